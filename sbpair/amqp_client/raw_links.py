@@ -158,7 +158,7 @@ class ClientLink:
         self._changed = asyncio.Event()
         self.waiting: dict[PendingSettlement, None] = {}
         link.context = self
-        stream.owners[self] = None
+        stream.when_lost[self.on_lost] = None
 
     async def open(self, *, source: Source, target: Target, seconds: float = ANSWER_SECONDS, **terms: Any) -> None:
         """Attach the link. Raises the peer's refusal: EntityMissing, NotAuthorized, …; TimedOut."""
@@ -202,7 +202,7 @@ class ClientLink:
 
     def on_lost(self, error: errors.SbpairError) -> None:
         self.error = error = self.error or error
-        self.stream.owners.pop(self, None)
+        self.stream.when_lost.pop(self.on_lost, None)
         if not self._attached.done():
             self._attached.set_exception(error)
             self._attached.exception()  # mark as retrieved: there may be no waiter

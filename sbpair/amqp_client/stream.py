@@ -1,7 +1,7 @@
 """One AMQP connection on one socket: feeds `amqp.Connection`, writes its output, dispatches its events.
 
 Invariant: everything runs in the event loop's thread, and one burst of work becomes one write. When the connection is
-lost, each owner of a link gets one `on_lost`.
+lost, each function of `when_lost` is called once.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+from collections.abc import Callable
 from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, cast
@@ -26,7 +27,6 @@ from sbpair.model.reachability import CONNECT_SECONDS, REACH_HINT, unreachable
 
 if TYPE_CHECKING:
     from sbpair.amqp.link import Link
-    from sbpair.amqp_client.raw_links import ClientLink
     from sbpair.model.pair import Endpoint
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class Stream(asyncio.Protocol):
         self.opened: asyncio.Future[None] = self._loop.create_future()
         self.error: SbpairError | None = None
         self.lost = asyncio.Event()
-        self.owners: dict[ClientLink, None] = {}
+        self.when_lost: dict[Callable[[SbpairError], object], None] = {}
         self._closed = asyncio.Event()
         self._transport: asyncio.Transport | None = None
         self._flushing = False
@@ -111,7 +111,7 @@ class Stream(asyncio.Protocol):
             self._loop.call_soon(self._flush)
 
     def fail(self, error: SbpairError) -> None:
-        """End the connection with an error, and notify each owner once."""
+        """End the connection with an error, and call `when_lost`."""
         if self.error is not None:
             return
         self.error = error
@@ -122,8 +122,8 @@ class Stream(asyncio.Protocol):
             self.opened.set_exception(error)
             self.opened.exception()  # mark as retrieved: there may be no waiter
         self._writable.set()
-        for owner in tuple(self.owners):
-            owner.on_lost(error)
+        for notify in tuple(self.when_lost):
+            notify(error)
         if self._transport is not None:
             self._flush()
             self._transport.close()

@@ -1,4 +1,4 @@
-"""AMQP over WebSocket: the handshake, and the frames between a socket and a `Stream`.
+"""AMQP over WebSocket: the handshake, and the frames between a socket and the protocol of a stream.
 
 Invariant: AMQP is the stream of all payloads. It does not depend on where frames and messages begin and end.
 """
@@ -19,13 +19,11 @@ from websockets.uri import parse_uri
 
 from sbpair.errors import NetworkRefused, SbpairError, Unreachable
 from sbpair.http_tunnel import open_connection
-from sbpair.model.proxy import proxy_for
 from sbpair.model.reachability import DOCTOR_HINT
 
 if TYPE_CHECKING:
     from ssl import SSLContext
 
-    from sbpair.amqp_client.stream import Stream
     from sbpair.model.pair import Endpoint
 
 PATH = "/$servicebus/websocket"
@@ -39,13 +37,14 @@ _quiet = logging.getLogger(f"{__name__}.frames")
 _quiet.setLevel(logging.CRITICAL)
 
 
-async def open_websocket(endpoint: Endpoint, stream: Stream, context: SSLContext | None, name: str | None) -> None:
+async def open_websocket(
+    endpoint: Endpoint, stream: asyncio.Protocol, context: SSLContext | None, name: str | None
+) -> None:
     """Connect, through a proxy if the endpoint has one, and give the stream its transport after the handshake.
 
     Raises OSError, Unreachable, NetworkRefused; UsageError for a malformed proxy.
     """
-    proxy = proxy_for(endpoint)
-    _, writer = await open_connection(endpoint.host, endpoint.amqp_port, proxy, context, name)
+    _, writer = await open_connection(endpoint.host, endpoint.amqp_port, endpoint.amqp_proxy(), context, name)
     socket = WebSocket(endpoint, stream, writer)
     try:
         # The server sends nothing before the handshake: the reader holds no bytes.
@@ -60,7 +59,7 @@ async def open_websocket(endpoint: Endpoint, stream: Stream, context: SSLContext
 class WebSocket(asyncio.Transport, asyncio.Protocol):
     """The protocol of the socket's transport and, after the handshake, the transport of a stream."""
 
-    def __init__(self, endpoint: Endpoint, stream: Stream, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, endpoint: Endpoint, stream: asyncio.Protocol, writer: asyncio.StreamWriter) -> None:
         super().__init__()
         scheme = "wss" if endpoint.tls else "ws"
         uri = parse_uri(f"{scheme}://{endpoint.authority}{PATH}")

@@ -32,7 +32,6 @@ from sbpair.errors import (
 )
 from sbpair.http_tunnel import open_connection
 from sbpair.model.pair import SasKey, SasToken, Transport
-from sbpair.model.proxy import Proxy, proxy_for
 from sbpair.model.reachability import key_hint, unreachable
 
 if TYPE_CHECKING:
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
     from azure.servicebus.amqp import AmqpAnnotatedMessage
 
     from sbpair.model.pair import Endpoint
+    from sbpair.model.proxy import Proxy
 
 Signed: TypeAlias = AzureNamedKeyCredential | AzureSasCredential
 
@@ -86,7 +86,7 @@ def aio_client(endpoint: Endpoint, credential: Signed | AsyncTokenCredential, se
 
 
 def _proxy(endpoint: Endpoint) -> Proxy | None:
-    proxy = proxy_for(endpoint) if endpoint.transport is Transport.WEBSOCKET else None
+    proxy = endpoint.amqp_proxy()
     if proxy is not None and proxy.user is not None:
         redact_proxy_credentials()
     return proxy

@@ -18,7 +18,6 @@ from sbpair.azure.management_route import http_route
 from sbpair.bounded_xml import MAX_BYTES
 from sbpair.client_tls import client_context
 from sbpair.http_tunnel import open_connection
-from sbpair.model.proxy import proxy_for
 from sbpair.model.reachability import CONNECT_SECONDS
 
 if TYPE_CHECKING:
@@ -152,7 +151,7 @@ class HttpClient:
     async def _connect(self) -> _Connection:
         host, port = self._address.hostname or "", self._address.port or _PORTS[self._address.scheme]
         context = client_context(self._endpoint.ca_file) if self._address.scheme == "https" else None
-        proxy, name = proxy_for(self._endpoint), self._route.server_hostname
+        proxy, name = self._endpoint.web_proxy(), self._route.server_hostname
         async with asyncio.timeout(CONNECT_SECONDS):
             return _Connection(*await open_connection(host, port, proxy, context, name))
 

@@ -32,7 +32,6 @@ from sbpair.config.setting import (
 from sbpair.errors import SbpairError, UsageError
 from sbpair.model.connection_string import holds_secret
 from sbpair.model.pair import MASK, Endpoint, sign_in
-from sbpair.model.proxy import proxy_for
 
 if TYPE_CHECKING:
     from sbpair.model.pair import Pair
@@ -143,7 +142,7 @@ def effective_endpoint(
 
 def proxy_setting(setting: Setting, endpoint: Endpoint, environ: Environment) -> Setting:
     """Return the proxy that leads to a namespace, its own or the environment's, without its password."""
-    proxy = proxy_for(endpoint, environ)
+    proxy = endpoint.web_proxy(environ)
     if proxy is None:
         return UNSET
     shown = proxy.url if proxy.user is None else proxy.url.replace("://", f"://{MASK}@", 1)

@@ -19,13 +19,11 @@ from sbpair.doctor.check import UNREACHABLE, Check, CheckNote, Emit, bounded, fa
 from sbpair.errors import ExitCode, UsageError
 from sbpair.http_tunnel import open_connection
 from sbpair.model.pair import Transport, is_loopback
-from sbpair.model.proxy import proxy_for
 from sbpair.model.reachability import TRUST_HINT
 from sbpair.model.report import Outcome
 
 if TYPE_CHECKING:
     from sbpair.model.pair import Endpoint
-    from sbpair.model.proxy import Proxy
 
 CLOSE_SECONDS = 1.0
 MAX_SECONDS = 600.0
@@ -68,14 +66,10 @@ async def check_connectivity(
 
 def _has_proxy(endpoint: Endpoint) -> bool:
     try:
-        return proxy_for(endpoint) is not None
+        return endpoint.web_proxy() is not None
     except UsageError:
         # The check that uses it reports it.
         return True
-
-
-def _proxy(endpoint: Endpoint) -> Proxy | None:
-    return proxy_for(endpoint) if endpoint.transport is Transport.WEBSOCKET else None
 
 
 async def _check_websocket(side: str, endpoint: Endpoint, seconds: float, web_port: int | None) -> list[Check]:
@@ -121,7 +115,7 @@ async def _tcp(name: str, endpoint: Endpoint) -> str | Check:
 
 
 async def _tunnel(_name: str, endpoint: Endpoint) -> str:
-    proxy = _proxy(endpoint)
+    proxy = endpoint.amqp_proxy()
     await _close(await open_connection(endpoint.host, endpoint.amqp_port, proxy))
     return f"{proxy.address if proxy else ''} connects to {endpoint.amqp_address}"
 
@@ -134,7 +128,7 @@ async def _tls(name: str, endpoint: Endpoint) -> str | Check:
         return failed(name, what, "remove tls = false from the configuration file")
     context, address = client_context(endpoint.ca_file), (endpoint.host, endpoint.amqp_port)
     try:
-        reader, writer = await open_connection(*address, _proxy(endpoint), context, endpoint.tls_name)
+        reader, writer = await open_connection(*address, endpoint.amqp_proxy(), context, endpoint.tls_name)
         secured = writer.get_extra_info("ssl_object")
         certificate = secured.getpeercert() or {}
         found = f"{secured.version()}, certificate until {certificate.get('notAfter', 'an unknown date')}"
@@ -154,7 +148,7 @@ async def _amqp(_name: str, endpoint: Endpoint) -> str:
     await stream.close(CLOSE_SECONDS)
     if endpoint.transport is Transport.TCP:
         return "opens a connection"
-    proxy = _proxy(endpoint)
+    proxy = endpoint.amqp_proxy()
     through = f" through the proxy {proxy.address}" if proxy else ""
     return f"opens a connection at {endpoint.amqp_address}{through}"
 

@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from sbpair.errors import EntityMissing, ExitCode, SbpairError, TimedOut
 from sbpair.failover.entity_states import Deliver, Ping, TimerTask
-from sbpair.model.pair import Transport
-from sbpair.model.proxy import proxy_for
 
 if TYPE_CHECKING:
     from sbpair.failover.shared_state import FailoverState
@@ -95,7 +93,7 @@ async def ping_all(
 
 
 def _timed_out(primary: Endpoint, seconds: float) -> TimedOut:
-    proxy = proxy_for(primary) if primary.transport is Transport.WEBSOCKET else None
+    proxy = primary.amqp_proxy()
     if proxy is None:
         return TimedOut(f"no answer within {seconds:g} s", hint="try again later")
     hint = f"check the proxy, which {proxy.source or 'the configuration'} names, or allow more time with --timeout"

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from ipaddress import ip_address
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from sbpair.errors import NameInvalid, UsageError
-
-if TYPE_CHECKING:
-    from sbpair.model.proxy import Proxy
+from sbpair.model.proxy import Proxy, proxy_for
 
 AMQP_PORT = 5672
 AMQPS_PORT = 5671
@@ -102,6 +101,14 @@ class Endpoint:
     def tls_name(self) -> str:
         """The host of the certificate, and the one that AMQP opens."""
         return urlsplit(f"//{self.authority}").hostname or self.host
+
+    def web_proxy(self, environ: Mapping[str, str] = os.environ) -> Proxy | None:
+        """Return the proxy for HTTPS and WebSockets. Raises UsageError for a malformed one."""
+        return proxy_for(self.host, self.proxy, tls=self.tls, environ=environ)
+
+    def amqp_proxy(self) -> Proxy | None:
+        """Return the proxy for AMQP, which has one over WebSocket only. Raises UsageError for a malformed one."""
+        return self.web_proxy() if self.transport is Transport.WEBSOCKET else None
 
 
 def sign_in(endpoint: Endpoint) -> str:

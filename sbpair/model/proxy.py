@@ -1,4 +1,4 @@
-"""HTTP proxies, and the one that leads to a namespace. Pure: no repr and no error shows credentials."""
+"""HTTP proxies, and the one of the environment. No repr and no error shows credentials."""
 
 from __future__ import annotations
 
@@ -6,14 +6,10 @@ import base64
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from sbpair.errors import UsageError
 from sbpair.operating_system import has_system_proxy
-
-if TYPE_CHECKING:
-    from sbpair.model.pair import Endpoint
 
 VARIABLES = ("https_proxy", "HTTPS_PROXY")
 EXPECTED = "expected a proxy such as http://proxy.example.com:3128"
@@ -71,18 +67,13 @@ def parse_proxy(text: str, source: str) -> Proxy:
     return Proxy(host, port or _PORTS[url.scheme], url.scheme, user, password, source)
 
 
-def proxy_for(endpoint: Endpoint, environ: Mapping[str, str] = os.environ) -> Proxy | None:
-    """Return the proxy that leads to a namespace: its own, or the environment's. Raises UsageError.
+def proxy_for(host: str, own: Proxy | None, *, tls: bool, environ: Mapping[str, str] = os.environ) -> Proxy | None:
+    """Return the proxy for HTTP to `host`: its own, or the environment's or, on Windows and macOS, the system's.
 
-    The environment's is used with TLS only: it leads out of this network, not to an emulator on this machine.
+    Only TLS has the latter two: they lead out of this network, not to an emulator on this machine. Raises UsageError.
     """
-    if endpoint.proxy is not None or not endpoint.tls:
-        return endpoint.proxy
-    return environment_proxy(endpoint.host, environ)
-
-
-def environment_proxy(host: str, environ: Mapping[str, str]) -> Proxy | None:
-    """Return the proxy for HTTPS to `host`: of the environment or, on Windows and macOS, the system's settings."""
+    if own is not None or not tls:
+        return own
     source = next((name for name in VARIABLES if name in environ), "")
     if not source and not has_system_proxy():
         return None

@@ -31,7 +31,6 @@ from sbpair.errors import (
     Unreachable,
 )
 from sbpair.http_tunnel import refused_by_proxy
-from sbpair.model.proxy import environment_proxy
 from sbpair.model.reachability import CONNECT_SECONDS, DOCTOR_HINT, cause_of, key_hint, unreachable
 from sbpair.relay.relay_clock import RelayClock, TimeLimit
 
@@ -94,19 +93,10 @@ class SentMark:
         return self.times > 1
 
 
-def proxy_of(endpoint: RelayEndpoint) -> Proxy | None:
-    """Return the proxy that leads to an endpoint: its own, or with TLS the environment's. Raises UsageError."""
-    import os
-
-    if endpoint.proxy is not None or not endpoint.tls:
-        return endpoint.proxy
-    return environment_proxy(endpoint.host, os.environ)
-
-
 def http_options(endpoint: RelayEndpoint) -> dict[str, Any]:
     """Return the options of aiohttp's requests to an endpoint. Raises UsageError, MachineLacks."""
     options: dict[str, Any] = {"ssl": client_context(endpoint.ca_file)} if endpoint.tls else {}
-    proxy = proxy_of(endpoint)
+    proxy = endpoint.web_proxy()
     if proxy is not None:
         options["proxy"] = proxy.url
         if proxy.authorization is not None:
@@ -195,7 +185,7 @@ async def open_frames(
     is_control: bool = False,
 ) -> ClientConnection:
     """Open a WebSocket frame by frame. Raises Unavailable, AccessError, EntityMissing, ServiceRefused; UsageError."""
-    proxy = proxy_of(endpoint)
+    proxy = endpoint.web_proxy()
     options: dict[str, Any] = {"ssl": client_context(endpoint.ca_file)} if url.startswith("wss:") else {}
     try:
         async with TimeLimit(clock, CONNECT_SECONDS):
@@ -263,7 +253,7 @@ def failure_of(error: Exception, endpoint: RelayEndpoint, *, was_sent: bool, sec
     """Return the error for a request or handshake of aiohttp that got no answer."""
     if isinstance(error, aiohttp.ClientHttpProxyError):
         return refused_by_proxy(
-            f"a proxy refuses connections to {endpoint.namespace}", error.status, proxy_of(endpoint)
+            f"a proxy refuses connections to {endpoint.namespace}", error.status, endpoint.web_proxy()
         )
     if isinstance(error, aiohttp.ClientProxyConnectionError):
         return Unreachable(

@@ -11,10 +11,10 @@ from urllib.parse import quote, unquote, urlsplit
 from sbpair.errors import ConnectionStringError, NameInvalid, UsageError
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import HTTP_PORT, HTTPS_PORT, Credential, authority_of
+from sbpair.model.proxy import Proxy, proxy_for
 
 if TYPE_CHECKING:
     from sbpair.model.pair import Endpoint
-    from sbpair.model.proxy import Proxy
 
 Side: TypeAlias = Literal["primary", "secondary"]
 SIDES: Final[tuple[Side, Side]] = ("primary", "secondary")
@@ -105,6 +105,10 @@ class RelayEndpoint:
     @property
     def host(self) -> str:
         return urlsplit(f"//{self.namespace}").hostname or self.namespace
+
+    def web_proxy(self) -> Proxy | None:
+        """Return the proxy that leads to it. Raises UsageError for a malformed one."""
+        return proxy_for(self.host, self.proxy, tls=self.tls)
 
     @property
     def audience(self) -> str:

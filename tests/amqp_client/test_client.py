@@ -684,7 +684,7 @@ async def test_a_link_that_is_never_answered_is_given_up() -> None:
         sender = client.RawSender(wire._stream, wire._sending, QUEUE)
         with pytest.raises(errors.TimedOut):
             await sender.open(source=None, target=None, seconds=0.02)
-        assert sender not in wire._stream.owners
+        assert sender.on_lost not in wire._stream.when_lost
 
 
 async def test_deliveries_that_the_peer_takes_back_unasked_have_lost_their_lock() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sbpair.errors import UsageError
 from sbpair.model.pair import Endpoint, Identity
-from sbpair.model.proxy import Proxy, parse_proxy, proxy_for
+from sbpair.model.proxy import Proxy, parse_proxy
 
 CONTOSO = "contoso.servicebus.windows.net"
 ENDPOINT = Endpoint("contoso", CONTOSO, CONTOSO, 5671, tls=True, credential=Identity())
@@ -96,12 +96,12 @@ def test_any_text_is_a_proxy_or_a_usage_error(text: str) -> None:
     ],
 )
 def test_the_environment_s_proxy_is_used_unless_it_is_exempt(environ: dict[str, str], used: str | None) -> None:
-    found = proxy_for(ENDPOINT, environ)
+    found = ENDPOINT.web_proxy(environ)
     assert (found.source if found else None) == used
 
 
 def test_a_side_s_own_proxy_wins_and_no_tls_needs_none() -> None:
     environ = {"HTTPS_PROXY": PROXY, "NO_PROXY": "*"}
     own = parse_proxy("http://own:1", "SBPAIR_PRIMARY_PROXY")
-    assert proxy_for(replace(ENDPOINT, proxy=own), environ) == own
-    assert proxy_for(replace(ENDPOINT, tls=False), {"HTTPS_PROXY": PROXY}) is None
+    assert replace(ENDPOINT, proxy=own).web_proxy(environ) == own
+    assert replace(ENDPOINT, tls=False).web_proxy({"HTTPS_PROXY": PROXY}) is None
