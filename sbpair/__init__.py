@@ -5,8 +5,9 @@ The public names, imported when they are first used. There is no logic here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+from sbpair.public_names import __version__, lazy_names
 
 if TYPE_CHECKING:
     from sbpair import aio, errors, events, management, testing
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from sbpair.syphon.runner import SyphonResult
     from sbpair.syphon.runner import run as run_syphon
 
-__version__ = "0.1.0"
 __all__ = [
     "ActiveSender",
     "DedupReceiver",
@@ -59,25 +59,6 @@ __all__ = [
     "run_syphon",
     "testing",
 ]
-
-
-def lazy_names(module: str, homes: dict[str, str]) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` for a module of names from `homes`: {"its.home": "one, other as name"}."""
-    found: dict[str, tuple[str, str]] = {}
-    for home, names in homes.items():
-        for each in names.split(", "):
-            original, _, name = each.partition(" as ")
-            found[name or original] = home, original
-
-    def get(name: str) -> object:
-        from importlib import import_module
-
-        if name not in found:
-            raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        home, original = found[name]
-        return import_module(f"{home}.{name}") if home == module else getattr(import_module(home), original)
-
-    return get, lambda: sorted(found)
 
 
 __getattr__, __dir__ = lazy_names(

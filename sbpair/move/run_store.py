@@ -13,11 +13,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from sbpair import __version__
 from sbpair.errors import ExitCode, SbpairError
 from sbpair.model.pair import sign_in
 from sbpair.move.backlog_depth import BacklogDepth
 from sbpair.move.receipt import BUCKETS
+from sbpair.public_names import __version__
 from sbpair.runs.control import RunControl
 from sbpair.runs.database import RunDatabase, now_ms
 from sbpair.runs.journal import Journal

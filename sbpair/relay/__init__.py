@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sbpair import lazy_names
+from sbpair.public_names import lazy_names
 
 if TYPE_CHECKING:
     from sbpair.errors import BothFailed as BothFailed

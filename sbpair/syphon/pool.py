@@ -19,7 +19,8 @@ from sbpair.syphon.worker import RELEASE_SECONDS, QueueWorker
 if TYPE_CHECKING:
     from sbpair.move.events import QueuesFound
     from sbpair.runs.session_lease import SessionLease
-    from sbpair.syphon.worker import RunPlan
+    from sbpair.syphon.ramp import Ramp
+    from sbpair.syphon.run_plan import RunPlan
 
 log = logging.getLogger(__name__)
 
@@ -32,8 +33,9 @@ Find = Callable[[], Awaitable["QueuesFound"]]
 class WorkerPool:
     """`find` lists the backlog queues again; None if new ones need no worker."""
 
-    def __init__(self, plan: RunPlan, find: Find | None = None) -> None:
+    def __init__(self, plan: RunPlan, find: Find | None = None, ramp: Ramp | None = None) -> None:
         self.plan = plan
+        self.ramp = ramp
         self._find = find
         self._workers: dict[str, QueueWorker] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
@@ -42,6 +44,11 @@ class WorkerPool:
     @property
     def workers(self) -> list[QueueWorker]:
         return list(self._workers.values())
+
+    @property
+    def held(self) -> int:
+        """Messages received and not settled."""
+        return sum(worker.held for worker in self._workers.values())
 
     def stuck_queues(self) -> list[str]:
         """Return the queues whose workers take no more turns."""
@@ -64,7 +71,7 @@ class WorkerPool:
             name = queue.lower()
             before = self._workers.get(name)
             if before is None or (name not in self._running and isinstance(before.error, EntityMissing)):
-                self._workers[name] = QueueWorker(queue, self.plan)
+                self._workers[name] = QueueWorker(queue, self.plan, self.ramp)
                 self._running[name] = tasks.create_task(self._run(name), name=f"worker {queue}")
 
     async def _run(self, name: str) -> None:

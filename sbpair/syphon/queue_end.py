@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sbpair.move.mover import Mover
     from sbpair.move.peek.locked import PeekedQueue
     from sbpair.move.raw_source import RawSource
-    from sbpair.syphon.worker import RunPlan
+    from sbpair.syphon.run_plan import RunPlan
 
 log = logging.getLogger(__name__)
 

@@ -24,14 +24,13 @@ from sbpair.move.receipt import MAX_LISTED, NamedMessage, RampRecord, RampState,
 from sbpair.syphon.dead_letter_watch import PAGE, DeadLetterWatch
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
+    from collections.abc import AsyncIterator, Callable, Iterable
 
     from sbpair.amqp_client.client import AmqpClient
     from sbpair.move.interface import ReceivedMessage
     from sbpair.move.message.route import Facts
     from sbpair.syphon.dead_letter_watch import NewDeadLetter
-    from sbpair.syphon.pool import WorkerPool
-    from sbpair.syphon.worker import RunPlan
+    from sbpair.syphon.run_plan import RunPlan
 
 log = logging.getLogger(__name__)
 
@@ -160,14 +159,17 @@ class Ramp:
         except Unavailable as error:
             log.info("destinations are observed later: %s", error.message)
 
-    async def run(self, pool: WorkerPool) -> None:
-        """Run the steps, then lift the limit. Sets `error` and stops the run instead of raising."""
+    async def run(self, held: Callable[[], int]) -> None:
+        """Run the steps, then lift the limit. Sets `error` and stops the run instead of raising.
+
+        `held` returns how many messages are not settled yet.
+        """
         try:
             for at, total in enumerate(self._steps.totals):
                 self._at, self._limit = at, total
                 self._run.gate.open(GATE)
                 self._note(RampState.SENDING)
-                await self._sent(pool)
+                await self._sent(held)
                 self._run.gate.close(GATE)
                 await self._run.gate.wait_quiet()
                 await self._observe()
@@ -205,10 +207,10 @@ class Ramp:
             if isinstance(decision, Send):
                 await self._watch.add(decision.destination)
 
-    async def _sent(self, pool: WorkerPool) -> None:
+    async def _sent(self, held: Callable[[], int]) -> None:
         """Wait until the step is sent and settled. Dead letters are observed meanwhile."""
         look_at = self._loop.time() + self._look_seconds
-        while self.room or self.turn.locked() or any(worker.held for worker in pool.workers):
+        while self.room or self.turn.locked() or held():
             await asyncio.sleep(SETTLED_SECONDS)
             if self._loop.time() >= look_at:
                 try:

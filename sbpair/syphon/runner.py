@@ -33,7 +33,7 @@ from sbpair.syphon.limits import MoveLimits, PairTiers, SendCosts, effective_lim
 from sbpair.syphon.move_spec import MoveSpec
 from sbpair.syphon.obey import obeying
 from sbpair.syphon.pool import DepthSampler, Find, WorkerPool
-from sbpair.syphon.worker import DEFAULT_TIMINGS, Count, LockSeconds, QueueWorker, RunPlan, RunTimings
+from sbpair.syphon.run_plan import DEFAULT_TIMINGS, Count, LockSeconds, RunPlan, RunTimings
 from sbpair.timespan import TICKS_PER_SECOND
 
 if TYPE_CHECKING:
@@ -46,7 +46,8 @@ if TYPE_CHECKING:
     from sbpair.move.receipt import Receipt
     from sbpair.runs.journal import Journal
     from sbpair.runs.session_lease import SessionLease
-    from sbpair.syphon.ramp import RampPlan
+    from sbpair.syphon.ramp import Ramp, RampPlan
+    from sbpair.syphon.worker import QueueWorker
 
 log = logging.getLogger(__name__)
 
@@ -213,6 +214,7 @@ async def run(
         started = time.monotonic()
         workers: list[QueueWorker] = []
         remaining: RemainingMessages | None = None
+        opened: Ramp | None = None
         async with AsyncExitStack() as open_while_moving:
             await open_while_moving.enter_async_context(obeying(store, plan.gate, stop, context.on_event))
             preparing = _prepare(open_while_moving, plan, pair, limits, store, max_discard)
@@ -224,15 +226,15 @@ async def run(
                     from sbpair.syphon.ramp import open_ramp
 
                     opening = open_while_moving.enter_async_context(open_ramp(ramp, plan, found.queues))
-                    plan = replace(plan, ramp=await _unless_stopped(stop, opening))
-                pool = WorkerPool(plan, find if found.managed and not once else None)
+                    opened = await _unless_stopped(stop, opening)
+                pool = WorkerPool(plan, find if found.managed and not once else None, opened)
                 live.stuck_queues = pool.stuck_queues
                 workers = await _run_workers(pool, found.queues, hurry, store, sample_seconds)
                 may_count = count_remaining and not hurry.is_set()
                 remaining = await _remaining(plan, workers, plan.count if may_count else None)
         failures = _failures(pair, spec, workers, tally, session, stopped=stop.is_set())
-        if plan.ramp is not None and plan.ramp.error is not None:
-            failures.append((plan.ramp.place, plan.ramp.error))
+        if opened is not None and opened.error is not None:
+            failures.append((opened.place, opened.error))
         for named in _possible_duplicates(store.journal, run_id, spec):
             tally.doubtful(named)
         limiter = plan.context.rate_limiter
@@ -386,18 +388,18 @@ async def _run_workers(
         beside.append(pool.fail_without(pool.plan.lease))
     if sampler is not None:
         beside.append(sampler.run())
-    if pool.plan.ramp is not None:
-        beside.append(pool.plan.ramp.run(pool))
+    if pool.ramp is not None:
+        beside.append(pool.ramp.run(lambda: pool.held))
     try:
         await pool.run(queues, hurry, *beside)
     except BaseExceptionGroup as group:
         raise _first(group) from None
     if sampler is not None:
         sampler.emit_destinations()
-    if pool.plan.ramp is not None:
+    if pool.ramp is not None:
         store.record()
-        await _unless_stopped(pool.plan.stop, pool.plan.ramp.finish())
-        pool.plan.ramp.close()
+        await _unless_stopped(pool.plan.stop, pool.ramp.finish())
+        pool.ramp.close()
     return pool.workers
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from contextlib import AsyncExitStack, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -26,27 +26,20 @@ from sbpair.errors import (
     Unavailable,
     Unsafe,
 )
-from sbpair.move.context import DEFAULT_BACKOFF, DEFAULT_MOVE_TIMINGS, MoveTimings
 from sbpair.move.events import QueueBlocked, QueueDone, QueueFailed, QueueOpened, QueueProgress
 from sbpair.move.failure_latch import set_within
 from sbpair.move.mover import Mover
-from sbpair.move.raw_source import LOCK_SECONDS
 from sbpair.move.session_source import ParkedSessions, SessionSource, SessionsSource
 from sbpair.move.skipped import SkippedMessages
-from sbpair.syphon.intake_gate import IntakeGate
 from sbpair.syphon.queue_end import TRIES, QueueEnd
-from sbpair.syphon.worker_connections import PROBE_SECONDS, PairState, WorkerConnections, open_connections
+from sbpair.syphon.worker_connections import PROBE_SECONDS, WorkerConnections, open_connections
 
 if TYPE_CHECKING:
     from sbpair.amqp.link import Delivery
-    from sbpair.amqp_client.client import GetToken
-    from sbpair.model.backoff import Backoff
-    from sbpair.move.context import MoveContext
     from sbpair.move.interface import ReceivedMessage
     from sbpair.move.raw_source import RawSource
-    from sbpair.runs.session_lease import SessionLease
-    from sbpair.syphon.move_spec import MoveSpec
     from sbpair.syphon.ramp import Ramp
+    from sbpair.syphon.run_plan import RunPlan
 
 log = logging.getLogger(__name__)
 
@@ -56,63 +49,7 @@ SESSION_SECONDS = 60.0  # how long a watch waits for a session that has messages
 TURN_SECONDS = 1.0  # how long a worker waits for messages, in a ramp, before the next one does
 RELEASE_SECONDS = 2.0  # how long releasing held messages may take before the connection is ended
 
-Count = Callable[[str], Awaitable[int]]
-LockSeconds = Callable[[str], Awaitable[float]]
 Opened = TypeVar("Opened")
-
-
-@dataclass(frozen=True, slots=True)
-class RunTimings:
-    """`backoff` is for connections. `long_poll_seconds`: how long a receive waits on an idle queue in a watch.
-
-    `count_wait_seconds`: how long `--once` waits for a message before each count or peek. `empty_wait_seconds`: how
-    long it waits for held messages.
-    `report_seconds` and `destinations_seconds`: how often progress is emitted, at most. `stuck_seconds`: longer than
-    any wait of a worker whose namespaces can be reached.
-    """
-
-    backoff: Backoff = DEFAULT_BACKOFF
-    long_poll_seconds: float = 900.0
-    empty_wait_seconds: float = 5.0
-    count_wait_seconds: tuple[float, ...] = (0.2, 0.5, 1.0, 2.0, 5.0)
-    report_seconds: float = 0.25
-    destinations_seconds: float = 1.0
-    stuck_seconds: float = 1_080.0
-    move: MoveTimings = DEFAULT_MOVE_TIMINGS
-
-
-DEFAULT_TIMINGS = RunTimings()
-
-
-@dataclass(frozen=True)
-class RunPlan:
-    """Everything that the workers of a run share.
-
-    `count` returns how many messages a queue has, locked ones included, and `lock_seconds` its lock duration; None
-    without the Manage claim. `source_lock_seconds` is that of the sources, None if unknown. `wait_for_locks` is whether
-    `--once` waits for messages that others have locked.
-    `started_ms` is when the run began, in ms since 1970. `reconnect` is whether a lost connection is opened again.
-    `lease` keeps movers on other machines away. While `gate` is closed, nothing is received, sent or held. With
-    `in_turn`, one worker works at a time.
-    """
-
-    once: bool
-    context: MoveContext
-    stop: asyncio.Event
-    spec: MoveSpec
-    get_token: GetToken | None
-    started_ms: int
-    count: Count | None = None
-    lock_seconds: LockSeconds | None = None
-    source_lock_seconds: float | None = LOCK_SECONDS
-    reconnect: bool = True
-    wait_for_locks: bool = True
-    lease: SessionLease | None = None
-    timings: RunTimings = DEFAULT_TIMINGS
-    sides: PairState = field(default_factory=PairState)
-    gate: IntakeGate = field(default_factory=IntakeGate)
-    ramp: Ramp | None = None
-    in_turn: asyncio.Lock | None = None
 
 
 class QueueWorker:
@@ -121,11 +58,12 @@ class QueueWorker:
     Most attributes are the state of the current connection, which other tasks interrupt and sample.
     """
 
-    def __init__(self, queue: str, plan: RunPlan) -> None:
+    def __init__(self, queue: str, plan: RunPlan, ramp: Ramp | None = None) -> None:
         self.queue = queue
         self.end = QueueEnd(queue, plan, self._emit_progress)
         self.error: SbpairError | None = None
         self._plan = plan
+        self._ramp = ramp
         self._failures = 0
         self._was_open = self._interrupted = False
         self._blocked_by: tuple[str, ...] = ()
@@ -421,8 +359,8 @@ class QueueWorker:
         """Receive once, and move what came; None if nothing may be received now."""
         if limit == 0:
             return None
-        if self._plan.ramp is not None and self._plan.ramp.is_limited:
-            return await self._take_in_turn(self._plan.ramp, source, mover, limit)
+        if self._ramp is not None and self._ramp.is_limited:
+            return await self._take_in_turn(self._ramp, source, mover, limit)
         messages = await self._receive(source, mover, limit)
         if messages:
             mover.accept(messages)
@@ -489,8 +427,8 @@ class QueueWorker:
         """Return how many messages to receive; 0 after a wait for the rate, during which anything may change."""
         limiter, now = self._plan.context.rate_limiter, asyncio.get_running_loop().time()
         room = int(min(mover.room, self._allowed(mover)))
-        if self._plan.ramp is not None and self._plan.ramp.is_limited:
-            room = min(room, self._plan.ramp.room)
+        if self._ramp is not None and self._ramp.is_limited:
+            room = min(room, self._ramp.room)
         if limiter is None or room == 0:
             if room == 0:
                 await mover.wait_changed(self._plan.timings.empty_wait_seconds)
@@ -522,7 +460,7 @@ class QueueWorker:
 
     def _is_full(self, mover: Mover) -> bool:
         """Return whether as many messages as permitted were sent, or are held and will not be sent now."""
-        ramp = self._plan.ramp
+        ramp = self._ramp
         if ramp is not None and ramp.is_limited and ramp.room == 0 and mover.held:
             return self._plan.once and mover.stuck(TRIES)
         if self._plan.spec.max_messages is None or self._allowed(mover):

@@ -28,7 +28,7 @@ from sbpair.model.backoff import Backoff
 from sbpair.model.pair import Endpoint, Pair, SasKey
 from sbpair.move.context import MoveTimings
 from sbpair.syphon import runner
-from sbpair.syphon.worker import RunTimings
+from sbpair.syphon.run_plan import RunTimings
 
 BROKER = Path(__file__).parent / "node" / "broker.mjs"
 TEST_SECONDS = 60.0

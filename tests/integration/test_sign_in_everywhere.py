@@ -22,7 +22,7 @@ from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Endpoint, Identity, Pair, ResourceGroup, SasToken
 from sbpair.model.report import Outcome
 from sbpair.syphon import runner
-from sbpair.syphon.worker import RunTimings
+from sbpair.syphon.run_plan import RunTimings
 from sbpair.testing import Emulator, EmulatorOptions
 from tests.kit.sas import sign
 from tests.kit.stranded import numbered, put

@@ -31,7 +31,7 @@ from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.failover import failover_send
 from sbpair.operating_system.signals import SIGNALS
 from sbpair.syphon import runner as syphon_runner
-from sbpair.syphon.worker import RunTimings
+from sbpair.syphon.run_plan import RunTimings
 from tests.integration.node import install
 from tests.kit.failover_rig import Rig
 from tests.kit.running import Running

@@ -18,7 +18,7 @@ from sbpair.move.message.form import kept_for
 from sbpair.syphon import runner
 from sbpair.syphon.move_checks import check_ends, check_names
 from sbpair.syphon.move_spec import MoveSpec
-from sbpair.syphon.worker import RunTimings
+from sbpair.syphon.run_plan import RunTimings
 from sbpair.testing import Emulator
 
 if TYPE_CHECKING:

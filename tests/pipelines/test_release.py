@@ -20,7 +20,7 @@ def project(tmp_path: Path) -> Path:
     for name in (".ci", "sbpair", "out/dist"):
         (tmp_path / name).mkdir(parents=True)
     shutil.copy(ROOT / ".ci" / "release", tmp_path / ".ci")
-    (tmp_path / "sbpair" / "__init__.py").write_text('__version__ = "1.2.3"\n')
+    (tmp_path / "sbpair" / "public_names.py").write_text('__version__ = "1.2.3"\n')
     (tmp_path / "CHANGELOG.md").write_text("## [1.2.30]\nlater\n\n## [1.2.3] - 2026\n\nThe notes.\n\n## [1.2.2]\nold\n")
     with zipfile.ZipFile(tmp_path / "out" / "dist" / "sbpair-1.2.3-py3-none-any.whl", "w") as wheel:
         wheel.writestr("sbpair-1.2.3.dist-info/sboms/sbpair.cdx.json", '{"bomFormat": "CycloneDX"}')

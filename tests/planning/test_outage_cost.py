@@ -22,7 +22,7 @@ from sbpair.planning.outage_cost import (
     room_of,
     usual_capacities,
 )
-from sbpair.syphon.worker import RunTimings
+from sbpair.syphon.run_plan import RunTimings
 
 FOUR_HOURS = Outage(4 * 3600, 50, 2048)
 GB = 1024**3

@@ -16,7 +16,7 @@ from sbpair.move.live_run import LiveRun
 from sbpair.move.raw_source import RawSource
 from sbpair.service.supervision import LIVE, READY, RunHealth, Supervision
 from sbpair.service.systemd_notify import SystemdNotifier
-from sbpair.syphon.worker import DEFAULT_TIMINGS
+from sbpair.syphon.run_plan import DEFAULT_TIMINGS
 from tests.kit.waiting import until
 from tests.syphon.test_pause import ask, moving
 from tests.syphon.test_syphon import HASTY, World, world

@@ -31,7 +31,7 @@ from sbpair.move.context import MoveContext, MoveTimings
 from sbpair.move.peek import locked
 from sbpair.move.receipt import MissingDestination, RemainingMessages
 from sbpair.runs.database import now_ms
-from sbpair.syphon import queue_end, runner, worker, worker_connections
+from sbpair.syphon import queue_end, run_plan, runner, worker, worker_connections
 from sbpair.syphon.move_spec import MoveSpec
 from sbpair.testing import Emulator
 from tests.kit.stranded import numbered, put
@@ -40,7 +40,7 @@ from tests.kit.waiting import until
 if TYPE_CHECKING:
     from sbpair.emulator.entities.queue import QueueEntity
 
-HASTY = worker.RunTimings(
+HASTY = run_plan.RunTimings(
     backoff=Backoff(0.02, 60.0),
     empty_wait_seconds=0.03,
     count_wait_seconds=(0.01, 0.02),
@@ -831,7 +831,7 @@ async def test_a_stop_while_the_secondary_does_not_answer_does_not_wait_for_it()
         port = silent.sockets[0].getsockname()[1]
         pair = replace(w.pair, secondary=replace(w.pair.secondary, port=port))
         context = MoveContext("contoso-dr", on_event=w.tell)
-        plan = worker.RunPlan(False, context, w.stop, MoveSpec(pair), None, started_ms=0)
+        plan = run_plan.RunPlan(False, context, w.stop, MoveSpec(pair), None, started_ms=0)
         waiting = worker.QueueWorker(queue_path("contoso", 0), plan)
         task = asyncio.create_task(waiting.run())
         await asyncio.sleep(0)
@@ -844,7 +844,7 @@ async def test_a_stop_while_the_secondary_does_not_answer_does_not_wait_for_it()
 
 
 async def test_an_idle_watch_asks_for_messages_four_times_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert worker.DEFAULT_TIMINGS.long_poll_seconds == 15 * 60
+    assert run_plan.DEFAULT_TIMINGS.long_poll_seconds == 15 * 60
     asked, polled = Counter[str](), asyncio.Event()
     on_flow, taking = OutgoingLink.on_flow, raw_source.RawSource.receive
 
