@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from sbpair.azure.interfaces import NamespaceControl
+    from sbpair.azure.arm import ArmNamespace
+    from sbpair.azure.atom import AtomNamespace
     from sbpair.model.pair import Endpoint, ResourceGroup
+
+NamespaceControl: TypeAlias = "AtomNamespace | ArmNamespace"
+"""Entities of every kind in one namespace, over Atom or Resource Manager.
+
+Their methods raise only errors of `sbpair.errors`, and may be called by several coroutines at the same time. Entities
+are read with durations as ISO 8601 text, forwards as paths, and the chosen size, not 16 times that.
+"""
 
 
 @asynccontextmanager

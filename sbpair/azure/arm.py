@@ -29,8 +29,7 @@ from sbpair.model.queues import QueueSpec, QueueState
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
-    from sbpair.azure.interfaces import Kind, NamespaceControl, Sized
-    from sbpair.model.entities import AnyEntity, Described
+    from sbpair.model.entities import AnyEntity, Described, Kind, Sized
     from sbpair.model.pair import Endpoint, ResourceGroup
     from sbpair.model.tiers import Capacity
 
@@ -48,7 +47,7 @@ SIGN_IN_HINT: Final = "sign in (az login): Resource Manager accepts no connectio
 @asynccontextmanager
 async def open_arm(
     endpoint: Endpoint, group: ResourceGroup, *, call_seconds: float = CALL_SECONDS
-) -> AsyncIterator[NamespaceControl]:
+) -> AsyncIterator[ArmNamespace]:
     """Open the namespace of `endpoint`, in `group`. Nothing is connected before the first call.
 
     Raises UsageError for a namespace in a cloud whose Resource Manager is unknown.
@@ -101,7 +100,7 @@ def manager_route(endpoint: Endpoint) -> tuple[HttpRoute, list[str]]:
 
 
 class ArmNamespace:
-    """`NamespaceControl` of one namespace. Get one from `open_arm`."""
+    """The entities of one namespace. Get one from `open_arm`."""
 
     def __init__(self, client: ServiceBusManagementClient, group: str, namespace: str) -> None:
         self._client = client

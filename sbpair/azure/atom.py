@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 from urllib.parse import parse_qs, quote, urlsplit
 
@@ -22,7 +23,6 @@ from sbpair.azure.atom_decode import (
 )
 from sbpair.azure.credentials import authorization_for
 from sbpair.azure.http_client import HttpClient
-from sbpair.azure.interfaces import Kind, NamespaceProbe, Sized
 from sbpair.azure.management_errors import (
     missing,
     of_answer,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
 
     from sbpair.azure.atom_writer import AtomWriter
-    from sbpair.model.entities import AnyEntity
+    from sbpair.model.entities import AnyEntity, Kind, Sized
     from sbpair.model.pair import Endpoint
     from sbpair.rules.filters import Filter
 
@@ -63,8 +63,16 @@ async def open_atom(endpoint: Endpoint, *, call_seconds: float = CALL_SECONDS) -
         yield AtomNamespace(http, authorization, endpoint, call_seconds, stack)
 
 
+@dataclass(frozen=True, slots=True)
+class NamespaceProbe:
+    """A namespace's tier, and a queue that links may be opened to without effect, "" where there is none."""
+
+    tier: str
+    queue: str
+
+
 class AtomNamespace:
-    """`NamespaceControl`, and the calls that count and remove queues. Get one from `open_atom`.
+    """The entities of one namespace, and the calls that count and remove queues. Get one from `open_atom`.
 
     Every method raises only errors of `sbpair.errors`, and may be called by several coroutines at once.
     """
@@ -179,6 +187,7 @@ class AtomNamespace:
     # Entities of every kind
 
     async def list_all(self, kind: type[Sized]) -> list[tuple[Sized, int]]:
+        """List every queue or topic, each with the bytes that it holds."""
         with self._reading(f"list the {kind.kind}s") as what:
             listed = self._listed(what, kind.kind, "$Resources", f"{kind.kind}s")
             found = [(read(kind(path), each), bytes_of(each)) async for path, each in listed]
@@ -203,6 +212,7 @@ class AtomNamespace:
             return [matcher_of(each) async for _, each in listed]
 
     async def read(self, like: Kind) -> Kind:
+        """Read the entity of the kind and name of `like`. Raises EntityMissing, and NameTaken by another kind."""
         found = await self.read_effective(like)
         return cast("Kind", await self._with_chosen_size(found) if isinstance(found, (Queue, Topic)) else found)
 

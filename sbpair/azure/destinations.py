@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sbpair.azure.atom import open_atom
-from sbpair.azure.interfaces import DestinationEntity
 from sbpair.azure.management_route import CALL_SECONDS
 from sbpair.errors import NameTaken
 from sbpair.model.entities import Queue, Topic
@@ -34,6 +34,23 @@ async def open_destinations(
     """Open the destinations of `endpoint`. Nothing is connected before the first call."""
     async with open_atom(endpoint, call_seconds=call_seconds) as namespace:
         yield DestinationCache(namespace, max_subscriptions)
+
+
+@dataclass(frozen=True, slots=True)
+class DestinationEntity:
+    """A queue or a topic that messages may be sent to. None is unknown.
+
+    `filters` counts those of all of a topic's subscriptions, which `topic` has: each evaluates every message.
+    `message_bytes` is the maximum size of a message.
+    """
+
+    path: str
+    is_topic: bool | None = False
+    requires_session: bool = False
+    filters: int | None = 0
+    message_bytes: int | None = None
+    detects_duplicates: bool | None = None
+    topic: TopicFilters | None = field(default=None, compare=False)
 
 
 class DestinationCache:

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from sbpair import errors
 from sbpair.amqp_client.client import connect
-from sbpair.azure.atom import open_atom
+from sbpair.azure.atom import NamespaceProbe, open_atom
 from sbpair.azure.credentials import token_getter_for
 from sbpair.azure.health import HealthResponse, check_health
-from sbpair.azure.interfaces import NamespaceProbe
 from sbpair.doctor.check import (
     AGAIN,
     Check,

@@ -23,7 +23,7 @@ from sbpair.model import tiers
 from sbpair.model.queues import Listed, SecondSample
 
 if TYPE_CHECKING:
-    from sbpair.azure.interfaces import NamespaceControl
+    from sbpair.azure import NamespaceControl
     from sbpair.management.backlog_scan import BacklogScan
     from sbpair.management.calls import Sleep
     from sbpair.model.pair import Pair, ResourceGroup

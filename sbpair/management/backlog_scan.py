@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from sbpair.azure.interfaces import DestinationEntity
+from sbpair.azure.destinations import DestinationEntity
 from sbpair.errors import AccessError, SbpairError, Unavailable
 from sbpair.management.audit_findings import DestinationSummary, Unseen
 from sbpair.move.message.envelope import restore

@@ -28,7 +28,7 @@ from sbpair.timespan import TICKS_PER_SECOND
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-    from sbpair.azure.interfaces import NamespaceControl
+    from sbpair.azure import NamespaceControl
     from sbpair.management.calls import OnEvent, Sleep
     from sbpair.model.pair import Endpoint, ResourceGroup
     from sbpair.model.queues import Difference

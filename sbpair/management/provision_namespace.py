@@ -37,7 +37,7 @@ from sbpair.model.report import Outcome, ReportItem
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 
-    from sbpair.azure.interfaces import NamespaceControl
+    from sbpair.azure import NamespaceControl
     from sbpair.management.calls import Calls
     from sbpair.management.entities_file import EntitiesDocument
     from sbpair.model.pair import Pair

@@ -13,8 +13,7 @@ from functools import partial
 from typing import Any
 
 from sbpair import backlog
-from sbpair.azure import open_namespace
-from sbpair.azure.interfaces import NamespaceControl
+from sbpair.azure import NamespaceControl, open_namespace
 from sbpair.azure.retry import attempt
 from sbpair.errors import ExitCode, NameInvalid, Unsafe, UsageError
 from sbpair.management.calls import (

@@ -138,6 +138,8 @@ class Rule:
 AnyEntity = Queue | Topic | Subscription | Rule
 Described = AnyEntity | QueueSpec
 Named = TypeVar("Named", bound=Described)
+Kind = TypeVar("Kind", bound=AnyEntity)
+Sized = TypeVar("Sized", bound=Queue | Topic)
 
 
 def subscription_of(path: str) -> Subscription | None:

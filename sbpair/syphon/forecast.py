@@ -18,7 +18,7 @@ from sbpair.move.peek.destination_lookup import OTHERS
 from sbpair.move.receipt import FilterCounts, NamedMessage
 
 if TYPE_CHECKING:
-    from sbpair.azure.interfaces import DestinationEntity
+    from sbpair.azure.destinations import DestinationEntity
     from sbpair.move.message.route import Route
     from sbpair.rules.values import Truth
     from sbpair.syphon.limits import EffectiveLimits, PairTiers

@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sbpair.azure.interfaces import DestinationEntity
+from sbpair.azure.destinations import DestinationEntity
 from sbpair.errors import EntityMissing
 from sbpair.model import cost
 from sbpair.move import backlog_queues

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sbpair import errors
-from sbpair.azure.destinations import open_destinations
-from sbpair.azure.interfaces import DestinationEntity
+from sbpair.azure.destinations import DestinationEntity, open_destinations
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.rules import SqlRuleFilter, SubscriptionRule

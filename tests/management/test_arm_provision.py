@@ -29,7 +29,7 @@ from tests.kit.waiting import no_wait
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from sbpair.azure.interfaces import NamespaceControl
+    from sbpair.azure import NamespaceControl
 
 GROUP = ResourceGroup("00000000-0000-0000-0000-000000000000", "messaging")
 VIA = {"atom": None, "arm": GROUP}

@@ -12,7 +12,7 @@ import pytest
 from sbpair import errors
 from sbpair.amqp.message import APPLICATION_PROPERTIES, MESSAGE_ANNOTATIONS, encode_map
 from sbpair.amqp.types import Int, Long, Symbol, Timestamp
-from sbpair.azure.interfaces import DestinationEntity
+from sbpair.azure.destinations import DestinationEntity
 from sbpair.backlog import Aliases, queue_path, write_aliases
 from sbpair.emulator.access.sas import AccessRight
 from sbpair.emulator.entities import service_envelope

@@ -11,7 +11,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from sbpair.amqp_client.client import connect
-from sbpair.azure.interfaces import DestinationEntity
+from sbpair.azure.destinations import DestinationEntity
 from sbpair.errors import (
     EntityMissing,
     NetworkRefused,
