@@ -41,6 +41,8 @@
 a retry may succeed. Nothing of sbpair is imported here.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 
 
@@ -266,3 +268,15 @@ class MachineLacks(SbpairError):
 
 class PortInUse(MachineLacks):
     """Another process uses the port."""
+
+
+@contextmanager
+def first_error() -> Iterator[None]:
+    """Raise the first error of a TaskGroup, or of one within it, instead of the group."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        error: BaseException = group
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        raise error from group

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 from sbpair.drill.compare import MAX_EXAMPLES
 from sbpair.drill.drill_pair import PRIMARY, SECONDARY, EmulatedOutages, emulated_pair
 from sbpair.drill.drill_phases import Awaited, DrillPhase, EmitPhase, Timeline
-from sbpair.errors import BothFailed, ExitCode, InDoubt, SbpairError
-from sbpair.management.calls import first_error
+from sbpair.errors import BothFailed, ExitCode, InDoubt, SbpairError, first_error
 from sbpair.move.failure_latch import set_within
 from sbpair.relay import RelayAnswer, RelayEndpoint, RelayPair
 from sbpair.relay.aio import RelayClient, RelayListener

@@ -22,8 +22,7 @@ from sbpair.amqp_client.raw_links import ACCEPTED
 from sbpair.azure.credentials import token_getter_for
 from sbpair.drill.compare import Comparison, byte_differences, compare_all, compared, property_differences
 from sbpair.drill.drill_phases import Awaited, EmitPhase
-from sbpair.errors import SbpairError
-from sbpair.management.calls import first_error
+from sbpair.errors import SbpairError, first_error
 from sbpair.move.failure_latch import set_within
 from sbpair.syphon import runner
 

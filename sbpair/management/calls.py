@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sbpair.azure.retry import attempt
-from sbpair.errors import SbpairError
+from sbpair.errors import SbpairError, first_error
 from sbpair.model.queues import ControlEvent
 
 if TYPE_CHECKING:
@@ -33,18 +32,6 @@ GRACE_SECONDS = 5.0
 def start_seconds(number: int, at_once: int) -> float:
     """Return when call `number`, counted from 0, may begin, in seconds after the first one."""
     return 0.0 if number < at_once else 1.0 + (number - at_once) / CALLS_A_SECOND
-
-
-@contextmanager
-def first_error() -> Iterator[None]:
-    """Raise the first error of a TaskGroup, or of one within it, instead of the group."""
-    try:
-        yield
-    except BaseExceptionGroup as group:
-        error: BaseException = group
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
-        raise error from group
 
 
 async def shielded(action: Awaitable[Result], *, always: bool = False) -> Result:

@@ -15,7 +15,7 @@ from typing import Any
 from sbpair import backlog
 from sbpair.azure import NamespaceControl, open_namespace
 from sbpair.azure.retry import attempt
-from sbpair.errors import ExitCode, NameInvalid, Unsafe, UsageError
+from sbpair.errors import ExitCode, NameInvalid, Unsafe, UsageError, first_error
 from sbpair.management.calls import (
     CALLS_A_SECOND,
     FIRST_SECOND_CALLS,
@@ -25,7 +25,6 @@ from sbpair.management.calls import (
     Halt,
     OnEvent,
     Sleep,
-    first_error,
     gather_all,
 )
 from sbpair.management.comparison import MAX_CREATES, dependency_order, desired_queues

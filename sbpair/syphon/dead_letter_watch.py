@@ -30,6 +30,7 @@ from sbpair.move.message.envelope import read_facts
 from sbpair.move.message.form import BACKLOG_DEAD_LETTERS
 from sbpair.move.message.route import Facts
 from sbpair.move.peek.locked import PARTITION_BITS
+from sbpair.move.receipt import NamedMessage
 
 if TYPE_CHECKING:
     from sbpair.amqp_client.client import AmqpClient, GetToken
@@ -46,16 +47,6 @@ MAX_HOPS = 4
 
 FirstFrom = Callable[[int], Awaitable["int | None"]]
 """Returns the lowest sequence number from a number on; None if there is none."""
-
-
-class NewDeadLetter(NamedTuple):
-    """A dead letter that was not there before. `path` is where it is, `destination` the entity it came from."""
-
-    path: str
-    destination: str
-    sequence_number: int
-    message_id: str | None
-    reason: str
 
 
 class DeadLetterPlace(NamedTuple):
@@ -127,7 +118,7 @@ class DeadLetterWatch:
         found = self._observed.get((self.source or "").lower())
         return found is not None and found.place.exact and found.is_new(number)
 
-    async def find_new(self, *, counted: bool = True) -> list[NewDeadLetter]:
+    async def find_new(self, *, counted: bool = True) -> list[NamedMessage]:
         """Return all dead letters that were not there before. Raises AccessError, Unavailable.
 
         If `counted`, also sets `uncounted`: a count costs as much as ten messages.
@@ -137,7 +128,7 @@ class DeadLetterWatch:
                 # Subscriptions, and missing destinations, may have been created since.
                 for place in await self._places(destination):
                     await self._observe(place, new=place.exact)
-            found: list[NewDeadLetter] = []
+            found: list[NamedMessage] = []
             uncounted: dict[str, int] = {}
             for observed in self._observed.values():
                 new = await self._new_in(observed)
@@ -217,8 +208,8 @@ class DeadLetterWatch:
             return
         self._observed[name] = observed
 
-    async def _new_in(self, observed: _Observed) -> list[NewDeadLetter]:
-        place, start, found = observed.place, observed.next_start(0), list[NewDeadLetter]()
+    async def _new_in(self, observed: _Observed) -> list[NamedMessage]:
+        place, start, found = observed.place, observed.next_start(0), list[NamedMessage]()
         try:
             while page := await self._peek(place.path, start, PAGE):
                 read = [_read(place.path, payload) for payload in page]
@@ -226,7 +217,7 @@ class DeadLetterWatch:
                     cause, number = cause_in(sections), facts.sequence_number
                     if observed.is_new(number) and (place.exact or cause.reason is not None):
                         reason = ": ".join(filter(None, cause)) or "no reason"
-                        found.append(NewDeadLetter(place.path, place.destination, number, facts.message_id, reason))
+                        found.append(NamedMessage(place.path, number, facts.message_id, place.destination, reason))
                 highest = max(facts.sequence_number for _, facts in read)
                 if highest < start:
                     break  # an unreadable message hides the ones after it

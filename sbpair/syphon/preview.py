@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sbpair.azure.destinations import DestinationEntity
-from sbpair.errors import EntityMissing
+from sbpair.errors import EntityMissing, first_error
 from sbpair.model import cost
 from sbpair.move import backlog_queues
 from sbpair.move.message.envelope import DEFERRED, SCHEDULED, message_state, restore
@@ -153,12 +153,10 @@ class _PreviewScan:
     notes: list[str] = field(default_factory=list)
 
     async def run(self, queues: tuple[str, ...]) -> None:
-        try:
+        with first_error():
             async with asyncio.TaskGroup() as tasks:
                 for queue in queues:
                     tasks.create_task(self._peek(PeekPosition(queue)), name=f"peek {queue}")
-        except ExceptionGroup as group:
-            raise group.exceptions[0] from None
 
     async def _peek(self, position: PeekPosition) -> None:
         try:

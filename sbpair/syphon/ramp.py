@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from sbpair.amqp_client.client import AmqpClient
     from sbpair.move.interface import ReceivedMessage
     from sbpair.move.message.route import Facts
-    from sbpair.syphon.dead_letter_watch import NewDeadLetter
     from sbpair.syphon.run_plan import RunPlan
 
 log = logging.getLogger(__name__)
@@ -264,12 +263,11 @@ class Ramp:
             return
         mine = [each for each in new if each.message_id in self._ids]
         others = len(new) - len(mine) + sum(self._watch.uncounted.values())
-        destinations = tuple(sorted({*self._watch.uncounted, *(each.destination for each in new)}))
+        destinations = tuple(sorted({*self._watch.uncounted, *(each.destination for each in new if each.destination)}))
         nameless = sum(each.message_id is None for each in new)
-        named = tuple(_named(each) for each in mine[:MAX_LISTED])
         self._record = replace(
             self._record,
-            came_back=named,
+            came_back=tuple(mine[:MAX_LISTED]),
             came_back_total=len(mine),
             other_dead_letters=others,
             destinations=destinations,
@@ -312,17 +310,13 @@ def _stopped(mine: int, others: int, nameless: int, sent: int) -> RampStopped:
     return RampStopped("; ".join(parts), hint=_AFTERWARDS)
 
 
-def _count_messages(found: Sequence[NewDeadLetter]) -> int:
+def _count_messages(found: Sequence[NamedMessage]) -> int:
     """Count the messages of dead letters: one that was sent to a topic may come back in each subscription."""
-    in_places = Counter((each.message_id, each.path) for each in found)
+    in_places = Counter((each.message_id, each.queue) for each in found)
     most = Counter[str | None]()
     for (message_id, _), number in in_places.items():
         most[message_id] = max(most[message_id], number)
     return most.total()
-
-
-def _named(found: NewDeadLetter) -> NamedMessage:
-    return NamedMessage(found.path, found.sequence_number, found.message_id, found.destination, found.reason)
 
 
 @asynccontextmanager

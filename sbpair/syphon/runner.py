@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from sbpair.errors import EntityMissing, ExitCode, SbpairError
+from sbpair.errors import EntityMissing, ExitCode, SbpairError, first_error
 from sbpair.model.durations import ticks
 from sbpair.move import backlog_queues
 from sbpair.move.context import DEFAULT_MAX_SKIPPED, MoveContext, SendCost
@@ -301,15 +301,14 @@ async def _unless_stopped(stop: asyncio.Event, preparing: Awaitable[Prepared]) -
         await stop.wait()
         wait.reschedule(0.0)
 
-    try:
-        async with asyncio.timeout(None) as wait, asyncio.TaskGroup() as tasks:
-            stopping = tasks.create_task(abort(wait), name="watch for an early stop")
-            prepared = await preparing
-            stopping.cancel()
-    except TimeoutError:
-        return None
-    except BaseExceptionGroup as group:
-        raise _first(group) from None
+    with first_error():
+        try:
+            async with asyncio.timeout(None) as wait, asyncio.TaskGroup() as tasks:
+                stopping = tasks.create_task(abort(wait), name="watch for an early stop")
+                prepared = await preparing
+                stopping.cancel()
+        except TimeoutError:
+            return None
     return prepared
 
 
@@ -390,10 +389,8 @@ async def _run_workers(
         beside.append(sampler.run())
     if pool.ramp is not None:
         beside.append(pool.ramp.run(lambda: pool.held))
-    try:
+    with first_error():
         await pool.run(queues, hurry, *beside)
-    except BaseExceptionGroup as group:
-        raise _first(group) from None
     if sampler is not None:
         sampler.emit_destinations()
     if pool.ramp is not None:
@@ -413,10 +410,6 @@ async def _sample(store: RunStore) -> None:
     while True:
         store.sample()
         await asyncio.sleep(SPACING_MS / 1000)
-
-
-def _first(error: BaseException) -> BaseException:
-    return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
 
 
 # The result.
