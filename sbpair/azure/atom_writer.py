@@ -114,9 +114,9 @@ class AtomWriter:
             case Subscription(topic=topic, name=name):
                 return self._client.create_subscription(topic, name, **description(entity))  # type: ignore[arg-type]
             case Rule(topic=topic, subscription=subscription, name=name):
-                return self._client.create_rule(
-                    topic, subscription, name, filter=sdk_filter(entity.filter), action=sdk_action(entity.action)
-                )
+                action = sdk.SqlRuleAction(entity.action) if entity.action else None
+                selected = sdk_filter(entity.filter)
+                return self._client.create_rule(topic, subscription, name, filter=selected, action=action)
 
 
 def description(entity: QueueSpec | Topic | Subscription) -> dict[str, Value]:
@@ -134,10 +134,6 @@ def sdk_filter(selected: SqlFilter | CorrelationFilter) -> sdk.SqlRuleFilter | s
     if selected.expression == EVERY_MESSAGE:
         return sdk.TrueRuleFilter()
     return sdk.FalseRuleFilter() if selected.expression == NO_MESSAGE else sdk.SqlRuleFilter(selected.expression)
-
-
-def sdk_action(expression: str) -> sdk.SqlRuleAction | None:
-    return sdk.SqlRuleAction(expression) if expression else None
 
 
 class Created(Exception):

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sbpair.errors import SbpairError
@@ -45,57 +46,55 @@ async def obeying(
             task.result()  # a mistake in `on_event`
 
 
+@dataclass
 class _Obedience:
-    """`_wanted` is the last request, `_confirmed` the last state that the requester knows of."""
+    """`wanted` is the last request, `confirmed` the last state that the requester knows of."""
 
-    def __init__(
-        self,
-        store: RunStore,
-        control: RunControl,
-        gate: IntakeGate,
-        stop: asyncio.Event,
-        on_event: Callable[[SyphonEvent], None],
-    ) -> None:
-        self._store, self._control, self._gate, self._stop, self._on_event = store, control, gate, stop, on_event
-        self._wanted = self._confirmed = Wanted.RUNNING
-        self._failed = False
+    store: RunStore
+    control: RunControl
+    gate: IntakeGate
+    stop: asyncio.Event
+    on_event: Callable[[SyphonEvent], None]
+    wanted: Wanted = Wanted.RUNNING
+    confirmed: Wanted = Wanted.RUNNING
+    failed: bool = False
 
     async def run(self) -> None:
-        while not self._stop.is_set():
+        while not self.stop.is_set():
             try:
                 await self._step()
             except SbpairError as error:
-                if not self._failed:
-                    log.warning("run %s does not know of requests: %s", self._store.run, error.message)
-                self._failed = True
-            await set_within(self._stop, POLL_SECONDS)
+                if not self.failed:
+                    log.warning("run %s does not know of requests: %s", self.store.run, error.message)
+                self.failed = True
+            await set_within(self.stop, POLL_SECONDS)
 
     async def _step(self) -> None:
-        wanted = self._control.wanted()
-        if wanted is not self._wanted:
-            self._wanted = wanted
+        wanted = self.control.wanted()
+        if wanted is not self.wanted:
+            self.wanted = wanted
             self._change()
         if wanted is Wanted.CANCELLED:
             return
-        if wanted is Wanted.PAUSED and self._confirmed is not wanted:
+        if wanted is Wanted.PAUSED and self.confirmed is not wanted:
             with suppress(TimeoutError):
                 async with asyncio.timeout(POLL_SECONDS):
-                    await self._gate.wait_quiet()
-        if wanted is not self._confirmed and (wanted is Wanted.RUNNING or self._gate.quiet):
-            self._store.record()
-            self._control.confirm(wanted)
-            self._confirmed = wanted
+                    await self.gate.wait_quiet()
+        if wanted is not self.confirmed and (wanted is Wanted.RUNNING or self.gate.quiet):
+            self.store.record()
+            self.control.confirm(wanted)
+            self.confirmed = wanted
             if wanted is Wanted.PAUSED:
-                self._on_event(RunPaused(self._store.run))
+                self.on_event(RunPaused(self.store.run))
 
     def _change(self) -> None:
-        run = self._store.run
-        if self._wanted is Wanted.CANCELLED:
-            self._on_event(RunCancelled(run))
-            self._stop.set()
-        elif self._wanted is Wanted.PAUSED:
-            self._gate.close(REQUEST)
-            self._on_event(RunPausing(run))
+        run = self.store.run
+        if self.wanted is Wanted.CANCELLED:
+            self.on_event(RunCancelled(run))
+            self.stop.set()
+        elif self.wanted is Wanted.PAUSED:
+            self.gate.close(REQUEST)
+            self.on_event(RunPausing(run))
         else:
-            self._gate.open(REQUEST)
-            self._on_event(RunResumed(run))
+            self.gate.open(REQUEST)
+            self.on_event(RunResumed(run))
