@@ -44,7 +44,7 @@ from sbpair.management.backlog_scan import open_backlog_scan
 from sbpair.management.comparison import desired_queues
 from sbpair.model.queues import Utilisation
 from sbpair.model.report import Outcome
-from sbpair.move.peek.destination_lookup import OTHERS
+from sbpair.move.message.route import OTHERS
 
 if TYPE_CHECKING:
     from sbpair.amqp_client.client import AmqpClient

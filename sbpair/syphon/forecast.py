@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 from sbpair.errors import ExitCode
 from sbpair.model import cost
-from sbpair.move.message.route import DUPLICATE, DeadLetter, Expire, Facts, TimeToLive, route, router
-from sbpair.move.peek.destination_lookup import OTHERS
+from sbpair.move.message.route import DUPLICATE, OTHERS, DeadLetter, Expire, Facts, TimeToLive, route, router
 from sbpair.move.receipt import FilterCounts, NamedMessage
 
 if TYPE_CHECKING:

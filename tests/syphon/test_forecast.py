@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbpair.model.cost import Operations
-from sbpair.move.message.route import DeadLetter, Expire, Facts, Send, TimeToLive, missing, route
-from sbpair.move.peek.destination_lookup import OTHERS
+from sbpair.move.message.route import OTHERS, DeadLetter, Expire, Facts, Send, TimeToLive, missing, route
 from sbpair.syphon import forecast
 from sbpair.syphon.forecast import EMPTY_WAITS, EXAMPLES, OUTCOMES, ForecastBuilder, total
 from sbpair.syphon.limits import EffectiveLimits

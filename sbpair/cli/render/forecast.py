@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from sbpair.cli.render.receipt import filter_lines
 from sbpair.cli.render.screen import clean, plural, size, some, spoken
 from sbpair.cli.render.table import columns, limited, wrapped
-from sbpair.move.peek.destination_lookup import OTHERS
+from sbpair.move.message.route import OTHERS
 from sbpair.syphon.forecast import OUTCOMES, FlowStats, total
 
 if TYPE_CHECKING:

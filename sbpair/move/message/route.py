@@ -19,6 +19,9 @@ from sbpair.backlog import PATH, PATH_LIMIT, TICKS_PER_MS, is_segment
 MAX_TTL_HEADER_MS = 0xFFFFFFFF
 """The longest TTL that fits a message's header: 49.7 days."""
 
+OTHERS = "*"
+"""The name of all destinations that are not counted one by one: not a valid path."""
+
 
 class Facts(NamedTuple):
     """The facts of a backlog message.

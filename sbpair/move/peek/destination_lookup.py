@@ -22,7 +22,7 @@ from sbpair.errors import (
     Unavailable,
     Unreachable,
 )
-from sbpair.move.message.route import DeadLetter, missing, refused
+from sbpair.move.message.route import OTHERS, DeadLetter, missing, refused
 
 if TYPE_CHECKING:
     from contextlib import AsyncExitStack
@@ -33,9 +33,6 @@ if TYPE_CHECKING:
 
 MAX_DESTINATIONS = 1_000
 """Limit of distinct destinations; messages for others are counted together and never held against a limit."""
-
-OTHERS = "*"
-"""Name of all destinations beyond the limit: not a valid path."""
 
 
 class DestinationLookup:
