@@ -50,10 +50,11 @@ class MoveSpec:
         For the active messages of a backlog queue that is the whole pair: beside a syphon, they would lose their order.
         The dead letters of all backlog queues of a pair are one source.
         """
-        source = self.source
-        primary = self.ends.primary.name if source is None else primary_of(source)
-        if primary is None:
-            return self.ends, source
-        ends = replace(self.ends, primary=replace(self.ends.primary, name=primary))
+        source, ends = self.source, self.ends
+        if source is not None:
+            primary = primary_of(source)
+            if primary is None:
+                return ends, source
+            ends = replace(ends, primary=replace(ends.primary, name=primary))
         has_dead_letters = self.takes_dead_letters if source is None else is_dead_letter_path(source)
-        return ends, dead_letter_path(f"{prefix(primary)}*") if has_dead_letters else None
+        return ends, dead_letter_path(f"{prefix(ends.primary.name)}*") if has_dead_letters else None
