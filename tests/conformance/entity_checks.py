@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING
 
 from azure.core.exceptions import HttpResponseError, ResourceExistsError, ResourceNotFoundError
 from azure.servicebus import ServiceBusMessage
-from azure.servicebus.management import CorrelationRuleFilter, SqlRuleAction, SqlRuleFilter
+from azure.servicebus.management import (
+    AccessRights,
+    AuthorizationRule,
+    CorrelationRuleFilter,
+    FalseRuleFilter,
+    SqlRuleAction,
+    SqlRuleFilter,
+    TrueRuleFilter,
+)
 
 from tests.conformance import registry as of
 from tests.conformance.bench import nothing, one, peek_all, take, text, texts
@@ -18,6 +26,7 @@ if TYPE_CHECKING:
     from tests.conformance.bench import Bench
 
 DEFAULT_RULE = "$Default"
+KEY = "a2V5LW9mLWEtY29uZm9ybWFuY2UtY2hlY2stMTIzNDU="
 
 
 # Topics
@@ -39,10 +48,13 @@ async def each_subscription_gets_a_copy(bench: Bench) -> None:
 async def a_scheduled_message_reaches_subscriptions_when_it_is_due(bench: Bench) -> None:
     topic = await bench.topic("s")
     async with bench.sender(topic, topic=True) as sender, bench.receiver(topic, "s") as receiver:
-        await sender.schedule_messages([ServiceBusMessage("later")], datetime.now(UTC) + timedelta(seconds=4))
+        later = [ServiceBusMessage("never"), ServiceBusMessage("later")]
+        never, _ = await sender.schedule_messages(later, datetime.now(UTC) + timedelta(seconds=4))
+        await sender.cancel_scheduled_messages([never])
         await nothing(receiver)
         found = await one(receiver)
         await receiver.complete_message(found)
+    assert text(found) == "later"
 
 
 @check("topics", of.FORWARDING)
@@ -111,6 +123,47 @@ async def a_subscription_begins_with_a_rule_for_every_message(bench: Bench) -> N
         await bench.admin.create_rule(topic, "s", DEFAULT_RULE)
 
 
+@check("rules", of.FILTERS)
+async def every_kind_of_rule_reads_back(bench: Bench) -> None:
+    topic = await bench.topic("s")
+    values = {"text": "a <b> & c", "int": 5, "double": 2.5, "yes": True, "at": datetime(2026, 1, 2, tzinfo=UTC)}
+    parameters = {f"@{name}": value for name, value in values.items()}
+    fields = ("correlation_id", "message_id", "to", "reply_to", "label", "session_id", "content_type")
+    action = SqlRuleAction("SET a = @text; REMOVE b", parameters=parameters)
+    made = {
+        "sql": SqlRuleFilter("n > @int AND a <> @text", parameters=parameters),
+        "correlation": CorrelationRuleFilter(**{name: name for name in fields}, properties=values),
+        "true": TrueRuleFilter(),
+        "false": FalseRuleFilter(),
+    }
+    for name, rule_filter in made.items():
+        await bench.admin.create_rule(topic, "s", name, filter=rule_filter, action=action)
+    found = {rule.name: rule for rule in [rule async for rule in bench.admin.list_rules(topic, "s")]}
+    assert list(found) == sorted([DEFAULT_RULE, *made])
+    for name, rule_filter in made.items():
+        assert isinstance(found[name].filter, type(rule_filter)), name
+        assert (found[name].action.sql_expression, found[name].action.parameters) == (action.sql_expression, parameters)
+    assert (found["sql"].filter.sql_expression, found["sql"].filter.parameters) == (
+        "n > @int AND a <> @text",
+        parameters,
+    )
+    assert [getattr(found["correlation"].filter, name) for name in fields] == list(fields)
+    assert found["correlation"].filter.properties == values
+
+
+@check("rules", of.FILTERS)
+async def a_rule_is_changed_and_removed(bench: Bench) -> None:
+    topic = await bench.topic("s")
+    rule = await bench.admin.create_rule(topic, "s", "r", filter=SqlRuleFilter("a = 1"))
+    rule.filter = CorrelationRuleFilter(label="l")
+    await bench.admin.update_rule(topic, "s", rule)
+    assert (await bench.admin.get_rule(topic, "s", "r")).filter.label == "l"
+    await bench.admin.delete_rule(topic, "s", "r")
+    for missing in (bench.admin.get_rule(topic, "s", "r"), bench.admin.update_rule(topic, "s", rule)):
+        async with raising(ResourceNotFoundError):
+            await missing
+
+
 # Duplicates
 
 
@@ -145,7 +198,7 @@ async def a_description_reads_back(bench: Bench) -> None:
         "default_message_time_to_live": timedelta(days=2),
         "dead_lettering_on_message_expiration": True,
         "requires_session": True,
-        "user_metadata": "mine",
+        "user_metadata": "<mine> & 'more'",
     }
     queue = await bench.queue(**wanted)
     found = await bench.admin.get_queue(queue)
@@ -153,6 +206,41 @@ async def a_description_reads_back(bench: Bench) -> None:
     found.max_delivery_count = 8
     await bench.admin.update_queue(found)
     assert (await bench.admin.get_queue(queue)).max_delivery_count == 8
+
+
+@check("management", of.MANAGEMENT)
+async def descriptions_of_a_topic_and_a_subscription_read_back(bench: Bench) -> None:
+    rule = AuthorizationRule(
+        type="SharedAccessAuthorizationRule", claim_type="SharedAccessKey", claim_value="None",
+        key_name="sending", primary_key=KEY, secondary_key=KEY, rights=[AccessRights.SEND],
+    )  # fmt: skip
+    of_topic = {
+        "default_message_time_to_live": timedelta(hours=1),
+        "requires_duplicate_detection": True,
+        "duplicate_detection_history_time_window": timedelta(minutes=5),
+        "enable_batched_operations": False,
+        "auto_delete_on_idle": timedelta(minutes=10),
+        "user_metadata": "<some> & text",
+    }
+    of_subscription = {
+        "lock_duration": timedelta(seconds=30),
+        "requires_session": True,
+        "dead_lettering_on_message_expiration": True,
+        "dead_lettering_on_filter_evaluation_exceptions": False,
+        "max_delivery_count": 3,
+    }
+    topic = await bench.topic(authorization_rules=[rule], **of_topic)
+    await bench.admin.create_subscription(topic, "First", **of_subscription)
+    found = await bench.admin.get_topic(topic)
+    assert {name: getattr(found, name) for name in of_topic} == of_topic
+    assert [(each.key_name, each.rights) for each in found.authorization_rules] == [("sending", ["Send"])]
+    subscription = await bench.admin.get_subscription(topic, "first")
+    assert {name: getattr(subscription, name) for name in of_subscription} == of_subscription
+    found.user_metadata, subscription.max_delivery_count = "other", 4
+    await bench.admin.update_topic(found)
+    await bench.admin.update_subscription(topic, subscription)
+    assert (await bench.admin.get_topic(topic)).user_metadata == "other"
+    assert (await bench.admin.get_subscription(topic, "First")).max_delivery_count == 4
 
 
 @check("management", of.MANAGEMENT_EXCEPTIONS)

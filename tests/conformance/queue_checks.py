@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 from azure.servicebus import NEXT_AVAILABLE_SESSION, ServiceBusMessage, ServiceBusMessageState, ServiceBusSubQueue
 from azure.servicebus.exceptions import (
@@ -23,6 +24,7 @@ from tests.conformance.registry import check
 if TYPE_CHECKING:
     from tests.conformance.bench import Bench
 
+LARGE = 2**40 + 1
 LOCK = timedelta(seconds=5)
 LOCK_SECONDS = 5.0
 MARGIN_SECONDS = 2.0
@@ -34,10 +36,11 @@ MARGIN_SECONDS = 2.0
 @check("send", of.MESSAGES)
 async def a_message_keeps_its_properties(bench: Bench) -> None:
     queue = await bench.queue()
-    properties = {"text": "t", "number": 7, "fraction": 1.5, "truth": True}
+    properties = {"text": "t", "number": 7, "large": LARGE, "fraction": 1.5, "truth": True, "id": UUID(int=7)}
     sent = ServiceBusMessage(
         "body", message_id="id", correlation_id="correlation", subject="subject", content_type="text/plain", to="to",
-        reply_to="reply", session_id="group", reply_to_session_id="reply-group", application_properties=properties,
+        reply_to="reply", session_id="group", reply_to_session_id="reply-group",
+        application_properties={**properties, "large": {"TYPE": "LONG", "VALUE": LARGE}},
         time_to_live=timedelta(minutes=1),
     )  # fmt: skip
     await bench.send(queue, sent)
@@ -117,13 +120,26 @@ async def an_expired_message_is_dead_lettered(bench: Bench) -> None:
 async def a_queue_forwards_to_another(bench: Bench) -> None:
     last = await bench.queue()
     first = await bench.queue(forward_to=last)
-    await bench.send(first, ServiceBusMessage("on"))
-    async with bench.receiver(last) as receiver:
-        found = await one(receiver)
-        await receiver.complete_message(found)
-    assert text(found) == "on"
+    await bench.send(last, ServiceBusMessage("before"))
+    await bench.send(first, ServiceBusMessage("on", session_id="key", partition_key="key"))
+    async with bench.receiver(last, receive_mode="receiveanddelete") as receiver:
+        _, found = await take(receiver, 2)
+    assert (text(found), found.session_id, found.partition_key) == ("on", "key", "key")
+    assert (found.enqueued_sequence_number, found.sequence_number) == (1, 2)
     async with raising(ServiceBusError), bench.receiver(first):
         pass
+
+
+@check("send", of.DEAD_LETTERS)
+async def a_message_that_cannot_be_forwarded_is_a_transfer_dead_letter(bench: Bench) -> None:
+    last = await bench.queue()
+    first = await bench.queue(forward_to=last)
+    await bench.admin.delete_queue(last)
+    await bench.send(first, ServiceBusMessage("stranded"))
+    async with bench.receiver(first, sub_queue=ServiceBusSubQueue.TRANSFER_DEAD_LETTER) as dead:
+        found = await one(dead)
+        await dead.complete_message(found)
+    assert text(found) == "stranded"
 
 
 # Receive
@@ -189,6 +205,19 @@ async def a_dead_letter_has_its_reason(bench: Bench) -> None:
         await dead.complete_message(found)
     assert (found.dead_letter_reason, found.dead_letter_error_description) == ("why", "because")
     assert (found.application_properties or {})[b"kept"] == 1
+
+
+@check("receive", of.FORWARDING)
+async def a_dead_letter_is_forwarded_with_its_reason(bench: Bench) -> None:
+    last = await bench.queue()
+    first = await bench.queue(forward_dead_lettered_messages_to=last)
+    await bench.send(first, ServiceBusMessage("bad"))
+    async with bench.receiver(first) as receiver:
+        await receiver.dead_letter_message(await one(receiver), reason="why", error_description="because")
+    async with bench.receiver(last) as receiver:
+        found = await one(receiver)
+        await receiver.complete_message(found)
+    assert (text(found), found.dead_letter_reason, found.dead_letter_error_description) == ("bad", "why", "because")
 
 
 @check("receive", of.DEFERRAL)
@@ -319,6 +348,45 @@ async def the_state_of_a_session_is_kept(bench: Bench) -> None:
     async with bench.receiver(queue, session_id="s") as receiver:
         assert await receiver.session.get_state() == b"half done"
         assert await receiver.session.renew_lock() > datetime.now(UTC)
+
+
+@check("sessions", of.SESSIONS)
+async def a_closed_session_returns_its_messages(bench: Bench) -> None:
+    queue = await bench.queue(requires_session=True)
+    await bench.send(queue, *(ServiceBusMessage(str(number), session_id="s") for number in range(2)))
+    for _ in range(2):
+        async with bench.receiver(queue, session_id="s") as receiver:
+            assert texts(await take(receiver, 2)) == ["0", "1"]
+
+
+@check("sessions", of.SESSIONS)
+async def messages_of_a_session_are_deferred_and_dead_lettered(bench: Bench) -> None:
+    queue = await bench.queue(requires_session=True)
+    await bench.send(queue, *(ServiceBusMessage(body, session_id="s") for body in ("aside", "bad")))
+    async with bench.receiver(queue, session_id="s") as receiver:
+        aside, bad = await take(receiver, 2)
+        await receiver.defer_message(aside)
+        await receiver.dead_letter_message(bad, reason="why")
+        (again,) = await receiver.receive_deferred_messages(aside.sequence_number)
+        await receiver.complete_message(again)
+    async with bench.receiver(queue, sub_queue=ServiceBusSubQueue.DEAD_LETTER) as dead:
+        found = await one(dead)
+        await dead.complete_message(found)
+    assert (text(found), found.session_id, found.dead_letter_reason) == ("bad", "s", "why")
+
+
+@check("sessions", of.EXCEPTIONS)
+async def a_settlement_after_the_lock_of_the_session_is_refused(bench: Bench) -> None:
+    queue = await bench.queue(requires_session=True, lock_duration=LOCK)
+    await bench.send(queue, ServiceBusMessage("late", session_id="s"))
+    async with bench.receiver(queue, session_id="s") as receiver:
+        message = await one(receiver)
+        await asyncio.sleep(LOCK_SECONDS + MARGIN_SECONDS)
+        async with raising(ServiceBusError):
+            await receiver.complete_message(message)
+    async with bench.receiver(queue, session_id="s") as receiver:
+        again = await one(receiver)
+        assert (text(again), again.delivery_count) == ("late", 1)
 
 
 @check("sessions", f"{of.GITHUB}Azure/azure-service-bus/issues/289")

@@ -37,7 +37,6 @@ MANAGEMENT = f"{LEARN}service-bus-management-libraries"
 MANAGEMENT_EXCEPTIONS = f"{LEARN}service-bus-resource-manager-exceptions"
 TRANSACTIONS = f"{LEARN}service-bus-transactions"
 PROTOCOL = f"{LEARN}service-bus-amqp-protocol-guide"
-BATCHES = f"{LEARN}service-bus-performance-improvements"
 
 
 @dataclass(frozen=True, slots=True)

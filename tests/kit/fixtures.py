@@ -27,7 +27,6 @@ from azure.servicebus.aio.management import ServiceBusAdministrationClient as Ai
 from azure.servicebus.management import ServiceBusAdministrationClient
 
 from sbpair import __main__
-from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.failover import failover_send
 from sbpair.operating_system.signals import SIGNALS
 from sbpair.syphon import runner as syphon_runner
@@ -50,15 +49,6 @@ def running() -> Iterator[Running]:
 def another() -> type[Running]:
     """For `with another(options=EmulatorOptions(tls=True)) as secure:`, an emulator with options of its own."""
     return Running
-
-
-@pytest.fixture(scope="session")
-def listen_only(running: Running) -> str:
-    """The connection string of a namespace-wide rule without Send."""
-    rule = AuthorizationRule("listen", "listen-key", "listen-key-2", frozenset({AccessRight.LISTEN}))
-    namespace = running.namespace
-    running.do(lambda: setattr(namespace, "keys", (*namespace.keys, rule)))
-    return running.connection_string_with(rule)
 
 
 class PlainTransport(RequestsTransport):
@@ -130,18 +120,6 @@ class Official:
             yield receiver
 
     @contextmanager
-    def topic_sender(self, connection_string: str, topic: str) -> Iterator[Any]:
-        with self._open(connection_string, lambda client: client.get_topic_sender(topic)) as sender:
-            yield sender
-
-    @contextmanager
-    def subscription_receiver(self, connection_string: str, topic: str, name: str, **options: Any) -> Iterator[Any]:
-        with self._open(
-            connection_string, lambda client: client.get_subscription_receiver(topic, name, **options)
-        ) as receiver:
-            yield receiver
-
-    @contextmanager
     def admin(self, connection_string: str, **options: Any) -> Iterator[Any]:
         """The administration client of the same kind; its lists are whole."""
         if self._loop is None:
@@ -156,13 +134,6 @@ class Official:
             yield Face(client, run)
         finally:
             run(client.close())
-
-    def sessions(self, connection_string: str, queue: str) -> list[str]:
-        """The ids of the sessions that the queue tells of."""
-        if self._loop is None:
-            with ServiceBusClient.from_connection_string(connection_string, **self._options) as client:
-                return list(client.list_queue_sessions(queue))
-        return self._loop.run_until_complete(_aio_sessions(connection_string, queue, self._options))
 
     @contextmanager
     def _open(self, connection_string: str, make: Callable[[Any], Any]) -> Iterator[Any]:
@@ -189,11 +160,6 @@ async def _aio_admin(connection_string: str, options: dict[str, Any]) -> AioAdmi
     return AioAdministrationClient.from_connection_string(
         connection_string, transport=PlainAioTransport(), retry_total=0, **options
     )
-
-
-async def _aio_sessions(connection_string: str, queue: str, options: dict[str, Any]) -> list[str]:
-    async with AioServiceBusClient.from_connection_string(connection_string, **options) as client:
-        return [session_id async for session_id in client.list_queue_sessions(queue)]
 
 
 @pytest.fixture(scope="module", params=["sync", "aio"])
