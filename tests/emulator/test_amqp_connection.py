@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from sbpair.amqp import codec
-from sbpair.amqp.link import CreditChanged, Delivery, LinkAttached, LinkDetached
+from sbpair.amqp.link import Delivery, LinkAttached, LinkDetached
 from sbpair.amqp.message import BATCH_FORMAT, Header, Properties, Sections, data_body, encode_map, section, value_body
 from sbpair.amqp.performatives import Accepted, Error, Modified, Rejected, Released, Source, Target
-from sbpair.amqp.session import Disposed
 from sbpair.amqp.types import Array, Char, Decimal128, Described, Long, Map, Symbol, Timestamp, UByte, UInt, ULong
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.namespace import ROOT_RULE
 from sbpair.emulator.frontends.amqp import management_operations
-from sbpair.emulator.frontends.amqp.amqp_connection import ConnectionLimits
 from sbpair.emulator.frontends.amqp.request_links import Reply
 from tests.emulator.peer import Peer, Stage, open_stage
 from tests.kit.sas import sign
@@ -181,15 +177,6 @@ async def test_each_outcome_is_applied_and_confirmed(peer: Peer) -> None:
         assert peeked.delivery_count == count
 
 
-async def test_a_late_settlement_is_rejected(peer: Peer) -> None:
-    await peer.send(await peer.attach_sender("orders"), plain("1"), plain("2"))
-    first, second = await peer.take(await peer.attach_receiver("orders"), 2)
-    peer.stage.emulator.advance(61_000)
-    answer = await peer.settle(first, last=second)
-    assert isinstance(answer.state, Rejected)
-    assert answer.state.error.condition == "com.microsoft:message-lock-lost"
-
-
 @pytest.mark.parametrize("how", ["detach", "end", "close", "break"])
 async def test_messages_stay_locked_after_their_link_has_ended(stage: Stage, how: str) -> None:
     """They return when the lock expires, as a failed delivery; a message released before returns at once."""
@@ -261,18 +248,6 @@ async def test_draining_returns_the_credit(peer: Peer) -> None:
     await peer.flush()
     while link.credit:
         await peer.read()
-
-
-async def test_waiting_receivers_take_turns(stage: Stage) -> None:
-    async with stage.connect() as one, stage.connect() as two, stage.connect() as sender:
-        links = [await one.attach_receiver("orders"), await two.attach_receiver("orders")]
-        for peer, link in zip((one, two), links, strict=True):
-            link.grant(1)
-            await peer.flush()
-        out = await sender.attach_sender("orders")
-        await sender.send(out, plain("1"), plain("2"))
-        await one.wait(Delivery)
-        await two.wait(Delivery)
 
 
 async def test_messages_for_a_slow_reader_stay_in_the_queue(stage: Stage) -> None:
@@ -450,13 +425,6 @@ async def test_a_bug_in_checking_a_token_is_answered(
     assert "SharedAccessSignature" not in caplog.text
 
 
-async def test_a_peek_without_messages_is_no_content(stage: Stage) -> None:
-    body = Map([("from-sequence-number", Long(0)), ("message-count", Long(1))])
-    async with stage.connect() as peer:
-        answer = await peer.ask("orders/$management", "com.microsoft:peek-message", body)
-        assert answer["statusCode"] == 204
-
-
 async def test_replies_go_to_the_requested_address(peer: Peer) -> None:
     """Two pairs of links to one node on one connection have their own reply addresses."""
     session = await peer.begin()
@@ -477,29 +445,3 @@ async def test_replies_go_to_the_requested_address(peer: Peer) -> None:
         await peer.send(requests, request.join())
         reply = Sections.split((await peer.wait(Delivery, of=link)).payload)
         assert type(reply.read_properties().correlation_id) is ULong
-
-
-# Time
-
-
-async def test_a_slow_handshake_is_cut_off() -> None:
-    async with open_stage(ConnectionLimits(open_seconds=0.05)) as stage:
-        host, _, port = stage.namespace.authority.rpartition(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(b"AMQP\x03\x01\x00\x00")
-        async with asyncio.timeout(10):
-            with contextlib.suppress(ConnectionResetError):
-                while await reader.read(100):
-                    pass
-        writer.close()
-
-
-async def test_an_outage_breaks_every_connection(stage: Stage) -> None:
-    async with stage.connect() as peer:
-        fault = stage.emulator.faults.namespace_down("contoso")
-        with pytest.raises((AssertionError, ConnectionResetError)):
-            await peer.wait(CreditChanged)
-        stage.emulator.faults.end(fault)
-    async with stage.connect() as peer:
-        answers = await peer.send(await peer.attach_sender("orders"), plain())
-        assert isinstance(answers[0], Disposed)

@@ -8,16 +8,14 @@ from sbpair.amqp.message import Sections
 from sbpair.emulator.clock import NEVER
 from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.entities.queue import EntityCounts, QueueEntity
-from sbpair.emulator.entities.stored_message import ACTIVE, DEFERRED, SCHEDULED, StoredMessage
+from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.service_errors import (
     ArgumentInvalid,
-    EntityDisabled,
     EntityFull,
     EntityNotFound,
     MessageLockExpired,
     MessageNotFound,
     MessageTooLarge,
-    NotAllowed,
 )
 
 MINUTE = 60_000
@@ -41,113 +39,6 @@ def numbers(messages: list[StoredMessage]) -> list[int]:
     return [message.sequence_number for message in messages]
 
 
-def test_messages_are_numbered_from_one_and_come_out_in_order(queue, put, clock) -> None:
-    put(3)
-    taken = queue.messages.receive(2)
-    assert numbers(taken) == [1, 2]
-    assert numbers(queue.messages.receive(10)) == [3]
-    assert taken[0].enqueued_at_ms == clock.now_ms()
-    assert taken[0].locked_until_ms == clock.now_ms() + MINUTE
-    assert taken[0].delivery_count == 0
-
-
-def test_a_locked_message_is_not_given_out_twice(queue, put) -> None:
-    put()
-    assert len(queue.messages.receive(1)) == 1
-    assert queue.messages.receive(1) == []
-    assert queue.counts() == EntityCounts(active=1, dead_letter=0, scheduled=0)
-
-
-def test_a_completed_message_is_gone_and_its_token_is_worthless(queue, put) -> None:
-    put()
-    token = queue.messages.receive(1)[0].lock_token
-    queue.messages.complete(token)
-    assert queue.counts().total == 0
-    assert queue.size_bytes == 0
-    with pytest.raises(MessageLockExpired):
-        queue.messages.complete(token)
-
-
-def test_an_abandoned_message_comes_back_to_its_place_counted(queue, put) -> None:
-    put(3)
-    first, second = queue.messages.receive(2)
-    queue.messages.abandon(second.lock_token)
-    queue.messages.abandon(first.lock_token)
-    taken = queue.messages.receive(3)
-    assert [(message.sequence_number, message.delivery_count) for message in taken] == [(1, 1), (2, 1), (3, 0)]
-
-
-def test_a_released_message_comes_back_uncounted(queue, put) -> None:
-    put(2)
-    queue.messages.release(queue.messages.receive(1)[0].lock_token)
-    again = queue.messages.receive(1)[0]
-    assert (again.sequence_number, again.delivery_count) == (1, 0)
-
-
-def test_the_last_failed_delivery_dead_letters_the_message(make_queue, put) -> None:
-    queue = make_queue("strict", max_delivery_count=2)
-    put(to=queue)
-    queue.messages.abandon(queue.messages.receive(1)[0].lock_token)
-    assert len(queue.dead_letters) == 0
-    queue.messages.abandon(queue.messages.receive(1)[0].lock_token)
-    dead = queue.dead_letters.receive(1)[0]
-    assert dead.dead_letter.reason == "MaxDeliveryCountExceeded"
-    assert dead.dead_letter.source == "strict"
-    assert (dead.sequence_number, dead.delivery_count) == (1, 2)
-    assert queue.messages.receive(1) == []
-
-
-def test_an_expired_lock_is_a_failed_delivery(queue, put, advance) -> None:
-    put(2)
-    lost = queue.messages.receive(1)[0].lock_token
-    advance(MINUTE)
-    with pytest.raises(MessageLockExpired):
-        queue.messages.complete(lost)
-    taken = queue.messages.receive(2)
-    assert [(message.sequence_number, message.delivery_count) for message in taken] == [(1, 1), (2, 0)]
-
-
-def test_a_lock_expires_without_the_timer(queue, put, clock) -> None:
-    put()
-    token = queue.messages.receive(1)[0].lock_token
-    clock.advance(MINUTE)
-    with pytest.raises(MessageLockExpired):
-        queue.messages.complete(token)
-    assert numbers(queue.messages.receive(1)) == [1]
-
-
-def test_an_old_token_does_not_settle_a_later_delivery(queue, put) -> None:
-    put()
-    old = queue.messages.receive(1)[0].lock_token
-    queue.messages.abandon(old)
-    new = queue.messages.receive(1)[0].lock_token
-    with pytest.raises(MessageLockExpired):
-        queue.messages.complete(old)
-    queue.messages.complete(new)
-
-
-def test_a_renewed_lock_lasts_a_whole_lock_duration_from_then(queue, put, clock) -> None:
-    put()
-    token = queue.messages.receive(1)[0].lock_token
-    clock.advance(MINUTE - 1)
-    assert queue.messages.renew(token).locked_until_ms == clock.now_ms() + MINUTE
-    clock.advance(MINUTE - 1)
-    queue.messages.complete(token)
-    with pytest.raises(MessageLockExpired):
-        queue.messages.renew(token)
-
-
-def test_the_lock_renewed_last_expires_last(queue, put, clock, advance) -> None:
-    put(2)
-    first, second = queue.messages.receive(2)
-    clock.advance(MINUTE // 2)
-    queue.messages.renew(first.lock_token)
-    advance(MINUTE // 2)
-    assert numbers(queue.messages.receive(2)) == [2]
-    queue.messages.complete(first.lock_token)
-    assert second.delivery_count == 1
-
-
 def test_a_shorter_lock_duration_counts_for_new_locks_only(make_queue, put, clock, advance) -> None:
     queue = make_queue("changing", lock_duration="PT5M")
     put(2, to=queue)
@@ -169,38 +60,6 @@ def test_tokens_look_like_random_guids_and_never_repeat(queue, put) -> None:
     assert tokens[0].lock_uuid.bytes_le == tokens[0].lock_token
 
 
-def test_dead_lettering_keeps_the_reason_the_number_and_the_size(queue, put) -> None:
-    put(2)
-    queue.messages.dead_letter(queue.messages.receive(1)[0].lock_token, "Bad", "no destination")
-    assert queue.counts() == EntityCounts(active=1, dead_letter=1, scheduled=0)
-    assert queue.size_bytes == 200
-    dead = queue.dead_letters.peek(0, 10)[0]
-    assert dead.dead_letter == ("Bad", "no destination", "orders")
-    assert dead.sequence_number == 1
-
-
-def test_dead_letters_neither_expire_nor_reach_a_delivery_limit(make_queue, put, clock) -> None:
-    queue = make_queue("q", max_delivery_count=1, default_message_time_to_live="PT2M")
-    put(to=queue)
-    queue.messages.dead_letter(queue.messages.receive(1)[0].lock_token)
-    clock.advance(1_000 * MINUTE)
-    for _ in range(3):
-        queue.dead_letters.abandon(queue.dead_letters.receive(1)[0].lock_token)
-    token = queue.dead_letters.receive(1)[0].lock_token
-    with pytest.raises(NotAllowed):
-        queue.dead_letters.dead_letter(token)
-    queue.dead_letters.complete(token)
-    assert queue.counts().total == 0
-
-
-def test_dead_letters_are_received_in_order_of_sequence_number(queue, put) -> None:
-    put(3)
-    for message in reversed(queue.messages.receive(3)):
-        queue.messages.dead_letter(message.lock_token)
-    assert numbers(queue.dead_letters.peek(0, 9)) == [1, 2, 3]
-    assert numbers(queue.dead_letters.receive(9)) == [1, 2, 3]
-
-
 def test_an_expired_message_is_dropped_by_default(queue, put, advance) -> None:
     put(ttl_ms=1_000)
     put()
@@ -209,60 +68,8 @@ def test_an_expired_message_is_dropped_by_default(queue, put, advance) -> None:
     assert numbers(queue.messages.receive(9)) == [2]
 
 
-def test_an_expired_message_is_dead_lettered_if_so_described(make_queue, put, advance) -> None:
-    queue = make_queue("q", dead_lettering_on_message_expiration=True)
-    put(to=queue, ttl_ms=1_000)
-    advance(999)
-    assert queue.counts().dead_letter == 0
-    advance(1)
-    assert queue.dead_letters.peek(0, 1)[0].dead_letter.reason == "TTLExpiredException"
-
-
-def test_the_queue_limits_the_time_to_live_of_a_message(make_queue, put, clock) -> None:
-    queue = make_queue("q", default_message_time_to_live="PT10S")
-    shorter, none, longer = put(to=queue, ttl_ms=5_000)[0], put(to=queue)[0], put(to=queue, ttl_ms=MINUTE)[0]
-    at = clock.now_ms()
-    assert [each.expires_at_ms - at for each in (shorter, none, longer)] == [5_000, 10_000, 10_000]
-
-
 def test_a_message_without_a_time_to_live_never_expires(put) -> None:
     assert put()[0].expires_at_ms == NEVER
-
-
-def test_a_locked_message_does_not_expire(make_queue, put, clock) -> None:
-    queue = make_queue("q", dead_lettering_on_message_expiration=True)
-    put(2, to=queue, ttl_ms=1_000)
-    first, second = queue.messages.receive(2)
-    clock.advance(5_000)
-    queue.messages.complete(first.lock_token)
-    queue.messages.release(second.lock_token)
-    assert queue.messages.receive(9) == []
-    assert numbers(queue.dead_letters.receive(9)) == [2]
-
-
-def test_a_scheduled_message_joins_the_end_under_a_new_number(queue, put, clock, advance) -> None:
-    at = clock.now_ms() + MINUTE
-    assert queue.schedule([StoredMessage(Sections(), 100, scheduled_at_ms=at)]) == [1]
-    put()
-    assert queue.counts() == EntityCounts(active=1, dead_letter=0, scheduled=1)
-    assert [message.reported_state for message in queue.messages.peek(0, 9)] == [SCHEDULED, ACTIVE]
-    advance(MINUTE)
-    taken = queue.messages.receive(9)
-    assert numbers(taken) == [2, 3]
-    assert taken[1].enqueued_at_ms == at
-    assert queue.size_bytes == 200
-
-
-def test_a_message_scheduled_in_the_past_is_enqueued_at_once(queue, put, clock) -> None:
-    put(scheduled_at_ms=clock.now_ms() - 1)
-    assert numbers(queue.messages.receive(1)) == [1]
-
-
-def test_a_scheduled_messages_time_to_live_starts_when_it_is_enqueued(put, clock, advance) -> None:
-    message = put(scheduled_at_ms=clock.now_ms() + MINUTE, ttl_ms=1_000)[0]
-    assert message.expires_at_ms == NEVER
-    advance(MINUTE)
-    assert message.expires_at_ms == clock.now_ms() + 1_000
 
 
 def test_all_scheduled_messages_are_cancelled_or_none(queue, put, clock, advance) -> None:
@@ -275,31 +82,6 @@ def test_all_scheduled_messages_are_cancelled_or_none(queue, put, clock, advance
     assert queue.counts() == EntityCounts(active=1, dead_letter=0, scheduled=1)
     advance(MINUTE)
     assert numbers(queue.messages.receive(9)) == [4, 5]
-
-
-def test_a_deferred_message_is_received_by_its_number_only(queue, put) -> None:
-    put(2)
-    queue.messages.defer(queue.messages.receive(1)[0].lock_token)
-    assert numbers(queue.messages.receive(9)) == [2]
-    assert queue.messages.peek(1, 1)[0].reported_state == DEFERRED
-    with pytest.raises(MessageNotFound):
-        queue.messages.receive_deferred([1, 2])
-    token = queue.messages.receive_deferred([1])[0].lock_token
-    queue.messages.abandon(token)
-    assert queue.messages.peek(1, 1)[0].reported_state == DEFERRED
-    queue.messages.complete(queue.messages.receive_deferred([1])[0].lock_token)
-    assert queue.counts().active == 1
-
-
-def test_peek_returns_messages_from_a_number_and_changes_nothing(queue, put, clock) -> None:
-    put(3)
-    put(scheduled_at_ms=clock.now_ms() + 1)
-    queue.messages.receive(1)
-    assert numbers(queue.messages.peek(2, 2)) == [2, 3]
-    assert numbers(queue.messages.peek(0, 9)) == [1, 2, 3, 4]
-    assert queue.messages.peek(5, 9) == []
-    assert queue.messages.peek(1, 0) == []
-    assert numbers(queue.messages.receive(9)) == [2, 3]
 
 
 def test_a_batch_that_does_not_fit_leaves_nothing_behind(make_queue) -> None:
@@ -320,19 +102,6 @@ def test_a_message_larger_than_the_limit_is_refused(queue) -> None:
     assert queue.counts().total == 0
 
 
-@pytest.mark.parametrize(("status", "sends", "receives"), [("SendDisabled", False, True), ("Disabled", False, False)])
-def test_a_disabled_queue_refuses(make_queue, put, status, sends, receives) -> None:
-    queue = make_queue("q", status=status)
-    with pytest.raises(EntityDisabled):
-        put(to=queue)
-    if receives:
-        queue.check_receive()
-    else:
-        with pytest.raises(EntityDisabled):
-            queue.check_receive()
-    assert not sends
-
-
 def test_a_deleted_queue_drops_its_messages_and_notifies_once(namespace, queue, put, advance) -> None:
     put(2, ttl_ms=1_000)
     token = queue.messages.receive(1)[0].lock_token
@@ -345,15 +114,6 @@ def test_a_deleted_queue_drops_its_messages_and_notifies_once(namespace, queue, 
         queue.messages.complete(token)
     advance(MINUTE)
     assert namespace.timers.next_deadline_ms() is None
-
-
-def test_a_waiting_consumer_is_woken_when_a_message_comes(queue, put) -> None:
-    receiver = CreditConsumer(queue, credit=2)
-    receiver.wake()
-    put()
-    assert receiver.got == [1]
-    put(5)
-    assert receiver.got == [1, 2]
 
 
 def test_waiting_consumers_take_turns(queue, put) -> None:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 MINUTE = 60_000
 LOCK_TOKEN = Symbol("x-opt-lock-token")
 ABANDONED = Modified(delivery_failed=True)
-DEFERRED = Modified(undeliverable_here=True)
 DEAD = Rejected(Error("com.microsoft:dead-letter", "", Map()))
 
 
@@ -45,13 +44,6 @@ async def peek(peer: Peer, entity: str, **arguments: Any) -> list[Sections]:
     body = Map([("from-sequence-number", Long(1)), ("message-count", Int(10)), *arguments.items()])
     reply = await peer.ask(f"{entity}/$management", "com.microsoft:peek-message", body)
     return [Sections.split(each["message"]) for each in reply["body"]["messages"]]
-
-
-async def receive_deferred(peer: Peer, number: int) -> Map:
-    body = Map([("sequence-numbers", [Long(number)]), ("receiver-settle-mode", Int(1))])
-    reply = await peer.ask("orders/$management", "com.microsoft:receive-by-sequence-number", body)
-    (message,) = reply["body"]["messages"]
-    return message
 
 
 @pytest.mark.parametrize("place", ["first", "last"])
@@ -164,46 +156,6 @@ async def test_a_scheduled_message_keeps_its_state_when_it_is_due(stage: Stage) 
             assert state_and_count(dead) == (0, 1)
     states = [each.read_message_annotations()["x-opt-message-state"] for each in waiting]
     assert sorted(states) == [0, 0, 2]
-
-
-async def test_deferring_counts_as_a_delivery(stage: Stage) -> None:
-    stage.queue.update(replace(stage.queue.description, max_delivery_count=3))
-    async with stage.connect() as peer:
-        await peer.send(await peer.attach_sender("orders"), data_body(b"x"))
-        link = await peer.attach_receiver("orders")
-        (delivery,) = await peer.take(link, 1)
-        await peer.settle(delivery, DEFERRED)
-        counts = []
-        for status in ("abandoned", "defered"):
-            message = await receive_deferred(peer, 1)
-            counts.append(Sections.split(message["message"]).read_header().delivery_count)
-            body = Map([("disposition-status", status), ("lock-tokens", [message["lock-token"]])])
-            reply = await peer.ask("orders/$management", "com.microsoft:update-disposition", body)
-            assert reply["statusCode"] == 200
-        (dead,) = await peer.take(await peer.attach_receiver("orders/$deadletterqueue"), 1)
-    assert counts == [1, 2]
-    assert state_and_count(dead) == (0, 3)
-    assert sections(dead).read_application_properties()["DeadLetterReason"] == "MaxDeliveryCountExceeded"
-
-
-async def test_deliveries_of_a_dead_letter_raise_the_count_without_limit(stage: Stage) -> None:
-    stage.queue.update(replace(stage.queue.description, max_delivery_count=2))
-    counts = []
-    async with stage.connect() as peer:
-        await peer.send(await peer.attach_sender("orders"), data_body(b"x"))
-        link = await peer.attach_receiver("orders")
-        for _ in range(2):
-            (delivery,) = await peer.take(link, 1)
-            await peer.settle(delivery, ABANDONED)
-        dead = await peer.attach_receiver("orders/$deadletterqueue")
-        for number in range(4):
-            (delivery,) = await peer.take(dead, 1)
-            counts.append(state_and_count(delivery)[1])
-            if number == 2:
-                stage.emulator.advance(MINUTE)
-            else:
-                await peer.settle(delivery, ABANDONED)
-    assert counts == [2, 3, 4, 5]
 
 
 async def test_a_locked_message_is_settled_by_its_token_after_the_connection(stage: Stage) -> None:

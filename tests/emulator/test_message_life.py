@@ -34,19 +34,7 @@ def named(*ids: str | None, **fields: object) -> list[StoredMessage]:
     return [StoredMessage(Sections(), 10, message_id=each, **fields) for each in ids]
 
 
-def annotations_of(message: StoredMessage):
-    return Sections.split(service_envelope.encode_delivery(message)).read_message_annotations()
-
-
 # Duplicates
-
-
-def test_a_message_id_is_enqueued_once(make_queue) -> None:
-    queue = make_queue(requires_duplicate_detection=True)
-    queue.send(named("a", "b", "a", None, None))
-    queue.send(named("b"))
-    assert queue.counts().active == 4
-    assert queue.size_bytes == 40
 
 
 def test_a_duplicate_gets_the_sequence_number_of_the_first(make_queue, clock) -> None:
@@ -94,16 +82,6 @@ def test_a_topic_detects_duplicates_for_its_subscriptions(namespace) -> None:
 def chain(make_queue, length: int) -> list:
     queues = [make_queue(f"q{n}", forward_to=f"sb://host:1/q{n + 1}") for n in range(length - 1)]
     return [*queues, make_queue(f"q{length - 1}")]
-
-
-def test_a_forwarded_message_keeps_its_keys_and_first_number(make_queue) -> None:
-    first, second = chain(make_queue, 2)
-    second.send(named(None))
-    first.send(named(None, session_id="s", partition_key="s"))
-    got = second.messages.receive(9)[1]
-    assert (got.session_id, got.partition_key, got.sequence_number) == ("s", "s", 2)
-    assert annotations_of(got)["x-opt-enqueue-sequence-number"] == 1
-    assert first.counts().total == first.size_bytes == 0
 
 
 def test_a_message_goes_four_hops_and_no_further(make_queue) -> None:
@@ -223,17 +201,6 @@ def test_forwarding_to_a_partition_that_is_down_waits_in_order(make_queue, fault
     assert (queue.counts().total, target.counts().active) == (0, 2 if detects else 3)
 
 
-def test_dead_letters_are_forwarded_with_their_reason(make_queue) -> None:
-    bin_ = make_queue("bin")
-    queue = make_queue(forward_dead_lettered_messages_to="bin")
-    queue.send(named(None))
-    queue.messages.dead_letter(queue.messages.receive(1)[0].lock_token, "bad", "very")
-    (got,) = bin_.messages.receive(9)
-    properties = Sections.split(service_envelope.encode_delivery(got)).read_application_properties()
-    assert (properties["DeadLetterReason"], properties["DeadLetterErrorDescription"]) == ("bad", "very")
-    assert queue.counts().total == 0
-
-
 def test_forwarding_can_begin_and_end_later(make_queue) -> None:
     target = make_queue("target")
     queue = make_queue()
@@ -313,15 +280,6 @@ def test_the_transfer_dead_letters_have_an_address(namespace, make_queue) -> Non
 # Modify, delete, disable
 
 
-def test_settlement_modifies_application_properties(put) -> None:
-    (message,) = put()
-    properties = service_envelope.Map([("mine", "new"), ("other", True)])
-    for _ in range(2):
-        service_envelope.modify_properties(message, properties)
-    assert message.sections.read_application_properties().pairs == properties.pairs
-    assert message.size == 100 + len(message.sections.application_properties)
-
-
 CHANGES = service_envelope.Map([("note", "x" * 50)])
 
 
@@ -386,15 +344,6 @@ def test_ready_messages_are_deleted_in_batches(queue, put, clock) -> None:
     assert queue.messages.delete(9, clock.now_ms()) == 0
     assert [message.sequence_number for message in queue.messages.receive(9)] == [7]
     assert queue.size_bytes == 300
-
-
-def test_watchers_are_notified_of_a_status_change(queue) -> None:
-    errors = []
-    queue.watch(errors.append)
-    queue.update(replace(queue.description, max_delivery_count=3))
-    assert errors == []
-    queue.update(replace(queue.description, status="SendDisabled"))
-    assert [type(error) for error in errors] == [EntityDisabled]
 
 
 # Idle entities

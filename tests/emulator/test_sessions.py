@@ -18,7 +18,6 @@ from sbpair.emulator.service_errors import (
     MessageLockExpired,
     MessageNotFound,
     NotAllowed,
-    SessionCannotBeLocked,
     SessionLockExpired,
 )
 
@@ -77,15 +76,6 @@ def test_a_session_has_its_own_messages_in_order(queue, send_to) -> None:
         queue.messages.receive(1)
 
 
-def test_a_session_is_locked_by_one_receiver_at_a_time(queue, send_to) -> None:
-    send_to("a")
-    held = queue.messages.accept("a")
-    with pytest.raises(SessionCannotBeLocked):
-        queue.messages.accept("a")
-    held.close()
-    assert queue.messages.accept("a").id == "a"
-
-
 def test_an_empty_session_can_be_accepted_by_name(queue) -> None:
     held = queue.messages.accept("new")
     assert held.receive(1) == []
@@ -121,39 +111,6 @@ def test_a_message_for_a_held_session_wakes_its_consumer(queue, send_to) -> None
     assert receiver.got == [sent[0], sent[2]]
 
 
-def test_an_abandoned_message_comes_before_the_rest(queue, send_to) -> None:
-    sent = send_to("a", "a", "a")
-    held = queue.messages.accept("a")
-    held.abandon(held.receive(1)[0].lock_token)
-    again = held.receive(9)
-    assert [(each.sequence_number, each.delivery_count) for each in again] == [(sent[0], 1), (sent[1], 0), (sent[2], 0)]
-
-
-def test_an_expired_session_lock_counts_failed_deliveries(queue, send_to, advance) -> None:
-    send_to("a", "a")
-    held = queue.messages.accept("a")
-    lost = []
-    held.on_lock_lost = lost.append
-    token = held.receive(1)[0].lock_token
-    advance(MINUTE)
-    assert [type(refusal) for refusal in lost] == [SessionLockExpired]
-    for late in (lambda: held.complete(token), lambda: held.receive(1), held.renew, lambda: held.set_state(b"x")):
-        with pytest.raises(SessionLockExpired):
-            late()
-    again = queue.messages.accept("a").receive(9)
-    assert [message.delivery_count for message in again] == [1, 0]
-
-
-def test_a_session_lock_expires_without_the_timer(queue, send_to, clock) -> None:
-    send_to("a")
-    held = queue.messages.accept("a")
-    token = held.receive(1)[0].lock_token
-    clock.advance(MINUTE)
-    with pytest.raises(SessionLockExpired):
-        held.complete(token)
-    queue.messages.accept("a")
-
-
 def test_renewing_a_session_renews_its_messages(queue, send_to, clock, advance) -> None:
     send_to("a")
     held = queue.messages.accept("a")
@@ -168,31 +125,12 @@ def test_renewing_a_session_renews_its_messages(queue, send_to, clock, advance) 
         queue.messages.renew(message.lock_token)
 
 
-def test_closing_a_session_counts_no_failed_delivery(queue, send_to) -> None:
-    send_to("a", "a")
-    held = queue.messages.accept("a")
-    held.receive(2)
-    held.close()
-    held.close()
-    assert queue.messages.locked_count == 0
-    assert [message.delivery_count for message in queue.messages.accept("a").receive(9)] == [0, 0]
-
-
 def test_a_session_lost_with_its_connection_counts_failures(queue, send_to) -> None:
     send_to("a")
     held = queue.messages.accept("a")
     held.receive(1)
     held.close(failed=True)
     assert queue.messages.accept("a").receive(1)[0].delivery_count == 1
-
-
-def test_too_many_failed_deliveries_dead_letter_the_message(queue, send_to) -> None:
-    send_to("a")
-    held = queue.messages.accept("a")
-    for _ in range(3):
-        held.abandon(held.receive(1)[0].lock_token)
-    dead = queue.dead_letters.receive(9)
-    assert [(each.session_id, each.dead_letter.reason) for each in dead] == [("a", "MaxDeliveryCountExceeded")]
 
 
 def test_a_deferred_message_is_received_through_its_session(queue, send_to) -> None:

@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from sbpair.emulator.entities.namespace import Namespace
     from sbpair.emulator.entities.topic import SubscriptionEntity, TopicEntity
 
-MINUTE = 60_000
-
 
 @pytest.fixture
 def topic(namespace: Namespace) -> TopicEntity:
@@ -59,17 +57,6 @@ def a_message(properties: dict[str, Value] | None = None, **fields: Any) -> Stor
 
 def received(subscription: SubscriptionEntity) -> list[StoredMessage]:
     return subscription.messages.receive(100)
-
-
-def test_every_subscription_has_its_own_message_of_the_same_bytes(topic) -> None:
-    first, second = topic.create_subscription("first"), topic.create_subscription("second")
-    sent = a_message()
-    topic.send([a_message(), sent])
-    got, other = received(first), received(second)
-    assert [message.sequence_number for message in got] == [1, 2]
-    assert got[1].sections is other[1].sections is sent.sections
-    first.messages.complete(got[1].lock_token)
-    assert (len(first.messages), len(second.messages)) == (1, 2)
 
 
 def test_a_topic_without_subscriptions_stores_nothing(topic) -> None:
@@ -92,18 +79,6 @@ def test_the_size_of_a_topic_is_that_of_its_subscriptions(topic) -> None:
         topic.send([a_message()])
     with pytest.raises(MessageTooLarge):
         topic.send([StoredMessage(Sections(), 300_000)])
-
-
-def test_a_scheduled_message_is_published_at_its_time(topic, clock, advance) -> None:
-    subscription = topic.create_subscription("s")
-    numbers = topic.schedule([a_message(scheduled_at_ms=clock.now_ms() + MINUTE) for _ in range(2)])
-    assert topic.counts().scheduled == 2
-    topic.cancel_scheduled(numbers[:1])
-    advance(MINUTE - 1)
-    assert received(subscription) == []
-    advance(1)
-    assert len(received(subscription)) == 1
-    assert topic.counts().total == 0
 
 
 def test_the_shortest_ttl_of_message_topic_and_subscription_applies(namespace, advance) -> None:
@@ -165,17 +140,6 @@ def test_a_failed_filter_dead_letters_if_so_described(topic, wanted) -> None:
     assert b"FilterException" in service_envelope.encode_delivery(dead[0])
 
 
-def test_an_action_changes_one_copy_only(topic) -> None:
-    rule = SubscriptionRule("r", TrueRuleFilter(), SqlAction("SET n = n + 1; SET sys.SessionId = 'x'"))
-    changed, plain = topic.create_subscription("changed", rule=rule), topic.create_subscription("plain")
-    topic.send([a_message({"n": Int(1)})])
-    one, other = received(changed)[0], received(plain)[0]
-    assert one.sections.read_application_properties() == Map([("n", Int(2)), ("RuleName", "r")])
-    assert one.session_id == "x"
-    assert one.size == len(one.sections)
-    assert other.sections.read_application_properties() == Map([("n", Int(1))])
-
-
 def numbers_of(message: StoredMessage) -> tuple[int, int]:
     annotations = Sections.split(service_envelope.encode_delivery(message)).read_message_annotations()
     return annotations["x-opt-sequence-number"], annotations["x-opt-enqueue-sequence-number"]
@@ -230,21 +194,6 @@ def test_contradicting_keys_fail_for_one_subscription_only(namespace, partitione
 
 
 # Names and addresses
-
-
-def test_queues_and_topics_share_their_names(namespace) -> None:
-    namespace.create_topic("Orders")
-    with pytest.raises(EntityExists):
-        namespace.create_queue("orders")
-    namespace.create_queue("q")
-    with pytest.raises(EntityExists):
-        namespace.create_topic("Q")
-
-
-@pytest.mark.parametrize("name", ["", "x" * 51, "a/b", "a b", "ä", "$a"])
-def test_an_invalid_subscription_name_is_refused(topic, name) -> None:
-    with pytest.raises(ArgumentInvalid):
-        topic.create_subscription(name)
 
 
 def test_a_subscription_is_found_by_its_address_in_any_case(namespace, topic) -> None:

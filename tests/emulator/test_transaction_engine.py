@@ -17,12 +17,11 @@ from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.emulator.entities.send_via import SendVia
 from sbpair.emulator.entities.stored_message import StoredMessage
-from sbpair.emulator.entities.transaction import MAX_MESSAGES, TIMEOUT_MS, Transaction
+from sbpair.emulator.entities.transaction import MAX_MESSAGES, Transaction
 from sbpair.emulator.service_errors import (
     EntityDisabled,
     EntityFull,
     MessageLockExpired,
-    MessageNotFound,
     NotAllowed,
     SessionLockExpired,
     TransactionRolledBack,
@@ -67,60 +66,6 @@ def numbers(messages: SubQueue) -> list[int]:
 # What is visible
 
 
-def test_nothing_is_visible_before_the_commit(queue, put, transaction) -> None:
-    put(1)
-    (held,) = queue.messages.receive(1)
-    transaction.send(queue, [a_message(), a_message()])
-    complete_in(transaction, queue, held)
-    assert (len(queue.messages), queue.messages.locked_count, queue.messages.receive(9)) == (1, 1, [])
-    transaction.commit()
-    assert numbers(queue.messages) == [2, 3]
-    with pytest.raises(MessageLockExpired):
-        queue.messages.complete(held.lock_token)
-
-
-def test_after_a_rollback_sends_are_gone_and_locks_are_there(queue, put, transaction) -> None:
-    put(1)
-    (held,) = queue.messages.receive(1)
-    transaction.send(queue, [a_message()])
-    complete_in(transaction, queue, held)
-    transaction.roll_back()
-    assert (len(queue.messages), queue.messages.locked_count) == (1, 1)
-    queue.messages.complete(held.lock_token)
-    assert len(queue.messages) == 0
-
-
-@pytest.mark.parametrize(
-    ("settlement", "counts", "delivery_count"),
-    [
-        (completing, (0, 0), None),
-        (lambda messages, token: messages.abandon(token), (1, 0), 1),
-        (lambda messages, token: messages.release(token), (1, 0), 0),
-        (lambda messages, token: messages.dead_letter(token, "r", "d"), (0, 1), None),
-    ],
-    ids=["complete", "abandon", "release", "dead-letter"],
-)
-def test_each_settlement_happens_with_the_commit(queue, put, transaction, settlement, counts, delivery_count) -> None:
-    put(1)
-    (held,) = queue.messages.receive(1)
-    transaction.settle(queue, queue.messages, [held.lock_token], settlement)
-    assert queue.messages.locked_count == 1
-    assert held.delivery_count == 0
-    transaction.commit()
-    assert (len(queue.messages), len(queue.dead_letters), queue.messages.locked_count) == (*counts, 0)
-    assert delivery_count is None or queue.messages.receive(1)[0].delivery_count == delivery_count
-
-
-def test_deferring_in_a_transaction(queue, put, transaction) -> None:
-    put(1)
-    (held,) = queue.messages.receive(1)
-    transaction.settle(queue, queue.messages, [held.lock_token], lambda messages, token: messages.defer(token))
-    with pytest.raises(MessageNotFound):
-        queue.messages.receive_deferred([1])
-    transaction.commit()
-    assert len(queue.messages.receive_deferred([1])) == 1
-
-
 def test_dead_letters_are_settled_in_the_transaction_of_their_queue(queue, put, transaction) -> None:
     put(2)
     first, second = queue.messages.receive(2)
@@ -132,12 +77,6 @@ def test_dead_letters_are_settled_in_the_transaction_of_their_queue(queue, put, 
     transaction.settle(queue, queue.messages, [second.lock_token], lambda on, token: on.dead_letter(token))
     transaction.commit()
     assert (len(queue.messages), len(queue.dead_letters)) == (0, 1)
-
-
-def test_a_transaction_without_operations_commits(transaction, advance) -> None:
-    advance(2 * TIMEOUT_MS)
-    transaction.commit()
-    assert transaction.is_over
 
 
 # Duplicates, forwarding, expiry, schedules
@@ -165,30 +104,6 @@ def test_sent_messages_are_forwarded_after_the_commit(make_queue, transaction) -
     assert (len(source.messages), len(target.messages)) == (0, 1)
 
 
-def test_time_to_live_begins_with_the_commit(queue, transaction, advance) -> None:
-    transaction.send(queue, [a_message(ttl_ms=MINUTE)])
-    advance(MINUTE - 1)
-    transaction.commit()
-    advance(MINUTE - 1)
-    assert len(queue.messages) == 1
-    advance(1)
-    assert len(queue.messages) == 0
-
-
-def test_scheduled_messages_get_their_numbers_before_the_commit(queue, clock, transaction, begin, advance) -> None:
-    due = clock.now_ms() + MINUTE
-    rolled_back = begin()
-    assert rolled_back.schedule(queue, [a_message(scheduled_at_ms=due)]) == [1]
-    rolled_back.roll_back()
-    assert transaction.schedule(queue, [a_message(scheduled_at_ms=due), a_message(scheduled_at_ms=due)]) == [2, 3]
-    assert queue.counts().scheduled == 0
-    transaction.commit()
-    assert queue.counts().scheduled == 2
-    queue.cancel_scheduled([2])
-    advance(MINUTE)
-    assert numbers(queue.messages) == [4]
-
-
 @pytest.mark.parametrize("partitioned", [False, True])
 def test_a_schedule_that_is_due_at_the_commit_is_sent(make_queue, clock, transaction, advance, partitioned) -> None:
     queue = make_queue("q", enable_partitioning=partitioned)
@@ -196,19 +111,6 @@ def test_a_schedule_that_is_due_at_the_commit_is_sent(make_queue, clock, transac
     advance(MINUTE)
     transaction.commit()
     assert len(queue.messages.receive(2)) == 1
-
-
-def test_cancelling_happens_with_the_commit(queue, clock, transaction, begin) -> None:
-    queue.schedule([a_message(scheduled_at_ms=clock.now_ms() + MINUTE)])
-    rolled_back = begin()
-    rolled_back.cancel_scheduled(queue, [1])
-    rolled_back.roll_back()
-    transaction.cancel_scheduled(queue, [1])
-    with pytest.raises(MessageNotFound):
-        transaction.cancel_scheduled(queue, [1])
-    assert queue.counts().scheduled == 1
-    transaction.commit()
-    assert queue.counts().scheduled == 0
 
 
 def test_schedules_of_different_partitions_are_not_cancelled_at_once(partitioned, clock, transaction) -> None:
@@ -221,46 +123,7 @@ def test_schedules_of_different_partitions_are_not_cancelled_at_once(partitioned
     assert partitioned.counts().scheduled == 5
 
 
-def test_a_schedule_that_became_due_fails_the_commit_of_its_cancelling(queue, clock, transaction, advance) -> None:
-    queue.schedule([a_message(scheduled_at_ms=clock.now_ms() + MINUTE)])
-    transaction.cancel_scheduled(queue, [1])
-    transaction.send(queue, [a_message()])
-    advance(MINUTE)
-    with pytest.raises(TransactionRolledBack):
-        transaction.commit()
-    assert numbers(queue.messages) == [2]
-
-
-def test_the_state_of_a_session_is_set_with_the_commit(make_queue, transaction) -> None:
-    queue = make_queue("q", requires_session=True)
-    queue.send([a_message(session_id="s")])
-    held = queue.messages.accept("s")
-    (message,) = held.receive(1)
-    transaction.set_state(queue, held, b"one")
-    transaction.set_state(queue, held, b"two")
-    transaction.settle(queue, held, [message.lock_token], completing)
-    assert held.state is None
-    transaction.commit()
-    assert (held.state, len(queue.messages)) == (b"two", 0)
-
-
 # Failing commits
-
-
-def test_a_lock_that_ran_out_fails_the_whole_commit(queue, put, transaction, advance) -> None:
-    put(1)
-    (lost,) = queue.messages.receive(1)
-    advance(queue.description.lock_ms // 2)
-    put(1)
-    (held,) = queue.messages.receive(1)
-    complete_in(transaction, queue, held)
-    complete_in(transaction, queue, lost)
-    transaction.send(queue, [a_message()])
-    advance(queue.description.lock_ms // 2)
-    with pytest.raises(TransactionRolledBack, match="lock"):
-        transaction.commit()
-    assert (len(queue.messages), queue.messages.locked_count) == (2, 1)
-    queue.messages.complete(held.lock_token)
 
 
 class TickingClock(ManualClock):
@@ -311,26 +174,6 @@ def test_a_session_that_is_lost_fails_the_commit(make_queue, transaction, advanc
     assert len(queue.messages) == 1
 
 
-def test_a_message_settled_otherwise_fails_the_commit(queue, put, transaction) -> None:
-    put(2)
-    first, second = queue.messages.receive(2)
-    complete_in(transaction, queue, first, second)
-    queue.messages.abandon(second.lock_token)
-    with pytest.raises(TransactionRolledBack):
-        transaction.commit()
-    queue.messages.complete(first.lock_token)
-
-
-def test_a_message_is_settled_once_in_a_transaction(queue, put, transaction) -> None:
-    put(1)
-    (held,) = queue.messages.receive(1)
-    complete_in(transaction, queue, held)
-    with pytest.raises(MessageLockExpired):
-        complete_in(transaction, queue, held)
-    transaction.commit()
-    assert len(queue.messages) == 0
-
-
 def test_a_failed_settlement_of_several_keeps_none(queue, put, transaction) -> None:
     put(2)
     first, second = queue.messages.receive(2)
@@ -373,18 +216,6 @@ def test_a_quota_counts_what_the_transaction_has(make_queue, transaction, begin)
     assert len(queue.messages) == 1
 
 
-@pytest.mark.parametrize("ends", [False, True])
-def test_an_entity_that_went_down_fails_the_commit(queue, faults: Faults, transaction, ends) -> None:
-    transaction.send(queue, [a_message()])
-    fault = faults.entity_down("contoso", "orders")
-    if ends:
-        transaction.doom_within("orders", "it was down")
-        faults.end(fault)
-    with pytest.raises(TransactionRolledBack):
-        transaction.commit()
-    assert len(queue.messages) == 0
-
-
 def test_a_partition_that_went_down_fails_the_commit(make_queue, faults: Faults, transaction) -> None:
     queue = make_queue("q", enable_partitioning=True)
     transaction.send(queue, [a_message(partition_key="k")])
@@ -396,21 +227,6 @@ def test_a_partition_that_went_down_fails_the_commit(make_queue, faults: Faults,
 
 
 # Time
-
-
-def test_two_minutes_after_its_first_operation_it_is_rolled_back(
-    queue, transaction, clock: ManualClock, advance
-) -> None:
-    clock.advance(TIMEOUT_MS)
-    transaction.send(queue, [a_message()])
-    advance(TIMEOUT_MS - 1)
-    transaction.send(queue, [a_message()])
-    assert not transaction.is_over
-    advance(1)
-    assert transaction.is_over
-    with pytest.raises(NotAllowed, match=r"No active Transaction was found for ID 'txn-1'.*00:02:00"):
-        transaction.send(queue, [a_message()])
-    assert len(queue.messages) == 0
 
 
 def test_a_hundred_messages_may_be_sent(queue, transaction) -> None:
@@ -426,22 +242,6 @@ def test_a_hundred_messages_may_be_sent(queue, transaction) -> None:
 
 
 # One entity and one partition
-
-
-def test_a_transaction_has_one_queue_or_topic(make_queue, queue, put, transaction) -> None:
-    other = make_queue("other")
-    put(1, other)
-    (held,) = other.messages.receive(1)
-    transaction.send(queue, [a_message()])
-    for refused in (
-        lambda: transaction.send(other, [a_message()]),
-        lambda: complete_in(transaction, other, held),
-        lambda: transaction.schedule(other, [a_message(scheduled_at_ms=1)]),
-    ):
-        with pytest.raises(NotAllowed, match="Local transactions cannot span multiple entities or partitions"):
-            refused()
-    transaction.commit()
-    assert (len(queue.messages), len(other.messages)) == (1, 1)
 
 
 def test_a_topic_and_its_subscriptions_are_one(namespace, transaction) -> None:
@@ -523,16 +323,6 @@ def test_a_plain_send_uses_the_key_of_transfers_without_another(partitioned) -> 
 @pytest.fixture
 def destination(make_queue: MakeQueue) -> QueueEntity:
     return make_queue("destination")
-
-
-def test_a_transfer_belongs_to_the_entity_it_goes_through(queue, put, destination, transaction) -> None:
-    put(1)
-    (held,) = queue.messages.receive(1)
-    complete_in(transaction, queue, held)
-    transaction.send(SendVia(queue, destination), [a_message(), a_message()])
-    assert len(destination.messages) == 0
-    transaction.commit()
-    assert (len(queue.messages), numbers(destination.messages)) == (0, [1, 2])
 
 
 def test_a_transfer_outside_a_transaction_arrives_at_once(queue, destination) -> None:
@@ -632,18 +422,6 @@ def test_transfers_through_a_topic(namespace, faults: Faults) -> None:
     target = namespace.resolve("via/$Transfer/$DeadLetterQueue")
     target.check_receive()
     assert len(target.messages.receive(1)) == 1
-
-
-def test_transfers_through_partitions_need_the_same_key(partitioned, destination, transaction) -> None:
-    transfer = SendVia(partitioned, destination)
-    transaction.send(transfer, [a_message(via="k", partition_key="other")])
-    transaction.send(partitioned, [a_message(partition_key="k")])
-    with pytest.raises(NotAllowed):
-        transaction.send(transfer, [a_message(via="l", partition_key="k")])
-    with pytest.raises(NotAllowed):
-        transaction.send(transfer, [a_message()])
-    transaction.commit()
-    assert (len(partitioned.messages), len(destination.messages)) == (1, 1)
 
 
 def test_an_entity_that_is_deleted_takes_its_transfers_along(namespace, queue, destination, faults: Faults) -> None:

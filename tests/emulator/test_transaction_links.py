@@ -161,33 +161,6 @@ async def test_the_basic_tier_has_no_transactions() -> None:
 # Work in a transaction
 
 
-async def test_a_message_is_received_and_another_sent_atomically(stage: Stage) -> None:
-    async with stage.connect() as peer:
-        (delivery,) = await peer.lock("orders", plain("in"))
-        control, txn_id, sender = await peer.begin_sending("orders")
-        answer = await peer.settle_in(txn_id, delivery)
-        assert (answer.state, answer.settled) == (in_transaction(txn_id, Accepted()), False)
-        assert await peer.send_in(txn_id, sender, plain("out")) == in_transaction(txn_id, Accepted())
-        assert (len(stage.queue.messages), stage.queue.messages.locked_count) == (1, 1)
-        assert await peer.discharge(control, txn_id) == Accepted()
-        confirmed = await peer.wait(Disposed)
-        assert (confirmed.deliveries, confirmed.state, confirmed.settled) == ([delivery], Accepted(), True)
-        (out,) = await peer.take(delivery.link, 1)
-    assert Sections.split(out.payload).body == data_body(b"out")
-
-
-async def test_a_rolled_back_settlement_can_be_repeated_on_its_link(stage: Stage) -> None:
-    async with stage.connect() as peer:
-        control = await peer.attach_coordinator()
-        (delivery,) = await peer.lock("orders", plain())
-        for fail in (True, False):
-            txn_id = await peer.declare(control)
-            await peer.settle_in(txn_id, delivery)
-            await peer.discharge(control, txn_id, fail=fail)
-            assert len(stage.queue.messages) == fail
-        assert (await peer.wait(Disposed)).settled
-
-
 @pytest.mark.parametrize(
     ("outcome", "confirmed", "counts"),
     [
@@ -359,14 +332,6 @@ async def test_ids_are_known_on_their_own_connection_only(stage: Stage) -> None:
         assert (await other.wait(LinkDetached, of=sender)).error.condition == UNKNOWN_ID
         state = await other.discharge(await other.attach_coordinator(), txn_id)
         assert state.error.condition == UNKNOWN_ID
-
-
-async def test_an_id_is_unknown_after_its_discharge(stage: Stage) -> None:
-    async with stage.connect() as peer:
-        control, txn_id, sender = await peer.begin_sending("orders")
-        await peer.discharge(control, txn_id)
-        await peer.post_in(txn_id, sender, plain())
-        assert (await peer.wait(LinkDetached, of=sender)).error.condition == UNKNOWN_ID
 
 
 async def test_a_transaction_whose_time_is_over(stage: Stage) -> None:

@@ -16,10 +16,7 @@ import pytest
 from aiohttp import ClientSession
 from azure.servicebus import ServiceBusMessage
 
-from sbpair.amqp.message import Sections
-from sbpair.emulator.config_file import load_config
-from sbpair.emulator.entities.stored_message import StoredMessage
-from sbpair.emulator.server import EmulatorOptions, RequestedNamespace
+from sbpair.emulator.server import RequestedNamespace
 from sbpair.errors import PortInUse, UsageError
 from sbpair.testing import Emulator
 from tests.kit.async_tests import InLoop
@@ -207,19 +204,6 @@ def test_programs_for_the_vendors_emulator_run_unchanged(config: str, node: str,
 
 
 # The command
-
-
-async def test_entities_of_a_data_file_stay_and_missing_ones_are_created(config: str, tmp_path: Path) -> None:
-    file, data = load_config(Path(config)), EmulatorOptions(data=tmp_path / "emulator.db")
-    requested = [each._replace(port=0) for each in file.requested([], 0)]
-    async with Emulator(requested, options=data, create_entities=file.create_entities) as emulator:
-        namespace = emulator.namespaces["sbemulatorns"]
-        namespace.queue("queue.1").send([StoredMessage(Sections(), 100)])
-        namespace.delete_topic("topic.1")
-    async with Emulator(requested, options=data, create_entities=file.create_entities) as emulator:
-        namespace = emulator.namespaces["sbemulatorns"]
-        assert namespace.queue("queue.1").counts().active == 1
-        assert [each.name for each in namespace.topic("topic.1").subscriptions] == ["subscription.1"]
 
 
 async def test_the_command_prints_the_vendors_line_when_ready(config: str, tmp_path: Path) -> None:
