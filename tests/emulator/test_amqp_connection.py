@@ -319,8 +319,6 @@ async def test_a_missing_entity_is_not_found_by_the_callers_name(peer: Peer) -> 
     [
         (lambda rule: sign(rule, "sb://127.0.0.1/orders", 1 << 40), 202),
         (lambda rule: sign(rule, "http://any.host/", 1 << 40), 202),
-        (lambda rule: sign(rule, "sb://127.0.0.1/orders", 1), 401),
-        (lambda rule: sign(rule, "sb://127.0.0.1/other", 1 << 40), 401),
         (lambda _: "SharedAccessSignature sr=x", 401),
         (lambda _: "eyJ0eXAiOiJKV1QifQ.e30.x", 401),
     ],

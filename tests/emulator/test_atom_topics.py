@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from sbpair.emulator.entities.rules import CorrelationRuleFilter, SqlAction, SqlRuleFilter, SubscriptionRule, read_typed
 from sbpair.emulator.frontends.atom import atom_xml
-from sbpair.emulator.frontends.atom.atom_frontend import read_topic_path
 from sbpair.emulator.frontends.atom.atom_rules import read_rule, rule_xml
 from sbpair.emulator.service_errors import ArgumentInvalid
 from tests.emulator.atom_client import Manager, elements_of, entry, open_manager, sub_code
@@ -133,22 +132,6 @@ async def test_a_missing_entity_is_an_empty_feed(manager: Manager, path: str) ->
     assert status == 200
     assert "<feed" in text
     assert "<entry" not in text
-
-
-@pytest.mark.parametrize(
-    ("path", "place"),
-    [
-        ("t", None),
-        ("subscriptions/s", None),
-        ("t/subscriptions", ("t", None, False, None)),
-        ("a/t/Subscriptions/S", ("a/t", "S", False, None)),
-        ("t/subscriptions/s/rules", ("t", "s", True, None)),
-        ("t/SUBSCRIPTIONS/s/Rules/$Default", ("t", "s", True, "$Default")),
-        ("t/subscriptions/s/rules/a/b", None),
-    ],
-)
-def test_a_path_is_taken_apart(path: str, place: tuple[object, ...] | None) -> None:
-    assert read_topic_path(path) == place
 
 
 TYPED = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sbpair.emulator.entities.description import QueueDescription, check_path
-from sbpair.emulator.entities.description_schema import ELEMENTS, QUEUE, SETTABLE, format_value, from_elements
+from sbpair.emulator.entities.description_schema import QUEUE, SETTABLE, format_value, from_elements
 from sbpair.emulator.service_errors import ArgumentInvalid
 
 FOR_EVER = "P10675199DT2H48M5.4775807S"
@@ -104,15 +104,6 @@ def test_immutable_properties_cannot_change(name) -> None:
 
 def test_a_partitioned_queue_reads_back_sixteen_times_its_size() -> None:
     assert format_value(read(EnablePartitioning="true", MaxSizeInMegabytes="5120"), "MaxSizeInMegabytes") == "81920"
-
-
-def test_elements_must_be_in_the_services_order() -> None:
-    QUEUE.check_order(list(ELEMENTS))
-    QUEUE.check_order([])
-    QUEUE.check_order(["Status", "AutoDeleteOnIdle", "ForwardTo", "UserMetadata"])
-    for wrong in (["MaxSizeInMegabytes", "LockDuration"], ["LockDuration", "LockDuration"], ["LockDuratoin"]):
-        with pytest.raises(ArgumentInvalid, match="element"):
-            QUEUE.check_order(wrong)
 
 
 @pytest.mark.parametrize("path", ["orders", "contoso/x-servicebus-transfer/0", "A.b-c_d/1", "x" * 260])

@@ -115,13 +115,16 @@ async def until_cut_off(reader: asyncio.StreamReader, writer: asyncio.StreamWrit
     return output
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-async def test_a_protocol_error_costs_its_own_connection(stage: Stage, name: str) -> None:
+async def test_a_protocol_error_costs_its_own_connection(stage: Stage) -> None:
+    async def hostile(sent: bytes) -> None:
+        reader, writer = await raw(stage)
+        writer.write(sent)
+        await until_cut_off(reader, writer)
 
     async def attack() -> None:
-        reader, writer = await raw(stage)
-        writer.write(HOSTILE[name])
-        await until_cut_off(reader, writer)
+        async with asyncio.TaskGroup() as group:
+            for name, sent in HOSTILE.items():
+                group.create_task(hostile(sent), name=name)
 
     await Good(stage).during(attack())
 

@@ -9,7 +9,7 @@ import pytest
 from sbpair.emulator.entities.description import SubscriptionDescription
 from sbpair.emulator.entities.rules import SubscriptionRule
 from sbpair.emulator.faults.fault_points import CreditBudget, FaultPoints
-from sbpair.emulator.service_errors import EntityFull, RequestThrottled, ServerBusy
+from sbpair.emulator.service_errors import EntityFull, ServerBusy
 
 
 @pytest.fixture
@@ -92,7 +92,3 @@ def test_a_namespace_limits_its_connections() -> None:
     with pytest.raises(EntityFull, match="ConnectionsQuotaExceeded"):
         points.check_connections()
     assert FaultPoints().max_connections == 5_000
-
-
-def test_throttled_management_requests_have_their_own_code() -> None:
-    assert (RequestThrottled.status, RequestThrottled.sub_code) == (429, 50004)

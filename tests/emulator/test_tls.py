@@ -15,8 +15,6 @@ import pytest
 from aiohttp import ClientConnectorError, ClientSession
 from azure.core.exceptions import ServiceRequestError
 from azure.servicebus import ServiceBusClient, ServiceBusMessage, TransportType
-from azure.servicebus.aio import ServiceBusClient as AioClient
-from azure.servicebus.aio.management import ServiceBusAdministrationClient as AioAdministrationClient
 from azure.servicebus.management import ServiceBusAdministrationClient
 
 from sbpair.amqp_client.client import connect
@@ -62,33 +60,12 @@ def test_the_official_client_speaks_tls(secure: Any, connecting: dict[str, Any])
         receiver.complete_message(message)
 
 
-async def test_the_official_aio_client_speaks_tls(secure: Any, connecting: dict[str, Any]) -> None:
-    queue = secure.queue()
-
-    async with (
-        AioClient.from_connection_string(**connecting) as client,
-        client.get_queue_sender(queue.path) as sender,
-        client.get_queue_receiver(queue.path) as receiver,
-    ):
-        await sender.send_messages(ServiceBusMessage("by TLS"))
-        (message,) = await receiver.receive_messages(1, max_wait_time=10)
-        await receiver.complete_message(message)
-
-
 def test_the_official_administration_client_speaks_tls(connecting: dict[str, Any]) -> None:
     verify = {"connection_verify": connecting["connection_verify"]}
     with ServiceBusAdministrationClient.from_connection_string(connecting["conn_str"], **verify) as client:
         client.create_queue("made-by-tls")
         assert client.get_queue("made-by-tls").name == "made-by-tls"
         assert client.get_namespace_properties().name == "contoso"
-
-
-async def test_the_official_aio_administration_client_speaks_tls(secure: Any, connecting: dict[str, Any]) -> None:
-    queue = secure.queue()
-
-    async with AioAdministrationClient.from_connection_string(connecting["conn_str"]) as client:
-        properties = await client.get_queue(queue.path, connection_verify=connecting["connection_verify"])
-        assert properties.name == queue.path
 
 
 def test_without_the_ca_file_clients_refuse_it(connecting: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from sbpair.amqp.types import Array, Described, Int, Map, ULong, Value
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.entities.description import SubscriptionDescription, TopicDescription
-from sbpair.emulator.entities.description_schema import SUBSCRIPTION, TOPIC, from_elements
+from sbpair.emulator.entities.description_schema import QUEUE, SUBSCRIPTION, TOPIC, from_elements
 from sbpair.emulator.entities.rules import (
     CorrelationRuleFilter,
     FalseRuleFilter,
@@ -261,7 +261,7 @@ def test_keys_of_a_topic_apply_to_its_subscriptions(namespace, clock) -> None:
 # Descriptions
 
 
-@pytest.mark.parametrize("shape", [TOPIC, SUBSCRIPTION])
+@pytest.mark.parametrize("shape", [QUEUE, TOPIC, SUBSCRIPTION])
 def test_the_order_of_elements_is_checked(shape) -> None:
     shape.check_order([name for name in shape.elements if name in shape.settable])
     ordered = [name for name in shape.elements if name in shape.settable and name not in shape.unordered]
