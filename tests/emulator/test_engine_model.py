@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -290,8 +291,9 @@ class SessionEntry:
 
 
 class SessionsBesideModel(RuleBasedStateMachine):
-    """Sessions, deferral and duplicates: holders and order."""
+    """Sessions and deferral, and duplicates in a queue of one piece: holders and order."""
 
+    PARTITIONED = False
     WINDOW_MS = 20_000
     NAMES = ("a", "b", "c")
 
@@ -306,13 +308,15 @@ class SessionsBesideModel(RuleBasedStateMachine):
                 lock_duration=LOCK_MS * timespan.TICKS_PER_MS,
                 max_delivery_count=1_000,
                 requires_session=True,
-                requires_duplicate_detection=True,
+                enable_partitioning=self.PARTITIONED,
+                requires_duplicate_detection=not self.PARTITIONED,
                 duplicate_detection_history_time_window=self.WINDOW_MS * timespan.TICKS_PER_MS,
             ),
         )
-        self.last = 0
+        self.last: Counter[int] = Counter()
+        """The last number of each partition."""
         self.entries: list[SessionEntry] = []
-        self.seen: dict[str, int] = {}
+        self.seen: dict[int, int] = {}
         self.held_sessions: dict[str, tuple[HeldSession, int]] = {}
 
     def waiting(self, session: str) -> list[SessionEntry]:
@@ -329,13 +333,14 @@ class SessionsBesideModel(RuleBasedStateMachine):
                 for each in ids
             ]
         )
+        partition = self.queue.partitions.for_key(session) if self.queue.partitions else 0
         for each in ids:
-            if each is not None and self.clock.now_ms() < self.seen.get(str(each), 0) + self.WINDOW_MS:
-                continue
-            if each is not None:
-                self.seen[str(each)] = self.clock.now_ms()
-            self.last += 1
-            self.entries.append(SessionEntry(self.last, session))
+            if each is not None and not self.PARTITIONED:
+                if self.clock.now_ms() < self.seen.get(each, 0) + self.WINDOW_MS:
+                    continue
+                self.seen[each] = self.clock.now_ms()
+            self.last[partition] += 1
+            self.entries.append(SessionEntry(partition << 48 | self.last[partition], session))
 
     @rule(session=st.sampled_from(NAMES))
     def accept(self, session) -> None:
@@ -379,9 +384,10 @@ class SessionsBesideModel(RuleBasedStateMachine):
         each.token = b""
 
     @precondition(lambda self: self.held_sessions)
-    @rule(data=st.data(), number=st.integers(1, 20))
-    def receive_deferred(self, data, number) -> None:
+    @rule(data=st.data())
+    def receive_deferred(self, data) -> None:
         held, _ = data.draw(st.sampled_from(list(self.held_sessions.values())))
+        number = data.draw(st.sampled_from([*(each.number for each in self.entries), 999]))
         each = next((each for each in self.entries if each.number == number), None)
         if each is None or not each.deferred or each.token or each.session != held.id:
             with pytest.raises(MessageNotFound):
@@ -431,5 +437,11 @@ class Waiter:
         raise AssertionError(f"nobody waited for {held.id}")
 
 
-SessionsBesideModel.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+class PartitionedSessionsBesideModel(SessionsBesideModel):
+    PARTITIONED = True
+
+
+for machine in (SessionsBesideModel, PartitionedSessionsBesideModel):
+    machine.TestCase.settings = settings(max_examples=75, stateful_step_count=40, deadline=None)
 test_sessions_and_their_model_agree = SessionsBesideModel.TestCase
+test_partitioned_sessions_and_their_model_agree = PartitionedSessionsBesideModel.TestCase
