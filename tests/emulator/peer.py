@@ -38,6 +38,17 @@ SECONDS = 10
 ROOT_SIGN_IN = SaslClient("PLAIN", f"\0{ROOT_RULE.key_name}\0{ROOT_RULE.primary_key}".encode())
 
 
+@asynccontextmanager
+async def raw_connection(authority: str) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """Connect to an emulator without a protocol."""
+    host, _, port = authority.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        yield reader, writer
+    finally:
+        writer.transport.abort()
+
+
 class WebSocketStream:
     """The reader and writer of a peer, over a WebSocket."""
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from typing import TYPE_CHECKING
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from aiohttp import ClientConnectionError, ClientSession, web
@@ -22,6 +22,7 @@ from sbpair.errors import MachineLacks, NameInvalid, PortInUse, UsageError
 from sbpair.operating_system import listen
 from sbpair.testing import Emulator
 from sbpair.timespan import TICKS_PER_MS
+from tests.emulator.peer import raw_connection
 from tests.kit.async_tests import InLoop
 from tests.kit.sas import sign
 
@@ -50,15 +51,8 @@ def port_of(emulator: Emulator, name: str = "contoso") -> int:
     return int(emulator.namespaces[name].authority.rpartition(":")[2])
 
 
-@asynccontextmanager
-async def connected(emulator: Emulator, name: str = "contoso"):
-    reader, writer = await asyncio.open_connection("127.0.0.1", port_of(emulator, name))
-    try:
-        yield reader, writer
-    finally:
-        writer.close()
-        with suppress(ConnectionError):
-            await writer.wait_closed()
+def connected(emulator: Emulator, name: str = "contoso") -> Any:
+    return raw_connection(emulator.namespaces[name].authority)
 
 
 def parrot_emulator(*names: str) -> Emulator:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shutil
 import socket
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +17,7 @@ from azure.servicebus import ServiceBusMessage
 from sbpair.emulator.server import RequestedNamespace
 from sbpair.errors import PortInUse, UsageError
 from sbpair.testing import Emulator
+from tests.emulator.peer import raw_connection
 from tests.kit.async_tests import InLoop
 from tests.kit.command import environment, finished, run, run_program, start, untimed
 from tests.kit.sas import sign
@@ -74,18 +73,6 @@ async def get(url: str, method: str = "GET", **headers: str) -> tuple[int, str]:
         return answer.status, await answer.text()
 
 
-@asynccontextmanager
-async def amqp_connection(authority: str) -> AsyncIterator[asyncio.StreamReader]:
-    reader, writer = await asyncio.open_connection(*authority.split(":"))
-    try:
-        writer.write(AMQP)
-        yield reader
-    finally:
-        writer.close()
-        with suppress(ConnectionError):
-            await writer.wait_closed()
-
-
 # Two ports
 
 
@@ -94,17 +81,19 @@ async def test_both_ports_serve_both_protocols(emulator: Emulator) -> None:
     assert amqp != http
     for each in (amqp, http):
         assert (await get(f"http://{each}/health"))[0] == 200
-        async with amqp_connection(each) as greeting:
-            assert await greeting.readexactly(8) == AMQP
+        async with raw_connection(each) as (reader, writer):
+            writer.write(AMQP)
+            assert await reader.readexactly(8) == AMQP
 
 
 async def test_an_outage_breaks_the_connections_of_both_ports(emulator: Emulator) -> None:
     amqp, http = addresses(emulator)
-    async with amqp_connection(amqp) as first, amqp_connection(http) as second:
-        for reader in (first, second):
+    async with raw_connection(amqp) as first, raw_connection(http) as second:
+        for reader, writer in (first, second):
+            writer.write(AMQP)
             await reader.readexactly(8)
         with emulator.faults.during("namespace-down", "sbemulatorns"):
-            for reader in (first, second):
+            for reader, _ in (first, second):
                 with suppress(ConnectionError):
                     await reader.read()  # to the end
 

@@ -21,6 +21,7 @@ from sbpair.emulator.frontends.amqp.amqp_connection import ConnectionLimits
 from sbpair.emulator.frontends.amqp.connection_output import MAX_OUTPUT
 from sbpair.emulator.frontends.amqp.websocket_frontend import MAX_MESSAGE, MAX_PAYLOAD, WebSocketFrontend
 from sbpair.testing import Emulator
+from tests.emulator.peer import raw_connection
 from tests.emulator.test_hostile_peers import Good
 from tests.kit.async_tests import InLoop
 
@@ -100,16 +101,11 @@ class RawSocket:
 
 @asynccontextmanager
 async def opened(emulator: Emulator, *, upgrade: bool = True) -> AsyncIterator[RawSocket]:
-    host, _, port = emulator.namespaces["contoso"].authority.rpartition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    raw = RawSocket(reader, writer)
-    try:
-        async with asyncio.timeout(SECONDS):
-            if upgrade:
-                assert (await raw.ask(handshake())).startswith("HTTP/1.1 101 ")
-            yield raw
-    finally:
-        writer.transport.abort()
+    async with asyncio.timeout(SECONDS), raw_connection(emulator.namespaces["contoso"].authority) as streams:
+        raw = RawSocket(*streams)
+        if upgrade:
+            assert (await raw.ask(handshake())).startswith("HTTP/1.1 101 ")
+        yield raw
 
 
 class Echo(asyncio.Protocol):
