@@ -215,8 +215,8 @@ class Peer:
         session.dispose(delivery.id, last_id, state or Accepted(), receiver=True, settled=False)
         return await self.wait(Disposed)
 
-    async def ask(self, node: str, operation: str, body: Any, **properties: Any) -> Map:
-        """Send a request to a node; return the reply's application properties and its "body"."""
+    async def ask(self, node: str, operation: str, body: Any, *, txn_id: bytes = b"", **properties: Any) -> Map:
+        """Send a request to a node, in a transaction if there is an id; return the reply's properties and "body"."""
         session = await self.begin()
         requests = await self.attach_sender(node, session=session)
         replies = await self.attach_receiver(node, session=session)
@@ -226,7 +226,10 @@ class Peer:
             application_properties=encode_map(0x74, Map([("operation", operation), *properties.items()])),
             body=value_body(body),
         )
-        await self.send(requests, request.join())
+        if txn_id:
+            assert await self.send_in(txn_id, requests, request.join()) == TransactionalState(txn_id, Accepted())
+        else:
+            await self.send(requests, request.join())
         reply = Sections.split((await self.wait(Delivery, of=replies)).payload)
         assert reply.read_properties().correlation_id == "ask-1"
         return Map([*reply.read_application_properties().pairs, ("body", reply.read_body()[0][1])])

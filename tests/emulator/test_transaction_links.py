@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sbpair.amqp.link import Delivery, LinkAttached, LinkDetached
+from sbpair.amqp.link import LinkAttached, LinkDetached
 from sbpair.amqp.message import BATCH_FORMAT, VALUE, Properties, Sections, data_body, encode_map, section, value_body
 from sbpair.amqp.performatives import (
     Accepted,
@@ -537,31 +537,7 @@ async def test_partition_keys_in_a_transaction(stage: Stage) -> None:
 # Requests
 
 
-class Requests:
-    """A pair of links to a management node, for requests in transactions."""
-
-    def __init__(self, peer: Peer, requests: Any, replies: Any) -> None:
-        self.peer = peer
-        self.requests = requests
-        self.replies = replies
-
-    @classmethod
-    async def open(cls, peer: Peer, node: str = "orders/$management") -> Requests:
-        session = await peer.begin()
-        requests = await peer.attach_sender(node, session=session)
-        replies = await peer.attach_receiver(node, session=session)
-        replies.grant(50)
-        return cls(peer, requests, replies)
-
-    async def ask_in(self, txn_id: bytes, operation: str, body: Map) -> Map:
-        request = Sections(
-            properties=Properties(message_id="1").encode(),
-            application_properties=encode_map(0x74, Map([("operation", f"com.microsoft:{operation}")])),
-            body=value_body(body),
-        )
-        assert await self.peer.send_in(txn_id, self.requests, request.join()) == in_transaction(txn_id, Accepted())
-        reply = Sections.split((await self.peer.wait(Delivery, of=self.replies)).payload)
-        return Map([*reply.read_application_properties().pairs, ("body", reply.read_body()[0][1])])
+NODE = "orders/$management"
 
 
 def to_schedule(stage: Stage) -> Map:
@@ -578,15 +554,16 @@ async def test_requests_take_part_in_a_transaction(stage: Stage) -> None:
         control = await peer.attach_coordinator()
         (delivery,) = await peer.lock("orders", plain())
         (held,) = queue.messages.peek(0, 1)
-        requests = await Requests.open(peer)
         disposition = Map([("disposition-status", "completed"), ("lock-tokens", Array([held.lock_uuid], code=0x98))])
         for fail in (True, False):
             txn_id = await peer.declare(control)
-            reply = await requests.ask_in(txn_id, "schedule-message", to_schedule(stage))
+            reply = await peer.ask(NODE, "com.microsoft:schedule-message", to_schedule(stage), txn_id=txn_id)
             (number,) = reply["body"]["sequence-numbers"]
             assert number == (2 if fail else 3)
-            assert (await requests.ask_in(txn_id, "update-disposition", disposition))["statusCode"] == 200
-            refused = await requests.ask_in(txn_id, "update-disposition", disposition)
+            assert (await peer.ask(NODE, "com.microsoft:update-disposition", disposition, txn_id=txn_id))[
+                "statusCode"
+            ] == 200
+            refused = await peer.ask(NODE, "com.microsoft:update-disposition", disposition, txn_id=txn_id)
             assert refused["errorCondition"] == "com.microsoft:message-lock-lost"
             assert queue.counts().scheduled == 0
             assert queue.messages.locked_count == 1
@@ -594,12 +571,9 @@ async def test_requests_take_part_in_a_transaction(stage: Stage) -> None:
         assert (queue.counts().scheduled, queue.counts().active) == (1, 0)
         txn_id = await peer.declare(control)
         numbers = Map([("sequence-numbers", Array([Long(3)], code=0x81))])
-        await requests.ask_in(txn_id, "cancel-scheduled-message", numbers)
-        assert (
-            await requests.ask_in(
-                txn_id, "peek-message", Map([("from-sequence-number", Long(0)), ("message-count", Int(5))])
-            )
-        )["statusCode"] == 200
+        await peer.ask(NODE, "com.microsoft:cancel-scheduled-message", numbers, txn_id=txn_id)
+        peek = Map([("from-sequence-number", Long(0)), ("message-count", Int(5))])
+        assert (await peer.ask(NODE, "com.microsoft:peek-message", peek, txn_id=txn_id))["statusCode"] == 200
         assert await peer.discharge(control, txn_id) == Accepted()
     assert queue.counts().scheduled == 0
     assert delivery.tag
@@ -617,12 +591,13 @@ async def test_a_session_and_its_state_in_a_transaction(stage: Stage) -> None:
         )
         await peer.wait(LinkAttached, of=receiver)
         (delivery,) = await peer.take(receiver, 1)
-        requests = await Requests.open(peer, "s/$management")
         for fail in (True, False):
             txn_id = await peer.declare(control)
             await peer.settle_in(txn_id, delivery)
             state = Map([("session-id", "a"), ("session-state", b"new")])
-            assert (await requests.ask_in(txn_id, "set-session-state", state))["statusCode"] == 200
+            assert (await peer.ask("s/$management", "com.microsoft:set-session-state", state, txn_id=txn_id))[
+                "statusCode"
+            ] == 200
             await peer.discharge(control, txn_id, fail=fail)
             reply = await peer.ask("s/$management", "com.microsoft:get-session-state", Map([("session-id", "a")]))
             assert reply["body"]["session-state"] == (None if fail else b"new")
@@ -631,6 +606,6 @@ async def test_a_session_and_its_state_in_a_transaction(stage: Stage) -> None:
 
 async def test_a_request_in_an_unknown_transaction_closes_its_link(stage: Stage) -> None:
     async with stage.connect() as peer:
-        requests = await Requests.open(peer)
-        await peer.post_in(b"unknown", requests.requests, plain())
-        assert (await peer.wait(LinkDetached, of=requests.requests)).error.condition == UNKNOWN_ID
+        requests = await peer.attach_sender(NODE)
+        await peer.post_in(b"unknown", requests, plain())
+        assert (await peer.wait(LinkDetached, of=requests)).error.condition == UNKNOWN_ID
