@@ -87,12 +87,6 @@ def test_a_value_outside_the_services_limits_is_refused_by_name(name, text) -> N
     assert len(refused.value.message) < 300
 
 
-def test_standard_refuses_a_message_size_without_a_reason() -> None:
-    with pytest.raises(ArgumentInvalid, match="Bad Request") as refused:
-        read(MaxMessageSizeInKilobytes="1024")
-    assert (refused.value.status, refused.value.sub_code) == (400, 40000)
-
-
 @pytest.mark.parametrize("name", ["RequiresSession", "RequiresDuplicateDetection", "EnablePartitioning"])
 def test_immutable_properties_cannot_change(name) -> None:
     existing = read(**{name: "true"})
@@ -100,10 +94,6 @@ def test_immutable_properties_cannot_change(name) -> None:
     assert format_value(read(existing), name) == "true"
     with pytest.raises(ArgumentInvalid, match=name):
         read(existing, **{name: "false"})
-
-
-def test_a_partitioned_queue_reads_back_sixteen_times_its_size() -> None:
-    assert format_value(read(EnablePartitioning="true", MaxSizeInMegabytes="5120"), "MaxSizeInMegabytes") == "81920"
 
 
 @pytest.mark.parametrize("path", ["orders", "contoso/x-servicebus-transfer/0", "A.b-c_d/1", "x" * 260])

@@ -61,23 +61,3 @@ def test_the_pytest_example_passes(tmp_path: Path, title: str) -> None:
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 passed" in done.stdout
-
-
-@pytest.mark.parametrize("name", sbpair.testing.__all__)
-def test_every_public_name_can_be_imported(name: str) -> None:
-    assert getattr(sbpair.testing, name).__name__ == name
-    assert name in dir(sbpair.testing)
-
-
-def test_the_public_module_loads_the_emulator_at_first_use() -> None:
-    code = (
-        "import sys, sbpair.testing; before = 'sbpair.emulator.server' in sys.modules; "
-        "sbpair.testing.Emulator; print(before, 'sbpair.emulator.server' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["False", "True"]
-
-
-def test_an_unknown_public_name_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
-        sbpair.testing.Nothing  # noqa: B018

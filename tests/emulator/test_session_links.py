@@ -8,7 +8,7 @@ from uuid import UUID
 
 from sbpair.amqp.link import Delivery, LinkAttached, LinkDetached
 from sbpair.amqp.message import Properties, Sections, data_body
-from sbpair.amqp.performatives import Error, Modified, Rejected, Source, Target
+from sbpair.amqp.performatives import Source, Target
 from sbpair.amqp.types import Array, Int, Long, Map, Symbol, Timestamp, UInt
 from sbpair.emulator.entities.description import QueueDescription
 
@@ -135,22 +135,6 @@ async def test_messages_are_deleted_in_batches(stage: Stage) -> None:
         assert (await peer.ask(node, operation, body))["statusCode"] == 204
         body = Map([("message-count", Int(4_001)), ("enqueued-time-utc", later)])
         assert (await peer.ask(node, operation, body))["statusCode"] == 400
-
-
-async def test_outcomes_modify_properties(peer: Peer) -> None:
-    await peer.send(await peer.attach_sender("orders"), message())
-    link = await peer.attach_receiver("orders")
-    (delivery,) = await peer.take(link, 1)
-    changes = {Symbol("attempt"): "first", Symbol("why"): "not now"}
-    await peer.settle(delivery, Modified(delivery_failed=True, message_annotations=changes))
-    (delivery,) = await peer.take(link, 1)
-    properties = Sections.split(delivery.payload).read_application_properties()
-    assert properties.pairs == (("attempt", "first"), ("why", "not now"))
-    info = Map([(Symbol("DeadLetterReason"), "r"), (Symbol("attempt"), "second")])
-    await peer.settle(delivery, Rejected(Error("com.microsoft:dead-letter", "", info)))
-    (delivery,) = await peer.take(await peer.attach_receiver("orders/$deadletterqueue"), 1)
-    properties = Sections.split(delivery.payload).read_application_properties()
-    assert properties.pairs == (("why", "not now"), ("attempt", "second"), ("DeadLetterReason", "r"))
 
 
 async def test_idle_links_and_links_of_disabled_entities_end(peer: Peer) -> None:

@@ -15,7 +15,6 @@ from aiohttp import ClientSession
 from azure.servicebus import ServiceBusMessage
 
 from sbpair.emulator.server import RequestedNamespace
-from sbpair.errors import PortInUse, UsageError
 from sbpair.testing import Emulator
 from tests.emulator.peer import raw_connection
 from tests.kit.async_tests import InLoop
@@ -98,15 +97,6 @@ async def test_an_outage_breaks_the_connections_of_both_ports(emulator: Emulator
                     await reader.read()  # to the end
 
 
-async def test_a_second_port_that_is_taken_opens_no_port() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        with pytest.raises(PortInUse, match=f"port {port}"):
-            await Emulator([RequestedNamespace("contoso", 0, http_port=port)]).__aenter__()
-
-
 async def test_the_first_port_may_be_named_as_the_second_one_too(unused_port: int) -> None:
     async with Emulator([RequestedNamespace("contoso", unused_port, http_port=unused_port)]) as emulator:
         [ready] = emulator.ready.namespaces
@@ -118,12 +108,6 @@ def unused_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
-
-
-@pytest.mark.parametrize("port", [-1, 65_536])
-def test_a_second_port_out_of_range_is_refused(port: int) -> None:
-    with pytest.raises(UsageError, match=f"{port} is not a port number"):
-        Emulator([RequestedNamespace("contoso", 0, http_port=port)])
 
 
 # Health
