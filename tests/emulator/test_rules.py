@@ -498,6 +498,11 @@ def test_an_invalid_action_is_refused(text: str) -> None:
         SqlAction(text)
 
 
+def test_an_error_names_what_was_expected() -> None:
+    with pytest.raises(SqlInvalid, match="expected REMOVE or SET"):
+        SqlAction("a = 1")
+
+
 @pytest.mark.parametrize(
     "text", ["SET a = n / 0", "SET sys.Label = 5", "SET sys.TimeToLive = 5", "SET sys.ContentType = 'ä'"]
 )

@@ -146,5 +146,7 @@ async def test_idle_links_and_links_of_disabled_entities_end(peer: Peer) -> None
     assert detached.error.condition == "amqp:link:detach-forced"
     assert "IdleTimerExpired" in detached.error.description
     await peer.send(sender, message())
-    peer.stage.queue.update(replace(peer.stage.queue.description, status="SendDisabled"))
-    assert (await peer.wait(LinkDetached, of=sender)).error.condition == "com.microsoft:entity-disabled"
+    receiver = await peer.attach_receiver("orders")
+    for link, status in ((sender, "SendDisabled"), (receiver, "ReceiveDisabled")):
+        peer.stage.queue.update(replace(peer.stage.queue.description, status=status))
+        assert (await peer.wait(LinkDetached, of=link)).error.condition == "com.microsoft:entity-disabled"
