@@ -94,6 +94,7 @@ TRUE = """
     unsigned > 9223372036854775807 and unsigned = +unsigned and unsigned = 9223372036854775808.0
     7 / 2 = 3 and -7 / 2 = -3 and 7 % 2 = 1 and -7 % 2 = -1
     7.0 / 2 = 3.5 and 7.5 % 2 = 1.5
+    half / 0.0 > 1e308 and -half / 0.0 < -1e308
     2 + 3 * 4 = 14 and (2 + 3) * 4 = 20 and 10 - 2 - 3 = 5
     1e2 = 100 and 1.5E-1 = 0.15 and .5 = 0.5 and 2. = 2
     exact = 19.99 or exact > 19.98
