@@ -96,6 +96,14 @@ def test_immutable_properties_cannot_change(name) -> None:
         read(existing, **{name: "false"})
 
 
+def test_a_partitioned_queue_reads_back_sixteen_times_its_size_and_keeps_it() -> None:
+    made = read(EnablePartitioning="true", MaxSizeInMegabytes="5120")
+    for queue in (made, read(made, MaxSizeInMegabytes="81920")):
+        assert format_value(queue, "MaxSizeInMegabytes") == "81920"
+    with pytest.raises(ArgumentInvalid, match="MaxSizeInMegabytes"):
+        read(made, MaxSizeInMegabytes="16384")
+
+
 @pytest.mark.parametrize("path", ["orders", "contoso/x-servicebus-transfer/0", "A.b-c_d/1", "x" * 260])
 def test_a_valid_path_is_accepted(path) -> None:
     check_path(path)
