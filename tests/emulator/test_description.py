@@ -96,7 +96,7 @@ def test_immutable_properties_cannot_change(name) -> None:
         read(existing, **{name: "false"})
 
 
-def test_a_partitioned_queue_reads_back_sixteen_times_its_size_and_keeps_it() -> None:
+def test_a_partitioned_queue_keeps_sixteen_times_its_size() -> None:
     made = read(EnablePartitioning="true", MaxSizeInMegabytes="5120")
     for queue in (made, read(made, MaxSizeInMegabytes="81920")):
         assert format_value(queue, "MaxSizeInMegabytes") == "81920"
