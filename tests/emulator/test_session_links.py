@@ -145,8 +145,9 @@ async def test_idle_links_and_links_of_disabled_entities_end(peer: Peer) -> None
     detached = await peer.wait(LinkDetached, of=idle)
     assert detached.error.condition == "amqp:link:detach-forced"
     assert "IdleTimerExpired" in detached.error.description
-    await peer.send(sender, message())
-    receiver = await peer.attach_receiver("orders")
+    peer.stage.emulator.advance(6 * MINUTE)
+    assert (await peer.wait(LinkDetached, of=sender)).error.condition == "amqp:link:detach-forced"
+    sender, receiver = await peer.attach_sender("orders"), await peer.attach_receiver("orders")
     for link, status in ((sender, "SendDisabled"), (receiver, "ReceiveDisabled")):
         peer.stage.queue.update(replace(peer.stage.queue.description, status=status))
         assert (await peer.wait(LinkDetached, of=link)).error.condition == "com.microsoft:entity-disabled"
