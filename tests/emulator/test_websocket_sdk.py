@@ -1,4 +1,4 @@
-"""AMQP over WebSocket with the official clients: messages, sessions and management requests, plain and in TLS."""
+"""AMQP over WebSocket with the official clients, plain and in TLS: a large message, and an outage."""
 
 from __future__ import annotations
 
