@@ -100,7 +100,7 @@ class Disk:
         flights, accepted = self._flights[state.path], self._accepted[state.path]
         if statement == INSERT:
             number, _, namespace, queue, *_, keys = row
-            flights[number] = [(namespace, queue, *parts) for parts in _decode_keys(keys)]
+            flights[number] = [(namespace, queue, *parts) for parts in _decode_keys(state, keys)]
             for message in flights[number]:
                 self._sent[process].add((queue, message[2]))
                 if message in self._known[state]:
