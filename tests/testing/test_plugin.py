@@ -215,4 +215,10 @@ def test_it():
 def test_the_plugin_imports_only_errors_of_the_package() -> None:
     program = "import sys, sbpair.testing.plugin; print(*sorted(n for n in sys.modules if n.startswith('sbpair')))"
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, cwd=ROOT)
-    assert done.stdout.split() == ["sbpair", "sbpair.errors", "sbpair.public_names", "sbpair.testing", "sbpair.testing.plugin"]
+    assert done.stdout.split() == [
+        "sbpair",
+        "sbpair.errors",
+        "sbpair.public_names",
+        "sbpair.testing",
+        "sbpair.testing.plugin",
+    ]
