@@ -7,9 +7,6 @@ import sys
 from collections import Counter
 from typing import Any
 
-import pytest
-
-from tests.benchmarks.kit import benchmark
 from tests.benchmarks.replay import DRIVER, JVM, WORKERS, Mark, Tree, figures, slopes
 from tests.kit.processes import offspring
 
@@ -59,14 +56,3 @@ def test_each_descendant_of_a_process_is_found() -> None:
         assert [*tree.kinds.values()] == [DRIVER, WORKERS]
         assert tree.worker_mb() > 1
         process.communicate(b"\n")
-
-
-@pytest.mark.java
-@pytest.mark.slow
-@pytest.mark.parametrize(("mode", "phases"), [("archive", {"drain", "plan", "send", "verify"}), ("direct", {"move"})])
-def test_the_benchmark_measures_a_mode_the_loop_and_a_relay(mode: str, phases: set[str]) -> None:
-    found = benchmark("replay", "--messages", "200", "400", "--rounds", "1", "--mode", mode)
-    assert set(found["modes"]) == {mode}
-    assert set(found["modes"][mode]["largest"]["phases"]) >= phases
-    assert found["modes"][mode]["slopes"]["seconds_per_1k"]
-    assert set(found["ratios"]) == {f"{mode}_to_relay", f"{mode}_to_sdk_loop"}

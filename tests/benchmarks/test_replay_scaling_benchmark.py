@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.benchmarks.kit import benchmark
 from tests.benchmarks.replay import Mark
 from tests.benchmarks.replay_scaling import MACHINE, PHASES, bound, figures, spans, speedups
+from tests.benchmarks.test_benchmarks import benchmark
 
 EMULATED, PYTHON, JAVA = "emulator of contoso", "Python of executor 0", "executors' Java"
 TWO = {"there": 2, "used": 1.0, "used_by_emulators": 0.25, "used_by_others": 0.0}
