@@ -312,7 +312,7 @@ def _print_served(screen: Screen, title: str, url: str, port: int | None) -> Non
 def _wants_telemetry() -> bool:
     if not any(name.startswith("OTEL_") for name in os.environ):
         return False
-    from sbpair.metrics.telemetry import wanted_exporters
+    from sbpair.metrics.run_metrics import wanted_exporters
 
     return bool(wanted_exporters(os.environ))
 

@@ -15,9 +15,8 @@ from threading import Lock as Turn
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sbpair.errors import LeaseHeld, MachineLacks, QuotaExceeded, UsageError
-from sbpair.runs.database import identity, now_ms
+from sbpair.runs.database import SQLITE_ERRORS, FileFormat, SqliteFile, connect, create_private, identity, now_ms
 from sbpair.runs.lease import Lock
-from sbpair.runs.sqlite_file import SQLITE_ERRORS, FileFormat, SqliteFile, connect, create_private
 
 if TYPE_CHECKING:
     import sqlite3

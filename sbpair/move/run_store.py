@@ -22,8 +22,7 @@ from sbpair.runs.control import RunControl
 from sbpair.runs.database import RunDatabase, now_ms
 from sbpair.runs.journal import Journal
 from sbpair.runs.lease import hold_machine_leases
-from sbpair.runs.run_log import RunEntry, new_id
-from sbpair.runs.timeline import Figures
+from sbpair.runs.run_log import Figures, RunEntry, new_id
 
 if TYPE_CHECKING:
     from sbpair.model.pair import Ends

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sbpair.replay.progress import Event, OnEvent, PhaseProgress
-from sbpair.runs.timeline import Figures
+from sbpair.runs.run_log import Figures
 
 if TYPE_CHECKING:
     from sbpair.replay.run import ReplayRun

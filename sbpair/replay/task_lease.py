@@ -26,7 +26,7 @@ from sbpair.operating_system import uptime
 from sbpair.replay.archive_layout import LEASE, STOP_FILE
 from sbpair.runs import session_lease
 from sbpair.runs.lease import hold_machine_leases
-from sbpair.runs.lease_location import check_queue
+from sbpair.runs.session_lease import check_queue
 
 if TYPE_CHECKING:
     from sbpair.model.pair import Pair

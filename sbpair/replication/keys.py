@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from sbpair.errors import LeaseHeld, MachineLacks, SbpairError, UsageError
-from sbpair.runs.sqlite_file import LOCKED, FileFormat, SqliteFile, create_private, result_code
+from sbpair.runs.database import LOCKED, FileFormat, SqliteFile, create_private, result_code
 
 if TYPE_CHECKING:
     from azure.servicebus import ServiceBusReceivedMessage

@@ -1,30 +1,242 @@
-"""The file that holds a pair's journal and runs: one SQLite database.
+"""SQLite files of sbpair, opened, identified, guarded and written in one way; and the one of a pair's journal and runs.
 
-Invariant: a change is one transaction, and survives this process from the moment that `write` returns. A change that
-raises has not happened.
+Invariants: a broken file, or one of another kind, owner or newer version, is not changed. A change is one transaction,
+and survives this process from the moment that `write` returns. A change that raises has not happened.
 
-Only `fold_log` waits for the disk: call it in a thread. After a power failure the last changes may be missing: a
-message may then arrive twice, but none is lost.
+Only `fold_log` waits for the disk: call it in a thread. After a power failure the last changes of a pair's state may be
+missing: a message may then arrive twice, but none is lost.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sqlite3
 import time
-from collections.abc import Sequence
-from contextlib import closing, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from urllib.parse import quote
 
-from sbpair.errors import MachineLacks
-from sbpair.runs.sqlite_file import IMMUTABLE, FileFormat, SqliteFile, connect, create_private
+from sbpair.errors import MachineLacks, SbpairError, StateRefused
+from sbpair.operating_system import files
 
 if TYPE_CHECKING:
     from sbpair.model.pair import Endpoint, Ends
 
 log = logging.getLogger(__name__)
+
+BUSY_SECONDS = 2.0
+"""How long a change waits for another process's; the event loop waits with it."""
+
+BROKEN: Final = {
+    sqlite3.SQLITE_CORRUPT,
+    sqlite3.SQLITE_NOTADB,
+    sqlite3.SQLITE_FORMAT,
+    sqlite3.SQLITE_ERROR,
+    sqlite3.SQLITE_CONSTRAINT,
+    sqlite3.SQLITE_MISMATCH,
+}
+SQLITE_ERRORS: Final = (sqlite3.Error, UnicodeDecodeError)
+"""The errors of SQLite's calls. It quotes a broken file in their text, which then need not be UTF-8."""
+
+IMMUTABLE: Final = "ro&immutable=1"
+"""The mode of a file that no process changes while it is read: SQLite creates no files beside it."""
+
+LOCKED: Final = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+
+
+@dataclass(frozen=True, slots=True)
+class FileFormat:
+    """One kind of file: its schema, and the words of its errors.
+
+    `application_id` identifies the kind in SQLite's header. `schema` creates, among others, the table `meta`, which
+    holds the owner. `elsewhere` and `if_broken` are hints: how to choose another file, how to handle a broken one.
+    `upgrades` are the statements that lead to a later version from the one before, for new files too.
+    """
+
+    name: str
+    application_id: int
+    version: int
+    schema: tuple[str, ...]
+    elsewhere: str
+    if_broken: str
+    upgrades: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+
+    def check(self, path: Path, db: sqlite3.Connection) -> bool:
+        """Return whether the file holds anything. Raises StateRefused for another kind or a newer version."""
+        [[application]] = db.execute("PRAGMA application_id")
+        [[version]] = db.execute("PRAGMA user_version")
+        [[tables]] = db.execute("SELECT count(*) FROM sqlite_master")
+        if tables and application != self.application_id:
+            raise StateRefused(f"{path} is not an sbpair {self.name}", hint=self.elsewhere)
+        if version > self.version:
+            raise StateRefused(
+                f"{path} was written by a newer version of sbpair", hint=f"upgrade sbpair, or {self.elsewhere}"
+            )
+        return bool(tables)
+
+    def broken(self, path: Path, reason: str) -> StateRefused:
+        return StateRefused(f"{path} is broken: {reason.splitlines()[0]}", hint=self.if_broken)
+
+    def translate(self, path: Path, error: Exception) -> SbpairError:
+        """Return StateRefused for a broken file, MachineLacks for anything else that SQLite reports."""
+        if result_code(error) in BROKEN:
+            return self.broken(path, str(error))
+        if result_code(error) in LOCKED:
+            return MachineLacks(f"another process keeps {path} locked", hint=f"end that process, or {self.elsewhere}")
+        return MachineLacks(
+            f"{path} cannot be used: {error}", hint=f"check its permissions and the free space, or {self.elsewhere}"
+        )
+
+
+class SqliteFile:
+    """An open file of one format. `owner` is the content of its table `meta`: a file of another owner is refused.
+
+    `exclusive` keeps other processes out while the file is open. `synchronous` is SQLite's pragma: FULL waits for the
+    disk at each change, NORMAL survives a killed process, not a power failure.
+    Raises StateRefused, and MachineLacks if this machine does not permit it.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        file_format: FileFormat,
+        owner: Iterable[tuple[str, ...]],
+        *,
+        mode: str = "rw",
+        busy_seconds: float = BUSY_SECONDS,
+        any_thread: bool = False,
+        exclusive: bool = False,
+        synchronous: str = "NORMAL",
+    ) -> None:
+        self.path = path
+        self._format = file_format
+        with self.errors():
+            self._db = connect(path, mode, busy_seconds=busy_seconds, any_thread=any_thread)
+            try:
+                if exclusive:
+                    # SQLite keeps this lock until the connection closes, however the process ends.
+                    self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
+                    self._db.execute("BEGIN EXCLUSIVE")
+                    self._db.execute("COMMIT")
+                self._prepare([tuple(row) for row in owner])
+                self._db.execute("PRAGMA journal_mode = WAL")
+                self._db.execute(f"PRAGMA synchronous = {synchronous}")
+            except BaseException:
+                self._db.close()
+                raise
+
+    def close(self) -> None:
+        with suppress(sqlite3.Error):  # it could not fold its log into the file: the next connection does
+            self._db.close()
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        try:
+            yield
+        except SQLITE_ERRORS as error:
+            raise self._translate(error) from error
+
+    @contextmanager
+    def decoding(self) -> Iterator[None]:
+        """Raise StateRefused where a row of the file holds a value that sbpair does not write."""
+        try:
+            yield
+        except (ValueError, TypeError, LookupError, RecursionError) as error:
+            raise self._format.broken(self.path, f"a row cannot be read: {error}") from error
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """Commit all changes of the block, or none of them if it raises."""
+        db = self._db
+        with self.errors():
+            db.execute("BEGIN IMMEDIATE")
+            try:
+                yield db
+                db.execute("COMMIT")
+            except BaseException:
+                if db.in_transaction:
+                    with suppress(sqlite3.Error):
+                        db.execute("ROLLBACK")
+                raise
+
+    def _translate(self, error: Exception) -> SbpairError:
+        return self._format.translate(self.path, error)
+
+    def _prepare(self, owner: list[tuple[str, ...]]) -> None:
+        if not self._format.check(self.path, self._db):
+            with self.transaction():
+                self._create(owner)
+        [[result]] = self._db.execute("PRAGMA quick_check(1)")
+        if result != "ok":
+            raise self._format.broken(self.path, result)
+        found = self._db.execute("SELECT * FROM meta").fetchall()
+        if set(found) != set(owner):
+            raise StateRefused(
+                f"{self.path} is the {self._format.name} of {_describe(found)}, not of {_describe(owner)}",
+                hint=self._format.elsewhere,
+            )
+        if self._version() < self._format.version:
+            with self.transaction():
+                self._upgrade()
+
+    def _version(self) -> int:
+        [[version]] = self._db.execute("PRAGMA user_version")
+        return int(version)
+
+    def _upgrade(self) -> None:
+        """Apply the statements of later versions, unless another process has."""
+        for version in range(self._version() + 1, self._format.version + 1):
+            for statement in self._format.upgrades.get(version, ()):
+                self._db.execute(statement)
+        self._db.execute(f"PRAGMA user_version = {self._format.version}")
+
+    def _create(self, owner: list[tuple[str, ...]]) -> None:
+        if self._format.check(self.path, self._db):  # another process created it first
+            return
+        for statement in self._format.schema:
+            self._db.execute(statement)
+        values = ", ".join("?" * len(owner[0]))
+        self._db.executemany(f"INSERT INTO meta VALUES ({values})", owner)  # noqa: S608
+        self._db.execute(f"PRAGMA application_id = {self._format.application_id}")
+        self._upgrade()
+
+
+def connect(
+    path: Path, mode: str = "rw", *, busy_seconds: float = BUSY_SECONDS, any_thread: bool = False
+) -> sqlite3.Connection:
+    """Open an existing file, with autocommit. `mode` is SQLite's: `rw`, `ro` or IMMUTABLE."""
+    uri = f"file:{quote(str(path))}?mode={mode}"
+    return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=busy_seconds, check_same_thread=not any_thread)
+
+
+def result_code(error: Exception) -> int:
+    return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+
+
+def create_private(path: Path, *, durable: bool = False) -> None:
+    """Create an empty file that only this user can read; leave an existing one alone. Raises OSError.
+
+    SQLite gives the files it puts beside this one the same mode. `durable` syncs the directory entry.
+    """
+    try:
+        os.close(files.open_new(path))
+    except FileExistsError:
+        # Not even opened: closing it would undo the locks that another connection of this process has on it.
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path)) from None
+        return
+    if durable:
+        files.sync_directory(path.parent)
+
+
+def _describe(owner: Iterable[tuple[Any, ...]]) -> str:
+    return " and ".join(str(row[-1]) for row in owner)
+
 
 FILE_NAME = "state.db"
 

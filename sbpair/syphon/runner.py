@@ -25,9 +25,8 @@ from sbpair.move.receipt import MissingDestination, NamedMessage, RemainingMessa
 from sbpair.move.run_store import RunStore, ends_settings
 from sbpair.move.topic_guard import TopicGuard
 from sbpair.runs.database import now_ms
-from sbpair.runs.lease_location import check_queue
-from sbpair.runs.session_lease import hold_lease
-from sbpair.runs.timeline import SPACING_MS
+from sbpair.runs.run_log import SPACING_MS
+from sbpair.runs.session_lease import check_queue, hold_lease
 from sbpair.syphon.intake_gate import IntakeGate
 from sbpair.syphon.limits import MoveLimits, PairTiers, SendCosts, effective_limits, tier_of
 from sbpair.syphon.move_spec import MoveSpec

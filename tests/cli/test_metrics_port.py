@@ -155,7 +155,7 @@ async def test_a_collector_that_is_away_is_one_line_and_no_failure(tmp_path: Pat
         code, out, err = await pair.run("syphon", "--once", "--output", "json", **away)
         assert (code, json.loads(out)["sent"]) == (0, 3)
         first, *more = [line for line in err.splitlines() if "telemetry" in line]
-        assert "warning sbpair.metrics.telemetry: telemetry: " in first
+        assert "warning sbpair.metrics.run_metrics: telemetry: " in first
         assert len(more) <= 1  # that it was not exported in time
         assert "secret" not in out + err
         assert "opentelemetry." not in err

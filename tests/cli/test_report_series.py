@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sbpair.cli.report.series import plots_of, timeline_rows, value_at
-from sbpair.runs.timeline import MAX_DESTINATIONS, Figures, Sample
+from sbpair.runs.run_log import MAX_DESTINATIONS, Figures, Sample
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

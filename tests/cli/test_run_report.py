@@ -20,8 +20,7 @@ from sbpair.move.receipt import BackingOff, NamedMessage, RampRecord, RampState,
 from sbpair.replay.archive import Archive
 from sbpair.replay.checksums import files_of
 from sbpair.runs.database import RunDatabase
-from sbpair.runs.run_log import RunEntry, find_run
-from sbpair.runs.timeline import Figures, timeline_of
+from sbpair.runs.run_log import Figures, RunEntry, find_run, timeline_of
 from tests.kit import command
 from tests.runs.states import PAIR
 

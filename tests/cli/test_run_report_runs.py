@@ -15,8 +15,7 @@ import pytest
 import sbpair
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.runs.database import RunDatabase
-from sbpair.runs.run_log import RunEntry
-from sbpair.runs.timeline import Figures
+from sbpair.runs.run_log import Figures, RunEntry
 from sbpair.testing import EmulatorThread
 from tests.kit import command
 from tests.kit.command import Here, environment

@@ -35,7 +35,7 @@ from sbpair.model.queues import Counts, QueueFinding, Utilisation
 from sbpair.model.report import Outcome, Report, ReportItem
 from sbpair.move.message.route import TimeToLive
 from sbpair.move.receipt import NamedMessage, Receipt, RemainingMessages
-from sbpair.runs.open_doubts import Doubt
+from sbpair.runs.journal import Doubt
 from sbpair.runs.run_log import RunOutcome, RunRecord
 from sbpair.status import DestinationStatus, SideStatus, Status
 from sbpair.syphon.forecast import DeadLetterGroup, FlowStats, Forecast

@@ -49,9 +49,8 @@ from sbpair.replay.verify import check_acknowledged, check_segments, prove_run
 from sbpair.runs.database import RunDatabase
 from sbpair.runs.journal import Journal
 from sbpair.runs.lease import FILE_NAME, Lease
-from sbpair.runs.lease_location import LeaseHolder
-from sbpair.runs.run_log import RunEntry, all_runs
-from sbpair.runs.timeline import Figures, timeline_of
+from sbpair.runs.run_log import Figures, RunEntry, all_runs, timeline_of
+from sbpair.runs.session_lease import LeaseHolder
 from sbpair.spark.archive_frame import ArchiveFrame
 from sbpair.spark.write_run import OWNER_FILE, RUN_SCHEMA, WRITE_FILE, read_mark, read_owner
 from tests.kit.command import environment, run

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.errors import LeaseHeld, LeaseLost, SbpairError, Unavailable, Unreachable
-from sbpair.runs.lease_location import VALID_SECONDS, LeaseHolder
-from sbpair.runs.session_lease import SessionLease, hold_lease
+from sbpair.runs.session_lease import VALID_SECONDS, LeaseHolder, SessionLease, hold_lease
 from sbpair.syphon import runner
 from sbpair.syphon.limits import MoveLimits
 from sbpair.timespan import TICKS_PER_SECOND

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 import sbpair
-from sbpair.metrics.live_figures import MAX_DESTINATIONS
-from sbpair.metrics.metric_table import METRICS
+from sbpair.metrics.live_figures import MAX_DESTINATIONS, METRICS
 from tests.kit.command import run_program
 
 README = (Path(sbpair.__file__).parent / "metrics/README.md").read_text()

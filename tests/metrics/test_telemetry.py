@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 from sbpair.amqp.message import APPLICATION_PROPERTIES, encode_map
 from sbpair.amqp.types import Int, Symbol
 from sbpair.backlog import Aliases, write_aliases
-from sbpair.metrics import telemetry as telemetry_module
+from sbpair.metrics import run_metrics as telemetry_module
 from sbpair.metrics.batch_spans import MAX_LINKS, _span_context
-from sbpair.metrics.run_metrics import RunMetrics, open_metrics
-from sbpair.metrics.telemetry import CLOSING, printable, wanted_exporters
+from sbpair.metrics.run_metrics import CLOSING, RunMetrics, open_metrics, printable, wanted_exporters
 from sbpair.move.live_run import LiveRun
 from tests.metrics.otlp_collector import Collector, attributes, collecting
 from tests.metrics.test_live_figures import QUEUE

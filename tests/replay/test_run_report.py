@@ -13,8 +13,7 @@ from sbpair.replay import driver
 from sbpair.replay.progress import PhaseProgress
 from sbpair.replay.run import ReplayOptions
 from sbpair.runs.database import RunDatabase
-from sbpair.runs.run_log import all_runs
-from sbpair.runs.timeline import timeline_of
+from sbpair.runs.run_log import all_runs, timeline_of
 from tests.kit import command
 
 if TYPE_CHECKING:

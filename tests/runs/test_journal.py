@@ -24,8 +24,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from sbpair.errors import LeaseLost, MachineLacks
 from sbpair.runs import database as state_module
 from sbpair.runs.database import RunDatabase
-from sbpair.runs.journal import REMEMBERED_DAYS, Journal, doubts_of
-from sbpair.runs.open_doubts import Doubt
+from sbpair.runs.journal import REMEMBERED_DAYS, Doubt, Journal, doubts_of
 from tests.runs.states import PAIR, accepted, sending
 
 if TYPE_CHECKING:

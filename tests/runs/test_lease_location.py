@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sbpair.errors import NameInvalid, UsageError
 from sbpair.model.pair import Endpoint, Pair, SasKey
-from sbpair.runs.lease_location import (
+from sbpair.runs.session_lease import (
     VALID_SECONDS,
     ClockReading,
     LeaseHolder,

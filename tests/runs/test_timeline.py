@@ -15,8 +15,17 @@ from sbpair.model.pair import Endpoint, Identity, Pair, SasKey
 from sbpair.move.receipt import Tally
 from sbpair.move.run_store import RunStore, ends_settings
 from sbpair.runs.database import FILE_NAME, FORMAT, RunDatabase
-from sbpair.runs.run_log import MAX_KEPT, RunEntry, find_run
-from sbpair.runs.timeline import MAX_DESTINATIONS, MAX_SAMPLES, SPACING_MS, Figures, TimelineWriter, timeline_of
+from sbpair.runs.run_log import (
+    MAX_DESTINATIONS,
+    MAX_KEPT,
+    MAX_SAMPLES,
+    SPACING_MS,
+    Figures,
+    RunEntry,
+    TimelineWriter,
+    find_run,
+    timeline_of,
+)
 from tests.runs.states import PAIR, endpoint
 
 WEEK_MS = 7 * 86_400_000

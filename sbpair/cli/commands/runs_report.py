@@ -119,8 +119,7 @@ def _target(file: str) -> Iterator[Path]:
 def _rendered(directory: Path, pair: "Ends", run_id: str, formats: Iterable[str]) -> tuple["RunReport", dict[str, str]]:
     from sbpair.cli.report.run_facts import report_of
     from sbpair.runs.database import state_if_any
-    from sbpair.runs.run_log import find_run
-    from sbpair.runs.timeline import timeline_of
+    from sbpair.runs.run_log import find_run, timeline_of
 
     with state_if_any(directory, pair) or nullcontext() as kept:
         run = find_run(kept, run_id)

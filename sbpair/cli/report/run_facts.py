@@ -16,8 +16,7 @@ from sbpair.runs.run_log import LIVE, RunOutcome
 
 if TYPE_CHECKING:
     from sbpair.replay.checksums import ArchiveFiles
-    from sbpair.runs.run_log import RunRecord
-    from sbpair.runs.timeline import Sample
+    from sbpair.runs.run_log import RunRecord, Sample
 
 UNFINISHED = (*LIVE, RunOutcome.CRASHED)
 

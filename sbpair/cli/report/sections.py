@@ -18,9 +18,8 @@ from sbpair.runs.run_log import RunOutcome
 if TYPE_CHECKING:
     from sbpair.cli.report.series import Plot
     from sbpair.replay.checksums import ArchiveFiles
-    from sbpair.runs.open_doubts import Doubt
-    from sbpair.runs.run_log import RunRecord
-    from sbpair.runs.timeline import Sample
+    from sbpair.runs.journal import Doubt
+    from sbpair.runs.run_log import RunRecord, Sample
 
 ROWS_SHOWN = 200
 """How many rows a table has at most: the JSON of `sbpair runs show` has all of them."""

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from sbpair.cli.logs import utc
 from sbpair.cli.render.screen import spoken
-from sbpair.runs.timeline import MAX_DESTINATIONS
+from sbpair.runs.run_log import MAX_DESTINATIONS
 
 if TYPE_CHECKING:
-    from sbpair.runs.timeline import Sample
+    from sbpair.runs.run_log import Sample
 
 MIN_SAMPLES = 3
 """With fewer samples, a run has no plots."""
