@@ -301,9 +301,9 @@ def _print_served(screen: Screen, title: str, url: str, port: int | None) -> Non
     if not url or (port and screen.quiet):
         return
     if screen.eventful:
-        from sbpair.cli.progress import event_lines, reporting
+        from sbpair.cli.progress import move_progress, reporting
 
-        line = reporting.event_line(event_lines.SCHEMA, f"{title}-served", reporting.wall_clock_ms())
+        line = reporting.event_line(move_progress.SCHEMA, f"{title}-served", reporting.wall_clock_ms())
         reporting.write_lines(screen, [{**line, "url": url}])
     else:
         screen.say(f"{title} at {url}", always=True)
@@ -328,7 +328,7 @@ def preview_move(
     max_missing: float = math.inf,
 ) -> int:
     """Print the forecast of a move, and return the exit code."""
-    from sbpair.cli.progress.line_progress import PeekProgress
+    from sbpair.cli.progress.reporting import PeekProgress
     from sbpair.cli.render import forecast
     from sbpair.move.message.route import MISSING
     from sbpair.syphon import preview

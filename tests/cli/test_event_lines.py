@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from sbpair.cli.logs import utc
 from sbpair.cli.options.common import Display
 from sbpair.cli.progress import move_progress
-from sbpair.cli.progress.event_lines import BURST, PROGRESS_SECONDS, SCHEMA, EventLines, line
-from sbpair.cli.progress.move_progress import EventPrinter
+from sbpair.cli.progress.move_progress import BURST, PROGRESS_SECONDS, SCHEMA, EventLines, EventPrinter, line
 from sbpair.cli.render.screen import Screen
 from sbpair.move.events import (
     DeadLettered,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sbpair.cli.report.series import plots_of, timeline_rows, value_at
+from sbpair.cli.report.plots import plots_of, timeline_rows, value_at
 from sbpair.runs.run_log import MAX_DESTINATIONS, Figures, Sample
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sbpair.cli.report.series import Plot
+    from sbpair.cli.report.plots import Plot
 
 END = 100_000
 

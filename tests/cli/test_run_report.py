@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from sbpair.cli.report.html_page import render_html
-from sbpair.cli.report.markdown_text import code, render_markdown
+from sbpair.cli.report.pages import code, render_html, render_markdown
 from sbpair.cli.report.run_facts import RunReport, report_of
 from sbpair.move.receipt import BackingOff, NamedMessage, RampRecord, RampState, RampStep, Tally
 from sbpair.replay.archive import Archive

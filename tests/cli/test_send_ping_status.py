@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sbpair.cli.options.common import Display
-from sbpair.cli.progress import line_progress
+from sbpair.cli.progress import reporting
 from sbpair.cli.render.screen import Screen
 from sbpair.failover.failover_send import Delivered
 from sbpair.failover.outbox import Outbox
@@ -207,17 +207,17 @@ async def test_without_manage_the_status_looks_at_messages(tmp_path: Path) -> No
 def test_a_send_prints_lines_where_none_can_be_animated(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(line_progress, "LINE_SECONDS", 0.0)
-    monkeypatch.setattr(line_progress, "DUMB_TERMINAL_SECONDS", 0.0)
+    monkeypatch.setattr(reporting, "LINE_SECONDS", 0.0)
+    monkeypatch.setattr(reporting, "DUMB_TERMINAL_SECONDS", 0.0)
     screen = Screen(Display())
-    with line_progress.SendProgress(screen, "orders", typing=False) as shown:
+    with reporting.SendProgress(screen, "orders", typing=False) as shown:
         shown(Delivered(primary=2, backlog=1))
-    with line_progress.SendProgress(screen, "orders", typing=True) as shown:
+    with reporting.SendProgress(screen, "orders", typing=True) as shown:
         shown(Delivered(primary=2))
     sent = "3 sent to orders, 1 of them into the backlog, 6 a second\n"
     assert command.untimed(capsys.readouterr().err) == sent
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("TERM", "dumb")
-    with line_progress.SendProgress(screen, "orders", typing=False) as shown:
+    with reporting.SendProgress(screen, "orders", typing=False) as shown:
         shown(Delivered(primary=2, backlog=1))
     assert capsys.readouterr().err == f"connecting to orders\n{sent}"

@@ -17,7 +17,7 @@ import pytest
 
 from sbpair.cli.app import invoke
 from sbpair.cli.options.common import Display
-from sbpair.cli.progress.line_progress import PeekProgress
+from sbpair.cli.progress.reporting import PeekProgress
 from sbpair.cli.render.screen import Screen
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.errors import UsageError

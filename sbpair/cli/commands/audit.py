@@ -64,7 +64,7 @@ def command(
     between = values.seconds_of("--sample", sample, limit=MAX_SAMPLE_SECONDS, hint=hint)
     group = values.group_of(management)
     pair = values.selected_pair(connection, screen, count=count)
-    from sbpair.cli.progress.line_progress import PeekProgress
+    from sbpair.cli.progress.reporting import PeekProgress
     from sbpair.management import auditing
 
     with PeekProgress(screen) as progress:

@@ -8,9 +8,8 @@ from sbpair.cli.next_command import next_command, way_back
 from sbpair.cli.options import moves
 from sbpair.cli.options.common import COUNT, PairSelection, option
 from sbpair.cli.options.values import check_at_least, selected_pair
-from sbpair.cli.progress.line_progress import PeekProgress
-from sbpair.cli.render.dead_letter_groups import group_cells, group_document, say_number
-from sbpair.cli.render.messages import print_peeked, shown_line
+from sbpair.cli.progress.reporting import PeekProgress
+from sbpair.cli.render.messages import group_cells, group_document, print_peeked, say_number, shown_line
 from sbpair.cli.render.screen import Screen
 from sbpair.cli.render.table import limited
 from sbpair.move.message.dead_letters import dead_letter_path

@@ -9,7 +9,7 @@ from sbpair.cli.options import moves
 from sbpair.cli.options.common import NAMESPACE, PairSelection, argument, flag, option
 from sbpair.cli.options.reach import reach_of
 from sbpair.cli.options.values import check_at_least
-from sbpair.cli.progress.line_progress import PeekProgress
+from sbpair.cli.progress.reporting import PeekProgress
 from sbpair.cli.render.messages import print_peeked, shown_line
 from sbpair.cli.render.receipt import warn_of_failures
 from sbpair.cli.render.screen import Screen

@@ -12,8 +12,8 @@ from sbpair.cli.options import moves
 from sbpair.cli.options.common import NAMESPACE, PairSelection, argument, flag, option
 from sbpair.cli.options.reach import backlog_dead_letters, checked_ends, reach_of
 from sbpair.cli.options.values import check_goes_with
-from sbpair.cli.progress.line_progress import PeekProgress
-from sbpair.cli.render.dead_letter_groups import NO_REASON, group_cells, group_document, say_number
+from sbpair.cli.progress.reporting import PeekProgress
+from sbpair.cli.render.messages import NO_REASON, group_cells, group_document, say_number
 from sbpair.cli.render.receipt import warn_of_failures
 from sbpair.cli.render.screen import Screen
 from sbpair.cli.render.table import columns

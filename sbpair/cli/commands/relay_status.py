@@ -8,7 +8,7 @@ from sbpair.cli.completion import relays
 from sbpair.cli.logs import utc
 from sbpair.cli.options.common import CONFIG, argument, flag, option
 from sbpair.cli.options.values import seconds_of, selected_relay
-from sbpair.cli.progress.watching import watch_interval, watch_readings
+from sbpair.cli.progress.reporting import watch_interval, watch_readings
 from sbpair.cli.render.screen import Screen, rounded
 from sbpair.cli.render.table import columns
 from sbpair.errors import AccessError, ExitCode, Unavailable

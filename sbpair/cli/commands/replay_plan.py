@@ -50,7 +50,7 @@ def command(
     """
     limits, most = moves.limits_of(rate, None, ttl), moves.discard_limit(max_discard, allow=allow_discard)
     found = selected_profile(connection, screen, count=count, state=state)
-    from sbpair.cli.progress.line_progress import PeekProgress
+    from sbpair.cli.progress.reporting import PeekProgress
     from sbpair.cli.render import forecast
     from sbpair.replay.plan_preview import PlanPreview, normalize_destinations
     from sbpair.syphon import preview

@@ -152,13 +152,13 @@ def _archive_of(run: "RunRecord") -> "ArchiveFiles | str | None":
 
 
 def _html(report: "RunReport") -> str:
-    from sbpair.cli.report.html_page import render_html
+    from sbpair.cli.report.pages import render_html
 
     return render_html(report)
 
 
 def _markdown(report: "RunReport") -> str:
-    from sbpair.cli.report.markdown_text import render_markdown
+    from sbpair.cli.report.pages import render_markdown
 
     return render_markdown(report)
 

@@ -87,7 +87,7 @@ def command(
     from sbpair.move.rate_limit import parse_rate
 
     limit = None if rate is None else parse_rate(rate)
-    from sbpair.cli.progress.line_progress import SendProgress
+    from sbpair.cli.progress.reporting import SendProgress
     from sbpair.message_io import line_reader, message_json, send_lines
 
     is_json = file.lower().endswith(JSON_ENDINGS) if form is None else form == "jsonl"

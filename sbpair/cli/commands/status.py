@@ -8,7 +8,7 @@ from sbpair.cli.command_loop import run
 from sbpair.cli.completion import status_findings
 from sbpair.cli.options import values
 from sbpair.cli.options.common import COUNT, PairSelection, argument, flag, option
-from sbpair.cli.progress.watching import watch_interval, watch_readings
+from sbpair.cli.progress.reporting import watch_interval, watch_readings
 from sbpair.cli.render import status as render
 from sbpair.cli.render.screen import Screen
 from sbpair.cli.render.table import wrapped

@@ -1,22 +1,360 @@
-"""The content of a report, made from the record of a run. Pure: the pages only render it."""
+"""The content of a report, made from the record of a run: its head, and sections of notes, tables and commands.
+
+Pure: the pages only render it.
+"""
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from sbpair.cli.logs import utc
-from sbpair.cli.render.receipt import PROOF_BUCKETS
-from sbpair.cli.render.screen import grouped, size, spoken
-from sbpair.cli.report.sections import Section, Table, ends_in_words, sections_of, short
-from sbpair.cli.report.series import COUNTED, Plot, plots_of, timeline_rows
+from sbpair.cli.render.receipt import OPERATIONS, PROOF_BUCKETS, discards
+from sbpair.cli.render.screen import clean, grouped, size, spoken
+from sbpair.cli.report.plots import COUNTED, Plot, plots_of, timeline_rows
+from sbpair.model.cost import Operations, estimate
 from sbpair.move.receipt import BUCKETS
 from sbpair.runs.run_log import LIVE, RunOutcome
 
 if TYPE_CHECKING:
     from sbpair.replay.checksums import ArchiveFiles
+    from sbpair.runs.journal import Doubt
     from sbpair.runs.run_log import RunRecord, Sample
+
+ROWS_SHOWN = 200
+"""How many rows a table has at most: the JSON of `sbpair runs show` has all of them."""
+
+MAX_TEXT = 300
+DEFAULT_TIER = "Standard"
+REPLAY_COST = (
+    "Estimated from the counts, for messages of at most 64 KB: each is received, completed and sent once. Renewals of"
+    " locks, counts and peeks are not included."
+)
+NOT_SET = {"rate": "no limit", "credits": "no limit", "tier": "unknown"}
+
+Cell = str | int
+"""A text, or a number that is aligned to the right."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of a section. `more` were left out. `shares` adds a bar to each number of the second column.
+
+    `cards`: where the page is narrow, each row is a card, since its texts are long.
+    """
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    more: int = 0
+    shares: bool = False
+    cards: bool = False
+
+    @property
+    def largest(self) -> int:
+        return max((int(row[1]) for row in self.rows), default=0)
+
+    @property
+    def numeric(self) -> tuple[bool, ...]:
+        """Whether each column holds numbers, such as rates, or `-` for unknown ones: it is aligned to the right."""
+        cells = [[row[at] for row in self.rows] for at in range(len(self.columns))]
+        return tuple(
+            any(map(_is_number, each)) and all(_is_number(cell) or cell == "-" for cell in each) for each in cells
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of the report. `notes` are sentences in front of its tables."""
+
+    title: str
+    notes: tuple[str, ...] = ()
+    tables: tuple[Table, ...] = ()
+    commands: tuple[str, ...] = ()
+
+
+def sections_of(
+    run: RunRecord,
+    samples: Sequence[Sample],
+    plots: Sequence[Plot],
+    seconds: float,
+    archive: ArchiveFiles | str | None,
+) -> tuple[Section, ...]:
+    """Return the sections of a run that took so many seconds."""
+    receipt: Mapping[str, Any] = run.receipt or {}
+    found = (
+        _destinations(receipt, plots, seconds),
+        _ages(samples),
+        _not_sent(receipt) if run.kind == "replay" else _dead_letters(receipt),
+        _ramp(run, receipt),
+        _stayed(run, receipt),
+        _backing_off(run, receipt),
+        _discards(receipt),
+        _in_doubt(run, receipt),
+        _queues(receipt),
+        *_archive(archive, receipt),
+        _configuration(run.settings),
+        _cost(run, receipt),
+    )
+    return tuple(each for each in found if each is not None)
+
+
+def _is_number(cell: Cell) -> bool:
+    return isinstance(cell, int) or bool(re.fullmatch(r"\d+\.\d", cell))
+
+
+def short(value: object) -> str:
+    """Return a text of a message or a service on one line, cut after MAX_TEXT characters."""
+    text = clean(value)
+    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}…"
+
+
+def ends_in_words(run: RunRecord) -> tuple[str, str]:
+    """Return what a run takes messages from, and what it sends them to."""
+    return ("source", "destination") if run.settings.get("source") else ("backlog", "primary")
+
+
+def _table(
+    columns: tuple[str, ...], rows: Sequence[tuple[Cell, ...]], *, shares: bool = False, cards: bool = False
+) -> Table:
+    shown = tuple(tuple(each if isinstance(each, int) else short(each) for each in row) for row in rows[:ROWS_SHOWN])
+    return Table(columns, shown, len(rows) - len(shown), shares, cards)
+
+
+def _destinations(receipt: Mapping[str, Any], plots: Sequence[Plot], seconds: float) -> Section:
+    sent = sorted(receipt.get("destinations", {}).items(), key=lambda each: (-each[1], each[0]))
+    if not sent:
+        return Section("Destinations", ("No message was sent.",))
+    peaks = next((plot.peaks for plot in plots if plot.peaks), {})
+    rows = [
+        (
+            name,
+            int(number),
+            f"{number / seconds:.1f}" if seconds > 0 else "-",
+            f"{peaks[name]:.1f}" if name in peaks else "-",
+        )
+        for name, number in sent
+    ]
+    return Section("Destinations", (), (_table(("destination", "sent", "a second", "at most"), rows, shares=True),))
+
+
+def _ages(samples: Sequence[Sample]) -> Section | None:
+    ages = [
+        (each.at_ms, (each.at_ms - each.figures.oldest_ms) / 1000)
+        for each in samples
+        if each.figures.oldest_ms is not None
+    ]
+    if not ages:
+        return None
+    chosen = {"at first": ages[0], "at most": max(ages, key=lambda each: each[1]), "at last": ages[-1]}
+    rows = [(name, spoken(max(0.0, age)), utc(at_ms / 1000)) for name, (at_ms, age) in chosen.items()]
+    return Section("Age of the oldest message", (), (_table(("", "age", "time"), rows),))
+
+
+def _dead_letters(receipt: Mapping[str, Any]) -> Section:
+    named = receipt.get("dead_letters", [])
+    number = int(receipt.get("dead_lettered", 0)) + int(receipt.get("expired", 0))
+    if not number:
+        return Section("Dead letters", ("No message was dead-lettered.",))
+    reasons = sorted(receipt.get("dead_letter_reasons", {}).items(), key=lambda each: (-each[1], each[0]))
+    table = _named(named, "description")
+    tables = (_table(("reason", "messages"), reasons, shares=True),) if reasons else ()
+    return Section("Dead letters", (), (*tables, _with_more(table, number)))
+
+
+def _ramp(run: RunRecord, receipt: Mapping[str, Any]) -> Section | None:
+    """Return the steps of a ramp, and the messages that came back; None without a ramp."""
+    ramp = receipt.get("ramp")
+    if not ramp:
+        return None
+    state, destination = ramp["state"], ends_in_words(run)[1]
+    notes = [
+        {
+            "passed": "No moved message came back in any step: the rest was sent at full speed.",
+            "stopped": "Messages came back as dead letters, or others grew in number: the run sent no more.",
+        }.get(state, "The last step had not ended.")
+    ]
+    if ramp["other_dead_letters"]:
+        number = grouped(int(ramp["other_dead_letters"]))
+        notes.append(f"{number} other dead letters came to the {destination}, or had no message id to tell.")
+    steps = [
+        (f"up to {grouped(each['total'])}", each["sent"], spoken(each["observed_seconds"]), each["came_back"])
+        for each in ramp["steps"]
+    ]
+    steps += [(f"up to {grouped(total)}", "-", "-", "-") for total in ramp["totals"][len(steps) :]]
+    tables = [_table(("step", "sent", "observed", "came back"), steps)] if steps else []
+    if named := ramp["came_back"]:
+        tables.append(_with_more(_named(named, "reason"), int(ramp["came_back_total"])))
+    return Section("Ramp", tuple(notes), tuple(tables))
+
+
+def _stayed(run: RunRecord, receipt: Mapping[str, Any]) -> Section | None:
+    """Return what a run left in its source on purpose; None if it left nothing, and had no filter."""
+    skipped, where = int(receipt.get("skipped", 0)), receipt.get("where")
+    if not skipped and not where:
+        return None
+    notes = []
+    if where:
+        whole = grouped(int(where["chosen"]) + int(where["skipped"]))
+        notes.append(f"The filter chose {grouped(int(where['chosen']))} of {whole} messages: {short(where['text'])}")
+        if where.get("failed"):
+            notes.append(
+                f"It could not be calculated for {grouped(int(where['failed']))}: {short(where['first_failure'])}"
+            )
+    place = f"in the {ends_in_words(run)[0]}"
+    if skipped and run.outcome == RunOutcome.RUNNING:
+        notes.append(f"Skipped messages stay {place}, locked until this run ends.")
+    elif skipped and run.outcome in (RunOutcome.DONE, RunOutcome.PARTIAL, RunOutcome.STOPPED, RunOutcome.PAUSED):
+        notes.append(f"Skipped messages are {place}, unlocked, with the delivery counts that they had.")
+    elif skipped:
+        notes.append(
+            f"Skipped messages are {place}. Locks that were left end by themselves, and raise delivery counts."
+        )
+    others = skipped - int(where["skipped"] if where else 0)
+    named = receipt.get("stayed", [])
+    tables = (_with_more(_named(named, "reason"), others),) if named else ()
+    return Section("Skipped messages", tuple(notes), tables)
+
+
+def _backing_off(run: RunRecord, receipt: Mapping[str, Any]) -> Section | None:
+    """Return the destinations that took no more; None if there are none."""
+    found = receipt.get("backing_off")
+    if not found:
+        return None
+    rows = [(each["destination"], int(each["messages"]), each["reason"], each["hint"] or "-") for each in found]
+    table = _table(("destination", "messages left", "last error", "next step"), rows, cards=True)
+    note = f"Messages for these destinations went back to the {ends_in_words(run)[0]}."
+    return Section("Destinations that took no more", (note,), (_with_more(table, int(receipt["backing_off_total"])),))
+
+
+def _discards(receipt: Mapping[str, Any]) -> Section | None:
+    """Return what topics discarded, or what a replay found of that; None if there is nothing to say."""
+    notes = (*discards(receipt), *map(short, receipt.get("notes", ())))
+    return Section("Topics that discard messages", notes) if notes else None
+
+
+def _named(messages: Sequence[Mapping[str, Any]], reason: str) -> Table:
+    rows = [(_message(each), each["queue"], each["destination"] or "-", each["reason"]) for each in messages]
+    return _table(("message", "queue", "destination", reason), rows, cards=True)
+
+
+def _not_sent(proof: Mapping[str, Any]) -> Section:
+    reasons = list(proof.get("reasons", {}).items())
+    if not reasons:
+        return Section("Messages that were not sent", ("None, except for those that the equation names.",))
+    table = _table(("reason", "messages"), reasons, shares=True)
+    return Section("Messages that were not sent", ("They stay in the archive.",), (table,))
+
+
+def _in_doubt(run: RunRecord, receipt: Mapping[str, Any]) -> Section:
+    doubts = [_of_doubt(each) for each in run.doubts]
+    keys = {tuple(row[:3]) for row in doubts}
+    listed = [
+        (_message(each), each["queue"], each["destination"] or "-", each.get("reason", "sent without an answer"))
+        for each in receipt.get("doubtful", [])
+    ]
+    rows = doubts + [row for row in listed if row[:3] not in keys]
+    number = max(len(rows), int(receipt.get("doubtful_total", 0)))
+    if not rows:
+        return Section("In doubt", ("None: no message may have arrived twice.",))
+    note = f"The {ends_in_words(run)[1]} may have these messages, and may have them twice."
+    table = _table(("message", "queue", "destination", "reason"), rows, cards=True)
+    return Section("In doubt", (note,), (_with_more(table, number),))
+
+
+def _of_doubt(doubt: Doubt) -> tuple[str, str, str, str]:
+    return (doubt.message_id or str(doubt.sequence_number), doubt.queue, doubt.destination, "sent without an answer")
+
+
+def _message(named: Mapping[str, Any]) -> str:
+    return str(named.get("message_id") or named.get("sequence_number"))
+
+
+def _with_more(table: Table, number: int) -> Table:
+    return replace(table, more=max(table.more, number - len(table.rows)))
+
+
+def _queues(receipt: Mapping[str, Any]) -> Section | None:
+    found = {name: counts for name, counts in receipt.get("queues", {}).items() if any(counts.values())}
+    if not found:
+        return None
+    names = [name for name in next(iter(found.values())) if any(counts.get(name) for counts in found.values())]
+    rows = [(queue, *(int(counts.get(name, 0)) for name in names)) for queue, counts in found.items()]
+    remaining = receipt.get("remaining_in_queues") or {}
+    notes = tuple(f"{grouped(number)} remain in {short(queue)}." for queue, number in remaining.items())
+    if receipt.get("locked"):
+        notes += (f"{grouped(int(receipt['locked']))} were left locked by another receiver.",)
+    return Section("Queues", notes, (_table(("queue", *(name.replace("_", " ") for name in names)), rows, cards=True),))
+
+
+def _archive(archive: ArchiveFiles | str | None, proof: Mapping[str, Any]) -> Iterable[Section]:
+    if archive is None:
+        return
+    place = short(proof.get("archive", ""))
+    if isinstance(archive, str):
+        yield Section("Archive", (f"The archive {place} was not read: {short(archive)}",))
+        return
+    rows = [(each.name, each.files, size(each.bytes), each.sha256 or "-") for each in archive.directories]
+    note = f"{place} holds the files of this run. A checksum covers the names and the contents of a directory's files."
+    check = f"cd {shlex.quote(archive.root)} && find ledger -type f | LC_ALL=C sort | xargs sha256sum | sha256sum"
+    table = _table(("directory", "files", "size", "SHA-256"), rows, cards=True)
+    yield Section("Archive", (note,), (table,), (check,) if archive.is_local else ())
+
+
+def _configuration(settings: Mapping[str, object]) -> Section:
+    if not settings:
+        return Section("Configuration", ("An earlier version of sbpair recorded this run without its options.",))
+    shown = {name: value for name, value in settings.items() if name != "source" or value is not None}
+    rows = [(_option(name, settings), _setting(name, value)) for name, value in shown.items()]
+    return Section("Configuration", (), (_table(("option", "value"), rows),))
+
+
+def _option(name: str, settings: Mapping[str, object]) -> str:
+    """Return the name of an option: a move has a source and a destination instead of a secondary and a primary."""
+    if settings.get("source"):
+        name = f"{name} namespace" if name in ("primary", "secondary") else name
+        name = name.replace("primary", "destination").replace("secondary", "source")
+    return name.replace("_", " ")
+
+
+def _setting(name: str, value: object) -> str:
+    if value is None:
+        return next((text for end, text in NOT_SET.items() if name.endswith(end)), "none")
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _cost(run: RunRecord, receipt: Mapping[str, Any]) -> Section:
+    spent = receipt.get("operations") or _replayed_operations(receipt)
+    if not spent:
+        return Section("Cost", ("The operations of this run were not recorded.",))
+    known = {each.name for each in fields(Operations)}
+    operations = Operations(**{name: int(number) for name, number in spent.items() if name in known})
+    tiers = {side: str(run.settings.get(f"{side}_tier") or "") for side in ("primary", "secondary")}
+    found = estimate(operations, **{side: tier or DEFAULT_TIER for side, tier in tiers.items()})
+    rows = [(text, int(spent[name])) for name, text in OPERATIONS.items() if name in spent]
+    notes = [] if all(tiers.values()) else [f"{DEFAULT_TIER} is assumed where the tier is unknown."]
+    if not receipt.get("operations"):
+        notes.append(REPLAY_COST)
+    if found.by_sbpair is not None:
+        money = [f"{each.quantize(Decimal('0.01'))}" for each in (found.by_sbpair.minimum, found.by_sbpair.maximum)]
+        span = money[0] if money[0] == money[1] else f"{money[0]} to {money[1]}"
+        notes.insert(0, f"{span} {found.currency}, by the prices of {found.dated}.")
+    rows.append(("all operations", found.operations.by_sbpair))
+    return Section("Cost", tuple(notes), (_table(("billable operations", "number"), rows),))
+
+
+def _replayed_operations(proof: Mapping[str, Any]) -> dict[str, int]:
+    """Return the operations of a replay as its counts imply them; {} without a proof."""
+    if "acknowledged" not in proof:
+        return {}
+    whole = int(proof.get("received" if proof.get("mode") == "direct" else "archived") or 0)
+    return {"received": 2 * whole, "sent": int(proof["acknowledged"])}
+
 
 UNFINISHED = (*LIVE, RunOutcome.CRASHED)
 

@@ -1,4 +1,7 @@
-"""The report as GitHub-flavoured Markdown, for tickets. Texts of messages stand in code, where no markup is read."""
+"""The report as one HTML file without scripts, which loads nothing; and as GitHub-flavoured Markdown, for tickets.
+
+Invariant: no text of a message can become markup. In Markdown it stands in code, where none is read.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,21 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from sbpair.cli.render.screen import grouped
+from sbpair.cli.report.plots import NARROW, WIDE, draw
+from sbpair.template import filled
 
 if TYPE_CHECKING:
-    from sbpair.cli.report.run_facts import RunReport
-    from sbpair.cli.report.sections import Table
+    from sbpair.cli.report.run_facts import RunReport, Table
+
+
+def render_html(report: RunReport) -> str:
+    """Return the page."""
+    drawings = [
+        (plot, draw(plot, WIDE, f"w{number}"), draw(plot, NARROW, f"n{number}"))
+        for number, plot in enumerate(report.plots)
+    ]
+    return filled("sbpair.cli.report", "page.html", report=report, drawings=drawings, grouped=grouped)
+
 
 _MARKS = {"good": "✅", "open": "⏳", "bad": "❌"}
 _UNSAFE = set("`|\\")
