@@ -75,11 +75,11 @@ class QueueState:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A property of a queue with an unexpected value. `property` is the service's name for it."""
+    """A property of a queue with an unexpected value."""
 
-    property: str
-    expected: str | int | bool
-    actual: str | int | bool
+    property: Annotated[str, "The service's name of the property", {"examples": ["LockDuration"]}]
+    expected: Annotated[str | int | bool, "Expected value"]
+    actual: Annotated[str | int | bool, "Actual value"]
 
 
 @dataclass(frozen=True, slots=True)

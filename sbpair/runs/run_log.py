@@ -16,16 +16,15 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from sbpair.errors import ExitCode, SbpairError, StateRefused, UsageError
 from sbpair.runs.database import now_ms
-from sbpair.runs.journal import ACCEPTED, DOUBTFUL, SENDING, doubts_of
+from sbpair.runs.journal import ACCEPTED, DOUBTFUL, SENDING, Doubt, doubts_of
 from sbpair.runs.lease import Lock, is_locked
 
 if TYPE_CHECKING:
     from sbpair.runs.database import Row, RunDatabase
-    from sbpair.runs.journal import Doubt
 
 log = logging.getLogger(__name__)
 
@@ -66,13 +65,13 @@ class RunRecord:
     `settings` are the options in force, without secrets; {} for a run of an earlier version.
     """
 
-    id: str
-    command: str
+    id: Annotated[str, "Id of the run"]
+    command: Annotated[str, "Command that ran, with its mode"]
     started_ms: int
     ended_ms: int | None
-    outcome: RunOutcome
+    outcome: Annotated[RunOutcome, "How it ended, or the state of a live run"]
     exit_code: int | None
-    error: str
+    error: Annotated[str, "Error; empty for none"]
     receipt: dict[str, object] | None
     settings: dict[str, object]
     doubts: tuple[Doubt, ...]

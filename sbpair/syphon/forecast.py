@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from sbpair.errors import ExitCode
 from sbpair.model import cost
@@ -37,23 +37,21 @@ _SUMS = ("messages", "bytes", "overdue", "scheduled_in_future", "duplicates", "d
 class FlowStats:
     """Messages in one queue for one destination; None for messages without a destination.
 
-    `oldest_ms` and `newest_ms` are when messages were enqueued in the backlog, in ms since 1970. `overdue` ones are
-    past their time to live if the time in the backlog counts, regardless of the options. `scheduled_in_future` ones
-    will be scheduled in the primary. `duplicates` repeat another message id; only a replay counts them. `discarded`
-    ones would be sent to a topic of which no subscription takes them; for `not_evaluated` ones that is not known.
+    `oldest_ms` and `newest_ms` are when messages were enqueued in the backlog, in ms since 1970. `overdue` does not
+    depend on the options. `duplicates` repeat another message id; only a replay counts them.
     """
 
     queue: str
     destination: str | None
-    messages: int = 0
-    bytes: int = 0
+    messages: Annotated[int, "All peeked messages; equals the sum of the outcomes"] = 0
+    bytes: Annotated[int, "Their bytes"] = 0
     oldest_ms: int | None = None
     newest_ms: int | None = None
-    overdue: int = 0
-    scheduled_in_future: int = 0
+    overdue: Annotated[int, "Messages past their time to live if the time in the backlog counts"] = 0
+    scheduled_in_future: Annotated[int, "Messages to be scheduled in the primary"] = 0
     duplicates: int = 0
-    discarded: int = 0
-    not_evaluated: int = 0
+    discarded: Annotated[int, "Messages for a topic of which no subscription takes them"] = 0
+    not_evaluated: Annotated[int, "Messages for a topic for which that is not known"] = 0
     outcomes: Counter[str] = field(default_factory=Counter)
 
     def add(self, facts: Facts, outcome: str) -> None:
@@ -76,10 +74,10 @@ class FlowStats:
 class DeadLetterGroup:
     """Messages that would be dead-lettered for one reason, the first few by name."""
 
-    reason: str
-    description: str
-    messages: int = 0
-    examples: list[NamedMessage] = field(default_factory=list)
+    reason: Annotated[str, "The reason"]
+    description: Annotated[str, "Its description"]
+    messages: Annotated[int, "Number of messages"] = 0
+    examples: Annotated[list[NamedMessage], "The first messages"] = field(default_factory=list)
 
 
 class ForecastBuilder:

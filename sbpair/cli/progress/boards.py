@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated
 
 from sbpair.cli.logs import utc
+from sbpair.cli.next_command import next_command
 from sbpair.cli.render.screen import plural, spoken
 from sbpair.move import events
 from sbpair.move.rate_limit import Limit
@@ -209,19 +210,6 @@ class Board:
             tuple(self._notices(now, now_ms)),
         )
 
-    def _requested(self, event: events.RunEvent) -> None:
-        match event:
-            case events.RunPausing():
-                self._request = "pausing: waiting for the outcome of pending sends"
-            case events.RunPaused(run):
-                self._request = f"paused, and holds no message; sbpair runs resume {run} goes on"
-                for state in self._queues.values():
-                    self._give_back(state)
-            case events.RunResumed():
-                self._request = ""
-            case events.RunCancelled():
-                self._request = "cancelled: waiting for the outcome of pending sends"
-
     def _notices(self, now: float, now_ms: int) -> Iterator[str]:
         if self._request:
             yield self._request
@@ -246,7 +234,9 @@ class Board:
     def _run_changed(self, event: events.SyphonEvent, now: float) -> None:
         match event:
             case events.RunEvent():
-                self._requested(event)
+                self._request = "" if isinstance(event, events.RunResumed) else request_text(event)
+                for state in self._queues.values() if isinstance(event, events.RunPaused) else ():
+                    self._give_back(state)
             case events.RampProgress():
                 self._ramp = event, now
             case events.LimitChanged(per_second, by):
@@ -362,6 +352,19 @@ def _note(state: _QueueState, now: float) -> str:
     if state.done:
         return "done"
     return "" if state.opened else "connecting"
+
+
+def request_text(event: events.RunEvent) -> str:
+    """Return what a run does at the request of another process."""
+    match event:
+        case events.RunPausing():
+            return "pausing: waiting for the outcome of pending sends"
+        case events.RunPaused(run):
+            resume, cancel = next_command("runs resume", run), next_command("runs cancel", run)
+            return f"paused, and holds no message; to go on: {resume}; to stop: {cancel}"
+        case events.RunCancelled():
+            return "cancelled by sbpair runs cancel: waiting for the outcome of pending sends"
+    return "resumed"
 
 
 def ramp_text(event: events.RampProgress, since: float, sent: int, now: float) -> str:

@@ -8,12 +8,12 @@ second, with bursts of BURST. Dropped lines are counted.
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from sbpair.cli.logs import utc
-from sbpair.cli.next_command import next_command, with_options
+from sbpair.cli.next_command import with_options
 from sbpair.cli.progress.boards import (
     QUEUE_FIGURES,
     Board,
@@ -23,6 +23,7 @@ from sbpair.cli.progress.boards import (
     at_the_latest,
     natural_key,
     ramp_text,
+    request_text,
 )
 from sbpair.cli.progress.reporting import Progress, choose_form, event_line, wall_clock_ms, write_lines
 from sbpair.cli.render.screen import Document, Screen, plural, some, spoken
@@ -149,10 +150,10 @@ class EventLines:
         return lines[:limit]
 
 
-def line(event: events.SyphonEvent, now_ms: int) -> Document:
+def line(event: events.SyphonEvent, now_ms: int, schema: str = SCHEMA) -> Document:
     """Return one event as JSON: its name and its fields."""
     name, level = events.name_and_level(type(event))
-    return event_line(SCHEMA, name, now_ms, level=level) | asdict(event)
+    return event_line(schema, name, now_ms, level=level) | asdict(event)
 
 
 def _dead_lettered(event: events.DeadLettered, messages: int, now_ms: int) -> Document:
@@ -395,13 +396,8 @@ class EventPrinter:
         match event:
             case events.TopicsUnchecked(reason):
                 self._screen.warn(f"{UNCHECKED}: {reason}")
-            case events.RunPaused(run):
-                resume, cancel = next_command("runs resume", run), next_command("runs cancel", run)
-                self._screen.say(f"paused, and holds no message; to go on: {resume}; to stop: {cancel}")
-            case events.RunResumed():
-                self._screen.say("resumed")
-            case events.RunCancelled():
-                self._screen.say("cancelled by sbpair runs cancel")
+            case events.RunEvent():
+                self._screen.say(request_text(event))
 
     def _ramp(self, event: events.RampProgress) -> None:
         text = ramp_text(event, 0.0, event.sent, 0.0)
@@ -466,7 +462,7 @@ class EventPrinter:
             self._screen.warn(text)
 
 
-def locked_text(found: list[events.MessagesLocked], now_ms: int) -> str:
+def locked_text(found: Sequence[events.MessagesLocked], now_ms: int) -> str:
     """Return one line for the locked messages of several queues, all or none of them overdue."""
     messages = sum(event.locked for event in found)
     where = found[0].queue if len(found) == 1 else f"{len(found)} backlog queues"

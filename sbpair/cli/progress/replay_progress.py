@@ -2,20 +2,28 @@
 
 import threading
 import time
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from sbpair.cli.next_command import next_command
-from sbpair.cli.progress.boards import PhaseBoard, PhaseView
-from sbpair.cli.progress.move_progress import locked_text
+from sbpair.cli.progress.boards import PhaseBoard, PhaseView, request_text
+from sbpair.cli.progress.move_progress import line, locked_text
 from sbpair.cli.progress.reporting import Progress, choose_form, event_line, wall_clock_ms, write_lines
 from sbpair.cli.render.screen import Screen, spoken
+from sbpair.move import events
 
 if TYPE_CHECKING:
-    from sbpair.replay.progress import Event, LocksFound, PauseChanged, ReplayPhase
+    from collections.abc import Sequence
+
+    from sbpair.replay.progress import Event, ReplayPhase
 
 SCHEMA = "sbpair/replay-event/1"
 REPORT_SECONDS = 5.0
+Request = events.RunPausing | events.RunPaused | events.RunResumed | events.RunCancelled
+REQUESTS: dict[str, type[Request]] = {
+    "pausing": events.RunPausing,
+    "paused": events.RunPaused,
+    "running": events.RunResumed,
+    "cancelled": events.RunCancelled,
+}
 
 
 class ReplayProgress(Progress):
@@ -43,12 +51,12 @@ class ReplayProgress(Progress):
                     self._board.begin(event, now)
                 self._next, self._last = now + REPORT_SECONDS, 0
                 self._report_phase(event)
-            case LocksFound():
-                self._report_locked(event)
-            case PauseChanged(state):
+            case LocksFound(queues):
+                self._report_locked(queues)
+            case PauseChanged(state, run):
                 with self._lock:
                     self._board.pause(state)
-                self._report_pause(event)
+                self._report_request(REQUESTS[state](run))
             case Expected():
                 with self._lock:
                     self._board.expect(event)
@@ -62,18 +70,11 @@ class ReplayProgress(Progress):
     def _report_phase(self, phase: "ReplayPhase") -> None:
         self._screen.say(phase.text)
 
-    def _report_pause(self, changed: "PauseChanged") -> None:
-        resume, cancel = next_command("runs resume", changed.run), next_command("runs cancel", changed.run)
-        texts = {
-            "pausing": "pausing: tasks finish what they send and store, and release the rest",
-            "paused": f"paused, and holds no message; to go on: {resume}; to stop: {cancel}",
-            "running": "resumed",
-            "cancelled": "cancelled by sbpair runs cancel: tasks finish what they send and store",
-        }
-        self._screen.say(texts[changed.state])
+    def _report_request(self, request: Request) -> None:
+        self._screen.say(request_text(request))
 
-    def _report_locked(self, found: "LocksFound") -> None:
-        self._screen.warn(locked_text(list(found.queues), wall_clock_ms()))
+    def _report_locked(self, found: "Sequence[events.MessagesLocked]") -> None:
+        self._screen.warn(locked_text(found, wall_clock_ms()))
 
     def _report(self, view: PhaseView) -> None:
         total = view.total
@@ -114,13 +115,11 @@ class JsonReplayProgress(ReplayProgress):
     def _report_phase(self, phase: "ReplayPhase") -> None:
         self._write("phase", phase=phase.name, text=phase.text, run=phase.run or None)
 
-    def _report_pause(self, changed: "PauseChanged") -> None:
-        names = {"pausing": "run-pausing", "paused": "run-paused", "running": "run-resumed"}
-        self._write(names.get(changed.state, "run-cancelled"), run=changed.run)
+    def _report_request(self, request: Request) -> None:
+        write_lines(self._screen, [line(request, wall_clock_ms(), SCHEMA)])
 
-    def _report_locked(self, found: "LocksFound") -> None:
-        for each in found.queues:
-            self._write("messages-locked", "warning", **asdict(each))
+    def _report_locked(self, found: "Sequence[events.MessagesLocked]") -> None:
+        write_lines(self._screen, [line(each, wall_clock_ms(), SCHEMA) for each in found])
 
     def _report(self, view: PhaseView) -> None:
         for row in (view.total, *view.rows):
@@ -134,8 +133,8 @@ class JsonReplayProgress(ReplayProgress):
                 eta_seconds=None if row.eta_seconds is None else round(row.eta_seconds),
             )
 
-    def _write(self, event: str, level: str = "info", /, **fields: object) -> None:
-        write_lines(self._screen, [{**event_line(SCHEMA, event, wall_clock_ms(), level=level), **fields}])
+    def _write(self, event: str, /, **fields: object) -> None:
+        write_lines(self._screen, [event_line(SCHEMA, event, wall_clock_ms()) | fields])
 
 
 def replay_progress(screen: Screen) -> ReplayProgress:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,6 @@ from sbpair.runs.run_log import LIVE, RunOutcome
 
 if TYPE_CHECKING:
     from sbpair.replay.checksums import ArchiveFiles
-    from sbpair.runs.journal import Doubt
     from sbpair.runs.run_log import RunRecord, Sample
 
 ROWS_SHOWN = 200
@@ -117,11 +116,10 @@ def ends_in_words(run: RunRecord) -> tuple[str, str]:
     return ("source", "destination") if run.settings.get("source") else ("backlog", "primary")
 
 
-def _table(
-    columns: tuple[str, ...], rows: Sequence[tuple[Cell, ...]], *, shares: bool = False, cards: bool = False
-) -> Table:
+def _table(columns: tuple[str, ...], rows: Sequence[tuple[Cell, ...]], *, total: int = 0, **form: bool) -> Table:
+    """Return the first rows, of at least `total`."""
     shown = tuple(tuple(each if isinstance(each, int) else short(each) for each in row) for row in rows[:ROWS_SHOWN])
-    return Table(columns, shown, len(rows) - len(shown), shares, cards)
+    return Table(columns, shown, max(len(rows), total) - len(shown), **form)
 
 
 def _destinations(receipt: Mapping[str, Any], plots: Sequence[Plot], seconds: float) -> Section:
@@ -155,14 +153,13 @@ def _ages(samples: Sequence[Sample]) -> Section | None:
 
 
 def _dead_letters(receipt: Mapping[str, Any]) -> Section:
-    named = receipt.get("dead_letters", [])
     number = int(receipt.get("dead_lettered", 0)) + int(receipt.get("expired", 0))
     if not number:
         return Section("Dead letters", ("No message was dead-lettered.",))
     reasons = sorted(receipt.get("dead_letter_reasons", {}).items(), key=lambda each: (-each[1], each[0]))
-    table = _named(named, "description")
     tables = (_table(("reason", "messages"), reasons, shares=True),) if reasons else ()
-    return Section("Dead letters", (), (*tables, _with_more(table, number)))
+    named = _named(receipt.get("dead_letters", ()), "description", number)
+    return Section("Dead letters", (), (*tables, named))
 
 
 def _ramp(run: RunRecord, receipt: Mapping[str, Any]) -> Section | None:
@@ -187,7 +184,7 @@ def _ramp(run: RunRecord, receipt: Mapping[str, Any]) -> Section | None:
     steps += [(f"up to {grouped(total)}", "-", "-", "-") for total in ramp["totals"][len(steps) :]]
     tables = [_table(("step", "sent", "observed", "came back"), steps)] if steps else []
     if named := ramp["came_back"]:
-        tables.append(_with_more(_named(named, "reason"), int(ramp["came_back_total"])))
+        tables.append(_named(named, "reason", int(ramp["came_back_total"])))
     return Section("Ramp", tuple(notes), tuple(tables))
 
 
@@ -215,7 +212,7 @@ def _stayed(run: RunRecord, receipt: Mapping[str, Any]) -> Section | None:
         )
     others = skipped - int(where["skipped"] if where else 0)
     named = receipt.get("stayed", [])
-    tables = (_with_more(_named(named, "reason"), others),) if named else ()
+    tables = (_named(named, "reason", others),) if named else ()
     return Section("Skipped messages", tuple(notes), tables)
 
 
@@ -225,9 +222,9 @@ def _backing_off(run: RunRecord, receipt: Mapping[str, Any]) -> Section | None:
     if not found:
         return None
     rows = [(each["destination"], int(each["messages"]), each["reason"], each["hint"] or "-") for each in found]
-    table = _table(("destination", "messages left", "last error", "next step"), rows, cards=True)
+    columns, total = ("destination", "messages left", "last error", "next step"), int(receipt["backing_off_total"])
     note = f"Messages for these destinations went back to the {ends_in_words(run)[0]}."
-    return Section("Destinations that took no more", (note,), (_with_more(table, int(receipt["backing_off_total"])),))
+    return Section("Destinations that took no more", (note,), (_table(columns, rows, total=total, cards=True),))
 
 
 def _discards(receipt: Mapping[str, Any]) -> Section | None:
@@ -236,9 +233,14 @@ def _discards(receipt: Mapping[str, Any]) -> Section | None:
     return Section("Topics that discard messages", notes) if notes else None
 
 
-def _named(messages: Sequence[Mapping[str, Any]], reason: str) -> Table:
-    rows = [(_message(each), each["queue"], each["destination"] or "-", each["reason"]) for each in messages]
-    return _table(("message", "queue", "destination", reason), rows, cards=True)
+def _named(messages: Iterable[Mapping[str, Any]], reason: str, total: int) -> Table:
+    return _table(("message", "queue", "destination", reason), _named_rows(messages), total=total, cards=True)
+
+
+def _named_rows(messages: Iterable[Mapping[str, Any]]) -> list[tuple[Cell, ...]]:
+    why = "sent without an answer"
+    named = ((str(each.get("message_id") or each.get("sequence_number")), each) for each in messages)
+    return [(name, each["queue"], each["destination"] or "-", each.get("reason", why)) for name, each in named]
 
 
 def _not_sent(proof: Mapping[str, Any]) -> Section:
@@ -250,31 +252,15 @@ def _not_sent(proof: Mapping[str, Any]) -> Section:
 
 
 def _in_doubt(run: RunRecord, receipt: Mapping[str, Any]) -> Section:
-    doubts = [_of_doubt(each) for each in run.doubts]
-    keys = {tuple(row[:3]) for row in doubts}
-    listed = [
-        (_message(each), each["queue"], each["destination"] or "-", each.get("reason", "sent without an answer"))
-        for each in receipt.get("doubtful", [])
-    ]
-    rows = doubts + [row for row in listed if row[:3] not in keys]
-    number = max(len(rows), int(receipt.get("doubtful_total", 0)))
-    if not rows:
+    doubts = _named_rows(map(asdict, run.doubts))
+    keys = {row[:3] for row in doubts}
+    rows = doubts + [row for row in _named_rows(receipt.get("doubtful", ())) if row[:3] not in keys]
+    total = int(receipt.get("doubtful_total", 0))
+    if not rows and not total:
         return Section("In doubt", ("None: no message may have arrived twice.",))
     note = f"The {ends_in_words(run)[1]} may have these messages, and may have them twice."
-    table = _table(("message", "queue", "destination", "reason"), rows, cards=True)
-    return Section("In doubt", (note,), (_with_more(table, number),))
-
-
-def _of_doubt(doubt: Doubt) -> tuple[str, str, str, str]:
-    return (doubt.message_id or str(doubt.sequence_number), doubt.queue, doubt.destination, "sent without an answer")
-
-
-def _message(named: Mapping[str, Any]) -> str:
-    return str(named.get("message_id") or named.get("sequence_number"))
-
-
-def _with_more(table: Table, number: int) -> Table:
-    return replace(table, more=max(table.more, number - len(table.rows)))
+    table = _table(("message", "queue", "destination", "reason"), rows, total=total, cards=True)
+    return Section("In doubt", (note,), (table,))
 
 
 def _queues(receipt: Mapping[str, Any]) -> Section | None:
@@ -394,7 +380,8 @@ def report_of(
     """Return the report. `archive` are the files of a replay, or why they cannot be read."""
     receipt: Mapping[str, Any] = run.receipt or {}
     replayed = run.kind == "replay"
-    end_ms = run.ended_ms or (now_ms if run.outcome in LIVE else _last_ms(run, samples))
+    last_ms = max(run.started_ms, samples[-1].at_ms if samples else 0)
+    end_ms = run.ended_ms or (now_ms if run.outcome in LIVE else last_ms)
     identity = _proved(receipt) if replayed else _identity(run, receipt)
     labels = {**COUNTED, "received": "archived"} if replayed and run.settings.get("mode") == "archive" else COUNTED
     plots = plots_of(run.started_ms, end_ms, samples, labels)
@@ -432,10 +419,6 @@ def _when(run: RunRecord, end_ms: int) -> str:
     if run.ended_ms is not None:
         return f"{started} to {utc(end_ms / 1000)}, {spent}"
     return f"since {started}, {spent} " + ("so far" if run.outcome in LIVE else "until its last figures")
-
-
-def _last_ms(run: RunRecord, samples: Sequence[Sample]) -> int:
-    return max(run.started_ms, samples[-1].at_ms if samples else 0)
 
 
 def _alerts(run: RunRecord, samples: Sequence[Sample]) -> Iterable[tuple[str, str]]:

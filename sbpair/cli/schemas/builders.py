@@ -6,7 +6,7 @@ schema: `Annotated[int, "Which one", {"examples": [1]}]`.
 
 from dataclasses import dataclass, is_dataclass
 from enum import Enum
-from types import NoneType
+from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
 from sbpair.move.events import name_and_level
@@ -83,16 +83,16 @@ def record(summary: str, /, **properties: Schema | Optional) -> Schema:
     """Return the schema of an object with exactly these keys."""
     return {
         "type": "object",
-        "description": summary,
+        **({"description": summary} if summary else {}),
         "properties": {key: each.schema if isinstance(each, Optional) else each for key, each in properties.items()},
         "required": [key for key, each in properties.items() if not isinstance(each, Optional)],
         "additionalProperties": False,
     }
 
 
-def records(description: str, summary: str, /, **properties: Schema | Optional) -> Schema:
+def records(description: str, /, **properties: Schema | Optional) -> Schema:
     """Return the schema of an array of objects with exactly these keys."""
-    return array(description, record(summary, **properties))
+    return array(description, record("", **properties))
 
 
 def nullable(schema: Schema) -> Schema:
@@ -114,6 +114,8 @@ def typed(kind: Any) -> Schema:
         return typed(inner) | {"description": description} | (keywords[0] if keywords else {})
     if NoneType in arguments:
         return nullable(typed(next(each for each in arguments if each is not NoneType)))
+    if origin is UnionType:
+        return scalar("")
     if origin in (list, tuple):
         return {"type": "array", "items": typed(arguments[0])}
     if origin is dict:
@@ -125,8 +127,14 @@ def typed(kind: Any) -> Schema:
 
 def keys_of(kind: Any, *later: str) -> dict[str, Any]:
     """Return the keys of a dataclass or named tuple. Stored documents of earlier versions may lack the `later` ones."""
-    keys = {name: typed(each) for name, each in get_type_hints(kind, include_extras=True).items()}
+    keys = some_of(kind, *get_type_hints(kind))
     return keys | {name: Optional(keys[name]) for name in later}
+
+
+def some_of(kind: Any, *names: str) -> dict[str, Any]:
+    """Return keys of a dataclass or named tuple by their names."""
+    kinds = get_type_hints(kind, include_extras=True)
+    return {name: typed(kinds[name]) for name in names}
 
 
 def event(kind: str, severity: str = "info", /, **properties: Schema | Optional) -> Schema:

@@ -23,6 +23,7 @@ from sbpair.cli.schemas.builders import (
     pair_of,
     record,
     records,
+    some_of,
     text,
     time,
     typed,
@@ -32,10 +33,14 @@ from sbpair.move import events
 from sbpair.move.rate_limit import Limit
 from sbpair.move.receipt import BUCKETS, SPENT, MissingDestination, NamedMessage, Receipt, RemainingMessages
 from sbpair.replay.proof import Proof
+from sbpair.runs.run_log import RunRecord
+from sbpair.syphon.forecast import DeadLetterGroup, FlowStats
 
+TIMELINE = records("Steps", name=text("Its name"), text=text("Its description"), seconds=number("Time since the start"))
 NAMED = {name: each for name, each in keys_of(NamedMessage).items() if name != "reason"}
 OPERATIONS = keys_of(Operations) | {"by_sbpair": count("All operations of sbpair")}
 MONEY = record("Bounds of a cost", minimum=number("Lower bound"), maximum=number("Upper bound"))
+PRICED = fields(currency=text("Currency"), dated=text("Date of the prices"))
 _WHERE = keys_of(Receipt)["where"]
 _RAMP_PREVIEW = optional(
     record(
@@ -58,7 +63,7 @@ RECEIPT = record("The receipt of a move", **_RECEIPT)
 _MOVE = fields(
     run=text("Id of the run"),
     **_RECEIPT,
-    failures=records("Queues that failed", "One queue", queue=text("Its path"), reason=text("Why it failed")),
+    failures=records("Queues that failed", queue=text("Its path"), reason=text("Why it failed")),
     seconds=number("Duration of the run"),
     stopped=flag("Whether a signal ended the run"),
     remaining=typed(
@@ -75,62 +80,50 @@ MOVE = document(
     **_MOVE,
 )
 
-_SECONDS_OF_AGE = fields(
-    discarded=count("Messages for a topic of which no subscription takes them"),
-    not_evaluated=count("Messages for a topic for which that is not known"),
-    overdue=count("Messages past their time to live if the time in the backlog counts"),
-    scheduled_in_future=count("Messages scheduled for a time in the future"),
+_SUMS = some_of(FlowStats, "discarded", "not_evaluated", "overdue", "scheduled_in_future") | fields(
     oldest_seconds=nullable(number("Age of the oldest message")),
     newest_seconds=nullable(number("Age of the newest message")),
 )
+_OUTCOMES = {
+    "sent": "Messages that would be sent",
+    "expired": "Messages past their time to live",
+    "deferred": "Deferred messages, which stay",
+    "scheduled": "Scheduled messages, which stay",
+}
+_MOVED = _OUTCOMES | {"skipped": "Messages that a run would leave, since not chosen"}
 
 
 def forecast(
     name: str,
     description: str,
     outcomes: dict[str, str],
-    doomed: tuple[str, str],
+    doomed: str,
     ends: tuple[str, str] = ("primary", "secondary"),
     **more: Schema | Optional,
 ) -> Schema:
-    """Return the schema of a forecast: `outcomes` by key, and the key and description of its undeliverable groups.
+    """Return the schema of a forecast: `outcomes` by key, and the key of its undeliverable groups.
 
     `ends` are the names of the namespaces, and `more` are keys of this forecast only.
     """
-    sums = fields(
-        messages=count("All peeked messages; equals the sum of the outcomes"),
-        bytes=count("Their bytes"),
-        **{key: count(what) for key, what in outcomes.items()},
-        **_SECONDS_OF_AGE,
-    )
+    sums = some_of(FlowStats, "messages", "bytes") | {key: count(what) for key, what in outcomes.items()} | _SUMS
     found = record(
         "The destination in the primary; null if unknown or missing",
         topic=flag("Whether it is a topic"),
         filters=count("Filters a message meets there"),
-    )
-    group = record(
-        "Messages with one reason",
-        reason=text("The reason"),
-        description=text("Its description"),
-        messages=count("Number of messages"),
-        examples=array("The first messages", typed(NamedMessage)),
     )
     flow = {"queue": text("Backlog queue"), "destination": nullable(text("Destination; null if none, * for others"))}
     return document(
         name,
         description,
         **sums,
-        queues=records("By backlog queue", "One queue", queue=text("Its path"), **sums),
-        destinations=records(
-            "By destination", "One destination", destination=text("Its path"), found=nullable(found), **sums
-        ),
-        flows=records("By queue and destination", "One flow", **flow, **sums),
-        **{doomed[0]: array(doomed[1], group)},
+        queues=records("By backlog queue", queue=text("Its path"), **sums),
+        destinations=records("By destination", destination=text("Its path"), found=nullable(found), **sums),
+        flows=records("By queue and destination", **flow, **sums),
+        **{doomed: array("Messages that would not be delivered, by reason", typed(DeadLetterGroup))},
         **more,
         ttl=choice("Rule of the time to live", "original", "remaining"),
         tiers=record(
-            "Tiers of the namespaces; null if unknown",
-            **{end: nullable(text(end.capitalize())) for end in ends},
+            "Tiers of the namespaces; null if unknown", **{end: nullable(text(end.capitalize())) for end in ends}
         ),
         limits=record(
             "Limits of the run; null is no limit",
@@ -138,16 +131,12 @@ def forecast(
             **{f"{end}_credits": nullable(number(f"Credits a second of the {end}")) for end in ends},
         ),
         seconds=nullable(number("Lower bound of the duration; null if nothing limits it")),
-        operations=record(
-            "Billable operations of the run",
-            **OPERATIONS,
-        ),
+        operations=record("Billable operations of the run", **OPERATIONS),
         cost=record(
             "Cost of the operations",
             by_sbpair=nullable(MONEY),
             delivered=nullable(MONEY),
-            currency=text("Currency"),
-            dated=text("Date of the prices"),
+            **PRICED,
         ),
         notes=array("Remarks", text("One remark")),
     )
@@ -156,31 +145,17 @@ def forecast(
 PREVIEW = forecast(
     "sbpair/syphon-preview/1",
     "The preview of sbpair syphon --dry-run.",
-    {
-        "sent": "Messages that would be sent",
-        "dead_lettered": "Messages that would be dead-lettered",
-        "expired": "Messages that would expire",
-        "deferred": "Deferred messages, which stay",
-        "scheduled": "Scheduled messages, which stay",
-        "skipped": "Messages that a run would leave, since not chosen",
-    },
-    ("dead_letters", "Messages that would be dead-lettered, by reason"),
+    _MOVED | {"dead_lettered": "Messages that would be dead-lettered"},
+    "dead_letters",
     where=_WHERE,
     ramp=_RAMP_PREVIEW,
 )
 
 MOVE_PREVIEW = forecast(
     "sbpair/move-preview/1",
-    "The preview of sbpair move and redrive with --dry-run.",
-    {
-        "sent": "Messages that would be sent",
-        "refused": "Messages that would stay, since their destination would refuse them",
-        "expired": "Messages that would stay, since past their time to live",
-        "deferred": "Deferred messages, which stay",
-        "scheduled": "Scheduled messages, which stay",
-        "skipped": "Messages that a run would leave, since not chosen",
-    },
-    ("refused_messages", "Messages that would be refused, by reason"),
+    "The preview of sbpair move and redrive with --dry-run. Expired messages stay.",
+    _MOVED | {"refused": "Messages that would stay, since their destination would refuse them"},
+    "refused_messages",
     ("destination", "source"),
     where=_WHERE,
     ramp=_RAMP_PREVIEW,
@@ -200,34 +175,30 @@ _PROOF = _PROVED | fields(
     received=optional(count("Received messages, in direct mode")),
     in_doubt=optional(count("Messages without a known outcome, in direct mode")),
     balanced=flag("Whether the counts add up"),
-    doubtful=records("Possible duplicates, the first ones", "One message", **NAMED),
+    doubtful=records("Possible duplicates, the first ones", **NAMED),
     released=optional(count("Messages that tasks received and gave back to the backlog")),
     seconds=optional(number("Duration")),
     stopped=optional(flag("Whether the run was stopped")),
     notes=optional(array("Why destinations took no more, and what topics discard", text("One note"))),
 )
-_OUTCOME = choice(
-    "How it ended, or the state of a live run", "running", "paused", "done", "partial", "stopped", "failed", "crashed"
-)
+_RECORD = some_of(RunRecord, "id", "command", "outcome", "error")
+_OUTCOME = _RECORD["outcome"]
 _RUN = fields(
-    id=text("Id of the run"),
+    **_RECORD,
     kind=choice("Command", "syphon", "move", "redrive", "replay"),
-    command=text("Command that ran, with its mode"),
     archive=nullable(text("Archive of a replay")),
     started=time("Start"),
     ended=nullable(time("End; null for a running or crashed run")),
-    outcome=_OUTCOME,
     exit_code=nullable(count("Exit code; null for a running or crashed run")),
-    error=text("Error; empty for none"),
     in_doubt=count("Messages sent without an answer"),
     receipt=optional(nullable({"anyOf": [RECEIPT, record("The proof of a replay. " + EQUATIONS, **_PROOF)]})),
-    doubtful=optional(records("Messages in doubt", "One message", **NAMED)),
+    doubtful=optional(records("Messages in doubt", **NAMED)),
 )
 RUNS = document(
     "sbpair/runs/1",
     "Earlier runs; receipt and doubtful are present with sbpair runs show. JSON Lines have one run each.",
     record("The line of a run", **_RUN),
-    runs=records("Runs, the latest first", "One run", **_RUN),
+    runs=records("Runs, the latest first", **_RUN),
 )
 
 RUNS_REPORT = document(
@@ -237,7 +208,6 @@ RUNS_REPORT = document(
     outcome=_OUTCOME,
     files=records(
         "Files",
-        "One file",
         format=choice("Its format", "html", "markdown"),
         path=text("Its path, as given"),
         bytes=count("Its size"),
@@ -279,9 +249,7 @@ DRILL = document(
         doubtful=count("Messages that the client named as in doubt"),
         unexplained=count("Duplicates that the client did not name"),
     ),
-    timeline=records(
-        "Steps", "One step", name=text("Its name"), text=text("Its description"), seconds=number("Time since the start")
-    ),
+    timeline=TIMELINE,
     against=nullable(text("Pair of --against; null on the emulator")),
 )
 
@@ -290,18 +258,15 @@ REPLAY = document("sbpair/replay/1", "The proof of a replay. " + EQUATIONS, **_P
 PLAN = forecast(
     "sbpair/replay-plan/1",
     "The preview of sbpair replay plan.",
-    {
-        "sent": "Messages that would be sent",
+    _OUTCOMES
+    | {
         "already_sent": "Messages that the syphon's journal records as accepted",
         "deduplicated": "Messages that repeat an id, with --dedup message-id",
-        "expired": "Messages that would expire",
         "quarantined": "Messages that would be quarantined",
         "unsent": "Messages that --destination excludes",
-        "deferred": "Deferred messages, which stay",
-        "scheduled": "Scheduled messages, which stay",
         "duplicates": "Messages that repeat the id of another for the same destination; also counted above",
     },
-    ("unroutable", "Messages that would be quarantined, by reason"),
+    "unroutable",
 )
 
 _STATE = fields(
@@ -326,7 +291,7 @@ REPLAY_LIST = document(
     "sbpair/replay-list/1",
     "The replays of an archive, the latest first. JSON Lines have one run each.",
     record("The line of a run", **_LISTED),
-    runs=records("Runs", "One run", **_LISTED),
+    runs=records("Runs", **_LISTED),
 )
 
 REPLAY_STOP = document(

@@ -23,28 +23,22 @@ from sbpair.cli.schemas.builders import (
     time,
     typed,
 )
+from sbpair.cli.schemas.moves import MONEY, OPERATIONS, PRICED, TIMELINE
 from sbpair.management.audit_findings import BacklogTotal, DestinationSummary, Unseen
-from sbpair.model.queues import Counts, Utilisation
+from sbpair.model.queues import Counts, Difference, Utilisation
+from sbpair.planning.outage_cost import BacklogRoom, Outage
 
 HEALTH = ("up", "down", "broken")
 _REASON = optional(text("Why the outcome is what it is"))
 _PARTITIONED = optional({"const": True, "description": "Present if the entity is partitioned"})
-_DIFFERENCES = optional(
-    records(
-        "Properties that differ from the expected description",
-        "One property",
-        property=text("Service Bus's name of the property", example="LockDuration"),
-        expected=scalar("Expected value"),
-        actual=scalar("Actual value"),
-    )
-)
+_DIFFERENCES = array("Properties that differ from the expected description", typed(Difference))
 _QUEUE = fields(
     name=text("Path of the queue", example="contoso/x-servicebus-transfer/0"),
     reason=_REASON,
     index=optional(nullable(count("Index of the backlog queue; null if the name has none"))),
     partitioned=_PARTITIONED,
     counts=optional(typed(Counts)),
-    differences=_DIFFERENCES,
+    differences=optional(_DIFFERENCES),
 )
 _MEASURED = {name: each for name, each in keys_of(Utilisation).items() if name != "max_bytes"}
 _FILL = record(
@@ -78,9 +72,9 @@ AUDIT = document(
     record("The line of a destination", **_kind("destination", "As kind", "destination"), **_DESTINATION),
     record("The line of a skipped item", **_kind("skipped", "As kind", "skipped"), **_SKIPPED),
     backlog=typed(BacklogTotal),
-    **{name: records(what, "One queue", **_AUDITED) for name, what in _AUDIT_LISTS.items()},
-    destinations=records("Destinations of the peeked messages", "One destination", **_DESTINATION),
-    skipped=records("Queues and namespaces that could not be read", "One item", **_SKIPPED),
+    **{name: records(what, **_AUDITED) for name, what in _AUDIT_LISTS.items()},
+    destinations=records("Destinations of the peeked messages", **_DESTINATION),
+    skipped=records("Queues and namespaces that could not be read", **_SKIPPED),
     findings=array("Kinds of findings", text("Kind, as in --fail-on")),
 )
 
@@ -96,7 +90,7 @@ PRUNE = document(
     "Backlog queues beyond the count. JSON Lines have one queue each.",
     record("The line of a queue", outcome=choice("Its list", *_PRUNE_LISTS), **_QUEUE),
     dry_run=flag("Whether nothing was deleted"),
-    **{name: records(what, "One queue", **_QUEUE) for name, what in _PRUNE_LISTS.items()},
+    **{name: records(what, **_QUEUE) for name, what in _PRUNE_LISTS.items()},
 )
 
 _PROVISION_LISTS = {
@@ -114,14 +108,14 @@ _ENTITY = fields(
     kind=optional(text("Kind of entity: queue, topic, subscription or rule")),
     index=optional(count("Index of a backlog queue")),
     partitioned=_PARTITIONED,
-    differences=_DIFFERENCES,
+    differences=optional(_DIFFERENCES),
 )
 PROVISION = document(
     "sbpair/provision/1",
     "The entities that provision created or found. JSON Lines have one entity each.",
     record("The line of an entity", outcome=choice("Its list", *_PROVISION_LISTS), **_ENTITY),
     dry_run=flag("Whether nothing was created"),
-    **{name: records(what, "One entity", **_ENTITY) for name, what in _PROVISION_LISTS.items()},
+    **{name: records(what, **_ENTITY) for name, what in _PROVISION_LISTS.items()},
 )
 
 _PLACED = fields(
@@ -147,7 +141,7 @@ PARTITION = forms(
         "The document: the first namespace without a failure, then all",
         **_CREATED,
         dry_run=flag("Whether nothing was created"),
-        namespaces=records("One entry for each namespace", "The entity in one namespace", **_CREATED),
+        namespaces=records("One entry for each namespace", **_CREATED),
     ),
     record("The line of a namespace", **_CREATED),
 )
@@ -163,20 +157,17 @@ PARTITION_LIST = document(
     "Queues and topics with their partitions. JSON Lines have one entity or unread namespace each.",
     record("The line of an entity", **_LISTED),
     record("The line of an unread namespace", **_UNREAD),
-    entities=records("Queues and topics", "One entity", **_LISTED),
-    failed=records("Namespaces that could not be read", "One namespace", **_UNREAD),
+    entities=records("Queues and topics", **_LISTED),
+    failed=records("Namespaces that could not be read", **_UNREAD),
 )
 
-ANSWER = fields(
-    seconds=number("Time to the answer"),
-    reason=text("Why it is not up; empty if it is"),
-    hint=text("What to do about it; may be empty"),
-)
+_PROBLEM = fields(reason=text("What is wrong; may be empty"), hint=text("What to do about it; may be empty"))
+_ANSWER = fields(seconds=number("Time to the answer"), **_PROBLEM)
 _SIDE = record(
     "One namespace",
     namespace=text("Its name"),
     health=choice("Whether it answers, and accepts the credential", "up", "refused", "down"),
-    **ANSWER,
+    **_ANSWER,
 )
 STATUS = document(
     "sbpair/status/1",
@@ -185,17 +176,14 @@ STATUS = document(
     primary=_SIDE,
     secondary=_SIDE,
     backlog=typed(BacklogTotal),
-    queues=records(
-        "Backlog queues", "One queue", name=text("Its path"), **keys_of(BacklogTotal), note=text("Remark; may be empty")
-    ),
+    queues=records("Backlog queues", name=text("Its path"), **keys_of(BacklogTotal), note=text("Remark; may be empty")),
     entities=records(
         "Checked queues and topics of the primary",
-        "One entity",
         name=text("Its path"),
         health=choice("Whether a link could be opened", *HEALTH),
         waiting=count("Messages for it in the backlog, at least so many if exact is false"),
         exact=flag("Whether waiting is exact"),
-        **ANSWER,
+        **_ANSWER,
         note=optional(text("Why it would not keep all of them; empty if it would")),
     ),
     outbox=nullable(
@@ -205,23 +193,22 @@ STATUS = document(
             messages=count("Messages in it"),
             entities=records(
                 "Its destinations",
-                "One destination",
                 name=text("Its path"),
                 messages=count("Messages for it"),
                 oldest_seconds=number("Age of the oldest"),
             ),
         )
     ),
-    skipped=records("Queues and namespaces that could not be read", "One item", **_SKIPPED),
+    skipped=records("Queues and namespaces that could not be read", **_SKIPPED),
 )
 
-_PINGED = fields(name=text("Path of the entity"), health=choice("Whether it accepted the ping", *HEALTH), **ANSWER)
+_PINGED = fields(name=text("Path of the entity"), health=choice("Whether it accepted the ping", *HEALTH), **_ANSWER)
 PING = document(
     "sbpair/ping/1",
     "Answers to pings. JSON Lines have one entity each.",
     record("The line of an entity", **_PINGED),
     namespace=text("Name of the primary namespace"),
-    entities=records("Pinged entities", "One entity", **_PINGED),
+    entities=records("Pinged entities", **_PINGED),
 )
 
 _RELAY_SIDE = choice("Side of the relay", "primary", "secondary")
@@ -232,15 +219,12 @@ RELAY_STATUS = document(
     relay=text("Name of the relay"),
     sides=records(
         "Both sides",
-        "One side",
         side=_RELAY_SIDE,
         namespace=text("Host of the namespace"),
         path=text("Path of the hybrid connection"),
         listeners=nullable(count("Connected listeners; null if unknown")),
         requires_authorization=nullable(flag("Whether senders need a token; null if unknown")),
-        seconds=number("Time of the answer"),
-        reason=text("Why listeners is unknown; may be empty"),
-        hint=text("What to do about it; may be empty"),
+        **_ANSWER,
     ),
 )
 RELAY_REQUEST = document(
@@ -261,20 +245,12 @@ RELAY_PROVISION = document(
     dry_run=flag("Whether nothing was created"),
     sides=records(
         "Both sides",
-        "One side",
         side=_RELAY_SIDE,
         namespace=text("Name of the namespace"),
         path=text("Path of the hybrid connection"),
         outcome=choice("Outcome", "created", "existing", "drifted", "would_create", "failed"),
-        differences=records(
-            "Properties that differ from the expected description",
-            "One property",
-            property=text("Its name", example="requiresClientAuthorization"),
-            expected=scalar("Expected value"),
-            actual=scalar("Actual value"),
-        ),
-        reason=text("Why it failed; may be empty"),
-        hint=text("What to do about it; may be empty"),
+        differences=_DIFFERENCES,
+        **_PROBLEM,
     ),
 )
 RELAY_DRILL = document(
@@ -290,16 +266,13 @@ RELAY_DRILL = document(
     wrong=count("Requests whose outcome does not fit their executions, or whose answer is another one"),
     doubtful=records(
         "Requests in doubt",
-        "One request",
         request_id=text("Its id"),
         method=text("Its method"),
         executions=count("Times that the service executed it"),
     ),
     problems=array("The first problems", pair_of("One problem", text("Id of the request"), text("The problem"))),
     seconds=number("Duration"),
-    timeline=records(
-        "Steps", "One step", name=text("Its name"), text=text("Its description"), seconds=number("Time since the start")
-    ),
+    timeline=TIMELINE,
 )
 RELAY_SEND = document(
     "sbpair/relay-send/1",
@@ -307,7 +280,7 @@ RELAY_SEND = document(
     status=count("Status"),
     reason=text("Reason phrase"),
     side=_RELAY_SIDE,
-    headers=records("Headers", "One header", name=text("Name"), value=text("Value")),
+    headers=records("Headers", name=text("Name"), value=text("Value")),
     body=optional(text("Body, if it is UTF-8")),
     body_base64=optional(text("Body that is not UTF-8, in base64")),
 )
@@ -326,7 +299,7 @@ CONFIG = document(
         "With --path or --init", path=text("Path of the configuration file"), exists=flag("Whether the file exists")
     ),
     record("With --example", example=text("An example configuration file")),
-    settings=records("Settings", "One setting", **_SETTING),
+    settings=records("Settings", **_SETTING),
 )
 
 _CHECK = fields(
@@ -335,15 +308,15 @@ _CHECK = fields(
     assumed=optional(text("Assumed behaviour, of a live test")),
     observed=optional(text("Observed behaviour, of a live test")),
     reason=text("What was found"),
-    hint=text("What to do about it; may be empty"),
+    hint=_PROBLEM["hint"],
     exit_code=count("Exit code of the problem; 0 for none"),
 )
 DOCTOR = document(
     "sbpair/doctor/1",
     "The checks of sbpair doctor. JSON Lines have one check each.",
     record("The line of a check", **_CHECK),
-    checks=records("Checks", "One check", **_CHECK),
-    live=records("Live tests; empty without --live", "One test", **_CHECK),
+    checks=records("Checks", **_CHECK),
+    live=records("Live tests; empty without --live", **_CHECK),
 )
 
 EMULATOR = document(
@@ -351,7 +324,6 @@ EMULATOR = document(
     "How to connect to the emulator, on one line.",
     namespaces=records(
         "Namespaces",
-        "One namespace",
         name=text("Its name"),
         endpoint=text("Host and port"),
         connection_string=text("Connection string"),
@@ -396,7 +368,7 @@ RECEIVE = document(
     "Received or peeked messages. JSON Lines have one message each.",
     record("The line of a message", **_RECEIVED),
     entity=text("Queue, or topic with subscription"),
-    messages=records("Messages", "One message", **_RECEIVED),
+    messages=records("Messages", **_RECEIVED),
     received=count("Received or peeked messages"),
     not_removed=count("Messages that were printed but not removed"),
     duplicates=count("Copies that were not printed"),
@@ -415,7 +387,7 @@ PEEK = document(
     entity=text("Queue, subscription or dead-letter queue"),
     total=_TOTAL,
     complete=_COMPLETE,
-    messages=records("Messages", "One message", **_PEEKED),
+    messages=records("Messages", **_PEEKED),
 )
 _BACKLOG_QUEUE = text("Path of the backlog queue", example="contoso/x-servicebus-transfer/0")
 _DEAD_LETTER = fields(
@@ -427,7 +399,7 @@ DEAD_LETTERS_SHOW = document(
     record("The line of a message", **_DEAD_LETTER),
     total=_TOTAL,
     complete=_COMPLETE,
-    messages=records("Messages", "One message", **_DEAD_LETTER),
+    messages=records("Messages", **_DEAD_LETTER),
 )
 _GROUP = fields(
     queue=_BACKLOG_QUEUE,
@@ -443,10 +415,10 @@ DEAD_LETTERS_LIST = document(
     record("The line of a group", **_GROUP),
     messages=count("All dead letters, at least so many if exact is false"),
     exact=flag("Whether messages is exact"),
-    groups=records("Groups", "One group", **_GROUP),
+    groups=records("Groups", **_GROUP),
 )
 
-_DEAD_LETTER_REASON = {name: schema for name, schema in _GROUP.items() if name != "queue"}
+_DEAD_LETTER_REASON = fields(**{name: each for name, each in _GROUP.items() if name != "queue"})
 REDRIVE_REASONS = document(
     "sbpair/redrive-reasons/1",
     "The dead letters of one entity by reason, and destination if aliases name one. JSON Lines have one group each.",
@@ -454,7 +426,7 @@ REDRIVE_REASONS = document(
     entity=text("Path of the dead-letter queue"),
     messages=count("All dead letters, at least so many if exact is false"),
     exact=flag("Whether messages is exact"),
-    groups=records("Groups", "One group", **_DEAD_LETTER_REASON),
+    groups=records("Groups", **_DEAD_LETTER_REASON),
 )
 
 SEND = document(
@@ -470,12 +442,7 @@ SEND = document(
     next_line=count("First line that is not accepted yet"),
     doubtful=array("Ids of possible duplicates", text("Message id")),
     failure=nullable(
-        record(
-            "Why it ended early; null if it did not",
-            line=nullable(count("Line of the message")),
-            reason=text("What happened"),
-            hint=text("What to do about it"),
-        )
+        record("Why it ended early; null if it did not", line=nullable(count("Line of the message")), **_PROBLEM)
     ),
     seconds=number("Duration"),
     stopped=flag("Whether a signal ended it"),
@@ -486,14 +453,14 @@ SCHEMA_LIST = document(
     "sbpair/schemas/1",
     "The schemas that sbpair schema prints. JSON Lines have one schema each.",
     record("The line of a schema", **_NAME),
-    schemas=records("Schemas", "One schema", **_NAME),
+    schemas=records("Schemas", **_NAME),
 )
 
 _TOPIC = fields(topic=text("Name of the topic"), title=text("Its title"))
 HELP = forms(
     "sbpair/help/1",
     "The topics that sbpair help lists, one in each of the JSON Lines; or the text of a command or topic.",
-    record("The list", topics=records("Topics", "One topic", **_TOPIC)),
+    record("The list", topics=records("Topics", **_TOPIC)),
     record("The line of a topic", **_TOPIC),
     record("A text", name=text("Command or topic"), text=text("Its help, and the document of that name, in Markdown")),
 )
@@ -522,4 +489,76 @@ MANUAL = forms(
     "The manual page that sbpair man prints, or the pages that it has stored.",
     record("A page", name=text("Command; empty for sbpair itself"), page=text("The page, in roff")),
     record("The stored pages", pages=array("Files", text("Path of a page"))),
+)
+
+_TIERS = record(
+    "One namespace",
+    tier=choice("Its tier", "Basic", "Standard", "Premium"),
+    units=nullable(count("Messaging units of a Premium namespace")),
+)
+COST = document(
+    "sbpair/cost/1",
+    "The cost of an outage. JSON Lines have the document.",
+    outage=record(
+        "The outage",
+        **keys_of(Outage),
+        messages=count("Messages that are sent"),
+        units=count("Operations that one send or receive of a message is billed as"),
+    ),
+    backlog=record(
+        "The backlog queues",
+        **keys_of(BacklogRoom),
+        full_in_seconds=number("Time from the start of the outage until all are full"),
+        full_in_seconds_partitioned=nullable(number("The same for partitioned queues of Standard; null if known")),
+        stored=count("Messages that fit"),
+        not_stored=count("Messages that do not fit"),
+    ),
+    charges=records(
+        "The four charges of the stored messages",
+        stage=text("Stage", example="sent to the backlog"),
+        article=count("Operations by the documentation of the feature: one for each stage"),
+        billed=count("Operations billed today: a receive and its completion are two"),
+    ),
+    operations=record("Billable operations", **OPERATIONS),
+    polling=record(
+        "Receives of a mover that watches empty queues", an_hour=count("In an hour"), in_30_days=count("In 30 days")
+    ),
+    tiers=records(
+        "The cost by tier",
+        secondary=_TIERS,
+        primary=_TIERS,
+        operations=MONEY,
+        by_sbpair=MONEY,
+        idle=MONEY,
+        base=MONEY,
+        move_back_seconds=nullable(number("Time to move the messages back; null if only the network limits it")),
+    ),
+    live=flag("Whether tiers and queues were read from the pair"),
+    **PRICED,
+    notes=array("Remarks and assumptions", text("One remark")),
+)
+SERVICE = document(
+    "sbpair/service/1",
+    "The definition of a service that starts a syphon. JSON Lines have the document.",
+    kind=choice("Kind of service", "systemd", "kubernetes", "containerapp", "compose"),
+    name=text("Name of the service"),
+    secrets=array("Secrets that it needs", text("Name of a variable", example="SBPAIR_PRIMARY_CONNECTION_STRING")),
+    text=text("The file"),
+)
+EXPORT = document(
+    "sbpair/export/1",
+    "Entities of one namespace as infrastructure code. JSON Lines have the document.",
+    language=choice("Language of the code", "bicep", "terraform"),
+    side=choice("Side of the pair", "primary", "secondary"),
+    namespace=text("Name of the namespace"),
+    backlog_queues=count("Number of backlog queues"),
+    entities=records(
+        "The other entities, in the order of their file",
+        kind=choice("Its kind", "queue", "topic", "subscription", "rule"),
+        name=text("Its path", example="events/Subscriptions/audit"),
+        symbol=text("Its name in the code", example="subscription_events_audit"),
+    ),
+    needs=array("Forwarding targets that must exist, and are not described", text("Path of a queue or topic")),
+    file=nullable(text("The written file; null without one")),
+    code=nullable(text("The code; null if a file was written")),
 )
