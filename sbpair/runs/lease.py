@@ -13,7 +13,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -63,13 +63,6 @@ class Lock:
         """Give back the room of the content."""
         os.ftruncate(self._file, 0)
 
-    def is_in_place(self) -> bool:
-        """Return whether the file at the path is still the locked one."""
-        try:
-            return os.path.samestat(os.stat(self._path), self._is)  # noqa: PTH116  called often
-        except OSError:
-            return False
-
     def __enter__(self) -> Self:
         return self
 
@@ -118,17 +111,14 @@ class Lease(Lock):
         try:
             super().__init__(directory / name, json.dumps(content))
         except BlockingIOError:
-            raise LeaseHeld(
-                f"{_holder(self._path)} is moving messages of {moved}",
-                hint=_HELD_HINT,
-            ) from None
+            raise LeaseHeld(f"{_holder(self._path)} is moving messages of {moved}", hint=_HELD_HINT) from None
 
     def check(self) -> None:
         """Raise LeaseLost if the file was deleted or replaced: another mover may be at work."""
-        if not self.is_in_place():
-            raise LeaseLost(
-                f"the lease {self._path} was deleted or replaced", hint="do not touch that file; start again"
-            )
+        with suppress(OSError):
+            if os.path.samestat(os.stat(self._path), self._is):  # noqa: PTH116  called often
+                return
+        raise LeaseLost(f"the lease {self._path} was deleted or replaced", hint="do not touch that file; start again")
 
 
 MACHINE = "this machine"

@@ -220,7 +220,9 @@ def _run(state: RunDatabase, row: Row) -> RunRecord:
 def _decoded(state: RunDatabase, row: Row) -> RunRecord:
     run_id, command, started, ended, outcome, exit_code, error, receipt, settings = row
     if outcome == RunOutcome.RUNNING:
-        outcome = _live_state(state, run_id) if is_locked(_running_file(state, run_id)) else RunOutcome.CRASHED
+        paused = state.read("SELECT run FROM controls WHERE run = ? AND state = 'paused'", (run_id,))
+        is_live = is_locked(_running_file(state, run_id))
+        outcome = (RunOutcome.PAUSED if paused else RunOutcome.RUNNING) if is_live else RunOutcome.CRASHED
     elif outcome == RunOutcome.DONE and exit_code == ExitCode.PARTIAL_OR_FINDINGS:
         outcome = RunOutcome.PARTIAL  # the file has no such outcome: earlier versions could not read it
     doubts = doubts_of(state, run_id, ended=outcome not in LIVE)
@@ -238,11 +240,6 @@ def _check_types(expected: type, *values: object) -> None:
     for value in values:
         if not isinstance(value, expected):
             raise TypeError(f"expected {expected.__name__}, got {value!r}")
-
-
-def _live_state(state: RunDatabase, run_id: str) -> RunOutcome:
-    [[paused]] = state.read("SELECT count(*) FROM controls WHERE run = ? AND state = 'paused'", (run_id,))
-    return RunOutcome.PAUSED if paused else RunOutcome.RUNNING
 
 
 WITH_RECEIPT = (*MOVED, ExitCode.INTERRUPTED)

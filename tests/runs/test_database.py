@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -10,7 +11,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -82,76 +83,49 @@ def test_an_emulator_on_another_port_is_the_same_pair(tmp_path: Path) -> None:
 # What cannot be relied upon
 
 
-def newer(path: Path) -> None:
-    with sqlite3.connect(path) as db:
-        db.execute(f"PRAGMA user_version = {FORMAT.version + 1}")
-    db.close()
+Spoil = Callable[[Path], object]
 
 
-def no_sqlite(path: Path) -> None:
-    path.write_text("pairs = []\n" * 1_000)
+def changed(statement: str) -> Spoil:
+    def spoil(path: Path) -> None:
+        with closing(sqlite3.connect(path, isolation_level=None)) as db:
+            db.execute(statement)
+
+    return spoil
 
 
 def somebody_elses(path: Path) -> None:
     path.unlink()
-    with sqlite3.connect(path) as db:
-        db.execute("CREATE TABLE songs (name)")
-    db.close()
+    changed("CREATE TABLE songs (name)")(path)
 
 
-def torn(path: Path) -> None:
-    content = path.read_bytes()
-    path.write_bytes(content[: len(content) // 2])
+UNREADABLE: dict[str, Spoil] = {
+    "of a newer version": changed(f"PRAGMA user_version = {FORMAT.version + 1}"),
+    "not of SQLite": lambda path: path.write_text("pairs = []\n" * 1_000),
+    "somebody else's": somebody_elses,
+    "torn": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+    "overwritten": lambda path: path.write_bytes(path.read_bytes()[:4096] + os.urandom(path.stat().st_size - 4096)),
+    "without a table": changed("DROP TABLE meta"),
+}
+ROWS: dict[str, Spoil] = {
+    "unreadable": changed("UPDATE flights SET keys = '[[1,2],[1],[null]]'"),
+    "not text": changed("UPDATE flights SET keys = CAST(x'ff' AS TEXT)"),
+}
 
 
-def overwritten(path: Path) -> None:
-    content = path.read_bytes()
-    path.write_bytes(content[:4096] + os.urandom(len(content) - 4096))
-
-
-def without_a_table(path: Path) -> None:
-    with sqlite3.connect(path) as db:
-        db.execute("DROP TABLE meta")
-    db.close()
-
-
-def an_unreadable_flight(path: Path) -> None:
-    with sqlite3.connect(path) as db:
-        db.execute("UPDATE flights SET keys = '[[1,2],[1],[null]]'")
-    db.close()
-
-
-def a_flight_that_is_no_text(path: Path) -> None:
-    with sqlite3.connect(path) as db:
-        db.execute("UPDATE flights SET keys = CAST(x'ff' AS TEXT)")
-    db.close()
-
-
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        newer,
-        no_sqlite,
-        somebody_elses,
-        torn,
-        overwritten,
-        without_a_table,
-        an_unreadable_flight,
-        a_flight_that_is_no_text,
-    ],
-)
-def test_an_unreliable_file_is_refused_and_unchanged(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
+@pytest.mark.parametrize("spoilt", [*UNREADABLE, *ROWS])
+def test_an_unreliable_file_is_refused_and_unchanged(tmp_path: Path, spoilt: str) -> None:
     with RunDatabase(tmp_path, PAIR) as state:
         journal = Journal(state, run="r")
         accepted(journal, sending(journal, [KEY], "orders"))
     path = tmp_path / "state.db"
-    spoil(path)
+    (UNREADABLE | ROWS)[spoilt](path)
     before = path.read_bytes()
     with pytest.raises(StateRefused) as refused, RunDatabase(tmp_path, PAIR) as state:
         Journal(state)
     assert refused.value.exit_code == 4
     assert refused.value.hint
-    if spoil not in {an_unreadable_flight, a_flight_that_is_no_text}:
+    if spoilt in UNREADABLE:
         assert str(path) in refused.value.message
         assert path.read_bytes() == before
 
@@ -164,17 +138,17 @@ def test_an_empty_file_is_initialized(tmp_path: Path) -> None:
 # What the machine does not let it
 
 
-def a_file_in_the_way(home: Path) -> None:
-    home.write_text("")
-
-
 def a_file_above(home: Path) -> None:
     home.parent.rmdir()
     home.parent.write_text("")
 
 
-def a_directory_for_a_file(home: Path) -> None:
-    (home / "state.db").mkdir(parents=True)
+def open_state(home: Path) -> RunDatabase:
+    return RunDatabase(home, PAIR)
+
+
+def open_lease(home: Path) -> Lease:
+    return Lease(home, "r")
 
 
 def a_link_to_nowhere(home: Path) -> None:
@@ -182,25 +156,23 @@ def a_link_to_nowhere(home: Path) -> None:
     (home / "state.db").symlink_to("/nowhere/state.db")
 
 
-@pytest.mark.parametrize("spoil", [a_file_in_the_way, a_file_above, a_directory_for_a_file, a_link_to_nowhere])
-def test_an_impossible_path_raises_machine_lacks(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
+@pytest.mark.parametrize(
+    ("spoil", "opened"),
+    [
+        *itertools.product([lambda home: home.write_text(""), a_file_above], [open_state, open_lease]),
+        (lambda home: (home / "state.db").mkdir(parents=True), open_state),
+        (a_link_to_nowhere, open_state),
+    ],
+)
+def test_an_impossible_path_raises_machine_lacks(tmp_path: Path, spoil: Spoil, opened: Spoil) -> None:
     home = tmp_path / "sbpair" / "orders"
     home.parent.mkdir()
     spoil(home)
     with pytest.raises(MachineLacks) as lacks:
-        RunDatabase(home, PAIR)
+        opened(home)
     assert lacks.value.exit_code == 7
     assert str(tmp_path) in lacks.value.message
     assert lacks.value.hint
-
-
-@pytest.mark.parametrize("spoil", [a_file_in_the_way, a_file_above])
-def test_an_impossible_lease_path_raises_machine_lacks(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
-    home = tmp_path / "sbpair" / "orders"
-    home.parent.mkdir()
-    spoil(home)
-    with pytest.raises(MachineLacks):
-        Lease(home, "r")
 
 
 def test_a_state_locked_by_another_process_raises(tmp_path: Path, state: RunDatabase) -> None:
@@ -290,32 +262,15 @@ def test_a_kill_releases_the_lease(tmp_path: Path) -> None:
         assert second.first == "held"
 
 
-def test_a_released_lease_can_be_acquired(tmp_path: Path) -> None:
-    Lease(tmp_path, "r1").release()
-    with Lease(tmp_path, "r2") as lease:
-        lease.check()
-
-
-def test_leases_of_two_pairs_are_independent(tmp_path: Path) -> None:
-    with Lease(tmp_path / "a", "r1"), Lease(tmp_path / "b", "r2"):
-        pass
-
-
-def deleted(lease: Path) -> None:
-    lease.unlink()
-
-
 def replaced(lease: Path) -> None:
     lease.unlink()
     lease.write_text("{}")
 
 
-def moved_away(lease: Path) -> None:
-    lease.parent.rename(lease.parent.with_name("away"))
-
-
-@pytest.mark.parametrize("lose", [deleted, replaced, moved_away])
-def test_a_lost_lease_is_noticed_before_the_next_send(tmp_path: Path, lose: Callable[[Path], None]) -> None:
+@pytest.mark.parametrize(
+    "lose", [Path.unlink, replaced, lambda lease: lease.parent.rename(lease.parent.with_name("a"))]
+)
+def test_a_lost_lease_is_noticed_before_the_next_send(tmp_path: Path, lose: Spoil) -> None:
     home = tmp_path / "orders"
     with holder(home) as first:
         lose(home / "lease")

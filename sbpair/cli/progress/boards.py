@@ -510,9 +510,8 @@ class PhaseBoard:
         whole = self._whole.get(self._phase, {})
         names = sorted({*whole, *self._done}, key=natural_key)
         heading = "QUEUE" if self._phase in OF_QUEUES else "DESTINATION"
-        rows = tuple(self._row(name, whole, now) for name in names)
-        return PhaseView(self._phase, heading, rows, now - self._since, self._state)
-
-    def _row(self, name: str, whole: dict[str, int], now: float) -> PhaseRow:
-        done, meter = self._done.get(name, 0), self._meters.get(name)
-        return PhaseRow(name, done, whole.get(name), meter.rate(now, done) if meter else 0.0)
+        rows = []
+        for name in names:
+            done, meter = self._done.get(name, 0), self._meters.get(name)
+            rows.append(PhaseRow(name, done, whole.get(name), meter.rate(now, done) if meter else 0.0))
+        return PhaseView(self._phase, heading, tuple(rows), now - self._since, self._state)

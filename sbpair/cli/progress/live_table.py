@@ -133,7 +133,8 @@ def _table(
             kept.remove(at)
             room += sizes[at] + GAP
     noted = any(row.note for row in rows)
-    name_width = max(1, min(longest, room, _name_limit(room, width, noted=noted, bar=bool(bar))))
+    with_bar = room - GAP - BAR_WIDTH if bar and room >= MIN_WITH_BAR else room
+    name_width = max(1, min(longest, room, max(MIN_NAME, 2 * width // 5) if noted else with_bar))
     rest = room - name_width - GAP
     bar = min(bar, rest) if rest >= MIN_BAR else 0
     noted = noted and rest >= MIN_NOTE
@@ -148,20 +149,10 @@ def _table(
     for row in rows:
         # Text and not str: what came from a service is not markup.
         texts = [Text(row.figures[at]) for at in kept]
-        cells = [Text(cut(row.name, name_width)), *([_bar(row)] if bar else ()), *texts, *([row.note] if noted else ())]
+        done = Text() if row.bar is None else ProgressBar(total=1.0, completed=row.bar)
+        cells = [Text(cut(row.name, name_width)), *([done] if bar else ()), *texts, *([row.note] if noted else ())]
         table.add_row(*cells, style=row.style)
     return table
-
-
-def _name_limit(room: int, width: int, *, noted: bool, bar: bool) -> int:
-    """Return the width that leaves room for notes, or for a bar."""
-    if noted:
-        return max(MIN_NAME, 2 * width // 5)
-    return room - GAP - BAR_WIDTH if bar and room >= MIN_WITH_BAR else room
-
-
-def _bar(row: TableRow) -> RenderableType:
-    return Text() if row.bar is None else ProgressBar(total=1.0, completed=row.bar)
 
 
 def _queues(view: BoardView, shown: FittingRows, width: int, *, wide: bool) -> Table:

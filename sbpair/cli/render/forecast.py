@@ -151,7 +151,9 @@ def _remarks(forecast: "Forecast", whole: FlowStats, words: ForecastWording) -> 
     yield from map(_doomed, forecast.dead_letters[:REASONS_SHOWN])
     if len(forecast.dead_letters) > REASONS_SHOWN:
         yield f"… and {len(forecast.dead_letters) - REASONS_SHOWN} more reasons: --output json has all of them"
-    yield from map(_discarded, discarding_topics(forecast)[:FLOWS_SHOWN])
+    for topic in discarding_topics(forecast)[:FLOWS_SHOWN]:
+        unknown = f"; for {topic.not_evaluated} that is not known" if topic.not_evaluated else ""
+        yield clean(f"{topic.discarded} of {topic.messages} for {topic.destination} match no subscription{unknown}")
     if whole.duplicates and not whole.outcomes["deduplicated"]:
         yield f"repeat a message id of the same destination (--dedup message-id): {whole.duplicates}"
     if whole.overdue and not whole.outcomes["expired"]:
@@ -179,11 +181,6 @@ def discarding_topics(forecast: "Forecast") -> "list[FlowStats]":
     """Return the sums of topics of which no subscription takes some messages, or perhaps none does."""
     names = dict.fromkeys(flow.destination for flow in forecast.flows if flow.discarded or flow.not_evaluated)
     return [total((each for each in forecast.flows if each.destination == name), destination=name) for name in names]
-
-
-def _discarded(topic: FlowStats) -> str:
-    unknown = f"; for {topic.not_evaluated} that is not known" if topic.not_evaluated else ""
-    return clean(f"{topic.discarded} of {topic.messages} for {topic.destination} match no subscription{unknown}")
 
 
 def discard_notes(forecast: "Forecast", limit: int | None) -> Iterator[str]:

@@ -63,7 +63,8 @@ def columns(
     layout = layout or stdout_layout()
     texts = [[clean(cell) for cell in row] for row in rows]
     # A gap in a column of numbers, such as the counts of a missing queue, does not make it one of text.
-    right = [bool(cells) and all(map(_is_number, cells)) for cells in _filled(rows)]
+    filled = [[row[at] for row in rows[1:] if row[at] != ""] for at in range(len(rows[0]))]
+    right = [bool(cells) and all(map(_is_number, cells)) for cells in filled]
     title, table = [], _Table(texts, right)
     if layout.width is not None:
         title = table.shorten_backlog()
@@ -174,7 +175,10 @@ class _Table:
         width = self.widths[at]
         text = cut(cell, width)
         pad = " " * (width - len(text))
-        text = coloured(text, _colour_of(heading, cell), layout)
+        colour = YELLOW if heading in PROBLEMS and cell not in ("", "0") else None
+        if heading in OUTCOMES:
+            colour = YELLOW if "dead-lettered" in cell else COLOURS.get(cell.partition(" ")[0].rstrip(","))
+        text = coloured(text, colour, layout)
         return pad + text if self.right[at] else text + pad
 
 
@@ -184,19 +188,9 @@ def cut(text: str, width: int) -> str:
     return text if len(text) <= width else f"{text[: width - tail - 1]}…{text[len(text) - tail :]}"
 
 
-def _filled(rows: Sequence[Sequence[object]]) -> list[list[object]]:
-    return [[row[at] for row in rows[1:] if row[at] != ""] for at in range(len(rows[0]))]
-
-
 def _is_number(cell: object) -> bool:
     """Return whether a cell is a count, that of a sample such as `~250`, or an unknown one."""
     return type(cell) is int or cell == "?" or bool(re.fullmatch(r"~[\d ]{1,15}", str(cell)))
-
-
-def _colour_of(heading: str, cell: str) -> int | None:
-    if heading in OUTCOMES:
-        return YELLOW if "dead-lettered" in cell else COLOURS.get(cell.partition(" ")[0].rstrip(","))
-    return YELLOW if heading in PROBLEMS and cell not in ("", "0") else None
 
 
 def _wrap(text: str, width: int, indent: str = "") -> list[str]:

@@ -204,8 +204,9 @@ VARIABLES = {INK: "--muted", GRID: "--line", **{color: f"--tone-{tone}" for tone
 """Colours that stand for CSS variables."""
 
 MAX_POINTS = {WIDE: 400, NARROW: 160}
-DURATIONS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1_800, 3_600, 7_200, 10_800, 21_600, 43_200, 86_400)
-DAYS = (2, 5, 7, 14, 30, 60, 120, 365, 730, 3_650)
+SECONDS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1_800, 3_600, 7_200, 10_800, 21_600, 43_200)
+DAYS = (1, 2, 5, 7, 14, 30, 60, 120, 365, 730, 3_650)
+DURATIONS = (*SECONDS, *(86_400 * days for days in DAYS))
 PIXELS_PER_INCH = 72
 MIN_INTEGER = 4
 NO_METADATA: Any = dict.fromkeys(("Date", "Creator", "Format", "Type"))
@@ -280,16 +281,12 @@ def _set_axes(axes: Any, plot: Plot, *, narrow: bool) -> None:
     axes.xaxis.get_offset_text().set_color(INK)
     top = axes.get_ylim()[1]
     if plot.unit == "seconds":
-        axes.yaxis.set_major_locator(MultipleLocator(_duration_step(top)))
+        step = next((each for each in DURATIONS if top / each <= MIN_INTEGER), DURATIONS[-1])
+        axes.yaxis.set_major_locator(MultipleLocator(step))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: spoken(value)))
     else:
         axes.yaxis.set_major_locator(MaxNLocator(4, integer=top >= MIN_INTEGER))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _brief(value)))
-
-
-def _duration_step(seconds: float) -> int:
-    steps = (*DURATIONS, *(86_400 * days for days in DAYS))
-    return next((step for step in steps if seconds / step <= MIN_INTEGER), steps[-1])
 
 
 def _brief(value: float) -> str:

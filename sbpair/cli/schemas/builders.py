@@ -155,11 +155,9 @@ def document(title: str, summary: str, /, *lines: Schema, **properties: Schema |
 
 def forms(name: str, description: str, *records: Schema) -> Schema:
     """Return the schema of a document or line called `name`, in one of several forms."""
-    named = [_with_name(each, name) for each in records]
+    own = {"schema": {"const": name, "description": "Name and version of this schema"}}
+    named = [
+        {**each, "properties": own | each["properties"], "required": ["schema", *each["required"]]} for each in records
+    ]
     body = named[0] if len(named) == 1 else {"anyOf": named}
     return {"$schema": DIALECT, "title": name, **body, "description": description}
-
-
-def _with_name(schema: Schema, name: str) -> Schema:
-    properties = {"schema": {"const": name, "description": "Name and version of this schema"}, **schema["properties"]}
-    return {**schema, "properties": properties, "required": ["schema", *schema["required"]]}
