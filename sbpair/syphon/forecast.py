@@ -30,7 +30,7 @@ EXAMPLES = 3
 EMPTY_WAITS = 1  # receives that return nothing, for each queue, before a count or peek shows that it is empty
 
 
-_SUMS = ("messages", "bytes", "overdue", "scheduled_in_future", "duplicates", "discarded", "not_evaluated")
+SUMS = ("messages", "bytes", "overdue", "scheduled_in_future", "duplicates", "discarded", "not_evaluated")
 
 
 @dataclass(slots=True)
@@ -64,7 +64,7 @@ class FlowStats:
             self.newest_ms = at if self.newest_ms is None else max(self.newest_ms, at)
 
     def merge(self, other: FlowStats) -> None:
-        for name in (*_SUMS, "outcomes"):
+        for name in (*SUMS, "outcomes"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.oldest_ms = min((at for at in (self.oldest_ms, other.oldest_ms) if at is not None), default=None)
         self.newest_ms = max((at for at in (self.newest_ms, other.newest_ms) if at is not None), default=None)

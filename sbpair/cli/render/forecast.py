@@ -10,7 +10,7 @@ from sbpair.cli.render.receipt import filter_lines
 from sbpair.cli.render.screen import clean, plural, size, some, spoken
 from sbpair.cli.render.table import columns, limited, wrapped
 from sbpair.move.message.route import OTHERS
-from sbpair.syphon.forecast import OUTCOMES, FlowStats, total
+from sbpair.syphon.forecast import OUTCOMES, SUMS, FlowStats, total
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,16 +37,6 @@ class ForecastWording:
     ends: tuple[str, str] = ("primary", "secondary")
 
 
-_REPLAYED = (
-    "sent",
-    "already_sent",
-    "deduplicated",
-    "expired",
-    "dead_lettered",
-    "unsent",
-    "deferred",
-    "scheduled",
-)
 SYPHON = ForecastWording("sbpair/syphon-preview/1", {fate: fate for fate in OUTCOMES}, "dead_letters")
 MOVE = ForecastWording(
     "sbpair/move-preview/1",
@@ -56,7 +46,8 @@ MOVE = ForecastWording(
 )
 REPLAY = ForecastWording(
     "sbpair/replay-plan/1",
-    {fate: fate for fate in _REPLAYED} | {"dead_lettered": "quarantined"},
+    {fate: fate for fate in ("sent", "already_sent", "deduplicated", "expired")}
+    | {"dead_lettered": "quarantined", "unsent": "unsent", "deferred": "deferred", "scheduled": "scheduled"},
     "unroutable",
     again=True,
 )
@@ -164,14 +155,8 @@ def _remarks(forecast: "Forecast", whole: FlowStats, words: ForecastWording) -> 
 
 def _sums(flow: FlowStats, now_ms: int, words: ForecastWording) -> dict[str, object]:
     return {
-        "messages": flow.messages,
-        "bytes": flow.bytes,
+        **{name: getattr(flow, name) for name in SUMS if name != "duplicates" or words.again},
         **{shown: flow.outcomes[fate] for fate, shown in words.outcomes.items()},
-        **({"duplicates": flow.duplicates} if words.again else {}),
-        "discarded": flow.discarded,
-        "not_evaluated": flow.not_evaluated,
-        "overdue": flow.overdue,
-        "scheduled_in_future": flow.scheduled_in_future,
         "oldest_seconds": _age(flow.oldest_ms, now_ms),
         "newest_seconds": _age(flow.newest_ms, now_ms),
     }

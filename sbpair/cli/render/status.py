@@ -24,18 +24,7 @@ def document(status: "Status") -> Document:
         "primary": _side(status.primary),
         "secondary": _side(status.secondary),
         "backlog": total_document(status.total),
-        "queues": [
-            {
-                "name": each.path,
-                "messages": each.messages,
-                "exact": each.exact,
-                "dead_letters": each.dead_letters,
-                "scheduled": each.scheduled,
-                "oldest_seconds": rounded(each.oldest_seconds),
-                "note": each.note,
-            }
-            for each in status.queues
-        ],
+        "queues": list(map(_queue, status.queues)),
         "entities": [_entity(each) for each in status.entities],
         "outbox": _outbox(status.outbox),
         "skipped": [{"name": name, "reason": reason} for name, reason in status.unseen],
@@ -65,6 +54,11 @@ def line(status: "Status") -> str:
     sides = [f"{side.endpoint.name} {_health(side)}" for side in (status.primary, status.secondary)]
     poor = [f"{each.link.entity} {each.link.health}" for each in status.entities if each.link.error]
     return clean(f"{utc(None)} {', '.join((*sides, *poor))}: ") + total_line(status.total)
+
+
+def _queue(queue: "QueueStatus") -> Document:
+    known = {name: value for name, value in asdict(queue).items() if name not in ("path", "missing")}
+    return {"name": queue.path, **known, "oldest_seconds": rounded(queue.oldest_seconds)}
 
 
 def _queue_row(queue: "QueueStatus") -> tuple[object, ...]:

@@ -34,7 +34,7 @@ from sbpair.move.rate_limit import Limit
 from sbpair.move.receipt import BUCKETS, SPENT, MissingDestination, NamedMessage, Receipt, RemainingMessages
 from sbpair.replay.proof import Proof
 from sbpair.runs.run_log import RunRecord
-from sbpair.syphon.forecast import DeadLetterGroup, FlowStats
+from sbpair.syphon.forecast import SUMS, DeadLetterGroup, FlowStats
 
 TIMELINE = records("Steps", name=text("Its name"), text=text("Its description"), seconds=number("Time since the start"))
 NAMED = {name: each for name, each in keys_of(NamedMessage).items() if name != "reason"}
@@ -80,7 +80,7 @@ MOVE = document(
     **_MOVE,
 )
 
-_SUMS = some_of(FlowStats, "discarded", "not_evaluated", "overdue", "scheduled_in_future") | fields(
+_SUMS = some_of(FlowStats, *(name for name in SUMS if name != "duplicates")) | fields(
     oldest_seconds=nullable(number("Age of the oldest message")),
     newest_seconds=nullable(number("Age of the newest message")),
 )
@@ -105,7 +105,7 @@ def forecast(
 
     `ends` are the names of the namespaces, and `more` are keys of this forecast only.
     """
-    sums = some_of(FlowStats, "messages", "bytes") | {key: count(what) for key, what in outcomes.items()} | _SUMS
+    sums = {key: count(what) for key, what in outcomes.items()} | _SUMS
     found = record(
         "The destination in the primary; null if unknown or missing",
         topic=flag("Whether it is a topic"),
