@@ -139,7 +139,7 @@ class SqliteFile:
         try:
             yield
         except SQLITE_ERRORS as error:
-            raise self._format.translate(self.path, error) from error
+            raise self._translate(error) from error
 
     @contextmanager
     def decoding(self) -> Iterator[None]:
@@ -163,6 +163,9 @@ class SqliteFile:
                     with suppress(sqlite3.Error):
                         db.execute("ROLLBACK")
                 raise
+
+    def _translate(self, error: Exception) -> SbpairError:
+        return self._format.translate(self.path, error)
 
     def _prepare(self, owner: list[tuple[str, ...]]) -> None:
         if not self._format.check(self.path, self._db):

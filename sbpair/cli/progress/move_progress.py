@@ -25,7 +25,7 @@ from sbpair.cli.progress.boards import (
     ramp_text,
     request_text,
 )
-from sbpair.cli.progress.reporting import Progress, choose_form, event_line, wall_clock_ms, write_lines
+from sbpair.cli.progress.reporting import Progress, choose_form, event_line, print_found, wall_clock_ms, write_lines
 from sbpair.cli.render.screen import Document, Screen, plural, some, spoken
 from sbpair.move import events
 from sbpair.move.receipt import RampState
@@ -476,10 +476,3 @@ def locked_text(found: Sequence[events.MessagesLocked], now_ms: int) -> str:
     else:
         text = f"{are} locked by another receiver or a killed run, {until}"
     return f"{text}; {'waiting (--no-wait-for-locks leaves them)' if found[0].waiting else 'left there'}"
-
-
-def print_found(screen: Screen, found: events.QueuesFound) -> None:
-    """Print the number of backlog queues, and those beyond the pair's count."""
-    screen.detail(f"{plural(len(found.queues), 'queue')}{'' if found.managed else ', without the Manage claim'}")
-    for queue in found.stranded:
-        screen.warn(f"{queue} is beyond the pair's count: no client uses it; it is emptied, too")

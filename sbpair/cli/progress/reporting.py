@@ -137,6 +137,13 @@ class SendProgress(LineProgress):
             self._status.update(text)
 
 
+def print_found(screen: Screen, found: "QueuesFound") -> None:
+    """Print the number of backlog queues, and those beyond the pair's count."""
+    screen.detail(f"{plural(len(found.queues), 'queue')}{'' if found.managed else ', without the Manage claim'}")
+    for queue in found.stranded:
+        screen.warn(f"{queue} is beyond the pair's count: no client uses it; it is emptied, too")
+
+
 class PeekProgress(LineProgress):
     """Shows the number of peeked messages, and prints the events of the control plane."""
 
@@ -146,7 +153,6 @@ class PeekProgress(LineProgress):
 
     def __call__(self, event: "QueuesFound | Peeked | ControlEvent") -> None:
         """Report one event."""
-        from sbpair.cli.progress.move_progress import print_found
         from sbpair.cli.render import queues
         from sbpair.model.queues import SecondSample
         from sbpair.move.events import QueuesFound
