@@ -1,4 +1,4 @@
-"""`sbpair runs report`: content, hostile texts, and files that are written as a whole or not at all."""
+"""`sbpair runs report`: content, curves, hostile texts, files written as a whole or not at all, and real runs."""
 
 from __future__ import annotations
 
@@ -8,20 +8,35 @@ import os
 import re
 import shutil
 import subprocess
+import sys
+import sysconfig
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
+import sbpair
 from sbpair.cli.report.pages import code, render_html, render_markdown
+from sbpair.cli.report.plots import plots_of, timeline_rows, value_at
 from sbpair.cli.report.run_facts import RunReport, report_of
+from sbpair.emulator.entities.description import QueueDescription
 from sbpair.move.receipt import BackingOff, NamedMessage, RampRecord, RampState, RampStep, Tally
 from sbpair.replay.archive import Archive
 from sbpair.replay.checksums import files_of
 from sbpair.runs.database import RunDatabase
-from sbpair.runs.run_log import Figures, RunEntry, find_run, timeline_of
+from sbpair.runs.run_log import MAX_DESTINATIONS, Figures, RunEntry, Sample, find_run, timeline_of
+from sbpair.testing import EmulatorThread
 from tests.kit import command
+from tests.kit.command import Here, environment
+from tests.kit.stranded import numbered, put
 from tests.runs.states import PAIR
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from sbpair.cli.report.plots import Plot
+    from sbpair.emulator.entities.queue import QueueEntity
 
 START = 1_795_425_632_000
 QUEUE = "contoso/x-servicebus-transfer/0"
@@ -195,10 +210,11 @@ def test_a_page_of_many_destinations_and_messages_stays_below_a_megabyte(tmp_pat
 # The command
 
 
+ENVIRONMENT = {"SBPAIR_PRIMARY_NAMESPACE": "contoso.example", "SBPAIR_SECONDARY_NAMESPACE": "contoso-dr.example"}
+
+
 def run(directory: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    env = command.environment(
-        None, SBPAIR_PRIMARY_NAMESPACE="contoso.example", SBPAIR_SECONDARY_NAMESPACE="contoso-dr.example"
-    )
+    env = command.environment(None, **ENVIRONMENT)
     return command.run("runs", "report", *words, "--state", str(directory), env=env)
 
 
@@ -282,3 +298,146 @@ def test_a_browser_shows_the_page_without_scrolling_sideways(tmp_path: Path, wid
     title = re.search(r"<title>(\d+)</title>", done.stdout)
     assert title
     assert int(title[1]) <= width
+
+
+class World:
+    """Two queues of the primary, `source` with 20 messages; `strict` detects duplicates."""
+
+    def __init__(self, thread: EmulatorThread, here: Here) -> None:
+        self._here, self._environ = here, environment(thread.emulator, NO_COLOR="1")
+        self.do, namespace = thread.do, thread.emulator.namespaces["contoso"]
+        self.source: QueueEntity = self.do(lambda: namespace.create_queue("source"))
+        strict = QueueDescription(requires_duplicate_detection=True)
+        self.strict: QueueEntity = self.do(lambda: namespace.create_queue("strict", strict))
+        for number in range(20):
+            self.do(lambda number=number: put(self.source, numbered(number, "x")))
+
+    def run(self, *words: str) -> tuple[int, str, str]:
+        return self._here(*words, **self._environ)
+
+    def report(self) -> tuple[str, str]:
+        """Return the report of the latest run as Markdown and as HTML."""
+        run = re.findall(r"^\d{6}-\d{6}-\w{4}", self.run("runs", "list")[1], re.MULTILINE)[0]
+        found = []
+        for form in ("--markdown", "--html"):
+            code, out, err = self.run("runs", "report", run, form, "-")
+            assert (code, err) == (0, "")
+            found.append(out)
+        return found[0], found[1]
+
+
+@pytest.fixture
+def world(here: Here, impatient: None) -> Iterator[World]:  # noqa: ARG001
+    with EmulatorThread() as thread:
+        yield World(thread, here)
+
+
+def test_a_move_with_a_filter_names_it_and_what_it_skipped(world: World) -> None:
+    assert world.run("move", "source", "strict", "--where", "number < 5")[0] == 0
+    markdown, page = world.report()
+    assert "**20 received = 5 sent + " in markdown
+    section = markdown.partition("## Skipped messages\n")[2].partition("\n## ")[0]
+    assert "The filter chose 5 of 20 messages: number < 5" in section
+    assert "Skipped messages are in the source, unlocked, with the delivery counts that they had." in section
+    assert "<h2>Skipped messages</h2>" in page
+    assert "| `destination transport` | `tcp` |" in markdown
+    assert "primary" not in markdown.partition("## Configuration")[2]
+
+
+def test_a_redrive_names_each_message_that_stayed_and_why(world: World) -> None:
+    assert world.run("move", "source", "strict", "--max", "3")[0] == 0
+    for _ in range(3):
+        (locked,) = world.do(lambda: world.strict.messages.receive(1))
+        world.do(lambda locked=locked: world.strict.messages.dead_letter(locked.lock_token, "Poison", "no customer"))
+    assert world.run("redrive", "strict")[0] == 3
+    markdown, page = world.report()
+    assert "> Some messages need attention: the exit code was 3." in markdown
+    section = markdown.partition("## Skipped messages\n")[2].partition("\n## ")[0]
+    assert (
+        len(re.findall(r"\| `m\d+` \| `strict/\$deadletterqueue` \| `strict` \| `the destination detects", section))
+        == 3
+    )
+    assert page.count('<td role="cell" data-label="reason">the destination detects duplicates') == 3
+
+
+def test_a_running_run_is_reported_so_far(tmp_path: Path) -> None:
+    with RunDatabase(tmp_path, PAIR) as state:
+        entry = RunEntry(state, "syphon --watch")
+        entry.sample(Figures({"received": 8, "sent": 5}, {"orders": 5}, None, None))
+        done = run(tmp_path, entry.id, "--markdown", "-")
+        entry.close()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("# `sbpair syphon --watch`: running\n")
+    assert "so far.\n" in done.stdout
+    assert "> This run is still going on: all figures are those so far." in done.stdout
+
+
+def test_without_the_extra_html_is_refused_and_markdown_is_not(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    for each in Path(sysconfig.get_path("purelib")).iterdir():
+        if not each.name.lower().startswith("matplotlib"):
+            (site / each.name).symlink_to(each)
+    path = os.pathsep.join([str(Path(sbpair.__file__).parents[1]), str(site)])
+    env = command.environment(None, **ENVIRONMENT) | {"PYTHONPATH": path}
+    words = [sys.executable, "-S", "-m", "sbpair", "runs", "report", "2611", "--state", str(tmp_path / "state")]
+
+    def bare(*more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*words, *more], env=env, capture_output=True, text=True, check=False)
+
+    done = bare("--html", str(tmp_path / "r.html"))
+    assert (done.returncode, done.stdout) == (7, "")
+    assert done.stderr == "error: matplotlib is not installed\nhint: pip install 'sbpair[report]'\n"
+    assert not (tmp_path / "r.html").exists()
+    assert "matplotlib" not in bare("--markdown", "-").stderr
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")
+def test_a_read_only_directory_is_refused_before_the_run_is_read(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    done = run(Path("/nowhere"), "2611", "--html", str(tmp_path / "r.html"))
+    assert (done.returncode, done.stdout) == (7, "")
+    assert f"{tmp_path}/r.html cannot be written: Permission denied" in done.stderr
+
+
+END = 100_000
+
+
+def sample(second: int, destinations: Mapping[str, int], **counts: int) -> Sample:
+    return Sample(1_000 * second, Figures(counts, destinations))
+
+
+def plotted(title: str, *samples: Sample) -> Plot:
+    [found] = [plot for plot in plots_of(0, END, samples) if plot.title == title]
+    return found
+
+
+def rates(plot: Plot, label: str) -> list[tuple[int, float]]:
+    [curve] = [curve for curve in plot.curves if curve.label == label]
+    return [(at_ms, value) for at_ms, value in curve.points if value is not None]
+
+
+def test_destination_has_no_throughput_before_its_first_message() -> None:
+    samples = [sample(second, {"orders": second}) for second in range(2, 60, 2)]
+    samples += [sample(second, {"orders": 60, "invoices": 10 * (second - 58)}) for second in range(60, 102, 2)]
+    plot = plotted("Throughput by destination", *samples)
+    assert all(value_at(rates(plot, "invoices"), at_ms) < 0.001 for at_ms in range(0, 56_000, 2_000))
+    assert round(value_at(rates(plot, "invoices"), 80_000), 3) == 10.0
+
+
+def test_destination_that_a_full_sample_lacks_is_not_said_to_have_had_none() -> None:
+    many = {f"q{number}": 9 for number in range(MAX_DESTINATIONS)}
+    later = {**dict(list(many.items())[1:]), "late": 50}
+    plot = plotted("Throughput by destination", *(sample(at, many if at < 50 else later) for at in range(0, 102, 2)))
+    assert round(plot.peaks["late"], 1) == 1.0  # 50 in 50 seconds
+
+
+def test_counter_that_later_samples_lack_stays_as_it_is() -> None:
+    drained = [sample(second, {}, received=second) for second in (1, 11)]
+    sent = [sample(second, {}, sent=second - 50) for second in (51, 61, 100)]
+    plot = plotted("Messages", *drained, *sent)
+    assert rates(plot, "received")[-1] == (END, 11.0)
+    assert value_at(rates(plot, "sent"), 40_000) < 1.0
+    found = timeline_rows(0, END, [*drained, *sent])
+    assert found is not None
+    assert found[1][-1][1:3] == (11, 50)

@@ -1,23 +1,29 @@
-"""The figures of a run, in the formats of Prometheus: names, labels and values, read by its parsers."""
+"""The figures of a run, in the formats of Prometheus, read by its parsers; and the README of the metrics."""
 
 from __future__ import annotations
 
+import re
+import shutil
 from collections import Counter
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
+import sbpair
 from sbpair.emulator.access.sas import AccessRight
-from sbpair.metrics.live_figures import OTHERS, LiveFigures
+from sbpair.metrics.live_figures import MAX_DESTINATIONS, METRICS, OTHERS, LiveFigures
 from sbpair.metrics.run_metrics import renderer
 from sbpair.move import events
 from sbpair.move.live_run import LiveRun
 from sbpair.move.receipt import BUCKETS, SPENT, NamedMessage, Receipt
 from sbpair.syphon.limits import MoveLimits
+from tests.kit.command import run_program
 from tests.syphon.test_syphon import World, fill, world
 
 OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
@@ -189,3 +195,61 @@ def test_nothing_of_a_message_is_in_the_metrics() -> None:
     text = renderer(figures)("").content.decode()
     assert 'sbpair_dead_letters_total{reason="RefusedByPrimary"} 1.0' in text
     assert [part for part in ("an-id", "77777", "abc") if part in text] == []
+
+
+README = (Path(sbpair.__file__).parent / "metrics/README.md").read_text()
+[ALERTS] = re.findall(r"```yaml\n(.*?)```", README, flags=re.DOTALL)
+NAMES = {metric.prometheus_name: metric.label for metric in METRICS}
+
+
+def test_the_table_has_every_metric_with_its_label() -> None:
+    rows = re.findall(r"^\| `(sbpair_\w+)` \| ?`?(\w*)`? \|", README, flags=re.MULTILINE)
+    assert dict(rows) == NAMES
+    assert f"{MAX_DESTINATIONS} destinations" in README
+
+
+def test_the_alerts_name_metrics_and_labels_that_exist() -> None:
+    assert {*re.findall(r"sbpair_\w+", ALERTS)} <= {*NAMES}
+    assert {*re.findall(r"\$labels\.(\w+)", ALERTS)} <= {*NAMES.values()}
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_prometheus_accepts_the_alerts(tmp_path: Path) -> None:
+    (tmp_path / "alerts.yml").write_text(ALERTS)
+    done = run_program("promtool", "check", "rules", tmp_path / "alerts.yml")
+    assert (done.returncode, "5 rules found" in done.stdout) == (0, True), done.stderr
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_the_alerts_fire_when_they_should(tmp_path: Path) -> None:
+    (tmp_path / "alerts.yml").write_text(ALERTS)
+    (tmp_path / "tests.yml").write_text(STUCK)
+    done = run_program("promtool", "test", "rules", tmp_path / "tests.yml")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+STUCK = """
+rule_files: [alerts.yml]
+evaluation_interval: 1m
+tests:
+  - interval: 1m
+    input_series:
+      - {series: 'sbpair_messages_sent_total{queue="q"}', values: '5x30'}
+      - {series: 'sbpair_queue_messages{queue="q"}', values: '9x30'}
+      - {series: 'sbpair_run_paused', values: '0x25 1x5'}
+      - {series: 'sbpair_destination_backing_off{destination="orders"}', values: '1x30'}
+      - {series: 'sbpair_side_away{side="primary"}', values: '0x30'}
+    alert_rule_test:
+      - {eval_time: 5m, alertname: BacklogIsNotMoved}
+      - eval_time: 20m
+        alertname: BacklogIsNotMoved
+        exp_alerts: [{exp_annotations: {summary: "The backlog has messages, and none was sent for 10 minutes"}}]
+      - {eval_time: 28m, alertname: BacklogIsNotMoved}
+      - eval_time: 20m
+        alertname: DestinationTakesNothing
+        exp_alerts:
+          - exp_labels: {destination: orders}
+            exp_annotations: {summary: 'orders takes nothing: sbpair help runbook'}
+      - {eval_time: 20m, alertname: NamespaceIsAway}
+      - {eval_time: 20m, alertname: BacklogIsOld}
+"""
