@@ -148,9 +148,13 @@ def event_of(kind: "type[SyphonEvent]", **more: Schema | Optional) -> Schema:
     return event(*name_and_level(kind), **keys_of(kind), **more)
 
 
-def document(title: str, summary: str, /, *lines: Schema, **properties: Schema | Optional) -> Schema:
-    """Return the schema of a document with these keys, and of its JSON Lines where they differ from it."""
-    return forms(title, summary, record("The document", **properties), *lines)
+def document(title: str, summary: str, /, *lines: Schema | str, **properties: Any) -> Schema:
+    """Return the schema of a document with these keys, and of its JSON Lines where they differ from it.
+
+    The name of a list stands for lines of its items.
+    """
+    items = (properties[each]["items"] if isinstance(each, str) else each for each in lines)
+    return forms(title, summary, record("The document", **properties), *items)
 
 
 def forms(name: str, description: str, *records: Schema) -> Schema:

@@ -197,7 +197,7 @@ _RUN = fields(
 RUNS = document(
     "sbpair/runs/1",
     "Earlier runs; receipt and doubtful are present with sbpair runs show. JSON Lines have one run each.",
-    record("The line of a run", **_RUN),
+    "runs",
     runs=records("Runs, the latest first", **_RUN),
 )
 
@@ -274,7 +274,6 @@ _STATE = fields(
     phase=choice("Current phase", "drain", "drained", "send", "proved", "removed", "move", "moved"),
     stopped=flag("Whether it was stopped"),
 )
-_LISTED = fields(run=text("Id of the run"), started=time("Start"), **_STATE)
 REPLAY_STATUS = document(
     "sbpair/replay-status/1",
     "The progress of a replay, from its files.",
@@ -290,8 +289,8 @@ REPLAY_STATUS = document(
 REPLAY_LIST = document(
     "sbpair/replay-list/1",
     "The replays of an archive, the latest first. JSON Lines have one run each.",
-    record("The line of a run", **_LISTED),
-    runs=records("Runs", **_LISTED),
+    "runs",
+    runs=records("Runs", run=text("Id of the run"), started=time("Start"), **_STATE),
 )
 
 REPLAY_STOP = document(

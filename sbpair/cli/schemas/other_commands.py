@@ -146,19 +146,18 @@ PARTITION = forms(
     record("The line of a namespace", **_CREATED),
 )
 
-_LISTED = fields(
-    **_PLACED,
-    size_bytes=nullable(count("Bytes in use")),
-    fill_ratio=nullable(number("Used share of the size, from 0 to 1")),
-)
-_UNREAD = fields(namespace=text("Name of the namespace"), reason=text("Why"))
 PARTITION_LIST = document(
     "sbpair/partition-list/1",
     "Queues and topics with their partitions. JSON Lines have one entity or unread namespace each.",
-    record("The line of an entity", **_LISTED),
-    record("The line of an unread namespace", **_UNREAD),
-    entities=records("Queues and topics", **_LISTED),
-    failed=records("Namespaces that could not be read", **_UNREAD),
+    "entities",
+    "failed",
+    entities=records(
+        "Queues and topics",
+        **_PLACED,
+        size_bytes=nullable(count("Bytes in use")),
+        fill_ratio=nullable(number("Used share of the size, from 0 to 1")),
+    ),
+    failed=records("Namespaces that could not be read", namespace=text("Name of the namespace"), reason=text("Why")),
 )
 
 _PROBLEM = fields(reason=text("What is wrong; may be empty"), hint=text("What to do about it; may be empty"))
@@ -202,13 +201,14 @@ STATUS = document(
     skipped=records("Queues and namespaces that could not be read", **_SKIPPED),
 )
 
-_PINGED = fields(name=text("Path of the entity"), health=choice("Whether it accepted the ping", *HEALTH), **_ANSWER)
 PING = document(
     "sbpair/ping/1",
     "Answers to pings. JSON Lines have one entity each.",
-    record("The line of an entity", **_PINGED),
+    "entities",
     namespace=text("Name of the primary namespace"),
-    entities=records("Pinged entities", **_PINGED),
+    entities=records(
+        "Pinged entities", name=text("Its path"), health=choice("Whether it accepted the ping", *HEALTH), **_ANSWER
+    ),
 )
 
 _RELAY_SIDE = choice("Side of the relay", "primary", "secondary")
@@ -285,21 +285,21 @@ RELAY_SEND = document(
     body_base64=optional(text("Body that is not UTF-8, in base64")),
 )
 
-_SETTING = fields(
-    key=text("Name of the setting", example="primary.namespace"),
-    value=scalar("Its value; intervals are in seconds, secrets are masked"),
-    source=text("Option, variable, file or setting it comes from; empty for a default"),
-    origin=choice("Kind of source", "flag", "environment", "file", "default", "derived"),
-)
 CONFIG = document(
     "sbpair/config/1",
     "The effective configuration. JSON Lines have one setting each.",
-    record("The line of a setting", **_SETTING),
+    "settings",
     record(
         "With --path or --init", path=text("Path of the configuration file"), exists=flag("Whether the file exists")
     ),
     record("With --example", example=text("An example configuration file")),
-    settings=records("Settings", **_SETTING),
+    settings=records(
+        "Settings",
+        key=text("Name of the setting", example="primary.namespace"),
+        value=scalar("Its value; intervals are in seconds, secrets are masked"),
+        source=text("Option, variable, file or setting it comes from; empty for a default"),
+        origin=choice("Kind of source", "flag", "environment", "file", "default", "derived"),
+    ),
 )
 
 _CHECK = fields(
@@ -314,7 +314,7 @@ _CHECK = fields(
 DOCTOR = document(
     "sbpair/doctor/1",
     "The checks of sbpair doctor. JSON Lines have one check each.",
-    record("The line of a check", **_CHECK),
+    "checks",
     checks=records("Checks", **_CHECK),
     live=records("Live tests; empty without --live", **_CHECK),
 )
@@ -362,13 +362,12 @@ _ORIGIN = fields(
 )
 _TOTAL = nullable(count("About how many messages there are; null if unknown"))
 _COMPLETE = flag("Whether no more messages follow")
-_RECEIVED = fields(**_MESSAGE, **{name: optional(each) for name, each in _ORIGIN.items()})
 RECEIVE = document(
     "sbpair/receive/1",
     "Received or peeked messages. JSON Lines have one message each.",
-    record("The line of a message", **_RECEIVED),
+    "messages",
     entity=text("Queue, or topic with subscription"),
-    messages=records("Messages", **_RECEIVED),
+    messages=records("Messages", **_MESSAGE, **{name: optional(each) for name, each in _ORIGIN.items()}),
     received=count("Received or peeked messages"),
     not_removed=count("Messages that were printed but not removed"),
     duplicates=count("Copies that were not printed"),
@@ -381,7 +380,7 @@ _PEEKED = fields(**{**_MESSAGE, "body": optional(_MESSAGE["body"])}, **_ORIGIN)
 PEEK = document(
     "sbpair/peek/1",
     "Peeked messages, with bodies if --body was given. JSON Lines have one message each.",
-    record("The line of a message", **_PEEKED),
+    "messages",
     namespace=text("Name of the namespace"),
     side=text("The namespace's side: primary, secondary, or its own name"),
     entity=text("Queue, subscription or dead-letter queue"),
@@ -390,19 +389,19 @@ PEEK = document(
     messages=records("Messages", **_PEEKED),
 )
 _BACKLOG_QUEUE = text("Path of the backlog queue", example="contoso/x-servicebus-transfer/0")
-_DEAD_LETTER = fields(
-    queue=_BACKLOG_QUEUE, **{name: each for name, each in _PEEKED.items() if not name.startswith("body")}
-)
 DEAD_LETTERS_SHOW = document(
     "sbpair/deadletters-show/1",
     "Dead letters of the backlog queues. JSON Lines have one message each.",
-    record("The line of a message", **_DEAD_LETTER),
+    "messages",
     total=_TOTAL,
     complete=_COMPLETE,
-    messages=records("Messages", **_DEAD_LETTER),
+    messages=records(
+        "Messages",
+        queue=_BACKLOG_QUEUE,
+        **{name: each for name, each in _PEEKED.items() if not name.startswith("body")},
+    ),
 )
 _GROUP = fields(
-    queue=_BACKLOG_QUEUE,
     reason=nullable(text("Reason", example="DestinationNotFound")),
     destination=nullable(text("Destination; null if it cannot be read")),
     messages=count("Dead letters, at least so many if exact is false"),
@@ -412,21 +411,20 @@ _GROUP = fields(
 DEAD_LETTERS_LIST = document(
     "sbpair/deadletters-list/1",
     "Dead letters by backlog queue, reason and destination. JSON Lines have one group each.",
-    record("The line of a group", **_GROUP),
+    "groups",
     messages=count("All dead letters, at least so many if exact is false"),
     exact=flag("Whether messages is exact"),
-    groups=records("Groups", **_GROUP),
+    groups=records("Groups", queue=_BACKLOG_QUEUE, **_GROUP),
 )
 
-_DEAD_LETTER_REASON = fields(**{name: each for name, each in _GROUP.items() if name != "queue"})
 REDRIVE_REASONS = document(
     "sbpair/redrive-reasons/1",
     "The dead letters of one entity by reason, and destination if aliases name one. JSON Lines have one group each.",
-    record("The line of a group", **_DEAD_LETTER_REASON),
+    "groups",
     entity=text("Path of the dead-letter queue"),
     messages=count("All dead letters, at least so many if exact is false"),
     exact=flag("Whether messages is exact"),
-    groups=records("Groups", **_DEAD_LETTER_REASON),
+    groups=records("Groups", **_GROUP),
 )
 
 SEND = document(
@@ -448,12 +446,11 @@ SEND = document(
     stopped=flag("Whether a signal ended it"),
 )
 
-_NAME = fields(name=text("Name of the schema"), description=text("Its description"))
 SCHEMA_LIST = document(
     "sbpair/schemas/1",
     "The schemas that sbpair schema prints. JSON Lines have one schema each.",
-    record("The line of a schema", **_NAME),
-    schemas=records("Schemas", **_NAME),
+    "schemas",
+    schemas=records("Schemas", name=text("Its name"), description=text("Its description")),
 )
 
 _TOPIC = fields(topic=text("Name of the topic"), title=text("Its title"))
