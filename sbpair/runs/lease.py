@@ -142,12 +142,6 @@ class MachineName:
                 hint=_HELD_HINT,
             ) from None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_details: object) -> None:
-        self.release()
-
     def release(self) -> None:
         if self._taken is not None:
             self._taken.close()
@@ -174,7 +168,7 @@ def hold_machine_leases(
         except (MachineLacks, RuntimeError) as error:
             log.warning("movers with another --state are not kept off this pair: %s", error)
         try:
-            stack.enter_context(MachineName(name, moved))
+            stack.callback(MachineName(name, moved).release)
         except OSError as error:
             log.warning("movers with another home are not kept off this pair: %s", error.strerror)
         if directory is not None:
