@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbpair.errors import LeaseHeld, LeaseLost, NameInvalid, UsageError
-from sbpair.model.pair import Endpoint, Pair, SasKey
 from sbpair.runs import lease
 from sbpair.runs.lease import hold_machine_leases, lease_directory, lease_name
 from sbpair.runs.session_lease import (
@@ -26,10 +25,12 @@ from sbpair.runs.session_lease import (
     lease_session_id,
     valid_seconds,
 )
-from tests.runs.states import PAIR
+from tests.runs.states import PAIR, endpoint
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from sbpair.model.pair import Pair
 
 
 def with_secondary(authority: str) -> Pair:
@@ -125,20 +126,14 @@ def test_a_mover_with_another_home_is_refused_until_a_kill(tmp_path: Path, monke
         check()
 
 
-def pair(primary: str, name: str = "p") -> Pair:
-    primary_end, secondary = [
-        Endpoint(each, f"{each}:5671", each, 5671, tls=True, credential=SasKey("k", "v")) for each in (primary, "dr")
-    ]
-    return Pair(name, primary_end, secondary)
-
-
 def test_the_session_id_is_the_name_of_the_primary() -> None:
-    assert lease_session_id(pair("Contoso", "orders")) == lease_session_id(pair("contoso", "default")) == "contoso"
+    other = replace(PAIR, name="default", primary=endpoint("Contoso"))
+    assert lease_session_id(PAIR) == lease_session_id(other) == "contoso"
 
 
 def test_a_primary_with_a_name_too_long_for_a_session_is_refused() -> None:
     with pytest.raises(NameInvalid):
-        lease_session_id(pair("a" * 129))
+        lease_session_id(replace(PAIR, primary=endpoint("a" * 129)))
 
 
 @pytest.mark.parametrize("queue", ["leases", "movers/leases", "x-servicebus-transfer-leases", "a.b_c-d/0"])
@@ -146,23 +141,10 @@ def test_any_other_queue_can_carry_a_lease(queue: str) -> None:
     check_queue(queue)
 
 
-@pytest.mark.parametrize(
-    "queue",
-    [
-        "",
-        "/",
-        "leases/",
-        "/leases",
-        "a//b",
-        "leases/$deadletterqueue",
-        "leases/$management",
-        "a lease",
-        "leases?",
-        "..",
-        "läse",
-        "a" * 261,
-    ],
-)
+INVALID = ("", "/", "leases/", "/leases", "a//b", "leases/$deadletterqueue", "leases/$management", "a lease", "leases?")
+
+
+@pytest.mark.parametrize("queue", [*INVALID, "..", "läse", "a" * 261])
 def test_an_invalid_queue_name_is_refused(queue: str) -> None:
     with pytest.raises(NameInvalid):
         check_queue(queue)

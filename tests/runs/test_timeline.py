@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbpair.errors import MachineLacks, StateRefused
-from sbpair.model.pair import Endpoint, Identity, Pair, SasKey
+from sbpair.model.pair import Pair, SasKey
 from sbpair.move.receipt import Tally
 from sbpair.move.run_store import RunStore, ends_settings
 from sbpair.runs.database import FILE_NAME, FORMAT, RunDatabase
@@ -218,9 +218,8 @@ def test_a_new_file_and_an_upgraded_one_have_the_same_schema(tmp_path: Path) -> 
 def test_the_first_version_of_another_pair_is_not_upgraded(tmp_path: Path) -> None:
     first_version(tmp_path / FILE_NAME)
     before = (tmp_path / FILE_NAME).read_bytes()
-    other = Endpoint("fabrikam", "fabrikam.example", "fabrikam.example", 5671, tls=True, credential=Identity())
     with pytest.raises(StateRefused):
-        RunDatabase(tmp_path, Pair("p", other, PAIR.secondary))
+        RunDatabase(tmp_path, Pair("p", endpoint("fabrikam"), PAIR.secondary))
     assert (tmp_path / FILE_NAME).read_bytes() == before
 
 
