@@ -106,3 +106,41 @@ class Timers:
         while (due := self.next_deadline_ms()) is not None and due <= now_ms:
             item = heappop(self._heap)[2]
             item.advance(now_ms)
+
+
+class Deadline:
+    """A call of `on_due` in `ms` milliseconds, counted again from each `postpone`; NEVER for none.
+
+    It is postponed at no cost: the timer is set again only when the time before would be over.
+    """
+
+    __slots__ = ("_at_ms", "_clock", "_ms", "_on_due", "_timers", "due_ms")
+
+    def __init__(self, clock: Clock, timers: Timers, ms: int, on_due: Callable[[], None]) -> None:
+        self._clock, self._timers = clock, timers
+        self._ms = ms
+        self._on_due = on_due
+        self._at_ms = self.due_ms = min(NEVER, clock.now_ms() + ms)
+        if ms < NEVER:
+            timers.schedule(self.due_ms, self)
+
+    def postpone(self) -> None:
+        self._at_ms = self._clock.now_ms() + self._ms
+
+    def cancel(self) -> None:
+        self.due_ms = NEVER
+        # The timers keep this entry until it would have been due, and nothing else may live so long.
+        self._on_due = _nothing
+
+    def advance(self, now_ms: int) -> None:
+        """Call `on_due`, or wait on if the deadline was postponed."""
+        if now_ms < self._at_ms:
+            self.due_ms = self._at_ms
+            self._timers.schedule(self.due_ms, self)
+        else:
+            self.due_ms = NEVER
+            self._on_due()
+
+
+def _nothing() -> None:
+    """Replace the call of a deadline that was cancelled."""

@@ -30,7 +30,7 @@ from sbpair.operating_system import listen
 if TYPE_CHECKING:
     from aiohttp import web
 
-    from sbpair.emulator.frontends.http.identity_frontend import IdentityEndpoint, IdentityFrontend
+    from sbpair.emulator.frontends.http.http_frontend import IdentityEndpoint, IdentityFrontend
     from sbpair.emulator.storage.storage import Storage
     from sbpair.emulator.tls import Tls
 
@@ -239,7 +239,7 @@ class Emulator:
 
         soon = asyncio.get_running_loop().call_soon
         if self._options.identity:
-            from sbpair.emulator.frontends.http.identity_frontend import IdentityFrontend
+            from sbpair.emulator.frontends.http.http_frontend import IdentityFrontend
 
             self.identity = IdentityFrontend(self.clock)
         issuer = self.identity.issuer if self.identity else None

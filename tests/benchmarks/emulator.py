@@ -171,7 +171,7 @@ async def fill_up(endpoint: Endpoint, pid: int, levels: list[int]) -> dict[str, 
 
 def ready_seconds() -> dict[str, float]:
     """Return the seconds from start to ready, and the part of imports."""
-    frontends = "sbpair.emulator.frontends.amqp.amqp_connection, sbpair.emulator.frontends.atom.atom_frontend"
+    frontends = "sbpair.emulator.frontends.amqp.amqp_connection, sbpair.emulator.frontends.http.atom_frontend"
     imports = f"import sbpair.cli.commands.emulator, sbpair.emulator.server, {frontends}"
     started = time.perf_counter()
     subprocess.run([sys.executable, "-c", imports], check=True)

@@ -56,11 +56,10 @@ def odd_message() -> Sections:
     )
 
 
-async def test_untouched_sections_leave_byte_for_byte(stage: Stage) -> None:
+async def test_untouched_sections_leave_byte_for_byte(peer: Peer) -> None:
     sent = odd_message()
-    async with stage.connect() as peer:
-        await peer.send(await peer.attach_sender("amqps://127.0.0.1:1/Orders"), sent.join())
-        (delivery,) = await peer.take(await peer.attach_receiver("orders"), 1)
+    await peer.send(await peer.attach_sender("amqps://127.0.0.1:1/Orders"), sent.join())
+    (delivery,) = await peer.take(await peer.attach_receiver("orders"), 1)
     got = Sections.split(delivery.payload)
     for name in ("properties", "application_properties", "body", "footer"):
         assert getattr(got, name) == getattr(sent, name), name
@@ -76,15 +75,14 @@ async def test_untouched_sections_leave_byte_for_byte(stage: Stage) -> None:
     assert (len(delivery_annotations), delivery_annotations["x-opt-hop"]) == (2, "mine")
 
 
-async def test_a_dead_letter_is_spliced_not_reencoded(stage: Stage) -> None:
+async def test_a_dead_letter_is_spliced_not_reencoded(peer: Peer) -> None:
     sent = odd_message()
     reason = Map([(Symbol("DeadLetterReason"), "r"), (Symbol("DeadLetterErrorDescription"), "d" * 300)])
-    async with stage.connect() as peer:
-        await peer.send(await peer.attach_sender("orders"), sent.join())
-        (delivery,) = await peer.take(await peer.attach_receiver("orders"), 1)
-        await peer.settle(delivery, Rejected(Error("com.microsoft:dead-letter", "", reason)))
-        dead = await peer.attach_receiver("orders/$DeadLetterQueue")
-        (delivery,) = await peer.take(dead, 1)
+    await peer.send(await peer.attach_sender("orders"), sent.join())
+    (delivery,) = await peer.take(await peer.attach_receiver("orders"), 1)
+    await peer.settle(delivery, Rejected(Error("com.microsoft:dead-letter", "", reason)))
+    dead = await peer.attach_receiver("orders/$DeadLetterQueue")
+    (delivery,) = await peer.take(dead, 1)
     got = Sections.split(delivery.payload)
     theirs = codec.encode(ODD_PROPERTIES)[3:]
     assert got.application_properties[12 : 12 + len(theirs)] == theirs
@@ -94,75 +92,69 @@ async def test_a_dead_letter_is_spliced_not_reencoded(stage: Stage) -> None:
     assert got.read_message_annotations()["x-opt-deadletter-source"] == "orders"
 
 
-async def test_a_resent_dead_letter_has_only_its_last_reason(stage: Stage) -> None:
+async def test_a_resent_dead_letter_has_only_its_last_reason(peer: Peer) -> None:
     old = Map([("DeadLetterReason", "old"), ("kept", "yes")])
     payload = Sections(application_properties=encode_map(0x74, old), body=data_body(b"x")).join()
     reason = Map([(Symbol("DeadLetterReason"), "new")])
-    async with stage.connect() as peer:
-        await peer.send(await peer.attach_sender("orders"), payload)
-        (delivery,) = await peer.take(await peer.attach_receiver("orders"), 1)
-        await peer.settle(delivery, Rejected(Error("com.microsoft:dead-letter", "", reason)))
-        (delivery,) = await peer.take(await peer.attach_receiver("orders/$deadletterqueue"), 1)
+    await peer.send(await peer.attach_sender("orders"), payload)
+    (delivery,) = await peer.take(await peer.attach_receiver("orders"), 1)
+    await peer.settle(delivery, Rejected(Error("com.microsoft:dead-letter", "", reason)))
+    (delivery,) = await peer.take(await peer.attach_receiver("orders/$deadletterqueue"), 1)
     properties = Sections.split(delivery.payload).read_application_properties()
     assert properties.pairs == (("kept", "yes"), ("DeadLetterReason", "new"))
 
 
-async def test_each_member_of_a_batch_becomes_a_message(stage: Stage) -> None:
+async def test_each_member_of_a_batch_becomes_a_message(peer: Peer) -> None:
     members = [plain(f"{number}", message_id=f"{number}") for number in range(3)]
     batch = b"".join(map(data_body, members))
-    async with stage.connect() as peer:
-        (answer,) = await peer.send(await peer.attach_sender("orders"), batch, message_format=BATCH_FORMAT)
-        assert isinstance(answer.state, Accepted)
-        got = await peer.take(await peer.attach_receiver("orders"), 3)
+    (answer,) = await peer.send(await peer.attach_sender("orders"), batch, message_format=BATCH_FORMAT)
+    assert isinstance(answer.state, Accepted)
+    got = await peer.take(await peer.attach_receiver("orders"), 3)
     assert [Sections.split(delivery.payload).body for delivery in got] == [data_body(b"%d" % n) for n in range(3)]
 
 
-async def test_an_invalid_message_is_rejected_alone(stage: Stage) -> None:
+async def test_an_invalid_message_is_rejected_alone(peer: Peer) -> None:
     broken = Sections(properties=section(0x73, codec.encode([UInt(1), "not bytes"])), body=data_body(b"")).join()
-    async with stage.connect() as peer:
-        link = await peer.attach_sender("orders")
-        for payload in (b"\xff\xff", b"\x00\x53\x75\xb0\xff\xff\xff\xff", broken):
-            (answer,) = await peer.send(link, payload)
-            assert isinstance(answer.state, Rejected)
-            assert answer.state.error.condition in ("amqp:decode-error", "amqp:invalid-field")
-        (answer,) = await peer.send(link, plain())
-        assert isinstance(answer.state, Accepted)
-    assert stage.queue.counts().active == 1
+    link = await peer.attach_sender("orders")
+    for payload in (b"\xff\xff", b"\x00\x53\x75\xb0\xff\xff\xff\xff", broken):
+        (answer,) = await peer.send(link, payload)
+        assert isinstance(answer.state, Rejected)
+        assert answer.state.error.condition in ("amqp:decode-error", "amqp:invalid-field")
+    (answer,) = await peer.send(link, plain())
+    assert isinstance(answer.state, Accepted)
+    assert peer.stage.queue.counts().active == 1
 
 
 @pytest.mark.parametrize("bad", [b"\xff\xff", plain("y" * 300_000)], ids=["broken", "too large"])
-async def test_one_invalid_message_of_a_read_costs_no_other(stage: Stage, bad: bytes) -> None:
+async def test_one_invalid_message_of_a_read_costs_no_other(peer: Peer, bad: bytes) -> None:
     good = [plain(str(number), message_id=str(number)) for number in range(6)]
-    async with stage.connect() as peer:
-        answers = await peer.send(await peer.attach_sender("orders"), *good[:3], bad, *good[3:])
-        refused = [answer for answer in answers if isinstance(answer.state, Rejected)]
-        assert [len(answer.deliveries) for answer in refused] == [1]
-        got = await peer.take(await peer.attach_receiver("orders"), 6)
+    answers = await peer.send(await peer.attach_sender("orders"), *good[:3], bad, *good[3:])
+    refused = [answer for answer in answers if isinstance(answer.state, Rejected)]
+    assert [len(answer.deliveries) for answer in refused] == [1]
+    got = await peer.take(await peer.attach_receiver("orders"), 6)
     assert [Sections.split(delivery.payload).read_properties().message_id for delivery in got] == list("012345")
 
 
-async def test_a_queue_that_fills_up_within_a_read_accepts_what_fits(stage: Stage) -> None:
+async def test_a_queue_that_fills_up_within_a_read_accepts_what_fits(peer: Peer) -> None:
     one = plain("z" * 1_000)
-    stage.queue._max_bytes = 3 * len(one)
-    async with stage.connect() as peer:
-        answers = await peer.send(await peer.attach_sender("orders"), *[one] * 5)
+    peer.stage.queue._max_bytes = 3 * len(one)
+    answers = await peer.send(await peer.attach_sender("orders"), *[one] * 5)
     taken = sum(len(answer.deliveries) for answer in answers if isinstance(answer.state, Accepted))
-    assert (taken, stage.queue.counts().active) == (3, 3)
+    assert (taken, peer.stage.queue.counts().active) == (3, 3)
     full = [answer.state.error.condition for answer in answers if isinstance(answer.state, Rejected)]
     assert set(full) == {"amqp:resource-limit-exceeded"}
 
 
-async def test_a_range_is_settled_at_once_and_confirmed(stage: Stage) -> None:
-    queue = stage.queue
-    async with stage.connect() as peer:
-        answers = await peer.send(await peer.attach_sender("orders"), *[plain(str(n)) for n in range(300)])
-        assert len(answers) <= 3
-        got = await peer.take(await peer.attach_receiver("orders"), 300)
-        assert queue.messages.locked_count == 300
-        answer = await peer.settle(got[0], last=got[-1])
-        assert isinstance(answer.state, Accepted)
-        assert answer.settled
-        assert len(answer.deliveries) == 300
+async def test_a_range_is_settled_at_once_and_confirmed(peer: Peer) -> None:
+    queue = peer.stage.queue
+    answers = await peer.send(await peer.attach_sender("orders"), *[plain(str(n)) for n in range(300)])
+    assert len(answers) <= 3
+    got = await peer.take(await peer.attach_receiver("orders"), 300)
+    assert queue.messages.locked_count == 300
+    answer = await peer.settle(got[0], last=got[-1])
+    assert isinstance(answer.state, Accepted)
+    assert answer.settled
+    assert len(answer.deliveries) == 300
     assert queue.counts().total == 0
 
 
@@ -202,41 +194,39 @@ async def test_messages_stay_locked_after_their_link_has_ended(stage: Stage, how
     assert [header.delivery_count for header in headers] == [0, 1]
 
 
-async def test_a_detached_link_keeps_its_locks(stage: Stage) -> None:
-    queue = stage.queue
-    async with stage.connect() as peer:
-        await peer.send(await peer.attach_sender("orders"), plain())
-        link = await peer.attach_receiver("orders")
-        (delivery,) = await peer.take(link, 1)
-        message = queue.messages.get_locked(delivery.tag)
-        peer.connection.put(link.session.channel, b"\x00\x53\x16\xc0\x05\x03\x52" + bytes([link.handle]) + b"\x42\x40")
-        arguments = Map([("lock-tokens", Array([message.lock_uuid])), ("disposition-status", "completed")])
-        answer = await peer.ask("orders/$management", "com.microsoft:update-disposition", arguments)
-        assert answer["statusCode"] == 200
+async def test_a_detached_link_keeps_its_locks(peer: Peer) -> None:
+    queue = peer.stage.queue
+    await peer.send(await peer.attach_sender("orders"), plain())
+    link = await peer.attach_receiver("orders")
+    (delivery,) = await peer.take(link, 1)
+    message = queue.messages.get_locked(delivery.tag)
+    peer.connection.put(link.session.channel, b"\x00\x53\x16\xc0\x05\x03\x52" + bytes([link.handle]) + b"\x42\x40")
+    arguments = Map([("lock-tokens", Array([message.lock_uuid])), ("disposition-status", "completed")])
+    answer = await peer.ask("orders/$management", "com.microsoft:update-disposition", arguments)
+    assert answer["statusCode"] == 200
     assert queue.counts().total == 0
 
 
-async def test_a_link_attached_again_replaces_the_first(stage: Stage) -> None:
-    stage.namespace.create_queue("sessions", QueueDescription(requires_session=True))
-    async with stage.connect() as peer:
-        session = await peer.begin()
-        first = await peer.attach_receiver("orders", session=session)
-        first.grant(1)
-        elsewhere = await peer.attach_receiver("orders")
-        second = await peer.attach_receiver("orders", session=session)
-        stolen = await peer.wait(LinkDetached, of=first)
-        assert stolen.error.condition == "amqp:link:stolen"
-        await peer.send(await peer.attach_sender("orders", session=session), plain("a"), plain("b"))
-        (taken,) = await peer.take(second, 1)
-        await peer.settle(taken)
-        assert len(await peer.take(elsewhere, 1)) == 1
-        # The session of the first link is free for the second.
-        wanted = Source("sessions", filter={"com.microsoft:session-filter": "s"})
-        for _ in range(2):
-            holder = session.receiver("holder")
-            holder.open(source=wanted, target=Target("peer"))
-            await peer.wait(LinkAttached, of=holder)
-        assert not [event for event in peer.events if type(event) is LinkDetached and event.link is holder]
+async def test_a_link_attached_again_replaces_the_first(peer: Peer) -> None:
+    peer.stage.namespace.create_queue("sessions", QueueDescription(requires_session=True))
+    session = await peer.begin()
+    first = await peer.attach_receiver("orders", session=session)
+    first.grant(1)
+    elsewhere = await peer.attach_receiver("orders")
+    second = await peer.attach_receiver("orders", session=session)
+    stolen = await peer.wait(LinkDetached, of=first)
+    assert stolen.error.condition == "amqp:link:stolen"
+    await peer.send(await peer.attach_sender("orders", session=session), plain("a"), plain("b"))
+    (taken,) = await peer.take(second, 1)
+    await peer.settle(taken)
+    assert len(await peer.take(elsewhere, 1)) == 1
+    # The session of the first link is free for the second.
+    wanted = Source("sessions", filter={"com.microsoft:session-filter": "s"})
+    for _ in range(2):
+        holder = session.receiver("holder")
+        holder.open(source=wanted, target=Target("peer"))
+        await peer.wait(LinkAttached, of=holder)
+    assert not [event for event in peer.events if type(event) is LinkDetached and event.link is holder]
 
 
 async def test_draining_returns_the_credit(peer: Peer) -> None:
@@ -383,7 +373,7 @@ async def test_an_unknown_operation_is_not_implemented(peer: Peer) -> None:
 KEPT = "SharedAccessKey=secret"
 
 
-def at_fault(_target: Any, _arguments: Map) -> Reply:
+def at_fault(_call: Any) -> Reply:
     raise RuntimeError(KEPT)
 
 

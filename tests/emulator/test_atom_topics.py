@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbpair.emulator.entities.rules import CorrelationRuleFilter, SqlAction, SqlRuleFilter, SubscriptionRule, read_typed
-from sbpair.emulator.frontends.atom import atom_xml
-from sbpair.emulator.frontends.atom.atom_rules import read_rule, rule_xml
+from sbpair.emulator.frontends.http import atom_xml
+from sbpair.emulator.frontends.http.atom_xml import read_rule, rule_xml
 from sbpair.emulator.service_errors import ArgumentInvalid
 from tests.emulator.atom_client import Manager, elements_of, entry, open_manager, sub_code
 from tests.kit.async_tests import InLoop

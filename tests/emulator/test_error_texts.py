@@ -81,21 +81,19 @@ async def test_a_refused_receiver_has_the_services_text(
     assert (error.condition, error.description) == (condition, wanted), ISSUES + source
 
 
-async def test_a_sender_is_refused_with_the_services_text(stage: Stage) -> None:
+async def test_a_sender_is_refused_with_the_services_text(peer: Peer) -> None:
     # https://github.com/Azure/azure-sdk-for-net/issues/10535
-    stage.namespace.create_queue("closed", QueueDescription(status="SendDisabled"))
-    async with stage.connect() as peer:
-        error = await peer.refusal_of(peer.attach_sender("closed"))
+    peer.stage.namespace.create_queue("closed", QueueDescription(status="SendDisabled"))
+    error = await peer.refusal_of(peer.attach_sender("closed"))
     assert error.description == "Messaging entity 'contoso:Queue:closed' is currently disabled for Send operations."
 
 
-async def test_a_refused_message_has_the_services_text(stage: Stage) -> None:
+async def test_a_refused_message_has_the_services_text(peer: Peer) -> None:
     # https://github.com/Azure/azure-service-bus/issues/289 and https://github.com/Azure/azure-service-bus/issues/683
-    stage.namespace.create_queue("sessions", QueueDescription(requires_session=True))
-    full = stage.namespace.create_queue("full", QueueDescription(max_size_in_megabytes=0))
-    async with stage.connect() as peer:
-        (unnamed,) = await peer.send(await peer.attach_sender("sessions"), data_body(b"x"))
-        (refused,) = await peer.send(await peer.attach_sender("full"), data_body(b"x"))
+    peer.stage.namespace.create_queue("sessions", QueueDescription(requires_session=True))
+    full = peer.stage.namespace.create_queue("full", QueueDescription(max_size_in_megabytes=0))
+    (unnamed,) = await peer.send(await peer.attach_sender("sessions"), data_body(b"x"))
+    (refused,) = await peer.send(await peer.attach_sender("full"), data_body(b"x"))
     assert isinstance(unnamed.state, Rejected)
     assert (unnamed.state.error.condition, unnamed.state.error.description) == ("amqp:not-allowed", NO_SESSION_ID)
     assert isinstance(refused.state, Rejected)
@@ -181,12 +179,11 @@ async def test_a_refused_request_has_the_services_text(stage: Stage) -> None:
         assert (reply["statusCode"], reply["errorCondition"], reply["statusDescription"]) == (status, condition, text)
 
 
-async def test_a_late_settlement_has_the_services_text(stage: Stage) -> None:
-    async with stage.connect() as peer:
-        await peer.send(await peer.attach_sender("orders"), Properties(message_id="m").encode() + data_body(b"x"))
-        (delivery,) = await peer.take(await peer.attach_receiver("orders"), 1)
-        stage.emulator.advance(stage.queue.description.lock_duration // TICKS_PER_SECOND * 1000)
-        answer = await peer.settle(delivery)
+async def test_a_late_settlement_has_the_services_text(peer: Peer) -> None:
+    await peer.send(await peer.attach_sender("orders"), Properties(message_id="m").encode() + data_body(b"x"))
+    (delivery,) = await peer.take(await peer.attach_receiver("orders"), 1)
+    peer.stage.emulator.advance(peer.stage.queue.description.lock_duration // TICKS_PER_SECOND * 1000)
+    answer = await peer.settle(delivery)
     assert isinstance(answer.state, Rejected)
     assert (answer.state.error.condition, answer.state.error.description) == (
         "com.microsoft:message-lock-lost",

@@ -47,16 +47,15 @@ async def peek(peer: Peer, entity: str, **arguments: Any) -> list[Sections]:
 
 
 @pytest.mark.parametrize("place", ["first", "last"])
-async def test_a_senders_delivery_annotations_are_kept(stage: Stage, place: str) -> None:
+async def test_a_senders_delivery_annotations_are_kept(peer: Peer, place: str) -> None:
     mine = annotations({"mine": "a" * 300, "x-opt-lock-token": "forged", "number": Long(2**40)})
     payload = mine + data_body(b"x") if place == "first" else data_body(b"x") + mine
-    async with stage.connect() as peer:
-        await peer.send(await peer.attach_sender("orders"), payload)
-        (peeked,) = await peek(peer, "orders")
-        link = await peer.attach_receiver("orders")
-        (delivery,) = await peer.take(link, 1)
-        await peer.settle(delivery, DEAD)
-        (dead,) = await peer.take(await peer.attach_receiver("orders/$deadletterqueue"), 1)
+    await peer.send(await peer.attach_sender("orders"), payload)
+    (peeked,) = await peek(peer, "orders")
+    link = await peer.attach_receiver("orders")
+    (delivery,) = await peer.take(link, 1)
+    await peer.settle(delivery, DEAD)
+    (dead,) = await peer.take(await peer.attach_receiver("orders/$deadletterqueue"), 1)
     kept = {"mine": "a" * 300, "number": 2**40}
     assert dict(peeked.read_delivery_annotations().pairs) == kept
     for each in (delivery, dead):
@@ -65,11 +64,10 @@ async def test_a_senders_delivery_annotations_are_kept(stage: Stage, place: str)
         assert (found, token.bytes_le) == (kept, each.tag)
 
 
-async def test_delivery_annotations_pass_topics_and_forwarding(stage: Stage) -> None:
-    stage.namespace.create_topic("t").create_subscription("s", QueueDescription(forward_to="orders"))
-    async with stage.connect() as peer:
-        await peer.send(await peer.attach_sender("t"), annotations({"mine": "yes"}) + data_body(b"x"))
-        (delivery,) = await peer.take(await peer.attach_receiver("orders"), 1)
+async def test_delivery_annotations_pass_topics_and_forwarding(peer: Peer) -> None:
+    peer.stage.namespace.create_topic("t").create_subscription("s", QueueDescription(forward_to="orders"))
+    await peer.send(await peer.attach_sender("t"), annotations({"mine": "yes"}) + data_body(b"x"))
+    (delivery,) = await peer.take(await peer.attach_receiver("orders"), 1)
     assert sections(delivery).read_delivery_annotations()["mine"] == "yes"
 
 
@@ -77,83 +75,77 @@ async def test_delivery_annotations_pass_topics_and_forwarding(stage: Stage) -> 
     "broken",
     [b"\x00Sq\xc1\x02\x02\x40", b"\x00Sq\xc1\x03\x02\xa1\x09", b"\x00Sq\x45", b"\x00Sq\xc1\x04\x02\xa3\x01\xff"],
 )
-async def test_broken_delivery_annotations_are_refused(stage: Stage, broken: bytes) -> None:
-    async with stage.connect() as peer:
-        (answer,) = await peer.send(await peer.attach_sender("orders"), broken + data_body(b"x"))
+async def test_broken_delivery_annotations_are_refused(peer: Peer, broken: bytes) -> None:
+    (answer,) = await peer.send(await peer.attach_sender("orders"), broken + data_body(b"x"))
     assert isinstance(answer.state, Rejected)
-    assert stage.queue.counts().total == 0
+    assert peer.stage.queue.counts().total == 0
 
 
-async def test_only_a_true_flag_leaves_the_body_of_a_peek_out(stage: Stage) -> None:
+async def test_only_a_true_flag_leaves_the_body_of_a_peek_out(peer: Peer) -> None:
     footer = encode_map(FOOTER, Map([(Symbol("f"), "end")]))
     payload = Properties(message_id="m", subject="kept").encode() + data_body(b"body") + footer
-    async with stage.connect() as peer:
-        await peer.send(await peer.attach_sender("orders"), payload)
-        (without,) = await peek(peer, "orders", **{"omit-message-body": True})
-        others = [await peek(peer, "orders", **{"omit-message-body": value}) for value in (False, None, "true", Int(1))]
-        (delivery,) = await peer.take(await peer.attach_receiver("orders"), 1)
+    await peer.send(await peer.attach_sender("orders"), payload)
+    (without,) = await peek(peer, "orders", **{"omit-message-body": True})
+    others = [await peek(peer, "orders", **{"omit-message-body": value}) for value in (False, None, "true", Int(1))]
+    (delivery,) = await peer.take(await peer.attach_receiver("orders"), 1)
     assert (without.body, without.footer, without.read_properties().subject) == (b"", footer, "kept")
     assert {whole.body for (whole,) in others} == {sections(delivery).body} == {data_body(b"body")}
 
 
-async def test_a_footer_before_the_body_is_accepted(stage: Stage) -> None:
+async def test_a_footer_before_the_body_is_accepted(peer: Peer) -> None:
     footer = encode_map(FOOTER, Map([(Symbol("f"), "end")]))
-    async with stage.connect() as peer:
-        sender = await peer.attach_sender("orders")
-        await peer.send(sender, Properties(message_id="m").encode() + footer + data_body(b"x"))
-        (answer,) = await peer.send(sender, footer + footer + data_body(b"x"))
-        (delivery,) = await peer.take(await peer.attach_receiver("orders"), 1)
+    sender = await peer.attach_sender("orders")
+    await peer.send(sender, Properties(message_id="m").encode() + footer + data_body(b"x"))
+    (answer,) = await peer.send(sender, footer + footer + data_body(b"x"))
+    (delivery,) = await peer.take(await peer.attach_receiver("orders"), 1)
     assert isinstance(answer.state, Rejected)
     assert (sections(delivery).body, sections(delivery).footer) == (data_body(b"x"), footer)
 
 
-async def test_first_acquirer_is_false_and_never_null(stage: Stage) -> None:
+async def test_first_acquirer_is_false_and_never_null(peer: Peer) -> None:
     payloads = [data_body(b"1"), Header(durable=True).encode() + data_body(b"2")]
     payloads.append(Header(first_acquirer=True, priority=3).encode() + data_body(b"3"))
-    async with stage.connect() as peer:
-        await peer.send(await peer.attach_sender("orders"), *payloads)
-        peeked = [each.read_header() for each in await peek(peer, "orders")]
-        received = await peer.take(await peer.attach_receiver("orders"), 3)
+    await peer.send(await peer.attach_sender("orders"), *payloads)
+    peeked = [each.read_header() for each in await peek(peer, "orders")]
+    received = await peer.take(await peer.attach_receiver("orders"), 3)
     headers = [*peeked, *(sections(each).read_header() for each in received)]
     assert [header.first_acquirer for header in headers] == [False] * 6
     assert [(header.durable, header.priority) for header in headers] == 2 * [(None, None), (True, None), (None, 3)]
 
 
-async def test_an_empty_session_id_does_not_conflict_with_a_partition_key(stage: Stage) -> None:
-    stage.namespace.create_queue("parts", replace(QueueDescription(), enable_partitioning=True))
+async def test_an_empty_session_id_does_not_conflict_with_a_partition_key(peer: Peer) -> None:
+    peer.stage.namespace.create_queue("parts", replace(QueueDescription(), enable_partitioning=True))
     key = annotations({"x-opt-partition-key": "k"}, 0x72)
-    async with stage.connect() as peer:
-        sender = await peer.attach_sender("parts")
-        for session, accepted in (("", True), ("k", True), ("other", False)):
-            (answer,) = await peer.send(
-                sender, key + Properties(message_id="m", group_id=session).encode() + data_body(b"")
-            )
-            assert (type(answer.state).__name__ == "Accepted") is accepted, session
-        received = await peer.take(await peer.attach_receiver("parts"), 2)
+    sender = await peer.attach_sender("parts")
+    for session, accepted in (("", True), ("k", True), ("other", False)):
+        (answer,) = await peer.send(
+            sender, key + Properties(message_id="m", group_id=session).encode() + data_body(b"")
+        )
+        assert (type(answer.state).__name__ == "Accepted") is accepted, session
+    received = await peer.take(await peer.attach_receiver("parts"), 2)
     assert {sections(each).read_properties().group_id for each in received} == {"", "k"}
     numbers = [sections(each).read_message_annotations()["x-opt-sequence-number"] for each in received]
     assert len({number >> 48 for number in numbers}) == 1
 
 
-async def test_a_scheduled_message_keeps_its_state_when_it_is_due(stage: Stage) -> None:
-    stage.namespace.create_topic("t").create_subscription("s")
-    now = stage.emulator.clock.now_ms()
-    async with stage.connect() as peer:
-        for entity in ("orders", "t"):
-            payloads = [scheduled(now + MINUTE), scheduled(now - MINUTE), data_body(b"now")]
-            await peer.send(await peer.attach_sender(entity), *payloads)
-        waiting = await peek(peer, "orders")
-        stage.emulator.advance(MINUTE)
-        for entity in ("orders", "t/subscriptions/s"):
-            received = await peer.take(await peer.attach_receiver(entity), 3)
-            assert sorted(state_and_count(each) for each in received) == [(0, 0), (0, 0), (2, 0)]
-            (due,) = [each for each in received if state_and_count(each) == (2, 0)]
-            await peer.settle(due, ABANDONED)
-            (again,) = await peer.take(due.link, 1)
-            assert state_and_count(again) == (2, 1)
-            await peer.settle(again, DEAD)
-            (dead,) = await peer.take(await peer.attach_receiver(f"{entity}/$deadletterqueue"), 1)
-            assert state_and_count(dead) == (0, 1)
+async def test_a_scheduled_message_keeps_its_state_when_it_is_due(peer: Peer) -> None:
+    peer.stage.namespace.create_topic("t").create_subscription("s")
+    now = peer.stage.emulator.clock.now_ms()
+    for entity in ("orders", "t"):
+        payloads = [scheduled(now + MINUTE), scheduled(now - MINUTE), data_body(b"now")]
+        await peer.send(await peer.attach_sender(entity), *payloads)
+    waiting = await peek(peer, "orders")
+    peer.stage.emulator.advance(MINUTE)
+    for entity in ("orders", "t/subscriptions/s"):
+        received = await peer.take(await peer.attach_receiver(entity), 3)
+        assert sorted(state_and_count(each) for each in received) == [(0, 0), (0, 0), (2, 0)]
+        (due,) = [each for each in received if state_and_count(each) == (2, 0)]
+        await peer.settle(due, ABANDONED)
+        (again,) = await peer.take(due.link, 1)
+        assert state_and_count(again) == (2, 1)
+        await peer.settle(again, DEAD)
+        (dead,) = await peer.take(await peer.attach_receiver(f"{entity}/$deadletterqueue"), 1)
+        assert state_and_count(dead) == (0, 1)
     states = [each.read_message_annotations()["x-opt-message-state"] for each in waiting]
     assert sorted(states) == [0, 0, 2]
 

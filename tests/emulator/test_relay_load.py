@@ -139,7 +139,7 @@ async def test_a_listener_that_does_not_read_holds_the_sender_back(bench: RelayB
     async with connect(pointer["address"], compression=None, max_queue=1, max_size=None) as meeting:
         request = json.loads(await meeting.recv())["request"]
         [waiting] = bench.namespace.hybrid_connections.waiting.values()
-        await until(lambda: waiting._rendezvous.connection._is_full)  # type: ignore[union-attr]
+        await until(lambda: not waiting._rendezvous.connection._writable.is_set())  # type: ignore[union-attr]
         is_held.set()
         received = 0
         async for part in meeting.recv_streaming(decode=False):

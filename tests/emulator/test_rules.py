@@ -601,7 +601,7 @@ def test_an_invalid_typed_text_is_refused(kind: str, text: str) -> None:
 def test_the_parser_library_is_imported_with_the_first_expression_only() -> None:
     code = (
         "import sys, sbpair.emulator.server, sbpair.emulator.frontends.amqp.amqp_connection; "
-        "import sbpair.emulator.frontends.atom.atom_frontend; "
+        "import sbpair.emulator.frontends.http.atom_frontend; "
         "assert 'lark' not in sys.modules; "
         "from sbpair.emulator.entities.rules import SubscriptionRule, SqlRuleFilter; SubscriptionRule(); "
         "assert 'lark' not in sys.modules; "

@@ -38,103 +38,96 @@ def ask_for(session: Any, session_id: str | None, wait_ms: int | None = None) ->
     return link
 
 
-async def test_the_answer_has_the_session_and_the_end_of_its_lock(stage: Stage) -> None:
-    queue = sessions(stage)
-    async with stage.connect() as peer:
-        await peer.send(await peer.attach_sender("sessions"), message("s"))
-        link = ask_for(await peer.begin(), None)
-        await peer.wait(LinkAttached, of=link)
-        assert link.remote.source.filter[FILTER] == "s"
-        held = queue.messages.held_session("s")
-        until = link.remote.properties["com.microsoft:locked-until-utc"]
-        assert type(until) is Long
-        assert until == held.locked_until_ms * 10_000 + TICKS_TO_1970
-        delivery = await peer.wait(Delivery, of=link)
-        annotations = Sections.split(delivery.payload).read_message_annotations()
-        assert annotations["x-opt-locked-until"] == held.locked_until_ms
-        await peer.settle(delivery)
+async def test_the_answer_has_the_session_and_the_end_of_its_lock(peer: Peer) -> None:
+    queue = sessions(peer.stage)
+    await peer.send(await peer.attach_sender("sessions"), message("s"))
+    link = ask_for(await peer.begin(), None)
+    await peer.wait(LinkAttached, of=link)
+    assert link.remote.source.filter[FILTER] == "s"
+    held = queue.messages.held_session("s")
+    until = link.remote.properties["com.microsoft:locked-until-utc"]
+    assert type(until) is Long
+    assert until == held.locked_until_ms * 10_000 + TICKS_TO_1970
+    delivery = await peer.wait(Delivery, of=link)
+    annotations = Sections.split(delivery.payload).read_message_annotations()
+    assert annotations["x-opt-locked-until"] == held.locked_until_ms
+    await peer.settle(delivery)
     assert queue.counts().total == 0
 
 
-async def test_a_link_is_answered_when_a_session_is_free(stage: Stage) -> None:
-    sessions(stage)
-    async with stage.connect() as peer:
-        link = ask_for(await peer.begin(), None)
-        await peer.send(await peer.attach_sender("sessions"), message("s"))
-        delivery = await peer.wait(Delivery, of=link)
-        assert Sections.split(delivery.payload).read_properties().group_id == "s"
+async def test_a_link_is_answered_when_a_session_is_free(peer: Peer) -> None:
+    sessions(peer.stage)
+    link = ask_for(await peer.begin(), None)
+    await peer.send(await peer.attach_sender("sessions"), message("s"))
+    delivery = await peer.wait(Delivery, of=link)
+    assert Sections.split(delivery.payload).read_properties().group_id == "s"
 
 
-async def test_a_link_is_refused_when_its_time_is_over(stage: Stage) -> None:
-    queue = sessions(stage)
-    async with stage.connect() as peer:
-        link = ask_for(await peer.begin(), None, wait_ms=5_000)
-        await peer.attach_receiver("orders")
-        stage.emulator.advance(5_000)
-        detached = await peer.wait(LinkDetached, of=link)
-        assert detached.error.condition == "com.microsoft:timeout"
-        await peer.send(await peer.attach_sender("sessions"), message("s"))
+async def test_a_link_is_refused_when_its_time_is_over(peer: Peer) -> None:
+    queue = sessions(peer.stage)
+    link = ask_for(await peer.begin(), None, wait_ms=5_000)
+    await peer.attach_receiver("orders")
+    peer.stage.emulator.advance(5_000)
+    detached = await peer.wait(LinkDetached, of=link)
+    assert detached.error.condition == "com.microsoft:timeout"
+    await peer.send(await peer.attach_sender("sessions"), message("s"))
     assert queue.messages.locked_count == 0
 
 
-async def test_a_link_closed_while_waiting_gets_no_session(stage: Stage) -> None:
-    queue = sessions(stage)
-    async with stage.connect() as peer:
-        session = await peer.begin()
-        ask_for(session, None)
-        session.end()
-        await peer.send(await peer.attach_sender("sessions"), message("s"))
-        assert queue.messages.accept("s").id == "s"
+async def test_a_link_closed_while_waiting_gets_no_session(peer: Peer) -> None:
+    queue = sessions(peer.stage)
+    session = await peer.begin()
+    ask_for(session, None)
+    session.end()
+    await peer.send(await peer.attach_sender("sessions"), message("s"))
+    assert queue.messages.accept("s").id == "s"
 
 
-async def test_a_lost_session_ends_its_link(stage: Stage) -> None:
-    queue = sessions(stage)
-    async with stage.connect() as peer:
-        await peer.send(await peer.attach_sender("sessions"), message("s"))
-        link = ask_for(await peer.begin(), "s")
-        await peer.wait(Delivery, of=link)
-        stage.emulator.advance(MINUTE)
-        detached = await peer.wait(LinkDetached, of=link)
-        assert detached.error.condition == "com.microsoft:session-lock-lost"
-        assert queue.messages.locked_count == 0
+async def test_a_lost_session_ends_its_link(peer: Peer) -> None:
+    queue = sessions(peer.stage)
+    await peer.send(await peer.attach_sender("sessions"), message("s"))
+    link = ask_for(await peer.begin(), "s")
+    await peer.wait(Delivery, of=link)
+    peer.stage.emulator.advance(MINUTE)
+    detached = await peer.wait(LinkDetached, of=link)
+    assert detached.error.condition == "com.microsoft:session-lock-lost"
+    assert queue.messages.locked_count == 0
 
 
-async def test_the_management_node_answers_about_sessions(stage: Stage) -> None:
-    sessions(stage)
+async def test_the_management_node_answers_about_sessions(peer: Peer) -> None:
+    sessions(peer.stage)
     node, name = "sessions/$management", {"session-id": "s"}
-    async with stage.connect() as peer:
-        await peer.send(await peer.attach_sender("sessions"), message("s"), message("t"))
-        lost = await peer.ask(node, "com.microsoft:get-session-state", Map(name.items()))
-        assert (lost["statusCode"], lost["errorCondition"]) == (410, "com.microsoft:session-lock-lost")
-        delivery = await peer.wait(Delivery, of=ask_for(await peer.begin(), "s"))
-        state = Map([*name.items(), ("session-state", b"kept")])
-        assert (await peer.ask(node, "com.microsoft:set-session-state", state))["statusCode"] == 200
-        got = await peer.ask(node, "com.microsoft:get-session-state", Map(name.items()))
-        assert got["body"]["session-state"] == b"kept"
-        renewed = await peer.ask(node, "com.microsoft:renew-session-lock", Map(name.items()))
-        assert type(renewed["body"]["expiration"]) is Timestamp
-        page = Map([("last-updated-time", Timestamp(253_402_300_800_000)), ("skip", Int(1)), ("top", Int(9))])
-        listed = await peer.ask(node, "com.microsoft:get-message-sessions", page)
-        assert (list(listed["body"]["sessions-ids"]), listed["body"]["skip"]) == (["t"], 2)
-        page = Map([("last-updated-time", Timestamp(253_402_300_800_000)), ("skip", Int(2)), ("top", Int(9))])
-        nothing = await peer.ask(node, "com.microsoft:get-message-sessions", page)
-        assert (nothing["statusCode"], nothing["errorCondition"]) == (204, "com.microsoft:session-not-found")
-        tokens = Array([UUID(bytes_le=delivery.tag)])
-        settle = Map([*name.items(), ("disposition-status", "completed"), ("lock-tokens", tokens)])
-        assert (await peer.ask(node, "com.microsoft:update-disposition", settle))["statusCode"] == 200
+    await peer.send(await peer.attach_sender("sessions"), message("s"), message("t"))
+    lost = await peer.ask(node, "com.microsoft:get-session-state", Map(name.items()))
+    assert (lost["statusCode"], lost["errorCondition"]) == (410, "com.microsoft:session-lock-lost")
+    delivery = await peer.wait(Delivery, of=ask_for(await peer.begin(), "s"))
+    state = Map([*name.items(), ("session-state", b"kept")])
+    assert (await peer.ask(node, "com.microsoft:set-session-state", state))["statusCode"] == 200
+    got = await peer.ask(node, "com.microsoft:get-session-state", Map(name.items()))
+    assert got["body"]["session-state"] == b"kept"
+    renewed = await peer.ask(node, "com.microsoft:renew-session-lock", Map(name.items()))
+    assert type(renewed["body"]["expiration"]) is Timestamp
+    page = Map([("last-updated-time", Timestamp(253_402_300_800_000)), ("skip", Int(1)), ("top", Int(9))])
+    listed = await peer.ask(node, "com.microsoft:get-message-sessions", page)
+    assert (list(listed["body"]["sessions-ids"]), listed["body"]["skip"]) == (["t"], 2)
+    page = Map([("last-updated-time", Timestamp(253_402_300_800_000)), ("skip", Int(2)), ("top", Int(9))])
+    nothing = await peer.ask(node, "com.microsoft:get-message-sessions", page)
+    assert (nothing["statusCode"], nothing["errorCondition"]) == (204, "com.microsoft:session-not-found")
+    tokens = Array([UUID(bytes_le=delivery.tag)])
+    settle = Map([*name.items(), ("disposition-status", "completed"), ("lock-tokens", tokens)])
+    assert (await peer.ask(node, "com.microsoft:update-disposition", settle))["statusCode"] == 200
 
 
-async def test_messages_are_deleted_in_batches(stage: Stage) -> None:
+async def test_messages_are_deleted_in_batches(peer: Peer) -> None:
     operation, node = "com.microsoft:batch-delete-messages", "orders/$management"
-    async with stage.connect() as peer:
-        await peer.send(await peer.attach_sender("orders"), *[message(text=b"%d" % n) for n in range(5)])
-        later = Timestamp(stage.emulator.clock.now_ms() + 1)
-        body = Map([("message-count", Int(4)), ("enqueued-time-utc", later)])
-        assert (await peer.ask(node, operation, body))["body"]["message-count"] == 4
-        assert (await peer.ask(node, operation, body))["body"]["message-count"] == 1
-        assert (await peer.ask(node, operation, body))["statusCode"] == 204
-        body = Map([("message-count", Int(4_001)), ("enqueued-time-utc", later)])
-        assert (await peer.ask(node, operation, body))["statusCode"] == 400
+    await peer.send(await peer.attach_sender("orders"), *[message(text=b"%d" % n) for n in range(5)])
+    later = Timestamp(peer.stage.emulator.clock.now_ms() + 1)
+    body = Map([("message-count", Int(4)), ("enqueued-time-utc", later)])
+    assert (await peer.ask(node, operation, body))["body"]["message-count"] == 4
+    assert (await peer.ask(node, operation, body))["body"]["message-count"] == 1
+    assert (await peer.ask(node, operation, body))["statusCode"] == 204
+    body = Map([("message-count", Int(4_001)), ("enqueued-time-utc", later)])
+    assert (await peer.ask(node, operation, body))["statusCode"] == 400
 
 
 async def test_idle_links_and_links_of_disabled_entities_end(peer: Peer) -> None:

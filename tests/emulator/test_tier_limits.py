@@ -12,7 +12,7 @@ from sbpair.emulator.entities.description_schema import QUEUE, format_value, fro
 from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.entities.partitions import partition_of
 from sbpair.emulator.entities.stored_message import StoredMessage
-from sbpair.emulator.frontends.atom import atom_xml
+from sbpair.emulator.frontends.http import atom_xml
 from sbpair.emulator.server import Emulator, RequestedNamespace
 from sbpair.emulator.service_errors import ArgumentInvalid, EntityFull, MessageTooLarge
 from sbpair.errors import UsageError

@@ -17,8 +17,7 @@ from websockets.protocol import Protocol, Side
 from sbpair.amqp.link import CreditChanged
 from sbpair.amqp.message import data_body
 from sbpair.amqp.session import Disposed
-from sbpair.emulator.frontends.amqp.amqp_connection import ConnectionLimits
-from sbpair.emulator.frontends.amqp.connection_output import MAX_OUTPUT
+from sbpair.emulator.frontends.amqp.link_endpoint import MAX_OUTPUT, ConnectionLimits
 from sbpair.emulator.frontends.amqp.websocket_frontend import MAX_MESSAGE, MAX_PAYLOAD, WebSocketFrontend
 from sbpair.testing import Emulator
 from tests.emulator.peer import raw_connection

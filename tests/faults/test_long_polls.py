@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sbpair.emulator.frontends.amqp.cbs import Claims
+from sbpair.emulator.frontends.amqp.connection_state import Claims
 from sbpair.move import events
 from tests.faults.simulation.stage import Asked, play, played
 
@@ -43,13 +43,13 @@ def test_ten_idle_queues_call_receive_forty_times_an_hour(hours: int, monkeypatc
 
 
 def test_a_day_with_few_messages_renews_tokens_and_breaks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    put_token, tokens = Claims.put_token, Counter[str]()
+    put, tokens = Claims.put, Counter[str]()
 
-    def counted(claims: Claims, request: Any) -> Any:
+    def counted(claims: Claims, name: str | None, token: object) -> None:
         tokens["put"] += 1
-        return put_token(claims, request)
+        put(claims, name, token)
 
-    monkeypatch.setattr(Claims, "put_token", counted)
+    monkeypatch.setattr(Claims, "put", counted)
 
     async def scene(stage: Stage) -> None:
         watching = stage.start()

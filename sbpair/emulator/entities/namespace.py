@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from sbpair.emulator.access.bearer import Bearers
 from sbpair.emulator.access.sas import BEARER, AuthorizationRule, Grant, parse_token, path_of, scope_of, verify_token
-from sbpair.emulator.clock import Timers
+from sbpair.emulator.clock import Deadline, Timers
 from sbpair.emulator.entities.description import (
     STANDARD,
     D,
@@ -130,6 +130,10 @@ class Namespace:
             f"Endpoint=sb://{authority};SharedAccessKeyName={rule.key_name};"
             f"SharedAccessKey={rule.primary_key};UseDevelopmentEmulator=true"
         )
+
+    def deadline(self, ms: int, on_due: Callable[[], None]) -> Deadline:
+        """Call `on_due` in `ms` milliseconds of the emulator's clock, unless it is postponed or cancelled."""
+        return Deadline(self.clock, self.timers, ms, on_due)
 
     # Entities
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from websockets.datastructures import Headers
 from websockets.frames import Frame, Opcode
@@ -16,7 +17,7 @@ from websockets.http11 import Request
 from websockets.protocol import State
 from websockets.server import ServerProtocol
 
-from sbpair.emulator.relay.relay_refusals import url_invalid
+from sbpair.emulator.relay.relay_messages import url_invalid
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -35,15 +36,17 @@ _quiet = logging.getLogger(f"{__name__}.frames")
 _quiet.setLevel(logging.CRITICAL)
 
 
-class FrameUser(Protocol):
+class FrameUser(ABC):
     """The receiver of a connection's frames: those of text and binary messages, and their continuations."""
 
+    @abstractmethod
     def on_frame(self, frame: Frame) -> None: ...
 
+    @abstractmethod
     def on_end(self, code: int, reason: str) -> None:
         """React to the end, once: the peer's close code, or ABNORMAL where it sent none."""
 
-    def on_writable(self, *, writable: bool) -> None:
+    def on_writable(self, *, writable: bool) -> None:  # noqa: B027  # most wait for `drain`
         """React to the send buffer being full (False), and to it having room again."""
 
 
@@ -106,6 +109,12 @@ def cut_off(request: web.BaseRequest) -> None:
         request.transport.abort()
 
 
+def remote_endpoint(request: web.BaseRequest) -> dict[str, Any]:
+    """Return the address of a request's sender, as messages to listeners have it."""
+    peer = (request.transport and request.transport.get_extra_info("peername")) or ("", 0)
+    return {"address": peer[0], "port": peer[1]}
+
+
 class LostTransport(asyncio.Transport):
     """The transport of a connection that was lost: nothing has an effect.
 
@@ -128,9 +137,9 @@ class FrameConnection(asyncio.Protocol):
         self._frames = frames
         self._transport = transport
         self._limit: asyncio.TimerHandle | None = None
-        self._writable: asyncio.Future[None] | None = None
+        self._writable = asyncio.Event()
+        self._writable.set()
         self._unwritten = 1
-        self._is_full = False
         self._has_ended = False
         # The answer to the handshake waits.
         asyncio.get_running_loop().call_soon(self._flush)
@@ -154,12 +163,10 @@ class FrameConnection(asyncio.Protocol):
 
     async def drain(self) -> None:
         """Wait until the send buffer has room. Raises ConnectionResetError if the connection ends."""
+        if self.is_open:
+            await self._writable.wait()
         if not self.is_open:
             raise ConnectionResetError
-        if self._is_full:
-            if self._writable is None or self._writable.done():
-                self._writable = asyncio.get_running_loop().create_future()
-            await self._writable
 
     def close(self, code: int = 1000, reason: str = "") -> None:
         """Send a close frame. The peer's answer ends the connection, or the time for it."""
@@ -178,12 +185,12 @@ class FrameConnection(asyncio.Protocol):
         self._flush()
         self._transport.abort()
 
-    def pause(self) -> None:
+    def pause_reading(self) -> None:
         """Stop reading: the peer feels it."""
         if self.is_open:
             self._transport.pause_reading()
 
-    def resume(self) -> None:
+    def resume_reading(self) -> None:
         if not self._transport.is_closing():
             self._transport.resume_reading()
 
@@ -238,10 +245,7 @@ class FrameConnection(asyncio.Protocol):
         # Both refer back.
         del self.user
         self._frames.parser.close()
-        if self._writable is not None and not self._writable.done():
-            self._writable.set_exception(ConnectionResetError())
-            # There may be no waiter any more.
-            self._writable.exception()
+        self._writable.set()
 
     def _end(self, code: int, reason: str) -> None:
         if not self._has_ended:
@@ -249,12 +253,9 @@ class FrameConnection(asyncio.Protocol):
             self.user.on_end(code, reason)
 
     def pause_writing(self) -> None:
-        self._is_full = True
+        self._writable.clear()
         self.user.on_writable(writable=False)
 
     def resume_writing(self) -> None:
-        self._is_full = False
-        if self._writable is not None and not self._writable.done():
-            self._writable.set_result(None)
-        self._writable = None
+        self._writable.set()
         self.user.on_writable(writable=True)

@@ -20,7 +20,7 @@ from sbpair.emulator.access.sas import (
     verify_token,
 )
 from sbpair.emulator.entities.description import check_authorization_rules, check_path
-from sbpair.emulator.relay import relay_refusals as refusals
+from sbpair.emulator.relay.relay_messages import RelayRefused, endpoint_not_found, no_listeners
 from sbpair.emulator.service_errors import ArgumentInvalid, EntityExists, Unauthenticated, Unauthorized
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class HybridConnection:
     def check_room(self) -> None:
         """Raise RelayRefused if no more listener can connect."""
         if len(self.listeners) >= MAX_LISTENERS:
-            raise refusals.too_many_listeners(MAX_LISTENERS)
+            raise RelayRefused(403, "QuotaExceeded", f"The endpoint already has {MAX_LISTENERS} listeners.")
 
     def drop_listeners(self, code: int, reason: str) -> None:
         """Close all control channels."""
@@ -155,7 +155,7 @@ class HybridConnections:
         Raises RelayRefused if there is none.
         """
         if not entity.listeners:
-            raise refusals.no_listeners()
+            raise no_listeners()
         wanted, unwanted = _ids(allowed), _ids(disallowed) or ()
         fitting = [
             each
@@ -163,19 +163,25 @@ class HybridConnections:
             if (wanted is None or each.listener_id.lower() in wanted) and each.listener_id.lower() not in unwanted
         ]
         if not fitting:
-            raise refusals.no_listener_fits()
+            raise endpoint_not_found(
+                "None of the connected listeners meet the AllowedListeners/DisallowedListeners criteria."
+            )
         return self.chance.choice(fitting)
 
     def authorize(self, token: str | None, right: AccessRight, path: str, entity: HybridConnection) -> Grant:
         """Return the grant of a token that has `right` on `path`, the entity's or below. Raises RelayRefused."""
         if not token:
-            raise refusals.token_missing()
+            text = "MissingToken: The relay security token is missing."
+            raise RelayRefused(401, "TokenMissingOrInvalid", text)
         now_ms = self._namespace.clock.now_ms()
         try:
             grant = self._grant(token, path, entity, now_ms)
             grant.require(right, scope_of(path), now_ms)
-        except (Unauthenticated, Unauthorized) as error:
-            raise refusals.from_access(error) from error
+        except Unauthorized as error:
+            # A token that is valid, but not for this path or action.
+            raise RelayRefused(403, "Forbidden", error.message) from error
+        except Unauthenticated as error:
+            raise RelayRefused(401, "TokenMissingOrInvalid", error.message) from error
         return grant
 
     def _grant(self, token: str, path: str, entity: HybridConnection, now_ms: int) -> Grant:

@@ -7,22 +7,26 @@ from __future__ import annotations
 
 import json
 import uuid
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from urllib.parse import quote
 
 from websockets.frames import Frame, Opcode
 
 from sbpair.emulator.access.sas import AccessRight
-from sbpair.emulator.clock import NEVER
-from sbpair.emulator.relay.relay_deadline import RelayDeadline
-from sbpair.emulator.relay.relay_messages import MessageInvalid, ResponseHead, read_message, read_response
-from sbpair.emulator.relay.relay_refusals import RelayRefused, response_invalid
+from sbpair.emulator.clock import NEVER, Deadline
+from sbpair.emulator.relay.frame_connection import FrameConnection, FrameUser, Handshake
+from sbpair.emulator.relay.relay_messages import (
+    MessageInvalid,
+    RelayRefused,
+    ResponseHead,
+    read_message,
+    read_response,
+    response_invalid,
+)
 
 if TYPE_CHECKING:
     from sbpair.emulator.access.sas import Grant
     from sbpair.emulator.entities.namespace import Namespace
-    from sbpair.emulator.relay.frame_connection import FrameConnection, Handshake
     from sbpair.emulator.relay.hybrid_connection import HybridConnection
 
 MAX_CONTROL_MESSAGE: Final = 256 * 1024
@@ -36,27 +40,12 @@ class AwaitingResponse(Protocol):
     def fail(self, error: RelayRefused) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class ListenerAddress:
-    """The scheme and authority by which a listener reached the relay: its rendezvous addresses have them."""
+class ListenerChannel(FrameUser):
+    """A connected listener of `entity`. `base` is the URL by which it reached the relay."""
 
-    scheme: str
-    authority: str
-
-    def rendezvous(self, target: str, action: str, identity: str) -> str:
-        """Return the address for `action`, accept or request; `target` is path and query of the sender."""
-        own = f"sb-hc-action={action}&sb-hc-id={quote(identity, safe='')}"
-        return f"{self.scheme}://{self.authority}/$hc{target}{'&' if '?' in target else '?'}{own}"
-
-
-class ListenerChannel:
-    """A connected listener of `entity`."""
-
-    def __init__(
-        self, namespace: Namespace, entity: HybridConnection, listener_id: str | None, address: ListenerAddress
-    ) -> None:
+    def __init__(self, namespace: Namespace, entity: HybridConnection, listener_id: str, base: str) -> None:
         self.listener_id = listener_id or str(uuid.uuid4())
-        self.address = address
+        self._base = base
         self.requests: dict[str, AwaitingResponse] = {}
         """Requests without a response, by id."""
 
@@ -72,9 +61,14 @@ class ListenerChannel:
         self._expiry = self._expire_with(grant)
         self._entity.listeners.append(self)
 
-    def _expire_with(self, grant: Grant) -> RelayDeadline:
+    def _expire_with(self, grant: Grant) -> Deadline:
         ms = grant.expires_at_ms - self._namespace.clock.now_ms() if grant.expires_at_ms < NEVER else NEVER
-        return RelayDeadline(self._namespace, ms, lambda: self.close(1008, "ExpiredToken: The token is expired."))
+        return self._namespace.deadline(ms, lambda: self.close(1008, "ExpiredToken: The token is expired."))
+
+    def rendezvous(self, target: str, action: str, identity: str) -> str:
+        """Return the address for `action`, accept or request; `target` is path and query of the sender."""
+        own = f"sb-hc-action={action}&sb-hc-id={quote(identity, safe='')}"
+        return f"{self._base}/$hc{target}{'&' if '?' in target else '?'}{own}"
 
     def send(self, message: dict[str, Any], body: bytes | None = None) -> None:
         """Send a message, and the body that follows it."""
@@ -116,9 +110,6 @@ class ListenerChannel:
     def on_end(self, code: int, reason: str) -> None:
         del code, reason
         self._leave()
-
-    def on_writable(self, *, writable: bool) -> None:
-        """Do nothing: a request waits for its response, so that little is sent at once."""
 
     def _take(self, data: bytes) -> None:
         """Handle a whole message. Raises MessageInvalid."""

@@ -1,15 +1,22 @@
-"""The messages of control channels and rendezvous connections: JSON to and from. Pure."""
+"""The texts of the relay: targets of requests, refusals, and the JSON messages of listeners. Pure."""
 
 from __future__ import annotations
 
 import json
 import re
+import uuid
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any, Final
+from urllib.parse import unquote, unquote_plus
 
-from sbpair.emulator.relay.relay_refusals import one_line
+from sbpair.emulator.service_errors import ServiceError
 
+MAX_TRACKER: Final = 300
+_PREFIX: Final = "$hc"
+_RESERVED: Final = "sb-hc-"
+_UNSAFE: Final = re.compile(r"[\x00-\x1f\x7f]")
 _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE: Final = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]*")
 HOP_BY_HOP: Final = frozenset({
@@ -21,6 +28,103 @@ NOT_RELAYED: Final = frozenset({
     "proxy-connection", "expect",
 })  # fmt: skip
 """Headers of a request that the listener does not get."""
+
+
+# Refusals
+
+
+class RelayRefused(ServiceError):
+    """A refusal of the service itself. `code` is that of the JSON body that HTTP senders get."""
+
+    sub_code = 0
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+
+
+def url_invalid(text: str) -> RelayRefused:
+    return RelayRefused(400, "BadRequest", text)
+
+
+def endpoint_not_found(text: str) -> RelayRefused:
+    return RelayRefused(404, "EndpointNotFound", text)
+
+
+def no_listeners() -> RelayRefused:
+    return endpoint_not_found("There are no listeners connected for the endpoint.")
+
+
+def response_invalid(text: str) -> RelayRefused:
+    return RelayRefused(502, "BadGateway", f"The listener's response is not valid: {text}.")
+
+
+def with_tracking(text: str, endpoint: str, path: str, now_ms: int) -> str:
+    """Return a text with its tracking id, endpoint and time, on one line of printable ASCII."""
+    time = datetime.fromtimestamp(now_ms // 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+    tracker = f"SystemTracker:{endpoint}/{path.strip('/')[:MAX_TRACKER]}"
+    return one_line(f"{text} TrackingId:{uuid.uuid4()}_G0, {tracker}, Timestamp:{time}")
+
+
+def one_line(text: str) -> str:
+    """Return a text as a reason phrase: no line ends, no control characters, ASCII only."""
+    return "".join(each if " " <= each <= "~" else "?" for each in text)
+
+
+# Targets of requests
+
+
+@dataclass(frozen=True, slots=True)
+class RelayTarget:
+    """A decoded target. `raw_path` is as the sender wrote it, without `$hc`; `path` is decoded, without outer slashes.
+
+    `query` has the sender's own parameters, byte for byte. `parameters` has those of the relay, names in lower case.
+    """
+
+    raw_path: str
+    path: str
+    query: str
+    parameters: dict[str, str] = field(repr=False)
+
+    @property
+    def with_query(self) -> str:
+        return f"{self.raw_path}?{self.query}" if self.query else self.raw_path
+
+
+def is_websocket_path(raw_target: str) -> bool:
+    """Return whether a target is below `/$hc/`."""
+    return raw_target[:7].lower().replace("%24", "$").startswith(f"/{_PREFIX}/")
+
+
+def read_target(raw_target: str) -> RelayTarget:
+    """Parse a target. Raises RelayRefused if its path has `.` or `..`, encoded or not, or control characters."""
+    if not raw_target.startswith("/"):
+        raw_target = "/" + raw_target.partition("://")[2].partition("/")[2]
+    raw_path, _, query = raw_target.partition("?")
+    if is_websocket_path(raw_path):
+        raw_path = raw_path[raw_path.index("/", 1) :]
+    path = unquote(raw_path)
+    if _UNSAFE.search(path) or {".", ".."} & set(re.split(r"[/\\]", path)):
+        raise url_invalid("The path of the URL is not valid.")
+    rest, parameters = split_query(query)
+    return RelayTarget(raw_path, path.strip("/"), rest, parameters)
+
+
+def split_query(query: str) -> tuple[str, dict[str, str]]:
+    """Return the query without each `sb-hc-…=…`, and the decoded values of those. A name without `=` stays."""
+    kept: list[str] = []
+    parameters: dict[str, str] = {}
+    for part in query.split("&"):
+        name, equals, value = part.partition("=")
+        if equals and name.lower().startswith(_RESERVED):
+            parameters.setdefault(name.lower(), unquote_plus(value))
+        else:
+            kept.append(part)
+    return "&".join(kept), parameters
+
+
+# Messages of listeners
 
 
 class MessageInvalid(Exception):

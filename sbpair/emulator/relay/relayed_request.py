@@ -8,77 +8,60 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import deque
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from aiohttp import hdrs, web
 from websockets.frames import Opcode
 
-from sbpair.emulator.relay.frame_connection import cut_off
-from sbpair.emulator.relay.relay_deadline import RelayDeadline
+from sbpair.emulator.relay.frame_connection import FrameConnection, FrameUser, Handshake, cut_off, remote_endpoint
 from sbpair.emulator.relay.relay_messages import (
     NOT_RELAYED,
     MessageInvalid,
+    RelayRefused,
+    RelayTarget,
     ResponseHead,
     joined_headers,
     read_message,
     read_response,
+    response_invalid,
 )
-from sbpair.emulator.relay.relay_refusals import RelayRefused, not_answered, response_invalid
 
 if TYPE_CHECKING:
     from websockets.frames import Frame
 
     from sbpair.emulator.entities.namespace import Namespace
-    from sbpair.emulator.relay.frame_connection import FrameConnection, Handshake
     from sbpair.emulator.relay.listener_channel import ListenerChannel
-    from sbpair.emulator.relay.relay_target import RelayTarget
 
 RESPONSE_MS: Final = 60_000
+NOT_ANSWERED: Final = (
+    504,
+    "GatewayTimeout",
+    "The request was routed to the listener but the listener did not respond in the required time.",
+)
 MAX_INLINE: Final = 64 * 1024
 MAX_HEAD: Final = 256 * 1024
 MAX_WAITING: Final = 256 * 1024
 """Bytes of an answer that wait for the sender, before the listener is held back."""
 
 
-class BodyStream:
-    """The body of an answer, part by part. `read` returns None at its end."""
+class BodyStream(asyncio.StreamReader):
+    """The body of an answer. It holds its connection back while the sender reads too slowly."""
 
     def __init__(self, connection: FrameConnection) -> None:
-        self._connection = connection
-        self._parts: deque[bytes] = deque()
-        self._size = 0
-        self._changed = asyncio.Event()
+        super().__init__(limit=MAX_WAITING // 2, loop=asyncio.get_running_loop())
+        self.set_transport(cast("asyncio.Transport", connection))
         self._is_complete = False
-        self._error: Exception | None = None
 
     def feed(self, data: bytes, *, is_last: bool) -> None:
-        self._parts.append(data)
-        self._size += len(data)
-        self._is_complete = is_last
-        if self._size > MAX_WAITING:
-            self._connection.pause()
-        self._changed.set()
+        self.feed_data(data)
+        if is_last:
+            self._is_complete = True
+            self.feed_eof()
 
     def fail(self, error: Exception) -> None:
+        """Let `read` raise an error, unless the body is complete."""
         if not self._is_complete:
-            self._error = error
-            self._changed.set()
-
-    async def read(self) -> bytes | None:
-        """Return the next part. Raises the error that ended the body too soon."""
-        while not self._parts and not self._is_complete and self._error is None:
-            self._changed.clear()
-            await self._changed.wait()
-        if not self._parts:
-            if self._error is not None:
-                raise self._error
-            return None
-        data = self._parts.popleft()
-        self._size -= len(data)
-        if self._size <= MAX_WAITING // 2:
-            self._connection.resume()
-        return data
+            self.set_exception(error)
 
 
 class RelayedRequest:
@@ -99,7 +82,7 @@ class RelayedRequest:
         self._sending: asyncio.Task[None] | None = None
         self._rendezvous: Rendezvous | None = None
         self._body: BodyStream | None = None
-        self._deadline = RelayDeadline(namespace, RESPONSE_MS, self._on_deadline)
+        self._deadline = namespace.deadline(RESPONSE_MS, self._on_deadline)
 
     # To the listener
 
@@ -107,7 +90,7 @@ class RelayedRequest:
         self, channel: ListenerChannel, body: bytes | None, *, without: frozenset[str]
     ) -> web.StreamResponse:
         """Pass the request on, and return the answer. `body` is None for one that needs a rendezvous."""
-        address = channel.address.rendezvous(self._target.with_query, "request", self._identity)
+        address = channel.rendezvous(self._target.with_query, "request", self._identity)
         document = self._described(body != b"", without)
         if body is not None:
             channel.requests[self._identity] = self
@@ -133,12 +116,11 @@ class RelayedRequest:
         headers = joined_headers(self._request.headers.items(), NOT_RELAYED | without)
         name = next((name for name in headers if name.lower() == "via"), hdrs.VIA)
         headers[name] = f"{headers[name]}, {self._via}" if name in headers else self._via
-        peer = (self._request.transport and self._request.transport.get_extra_info("peername")) or ("", 0)
         return {
             "id": self._identity,
             "requestTarget": self._target.with_query,
             "method": self._request.method,
-            "remoteEndpoint": {"address": peer[0], "port": peer[1]},
+            "remoteEndpoint": remote_endpoint(self._request),
             "requestHeaders": headers,
             "body": has_body,
         }
@@ -198,13 +180,13 @@ class RelayedRequest:
     def break_off(self) -> None:
         """End the sender's connection without an answer."""
         cut_off(self._request)
-        self.fail(not_answered())
+        self.fail(RelayRefused(*NOT_ANSWERED))
 
     def _on_deadline(self) -> None:
         if self._answer.done():
             # The sender may be the one that is silent: it does not read.
             cut_off(self._request)
-        self.fail(not_answered())
+        self.fail(RelayRefused(*NOT_ANSWERED))
 
     # To the sender
 
@@ -238,7 +220,7 @@ class RelayedRequest:
     async def _write(self, response: web.StreamResponse, body: BodyStream) -> None:
         """Write the body. Raises RelayRefused if it is incomplete, or is not of its declared length."""
         size = 0
-        while (part := await body.read()) is not None:
+        while part := await body.read(MAX_INLINE):
             size += len(part)
             self._deadline.postpone()
             await response.write(part)
@@ -247,7 +229,7 @@ class RelayedRequest:
             raise response_invalid("its body is not of the declared length")
 
 
-class Rendezvous:
+class Rendezvous(FrameUser):
     """A listener's connection for one request: it carries the request, if that is large, and the answer."""
 
     def __init__(self, request: RelayedRequest, handshake: Handshake) -> None:
@@ -274,7 +256,7 @@ class Rendezvous:
     def _take_head(self, frame: Frame) -> None:
         self._parts.append(bytes(frame.data))
         self._size += len(frame.data)
-        if self._size > MAX_HEAD or (frame.opcode is Opcode.BINARY):
+        if self._size > MAX_HEAD or frame.opcode is Opcode.BINARY:
             self._refuse("a response message is expected")
         elif frame.fin:
             try:
@@ -300,9 +282,6 @@ class Rendezvous:
         # Without effect after a complete answer.
         self._request.fail(response_invalid("the rendezvous connection ended before its end"))
 
-    def on_writable(self, *, writable: bool) -> None:
-        """Do nothing: `drain` waits for it."""
-
 
 async def read_inline(namespace: Namespace, request: web.BaseRequest, header_bytes: int) -> bytes | None:
     """Return the body of a request that is small enough for the control channel, or None.
@@ -316,7 +295,7 @@ async def read_inline(namespace: Namespace, request: web.BaseRequest, header_byt
     if length is not None:
         if header_bytes + length > MAX_INLINE:
             return None
-        deadline = RelayDeadline(namespace, RESPONSE_MS, lambda: cut_off(request))
+        deadline = namespace.deadline(RESPONSE_MS, lambda: cut_off(request))
         try:
             return await content.readexactly(length)
         finally:

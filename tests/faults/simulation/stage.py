@@ -156,7 +156,7 @@ class Asked:
         patch.setattr(AmqpConnection, "close_link", ended)
 
     def _asks(self, outlet: Any) -> None:
-        before = (outlet._connection, outlet.path)
+        before = (outlet._owner, outlet.path)
         if self._taken_away[before]:
             self._taken_away[before] -= 1
             self.counted["resumed"] += 1

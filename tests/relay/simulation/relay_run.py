@@ -20,8 +20,8 @@ from sbpair.emulator.entities.namespace import ROOT_RULE
 from sbpair.emulator.faults.fault_points import Fault
 from sbpair.emulator.relay.frame_connection import FrameConnection
 from sbpair.emulator.relay.listener_channel import ListenerChannel
+from sbpair.emulator.relay.relay_gateway import OfferedSocket
 from sbpair.emulator.relay.relayed_request import RelayedRequest
-from sbpair.emulator.relay.relayed_socket import OfferedSocket
 from sbpair.errors import BothFailed, InDoubt, RelayRejected, SbpairError
 from sbpair.relay.control_messages import RelayAnswer
 from sbpair.relay.handled_request import HandledRequest, RelayRequest

@@ -9,60 +9,40 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
 from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from sbpair.amqp.connection import Connection, ConnectionClosed, ConnectionOpened, Event
-from sbpair.amqp.link import CreditChanged, Delivery, Link, LinkAttaching, LinkDetached, LinkSession, StatefulDelivery
+from sbpair.amqp.link import CreditChanged, Delivery, Link, LinkAttaching, LinkDetached, StatefulDelivery
 from sbpair.amqp.performatives import TransactionalState
 from sbpair.amqp.sasl import SaslServer
 from sbpair.amqp.session import Disposed, SessionEnded, WindowOpened
-from sbpair.emulator.access.sas import is_within
-from sbpair.emulator.entities.idle import IdleLink
-from sbpair.emulator.frontends.amqp.cbs import Claims
-from sbpair.emulator.frontends.amqp.connection_output import ConnectionOutput
-from sbpair.emulator.frontends.amqp.coordinator_link import Transactions
 from sbpair.emulator.frontends.amqp.faulty_connection import FaultyConnection
-from sbpair.emulator.frontends.amqp.link_endpoint import LinkEndpoint, amqp_error
+from sbpair.emulator.frontends.amqp.link_endpoint import (
+    DEFAULT_LIMITS,
+    MAX_READ,
+    ConnectionLimits,
+    ConnectionOutput,
+    LinkOwner,
+    amqp_error,
+)
 from sbpair.emulator.frontends.amqp.link_opening import open_link
 from sbpair.emulator.frontends.amqp.outgoing_link import OutgoingLink
-from sbpair.emulator.service_errors import EntityFull, EntityNotFound, LinkStolen, ServiceError, ServiceUnavailable
+from sbpair.emulator.service_errors import EntityFull, LinkStolen, ServiceError, ServiceUnavailable
 
 if TYPE_CHECKING:
     from sbpair.emulator.entities.namespace import Namespace
-    from sbpair.emulator.entities.queue import QueueEntity
 
 logger = logging.getLogger(__name__)
 
-MAX_READ: Final = 131_072
-"""Bytes of one read. asyncio's default is twice that, too much for a core's cache."""
 
-
-@dataclass(frozen=True, slots=True)
-class ConnectionLimits:
-    """Limits of one connection. `close_seconds`: time for the peer to read the last output."""
-
-    open_seconds: float = 30.0
-    close_seconds: float = 5.0
-    max_links: int = 1_000
-
-
-DEFAULT_LIMITS: Final = ConnectionLimits()
-
-
-class AmqpConnection(asyncio.Protocol):
+class AmqpConnection(LinkOwner):
     """One client's connection to `namespace`."""
 
     def __init__(self, namespace: Namespace, limits: ConnectionLimits = DEFAULT_LIMITS) -> None:
-        self.namespace = namespace
+        super().__init__(namespace)
         self._limits = limits
-        self.claims = Claims(namespace, self._close_forbidden_links)
-        self.transactions = Transactions(namespace)
-        self._entities: set[QueueEntity] = set()
-        self._to_flush: dict[LinkEndpoint, None] = {}
         self._heartbeat: asyncio.TimerHandle | None = None
         self._released = False
         self._faulty: FaultyConnection | None = None
@@ -109,27 +89,9 @@ class AmqpConnection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self.output.unblock()
         for session in self._connection.sessions:
-            self._pull(session)
+            self.pull(session)
         self.output.flush()
         self.output.resume_reading()
-
-    # For endpoints
-
-    def flush_endpoints(self) -> None:
-        """Do now what waits for the end of a read, so that it comes before a transaction's end."""
-        endpoints = list(self._to_flush)
-        self._to_flush.clear()
-        for endpoint in endpoints:
-            endpoint.flush()
-
-    def close_link(self, link: Link, error: ServiceError) -> None:
-        link.close(amqp_error(error))
-        self._release_link(link, peacefully=False)
-        self.output.flush_soon()
-
-    def watch_idle(self, link: Link) -> IdleLink:
-        detach = partial(self.close_link, link)
-        return IdleLink(self.namespace.clock, self.namespace.timers, detach, link.name, publishes=link.IS_RECEIVER)
 
     # Time
 
@@ -187,12 +149,7 @@ class AmqpConnection(asyncio.Protocol):
         endpoint = event.link.context
         if endpoint is not None:
             endpoint.on_flow()
-        self._pull(event.link.session)
-
-    def _pull(self, session: LinkSession) -> None:
-        for link in session.links:
-            if not link.IS_RECEIVER and link.context is not None:
-                link.context.pull()
+        self.pull(event.link.session)
 
     def _on_stateful(self, delivery: StatefulDelivery) -> None:
         endpoint = delivery.link.context
@@ -216,61 +173,12 @@ class AmqpConnection(asyncio.Protocol):
                 self._to_flush[link.context] = None
                 link.context.settle(list(deliveries), event.state, settled=event.settled)
 
-    def _on_detached(self, event: LinkDetached) -> None:
-        self._release_link(event.link, peacefully=True)
-
     def _on_closed(self, event: ConnectionClosed) -> None:
         if event.error is not None:
             logger.info("A connection ends: %s: %s", event.error.condition, event.error.description)
         self._end(peacefully=event.by_peer and event.error is None)
 
-    # Links
-
-    def _entity_links(self) -> list[Link]:
-        links = [link for session in self._connection.sessions for link in session.links]
-        return [link for link in links if link.context is not None and link.context.path]
-
-    def watch(self, queue: QueueEntity) -> None:
-        if queue not in self._entities:
-            self._entities.add(queue)
-            queue.watch(self._close_forbidden_links)
-
-    def _close_forbidden_links(self, gone: ServiceError | None = None) -> None:
-        """Close the links that could no longer be opened. `gone`: why an entity was deleted or disabled."""
-        for link in self._entity_links():
-            endpoint = link.context
-            if endpoint is None:
-                continue
-            try:
-                self.claims.require(endpoint.rights, endpoint.path)
-                if gone is not None:
-                    self.namespace.resolve(endpoint.path)
-                    endpoint.check_open()
-            except EntityNotFound as error:
-                self.close_link(link, gone or error)
-            except ServiceError as error:
-                self.close_link(link, error)
-        self.output.flush_soon()
-
-    def _release_link(self, link: Link, *, peacefully: bool) -> None:
-        endpoint, link.context = link.context, None
-        if endpoint is not None:
-            self.output.forget(endpoint)
-            endpoint.on_detached(peacefully=peacefully)
-
-    def _end_session(self, session: LinkSession, *, peacefully: bool) -> None:
-        for link in session.links:
-            self._release_link(link, peacefully=peacefully)
-        self.transactions.groups.pop(session, None)
-
     # For faults
-
-    @property
-    def unread(self) -> bytes:
-        return self._connection.unread
-
-    def has_link_to(self, entity: str) -> bool:
-        return not entity or any(is_within(link.context.path, entity) for link in self._entity_links())
 
     def on_faults_changed(self) -> None:
         points = self.namespace.fault_points
@@ -284,24 +192,7 @@ class AmqpConnection(asyncio.Protocol):
                 self._faulty = None
                 points.wrapped.discard(self)
 
-    def take_down(self, entity: str, error: ServiceError) -> None:
-        self.transactions.doom(entity, error.message)
-        self.detach(entity, error)
-
-    def detach(self, entity: str, error: ServiceError) -> None:
-        for link in self._entity_links():
-            if is_within(link.context.path, entity):
-                self.close_link(link, error)
-
-    def resume(self) -> None:
-        for session in self._connection.sessions:
-            self._pull(session)
-        self.output.flush_soon()
-
     # The end
-
-    def abort(self) -> None:
-        self.output.transport.abort()
 
     def _on_outage(self) -> None:
         self._fail(ServiceUnavailable(f"The namespace '{self.namespace.name}' is not available."))
@@ -327,10 +218,9 @@ class AmqpConnection(asyncio.Protocol):
             self._heartbeat.cancel()
         self.namespace.on_outage.discard(self._on_outage)
         self.namespace.fault_points.connections.discard(self)
-        for queue in self._entities:
-            queue.unwatch(self._close_forbidden_links)
+        self.unwatch_all()
         for session in self._connection.sessions:
-            self._end_session(session, peacefully=peacefully)
+            self.end_session(session, peacefully=peacefully)
         self.claims.clear()
 
 
@@ -338,10 +228,10 @@ _HANDLERS: Final[dict[type, Callable[[AmqpConnection, Any], None]]] = {
     ConnectionOpened: AmqpConnection._on_opened,
     LinkAttaching: AmqpConnection._on_attaching,
     CreditChanged: AmqpConnection._on_credit,
-    WindowOpened: lambda self, event: self._pull(event.session),
+    WindowOpened: lambda self, event: self.pull(event.session),
     Disposed: AmqpConnection._on_disposed,
     StatefulDelivery: AmqpConnection._on_stateful,
-    LinkDetached: AmqpConnection._on_detached,
-    SessionEnded: lambda self, event: self._end_session(event.session, peacefully=event.error is None),
+    LinkDetached: lambda self, event: self.release_link(event.link, peacefully=True),
+    SessionEnded: lambda self, event: self.end_session(event.session, peacefully=event.error is None),
     ConnectionClosed: AmqpConnection._on_closed,
 }

@@ -1,4 +1,6 @@
-"""A wrapper between socket and AMQP connection, present while a fault needs it: it delays, stalls or breaks off.
+"""Layers between a socket and its AMQP connection; among them the one that is present while a fault needs it.
+
+That one delays, stalls or breaks off.
 
 It counts the frames that the client sends: SASL's too, protocol headers and heartbeats not.
 """
@@ -16,11 +18,52 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sbpair.emulator.faults.fault_points import ConnectionFault
-    from sbpair.emulator.frontends.amqp.amqp_connection import AmqpConnection
-    from sbpair.emulator.frontends.amqp.websocket_frontend import WebSocketFrontend
+    from sbpair.emulator.frontends.amqp.link_endpoint import LinkOwner
 
 _HEADER: Final = b"AMQP"
 _EMPTY_FRAME = 8
+
+
+class TransportLayer(asyncio.Transport, asyncio.Protocol):
+    """The protocol of the transport below, and the transport of the protocol above. By default, it passes calls on."""
+
+    _transport: asyncio.Transport
+    _above: asyncio.Protocol | None = None
+
+    def pause_writing(self) -> None:
+        if self._above is not None:
+            self._above.pause_writing()
+
+    def resume_writing(self) -> None:
+        if self._above is not None:
+            self._above.resume_writing()
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self._transport.set_write_buffer_limits(high, low)
+
+    def get_write_buffer_size(self) -> int:
+        return self._transport.get_write_buffer_size()
+
+    def pause_reading(self) -> None:
+        self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._transport.resume_reading()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    # For faults
+
+    def drop(self) -> None:
+        """Close without a word to the peer."""
+        self._transport.close()
+
+    def hold(self) -> None:
+        """Stop answering until `release`."""
+
+    def release(self) -> None:
+        """Answer what came since `hold`."""
 
 
 class FrameCounter:
@@ -68,13 +111,14 @@ class _Stall:
     output: list[bytes | None] = field(default_factory=list)
 
 
-class FaultyConnection(asyncio.Transport, asyncio.Protocol):
-    """The connection's transport and the socket transport's protocol at once."""
+class FaultyConnection(TransportLayer):
+    """The layer of a connection on which faults act."""
 
-    def __init__(self, inner: AmqpConnection) -> None:
+    def __init__(self, inner: LinkOwner) -> None:
         super().__init__()
         self._transport = inner.output.transport
-        self._websocket: WebSocketFrontend | None = self._transport.get_extra_info("websocket")
+        self._above = inner
+        self._layer = self._transport if isinstance(self._transport, TransportLayer) else None
         self._inner = inner
         self._points = inner.namespace.fault_points
         self._loop = asyncio.get_running_loop()
@@ -109,8 +153,8 @@ class FaultyConnection(asyncio.Transport, asyncio.Protocol):
             self._send(piece)
         for data in stall.received:
             self.data_received(data)
-        if self._websocket is not None and self._stall is None:
-            self._websocket.release()
+        if self._layer is not None and self._stall is None:
+            self._layer.release()
 
     def unwrap(self) -> bool:
         """Remove the wrapper and return True, unless data is still held back."""
@@ -151,15 +195,15 @@ class FaultyConnection(asyncio.Transport, asyncio.Protocol):
             self._stall = _Stall(fault, [rest])
             # These frames are counted again when they are passed on.
             self._counter = FrameCounter(self._inner.unread)
-            if self._websocket is not None:
-                self._websocket.hold()
+            if self._layer is not None:
+                self._layer.hold()
             return
         self._ended = True
         if fault.action == "reset":
             linger(self._transport)
             self._transport.abort()
-        elif self._websocket is not None:
-            self._websocket.drop()
+        elif self._layer is not None:
+            self._layer.drop()
         else:
             self._transport.close()
 
@@ -168,12 +212,6 @@ class FaultyConnection(asyncio.Transport, asyncio.Protocol):
         self._late.clear()
         self._points.wrapped.discard(self._inner)
         self._inner.connection_lost(exc)
-
-    def pause_writing(self) -> None:
-        self._inner.pause_writing()
-
-    def resume_writing(self) -> None:
-        self._inner.resume_writing()
 
     # Transport of the connection
 
@@ -213,15 +251,6 @@ class FaultyConnection(asyncio.Transport, asyncio.Protocol):
 
     def is_closing(self) -> bool:
         return self._ended or self._transport.is_closing()
-
-    def get_write_buffer_size(self) -> int:
-        return self._transport.get_write_buffer_size()
-
-    def pause_reading(self) -> None:
-        self._transport.pause_reading()
-
-    def resume_reading(self) -> None:
-        self._transport.resume_reading()
 
 
 def linger(transport: asyncio.Transport) -> None:

@@ -11,7 +11,7 @@ from sbpair.amqp.types import Symbol, ULong
 from sbpair.emulator.access.sas import AccessRight
 from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.entities.queue import MAX_BATCH_BYTES
-from sbpair.emulator.frontends.amqp.link_endpoint import CREDIT, LinkEndpoint, accepted_in, amqp_error, id_ranges
+from sbpair.emulator.frontends.amqp.link_endpoint import LinkEndpoint, LinkOwner, accepted_in, amqp_error, id_ranges
 from sbpair.emulator.service_errors import ServiceError
 from sbpair.errors import ProtocolError
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from sbpair.emulator.entities.send_via import SendVia
     from sbpair.emulator.entities.stored_message import StoredMessage
     from sbpair.emulator.entities.transaction import SendTarget, Transaction
-    from sbpair.emulator.frontends.amqp.amqp_connection import AmqpConnection
 
 SEND: Final = (AccessRight.SEND,)
 OVERSIZE_FACTOR: Final = 4
@@ -37,13 +36,13 @@ class IncomingLink(LinkEndpoint):
 
     def __init__(
         self,
-        connection: AmqpConnection,
+        owner: LinkOwner,
         link: ReceivingLink,
         target: SendTarget,
         path: str,
         properties: dict[Symbol, str] | None = None,
     ) -> None:
-        super().__init__(connection, link, path, SEND)
+        super().__init__(owner, link, path, SEND)
         self._queue = target
         self._with_id = target.description.requires_duplicate_detection
         self._received: list[Delivery] = []
@@ -52,8 +51,8 @@ class IncomingLink(LinkEndpoint):
         properties_of = {_BATCH_SIZE: ULong(min(limit, MAX_BATCH_BYTES)), **(properties or {})}
         link.accept(max_message_size=limit, properties=properties_of)
         link.max_message_size = OVERSIZE_FACTOR * limit
-        self.idle = connection.watch_idle(link)
-        link.grant(CREDIT)
+        self.idle = owner.watch_idle(link)
+        self.grant()
 
     def check_open(self) -> None:
         self._queue.check_send()
@@ -90,8 +89,7 @@ class IncomingLink(LinkEndpoint):
             if error is not None:
                 transaction.doom(error.message)
         elif error is None and self._fault_points.acknowledged(self.path, [delivery]):
-            state = accepted_in(transaction)
-            self._link.session.dispose(delivery.id, delivery.id, state, receiver=True, settled=True)
+            self.dispose(delivery, accepted_in(transaction))
 
     def _store(
         self, delivery: Delivery, send: Callable[[list[StoredMessage]], None]
@@ -105,8 +103,7 @@ class IncomingLink(LinkEndpoint):
                 send(messages)
         except (ServiceError, ProtocolError) as error:
             if not delivery.settled:
-                state = Rejected(amqp_error(error))
-                self._link.session.dispose(delivery.id, delivery.id, state, receiver=True, settled=True)
+                self.dispose(delivery, Rejected(amqp_error(error)))
             return error
         return None
 
@@ -114,19 +111,17 @@ class IncomingLink(LinkEndpoint):
         """Enqueue everything received since the last call and accept it in ranges."""
         received, self._received = self._received, []
         self._enqueue(received)
-        self.idle.touch()
+        self.idle.postpone()
         if self._fault_points.acting:
             self._accepted = self._fault_points.acknowledged(self.path, self._accepted)
         for first, last in id_ranges(self._accepted):
             self._link.session.dispose(first, last, Accepted(), receiver=True, settled=True)
         self._accepted.clear()
-        if self._link.credit <= CREDIT // 2 and self._link.is_open:
-            self._link.grant(CREDIT)
+        self.grant()
 
-    def on_detached(self, *, peacefully: bool) -> None:
+    def on_detached(self) -> None:
         """Stop the idle timer: every delivery received was enqueued."""
-        del peacefully
-        self.idle.stop()
+        self.idle.cancel()
 
 
 class SendViaLink(IncomingLink):
@@ -134,7 +129,7 @@ class SendViaLink(IncomingLink):
 
     def __init__(
         self,
-        connection: AmqpConnection,
+        owner: LinkOwner,
         link: ReceivingLink,
         route: SendVia,
         path: str,
@@ -142,11 +137,11 @@ class SendViaLink(IncomingLink):
         properties: dict[Symbol, str] | None = None,
     ) -> None:
         self._other = other.path.lower()
-        connection.watch(other)
-        connection.claims.require(SEND, self._other)
-        super().__init__(connection, link, route, path, properties)
+        owner.watch(other)
+        owner.claims.require(SEND, self._other)
+        super().__init__(owner, link, route, path, properties)
 
     def check_open(self) -> None:
         super().check_open()
-        self._connection.claims.require(SEND, self._other)
-        self._connection.namespace.resolve(self._other)
+        self._owner.claims.require(SEND, self._other)
+        self._owner.namespace.resolve(self._other)

@@ -1,20 +1,51 @@
-"""The interface between a connection and the endpoints of its links."""
+"""The endpoints of links, and the part of a connection that they use: its output, its links and their end.
+
+Output beyond OUTPUT_HIGH stops deliveries. Output beyond MAX_OUTPUT stops reading from the peer.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from sbpair.amqp.link import SERIAL, Delivery, Link, terminus_address
+from sbpair.amqp.link import SERIAL, Delivery, Link, LinkSession, Sent, terminus_address
 from sbpair.amqp.performatives import Accepted, Error, TransactionalState
 from sbpair.amqp.types import Map
-from sbpair.emulator.service_errors import ArgumentInvalid, ServiceError
+from sbpair.emulator.access.sas import is_within
+from sbpair.emulator.frontends.amqp.connection_state import Claims, Transactions
+from sbpair.emulator.service_errors import ArgumentInvalid, EntityNotFound, LinkIdle, ServiceError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sbpair.amqp.connection import Connection
     from sbpair.emulator.access.sas import AccessRight
+    from sbpair.emulator.clock import Deadline
+    from sbpair.emulator.entities.namespace import Namespace
+    from sbpair.emulator.entities.queue import QueueEntity
     from sbpair.emulator.entities.transaction import Transaction
-    from sbpair.emulator.frontends.amqp.amqp_connection import AmqpConnection
     from sbpair.errors import ProtocolError
+
+OUTPUT_HIGH: Final = 262_144
+MAX_OUTPUT: Final = 4_194_304
+LINK_IDLE_MS: Final = 600_000
+MAX_READ: Final = 131_072
+"""Bytes of one read. asyncio's default is twice that, too much for a core's cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """Limits of one connection. `close_seconds`: time for the peer to read the last output."""
+
+    open_seconds: float = 30.0
+    close_seconds: float = 5.0
+    max_links: int = 1_000
+
+
+DEFAULT_LIMITS: Final = ConnectionLimits()
 
 CREDIT: Final = 1_000
 """Messages that a client may send before it needs new credit, which it gets at half of this."""
@@ -26,13 +57,16 @@ PRE_SETTLED: Final = 1
 class LinkEndpoint:
     """The `context` of a link. It stays open while any of `rights` is granted on `path`, "" for no entity."""
 
-    def __init__(self, connection: AmqpConnection, link: Any, path: str, rights: tuple[AccessRight, ...]) -> None:
+    ended_peacefully = False
+    """Whether the peer ended the link without an error; set before `on_detached`."""
+
+    def __init__(self, owner: LinkOwner, link: Any, path: str, rights: tuple[AccessRight, ...]) -> None:
         self.path = path
         self.rights = rights
-        self._connection = connection
+        self._owner = owner
         self._link = link
-        self._output = connection.output
-        self._fault_points = connection.namespace.fault_points
+        self._output = owner.output
+        self._fault_points = owner.namespace.fault_points
 
     def check_open(self) -> None:
         """Raise EntityDisabled or NotAllowed if such a link could no longer be opened. Nodes are always open."""
@@ -46,7 +80,18 @@ class LinkEndpoint:
         self.receive(delivery)
 
     def flush(self) -> None:
-        """Send the dispositions of everything received in one read."""
+        """Send the dispositions of everything received in one read, and grant new credit."""
+        self.grant()
+
+    def grant(self) -> None:
+        """Give new credit when half of it is used."""
+        if self._link.IS_RECEIVER and self._link.is_open and self._link.credit <= CREDIT // 2:
+            self._link.grant(CREDIT)
+
+    def dispose(self, delivery: Delivery | Sent, state: Any, *, settled: bool = True) -> None:
+        """Send the state of one delivery."""
+        receiver = self._link.IS_RECEIVER
+        self._link.session.dispose(delivery.id, delivery.id, state, receiver=receiver, settled=settled)
 
     def pull(self) -> None:
         """Send as far as the peer takes messages."""
@@ -54,8 +99,8 @@ class LinkEndpoint:
     def on_flow(self) -> None:
         """React to a change of the credit for sending."""
 
-    def on_detached(self, *, peacefully: bool) -> None:
-        """Stop. `peacefully`: the peer ended the link without an error."""
+    def on_detached(self) -> None:
+        """Stop."""
 
 
 def amqp_error(error: ServiceError | ProtocolError) -> Error:
@@ -86,3 +131,200 @@ def address_of(link: Link) -> str:
     if not address:
         raise ArgumentInvalid("A link needs an address.")
     return address
+
+
+class ConnectionOutput:
+    """The writer of one connection. `blocked`: the peer does not read. Faults may replace `transport`.
+
+    `store_changes` is called before each write. It returns False if what the output acknowledges cannot be stored: then
+    the connection breaks, and nothing is written.
+    """
+
+    def __init__(self, connection: Connection, transport: asyncio.Transport, store_changes: Callable[[], bool]) -> None:
+        self.blocked = False
+        self.transport = transport
+        self._connection = connection
+        self._store_changes = store_changes
+        self._loop = asyncio.get_running_loop()
+        self._unwritten = 0
+        self._flush_due = False
+        self._to_answer: dict[LinkEndpoint, None] = {}
+        self._to_pull: dict[LinkEndpoint, None] = {}
+        transport.set_write_buffer_limits(OUTPUT_HIGH)
+
+    def count(self, size: int) -> None:
+        """Count `size` bytes of pending output; write all of it if it is much."""
+        self._unwritten += size
+        if self._unwritten >= OUTPUT_HIGH:
+            self.flush()
+
+    def flush(self) -> None:
+        self._flush_due = False
+        self._unwritten = 0
+        out = self._connection.take()
+        if out and not self._store_changes():
+            self.transport.abort()
+        if self.transport.is_closing():
+            # Nothing more can be sent.
+            self.blocked = True
+            return
+        if not out:
+            return
+        self._connection.wrote(self._loop.time())
+        self.transport.write(out)
+        if self.blocked and self.transport.get_write_buffer_size() > MAX_OUTPUT:
+            self.transport.pause_reading()
+
+    def flush_soon(self) -> None:
+        """Write the pending output at the end of this turn of the event loop."""
+        if not self._flush_due:
+            self._flush_due = True
+            self._loop.call_soon(self.flush)
+
+    def pull_soon(self, outgoing: LinkEndpoint) -> None:
+        """Call `outgoing.pull` again after other connections had their turn."""
+        if not self._to_pull:
+            self._loop.call_soon(self._pull_all)
+        self._to_pull[outgoing] = None
+
+    def forget(self, outgoing: LinkEndpoint) -> None:
+        """Cancel `pull_soon`: the link is closed."""
+        self._to_pull.pop(outgoing, None)
+
+    def _pull_all(self) -> None:
+        outgoing, self._to_pull = self._to_pull, {}
+        for link in outgoing:
+            link.pull()
+        if outgoing:
+            self.flush()
+
+    def pause_reading_for(self, requests: LinkEndpoint) -> None:
+        """Stop reading until the peer reads again, then call `requests.pull`."""
+        self._to_answer[requests] = None
+        self.transport.pause_reading()
+
+    def unblock(self) -> None:
+        """Answer the requests that waited for the peer to read."""
+        self.blocked = False
+        waiting, self._to_answer = self._to_answer, {}
+        for requests in waiting:
+            requests.pull()
+
+    def resume_reading(self) -> None:
+        """Read again, unless requests still wait to be answered."""
+        if not self._to_answer:
+            self.transport.resume_reading()
+
+
+class LinkOwner(asyncio.Protocol):
+    """A connection to `namespace`, as the endpoints of its links use it. AmqpConnection has its frames and socket."""
+
+    output: ConnectionOutput
+    _connection: Connection
+
+    def __init__(self, namespace: Namespace) -> None:
+        self.namespace = namespace
+        self.claims = Claims(namespace, self.close_forbidden_links)
+        self.transactions = Transactions(namespace)
+        self._entities: set[QueueEntity] = set()
+        self._to_flush: dict[LinkEndpoint, None] = {}
+
+    def flush_endpoints(self) -> None:
+        """Do now what waits for the end of a read, so that it comes before a transaction's end."""
+        endpoints = list(self._to_flush)
+        self._to_flush.clear()
+        for endpoint in endpoints:
+            endpoint.flush()
+
+    def watch(self, queue: QueueEntity) -> None:
+        if queue not in self._entities:
+            self._entities.add(queue)
+            queue.watch(self.close_forbidden_links)
+
+    def unwatch_all(self) -> None:
+        for queue in self._entities:
+            queue.unwatch(self.close_forbidden_links)
+
+    def watch_idle(self, link: Link) -> Deadline:
+        """Detach a link ten minutes after its last use; credit alone does not count as use."""
+        return self.namespace.deadline(LINK_IDLE_MS, partial(self._on_idle, link))
+
+    def _on_idle(self, link: Link) -> None:
+        role = "Publisher" if link.IS_RECEIVER else "Consumer"
+        text = f"The link '{link.name}' is force detached. Code: {role.lower()}. "
+        self.close_link(link, LinkIdle(f"{text}Details: AmqpMessage{role}.IdleTimerExpired: Idle timeout: 00:10:00."))
+
+    # The end of links
+
+    def close_link(self, link: Link, error: ServiceError) -> None:
+        link.close(amqp_error(error))
+        self.release_link(link, peacefully=False)
+        self.output.flush_soon()
+
+    def release_link(self, link: Link, *, peacefully: bool) -> None:
+        endpoint, link.context = link.context, None
+        if endpoint is not None:
+            self.output.forget(endpoint)
+            endpoint.ended_peacefully = peacefully
+            endpoint.on_detached()
+
+    def end_session(self, session: LinkSession, *, peacefully: bool) -> None:
+        for link in session.links:
+            self.release_link(link, peacefully=peacefully)
+        self.transactions.groups.pop(session, None)
+
+    def close_forbidden_links(self, gone: ServiceError | None = None) -> None:
+        """Close the links that could no longer be opened. `gone`: why an entity was deleted or disabled."""
+        for link in self.entity_links():
+            endpoint = link.context
+            if endpoint is None:
+                continue
+            try:
+                self.claims.require(endpoint.rights, endpoint.path)
+                if gone is not None:
+                    self.namespace.resolve(endpoint.path)
+                    endpoint.check_open()
+            except EntityNotFound as error:
+                self.close_link(link, gone or error)
+            except ServiceError as error:
+                self.close_link(link, error)
+        self.output.flush_soon()
+
+    def entity_links(self, entity: str = "") -> list[Link]:
+        """Return the open links to an entity; "" for all but those to `$cbs` and coordinators."""
+        links = [link for session in self._connection.sessions for link in session.links]
+        opened = [link for link in links if link.context is not None and link.context.path]
+        return [link for link in opened if is_within(link.context.path, entity)]
+
+    def pull(self, session: LinkSession) -> None:
+        for link in session.links:
+            if not link.IS_RECEIVER and link.context is not None:
+                link.context.pull()
+
+    # For faults
+
+    @property
+    def unread(self) -> bytes:
+        return self._connection.unread
+
+    def has_link_to(self, entity: str) -> bool:
+        return not entity or bool(self.entity_links(entity))
+
+    def take_down(self, entity: str, error: ServiceError) -> None:
+        self.transactions.doom(entity, error.message)
+        self.detach(entity, error)
+
+    def detach(self, entity: str, error: ServiceError) -> None:
+        for link in self.entity_links(entity):
+            self.close_link(link, error)
+
+    def resume(self) -> None:
+        for session in self._connection.sessions:
+            self.pull(session)
+        self.output.flush_soon()
+
+    def abort(self) -> None:
+        self.output.transport.abort()
+
+    def on_faults_changed(self) -> None:
+        """Apply the faults and the latency of connections as they are now."""

@@ -1,28 +1,35 @@
-"""The operations of `<entity>/$management`, one function each: (target, arguments) -> Reply.
+"""The operations of `<entity>/$management`, one function each: ManagementCall -> Reply.
 
-Arguments and results have the service's names, `defered` and `sessions-ids` included. Independent of links and frames.
+Arguments and results have the service's names, `defered` and `sessions-ids` included. A rule arrives as a map of maps
+and is returned as described lists. Independent of links and frames.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID
 
-from sbpair.amqp.types import Array, Int, Long, Map, Timestamp, Value
+from sbpair.amqp.performatives import Accepted, Error, Modified, Outcome, Rejected
+from sbpair.amqp.types import Array, Described, Int, Long, Map, Timestamp, ULong, Value
 from sbpair.emulator.access.sas import AccessRight
-from sbpair.emulator.entities import service_envelope
+from sbpair.emulator.entities import rules, service_envelope
+from sbpair.emulator.entities.rules import from_amqp
 from sbpair.emulator.entities.sessions import HeldSession, SessionMessages
-from sbpair.emulator.frontends.amqp import rule_requests
+from sbpair.emulator.entities.topic import SubscriptionEntity
+from sbpair.emulator.frontends.amqp.outgoing_link import DESCRIPTION, REASON, settle_one
 from sbpair.emulator.frontends.amqp.request_links import AmqpRequest, Reply, text_at
 from sbpair.emulator.service_errors import ArgumentInvalid, MessageTooLarge, NotAllowed, ServiceError
 from sbpair.errors import ProtocolError
 
 if TYPE_CHECKING:
     from sbpair.emulator.entities.namespace import AddressTarget
+    from sbpair.emulator.entities.queue import QueueEntity
     from sbpair.emulator.entities.stored_message import StoredMessage
     from sbpair.emulator.entities.subqueue import SubQueue
-    from sbpair.emulator.entities.transaction import Settleable, Settlement, Transaction
+    from sbpair.emulator.entities.transaction import Transaction
 
 MAX_PEEK: Final = 250
 MAX_DELETE: Final = 4_000
@@ -38,13 +45,86 @@ _ARRAY_OF_LONGS = 0x81
 _ARRAY_OF_TIMESTAMPS = 0x83
 _ARRAY_OF_STRINGS = 0xB1
 
+# Descriptors of rules, the service's own. Those of filters are one digit shorter on the wire.
+RULE: Final = ULong(0x137_0000_0004)
+EMPTY_ACTION: Final = ULong(0x137_0000_0005)
+SQL_ACTION: Final = ULong(0x137_0000_0006)
+SQL_FILTER: Final = ULong(0x13_7000_0006)
+TRUE_FILTER: Final = ULong(0x13_7000_0007)
+FALSE_FILTER: Final = ULong(0x13_7000_0008)
+CORRELATION_FILTER: Final = ULong(0x13_7000_0009)
+COMPATIBILITY_LEVEL: Final = Int(20)
+
+
+@dataclass(frozen=True, slots=True)
+class ManagementCall:
+    """A request to the node of `target`. With a transaction, operations that can be part of it wait for its commit."""
+
+    target: AddressTarget
+    arguments: Map
+    transaction: Transaction | None = None
+
+    def text(self, name: str) -> str | None:
+        return text_at(self.arguments, name)
+
+    def number(self, name: str, minimum: int | None = None) -> int:
+        value = self.arguments.get(name)
+        if isinstance(value, bool) or not isinstance(value, int) or (minimum is not None and value < minimum):
+            least = "" if minimum is None else f" from {minimum}"
+            raise ArgumentInvalid(f"The request lacks its '{name}', a whole number{least}.")
+        return int(value)
+
+    def numbers(self, name: str) -> list[int]:
+        values = self._items(name)
+        if not all(isinstance(value, int) for value in values):
+            raise ArgumentInvalid(f"'{name}' are whole numbers.")
+        return [int(value) for value in values]
+
+    def tokens(self) -> list[bytes]:
+        tokens = self._items("lock-tokens")
+        if not tokens or not all(isinstance(token, UUID) for token in tokens):
+            raise ArgumentInvalid("'lock-tokens' are UUIDs, one or more.")
+        return list(dict.fromkeys(token.bytes_le for token in tokens))
+
+    def _items(self, name: str) -> list[Value]:
+        value = self.arguments.get(name)
+        if not isinstance(value, (Array, list)):
+            raise ArgumentInvalid(f"The request lacks its '{name}'.")
+        return list(value)
+
+    @property
+    def messages(self) -> SubQueue | HeldSession:
+        """The messages that a request is for: those of the session it names, or of the entity."""
+        if isinstance(self.target.messages, SessionMessages) and self.text("session-id") is not None:
+            return self.session
+        return self.target.messages
+
+    @property
+    def sessions(self) -> SessionMessages:
+        if not isinstance(self.target.messages, SessionMessages):
+            raise NotAllowed("The entity has no sessions.")
+        return self.target.messages
+
+    @property
+    def session(self) -> HeldSession:
+        """The session that a request names. Raises SessionLockExpired if it is not held."""
+        session_id = self.text("session-id")
+        if session_id is None:
+            raise ArgumentInvalid("The request lacks its 'session-id'.")
+        return self.sessions.held_session(session_id)
+
+    @property
+    def subscription(self) -> SubscriptionEntity:
+        if not isinstance(self.target.entity, SubscriptionEntity) or self.target.is_dead_letters:
+            raise NotAllowed("Only a subscription has rules.")
+        return self.target.entity
+
 
 class Operation(NamedTuple):
-    """An operation. `run_in` keeps it for the commit of a transaction; without it, it runs at once there too."""
+    """An operation, and the right that it needs."""
 
     right: AccessRight
-    run: Callable[[AddressTarget, Map], Reply]
-    run_in: Callable[[Transaction, AddressTarget, Map], Reply] | None = None
+    run: Callable[[ManagementCall], Reply]
 
 
 def execute(request: AmqpRequest, target: AddressTarget, require: Callable[[AccessRight], None]) -> Reply:
@@ -57,9 +137,7 @@ def execute(request: AmqpRequest, target: AddressTarget, require: Callable[[Acce
         require(operation.right)
         if not isinstance(request.body, Map):
             raise ArgumentInvalid("The body of a management request is a map.")
-        if request.transaction is not None and operation.run_in is not None:
-            return operation.run_in(request.transaction, target, request.body)
-        return operation.run(target, request.body)
+        return operation.run(ManagementCall(target, request.body, request.transaction))
     except ServiceError as error:
         return Reply.for_error(error)
     except ProtocolError as error:
@@ -69,69 +147,55 @@ def execute(request: AmqpRequest, target: AddressTarget, require: Callable[[Acce
 # Locks and settlement
 
 
-def renew_lock(target: AddressTarget, arguments: Map) -> Reply:
-    tokens = _tokens(arguments)
-    renewed = [target.messages.renew(token) for token in tokens]
+def renew_lock(call: ManagementCall) -> Reply:
+    renewed = [call.target.messages.renew(token) for token in call.tokens()]
     until = Array([Timestamp(message.locked_until_ms) for message in renewed], code=_ARRAY_OF_TIMESTAMPS)
     return Reply(body=Map([("expirations", until)]))
 
 
-def update_disposition(target: AddressTarget, arguments: Map) -> Reply:
+def update_disposition(call: ManagementCall) -> Reply:
     """Settle as a receiving link would; also for locks whose link is closed."""
-    settlement = _settlement(arguments)
-    tokens, messages = _tokens(arguments), _messages_of(target, arguments)
+    outcome, tokens, messages = _outcome(call), call.tokens(), call.messages
+    if call.transaction is not None:
+        call.transaction.settle(call.target.entity, messages, tokens, partial(settle_one, outcome))
+        return Reply()
     for token in tokens:
         messages.get_locked(token)
     for token in tokens:
-        settlement(messages, token)
+        settle_one(outcome, messages, token)
     return Reply()
 
 
-def update_disposition_in(transaction: Transaction, target: AddressTarget, arguments: Map) -> Reply:
-    settlement = _settlement(arguments)
-    transaction.settle(target.entity, _messages_of(target, arguments), _tokens(arguments), settlement)
-    return Reply()
-
-
-def _settlement(arguments: Map) -> Settlement:
-    status = text_at(arguments, "disposition-status") or ""
-    settle = DISPOSITIONS.get(status)
-    if settle is None:
-        raise ArgumentInvalid(f"The disposition-status '{status[:100]}' is not known.")
-    properties = arguments.get("properties-to-modify")
-
-    def modify_and_settle(queue: Settleable, token: bytes) -> None:
-        if isinstance(properties, Map) and properties:
-            queue.modify(token, lambda message: service_envelope.modify_properties(message, properties))
-        settle(queue, token, arguments)
-
-    return modify_and_settle
-
-
-def _suspend(queue: Settleable, token: bytes, arguments: Map) -> None:
-    queue.dead_letter(token, text_at(arguments, "deadletter-reason"), text_at(arguments, "deadletter-description"))
-
-
-DISPOSITIONS: Final[dict[str, Callable[[Settleable, bytes, Map], None]]] = {
-    "completed": lambda queue, token, _: queue.complete(token),
-    "abandoned": lambda queue, token, _: queue.abandon(token),
-    "defered": lambda queue, token, _: queue.defer(token),
-    "suspended": _suspend,
-}
+def _outcome(call: ManagementCall) -> Outcome:
+    """Return the outcome that a link would have for this disposition."""
+    given = call.arguments.get("properties-to-modify")
+    properties = given if isinstance(given, Map) else Map()
+    match status := call.text("disposition-status") or "":
+        case "completed":
+            return Accepted()
+        case "abandoned":
+            return Modified(message_annotations=properties)
+        case "defered":
+            return Modified(undeliverable_here=True, message_annotations=properties)
+        case "suspended":
+            texts = ((REASON, call.text("deadletter-reason")), (DESCRIPTION, call.text("deadletter-description")))
+            info = Map([*(pair for pair in texts if pair[1] is not None), *properties.pairs])
+            return Rejected(Error("com.microsoft:dead-letter", "", info))
+    raise ArgumentInvalid(f"The disposition-status '{status[:100]}' is not known.")
 
 
 # Peeking
 
 
-def peek_message(target: AddressTarget, arguments: Map) -> Reply:
-    target.check_browse()
-    first, count = _number(arguments, "from-sequence-number"), min(_number(arguments, "message-count"), MAX_PEEK)
-    session_id = text_at(arguments, "session-id")
-    with_body = arguments.get("omit-message-body") is not True
-    if session_id is not None and isinstance(target.messages, SessionMessages):
-        found = target.messages.peek_session(session_id, first, count)
+def peek_message(call: ManagementCall) -> Reply:
+    call.target.check_browse()
+    first, count = call.number("from-sequence-number"), min(call.number("message-count"), MAX_PEEK)
+    session_id, messages = call.text("session-id"), call.target.messages
+    with_body = call.arguments.get("omit-message-body") is not True
+    if session_id is not None and isinstance(messages, SessionMessages):
+        found = messages.peek_session(session_id, first, count)
     else:
-        found = target.messages.peek(first, count)
+        found = messages.peek(first, count)
     peeked: list[Value] = []
     size = 0
     for message in found:
@@ -148,13 +212,13 @@ def peek_message(target: AddressTarget, arguments: Map) -> Reply:
 # Deferred messages
 
 
-def receive_by_sequence_number(target: AddressTarget, arguments: Map) -> Reply:
+def receive_by_sequence_number(call: ManagementCall) -> Reply:
     """Receive deferred messages: settle mode 0 deletes them, 1 locks them."""
-    target.check_receive()
-    queue = _messages_of(target, arguments)
-    delete = arguments.get("receiver-settle-mode") == 0
+    call.target.check_receive()
+    queue = call.messages
+    delete = call.arguments.get("receiver-settle-mode") == 0
     received: list[Value] = []
-    for message in queue.receive_deferred(_numbers(arguments, "sequence-numbers")):
+    for message in queue.receive_deferred(call.numbers("sequence-numbers")):
         received.append(
             Map([("lock-token", message.lock_uuid), ("message", service_envelope.encode_delivery(message))])
         )
@@ -163,13 +227,13 @@ def receive_by_sequence_number(target: AddressTarget, arguments: Map) -> Reply:
     return Reply(body=Map([("messages", received)]))
 
 
-def batch_delete_messages(target: AddressTarget, arguments: Map) -> Reply:
+def batch_delete_messages(call: ManagementCall) -> Reply:
     """Delete active messages enqueued before a time, oldest first; locked and deferred messages stay."""
-    target.check_receive()
-    limit, before_ms = _number(arguments, "message-count"), _number(arguments, "enqueued-time-utc")
+    call.target.check_receive()
+    limit, before_ms = call.number("message-count"), call.number("enqueued-time-utc")
     if not 0 < limit <= MAX_DELETE:
         raise ArgumentInvalid(f"A 'message-count' to delete is from 1 to {MAX_DELETE}.")
-    deleted = target.messages.delete(limit, before_ms, text_at(arguments, "session-id"))
+    deleted = call.target.messages.delete(limit, before_ms, call.text("session-id"))
     if not deleted:
         return Reply(204, "NoContent", None, "com.microsoft:message-not-found")
     return Reply(body=Map([("message-count", Int(deleted))]))
@@ -178,163 +242,164 @@ def batch_delete_messages(target: AddressTarget, arguments: Map) -> Reply:
 # Scheduled messages
 
 
-def schedule_message(target: AddressTarget, arguments: Map) -> Reply:
-    return _scheduled_reply(target.entity.schedule(_to_schedule(target, arguments)))
-
-
-def schedule_message_in(transaction: Transaction, target: AddressTarget, arguments: Map) -> Reply:
-    """Keep messages for the commit; the sequence numbers are known before it."""
-    return _scheduled_reply(transaction.schedule(target.entity, _to_schedule(target, arguments)))
-
-
-def _scheduled_reply(numbers: list[int]) -> Reply:
+def schedule_message(call: ManagementCall) -> Reply:
+    """Schedule messages, or keep them for a commit: their sequence numbers are known before it."""
+    if call.target.is_dead_letters:
+        raise ArgumentInvalid("Nothing can be sent to a dead-letter queue.")
+    call.target.check_browse()
+    entity, entries = call.target.entity, call.arguments.get("messages")
+    messages = [_to_schedule(entity, entry) for entry in entries] if isinstance(entries, list) else []
+    if not messages:
+        raise ArgumentInvalid("There are no 'messages' to schedule.")
+    transaction = call.transaction
+    numbers = entity.schedule(messages) if transaction is None else transaction.schedule(entity, messages)
     array = Array([Long(number) for number in numbers], code=_ARRAY_OF_LONGS)
     return Reply(body=Map([("sequence-numbers", array)]))
 
 
-def _to_schedule(target: AddressTarget, arguments: Map) -> list[StoredMessage]:
-    if target.is_dead_letters:
-        raise ArgumentInvalid("Nothing can be sent to a dead-letter queue.")
-    target.check_browse()
-    entries = arguments.get("messages")
-    messages = [_scheduled(target, entry) for entry in entries] if isinstance(entries, list) else []
-    if not messages:
-        raise ArgumentInvalid("There are no 'messages' to schedule.")
-    return messages
-
-
-def _scheduled(target: AddressTarget, entry: Value) -> StoredMessage:
+def _to_schedule(entity: QueueEntity, entry: Value) -> StoredMessage:
     payload = entry.get("message") if isinstance(entry, Map) else None
     if not isinstance(payload, bytes):
         raise ArgumentInvalid("A message to schedule comes as a map with its encoded 'message'.")
-    if len(payload) > target.entity.max_message_bytes:
+    if len(payload) > entity.max_message_bytes:
         raise MessageTooLarge(f"The message of {len(payload)} bytes is larger than the entity allows.")
-    message = service_envelope.read_message(payload, with_id=target.entity.description.requires_duplicate_detection)
+    message = service_envelope.read_message(payload, with_id=entity.description.requires_duplicate_detection)
     if message is None or message.scheduled_at_ms is None:
         raise ArgumentInvalid("A message to schedule needs the annotation x-opt-scheduled-enqueue-time.")
     return message
 
 
-def cancel_scheduled_message(target: AddressTarget, arguments: Map) -> Reply:
-    target.entity.cancel_scheduled(_numbers(arguments, "sequence-numbers"))
-    return Reply()
-
-
-def cancel_scheduled_message_in(transaction: Transaction, target: AddressTarget, arguments: Map) -> Reply:
-    transaction.cancel_scheduled(target.entity, _numbers(arguments, "sequence-numbers"))
+def cancel_scheduled_message(call: ManagementCall) -> Reply:
+    numbers = call.numbers("sequence-numbers")
+    if call.transaction is None:
+        call.target.entity.cancel_scheduled(numbers)
+    else:
+        call.transaction.cancel_scheduled(call.target.entity, numbers)
     return Reply()
 
 
 # Sessions
 
 
-def renew_session_lock(target: AddressTarget, arguments: Map) -> Reply:
-    return Reply(body=Map([("expiration", Timestamp(_held_by(target, arguments).renew()))]))
+def renew_session_lock(call: ManagementCall) -> Reply:
+    return Reply(body=Map([("expiration", Timestamp(call.session.renew()))]))
 
 
-def get_session_state(target: AddressTarget, arguments: Map) -> Reply:
-    return Reply(body=Map([("session-state", _held_by(target, arguments).state)]))
+def get_session_state(call: ManagementCall) -> Reply:
+    return Reply(body=Map([("session-state", call.session.state)]))
 
 
-def set_session_state(target: AddressTarget, arguments: Map) -> Reply:
-    held, state = _held_by(target, arguments), _new_state(arguments)
-    target.entity.check_quota(len(state or b"") - len(held.state or b""))
-    held.set_state(state)
-    return Reply()
-
-
-def set_session_state_in(transaction: Transaction, target: AddressTarget, arguments: Map) -> Reply:
-    transaction.set_state(target.entity, _held_by(target, arguments), _new_state(arguments))
-    return Reply()
-
-
-def _new_state(arguments: Map) -> bytes | None:
-    state = arguments.get("session-state")
+def set_session_state(call: ManagementCall) -> Reply:
+    held, state, entity = call.session, call.arguments.get("session-state"), call.target.entity
     if state is not None and not isinstance(state, bytes):
         raise ArgumentInvalid("A 'session-state' is binary, or null to clear it.")
     if len(state or b"") > STATE_BYTES:
         raise ArgumentInvalid(f"A session state has at most {STATE_BYTES} bytes.")
-    return state
+    if call.transaction is None:
+        entity.check_quota(len(state or b"") - len(held.state or b""))
+        held.set_state(state)
+    else:
+        call.transaction.set_state(entity, held, state)
+    return Reply()
 
 
-def get_message_sessions(target: AddressTarget, arguments: Map) -> Reply:
+def get_message_sessions(call: ManagementCall) -> Reply:
     """List a page of ids: sessions with messages or state, or those whose state changed after a time."""
-    after, skip, top = (max(0, _number(arguments, name)) for name in ("last-updated-time", "skip", "top"))
-    found = _with_sessions(target).list_sessions(None if after > END_OF_TIME_MS else after)
+    after, skip, top = (max(0, call.number(name)) for name in ("last-updated-time", "skip", "top"))
+    found = call.sessions.list_sessions(None if after > END_OF_TIME_MS else after)
     found = found[skip : skip + min(top, MAX_PAGE)]
     if not found:
         return Reply(204, "NoContent", None, "com.microsoft:session-not-found")
     return Reply(body=Map([("skip", Int(skip + len(found))), ("sessions-ids", Array(found, code=_ARRAY_OF_STRINGS))]))
 
 
-def _with_sessions(target: AddressTarget) -> SessionMessages:
-    if not isinstance(target.messages, SessionMessages):
-        raise NotAllowed("The entity has no sessions.")
-    return target.messages
+# Rules
 
 
-def _held_by(target: AddressTarget, arguments: Map) -> HeldSession:
-    """Return the session that a request names. Raises SessionLockExpired if it is not held."""
-    session_id = text_at(arguments, "session-id")
-    if session_id is None:
-        raise ArgumentInvalid("The request lacks its 'session-id'.")
-    return _with_sessions(target).held_session(session_id)
+def add_rule(call: ManagementCall) -> Reply:
+    name, description = call.text("rule-name"), call.arguments.get("rule-description")
+    if not name or not isinstance(description, Map):
+        raise ArgumentInvalid("A rule to add comes with its 'rule-name' and a map 'rule-description'.")
+    rule = rules.SubscriptionRule(name, _read_filter(description), _read_action(description))
+    call.subscription.add_rule(rule)
+    return Reply()
 
 
-OPERATIONS: Final[dict[str, Operation]] = {
-    "com.microsoft:renew-lock": Operation(AccessRight.LISTEN, renew_lock),
-    "com.microsoft:update-disposition": Operation(AccessRight.LISTEN, update_disposition, update_disposition_in),
-    "com.microsoft:peek-message": Operation(AccessRight.LISTEN, peek_message),
-    "com.microsoft:receive-by-sequence-number": Operation(AccessRight.LISTEN, receive_by_sequence_number),
-    "com.microsoft:batch-delete-messages": Operation(AccessRight.LISTEN, batch_delete_messages),
-    "com.microsoft:schedule-message": Operation(AccessRight.SEND, schedule_message, schedule_message_in),
-    "com.microsoft:cancel-scheduled-message": Operation(
-        AccessRight.SEND, cancel_scheduled_message, cancel_scheduled_message_in
-    ),
-    "com.microsoft:renew-session-lock": Operation(AccessRight.LISTEN, renew_session_lock),
-    "com.microsoft:get-session-state": Operation(AccessRight.LISTEN, get_session_state),
-    "com.microsoft:set-session-state": Operation(AccessRight.LISTEN, set_session_state, set_session_state_in),
-    "com.microsoft:get-message-sessions": Operation(AccessRight.LISTEN, get_message_sessions),
+def remove_rule(call: ManagementCall) -> Reply:
+    call.subscription.remove_rule(call.text("rule-name") or "")
+    return Reply()
+
+
+def enumerate_rules(call: ManagementCall) -> Reply:
+    skip, top = call.number("skip", 0), call.number("top", 0)
+    page = call.subscription.rules[skip : skip + top]
+    if not page:
+        return Reply(204, "NoContent")
+    return Reply(body=Map([("rules", [Map([("rule-description", _write_rule(rule))]) for rule in page])]))
+
+
+def _read_filter(description: Map) -> rules.Filter:
+    sql, correlation = description.get("sql-filter"), description.get("correlation-filter")
+    if isinstance(sql, Map):
+        return rules.SqlRuleFilter(text_at(sql, "expression") or "", _named(sql.get("parameters")))
+    if isinstance(correlation, Map):
+        texts = {field: text_at(correlation, field.replace("_", "-")) for field in rules.CORRELATION_FIELDS}
+        return rules.CorrelationRuleFilter(**texts, properties=_named(correlation.get("properties")))
+    if "false-filter" in description:
+        return rules.FalseRuleFilter()
+    if "true-filter" in description or not any(str(key).endswith("-filter") for key in description):
+        return rules.TrueRuleFilter()
+    raise ArgumentInvalid("The filter of a rule is one of sql-filter, correlation-filter, true-filter, false-filter.")
+
+
+def _read_action(description: Map) -> rules.SqlAction | None:
+    action = description.get("sql-rule-action")
+    if not isinstance(action, Map) or action.get("expression") is None:
+        return None
+    return rules.SqlAction(text_at(action, "expression") or "", _named(action.get("parameters")))
+
+
+def _named(properties: Value) -> rules.NamedValues:
+    if properties is None:
+        return ()
+    if not isinstance(properties, Map):
+        raise ArgumentInvalid("The properties of a filter are a map.")
+    return tuple((str(name), from_amqp(value)) for name, value in properties.pairs)
+
+
+def _write_rule(rule: rules.SubscriptionRule) -> Described:
+    return Described(
+        RULE, [_write_filter(rule.filter), _write_action(rule.action), rule.name, Timestamp(rule.created_at_ms)]
+    )
+
+
+def _write_filter(rule_filter: rules.Filter) -> Described:
+    if isinstance(rule_filter, rules.SqlRuleFilter):
+        return Described(SQL_FILTER, [rule_filter.expression, COMPATIBILITY_LEVEL])
+    if isinstance(rule_filter, rules.CorrelationRuleFilter):
+        texts = [getattr(rule_filter, field) for field in rules.CORRELATION_FIELDS]
+        return Described(
+            CORRELATION_FILTER, [*texts, Map((name, typed.original) for name, typed in rule_filter.properties)]
+        )
+    return Described(TRUE_FILTER if isinstance(rule_filter, rules.TrueRuleFilter) else FALSE_FILTER, [])
+
+
+def _write_action(action: rules.SqlAction | None) -> Described:
+    if action is None:
+        return Described(EMPTY_ACTION, [])
+    return Described(SQL_ACTION, [action.expression, COMPATIBILITY_LEVEL])
+
+
+_OF_SENDERS: Final = (schedule_message, cancel_scheduled_message)
+_OF_RECEIVERS: Final = (
+    *(renew_lock, update_disposition, peek_message, receive_by_sequence_number, batch_delete_messages),
+    *(renew_session_lock, get_session_state, set_session_state, get_message_sessions),
     # Not Manage: a receiver of a subscription may change its rules.
-    "com.microsoft:add-rule": Operation(AccessRight.LISTEN, rule_requests.add_rule),
-    "com.microsoft:remove-rule": Operation(AccessRight.LISTEN, rule_requests.remove_rule),
-    "com.microsoft:enumerate-rules": Operation(AccessRight.LISTEN, rule_requests.enumerate_rules),
+    *(add_rule, remove_rule, enumerate_rules),
+)
+OPERATIONS: Final[dict[str, Operation]] = {
+    f"com.microsoft:{run.__name__.replace('_', '-')}": Operation(right, run)
+    for right, operations in ((AccessRight.SEND, _OF_SENDERS), (AccessRight.LISTEN, _OF_RECEIVERS))
+    for run in operations
 }
-
-
-# Arguments
-
-
-def _messages_of(target: AddressTarget, arguments: Map) -> SubQueue | HeldSession:
-    """Return the messages that a request is for: those of the session it names, or of the entity."""
-    if isinstance(target.messages, SessionMessages) and text_at(arguments, "session-id") is not None:
-        return _held_by(target, arguments)
-    return target.messages
-
-
-def _items(arguments: Map, name: str) -> list[Value]:
-    value = arguments.get(name)
-    if not isinstance(value, (Array, list)):
-        raise ArgumentInvalid(f"The request lacks its '{name}'.")
-    return list(value)
-
-
-def _tokens(arguments: Map) -> list[bytes]:
-    tokens = _items(arguments, "lock-tokens")
-    if not tokens or not all(isinstance(token, UUID) for token in tokens):
-        raise ArgumentInvalid("'lock-tokens' are UUIDs, one or more.")
-    return list(dict.fromkeys(token.bytes_le for token in tokens))
-
-
-def _number(arguments: Map, name: str) -> int:
-    value = arguments.get(name)
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ArgumentInvalid(f"The request lacks its '{name}'.")
-    return int(value)
-
-
-def _numbers(arguments: Map, name: str) -> list[int]:
-    values = _items(arguments, name)
-    if not all(isinstance(value, int) for value in values):
-        raise ArgumentInvalid(f"'{name}' are whole numbers.")
-    return [int(value) for value in values]
+"""By the names of the functions, which are the service's."""

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from sbpair.amqp.performatives import Accepted, Error, Modified, Outcome, Rejected, Released, TransactionalState
 from sbpair.amqp.types import Long, Map, Symbol
 from sbpair.emulator.access.sas import AccessRight
-from sbpair.emulator.clock import NEVER, Timers
 from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.entities.sessions import HeldSession, SessionMessages
-from sbpair.emulator.frontends.amqp.link_endpoint import PRE_SETTLED, LinkEndpoint, amqp_error, id_ranges
+from sbpair.emulator.frontends.amqp.link_endpoint import PRE_SETTLED, LinkEndpoint, LinkOwner, amqp_error, id_ranges
 from sbpair.emulator.frontends.amqp.request_links import text_at
 from sbpair.emulator.service_errors import ArgumentInvalid, OperationTimedOut, ServiceError
 from sbpair.errors import ProtocolError
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from sbpair.emulator.entities.stored_message import StoredMessage
     from sbpair.emulator.entities.subqueue import SubQueue
     from sbpair.emulator.entities.transaction import Settleable, Transaction
-    from sbpair.emulator.frontends.amqp.amqp_connection import AmqpConnection
 
 LISTEN: Final = (AccessRight.LISTEN,)
 FIRST_SLICE: Final = 8
@@ -55,7 +53,7 @@ class OutgoingLink(LinkEndpoint):
 
     def __init__(
         self,
-        connection: AmqpConnection,
+        owner: LinkOwner,
         link: SendingLink,
         target: AddressTarget,
         path: str,
@@ -63,14 +61,14 @@ class OutgoingLink(LinkEndpoint):
         **terms: Any,
     ) -> None:
         """Accept the link with these `terms`."""
-        super().__init__(connection, link, path, LISTEN)
+        super().__init__(owner, link, path, LISTEN)
         self._target = target
         self._slice = FIRST_SLICE
         self._completed: list[Sent] = []
         self._pre_settled = link.remote.snd_settle_mode == PRE_SETTLED
         self._queue = queue
         link.accept(max_message_size=target.entity.max_message_bytes, **terms)
-        self.idle = connection.watch_idle(link)
+        self.idle = owner.watch_idle(link)
 
     def check_open(self) -> None:
         self._target.check_receive()
@@ -122,7 +120,7 @@ class OutgoingLink(LinkEndpoint):
             self._fault_points.record(len(messages), self.path)
         size = self._send_settled(messages) if self._pre_settled else self._send_locked(messages)
         if size:
-            self.idle.touch()
+            self.idle.postpone()
             self._slice = max(1, min(MAX_SLICE, SLICE_BYTES * len(messages) // size))
             self._output.count(size)
 
@@ -157,15 +155,14 @@ class OutgoingLink(LinkEndpoint):
             self._confirm(done, state)
         for delivery in deliveries if failed else ():
             if delivery.context in failed:
-                rejected = Rejected(amqp_error(failed[delivery.context]))
-                self._link.session.dispose(delivery.id, delivery.id, rejected, receiver=False, settled=True)
+                self.dispose(delivery, Rejected(amqp_error(failed[delivery.context])))
 
     def _settle_in(self, deliveries: list[Sent], state: TransactionalState, *, settled: bool) -> None:
         """Keep an outcome for the commit of a transaction. Until then, deliveries that the peer keeps stay open."""
         try:
-            transaction = self._connection.transactions.find(state.txn_id)
+            transaction = self._owner.transactions.find(state.txn_id)
         except ServiceError as error:
-            self._connection.close_link(self._link, error)
+            self._owner.close_link(self._link, error)
             return
         outcome = state.outcome
         if not isinstance(outcome, (Accepted, Modified, Rejected, Released)):
@@ -179,7 +176,7 @@ class OutgoingLink(LinkEndpoint):
             else:
                 if not settled:
                     state = TransactionalState(transaction.id, _confirmed(outcome))
-                    self._link.session.dispose(delivery.id, delivery.id, state, receiver=False, settled=False)
+                    self.dispose(delivery, state, settled=False)
                     transaction.on_committed.append(partial(self._on_committed, delivery, outcome))
 
     def _refuse_in(self, transaction: Transaction, delivery: Sent, error: ServiceError, *, settled: bool) -> None:
@@ -187,8 +184,7 @@ class OutgoingLink(LinkEndpoint):
             # The peer does not wait for an answer.
             transaction.doom(error.message)
         else:
-            rejected = Rejected(amqp_error(error))
-            self._link.session.dispose(delivery.id, delivery.id, rejected, receiver=False, settled=True)
+            self.dispose(delivery, Rejected(amqp_error(error)))
 
     def _on_committed(self, delivery: Sent, outcome: Outcome) -> None:
         if self._link.session.sent.get(delivery.id) is delivery:
@@ -196,7 +192,7 @@ class OutgoingLink(LinkEndpoint):
 
     def flush(self) -> None:
         """Confirm completed deliveries in ranges: many clients complete each message by itself."""
-        self.idle.touch()
+        self.idle.postpone()
         self._confirm(self._completed, Accepted())
         self._completed = []
 
@@ -204,10 +200,9 @@ class OutgoingLink(LinkEndpoint):
         for first, last in id_ranges(deliveries):
             self._link.session.dispose(first, last, _confirmed(state), receiver=False, settled=True)
 
-    def on_detached(self, *, peacefully: bool) -> None:
+    def on_detached(self) -> None:
         """Stop receiving. Locks outlive the link: the management node settles and renews them until they expire."""
-        del peacefully
-        self.idle.stop()
+        self.idle.cancel()
         self._queue.remove_consumer(self)
 
 
@@ -215,49 +210,45 @@ class OutgoingSessionLink(OutgoingLink):
     """A link that holds a session and receives from it. The session is released with the link."""
 
     def __init__(
-        self, connection: AmqpConnection, link: SendingLink, target: AddressTarget, path: str, held: HeldSession
+        self, owner: LinkOwner, link: SendingLink, target: AddressTarget, path: str, held: HeldSession
     ) -> None:
         source = replace(link.remote.source, filter={SESSION_FILTER: held.id})
         locked_until = Long(held.locked_until_ms * TICKS_PER_MS + _TICKS_TO_1970)
-        super().__init__(connection, link, target, path, held, source=source, properties={LOCKED_UNTIL: locked_until})
+        super().__init__(owner, link, target, path, held, source=source, properties={LOCKED_UNTIL: locked_until})
         self._held = held
-        held.on_lock_lost = partial(connection.close_link, link)
+        held.on_lock_lost = partial(owner.close_link, link)
 
-    def on_detached(self, *, peacefully: bool) -> None:
-        super().on_detached(peacefully=peacefully)
+    def on_detached(self) -> None:
+        super().on_detached()
         self._held.on_lock_lost = None
-        self._held.close(failed=not peacefully)
+        self._held.close(failed=not self.ended_peacefully)
 
 
 class WaitingSessionLink(LinkEndpoint):
     """A link that stays unanswered until a session is free or its time is over."""
 
-    def __init__(self, connection: AmqpConnection, link: SendingLink, target: AddressTarget, path: str) -> None:
-        super().__init__(connection, link, path, LISTEN)
-        self.due_ms = NEVER
+    def __init__(self, owner: LinkOwner, link: SendingLink, target: AddressTarget, path: str) -> None:
+        super().__init__(owner, link, path, LISTEN)
         self._target = target
 
-    def start(self, timers: Timers, until_ms: int) -> None:
-        self.due_ms = until_ms
-        timers.schedule(until_ms, self)
+    def start(self, timeout_ms: int) -> None:
+        self._deadline = self._owner.namespace.deadline(timeout_ms, self._on_deadline)
 
     def on_session_locked(self, held: HeldSession) -> None:
-        self.due_ms = NEVER
-        outgoing = OutgoingSessionLink(self._connection, self._link, self._target, self.path, held)
+        self._deadline.cancel()
+        outgoing = OutgoingSessionLink(self._owner, self._link, self._target, self.path, held)
         self._link.context = outgoing
         outgoing.wake()
 
-    def advance(self, now_ms: int) -> None:
-        del now_ms
+    def _on_deadline(self) -> None:
         error = OperationTimedOut("No session became available within the time that was given.")
-        self._connection.close_link(self._link, error)
+        self._owner.close_link(self._link, error)
 
     def check_open(self) -> None:
         self._target.check_receive()
 
-    def on_detached(self, *, peacefully: bool) -> None:
-        del peacefully
-        self.due_ms = NEVER
+    def on_detached(self) -> None:
+        self._deadline.cancel()
         if isinstance(self._target.messages, SessionMessages):
             self._target.messages.remove_waiter(self)
 

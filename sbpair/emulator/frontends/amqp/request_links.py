@@ -1,5 +1,7 @@
 """Requests to `$cbs` and `$management` nodes and their replies, and the endpoints of the links that carry them.
 
+Beside those, the control links of transactions. AMQP 1.0, part 4.
+
 A bug in answering fails its request only. The two nodes name the fields of their replies differently. A reply's
 correlation id has the type of the request's message id, because some clients compare types too.
 """
@@ -10,24 +12,35 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from sbpair.amqp.link import Delivery, ReceivingLink, SendingLink, terminus_address
 from sbpair.amqp.message import APPLICATION_PROPERTIES, VALUE, Properties, Sections, encode_map, value_body
-from sbpair.amqp.performatives import Error, Rejected
-from sbpair.amqp.types import Int, Map, Symbol, Value
-from sbpair.emulator.frontends.amqp.link_endpoint import CREDIT, PRE_SETTLED, LinkEndpoint, accepted_in, amqp_error
-from sbpair.emulator.service_errors import InternalError, ServiceError, log_bug
+from sbpair.amqp.performatives import (
+    Accepted,
+    Coordinator,
+    Declare,
+    Declared,
+    Discharge,
+    Error,
+    Outcome,
+    Rejected,
+    composite_of,
+)
+from sbpair.amqp.types import Array, Int, Map, Symbol, Value
+from sbpair.emulator.frontends.amqp.link_endpoint import PRE_SETTLED, LinkEndpoint, LinkOwner, accepted_in, amqp_error
+from sbpair.emulator.service_errors import InternalError, NotAllowed, ServiceError, TransactionUnknown, log_bug
 from sbpair.errors import ProtocolError
 
 if TYPE_CHECKING:
     from sbpair.emulator.access.sas import AccessRight
     from sbpair.emulator.entities.transaction import Transaction
-    from sbpair.emulator.frontends.amqp.amqp_connection import AmqpConnection
 
 logger = logging.getLogger(__name__)
 
 REQUEST_BYTES: Final = 1_048_576
+CAPABILITIES: Final = ("amqp:local-transactions", "amqp:multi-txns-per-ssn", "amqp:multi-ssns-per-txn")
+CONTROL_BYTES: Final = 65_536
 MAX_PENDING_REPLY_BYTES: Final = 4_194_304
 """Replies that may wait for credit or window of a client that does not take them."""
 
@@ -120,23 +133,23 @@ class RequestLink(LinkEndpoint):
 
     def __init__(
         self,
-        connection: AmqpConnection,
+        owner: LinkOwner,
         link: ReceivingLink,
         path: str,
         rights: tuple[AccessRight, ...],
         answer: Answer,
     ) -> None:
-        super().__init__(connection, link, path, rights)
+        super().__init__(owner, link, path, rights)
         self._pending: deque[Delivery] = deque()
         self._answer = answer
         link.accept(max_message_size=REQUEST_BYTES)
-        link.grant(CREDIT)
+        self.grant()
 
     def receive(self, delivery: Delivery) -> None:
         self._pending.append(delivery)
-        self.answer_pending()
+        self.pull()
 
-    def answer_pending(self) -> None:
+    def pull(self) -> None:
         """Answer pending requests while the peer reads the replies."""
         while self._pending and not self._output.blocked:
             self._answer_one(self._pending.popleft())
@@ -144,15 +157,13 @@ class RequestLink(LinkEndpoint):
             self._output.pause_reading_for(self)
 
     def _answer_one(self, delivery: Delivery) -> None:
-        session = self._link.session
         try:
             request = read_request(delivery.payload, delivery.context)
         except ProtocolError as error:
-            state = Rejected(amqp_error(error))
-            session.dispose(delivery.id, delivery.id, state, receiver=True, settled=True)
+            self.dispose(delivery, Rejected(amqp_error(error)))
             return
         if not delivery.settled:
-            session.dispose(delivery.id, delivery.id, accepted_in(delivery.context), receiver=True, settled=True)
+            self.dispose(delivery, accepted_in(delivery.context))
         replies = self._replies_to(request)
         payload = reply_to(request, self._answer, MANAGEMENT_KEYS if self.path else CBS_KEYS)
         if replies is not None:
@@ -168,11 +179,7 @@ class RequestLink(LinkEndpoint):
         named = next((each for each in candidates if request.reply_to and each.address == request.reply_to), None)
         return named or next(iter(candidates), None)
 
-    def flush(self) -> None:
-        if self._link.credit <= CREDIT // 2 and self._link.is_open:
-            self._link.grant(CREDIT)
-
-    def on_detached(self, *, peacefully: bool) -> None:  # noqa: ARG002  # LinkEndpoint's signature
+    def on_detached(self) -> None:
         self._pending.clear()
 
 
@@ -181,10 +188,8 @@ class ReplyLink(LinkEndpoint):
 
     _link: SendingLink
 
-    def __init__(
-        self, connection: AmqpConnection, link: SendingLink, path: str, rights: tuple[AccessRight, ...]
-    ) -> None:
-        super().__init__(connection, link, path, rights)
+    def __init__(self, owner: LinkOwner, link: SendingLink, path: str, rights: tuple[AccessRight, ...]) -> None:
+        super().__init__(owner, link, path, rights)
         self.address = terminus_address(link.remote.target)
         self._pending: deque[bytes] = deque()
         self._pending_bytes = self._tag = 0
@@ -210,3 +215,63 @@ class ReplyLink(LinkEndpoint):
         self.pull()
         if self._link.draining:
             self._link.drained()
+
+
+class CoordinatorLink(LinkEndpoint):
+    """A control link: a client declares and discharges transactions on it. Those left are rolled back with it."""
+
+    _link: ReceivingLink
+
+    def __init__(self, owner: LinkOwner, link: ReceivingLink) -> None:
+        super().__init__(owner, link, "", ())
+        self._transactions = owner.transactions
+        self._declared: set[bytes] = set()
+        capabilities = Array([Symbol(name) for name in CAPABILITIES], code=0xA3)
+        link.accept(target=Coordinator(capabilities), max_message_size=CONTROL_BYTES)
+        self.grant()
+
+    def receive(self, delivery: Delivery) -> None:
+        self._owner.flush_endpoints()
+        if delivery.settled:
+            self._owner.close_link(self._link, NotAllowed("Messages on a control link must not be settled."))
+            return
+        try:
+            state = self._answer(_read_control(delivery.payload))
+        except (ServiceError, ProtocolError) as error:
+            state = Rejected(amqp_error(error))
+        self.dispose(delivery, state)
+
+    def _answer(self, request: Any) -> Outcome | Declared:
+        if isinstance(request, Declare):
+            if request.global_id is not None:
+                raise ProtocolError("Distributed transactions are not supported.", condition="amqp:not-implemented")
+            transaction = self._transactions.declare()
+            self._declared.add(transaction.id)
+            return Declared(transaction.id)
+        if not isinstance(request, Discharge):
+            raise ProtocolError("A control message is a declare or a discharge.", condition="amqp:decode-error")
+        return self._discharge(request.txn_id or b"", roll_back=bool(request.fail))
+
+    def _discharge(self, txn_id: bytes, *, roll_back: bool) -> Accepted:
+        if txn_id not in self._declared:
+            raise TransactionUnknown("Transaction is not declared")
+        self._declared.discard(txn_id)
+        transaction = self._transactions.remove(txn_id)
+        if transaction.is_over:
+            raise TransactionUnknown("Transaction is not declared")
+        if roll_back:
+            transaction.roll_back()
+        else:
+            transaction.commit()
+        return Accepted()
+
+    def on_detached(self) -> None:
+        """Roll back every transaction that was declared here and not discharged."""
+        for txn_id in self._declared:
+            self._transactions.remove(txn_id).roll_back()
+        self._declared.clear()
+
+
+def _read_control(payload: bytes) -> Any:
+    bodies = [value for code, value in Sections.split(payload).read_body() if code == VALUE]
+    return composite_of(bodies[0]) if bodies else None

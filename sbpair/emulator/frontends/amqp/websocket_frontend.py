@@ -16,8 +16,8 @@ from websockets.protocol import State
 from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
-from sbpair.emulator.frontends.amqp.amqp_connection import DEFAULT_LIMITS, MAX_READ, ConnectionLimits
-from sbpair.emulator.frontends.amqp.connection_output import MAX_OUTPUT
+from sbpair.emulator.frontends.amqp.faulty_connection import TransportLayer
+from sbpair.emulator.frontends.amqp.link_endpoint import DEFAULT_LIMITS, MAX_OUTPUT, MAX_READ, ConnectionLimits
 
 if TYPE_CHECKING:
     from websockets.http11 import Request
@@ -34,7 +34,7 @@ _quiet = logging.getLogger(f"{__name__}.frames")
 _quiet.setLevel(logging.CRITICAL)
 
 
-class WebSocketFrontend(asyncio.Transport, asyncio.Protocol):
+class WebSocketFrontend(TransportLayer):
     """The protocol of the socket's transport and, after the handshake, the transport of an AMQP connection."""
 
     def __init__(self, make_amqp: Callable[[], asyncio.Protocol], limits: ConnectionLimits = DEFAULT_LIMITS) -> None:
@@ -42,7 +42,6 @@ class WebSocketFrontend(asyncio.Transport, asyncio.Protocol):
         self._make_amqp = make_amqp
         self._limits = limits
         self._frames = ServerProtocol(subprotocols=[SUBPROTOCOL], max_size=MAX_MESSAGE, logger=_quiet)
-        self._amqp: asyncio.Protocol | None = None
         self._held: list[bytes] | None = None
 
     # Protocol of the socket's transport
@@ -53,7 +52,7 @@ class WebSocketFrontend(asyncio.Transport, asyncio.Protocol):
         self._deadline = self._abort_after(self._limits.open_seconds)
 
     def data_received(self, data: bytes) -> None:
-        if self._amqp is None:
+        if self._above is None:
             self._handshake(data)
             return
         if self._held is not None:
@@ -76,7 +75,7 @@ class WebSocketFrontend(asyncio.Transport, asyncio.Protocol):
                 # The client sends pings and reads no pongs. The AMQP connection resumes with `resume_writing`.
                 self._transport.pause_reading()
         if payloads and was_open:
-            self._amqp.data_received(b"".join(payloads))
+            self._above.data_received(b"".join(payloads))
 
     def _handshake(self, data: bytes) -> None:
         frames = self._frames
@@ -91,23 +90,15 @@ class WebSocketFrontend(asyncio.Transport, asyncio.Protocol):
         self._send(answer)
         if frames.state is State.OPEN:
             self._deadline.cancel()
-            self._amqp = self._make_amqp()
-            self._amqp.connection_made(self)
+            self._above = self._make_amqp()
+            self._above.connection_made(self)
         elif answer:
             logger.info("Refused a WebSocket with status %s.", answer[0].split(b" ", 2)[1].decode())
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._deadline.cancel()
-        if self._amqp is not None:
-            self._amqp.connection_lost(exc)
-
-    def pause_writing(self) -> None:
-        if self._amqp is not None:
-            self._amqp.pause_writing()
-
-    def resume_writing(self) -> None:
-        if self._amqp is not None:
-            self._amqp.resume_writing()
+        if self._above is not None:
+            self._above.connection_lost(exc)
 
     def _send(self, pieces: list[bytes]) -> None:
         """Write pieces of output; an empty one, the last, ends the connection."""
@@ -142,39 +133,16 @@ class WebSocketFrontend(asyncio.Transport, asyncio.Protocol):
             self._transport.resume_reading()
             self._limit_close()
 
-    def abort(self) -> None:
-        self._transport.abort()
-
     def is_closing(self) -> bool:
         return self._frames.state is not State.OPEN or self._transport.is_closing()
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        self._amqp = cast("asyncio.Protocol", protocol)
+        self._above = cast("asyncio.Protocol", protocol)
 
     def get_protocol(self) -> asyncio.BaseProtocol:
-        return self._amqp or self
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Return what is known about the connection; `websocket` is this layer of it."""
-        return self if name == "websocket" else self._transport.get_extra_info(name, default)
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        self._transport.set_write_buffer_limits(high, low)
-
-    def get_write_buffer_size(self) -> int:
-        return self._transport.get_write_buffer_size()
-
-    def pause_reading(self) -> None:
-        self._transport.pause_reading()
-
-    def resume_reading(self) -> None:
-        self._transport.resume_reading()
+        return self._above or self
 
     # For faults
-
-    def drop(self) -> None:
-        """Close without a close frame."""
-        self._transport.close()
 
     def hold(self) -> None:
         """Stop answering, pings too, until `release`."""

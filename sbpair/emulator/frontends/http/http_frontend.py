@@ -1,4 +1,4 @@
-"""The HTTP frontend: it has health and control, and passes other requests to identity, Resource Manager or Atom.
+"""The HTTP frontend: it has health, control and identity, and passes other requests to Resource Manager or Atom.
 
 The control API is faults, clock and state as JSON under `/$control`. It stays reachable during outages and needs no
 token. The answer to an invalid request is 400, with the field.
@@ -9,25 +9,28 @@ Invariant: nothing that a peer sends is logged, because it could hold a token or
 from __future__ import annotations
 
 import asyncio
+import hmac
 import json
 import logging
-from dataclasses import asdict
+import secrets
+import uuid
+from dataclasses import asdict, dataclass, field
 from email.utils import formatdate
 from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from sbpair.emulator.access.bearer import Issuer
 from sbpair.emulator.faults.active import BadField, FaultUnknown, read_count, read_fault
-from sbpair.emulator.frontends.arm.arm_frontend import ArmFrontend
-from sbpair.emulator.frontends.arm.arm_request import is_arm
-from sbpair.emulator.frontends.atom.atom_frontend import AtomFrontend
-from sbpair.emulator.frontends.http import identity_frontend
-from sbpair.emulator.frontends.http.management_parts import read_body, split_target
-from sbpair.emulator.relay.relay_target import is_websocket_path
+from sbpair.emulator.frontends.http.arm_frontend import ArmFrontend, is_arm
+from sbpair.emulator.frontends.http.atom_frontend import AtomFrontend
+from sbpair.emulator.frontends.http.management_parts import read_body, read_query, split_target
+from sbpair.emulator.relay.relay_messages import is_websocket_path
 from sbpair.emulator.service_errors import ArgumentInvalid, InternalError, ServiceError, log_bug
 
 if TYPE_CHECKING:
+    from sbpair.emulator.clock import Clock
     from sbpair.emulator.entities.namespace import Namespace
     from sbpair.emulator.entities.queue import QueueEntity
     from sbpair.emulator.entities.topic import TopicEntity
@@ -36,6 +39,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CONTROL: Final = "$control"
+IDENTITY: Final = "$identity"
+IDENTITY_VERSION: Final = "2019-08-01"
 
 
 class QuietLog(logging.LoggerAdapter[logging.Logger]):
@@ -69,7 +74,7 @@ def http_server(emulator: Emulator, namespace: Namespace) -> web.Server:
             return await answer_control(emulator, namespace, request)
         if is_health_check(request) and namespace.hybrid_connections.find("health") is None:
             return health(namespace)
-        if emulator.identity is not None and path.startswith(identity_frontend.PREFIX):
+        if emulator.identity is not None and path.startswith(IDENTITY):
             return emulator.identity.handle(request)
         if namespace.is_down:
             if request.transport is not None:
@@ -239,3 +244,56 @@ def advance_ms(document: object) -> int:
     if not isinstance(document, dict) or set(document) != {"advance_ms"}:
         raise BadField("body", 'an object {"advance_ms": N} is expected')
     return read_count("advance_ms", document["advance_ms"])
+
+
+# Identity
+
+
+@dataclass(frozen=True, slots=True)
+class IdentityEndpoint:
+    """The address and secret that azure-identity reads from the environment."""
+
+    endpoint: str
+    header: str = field(repr=False)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {"IDENTITY_ENDPOINT": self.endpoint, "IDENTITY_HEADER": self.header}
+
+
+class IdentityFrontend:
+    """The token endpoint of a managed identity in the form of Azure App Service, for azure-identity.
+
+    The secret in IDENTITY_HEADER is required. It is not part of a namespace, and stays reachable during outages.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self.issuer = Issuer()
+        self.header = secrets.token_urlsafe(24)
+        self._clock = clock
+        self._client_id = str(uuid.uuid4())
+
+    def endpoint_at(self, authority: str) -> IdentityEndpoint:
+        return IdentityEndpoint(f"http://{authority}/{IDENTITY}/token", self.header)
+
+    def handle(self, request: web.BaseRequest) -> web.Response:
+        given = request.headers.get("X-IDENTITY-HEADER", "")
+        if not hmac.compare_digest(given.encode(), self.header.encode()):
+            return _refused(401, "The header X-IDENTITY-HEADER is missing, or is not the one of IDENTITY_HEADER.")
+        query = read_query(split_target(request)[1])
+        if request.method != "GET" or query.get("api-version") != IDENTITY_VERSION or not query.get("resource"):
+            return _refused(400, f"Request a token by GET with api-version={IDENTITY_VERSION} and resource=….")
+        token, expires_on = self.issuer.issue(query["resource"], self._clock.now_ms())
+        return web.json_response(
+            {
+                "access_token": token,
+                "client_id": self._client_id,
+                "expires_on": str(expires_on),
+                "resource": query["resource"],
+                "token_type": "Bearer",
+            }
+        )
+
+
+def _refused(status: int, message: str) -> web.Response:
+    return web.json_response({"statusCode": status, "message": message}, status=status)

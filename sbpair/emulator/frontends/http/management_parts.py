@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from sbpair.emulator.entities.namespace import Namespace
     from sbpair.emulator.entities.queue import QueueEntity
+    from sbpair.emulator.entities.rules import SubscriptionRule
     from sbpair.emulator.entities.topic import TopicEntity
 
 FORWARDS: Final = ("ForwardTo", "ForwardDeadLetteredMessagesTo")
@@ -110,6 +111,24 @@ class EntityCollection:
     get: Callable[[str], QueueEntity]
     create: Callable[..., QueueEntity]
 
+    def put(
+        self,
+        name: str,
+        values: Mapping[str, str],
+        existing: QueueEntity | None,
+        rules: tuple[AuthorizationRule, ...],
+        authority: str,
+        *first_rule: SubscriptionRule,
+    ) -> QueueEntity:
+        """Create an entity, or update the existing one. Raises OperationTimedOut if a partition of it is down."""
+        wanted = self.describe(values, existing, rules, authority)
+        self._check_forwards(wanted, existing)
+        if existing is None:
+            return self.create(name, wanted, *first_rule)
+        existing.check_all_partitions()
+        existing.update(wanted)
+        return existing
+
     def describe(
         self,
         values: Mapping[str, str],
@@ -124,7 +143,7 @@ class EntityCollection:
         space = self.namespace
         return from_elements(self.schema, self.default, {**values, **whole}, before, rules, space.tier, space.name)
 
-    def check_forwards(self, wanted: QueueDescription, existing: QueueEntity | None) -> None:
+    def _check_forwards(self, wanted: QueueDescription, existing: QueueEntity | None) -> None:
         """Raise ForwardTargetMissing for a new target of forwarding that does not exist."""
         for name in FORWARDS:
             target = format_value(wanted, name)
@@ -177,9 +196,3 @@ def reported_counts(entity: QueueEntity) -> dict[str, int]:
         "TransferMessageCount": counts.transfer,
         "TransferDeadLetterMessageCount": counts.transfer_dead_letter,
     }
-
-
-def update(entity: QueueEntity, description: QueueDescription) -> None:
-    """Update an entity. Raises OperationTimedOut if one of its partitions is down."""
-    entity.check_all_partitions()
-    entity.update(description)

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 from urllib.parse import quote, urlencode
 from xml.etree.ElementTree import Element
 
@@ -22,8 +22,7 @@ from sbpair.emulator.entities.description_schema import QUEUE, SUBSCRIPTION
 from sbpair.emulator.entities.queue import entity_not_found
 from sbpair.emulator.entities.rules import SubscriptionRule
 from sbpair.emulator.entities.topic import SubscriptionEntity
-from sbpair.emulator.frontends.atom import atom_xml as xml
-from sbpair.emulator.frontends.atom.atom_rules import RULE, read_rule, rule_xml
+from sbpair.emulator.frontends.http import atom_xml as xml
 from sbpair.emulator.frontends.http.management_parts import (
     EntityCollection,
     queues_of,
@@ -33,7 +32,6 @@ from sbpair.emulator.frontends.http.management_parts import (
     split_target,
     subscriptions_of,
     topics_of,
-    update,
 )
 from sbpair.emulator.service_errors import (
     MANAGEMENT_HELP,
@@ -88,25 +86,6 @@ class AtomRequest:
         return f"{self.base}/{quote(path, safe='/$')}?{urlencode({'api-version': self.api_version, **query})}"
 
 
-class TopicPath(NamedTuple):
-    """A path below a topic, taken apart. The name is None where the path ends in a list."""
-
-    topic: str
-    subscription: str | None
-    has_rules: bool
-    rule: str | None
-
-    @property
-    def is_list(self) -> bool:
-        return self.subscription is None or (self.has_rules and self.rule is None)
-
-
-def read_topic_path(path: str) -> TopicPath | None:
-    """Parse `<topic>/subscriptions[/<name>[/rules[/<name>]]]`, in any letter case."""
-    match = _PATH.fullmatch(path)
-    return match and TopicPath(match["topic"], match["subscription"], bool(match["rules"]), match["rule"])
-
-
 class AtomFrontend:
     """The Atom frontend of one namespace. Every error becomes the service's error body."""
 
@@ -138,10 +117,11 @@ class AtomFrontend:
         if request.api_version not in API_VERSIONS:
             version = request.api_version[:40]
             raise ArgumentInvalid(f"The api-version '{version}' is not one of {', '.join(API_VERSIONS)}.")
-        path, below = request.path.lower(), read_topic_path(request.path)
-        read_only = path == "$namespaceinfo" or path in self._lists or (below is not None and below.is_list)
+        path, below = request.path.lower(), _PATH.fullmatch(request.path)
+        is_list = below is not None and (below["subscription"] is None or (below["rules"] and below["rule"] is None))
+        read_only = path == "$namespaceinfo" or path in self._lists or is_list
         if request.method not in (("GET",) if read_only else ("GET", "PUT", "DELETE")):
-            return atom_response(xml.error_xml(405, "The specified HTTP verb is not valid here."), 405)
+            return wrong_method()
         if path == "$namespaceinfo":
             return self._namespace_info(request)
         if path in self._lists:
@@ -175,7 +155,7 @@ class AtomFrontend:
         """Answer a request for the description of a hybrid connection. Raises RelayRefused."""
         self._namespace.hybrid_connections.authorize(request.token, AccessRight.MANAGE, request.path, entity)
         if request.method != "GET":
-            return atom_response(xml.error_xml(405, "The specified HTTP verb is not valid here."), 405)
+            return wrong_method()
         times, content = (entity.created_at_ms, entity.updated_at_ms), xml.hybrid_connection_xml(entity)
         return atom_response(
             xml.entry_xml(request.href(entity.path), entity.path, self._namespace.name, times, content)
@@ -210,14 +190,9 @@ class AtomFrontend:
         before = existing.description.authorization_rules if existing else ()
         created_ms = {rule.key_name: rule.created_at_ms for rule in before}
         kept = tuple(replace(rule, created_at_ms=created_ms.get(rule.key_name, now)) for rule in rules)
-        wanted = entities.describe(values, existing, kept, request.host)
-        entities.check_forwards(wanted, existing)
-        if existing is not None:
-            update(existing, wanted)
-            return atom_response(self._entry(request, entities, existing))
-        first_rule = [_first_rule(description)] if entities.schema is SUBSCRIPTION else []
-        created = entities.create(name, wanted, *first_rule)
-        return atom_response(self._entry(request, entities, created), 201)
+        first_rule = [_first_rule(description)] if entities.schema is SUBSCRIPTION and existing is None else []
+        stored = entities.put(name, values, existing, kept, request.host, *first_rule)
+        return atom_response(self._entry(request, entities, stored), 200 if existing else 201)
 
     def _entry(self, request: AtomRequest, entities: EntityCollection, entity: QueueEntity) -> str:
         # A list that holds such an entity fails too: counts without those of a partition would be wrong.
@@ -233,42 +208,43 @@ class AtomFrontend:
 
     # Below topics
 
-    def _answer_below_topic(self, request: AtomRequest, path: TopicPath, body: bytes) -> web.Response:
+    def _answer_below_topic(self, request: AtomRequest, path: re.Match[str], body: bytes) -> web.Response:
         reading = request.method == "GET"
-        topic = self._namespace.find_topic(path.topic) if reading else self._namespace.topic(path.topic)
+        topic = (self._namespace.find_topic if reading else self._namespace.topic)(path["topic"])
         if topic is None:
             # As for a single entity, the service answers a missing topic with an empty feed.
-            if path.subscription is None:
+            if path["subscription"] is None:
                 return atom_page(request, "Subscriptions", (), str, self._now_ms())
             return self._missing(request)
         subscriptions = subscriptions_of(self._namespace, topic)
-        if path.subscription is None:
+        if path["subscription"] is None:
             return self._list(request, subscriptions)
-        if not path.has_rules:
-            return self._answer_of_entity(request, subscriptions, path.subscription, body)
-        subscription = (topic.find_subscription if reading else topic.subscription)(path.subscription)
+        if not path["rules"]:
+            return self._answer_of_entity(request, subscriptions, path["subscription"], body)
+        subscription = (topic.find_subscription if reading else topic.subscription)(path["subscription"])
         if subscription is None:
             return self._missing(request)
         entry = partial(self._rule_entry, request, subscription)
-        if path.rule is None:
+        name = path["rule"]
+        if name is None:
             return atom_page(request, "Rules", subscription.rules, entry, self._now_ms())
         match request.method:
             case "GET":
-                rule = subscription.find_rule(path.rule)
+                rule = subscription.find_rule(name)
                 return self._missing(request) if rule is None else atom_response(entry(rule))
             case "DELETE":
-                subscription.remove_rule(path.rule)
+                subscription.remove_rule(name)
                 return web.Response(status=200)
         if request.if_match:
-            subscription.rule(path.rule)
-        wanted = read_rule(_check_kind(xml.description_in(body), RULE), path.rule)
+            subscription.rule(name)
+        wanted = xml.read_rule(_check_kind(xml.description_in(body), xml.RULE), name)
         stored = subscription.change_rule(wanted) if request.if_match else subscription.add_rule(wanted)
         return atom_response(entry(stored), 200 if request.if_match else 201)
 
     def _rule_entry(self, request: AtomRequest, subscription: SubscriptionEntity, rule: SubscriptionRule) -> str:
         href = request.href(f"{subscription.path}/Rules/{rule.name}")
         times = (rule.created_at_ms, rule.created_at_ms)
-        return xml.entry_xml(href, rule.name, self._namespace.name, times, rule_xml(rule))
+        return xml.entry_xml(href, rule.name, self._namespace.name, times, xml.rule_xml(rule))
 
     def _now_ms(self) -> int:
         return self._namespace.clock.now_ms()
@@ -286,7 +262,7 @@ def _check_kind(description: Element, kind: str) -> Element:
 
 def _first_rule(description: Element) -> SubscriptionRule:
     described = description.find(f"{{{xml.SERVICE_BUS}}}DefaultRuleDescription")
-    return SubscriptionRule() if described is None else read_rule(described)
+    return SubscriptionRule() if described is None else xml.read_rule(described)
 
 
 def atom_page(
@@ -303,3 +279,7 @@ def atom_page(
 def atom_response(text: str, status: int = 200) -> web.Response:
     kind = "application/atom+xml" if status < 300 else "application/xml"
     return web.Response(text=text, status=status, content_type=kind, charset="utf-8")
+
+
+def wrong_method() -> web.Response:
+    return atom_response(xml.error_xml(405, "The specified HTTP verb is not valid here."), 405)

@@ -1,1 +1,0 @@
-"""The Azure Resource Manager frontend: entities as JSON over HTTP."""

@@ -1,1 +1,0 @@
-"""The Atom management frontend: entities as XML over HTTP."""

@@ -1,0 +1,312 @@
+"""The Azure Resource Manager frontend: all namespaces and their entities as JSON, on every port.
+
+Any subscription id and resource group is accepted, and has all namespaces.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote, urlencode
+
+from aiohttp import web
+
+from sbpair.emulator.access.bearer import ARM_AUDIENCES
+from sbpair.emulator.faults.fault_points import RequestRefused
+from sbpair.emulator.frontends.http.arm_resources import (
+    PROVIDER,
+    RELAY_PROVIDER,
+    ArmError,
+    Json,
+    Keys,
+    Resources,
+    T,
+    collection_at,
+    existing,
+    not_found,
+    read_members,
+)
+from sbpair.emulator.frontends.http.management_parts import read_body, read_page, read_query
+from sbpair.emulator.service_errors import ServiceError, ServiceUnavailable, Unauthenticated
+from sbpair.timespan import instant
+
+if TYPE_CHECKING:
+    from sbpair.emulator.entities.namespace import Namespace
+
+API_VERSIONS: Final = ("2017-04-01", "2021-11-01", "2024-01-01", "2026-01-01")
+LOCATION: Final = "This machine"
+RESOURCE_GROUP: Final = "emulator"
+"""The resource group in answers to requests that name none: every group has all namespaces."""
+
+_SUBSCRIPTION: Final = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+_PATH: Final = re.compile(
+    r"/+subscriptions/(?P<subscription>[^/]+)(?:/resourcegroups/(?P<group>[^/]+))?"
+    r"/providers/microsoft\.(?P<provider>servicebus|relay)(?P<rest>/.*)?",
+    re.IGNORECASE,
+)
+_WITH_PATHS: Final = ("queues", "topics", "hybridconnections")
+_TYPES: Final = {"authorizationrules": "authorizationRules", "hybridconnections": "hybridConnections"}
+
+_CODES: Final = {
+    400: "MessagingGatewayBadRequest",
+    401: "InvalidAuthenticationToken",
+    403: "MessagingGatewayForbidden",
+    404: "MessagingGatewayNotFoundStatusCode",
+    409: "MessagingGatewayConflict",
+    413: "RequestEntityTooLarge",
+    429: "MessagingGatewayTooManyRequests",
+    500: "InternalServerError",
+    503: "ServiceUnavailable",
+    504: "GatewayTimeout",
+}
+_OWN_WORDS: Final = {
+    401: ("ExpiredAuthenticationToken", "The access token is expired."),
+    403: (
+        "AuthorizationFailed",
+        "The client does not have authorization to perform this action over this scope, or the scope is invalid.",
+    ),
+}
+"""Refusals of Resource Manager itself, before Service Bus: code and text."""
+
+
+class ArmRequest:
+    """A decoded request. `namespace` is None for all; `parts` are the segments below it, types in lower case."""
+
+    def __init__(self, request: web.BaseRequest) -> None:
+        """Decode a request. Raises ArmError if it is not valid for Resource Manager."""
+        self.raw_path, _, query = request.raw_path.partition("?")
+        match = _PATH.fullmatch(self.raw_path)
+        if match is None:
+            raise not_found()
+        self.provider = RELAY_PROVIDER if match["provider"].lower() == "relay" else PROVIDER
+        first, *names = [unquote(part) for part in (match["rest"] or "").strip("/").split("/")]
+        self.query = read_query(query)
+        _check(match["subscription"], first, names, self.query.get("api-version"))
+        self.method = request.method
+        self.subscription = unquote(match["subscription"])
+        self.group = unquote(match["group"]) if match["group"] else None
+        self.namespace = names[0] if names else None
+        self.parts = tuple(part.lower() if number % 2 == 0 else part for number, part in enumerate(names[1:]))
+        self.base = f"{request.scheme}://{request.host}"
+        self.token = request.headers.get("Authorization")
+
+    @property
+    def namespaces_id(self) -> str:
+        group = self.group or RESOURCE_GROUP
+        return f"/subscriptions/{self.subscription}/resourceGroups/{group}/providers/{self.provider}/namespaces"
+
+    @property
+    def entity_path(self) -> str:
+        """The entity of a request in the form of Atom paths, which faults and limits use."""
+        if not self.parts:
+            return "$namespaceinfo"
+        if len(self.parts) == 1:
+            return f"$resources/{self.parts[0]}"
+        head, name, *rest = self.parts
+        return "/".join([name.replace("~", "/"), *rest]) if head in _WITH_PATHS else "/".join(self.parts)
+
+    def require(self, *methods: str) -> None:
+        """Raise ArmError if the method is not one of these."""
+        if self.method not in methods:
+            text = f"The HTTP method '{self.method[:20]}' is not supported at this scope."
+            raise ArmError("MethodNotAllowed", text, 405)
+
+
+def is_arm(raw_path: str) -> bool:
+    return _PATH.fullmatch(raw_path.partition("?")[0]) is not None
+
+
+def _check(subscription: str, first: str, names: list[str], version: str | None) -> None:
+    if _SUBSCRIPTION.fullmatch(subscription) is None:
+        text = f"The provided subscription identifier '{subscription[:100]}' is malformed or invalid."
+        raise ArmError("InvalidSubscriptionId", text)
+    if not version:
+        text = "The api-version query parameter (?api-version=) is required for all requests."
+        raise ArmError("MissingApiVersionParameter", text)
+    if version not in API_VERSIONS:
+        text = f"The api-version '{version[:40]}' is invalid. The supported versions are '{', '.join(API_VERSIONS)}'."
+        raise ArmError("InvalidApiVersionParameter", text)
+    if first.lower() != "namespaces" or "" in names:
+        raise not_found()
+    if any("/" in name for name in names):
+        raise ArmError("InvalidResourceName", "The resource name contains '/': write '~' for it.")
+
+
+class ArmFrontend:
+    """The frontend of all namespaces of an emulator. Every error becomes Resource Manager's error body."""
+
+    def __init__(self, namespaces: Mapping[str, Namespace]) -> None:
+        self._namespaces = namespaces
+
+    async def answer(self, http_request: web.BaseRequest) -> web.Response:
+        request = ArmRequest(http_request)
+        wanted = (request.namespace or "").lower()
+        namespace = next((each for name, each in self._namespaces.items() if name.lower() == wanted), None)
+        if namespace is not None and namespace.fault_points.latency_seconds:
+            await asyncio.sleep(namespace.fault_points.latency_seconds)
+        return self._answer(request, namespace, await read_body(http_request))
+
+    def error_response(self, request: web.BaseRequest, error: ServiceError) -> web.Response:
+        """Return Resource Manager's error response."""
+        del request
+        code, text = _code_and_text(error)
+        response = web.json_response({"error": {"code": code, "message": text}}, status=error.status)
+        if error.status == HTTPStatus.UNAUTHORIZED:
+            response.headers["WWW-Authenticate"] = 'Bearer error="invalid_token"'
+        return response
+
+    def _answer(self, request: ArmRequest, namespace: Namespace | None, body: bytes) -> web.Response:
+        if namespace is not None:
+            namespace.fault_points.check_request(request.method, request.entity_path)
+        self._authorize(request)
+        if request.namespace is None:
+            request.require("GET")
+            return _page(request, list(self._namespaces.values()), lambda each: _namespace_json(request, each))
+        if namespace is None:
+            raise _namespace_not_found(request, request.namespace[:100])
+        if namespace.is_down:
+            raise ServiceUnavailable(f"The namespace '{namespace.name}' is not available. Please retry the operation.")
+        namespace.fault_points.charge_management(request.entity_path)
+        if not request.parts:
+            if request.method in ("PUT", "PATCH", "DELETE"):
+                raise ArmError("OperationNotAllowed", "The namespaces of an emulator cannot be changed.", 409)
+            request.require("GET")
+            return web.json_response(_namespace_json(request, namespace))
+        return _answer_below(request, namespace, body)
+
+    def _authorize(self, request: ArmRequest) -> None:
+        scheme, _, token = (request.token or "").partition(" ")
+        if scheme != "Bearer":
+            text = "Authentication failed. The 'Authorization' header is missing, or is of no scheme but 'Bearer'."
+            raise ArmError("AuthenticationFailed", text, 401)
+        # All namespaces of an emulator have the same issuer.
+        some = next(iter(self._namespaces.values()))
+        some.bearers.grant(token.strip(), some.clock.now_ms(), ARM_AUDIENCES)
+
+
+def _answer_below(request: ArmRequest, namespace: Namespace, body: bytes) -> web.Response:
+    """Answer a request for a collection below a namespace, one of its resources, or the keys of one."""
+    *parents, last = request.parts
+    if len(request.parts) % 2 == 0:
+        return _answer_of_resource(request, namespace, parents, last, body)
+    if last in ("listkeys", "regeneratekeys") and parents:
+        return _answer_about_keys(request, namespace, body)
+    resources = collection_at(request.provider, namespace, request.parts)
+    request.require("GET")
+    return _page(request, resources.all(), lambda item: _to_json(request, resources, request.parts, item))
+
+
+def _answer_of_resource(
+    request: ArmRequest, namespace: Namespace, parents: Sequence[str], name: str, body: bytes
+) -> web.Response:
+    resources = collection_at(request.provider, namespace, tuple(parents))
+    found = resources.find(name)
+    request.require("GET", "PUT", "DELETE")
+    if request.method == "DELETE":
+        if found is None:
+            return web.Response(status=204)
+        resources.remove(found)
+        return web.Response(status=200)
+    if request.method == "PUT":
+        given = read_members({"properties": _read_object(body).get("properties")}, {"properties": dict})
+        stored = resources.put(name, given.get("properties", {}))
+        return web.json_response(_to_json(request, resources, parents, stored))
+    return web.json_response(_to_json(request, resources, parents, existing(found, name)))
+
+
+def _to_json(request: ArmRequest, resources: Resources, parents: Iterable[str], item: object) -> Json:
+    name, properties = resources.to_json(item)
+    # Segments of types, as they are written in ids.
+    segments = [_TYPES.get(part, part) if number % 2 == 0 else part for number, part in enumerate(parents)]
+    return {
+        "id": "/".join([request.namespaces_id, request.namespace or "", *segments, name]),
+        "name": name,
+        "type": f"{resources.provider}/namespaces/{resources.kind}",
+        "properties": properties,
+    }
+
+
+def _answer_about_keys(request: ArmRequest, namespace: Namespace, body: bytes) -> web.Response:
+    *parts, name, action = request.parts
+    keys = collection_at(request.provider, namespace, tuple(parts))
+    if not isinstance(keys, Keys):
+        raise not_found(request.provider)
+    request.require("POST")
+    rule = existing(keys.find(name), name)
+    if action == "regeneratekeys":
+        rule = keys.regenerate(rule, _read_object(body))
+    return web.json_response(keys.keys_json(rule))
+
+
+def _namespace_json(request: ArmRequest, namespace: Namespace) -> Json:
+    created = instant(namespace.created_at_ms)
+    properties: Json = {
+        "provisioningState": "Succeeded",
+        "status": "Active",
+        "createdAt": created,
+        "updatedAt": created,
+        "serviceBusEndpoint": f"https://{namespace.authority}/",
+    }
+    sku: Json = {"name": "Standard", "tier": "Standard"}
+    if request.provider == PROVIDER:
+        sku = {"name": namespace.tier.name, "tier": namespace.tier.name}
+        partitions = namespace.partitions if namespace.tier.partitions != (1,) else 0
+        if partitions:
+            sku["capacity"] = partitions
+        properties["premiumMessagingPartitions"] = partitions
+        properties["disableLocalAuth"] = properties["zoneRedundant"] = False
+        properties["publicNetworkAccess"] = "Enabled"
+    return {
+        "sku": sku,
+        "id": f"{request.namespaces_id}/{namespace.name}",
+        "name": namespace.name,
+        "type": f"{request.provider}/namespaces",
+        "location": LOCATION,
+        "tags": {},
+        "properties": properties,
+    }
+
+
+def _page(request: ArmRequest, items: Sequence[T], to_json: Callable[[T], Json]) -> web.Response:
+    """Return the page that `$skip` and `$top` select, with a link to the next page."""
+    skip, top = read_page(request.query, lambda message: ArmError("BadRequest", message))
+    document: Json = {"value": [to_json(item) for item in items[skip : skip + top]]}
+    if top and len(items) > skip + top:
+        query = urlencode({**request.query, "$skip": skip + top, "$top": top})
+        document["nextLink"] = f"{request.base}{request.raw_path}?{query}"
+    return web.json_response(document)
+
+
+def _read_object(body: bytes) -> Json:
+    """Return the JSON object in a body. Raises ArmError."""
+    try:
+        document = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise ArmError("InvalidRequestContent", "The request content was invalid and could not be read.") from error
+    if not isinstance(document, dict):
+        raise ArmError("InvalidRequestContent", "The request content is not a JSON object.")
+    return document
+
+
+def _namespace_not_found(request: ArmRequest, name: str) -> ArmError:
+    if request.parts:
+        text = f"Failed to perform this, because the parent resource '{request.namespaces_id}/{name}' is missing."
+        return ArmError("ParentResourceNotFound", text, 404)
+    text = f"The Resource '{request.provider}/namespaces/{name}' under resource group '{request.group}' was not found."
+    return ArmError("ResourceNotFound", text, 404)
+
+
+def _code_and_text(error: ServiceError) -> tuple[str, str]:
+    if isinstance(error, ArmError):
+        return error.code, error.message
+    if isinstance(error, RequestRefused) and not error.sub_code:
+        return _OWN_WORDS.get(error.status, (_CODES[error.status], error.message))
+    if isinstance(error, Unauthenticated):
+        return _CODES[401], error.message
+    code = _CODES.get(error.status, _CODES[400])
+    return code, f"SubCode={error.sub_code}. {error.message} CorrelationId: {uuid.uuid4()}"

@@ -1,0 +1,373 @@
+"""The collections of resources below a namespace, with the same operations each. Independent of HTTP.
+
+Entities have names in camel case, and numbers and booleans typed. Unknown names and wrong types are errors. In names of
+queues, topics and hybrid connections, and only there, `~` stands for `/`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+
+from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
+from sbpair.emulator.entities import rules
+from sbpair.emulator.entities.description import check_authorization_rules
+from sbpair.emulator.entities.description_schema import SETTABLE, SUBSCRIPTION, TOPIC, Settable, format_value
+from sbpair.emulator.entities.rules import read_typed
+from sbpair.emulator.entities.topic import SubscriptionEntity, TopicEntity
+from sbpair.emulator.frontends.http.management_parts import (
+    FORWARDS,
+    EntityCollection,
+    new_key,
+    queues_of,
+    read_rights,
+    reported_counts,
+    reported_times,
+    subscriptions_of,
+    topics_of,
+)
+from sbpair.emulator.relay.hybrid_connection import HybridConnection, HybridConnectionDescription
+from sbpair.emulator.service_errors import ArgumentInvalid
+from sbpair.timespan import instant
+
+if TYPE_CHECKING:
+    from sbpair.emulator.entities.namespace import Namespace
+    from sbpair.emulator.entities.queue import QueueEntity
+
+Json = dict[str, Any]
+T = TypeVar("T")
+
+PROVIDER: Final = "Microsoft.ServiceBus"
+RELAY_PROVIDER: Final = "Microsoft.Relay"
+OF_JMS: Final = frozenset({"isClientAffine", "clientAffineProperties"})
+_NOT_OF_ARM: Final = ("FilteringMessagesBeforePublishing", "EnableSubscriptionPartitioning")
+_SETTABLE: Final[dict[str, Settable]] = {
+    "queues": SETTABLE,
+    "topics": {name: kind for name, kind in TOPIC.settable.items() if name not in _NOT_OF_ARM},
+    "topics/subscriptions": {
+        **SUBSCRIPTION.settable,
+        "DuplicateDetectionHistoryTimeWindow": SETTABLE["DuplicateDetectionHistoryTimeWindow"],
+    },
+}
+REPORTED: Final = frozenset({
+    "accessedAt", "countDetails", "createdAt", "listenerCount", "messageCount", "sizeInBytes", "subscriptionCount",
+    "updatedAt",
+})  # fmt: skip
+"""Properties that only the service sets; ignored in requests."""
+
+_TYPE_NAMES: Final = {dict: "a JSON object", str: "a string", bool: "true or false", int: "a whole number"}
+
+
+class ArmError(ArgumentInvalid):
+    """An error of Resource Manager itself, not of Service Bus."""
+
+    sub_code = 0
+
+    def __init__(self, code: str, message: str, status: int = 400) -> None:
+        super().__init__(message)
+        self.code = code
+        self.status = status
+
+
+def not_found(provider: str = PROVIDER) -> ArmError:
+    return ArmError("InvalidResourceType", f"The resource type could not be found in '{provider}'.", 404)
+
+
+def existing(found: T | None, name: str) -> T:
+    if found is None:
+        text = f"The messaging entity '{name[:300]}' could not be found."
+        raise ArmError("MessagingGatewayNotFoundStatusCode", text, 404)
+    return found
+
+
+def read_members(given: Json, known: Mapping[str, type], ignored: Collection[str] = ()) -> Json:
+    """Return the members that are not null. Raises ArmError for an unknown name or a wrong type."""
+    members = {name: value for name, value in given.items() if name not in ignored and value is not None}
+    for name, value in members.items():
+        if name not in known:
+            raise ArmError("InvalidRequestContent", f"Could not find member '{name[:100]}' on the object.")
+        if known[name] is not object and type(value) is not known[name]:
+            text = f"The value of '{name[:100]}' is not {_TYPE_NAMES[known[name]]}."
+            raise ArmError("InvalidRequestContent", text)
+    return members
+
+
+def _camel(name: str) -> str:
+    return name[0].lower() + name[1:]
+
+
+def collection_at(provider: str, namespace: Namespace, parts: tuple[str, ...]) -> Resources:
+    """Return the collection that a path below a namespace ends in. Raises ArmError if there is none."""
+    match (provider, *parts):
+        case (_, "authorizationrules"):
+            return Keys(namespace, provider)
+        case ("Microsoft.Relay", "hybridconnections"):
+            return RelayEntities(namespace)
+        case ("Microsoft.ServiceBus", "queues"):
+            return Entities("queues", queues_of(namespace))
+        case ("Microsoft.ServiceBus", "topics"):
+            return Entities("topics", topics_of(namespace))
+        case (_, "queues" | "topics" | "hybridconnections" as kind, name, "authorizationrules"):
+            owners: Any = collection_at(provider, namespace, (kind,))
+            return Keys(namespace, provider, owners.kind, existing(owners.find(name), name))
+        case ("Microsoft.ServiceBus", "topics", name, "subscriptions"):
+            topic = existing(namespace.find_topic(name.replace("~", "/")), name)
+            return Entities("topics/subscriptions", subscriptions_of(namespace, topic))
+        case ("Microsoft.ServiceBus", "topics", _, "subscriptions", name, "rules"):
+            subscription: Any = collection_at(provider, namespace, parts[:3]).find(name)
+            return Rules(existing(subscription, name))
+    raise not_found(provider)
+
+
+class Entities:
+    """A collection of entities. `kind` is the type of its resources, below that of the provider."""
+
+    provider = PROVIDER
+
+    def __init__(self, kind: str, collection: EntityCollection) -> None:
+        self.kind = kind
+        self._collection = collection
+
+    def all(self) -> Sequence[QueueEntity]:
+        return self._collection.all()
+
+    def find(self, name: str) -> QueueEntity | None:
+        return self._collection.find(self._path(name))
+
+    def put(self, name: str, properties: Json) -> QueueEntity:
+        """Create a resource, or change the existing one."""
+        found, authority = self.find(name), self._collection.namespace.authority
+        if self._collection.schema is SUBSCRIPTION:
+            if properties.get("isClientAffine"):
+                raise ArgumentInvalid("Client affine subscriptions need JMS, which this emulator does not support.")
+            properties = {key: value for key, value in properties.items() if key not in OF_JMS}
+        # A description keeps the authorization rules: they are resources of their own.
+        keys = found.description.authorization_rules if found else ()
+        return self._collection.put(self._path(name), self._read(properties), found, keys, authority)
+
+    def _read(self, properties: Json) -> dict[str, str]:
+        """Return the given elements as text, the form that descriptions are made from."""
+        settable = _SETTABLE[self.kind]
+        names = {_camel(name): name for name in settable}
+        types = {camel: {"bool": bool, "int": int}.get(settable[name][1], str) for camel, name in names.items()}
+        values = read_members(properties, types, REPORTED)
+        return {
+            names[name]: str(value).lower() if type(value) is bool else str(value) for name, value in values.items()
+        }
+
+    def remove(self, item: Any) -> None:
+        self._collection.namespace.delete(item)
+
+    def to_json(self, item: Any) -> tuple[str, Json]:
+        """Return the resource's name and properties."""
+        item.check_all_partitions()
+        name = item.name if isinstance(item, SubscriptionEntity) else item.path.replace("/", "~")
+        return name, {**_settable_json(item, _SETTABLE[self.kind]), **_reported_json(item)}
+
+    def _path(self, name: str) -> str:
+        return name if self._collection.schema is SUBSCRIPTION else name.replace("~", "/")
+
+
+def _settable_json(queue: QueueEntity, settable: Settable) -> Json:
+    """Return the settable properties, without those not set."""
+    shown: Json = {}
+    for name, (_, kind) in settable.items():
+        text = format_value(queue.description, name, settable)
+        if text is None:
+            continue
+        if name in FORWARDS:
+            text = text.partition("://")[2].partition("/")[2]
+        shown[_camel(name)] = text == "true" if kind == "bool" else int(text) if kind == "int" else text
+    return shown
+
+
+def _reported_json(entity: QueueEntity) -> Json:
+    """Return the properties that only the service sets."""
+    reported: Json = {_camel(name): time for name, time in reported_times(entity).items()}
+    reported["countDetails"] = {_camel(name): count for name, count in reported_counts(entity).items()}
+    if isinstance(entity, TopicEntity):
+        reported["subscriptionCount"] = len(entity.subscriptions)
+    else:
+        reported["messageCount"] = entity.counts().total
+    if isinstance(entity, SubscriptionEntity):
+        reported["isClientAffine"] = False
+    else:
+        reported["sizeInBytes"] = entity.size_bytes
+    return reported
+
+
+class RelayEntities:
+    """The hybrid connections of a namespace."""
+
+    provider, kind = RELAY_PROVIDER, "HybridConnections"
+
+    def __init__(self, namespace: Namespace) -> None:
+        self._entities = namespace.hybrid_connections
+
+    def all(self) -> Sequence[HybridConnection]:
+        return self._entities.all()
+
+    def find(self, name: str) -> HybridConnection | None:
+        return self._entities.find(name.replace("~", "/"))
+
+    def put(self, name: str, properties: Json) -> HybridConnection:
+        values = read_members(properties, {"requiresClientAuthorization": bool, "userMetadata": str}, REPORTED)
+        found = self.find(name)
+        before = HybridConnectionDescription() if found is None else found.description
+        is_required = values.get("requiresClientAuthorization", before.requires_client_authorization)
+        wanted = replace(before, requires_client_authorization=is_required, user_metadata=values.get("userMetadata"))
+        if found is None:
+            return self._entities.create(name.replace("~", "/"), wanted)
+        self._entities.change(found, wanted)
+        return found
+
+    def remove(self, item: Any) -> None:
+        self._entities.delete(item)
+
+    def to_json(self, item: Any) -> tuple[str, Json]:
+        description = item.description
+        properties: Json = {
+            "createdAt": instant(item.created_at_ms),
+            "updatedAt": instant(item.updated_at_ms),
+            "listenerCount": len(item.listeners),
+            "requiresClientAuthorization": description.requires_client_authorization,
+        }
+        if description.user_metadata is not None:
+            properties["userMetadata"] = description.user_metadata
+        return item.path.replace("/", "~"), properties
+
+
+class Keys:
+    """The authorization rules of a namespace, or of `owner`, a resource of the type `kind`."""
+
+    def __init__(
+        self,
+        namespace: Namespace,
+        provider: str,
+        kind: str = "",
+        owner: QueueEntity | HybridConnection | None = None,
+    ) -> None:
+        self.provider = provider
+        self.kind = f"{kind}{'/' if kind else ''}AuthorizationRules"
+        self._namespace = namespace
+        self._owner = owner
+
+    def all(self) -> Sequence[AuthorizationRule]:
+        return self._namespace.keys if self._owner is None else self._owner.description.authorization_rules
+
+    def find(self, name: str) -> AuthorizationRule | None:
+        return next((rule for rule in self.all() if rule.key_name.lower() == name.lower()), None)
+
+    def put(self, name: str, properties: Json) -> AuthorizationRule:
+        now, before, names = self._namespace.clock.now_ms(), self.find(name), properties.get("rights")
+        if not isinstance(names, list) or not all(isinstance(right, str) for right in names):
+            raise ArmError("InvalidRequestContent", "The rights are not a list of Manage, Send and Listen.")
+        rule = before or AuthorizationRule(name, new_key(), new_key(), created_at_ms=now)
+        return self._store(replace(rule, rights=read_rights(names), modified_at_ms=now))
+
+    def remove(self, item: Any) -> None:
+        if self._owner is None and item == self._namespace.keys[0]:
+            raise ArgumentInvalid(f"The authorization rule '{item.key_name}' cannot be deleted.")
+        self._set(tuple(rule for rule in self.all() if rule is not item))
+
+    def to_json(self, item: Any) -> tuple[str, Json]:
+        return item.key_name, {"rights": [right.value for right in AccessRight if right in item.rights]}
+
+    def regenerate(self, item: AuthorizationRule, body: Json) -> AuthorizationRule:
+        kind, key = body.get("keyType"), body.get("key") or new_key()
+        if kind not in ("PrimaryKey", "SecondaryKey") or not isinstance(key, str):
+            raise ArmError("InvalidRequestContent", "The keyType is neither PrimaryKey nor SecondaryKey.")
+        return self._store(replace(item, primary_key=key) if kind == "PrimaryKey" else replace(item, secondary_key=key))
+
+    def keys_json(self, item: AuthorizationRule) -> Json:
+        address = f"Endpoint={self._namespace.endpoint}/;SharedAccessKeyName={item.key_name};SharedAccessKey="
+        within = f";EntityPath={self._owner.path}" if self._owner is not None else ""
+        return {
+            "primaryConnectionString": f"{address}{item.primary_key}{within}",
+            "secondaryConnectionString": f"{address}{item.secondary_key}{within}",
+            "primaryKey": item.primary_key,
+            "secondaryKey": item.secondary_key,
+            "keyName": item.key_name,
+        }
+
+    def _store(self, rule: AuthorizationRule) -> AuthorizationRule:
+        """Replace the rule of this name, or append it."""
+        others = self.all()
+        replaced = tuple(rule if each.key_name == rule.key_name else each for each in others)
+        self._set(replaced if rule in replaced else (*others, rule))
+        return rule
+
+    def _set(self, keys: tuple[AuthorizationRule, ...]) -> None:
+        check_authorization_rules(keys)
+        owner = self._owner
+        if owner is None:
+            self._namespace.keys = keys
+        elif isinstance(owner, HybridConnection):
+            description = replace(owner.description, authorization_rules=keys)
+            self._namespace.hybrid_connections.change(owner, description)
+        else:
+            owner.update(replace(owner.description, authorization_rules=keys))
+
+
+# Rules
+
+_SQL: Final = {"sqlExpression": str, "compatibilityLevel": object, "requiresPreprocessing": object}
+_RULE: Final = {"action": dict, "filterType": str, "sqlFilter": dict, "correlationFilter": dict}
+_CORRELATION: Final = {field: _camel(name) for field, name in rules.CORRELATION_FIELDS.items()}
+
+
+class Rules:
+    """The rules of a subscription. Resource Manager has SQL and correlation filters only."""
+
+    provider, kind = PROVIDER, "topics/subscriptions/rules"
+
+    def __init__(self, subscription: SubscriptionEntity) -> None:
+        self._subscription = subscription
+
+    def all(self) -> Sequence[rules.SubscriptionRule]:
+        return self._subscription.rules
+
+    def find(self, name: str) -> rules.SubscriptionRule | None:
+        return self._subscription.find_rule(name)
+
+    def put(self, name: str, properties: Json) -> rules.SubscriptionRule:
+        given = read_members(properties, _RULE)
+        action = read_members(given.get("action", {}), _SQL).get("sqlExpression")
+        rule = rules.SubscriptionRule(name, _read_filter(given), rules.SqlAction(action) if action else None)
+        exists = self.find(name) is not None
+        return self._subscription.change_rule(rule) if exists else self._subscription.add_rule(rule)
+
+    def remove(self, item: Any) -> None:
+        self._subscription.remove_rule(item.name)
+
+    def to_json(self, item: Any) -> tuple[str, Json]:
+        properties: Json = {"action": {} if item.action is None else _sql(item.action.expression)}
+        if not isinstance(item.filter, rules.CorrelationRuleFilter):
+            return item.name, {**properties, "filterType": "SqlFilter", "sqlFilter": _sql(item.filter.expression)}
+        texts = {name: getattr(item.filter, field) for field, name in _CORRELATION.items()}
+        correlation: Json = {name: text for name, text in texts.items() if text is not None}
+        correlation["properties"] = {name: typed.text for name, typed in item.filter.properties}
+        return item.name, {**properties, "filterType": "CorrelationFilter", "correlationFilter": correlation}
+
+
+Resources: TypeAlias = Entities | RelayEntities | Keys | Rules
+
+
+def _read_filter(given: Json) -> rules.Filter:
+    kind = given.get("filterType", "CorrelationFilter" if given.get("correlationFilter") else "SqlFilter")
+    if kind == "SqlFilter":
+        return rules.SqlRuleFilter(read_members(given.get("sqlFilter", {}), _SQL).get("sqlExpression") or "1=1")
+    if kind != "CorrelationFilter":
+        raise ArmError("InvalidRequestContent", "The filterType is neither SqlFilter nor CorrelationFilter.")
+    known = {**dict.fromkeys(_CORRELATION.values(), str), "properties": dict}
+    described = read_members(given.get("correlationFilter", {}), known)
+    named = described.get("properties", {})
+    texts = read_members(named, dict.fromkeys(named, str))
+    properties = tuple((name, read_typed("string", texts.get(name, ""))) for name in named)
+    fields = {field: described.get(name) for field, name in _CORRELATION.items()}
+    return rules.CorrelationRuleFilter(**fields, properties=properties)
+
+
+def _sql(expression: str) -> Json:
+    return {"sqlExpression": expression, "compatibilityLevel": 20}
