@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from operator import attrgetter
+from operator import attrgetter, sub
 from typing import Any
 
 from sbpair.amqp import frame_runs, transfer
@@ -329,3 +329,12 @@ def _range(first: int, last: int, known: dict[int, Any]) -> list[int]:
     if width <= len(known):
         return [key for key in ((first + step) & SERIAL for step in range(width + 1)) if key in known]
     return [key for key in known if (key - first) & SERIAL <= width]
+
+
+def id_ranges(ids: list[int]) -> list[tuple[int, int]]:
+    """Group consecutive delivery ids into ranges: a range must contain no other id."""
+    if ids and ids == list(range(ids[0], ids[0] + len(ids))):
+        return [(ids[0], ids[-1])]
+    breaks = [at for at, step in enumerate(map(sub, ids[1:], ids), 1) if step != 1]
+    starts, ends = [0, *breaks], [*breaks, len(ids)]
+    return [(ids[start], ids[end - 1]) for start, end in zip(starts, ends, strict=True)] if ids else []

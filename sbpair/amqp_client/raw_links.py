@@ -11,14 +11,14 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import count, repeat
-from operator import attrgetter, sub
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from sbpair import errors
 from sbpair.amqp.conditions import RETRY_HINT, error_of, is_idle_detach, lost_error
 from sbpair.amqp.link import Delivery, LinkAttached, LinkDetached, Sent
 from sbpair.amqp.performatives import Accepted, Error, Modified, Outcome, Rejected, Released, Source, Target
-from sbpair.amqp.session import WindowOpened
+from sbpair.amqp.session import WindowOpened, id_ranges
 from sbpair.amqp.types import Symbol
 
 if TYPE_CHECKING:
@@ -439,7 +439,7 @@ class RawReceiver(ClientLink):
         waiting = PendingSettlement(outcome, f"settling in {self.address!r}", self, open_ones)
         for delivery in open_ones:
             delivery.context = waiting
-        for first, last in ranges(list(map(_id_of, open_ones))):
+        for first, last in id_ranges(list(map(_id_of, open_ones))):
             self._link.session.dispose(first, last, outcome, receiver=True, settled=False)
         self.stream.flush_soon()
         await waiting.wait(seconds)
@@ -452,12 +452,3 @@ class RawReceiver(ClientLink):
         super().close()
         self._link.session.end()
         self.stream.flush_soon()
-
-
-def ranges(ids: list[int]) -> list[tuple[int, int]]:
-    """Group consecutive delivery ids into ranges: a range must contain no other id."""
-    if ids and ids == list(range(ids[0], ids[0] + len(ids))):
-        return [(ids[0], ids[-1])]
-    breaks = [at for at, step in enumerate(map(sub, ids[1:], ids), 1) if step != 1]
-    starts, ends = [0, *breaks], [*breaks, len(ids)]
-    return [(ids[start], ids[end - 1]) for start, end in zip(starts, ends, strict=True)] if ids else []

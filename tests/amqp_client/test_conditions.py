@@ -11,7 +11,7 @@ from azure.servicebus._base_handler import _generate_sas_token
 from sbpair import errors
 from sbpair.amqp.conditions import error_of, lost_error, status_error
 from sbpair.amqp.performatives import Error
-from sbpair.amqp_client.raw_links import ranges
+from sbpair.amqp.session import id_ranges
 from sbpair.errors import UsageError
 from sbpair.model.pair import SasKey, SasToken
 from sbpair.model.signature import sign, signed_token
@@ -141,4 +141,4 @@ def test_no_secret_is_in_any_repr():
     ],
 )
 def test_nothing_that_was_not_asked_for_falls_into_a_range(ids, found):
-    assert ranges(ids) == found
+    assert id_ranges(ids) == found

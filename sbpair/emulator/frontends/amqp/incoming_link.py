@@ -7,11 +7,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from sbpair.amqp.performatives import Accepted, Rejected
+from sbpair.amqp.session import id_ranges
 from sbpair.amqp.types import Symbol, ULong
 from sbpair.emulator.access.sas import AccessRight
 from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.entities.queue import MAX_BATCH_BYTES
-from sbpair.emulator.frontends.amqp.link_endpoint import LinkEndpoint, LinkOwner, accepted_in, amqp_error, id_ranges
+from sbpair.emulator.frontends.amqp.link_endpoint import LinkEndpoint, LinkOwner, accepted_in, amqp_error
 from sbpair.emulator.service_errors import ServiceError
 from sbpair.errors import ProtocolError
 
@@ -114,7 +115,7 @@ class IncomingLink(LinkEndpoint):
         self.idle.postpone()
         if self._fault_points.acting:
             self._accepted = self._fault_points.acknowledged(self.path, self._accepted)
-        for first, last in id_ranges(self._accepted):
+        for first, last in id_ranges([each.id for each in self._accepted]):
             self._link.session.dispose(first, last, Accepted(), receiver=True, settled=True)
         self._accepted.clear()
         self.grant()

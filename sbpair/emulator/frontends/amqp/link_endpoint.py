@@ -6,12 +6,11 @@ Output beyond OUTPUT_HIGH stops deliveries. Output beyond MAX_OUTPUT stops readi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from sbpair.amqp.link import SERIAL, Delivery, Link, LinkSession, Sent, terminus_address
+from sbpair.amqp.link import Delivery, Link, LinkSession, Sent, terminus_address
 from sbpair.amqp.performatives import Accepted, Error, TransactionalState
 from sbpair.amqp.types import Map
 from sbpair.emulator.access.sas import is_within
@@ -110,19 +109,6 @@ def amqp_error(error: ServiceError | ProtocolError) -> Error:
 def accepted_in(transaction: Transaction | None) -> Accepted | TransactionalState:
     """Return the answer to a delivery that was accepted, as part of a transaction or of none."""
     return Accepted() if transaction is None else TransactionalState(transaction.id, Accepted())
-
-
-def id_ranges(deliveries: Iterable[Any]) -> Iterable[tuple[int, int]]:
-    """Yield (first, last) of each run of consecutive delivery ids."""
-    first = last = None
-    for delivery in deliveries:
-        if last is None or delivery.id != (last + 1) & SERIAL:
-            if first is not None and last is not None:
-                yield first, last
-            first = delivery.id
-        last = delivery.id
-    if first is not None and last is not None:
-        yield first, last
 
 
 def address_of(link: Link) -> str:

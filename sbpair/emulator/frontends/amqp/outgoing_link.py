@@ -11,11 +11,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from sbpair.amqp.performatives import Accepted, Error, Modified, Outcome, Rejected, Released, TransactionalState
+from sbpair.amqp.session import id_ranges
 from sbpair.amqp.types import Long, Map, Symbol
 from sbpair.emulator.access.sas import AccessRight
 from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.entities.sessions import HeldSession, SessionMessages
-from sbpair.emulator.frontends.amqp.link_endpoint import PRE_SETTLED, LinkEndpoint, LinkOwner, amqp_error, id_ranges
+from sbpair.emulator.frontends.amqp.link_endpoint import PRE_SETTLED, LinkEndpoint, LinkOwner, amqp_error
 from sbpair.emulator.frontends.amqp.request_links import text_at
 from sbpair.emulator.service_errors import ArgumentInvalid, OperationTimedOut, ServiceError
 from sbpair.errors import ProtocolError
@@ -197,7 +198,7 @@ class OutgoingLink(LinkEndpoint):
         self._completed = []
 
     def _confirm(self, deliveries: list[Sent], state: Outcome) -> None:
-        for first, last in id_ranges(deliveries):
+        for first, last in id_ranges([each.id for each in deliveries]):
             self._link.session.dispose(first, last, _confirmed(state), receiver=False, settled=True)
 
     def on_detached(self) -> None:

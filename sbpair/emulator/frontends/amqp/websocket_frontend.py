@@ -139,9 +139,6 @@ class WebSocketFrontend(TransportLayer):
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         self._above = cast("asyncio.Protocol", protocol)
 
-    def get_protocol(self) -> asyncio.BaseProtocol:
-        return self._above or self
-
     # For faults
 
     def hold(self) -> None:

@@ -217,9 +217,10 @@ def error_xml(status: int, detail: str) -> str:
 
 
 def read_rule(description: Element, name: str | None = None) -> rules.SubscriptionRule:
-    """Return the rule of a RuleDescription, with `name` if given. Raises ArgumentInvalid and SqlInvalid."""
-    if kind_of(description) != RULE and local_name(description) != "DefaultRuleDescription":
-        raise ArgumentInvalid(f"'{kind_of(description)}' is not a rule.")
+    """Return the rule of a RuleDescription, or of a first one, with `name` if given.
+
+    Raises ArgumentInvalid and SqlInvalid.
+    """
     parts = {local_name(child): child for child in description}
     named = (parts["Name"].text or "").strip() if "Name" in parts else ""
     rule_filter = read_filter(parts["Filter"]) if "Filter" in parts else rules.TrueRuleFilter()
