@@ -16,6 +16,7 @@ from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.faults.active import Faults
 from tests.emulator.peer import open_peer, open_stage
+from tests.emulator.relay_peers import open_bench
 from tests.kit.async_tests import InLoop
 
 MakeQueue = Callable[..., QueueEntity]
@@ -30,6 +31,12 @@ def stage() -> InLoop:
 def peer() -> InLoop:
     """Connect a scripted peer to a stage of its own."""
     return InLoop(open_peer)
+
+
+@pytest.fixture
+def bench() -> InLoop:
+    """Connect peers of the relay to an emulator of their own."""
+    return InLoop(open_bench)
 
 
 @pytest.fixture

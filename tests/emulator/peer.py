@@ -13,7 +13,7 @@ from websockets.exceptions import ConnectionClosed as WebSocketClosed
 
 from sbpair.amqp.connection import Connection, ConnectionClosed, ConnectionOpened
 from sbpair.amqp.link import CreditChanged, Delivery, LinkAttached, LinkDetached, Sent
-from sbpair.amqp.message import VALUE, Properties, Sections, encode_map, section, value_body
+from sbpair.amqp.message import VALUE, Properties, Sections, data_body, encode_map, section, value_body
 from sbpair.amqp.performatives import (
     Accepted,
     Composite,
@@ -48,6 +48,12 @@ async def raw_connection(authority: str) -> AsyncIterator[tuple[asyncio.StreamRe
         yield reader, writer
     finally:
         writer.transport.abort()
+
+
+def plain(text: str = "x", **properties: Any) -> bytes:
+    """Encode a message of one text."""
+    encoded = Properties(**properties).encode() if properties else b""
+    return Sections(properties=encoded, body=data_body(text.encode())).join()
 
 
 class WebSocketStream:

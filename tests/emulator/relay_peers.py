@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -75,6 +76,21 @@ class RelayBench:
         headers.extend(options.pop("headers", {}))
         return self.session.request(method, self.url(target, "http"), headers=headers, **options)
 
+    def ask(self, method: str = "GET", target: str = f"/{PATH}", **options: Any) -> asyncio.Task[ClientResponse]:
+        """Begin a request."""
+        return asyncio.create_task(self.request(method, target, **options).__aenter__())
+
+    async def asked(
+        self, method: str = "GET", **options: Any
+    ) -> tuple[RelayPeer, asyncio.Task[ClientResponse], dict[str, Any]]:
+        """Begin a small request to a new listener; return the listener, the task and the request."""
+        listener, asking = await self.listen(), self.ask(method, **options)
+        return listener, asking, (await listener.request())[0]
+
+    def target_of(self, address: str) -> str:
+        """Return path and query of a rendezvous address."""
+        return address.partition(self.authority)[2]
+
     async def refused(self, target: str, **headers: str) -> tuple[int, str]:
         """Return status and reason phrase with which a handshake is refused."""
         async with self.session.get(self.url(target, "http"), headers={**HANDSHAKE, **headers}) as answer:
@@ -101,6 +117,19 @@ class RelayPeer:
         """Return the next request that comes over the control channel, and its body."""
         request = await self.next("request")
         return request, await self.socket.receive_bytes() if request.get("body") else b""
+
+    async def serve(self, method: str = "GET", **options: Any) -> tuple[dict[str, Any], ClientResponse]:
+        """Answer a request that a sender makes now. Return it and the answer."""
+        asking = self.bench.ask(method, **options)
+        request, _ = await self.request()
+        await self.answer(request["id"], 200, b"" if method == "HEAD" else b"served")
+        answer = await asking
+        assert (answer.status, await answer.read()) == (200, b"" if method == "HEAD" else b"served")
+        return request, answer
+
+    async def offered(self) -> str:
+        """Return path and query of the address at which a sender waits."""
+        return self.bench.target_of((await self.next("accept"))["address"])
 
     async def meet(self, address: str, **options: Any) -> ClientWebSocketResponse:
         return await self.bench.open(URL(address, encoded=True), **options)

@@ -16,7 +16,7 @@ from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.namespace import ROOT_RULE
 from sbpair.emulator.frontends.amqp import management_operations
 from sbpair.emulator.frontends.amqp.request_links import Reply
-from tests.emulator.peer import Peer, Stage, open_stage
+from tests.emulator.peer import Peer, Stage, open_stage, plain
 from tests.kit.sas import sign
 from tests.kit.waiting import until
 
@@ -34,12 +34,6 @@ ODD_PROPERTIES = Map(
         ("symbol", Symbol("s")),
     ]
 )
-
-
-def plain(text: str = "x", **properties: Any) -> bytes:
-    return Sections(
-        properties=Properties(**properties).encode() if properties else b"", body=data_body(text.encode())
-    ).join()
 
 
 def odd_message() -> Sections:

@@ -9,20 +9,14 @@ from aiohttp import ClientConnectionError
 
 from sbpair.emulator.faults.active import BadField
 from sbpair.emulator.faults.fault_points import Fault
-from tests.emulator.relay_peers import RelayBench, RelayPeer, open_bench, refusal
-from tests.kit.async_tests import InLoop
+from tests.emulator.relay_peers import RelayBench, RelayPeer, refusal
 
 LISTEN = "/$hc/hyco?sb-hc-action=listen"
 
 
-@pytest.fixture
-def bench() -> InLoop:
-    return InLoop(open_bench)
-
-
 async def answered(bench: RelayBench, listener: RelayPeer) -> dict[str, str]:
     """Return the headers of an answer."""
-    asking = asyncio.create_task(bench.request().__aenter__())
+    asking = bench.ask()
     request, _ = await listener.request()
     await listener.answer(request["id"])
     answer = await asking
@@ -67,7 +61,7 @@ async def test_the_daily_restart_closes_control_channels_once(bench: RelayBench)
 async def test_a_swallowed_response_is_not_answered_in_time(bench: RelayBench) -> None:
     listener = await bench.listen()
     bench.emulator.faults.relay_swallow_response("contoso", "hyco", count=1)
-    asking = asyncio.create_task(bench.request().__aenter__())
+    asking = bench.ask()
     request, _ = await listener.request()
     await listener.answer(request["id"], 200, b"lost")
     # The listener's next response shows that the first one was read.
@@ -93,9 +87,7 @@ async def test_latency_delays_answers_and_handshakes(bench: RelayBench) -> None:
 
 
 async def test_a_dropped_listener_answers_over_the_rendezvous_address(bench: RelayBench) -> None:
-    listener = await bench.listen()
-    asking = asyncio.create_task(bench.request().__aenter__())
-    request, _ = await listener.request()
+    listener, asking, request = await bench.asked()
     bench.emulator.faults.relay_drop_listeners("contoso")
     meeting = await listener.meet(request["address"])
     await listener.answer(request["id"], 200, b"late, and whole", meeting)

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,9 +14,9 @@ from aiohttp import ClientWebSocketResponse, WSMsgType
 from websockets.frames import Close, Frame
 
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
-from tests.emulator.relay_peers import PATH, RelayBench, RelayPeer, open_bench
+from tests.emulator.peer import raw_connection
+from tests.emulator.relay_peers import PATH, RelayBench, RelayPeer
 from tests.emulator.test_websocket import CLOSE, PING, TEXT, RawSocket, frame, handshake
-from tests.kit.async_tests import InLoop
 from tests.kit.waiting import until
 
 WAYS = {
@@ -25,19 +26,10 @@ WAYS = {
 }
 
 
-@pytest.fixture
-def bench() -> InLoop:
-    return InLoop(open_bench)
-
-
 @asynccontextmanager
 async def raw(bench: RelayBench) -> AsyncIterator[RawSocket]:
-    host, _, port = bench.authority.rpartition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    try:
+    async with raw_connection(bench.authority) as (reader, writer):
         yield RawSocket(reader, writer)
-    finally:
-        writer.transport.abort()
 
 
 def opening(target: str, token: str | None) -> bytes:
@@ -103,6 +95,7 @@ class Bystander:
 
 # Tokens and addresses
 
+MALFORMED = "MalformedToken: The credentials contained in the authorization header are not valid."
 SIGNATURE = "InvalidSignature: The token has an invalid signature."
 CAUSES = {
     "wrong key": (401, SIGNATURE),
@@ -111,6 +104,11 @@ CAUSES = {
     "of another endpoint": (401, "InvalidAudience: The authorization header contains a token with a wrong audience."),
     "without the claim": (403, "Unauthorized access. '{}' claim(s) are required to perform this operation."),
     "none": (401, "MissingToken: The relay security token is missing."),
+    "altered": (401, SIGNATURE),
+    "of the namespace, by an endpoint's key": (401, SIGNATURE),
+    "garbage": (401, MALFORMED),
+    "half": (401, MALFORMED),
+    "basic": (401, MALFORMED),
 }
 
 
@@ -123,7 +121,9 @@ async def test_wrong_tokens_get_the_services_refusal(bench: RelayBench, way: str
     forged = AuthorizationRule(genuine.key_name, "d3Jvbmc=", "d3Jvbmc=", frozenset({right}))
     unknown = AuthorizationRule("nobody", "d3Jvbmc=", "d3Jvbmc=", frozenset({right}))
     other = AuthorizationRule("other", "b3du", "b3duMg==", frozenset({missing}))
+    own = AuthorizationRule("own", "b3du", "b3duMg==", frozenset({right}))
     bench.namespace.keys = (genuine, other)
+    bench.entity.description = replace(bench.entity.description, authorization_rules=(own,))
     tokens = {
         "wrong key": bench.token(rule=forged),
         "unknown key": bench.token(rule=unknown),
@@ -131,6 +131,11 @@ async def test_wrong_tokens_get_the_services_refusal(bench: RelayBench, way: str
         "of another endpoint": bench.token("/hycos"),
         "without the claim": bench.token(rule=other),
         "none": None,
+        "altered": bench.token().replace("se=", "se=1"),
+        "of the namespace, by an endpoint's key": bench.token("/", own),
+        "garbage": "garbage",
+        "half": "SharedAccessSignature sr=x",
+        "basic": "Basic eDp5",
     }
     async with Bystander(bench):
         for cause, (status, text) in CAUSES.items():
@@ -138,9 +143,11 @@ async def test_wrong_tokens_get_the_services_refusal(bench: RelayBench, way: str
             found = await refusal(bench, opening(WAYS[way], tokens[cause]))
             assert found[:2] == (status, code), cause
             assert found[2].startswith(text.format(right.value)), cause
+            assert (tokens[cause] or "none") not in found[2], cause
     assert not bench.entity.listeners
 
 
+NOT_VALID = "The path of the URL is not valid."
 CLIMBING = ["/../other", "/%2e%2e/other", "/.%2E%2fother", "/..%5cother", "/..\\other", "/x/../../other", "/%00"]
 
 
@@ -149,8 +156,8 @@ async def test_a_suffix_that_climbs_reaches_no_other_endpoint(bench: RelayBench)
         for suffix in CLIMBING:
             for way in ("connect", "http"):
                 target = WAYS[way].replace(PATH, PATH + suffix)
-                status, _, reason = await refusal(bench, opening(target, bench.token("/")))
-                assert (status, reason) == (400, "The path of the URL is not valid."), target
+                status, code, reason = await refusal(bench, opening(target, bench.token("/")))
+                assert (status, code, reason) == (400, "BadRequest" if way == "http" else "", NOT_VALID), target
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -215,7 +222,7 @@ async def test_a_sender_that_closes_its_half_gets_no_other_answer(bench: RelayBe
             sender.writer.write_eof()
             assert await sender.reader.read() == b""
         await listener.answer(request["id"], 200, b"late")
-    asking = asyncio.create_task(bench.request().__aenter__())
+    asking = bench.ask()
     second, _ = await listener.request()
     assert second["id"] != request["id"]
     await listener.answer(second["id"], 200, b"own")
@@ -231,7 +238,7 @@ async def test_a_sender_that_stops_in_its_body_is_cut_off(bench: RelayBench) -> 
         bench.advance(59)
         bench.advance(1)
         assert await sender.reader.read() == b""
-    asking = asyncio.create_task(bench.request().__aenter__())
+    asking = bench.ask()
     request, body = await listener.request()
     assert body == b""
     await listener.answer(request["id"])
@@ -296,7 +303,7 @@ async def half_raw(
             _, good = await listener.accept()
         else:
             connecting = asyncio.create_task(bench.connect())
-            bad.writer.write(opening((await listener.next("accept"))["address"].partition(bench.authority)[2], None))
+            bad.writer.write(opening(await listener.offered(), None))
             good = await connecting
         assert b" 101 " in await bad.reader.readuntil(b"\r\n\r\n")
         yield bad, good
@@ -306,10 +313,10 @@ async def test_a_broken_frame_on_a_rendezvous_is_a_bad_gateway(bench: RelayBench
     listener = await bench.listen()
     async with Bystander(bench):
         for what, (data, code) in BROKEN_FRAMES.items():
-            asking = asyncio.create_task(bench.request().__aenter__())
+            asking = bench.ask()
             request, _ = await listener.request()
             async with raw(bench) as bad:
-                assert " 101 " in await bad.ask(opening(request["address"].partition(bench.authority)[2], None))
+                assert " 101 " in await bad.ask(opening(bench.target_of(request["address"]), None))
                 bad.writer.write(data)
                 assert await close_code(bad) in (code, 1008), what
             answer = await asking
@@ -325,12 +332,21 @@ async def test_a_message_in_parts_that_is_too_large_ends_the_channel(bench: Rela
         assert await close_code(listener) == 1009
 
 
-@pytest.mark.parametrize("text", [b"\xff\xfe", b'{"response":\xff}', b'{"response":{"requestId":"\xed\xa0\x80"}}'])
-async def test_text_that_is_not_unicode_ends_the_channel(bench: RelayBench, text: bytes) -> None:
-    async with Bystander(bench), raw(bench) as listener:
-        await listener.ask(opening(WAYS["listen"], bench.token()))
-        listener.writer.write(crude(0x81, text))
-        assert await close_code(listener) == 1008
+GARBAGE = [
+    *(b"", b"{", b"[]", b"null", b'"x"', b"\0", b"[" * 100_000, b'{"response": 1}'),
+    *(b"\xff\xfe", b'{"response":\xff}', b'{"response":{"requestId":"\xed\xa0\x80"}}'),
+]
+
+
+@pytest.mark.parametrize("text", GARBAGE, ids=lambda text: repr(text[:20]))
+async def test_a_listener_that_sends_garbage_loses_its_channel_only(bench: RelayBench, text: bytes) -> None:
+    async with Bystander(bench), raw(bench) as bad:
+        await bad.ask(opening(WAYS["listen"], bench.token()))
+        good = await bench.listen(identity="good")
+        bad.writer.write(frame(TEXT, text))
+        assert await close_code(bad) == 1008
+        assert [each.listener_id for each in bench.entity.listeners] == ["good"]
+        await good.serve()
 
 
 async def test_pings_are_answered_and_not_passed_on(bench: RelayBench) -> None:
@@ -369,7 +385,7 @@ async def test_a_sender_that_is_half_open_cannot_be_accepted(bench: RelayBench) 
     listener = await bench.listen()
     async with Bystander(bench), raw(bench) as sender:
         sender.writer.write(opening(WAYS["connect"], bench.token()))
-        address = (await listener.next("accept"))["address"].partition(bench.authority)[2]
+        address = await listener.offered()
         sender.writer.write_eof()
         assert await sender.reader.read() == b""
         assert (await refusal(bench, opening(address, None)))[0] == 403
@@ -401,7 +417,7 @@ async def test_of_two_at_one_rendezvous_address_one_is_refused(bench: RelayBench
     async with Bystander(bench), AsyncExitStack() as stack:
         asking = asyncio.create_task(bench.connect() if kind == "accept" else bench.request().__aenter__())
         message = await listener.next(kind)
-        address = message["address"].partition(bench.authority)[2]
+        address = bench.target_of(message["address"])
         both = [await stack.enter_async_context(raw(bench)) for _ in range(2)]
         for each in both:
             each.writer.write(opening(address, None))
@@ -422,7 +438,7 @@ async def test_an_answer_with_the_id_of_another_request_reaches_neither(bench: R
     pending = []
     for name, listener in (("first", first), ("second", second)):
         headers = {"Microsoft-Relay-AllowedListeners": name}
-        asking = asyncio.create_task(bench.request(headers=headers).__aenter__())
+        asking = bench.ask(headers=headers)
         pending.append((asking, (await listener.request())[0]))
     (of_first, request_1), (of_second, request_2) = pending
 

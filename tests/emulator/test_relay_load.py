@@ -9,27 +9,23 @@ import json
 import resource
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from aiohttp import WSMsgType
 from websockets.asyncio.client import connect
 
 from sbpair.emulator.relay.relayed_request import RelayedRequest
-from tests.emulator.relay_peers import RelayBench, open_bench
-from tests.kit.async_tests import InLoop
 from tests.kit.waiting import until
+
+if TYPE_CHECKING:
+    from tests.emulator.relay_peers import RelayBench
 
 MEGABYTE = 1024 * 1024
 SIZE = 100 * MEGABYTE
 PART = bytes(range(256)) * 256
 MAX_GROWTH = 24 * MEGABYTE
 CONNECTIONS = 5_000
-
-
-@pytest.fixture
-def bench() -> InLoop:
-    return InLoop(open_bench)
 
 
 @contextmanager
@@ -102,9 +98,7 @@ async def test_100_megabytes_pass_through_a_websocket_in_constant_memory(bench: 
 
 
 async def test_a_sender_that_does_not_read_holds_the_listener_back(bench: RelayBench) -> None:
-    listener = await bench.listen()
-    asking = asyncio.create_task(bench.request().__aenter__())
-    request, _ = await listener.request()
+    _, asking, request = await bench.asked()
     is_held, sent = False, 0
 
     async def flood() -> AsyncIterator[bytes]:
@@ -134,7 +128,7 @@ async def test_a_listener_that_does_not_read_holds_the_sender_back(bench: RelayB
             sent += len(PART)
             yield PART
 
-    asking = asyncio.create_task(bench.request("POST", data=flood()).__aenter__())
+    asking = bench.ask("POST", data=flood())
     pointer = await listener.next("request")
     async with connect(pointer["address"], compression=None, max_queue=1, max_size=None) as meeting:
         request = json.loads(await meeting.recv())["request"]
@@ -153,10 +147,7 @@ async def test_requests_that_were_answered_are_forgotten(bench: RelayBench) -> N
     """Their deadlines stay among the timers of the emulator for a minute."""
     listener = await bench.listen()
     for _ in range(3):
-        asking = asyncio.create_task(bench.request("POST", data=b"x").__aenter__())
-        request, _ = await listener.request()
-        await listener.answer(request["id"], 200, b"x")
-        assert await (await asking).read() == b"x"
+        await listener.serve("POST", data=b"x")
     gc.collect()
     assert not [each for each in gc.get_objects() if type(each) is RelayedRequest]
 

@@ -19,15 +19,9 @@ from sbpair.testing import Emulator, EmulatorOptions
 from sbpair.testing.declarations import read_declaration
 from tests.emulator.relay_peers import RelayBench, open_bench
 from tests.emulator.test_arm_sdk import PLAIN, SUBSCRIPTION, Issued
-from tests.kit.async_tests import InLoop
 
 CONNECT = "{http://schemas.microsoft.com/netservices/2010/10/servicebus/connect}"
 HYCO = ("any", "contoso", "hyco")
-
-
-@pytest.fixture
-def bench() -> InLoop:
-    return InLoop(open_bench)
 
 
 async def read_atom(bench: RelayBench, path: str, token: str, method: str = "GET") -> tuple[int, str]:

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import base64
 from dataclasses import replace
-from typing import TYPE_CHECKING
 from urllib.parse import quote, quote_plus
 
 import pytest
 
 from sbpair.emulator.access.sas import ALL_RIGHTS, AccessRight, AuthorizationRule, signature
+from sbpair.emulator.clock import ManualClock
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.namespace import ROOT_RULE, Namespace
 from sbpair.emulator.service_errors import Unauthenticated, Unauthorized
 from tests.kit.sas import sign
-
-if TYPE_CHECKING:
-    from sbpair.emulator.clock import ManualClock
 
 ENTITY = "sb://127.0.0.1:5672/orders"
 WHOLE = "https://127.0.0.1:5672"
@@ -42,30 +39,23 @@ def raw_token(resource: str, expiry: int, key: str = "SAS_KEY_VALUE", name: str 
     return f"SharedAccessSignature sr={resource}&sig={sig}&se={expiry}&skn={name}"
 
 
-def test_a_token_for_the_namespace_is_valid_for_every_entity(namespace, soon) -> None:
-    for resource in (WHOLE, WHOLE + "/", "sb://elsewhere"):
-        grant = namespace.authenticate(sign(ROOT_RULE, resource, soon), ENTITY)
-        assert grant.rights == ALL_RIGHTS
-        assert grant.scope == ""
-        assert grant.expires_at_ms == soon * 1000
+LISTING = "https://127.0.0.1:5672/$resources/queues?$skip=0"
 
 
-def test_a_token_for_a_url_is_valid_for_its_path(namespace, soon) -> None:
-    token = sign(ROOT_RULE, "https://127.0.0.1:5672/orders?api-version=2021-05&enrich=false", soon)
-    assert namespace.authenticate(token, ENTITY).scope == "orders"
-    listing = sign(ROOT_RULE, "https://127.0.0.1:5672/$resources/queues?$skip=0", soon)
-    assert namespace.authenticate(listing, "$Resources/queues").rights == ALL_RIGHTS
-    with pytest.raises(Unauthenticated, match="InvalidAudience"):
-        namespace.authenticate(listing, ENTITY)
-
-
-def test_a_token_for_an_entity_is_valid_below_it(namespace, soon) -> None:
-    token = sign(ROOT_RULE, ENTITY, soon)
-    for address in (ENTITY, "ORDERS", "orders/$DeadLetterQueue", "amqps://127.0.0.1:5672/orders/$management"):
-        assert namespace.authenticate(token, address).scope == "orders"
-    for address in ("orders-old", "", "other"):
-        with pytest.raises(Unauthenticated, match="InvalidAudience"):
-            namespace.authenticate(token, address)
+@pytest.mark.parametrize(
+    ("resource", "address", "scope"),
+    [
+        *((resource, ENTITY, "") for resource in (WHOLE, WHOLE + "/", "sb://elsewhere")),
+        ("https://127.0.0.1:5672/orders?api-version=2021-05&enrich=false", ENTITY, "orders"),
+        (LISTING, "$Resources/queues", "$resources/queues"),
+        (ENTITY, "ORDERS", "orders"),
+        (ENTITY, "orders/$DeadLetterQueue", "orders"),
+        (ENTITY, "amqps://127.0.0.1:5672/orders/$management", "orders"),
+    ],
+)
+def test_a_token_is_valid_for_its_path_and_below(namespace, soon, resource: str, address: str, scope: str) -> None:
+    grant = namespace.authenticate(sign(ROOT_RULE, resource, soon), address)
+    assert (grant.rights, grant.scope, grant.expires_at_ms) == (ALL_RIGHTS, scope, soon * 1000)
 
 
 @pytest.mark.parametrize("expiry", range(1_800_000_000, 1_800_000_040))
@@ -77,70 +67,57 @@ def test_raw_and_encoded_tokens_are_verified_as_received(namespace, expiry) -> N
     assert namespace.authenticate(token, ENTITY).scope == "orders"
 
 
-def test_the_secondary_key_signs_as_well(namespace, soon) -> None:
+MALFORMED = [
+    "",
+    "SharedAccessSignature",
+    "SharedAccessSignature sr=a",
+    "SharedAccessSignature sr=a&sig=%%%&se=1&skn=k",
+    "SharedAccessSignature sr=a&sig=abc&se=1&skn=k",
+    "SharedAccessSignature sr=a&sig=YQ==&se=-1&skn=k",
+    "SharedAccessSignature sr=a&sig=YQ==&se=1e9&skn=k",
+    "SharedAccessSignature sr=a&sig=YQ==&se=\u0661&skn=k",
+    "SharedAccessSignature sr=a&sig=YQ==&se=" + "9" * 5000 + "&skn=k",
+    "SharedAccessSignature sr=" + "a" * 10_000 + "&sig=YQ==&se=1&skn=k",
+    "Bearer eyJ",
+]
+SOON = ManualClock().now_ms() // 1000 + 60
+TOKEN = sign(ROOT_RULE, ENTITY, SOON)
+
+
+@pytest.mark.parametrize(
+    ("token", "address", "cause"),
+    [
+        (sign(ROOT_RULE, LISTING, SOON), ENTITY, "InvalidAudience"),
+        *((TOKEN, address, "InvalidAudience") for address in ("orders-old", "", "other")),
+        (raw_token(ENTITY, SOON, "wrong"), ENTITY, "InvalidSignature"),
+        (raw_token(ENTITY, SOON, name="nobody"), ENTITY, "InvalidSignature"),
+        (TOKEN.replace("orders", "others"), "", "InvalidSignature"),
+        (TOKEN.replace(f"se={SOON}", f"se={SOON + 1}"), "", "InvalidSignature"),
+        (sign(ROOT_RULE, ENTITY, SOON - 60), ENTITY, "ExpiredToken"),
+        # An entity's own rule signs for that entity only.
+        (sign(SENDER, WHOLE, SOON), "orders", "InvalidSignature"),
+        (sign(SENDER, "sb://127.0.0.1/orders-old", SOON), "orders", "InvalidSignature"),
+        ("SharedAccessSignature sr=\ud800&sig=YQ==&se=1&skn=k", ENTITY, "InvalidSignature"),
+        *((token, ENTITY, "MalformedToken") for token in MALFORMED),
+    ],
+)
+def test_an_invalid_token_is_not_authenticated(namespace, token: str, address: str, cause: str) -> None:
+    with pytest.raises(Unauthenticated, match=cause) as refused:
+        namespace.authenticate(token, address)
+    assert (refused.value.status, refused.value.sub_code) == (401, 40100)
+
+
+def test_a_grant_has_its_rights_on_its_entity_until_it_expires(namespace, clock, soon) -> None:
     assert namespace.authenticate(raw_token(ENTITY, soon, ROOT_RULE.secondary_key), ENTITY).rights == ALL_RIGHTS
-
-
-def test_a_wrong_key_or_key_name_is_not_authenticated(namespace, soon) -> None:
-    for token in (raw_token(ENTITY, soon, "wrong"), raw_token(ENTITY, soon, name="nobody")):
-        with pytest.raises(Unauthenticated, match="InvalidSignature") as refused:
-            namespace.authenticate(token, ENTITY)
-        assert (refused.value.status, refused.value.sub_code) == (401, 40100)
-
-
-def test_a_signature_for_another_resource_or_time_is_not_authenticated(namespace, soon) -> None:
-    token = sign(ROOT_RULE, ENTITY, soon)
-    for changed in (token.replace("orders", "others"), token.replace(f"se={soon}", f"se={soon + 1}")):
-        with pytest.raises(Unauthenticated, match="InvalidSignature"):
-            namespace.authenticate(changed, "")
-
-
-def test_a_token_expires_by_the_namespaces_clock(namespace, clock, soon) -> None:
-    token = sign(ROOT_RULE, ENTITY, soon)
-    grant = namespace.authenticate(token, ENTITY)
-    clock.advance(60_000)
-    with pytest.raises(Unauthenticated, match="ExpiredToken"):
-        namespace.authenticate(token, ENTITY)
-    with pytest.raises(Unauthenticated, match="ExpiredToken"):
-        grant.require(AccessRight.SEND, "orders", clock.now_ms())
-
-
-def test_an_entitys_own_rule_signs_for_that_entity_only(namespace, clock, soon) -> None:
     grant = namespace.authenticate(sign(SENDER, ENTITY, soon), "orders")
     grant.require(AccessRight.SEND, "orders", clock.now_ms())
     with pytest.raises(Unauthorized, match="Listen"):
         grant.require(AccessRight.LISTEN, "orders", clock.now_ms())
-    for resource in (WHOLE, "sb://127.0.0.1/orders-old"):
-        with pytest.raises(Unauthenticated, match="InvalidSignature"):
-            namespace.authenticate(sign(SENDER, resource, soon), "orders")
-
-
-def test_a_right_on_one_entity_is_none_on_another(namespace, clock, soon) -> None:
-    grant = namespace.authenticate(sign(ROOT_RULE, ENTITY, soon), ENTITY)
     with pytest.raises(Unauthorized):
         grant.require(AccessRight.SEND, "orders-old", clock.now_ms())
-
-
-@pytest.mark.parametrize(
-    "token",
-    [
-        "",
-        "SharedAccessSignature",
-        "SharedAccessSignature sr=a",
-        "SharedAccessSignature sr=a&sig=%%%&se=1&skn=k",
-        "SharedAccessSignature sr=a&sig=abc&se=1&skn=k",
-        "SharedAccessSignature sr=a&sig=YQ==&se=-1&skn=k",
-        "SharedAccessSignature sr=a&sig=YQ==&se=1e9&skn=k",
-        "SharedAccessSignature sr=a&sig=YQ==&se=\u0661&skn=k",
-        "SharedAccessSignature sr=a&sig=YQ==&se=" + "9" * 5000 + "&skn=k",
-        "SharedAccessSignature sr=" + "a" * 10_000 + "&sig=YQ==&se=1&skn=k",
-        "SharedAccessSignature sr=\ud800&sig=YQ==&se=1&skn=k",
-        "Bearer eyJ",
-    ],
-)
-def test_an_invalid_token_is_not_authenticated(namespace, token) -> None:
-    with pytest.raises(Unauthenticated):
-        namespace.authenticate(token, ENTITY)
+    clock.advance(60_000)
+    with pytest.raises(Unauthenticated, match="ExpiredToken"):
+        grant.require(AccessRight.SEND, "orders", clock.now_ms())
 
 
 def test_no_repr_shows_a_key() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sbpair.amqp.link import LinkAttached, LinkDetached
-from sbpair.amqp.message import BATCH_FORMAT, VALUE, Properties, Sections, data_body, encode_map, section, value_body
+from sbpair.amqp.message import BATCH_FORMAT, VALUE, Sections, data_body, encode_map, section, value_body
 from sbpair.amqp.performatives import (
     Accepted,
     Coordinator,
@@ -30,14 +30,10 @@ from sbpair.emulator.entities.transaction import TIMEOUT_MS
 from sbpair.emulator.frontends.amqp.connection_state import MAX_TRANSACTIONS
 from sbpair.emulator.frontends.amqp.link_opening import TRANSFER_DESTINATION
 from sbpair.emulator.server import Emulator
-from tests.emulator.peer import Peer, Stage
+from tests.emulator.peer import Peer, Stage, plain
 
 UNKNOWN_ID = "amqp:transaction:unknown-id"
 ROLLBACK = "amqp:transaction:rollback"
-
-
-def plain(text: str = "x", **properties: Any) -> bytes:
-    return Sections(properties=Properties(**properties).encode(), body=data_body(text.encode())).join()
 
 
 def keyed(**keys: str) -> bytes:

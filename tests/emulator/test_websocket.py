@@ -347,17 +347,6 @@ async def test_a_client_that_reads_nothing_is_not_read_from(echo: Emulator, stag
             left -= len((await raw.frame()).data)
 
 
-async def test_a_message_may_have_any_size(stage: Stage) -> None:
-    assert MAX_MESSAGE < 6_000_000
-    async with stage.connect(websocket=True) as peer:
-        sender, receiver = await peer.attach_sender("orders"), await peer.attach_receiver("orders")
-        for size in (1, 125, 126, 65_535, 65_536, 250_000):
-            await peer.send(sender, data_body(bytes(size)))
-            (delivery,) = await peer.take(receiver, 1)
-            assert len(delivery.payload) > size
-            await peer.settle(delivery)
-
-
 # Faults
 
 
@@ -395,18 +384,6 @@ async def test_a_stalled_websocket_continues_where_it_stopped(stage: Stage) -> N
         assert len((await peer.wait(Disposed)).deliveries) == 2
         await pong
     assert stage.queue.counts().active == 4
-
-
-async def test_latency_delays_the_answers_of_a_websocket(stage: Stage) -> None:
-    loop = asyncio.get_running_loop()
-    async with stage.connect(websocket=True) as peer:
-        sender = await peer.attach_sender("orders")
-        with stage.emulator.faults.during("latency", "contoso", ms=100):
-            started = loop.time()
-            await peer.send(sender, data_body(b"x"))
-            assert loop.time() - started >= 0.1
-        await peer.send(sender, data_body(b"x"))
-    assert stage.namespace.fault_points.wrapped == set()
 
 
 async def test_an_outage_ends_every_websocket(stage: Stage) -> None:
