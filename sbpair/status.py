@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from sbpair.amqp_client.client import connect
 from sbpair.azure.atom import open_atom
 from sbpair.azure.credentials import token_getter_for
-from sbpair.azure.health import check_health
+from sbpair.azure.http_client import check_health
 from sbpair.errors import (
     AccessError,
     EntityMissing,
@@ -40,7 +40,7 @@ from sbpair.management.audit_findings import (
     queue_status,
     total_of,
 )
-from sbpair.management.backlog_scan import open_backlog_scan
+from sbpair.management.auditing import open_backlog_scan
 from sbpair.management.comparison import desired_queues
 from sbpair.model.queues import Utilisation
 from sbpair.model.report import Outcome

@@ -1,5 +1,6 @@
-"""One namespace's management side over Azure Resource Manager, by azure-mgmt-servicebus.
+"""One namespace's management side over Azure Resource Manager: entities, and hybrid connections of a relay namespace.
 
+They are two resource providers, each with its client: azure-mgmt-servicebus, and azure-mgmt-relay of the extra `relay`.
 Thin, like `atom`: it calls, converts and translates errors. It signs in as an identity, whatever the namespace's own
 credential is: Resource Manager accepts no shared access key.
 """
@@ -7,31 +8,42 @@ credential is: Resource Manager accepts no shared access key.
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import replace
+from contextlib import AbstractContextManager, asynccontextmanager, suppress
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from azure.core import AzureClouds
-from azure.core.exceptions import HttpResponseError
+from azure.core.exceptions import HttpResponseError, ResourceNotFoundError
 from azure.mgmt.core.tools import get_arm_endpoints
 from azure.mgmt.servicebus.aio import ServiceBusManagementClient
 
-from sbpair.azure.arm_json import arm_state, body_of, bytes_of, capacity_of, name_of, path_of, read, with_chosen_size
 from sbpair.azure.credentials import identity_credential
-from sbpair.azure.management_errors import answer_of, refuse_unreadable_answers, translate_management_errors
-from sbpair.azure.management_route import CALL_SECONDS, HttpRoute, http_route, is_local
+from sbpair.azure.descriptions import (
+    body_of,
+    bytes_of,
+    capacity_of,
+    name_of,
+    of_json,
+    path_of,
+    queue_state,
+    read_json,
+    with_chosen_size,
+)
+from sbpair.azure.http_client import CALL_SECONDS, HttpRoute, http_route, is_local
+from sbpair.azure.management_errors import answer_of, translate_answers
 from sbpair.azure.transport import RoutedTransport, session_for
-from sbpair.errors import EntityMissing, NameTaken, UsageError
+from sbpair.errors import EntityMissing, MachineLacks, NameTaken, UsageError
 from sbpair.model.entities import Queue, Rule, Subscription, Topic, with_partitions
 from sbpair.model.pair import is_loopback
 from sbpair.model.queues import QueueSpec, QueueState
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import AsyncIterator, Callable
 
     from sbpair.model.entities import AnyEntity, Described, Kind, Sized
     from sbpair.model.pair import Endpoint, ResourceGroup
     from sbpair.model.tiers import Capacity
+
 
 Json = dict[str, Any]
 Listing = list[tuple[str, Json]]
@@ -41,7 +53,8 @@ CLOUDS: Final = {
     ".servicebus.usgovcloudapi.net": AzureClouds.AZURE_US_GOVERNMENT,
     ".servicebus.chinacloudapi.cn": AzureClouds.AZURE_CHINA_CLOUD,
 }
-SIGN_IN_HINT: Final = "sign in (az login): Resource Manager accepts no connection string; --via atom does"
+RELAY_SIGN_IN_HINT: Final = "sign in (az login): Resource Manager accepts no connection string"
+SIGN_IN_HINT: Final = f"{RELAY_SIGN_IN_HINT}; --via atom does"
 
 
 @asynccontextmanager
@@ -114,14 +127,14 @@ class ArmNamespace:
     async def list_under(self, prefix: str, *, counts: bool = False) -> list[QueueState]:
         with self._translated("list the queues"):
             return [
-                arm_state(path, properties, counted=counts)
+                queue_state(path, of_json(properties), counted=counts)
                 for path, properties in await self._listed(self._client.queues.list_by_namespace)
                 if path.lower().startswith(prefix.lower())
             ]
 
     async def get(self, path: str) -> QueueState:
         with self._translated(f"read the queue {path}"):
-            return arm_state(path, await self._read(QueueSpec(path)))
+            return queue_state(path, of_json(await self._read(QueueSpec(path))))
 
     # Entities of every kind
 
@@ -137,12 +150,12 @@ class ArmNamespace:
         listing = self._client.queues if issubclass(kind, Queue) else self._client.topics
         with self._translated(f"list the {kind.kind}s"):
             found = await self._listed(listing.list_by_namespace)
-            return [(await self._chosen(kind(path), each), bytes_of(each)) for path, each in found]
+            return [(await self._chosen(kind(path), each), bytes_of(of_json(each))) for path, each in found]
 
     async def rules(self, topic: str, subscription: str) -> list[Rule]:
         with self._translated(f"list the rules of {topic}/{subscription}"):
             found = await self._listed(self._client.rules.list_by_subscriptions, name_of(topic), subscription)
-            return [read(Rule(topic, subscription, name), properties) for name, properties in found]
+            return [read_json(Rule(topic, subscription, name), properties) for name, properties in found]
 
     async def read(self, like: Kind) -> Kind:
         with self._translated(f"read {_label(like)}"):
@@ -204,7 +217,7 @@ class ArmNamespace:
 
     async def _chosen(self, named: Kind, properties: Json) -> Kind:
         """Read an entity, with its chosen size."""
-        entity = read(named, properties)
+        entity = read_json(named, properties)
         if isinstance(entity, (Queue, Topic)) and entity.enable_partitioning:
             return cast("Kind", with_chosen_size(entity, (await self.capacity()).tier))
         return entity
@@ -220,13 +233,8 @@ class ArmNamespace:
                 hint="rename or delete the entity of that name",
             )
 
-    @contextmanager
-    def _translated(self, what: str) -> Iterator[None]:
-        with (
-            translate_management_errors(what, self._namespace, sign_in=SIGN_IN_HINT),
-            refuse_unreadable_answers(what, self._namespace),
-        ):
-            yield
+    def _translated(self, what: str) -> AbstractContextManager[None]:
+        return translate_answers(what, self._namespace, sign_in=SIGN_IN_HINT)
 
 
 def _properties(resource: Any) -> Json:
@@ -235,3 +243,54 @@ def _properties(resource: Any) -> Json:
 
 def _label(entity: Described) -> str:
     return f"the {entity.kind} {entity.path}"
+
+
+@dataclass(frozen=True, slots=True)
+class HybridDescription:
+    """The properties of a hybrid connection that can be chosen."""
+
+    requires_client_authorization: bool = True
+    user_metadata: str = ""
+
+
+class RelayNamespace:
+    """The hybrid connections of one namespace. Get one from `open_relay_arm`."""
+
+    def __init__(self, client: Any, group: str, namespace: str) -> None:
+        self._connections = client.hybrid_connections
+        self._group = group
+        self._namespace = namespace
+
+    async def find(self, path: str) -> HybridDescription | None:
+        """Return the description of a hybrid connection; None if it does not exist. Raises SbpairError."""
+        with self._translated("read a hybrid connection"):
+            try:
+                found = await self._connections.get(self._group, self._namespace, name_of(path))
+            except ResourceNotFoundError as error:
+                # A namespace that does not exist is another error than an endpoint that does not.
+                if getattr(error.error, "code", "") in ("ResourceGroupNotFound", "ParentResourceNotFound"):
+                    raise
+                return None
+            return HybridDescription(found.requires_client_authorization is not False, found.user_metadata or "")
+
+    async def create(self, path: str, description: HybridDescription) -> None:
+        """Create a hybrid connection. Raises SbpairError."""
+        authorized, metadata = description.requires_client_authorization, description.user_metadata
+        own = {"userMetadata": metadata} if metadata else {}
+        wanted = {"properties": {"requiresClientAuthorization": authorized, **own}}
+        with self._translated("create a hybrid connection"):
+            await self._connections.create_or_update(self._group, self._namespace, name_of(path), wanted)
+
+    def _translated(self, what: str) -> AbstractContextManager[None]:
+        return translate_answers(what, self._namespace, sign_in=RELAY_SIGN_IN_HINT)
+
+
+@asynccontextmanager
+async def open_relay_arm(endpoint: Endpoint, group: ResourceGroup) -> AsyncIterator[RelayNamespace]:
+    """Open the relay namespace of `endpoint`, in `group`. Raises MachineLacks without azure-mgmt-relay; UsageError."""
+    try:
+        from azure.mgmt.relay.aio import RelayAPIMgmtClient
+    except ImportError as error:
+        raise MachineLacks("azure-mgmt-relay is not installed", hint="pip install 'sbpair[relay]'") from error
+    async with open_client(RelayAPIMgmtClient, endpoint, group) as client:
+        yield RelayNamespace(client, group.name, endpoint.name)

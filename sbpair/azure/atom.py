@@ -12,17 +12,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 from urllib.parse import parse_qs, quote, urlsplit
 
-from sbpair.azure.arm_json import with_chosen_size
-from sbpair.azure.atom_decode import (
+from sbpair.azure.credentials import authorization_for
+from sbpair.azure.descriptions import (
     bytes_of,
     counts_of,
-    description_of,
+    described,
+    of_xml,
     queue_state,
     read,
     sku_of,
+    with_chosen_size,
 )
-from sbpair.azure.credentials import authorization_for
-from sbpair.azure.http_client import HttpClient
+from sbpair.azure.http_client import CALL_SECONDS, AnswerLimit, HttpClient
 from sbpair.azure.management_errors import (
     missing,
     of_answer,
@@ -30,7 +31,6 @@ from sbpair.azure.management_errors import (
     service_response,
     translate_management_errors,
 )
-from sbpair.azure.management_route import CALL_SECONDS, AnswerLimit
 from sbpair.bounded_xml import parse_xml
 from sbpair.errors import EntityMissing, NameTaken, PartitionsWanted, ServiceRefused
 from sbpair.model import tiers
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from sbpair.azure.atom_writer import AtomWriter
     from sbpair.model.entities import AnyEntity, Kind, Sized
     from sbpair.model.pair import Endpoint
-    from sbpair.rules.filters import Filter
 
 API_VERSION = "2021-05"
 PAGE_SIZE = 100
@@ -129,7 +128,7 @@ class AtomNamespace:
         seen = 0
         with self._reading("list the queues") as what:
             async for name, description in self._listed(what, Queue.kind, *QUEUES):
-                if _accepts_any_link(read(QueueSpec(name), description)):
+                if _accepts_any_link(read(QueueSpec(name), of_xml(description))):
                     return name
                 seen += 1
                 if seen == MAX_PROBED_QUEUES:
@@ -141,7 +140,7 @@ class AtomNamespace:
     async def list_under(self, prefix: str, *, counts: bool = False) -> list[QueueState]:
         with self._reading("list the queues") as what:
             return [
-                queue_state(path, description, counted=counts)
+                queue_state(path, of_xml(description), counted=counts)
                 async for path, description in self._listed(what, Queue.kind, *QUEUES)
                 if path.lower().startswith(prefix.lower())
             ]
@@ -150,19 +149,19 @@ class AtomNamespace:
         """Read a queue or a subscription. Raises EntityMissing."""
         kind, *address = _source_address(path)
         with self._reading(f"read the {kind} {path}") as what:
-            return queue_state(path, await self._described(what, kind, *address))
+            return queue_state(path, of_xml(await self._described(what, kind, *address)))
 
     async def counts(self, path: str) -> Counts:
         """Count the messages of a queue or a subscription, locked ones included. Raises EntityMissing."""
         kind, *address = _source_address(path)
         with self._reading(f"count the messages of {path}") as what:
-            state = queue_state(path, await self._described(what, kind, *address), counted=True)
+            state = queue_state(path, of_xml(await self._described(what, kind, *address)), counted=True)
         return state.counts or Counts()
 
     async def exact_counts(self, path: str) -> Counts:
         """Count as `counts` does. Raises ServiceRefused where the service omits a figure."""
         with self._reading(f"count the messages of {path}") as what:
-            counts = counts_of(await self._described(what, Queue.kind, path))
+            counts = counts_of(of_xml(await self._described(what, Queue.kind, path)))
         if counts is None:
             raise ServiceRefused(
                 f"{self._namespace} does not report how many messages {path} holds",
@@ -190,26 +189,23 @@ class AtomNamespace:
         """List every queue or topic, each with the bytes that it holds."""
         with self._reading(f"list the {kind.kind}s") as what:
             listed = self._listed(what, kind.kind, "$Resources", f"{kind.kind}s")
-            found = [(read(kind(path), each), bytes_of(each)) async for path, each in listed]
+            found = [(read(kind(path), of_xml(each)), bytes_of(of_xml(each))) async for path, each in listed]
         return [(await self._with_chosen_size(entity), size) for entity, size in found]
 
     async def subscriptions(self, topic: str) -> list[Subscription]:
         with self._reading(f"list the subscriptions of {topic}") as what:
             listed = self._listed(what, Subscription.kind, topic, "subscriptions")
-            return [read(Subscription(topic, name), each) async for name, each in listed]
+            return [read(Subscription(topic, name), of_xml(each)) async for name, each in listed]
 
     async def rules(self, topic: str, subscription: str) -> list[Rule]:
         with self._reading(f"list the rules of {topic}/{subscription}") as what:
-            listed = self._listed(what, Rule.kind, topic, "subscriptions", subscription, "rules")
-            return [read(Rule(topic, subscription, name), each) async for name, each in listed]
+            listed = self._rules(what, topic, subscription)
+            return [read(Rule(topic, subscription, name), of_xml(each)) async for name, each in listed]
 
-    async def matchers(self, topic: str, subscription: str) -> list[Filter | None]:
-        """Return the filters of a subscription's rules, to evaluate them; None for one that cannot be evaluated."""
-        from sbpair.azure.rule_matchers import matcher_of
-
+    async def rule_descriptions(self, topic: str, subscription: str) -> list[Element]:
+        """Return the rules of a subscription as the service wrote them."""
         with self._reading(f"list the rules of {topic}/{subscription}") as what:
-            listed = self._listed(what, Rule.kind, topic, "subscriptions", subscription, "rules")
-            return [matcher_of(each) async for _, each in listed]
+            return [each async for _, each in self._rules(what, topic, subscription)]
 
     async def read(self, like: Kind) -> Kind:
         """Read the entity of the kind and name of `like`. Raises EntityMissing, and NameTaken by another kind."""
@@ -219,8 +215,7 @@ class AtomNamespace:
     async def read_effective(self, like: Kind) -> Kind:
         """Read an entity with its size as the service reports it, in one call: the tier is not needed."""
         with self._reading(f"read the {like.kind} {like.path}") as what:
-            found = await self._described(what, like.kind, *_address(like))
-            return read(like, found)
+            return read(like, of_xml(await self._described(what, like.kind, *_address(like))))
 
     async def create(self, entity: Described) -> bool:
         """Create an entity, with partitions in a namespace that is partitioned as a whole.
@@ -257,16 +252,19 @@ class AtomNamespace:
         while top:
             feed = await self._get(what, *path, query=f"$skip={skip}&$top={top}")
             for entry in feed.iterfind("{*}entry"):
-                description = description_of(entry, kind)
+                description = described(entry, kind)
                 if description is None:
                     raise LookupError(f"an entry does not describe a {kind}")
                 yield entry.findtext("{*}title") or "", description
             skip, top = _next_page(feed, skip)
 
+    def _rules(self, what: str, topic: str, subscription: str) -> AsyncIterator[tuple[str, Element]]:
+        return self._listed(what, Rule.kind, topic, "subscriptions", subscription, "rules")
+
     async def _described(self, what: str, kind: str, *path: str) -> Element:
         """Read a description. Raises EntityMissing, and NameTaken by another kind."""
         entry = await self._get(what, *path)
-        description = description_of(entry, kind)
+        description = described(entry, kind)
         if description is not None:
             return description
         # A path where nothing is has an empty feed, not an entry.

@@ -5,7 +5,7 @@ Reading is `atom`'s, which does not need the client: it takes as long to load as
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
@@ -14,8 +14,8 @@ from azure.servicebus import management as sdk
 from azure.servicebus.aio.management import ServiceBusAdministrationClient
 
 from sbpair.azure.credentials import connection_string, identity_credential
-from sbpair.azure.management_errors import answer_of, refuse_unreadable_answers, translate_management_errors
-from sbpair.azure.management_route import http_route
+from sbpair.azure.http_client import http_route
+from sbpair.azure.management_errors import answer_of, translate_answers
 from sbpair.azure.transport import RoutedTransport, session_for
 from sbpair.model.entities import (
     CORRELATION_KEYS,
@@ -33,7 +33,7 @@ from sbpair.model.pair import Identity
 from sbpair.model.queues import QueueSpec
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Iterator
+    from collections.abc import AsyncIterator, Awaitable
 
     from sbpair.model.entities import Described
     from sbpair.model.pair import Endpoint
@@ -79,7 +79,7 @@ class AtomWriter:
 
     async def create(self, entity: Described) -> bool:
         """Create an entity without adding partitions. Returns False for a name in use. Raises PartitionsWanted."""
-        with self._translated(f"create the {entity.kind} {entity.path}"):
+        with translate_answers(f"create the {entity.kind} {entity.path}", self._namespace):
             try:
                 await self._creation(entity)
             except Created:
@@ -95,15 +95,10 @@ class AtomWriter:
 
         `queue` is the queue as it is, with its chosen size.
         """
-        with self._translated(f"set the status of the queue {queue.path}"):
+        with translate_answers(f"set the status of the queue {queue.path}", self._namespace):
             properties = await self._client.get_queue(queue.path)
             restated = {name: getattr(queue, name) for name in RESTATED}
             await self._client.update_queue(properties, **restated, status=status)
-
-    @contextmanager
-    def _translated(self, what: str) -> Iterator[None]:
-        with translate_management_errors(what, self._namespace), refuse_unreadable_answers(what, self._namespace):
-            yield
 
     def _creation(self, entity: Described) -> Awaitable[object]:
         match entity:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     GetToken = Callable[[str], Awaitable[tuple[str, float]]]
 
+
 SERVICE_BUS_SCOPE = "https://servicebus.azure.net/.default"
 RENEW_SECONDS = 300.0
 """A token is requested again when it expires sooner."""

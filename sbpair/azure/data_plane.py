@@ -18,8 +18,7 @@ from azure.servicebus.aio import ServiceBusClient as AioClient
 
 from sbpair.azure.credentials import identity_credential
 from sbpair.azure.data_errors import is_answer, translate_data_errors
-from sbpair.azure.log_redaction import redact_proxy_credentials
-from sbpair.azure.management_route import silence_reported
+from sbpair.azure.http_client import redact_proxy_credentials, silence_reported
 from sbpair.client_tls import client_context
 from sbpair.errors import (
     InDoubt,

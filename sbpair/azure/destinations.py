@@ -12,16 +12,28 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sbpair.azure.atom import open_atom
-from sbpair.azure.management_route import CALL_SECONDS
+from sbpair.azure.descriptions import TYPE, texts
+from sbpair.azure.http_client import CALL_SECONDS
 from sbpair.errors import NameTaken
-from sbpair.model.entities import Queue, Topic
-from sbpair.rules.filters import SubscriptionFilters, TopicFilters
+from sbpair.model.entities import CORRELATION_KEYS, Queue, Topic, pascal
+from sbpair.rules.filters import (
+    CorrelationMatcher,
+    FalseRuleFilter,
+    RuleInvalid,
+    SqlMatcher,
+    SubscriptionFilters,
+    TopicFilters,
+    TrueRuleFilter,
+)
+from sbpair.rules.typed import read_typed
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from xml.etree.ElementTree import Element
 
     from sbpair.azure.atom import AtomNamespace
     from sbpair.model.pair import Endpoint
+    from sbpair.rules.filters import Filter, NamedValues
 
 MAX_SUBSCRIPTIONS = 100
 """The filters of so many subscriptions of a topic are read; each further one is assumed to have one."""
@@ -93,7 +105,7 @@ class DestinationCache:
         read = [
             SubscriptionFilters(
                 each.name,
-                tuple(await self._namespace.matchers(topic, each.name)),
+                tuple(map(matcher_of, await self._namespace.rule_descriptions(topic, each.name))),
                 each.dead_lettering_on_filter_evaluation_exceptions,
             )
             for each in subscriptions[: self._max_subscriptions]
@@ -109,3 +121,31 @@ def _described(entity: Queue | Topic, **own: Any) -> DestinationEntity:
         detects_duplicates=entity.requires_duplicate_detection,
         **own,
     )
+
+
+def matcher_of(description: Element) -> Filter | None:
+    """Return the filter of a rule, to evaluate it; None for one that this version cannot evaluate."""
+    selected = description.find("{*}Filter")
+    kind = "" if selected is None else selected.get(TYPE, "")
+    if selected is None or kind.endswith("TrueFilter"):
+        return TrueRuleFilter()
+    if kind.endswith("FalseFilter"):
+        return FalseRuleFilter()
+    found = texts(selected)
+    try:
+        if not kind.endswith("CorrelationFilter"):
+            return SqlMatcher(found.get("SqlExpression", ""), _typed_values(selected, "Parameters"))
+        system = {name: found.get(pascal(name)) or None for name in CORRELATION_KEYS}
+        return CorrelationMatcher(**system, properties=_typed_values(selected, "Properties"))
+    except (RuleInvalid, ValueError):
+        return None
+
+
+def _typed_values(selected: Element, name: str) -> NamedValues:
+    found = []
+    for pair in selected.iterfind(f"{{*}}{name}/*"):
+        value = pair.find("{*}Value")
+        kind = "" if value is None else value.get(TYPE, "").rpartition(":")[2]
+        text = "" if value is None else value.text or ""
+        found.append((pair.findtext("{*}Key") or "", read_typed(kind or "string", text)))
+    return tuple(found)

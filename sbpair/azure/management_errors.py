@@ -1,25 +1,30 @@
-"""Translation of the management side's exceptions into `sbpair.errors`.
+"""Translation of the management side's exceptions into `sbpair.errors`, and retries of those that may pass.
 
 Statuses and SubCodes are the service's. The service's text becomes part of a message, the request's never does.
+A retry comes no earlier than the service requests, and jitter spreads concurrent ones. The SDK's own retries are off,
+since nested retries multiply.
 """
 
 from __future__ import annotations
 
+import random
 import re
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from sbpair import errors
-from sbpair.azure.http_client import NotHttp
 from sbpair.http_tunnel import refused_by_proxy
+from sbpair.model.backoff import Backoff
 from sbpair.model.pair import authority_of
+from sbpair.model.queues import Retrying
 from sbpair.model.reachability import REACH_HINT, FirstAnswerTimeout, key_hint, unreachable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Awaitable, Callable, Iterator, Mapping
 
     from azure.core.exceptions import AzureError, HttpResponseError
+
 
 _SUB_CODE = re.compile(r"SubCode=(\d{3,6})")
 _DETAIL = re.compile(r"<Detail>(.*?)</Detail>", re.DOTALL)
@@ -36,6 +41,10 @@ THROTTLED = frozenset({"50004", "50009"})
 SIGN_IN_HINT = "sign in (az login), or set a connection string: see sbpair provision --help"
 _CLAIM_HINT = "use a key or an identity with the Manage claim (the role Azure Service Bus Data Owner)"
 _ROLE_HINT = "assign the identity a role on the namespace: Azure Service Bus Data Owner, or Contributor"
+
+
+class NotHttp(Exception):
+    """The peer's response is not HTTP/1.1, or exceeds the limits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +113,13 @@ def refuse_unreadable_answers(what: str, namespace: str) -> Iterator[None]:
         yield
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise not_a_service_bus(what, namespace) from error
+
+
+@contextmanager
+def translate_answers(what: str, namespace: str, sign_in: str = SIGN_IN_HINT) -> Iterator[None]:
+    """Raise an error of Azure's SDK, and an answer that it cannot read, as an SbpairError."""
+    with translate_management_errors(what, namespace, sign_in=sign_in), refuse_unreadable_answers(what, namespace):
+        yield
 
 
 def proxy_status(error: AzureError) -> int:
@@ -232,3 +248,54 @@ def not_a_service_bus(what: str, namespace: str) -> errors.Unreachable:
     return errors.Unreachable(
         f"cannot {what}: the server at {namespace} is not a Service Bus", hint="check the address and the proxy"
     )
+
+
+# Retries
+
+Result = TypeVar("Result")
+
+ATTEMPTS = 3
+# As the SDKs: the service counts an earlier attempt against the namespace again.
+THROTTLED_WAIT_SECONDS = 10.0
+JITTER = 0.5
+"""Each wait is longer by up to this fraction: callers refused together must not return together."""
+
+MAX_WAIT_SECONDS = 120.0
+"""A longer wait is not begun: the error is raised instead."""
+
+BACKOFF = Backoff(first_seconds=1.0, max_seconds=MAX_WAIT_SECONDS, growth=4.0)
+
+
+async def attempt(
+    what: str,
+    action: Callable[[], Awaitable[Result]],
+    *,
+    sleep: Callable[[float], Awaitable[object]],
+    on_event: Callable[[Retrying], object],
+    chance: Callable[[], float] = random.random,
+) -> Result:
+    """Run `action` up to three times while its error is retriable, and not errors.Silent. Raises the last error.
+
+    `chance` returns the jitter, a number from 0 to 1.
+    """
+    for number in range(1, ATTEMPTS):
+        try:
+            return await action()
+        except errors.SbpairError as error:
+            wait = wait_seconds(number, error, chance())
+            if not error.retriable or isinstance(error, errors.Silent) or wait > MAX_WAIT_SECONDS:
+                raise
+            on_event(Retrying(what, number, wait, error.message))
+        await sleep(wait)
+    return await action()
+
+
+def wait_seconds(number: int, error: errors.SbpairError, chance: float) -> float:
+    """Return how long to wait after the failed attempt `number`, counted from 1."""
+    wait = BACKOFF.seconds(number)
+    requested = error.retry_after_seconds if isinstance(error, errors.Unavailable) else None
+    if requested is not None:
+        wait = max(wait, requested)
+    elif isinstance(error, errors.Throttled):
+        wait = max(wait, THROTTLED_WAIT_SECONDS)
+    return wait * (1 + JITTER * chance)

@@ -12,9 +12,8 @@ import aiohttp
 from azure.core.exceptions import ServiceRequestTimeoutError
 from azure.core.pipeline.transport import AioHttpTransport
 
-from sbpair.azure.http_client import NotHttp
-from sbpair.azure.log_redaction import redact_proxy_credentials
-from sbpair.azure.management_route import CALL_SECONDS, AnswerLimit, HttpRoute
+from sbpair.azure.http_client import CALL_SECONDS, AnswerLimit, HttpRoute, redact_proxy_credentials
+from sbpair.azure.management_errors import NotHttp
 from sbpair.client_tls import client_context
 from sbpair.model.durations import TIMESPAN_MAX
 from sbpair.model.reachability import CONNECT_SECONDS, FirstAnswerTimeout

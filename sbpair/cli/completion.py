@@ -89,7 +89,7 @@ def paused_runs(context: typer.Context) -> list[str]:
 
 def _recorded_runs(context: typer.Context) -> "list[RunRecord]":
     from sbpair import config
-    from sbpair.config.namespaces import load_namespace
+    from sbpair.config.file import load_namespace
     from sbpair.config.setting import Flags
     from sbpair.runs.database import state_if_any
     from sbpair.runs.run_log import all_runs

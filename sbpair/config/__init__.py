@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from sbpair.config.file import PAIR_KEYS, config_path, file_layer, file_setting, named_variables, read_pairs
-from sbpair.config.pair_settings import build_endpoint, build_pair
 from sbpair.config.setting import (
     RELAY_VARIABLES,
     SIDES,
@@ -25,6 +24,8 @@ from sbpair.config.setting import (
     Origin,
     Secret,
     Setting,
+    build_endpoint,
+    build_pair,
     conflict,
     merged,
     user_path,
@@ -120,27 +121,40 @@ def effective_endpoint(
     side: str, endpoint: Endpoint, settings: Mapping[str, Setting], environ: Environment
 ) -> dict[str, Setting]:
     """Return every value of one namespace, as `effective` does."""
-    address = settings[f"{side}.address"]
-    found = {
-        f"{side}.namespace": replace(address, value=endpoint.authority),
-        f"{side}.sign_in": replace(address, value=sign_in(endpoint)),
-    }
     values: dict[str, str | bool] = {
+        "namespace": endpoint.authority,
+        "sign_in": sign_in(endpoint),
         "name": endpoint.name,
         "endpoint": endpoint.amqp_address,
         "tls": endpoint.tls,
         "ca_file": endpoint.ca_file or "",
+        "transport": str(endpoint.transport),
     }
+    derived = {"name": "namespace", "endpoint": "namespace", "tls": "namespace"}
+    if endpoint.proxy:
+        derived["transport"] = "proxy"
+    return effective_side(side, endpoint, settings, environ, values, derived)
+
+
+def effective_side(
+    side: str,
+    endpoint: Endpoint,
+    settings: Mapping[str, Setting],
+    environ: Environment,
+    values: Mapping[str, str | bool],
+    derived: Mapping[str, str],
+) -> dict[str, Setting]:
+    """Return `values` and the proxy of a namespace with their sources: an address, own settings, or `derived` ones."""
+    address = {"namespace": settings[f"{side}.address"], "sign_in": settings[f"{side}.address"]}
+    found = {}
     for name, value in values.items():
-        default = UNSET if value == "" else Setting("", f"{side}.namespace", Origin.DERIVED)
-        found[f"{side}.{name}"] = replace(settings.get(f"{side}.{name}", default), value=value)
-    implied = Setting("", f"{side}.proxy", Origin.DERIVED) if endpoint.proxy else UNSET
-    found[f"{side}.transport"] = replace(settings.get(f"{side}.transport", implied), value=str(endpoint.transport))
-    found[f"{side}.proxy"] = proxy_setting(settings.get(f"{side}.proxy", UNSET), endpoint, environ)
-    return found
+        default = Setting("", f"{side}.{derived[name]}", Origin.DERIVED) if name in derived else UNSET
+        source = address.get(name) or settings.get(f"{side}.{name}", default)
+        found[f"{side}.{name}"] = replace(source, value=value)
+    return found | {f"{side}.proxy": _proxy_setting(settings.get(f"{side}.proxy", UNSET), endpoint, environ)}
 
 
-def proxy_setting(setting: Setting, endpoint: Endpoint, environ: Environment) -> Setting:
+def _proxy_setting(setting: Setting, endpoint: Endpoint, environ: Environment) -> Setting:
     """Return the proxy that leads to a namespace, its own or the environment's, without its password."""
     proxy = endpoint.web_proxy(environ)
     if proxy is None:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sbpair.config import UNSET, environment_layer, proxy_setting, refuse_secrets
+from sbpair.config import effective_side, environment_layer, refuse_secrets
 from sbpair.config.file import config_path, read_relays, relay_layer
 from sbpair.config.setting import (
     RELAY_KEYS,
     Environment,
     Flags,
     Layer,
-    Origin,
     Setting,
     merged,
 )
@@ -82,18 +81,17 @@ def effective_relay_side(
     prefix: str, endpoint: Endpoint, shown: tuple[str, str], settings: Mapping[str, Setting], environ: Environment
 ) -> dict[str, Setting]:
     """Return every value of one side of a relay by its key, without secrets. `shown` are its namespace and path."""
-    address = settings[f"{prefix}.address"]
     namespace, path = shown
-    return {
-        f"{prefix}.namespace": replace(address, value=namespace),
-        f"{prefix}.name": replace(
-            settings.get(f"{prefix}.name", Setting("", f"{prefix}.namespace", Origin.DERIVED)), value=endpoint.name
-        ),
-        f"{prefix}.path": replace(settings.get(f"{prefix}.path", address), value=path),
-        f"{prefix}.sign_in": replace(address, value=sign_in(endpoint)),
-        f"{prefix}.ca_file": replace(settings.get(f"{prefix}.ca_file", UNSET), value=endpoint.ca_file or ""),
-        f"{prefix}.proxy": proxy_setting(settings.get(f"{prefix}.proxy", UNSET), endpoint, environ),
+    values = {
+        "namespace": namespace,
+        "name": endpoint.name,
+        "path": path,
+        "sign_in": sign_in(endpoint),
+        "ca_file": endpoint.ca_file or "",
     }
+    # A connection string may have the path.
+    own = {f"{prefix}.path": settings[f"{prefix}.address"], **settings}
+    return effective_side(prefix, endpoint, own, environ, values, {"name": "namespace"})
 
 
 def _environment_layer(environ: Environment) -> Layer:

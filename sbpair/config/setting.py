@@ -1,15 +1,24 @@
-"""Values with their sources, and the merge of layers. Pure; no repr shows a secret."""
+"""Values with their sources, the merge of layers, and the checked Pair of merged settings.
+
+Pure; errors name the source of the wrong value, and no repr shows a secret.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Literal, TypeAlias
+from urllib.parse import urlsplit
 
 from sbpair.errors import UsageError
+from sbpair.model.connection_string import endpoint_from_connection_string, looks_like_connection_string
+from sbpair.model.durations import ticks
+from sbpair.model.pair import AMQPS_PORT, Endpoint, Identity, Pair, Transport, first_label, is_address, is_loopback
+from sbpair.model.proxy import Proxy, parse_proxy
 from sbpair.operating_system.files import user_directory
+from sbpair.timespan import TICKS_PER_SECOND
 
 Environment: TypeAlias = Mapping[str, str]
 
@@ -93,3 +102,140 @@ ONE_PROXY = "keep one: proxy_env names the variable of a proxy with user and pas
 def conflict(one: str, other: str, place: str, hint: str = ONE_ADDRESS) -> UsageError:
     """Return the error for two values of one setting in one place."""
     return UsageError(f"{place} has both {one} and {other}", hint=hint)
+
+
+PUBLIC_SUFFIX = ".servicebus.windows.net"
+CLOUD_SUFFIXES = (PUBLIC_SUFFIX, ".servicebus.usgovcloudapi.net", ".servicebus.chinacloudapi.cn")
+
+
+def build_pair(name: str, settings: Mapping[str, Setting]) -> Pair:
+    """Build the checked Pair that the merged settings describe."""
+    pair = Pair(name, build_endpoint("primary", settings, name), build_endpoint("secondary", settings, name))
+    if (count := settings.get("backlog_queues")) and isinstance(count.value, int):
+        pair = replace(pair, backlog_queues=count.value)
+    if failover := settings.get("failover_interval"):
+        pair = replace(pair, failover_interval=_seconds(failover))
+    if ping := settings.get("ping_interval"):
+        pair = replace(pair, ping_interval=_seconds(ping))
+    return pair
+
+
+def build_endpoint(side: str, settings: Mapping[str, Setting], pair: str) -> Endpoint:
+    """Build one side of a pair, or a single namespace: its address, and its overrides."""
+    address = settings.get(f"{side}.address")
+    if address is None and side not in SIDES:
+        raise UsageError(f"[{side}] has no address", hint="give it a namespace, or a connection_string_env")
+    if address is None:
+        raise UsageError(
+            f"pair {pair!r} has no {side} namespace",
+            hint=f"set SBPAIR_{side.upper()}_CONNECTION_STRING, or [pairs.{pair}.{side}] in the configuration file",
+        )
+    endpoint = _endpoint_at(address)
+    if name := settings.get(f"{side}.name"):
+        endpoint = replace(endpoint, name=str(name.value))
+    elif side == "primary" and is_address(endpoint.host):
+        raise UsageError(
+            f"{address.source}: the namespace's name is unknown: {endpoint.host} is an IP address",
+            hint="set SBPAIR_PRIMARY_NAME, or name in the configuration file: it is part of backlog queue paths",
+        )
+    endpoint = _with_overrides(endpoint, side, settings)
+    _refuse_readable_credential(endpoint, address.source)
+    return endpoint
+
+
+def _refuse_readable_credential(endpoint: Endpoint, source: str) -> None:
+    """Raise UsageError where a token of Azure would travel without TLS to another machine."""
+    if endpoint.tls or is_loopback(endpoint.host):
+        return
+    if isinstance(endpoint.credential, Identity):
+        raise UsageError(
+            f"{source}: the token of an identity would travel without TLS to {endpoint.host}",
+            hint="remove tls = false; an emulator on another machine takes a connection string, or TLS with a ca_file",
+        )
+    if endpoint.host.lower().endswith(CLOUD_SUFFIXES):
+        raise UsageError(
+            f"{source}: TLS is off, and {endpoint.host} is a namespace of Azure",
+            hint="remove UseDevelopmentEmulator=true, or tls = false: they are for emulators",
+        )
+
+
+def _seconds(setting: Setting) -> float:
+    try:
+        return ticks(str(setting.value)) / TICKS_PER_SECOND
+    except UsageError as error:
+        raise UsageError(f"{setting.source}: {error.message}", hint=error.hint) from None
+
+
+def _endpoint_at(address: Setting) -> Endpoint:
+    if isinstance(address.value, Secret):
+        try:
+            return replace(endpoint_from_connection_string(address.value.text), key_source=address.source)
+        except UsageError as error:
+            raise type(error)(f"{address.source}: {error.message}", hint=error.hint) from None
+    text = str(address.value)
+    if looks_like_connection_string(text):
+        raise UsageError(
+            f"{address.source}: expected the name of a namespace, got a connection string",
+            hint="put it into SBPAIR_PRIMARY_CONNECTION_STRING or SBPAIR_SECONDARY_CONNECTION_STRING",
+        )
+    host = (text if "." in text or is_address(text) else text + PUBLIC_SUFFIX).lower()
+    if _host_port(f"{host}:1") is None:
+        raise UsageError(
+            f"{address.source}: expected a namespace, got {_shown(text)}",
+            hint=f"write contoso or contoso{PUBLIC_SUFFIX}",
+        )
+    return Endpoint(first_label(host), host, host, AMQPS_PORT, tls=True, credential=Identity())
+
+
+def _with_overrides(endpoint: Endpoint, side: str, settings: Mapping[str, Setting]) -> Endpoint:
+    if setting := settings.get(f"{side}.endpoint"):
+        found = _host_port(str(setting.value))
+        if found is None:
+            raise UsageError(
+                f"{setting.source}: expected host:port, got {_shown(setting.value)}", hint="write 127.0.0.1:5672"
+            )
+        endpoint = replace(endpoint, host=found[0], port=found[1])
+    if setting := settings.get(f"{side}.tls"):
+        endpoint = replace(endpoint, tls=bool(setting.value))
+    if setting := settings.get(f"{side}.ca_file"):
+        endpoint = replace(endpoint, ca_file=str(setting.value))
+    if setting := settings.get(f"{side}.proxy"):
+        endpoint = replace(endpoint, proxy=_proxy(setting, endpoint), transport=Transport.WEBSOCKET)
+    if setting := settings.get(f"{side}.transport"):
+        if setting.value not in set(Transport):
+            raise UsageError(
+                f"{setting.source}: expected {' or '.join(Transport)}, got {_shown(setting.value)}",
+                hint="tcp uses port 5671; websocket uses port 443, also through a proxy",
+            )
+        endpoint = replace(endpoint, transport=Transport(str(setting.value)))
+    return endpoint
+
+
+def _proxy(setting: Setting, endpoint: Endpoint) -> Proxy:
+    text = setting.value.text if isinstance(setting.value, Secret) else str(setting.value)
+    proxy = parse_proxy(text, setting.source)
+    if proxy.user is not None and not isinstance(setting.value, Secret):
+        raise UsageError(
+            f"{setting.source}: proxy has a user or a password, which are secrets",
+            hint='export the whole URL, and write the variable\'s name there: proxy_env = "CORPORATE_PROXY"',
+        )
+    if not endpoint.tls:
+        raise UsageError(
+            f"{setting.source}: a proxy needs TLS, and the {endpoint.name} namespace is configured without it",
+            hint="remove the proxy, or tls = false; an emulator with --tls prints a connection string with TLS",
+        )
+    return proxy
+
+
+def _shown(value: object) -> str:
+    """Return a wrong value for an error, unless it may hold a password."""
+    return "a URL with a user" if "@" in str(value) else repr(value)
+
+
+def _host_port(text: str) -> tuple[str, int] | None:
+    try:
+        url = urlsplit(f"//{text}")
+        host, port = url.hostname, url.port
+    except ValueError:
+        return None
+    return (host, port) if host and port and url.netloc == text and "@" not in text and " " not in text else None

@@ -13,7 +13,7 @@ from sbpair import errors
 from sbpair.amqp_client.client import connect
 from sbpair.azure.atom import NamespaceProbe, open_atom
 from sbpair.azure.credentials import token_getter_for
-from sbpair.azure.health import HealthResponse, check_health
+from sbpair.azure.http_client import HealthResponse, check_health
 from sbpair.doctor.check import (
     AGAIN,
     Check,

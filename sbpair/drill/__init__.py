@@ -19,10 +19,17 @@ from sbpair import backlog
 from sbpair.amqp_client.client import connect
 from sbpair.azure.atom import open_atom
 from sbpair.drill import scenario
-from sbpair.drill.compare import Comparison, compare_all, compared, message_differences
-from sbpair.drill.drill_messages import DESTINATIONS, SCHEDULE_MS, OriginalMessage, originals
-from sbpair.drill.drill_pair import OWN_QUEUES, SimulatedOutages, drill_queues, emulated_pair
-from sbpair.drill.drill_phases import DrillPhase, Timeline
+from sbpair.drill.drill_messages import (
+    DESTINATIONS,
+    SCHEDULE_MS,
+    Comparison,
+    OriginalMessage,
+    compare_all,
+    compared,
+    message_differences,
+    originals,
+)
+from sbpair.drill.drill_pair import OWN_QUEUES, DrillPhase, SimulatedOutages, Timeline, drill_queues, emulated_pair
 from sbpair.drill.scenario import INTERVALS, Intervals, SendTally, accounted, received, take_payloads
 from sbpair.errors import ExitCode, UsageError
 from sbpair.management import provisioning

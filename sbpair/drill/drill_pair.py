@@ -5,11 +5,15 @@ Invariant: a drill writes only to queues created for it, under unique names, and
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
-from typing import TYPE_CHECKING, TypeAlias
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sbpair import backlog
+from sbpair.errors import TimedOut
 from sbpair.failover.simulated_outage import SimulatedOutage
 from sbpair.management.calls import gather_all
 from sbpair.management.temporary_queues import IDLE, open_temporary_queues
@@ -18,12 +22,12 @@ from sbpair.model.pair import Pair
 from sbpair.model.queues import QueueSpec
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
+    from collections.abc import AsyncIterator, Mapping
 
-    from sbpair.drill.drill_phases import EmitPhase
     from sbpair.emulator.entities.namespace import Namespace
     from sbpair.emulator.server import Emulator
     from sbpair.model.pair import Endpoint
+
 
 PRIMARY, SECONDARY = "contoso", "contoso-dr"
 OWN_QUEUES = 2
@@ -120,3 +124,51 @@ async def drill_queues(pair: Pair, tag: str, queues: int, emit: EmitPhase) -> As
             yield replace(pair, primary=replace(pair.primary, name=entity), backlog_queues=queues), entity
     finally:
         emit("clean", f"not deleted, delete by hand: {', '.join(remaining)}" if remaining else "its queues are deleted")
+
+
+EmitPhase = Callable[[str, str], object]
+
+
+@dataclass(frozen=True, slots=True)
+class DrillPhase:
+    """Event: a phase begins, or a client has an event ("sender", "relay"). `seconds` counts from the start."""
+
+    name: str
+    text: str
+    seconds: float = 0.0
+
+
+class Timeline:
+    """Emits phases, and records them."""
+
+    def __init__(self, on_event: Callable[[Any], object]) -> None:
+        self._on_event = on_event
+        self._started = time.monotonic()
+        self.phases: list[DrillPhase] = []
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._started
+
+    def __call__(self, name: str, text: str) -> None:
+        self.phases.append(DrillPhase(name, text, round(self.seconds, 3)))
+        self._on_event(self.phases[-1])
+
+
+class Awaited:
+    """A state that is waited for. Each change of it sets `changed`."""
+
+    changed: asyncio.Event
+    max_phase_seconds: float
+
+    async def until(self, what: str, shown: Callable[[], bool]) -> None:
+        """Wait until `shown` returns True. Raises TimedOut."""
+        try:
+            async with asyncio.timeout(self.max_phase_seconds):
+                while not shown():
+                    self.changed.clear()
+                    await self.changed.wait()
+        except TimeoutError:
+            raise TimedOut(
+                f"the drill waited {self.max_phase_seconds:g} s for {what}", hint="run sbpair doctor"
+            ) from None

@@ -18,9 +18,17 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
-from sbpair.drill.compare import MAX_EXAMPLES
-from sbpair.drill.drill_pair import PRIMARY, SECONDARY, EmulatedOutages, emulated_pair
-from sbpair.drill.drill_phases import Awaited, DrillPhase, EmitPhase, Timeline
+from sbpair.drill.drill_messages import MAX_EXAMPLES
+from sbpair.drill.drill_pair import (
+    PRIMARY,
+    SECONDARY,
+    Awaited,
+    DrillPhase,
+    EmitPhase,
+    EmulatedOutages,
+    Timeline,
+    emulated_pair,
+)
 from sbpair.errors import BothFailed, ExitCode, InDoubt, SbpairError, first_error
 from sbpair.move.failure_latch import set_within
 from sbpair.relay import RelayAnswer, RelayEndpoint, RelayPair

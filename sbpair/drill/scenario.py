@@ -20,8 +20,8 @@ from sbpair.amqp.message import Sections
 from sbpair.amqp_client.client import connect
 from sbpair.amqp_client.raw_links import ACCEPTED
 from sbpair.azure.credentials import token_getter_for
-from sbpair.drill.compare import Comparison, byte_differences, compare_all, compared, property_differences
-from sbpair.drill.drill_phases import Awaited, EmitPhase
+from sbpair.drill.drill_messages import Comparison, byte_differences, compare_all, compared, property_differences
+from sbpair.drill.drill_pair import Awaited, EmitPhase
 from sbpair.errors import SbpairError, first_error
 from sbpair.move.failure_latch import set_within
 from sbpair.syphon import runner

@@ -17,7 +17,7 @@ from sbpair.emulator.entities.description import TIERS
 from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.server import RequestedNamespace, check_requested
 from sbpair.errors import SbpairError, UsageError
-from sbpair.operating_system.user_documents import read_document
+from sbpair.operating_system.files import read_document
 
 if TYPE_CHECKING:
     from pathlib import Path

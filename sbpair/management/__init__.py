@@ -20,16 +20,22 @@ if TYPE_CHECKING:
     from sbpair.management.auditing import audit as audit
     from sbpair.management.entities_file import EntitiesDocument as EntitiesDocument
     from sbpair.management.entities_file import parse_entities as parse_entities
+    from sbpair.management.partitioning import DecidingProperty as DecidingProperty
+    from sbpair.management.partitioning import KeyConflict as KeyConflict
+    from sbpair.management.partitioning import KeyProblem as KeyProblem
+    from sbpair.management.partitioning import MessageKeys as MessageKeys
+    from sbpair.management.partitioning import PartitionedEntity as PartitionedEntity
     from sbpair.management.partitioning import PartitionedEntityState as PartitionedEntityState
     from sbpair.management.partitioning import PartitionItem as PartitionItem
     from sbpair.management.partitioning import PartitionReport as PartitionReport
     from sbpair.management.partitioning import create_partitioned as create_partitioned
+    from sbpair.management.partitioning import deciding_property as deciding_property
     from sbpair.management.partitioning import list_partitions as list_partitions
     from sbpair.management.partitioning import partition_exit_code as partition_exit_code
     from sbpair.management.partitioning import partitioned_queue as partitioned_queue
     from sbpair.management.partitioning import partitioned_topic as partitioned_topic
-    from sbpair.management.provision_namespace import EntityFinding as EntityFinding
-    from sbpair.management.provision_namespace import EntityItem as EntityItem
+    from sbpair.management.provisioning import EntityFinding as EntityFinding
+    from sbpair.management.provisioning import EntityItem as EntityItem
     from sbpair.management.provisioning import EntityReport as EntityReport
     from sbpair.management.provisioning import create_queue as create_queue
     from sbpair.management.provisioning import provision as provision
@@ -44,12 +50,6 @@ if TYPE_CHECKING:
     from sbpair.model.entities import Subscription as Subscription
     from sbpair.model.entities import Topic as Topic
     from sbpair.model.pair import ResourceGroup as ResourceGroup
-    from sbpair.model.partition_key import DecidingProperty as DecidingProperty
-    from sbpair.model.partition_key import KeyConflict as KeyConflict
-    from sbpair.model.partition_key import KeyProblem as KeyProblem
-    from sbpair.model.partition_key import MessageKeys as MessageKeys
-    from sbpair.model.partition_key import PartitionedEntity as PartitionedEntity
-    from sbpair.model.partition_key import deciding_property as deciding_property
     from sbpair.model.queues import Counts as Counts
     from sbpair.model.queues import Difference as Difference
     from sbpair.model.queues import Listed as Listed
@@ -71,17 +71,16 @@ __getattr__, __dir__ = lazy_names(
         "sbpair.management.auditing": "audit",
         "sbpair.management.entities_file": "EntitiesDocument, parse_entities",
         "sbpair.management.partitioning": (
-            "PartitionItem, PartitionReport, PartitionedEntityState, create_partitioned, list_partitions, "
+            "DecidingProperty, KeyConflict, KeyProblem, MessageKeys, PartitionItem, PartitionReport, "
+            "PartitionedEntity, PartitionedEntityState, create_partitioned, deciding_property, list_partitions, "
             "partition_exit_code, partitioned_queue, partitioned_topic"
         ),
-        "sbpair.management.provision_namespace": "EntityFinding, EntityItem",
-        "sbpair.management.provisioning": "EntityReport, create_queue, provision, provision_exit_code",
+        "sbpair.management.provisioning": (
+            "EntityFinding, EntityItem, EntityReport, create_queue, provision, provision_exit_code"
+        ),
         "sbpair.management.pruning": "QueueReport, prune, prune_exit_code",
         "sbpair.model.entities": "CorrelationFilter, Queue, Rule, SqlFilter, Subscription, Topic",
         "sbpair.model.pair": "ResourceGroup",
-        "sbpair.model.partition_key": (
-            "DecidingProperty, KeyConflict, KeyProblem, MessageKeys, PartitionedEntity, deciding_property"
-        ),
         "sbpair.model.queues": (
             "Counts, Difference, Listed, QueueFinding, QueueProvisioned, QueueSpec, Retrying, Utilisation"
         ),

@@ -1,34 +1,52 @@
-"""Audit of a pair's backlog queues: their properties, how full they are, and the messages in them.
+"""Audit of a pair's backlog queues: their properties, how full they are, and a scan of their messages by peeking.
 
-Read-only: an audit changes, creates and removes nothing, and raises no delivery count.
+Read-only: an audit changes, creates and removes nothing, and raises no delivery count. The scan finds the age of the
+messages, their destinations, and whether these exist; a queue or namespace that cannot be read is reported.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from sbpair import backlog
 from sbpair.azure import open_namespace
-from sbpair.azure.retry import attempt
-from sbpair.errors import SbpairError
-from sbpair.management.audit_findings import Audit, Unseen, foreign_items, own_items, utilisation, with_growth
+from sbpair.azure.credentials import token_getter
+from sbpair.azure.destinations import DestinationEntity, open_destinations
+from sbpair.azure.management_errors import attempt
+from sbpair.errors import AccessError, SbpairError, Unavailable
+from sbpair.management.audit_findings import (
+    Audit,
+    DestinationSummary,
+    Unseen,
+    foreign_items,
+    own_items,
+    utilisation,
+    with_growth,
+)
 from sbpair.management.comparison import desired_queues, plan_backlog
 from sbpair.model import tiers
 from sbpair.model.queues import Listed, SecondSample
+from sbpair.move.message.envelope import restore
+from sbpair.move.message.route import MISSING, DeadLetter, Send, route
+from sbpair.move.peek.destination_lookup import DestinationLookup
+from sbpair.move.peek.peeker import Peeker, PeekPosition
+from sbpair.move.rate_limit import RateLimiter
+from sbpair.move.topic_guard import takes
 
 if TYPE_CHECKING:
     from sbpair.azure import NamespaceControl
-    from sbpair.management.backlog_scan import BacklogScan
     from sbpair.management.calls import Sleep
     from sbpair.model.pair import Pair, ResourceGroup
     from sbpair.model.queues import ControlEvent, QueueState, Utilisation
-    from sbpair.move.peek.peeker import Peeked
+    from sbpair.move.peek.peeker import Peeked, PeekedMessage
+
 
 Result = TypeVar("Result")
 OnEvent = Callable[["ControlEvent | Peeked"], object]
@@ -61,10 +79,7 @@ async def audit(
     Raises every error that prevents listing: AccessError, Unavailable, and NameInvalid for a primary whose name makes
     no legal path. Everything else that could not be read is in `Audit.unseen`.
     """
-    # The AMQP client takes a while to load, and a bad name should not wait for it.
     desired_queues(pair)
-    from sbpair.management.backlog_scan import open_backlog_scan
-
     async with AsyncExitStack() as stack:
         queues = await stack.enter_async_context(open_namespace(pair.secondary, group))
         scan = await stack.enter_async_context(open_backlog_scan(pair, max_peek, sleep=sleep, on_event=on_event))
@@ -130,3 +145,156 @@ class _Auditor:
 
     async def _attempt(self, what: str, action: Callable[[], Awaitable[Result]]) -> Result:
         return await attempt(what, action, sleep=self.sleep, on_event=self.on_event)
+
+
+QUEUES_AT_ONCE = 8
+CLOCK_MARGIN_SECONDS = 2.0
+"""A message may seem to be enqueued so much later than now, without a remark about this machine's clock."""
+
+CALL_SECONDS = 10.0
+"""The limit of a call to the primary: an audit is often run because the primary is down."""
+
+
+@asynccontextmanager
+async def open_backlog_scan(
+    pair: Pair, max_messages: int, *, sleep: Sleep, on_event: OnEvent
+) -> AsyncIterator[BacklogScan]:
+    """Open a scan of up to `max_messages` of each queue. Nothing is connected before the first peek."""
+    clock = time.monotonic
+    async with AsyncExitStack() as stack:
+        control = await stack.enter_async_context(open_destinations(pair.primary, call_seconds=CALL_SECONDS))
+        get_token = await stack.enter_async_context(token_getter(pair))
+        destinations = DestinationLookup(pair.primary, control, stack, get_token)
+        peeker = Peeker(pair.secondary, get_token, RateLimiter(clock()), clock, sleep, on_event, max_messages)
+        yield BacklogScan(pair, peeker, destinations)
+
+
+@dataclass
+class BacklogScan:
+    """A scan of the queues of a pair, and its results so far. `complete`: all their messages are peeked."""
+
+    pair: Pair
+    peeker: Peeker
+    lookup: DestinationLookup
+    complete: bool = False
+    _messages: Counter[str] = field(default_factory=Counter)
+    _discarded: Counter[str] = field(default_factory=Counter)
+    _found: dict[str, DestinationEntity | DeadLetter | None] = field(default_factory=dict)
+    _unseen: dict[str, str] = field(default_factory=dict)
+    _behind_seconds: float = 0.0
+    _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(QUEUES_AT_ONCE))
+
+    async def scan_all(self, fills: Mapping[str, Utilisation], now: float) -> dict[str, Utilisation]:
+        """Add the peeked figures to the utilisation of queues, by path. `now` is seconds since 1970. Never raises."""
+        if not self.peeker.limit:
+            return dict(fills)
+        async with asyncio.TaskGroup() as tasks:
+            scans = {
+                path: tasks.create_task(self._scan(path, fill, now), name=f"peek {path}")
+                for path, fill in fills.items()
+            }
+        scanned = {path: scan.result() for path, scan in scans.items()}
+        self.complete = all(fill.complete for fill in scanned.values())
+        return scanned
+
+    def destinations(self) -> tuple[DestinationSummary, ...]:
+        """Return every destination of the peeked messages, by name."""
+        return tuple(self._destination(name, number) for name, number in sorted(self._messages.items()))
+
+    def unseen(self) -> tuple[Unseen, ...]:
+        """Return the queues and namespaces that could not be read."""
+        unseen = dict(self._unseen)
+        if self.lookup.unavailable:
+            unseen.setdefault(self.pair.primary.name, f"the destinations: {self.lookup.unavailable}")
+        entities = (each for each in self._found.values() if isinstance(each, DestinationEntity))
+        if any(each.detects_duplicates is None for each in entities):
+            why = "whether destinations detect duplicates: needs the Manage claim"
+            unseen.setdefault(self.pair.primary.name, why)
+        if self._behind_seconds > CLOCK_MARGIN_SECONDS:
+            unseen["the age of messages"] = (
+                f"this machine's clock is {self._behind_seconds:.0f} s behind that of {self.pair.secondary.name}"
+            )
+        return tuple(Unseen(name, reason) for name, reason in unseen.items())
+
+    async def _scan(self, path: str, fill: Utilisation, now: float) -> Utilisation:
+        oldest_ms: int | None = None
+
+        async def take(seen: PeekedMessage) -> None:
+            nonlocal oldest_ms
+            if (at := seen.facts.enqueued_at) > 0:
+                oldest_ms = at if oldest_ms is None else min(oldest_ms, at)
+                self._behind_seconds = max(self._behind_seconds, at / 1000 - now)
+            await self._take(seen)
+
+        async with self._slots:
+            if self.pair.secondary.name in self._unseen:
+                return fill
+            position = PeekPosition(path)
+            try:
+                await self.peeker.peek(position, take)
+            except SbpairError as error:
+                self._record_failure(path, error)
+            if position.truncated:
+                self._unseen[path] = "the messages behind an unreadable one"
+        return replace(
+            fill,
+            peeked=position.messages,
+            complete=position.ended,
+            oldest_seconds=None if oldest_ms is None else _age(now - oldest_ms / 1000),
+        )
+
+    def _record_failure(self, path: str, error: SbpairError) -> None:
+        # Without access or a connection, no other queue needs to be tried.
+        if isinstance(error, AccessError) or (isinstance(error, Unavailable) and not self._messages):
+            self._unseen[self.pair.secondary.name] = f"the messages in the queues: {_why(error)}"
+        else:
+            self._unseen[path] = error.message
+
+    async def _take(self, seen: PeekedMessage) -> None:
+        decision = route(seen.facts)
+        if not isinstance(decision, Send):
+            self._messages[""] += 1
+            self._found.setdefault("", decision if isinstance(decision, DeadLetter) else None)
+            return
+        name = self.lookup.name(decision.destination)
+        self._messages[name] += 1
+        if name not in self._found:
+            self._found[name] = await self._find(decision.destination)
+        entity = self._found[name]
+        if isinstance(entity, DestinationEntity) and entity.topic is not None and not entity.topic.take_all:
+            payload = restore(seen.sections, decision, int(time.time() * 1000))
+            self._discarded[name] += takes(entity.topic, payload) is False
+
+    async def _find(self, path: str) -> DestinationEntity | DeadLetter | None:
+        try:
+            return await self.lookup.find(path)
+        except SbpairError as error:
+            self._unseen[self.pair.primary.name] = f"the destinations: {_why(error)}"
+            return None
+
+    def _destination(self, name: str, messages: int) -> DestinationSummary:
+        found = self._found.get(name)
+        if isinstance(found, DestinationEntity):
+            discarded = self._discarded[name]
+            return DestinationSummary(
+                name,
+                messages,
+                found=True,
+                topic=found.is_topic,
+                detects_duplicates=found.detects_duplicates,
+                discarded=discarded,
+                reason=f"{discarded} of {messages} match no subscription" if discarded else "",
+            )
+        if isinstance(found, DeadLetter) and found.reason == MISSING:
+            missing = f"{self.pair.primary.name} has no such queue or topic"
+            return DestinationSummary(name, messages, found=False, reason=missing)
+        return DestinationSummary(name, messages, reason=found.description if found else "")
+
+
+def _age(seconds: float) -> float | None:
+    """Return an age; None if it is negative, because this machine's clock is behind."""
+    return max(0.0, seconds) if seconds > -CLOCK_MARGIN_SECONDS else None
+
+
+def _why(error: SbpairError) -> str:
+    return f"{error.message} ({error.hint})" if isinstance(error, AccessError) and error.hint else error.message

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sbpair.azure.retry import attempt
+from sbpair.azure.management_errors import attempt
 from sbpair.errors import SbpairError, first_error
 from sbpair.model.queues import ControlEvent
 

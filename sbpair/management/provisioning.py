@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sbpair import backlog
+from sbpair import backlog, errors
 from sbpair.azure import NamespaceControl, open_namespace
-from sbpair.azure.retry import attempt
+from sbpair.azure.management_errors import attempt
 from sbpair.errors import ExitCode, NameInvalid, Unsafe, UsageError, first_error
+from sbpair.management import partitioning
 from sbpair.management.calls import (
     CALLS_A_SECOND,
     FIRST_SECOND_CALLS,
@@ -23,17 +25,305 @@ from sbpair.management.calls import (
     STOPPED,
     Calls,
     Halt,
+    NotTried,
     OnEvent,
     Sleep,
     gather_all,
 )
-from sbpair.management.comparison import MAX_CREATES, dependency_order, desired_queues
+from sbpair.management.comparison import (
+    FORWARDS,
+    MAX_CREATES,
+    Change,
+    Key,
+    Plan,
+    compare,
+    compare_backlog_queue,
+    dependency_order,
+    describe_differences,
+    desired_queues,
+    entity_key,
+    external_targets,
+    needs,
+    path_key,
+    plan_backlog,
+    plan_entities,
+)
 from sbpair.management.entities_file import NO_ENTITIES, EntitiesDocument
-from sbpair.management.entity_limits import violations
-from sbpair.management.provision_namespace import EntityFinding, EntityItem, NamespaceProvision
+from sbpair.management.entity_limits import fit_to_tier, tier_violations, violations, without_namespace_partitions
+from sbpair.model import tiers
+from sbpair.model.entities import DEFAULT_RULE, AnyEntity, Described, Queue, Rule, Subscription, Topic
 from sbpair.model.pair import Endpoint, Pair, ResourceGroup
-from sbpair.model.queues import Listed, QueueProvisioned, QueueSpec, Retrying
-from sbpair.model.report import Outcome, Report
+from sbpair.model.queues import Difference, Listed, QueueProvisioned, QueueSpec, QueueState, Retrying
+from sbpair.model.report import Outcome, Report, ReportItem
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Iterator, Mapping, Sequence
+
+    from sbpair.model.tiers import Tier
+
+
+IN_DOUBT = "no answer came before the run was stopped: it may exist"
+_NOT_CREATED = (Outcome.FAILED, Outcome.NOT_TRIED)
+
+
+@dataclass(frozen=True, slots=True)
+class EntityFinding:
+    """The detail of a report's item. `index` is a backlog queue's, and None for all others."""
+
+    namespace: str
+    kind: str
+    index: int | None = None
+    differences: tuple[Difference, ...] = ()
+    partitioned: bool = False
+
+
+EntityItem = ReportItem[EntityFinding]
+
+
+@dataclass(eq=False)
+class NamespaceProvision:
+    """The provisioning of one namespace: `read` makes the plan, and `tasks` carry it out.
+
+    `queues` are the backlog queues of `pair` that this namespace should have, `listed` the number that were read.
+    `taken` are the entities whose name another kind uses, each with the reason and exit code.
+    """
+
+    namespace: str
+    control: NamespaceControl
+    calls: Calls
+    document: EntitiesDocument
+    pair: Pair
+    queues: Sequence[QueueSpec] = ()
+    plan: Plan = field(default_factory=Plan)
+    listed: int = 0
+    created: list[EntityItem] = field(default_factory=list)
+    _tier: Tier = tiers.STANDARD
+    _taken: dict[Key, tuple[Described, str, int]] = field(default_factory=dict)
+    _outcomes: dict[Key, asyncio.Future[Outcome]] = field(default_factory=dict)
+    _doubtful: set[Key] = field(default_factory=set)
+
+    @property
+    def desired(self) -> Iterator[Described]:
+        yield from self.document.entities
+        yield from self.queues
+
+    def items(self, *, dry_run: bool) -> list[EntityItem]:
+        """Return all items in the order of the file, backlog queues by index after that."""
+        taken = [self.item(entity, Outcome.FAILED, why, code) for entity, why, code in self._taken.values()]
+        known = [each for each in self.plan.changes if dry_run or each.kind is not Outcome.MISSING]
+        order = {each.path.lower(): number for number, each in enumerate(self.document.entities)}
+
+        def position(item: EntityItem) -> tuple[int, int]:
+            index = item.detail.index if item.detail else None
+            return (order.get(item.name.lower(), len(order)), -1) if index is None else (len(order) + 1, index)
+
+        return sorted([*taken, *map(self._change_item, known), *self.created], key=position)
+
+    def item(self, entity: Described, outcome: Outcome, reason: str = "", code: int = 0) -> EntityItem:
+        """Return the item of an entity without differences."""
+        partitioned = _asks_for_partitions(entity)
+        detail = EntityFinding(self.namespace, entity.kind, self._index(entity), partitioned=partitioned)
+        return ReportItem(entity.path, outcome, reason, detail, code)
+
+    def _change_item(self, change: Change) -> EntityItem:
+        partitioned = change.state.partitioned if change.state else _asks_for_partitions(change.entity)
+        detail = EntityFinding(self.namespace, change.entity.kind, change.index, change.differences, partitioned)
+        outcome = Outcome.WOULD_CREATE if change.kind is Outcome.MISSING else change.kind
+        return ReportItem(change.path, outcome, describe_differences(change.differences), detail)
+
+    def _index(self, entity: Described) -> int | None:
+        return backlog.index_of(self.pair.primary.name, entity.path) if type(entity) is QueueSpec else None
+
+    # Reading: every error stops the run, before anything is created
+
+    async def read(self) -> None:
+        """Read the namespace and plan it."""
+        listed: list[QueueState] = []
+
+        async def list_queues() -> None:
+            prefix = backlog.prefix(self.pair.primary.name)
+            listed.extend(await self.calls.read("list the queues", lambda: self.control.list_under(prefix)))
+
+        await gather_all([self._read_tier(), *([list_queues()] if self.queues else [])])
+        tier = self._tier
+        desired = [fit_to_tier(entity, tier) for entity in self.document.entities]
+        self._check_tier([*desired, *self.queues[:1]])
+        actual = await self._existing(desired)
+        found = plan_entities(desired, actual, await self._rules(desired, actual), self._taken)
+        await self._check_forwards(desired)
+        await self._check_partitions([change.entity for change in found.creates])
+        queues = plan_backlog(self.pair, listed, tier).changes if self.queues else ()
+        known = [change for change in queues if change.kind is not Outcome.EXTRA]
+        self.plan, self.listed = Plan((*found.changes, *known), found.default_rules), len(listed)
+        if (count := len(self.plan.creates)) > MAX_CREATES:
+            raise errors.Unsafe(
+                f"{count} entities would be created in {self.namespace}, and {MAX_CREATES} is the most at once",
+                hint="make the file smaller: a namespace of Standard holds 10000 entities",
+            )
+
+    async def _read_tier(self) -> None:
+        self._tier = (await self.calls.read("read the namespace's tier", self.control.capacity)).tier
+        self.calls.counted = self._tier is not tiers.PREMIUM
+
+    def _check_tier(self, desired: Sequence[Described]) -> None:
+        for entity in desired:
+            for each in tier_violations(entity, self._tier):
+                raise errors.UsageError(
+                    f"{self.document.where(entity, each.name)}{each.message} ({self.namespace})",
+                    hint="correct it: the service would refuse the entity, and nothing was created",
+                )
+
+    async def _check_partitions(self, creates: Sequence[Described]) -> None:
+        """Raise UsageError for partitions that the namespace has no room for, or lacks as a whole, as far as known."""
+        more = [each for each in creates if _asks_for_partitions(each)]
+        if not more:
+            return
+        capacity = await self.calls.read("read the namespace's tier", self.control.capacity)
+        listed = await self.calls.read(
+            "list the entities", lambda: partitioning.list_entities(self.control, self._tier)
+        )
+        others = [each for each, _ in listed]
+        try:
+            partitioning.possible_partitions(capacity, others, self.namespace)
+            partitioning.check_number(len(more), others, self._tier, self.namespace)
+        except errors.ServiceRefused as error:
+            where = self.document.where(more[0], "enable_partitioning")
+            raise errors.UsageError(f"{where}{error.message}", hint=error.hint) from error
+
+    async def _existing(self, desired: Sequence[AnyEntity]) -> dict[Key, Described]:
+        """Return the existing entities, and record the desired ones whose name another kind uses."""
+        actual: dict[Key, Described] = {}
+
+        async def read(entity: AnyEntity) -> None:
+            key = entity_key(entity)
+            try:
+                actual[key] = await self.calls.read(f"read {entity.path}", lambda: self._read_entity(entity))
+            except errors.EntityMissing:
+                return
+            except errors.NameTaken as error:
+                self._taken[key] = entity, f"{error.message}: {error.hint}", error.exit_code
+
+        await gather_all(read(each) for each in desired if isinstance(each, (Queue, Topic)))
+        subscriptions = [each for each in desired if isinstance(each, Subscription)]
+        await gather_all(read(each) for each in subscriptions if path_key(each.topic) in actual)
+        return actual
+
+    async def _read_entity(self, entity: AnyEntity) -> AnyEntity:
+        found = await self.control.read(entity)
+        return without_namespace_partitions(found, entity, self._tier)
+
+    async def _rules(self, desired: Sequence[Described], actual: dict[Key, Described]) -> Mapping[Key, Sequence[Rule]]:
+        """Return the rules of each existing subscription with desired rules, and add them to `actual`."""
+        found: dict[Key, list[Rule]] = {}
+
+        async def read(key: Key, of: Subscription) -> None:
+            what = f"list the rules of {of.topic}/{of.name}"
+            found[key] = await self.calls.read(what, lambda: self.control.rules(of.topic, of.name))
+
+        subscriptions = (Subscription(each.topic, each.subscription) for each in desired if isinstance(each, Rule))
+        by_key = {entity_key(each): each for each in subscriptions}
+        await gather_all(read(key, of) for key, of in by_key.items() if key in actual)
+        actual |= {entity_key(rule): rule for rules in found.values() for rule in rules}
+        return found
+
+    async def _check_forwards(self, desired: Sequence[Described]) -> None:
+        async def check(path: str) -> None:
+            try:
+                await self.calls.read(f"read {path}", lambda: self.control.read(Queue(path)))
+            except errors.NameTaken:
+                return
+            except errors.EntityMissing as error:
+                raise self._no_target(desired, path) from error
+
+        await gather_all(check(path) for path in external_targets(desired).values())
+
+    def _no_target(self, desired: Sequence[Described], path: str) -> errors.UsageError:
+        entity, name = next((each, name) for each in desired for name in FORWARDS if getattr(each, name, "") == path)
+        return errors.UsageError(
+            f"{self.document.where(entity, name)}{entity.kind} {entity.path} forwards to {path}, which does not exist"
+            f" in {self.namespace}",
+            hint="describe it too, or create it first",
+        )
+
+    # Creating: each entity after those it needs
+
+    def tasks(self) -> list[Coroutine[Any, Any, EntityItem | None]]:
+        """Return a coroutine for each entity to create and each default rule to delete, to be run concurrently."""
+        loop = asyncio.get_running_loop()
+        creates = [change.entity for change in self.plan.creates]
+        self._outcomes = {key: loop.create_future() for key in (*map(entity_key, creates), *self._taken)}
+        for key in self._taken:
+            self._outcomes[key].set_result(Outcome.FAILED)
+        deletions = (self._delete_default(rule) for rule in self.plan.default_rules)
+        return [*(self._create(entity) for entity in creates), *deletions]
+
+    async def _create(self, entity: Described) -> EntityItem:
+        item = await self._create_after_needs(entity)
+        self._outcomes[entity_key(entity)].set_result(item.outcome)
+        return item
+
+    async def _create_after_needs(self, entity: Described) -> EntityItem:
+        for need in needs(entity):
+            if need in self._outcomes and await self._outcomes[need] in _NOT_CREATED:
+                return self.item(entity, Outcome.NOT_TRIED, f"it needs {need[1]}, which could not be created")
+        return await self._item_of(entity, f"create {entity.path}", lambda: self._create_or_compare(entity))
+
+    async def _delete_default(self, rule: Rule) -> EntityItem | None:
+        """Delete the service's own rule from a subscription that this run created, once all others exist."""
+        subscription = entity_key(Subscription(rule.topic, rule.subscription))
+        if await self._outcomes[subscription] is not Outcome.CREATED:
+            return None
+        creates = (change.entity for change in self.plan.creates)
+        others = [each for each in creates if isinstance(each, Rule) and subscription in needs(each)]
+        if any([await self._outcomes[entity_key(each)] in _NOT_CREATED for each in others]):
+            reason = f"{DEFAULT_RULE}, which accepts every message, stays until all other rules exist: delete it then"
+            return self.item(rule, Outcome.NOT_TRIED, reason)
+        item = await self._item_of(rule, f"delete {rule.path}", lambda: self._delete(rule))
+        return None if item.outcome is Outcome.OK else item
+
+    async def _item_of(self, entity: Described, what: str, action: Callable[[], Awaitable[EntityItem]]) -> EntityItem:
+        try:
+            return await self.calls.change(what, action)
+        except NotTried as error:
+            return self.item(entity, Outcome.NOT_TRIED, str(error))
+        except TimeoutError:
+            return self.item(entity, Outcome.FAILED, IN_DOUBT, errors.ExitCode.UNAVAILABLE)
+        except errors.AccessError as error:
+            self.calls.halt.refuse(error)
+            return self.item(entity, Outcome.FAILED, f"{error.message}: {error.hint}", error.exit_code)
+        except errors.SbpairError as error:
+            return self.item(entity, Outcome.FAILED, error.message, error.exit_code)
+
+    async def _delete(self, rule: Rule) -> EntityItem:
+        await self.control.delete_rule(rule)
+        return self.item(rule, Outcome.OK)
+
+    async def _create_or_compare(self, entity: Described) -> EntityItem:
+        try:
+            if await self.control.create(entity):
+                return self.item(entity, Outcome.CREATED)
+            found = await self._compare_again(entity)
+        except errors.Unavailable as error:
+            if not isinstance(error, errors.Throttled):
+                self._doubtful.add(entity_key(entity))
+            raise
+        except (errors.EntityMissing, errors.NameTaken) as error:
+            reason = f"{entity.path} is taken, and not by a {entity.kind}: rename or delete the entity of that name"
+            return self.item(entity, Outcome.FAILED, reason, error.exit_code)
+        if found.outcome is Outcome.EXISTING and entity_key(entity) in self._doubtful:
+            return self.item(entity, Outcome.CREATED, "at the first attempt, which had no answer")
+        return found
+
+    async def _compare_again(self, entity: Described) -> EntityItem:
+        if isinstance(entity, AnyEntity):
+            return self._change_item(compare(entity, await self._read_entity(entity)))
+        state, index = await self.control.get(entity.path), self._index(entity) or 0
+        return self._change_item(compare_backlog_queue(entity, index, state, self._tier))
+
+
+def _asks_for_partitions(entity: Described) -> bool:
+    return bool(getattr(entity, "enable_partitioning", False))
+
 
 EntityReport = Report[EntityFinding]
 Opens = Callable[[Endpoint], AbstractAsyncContextManager[NamespaceControl]]

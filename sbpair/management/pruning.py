@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from sbpair import backlog
-from sbpair.azure.retry import attempt
+from sbpair.azure.management_errors import attempt
 from sbpair.errors import EntityMissing, ExitCode, SbpairError, ServiceRefused, TimedOut, Unreachable
 from sbpair.management.calls import shielded
 from sbpair.management.comparison import (

@@ -10,8 +10,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from sbpair.azure.atom import open_atom
-from sbpair.azure.management_route import CALL_SECONDS
-from sbpair.azure.retry import attempt
+from sbpair.azure.http_client import CALL_SECONDS
+from sbpair.azure.management_errors import attempt
 from sbpair.errors import EntityMissing, NameTaken, SbpairError
 from sbpair.management.calls import Sleep, shielded
 

@@ -1,4 +1,4 @@
-"""A pair of namespaces, and the connection details of each."""
+"""A pair of namespaces, the connection details of each, and the environment variables that describe it elsewhere."""
 
 from __future__ import annotations
 
@@ -226,3 +226,27 @@ def authority_of(host: str, port: int | None) -> str:
 _SUBSCRIPTION = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE | re.ASCII)
 _RESOURCE_GROUP = re.compile(r"[\w.()-]{0,89}[\w()-]")
 _PAIR_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
+
+
+def pair_variables(pair: Pair) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return the variables that are no secret, and the names of those that are."""
+    found: dict[str, str] = {}
+    secrets = []
+    for side, end in (("SBPAIR_PRIMARY", pair.primary), ("SBPAIR_SECONDARY", pair.secondary)):
+        address = authority_of(end.host, end.port)
+        found[f"{side}_NAME"] = end.name
+        if isinstance(end.credential, Identity):
+            found[f"{side}_NAMESPACE"] = end.authority
+        else:
+            secrets.append(f"{side}_CONNECTION_STRING")
+        if address not in (end.authority, f"{end.authority}:{end.port}"):
+            found[f"{side}_ENDPOINT"] = address
+        if end.transport is not Transport.TCP:
+            found[f"{side}_TRANSPORT"] = end.transport.value
+        if end.ca_file is not None:
+            found[f"{side}_CA_FILE"] = end.ca_file
+        if end.proxy is not None and end.proxy.user is None:
+            found[f"{side}_PROXY"] = end.proxy.url
+        elif end.proxy is not None:
+            secrets.append(f"{side}_PROXY")
+    return found, tuple(secrets)

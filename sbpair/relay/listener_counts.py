@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
-from sbpair.azure.http_client import HttpClient, HttpResponse, NotHttp
+from sbpair.azure.http_client import HttpClient, HttpResponse
+from sbpair.azure.management_errors import NotHttp
 from sbpair.bounded_xml import parse_xml
 from sbpair.errors import EntityMissing, SbpairError, Unreachable
 from sbpair.model.reachability import DOCTOR_HINT, unreachable

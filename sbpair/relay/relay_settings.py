@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sbpair.config.pair_settings import build_endpoint
 from sbpair.config.relays import RelaySettings, effective_relay_side, load_relay_settings, relay_names
-from sbpair.config.setting import Environment, Flags, Secret, Setting
+from sbpair.config.setting import Environment, Flags, Secret, Setting, build_endpoint
 from sbpair.errors import ConnectionStringError, NameInvalid, UsageError
 from sbpair.relay.relay_endpoint import SIDES, RelayEndpoint, RelayPair, Side, split_entity_path
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from sbpair.errors import MachineLacks, UsageError
 from sbpair.model.connection_string import holds_secret
-from sbpair.model.pair_variables import pair_variables
+from sbpair.model.pair import pair_variables
 from sbpair.replay.package import build_package
 from sbpair.replay.secret_references import PRINCIPAL
 from sbpair.replay.spark import PLATFORM, SETTINGS

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from sbpair.errors import UsageError
-from sbpair.model.pair import Identity
-from sbpair.model.pair_variables import pair_variables
+from sbpair.model.pair import Identity, pair_variables
 from sbpair.template import filled
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from sbpair.backlog import check_path
 from sbpair.config import load
-from sbpair.config.namespaces import load_namespace
+from sbpair.config.file import load_namespace
 from sbpair.config.setting import SIDES, Flags
 from sbpair.errors import NameInvalid, UsageError
 from sbpair.model.connection_string import holds_secret

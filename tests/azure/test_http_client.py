@@ -16,7 +16,8 @@ from sbpair import http_tunnel
 from sbpair.azure import http_client
 from sbpair.azure.atom import open_atom
 from sbpair.azure.credentials import RENEW_SECONDS, BearerTokens
-from sbpair.azure.http_client import HttpClient, NotHttp
+from sbpair.azure.http_client import HttpClient
+from sbpair.azure.management_errors import NotHttp
 from sbpair.client_tls import client_context
 from sbpair.emulator.tls import tls_for
 from sbpair.errors import NetworkRefused

@@ -15,7 +15,7 @@ from sbpair.cli.commands.provision import read_entities
 from sbpair.config.file import read_pairs
 from sbpair.emulator.config_file import load_config
 from sbpair.errors import UsageError
-from sbpair.operating_system.user_documents import MAX_BYTES
+from sbpair.operating_system.files import MAX_BYTES
 
 READERS: dict[str, Callable[[Path], object]] = {
     "config": read_pairs,

@@ -11,7 +11,7 @@ import pytest
 
 from sbpair.__main__ import run
 from sbpair.amqp_client import client, stream
-from sbpair.azure import data_plane, management_route
+from sbpair.azure import data_plane, http_client
 from sbpair.message_io import send_lines
 from sbpair.model import reachability
 from tests.cli.test_bad_input import emulated
@@ -48,8 +48,8 @@ LIMITS = (
     (client, "FIRST_ANSWER_SECONDS", 0.4),
     (data_plane, "OPEN_SECONDS", 0.4),
     (send_lines, "FIRST_SEND_SECONDS", 0.0),
-    (management_route, "FIRST_ANSWER_SECONDS", 0.4),
-    (management_route, "REPORT_SECONDS", 0.1),
+    (http_client, "FIRST_ANSWER_SECONDS", 0.4),
+    (http_client, "REPORT_SECONDS", 0.1),
 )
 
 

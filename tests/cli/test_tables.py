@@ -28,7 +28,7 @@ from sbpair.errors import AccessError, EntityMissing
 from sbpair.failover.pinger import Health, PingResult
 from sbpair.management.audit_findings import Audit, DestinationSummary, QueueStatus
 from sbpair.management.partitioning import PartitionedEntityState
-from sbpair.management.provision_namespace import EntityFinding
+from sbpair.management.provisioning import EntityFinding
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.cost import Operations, estimate
 from sbpair.model.queues import Counts, QueueFinding, Utilisation

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sbpair.config.namespaces import has_pair
+from sbpair.config.file import has_pair
 from sbpair.config.setting import Flags
 from sbpair.errors import NameInvalid, SbpairError
 from sbpair.model.pair import Identity, SasKey

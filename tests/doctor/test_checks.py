@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sbpair.azure.health import HealthResponse
+from sbpair.azure.http_client import HealthResponse
 from sbpair.doctor import machine
 from sbpair.doctor.access import clock_check
 from sbpair.doctor.check import Check, bounded, diagnosis_exit_code, failed, note, ok, unknown, within

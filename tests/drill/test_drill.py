@@ -13,7 +13,7 @@ import pytest
 from sbpair import drill, errors
 from sbpair.amqp.message import Sections
 from sbpair.azure.atom import open_atom
-from sbpair.drill import compare, drill_pair, scenario
+from sbpair.drill import drill_messages, drill_pair, scenario
 from sbpair.failover import sdk_messages
 from sbpair.failover.failover_send import Delivered
 from sbpair.move import events
@@ -135,7 +135,7 @@ def sections(**own: Any) -> Sections:
     ],
 )
 def test_altered_message_is_found(had: dict[str, Any], arrived: dict[str, Any], wrong: list[str]) -> None:
-    found = compare.compared({"m": sections(**had)}, sections(**arrived).join(), scenario._differences)
+    found = drill_messages.compared({"m": sections(**had)}, sections(**arrived).join(), scenario._differences)
     assert found == (arrived.get("message_id", "m"), wrong)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sbpair.drill import relay_drill
-from sbpair.drill.drill_phases import Awaited
+from sbpair.drill.drill_pair import Awaited
 from sbpair.drill.relay_drill import LARGE, DrillRequest, accounted, described, expected_answer, run_relay_drill
 from sbpair.errors import TimedOut
 from tests.kit.command import environment, untimed

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sbpair.backlog import Aliases
-from sbpair.drill.compare import TICKS_PER_MS
+from sbpair.drill.drill_messages import TICKS_PER_MS
 from sbpair.move.events import QueueOpened
 from sbpair.move.message.route import TimeToLive
 from sbpair.syphon.limits import MoveLimits

@@ -13,11 +13,10 @@ from time import process_time
 import pytest
 
 from sbpair import errors
-from sbpair.azure.arm import open_arm
+from sbpair.azure.arm import open_arm, open_relay_arm
 from sbpair.azure.atom import open_atom
 from sbpair.azure.atom_writer import open_writer
 from sbpair.azure.credentials import token_getter_for
-from sbpair.azure.relay_arm import open_relay_arm
 from sbpair.model.entities import Queue, Topic
 from sbpair.model.pair import Endpoint, Identity, ResourceGroup, SasKey
 from sbpair.relay.relay_client import AsyncRelayClient

@@ -22,8 +22,7 @@ from sbpair.amqp.codec import encode
 from sbpair.amqp.message import BATCH_FORMAT, DATA, Sections, section
 from sbpair.amqp_client.client import connect
 from sbpair.backlog import queue_path
-from sbpair.drill.compare import message_differences
-from sbpair.drill.drill_messages import OriginalMessage, originals
+from sbpair.drill.drill_messages import OriginalMessage, message_differences, originals
 from sbpair.model.backoff import Backoff
 from sbpair.model.pair import Endpoint, Pair, SasKey
 from sbpair.move.context import MoveTimings

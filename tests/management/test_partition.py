@@ -1,19 +1,23 @@
-"""Partitioned entities created and listed on the emulator, by the rules of each tier."""
+"""Partitioned entities: requests and their refusals, and entities created and listed by the rules of each tier."""
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sbpair import errors
 from sbpair.amqp.message import Sections
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.stored_message import StoredMessage
+from sbpair.errors import NameInvalid, ServiceRefused, UsageError
+from sbpair.management import partitioning
 from sbpair.management.partitioning import (
     PartitionedEntityState,
     PartitionReport,
@@ -23,14 +27,17 @@ from sbpair.management.partitioning import (
     partitioned_queue,
     partitioned_topic,
 )
+from sbpair.model.entities import Queue, Topic
 from sbpair.model.pair import Endpoint, ResourceGroup, SasKey
 from sbpair.model.report import Outcome
+from sbpair.model.tiers import BASIC, PREMIUM, STANDARD
 from sbpair.testing import Emulator, EmulatorOptions
 from tests.kit.pairs import endpoint_on, use_identity
 from tests.kit.waiting import no_wait
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
 
 TIERS = [("contoso", 0), ("basic", 0, "basic"), ("wide", 0, "premium", 2), ("whole", 0, "premium")]
 ORDERS = partitioned_queue("orders", 5)
@@ -73,6 +80,8 @@ async def test_partitioned_entity_has_the_requested_properties() -> None:
         assert (news.duplicate_detection_window_ms, news.max_size_in_megabytes) == (20_000, 3072)
         assert str(feed.forward_to).endswith("/news")
         assert all(each.enable_partitioning for each in (orders, news, feed))
+        with pytest.raises(errors.UsageError, match="more cannot forward to nowhere: contoso has no"):
+            await create_partitioned(at(emulator, "contoso"), partitioned_queue("more", 2, forward_to="nowhere"))
         for entity in (queue, partitioned_queue("feed", 2, forward_to="NEWS")):
             assert outcomes(await create_partitioned(at(emulator, "contoso"), entity)) == [Outcome.EXISTING]
 
@@ -294,3 +303,142 @@ async def test_resource_manager_reports_the_partitions_of_premium(monkeypatch: p
         assert looked.detail.partitions == (2,)
         with pytest.raises(errors.ServiceRefused, match="whole is a Premium namespace that is not partitioned"):
             await create_partitioned(at(emulator, "whole"), ORDERS, dry_run=True, group=GROUP)
+
+
+queues = st.builds(
+    partitioned_queue,
+    st.from_regex(r"[a-z][A-Za-z0-9._-]{0,9}(/[a-z]{1,5})?", fullmatch=True),
+    st.sampled_from([1, 2, 3, 4, 5, 10, 20, 40, 80]),
+    sessions=st.booleans(),
+    duplicates=st.none() | st.sampled_from(["20s", "10m", "7d", "PT1H"]),
+)
+
+
+def test_the_size_that_is_asked_for_is_that_of_one_partition() -> None:
+    assert Queue("orders", max_size_in_megabytes=5120, enable_partitioning=True) == ORDERS
+    assert partitioned_topic("news", 1) == Topic("news", enable_partitioning=True)
+
+
+def test_window_enables_duplicate_detection() -> None:
+    made = partitioned_topic("news", 1, duplicates="1h")
+    assert (made.requires_duplicate_detection, made.duplicate_detection_history_time_window) == (True, "PT3600S")
+    assert not ORDERS.requires_duplicate_detection
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "options", "message"),
+    [
+        ("", 5, {}, "'' is not a valid path"),
+        ("/orders", 5, {}, "is not a valid path"),
+        ("orders/", 5, {}, "is not a valid path"),
+        ("or//ders", 5, {}, "is not a valid path"),
+        ("or ders", 5, {}, "is not a valid path"),
+        ("orders~0", 5, {}, "is not a valid path"),
+        ("orders$", 5, {}, "is not a valid path"),
+        ("../orders", 5, {}, "is not a valid path"),
+        ("bestellung\N{LATIN SMALL LETTER E WITH ACUTE}", 5, {}, "is not a valid path"),
+        ("a" * 261, 5, {}, "has 261 characters"),
+        ("contoso/X-ServiceBus-Transfer/0", 5, {}, "is the name of a backlog queue"),
+        ("orders", 0, {}, "cannot have 0 GB"),
+        ("orders", -5, {}, "cannot have -5 GB"),
+        ("orders", 6, {}, "cannot have 6 GB"),
+        ("orders", 5120, {}, "cannot have 5120 GB"),
+        ("orders", 5, {"duplicates": "19s"}, "cannot be detected for 19s"),
+        ("orders", 5, {"duplicates": "7d1s"}, "cannot be detected for 7d1s"),
+        ("orders", 5, {"duplicates": "20.5s"}, "cannot be detected for 20.5s"),
+        ("orders", 5, {"duplicates": "-10m"}, "expected a duration such as 90s, got '-10m'"),
+        ("orders", 5, {"duplicates": "soon"}, "expected a duration such as 90s, got 'soon'"),
+        ("orders", 5, {"duplicates": ""}, "expected a duration such as 90s, got ''"),
+        ("orders", 5, {"forward_to": "Orders"}, "cannot forward to itself"),
+        ("orders", 5, {"forward_to": "a b"}, "'a b' is not a valid path"),
+        ("orders", 5, {"forward_to": "next", "sessions": True}, "cannot forward its messages"),
+    ],
+)
+def test_request_beyond_every_tier_is_refused(name, size, options, message) -> None:
+    with pytest.raises(UsageError) as refused:
+        partitioned_queue(name, size, **options)
+    assert message in refused.value.message
+    assert refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("entity", "what"),
+    [
+        (partitioned_topic("news", 1), "topic news: topics do not exist"),
+        (partitioned_queue("orders", 1, sessions=True), "requires_session of queue orders: it is not available"),
+        (partitioned_queue("orders", 1, duplicates="10m"), "requires_duplicate_detection of queue orders"),
+        (partitioned_queue("orders", 1, forward_to="next"), "forward_to of queue orders"),
+    ],
+)
+def test_basic_has_partitions_and_little_else(entity, what) -> None:
+    with pytest.raises(UsageError, match=f"contoso: {what}.* in a Basic namespace"):
+        partitioning.adapt_to_tier(entity, BASIC, "contoso")
+    assert partitioning.adapt_to_tier(entity, STANDARD, "contoso") == entity
+    assert partitioning.adapt_to_tier(ORDERS, BASIC, "contoso").default_message_time_to_live == "P14D"
+
+
+@pytest.mark.parametrize(
+    ("existing", "difference", "advice"),
+    [
+        (replace(ORDERS, enable_partitioning=False), "EnablePartitioning is false", "let orders forward to it"),
+        (replace(ORDERS, requires_duplicate_detection=True), "RequiresDuplicateDetection is true", "only be chosen"),
+        (replace(ORDERS, requires_session=True), "RequiresSession is true", "once its receivers have emptied it"),
+        (replace(ORDERS, max_size_in_megabytes=1024), "MaxSizeInMegabytes is 1024", "never changes an existing entity"),
+        (replace(ORDERS, forward_to="next"), "ForwardTo is next", "never changes an existing entity"),
+    ],
+)
+def test_different_existing_entity_is_refused_with_advice(existing, difference, advice) -> None:
+    with pytest.raises(ServiceRefused, match=f"in contoso already, and is left as it is: {difference}") as refused:
+        partitioning.check_same(ORDERS, existing, "contoso")
+    assert advice in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    "existing",
+    [
+        replace(ORDERS, path="ORDERS"),
+        replace(ORDERS, lock_duration="PT5M", max_delivery_count=3, user_metadata="ours"),
+        replace(ORDERS, duplicate_detection_history_time_window="PT1M"),
+    ],
+)
+def test_properties_not_requested_are_not_compared(existing) -> None:
+    partitioning.check_same(ORDERS, existing, "contoso")
+
+
+def test_a_window_is_the_same_however_it_is_written() -> None:
+    wanted = partitioned_queue("orders", 5, duplicates="60m", forward_to="next")
+    there = replace(wanted, duplicate_detection_history_time_window="PT1H", forward_to="Next")
+    partitioning.check_same(wanted, there, "contoso")
+    with pytest.raises(ServiceRefused, match="DuplicateDetectionHistoryTimeWindow is PT2H and should be PT3600S"):
+        partitioning.check_same(wanted, replace(there, duplicate_detection_history_time_window="PT2H"), "contoso")
+
+
+@given(queues)
+def test_created_entity_equals_a_second_request(made) -> None:
+    partitioning.check_same(made, made, "contoso")
+    assert made.enable_partitioning
+
+
+@given(queues, queues)
+def test_two_entities_are_the_same_either_way_or_neither(one, other) -> None:
+    def same(asked: Queue, existing: Queue) -> bool:
+        try:
+            partitioning.check_same(asked, existing, "contoso")
+        except ServiceRefused:
+            return False
+        return True
+
+    assert same(one, other) == same(other, one)
+
+
+@given(st.text(max_size=300))
+def test_a_name_is_taken_as_it_is_or_refused(name) -> None:
+    kept = name
+    with suppress(NameInvalid):
+        kept = partitioned_queue(name, 1).path
+    assert kept == name
+
+
+def test_premium_has_no_limit_of_partitioned_entities() -> None:
+    others = [Queue(f"q{number}", enable_partitioning=True) for number in range(100)]
+    partitioning.check_number(1, others, PREMIUM, "contoso")

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from sbpair import errors
-from sbpair.azure.atom import open_atom
+from sbpair.azure.atom import AtomNamespace, open_atom
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.description import QueueDescription, TopicDescription
 from sbpair.emulator.entities.rules import SubscriptionRule as EmulatedRule
 from sbpair.management import comparison
 from sbpair.management.entities_file import EntitiesDocument, parse_entities
 from sbpair.management.provisioning import EntityReport, provision, provision_exit_code
-from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.entities import CorrelationFilter, Queue, Rule, SqlFilter, Subscription, Topic
-from sbpair.model.pair import Pair
 from sbpair.model.queues import Listed, Retrying
 from sbpair.model.report import Outcome
 from sbpair.testing import Emulator
-from tests.kit.pairs import endpoint_on, pair_on
+from tests.kit.pairs import endpoint_on, pair_on, unconnected_pair
 from tests.kit.waiting import no_wait
+
+if TYPE_CHECKING:
+    from sbpair.model.pair import Endpoint
 
 HERE, THERE = "contoso", "contoso-dr"
 FILE = """
@@ -178,27 +182,26 @@ async def test_a_conflict_is_read_again_and_compared() -> None:
         assert drifted.reason == "MaxDeliveryCount is 3 and should be 10"
 
 
-@pytest.mark.parametrize(("status", "sub_code"), [(429, 50004), (500, None), (503, 50009), (409, 40901)])
-async def test_transient_error_is_retried(status: int, sub_code: int | None) -> None:
-    async with open_emulator() as emulator:
-        emulator.faults.refuse_requests(HERE, status, "a", method="PUT", count=2, sub_code=sub_code)
-        events: list[object] = []
-        report = await provisioned(emulator, layout(Queue("a")), on_event=events.append)
-        assert provision_exit_code(report) == 0
-        assert names(report, Outcome.CREATED, HERE) == ["a"]
-        assert sum(isinstance(each, Retrying) for each in events) == 2
-
-
-async def test_the_service_is_left_alone_for_as_long_as_it_asks() -> None:
+@pytest.mark.parametrize(
+    ("status", "sub_code", "seconds"), [(429, 50004, 33), (500, None, None), (503, 50009, None), (409, 40901, None)]
+)
+async def test_transient_error_is_retried_as_late_as_the_service_asks(
+    status: int, sub_code: int | None, seconds: int | None
+) -> None:
     waited: list[float] = []
 
     async def sleep(seconds: float) -> None:
         waited.append(seconds)
 
     async with open_emulator() as emulator:
-        emulator.faults.refuse_requests(HERE, 429, "a", method="PUT", count=1, retry_after_seconds=33)
-        await provisioned(emulator, layout(Queue("a")), sleep=sleep)
-    assert 33 <= max(waited) <= 50
+        refusal = {"sub_code": sub_code, "retry_after_seconds": seconds}
+        emulator.faults.refuse_requests(HERE, status, "a", method="PUT", count=2, **refusal)
+        events: list[object] = []
+        report = await provisioned(emulator, layout(Queue("a")), on_event=events.append, sleep=sleep)
+        assert provision_exit_code(report) == 0
+        assert names(report, Outcome.CREATED, HERE) == ["a"]
+        assert sum(isinstance(each, Retrying) for each in events) == 2
+        assert (seconds or 0) <= max(waited) <= 1.5 * (seconds or 10)
 
 
 async def test_failed_entity_and_its_dependents_are_named_and_others_created() -> None:
@@ -273,53 +276,57 @@ async def test_a_stop_before_anything_was_read_says_that_nothing_was_tried() -> 
         assert everything(emulator) == set()
 
 
+def opening(create: Callable[[Any, Any], Awaitable[bool]]) -> Any:
+    """Return an opener of namespaces in which `create` stands for their own creation, which it gets."""
+
+    @asynccontextmanager
+    async def opens(endpoint: Endpoint) -> AsyncIterator[AtomNamespace]:
+        async with open_atom(endpoint) as control:
+            control.create = partial(create, control.create)  # type: ignore[method-assign]
+            yield control
+
+    return opens
+
+
 async def test_call_without_answer_at_a_stop_is_in_doubt() -> None:
     async with open_emulator() as emulator:
         stop = asyncio.Event()
 
-        @asynccontextmanager
-        async def opens(endpoint: object) -> object:
-            async with open_atom(endpoint) as control:  # type: ignore[arg-type]
-                create = control.create
+        async def silent(create: Any, entity: object) -> bool:
+            await create(entity)
+            stop.set()
+            return await asyncio.Event().wait()
 
-                async def silent(entity: object) -> bool:
-                    await create(entity)  # type: ignore[arg-type]
-                    stop.set()
-                    await asyncio.Event().wait()
-                    return True
-
-                control.create = silent  # type: ignore[method-assign]
-                yield control
-
-        report = await provisioned(emulator, layout(), count=1, stop=stop, opens=opens, grace_seconds=0.0)
+        report = await provisioned(emulator, layout(), count=1, stop=stop, opens=opening(silent), grace_seconds=0.0)
         [doubtful] = report.of(Outcome.FAILED)
         assert "it may exist" in doubtful.reason
         assert everything(emulator) == {f"{THERE}:{doubtful.name}"}
 
 
 async def test_creation_without_answer_is_recognised() -> None:
+    unanswered = {each.path for each in LAYOUT.entities}
+
+    async def silent(create: Any, entity: Queue) -> bool:
+        created: bool = await create(entity)
+        if entity.path in unanswered:
+            unanswered.remove(entity.path)
+            raise errors.TimedOut("no answer")
+        return created
+
     async with open_emulator() as emulator:
-        unanswered = {each.path for each in LAYOUT.entities}
-
-        @asynccontextmanager
-        async def opens(endpoint: object) -> object:
-            async with open_atom(endpoint) as control:  # type: ignore[arg-type]
-                create = control.create
-
-                async def silent(entity: Queue) -> bool:
-                    created = await create(entity)
-                    if entity.path in unanswered:
-                        unanswered.remove(entity.path)
-                        raise errors.TimedOut("no answer")
-                    return created
-
-                control.create = silent  # type: ignore[method-assign,assignment]
-                yield control
-
-        report = await provisioned(emulator, opens=opens)
+        report = await provisioned(emulator, opens=opening(silent))
         assert {item.outcome for item in report} == {Outcome.CREATED}
         assert not unanswered
         assert not any(each.endswith("audit/$Default") for each in everything(emulator))
+
+
+async def test_a_name_that_is_taken_while_queues_are_created_is_a_failed_item() -> None:
+    async with open_emulator() as emulator:
+        path = "contoso/x-servicebus-transfer/1"
+        emulator.faults.refuse_requests(THERE, 409, path, method="PUT", sub_code=40900)
+        report = await provisioned(emulator, layout())
+        assert [(item.name, "not by a queue" in item.reason) for item in report.of(Outcome.FAILED)] == [(path, True)]
+        assert len(report.of(Outcome.CREATED)) == 1
 
 
 async def test_taken_name_and_its_dependents_are_reported() -> None:
@@ -404,24 +411,16 @@ async def test_default_of_the_tier_is_no_drift(tier: str, other: str, partitions
             assert {item.outcome for item in report} == {outcome}
 
 
-async def test_violations_are_reported_before_any_call() -> None:
-    bad = [
+@pytest.mark.parametrize(
+    "wanted",
+    [
         layout(Queue("a", lock_duration="PT6M")),
         layout(Queue("contoso/x-servicebus-transfer/3")),
         layout(Queue("a"), Topic("A")),
         layout(Rule("t", "s", "r", CorrelationFilter())),
         layout(Rule("t", "s", "r", SqlFilter("x" * 1025))),
-    ]
-
-    async def nowhere(wanted: EntitiesDocument) -> None:
-        nobody = (
-            endpoint_from_connection_string(
-                f"Endpoint=sb://{name}.invalid/;SharedAccessKeyName=k;SharedAccessKey=k", name=name
-            )
-            for name in (HERE, THERE)
-        )
-        await provision(Pair("orders", *nobody), entities=wanted)
-
-    for wanted in bad:
-        with pytest.raises(errors.UsageError):
-            await nowhere(wanted)
+    ],
+)
+async def test_violations_are_reported_before_any_call(wanted: EntitiesDocument) -> None:
+    with pytest.raises(errors.UsageError):
+        await provision(unconnected_pair(1), entities=wanted)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from sbpair.management.toml_positions import Path, key_positions
+from sbpair.management.entities_file import Path, key_positions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from sbpair.errors import MachineLacks, UsageError
 from sbpair.failover.sdk_messages import SizedBatch
-from sbpair.message_io import line_reader, send_lines
-from sbpair.message_io.line_reader import LineReader, SourceLine
+from sbpair.message_io import send_lines
 from sbpair.message_io.message_json import parse_body, parse_json
+from sbpair.message_io.send_lines import LineReader, SourceLine
 
 
 def body_of(message: Any) -> bytes:
@@ -133,7 +133,7 @@ def test_lines_are_split_alike_for_every_chunk_size(written: list[bytes]) -> Non
 
 def _split_by(whole: bytes, size: int) -> list[bytes]:
     chunks = [whole[start : start + size] for start in range(0, len(whole), size)]
-    return [line for lines in line_reader._split(chunks, "f") for line in lines]
+    return [line for lines in send_lines._split(chunks, "f") for line in lines]
 
 
 async def read_all(
@@ -204,9 +204,9 @@ def test_a_checked_file_is_left_at_its_start(tmp_path: Any) -> None:
     path.write_text('{"body": "a"}\n{"body": "b"}\n{')
     descriptor = os.open(path, os.O_RDONLY)
     with pytest.raises(UsageError, match="line 3: the line is not JSON"):
-        line_reader.check_lines(descriptor, "m.jsonl", parse_json, 0)
+        send_lines.check_lines(descriptor, "m.jsonl", parse_json, 0)
     os.lseek(descriptor, 0, os.SEEK_SET)
     path.write_text('{"body": "a"}\n')
-    line_reader.check_lines(descriptor, "m.jsonl", parse_json, 0)
+    send_lines.check_lines(descriptor, "m.jsonl", parse_json, 0)
     assert os.read(descriptor, 100) == b'{"body": "a"}\n'
     os.close(descriptor)

@@ -21,8 +21,8 @@ from sbpair.failover.failover_send import Delivered
 from sbpair.failover.outbox import Outbox, outbox_depths
 from sbpair.failover.pinger import Health
 from sbpair.message_io import send_lines
-from sbpair.message_io.line_reader import LineReader
 from sbpair.message_io.message_json import parse_body, parse_json
+from sbpair.message_io.send_lines import LineReader
 from sbpair.model.backoff import Backoff
 from tests.kit.failover_rig import PAIRED_CLIENTS, PRIMARY, SECONDARY, Rig
 from tests.kit.proxy import closed_port

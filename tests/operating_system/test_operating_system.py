@@ -19,6 +19,7 @@ import pytest
 from sbpair.doctor.machine import file_check, java_check
 from sbpair.errors import ExitCode, MachineLacks, PortInUse, SbpairError, UsageError
 from sbpair.operating_system import can_be_redrawn, end_of_input, file_lock, files, listen, require_posix, signals
+from sbpair.operating_system.signals import handlers_kept
 from sbpair.replay import local_files
 from sbpair.runs.lease import Lock, is_locked
 
@@ -208,3 +209,26 @@ def test_the_package_uses_only_what_a_system_has(platform: str, tmp_path: Path) 
         check=False,
     )
     assert done.returncode == 0, done.stdout
+
+
+def test_a_signal_while_spark_starts_takes_effect_afterwards() -> None:
+    steps = []
+
+    def start() -> None:
+        with handlers_kept():
+            signal.raise_signal(signal.SIGINT)
+            steps.append("started")
+
+    with pytest.raises(KeyboardInterrupt):
+        start()
+    assert steps == ["started"]
+
+
+def test_an_ignored_signal_stays_ignored_after_spark_has_started() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with handlers_kept():
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -24,7 +24,7 @@ from jsonschema import Draft4Validator
 from tree_sitter import Language, Node, Parser
 from yarl import URL
 
-from sbpair.azure.arm_json import name_of
+from sbpair.azure.descriptions import name_of
 from sbpair.backlog import queue_path
 from sbpair.emulator.access.bearer import ARM_AUDIENCES
 from sbpair.errors import NameInvalid, UsageError
@@ -33,8 +33,17 @@ from sbpair.management.provisioning import provision
 from sbpair.model.entities import AnyEntity, Queue
 from sbpair.model.pair import ResourceGroup
 from sbpair.model.report import Outcome
-from sbpair.planning.entity_code import TYPES, CodeResource, NamespaceCode, Side, namespace_code
-from sbpair.planning.languages import bicep, bicep_literal, terraform, terraform_literal
+from sbpair.planning.entity_code import (
+    TYPES,
+    CodeResource,
+    NamespaceCode,
+    Side,
+    bicep,
+    bicep_literal,
+    namespace_code,
+    terraform,
+    terraform_literal,
+)
 from sbpair.testing import Emulator, EmulatorOptions
 from tests.kit.golden import check_golden
 from tests.kit.pairs import endpoint_on, pair_on, unconnected_pair, use_identity

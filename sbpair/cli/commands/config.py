@@ -8,8 +8,7 @@ from sbpair.cli.options.common import COUNT, STATE, PairSelection, flag
 from sbpair.cli.options.values import flags_of, in_words, warn_of_unknown_variables
 from sbpair.cli.render.screen import Screen
 from sbpair.cli.render.table import columns
-from sbpair.config.file import create_file, file_setting
-from sbpair.config.namespaces import PREFIX, all_namespaces, has_pair
+from sbpair.config.file import PREFIX, all_namespaces, create_file, file_setting, has_pair
 from sbpair.config.setting import Flags
 from sbpair.errors import UsageError
 from sbpair.relay.relay_settings import configured_relays

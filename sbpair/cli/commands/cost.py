@@ -72,7 +72,7 @@ def command(
 def _live(
     connection: PairSelection, screen: Screen, others: dict[str, object]
 ) -> "tuple[BacklogRoom, list[PairCapacity], list[str]]":
-    from sbpair.planning.live_backlog import read_backlog
+    from sbpair.planning.outage_cost import read_backlog
 
     for name, given in others.items():
         if given is not None:

@@ -89,8 +89,7 @@ def command(
     pair = _pair_of(screen, target, messages)
     from sbpair import drill
     from sbpair.cli.progress.move_progress import EventPrinter
-    from sbpair.drill.drill_pair import OWN_QUEUES
-    from sbpair.drill.drill_phases import DrillPhase
+    from sbpair.drill.drill_pair import OWN_QUEUES, DrillPhase
     from sbpair.drill.scenario import Intervals
 
     # It logs the events that are printed here in other words.

@@ -54,8 +54,7 @@ def command(
     if side == "primary" and count is not None:
         raise UsageError("--count goes with --side secondary only", hint="the primary has no backlog queues")
     pair = selected_pair(connection, screen, count=count)
-    from sbpair.planning.entity_code import namespace_code
-    from sbpair.planning.languages import bicep, terraform
+    from sbpair.planning.entity_code import bicep, namespace_code, terraform
 
     options = {"--side": side, "--count": count, "--entities": entities, "--partitioned": partitioned}
     code = namespace_code(

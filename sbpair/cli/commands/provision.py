@@ -14,12 +14,11 @@ from sbpair.cli.render import queues
 from sbpair.cli.render.screen import Screen
 from sbpair.cli.render.table import columns
 from sbpair.model.report import Outcome
-from sbpair.operating_system.user_documents import read_document
+from sbpair.operating_system.files import read_document
 
 if TYPE_CHECKING:
     from sbpair.management.entities_file import EntitiesDocument
-    from sbpair.management.provision_namespace import EntityItem
-    from sbpair.management.provisioning import EntityReport
+    from sbpair.management.provisioning import EntityItem, EntityReport
 
 LISTS = (Outcome.CREATED, Outcome.EXISTING, Outcome.DRIFTED, Outcome.FAILED, Outcome.NOT_TRIED, Outcome.WOULD_CREATE)
 

@@ -90,7 +90,7 @@ def _note(side: ProvisionedSide) -> str:
 
 async def _provision(relay: "ConfiguredRelay", group: "ResourceGroup", *, dry_run: bool) -> list[ProvisionedSide]:
     """Provision one side after the other: an error of one does not keep the other from being tried."""
-    from sbpair.azure.relay_arm import HybridDescription, open_relay_arm
+    from sbpair.azure.arm import HybridDescription, open_relay_arm
 
     wanted = HybridDescription()
     done = []

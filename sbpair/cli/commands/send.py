@@ -88,7 +88,7 @@ def command(
 
     limit = None if rate is None else parse_rate(rate)
     from sbpair.cli.progress.reporting import SendProgress
-    from sbpair.message_io import line_reader, message_json, send_lines
+    from sbpair.message_io import message_json, send_lines
 
     is_json = file.lower().endswith(JSON_ENDINGS) if form is None else form == "jsonl"
     parse = message_json.parse_json if is_json else message_json.parse_body
@@ -97,13 +97,13 @@ def command(
     with _open(file) as descriptor:
         typed = os.isatty(descriptor)
         if is_json and stat.S_ISREG(os.fstat(descriptor).st_mode):
-            line_reader.check_lines(descriptor, place, parse, skip)
+            send_lines.check_lines(descriptor, place, parse, skip)
         elif typed:
             screen.say(f"type one message a line; {end_of_input()} ends")
 
         async def send(stop: "asyncio.Event", hurry: "asyncio.Event") -> "send_lines.SendResult":
             with SendProgress(screen, entity, typing=typed) as shown:
-                reader = line_reader.LineReader(descriptor, place, parse, skip)
+                reader = send_lines.LineReader(descriptor, place, parse, skip)
                 if pair is None:
                     return await send_lines.send_lines_to(
                         address.endpoint,

@@ -16,7 +16,7 @@ from sbpair.cli.command_loop import run
 from sbpair.cli.options.values import flags_of, load_profile, warn_of_unknown_variables
 from sbpair.cli.render.screen import spoken
 from sbpair.config import refuse_secrets, state_setting
-from sbpair.config.namespaces import SingleNamespace, has_pair, load_namespace
+from sbpair.config.file import SingleNamespace, has_pair, load_namespace
 from sbpair.config.setting import SIDES, Environment, Flags
 from sbpair.errors import NameInvalid, UsageError
 from sbpair.model.entities import subscription_of

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from sbpair.amqp.message import Sections
 from sbpair.amqp_client.client import connect
-from sbpair.azure.retry import attempt
+from sbpair.azure.management_errors import attempt
 from sbpair.errors import ProtocolError, Throttled
 from sbpair.move.message.envelope import read_facts
 from sbpair.move.message.form import BACKLOG, MessageForm

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from sbpair.amqp.message import Sections
-from sbpair.drill.compare import TICKS_PER_MS, message_differences
+from sbpair.drill.drill_messages import TICKS_PER_MS, message_differences
 from tests.faults.simulation.workload import EXPIRED, MISSING
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sbpair.amqp.types import text_of
 from sbpair.amqp_client.client import connect
 from sbpair.backlog import TICKS_PER_MS, queue_path
-from sbpair.drill.compare import message_differences
+from sbpair.drill.drill_messages import message_differences
 from sbpair.emulator.server import EmulatorOptions
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.move.receipt import BUCKETS

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbpair import backlog, errors
-from sbpair.azure import arm_json
+from sbpair.azure import descriptions
 from sbpair.azure.management_errors import ServiceResponse, of_answer
 from sbpair.model.durations import TIMESPAN_MAX
 from sbpair.model.entities import CorrelationFilter, Queue, Rule, SqlFilter, Subscription, Topic
@@ -38,7 +38,7 @@ def described(kind: type[QueueSpec] | type[Topic] | type[Subscription], *named: 
 def test_every_entity_survives_a_round_trip(entity: QueueSpec | Queue | Topic | Subscription) -> None:
     named = ("t", "s") if isinstance(entity, Subscription) else (entity.path,)
     plain = type(entity)(*named)
-    assert arm_json.read(plain, arm_json.body_of(entity)["properties"]) == entity
+    assert descriptions.read_json(plain, descriptions.body_of(entity)["properties"]) == entity
 
 
 @given(
@@ -53,16 +53,16 @@ def test_every_entity_survives_a_round_trip(entity: QueueSpec | Queue | Topic | 
 )
 def test_every_rule_survives_a_round_trip(wanted: SqlFilter | CorrelationFilter, action: str) -> None:
     rule = Rule("t", "s", "r", wanted, action)
-    assert arm_json.read(Rule("t", "s", "r"), arm_json.body_of(rule)["properties"]) == rule
+    assert descriptions.read_json(Rule("t", "s", "r"), descriptions.body_of(rule)["properties"]) == rule
 
 
 def test_an_omitted_property_is_read_as_its_default() -> None:
-    read = arm_json.read(Queue("orders", forward_to="elsewhere"), {"lockDuration": "PT30S"})
+    read = descriptions.read_json(Queue("orders", forward_to="elsewhere"), {"lockDuration": "PT30S"})
     assert read == Queue("orders", "PT30S")
 
 
 def test_a_backlog_queue_is_asked_for_without_what_a_tier_could_refuse() -> None:
-    assert arm_json.body_of(backlog.queue_spec("contoso", 0)) == {
+    assert descriptions.body_of(backlog.queue_spec("contoso", 0)) == {
         "properties": {
             "lockDuration": "PT1M",
             "maxSizeInMegabytes": 5120,
@@ -80,14 +80,14 @@ def test_a_backlog_queue_is_asked_for_without_what_a_tier_could_refuse() -> None
 
 def test_a_path_has_slashes_and_a_resource_tildes() -> None:
     path = backlog.queue_path("contoso", 7)
-    assert arm_json.name_of(path) == "contoso~x-servicebus-transfer~7"
-    assert arm_json.path_of(arm_json.name_of(path)) == path
+    assert descriptions.name_of(path) == "contoso~x-servicebus-transfer~7"
+    assert descriptions.path_of(descriptions.name_of(path)) == path
 
 
 def test_omitted_properties_have_their_defaults() -> None:
-    assert arm_json.read(Queue("q"), {"lockDuration": None}) == Queue("q")
-    assert arm_json.read(Rule("t", "s", "r"), {"filterType": "SqlFilter"}) == Rule("t", "s", "r")
-    assert arm_json.arm_state("q", {}, counted=True).counts == Counts()
+    assert descriptions.read_json(Queue("q"), {"lockDuration": None}) == Queue("q")
+    assert descriptions.read_json(Rule("t", "s", "r"), {"filterType": "SqlFilter"}) == Rule("t", "s", "r")
+    assert descriptions.queue_state("q", {}, counted=True).counts == Counts()
 
 
 PLACE = "/subscriptions/0/resourceGroups/g/providers/Microsoft.ServiceBus/namespaces/contoso"

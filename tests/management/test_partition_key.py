@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbpair.errors import UsageError
-from sbpair.model.partition_key import (
+from sbpair.management.partitioning import (
     DecidingProperty,
     KeyConflict,
     KeyProblem,

@@ -1,0 +1,248 @@
+"""Descriptions of entities in Atom's XML and in Resource Manager's JSON: both are read by one set of functions. Pure.
+
+Either encoding becomes a mapping from the service's names, such as `LockDuration`, to texts or values; a rule's has
+its filter. `/` in a queue's or topic's name is `~` in a resource's. Values are read from the JSON, never from the
+client's attributes: those round durations to the precision of a timedelta.
+
+Every function that reads raises ValueError, LookupError, TypeError or AttributeError for a description that is not the
+service's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from urllib.parse import urlsplit
+
+from sbpair.errors import UsageError
+from sbpair.model import tiers
+from sbpair.model.durations import iso_duration, ticks
+from sbpair.model.entities import (
+    CORRELATION_KEYS,
+    DURATIONS,
+    NAMES,
+    CorrelationFilter,
+    Described,
+    Queue,
+    Rule,
+    SqlFilter,
+    Subscription,
+    Topic,
+    pascal,
+    with_defaults,
+)
+from sbpair.model.queues import Counts, QueueSpec, QueueState, Usage
+
+if TYPE_CHECKING:
+    from xml.etree.ElementTree import Element
+
+Json = Mapping[str, Any]
+Found = Mapping[str, Any]
+"""The properties of an entity by the service's names."""
+
+Named = TypeVar("Named", bound=Described)
+Sized = TypeVar("Sized", bound=Queue | Topic)
+
+# Premium refuses these on an entity; false is the service's own default.
+SENT_IF_TRUE: Final = frozenset({"enable_partitioning", "enable_express"})
+TYPE: Final = "{http://www.w3.org/2001/XMLSchema-instance}type"
+
+_COUNTS = (
+    "ActiveMessageCount",
+    "DeadLetterMessageCount",
+    "ScheduledMessageCount",
+    "MessageCount",
+    "TransferMessageCount",
+    "TransferDeadLetterMessageCount",
+)
+_FORWARDS = frozenset({"forward_to", "forward_dead_lettered_messages_to"})
+_BOOLEANS = {"true": True, "false": False}
+
+
+# Either encoding
+
+
+def read(named: Named, found: Found) -> Named:
+    """Return `named` with the properties that the service reports. An omitted one has its default."""
+    if isinstance(named, Rule):
+        return cast("Named", replace(named, filter=found["Filter"], action=found["Action"]))
+    reported = ((each, found.get(pascal(each.name))) for each in fields(named) if each.name not in NAMES)
+    values: dict[str, Any] = {
+        each.name: _value(each.name, value, each.default) for each, value in reported if value is not None
+    }
+    return cast("Named", replace(with_defaults(named), **values))
+
+
+def queue_state(path: str, found: Found, *, counted: bool = False) -> QueueState:
+    """Return a queue with the size that the service reports, and with its counts if `counted`."""
+    spec, partitioned = read(QueueSpec(path), found), str(found.get("EnablePartitioning")).lower() == "true"
+    if not counted:
+        return QueueState(spec, partitioned)
+    times = (epoch_seconds(found.get(name)) for name in ("CreatedAt", "UpdatedAt", "AccessedAt"))
+    usage = Usage(int(found["SizeInBytes"]) if "SizeInBytes" in found else None, *times)
+    return QueueState(spec, partitioned, Counts(*(int(found.get(name, 0)) for name in _COUNTS)), usage)
+
+
+def counts_of(found: Found) -> Counts | None:
+    """Return the counts of a queue; None if the service omitted one."""
+    return Counts(*(int(found[name]) for name in _COUNTS)) if found.keys() >= set(_COUNTS) else None
+
+
+def bytes_of(found: Found) -> int:
+    return int(found.get("SizeInBytes") or 0)
+
+
+def with_chosen_size(entity: Sized, tier: tiers.Tier) -> Sized:
+    """Divide the size of a partitioned entity; only the tier shows whether it was multiplied."""
+    size = tiers.chosen_megabytes(tier, entity.max_size_in_megabytes, partitioned=entity.enable_partitioning)
+    return replace(entity, max_size_in_megabytes=size)
+
+
+def epoch_seconds(text: str | None) -> float | None:
+    """Return seconds since 1970. The service writes the year 1 for a time that never was: None."""
+    if not text:
+        return None
+    at = datetime.fromisoformat(text)
+    return None if at.year == 1 else (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+
+
+def _value(name: str, value: Any, default: object) -> Any:
+    """Convert a property, of the type of its default: a text of Atom, or a value of JSON."""
+    if name in DURATIONS:
+        try:
+            return iso_duration(ticks(value))
+        except UsageError as error:
+            raise ValueError(error.message) from error
+    expected = int if default is None else type(default)
+    if isinstance(value, str) and expected is not str:
+        return _BOOLEANS[value.strip().lower()] if expected is bool else int(value)
+    text = _typed(value, expected)
+    return urlsplit(text).path.lstrip("/") if name in _FORWARDS and "://" in text else text
+
+
+def _typed(value: Any, expected: type) -> Any:
+    if type(value) is not expected:
+        raise ValueError(f"expected {expected.__name__}, got {type(value).__name__}")
+    return value
+
+
+# Atom
+
+
+def described(entry: Element, kind: str) -> Element | None:
+    """Return the description of an entity in an entry; None if there is none, or one of another kind."""
+    return entry.find(f"{{*}}content/{{*}}{kind.title()}Description")
+
+
+def of_xml(description: Element) -> Found:
+    """Return the properties in a description; of a rule, its filter and its action."""
+    if description.tag.endswith("}RuleDescription"):
+        selected, action = description.find("{*}Filter"), description.find("{*}Action")
+        expression = (action.findtext("{*}SqlExpression") or "") if action is not None else ""
+        return {"Filter": SqlFilter("") if selected is None else _filter(selected), "Action": expression}
+    details = description.find("{*}CountDetails")
+    return texts(description) | (texts(details) if details is not None else {})
+
+
+def sku_of(entry: Element) -> tuple[str, int | None] | None:
+    """Return the tier's name and the messaging units of a namespace; None if the entry is not a namespace's."""
+    found = {_local(each): each.text for each in entry.iterfind("{*}content/{*}NamespaceInfo/*")}
+    name, units = found.get("MessagingSKU"), found.get("MessagingUnits")
+    return (name, int(units) if units else None) if name else None
+
+
+def _filter(selected: Element) -> SqlFilter | CorrelationFilter:
+    if not selected.get(TYPE, "").endswith("CorrelationFilter"):
+        return SqlFilter(selected.findtext("{*}SqlExpression") or "")
+    found = texts(selected)
+    system = {name: found.get(pascal(name), "") for name in CORRELATION_KEYS}
+    pairs = [texts(each) for each in selected.iterfind("{*}Properties/*")]
+    return CorrelationFilter(**system, properties=tuple(sorted((each["Key"], each.get("Value", "")) for each in pairs)))
+
+
+def texts(element: Element) -> dict[str, str]:
+    """Return the texts of an element's children by their names, without empty ones."""
+    return {_local(each): each.text for each in element if each.text}
+
+
+def _local(element: Element) -> str:
+    return element.tag.rpartition("}")[2]
+
+
+# Resource Manager
+
+
+def name_of(path: str) -> str:
+    return path.replace("/", "~")
+
+
+def path_of(name: str) -> str:
+    return name.replace("~", "/")
+
+
+def body_of(entity: Described) -> dict[str, Any]:
+    """Return the whole description, defaults included: an omitted property of an existing entity would be reset."""
+    return {"properties": _rule_body(entity) if isinstance(entity, Rule) else _body(entity)}
+
+
+def read_json(named: Named, properties: Json) -> Named:
+    """Return `named` with the properties of its resource."""
+    if isinstance(named, Rule):
+        return read(named, {"Filter": _json_filter(properties), "Action": _sql(properties, "action")})
+    return read(named, of_json(properties))
+
+
+def of_json(properties: Json) -> Found:
+    """Return the properties of a resource, except a rule's."""
+    reported = {**properties, **(properties.get("countDetails") or {})}
+    # Atom has the same names, with a capital letter.
+    return {name[:1].upper() + name[1:]: value for name, value in reported.items() if value is not None}
+
+
+def capacity_of(sku: Json, properties: Json) -> tiers.Capacity:
+    """Convert the tier and the properties of a namespace."""
+    units, partitions = sku.get("capacity"), properties.get("premiumMessagingPartitions")
+    return tiers.Capacity(
+        tiers.tier_named(_typed(sku["name"], str)),
+        None if units is None else _typed(units, int),
+        _typed(partitions, int) if partitions else None,
+    )
+
+
+def _body(entity: QueueSpec | Topic | Subscription) -> dict[str, Any]:
+    values = {each.name: getattr(entity, each.name) for each in fields(entity) if each.name not in NAMES}
+    return {
+        _camel(name): value
+        for name, value in values.items()
+        if value not in (None, "") and (value or name not in SENT_IF_TRUE)
+    }
+
+
+def _rule_body(rule: Rule) -> dict[str, Any]:
+    action: dict[str, Any] = {"action": {"sqlExpression": rule.action} if rule.action else {}}
+    if isinstance(rule.filter, SqlFilter):
+        return {**action, "filterType": "SqlFilter", "sqlFilter": {"sqlExpression": rule.filter.expression}}
+    system = {_camel(name): value for name in CORRELATION_KEYS if (value := getattr(rule.filter, name))}
+    correlation = {**system, "properties": dict(rule.filter.properties)}
+    return {**action, "filterType": "CorrelationFilter", "correlationFilter": correlation}
+
+
+def _json_filter(properties: Json) -> SqlFilter | CorrelationFilter:
+    if properties.get("filterType") != "CorrelationFilter":
+        sql = _sql(properties, "sqlFilter")
+        return SqlFilter(sql) if sql else SqlFilter()
+    correlation = properties.get("correlationFilter") or {}
+    system = {name: _typed(correlation.get(_camel(name)) or "", str) for name in CORRELATION_KEYS}
+    pairs = (correlation.get("properties") or {}).items()
+    return CorrelationFilter(**system, properties=tuple(sorted((name, _typed(value, str)) for name, value in pairs)))
+
+
+def _sql(properties: Json, name: str) -> str:
+    return str(_typed((properties.get(name) or {}).get("sqlExpression") or "", str))
+
+
+def _camel(name: str) -> str:
+    first, *others = name.split("_")
+    return first + "".join(other.title() for other in others)
