@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from sbpair.amqp_client.client import connect
 from sbpair.azure.atom import open_atom
-from sbpair.azure.credentials import token_getter_for
+from sbpair.azure.credentials import signed_in
 from sbpair.azure.http_client import check_health
 from sbpair.errors import (
     AccessError,
@@ -206,11 +206,7 @@ async def _authenticate(endpoint: Endpoint, seconds: float) -> None:
         # Management also answers so to a good credential without Manage. Nothing has this name: a link to it is
         # missing, or refused before that.
         try:
-            async with (
-                asyncio.timeout(seconds),
-                token_getter_for(endpoint.credential, endpoint.name) as get_token,
-                connect(endpoint, get_token=get_token) as client,
-            ):
+            async with asyncio.timeout(seconds), signed_in(connect, endpoint) as client:
                 await _open_link(client, endpoint, _NOTHING, seconds)
         except (EntityMissing, NotAuthorized):
             return
@@ -224,10 +220,7 @@ async def _links(primary: SideStatus, names: Sequence[str], seconds: float) -> t
     if not names:
         return ()
     try:
-        async with (
-            token_getter_for(primary.endpoint.credential, primary.endpoint.name) as get_token,
-            connect(primary.endpoint, get_token=get_token) as client,
-        ):
+        async with signed_in(connect, primary.endpoint) as client:
             return await ping_all(primary.endpoint, names, seconds=seconds, ping=partial(_open_link, client))
     except SbpairError as error:
         return tuple(PingResult(name, health_of(error), primary.seconds, error) for name in names)

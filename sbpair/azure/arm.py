@@ -29,7 +29,7 @@ from sbpair.azure.descriptions import (
     read_json,
     with_chosen_size,
 )
-from sbpair.azure.http_client import CALL_SECONDS, HttpRoute, http_route, is_local
+from sbpair.azure.http_client import HttpRoute, http_route, is_local
 from sbpair.azure.management_errors import answer_of, translate_answers
 from sbpair.azure.transport import RoutedTransport, session_for
 from sbpair.errors import EntityMissing, MachineLacks, NameTaken, UsageError
@@ -58,21 +58,17 @@ SIGN_IN_HINT: Final = f"{RELAY_SIGN_IN_HINT}; --via atom does"
 
 
 @asynccontextmanager
-async def open_arm(
-    endpoint: Endpoint, group: ResourceGroup, *, call_seconds: float = CALL_SECONDS
-) -> AsyncIterator[ArmNamespace]:
+async def open_arm(endpoint: Endpoint, group: ResourceGroup) -> AsyncIterator[ArmNamespace]:
     """Open the namespace of `endpoint`, in `group`. Nothing is connected before the first call.
 
     Raises UsageError for a namespace in a cloud whose Resource Manager is unknown.
     """
-    async with open_client(ServiceBusManagementClient, endpoint, group, call_seconds) as client:
+    async with open_client(ServiceBusManagementClient, endpoint, group) as client:
         yield ArmNamespace(client, group.name, endpoint.name)
 
 
 @asynccontextmanager
-async def open_client(
-    make: Callable[..., Any], endpoint: Endpoint, group: ResourceGroup, call_seconds: float = CALL_SECONDS
-) -> AsyncIterator[Any]:
+async def open_client(make: Callable[..., Any], endpoint: Endpoint, group: ResourceGroup) -> AsyncIterator[Any]:
     """Open a client of azure-mgmt-… for the Resource Manager of `endpoint`. Raises UsageError as `open_arm` does."""
     route, scopes = manager_route(endpoint)
     trusted = endpoint if is_local(endpoint) else replace(endpoint, ca_file=None, tls=True)
@@ -85,7 +81,7 @@ async def open_client(
             # The client sends tokens over https only; the route leads to an emulator's plain HTTP.
             base_url=f"https://{route.authority}",
             credential_scopes=scopes,
-            transport=RoutedTransport(route, session, call_seconds, proxy=endpoint.proxy),
+            transport=RoutedTransport(route, session, proxy=endpoint.proxy),
             retry_total=0,
         ) as client,
     ):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sbpair.azure.management_errors import translate_management_errors
 from sbpair.model.pair import Credential, Identity, SasKey, SasToken
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     GetToken = Callable[[str], Awaitable[tuple[str, float]]]
 
+
+Client = TypeVar("Client")
 
 SERVICE_BUS_SCOPE = "https://servicebus.azure.net/.default"
 RENEW_SECONDS = 300.0
@@ -163,3 +165,15 @@ async def token_getter_for(credential: Credential | None, who: str) -> AsyncIter
             return token.token, float(token.expires_on)
 
         yield get
+
+
+@asynccontextmanager
+async def signed_in(
+    connect: Callable[..., AbstractAsyncContextManager[Client]], endpoint: Endpoint
+) -> AsyncIterator[Client]:
+    """Open what `connect` opens, such as our AMQP client, with the tokens of the endpoint's identity, if it has one."""
+    async with (
+        token_getter_for(endpoint.credential, endpoint.name) as get_token,
+        connect(endpoint, get_token=get_token) as client,
+    ):
+        yield client

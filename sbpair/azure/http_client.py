@@ -12,7 +12,6 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Callable
 from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
@@ -258,16 +257,16 @@ class HealthResponse:
     margin_seconds: float
 
 
-async def check_health(endpoint: Endpoint, *, seconds: float, now: Callable[[], float] = time.time) -> HealthResponse:
+async def check_health(endpoint: Endpoint, *, seconds: float) -> HealthResponse:
     """Request the namespace's properties without a token. Raises as HttpClient does, but Unavailable for an OSError."""
     side = f"the management side of {endpoint.name}"
     async with HttpClient(endpoint) as http:
         try:
-            before = now()
+            before = time.time()
             with silence_reported(http.netloc, seconds):
                 async with asyncio.timeout(seconds):
                     answer = await http.request("GET", "/$namespaceinfo?api-version=2021-05")
-            after = now()
+            after = time.time()
         except NotHttp as error:
             raise Unreachable(
                 f"the server at {http.netloc} for {endpoint.name} does not speak HTTP ({error})",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from sbpair import errors
 from sbpair.amqp_client.client import connect
 from sbpair.azure.atom import NamespaceProbe, open_atom
-from sbpair.azure.credentials import token_getter_for
+from sbpair.azure.credentials import signed_in
 from sbpair.azure.http_client import HealthResponse, check_health
 from sbpair.doctor.check import (
     AGAIN,
@@ -129,10 +129,7 @@ def clock_check(name: str, namespace: str, response: HealthResponse) -> Check:
 
 async def _links(endpoint: Endpoint, paths: tuple[str, ...], seconds: float) -> ClaimResults:
     async def attempt() -> ClaimResults:
-        async with (
-            token_getter_for(endpoint.credential, endpoint.name) as get,
-            connect(endpoint, get_token=get) as wire,
-        ):
+        async with signed_in(connect, endpoint) as wire:
             return {"Send": await _open(wire.sender, paths), "Listen": await _open(wire.receiver, paths)}
 
     found = await _result(attempt(), seconds)

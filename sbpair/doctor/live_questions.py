@@ -17,7 +17,7 @@ from sbpair.amqp.message import Header, Properties, Sections, data_body
 from sbpair.amqp.types import text_of
 from sbpair.amqp_client.client import connect
 from sbpair.amqp_client.raw_links import ACCEPTED
-from sbpair.azure.credentials import token_getter_for
+from sbpair.azure.credentials import signed_in
 from sbpair.doctor.check import Check, CheckNote, Diagnosis, bounded, failed, unknown
 from sbpair.errors import AccessError, ExitCode, PartitionsWanted, SbpairError, Unavailable
 from sbpair.management.temporary_queues import IDLE, TemporaryQueues, open_temporary_queues
@@ -174,10 +174,7 @@ class _Questions:
 
     async def _ask_links(self, queues: TemporaryQueues, tier: str, *, slow: bool) -> None:
         path = await queues.create(replace(TRIAL, path=self.paths["messages"]))
-        async with (
-            token_getter_for(self.endpoint.credential, self.endpoint.name) as get,
-            connect(self.endpoint, get_token=get) as client,
-        ):
+        async with signed_in(connect, self.endpoint) as client:
             await self._ask("message_size", self._message_size(client, path, tier))
             await self._ask("largest_message", self._largest_message(client, path))
             await self._ask("ping", self._ping(client, path))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.metadata
 import os
 import platform
 import re
@@ -13,6 +12,7 @@ from pathlib import Path
 from sbpair import __version__
 from sbpair.doctor.check import Check, bounded, failed, note, ok, unknown
 from sbpair.errors import ExitCode
+from sbpair.model.installation import requirements
 from sbpair.operating_system import files, is_windows
 from sbpair.replay.java import INSTEAD as SPARK_INSTEAD
 from sbpair.replay.java import JAVAS, MIN_JAVA, find_java, java_version
@@ -21,36 +21,22 @@ MIN_SEND_SECONDS = 15.0
 """The time a partitioned entity needs to switch to another partition."""
 
 LACKS = ExitCode.MACHINE
-_REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)\s*>=\s*([0-9.]+)\s*$")
 
 
 def versions() -> list[Check]:
-    """Check the versions of Python, sbpair and the packages it requires."""
+    """Check the versions of Python, sbpair and Azure's packages that it requires."""
+    azure = [each for each in requirements() if each.everywhere and each.name.startswith("azure-")]
     return [
         ok("python", f"{platform.python_version()} on {platform.system()}"),
         ok("sbpair", __version__),
-        *(_package(name, minimum) for name, minimum in _requirements()),
+        *(package_check(each.name, each.installed, each.minimum) for each in azure),
     ]
 
 
-def _requirements() -> list[tuple[str, str]]:
-    try:
-        required = importlib.metadata.requires("sbpair") or []
-    except importlib.metadata.PackageNotFoundError:
-        return []
-    found = [_REQUIREMENT.fullmatch(each) for each in required]
-    return [(match[1], match[2]) for match in found if match and match[1].startswith("azure-")]
-
-
-def _package(name: str, minimum: str) -> Check:
-    try:
-        return package_check(name, importlib.metadata.version(name), minimum)
-    except importlib.metadata.PackageNotFoundError:
+def package_check(name: str, version: str | None, minimum: str) -> Check:
+    """Compare the version of a package, None if it is not installed, with the minimum."""
+    if version is None:
         return failed(name, "is not installed", f"pip install '{name}>={minimum}'", LACKS)
-
-
-def package_check(name: str, version: str, minimum: str) -> Check:
-    """Compare a version with the minimum."""
     if _numbers(version) >= _numbers(minimum):
         return ok(name, version)
     return failed(name, f"{version} is older than {minimum}", f"pip install --upgrade '{name}>={minimum}'", LACKS)

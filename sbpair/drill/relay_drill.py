@@ -137,9 +137,10 @@ class Service:
 class RelayApplication(Awaited):
     """A service that listens on both sides, and a client that sends requests to it. `requests` are all that it sent."""
 
-    def __init__(self, pair: RelayPair, emit: EmitPhase, rate: float, seed: int, max_phase_seconds: float) -> None:
+    max_phase_seconds = MAX_PHASE_SECONDS
+
+    def __init__(self, pair: RelayPair, emit: EmitPhase, rate: float, seed: int) -> None:
         self.changed = asyncio.Event()
-        self.max_phase_seconds = max_phase_seconds
         self.service = Service(self.changed)
         self.requests: list[DrillRequest] = []
         self.problems: list[tuple[str, str]] = []
@@ -219,7 +220,6 @@ async def run_relay_drill(
     *,
     rate: float = RATE,
     seed: int = 0,
-    max_phase_seconds: float = MAX_PHASE_SECONDS,
     on_event: Callable[[DrillPhase], object] = lambda _event: None,
 ) -> RelayDrillResult:
     """Run the drill. It uses nothing outside this machine and leaves nothing behind.
@@ -234,7 +234,7 @@ async def run_relay_drill(
             RelayEndpoint.of_namespace(pair.primary, PATHS["primary"]),
             RelayEndpoint.of_namespace(pair.secondary, PATHS["secondary"]),
         )
-        running = RelayApplication(relay, timeline, rate, seed, max_phase_seconds)
+        running = RelayApplication(relay, timeline, rate, seed)
         async with _open(running):
             await _play(running, outages, timeline)
         timeline("compare", "comparing each answer byte for byte, and the executions of each request")

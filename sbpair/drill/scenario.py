@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from sbpair.amqp.message import Sections
 from sbpair.amqp_client.client import connect
 from sbpair.amqp_client.raw_links import ACCEPTED
-from sbpair.azure.credentials import token_getter_for
+from sbpair.azure.credentials import signed_in
 from sbpair.drill.drill_messages import Comparison, byte_differences, compare_all, compared, property_differences
 from sbpair.drill.drill_pair import Awaited, EmitPhase
 from sbpair.errors import SbpairError, first_error
@@ -178,10 +178,7 @@ async def received(endpoint: Endpoint, sending: Application) -> list[bytes]:
     """Receive messages, encoded, until no more arrive; before all that were sent, it waits longer."""
     back: list[bytes] = []
     sent = len(sending.sent)
-    async with (
-        token_getter_for(endpoint.credential, endpoint.name) as get_token,
-        connect(endpoint, get_token=get_token) as client,
-    ):
+    async with signed_in(connect, endpoint) as client:
         receiver = await client.receiver(sending.sender.entity_name)
         while payloads := await take_payloads(receiver, QUIET_SECONDS if len(back) >= sent else MAX_DELAY_SECONDS):
             back += payloads

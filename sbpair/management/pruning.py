@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Collection
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from sbpair import backlog
 from sbpair.azure.management_errors import attempt
@@ -50,7 +50,6 @@ CALL_SECONDS = 20.0
 SEND_DISABLED = "SendDisabled"
 DEAD_LETTERS = "$deadletterqueue"
 GONE = "already removed by another client"
-Done = TypeVar("Done")
 
 QueueItem = ReportItem[QueueFinding]
 QueueReport = Report[QueueFinding]

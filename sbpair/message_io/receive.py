@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from sbpair.amqp_client.client import connect
-from sbpair.azure.credentials import token_getter_for
+from sbpair.azure.credentials import signed_in
 from sbpair.azure.data_errors import translate_data_errors
 from sbpair.errors import MessageLockLost, SbpairError, Unavailable
 from sbpair.management.calls import shielded
@@ -112,10 +112,7 @@ async def _count_active(endpoint: Endpoint, path: str) -> int:
         return page
 
     with suppress(SbpairError):
-        async with (
-            token_getter_for(endpoint.credential, endpoint.name) as get_token,
-            connect(endpoint, get_token=get_token) as client,
-        ):
+        async with signed_in(connect, endpoint) as client:
             return len((await peek_old(peek)).active)
     return 0
 
@@ -150,10 +147,7 @@ async def _opened(
 ) -> AsyncIterator[ReceiveSource]:
     if dedup is None:
         path, endpoint = checked_source(entity, subscription), pair.primary
-        async with (
-            token_getter_for(endpoint.credential, endpoint.name) as get_token,
-            connect(endpoint, get_token=get_token) as client,
-        ):
+        async with signed_in(connect, endpoint) as client:
             source = await RawSource.open(client, path, keeps_payload=True, lock_seconds=None)
             try:
                 yield _OneSource(source, side)

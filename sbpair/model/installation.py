@@ -19,7 +19,7 @@ DEVELOPMENT = "dev"
 """The extra with the tools for changing sbpair itself."""
 
 GIT_SECONDS = 5.0
-_REQUIREMENT = re.compile(r"(?P<name>[A-Za-z0-9._-]+)[^;]*(?P<condition>;.*)?")
+_REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)\s*(?:>=\s*([0-9.]+))?[^;]*(;.*)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +32,15 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """A package that sbpair requires on every system, or else for an extra or on some, and its installed version."""
+    """A package that sbpair requires on every system, or else for an extra or on some, and its installed version.
+
+    `minimum` is the smallest version, "" if there is none.
+    """
 
     name: str
     everywhere: bool
     installed: str | None
+    minimum: str
 
 
 @cache
@@ -78,8 +82,8 @@ def requirements() -> list[Requirement]:
         return []
     found = [match.groups("") for each in declared if (match := _REQUIREMENT.match(each))]
     return [
-        Requirement(name, not condition, _version(name))
-        for name, condition in found
+        Requirement(name, not condition, _version(name), minimum)
+        for name, minimum, condition in found
         if DEVELOPMENT not in re.findall(r"extra == .([\w-]+)", condition)
     ]
 
@@ -91,6 +95,6 @@ def _version(name: str) -> str | None:
         return None
 
 
-def is_compiled(package: Path = Path(__file__).parents[1]) -> bool:
+def is_compiled() -> bool:
     """Return whether modules of the package are native code."""
-    return any(path.suffix in (".so", ".pyd") for path in package.rglob("*"))
+    return any(path.suffix in (".so", ".pyd") for path in Path(__file__).parents[1].rglob("*"))

@@ -94,54 +94,39 @@ PLACE = "/subscriptions/0/resourceGroups/g/providers/Microsoft.ServiceBus/namesp
 
 
 @pytest.mark.parametrize(
-    ("answer", "raised"),
+    ("status", "sub_code", "detail", "raised"),
     [
-        (
-            ServiceResponse(404, "", "(SubscriptionNotFound) The subscription '0' could not be found."),
-            errors.UsageError,
-        ),
-        (ServiceResponse(404, "", "(ResourceGroupNotFound) Resource group 'g' could not be found."), errors.UsageError),
-        (
-            ServiceResponse(404, "", f"(ParentResourceNotFound) … because '{PLACE}' could not be found."),
-            errors.UsageError,
-        ),
-        (
-            ServiceResponse(404, "", "(ResourceNotFound) The Resource 'Microsoft.ServiceBus/namespaces/x' …"),
-            errors.UsageError,
-        ),
-        (ServiceResponse(404, "", f"(ResourceNotFound) The Resource '{PLACE}/queues/x' …"), errors.EntityMissing),
-        (ServiceResponse(404, "", f"(ParentResourceNotFound) … because '{PLACE}/topics/x' …"), errors.EntityMissing),
-        (ServiceResponse(404, "", "(MessagingGatewayNotFoundStatusCode) The messaging entity …"), errors.EntityMissing),
-        (
-            ServiceResponse(401, "", "(ExpiredAuthenticationToken) The access token is expired."),
-            errors.NotAuthenticated,
-        ),
-        (
-            ServiceResponse(403, "", "(AuthorizationFailed) The client does not have authorization …"),
-            errors.NotAuthorized,
-        ),
-        (ServiceResponse(409, "40901", "(MessagingGatewayConflict) …"), errors.Unavailable),
-        (ServiceResponse(429, "40901", "(MessagingGatewayTooManyRequests) …"), errors.Unavailable),
-        (ServiceResponse(429, "", "(TooManyRequests) …"), errors.Throttled),
-        (ServiceResponse(400, "40000", "(MessagingGatewayBadRequest) …"), errors.ServiceRefused),
+        (404, "", "(SubscriptionNotFound) The subscription '0' could not be found.", errors.UsageError),
+        (404, "", "(ResourceGroupNotFound) Resource group 'g' could not be found.", errors.UsageError),
+        (404, "", f"(ParentResourceNotFound) … because '{PLACE}' could not be found.", errors.UsageError),
+        (404, "", "(ResourceNotFound) The Resource 'Microsoft.ServiceBus/namespaces/x' …", errors.UsageError),
+        (404, "", f"(ResourceNotFound) The Resource '{PLACE}/queues/x' …", errors.EntityMissing),
+        (404, "", f"(ParentResourceNotFound) … because '{PLACE}/topics/x' …", errors.EntityMissing),
+        (404, "", "(MessagingGatewayNotFoundStatusCode) The messaging entity …", errors.EntityMissing),
+        (401, "", "(ExpiredAuthenticationToken) The access token is expired.", errors.NotAuthenticated),
+        (403, "", "(AuthorizationFailed) The client does not have authorization …", errors.NotAuthorized),
+        (409, "40901", "(MessagingGatewayConflict) …", errors.Unavailable),
+        (429, "40901", "(MessagingGatewayTooManyRequests) …", errors.Unavailable),
+        (429, "", "(TooManyRequests) …", errors.Throttled),
+        (400, "40000", "(MessagingGatewayBadRequest) …", errors.ServiceRefused),
     ],
 )
 def test_resource_manager_refusals_map_to_the_errors_of_atom(
-    answer: ServiceResponse, raised: type[errors.SbpairError]
+    status: int, sub_code: str, detail: str, raised: type[errors.SbpairError]
 ) -> None:
-    error = of_answer(answer, "read it", "contoso")
+    error = of_answer(ServiceResponse(status, sub_code, detail), "read it", "contoso")
     assert type(error) is raised
-    assert ("role" in error.hint) == (answer.status == 403)
+    assert ("role" in error.hint) == (status == 403)
 
 
 @pytest.mark.parametrize(
-    ("answer", "taken"),
+    ("status", "sub_code", "detail", "taken"),
     [
-        (ServiceResponse(409, "40900", "(MessagingGatewayConflict) …"), True),
-        (ServiceResponse(409, "40901", "(MessagingGatewayConflict) …"), False),
-        (ServiceResponse(429, "", "(MessagingGatewayTooManyRequests) The messaging entity 'x' already exists."), True),
-        (ServiceResponse(429, "50004", "(MessagingGatewayTooManyRequests) … being throttled"), False),
+        (409, "40900", "(MessagingGatewayConflict) …", True),
+        (409, "40901", "(MessagingGatewayConflict) …", False),
+        (429, "", "(MessagingGatewayTooManyRequests) The messaging entity 'x' already exists.", True),
+        (429, "50004", "(MessagingGatewayTooManyRequests) … being throttled", False),
     ],
 )
-def test_taken_name_differs_from_an_operation_in_progress(answer: ServiceResponse, taken: bool) -> None:
-    assert answer.name_is_taken is taken
+def test_taken_name_differs_from_an_operation_in_progress(status: int, sub_code: str, detail: str, taken: bool) -> None:
+    assert ServiceResponse(status, sub_code, detail).name_is_taken is taken

@@ -199,7 +199,7 @@ async def test_a_bearer_token_is_requested_again_shortly_before_it_expires() -> 
         async def get_token(self, _scope: str) -> SimpleNamespace:
             return SimpleNamespace(token=f"token {len(lives)}", expires_on=1000.0 + lives.pop(0))
 
-    tokens = BearerTokens(Source(), now=lambda: 1000.0)  # type: ignore[arg-type]
+    tokens = BearerTokens(Source(), now=lambda: 1000.0)
     assert [await tokens.header() for _ in range(3)] == ["Bearer token 3"] * 3
-    tokens = BearerTokens(Source(), now=lambda: 1000.0)  # type: ignore[arg-type]
+    tokens = BearerTokens(Source(), now=lambda: 1000.0)
     assert [await tokens.header() for _ in range(3)] == ["Bearer token 2", "Bearer token 1", "Bearer token 1"]

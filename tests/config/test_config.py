@@ -167,41 +167,78 @@ def test_load_pair_finds_the_same_pair(home: Path) -> None:
     assert load_pair("orders", environ={"HOME": str(home)}) == loaded(home).pair
 
 
+PROXY = "http://me:nobody%2Fmay%40see@proxy.example.com:3128"
+READABLE = EMULATORS["SBPAIR_PRIMARY_CONNECTION_STRING"].replace("127.0.0.1:5672", "contoso.servicebus.windows.net")
+WRONG_FILES = [
+    ("pears = 1", "unknown key 'pears'", "did you mean pairs?"),
+    ("pairs = 1", "pairs is not a table", "[pairs.NAME]"),
+    ("[pairs]\norders = 1", "[pairs.orders] is not a table", "[table]"),
+    ("[pairs.orders", "is not TOML", "toml.io"),
+    (
+        FILE.replace("backlog_queues", "backlog_queue"),
+        "[pairs.orders]: unknown key 'backlog_queue'",
+        "backlog_queues?",
+    ),
+    (FILE.replace("ca_file", "cafile"), "[pairs.orders.secondary]: unknown key 'cafile'", "did you mean ca_file?"),
+    (FILE.replace("ca_file", "zzz"), "unknown key 'zzz'", "known keys: name, namespace"),
+    (FILE.replace("= 4", '= "4"'), "backlog_queues must be a whole number", "correct"),
+    (FILE.replace("= 4", "= true"), "backlog_queues must be a whole number", "correct"),
+    (FILE.replace("= 4", "= 0"), "must be at least 1", "the default is 10"),
+    (FILE.replace('"90s"', '"soon"'), "expected a duration such as 90s, got 'soon'", "90s"),
+    (FILE.replace('"90s"', '"2h"'), "failover_interval is 7200 s", "60 s"),
+    (FILE.replace('"10.0.0.4:5671"', '"10.0.0.4"'), "expected host:port", "127.0.0.1:5672"),
+    (FILE.replace('"contoso"', '"con toso"'), "expected a namespace, got 'con toso'", "write contoso"),
+    (FILE.replace('"contoso"', '"contoso-dr"'), "same namespace", "unavailable together"),
+    (FILE.replace('namespace = "contoso"', 'connection_string_env = "NOPE"'), "NOPE is not set", "export NOPE"),
+    (FILE.replace('namespace = "contoso"', f'connection_string = "{KEY}"'), "which is a secret", "export it"),
+    (FILE.replace('"contoso"', f'"{connection_string("a.b")}"'), "which is a secret", "connection_string_env"),
+    (FILE.replace('namespace = "contoso"', 'namespace = "a"\nconnection_string_env = "B"'), "has both", "keep one"),
+    (FILE.replace('namespace = "contoso"', 'name = "a"'), "has no primary namespace", "SBPAIR_PRIMARY_"),
+    (FILE.replace("pairs.orders", 'pairs."a/b"'), "'a/b' is not a valid pair name", "letters"),
+    (FILE + "tls = false\n", "the token of an identity would travel without TLS to 10.0.0.4", "remove tls"),
+]
+WRONG_LINES = [
+    (f'proxy = "{PROXY}"', "proxy has a user or a password, which are secrets"),
+    ('proxy = "http://a:1"\nproxy_env = "P"', "has both proxy and proxy_env"),
+    ('proxy_env = "Q"', "the variable Q is not set"),
+    ('proxy_env = "P"', "P: expected a proxy such as"),
+    ("proxy = 3128", "proxy must be text in quotes"),
+    ('proxy = "http://a:3128"\ntls = false', "a proxy needs TLS"),
+    ('transport = "amqp"', "expected tcp or websocket, got 'amqp'"),
+    ("transport = true", "transport must be text in quotes"),
+    (f'transport = "{PROXY}"', "transport holds a password, which is a secret"),
+]
+WRONG_VARIABLES = [
+    ({}, "pair 'default' has no primary namespace", "SBPAIR_PRIMARY_CONNECTION_STRING"),
+    ({"CONNECTION_STRING": f"SharedAccessKey={KEY}"}, "SBPAIR_PRIMARY_CONNECTION_STRING: ", "copy it whole"),
+    ({"CONNECTION_STRING": connection_string("127.0.0.1:5672")}, "", "SBPAIR_PRIMARY_NAME"),
+    ({"CONNECTION_STRING": READABLE}, "contoso.servicebus.windows.net is a namespace of Azure", "remove "),
+    ({"CONNECTION_STRING": READABLE, "NAMESPACE": "contoso"}, "has both", "keep one"),
+]
+
+
 @pytest.mark.parametrize(
-    ("text", "says", "hint"),
+    ("text", "environ", "says", "hint"),
     [
-        ("pears = 1", "unknown key 'pears'", "did you mean pairs?"),
-        ("pairs = 1", "pairs is not a table", "[pairs.NAME]"),
-        ("[pairs]\norders = 1", "[pairs.orders] is not a table", "[table]"),
-        ("[pairs.orders", "is not TOML", "toml.io"),
-        (
-            FILE.replace("backlog_queues", "backlog_queue"),
-            "[pairs.orders]: unknown key 'backlog_queue'",
-            "backlog_queues?",
+        *((text, {}, says, hint) for text, says, hint in WRONG_FILES),
+        *(
+            (FILE.replace('endpoint = "10.0.0.4:5671"', line), {"P": "ftp://me:nobody@p:1"}, says, "")
+            for line, says in WRONG_LINES
         ),
-        (FILE.replace("ca_file", "cafile"), "[pairs.orders.secondary]: unknown key 'cafile'", "did you mean ca_file?"),
-        (FILE.replace("ca_file", "zzz"), "unknown key 'zzz'", "known keys: name, namespace"),
-        (FILE.replace("= 4", '= "4"'), "backlog_queues must be a whole number", "correct"),
-        (FILE.replace("= 4", "= true"), "backlog_queues must be a whole number", "correct"),
-        (FILE.replace("= 4", "= 0"), "must be at least 1", "the default is 10"),
-        (FILE.replace('"90s"', '"soon"'), "expected a duration such as 90s, got 'soon'", "90s"),
-        (FILE.replace('"90s"', '"2h"'), "failover_interval is 7200 s", "60 s"),
-        (FILE.replace('"10.0.0.4:5671"', '"10.0.0.4"'), "expected host:port", "127.0.0.1:5672"),
-        (FILE.replace('"contoso"', '"con toso"'), "expected a namespace, got 'con toso'", "write contoso"),
-        (FILE.replace('"contoso"', '"contoso-dr"'), "same namespace", "unavailable together"),
-        (FILE.replace('namespace = "contoso"', 'connection_string_env = "NOPE"'), "NOPE is not set", "export NOPE"),
-        (FILE.replace('namespace = "contoso"', f'connection_string = "{KEY}"'), "which is a secret", "export it"),
-        (FILE.replace('"contoso"', f'"{connection_string("a.b")}"'), "which is a secret", "connection_string_env"),
-        (FILE.replace('namespace = "contoso"', 'namespace = "a"\nconnection_string_env = "B"'), "has both", "keep one"),
-        (FILE.replace('namespace = "contoso"', 'name = "a"'), "has no primary namespace", "SBPAIR_PRIMARY_"),
-        (FILE.replace("pairs.orders", 'pairs."a/b"'), "'a/b' is not a valid pair name", "letters"),
+        *(
+            ("", {f"SBPAIR_PRIMARY_{name}": value for name, value in variables.items()}, says, hint)
+            for variables, says, hint in WRONG_VARIABLES
+        ),
     ],
 )
-def test_an_invalid_file_is_refused_with_place_and_hint(home: Path, text: str, says: str, hint: str) -> None:
-    error = refused(home, text)
+def test_a_wrong_value_is_refused_with_place_and_hint(
+    home: Path, text: str, environ: dict[str, str], says: str, hint: str
+) -> None:
+    error = refused(home, text, **{"SBPAIR_SECONDARY_NAMESPACE": "b"} | environ if environ and not text else environ)
     assert says in error.message
     assert hint in error.hint
     assert error.exit_code == 2
+    assert "nobody" not in error.message + error.hint
 
 
 def test_an_unknown_pair_is_refused_with_the_nearest_one(home: Path) -> None:
@@ -232,31 +269,8 @@ def test_a_file_that_cannot_be_read_is_refused(home: Path, path: str, error: typ
         loaded(home, Flags(config=home / path))
 
 
-def test_an_invalid_connection_string_is_named_by_its_variable(home: Path) -> None:
-    error = refused(home, "", SBPAIR_PRIMARY_CONNECTION_STRING=f"SharedAccessKey={KEY}", SBPAIR_SECONDARY_NAMESPACE="b")
-    assert error.message.startswith("SBPAIR_PRIMARY_CONNECTION_STRING: ")
-
-
-def test_a_primary_with_an_ip_address_needs_a_name(home: Path) -> None:
-    environ = {key: value for key, value in EMULATORS.items() if key != "SBPAIR_PRIMARY_NAME"}
-    assert "SBPAIR_PRIMARY_NAME" in refused(home, "", **environ).hint
-
-
-def test_two_credentials_are_refused(home: Path) -> None:
-    assert "has both" in refused(home, "", **EMULATORS, SBPAIR_PRIMARY_NAMESPACE="contoso").message
-
-
-def test_an_empty_configuration_has_a_hint(home: Path) -> None:
-    error = refused(home, "")
-    assert error.message == "pair 'default' has no primary namespace"
-    assert "SBPAIR_PRIMARY_CONNECTION_STRING" in error.hint
-
-
 def test_no_repr_shows_a_secret(home: Path) -> None:
     assert KEY not in repr(loaded(home, **EMULATORS))
-
-
-PROXY = "http://me:nobody%2Fmay%40see@proxy.example.com:3128"
 
 
 def test_the_transport_of_a_side_comes_from_flag_environment_or_file(home: Path) -> None:
@@ -280,6 +294,7 @@ def test_the_ca_file_of_a_side_comes_from_environment_or_file(home: Path) -> Non
     assert [each.ca_file for each in sides(profile)] == ["/1.pem", "/2.pem"]
     shown = effective(profile, {})["primary.ca_file"]
     assert shown == Setting("/1.pem", "SBPAIR_PRIMARY_CA_FILE", Origin.ENVIRONMENT)
+    assert effective(profile, {})["primary.name"] == Setting("contoso", "primary.namespace", Origin.DERIVED)
     assert unknown_variables(Flags(), variables) == {}
 
 
@@ -291,7 +306,6 @@ def test_a_proxy_with_its_password_comes_from_a_variable(home: Path) -> None:
     write(home, FILE.replace('endpoint = "10.0.0.4:5671"', 'proxy_env = "P"'))
     profile = loaded(home, P=PROXY)
     proxy = profile.pair.secondary.proxy
-    assert proxy is not None
     assert (proxy.address, proxy.user, proxy.password, proxy.source) == (
         "proxy.example.com:3128",
         "me",
@@ -305,47 +319,6 @@ def test_a_proxy_with_its_password_comes_from_a_variable(home: Path) -> None:
         "P",
     )
     assert "nobody" not in repr(profile) + repr(shown)
-
-
-@pytest.mark.parametrize(
-    ("line", "environ", "expected"),
-    [
-        (f'proxy = "{PROXY}"', {}, "proxy has a user or a password, which are secrets"),
-        ('proxy = "http://a:1"\nproxy_env = "P"', {"P": PROXY}, "has both proxy and proxy_env"),
-        ('proxy_env = "P"', {}, "the variable P is not set"),
-        ('proxy_env = "P"', {"P": "ftp://me:nobody@p:1"}, "P: expected a proxy such as"),
-        ("proxy = 3128", {}, "proxy must be text in quotes"),
-        ('proxy = "http://a:99999"', {}, "its host or port is malformed"),
-        ('proxy = "http://:3128"', {}, "its host or port is malformed"),
-        ('proxy = "http://a b:3128"', {}, "its host or port is malformed"),
-        ('proxy = "http://a:3128/path"', {}, "something follows its port"),
-        ('proxy = "http://a:3128"\ntls = false', {}, "a proxy needs TLS"),
-        ('transport = "amqp"', {}, "expected tcp or websocket, got 'amqp'"),
-        ("transport = true", {}, "transport must be text in quotes"),
-        (f'transport = "{PROXY}"', {}, "transport holds a password, which is a secret"),
-    ],
-)
-def test_a_wrong_proxy_or_transport_is_named(home: Path, line: str, environ: dict[str, str], expected: str) -> None:
-    text = FILE.replace('endpoint = "10.0.0.4:5671"', line)
-    error = refused(home, text, **environ)
-    assert expected in error.message
-    assert "nobody" not in error.message + error.hint
-
-
-READABLE = EMULATORS["SBPAIR_PRIMARY_CONNECTION_STRING"].replace("127.0.0.1:5672", "contoso.servicebus.windows.net")
-
-
-@pytest.mark.parametrize(
-    ("text", "environ", "expected"),
-    [
-        (FILE + "tls = false\n", {}, "the token of an identity would travel without TLS to 10.0.0.4"),
-        ("", {"SBPAIR_PRIMARY_CONNECTION_STRING": READABLE}, "contoso.servicebus.windows.net is a namespace of Azure"),
-    ],
-)
-def test_no_token_of_azure_travels_without_tls(home: Path, text: str, environ: dict[str, str], expected: str) -> None:
-    error = refused(home, text, **({**EMULATORS, **environ} if environ else {}))
-    assert expected in error.message
-    assert error.hint.startswith("remove ")
 
 
 def test_an_emulator_on_this_or_another_machine_needs_no_tls(home: Path) -> None:

@@ -83,7 +83,6 @@ def check_text(check: Check) -> None:
     assert KEY not in repr(check)
     assert (check.outcome is Outcome.FAILED) == bool(check.exit_code)
     if check.outcome is Outcome.FAILED:
-        assert check.detail
         assert check.detail.hint
         assert "\n" not in check.reason + check.detail.hint
 
@@ -177,9 +176,7 @@ async def test_claims_without_queues_are_unknown_with_a_hint() -> None:
         checks = await look(emulator)
         assert failing(checks) == {}
         assert unknown(checks) == {f"{side}.{claim}" for side in SIDES for claim in ("send", "listen")}
-        assert checks["primary.send"].detail
         assert "--destination" in checks["primary.send"].detail.hint
-        assert checks["secondary.send"].detail
         assert "sbpair provision" in checks["secondary.send"].detail.hint
 
 

@@ -166,7 +166,7 @@ M, N = sections().join(), sections(message_id="n").join()
 def test_tally_fails_for_unexplained_losses_and_duplicates(
     own: dict[str, Any], back: list[bytes], failed: bool, counted: tuple[int, ...]
 ) -> None:
-    sending = scenario.accounted(Sent(**own), back, Tally().receipt())  # type: ignore[arg-type]
+    sending = scenario.accounted(Sent(**own), back, Tally().receipt())
     assert (sending.received, sending.lost, sending.duplicated, sending.unexplained) == counted
     assert sending.failed is failed
 

@@ -164,7 +164,6 @@ async def test_an_audit_finds_the_same_either_way(monkeypatch: pytest.MonkeyPatc
         outcomes = [Outcome.DRIFTED, Outcome.MISSING, Outcome.MISSING, Outcome.EXTRA, Outcome.FOREIGN]
         assert [item.outcome for item in found[0]] == outcomes
         [fill] = [item.detail.fill for item in found[0].of(Outcome.EXTRA) if item.detail]
-        assert fill
         assert fill.size_bytes == 1_000
         assert fill.idle_seconds is not None
 

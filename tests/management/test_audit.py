@@ -177,7 +177,6 @@ async def test_all_partitions_are_looked_at_and_the_size_is_that_of_all_of_them(
         made = await w.audit()
         fill = fill_of(made)
         assert (made.items[0].outcome, fill.peeked, fill.complete) == (Outcome.OK, 300, True)
-        assert made.items[0].detail
         assert made.items[0].detail.partitioned
         assert fill.max_bytes == 81_920 * MEGABYTE
 
@@ -282,7 +281,6 @@ async def test_queue_left_by_an_interrupted_prune_is_reported() -> None:
         w.queue("7", status="SendDisabled")
         [_, extra] = await w.audit()
         assert extra.outcome is Outcome.EXTRA
-        assert extra.detail is not None
         assert extra.detail.differences == (Difference("Status", "Active", "SendDisabled"),)
         assert extra.reason.endswith("Status is SendDisabled and should be Active: a prune may have been cut short")
         assert {AuditFinding.EXTRA, AuditFinding.DRIFT} == (await w.audit()).findings

@@ -111,7 +111,6 @@ def test_a_partitioned_queue_of_standard_is_no_drift() -> None:
     plan = planned(1, [there])
     assert unchanged(plan)
     state_read = plan.changes[0].state
-    assert state_read
     assert state_read.partitioned
 
 

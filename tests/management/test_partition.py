@@ -72,13 +72,13 @@ async def test_partitioned_entity_has_the_requested_properties() -> None:
         queue = partitioned_queue("orders", 1, sessions=True, duplicates="1h")
         await create_partitioned(at(emulator, "contoso"), queue)
         await create_partitioned(at(emulator, "contoso"), partitioned_topic("news", 3, duplicates="20s"))
-        await create_partitioned(at(emulator, "contoso"), partitioned_queue("feed", 2, forward_to="news"))
+        await create_partitioned(at(emulator, "contoso"), partitioned_queue("feed", 2, forward_to="News"))
         namespace = emulator.namespaces["contoso"]
         orders, news, feed = (namespace.entity(name).description for name in ("orders", "news", "feed"))
         assert (orders.requires_session, orders.requires_duplicate_detection) == (True, True)
         assert orders.duplicate_detection_window_ms == 3_600_000
         assert (news.duplicate_detection_window_ms, news.max_size_in_megabytes) == (20_000, 3072)
-        assert str(feed.forward_to).endswith("/news")
+        assert str(feed.forward_to).endswith("/News")
         assert all(each.enable_partitioning for each in (orders, news, feed))
         with pytest.raises(errors.UsageError, match="more cannot forward to nowhere: contoso has no"):
             await create_partitioned(at(emulator, "contoso"), partitioned_queue("more", 2, forward_to="nowhere"))
@@ -89,14 +89,12 @@ async def test_partitioned_entity_has_the_requested_properties() -> None:
 async def test_premium_in_two_partitions_has_the_size_once() -> None:
     async with Emulator(TIERS) as emulator:
         [looked] = await create_partitioned(at(emulator, "wide"), partitioned_queue("large", 80), dry_run=True)
-        assert looked.detail
         assert (looked.outcome, looked.detail.partitions) == (Outcome.WOULD_CREATE, (1, 2))
         for outcome in (Outcome.CREATED, Outcome.EXISTING):
             [item] = await create_partitioned(at(emulator, "wide"), partitioned_queue("large", 80))
             assert item.outcome is outcome
             assert item.detail == PartitionedEntityState("wide", "Premium", "queue", (2,), 81920, 81920)
         [looked] = await create_partitioned(at(emulator, "wide"), partitioned_topic("news", 10), dry_run=True)
-        assert looked.detail
         assert looked.detail.partitions == (2,)
         with pytest.raises(errors.ServiceRefused, match="MaxSizeInMegabytes is 81920 and should be 5120"):
             await create_partitioned(at(emulator, "wide"), partitioned_queue("large", 5))
@@ -251,7 +249,6 @@ async def test_every_entity_is_listed_with_its_size() -> None:
             ("large", "queue", (2,)),
         ]
         held = report.items[2].detail
-        assert held
         assert (held.max_size_mb, held.effective_max_size_mb, held.size_bytes) == (5120, 81920, orders.size_bytes)
         assert held.fill_ratio == orders.size_bytes / (80 * 1024**3)
         assert [item.detail.size_bytes for item in report if item.detail] == [0, 0, orders.size_bytes, 0]
@@ -299,7 +296,6 @@ async def test_resource_manager_creates_and_lists_like_atom(monkeypatch: pytest.
 async def test_resource_manager_reports_the_partitions_of_premium(monkeypatch: pytest.MonkeyPatch) -> None:
     async with signed_in(monkeypatch) as emulator:
         [looked] = await create_partitioned(at(emulator, "wide"), ORDERS, dry_run=True, group=GROUP)
-        assert looked.detail
         assert looked.detail.partitions == (2,)
         with pytest.raises(errors.ServiceRefused, match="whole is a Premium namespace that is not partitioned"):
             await create_partitioned(at(emulator, "whole"), ORDERS, dry_run=True, group=GROUP)

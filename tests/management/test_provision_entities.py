@@ -64,7 +64,7 @@ def open_emulator(tier: str = "standard", other: str = "", partitions: int = 1) 
 async def provisioned(
     emulator: Emulator, layout: EntitiesDocument = LAYOUT, count: int = 2, **options: object
 ) -> EntityReport:
-    return await provision(pair_on(emulator, count), entities=layout, **{"sleep": no_wait, **options})  # type: ignore[arg-type]
+    return await provision(pair_on(emulator, count), entities=layout, **{"sleep": no_wait, **options})
 
 
 def names(report: EntityReport, outcome: Outcome, namespace: str) -> list[str]:
@@ -282,7 +282,7 @@ def opening(create: Callable[[Any, Any], Awaitable[bool]]) -> Any:
     @asynccontextmanager
     async def opens(endpoint: Endpoint) -> AsyncIterator[AtomNamespace]:
         async with open_atom(endpoint) as control:
-            control.create = partial(create, control.create)  # type: ignore[method-assign]
+            control.create = partial(create, control.create)
             yield control
 
     return opens

@@ -189,7 +189,7 @@ def test_a_pair_has_the_original_defaults() -> None:
 )
 def test_a_pair_refuses_what_the_original_refused(option: str, value: float) -> None:
     with pytest.raises(UsageError, match=option):
-        Pair("orders", endpoint("contoso"), endpoint("contoso-dr"), **{option: value})  # type: ignore[arg-type]
+        Pair("orders", endpoint("contoso"), endpoint("contoso-dr"), **{option: value})
 
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", "a b", ".hidden", "x" * 65, "ü"])

@@ -28,11 +28,4 @@ OK, CREATED, DRIFTED = (Outcome.OK, 0), (Outcome.CREATED, 0), (Outcome.DRIFTED, 
 )
 def test_the_exit_code_follows_from_the_outcomes(outcomes: list[tuple[Outcome, int]], code: int) -> None:
     assert report(*outcomes).exit_code_for({Outcome.DRIFTED}) == code
-
-
-def test_other_outcomes_are_not_findings() -> None:
     assert report(DRIFTED).exit_code_for() == 0
-
-
-def test_items_are_found_by_their_outcome() -> None:
-    assert [item.name for item in report(OK, CREATED, OK).of(Outcome.OK)] == ["0", "2"]

@@ -13,12 +13,6 @@ from sbpair.model.tiers import BASIC, PREMIUM, STANDARD, TIERS, Capacity
 every_tier = st.sampled_from(TIERS)
 
 
-@pytest.mark.parametrize(("size", "tier"), [(1, STANDARD), (5, STANDARD), (5, BASIC), (1, PREMIUM), (80, PREMIUM)])
-def test_a_size_that_a_tier_has(size, tier) -> None:
-    tiers.check_size(size, (tier,))
-    tiers.check_size(size)
-
-
 @pytest.mark.parametrize("size", [-1, 0, 6, 10, 20, 40, 80, 81920, 2**70])
 def test_an_error_for_standard_states_effective_sizes(size) -> None:
     with pytest.raises(UsageError, match=f"in contoso cannot have {size} GB") as refused:

@@ -128,7 +128,6 @@ async def test_deployed_resources_equal_what_provision_creates(
 
 
 async def ask(emulator: Emulator, session: ClientSession, method: str, path: str, body: object = None) -> None:
-    assert emulator.identity is not None
     token, _ = emulator.identity.issuer.issue(ARM_AUDIENCES[1], emulator.clock.now_ms())
     group = f"/subscriptions/{GROUP.subscription}/resourceGroups/{GROUP.name}/providers/Microsoft.ServiceBus/namespaces"
     authority = emulator.namespaces["contoso"].authority
