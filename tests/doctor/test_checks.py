@@ -138,6 +138,12 @@ def test_a_package_must_be_new_enough(version: str, outcome: Outcome) -> None:
     assert (found.outcome, found.exit_code) == (outcome, 7 if outcome is Outcome.FAILED else 0)
 
 
+def test_packages_of_extras_are_not_required() -> None:
+    names = {each.name for each in machine.versions()}
+    assert "azure-servicebus" in names
+    assert "azure-mgmt-relay" not in names
+
+
 # Java
 
 
