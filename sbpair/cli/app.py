@@ -7,7 +7,6 @@ import inspect
 import os
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from itertools import pairwise
 from typing import Annotated, Any, get_type_hints
 
 import typer
@@ -67,8 +66,15 @@ GROUPS = {
 COMMANDS = {name: summary for commands in GROUPS.values() for name, summary in commands.items()}
 
 
+MODULES = {
+    **dict.fromkeys(("syphon", "move", "redrive"), "moving"),
+    **dict.fromkeys(("help", "schema", "man", "completions", "version"), "documents"),
+}
+"""The modules of commands that share one: each has a function such as `move_command`."""
+
+
 class Commands(CommandGroup):
-    """The root: each command is one module."""
+    """The root, which loads the module of a command that runs."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
         return list(COMMANDS)
@@ -88,20 +94,24 @@ class Commands(CommandGroup):
 
 def load(name: str) -> Any:
     """Return the real command, or group of commands."""
-    module = import_module(f"sbpair.cli.commands.{name}")
+    module = import_module(f"sbpair.cli.commands.{MODULES.get(name, name)}")
     loaded = typer.Typer(cls=CommandGroup, add_completion=False, rich_markup_mode=None)
-    is_group = hasattr(module, "SUBCOMMANDS")
-    if is_group:
+    functions = getattr(module, "SUBCOMMANDS", None)
+    if functions:
         loaded.callback()(module.group)
-    for each, function in module.SUBCOMMANDS.items() if is_group else [(name, module.command)]:
-        usage = getattr(module, "USAGE", OPTIONS)
+    for each, function in (functions or {name: getattr(module, f"{name}_command", None) or module.command}).items():
+        usage = getattr(module, "USAGE", {}).get(each, OPTIONS)
         loaded.command(each, cls=Command, options_metavar=usage)(_with_options(function))
     return typer.main.get_command(loaded)
 
 
 def _with_options(function: Callable[..., int]) -> Callable[..., int]:
-    """Return `function` with options in place of each parameter that is a group of them, or the screen."""
+    """Return `function` with options in place of each parameter that is a group of them, or the screen.
+
+    Typer gets the text of an option that has a parser.
+    """
     from sbpair.cli.options.common import OPTION_GROUPS, Display
+    from sbpair.cli.options.rules import rules_of
     from sbpair.cli.render.screen import Screen
 
     hints, parameters, groups = get_type_hints(function), [], {}
@@ -115,6 +125,10 @@ def _with_options(function: Callable[..., int]) -> Callable[..., int]:
             ]
         else:
             parameters.append(parameter.replace(annotation=kind))
+    for at, each in enumerate(parameters):
+        if rules_of(each.default).parse is not None:
+            texts = list[str] | None if "list[" in str(each.annotation) else str | None
+            parameters[at] = each.replace(annotation=texts)
 
     def command(**values: Any) -> int:
         for name, kind in groups.items():
@@ -175,7 +189,6 @@ def invoke(arguments: Sequence[str]) -> int:
     # PowerShell leaves the variable behind, empty.
     if os.environ.get(COMPLETION_VARIABLE):
         return _complete(command)
-    _refuse_empty(arguments)
     if arguments[:1] == ["--version"] and arguments[1:2] and arguments[1].startswith("-"):
         arguments = ["version", *arguments[1:]]
     try:
@@ -186,13 +199,6 @@ def invoke(arguments: Sequence[str]) -> int:
     except typer.TyperException as error:
         raise _usage(error, _path(arguments)) from error
     return result if isinstance(result, int) else 0
-
-
-def _refuse_empty(arguments: Sequence[str]) -> None:
-    """Raise UsageError for an empty value, as an unset variable of a shell gives: it would mean another place."""
-    for name, kind in {"--state": "directory", "--directory": "directory", "--pair": "pair"}.items():
-        if f"{name}=" in arguments or (name, "") in pairwise(arguments):
-            raise UsageError(f"{name} is empty", hint=f"name a {kind}, or leave {name} out")
 
 
 # Typer checks values with a library whose messages are for programmers.

@@ -11,7 +11,7 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
-from sbpair.cli.plain_values import convert_plainly
+from sbpair.cli.options.rules import apply_rules, convert_plainly, rules_of
 
 MAX_WIDTH = 100
 MIN_WIDTH = 50
@@ -33,7 +33,10 @@ class _Documented:
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         convert_plainly(self.get_params(ctx))  # type: ignore[attr-defined]  # of typer's class
-        return super().parse_args(ctx, args)  # type: ignore[misc]
+        rest = super().parse_args(ctx, args)  # type: ignore[misc]
+        if not ctx.resilient_parsing:
+            apply_rules(ctx)
+        return rest
 
     def get_help_option_names(self, ctx: Any) -> list[str]:  # noqa: ARG002
         return HELP_OPTIONS
@@ -128,13 +131,13 @@ def _row(param: Any) -> Row:
 
 
 def _remark(param: Any) -> str:
-    """Return `[required]`, or the default where an option has one that a user could write."""
+    """Return `[required]`, or what the option needs, and the default where it has one that a user could write."""
     if _is_required_option(param):
         return "[required]"
+    needs = "".join(rules_of(param).needs[:1]).partition(" or ")[0]
     default = param.default.value if isinstance(param.default, Enum) else param.default
-    if default is None or isinstance(default, bool) or default == "" or getattr(param, "count", False):
-        return ""
-    return f"[default: {default}]"
+    has_default = not (default in (None, "") or isinstance(default, bool) or getattr(param, "count", False))
+    return " ".join([*([f"[with {needs}]"] if needs else []), *([f"[default: {default}]"] if has_default else [])])
 
 
 def _filled(paragraph: str, width: int) -> str:

@@ -14,8 +14,7 @@ from sbpair import __version__
 from sbpair.cli.command_loop import run, run_gracefully
 from sbpair.cli.next_command import next_command, way_back
 from sbpair.cli.options import moves
-from sbpair.cli.options.common import STATE, flag, option, option_group
-from sbpair.cli.options.values import check_at_least, check_goes_with, seconds_of
+from sbpair.cli.options.common import STATE, duration, flag, option, option_group
 from sbpair.cli.render.receipt import (
     backing_off_lines,
     breakdown,
@@ -35,6 +34,7 @@ from sbpair.move.receipt import BUCKETS
 if TYPE_CHECKING:
     from sbpair.cli.options.reach import StateOwner
     from sbpair.cli.render.forecast import ForecastWording
+    from sbpair.config import Profile
     from sbpair.metrics.run_metrics import RunMetrics
     from sbpair.model.pair import Ends
     from sbpair.move.events import SyphonEvent
@@ -52,22 +52,43 @@ MAX_NUMBERS = 20
 """Messages that a command chooses by their sequence numbers."""
 
 MAX_PORT, MAX_DIGITS = 65_535, 6
+MAX_CANARY = 100_000
+"""As of a step of a ramp, whose module takes long to load."""
+
 LOOPBACK = "127.0.0.1"
-ALLOW_DUPLICATE_DETECTION = flag("--allow-duplicate-detection", "Also move what its destination may drop")
+MODES = {"--once": "once", "--watch": "watch", "--dry-run": "dry_run"}
+ONE_MODE = "--once moves the messages that are there now; --watch keeps moving; --dry-run only previews"
+
+
+def _health_address(text: str) -> tuple[str, int]:
+    """Return host and port of --health-port. Raises UsageError."""
+    host, _, port = text.rpartition(":")
+    number = int(port) if port.isascii() and port.isdecimal() and len(port) < MAX_DIGITS else MAX_PORT + 1
+    if number > MAX_PORT or text.startswith(":"):
+        raise UsageError(
+            f"--health-port: expected a port from 0 to {MAX_PORT}, or HOST:PORT, got {clean(text)!r}",
+            hint="8081 serves this machine only; 0.0.0.0:8081 serves others, too; 0 is any free port",
+        )
+    return host.removeprefix("[").removesuffix("]") or LOOPBACK, number
 
 
 @option_group
 class MoveTerms:
     """The options of every mover."""
 
-    once: bool = flag("--once", "Move the messages that are there now, then exit")
-    watch: bool = flag("--watch", "Keep moving until interrupted")
+    once: bool = flag(
+        "--once",
+        "Move the messages that are there now, then exit",
+        excludes=("--watch", "--dry-run"),
+        why=ONE_MODE,
+    )
+    watch: bool = flag("--watch", "Keep moving until interrupted", excludes="--dry-run", why=ONE_MODE)
     dry_run: bool = flag("--dry-run", "Move nothing; preview outcomes, duration and cost")
     order: Literal["backlog", "none"] = option(
         "--order ORDER", "backlog, or none: faster, in any order", default="backlog"
     )
-    rate: str | None = moves.RATE
-    share: str | None = moves.CREDITS
+    rate: float | None = moves.RATE
+    share: float | None = moves.CREDITS
     ttl: moves.Ttl = moves.TTL
     state: Path | None = STATE
     lease: str | None = moves.LEASE
@@ -77,90 +98,77 @@ class MoveTerms:
     max_skipped: int | None = moves.MAX_SKIPPED
     max_discard: int | None = moves.MAX_DISCARD
     allow_discard: bool = moves.ALLOW_DISCARD
-    ramp: str | None = moves.RAMP
-    canary: int | None = moves.CANARY
-    observe: str | None = moves.OBSERVE
-    progress_interval: str = option(
-        "--progress-interval TIME", "Time between reports off a terminal", panel="Output", default="30s"
+    ramp: str | None = option(
+        "--ramp N,N,…", "Send N, observe dead letters, go on up to the next N", excludes="--canary"
     )
-    metrics_port: int | None = option("--metrics-port PORT", "Serve metrics for Prometheus; 0 is any free port")
-    metrics_address: str | None = option("--metrics-address HOST", "Address of that port [default: 127.0.0.1]")
-    health_port: str | None = option("--health-port [HOST:]PORT", "Answer health probes of a watch")
+    canary: int | None = option("--canary N", "The same as --ramp N", at_least=1, at_most=MAX_CANARY)
+    observe: float | None = duration(
+        "--observe TIME", "Time to observe each step [default: 30s]", at_most=86_400, needs="--ramp or --canary"
+    )
+    progress_interval: float = duration(
+        "--progress-interval TIME",
+        "Time between reports off a terminal",
+        panel="Output",
+        default="30s",
+        at_least=1,
+        at_most=86_400,
+    )
+    metrics_port: int | None = option(
+        "--metrics-port PORT",
+        "Serve metrics; 0 is a free port",
+        at_least=0,
+        at_most=MAX_PORT,
+        needs="--watch",
+        why="the receipt has the figures of a run that ends",
+    )
+    metrics_address: str | None = option(
+        "--metrics-address HOST", "Its address [default: 127.0.0.1]", needs="--metrics-port"
+    )
+    health_port: tuple[str, int] | None = option(
+        "--health-port [HOST:]PORT",
+        "Answer health probes",
+        needs="--watch",
+        why="a run that ends has an exit code",
+        parse=_health_address,
+    )
 
-    def mode(self, default: str = "") -> str:
-        """Return --once, --watch or --dry-run. Raises UsageError for several, or for none without a `default`."""
-        modes = (("--once", self.once), ("--watch", self.watch), ("--dry-run", self.dry_run))
-        given = [name for name, value in modes if value] or [each for each in (default,) if each]
-        if len(given) != 1:
-            raise UsageError(
-                f"{' and '.join(given)} exclude each other"
-                if given
-                else "expected one of --once, --watch and --dry-run",
-                hint="--once moves the messages that are there now; --watch keeps moving; --dry-run only previews",
-            )
-        moves.check_lease(self.lease, no_lease=self.no_lease)
-        moving, locks = given[0] != "--dry-run", {"--no-wait-for-locks": self.no_wait_for_locks}
-        check_goes_with("--once and --watch", moving, {"--lease": self.lease}, "a dry run needs no lock")
-        self._check_metrics(watch=given[0] == "--watch")
-        why = "--watch receives messages as they are unlocked; --dry-run counts them"
-        check_goes_with("--once", given[0] == "--once", locks, why)
-        if self.max_skipped is not None:
-            check_at_least("--max-skipped", self.max_skipped, 1, f"the default is {DEFAULT_MAX_SKIPPED}")
-        return given[0]
+    def checked_mode(self, default: str = "", limit: int | None = None) -> str:
+        """Return --once, --watch or --dry-run. Raises UsageError for none without a `default`, and for wrong options.
 
-    def _check_metrics(self, *, watch: bool) -> None:
-        has_port = self.metrics_port is not None
-        check_goes_with(
-            "--watch", watch, {"--metrics-port": has_port}, "the receipt has the figures of a run that ends"
-        )
-        check_goes_with("--metrics-port", has_port, {"--metrics-address": self.metrics_address})
-        if self.metrics_port is not None and not 0 <= self.metrics_port <= MAX_PORT:
-            raise UsageError(
-                f"--metrics-port is {self.metrics_port}, and must be from 0 to {MAX_PORT}", hint="0 is any free port"
-            )
-        if self.metrics_address == "":
-            raise UsageError("--metrics-address is empty", hint="leave it out to serve this machine only")
-
-    def health_address(self) -> tuple[str, int] | None:
-        """Return host and port of --health-port. Raises UsageError."""
-        text = self.health_port
-        if text is None:
-            return None
-        check_goes_with("--watch", self.watch, {"--health-port": text}, "a run that ends has an exit code")
-        host, _, port = text.rpartition(":")
-        number = int(port) if port.isascii() and port.isdecimal() and len(port) < MAX_DIGITS else MAX_PORT + 1
-        if number > MAX_PORT or text.startswith(":"):
-            raise UsageError(
-                f"--health-port: expected a port from 0 to {MAX_PORT}, or HOST:PORT, got {clean(text)!r}",
-                hint="8081 serves this machine only; 0.0.0.0:8081 serves others, too; 0 is any free port",
-            )
-        if number and number == self.metrics_port:
-            raise UsageError(f"--health-port and --metrics-port are both {number}", hint="choose another port")
-        return host.removeprefix("[").removesuffix("]") or LOOPBACK, number
+        `limit` is that of --max.
+        """
+        mode = next((name for name, field in MODES.items() if getattr(self, field)), default)
+        if not mode:
+            raise UsageError(f"expected one of {', '.join([*MODES][:2])} and {[*MODES][2]}", hint=ONE_MODE)
+        if self.health_port and self.metrics_port and self.health_port[1] == self.metrics_port:
+            port = self.metrics_port
+            raise UsageError(f"--health-port and --metrics-port are both {port}", hint="choose another port")
+        self.ramp_plan(limit)
+        return mode
 
     def ramp_plan(self, limit: int | None = None) -> "RampPlan | None":
         """Return the steps of a ramp, if one is wanted; `limit` is that of --max. Raises UsageError."""
-        return moves.ramp_of(self.ramp, self.canary, self.observe, limit)
+        if self.ramp is None and self.canary is None:
+            return None
+        from sbpair.syphon.ramp import OBSERVE_SECONDS, RampPlan, read_totals
 
-    def check_move(self, limit: int | None) -> None:
-        """Raise UsageError for wrong options of a move of `limit` messages at most."""
-        if limit is not None:
-            check_at_least("--max", limit, 1, "leave it out to move all messages")
-        self.mode("--once")
-        self.check_limits()
-        self.ramp_plan(limit)
-        self.health_address()
+        if self.canary is not None and self.canary > (limit or MAX_CANARY):
+            raise UsageError(f"--canary is {self.canary}, and --max is {limit}", hint="raise --max, or leave it out")
+        totals = read_totals(self.ramp, limit) if self.ramp is not None else (self.canary or 0,)
+        return RampPlan(totals, self.observe or OBSERVE_SECONDS)
 
     @property
     def discard_limit(self) -> int | None:
         """How many messages may be sent that no subscription of their topic takes; None for all."""
         return moves.discard_limit(self.max_discard, allow=self.allow_discard)
 
-    def check_limits(self) -> "tuple[float, MoveLimits]":
-        """Return the seconds between lines of progress, and the limits. Raises UsageError."""
-        moves.discard_limit(self.max_discard, allow=self.allow_discard)
-        interval = seconds_of("--progress-interval", self.progress_interval, minimum=1, limit=86_400)
-        return interval, moves.limits_of(self.rate, self.share, self.ttl)
+    @property
+    def limits(self) -> "MoveLimits":
+        return moves.limits_of(self.rate, self.share, self.ttl)
+
+    @property
+    def skip_limit(self) -> int:
+        return self.max_skipped or DEFAULT_MAX_SKIPPED
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,23 +180,64 @@ class MoveWording:
 
     schema: str
     command: tuple[str, ...]
-    source: str = "backlog"
+    source: str = "the backlog"
     routed: bool = False
 
 
 SYPHON = MoveWording("sbpair/syphon/1", ("syphon",))
 
 
-def move_messages(
+def run_syphon(
+    screen: Screen,
+    profile: "Profile",
+    terms: MoveTerms,
+    mode: str,
+    where: "MessageFilter | None",
+    *,
+    max_missing: int,
+    allow_missing: bool,
+    **more: Any,
+) -> int:
+    """Move the backlog of a pair, or print the forecast; return the exit code."""
+    if mode == "--dry-run":
+        from sbpair.cli.render import forecast
+
+        limit = math.inf if allow_missing else max_missing
+        return _preview_move(screen, profile.pair, terms, forecast.SYPHON, None, where, limit)
+    more |= {"max_missing": max_missing, "allow_missing": allow_missing}
+    return _move_messages(screen, profile.pair, profile.state_directory, terms, mode, None, where, SYPHON, **more)
+
+
+def run_move(
+    screen: Screen,
+    owner: "StateOwner",
+    terms: MoveTerms,
+    mode: str,
+    command: tuple[str, ...],
+    spec: "MoveSpec",
+    where: "MessageFilter | None",
+    limit: int | None,
+) -> int:
+    """Move what a spec describes, `limit` messages at most, or print the forecast. `command` has its arguments."""
+    if mode == "--dry-run":
+        from sbpair.cli.render import forecast
+
+        return _preview_move(screen, owner.ends, terms, forecast.MOVE, spec, where, math.inf)
+    source = spec.names[0] if spec.names else "the dead-letter queues of the backlog"
+    words = MoveWording("sbpair/move/1", command, source, routed=spec.form.destination is None)
+    spec = replace(spec, max_messages=limit)
+    return _move_messages(screen, owner.ends, owner.directory, terms, mode, spec, where, words, max_missing=0)
+
+
+def _move_messages(
     screen: Screen,
     ends: "Ends",
     state: Path,
     terms: MoveTerms,
     mode: str,
-    *,
-    spec: "MoveSpec | None" = None,
-    where: "MessageFilter | None" = None,
-    words: MoveWording = SYPHON,
+    spec: "MoveSpec | None",
+    where: "MessageFilter | None",
+    words: MoveWording,
     **more: Any,
 ) -> int:
     """Move messages, print the receipt, and return the exit code. `ends` are those whose runs are in `state`."""
@@ -196,11 +245,10 @@ def move_messages(
     from sbpair.move.live_run import LiveRun
     from sbpair.syphon import runner
 
-    interval, limits = terms.check_limits()
-    once, ramp, live = mode == "--once", terms.ramp_plan(), LiveRun()
+    once, live = mode == "--once", LiveRun()
 
     async def move(stop: asyncio.Event, hurry: asyncio.Event) -> "runner.SyphonResult":
-        with move_progress(screen, ends, interval, spec) as shown:
+        with move_progress(screen, ends, terms.progress_interval, spec) as shown:
             shown.is_stopping = stop.is_set
             takers = [each.take for each in (supervision, metrics) if each is not None]
 
@@ -215,7 +263,7 @@ def move_messages(
                 stop=stop,
                 hurry=hurry,
                 ordered=terms.order == "backlog",
-                limits=limits,
+                limits=terms.limits,
                 on_event=on_event,
                 sample_seconds=shown.sample_seconds or (SAMPLE_SECONDS if metrics else None),
                 live=live,
@@ -225,9 +273,9 @@ def move_messages(
                 lease_queue=terms.lease,
                 wait_for_locks=not terms.no_wait_for_locks,
                 where=where,
-                max_skipped=terms.max_skipped or DEFAULT_MAX_SKIPPED,
+                max_skipped=terms.skip_limit,
                 max_discard=terms.discard_limit,
-                ramp=ramp,
+                ramp=terms.ramp_plan(),
                 spec=spec,
                 **more,
             )
@@ -235,7 +283,7 @@ def move_messages(
             return await (supervision.serve_during(serving, stop) if supervision else serving)
 
     with (
-        _supervision_of(screen, live, terms.health_address()) as supervision,
+        _supervision_of(screen, live, terms.health_port) as supervision,
         _metrics_of(screen, ends, terms, live, f"{words.command[0]} {mode}") as metrics,
     ):
         result = run_gracefully(move)
@@ -243,27 +291,6 @@ def move_messages(
     warn_of_failures(screen, where)
     _warn(screen, result, words)
     return _exit_code_of(result, once=once)
-
-
-def run_move(
-    screen: Screen,
-    owner: "StateOwner",
-    terms: MoveTerms,
-    command: tuple[str, ...],
-    spec: "MoveSpec",
-    where: "MessageFilter | None",
-    limit: int | None,
-) -> int:
-    """Move what a spec describes, `limit` messages at most, or print the forecast. `command` has its arguments."""
-    mode = terms.mode("--once")
-    if mode == "--dry-run":
-        from sbpair.cli.render.forecast import MOVE
-
-        return preview_move(screen, owner.ends, terms, MOVE, spec=spec, where=where)
-    source = spec.names[0] if spec.names else "the dead-letter queues of the backlog"
-    words = MoveWording("sbpair/move/1", command, source, routed=spec.form.destination is None)
-    state, spec = owner.directory, replace(spec, max_messages=limit)
-    return move_messages(screen, owner.ends, state, terms, mode, spec=spec, where=where, words=words, max_missing=0)
 
 
 @contextmanager
@@ -317,15 +344,14 @@ def _wants_telemetry() -> bool:
     return bool(wanted_exporters(os.environ))
 
 
-def preview_move(
+def _preview_move(
     screen: Screen,
     ends: "Ends",
     terms: MoveTerms,
     words: "ForecastWording",
-    *,
-    spec: "MoveSpec | None" = None,
-    where: "MessageFilter | None" = None,
-    max_missing: float = math.inf,
+    spec: "MoveSpec | None",
+    where: "MessageFilter | None",
+    max_missing: float,
 ) -> int:
     """Print the forecast of a move, and return the exit code."""
     from sbpair.cli.progress.reporting import PeekProgress
@@ -333,17 +359,16 @@ def preview_move(
     from sbpair.move.message.route import MISSING
     from sbpair.syphon import preview
 
-    _, limits = terms.check_limits()
     with PeekProgress(screen) as progress:
-        result = run(preview.make_forecast(ends, limits, spec=spec, where=where, on_event=progress))
+        result = run(preview.make_forecast(ends, terms.limits, spec=spec, where=where, on_event=progress))
+    notes = list(result.notes)
     if any(each.reason == MISSING and each.messages > max_missing for each in result.dead_letters):
         note = f"of each missing destination a run dead-letters {max_missing} messages and leaves the others"
-        result = replace(result, notes=(*result.notes, f"{note}: create it, or pass --allow-missing"))
-    max_skipped = terms.max_skipped or DEFAULT_MAX_SKIPPED
-    if result.where is not None and result.where.skipped > max_skipped:
-        note = f"a run ends once {max_skipped} messages are skipped: raise --max-skipped to {result.where.skipped}"
-        result = replace(result, notes=(*result.notes, note))
-    result = replace(result, notes=(*result.notes, *forecast.discard_notes(result, terms.discard_limit)))
+        notes.append(f"{note}: create it, or pass --allow-missing")
+    if result.where is not None and result.where.skipped > terms.skip_limit:
+        note = f"a run ends once {terms.skip_limit} messages are skipped"
+        notes.append(f"{note}: raise --max-skipped to {result.where.skipped}")
+    result = replace(result, notes=(*notes, *forecast.discard_notes(result, terms.discard_limit)))
     ramp = terms.ramp_plan()
     found = forecast.document(result, words) | forecast.ramp_document(result, ramp)
     screen.result(words.schema, found, chain(forecast.table(result, words), forecast.ramp_lines(result, ramp)))
@@ -357,7 +382,7 @@ def _warn(screen: Screen, result: "runner.SyphonResult", words: MoveWording) -> 
     where = result.receipt.where
     if where is not None and where.skipped:
         stay = "does not match and stays" if where.skipped == 1 else "do not match and stay"
-        screen.say(f"{plural(where.skipped, 'message')} {stay} in {_source(words)}")
+        screen.say(f"{plural(where.skipped, 'message')} {stay} in {words.source}")
     for each in result.missing:
         if each.held:
             dead = plural(each.dead_lettered, "message")
@@ -365,7 +390,7 @@ def _warn(screen: Screen, result: "runner.SyphonResult", words: MoveWording) -> 
                 f"{each.destination} does not exist in the primary: {dead} dead-lettered, {each.held} left in the"
                 " backlog; create it and run again, or add --allow-missing"
             )
-            if words.source != "backlog":
+            if words.source != SYPHON.source:
                 text = f"{each.destination} does not exist: {each.held} left in {words.source}; create it, run again"
             screen.warn(text)
     failures: dict[str, tuple[list[str], str]] = {}
@@ -412,14 +437,10 @@ def _table(result: "runner.SyphonResult", mode: str, words: MoveWording) -> Iter
         yield "the counts do not add up: please report this"
     left, ended = result.remaining, "was stopped" if result.stopped else "ended"
     number = left and f"{'' if left.exact else 'at least '}{plural(left.messages, 'message')}"
-    text = f"; {number} in {_source(words)}" if number else ""
+    text = f"; {number} in {words.source}" if number else ""
     yield from wrapped(f"run {result.run} {ended} after {spoken(result.seconds)}{text}")
     for purpose, command in _next_commands(result, mode, words).items():
         yield f"{purpose}: {command}"
-
-
-def _source(words: MoveWording) -> str:
-    return "the backlog" if words.source == "backlog" else words.source
 
 
 _OF_A_MOVE = frozenset(field.name for field in fields(MoveTerms)) | {

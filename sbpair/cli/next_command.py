@@ -11,6 +11,7 @@ from contextvars import ContextVar
 from enum import Enum
 from typing import Any
 
+from sbpair.cli.options.rules import WRITTEN, given_params, name_of, needs_of
 from sbpair.errors import SbpairError, Unsafe
 
 MAX_REDRIVE = 100_000
@@ -84,7 +85,8 @@ def _repeated(path: list[str], words: Collection[str], without: Collection[str])
     context, target = _invocation.get(), _find(path)
     if target is None:
         return
-    given = {param.name: context.params[param.name] for param in context.command.params if _is_given(context, param)}
+    written = context.meta.get(WRITTEN, context.params)
+    given = {param.name: written[param.name] for param in given_params(context) if _decides(param)}
     if given.get("against", "default") != "default":
         given["pair"] = given["against"]
     if context.command.name == "run":  # a run keeps its choice of messages
@@ -95,8 +97,14 @@ def _repeated(path: list[str], words: Collection[str], without: Collection[str])
         without = {*without, "yes", "dry_run"}
     if path == ["doctor"]:  # it tests the pair, and its own --queue and --timeout are other ones
         without = {*without, "queue", "destination", "timeout"}
-    for param in target.params:
-        if param.name in given and param.name not in without and not {*words} & {*param.opts}:
+    repeated = [
+        param
+        for param in target.params
+        if param.name in given and param.name not in without and not {*words} & {*param.opts}
+    ]
+    others, others_known = {*words, *map(name_of, repeated)}, {*map(name_of, target.params)}
+    for param in repeated:
+        if all(others & {*needed.split()} for needed in needs_of(param, others_known)):
             yield from _words(param, given[param.name])
 
 
@@ -106,11 +114,9 @@ def _find(path: list[str]) -> Any:
     return context.obj(path) if context else None
 
 
-def _is_given(context: Any, param: Any) -> bool:
-    source = context.get_parameter_source(param.name)
-    # Options of output have a section of their own.
-    shown = getattr(param, "rich_help_panel", None) == "Output"
-    return param.param_type_name == "option" and not shown and source is not None and source.name == "COMMANDLINE"
+def _decides(param: Any) -> bool:
+    """Return whether it is an option that decides what a command does: those of output have their own section."""
+    return param.param_type_name == "option" and getattr(param, "rich_help_panel", None) != "Output"
 
 
 def _joined(words: Iterable[str]) -> str:

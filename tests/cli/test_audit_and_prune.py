@@ -15,10 +15,8 @@ import pytest
 
 from sbpair.amqp.message import APPLICATION_PROPERTIES, Sections, data_body, encode_map
 from sbpair.backlog import Aliases, queue_path, write_aliases
-from sbpair.cli.app import invoke
 from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.entities.description import QueueDescription
-from sbpair.errors import UsageError
 from sbpair.management.auditing import audit
 from sbpair.management.pruning import prune
 from sbpair.model.connection_string import endpoint_from_connection_string
@@ -134,35 +132,6 @@ async def test_each_finding_is_one_line_and_warnings_name_skipped_destinations()
         kinds = [json.loads(line)["outcome"] for line in out.splitlines()]
         assert (code, kinds) == (3, ["ok", "extra", "destination", "skipped"])
         assert command.untimed(err).startswith("warning: skipped contoso: the destinations: ")
-
-
-def test_an_unknown_finding_is_answered_with_those_that_there_are() -> None:
-    with pytest.raises(UsageError) as caught:
-        invoke(["audit", "--fail-on", "extra,drifted"])
-    assert "missing, extra, drift, idle, foreign, messages, dead-letters" in caught.value.hint
-
-
-# Pruning
-
-
-async def test_off_a_terminal_nothing_is_removed_without_consent() -> None:
-    async with world() as w:
-        code, out, err = await w.sbpair("prune", "--output", "json")
-        printed = json.loads(out)
-        assert (code, printed["dry_run"], [each["name"] for each in printed["would_remove"]]) == (4, True, [EXTRA])
-        not_confirmed = ["error: not confirmed: nothing was deleted", "hint: confirm with sbpair prune --yes --count 1"]
-        assert err.splitlines() == not_confirmed
-        assert w.secondary.find_queue(EXTRA) is w.extra
-
-
-async def test_with_consent_a_queue_is_removed_and_a_second_prune_finds_none() -> None:
-    async with world() as w:
-        code, out, _ = await w.sbpair("prune", "--yes", "--output", "json")
-        assert (code, [each["name"] for each in json.loads(out)["removed"]]) == (0, [EXTRA])
-        assert [queue.path for queue in w.secondary.queues()] == [w.first.path]
-        code, out, err = await w.sbpair("prune", "--yes")
-        assert (code, out) == (0, "")
-        assert command.untimed(err) == "nothing to delete: no backlog queue beyond --count\n"
 
 
 async def test_where_all_of_them_hold_messages_it_refuses() -> None:

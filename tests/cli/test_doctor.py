@@ -293,27 +293,3 @@ def test_unknown_variables_are_reported_by_every_command(here: Here, home: Path,
     found = sorted(re.findall(r"(SBPAIR_\w+) is not a known variable, and has no effect", out + err))
     assert found == ["SBPAIR_BACKLOG_QUEUES", "SBPAIR_PRIMARY_NAMESPACES"]
     assert "did you mean SBPAIR_PRIMARY_NAMESPACE?" in out + err
-
-
-@pytest.mark.parametrize(
-    ("words", "environ", "what"),
-    [
-        (["--pair", "zzz"], {}, "--pair: pair 'zzz' does not exist"),
-        (["--config", "/nowhere"], {}, "--config: /nowhere does not exist"),
-        (["--config", "/"], {}, "/ cannot be read"),
-        (["--primary", "a"], {}, "pair 'default' has no secondary namespace"),
-        ([], {"SBPAIR_PRIMARY_NAME": "a"}, "pair 'default' has no primary namespace"),
-        ([], {"SBPAIR_PAIR": "a"}, "SBPAIR_PAIR: pair 'a' does not exist"),
-        (["--primary", "a", "--secondary", "a"], {}, "pair 'default': the primary and the secondary are the same"),
-        (["--primary", "a b", "--secondary", "c"], {}, "--primary: expected a namespace, got 'a b'"),
-        (["--primary", "a", "--secondary", "c", "--count", "0"], {}, "pair 'default': backlog_queues is 0"),
-        (["what"], {}, "Got unexpected extra argument"),
-    ],
-)
-def test_a_wrong_configuration_is_reported_and_not_shown(
-    here: Here, words: list[str], environ: dict[str, str], what: str
-) -> None:
-    code, out, err = here("config", *words, **environ)
-    assert (code, out) == (2, "")
-    assert err.startswith(f"error: {what}")
-    assert len(err.splitlines()) == 2

@@ -35,14 +35,6 @@ def test_a_file_holds_what_stdout_would(tmp_path: Path, entities: str) -> None:
     assert "\nresource queue_orders " in printed.stdout
 
 
-def test_an_existing_file_is_left_alone(tmp_path: Path) -> None:
-    target = tmp_path / "main.tf"
-    target.write_text("mine")
-    done = sbpair("export", "terraform", *PAIR, "--write", str(target))
-    assert (done.returncode, done.stdout, target.read_text()) == (2, "", "mine")
-    assert done.stderr == f"error: --write: {target} exists\nhint: name a new file, or remove it first\n"
-
-
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     done = sbpair("export", "bicep", *PAIR, "--write", str(tmp_path / "no/x"))
     assert (done.returncode, done.stdout) == (7, "")

@@ -16,7 +16,6 @@ from tests.kit.waiting import until
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.kit.command import Here
 
 pytestmark = pytest.mark.timeout_seconds(90)
 
@@ -56,29 +55,3 @@ async def test_a_port_that_is_taken_ends_before_anything_is_received(tmp_path: P
         code, _, err = await pair.run("syphon", "--watch", "--health-port", "192.0.2.1:8081")
         assert (code, err.split("\n")[0]) == (2, "error: --health-port: '192.0.2.1' is not an address of this machine")
         assert pair.arrived == 0
-
-
-@pytest.mark.parametrize(
-    "text", ["", "http", ":8081", "localhost:", "-1", "65536", "²", "8081/", "::1", "[::1]", "1:2:"]
-)
-def test_a_text_that_is_no_port_is_refused(here: Here, text: str) -> None:
-    code, out, err = here("syphon", "--watch", f"--health-port={text}")
-    assert (code, out) == (2, "")
-    assert err.startswith(f"error: --health-port: expected a port from 0 to 65535, or HOST:PORT, got '{text}'\nhint: ")
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("syphon --once --health-port 8081", "--health-port goes with --watch only"),
-        ("syphon --dry-run --health-port 8081", "--health-port goes with --watch only"),
-        ("move a b --health-port 8081", "--health-port goes with --watch only"),
-        ("redrive a --by-reason --health-port 8081", "--health-port goes with --watch only"),
-        ("redrive --backlog --watch --health-port nine", "--health-port: expected a port from 0 to 65535"),
-        ("syphon --watch --health-port 81 --metrics-port 81", "--health-port and --metrics-port are both 81"),
-    ],
-)
-def test_options_that_make_no_sense_are_refused(here: Here, words: str, expected: str) -> None:
-    code, out, err = here(*words.split())
-    assert (code, out) == (2, "")
-    assert expected in err

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sbpair.cli.commands import help as help_command
+from sbpair.cli.commands import documents
 from sbpair.cli.options.common import Display
 from sbpair.cli.render.screen import Screen
 from sbpair.errors import UsageError
@@ -25,22 +25,22 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (tmp_path / "amqp" / "codec").mkdir(parents=True)
     (tmp_path / "amqp" / "codec" / "README.md").write_text("# The codec\n")
     with monkeypatch.context() as patch:
-        patch.setattr(help_command, "files", lambda _name: tmp_path)
+        patch.setattr(documents, "files", lambda _name: tmp_path)
         yield
 
 
 def test_topics_are_the_documents_in_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with package(tmp_path, monkeypatch):
-        found = help_command.all_documents()
+        found = documents.all_documents()
     assert list(found) == ["runbook", "amqp/codec", "syphon"]
-    assert [help_command.title_of(each) for each in found.values()] == ["The runbook", "The codec", "Moving messages"]
+    assert [documents.title_of(each) for each in found.values()] == ["The runbook", "The codec", "Moving messages"]
 
 
 def test_a_topic_is_plain_markdown_off_a_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with package(tmp_path, monkeypatch):
-        assert help_command.command(name=["runbook"], screen=Screen(Display())) == 0
+        assert documents.help_command(name=["runbook"], screen=Screen(Display())) == 0
     assert capsys.readouterr() == ("# The runbook\n\nFirst step.\n", "")
 
 
@@ -49,7 +49,7 @@ def test_the_help_of_a_command_is_followed_by_its_document(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     with package(tmp_path, monkeypatch):
-        assert help_command.command(name=["syphon"], screen=Screen(Display())) == 0
+        assert documents.help_command(name=["syphon"], screen=Screen(Display())) == 0
     assert capsys.readouterr() == ((GOLDEN / "sbpair-syphon.txt").read_text() + "\n\n## Moving messages\n", "")
 
 
@@ -60,7 +60,7 @@ def test_a_command_below_another_has_its_help(path: str) -> None:
 
 def test_an_unknown_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with package(tmp_path, monkeypatch), pytest.raises(UsageError) as caught:
-        help_command.command(name=["replay", "nope"], screen=Screen(Display()))
+        documents.help_command(name=["replay", "nope"], screen=Screen(Display()))
     assert caught.value.message == "'replay nope' is neither a command nor a topic"
 
 
@@ -75,11 +75,11 @@ def test_the_version_is_a_command_too() -> None:
 
 def test_the_list_has_a_line_for_each_document() -> None:
     lines = sbpair("help").stdout.splitlines()
-    assert [line.split()[0] for line in lines] == ["TOPIC", *help_command.all_documents()]
+    assert [line.split()[0] for line in lines] == ["TOPIC", *documents.all_documents()]
 
 
 def test_help_is_one_document_of_json_on_request() -> None:
     topics = json.loads(sbpair("help", "-o", "json").stdout)["topics"]
-    assert [each["topic"] for each in topics] == list(help_command.all_documents())
+    assert [each["topic"] for each in topics] == list(documents.all_documents())
     shown = json.loads(sbpair("help", "syphon", "-o", "json").stdout)
     assert (shown["name"], shown["text"]) == ("syphon", sbpair("help", "syphon").stdout)

@@ -79,18 +79,3 @@ def test_all_pages_are_stored_in_a_directory(here: Here, tmp_path: Path) -> None
     stored = {page.stem for page in (tmp_path / "share/man1").iterdir()}
     assert (code, out) == (0, f"{len(stored)} pages in {tmp_path}/share/man1\n")
     assert stored == {page_name(path) for path in page_paths()}
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "error"),
-    [
-        (["nope"], 2, "'nope' is not a command"),
-        (["replay", "nope"], 2, "'replay nope' is not a command"),
-        (["audit", "run"], 2, "'audit run' is not a command"),
-        (["audit", "--directory", "."], 2, "--directory stores the pages of all commands"),
-        (["--directory", "/dev/null"], 7, "the manual pages cannot be written to /dev/null/man1: Not a directory"),
-    ],
-)
-def test_wrong_words_are_refused(here: Here, words: list[str], code: int, error: str) -> None:
-    found, out, err = here("man", *words)
-    assert (found, out, err.splitlines()[0]) == (code, "", f"error: {error}")

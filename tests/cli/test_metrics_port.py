@@ -118,27 +118,6 @@ async def test_a_port_that_is_taken_ends_before_anything_is_received(tmp_path: P
         assert pair.arrived == 0
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("syphon --once --metrics-port 9464", "--metrics-port goes with --watch only"),
-        ("syphon --dry-run --metrics-port 0", "--metrics-port goes with --watch only"),
-        ("move a b --metrics-port 0", "--metrics-port goes with --watch only"),
-        ("redrive a --once --metrics-port 0", "--metrics-port goes with --watch only"),
-        ("syphon --watch --metrics-address ::1", "--metrics-address goes with --metrics-port only"),
-        ("syphon --watch --metrics-port -1", "--metrics-port is -1, and must be from 0 to 65535"),
-        ("syphon --watch --metrics-port 65536", "--metrics-port is 65536, and must be from 0 to 65535"),
-        ("move a b --watch --metrics-port 70000", "--metrics-port is 70000, and must be from 0 to 65535"),
-        ("syphon --watch --metrics-port 0 --metrics-address=", "--metrics-address is empty"),
-        ("syphon --watch --metrics-port http", "Invalid value for '--metrics-port': expected a whole number"),
-    ],
-)
-def test_options_that_make_no_sense_are_refused(here: Here, words: str, expected: str) -> None:
-    code, out, err = here(*words.split())
-    assert (code, out) == (2, "")
-    assert expected in err
-
-
 def test_without_the_library_the_extra_is_named(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     key = "Endpoint=sb://contoso.servicebus.windows.net/;SharedAccessKeyName=n;SharedAccessKey=a2V5"

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import shlex
-import sys
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,11 +11,11 @@ import pytest
 from sbpair.backlog import queue_path
 from sbpair.cli.app import find_command
 from sbpair.cli.next_command import MAX_REDRIVE, invocation, next_command, way_back, with_options
-from sbpair.testing import Emulator
-from tests.kit.command import environment, run_program, untimed
+from sbpair.testing import EmulatorThread
+from tests.kit.command import Here, untimed
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 pytestmark = pytest.mark.timeout_seconds(90)
@@ -39,27 +36,22 @@ PRINTED = re.compile(r"(?:with|run|:) (sbpair .*)$", re.MULTILINE)
 
 
 class Shell:
-    """A shell with the program `sbpair`, and a pair that only a configuration file elsewhere names."""
+    """Runs lines as a shell splits them, for a pair that only a configuration file elsewhere names."""
 
-    def __init__(self, emulator: Emulator, home: Path) -> None:
-        self.home = home
+    def __init__(self, thread: EmulatorThread, home: Path, here: Here) -> None:
+        self._here, self._home = here, home
         (home / "my config.toml").write_text(CONFIG)
         (home / "lines.txt").write_text("a\n" + 300_000 * "b" + "\nc\n")
-        program = home / "sbpair"
-        program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m sbpair "$@"\n')
-        program.chmod(0o755)
-        self.primary, self.secondary = emulator.namespaces.values()
-        self.primary.create_queue("orders")
+        self.primary, self.secondary = thread.emulator.namespaces.values()
+        thread.do(lambda: self.primary.create_queue("orders"))
         for index in range(4):
-            self.secondary.create_queue(queue_path("contoso", index))
-        found = environment(None, "XDG_", HOME=str(home), PATH=f"{home}:/usr/bin:/bin")
-        for side, namespace in zip(("PRIMARY", "SECONDARY"), emulator.ready.namespaces, strict=True):
-            found[f"ALPHA_{side}"] = namespace.connection_string
-        self.environ = found
+            thread.do(lambda index=index: self.secondary.create_queue(queue_path("contoso", index)))
+        ends = zip(("PRIMARY", "SECONDARY"), thread.emulator.ready.namespaces, strict=True)
+        self._environ = {f"ALPHA_{side}": each.connection_string for side, each in ends}
 
-    async def run(self, line: str) -> tuple[int, str]:
-        done = await asyncio.to_thread(run_program, "/bin/sh", "-c", line, env=self.environ)
-        return done.returncode, done.stderr
+    def run(self, line: str) -> tuple[int, str]:
+        code, _out, err = self._here(*shlex.split(line.format(home=self._home))[1:], **self._environ)
+        return code, err
 
     def queues(self) -> int:
         return len(self.secondary.queues())
@@ -68,10 +60,10 @@ class Shell:
         return self.primary.queue("orders").counts().active
 
 
-@asynccontextmanager
-async def shell(home: Path) -> AsyncIterator[Shell]:
-    async with Emulator() as emulator:
-        yield Shell(emulator, home)
+@pytest.fixture
+def shell(tmp_path: Path, here: Here) -> Iterator[Shell]:
+    with EmulatorThread() as thread:
+        yield Shell(thread, tmp_path, here)
 
 
 CASES: list[tuple[str, int, Callable[[Shell], int], tuple[int, int]]] = [
@@ -84,49 +76,45 @@ CASES: list[tuple[str, int, Callable[[Shell], int], tuple[int, int]]] = [
 
 
 @pytest.mark.parametrize(("line", "code", "count", "counts"), CASES, ids=[line[:24] for line, *_ in CASES])
-async def test_the_printed_command_does_what_it_says(
-    line: str, code: int, count: Callable[[Shell], int], counts: tuple[int, int], tmp_path: Path
+def test_the_printed_command_does_what_it_says(
+    line: str, code: int, count: Callable[[Shell], int], counts: tuple[int, int], shell: Shell
 ) -> None:
-    async with shell(tmp_path) as sh:
-        got, err = await sh.run(line.format(home=tmp_path))
-        assert (got, count(sh)) == (code, counts[0]), err
-        [printed] = PRINTED.findall(err)
-        code, err = await sh.run(f"{printed} -q")
-        assert code == 0, err
-        assert count(sh) == counts[1]
+    got, err = shell.run(line)
+    assert (got, count(shell)) == (code, counts[0]), err
+    [printed] = PRINTED.findall(err)
+    code, err = shell.run(f"{printed} -q")
+    assert code == 0, err
+    assert count(shell) == counts[1]
 
 
-async def test_a_send_continues_after_the_line_that_was_refused(tmp_path: Path) -> None:
-    async with shell(tmp_path) as sh:
-        lines = tmp_path / "lines.txt"
-        code, err = await sh.run(f"sbpair send orders {lines} --format lines --rate 100 {PAIR}".format(home=tmp_path))
-        assert (code, sh.sent()) == (3, 1), err
-        assert "error: line 2: " in err
-        [printed] = PRINTED.findall(err)
-        assert "--skip 1 --format lines --rate 100 --pair alpha" in printed
-        lines.write_text("a\nb\nc\n")
-        assert (await sh.run(printed))[0] == 0
-        assert sh.sent() == 3
+def test_a_send_continues_after_the_line_that_was_refused(shell: Shell, tmp_path: Path) -> None:
+    lines = tmp_path / "lines.txt"
+    code, err = shell.run(f"sbpair send orders {lines} --format lines --rate 100 {PAIR}")
+    assert (code, shell.sent()) == (3, 1), err
+    assert "error: line 2: " in err
+    [printed] = PRINTED.findall(err)
+    assert "--skip 1 --format lines --rate 100 --pair alpha" in printed
+    lines.write_text("a\nb\nc\n")
+    assert shell.run(printed)[0] == 0
+    assert shell.sent() == 3
 
 
-async def test_a_hint_carries_the_options_too(tmp_path: Path) -> None:
-    async with shell(tmp_path) as sh:
-        code, err = await sh.run(f"sbpair runs show 26 --state /nowhere {PAIR}".format(home=tmp_path))
-        assert code == 2
-        [printed] = PRINTED.findall(err)
-        code, err = await sh.run(printed)
-        assert (code, untimed(err)) == (0, "no runs yet: /nowhere has no state\n")
+def test_a_hint_carries_the_options_too(shell: Shell) -> None:
+    code, err = shell.run(f"sbpair runs show 26 --state /nowhere {PAIR}")
+    assert code == 2
+    [printed] = PRINTED.findall(err)
+    code, err = shell.run(printed)
+    assert (code, untimed(err)) == (0, "no runs yet: /nowhere has no state\n")
 
 
-async def test_a_rehearsal_of_one_command_proposes_the_other_one_for_good(tmp_path: Path) -> None:
-    async with shell(tmp_path) as sh:
-        for path in [each.path for each in sh.secondary.queues()]:
-            sh.secondary.delete_queue(path)
-        code, err = await sh.run(f"sbpair syphon --dry-run -n 3 {PAIR}".format(home=tmp_path))
-        assert code == 2
-        [printed] = PRINTED.findall(err)
-        assert (await sh.run(printed))[0] == 0
-        assert sh.queues() == 3
+def test_a_rehearsal_of_one_command_proposes_the_other_one_for_good(shell: Shell) -> None:
+    for path in [each.path for each in shell.secondary.queues()]:
+        shell.secondary.delete_queue(path)
+    code, err = shell.run(f"sbpair syphon --dry-run -n 3 {PAIR}")
+    assert code == 2
+    [printed] = PRINTED.findall(err)
+    assert shell.run(printed)[0] == 0
+    assert shell.queues() == 3
 
 
 def printed_by(line: str, act: Callable[..., str], *arguments: Any, **options: Any) -> str:
@@ -142,12 +130,12 @@ def printed_by(line: str, act: Callable[..., str], *arguments: Any, **options: A
 @pytest.mark.parametrize(
     ("more", "printed"),
     [
-        (0, "redrive --backlog --count 5 --rate 9 --state s --no-lease --max-skipped 7"),
+        (0, "redrive --backlog --count 5 --rate 9 --state s --no-lease --where x --max-skipped 7"),
         (1, "replay run --dead-letters --archive DIR --count 5 --rate 9 --state s --no-lease --no-wait-for-locks"),
     ],
 )
 def test_very_many_dead_letters_are_sent_on_spark(more: int, printed: str) -> None:
-    again = "--rate 9 --no-lease --state s --max-skipped 7"
+    again = "--rate 9 --no-lease --state s --where x --max-skipped 7"
     once = "--once --ttl remaining --order none --canary 3 --observe 1s --no-wait-for-locks --allow-missing"
     assert printed_by(f"syphon -n 5 {once} {again}", way_back, MAX_REDRIVE + more) == f"sbpair {printed}"
 

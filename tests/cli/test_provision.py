@@ -114,18 +114,6 @@ async def test_the_json_contract_names_each_entity_with_its_namespace_and_kind(e
     assert command.untimed(ran.err) == differs
 
 
-@pytest.mark.parametrize("text", ["[queues.orders]\nlock_duratoin = '30s'", None])
-async def test_a_file_that_is_wrong_stops_it_before_anything_is_made(tmp_path: Path, text: str | None) -> None:
-    path = tmp_path / "entities.toml"
-    if text:
-        path.write_text(text)
-    ran = await provisioned("--entities", str(path))
-    assert (ran.code, ran.out, ran.queues) == (2, "", [])
-    [what, hint] = ran.err.splitlines()
-    assert what.startswith(f"error: {path}:2:1: unknown key" if text else "error: --entities: ")
-    assert hint == ("hint: did you mean lock_duration?" if text else "hint: name a TOML file")
-
-
 async def test_an_interrupted_run_prints_what_it_had_created() -> None:
     def before(emulator: Emulator) -> None:
         emulator.faults.latency("contoso-dr", 100)

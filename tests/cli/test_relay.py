@@ -10,12 +10,13 @@ import pytest
 from sbpair.emulator.relay.hybrid_connection import HybridConnectionDescription
 from sbpair.testing import EmulatorOptions, EmulatorThread
 from tests.cli.relay_world import PATHS, RelayWorld
-from tests.kit.command import Here, environment
 from tests.kit.json_schemas import parse_validated
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from tests.kit.command import Here
 
 
 @pytest.fixture
@@ -123,54 +124,6 @@ def test_provision_creates_what_is_missing_and_reports_drift(here: Here) -> None
         assert (code, "requiresClientAuthorization is False, expected True" in out) == (3, True)
 
 
-WRONG = {
-    "send": "Missing argument",
-    "send nowhere": "relay 'nowhere' does not exist",
-    "send default x": "invalid suffix",
-    "send default /../other": "invalid suffix",
-    "send default /%2e%2e/other": "invalid suffix",
-    "send default /?sb-hc-action=listen": "invalid suffix",
-    "send default /#x": "invalid suffix",
-    "send default -X=": "the method of a relay request is not valid",
-    "send default -X CONNECT": "the method of a relay request is not valid",
-    "send default -X G?T": "the method of a relay request is not valid",
-    "send default -H nothing": "--header is not NAME: VALUE",
-    "send default -H :x": "--header is not NAME: VALUE",
-    "send default -H Host:x": "the header Host cannot be given",
-    "send default -H Content-Length:1": "the header Content-Length cannot be given",
-    "send default -H ServiceBusAuthorization:x": "the header ServiceBusAuthorization cannot be given",
-    "send default --data text": "--data is neither @FILE nor -",
-    "send default --data @": "--data is neither @FILE nor -",
-    "send default --data @/nowhere/file": "cannot be read",
-    "send default --data @/": "is a directory",
-    "send default --reissue never": "'never'",
-    "send default --first third": "'third'",
-    "send default --timeout soon": "--timeout",
-    "send default --timeout 0s": "--timeout must be greater than 0",
-    "listen default": "Missing option '--to'",
-    "listen default --to localhost:8080": "--to is neither",
-    "listen default --to ftp://localhost": "--to is neither",
-    "listen default --to http://user@localhost": "--to has a user or a password",
-    "listen default --to http://localhost/?x": "--to has a query",
-    "listen default --to http://localhost:99999": "--to is not an address",
-    "listen default --to http://localhost/a/../b": "--to has a path that is not valid",
-    "listen default --to http://localhost/%2e%2e/b": "--to has a path that is not valid",
-    "listen default --to=": "--to is neither",
-    "listen default --to http://localhost --max-requests 0": "--max-requests is 0",
-    "listen default --to http://localhost --grace 0s": "--grace must be greater than 0",
-    "listen nowhere --to http://localhost": "relay 'nowhere' does not exist",
-    "status nowhere": "relay 'nowhere' does not exist",
-    "status --timeout 0s": "--timeout is 0s",
-    "status --interval 5s": "--interval goes with --watch only",
-    "status --watch --fail-on any": "--fail-on and --watch exclude each other",
-    "status --fail-on primary": "'primary'",
-    "status --config /nowhere.toml": "/nowhere.toml does not exist",
-    "provision default": "relay provision needs --subscription",
-    "provision": "Missing argument",
-    "nothing": "No such command",
-}
-
-
 def test_provision_without_its_extra_says_how_to_install_it(world: RelayWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [each for each in sys.modules if each.startswith("azure.mgmt.relay")]:
         monkeypatch.delitem(sys.modules, name)
@@ -182,44 +135,3 @@ def test_provision_without_its_extra_says_how_to_install_it(world: RelayWorld, m
         2,
         ["hint: pip install 'sbpair[relay]'"],
     )
-
-
-INJECTED = [
-    (["-H", "X-A: 1\r\nX-B: 2"], "the header 'X-A' is not valid"),
-    (["-H", "X-A\r\nX-B: 2"], "is not valid"),
-    (["-H", "X-A: 1\nServiceBusAuthorization: x"], "the header 'X-A' is not valid"),
-    (["-H", "X-A: \x00"], "the header 'X-A' is not valid"),
-    (["-X", "GET /x HTTP/1.1\r\nX-B: 2"], "the method of a relay request is not valid"),
-    (["/x HTTP/1.1\r\nX-B: 2"], "invalid suffix"),
-    (["/x%0d%0aX-B: 2"], "invalid suffix"),
-    (["/%2e%2e/other"], "invalid suffix"),
-]
-
-
-@pytest.mark.parametrize(("words", "problem"), INJECTED)
-def test_nothing_is_sent_with_a_header_that_was_injected(world: RelayWorld, words: list[str], problem: str) -> None:
-    code, out, err = world.run("send", "default", *words)
-    assert (code, out, len(err)) == (2, "", 2), err
-    assert problem in err[0]
-
-
-def test_an_empty_name_is_no_relay(world: RelayWorld) -> None:
-    for words in (("send", ""), ("status", ""), ("listen", "", "--to", "http://localhost")):
-        assert world.run(*words)[::2] == (
-            2,
-            ["error: the name of the relay is empty", "hint: give its name in the configuration file"],
-        )
-
-
-@pytest.mark.parametrize("words", WRONG)
-def test_wrong_inputs_are_refused_with_a_hint(words: str, here: Here, tmp_path: Path) -> None:
-    keyed = "SharedAccessKeyName=Root;SharedAccessKey=c2VjcmV0a2V5;UseDevelopmentEmulator=true"
-    environ = environment(None, HOME=str(tmp_path), NO_COLOR="1")
-    for side, port in (("PRIMARY", 1), ("SECONDARY", 2)):
-        environ[f"SBPAIR_RELAY_{side}_CONNECTION_STRING"] = f"Endpoint=sb://127.0.0.1:{port};{keyed};EntityPath=hyco"
-    code, out, err = here("relay", *words.split(), **environ)
-    assert (code, out) == (2, ""), err
-    assert WRONG[words] in err
-    assert "hint: " in err
-    assert "c2VjcmV0a2V5" not in err
-    assert "Traceback" not in err

@@ -103,26 +103,6 @@ def test_an_archive_in_memory_is_warned_of(
         assert ("is in memory and is lost" in done.stderr) == (warned and not words)
 
 
-@pytest.mark.parametrize(
-    ("words", "remote", "reason"),
-    [
-        (["--remote", "sc://h", "--master", "local[2]"], "", "--master and --remote exclude each other"),
-        (["--master", "local[2]"], "sc://h", "--master and SPARK_REMOTE exclude each other"),
-        (["--remote", "sc://h", "--print-submit"], "", "--print-submit and --remote exclude each other"),
-        (["--remote", "local[2]"], "", "--remote is not the URL of a Spark Connect server"),
-        (["--remote", "sc://h/;token=nobody-may-see"], "", "--remote has token"),
-    ],
-)
-def test_a_server_of_spark_connect_is_checked_without_java(
-    words: list[str], remote: str, reason: str, tmp_path: Path
-) -> None:
-    said = ("run", "--archive", str(tmp_path), "--shared-archive", "--queue", "0", *words)
-    done = sbpair(*said, SPARK_REMOTE=remote, XDG_STATE_HOME=str(tmp_path / "state"))
-    assert reason in done.stderr
-    assert done.returncode == 2
-    assert "nobody-may-see" not in done.stdout + done.stderr
-
-
 def test_a_submit_command_needs_a_master_of_its_own(tmp_path: Path) -> None:
     said = ("run", "--archive", "s3://bucket/x", "--master", "platform", "--print-submit")
     done = sbpair(*said, home=java_in(tmp_path))

@@ -234,27 +234,6 @@ def test_files_are_replaced_and_named_in_json(tmp_path: Path) -> None:
     assert done.stdout.startswith("# `sbpair syphon --once`: partial\n")
 
 
-@pytest.mark.parametrize(
-    ("words", "status", "text"),
-    [
-        ([], 2, "expected --html FILE or --markdown FILE"),
-        (["--html", ""], 2, "--html is empty"),
-        (["--html", "-", "--markdown", "-"], 2, "two reports cannot share stdout"),
-        (["--markdown", "-", "-o", "json"], 2, "--output json cannot share stdout"),
-        (["--html", "x", "--markdown", "x"], 2, "name the same file"),
-        (["--html", "/nowhere/r.html"], 7, "/nowhere/r.html cannot be written: No such file"),
-        (["--markdown", "/"], 7, "/ cannot be written: Is a directory"),
-        (["--markdown", "/proc/r.md"], 7, "/proc/r.md cannot be written"),
-    ],
-)
-def test_wrong_input_is_refused_before_any_work(tmp_path: Path, words: list[str], status: int, text: str) -> None:
-    done = run(tmp_path / "state", "2611", *words)
-    assert (done.returncode, done.stdout) == (status, "")
-    assert done.stderr.startswith(f"error: {text}" if status == 7 else "error: ")
-    assert text in done.stderr
-    assert "hint: " in done.stderr
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make a link of another user")
 def test_a_report_does_not_follow_the_link_of_another_user(tmp_path: Path) -> None:
     made, precious, link = report(tmp_path / "state"), tmp_path / "precious", tmp_path / "report.md"

@@ -97,20 +97,6 @@ async def test_without_backlog_queues_the_hint_is_to_create_them(tmp_path: Path)
         assert "hint: check the name, and that it exists in this namespace\n" in err
 
 
-async def test_a_file_with_a_wrong_line_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
-    async with open_terminal(tmp_path) as terminal:
-        path = tmp_path / "m.jsonl"
-        path.write_text('{"body": "a"}\n{"body": "b", "sesion_id": "s"}\n')
-        code, out, err = await terminal.run("send", "orders", str(path))
-        assert (code, out) == (2, "")
-        assert err.startswith(f"error: {path}, line 2: unknown field 'sesion_id'; did you mean session_id?")
-        # From stdin nobody knows what comes.
-        code, out, err = await terminal.run("send", "orders", "--format", "jsonl", text=path.read_text())
-        assert code == 3
-        assert command.untimed(err).splitlines()[-1] == "continue with sbpair send orders --skip 1 --format jsonl"
-        assert terminal.orders.counts().active == 1
-
-
 async def test_an_interrupt_prints_the_receipt_and_the_command_to_continue(tmp_path: Path) -> None:
     async with open_terminal(tmp_path) as terminal:
         process = await terminal.start("send", "orders")

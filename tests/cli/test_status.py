@@ -15,12 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sbpair.cli.app import invoke
 from sbpair.cli.options.common import Display
 from sbpair.cli.progress.reporting import PeekProgress
 from sbpair.cli.render.screen import Screen
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
-from sbpair.errors import UsageError
 from sbpair.model.queues import SecondSample
 from sbpair.move.peek.peeker import Peeked
 from sbpair.testing import Emulator
@@ -119,38 +117,6 @@ async def test_a_complete_count_is_exact() -> None:
         assert (found["messages"], found["exact"]) == (250, True)
 
 
-async def test_dead_letters_are_named_in_words_and_fail_on_request() -> None:
-    async with world() as w:
-        code, out, err = await w.run("status")
-        assert (code, err) == (0, "")
-        assert "contoso/x-servicebus-transfer/1  empty, 2 dead-lettered" in out
-        assert out.endswith("\n0 waiting, 2 dead-lettered\n")
-        code, out, err = await w.run("status", "--fail-on", "dead-letters")
-        assert (code, err) == (3, "warning: exit code 3 for dead-letters (1)\n")
-        assert (await w.run("status", "--fail-on", "messages"))[0] == 0
-        code, out, err = await w.run("audit", "--fail-on", "dead-letters,messages", "--quiet")
-        assert (code, err) == (3, "warning: exit code 3 for messages (1), dead-letters (1)\n")
-        assert "2 dead-lettered" in next(line for line in out.splitlines() if "transfer/1" in line)
-        assert out.endswith("\n0 waiting, 2 dead-lettered\n")
-        printed = await w.document("audit", "--fail-on", "none")
-        assert printed["backlog"] == {
-            "messages": 0,
-            "exact": True,
-            "dead_letters": 2,
-            "oldest_seconds": None,
-            "scheduled": 0,
-        }
-
-
-async def test_dead_letters_that_cannot_be_counted_do_not_pass() -> None:
-    async with world() as w:
-        w.emulator.faults.refuse_requests("contoso-dr", 401)
-        code, _, err = await w.run("status", "--fail-on", "dead-letters")
-        assert code == 5
-        assert "exit code 5 for --fail-on: dead letters are unknown" in err
-        assert (await w.run("status"))[0] == 0
-
-
 async def test_lines_of_an_audit_name_their_kind() -> None:
     async with world() as w:
         w.strand(1)
@@ -175,24 +141,6 @@ def test_while_it_waits_for_its_second_sample_an_audit_says_so(monkeypatch: pyte
 
 
 # --watch
-
-
-@pytest.mark.parametrize(
-    ("words", "hint"),
-    [
-        (["--interval", "5s"], "--interval goes with --watch only"),
-        (["--watch", "--fail-on", "messages"], "--fail-on and --watch exclude each other"),
-        (["--watch", "--interval", "0"], "--interval must be greater than 0"),
-        (["--fail-on", "missing"], "--fail-on: 'missing' is not a finding"),
-    ],
-)
-def test_options_that_would_do_nothing_are_refused(
-    monkeypatch: pytest.MonkeyPatch, words: list[str], hint: str
-) -> None:
-    monkeypatch.setenv("SBPAIR_PRIMARY_NAMESPACE", "contoso")
-    monkeypatch.setenv("SBPAIR_SECONDARY_NAMESPACE", "contoso-dr")
-    with pytest.raises(UsageError, match=hint):
-        invoke(["status", *words])
 
 
 @pytest.mark.parametrize("form", ["table", "json", "jsonl"])

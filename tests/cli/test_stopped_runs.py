@@ -179,12 +179,6 @@ async def test_a_missing_destination_costs_at_most_max_missing(
         assert ("gone does not exist" in err) == bool(held)
 
 
-async def test_a_limit_below_0_is_refused(tmp_path: Path) -> None:
-    async with open_pair(tmp_path) as pair:
-        done, _, err = await pair.run("syphon", "--once", "--max-missing=-1")
-        assert (done, err.splitlines()[0]) == (2, "error: --max-missing is -1, and must be at least 0")
-
-
 @pytest.mark.parametrize(
     "has_home",
     [False, pytest.param(True, marks=pytest.mark.skipif(sys.platform != "linux", reason="only Linux has such names"))],

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from sbpair.cli.command_loop import run
 from sbpair.cli.completion import findings
 from sbpair.cli.next_command import next_command
 from sbpair.cli.options import values
-from sbpair.cli.options.common import COUNT, PairSelection, option
+from sbpair.cli.options.common import COUNT, PairSelection, duration, option
 from sbpair.cli.render import queues
 from sbpair.cli.render.screen import Document, Screen, rounded, spoken
 from sbpair.cli.render.status import LEGEND, sampled, total_document, total_line
@@ -30,15 +31,23 @@ MAX_SAMPLE_SECONDS = 3_600
 def command(
     *,
     count: int | None = COUNT,
-    fail_on: str = option(
-        "--fail-on KIND[,KIND]", f"Findings that exit 3: {CHOICES}", complete=findings, default=DEFAULT
+    fail_on: frozenset[AuditFinding] = option(
+        "--fail-on KIND[,KIND]",
+        f"Findings that exit 3: {CHOICES}",
+        complete=findings,
+        default=DEFAULT,
+        parse=partial(values.findings_of, tuple(AuditFinding)),
     ),
-    idle: str | None = option("--idle DURATION", "Report queues unused for this long, as in 30d"),
+    idle: float | None = duration("--idle DURATION", "Report queues unused for this long, as in 30d"),
     peek: int = option(
-        "--peek N", "Messages to peek in each queue; 0 for none", min=0, max=PEEK_LIMIT, default=MAX_PEEK
+        "--peek N", "Messages to peek in each queue; 0 for none", at_least=0, at_most=PEEK_LIMIT, default=MAX_PEEK
     ),
-    sample: str = option(
-        "--sample DURATION", "Time between two samples of a queue's growth; 0 for one sample", default="5s"
+    sample: float = duration(
+        "--sample DURATION",
+        "Time between two samples of a queue's growth; 0 for one sample",
+        default="5s",
+        at_least=0,
+        at_most=MAX_SAMPLE_SECONDS,
     ),
     management: values.Management,
     connection: PairSelection,
@@ -57,11 +66,6 @@ def command(
 
     See also: sbpair help management
     """
-    kinds = values.findings_of(fail_on, list(AuditFinding))
-    hint = "write how long a queue may be unused, as in 30d"
-    idle_seconds = None if idle is None else values.positive_seconds_of("--idle", idle, hint=hint)
-    hint = "a minute or two are enough"
-    between = values.seconds_of("--sample", sample, limit=MAX_SAMPLE_SECONDS, hint=hint)
     group = values.group_of(management)
     pair = values.selected_pair(connection, screen, count=count)
     from sbpair.cli.progress.reporting import PeekProgress
@@ -71,9 +75,9 @@ def command(
         audit = auditing.audit(
             pair,
             group=group,
-            idle_seconds=idle_seconds,
+            idle_seconds=idle,
             max_peek=peek,
-            sample_seconds=between,
+            sample_seconds=sample,
             on_event=progress,
         )
         found = run(audit)
@@ -83,8 +87,8 @@ def command(
         screen.warn(f"skipped {each.name}: {each.reason}")
     if found.of(Outcome.MISSING):
         screen.say(f"create the missing queues with {next_command('provision')}")
-    values.failed_on(screen, found.found, kinds)
-    return audit_exit_code(found, kinds)
+    values.failed_on(screen, found.found, fail_on)
+    return audit_exit_code(found, fail_on)
 
 
 def _document(audit: Audit) -> Document:

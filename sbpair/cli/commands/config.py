@@ -52,8 +52,8 @@ connection_string_env = "CONTOSO_DR"              # export CONTOSO_DR='Endpoint=
 
 def command(
     *,
-    path: bool = flag("--path", "Print the path of the configuration file"),
-    example: bool = flag("--example", "Print an example configuration file"),
+    path: bool = flag("--path", "Print the path of the configuration file", excludes=("--example", "--init")),
+    example: bool = flag("--example", "Print an example configuration file", excludes="--init"),
     init: bool = flag("--init", "Create the configuration file with that example"),
     count: int | None = COUNT,
     state: Path | None = STATE,
@@ -72,13 +72,10 @@ def command(
     """
     flags = flags_of(connection, count=count, state=state)
     file = Path(str(file_setting(flags, os.environ).value))
-    asked = [name for name, given in (("--path", path), ("--example", example), ("--init", init)) if given]
-    if len(asked) > 1:
-        raise UsageError(f"{asked[0]} and {asked[1]} exclude each other", hint="--init prints the path, too")
     if init:
         create_file(file, EXAMPLE)
         screen.say("created: put your namespaces into it, then run sbpair config")
-    if asked:
+    if path or example or init:
         shown = {"example": EXAMPLE} if example else {"path": str(file), "exists": file.exists()}
         screen.result(SCHEMA, shown, [EXAMPLE.rstrip()] if example else [str(file)])
         return 0

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Literal
 
 from sbpair.cli.command_loop import run
 from sbpair.cli.options.common import PairSelection, flag, option
-from sbpair.cli.options.values import check_at_least, check_goes_with, positive_seconds_of, selected_pair
+from sbpair.cli.options.rules import goes_with, seconds_of
+from sbpair.cli.options.values import selected_pair
 from sbpair.cli.render.forecast import amount, span
 from sbpair.cli.render.screen import Screen, grouped, plural, size, spoken
 from sbpair.cli.render.table import columns, wrapped
@@ -17,19 +18,50 @@ from sbpair.model.cost import PRICES
 if TYPE_CHECKING:
     from sbpair.model.cost import MoneyRange
     from sbpair.model.tiers import Capacity
-    from sbpair.planning.outage_cost import BacklogRoom, OutageCost, PairCapacity, TierCost
+    from sbpair.planning.outage_cost import OutageCost, TierCost
 
 MAX_COUNT = 1_000
 
 
+def _seconds(text: str) -> float:
+    from sbpair.planning.outage_cost import MAX_SECONDS
+
+    if re.fullmatch(r"[\d.]+", text.strip()):
+        raise UsageError(f"--outage: expected a duration with its unit, got {text!r}", hint="write 4h, 90m or 2d")
+    seconds = seconds_of("--outage", text)
+    if seconds > MAX_SECONDS:
+        raise UsageError(f"--outage is {text}, and must be at most 366d", hint="write 4h, 90m or 2d")
+    return seconds
+
+
+def _rate(text: str) -> float:
+    from sbpair.move.rate_limit import parse_rate
+    from sbpair.planning.outage_cost import MAX_RATE
+
+    rate = parse_rate(text)
+    if rate > MAX_RATE:
+        raise UsageError(f"--rate is {text}, and must be at most {MAX_RATE}/s", hint="write 50, 30/m or 100/h")
+    return rate
+
+
 def command(
     *,
-    outage: str = option("--outage DURATION", "Length of the outage, such as 4h", default=...),
-    rate: str = option("--rate RATE", "Messages sent meanwhile: 50 a second, 30/m or 100/h", default=...),
+    outage: float = option("--outage DURATION", "Length of the outage, such as 4h", default=..., parse=_seconds),
+    rate: float = option(
+        "--rate RATE", "Messages sent meanwhile: 50 a second, 30/m or 100/h", default=..., parse=_rate
+    ),
     size_: str = option("--size SIZE", "Size of a message: 2KB, 500B or 1MB", default=...),
-    tier: Literal["basic", "standard", "premium"] | None = option("--tier TIER", "Only this tier [default: all]"),
-    units: int | None = option("--units N", "Messaging units, with --tier premium: 1, 2, 4, 8 or 16 [default: all]"),
-    count: int | None = option("--count -n N", "Number of backlog queues [default: 10]"),
+    tier: Literal["basic", "standard", "premium"] | None = option(
+        "--tier TIER", "Only this tier [default: all]", excludes="--live"
+    ),
+    units: int | None = option("--units N", "Messaging units: 1, 2, 4, 8 or 16 [default: all]", needs="--tier premium"),
+    count: int | None = option(
+        "--count -n N",
+        "Number of backlog queues [default: 10]",
+        at_least=1,
+        at_most=MAX_COUNT,
+        excludes="--live",
+    ),
     live: bool = flag("--live", "Read tiers and backlog queues from the pair"),
     connection: PairSelection,
     screen: Screen,
@@ -47,59 +79,23 @@ def command(
     """
     from sbpair.planning import outage_cost
 
-    planned = outage_cost.Outage(_seconds(outage), _rate(rate), outage_cost.parse_size(size_))
+    planned = outage_cost.Outage(outage, rate, outage_cost.parse_size(size_))
     if planned.messages < 1:
         raise UsageError("no message is sent in such an outage", hint="raise --outage or --rate")
-    check_goes_with("--tier premium", tier == "premium", {"--units": units})
     if units is not None and units not in outage_cost.MESSAGING_UNITS:
         raise UsageError(f"--units is {units}, and must be 1, 2, 4, 8 or 16", hint="leave it out for all of them")
-    if count is not None:
-        check_at_least("--count", count, 1, "the original used 10")
-        if count > MAX_COUNT:
-            raise UsageError(f"--count is {count}, and must be at most {MAX_COUNT}", hint="the original used 10")
     room, capacities = outage_cost.room_of(count or 10), outage_cost.usual_capacities(tier, units)
     notes: list[str] = []
     if live:
-        room, capacities, notes = _live(connection, screen, {"--tier": tier, "--count": count})
-    else:
-        given = {f"--{name}": value for name, value in asdict(connection).items()}
-        check_goes_with("--live", given=False, followers=given)
+        from sbpair.planning.outage_cost import read_backlog
+
+        read = run(read_backlog(selected_pair(connection, screen)))
+        room, capacities, notes = read.room, [read.capacity], read.notes
+    elif given := [name for name, value in asdict(connection).items() if value is not None]:
+        raise goes_with(f"--{given[0]}", "--live")
     found = outage_cost.cost_of(planned, room, capacities, notes)
     screen.result("sbpair/cost/1", _document(found, live=live), _table(found))
     return 0
-
-
-def _live(
-    connection: PairSelection, screen: Screen, others: dict[str, object]
-) -> "tuple[BacklogRoom, list[PairCapacity], list[str]]":
-    from sbpair.planning.outage_cost import read_backlog
-
-    for name, given in others.items():
-        if given is not None:
-            raise UsageError(f"{name} and --live exclude each other", hint="--live reads it from the pair")
-    found = run(read_backlog(selected_pair(connection, screen)))
-    return found.room, [found.capacity], found.notes
-
-
-def _seconds(text: str) -> float:
-    from sbpair.planning.outage_cost import MAX_SECONDS
-
-    if re.fullmatch(r"[\d.]+", text.strip()):
-        raise UsageError(f"--outage: expected a duration with its unit, got {text!r}", hint="write 4h, 90m or 2d")
-    seconds = positive_seconds_of("--outage", text, hint="write a duration, as in 4h")
-    if seconds > MAX_SECONDS:
-        raise UsageError(f"--outage is {text}, and must be at most 366d", hint="write 4h, 90m or 2d")
-    return seconds
-
-
-def _rate(text: str) -> float:
-    from sbpair.move.rate_limit import parse_rate
-    from sbpair.planning.outage_cost import MAX_RATE
-
-    rate = parse_rate(text)
-    if rate > MAX_RATE:
-        raise UsageError(f"--rate is {text}, and must be at most {MAX_RATE}/s", hint="write 50, 30/m or 100/h")
-    return rate
 
 
 def _document(found: "OutageCost", *, live: bool) -> dict[str, object]:

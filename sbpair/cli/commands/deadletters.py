@@ -7,7 +7,7 @@ from sbpair.cli.commands.peek import peeked
 from sbpair.cli.next_command import next_command, way_back
 from sbpair.cli.options import moves
 from sbpair.cli.options.common import COUNT, PairSelection, option
-from sbpair.cli.options.values import check_at_least, selected_pair
+from sbpair.cli.options.values import selected_pair
 from sbpair.cli.progress.reporting import PeekProgress
 from sbpair.cli.render.messages import group_cells, group_document, print_peeked, say_number, shown_line
 from sbpair.cli.render.screen import Screen
@@ -32,7 +32,7 @@ def group() -> None:
 def list_groups(
     *,
     queue: list[str] | None = moves.QUEUES,
-    limit: int = option("--max N", "Peek N in each queue; -n is --count", default=MAX_PEEK),
+    limit: int = option("--max N", "Peek N in each queue; -n is --count", default=MAX_PEEK, at_least=1),
     count: int | None = COUNT,
     connection: PairSelection,
     screen: Screen,
@@ -50,7 +50,6 @@ def list_groups(
 
     See also: sbpair help runbook
     """
-    check_at_least("--max", limit, 1, f"the default is {MAX_PEEK}")
     pair = selected_pair(connection, screen, count=count)
     from sbpair.message_io.peek import PeekSource, count_dead_letters
 
@@ -73,7 +72,7 @@ def show_messages(
     *,
     queue: list[str] | None = moves.QUEUES,
     reason: str | None = option("--reason REASON", "Only dead letters with this reason"),
-    limit: int = option("--max N", "Number of messages; -n is --count", default=10),
+    limit: int = option("--max N", "Number of messages; -n is --count", default=10, at_least=1),
     count: int | None = COUNT,
     connection: PairSelection,
     screen: Screen,
@@ -91,7 +90,6 @@ def show_messages(
 
     See also: sbpair help runbook
     """
-    check_at_least("--max", limit, 1, "the default is 10")
     pair = selected_pair(connection, screen, count=count)
     from sbpair.message_io.peek import PeekSource, with_reason
 

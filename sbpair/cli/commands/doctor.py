@@ -11,8 +11,8 @@ from sbpair import config
 from sbpair.cli.command_loop import run
 from sbpair.cli.completion import backlog_queues
 from sbpair.cli.next_command import next_command, with_options
-from sbpair.cli.options.common import STATE, PairSelection, flag, option
-from sbpair.cli.options.values import check_goes_with, flags_of, positive_seconds_of
+from sbpair.cli.options.common import STATE, PairSelection, duration, flag, option
+from sbpair.cli.options.values import flags_of
 from sbpair.cli.render.screen import Document, Screen, plural, spoken
 from sbpair.cli.render.table import GREEN, RED, coloured, columns, wrapped
 from sbpair.config.file import file_setting
@@ -31,12 +31,12 @@ def command(
     queue: str | None = option(
         "--queue PATH", "Queue of the secondary to test claims on [default: backlog queue 0]", complete=backlog_queues
     ),
-    timeout: str = option("--timeout DURATION", "Time limit of each check", default="15s"),
+    timeout: float = duration("--timeout DURATION", "Time limit of each check", default="15s", at_most=MAX_SECONDS),
     live: bool = flag("--live", "Also test assumptions about Service Bus, on temporary queues"),
     include_idle_test: bool = flag(
-        "--include-idle-test", "With --live: also test an idle link, which takes 10 minutes"
+        "--include-idle-test", "Also test an idle link, which takes 10 minutes", needs="--live"
     ),
-    yes: bool = flag("--yes -y", "With --live: create and delete its queues without asking"),
+    yes: bool = flag("--yes -y", "Create and delete the queues of --live without asking", needs="--live"),
     state: Path | None = STATE,
     connection: PairSelection,
     screen: Screen,
@@ -53,8 +53,6 @@ def command(
 
     Exit codes: 0 no problem; 3 problems; 2, 5, 6 or 7 if all problems have that exit code
     """
-    seconds = positive_seconds_of("--timeout", timeout, limit=MAX_SECONDS, hint="the default is 15s")
-    check_goes_with("--live", live, {"--include-idle-test": include_idle_test, "--yes": yes})
     flags = flags_of(connection, state=state)
     survey = config.survey(flags, os.environ)
     from sbpair.doctor import CheckSubject, diagnose, diagnosis_exit_code
@@ -72,12 +70,12 @@ def command(
         {side: path for side, path in (("primary", destination), ("secondary", queue)) if path},
     )
     *others, last = ["this machine", *(each.name for each in survey.endpoints.values())]
-    screen.say(f"checking {' and '.join(filter(None, (', '.join(others), last)))}, at most {seconds:g} s each")
+    screen.say(f"checking {' and '.join(filter(None, (', '.join(others), last)))}, at most {timeout:g} s each")
     on_event = partial(_show, screen)
-    diagnosis = run(diagnose(subject, seconds=seconds, on_event=on_event))
+    diagnosis = run(diagnose(subject, seconds=timeout, on_event=on_event))
     diagnosis = Report((*_configuration(survey, config.unknown_variables(flags, os.environ)), *diagnosis))
     if live:
-        asked = partial(questions.ask_live, survey.endpoints, tag, seconds=seconds, slow=include_idle_test)
+        asked = partial(questions.ask_live, survey.endpoints, tag, seconds=timeout, slow=include_idle_test)
         diagnosis = Report((*diagnosis, *run(asked(on_event=on_event))))
     entries = [_entry(check) for check in diagnosis]
     answers = [each for each in entries if str(each["name"]).startswith("live.")]

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING
 from sbpair.cli.command_loop import run
 from sbpair.cli.completion import pairs
 from sbpair.cli.next_command import next_command
-from sbpair.cli.options.common import PairSelection, flag, option, option_group
-from sbpair.cli.options.values import check_at_least, check_goes_with, seconds_of, selected_pair
-from sbpair.cli.render.screen import Screen, clean
+from sbpair.cli.options.common import PairSelection, duration, flag, option, option_group
+from sbpair.cli.options.values import selected_pair
+from sbpair.cli.render.screen import Screen, clean, plural
 from sbpair.cli.render.table import columns, wrapped
 from sbpair.errors import UsageError
 
 if TYPE_CHECKING:
     from sbpair import drill
+    from sbpair.drill.relay_drill import RelayDrillResult
     from sbpair.model.pair import Pair
 
 MESSAGES, QUEUES = 1_000, 10
@@ -27,21 +28,48 @@ MESSAGES, QUEUES = 1_000, 10
 class DrillTarget:
     """The user's own pair, if the drill is not to run on the emulator."""
 
-    against: str | None = option("--against PAIR", "Simulate an outage on this configured pair", complete=pairs)
-    config: Path | None = option("--config FILE", "Configuration file, with --against [env: SBPAIR_CONFIG]")
-    yes: bool = flag("--yes -y", "Create and delete the queues of --against without asking")
+    against: str | None = option(
+        "--against PAIR",
+        "Simulate an outage on this configured pair",
+        complete=pairs,
+        excludes=("--relay", "--messages"),
+    )
+    config: Path | None = option(
+        "--config FILE", "Configuration file [env: SBPAIR_CONFIG]", needs="--against", excludes="--relay"
+    )
+    yes: bool = flag(
+        "--yes -y", "Create and delete the queues of --against without asking", needs="--against", excludes="--relay"
+    )
 
 
 def command(
     *,
-    messages: int | None = option("--messages N", "Number of stranded messages [default: 1000]"),
-    count: int | None = option("--count -n N", "Number of backlog queues [default: 10; 2 with --against]"),
-    seed: int = option("--seed N", "Seed of the messages", default=0),
-    rate: int = option("--rate N", "Messages or requests a second of the application", min=1, max=1000, default=50),
-    failover_interval: str | None = option(
-        "--failover-interval DURATION", "Failure time before failover; 0: at once [default: 500ms]"
+    messages: int | None = option(
+        "--messages N", "Number of stranded messages [default: 1000]", at_least=1, excludes="--relay"
     ),
-    ping_interval: str | None = option("--ping-interval DURATION", "Interval of pings to the primary [default: 1s]"),
+    count: int | None = option(
+        "--count -n N", "Number of backlog queues [default: 10; 2 with --against]", at_least=1, excludes="--relay"
+    ),
+    seed: int = option("--seed N", "Seed of the messages", default=0),
+    rate: int = option(
+        "--rate N", "Messages or requests a second of the application", at_least=1, at_most=1000, default=50
+    ),
+    failover_interval: float = duration(
+        "--failover-interval DURATION",
+        "Failure time before failover; 0: at once",
+        default="500ms",
+        at_least=0,
+        at_most=60,
+        excludes="--relay",
+    ),
+    ping_interval: float = duration(
+        "--ping-interval DURATION",
+        "Interval of pings to the primary",
+        default="1s",
+        at_least=1,
+        at_most=60,
+        excludes="--relay",
+    ),
     relay: bool = flag("--relay", "Rehearse an outage of relay endpoints instead of one of queues"),
     target: DrillTarget,
     screen: Screen,
@@ -66,27 +94,8 @@ def command(
     Exit codes: 0 no loss, duplicate or change; 3 there was one; 4 not confirmed; 6 timed out waiting for a step
     """
     if relay:
-        others: dict[str, object] = {
-            "--messages": messages,
-            "--count": count,
-            "--failover-interval": failover_interval,
-            "--ping-interval": ping_interval,
-            "--against": target.against,
-            "--config": target.config,
-            "--yes": target.yes or None,
-        }
-        for name, given in others.items():
-            if given is not None:
-                raise UsageError(f"{name} and --relay exclude each other", hint=f"leave {name} out")
-        from sbpair.cli.commands.drill_relay import rehearse_relay
-
-        return rehearse_relay(screen, float(rate), seed)
-    for name, value in (("--messages", messages), ("--count", count)):
-        if value is not None:
-            check_at_least(name, value, 1, "leave it out for the default")
-    failover = seconds_of("--failover-interval", failover_interval or "500ms", limit=60)
-    ping = seconds_of("--ping-interval", ping_interval or "1s", minimum=1, limit=60)
-    pair = _pair_of(screen, target, messages)
+        return _rehearse_relay(screen, float(rate), seed)
+    pair = _pair_of(screen, target)
     from sbpair import drill
     from sbpair.cli.progress.move_progress import EventPrinter
     from sbpair.drill.drill_pair import OWN_QUEUES, DrillPhase
@@ -94,7 +103,7 @@ def command(
 
     # It logs the events that are printed here in other words.
     logging.getLogger("sbpair.failover.events").setLevel(logging.ERROR)
-    intervals = Intervals(failover, ping, float(rate))
+    intervals = Intervals(failover_interval, ping_interval, float(rate))
     printer = EventPrinter(screen)
 
     def on_event(event: "drill.DrillEvent") -> None:
@@ -145,14 +154,10 @@ def _table(result: "drill.DrillResult", *, stranded: bool = True) -> Iterator[st
     yield f"{good if result.exit_code == 0 else 'the drill failed'}, in {result.seconds:.1f} s"
 
 
-def _pair_of(screen: Screen, target: DrillTarget, messages: int | None) -> "Pair | None":
-    """Return the pair of --against, if given. Raises UsageError for options that exclude each other."""
+def _pair_of(screen: Screen, target: DrillTarget) -> "Pair | None":
+    """Return the pair of --against, if given. Raises UsageError."""
     if target.against is None:
-        hint = "an emulator needs no confirmation"
-        check_goes_with("--against", None, {"--yes": target.yes, "--config": target.config}, hint)
         return None
-    if messages is not None:
-        raise UsageError("--messages and --against exclude each other", hint="--against strands no messages")
     from sbpair.config import DEFAULT_PAIR
 
     name = None if target.against == DEFAULT_PAIR else target.against
@@ -168,3 +173,38 @@ def _plan(pair: "Pair", tag: str, queues: int) -> str:
     queue, paths = drill_queue_names(tag, queues)
     backlog = paths[0] if queues == 1 else f"{paths[0]} to {queues - 1}"
     return f"creates, uses and deletes in {pair.primary.name}: {queue}; in {pair.secondary.name}: {backlog}"
+
+
+def _rehearse_relay(screen: Screen, rate: float, seed: int) -> int:
+    """Run the drill, print its phases and its result, and return the exit code."""
+    from sbpair.drill.relay_drill import run_relay_drill
+
+    # It logs the events that are printed here, and one for each request that fails.
+    logging.getLogger("sbpair.relay.events").setLevel(logging.CRITICAL)
+    result = run(
+        run_relay_drill(
+            rate=rate, seed=seed, on_event=lambda phase: screen.say(f"{phase.seconds:6.1f} s  {phase.text}")
+        )
+    )
+    document = asdict(result.tally) | {
+        "seconds": round(result.seconds, 3),
+        "timeline": [asdict(each) for each in result.timeline],
+    }
+    screen.result("sbpair/relay-drill/1", document, _relay_table(result))
+    return result.exit_code
+
+
+def _relay_table(result: "RelayDrillResult") -> Iterator[str]:
+    tally = result.tally
+    names = {"sent": "sent", "answered": "answered", "in_doubt": "in doubt", "failed": "failed", "wrong": "wrong"}
+    yield from columns([("REQUESTS", "COUNT"), *((text, getattr(tally, name)) for name, text in names.items())])
+    repeated = f"{plural(tally.repeated, 'request')} of an idempotent method executed twice" if tally.repeated else ""
+    places = f"answered: {tally.primary} by the primary, {tally.secondary} by the secondary"
+    yield from wrapped("; ".join(filter(None, (places, repeated))))
+    for each in tally.doubtful:
+        executed = "executed once" if each.executions == 1 else f"executed {each.executions} times"
+        yield f"in doubt: {each.method} {each.request_id}: {executed if each.executions else 'not executed'}"
+    for request_id, problem in tally.problems:
+        yield clean(f"wrong: {request_id} {problem}")
+    good = "every request was answered once, named as in doubt, or failed without being executed"
+    yield from wrapped(f"{good if result.exit_code == 0 else 'the drill failed'}, in {result.seconds:.1f} s")

@@ -45,12 +45,14 @@ def command(
     expose: bool = flag("--expose", "Allow a non-loopback --host; the key is public"),
     ready_file: Path | None = option("--ready-file FILE", "Write connection details here when ready"),
     tls: bool = flag("--tls", "Also accept TLS, with a new certificate"),
-    ca_file: Path | None = option("--ca-file FILE", "Write the CA here, with --tls [default: a temporary file]"),
+    ca_file: Path | None = option("--ca-file FILE", "Write the CA here [default: a temporary file]", needs="--tls"),
     identity: bool = flag("--identity", "Act as a managed identity, and for --via arm"),
     accept_any_token: bool = flag("--accept-any-token", "Accept any bearer token that is not expired"),
-    credits_a_second: int | None = option("--credits N", "Throttle to N credits a second [default: no limit]", min=1),
+    credits_a_second: int | None = option(
+        "--credits N", "Throttle to N credits a second [default: no limit]", at_least=1
+    ),
     data: Path | None = option("--data FILE", "Keep entities and messages here; a kill loses a second at most"),
-    durable: bool = flag("--durable", "With --data: a kill loses nothing that was acknowledged; slower"),
+    durable: bool = flag("--durable", "A kill loses nothing that was acknowledged; slower", needs="--data"),
     screen: Screen,
 ) -> int:
     """Run Service Bus namespaces on this machine.
@@ -74,10 +76,6 @@ def command(
             f"other machines can reach {clean(host)}, and the emulator's key is public",
             hint="leave --host out, or pass --expose to let anyone read, write and delete",
         )
-    if ca_file is not None and not tls:
-        raise UsageError("--ca-file is for the certificate of --tls", hint="add --tls, or leave --ca-file out")
-    if durable and data is None:
-        raise UsageError("--durable needs --data", hint="add --data FILE, or leave --durable out")
     for name, file in (("--ready-file", ready_file), ("--ca-file", ca_file)):
         if data is not None and file is not None and file.resolve() == data.resolve():
             raise UsageError(f"{name} and --data name the same file", hint="give each a file of its own")

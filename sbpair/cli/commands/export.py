@@ -45,8 +45,6 @@ def command(
 
     See also: sbpair help planning
     """
-    if write == "":
-        raise UsageError("--write is empty", hint="give the path of a new file, or - for stdout")
     if side == "primary" and entities is None:
         raise UsageError(
             "the primary has no backlog queues to export", hint="add --entities FILE, or leave out --side primary"

@@ -10,7 +10,6 @@ from sbpair.cli.options.values import Management, group_of, selected_pair
 from sbpair.cli.render.queues import progress
 from sbpair.cli.render.screen import Screen, size
 from sbpair.cli.render.table import columns
-from sbpair.errors import UsageError
 from sbpair.model.report import Outcome
 from sbpair.model.tiers import MEGABYTES
 
@@ -47,7 +46,7 @@ def group() -> None:
 class Request:
     """Where an entity is created, and whether only a plan is printed."""
 
-    side: Side | None = option("--side SIDE", "primary or secondary [default: primary]")
+    side: Side | None = option("--side SIDE", "primary or secondary [default: primary]", excludes="--both")
     both: bool = flag("--both", "Create it in both namespaces")
     dry_run: bool = flag("--dry-run", "Only print what would be created")
 
@@ -180,8 +179,6 @@ def _create(
 
 
 def _endpoints(connection: PairSelection, screen: Screen, side: Side | None, *, both: bool) -> "list[Endpoint]":
-    if both and side is not None:
-        raise UsageError("--side and --both exclude each other", hint="--both is the primary and the secondary")
     pair = selected_pair(connection, screen)
     if both:
         return [pair.primary, pair.secondary]

@@ -6,14 +6,12 @@ from typing import TYPE_CHECKING, Literal
 from sbpair.cli.command_loop import run
 from sbpair.cli.completion import backlog_queues
 from sbpair.cli.options import moves
-from sbpair.cli.options.common import NAMESPACE, PairSelection, argument, flag, option
+from sbpair.cli.options.common import NamespaceSelection, argument, flag, option
 from sbpair.cli.options.reach import reach_of
-from sbpair.cli.options.values import check_at_least
 from sbpair.cli.progress.reporting import PeekProgress
 from sbpair.cli.render.messages import print_peeked, shown_line
 from sbpair.cli.render.receipt import warn_of_failures
 from sbpair.cli.render.screen import Screen
-from sbpair.errors import UsageError
 
 if TYPE_CHECKING:
     from sbpair.message_io.peek import Keep, PeekResult, PeekSource
@@ -28,15 +26,16 @@ def command(
         "QUEUE", "[SIDE:]QUEUE or [SIDE:]TOPIC/subscriptions/NAME; a number is a backlog queue", complete=backlog_queues
     ),
     side: Literal["primary", "secondary"] | None = option(
-        "--side SIDE", "primary or secondary [default: primary; backlog queues: secondary]"
+        "--side SIDE", "primary or secondary [default: primary; backlog queues: secondary]", excludes="--namespace"
     ),
     dead_letters: bool = flag("--dead-letters", "Show the dead letters of the queue instead"),
-    start: int = option("--from SEQUENCE", "First sequence number to show", default=0),
-    limit: int = option("--max -n N", "Number of messages at most", default=10),
+    start: int = option(
+        "--from SEQUENCE", "First sequence number to show", default=0, at_least=0, at_most=MAX_SEQUENCE
+    ),
+    limit: int = option("--max -n N", "Number of messages at most", default=10, at_least=1),
     where: str | None = moves.WHERE_SHOWN,
     body: bool = flag("--body", "Also print the bodies"),
-    namespace: str | None = NAMESPACE,
-    connection: PairSelection,
+    connection: NamespaceSelection,
     screen: Screen,
 ) -> int:
     """Show messages of any queue or subscription, and leave them there.
@@ -53,13 +52,8 @@ def command(
 
     See also: sbpair deadletters --help
     """
-    check_at_least("--max", limit, 1, "the default is 10")
-    if not 0 <= start <= MAX_SEQUENCE:
-        raise UsageError(f"--from is {start}, which is not a sequence number", hint="peek prints them as SEQUENCE")
-    if side is not None and namespace is not None:
-        raise UsageError("--side and --namespace exclude each other", hint="leave one of them out")
     chosen = moves.filter_of(screen, where)
-    source = reach_of(connection, screen, namespace).address(entity, side=side, dead_letters=dead_letters)
+    source = reach_of(connection, screen).address(entity, side=side, dead_letters=dead_letters)
     from sbpair.message_io.peek import PeekSource, matching
 
     sources, keep = [PeekSource(source.side, source.path)], None if chosen is None else matching(chosen)

@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING
 
 from sbpair.cli.command_loop import run
-from sbpair.cli.options.common import PairSelection, argument, option
-from sbpair.cli.options.values import entity_names, seconds_of, selected_pair
+from sbpair.cli.options.common import PairSelection, argument, duration
+from sbpair.cli.options.values import entity_names, selected_pair
 from sbpair.cli.render.screen import Screen
 from sbpair.cli.render.status import answered
 from sbpair.cli.render.table import columns
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 def command(
     *,
     entities: list[str] = argument("QUEUE|TOPIC…", "Queues and topics of the primary to ping"),
-    timeout: str = option("--timeout DURATION", "Time limit of each answer", default="30s"),
+    timeout: float = duration(
+        "--timeout DURATION", "Time limit of each answer", default="30s", at_least=1, at_most=600
+    ),
     connection: PairSelection,
     screen: Screen,
 ) -> int:
@@ -32,7 +34,6 @@ def command(
     Exit codes: 0 all are up; 6 one is down; 3 one is broken and none down; 5 access denied, also by a proxy; 2 a wrong
     setting
     """
-    seconds = seconds_of("--timeout", timeout, minimum=1, limit=600)
     pair = selected_pair(connection, screen)
     names = entity_names(entities)
     from sbpair.failover import pinger
@@ -40,7 +41,7 @@ def command(
     def on_event(each: "PingResult") -> None:
         screen.detail(f"{each.entity} is {each.health} after {each.seconds:.2f} s")
 
-    answers = run(pinger.ping_all(pair.primary, names, seconds=seconds, on_event=on_event))
+    answers = run(pinger.ping_all(pair.primary, names, seconds=timeout, on_event=on_event))
     entries = [
         {"name": each.entity, "health": str(each.health), **answered(each.seconds, each.error)} for each in answers
     ]

@@ -9,7 +9,6 @@ from sbpair.cli.options.common import COUNT, PairSelection, flag
 from sbpair.cli.options.values import selected_pair
 from sbpair.cli.render import queues
 from sbpair.cli.render.screen import Screen, plural
-from sbpair.errors import UsageError
 from sbpair.model.pair import Pair
 from sbpair.model.queues import ControlEvent, QueueProvisioned
 from sbpair.model.report import Outcome
@@ -20,7 +19,7 @@ LISTS = (Outcome.WOULD_REMOVE, Outcome.REMOVED, Outcome.KEPT, Outcome.GONE, Outc
 def command(
     *,
     count: int | None = COUNT,
-    dry_run: bool = flag("--dry-run", "Only print the queues that would be deleted"),
+    dry_run: bool = flag("--dry-run", "Only print the queues that would be deleted", excludes="--yes"),
     yes: bool = flag("--yes -y", "Delete without asking"),
     connection: PairSelection,
     screen: Screen,
@@ -39,8 +38,6 @@ def command(
 
     See also: sbpair help management
     """
-    if dry_run and yes:
-        raise UsageError("--dry-run and --yes exclude each other", hint="--yes deletes, --dry-run only prints")
     pair = selected_pair(connection, screen, count=count)
     from sbpair.management import pruning
 

@@ -1,6 +1,7 @@
 """`sbpair receive`: peeks, or runs `sbpair.message_io.receive` and prints messages as they arrive."""
 
 import json
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -10,9 +11,8 @@ from sbpair.backlog import TRANSFER_SEGMENT, check_path
 from sbpair.cli.command_loop import run
 from sbpair.cli.commands.peek import peeked
 from sbpair.cli.next_command import next_command, not_confirmed
-from sbpair.cli.options.common import NAMESPACE, Output, PairSelection, argument, flag, option, option_group
+from sbpair.cli.options.common import NamespaceSelection, Output, argument, duration, flag, option, option_group
 from sbpair.cli.options.reach import reach_of
-from sbpair.cli.options.values import check_at_least, check_goes_with, positive_seconds_of
 from sbpair.cli.render.messages import body_text, enqueued, print_peeked, shown_line
 from sbpair.cli.render.screen import Document, Screen, clean, plural
 from sbpair.errors import ExitCode, ServiceRefused, UsageError
@@ -24,9 +24,18 @@ if TYPE_CHECKING:
     from sbpair.replication.sides import Side
 
 SCHEMA = "sbpair/receive/1"
-MEMORY, DAY, WAIT = "memory", "24h", "5s"
+MEMORY = "memory"
 NOT_ALLOWED = "amqp:not-allowed"
 SIDES: "Sequence[Side]" = ("primary", "secondary")
+
+
+def _key_name(text: str) -> str:
+    from sbpair.replication.keys import KeyRule
+
+    try:
+        return KeyRule(text).name
+    except UsageError as error:
+        raise UsageError(f"--key: {error.message}", hint="expected id, subject or property:NAME") from None
 
 
 @option_group
@@ -34,24 +43,27 @@ class Deduplication:
     """How copies from both namespaces are recognised."""
 
     dedup: bool = flag("--dedup", "Receive from both namespaces; each message once")
-    key: str | None = option("--key KEY", "Key of copies: id, subject or property:NAME, with --dedup [default: id]")
-    store: str | None = option(
-        "--store memory|PATH", "Where received keys are remembered, with --dedup [default: memory]"
+    key: str = option(
+        "--key KEY", "Key of copies: id, subject or property:NAME", default="id", needs="--dedup", parse=_key_name
     )
-    window: str | None = option("--window DURATION", "How long keys are remembered, with --dedup [default: 24h]")
+    store: str = option(
+        "--store memory|PATH", "Where received keys are remembered", default=MEMORY, needs=("--dedup", "--remove")
+    )
+    window: float = duration(
+        "--window DURATION", "How long keys are remembered", default="24h", needs=("--dedup", "--remove")
+    )
 
 
 def command(
     *,
     entity: str = argument("QUEUE|TOPIC", "[SIDE:]QUEUE, or [SIDE:]TOPIC with --subscription"),
     subscription: str | None = option("--subscription NAME", "Subscription of a topic"),
-    limit: int = option("--max -n N", "Number of messages at most", default=10),
+    limit: int = option("--max -n N", "Number of messages at most", default=10, at_least=1),
     remove: bool = flag("--remove", "Remove each message after it is printed"),
-    yes: bool = flag("--yes -y", "Remove without asking, with --remove"),
-    wait: str | None = option("--wait DURATION", "Exit after this time without a message, with --remove [default: 5s]"),
+    yes: bool = flag("--yes -y", "Remove without asking", needs="--remove"),
+    wait: float = duration("--wait DURATION", "Exit after this time without a message", default="5s", needs="--remove"),
     deduplication: Deduplication,
-    namespace: str | None = NAMESPACE,
-    connection: PairSelection,
+    connection: NamespaceSelection,
     screen: Screen,
 ) -> int:
     """Show messages, or with --remove print and remove them.
@@ -68,16 +80,11 @@ def command(
 
     See also: sbpair help replication
     """
-    check_at_least("--max", limit, 1, "the default is 10")
-    given = entity
-    seconds = positive_seconds_of("--wait", wait or WAIT)
-    dedup = _settings(deduplication)
-    with_remove = {"--yes": yes, "--wait": wait, "--store": deduplication.store, "--window": deduplication.window}
-    check_goes_with("--remove", remove, with_remove)
-    named = namespace is not None or ":" in entity
+    given, dedup = entity, _settings(deduplication)
+    named = connection.namespace is not None or ":" in entity
     if dedup is not None and named:
         raise UsageError("--dedup receives from both sides of the pair", hint="leave out SIDE: and --namespace")
-    reach = reach_of(connection, screen, namespace)
+    reach = reach_of(connection, screen)
     address = reach.address(entity, side=None if named else "primary")
     side, entity = address.side, address.path
     if subscription is not None:
@@ -96,6 +103,9 @@ def command(
     forgets = dedup is not None and dedup.store == MEMORY
     printer = MessagePrinter(screen, _path(entity, subscription), counted, forgets=forgets)
 
+    # It logs the events that are printed here in other words.
+    logging.getLogger("sbpair.replication.events").setLevel(logging.ERROR)
+
     def on_event(event: "ReplicationEvent") -> None:
         if text := _warning(event):
             screen.warn(text)
@@ -111,7 +121,7 @@ def command(
                 side=side,
                 dedup=dedup,
                 limit=limit,
-                wait_seconds=seconds,
+                wait_seconds=wait,
                 on_event=on_event,
             )
         )
@@ -250,16 +260,8 @@ def _warning(event: "ReplicationEvent") -> str:
 
 
 def _settings(deduplication: Deduplication) -> "DedupSettings | None":
-    key, store, window = deduplication.key, deduplication.store, deduplication.window
-    check_goes_with("--dedup", deduplication.dedup, {"--key": key, "--store": store, "--window": window})
     if not deduplication.dedup:
         return None
     from sbpair.message_io.receive import DedupSettings
-    from sbpair.replication.keys import KeyRule
 
-    seconds = positive_seconds_of("--window", window or DAY)
-    try:
-        name = KeyRule("id" if key is None else key).name
-    except UsageError as error:
-        raise UsageError(f"--key: {error.message}", hint="expected id, subject or property:NAME") from None
-    return DedupSettings(name, MEMORY if store is None else store, seconds)
+    return DedupSettings(deduplication.key, deduplication.store, deduplication.window)

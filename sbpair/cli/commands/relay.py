@@ -1,9 +1,44 @@
-"""`sbpair relay`: its subcommands."""
+"""`sbpair relay`: requests to a relay, the listeners of both its sides, and its hybrid connections."""
 
+import asyncio
+import base64
+import codecs
+import os
+import sys
+import threading
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from sbpair.cli.command_loop import run
 from sbpair.cli.commands.relay_listen import listen
-from sbpair.cli.commands.relay_provision import provision
-from sbpair.cli.commands.relay_send import send
-from sbpair.cli.commands.relay_status import status
+from sbpair.cli.completion import relays
+from sbpair.cli.logs import utc
+from sbpair.cli.options.common import CONFIG, INTERVAL, WATCH, Output, argument, duration, flag, option
+from sbpair.cli.options.values import resource_group_of, selected_relay
+from sbpair.cli.progress.reporting import watch_readings
+from sbpair.cli.render.screen import Screen
+from sbpair.cli.render.status import answered
+from sbpair.cli.render.table import columns
+from sbpair.errors import AccessError, ExitCode, InDoubt, MachineLacks, SbpairError, Unavailable, UsageError
+from sbpair.operating_system import end_of_input
+from sbpair.operating_system.files import open_bytes
+
+if TYPE_CHECKING:
+    from sbpair.model.pair import ResourceGroup
+    from sbpair.relay.listener_counts import SideListeners
+    from sbpair.relay.relay_client import AsyncRelayResponse
+    from sbpair.relay.relay_settings import ConfiguredRelay
+
+STATUS_SCHEMA = "sbpair/relay-status/1"
+STDIN = "-"
+PART = 64 * 1024
+MAX_REPEATABLE = 16 * 1024 * 1024
+"""A longer body is streamed, and not reissued once it was begun."""
+
+NAME = argument("NAME", "Relay in the configuration file", complete=relays)
 
 
 def group() -> None:
@@ -18,6 +53,355 @@ def group() -> None:
 
     See also: sbpair help relay
     """
+
+
+def _header(text: str) -> tuple[str, str]:
+    name, colon, value = text.partition(":")
+    if not colon or not name.strip():
+        raise UsageError("--header is not NAME: VALUE", hint="write -H 'Accept: text/plain'")
+    return name.strip(), value.strip()
+
+
+def send(
+    *,
+    name: str = NAME,
+    path: str = argument("[PATH]", "What follows the endpoint's path, such as /orders?id=7", default=""),
+    method: str | None = option("--request -X METHOD", "Method [default: GET; POST with --data]"),
+    header: list[tuple[str, str]] | None = option(
+        "--header -H HEADER", "Header such as 'Accept: text/plain'; repeatable", parse=_header
+    ),
+    data: str | None = option("--data @FILE|-", "Body: a file, or - for stdin"),
+    reissue: Literal["safe", "always"] = option(
+        "--reissue WHEN", "safe: what cannot run twice; always: any request", default="safe"
+    ),
+    first: Literal["primary", "secondary"] | None = option("--first SIDE", "Side to try first [default: a random one]"),
+    timeout: float = duration(
+        "--timeout DURATION", "Time until an answer begins, and of each pause in it", default="70s", at_most=86_400
+    ),
+    config: Path | None = CONFIG,
+    screen: Screen,
+) -> int:
+    """Send an HTTP request to a relay's service, and print the answer.
+
+    Turns to the other side if one is not available. The body goes to stdout, status and side go to stderr. A request
+    that may have run is sent again only if its method is idempotent, or with --reissue always.
+
+    Examples:
+      sbpair relay send service /orders?id=7
+      sbpair relay send service /orders -X PUT --data @order.json
+      echo hello | sbpair relay send service /orders --data -
+
+    Exit codes: 3 the answer's status is 400 or more, or the request is in doubt; 5 access denied; 6 neither side is
+    available
+    """
+    if data is not None and data != STDIN and not (data.startswith("@") and len(data) > 1):
+        raise UsageError("--data is neither @FILE nor -", hint="write --data @body.json, or --data - for stdin")
+    relay = selected_relay(name, config, screen)
+    body = None if data is None else _body(data, screen)
+    from sbpair.relay.aio import RelayClient
+
+    failed: list[str] = []
+
+    async def main() -> int:
+        report = _reporter(screen, failed)
+        async with RelayClient(relay.pair, first=first, timeout=timeout, on_event=report) as client:
+            default = "GET" if data is None else "POST"
+            verb = default if method is None else method
+            response = await client.request(verb, path, headers=header or [], body=body, reissue=reissue)
+            for each in failed:
+                screen.warn(each)
+            async with response:
+                await _print(screen, response)
+                return response.status
+
+    try:
+        status = run(main())
+    except InDoubt as error:
+        error.exit_code = ExitCode.PARTIAL_OR_FINDINGS
+        error.hint = error.hint.replace('reissue="always"', "--reissue always")
+        raise
+    return ExitCode.PARTIAL_OR_FINDINGS if status >= 400 else ExitCode.DONE
+
+
+def _body(data: str, screen: Screen) -> bytes | AsyncIterator[bytes]:
+    """Return the body: whole if it is a file of a moderate size. Raises UsageError, MachineLacks."""
+    if data == STDIN:
+        if sys.stdin is None:
+            raise UsageError("--data -: stdin is closed", hint="name a file: --data @FILE")
+        if sys.stdin.isatty():
+            screen.say(f"type the body; {end_of_input()} on a line of its own ends it")
+        return _parts(sys.stdin.fileno(), "stdin")
+    path = Path(data[1:])
+    if path.is_dir():
+        raise UsageError(f"--data: {path} is a directory", hint="name a file")
+    try:
+        descriptor = open_bytes(path)
+        if os.fstat(descriptor).st_size > MAX_REPEATABLE or not path.is_file():
+            return _parts(descriptor, str(path))
+        with os.fdopen(descriptor, "rb") as file:
+            return file.read()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise UsageError(f"--data: {path} cannot be read: {error.strerror}", hint="name a file") from error
+    except OSError as error:
+        raise MachineLacks(f"{path} cannot be read: {error.strerror}", hint="check its permissions") from error
+
+
+async def _parts(descriptor: int, place: str) -> AsyncIterator[bytes]:
+    """Iterate over a file. Each read is in a daemon thread: one that waits does not keep the program from ending."""
+    loop = asyncio.get_running_loop()
+
+    def read(done: "asyncio.Future[bytes | OSError]") -> None:
+        try:
+            found: bytes | OSError = os.read(descriptor, PART)
+        except OSError as error:
+            found = error
+        with suppress(RuntimeError):  # the loop has been closed
+            loop.call_soon_threadsafe(lambda: None if done.done() else done.set_result(found))
+
+    while True:
+        done: asyncio.Future[bytes | OSError] = loop.create_future()
+        threading.Thread(target=read, args=(done,), name="read the body", daemon=True).start()
+        part = await done
+        if isinstance(part, OSError):
+            raise MachineLacks(f"{place} cannot be read: {part.strerror}", hint="check what it is") from part
+        if not part:
+            return
+        yield part
+
+
+def _reporter(screen: Screen, failed: list[str]) -> Any:
+    """Return a function that collects failures of a side: if no other side answers, the error has them."""
+    import logging
+
+    from sbpair.relay.events import RelayRolesSwapped, RelaySideFailed
+
+    # It logs the events that are printed here.
+    logging.getLogger("sbpair.relay.events").setLevel(logging.CRITICAL)
+
+    def report(event: object) -> None:
+        if isinstance(event, RelaySideFailed):
+            failed.append(str(event))
+        elif not isinstance(event, RelayRolesSwapped):
+            screen.detail(str(event))
+
+    return report
+
+
+async def _print(screen: Screen, response: "AsyncRelayResponse") -> None:
+    said = f"{response.status} {response.reason}".rstrip()
+    if screen.output is not Output.TABLE:
+        body = await response.read()
+        try:
+            shown: dict[str, object] = {"body": body.decode()}
+        except UnicodeDecodeError:
+            shown = {"body_base64": base64.b64encode(body).decode()}
+        headers = [{"name": name, "value": value} for name, value in response.headers.items()]
+        document = {"status": response.status, "reason": response.reason, "side": response.side, "headers": headers}
+        screen.result("sbpair/relay-send/1", document | shown, [])
+        return
+    # It explains the exit code of a failure.
+    screen.say(f"{said} from the {response.side}", always=response.status >= 400)
+    is_shown = sys.stdout is not None and sys.stdout.isatty()
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    async for part in response:
+        screen.write_bytes(_harmless(decoder.decode(part)).encode() if is_shown else part)
+
+
+def _harmless(text: str) -> str:
+    """Return text for a terminal: without control characters that could change it."""
+    return "".join(each if each.isprintable() or each in "\t\n" else "\ufffd" for each in text)
+
+
+def status(
+    *,
+    name: str | None = argument("[NAME]", "Relay in the configuration file", default=None, complete=relays),
+    timeout: float = duration(
+        "--timeout DURATION", "Time limit of each answer", default="10s", at_least=1, at_most=600
+    ),
+    fail_on: Literal["any", "both", "none"] | None = option(
+        "--fail-on SIDES", "Exit 6 if any side, both or none have no listeners [default: any]", excludes="--watch"
+    ),
+    watch: bool = WATCH,
+    interval: float = INTERVAL,
+    config: Path | None = CONFIG,
+    screen: Screen,
+) -> int:
+    """Show how many listeners each side of a relay has.
+
+    Needs Manage on both hybrid connections. --watch refreshes a terminal in place; elsewhere it prints one line for
+    each reading, of JSON with -o json or jsonl.
+
+    Examples:
+      sbpair relay status service
+      sbpair relay status service --watch --interval 30s
+
+    Exit codes: 6 a side has no listeners or cannot be reached; 5 access denied; 2 a hybrid connection does not exist.
+    --watch exits 0 after Ctrl-C
+    """
+    relay = selected_relay(name, config, screen)
+    from sbpair.relay.listener_counts import read_listeners
+
+    async def read() -> "list[SideListeners]":
+        return await read_listeners(relay, timeout)
+
+    if watch:
+        return watch_readings(
+            screen,
+            STATUS_SCHEMA,
+            interval,
+            read,
+            table=_status_table,
+            show_line=lambda found: screen.write(_status_line(found)),
+            document=lambda found: _status_document(relay.name, found),
+        )
+    found = run(read())
+    screen.result(STATUS_SCHEMA, _status_document(relay.name, found), _status_table(found))
+    screen.hints(each.error for each in found if each.error)
+    return exit_code(found, fail_on or "any")
+
+
+def exit_code(found: "list[SideListeners]", fail_on: str) -> int:
+    """Return the exit code: errors other than an absent namespace come first."""
+    for each in found:
+        if each.error is not None and not isinstance(each.error, (AccessError, Unavailable)):
+            return each.error.exit_code
+    if any(isinstance(each.error, AccessError) for each in found):
+        return ExitCode.ACCESS
+    without = sum(not each.serves for each in found)
+    limits = {"any": 1, "both": len(found), "none": len(found) + 1}
+    return ExitCode.UNAVAILABLE if without >= limits[fail_on] else ExitCode.DONE
+
+
+def _status_document(name: str, found: "list[SideListeners]") -> dict[str, object]:
+    sides = [
+        {
+            "side": each.side,
+            "namespace": each.namespace,
+            "path": each.path,
+            "listeners": each.listeners,
+            "requires_authorization": each.requires_authorization,
+            **answered(each.seconds, each.error),
+        }
+        for each in found
+    ]
+    return {"time": utc(None), "relay": name, "sides": sides}
+
+
+def _status_table(found: "list[SideListeners]") -> list[str]:
+    rows = [
+        (
+            each.side,
+            f"{each.path} in {each.namespace}",
+            "?" if each.listeners is None else each.listeners,
+            each.error.message if each.error else "" if each.listeners else "no listeners",
+        )
+        for each in found
+    ]
+    return columns([("SIDE", "ENDPOINT", "LISTENERS", "WHY"), *rows])
+
+
+def _status_line(found: "list[SideListeners]") -> str:
+    sides = ", ".join(f"{each.side} {'?' if each.listeners is None else each.listeners}" for each in found)
+    return f"{utc(None)} listeners: {sides}"
+
+
+@dataclass(slots=True)
+class ProvisionedSide:
+    """The outcome of one side. `differences` are property, expected and actual value."""
+
+    side: str
+    namespace: str
+    path: str
+    outcome: str
+    differences: list[tuple[str, object, object]] = field(default_factory=list)
+    error: SbpairError | None = None
+
+
+def provision(
+    *,
+    name: str = NAME,
+    dry_run: bool = flag("--dry-run", "Only print what would be created"),
+    strict: bool = flag("--strict", "Exit 3 if an existing hybrid connection differs"),
+    subscription: str | None = option("--subscription ID", "Subscription id [env: AZURE_SUBSCRIPTION_ID]"),
+    resource_group: str | None = option("--resource-group NAME", "Resource group [env: AZURE_RESOURCE_GROUP]"),
+    config: Path | None = CONFIG,
+    screen: Screen,
+) -> int:
+    """Create the missing hybrid connections of a relay in both namespaces.
+
+    Uses Azure Resource Manager, as the identity that is signed in. Senders need a token. Existing hybrid connections
+    are compared and never changed. Needs the extra sbpair[relay].
+
+    Examples:
+      sbpair relay provision service --dry-run
+      sbpair relay provision service --resource-group relays
+
+    Exit codes: 3 one differs, with --strict; 5 access denied; 6 unreachable; 7 azure-mgmt-relay is not installed
+    """
+    group = resource_group_of("relay provision", subscription, resource_group)
+    relay = selected_relay(name, config, screen)
+    found = run(_provision(relay, group, dry_run=dry_run))
+    sides = [
+        {
+            "side": each.side,
+            "namespace": each.namespace,
+            "path": each.path,
+            "outcome": each.outcome,
+            "differences": [
+                {"property": name, "expected": expected, "actual": actual}
+                for name, expected, actual in each.differences
+            ],
+            "reason": each.error.message if each.error else "",
+            "hint": each.error.hint if each.error else "",
+        }
+        for each in found
+    ]
+    rows = [
+        (each.side, f"{each.path} in {each.namespace}", each.outcome.replace("_", " "), _note(each)) for each in found
+    ]
+    table = columns([("SIDE", "ENDPOINT", "OUTCOME", "NOTE"), *rows])
+    screen.result("sbpair/relay-provision/1", {"relay": relay.name, "dry_run": dry_run, "sides": sides}, table)
+    screen.hints(each.error for each in found if each.error)
+    if errors := [each.error for each in found if each.error]:
+        return errors[0].exit_code
+    drifted = any(each.outcome == "drifted" for each in found)
+    return ExitCode.PARTIAL_OR_FINDINGS if strict and drifted else ExitCode.DONE
+
+
+def _note(side: ProvisionedSide) -> str:
+    if side.error is not None:
+        return side.error.message
+    return "; ".join(f"{name} is {actual}, expected {expected}" for name, expected, actual in side.differences)
+
+
+async def _provision(relay: "ConfiguredRelay", group: "ResourceGroup", *, dry_run: bool) -> list[ProvisionedSide]:
+    """Provision one side after the other: an error of one does not keep the other from being tried."""
+    from sbpair.azure.arm import HybridDescription, open_relay_arm
+
+    wanted = HybridDescription()
+    done = []
+    for side, endpoint in relay.endpoints.items():
+        path = relay.pair[side].path
+        made = ProvisionedSide(side, endpoint.name, path, "failed")
+        done.append(made)
+        try:
+            async with open_relay_arm(endpoint, group) as namespace:
+                existing = await namespace.find(path)
+                if existing is None and not dry_run:
+                    await namespace.create(path, wanted)
+        except SbpairError as error:
+            made.error = error
+            continue
+        if existing is None:
+            made.outcome = "would_create" if dry_run else "created"
+            continue
+        actual = asdict(existing)
+        names = {"requires_client_authorization": "requiresClientAuthorization", "user_metadata": "userMetadata"}
+        made.differences = [
+            (names[key], value, actual[key]) for key, value in asdict(wanted).items() if actual[key] != value
+        ]
+        made.outcome = "drifted" if made.differences else "existing"
+    return done
 
 
 SUBCOMMANDS = {"listen": listen, "send": send, "status": status, "provision": provision}

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from sbpair.cli.command_loop import run_gracefully
 from sbpair.cli.completion import relays
 from sbpair.cli.logs import utc
-from sbpair.cli.options.common import CONFIG, Output, argument, option
-from sbpair.cli.options.values import check_at_least, positive_seconds_of, selected_relay
+from sbpair.cli.options.common import CONFIG, Output, argument, duration, option
+from sbpair.cli.options.values import selected_relay
 from sbpair.cli.render.screen import Redrawing, Screen, clean, plural, rounded
 from sbpair.cli.render.table import columns, cut, wrapped
 from sbpair.errors import ExitCode, MachineLacks
@@ -31,8 +31,10 @@ def listen(
     *,
     name: str = argument("NAME", "Relay in the configuration file", complete=relays),
     to: str = option("--to URL", "Server that gets the requests, such as http://localhost:8080", default=...),
-    max_requests: int = option("--max-requests N", "Requests that are served at once", default=100),
-    grace: str = option("--grace DURATION", "After Ctrl-C: time to finish accepted requests", default="30s"),
+    max_requests: int = option("--max-requests N", "Requests that are served at once", default=100, at_least=1),
+    grace: float = duration(
+        "--grace DURATION", "After Ctrl-C: time to finish accepted requests", default="30s", at_most=3600
+    ),
     config: Path | None = CONFIG,
     screen: Screen,
 ) -> int:
@@ -48,8 +50,6 @@ def listen(
 
     Exit codes: 0 stopped by a signal; 3 an answer was lost; 2 a wrong setting
     """
-    check_at_least("--max-requests", max_requests, 1, "leave it out for 100")
-    seconds = positive_seconds_of("--grace", grace, limit=3600)
     from sbpair.relay.reverse_proxy import checked_target
 
     target = checked_target(to)
@@ -60,7 +60,7 @@ def listen(
 
     async def main(stop: asyncio.Event, hurry: asyncio.Event) -> None:
         shown.on_broken = stop.set
-        await _serve(relay, target, max_requests, seconds, shown, stop, hurry)
+        await _serve(relay, target, max_requests, grace, shown, stop, hurry)
 
     run_gracefully(main)
     shown.finish()

@@ -4,14 +4,16 @@ import importlib.metadata
 import os
 import shlex
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from sbpair.cli.commands import replay_archive, replay_plan
+from sbpair.cli.command_loop import run
+from sbpair.cli.commands import replay_archive
 from sbpair.cli.next_command import next_command
 from sbpair.cli.options import moves
 from sbpair.cli.options.common import COUNT, STATE, PairSelection, argument, flag, option, option_group
-from sbpair.cli.options.values import check_at_least, selected_profile
+from sbpair.cli.options.values import selected_profile
 from sbpair.cli.progress.replay_progress import replay_progress
 from sbpair.cli.render.receipt import proof_lines
 from sbpair.cli.render.screen import Screen, size
@@ -21,9 +23,20 @@ from sbpair.operating_system.signals import interrupt_when_signalled
 
 if TYPE_CHECKING:
     from sbpair import config
+    from sbpair.model.message_key import Key
     from sbpair.replay.driver import ReplayResult
+    from sbpair.replay.plan_preview import PlanPreview
     from sbpair.replay.run import ReplayRequest
     from sbpair.replay.selection import Selection
+    from sbpair.syphon.forecast import Forecast
+    from sbpair.syphon.limits import EffectiveLimits, MoveLimits, PairTiers
+
+
+def _setting(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise UsageError(f"--conf {name!r} has no value", hint="write --conf spark.executor.memory=4g")
+    return name, value
 
 
 @option_group
@@ -32,9 +45,13 @@ class Cluster:
 
     master: str | None = option("--master URL", "Spark master [default: local, cores + 2 tasks]")
     remote: str | None = option("--remote URL", "Spark Connect server, sc://HOST:PORT [env: SPARK_REMOTE]")
-    parallelism: int | None = option("--parallelism N", "Tasks at once [default: those of a local master, or 2]")
+    parallelism: int | None = option(
+        "--parallelism N", "Tasks at once [default: those of a local master, or 2]", at_least=1
+    )
     shared_archive: bool = flag("--shared-archive", "The archive directory is mounted on every worker")
-    conf: list[str] | None = option("--conf KEY=VALUE", "Spark setting, never a secret; repeatable")
+    conf: list[tuple[str, str]] | None = option(
+        "--conf KEY=VALUE", "Spark setting, never a secret; repeatable", parse=_setting
+    )
     package: str | None = option("--package FILE", "Zip from sbpair replay package, for bare workers")
     print_submit: bool = flag("--print-submit", "Only print the spark-submit command, without secrets")
 
@@ -72,6 +89,72 @@ def group() -> None:
     """
 
 
+def plan_command(
+    *,
+    queue: list[str] | None = moves.QUEUES,
+    dead_letters: bool = moves.DEAD_LETTERS,
+    destination: list[str] | None = moves.DESTINATIONS,
+    count: int | None = COUNT,
+    dedup: moves.Dedup = moves.DEDUP,
+    ttl: moves.Ttl = moves.TTL,
+    rate: float | None = moves.RATE,
+    allow_missing: bool = moves.ALLOW_MISSING,
+    max_discard: int | None = moves.MAX_DISCARD,
+    allow_discard: bool = moves.ALLOW_DISCARD,
+    state: Path | None = STATE,
+    connection: PairSelection,
+    screen: Screen,
+) -> int:
+    """Preview a replay: outcomes, age, duplicates, duration and cost.
+
+    Peeks each message: nothing is locked, received or written. Needs no Java. The duration is a lower bound from --rate
+    and the 1000 credits a second of each Standard namespace.
+
+    Examples:
+      sbpair replay plan
+      sbpair replay plan --destination orders --dedup message-id
+
+    Exit codes: 3 some would expire, be quarantined or stay unsent; 4 the state is another pair's
+
+    See also: sbpair help replay
+    """
+    limits, most = moves.limits_of(rate, None, ttl), moves.discard_limit(max_discard, allow=allow_discard)
+    found = selected_profile(connection, screen, count=count, state=state)
+    from sbpair.cli.progress.reporting import PeekProgress
+    from sbpair.cli.render import forecast
+    from sbpair.replay.plan_preview import PlanPreview, normalize_destinations
+    from sbpair.syphon import preview
+
+    outlook = PlanPreview(
+        found.pair.secondary.name,
+        dedup=dedup == "message-id",
+        destinations=normalize_destinations(destination or []),
+        accepted=_accepted(found),
+    )
+    queues = moves.backlog_paths(found.pair, queue, dead_letters=dead_letters)
+
+    with PeekProgress(screen) as progress:
+        result = run(
+            preview.make_forecast(
+                found.pair,
+                limits,
+                only=queues,
+                aside=outlook,
+                effective_limits=_full_credits,
+                in_turn=True,
+                on_event=progress,
+            )
+        )
+    notes = [*result.notes, *_plan_notes(result, outlook, allow_missing=allow_missing)]
+    notes += forecast.discard_notes(result, most)
+    plan = {**forecast.document(result, forecast.REPLAY), "notes": notes}
+    screen.result(forecast.REPLAY.schema, plan, forecast.table(result, forecast.REPLAY))
+    for note in notes:
+        screen.warn(note)
+    unsent = any(flow.outcomes["unsent"] for flow in result.flows)
+    return ExitCode.PARTIAL_OR_FINDINGS if unsent else max(result.exit_code, result.discard_code(most))
+
+
 def run_command(
     *,
     archive: str = moves.ARCHIVE,
@@ -87,7 +170,7 @@ def run_command(
     order: Literal["session", "none"] = option(
         "--order ORDER", "session keeps the order of each session; none is faster", default="session"
     ),
-    rate: str | None = moves.RATE,
+    rate: float | None = moves.RATE,
     allow_missing: bool = moves.ALLOW_MISSING,
     max_discard: int | None = moves.MAX_DISCARD,
     allow_discard: bool = moves.ALLOW_DISCARD,
@@ -135,7 +218,11 @@ def resume_command(
     *,
     run_id: str = moves.RUN,
     archive: str = moves.ARCHIVE,
-    everything: bool = flag("--all", "Send the messages that --destination and --where excluded"),
+    everything: bool = flag(
+        "--all",
+        "Send the messages that --destination and --where excluded",
+        excludes=("--destination", "--where"),
+    ),
     choice: Choice,
     max_discard: int | None = moves.MAX_DISCARD,
     allow_discard: bool = moves.ALLOW_DISCARD,
@@ -159,8 +246,6 @@ def resume_command(
     from sbpair.replay import driver
 
     selection = _selection(choice)
-    if everything and selection:
-        raise UsageError("--all goes with neither --destination nor --where", hint="leave it out, or them")
     wanted = selection if everything or selection else None
     limit = moves.discard_limit(max_discard, allow=allow_discard)
     options = {"max_discard": limit} if allow_discard or max_discard is not None else {}
@@ -176,9 +261,9 @@ def package_command(
     platform: str | None = option(
         "--for PLATFORM", "Write a job for databricks, dataproc, emr-serverless, fabric or kubernetes"
     ),
-    archive: str | None = option("--archive URL", "URL of the job's archive; with --for"),
-    name: str | None = option("--name NAME", "Name of the job; with --for [default: sbpair-replay]"),
-    vault: str | None = option("--vault NAME", "Azure Key Vault of the secrets; with --for fabric"),
+    archive: str | None = option("--archive URL", "URL of the job's archive", needs="--for"),
+    name: str | None = option("--name NAME", "Name of the job [default: sbpair-replay]", needs="--for"),
+    vault: str | None = option("--vault NAME", "Azure Key Vault of the secrets", needs="--for fabric"),
     connection: PairSelection,
     screen: Screen,
 ) -> int:
@@ -195,9 +280,6 @@ def package_command(
     """
     if platform is not None:
         return _write_job(screen, connection, file or Path(f"sbpair-{platform}"), platform, archive, name, vault)
-    for given, value in {"--archive": archive, "--name": name, "--vault": vault}.items():
-        if value is not None:
-            raise UsageError(f"{given} goes with --for", hint=f"name a platform with --for, or leave {given} out")
     from sbpair.replay import package
 
     file = file or Path("sbpair.zip")
@@ -232,7 +314,7 @@ def _write_job(
 
 
 SUBCOMMANDS = {
-    "plan": replay_plan.command,
+    "plan": plan_command,
     "run": run_command,
     "resume": resume_command,
     "list": replay_archive.list_command,
@@ -242,6 +324,41 @@ SUBCOMMANDS = {
     "gc": replay_archive.gc_command,
     "package": package_command,
 }
+
+
+def _plan_notes(found: "Forecast", outlook: "PlanPreview", *, allow_missing: bool) -> list[str]:
+    from sbpair.move.message.route import MISSING
+
+    notes = []
+    missing = sum(each.messages for each in found.dead_letters if each.reason == MISSING)
+    if missing and not allow_missing:
+        notes.append(
+            f"a run would archive everything and send nothing: the primary lacks destinations of {missing} messages;"
+            " create them, or pass --allow-missing to quarantine these messages"
+        )
+    if outlook.ids_overflowed:
+        notes.append("too many message ids to remember: there may be more duplicates than counted")
+    return notes
+
+
+def _accepted(found: "config.Profile") -> "list[Key]":
+    """Return the messages that the syphon's journal records as accepted, without creating a state directory."""
+    from sbpair.runs.database import state_if_any
+    from sbpair.runs.journal import accepted_keys
+
+    with state_if_any(found.state_directory, found.pair) or nullcontext() as state:
+        return accepted_keys(state) if state else []
+
+
+def _full_credits(terms: "MoveLimits", tiers: "PairTiers") -> "EffectiveLimits":
+    """Return the full credits of the namespaces, which a replay uses until the service throttles it."""
+    from sbpair.move.rate_limit import NAMESPACE_CREDITS
+    from sbpair.syphon.limits import EffectiveLimits
+
+    primary, secondary = (
+        None if (tier or "").lower() == "premium" else NAMESPACE_CREDITS for tier in (tiers.primary, tiers.secondary)
+    )
+    return EffectiveLimits(terms.rate, primary, secondary)
 
 
 def _request(
@@ -263,11 +380,8 @@ def _request(
     from sbpair.replay import package, spark
     from sbpair.replay.run import ReplayRequest
 
-    if cluster.parallelism is not None:
-        check_at_least("--parallelism", cluster.parallelism, 1, "leave it out for every core")
     if cluster.package is not None:
         package.check_package(cluster.package)
-    moves.check_lease(safeguards.lease, no_lease=safeguards.no_lease)
     return ReplayRequest(
         found.pair,
         archive,
@@ -276,7 +390,7 @@ def _request(
         master=cluster.master or spark.local_master(),
         tasks=cluster.parallelism,
         shared_archive=cluster.shared_archive,
-        settings=dict(map(_setting, cluster.conf or [])),
+        settings=dict(cluster.conf or []),
         lease=not safeguards.no_lease,
         lease_queue=safeguards.lease,
         verbose=screen.detailed,
@@ -321,13 +435,6 @@ def _variable(found: "config.Profile", side: str) -> str | None:
 
     setting = found.settings[f"{side}.address"]
     return setting.source if isinstance(setting.value, Secret) else None
-
-
-def _setting(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise UsageError(f"--conf {name!r} has no value", hint="write --conf spark.executor.memory=4g")
-    return name, value
 
 
 def _run(screen: Screen, act: Any) -> int:

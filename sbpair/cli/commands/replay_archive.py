@@ -7,7 +7,7 @@ from sbpair.cli.options.common import flag
 from sbpair.cli.render.receipt import proof_lines
 from sbpair.cli.render.screen import Screen, plural, size
 from sbpair.cli.render.table import columns
-from sbpair.errors import MachineLacks, StateRefused, Unsafe, UsageError
+from sbpair.errors import MachineLacks, StateRefused, Unsafe
 
 SCHEMA = "sbpair/replay/1"
 
@@ -114,7 +114,7 @@ def gc_command(
     include_unsent: bool = flag(
         "--include-unsent", "Also delete messages never sent: expired, quarantined, deduplicated"
     ),
-    dry_run: bool = flag("--dry-run", "Only print what would be deleted"),
+    dry_run: bool = flag("--dry-run", "Only print what would be deleted", excludes="--yes"),
     yes: bool = flag("--yes -y", "Delete without asking"),
     screen: Screen,
 ) -> int:
@@ -131,8 +131,6 @@ def gc_command(
 
     Exit codes: 0 deleted, or --dry-run; 4 not confirmed, or refused: the run is unfinished or not proved
     """
-    if dry_run and yes:
-        raise UsageError("--dry-run and --yes exclude each other", hint="--yes deletes, --dry-run only prints")
     place = moves.open_archive(archive, run_id)
     from sbpair.replay import gc
 

@@ -1,16 +1,23 @@
-"""`sbpair runs list` and `show`: print the records of earlier runs."""
+"""`sbpair runs`: the records of earlier runs, their reports, and requests to running ones in other processes."""
 
-from collections.abc import Iterator
+import errno
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sbpair.cli.commands.runs_control import cancel_run, pause_run, resume_run
-from sbpair.cli.commands.runs_report import report_run
+from sbpair import __version__
+from sbpair.cli.completion import live_runs, paused_runs, unpaused_runs
 from sbpair.cli.completion import runs as runs_of_pair
 from sbpair.cli.logs import utc
-from sbpair.cli.options.common import NAMESPACE, STATE, PairSelection, argument
-from sbpair.cli.options.reach import open_runs
+from sbpair.cli.next_command import next_command
+from sbpair.cli.options.common import Output, RunSelection, argument, option
+from sbpair.cli.options.reach import open_runs, owner_of_runs
 from sbpair.cli.render.receipt import (
     backing_off_lines,
     breakdown,
@@ -19,14 +26,21 @@ from sbpair.cli.render.receipt import (
     proof_lines,
     stayed_lines,
 )
-from sbpair.cli.render.screen import Screen, clean, spoken
+from sbpair.cli.render.screen import Screen, clean, size, spoken
 from sbpair.cli.render.table import columns, wrapped
+from sbpair.errors import ExitCode, MachineLacks, SbpairError, UsageError
 from sbpair.move.receipt import BUCKETS
+from sbpair.operating_system.files import is_link_of_another_user
 
 if TYPE_CHECKING:
+    from sbpair.cli.report.run_facts import RunReport
+    from sbpair.model.pair import Ends
+    from sbpair.replay.checksums import ArchiveFiles
+    from sbpair.runs.database import RunDatabase
     from sbpair.runs.run_log import RunRecord
 
 SCHEMA = "sbpair/runs/1"
+STDOUT = "-"
 FACTS = ("id", "command", "archive", "started", "ended", "took", "outcome", "exit_code", "error")
 SHOWN = (*FACTS, "received", *BUCKETS, "locked")
 
@@ -45,9 +59,7 @@ def group() -> None:
     """
 
 
-def list_runs(
-    *, namespace: str | None = NAMESPACE, state: Path | None = STATE, connection: PairSelection, screen: Screen
-) -> int:
+def list_runs(*, connection: RunSelection, screen: Screen) -> int:
     """List the syphons, moves and replays of a pair, or the moves of a namespace, the latest first.
 
     OUTCOME is running, paused, done, partial (exit code 3), stopped, failed or crashed; IN DOUBT counts messages sent
@@ -60,7 +72,7 @@ def list_runs(
     """
     from sbpair.runs.run_log import all_runs
 
-    with open_runs(connection, screen, namespace, state) as kept:
+    with open_runs(connection, screen) as kept:
         found = all_runs(kept) if kept else []
     entries, rows = [], []
     for run in found:
@@ -76,9 +88,7 @@ def list_runs(
 def show_run(
     *,
     run_id: str = argument("ID", "Id of the run, or its beginning", complete=runs_of_pair),
-    namespace: str | None = NAMESPACE,
-    state: Path | None = STATE,
-    connection: PairSelection,
+    connection: RunSelection,
     screen: Screen,
 ) -> int:
     """Show the receipt of one run and each message it left in doubt.
@@ -92,7 +102,7 @@ def show_run(
     """
     from sbpair.runs.run_log import find_run
 
-    with open_runs(connection, screen, namespace, state) as kept:
+    with open_runs(connection, screen) as kept:
         run = find_run(kept, run_id)
     doubtful = [{key: value for key, value in asdict(doubt).items() if key != "run"} for doubt in run.doubts]
     receipt = {key: value for key, value in (run.receipt or {}).items() if key != "archive"}
@@ -100,6 +110,112 @@ def show_run(
         found = {**_entry(run), "receipt": receipt or None, "doubtful": doubtful}
         screen.result(SCHEMA, {"runs": [found]}, _page(run), [found])
     return 0
+
+
+def report_run(
+    *,
+    run_id: str = argument("ID", "Id of the run, or its beginning", complete=runs_of_pair),
+    html: str | None = option("--html FILE", "Write one self-contained page; - for stdout"),
+    markdown: str | None = option("--markdown FILE", "Write Markdown for a ticket; - for stdout"),
+    connection: RunSelection,
+    screen: Screen,
+) -> int:
+    """Write a report of one run: receipt, timeline, dead letters, options and cost.
+
+    A running run is reported so far. An existing file is replaced. The page has no scripts, loads nothing, and prints
+    well; --html needs pip install 'sbpair[report]'. A replay's report has checksums of its archive, if it can be read.
+    Reports hold message ids, entity names and host names, but neither bodies nor secrets.
+
+    Examples:
+      sbpair runs report 261122-101500 --html report.html
+      sbpair runs report 261122-101500 --markdown -
+
+    Exit codes: 0 written; 2 no such run; 7 a file cannot be written, or the extra is not installed
+
+    See also: sbpair help runs
+    """
+    wanted = {name: file for name, file in (("html", html), ("markdown", markdown)) if file is not None}
+    _check(wanted, screen)
+    owner = owner_of_runs(connection, screen)
+    with ExitStack() as stack:
+        targets = {name: stack.enter_context(_target(file)) for name, file in wanted.items() if file != STDOUT}
+        report, texts = _rendered(owner.directory, owner.ends, run_id, wanted)
+        for name, target in targets.items():
+            target.write_text(texts[name], "utf-8")
+    if STDOUT in wanted.values():
+        [name] = [name for name, file in wanted.items() if file == STDOUT]
+        screen.write(texts[name].rstrip("\n"))
+        return 0
+    written = [{"format": name, "path": file, "bytes": len(texts[name].encode())} for name, file in wanted.items()]
+    rows = [(file, name, size(len(texts[name].encode()))) for name, file in wanted.items()]
+    document = {"run": report.run, "outcome": report.outcome, "files": written}
+    screen.result("sbpair/runs-report/1", document, columns([("FILE", "FORMAT", "SIZE"), *rows]))
+    return 0
+
+
+def pause_run(
+    *,
+    run_id: str = argument("ID", "Id of the run, or its beginning", complete=unpaused_runs),
+    connection: RunSelection,
+    screen: Screen,
+) -> int:
+    """Pause a running syphon, move, redrive or replay from another terminal.
+
+    Within two seconds the run receives and sends nothing more, and its messages go back with their delivery counts
+    unchanged. It keeps its connections and its lease. The pause lasts until resume or cancel, also after this terminal
+    has gone; it ends with the run. A run that waits for the outcome of a send, or writes a segment, confirms later.
+
+    Examples:
+      sbpair runs pause 261122-101500
+      sbpair runs pause 261122 -o json
+
+    Exit codes: 0 paused; 2 no such run, or it is not running; 3 not confirmed in time
+
+    See also: sbpair help runs
+    """
+    return _request("pause", run_id, open_runs(connection, screen), screen)
+
+
+def resume_run(
+    *,
+    run_id: str = argument("ID", "Id of the run, or its beginning", complete=paused_runs),
+    connection: RunSelection,
+    screen: Screen,
+) -> int:
+    """Let a paused run go on.
+
+    A stopped or crashed run cannot go on: start it again. Of a replay, that is sbpair replay resume.
+
+    Examples:
+      sbpair runs resume 261122-101500
+      sbpair runs resume 261122 --namespace archive
+
+    Exit codes: 0 running; 2 no such run, or it is not running; 3 not confirmed in time
+
+    See also: sbpair help runs
+    """
+    return _request("resume", run_id, open_runs(connection, screen), screen)
+
+
+def cancel_run(
+    *,
+    run_id: str = argument("ID", "Id of the run, or its beginning", complete=live_runs),
+    connection: RunSelection,
+    screen: Screen,
+) -> int:
+    """Stop a running or paused run as Ctrl-C in its terminal does.
+
+    Pending sends finish, held messages go back, and the run prints its receipt. Waits up to a minute for its end.
+
+    Examples:
+      sbpair runs cancel 261122-101500
+      sbpair runs cancel 261122 --pair orders
+
+    Exit codes: 0 ended; 2 no such run, or it is not running; 3 not confirmed in time
+
+    See also: sbpair help runs
+    """
+    return _request("cancel", run_id, open_runs(connection, screen), screen)
 
 
 SUBCOMMANDS = {
@@ -162,3 +278,124 @@ def _page(run: "RunRecord") -> Iterator[str]:
 
 def _took(run: "RunRecord") -> str:
     return "" if run.ended_ms is None else spoken((run.ended_ms - run.started_ms) / 1000)
+
+
+def _request(action: str, run_id: str, opening: "AbstractContextManager[RunDatabase | None]", screen: Screen) -> int:
+    from sbpair.runs import control
+    from sbpair.runs.run_log import LIVE
+
+    wanted = control.WANTED[action]
+    began = time.monotonic()
+    with opening as kept:
+        before, run = control.request(kept, run_id, wanted, control.WAIT_SECONDS[wanted])
+    confirmed, seconds = control.is_confirmed(run, wanted), time.monotonic() - began
+    document = {"run": run.id, "request": action, "outcome": run.outcome.value, "confirmed": confirmed}
+    screen.result("sbpair/runs-control/1", {**document, "seconds": round(seconds, 3)}, [f"{run.id} {run.outcome}"])
+    if confirmed and wanted is control.Wanted.PAUSED:
+        go_on, stop = next_command("runs resume", run.id), next_command("runs cancel", run.id)
+        screen.say(f"it keeps its lease and holds no message; to go on: {go_on}; to stop: {stop}")
+    if confirmed and before.outcome == run.outcome:
+        screen.say(f"it was {run.outcome} before")
+    if confirmed:
+        return ExitCode.DONE
+    if run.outcome not in LIVE:
+        screen.warn(f"it ended before it was to {action}")
+    elif seconds < control.WAIT_SECONDS[wanted]:
+        screen.warn("another request has replaced this one")
+    else:
+        screen.warn(
+            f"no confirmation within {spoken(seconds)}: it waits for pending sends, or is in a step that it ends first;"
+            f" the request stays; see {next_command('runs show', run.id)}"
+        )
+    return ExitCode.PARTIAL_OR_FINDINGS
+
+
+def _check(wanted: dict[str, str], screen: Screen) -> None:
+    """Raise UsageError for options that do not go together, MachineLacks if the extra is not installed."""
+    if not wanted:
+        raise UsageError("expected --html FILE or --markdown FILE", hint="write - for stdout")
+    if STDOUT in wanted.values() and (screen.output is not Output.TABLE or len(wanted) > 1):
+        other = "two reports" if len(wanted) > 1 else f"--output {screen.output}"
+        raise UsageError(f"{other} cannot share stdout with a report", hint="give the path of a file instead of -")
+    if len(wanted) > 1 and len({Path(file).absolute() for file in wanted.values()}) == 1:
+        raise UsageError("--html and --markdown name the same file", hint="give each a file of its own")
+    from sbpair.replay.java import is_installed
+
+    if "html" in wanted and not is_installed("matplotlib"):
+        raise MachineLacks("matplotlib is not installed", hint="pip install 'sbpair[report]'")
+
+
+@contextmanager
+def _target(file: str) -> Iterator[Path]:
+    """Yield a new file beside `file` that replaces it in the end. Raises MachineLacks before any work if it cannot."""
+    path = Path(file).resolve()
+    try:
+        if is_link_of_another_user(Path(file)):
+            raise PermissionError(errno.EACCES, "it is a symbolic link of another user")
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if path.exists() and not path.is_file():  # a device or a pipe
+            yield path
+            return
+        if path.exists() and not os.access(path, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name[:40]}.", delete=False) as opened:
+            beside = Path(opened.name)
+        try:
+            yield beside
+            beside.chmod(stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o600)
+            beside.replace(path)
+        finally:
+            beside.unlink(missing_ok=True)
+    except OSError as error:
+        raise MachineLacks(f"{file} cannot be written: {error.strerror}", hint="choose a writable path") from error
+
+
+def _rendered(directory: Path, pair: "Ends", run_id: str, formats: Iterable[str]) -> tuple["RunReport", dict[str, str]]:
+    from sbpair.cli.report.run_facts import report_of
+    from sbpair.runs.database import state_if_any
+    from sbpair.runs.run_log import find_run, timeline_of
+
+    with state_if_any(directory, pair) or nullcontext() as kept:
+        run = find_run(kept, run_id)
+        samples = timeline_of(kept, run.id) if kept else []
+    now_ms = int(time.time() * 1000)
+    archive = _archive_of(run)
+    with run.reading():
+        report = report_of(run, samples, now_ms=now_ms, version=__version__, archive=archive)
+        return report, {name: RENDERERS[name](report) for name in formats}
+
+
+def _archive_of(run: "RunRecord") -> "ArchiveFiles | str | None":
+    """Return the files of a replay's archive, or why they cannot be read; None for other runs."""
+    url = (run.receipt or {}).get("archive")
+    if not url:
+        return None
+    from sbpair.replay.java import is_installed
+
+    if not is_installed("pyarrow"):
+        return "pyarrow is not installed"
+    from sbpair.replay.archive import Archive
+    from sbpair.replay.archive_layout import RUN_FILE
+    from sbpair.replay.checksums import files_of
+
+    try:
+        archive = Archive(str(url), run.id)
+        return files_of(archive) if archive.exists(RUN_FILE) else "it is not there"
+    except (SbpairError, OSError) as error:
+        return error.message if isinstance(error, SbpairError) else str(error)
+
+
+def _html(report: "RunReport") -> str:
+    from sbpair.cli.report.pages import render_html
+
+    return render_html(report)
+
+
+def _markdown(report: "RunReport") -> str:
+    from sbpair.cli.report.pages import render_markdown
+
+    return render_markdown(report)
+
+
+RENDERERS = {"html": _html, "markdown": _markdown}

@@ -15,9 +15,9 @@ from sbpair.backlog import TRANSFER_SEGMENT
 from sbpair.cli.command_loop import run_gracefully
 from sbpair.cli.next_command import next_command, with_options
 from sbpair.cli.options import moves
-from sbpair.cli.options.common import NAMESPACE, PairSelection, argument, flag, option
+from sbpair.cli.options.common import NamespaceSelection, argument, duration, flag, option
 from sbpair.cli.options.reach import reach_of
-from sbpair.cli.options.values import entity_names, seconds_of
+from sbpair.cli.options.values import entity_names
 from sbpair.cli.render.screen import Document, Screen, clean, some
 from sbpair.cli.render.table import columns
 from sbpair.errors import ExitCode, MachineLacks, UsageError
@@ -40,19 +40,23 @@ def command(
     form: Literal["lines", "jsonl"] | None = option(
         "--format FORMAT", "lines: each line is a body; jsonl: an object [default: jsonl for *.jsonl and *.ndjson]"
     ),
-    skip: int = option("--skip N", "Skip the first N lines", min=0, default=0),
-    rate: str | None = moves.RATE,
+    skip: int = option("--skip N", "Skip the first N lines", at_least=0, default=0),
+    rate: float | None = moves.RATE,
     on_failure: Literal["wait", "raise", "backlog-now"] | None = option(
         "--on-failure ACTION", "Until failover: wait and retry, raise, or backlog-now: go there now [default: wait]"
     ),
-    failover_interval: str | None = option(
-        "--failover-interval DURATION", "Failure time before failover; 0: at once [default: the file's, or 1m]"
+    failover_interval: float | None = duration(
+        "--failover-interval DURATION",
+        "Failure time before failover; 0: at once [default: the file's, or 1m]",
+        at_least=0,
+        at_most=3600,
     ),
-    timeout: str | None = option("--timeout DURATION", "Time limit of one send [default: failover interval + 1m]"),
+    timeout: float | None = duration(
+        "--timeout DURATION", "Time limit of one send [default: failover interval + 1m]", at_least=1, at_most=3600
+    ),
     to_backlog: bool = flag("--to-backlog", "Send everything to the backlog"),
     outbox: Path | None = option("--outbox FILE", "Store messages here while neither namespace accepts them"),
-    namespace: str | None = NAMESPACE,
-    connection: PairSelection,
+    connection: NamespaceSelection,
     screen: Screen,
 ) -> int:
     """Send lines to a queue or topic, failing over to the backlog.
@@ -70,23 +74,19 @@ def command(
     See also: sbpair help failover
     """
     named = entity
-    reach = reach_of(connection, screen, namespace)
-    address = reach.address(entity, side=None if ":" in entity or namespace is not None else "primary")
-    is_paired, entity = namespace is None and address.side == "primary", address.path
+    reach = reach_of(connection, screen)
+    address = reach.address(entity, side=None if ":" in entity or connection.namespace is not None else "primary")
+    is_paired, entity = connection.namespace is None and address.side == "primary", address.path
     if not is_paired:
         if TRANSFER_SEGMENT in entity.lower().split("/"):
             raise UsageError(f"{entity} is a backlog queue", hint="--to-backlog sends there what is for another entity")
         _check_alone(on_failure, failover_interval, outbox, to_backlog=to_backlog)
     pair = reach.pair if is_paired else None
     if pair is not None and failover_interval is not None:
-        pair = replace(pair, failover_interval=seconds_of("--failover-interval", failover_interval, limit=3600))
-    seconds = None if timeout is None else seconds_of("--timeout", timeout, minimum=1, limit=3600)
-    if seconds is not None and seconds <= SHORT_SECONDS:
-        screen.warn(f"--timeout {seconds:g}s is too short for a partitioned entity to try another partition")
+        pair = replace(pair, failover_interval=failover_interval)
+    if timeout is not None and timeout <= SHORT_SECONDS:
+        screen.warn(f"--timeout {timeout:g}s is too short for a partitioned entity to try another partition")
     entity_names([entity])
-    from sbpair.move.rate_limit import parse_rate
-
-    limit = None if rate is None else parse_rate(rate)
     from sbpair.cli.progress.reporting import SendProgress
     from sbpair.message_io import message_json, send_lines
 
@@ -109,8 +109,8 @@ def command(
                         address.endpoint,
                         entity,
                         reader,
-                        rate=limit,
-                        seconds=send_lines.SEND_SECONDS if seconds is None else seconds,
+                        rate=rate,
+                        seconds=send_lines.SEND_SECONDS if timeout is None else timeout,
                         stop=stop,
                         hurry=hurry,
                         on_event=shown,
@@ -119,9 +119,9 @@ def command(
                     pair,
                     entity,
                     reader,
-                    rate=limit,
+                    rate=rate,
                     on_failure=on_failure or "wait",
-                    seconds=seconds,
+                    seconds=timeout,
                     to_backlog=to_backlog,
                     outbox=outbox,
                     stop=stop,
@@ -138,17 +138,17 @@ def command(
 
 
 def _check_alone(
-    on_failure: str | None, failover_interval: str | None, outbox: Path | None, *, to_backlog: bool
+    on_failure: str | None, failover_interval: float | None, outbox: Path | None, *, to_backlog: bool
 ) -> None:
     """Raise UsageError for options of failover, which one namespace alone has not."""
-    given = {
+    given: dict[str, object] = {
         "--on-failure": on_failure,
         "--failover-interval": failover_interval,
         "--outbox": outbox,
-        "--to-backlog": to_backlog,
+        "--to-backlog": to_backlog or None,
     }
     for name, value in given.items():
-        if value not in (None, False):
+        if value is not None:
             raise UsageError(f"{name} is for the primary of a pair", hint="leave it out, or SIDE: and --namespace")
 
 

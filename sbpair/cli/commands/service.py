@@ -7,6 +7,7 @@ from sbpair import __version__
 from sbpair.cli.app import PROGRAM, load
 from sbpair.cli.move_run import MoveTerms
 from sbpair.cli.options.common import COUNT, OPTION_GROUPS, PairSelection, argument, option
+from sbpair.cli.options.rules import given_params, name_of
 from sbpair.cli.options.values import selected_pair
 from sbpair.cli.render.screen import Screen, clean
 from sbpair.errors import UsageError
@@ -55,8 +56,6 @@ def print_service(
 
     See also: sbpair help service
     """
-    if schedule == "":
-        raise UsageError("--schedule is empty", hint="leave it out to keep moving")
     if kind == "systemd" and image is not None:
         raise UsageError("--image is for containers only", hint="leave it out: systemd starts --program")
     if kind != "systemd" and program is not None:
@@ -86,16 +85,13 @@ def _words(text: str, mode: str) -> tuple[str, ...]:
         words = tuple(shlex.split(text))
     except ValueError as error:
         raise UsageError(f"--with: {str(error).lower()}", hint="quote a value inside the quotes, too") from None
-    context = load("syphon").make_context(f"{PROGRAM} syphon", list(words))
-    for name in DEFINED:
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            hint = "leave it out: --count and the options of the pair go before --with"
-            raise UsageError(f"--with: --{name.replace('_', '-')} is already in the definition", hint=hint)
-    terms = MoveTerms(**{**{name: context.params[name] for name in OPTION_GROUPS[MoveTerms]}, mode: True})
-    terms.mode()
-    terms.check_limits()
-    terms.ramp_plan()
+    own = f"--{mode}"
+    context = load("syphon").make_context(f"{PROGRAM} syphon", [*words, own])
+    given = {name_of(param) for param in given_params(context) if param.name in DEFINED}
+    if twice := [own] * (own in words) or [*(given - {own})]:
+        hint = "leave it out: --count and the options of the pair go before --with"
+        raise UsageError(f"--with: {twice[0]} is already in the definition", hint=hint)
+    MoveTerms(**{name: context.params[name] for name in OPTION_GROUPS[MoveTerms]}).checked_mode()
     return words
 
 

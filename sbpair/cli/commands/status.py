@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from sbpair.cli.command_loop import run
 from sbpair.cli.completion import status_findings
 from sbpair.cli.options import values
-from sbpair.cli.options.common import COUNT, PairSelection, argument, flag, option
-from sbpair.cli.progress.reporting import watch_interval, watch_readings
+from sbpair.cli.options.common import COUNT, INTERVAL, WATCH, PairSelection, argument, duration, option
+from sbpair.cli.progress.reporting import watch_readings
 from sbpair.cli.render import status as render
 from sbpair.cli.render.screen import Screen
 from sbpair.cli.render.table import wrapped
@@ -26,13 +26,18 @@ def command(
     entities: list[str] | None = argument(
         "[QUEUE|TOPIC…]", "More queues and topics of the primary to check", default=None
     ),
-    timeout: str = option("--timeout DURATION", "Time limit of each answer", default="10s"),
+    timeout: float = duration(
+        "--timeout DURATION", "Time limit of each answer", default="10s", at_least=1, at_most=600
+    ),
     outbox: Path | None = option("--outbox FILE", "Also count the messages of this outbox file"),
     fail_on: str | None = option(
-        "--fail-on KIND[,KIND]", f"Findings that exit 3: {KINDS} [default: none]", complete=status_findings
+        "--fail-on KIND[,KIND]",
+        f"Findings that exit 3: {KINDS} [default: none]",
+        complete=status_findings,
+        excludes="--watch",
     ),
-    watch: bool = flag("--watch", "Read it again and again, until Ctrl-C"),
-    interval: str | None = option("--interval DURATION", "With --watch: time between two readings [default: 5s]"),
+    watch: bool = WATCH,
+    interval: float = INTERVAL,
     count: int | None = COUNT,
     connection: PairSelection,
     screen: Screen,
@@ -54,19 +59,17 @@ def command(
     Exit codes: 0 all are up; 6 a namespace or entity is down; 3 one is broken and none down, or a finding of
     --fail-on; 5 access denied, also by a proxy; 2 a wrong setting. --watch exits 0 after Ctrl-C
     """
-    seconds = values.seconds_of("--timeout", timeout, minimum=1, limit=600)
-    every = watch_interval(interval, fail_on, watch=watch)
     pair = values.selected_pair(connection, screen, count=count)
     names = values.entity_names(entities or ())
     from sbpair import status
 
-    kinds = values.findings_of(fail_on or values.NONE, status.FINDINGS)
+    kinds = values.findings_of(status.FINDINGS, fail_on or values.NONE)
 
     async def read() -> status.Status:
-        return await status.read_status(pair, names, outbox=outbox, seconds=seconds)
+        return await status.read_status(pair, names, outbox=outbox, seconds=timeout)
 
     if watch:
-        return _watch(screen, read, every)
+        return _watch(screen, read, interval)
     found = run(read())
     screen.result(SCHEMA, render.document(found), render.table(found))
     screen.hints(found.errors)

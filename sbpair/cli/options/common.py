@@ -1,8 +1,11 @@
-"""The options that commands share, written once: a command takes a whole group of them as one parameter.
+"""Declarations of options, and the groups of options that commands share: a command takes a group as one parameter.
 
-`def command(*, connection: PairSelection, screen: Screen)` has every option of the pair, and those of `Display`.
+`def command(*, connection: PairSelection, screen: Screen)` has every option of the pair, and those of `Display`. A
+declaration has the bounds of the value, its parser, and which other options it needs or excludes: `options.rules`
+checks them before the command begins.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -12,6 +15,7 @@ from typing import Any, Literal, TypeVar, dataclass_transform
 import typer
 
 from sbpair.cli.completion import pairs
+from sbpair.cli.options.rules import OptionRules, seconds_of
 
 Group = TypeVar("Group")
 
@@ -20,15 +24,43 @@ OPTION_GROUPS: dict[type, dict[str, Any]] = {}
 
 
 def option(
-    declaration: str, text: str, *, default: Any = None, panel: str | None = None, complete: Any = None, **more: Any
+    declaration: str,
+    text: str,
+    *,
+    default: Any = None,
+    panel: str | None = None,
+    complete: Any = None,
+    at_least: int | None = None,
+    at_most: int | None = None,
+    needs: str | tuple[str, ...] = (),
+    excludes: str | tuple[str, ...] = (),
+    why: str = "",
+    parse: Callable[[str], object] | None = None,
+    **more: Any,
 ) -> Any:
-    """Return an option declared as in its help, such as `--count -n N`. The default `...` makes it required."""
+    """Return an option declared as in its help, such as `--count -n N`. The default `...` makes it required.
+
+    `needs` names options that must be given too, such as `--ramp or --canary`, or `--via arm` with its value;
+    `excludes` those that must not. `why` is the hint of a refusal. `parse` makes the value of the text, and raises
+    UsageError.
+    """
     words = declaration.split()
     names = [word for word in words if word.startswith("-")]
     metavar = words[-1] if len(words) > len(names) else None
-    return typer.Option(
+    declared = typer.Option(
         default, *names, metavar=metavar, help=text, rich_help_panel=panel, autocompletion=complete, **more
     )
+    needed, excluded = ((each,) if isinstance(each, str) else each for each in (needs, excludes))
+    declared.rules = OptionRules(at_least, at_most, needed, excluded, why, parse)
+    return declared
+
+
+def duration(
+    declaration: str, text: str, *, at_least: float | None = None, at_most: float | None = None, **more: Any
+) -> Any:
+    """Return an option whose text is a duration, and whose value is its seconds: more than 0 without `at_least`."""
+    parse = partial(seconds_of, declaration.split(maxsplit=1)[0], at_least=at_least, at_most=at_most)
+    return option(declaration, text, parse=parse, **more)
 
 
 flag = partial(option, default=False)
@@ -40,12 +72,15 @@ def argument(metavar: str, text: str, *, default: Any = ..., complete: Any = Non
 
 @dataclass_transform(frozen_default=True)
 def option_group(cls: type[Group]) -> type[Group]:
-    """Make a frozen dataclass of a class whose attributes are options. Its fields have the defaults of these."""
+    """Make a frozen dataclass of a class whose attributes are options. Its fields have the defaults of these.
+
+    Those of a group that it inherits come after its own.
+    """
     declared = {name: getattr(cls, name) for name in cls.__annotations__}
     for name, each in declared.items():
         setattr(cls, name, each.default)
     group = dataclass(frozen=True, slots=True)(cls)
-    OPTION_GROUPS[group] = declared
+    OPTION_GROUPS[group] = declared | OPTION_GROUPS.get(cls.__mro__[1], {})
     return group
 
 
@@ -80,6 +115,23 @@ class PairSelection:
     )
 
 
+STATE = option("--state DIR", "State directory [default: ~/.local/state/sbpair/PAIR]")
+
+
+@option_group
+class NamespaceSelection(PairSelection):
+    """The pair, or the namespace of no pair, that a command works on."""
+
+    namespace: str | None = _connection("--namespace NAME", "Namespace of no pair: name in the file, or host")
+
+
+@option_group
+class RunSelection(NamespaceSelection):
+    """The pair, or the namespace, whose recorded runs a command reads."""
+
+    state: Path | None = STATE
+
+
 @option_group
 class Display:
     """The form of results on stdout and of logs on stderr."""
@@ -92,6 +144,6 @@ class Display:
 
 
 CONFIG = _connection("--config FILE", "Configuration file [env: SBPAIR_CONFIG]")
-NAMESPACE = _connection("--namespace NAME", "Namespace of no pair: name in the file, or host")
 COUNT = option("--count -n N", "Number of backlog queues [default: the file's, or 10]")
-STATE = option("--state DIR", "State directory [default: ~/.local/state/sbpair/PAIR]")
+WATCH = flag("--watch", "Read it again and again, until Ctrl-C")
+INTERVAL = duration("--interval DURATION", "Time between two readings", default="5s", at_most=86_400, needs="--watch")

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Literal
 from sbpair.cli.command_loop import run
 from sbpair.cli.completion import backlog_queues, replay_runs
 from sbpair.cli.options.common import argument, flag, option
-from sbpair.cli.options.values import check_at_least, check_goes_with, positive_seconds_of
 from sbpair.errors import UsageError
 from sbpair.move import rate_limit
+from sbpair.move.context import DEFAULT_MAX_SKIPPED
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -17,27 +17,39 @@ if TYPE_CHECKING:
     from sbpair.move.filter import MessageFilter
     from sbpair.replay.archive import Archive
     from sbpair.syphon.limits import MoveLimits
-    from sbpair.syphon.ramp import RampPlan
 
 
 Dedup = Literal["key", "message-id", "report"]
 Ttl = Literal["original", "remaining"]
 
-# `move.rate_limit` parses the texts of limits.
-RATE = option("--rate N[/s|/m|/h]", "Send at most N messages a second, minute or hour")
-CREDITS = option("--credits SHARE", "Share of Standard's 1000/s [default: 50%; Premium: none]")
+RATE = option("--rate N[/s|/m|/h]", "Send at most N messages a second, minute or hour", parse=rate_limit.parse_rate)
+CREDITS = option(
+    "--credits SHARE", "Share of Standard's 1000/s [default: 50%; Premium: none]", parse=rate_limit.parse_credits
+)
 TTL = option("--ttl MODE", "original, or remaining: less the wait", default="original")
-LEASE = option("--lease QUEUE", "Lock the pair across machines, with this session queue")
+LEASE = option(
+    "--lease QUEUE", "Lock the pair across machines, with this session queue", excludes=("--no-lease", "--dry-run")
+)
 NO_LEASE = flag("--no-lease", "Ignore another mover of the pair on this machine")
-NO_WAIT_FOR_LOCKS = flag("--no-wait-for-locks", "Leave messages that others have locked")
+NO_WAIT_FOR_LOCKS = flag(
+    "--no-wait-for-locks", "Leave messages that others have locked", excludes=("--watch", "--dry-run")
+)
 WHERE = option("--where SQL", "Only messages that match; the others stay")
 WHERE_SHOWN = option("--where SQL", "Only messages that match; peeks on until --max of them do")
-MAX_SKIPPED = option("--max-skipped N", "End once more than N do not match [default: 100000]")
-MAX_DISCARD = option("--max-discard N", "Send N at most that a topic would discard [default: 0]")
+MAX_SKIPPED = option(
+    "--max-skipped N",
+    f"End once N do not match [default: {DEFAULT_MAX_SKIPPED}]",
+    at_least=1,
+    needs="--where or --reason",
+)
+MAX_DISCARD = option(
+    "--max-discard N",
+    "Send N at most that a topic would discard [default: 0]",
+    at_least=0,
+    excludes="--allow-discard",
+)
 ALLOW_DISCARD = flag("--allow-discard", "Send what topics discard: no subscription takes it")
-RAMP = option("--ramp N,N,…", "Send N, observe dead letters, go on up to the next N")
-CANARY = option("--canary N", "The same as --ramp N")
-OBSERVE = option("--observe TIME", "Time to observe after each step [default: 30s]")
+ALLOW_DUPLICATE_DETECTION = flag("--allow-duplicate-detection", "Also move what its destination may drop")
 ARCHIVE = option("--archive PATH|URL", "Directory or URL (s3://…) of the archive", default=...)
 RUN = argument("RUN", "Id of the run, or its beginning", complete=replay_runs)
 QUEUES = option("--queue NAME|INDEX", "Only this backlog queue; repeatable [default: all]", complete=backlog_queues)
@@ -65,31 +77,7 @@ def filter_of(screen: "Screen", text: str | None, reasons: "Collection[str]" = (
 
 def discard_limit(limit: int | None, *, allow: bool) -> int | None:
     """Return how many messages may be sent that no subscription of their topic takes; None for all."""
-    if limit is not None and allow:
-        raise UsageError("--max-discard and --allow-discard exclude each other", hint="leave one of them out")
-    if limit is not None:
-        check_at_least("--max-discard", limit, 0, "the default is 0")
     return None if allow else limit or 0
-
-
-def ramp_of(ramp: str | None, canary: int | None, observe: str | None, limit: int | None = None) -> "RampPlan | None":
-    """Return the ramp of --ramp or --canary, whose steps are at most the `limit` of --max. Raises UsageError."""
-    if ramp is not None and canary is not None:
-        raise UsageError("--ramp and --canary exclude each other", hint="--canary N is the same as --ramp N")
-    if ramp is None and canary is None:
-        check_goes_with("--ramp", given=False, followers={"--observe": observe})
-        return None
-    from sbpair.syphon.ramp import MAX_TOTAL, OBSERVE_SECONDS, RampPlan, read_totals
-
-    if canary is None:
-        totals = read_totals(ramp or "", limit)
-    else:
-        most, name = (MAX_TOTAL, "the limit") if limit is None else (min(MAX_TOTAL, limit), "--max")
-        if not 1 <= canary <= most:
-            raise UsageError(f"--canary is {canary}, and must be from 1 to {most}", hint=f"{most} is {name}")
-        totals = (canary,)
-    seconds = OBSERVE_SECONDS if observe is None else positive_seconds_of("--observe", observe, limit=86_400)
-    return RampPlan(totals, seconds)
 
 
 def open_archive(url: str, run_id: str) -> "Archive":
@@ -132,19 +120,8 @@ def backlog_paths(pair: "Pair", selected: list[str] | None, *, dead_letters: boo
     return paths + list(map(dead_letter_path, paths)) if dead_letters else paths
 
 
-def limits_of(rate: str | None, share: str | None, ttl: Ttl) -> "MoveLimits":
-    """Return the limits of a move. Raises UsageError if a text is no rate or no share."""
+def limits_of(rate: float | None, share: float | None, ttl: Ttl) -> "MoveLimits":
     from sbpair.move.message import route
     from sbpair.syphon.limits import MoveLimits
 
-    return MoveLimits(
-        rate=None if rate is None else rate_limit.parse_rate(rate),
-        credits=None if share is None else rate_limit.parse_credits(share),
-        ttl=route.TimeToLive(ttl),
-    )
-
-
-def check_lease(lease: str | None, *, no_lease: bool) -> None:
-    """Raise UsageError for options that exclude each other."""
-    if lease is not None and no_lease:
-        raise UsageError("--lease and --no-lease exclude each other", hint="leave one of them out")
+    return MoveLimits(rate=rate, credits=share, ttl=route.TimeToLive(ttl))

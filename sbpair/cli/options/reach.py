@@ -25,7 +25,7 @@ from sbpair.move.entity_address import EntityAddress
 from sbpair.move.message.dead_letters import dead_letter_path, is_dead_letter_path, parent_path
 
 if TYPE_CHECKING:
-    from sbpair.cli.options.common import PairSelection
+    from sbpair.cli.options.common import NamespaceSelection, RunSelection
     from sbpair.cli.render.screen import Screen
     from sbpair.config import Profile
     from sbpair.model.pair import Endpoint, Pair
@@ -131,34 +131,27 @@ def _before(what: str, sign: str = "") -> str:
 
 
 def reach_of(
-    connection: PairSelection,
-    screen: Screen,
-    namespace: str | None,
-    *,
-    count: int | None = None,
-    state: Path | None = None,
+    selection: NamespaceSelection, screen: Screen, *, count: int | None = None, state: Path | None = None
 ) -> Reach:
     """Return the namespaces that a command line can name. Raises UsageError if the configuration is wrong."""
-    flags = flags_of(connection, count=count, state=state)
+    flags = flags_of(selection, count=count, state=state)
     warn_of_unknown_variables(flags, screen)
     refuse_secrets(os.environ)
-    reach = Reach(flags, os.environ, namespace, screen)
-    if namespace is not None:
-        reach.endpoint(namespace)
+    reach = Reach(flags, os.environ, selection.namespace, screen)
+    if selection.namespace is not None:
+        reach.endpoint(selection.namespace)
     return reach
 
 
-def owner_of_runs(connection: PairSelection, screen: Screen, namespace: str | None, state: Path | None) -> StateOwner:
-    return reach_of(connection, screen, namespace, state=state).owner()
+def owner_of_runs(selection: RunSelection, screen: Screen) -> StateOwner:
+    return reach_of(selection, screen, state=selection.state).owner()
 
 
-def open_runs(
-    connection: PairSelection, screen: Screen, namespace: str | None, state: Path | None
-) -> AbstractContextManager[RunDatabase | None]:
+def open_runs(selection: RunSelection, screen: Screen) -> AbstractContextManager[RunDatabase | None]:
     """Open the state with the runs of a pair or a namespace; None if it does not exist."""
     from sbpair.runs.database import state_if_any
 
-    owner = owner_of_runs(connection, screen, namespace, state)
+    owner = owner_of_runs(selection, screen)
     kept = state_if_any(owner.directory, owner.ends)
     if kept is None:
         screen.say(f"no runs yet: {owner.directory} has no state")

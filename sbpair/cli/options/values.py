@@ -2,19 +2,16 @@
 
 import os
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from sbpair import config
-from sbpair.cli.options.common import PairSelection, option, option_group
-from sbpair.cli.render.screen import Screen, clean
+from sbpair.cli.options.common import OPTION_GROUPS, PairSelection, option, option_group
+from sbpair.cli.render.screen import Screen
 from sbpair.config.setting import Environment, Flags, Origin, Setting
 from sbpair.errors import UsageError
-from sbpair.model.durations import ticks
 from sbpair.model.pair import Pair, ResourceGroup
-from sbpair.timespan import TICKS_PER_SECOND
 
 if TYPE_CHECKING:
     from sbpair.management.audit_findings import AuditFinding
@@ -48,10 +45,7 @@ def selected_relay(name: str | None, file: Path | None, screen: Screen) -> "Conf
     flags = Flags(config=file)
     warn_of_unknown_variables(flags, screen)
     found = configured_relay(name, flags, os.environ)
-    for key, setting in found.effective(os.environ).items() if screen.detailed else ():
-        value, source = in_words(setting)
-        if value:
-            screen.say(f"{key}: {value} ({source})")
+    _print_settings(screen, found.effective(os.environ))
     return found
 
 
@@ -59,11 +53,15 @@ def load_profile(flags: Flags, environ: Environment, screen: Screen | None) -> c
     """Return the pair of these flags, as `selected_profile` does."""
     found = config.load(flags, environ)
     if screen is not None and screen.detailed:
-        for key, setting in config.effective(found, environ).items():
-            value, source = in_words(setting)
-            if value:
-                screen.say(f"{key}: {value} ({source})")
+        _print_settings(screen, config.effective(found, environ))
     return found
+
+
+def _print_settings(screen: Screen, settings: Mapping[str, Setting]) -> None:
+    for key, setting in settings.items():
+        value, source = in_words(setting)
+        if value:
+            screen.detail(f"{key}: {value} ({source})")
 
 
 def in_words(setting: Setting) -> tuple[str, str]:
@@ -82,7 +80,8 @@ def warn_of_unknown_variables(flags: Flags, screen: Screen) -> None:
 
 def flags_of(connection: PairSelection, *, count: int | None = None, state: Path | None = None) -> Flags:
     """Return the options of the command line as the configuration takes them."""
-    return Flags(**asdict(connection), state=state, backlog_queues=count)
+    selected = {name: getattr(connection, name) for name in OPTION_GROUPS[PairSelection]}
+    return Flags(**selected, state=state, backlog_queues=count)
 
 
 def entity_names(given: Iterable[str]) -> list[str]:
@@ -95,48 +94,6 @@ def entity_names(given: Iterable[str]) -> list[str]:
     return names
 
 
-def check_at_least(option: str, value: int, minimum: int, hint: str) -> None:
-    """Raise UsageError for a value below the minimum."""
-    if value < minimum:
-        raise UsageError(f"{option} is {value}, and must be at least {minimum}", hint=hint)
-
-
-def check_goes_with(leader: str, given: object, followers: Mapping[str, object], hint: str = "") -> None:
-    """Raise UsageError for an option that has no effect without `leader`, which is not `given`."""
-    for name, value in followers.items():
-        if value not in (None, False) and not given:
-            raise UsageError(f"{name} goes with {leader} only", hint=hint or f"add {leader}, or leave it out")
-
-
-def seconds_of(
-    option: str,
-    text: str,
-    *,
-    minimum: float = 0.0,
-    limit: float | None = None,
-    hint: str = "leave it out for the default",
-) -> float:
-    """Return the seconds of `90s`, `1m` or `PT1M`. Raises UsageError if `text` is no duration or out of bounds."""
-    try:
-        seconds = ticks(text) / TICKS_PER_SECOND
-    except UsageError as error:
-        raise UsageError(f"{option}: {error.message}", hint=error.hint) from None
-    if seconds < minimum or (limit is not None and seconds > limit):
-        bounds = f"from {minimum:g} s" if limit is None else f"from {minimum:g} s to {limit:g} s"
-        raise UsageError(f"{option} is {clean(text)}, and must be {bounds}", hint=hint)
-    return seconds
-
-
-def positive_seconds_of(
-    option: str, text: str, *, limit: float | None = None, hint: str = "write a duration, as in 30s"
-) -> float:
-    """Return the seconds of a duration. Raises UsageError if it is 0, too."""
-    seconds = seconds_of(option, text, limit=limit, hint=hint)
-    if not seconds:
-        raise UsageError(f"{option} must be greater than 0", hint=hint)
-    return seconds
-
-
 @option_group
 class Management:
     """The management API of a command."""
@@ -145,21 +102,18 @@ class Management:
         "--via API", "atom: the namespace's own API; arm: Azure Resource Manager", default="atom"
     )
     subscription: str | None = _management(
-        "--subscription ID", "Subscription id, with --via arm [env: AZURE_SUBSCRIPTION_ID]"
+        "--subscription ID", "Subscription id [env: AZURE_SUBSCRIPTION_ID]", needs="--via arm"
     )
     resource_group: str | None = _management(
-        "--resource-group NAME", "Resource group, with --via arm [env: AZURE_RESOURCE_GROUP]"
+        "--resource-group NAME", "Resource group [env: AZURE_RESOURCE_GROUP]", needs="--via arm"
     )
 
 
 def group_of(management: Management) -> ResourceGroup | None:
     """Return where Resource Manager finds the namespaces; None for `--via atom`. Raises UsageError."""
-    if management.via == "arm":
-        return resource_group_of("--via arm", management.subscription, management.resource_group)
-    for name, given in (("--subscription", management.subscription), ("--resource-group", management.resource_group)):
-        if given is not None:
-            raise UsageError(f"{name} is for Azure Resource Manager", hint="add --via arm, or leave it out")
-    return None
+    if management.via == "atom":
+        return None
+    return resource_group_of("--via arm", management.subscription, management.resource_group)
 
 
 def resource_group_of(needs_it: str, subscription: str | None, resource_group: str | None) -> ResourceGroup:
@@ -175,7 +129,7 @@ def resource_group_of(needs_it: str, subscription: str | None, resource_group: s
     return ResourceGroup(*found)
 
 
-def findings_of(text: str, known: "Collection[AuditFinding]") -> "frozenset[AuditFinding]":
+def findings_of(known: "Collection[AuditFinding]", text: str) -> "frozenset[AuditFinding]":
     """Return the findings of a list such as `missing,extra`. Raises UsageError."""
     names = [name.strip().lower() for name in text.split(",") if name.strip()]
     unknown = [name for name in names if name not in (*known, ALL, NONE)]

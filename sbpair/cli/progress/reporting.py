@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from sbpair.cli.command_loop import run
 from sbpair.cli.logs import utc
 from sbpair.cli.options.common import Output
-from sbpair.cli.options.values import positive_seconds_of
 from sbpair.cli.render.screen import Document, Redrawing, Screen, clean, plural, spoken
-from sbpair.errors import ExitCode, UsageError
+from sbpair.errors import ExitCode
 
 if TYPE_CHECKING:
     from rich.status import Status
@@ -173,15 +172,6 @@ class PeekProgress(LineProgress):
 
 
 Reading = TypeVar("Reading")
-
-
-def watch_interval(interval: str | None, fail_on: str | None, *, watch: bool) -> float:
-    """Return the seconds of --interval. Raises UsageError for options that do not go with --watch, or without it."""
-    if interval is not None and not watch:
-        raise UsageError("--interval goes with --watch only", hint="leave it out")
-    if fail_on is not None and watch:
-        raise UsageError("--fail-on and --watch exclude each other", hint="leave it out")
-    return positive_seconds_of("--interval", interval or "5s", limit=86_400)
 
 
 def watch_readings(

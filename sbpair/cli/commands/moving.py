@@ -1,4 +1,4 @@
-"""`sbpair redrive`: the dead letters of an entity, or of all backlog queues, back to where they came from."""
+"""`sbpair syphon`, `move` and `redrive`: their options into what is moved, and between which ends."""
 
 import time
 from typing import TYPE_CHECKING
@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 from sbpair import backlog
 from sbpair.cli.command_loop import run
 from sbpair.cli.completion import backlog_queues
-from sbpair.cli.move_run import ALLOW_DUPLICATE_DETECTION, MoveTerms, run_move
+from sbpair.cli.move_run import MoveTerms, run_move, run_syphon
 from sbpair.cli.next_command import next_command
 from sbpair.cli.options import moves
-from sbpair.cli.options.common import NAMESPACE, PairSelection, argument, flag, option
+from sbpair.cli.options.common import COUNT, NamespaceSelection, PairSelection, argument, flag, option
 from sbpair.cli.options.reach import backlog_dead_letters, checked_ends, reach_of
-from sbpair.cli.options.values import check_goes_with
+from sbpair.cli.options.values import selected_profile
 from sbpair.cli.progress.reporting import PeekProgress
 from sbpair.cli.render.messages import NO_REASON, group_cells, group_document, say_number
 from sbpair.cli.render.receipt import warn_of_failures
@@ -19,6 +19,7 @@ from sbpair.cli.render.screen import Screen
 from sbpair.cli.render.table import columns
 from sbpair.errors import UsageError
 from sbpair.model.entities import subscription_of
+from sbpair.move.missing_destinations import MAX_MISSING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,11 +28,96 @@ if TYPE_CHECKING:
     from sbpair.move.entity_address import EntityAddress
     from sbpair.move.filter import MessageFilter
 
-USAGE = "[--once | --watch | --dry-run] [OPTIONS]"
+_ONE_MODE = "[--once | --watch | --dry-run] [OPTIONS]"
+USAGE = {"syphon": "(--once | --watch | --dry-run) [OPTIONS]", "move": _ONE_MODE, "redrive": _ONE_MODE}
 MAX_PEEK = 1_000
 
 
-def command(
+def syphon_command(
+    *,
+    terms: MoveTerms,
+    count: int | None = COUNT,
+    max_held: int = option("--max-held N", "Held per queue if destinations fail", default=1000, at_least=1),
+    no_reconnect: bool = flag("--no-reconnect", "Exit 6 on a lost connection instead of reconnecting"),
+    max_missing: int = option(
+        "--max-missing N", "Dead letters of each missing destination", default=MAX_MISSING, at_least=0
+    ),
+    allow_missing: bool = flag("--allow-missing", "Dead-letter every message of missing destinations"),
+    connection: PairSelection,
+    screen: Screen,
+) -> int:
+    """Move stranded messages from the backlog queues back to the primary.
+
+    A message is completed in the backlog only after the primary accepts it: it may arrive twice, but is never lost.
+    Of a missing queue or topic the first --max-missing messages are dead-lettered; the others stay in the backlog.
+    --once waits for messages that others have locked.
+    Interrupt once to finish sends in flight, twice to stop at once.
+
+    Examples:
+      sbpair syphon --dry-run
+      sbpair syphon --once --where "path = 'orders' AND age < '1h'"
+
+    Exit codes: 3 some stayed; 4 another process moves this pair; 130 interrupted
+
+    See also: sbpair help syphon
+    """
+    mode = terms.checked_mode()
+    where = moves.filter_of(screen, terms.where)
+    return run_syphon(
+        screen,
+        selected_profile(connection, screen, count=count, state=terms.state),
+        terms,
+        mode,
+        where,
+        max_missing=max_missing,
+        allow_missing=allow_missing,
+        max_held=max_held,
+        reconnect=not no_reconnect,
+    )
+
+
+def move_command(
+    *,
+    source: str = argument("SOURCE", "[SIDE:]QUEUE or [SIDE:]TOPIC/subscriptions/NAME"),
+    destination: str = argument("DESTINATION", "[SIDE:]QUEUE or [SIDE:]TOPIC"),
+    dead_letters: bool = flag("--dead-letters", "Move the dead letters of the source instead"),
+    limit: int | None = option("--max -n N", "End after N messages were sent", at_least=1),
+    allow_duplicate_detection: bool = moves.ALLOW_DUPLICATE_DETECTION,
+    terms: MoveTerms,
+    connection: NamespaceSelection,
+    screen: Screen,
+) -> int:
+    """Move messages from any queue or subscription to any queue or topic.
+
+    No message is lost, some may arrive twice; refused ones stay. A dead letter's cause is removed. SIDE: primary,
+    secondary, [namespaces.NAME]. Default: --once.
+
+    Examples:
+      sbpair move orders orders-repair --dead-letters --dry-run
+      sbpair move events/subscriptions/audit archive:audit --max 100
+
+    Exit codes: 3 some stayed; 4 another process moves this source; 130 interrupted
+
+    See also: sbpair help move
+    """
+    mode = terms.checked_mode("--once", limit)
+    where = moves.filter_of(screen, terms.where)
+    reach = reach_of(connection, screen, state=terms.state)
+    origin = reach.address(source, dead_letters=dead_letters, what="SOURCE")
+    target = reach.address(destination, what="DESTINATION")
+    spec, owner = checked_ends(
+        reach,
+        screen,
+        "move",
+        origin,
+        target,
+        allow_duplicate_detection=allow_duplicate_detection,
+        allow_discard=terms.allow_discard,
+    )
+    return run_move(screen, owner, terms, mode, ("move", source, destination), spec, where, limit)
+
+
+def redrive_command(
     *,
     entity: str | None = argument(
         "[ENTITY]",
@@ -39,16 +125,24 @@ def command(
         default=None,
         complete=backlog_queues,
     ),
-    all_backlog: bool = flag("--backlog", "Move those of all backlog queues"),
-    count: int | None = option("--count N", "Number of those queues, without Manage"),
-    by_reason: bool = flag("--by-reason", "Move nothing; count the dead letters by reason"),
+    all_backlog: bool = flag(
+        "--backlog",
+        "Move those of all backlog queues",
+        excludes=("ENTITY", "--namespace", "--by-reason", "--all-subscriptions"),
+        why="leave one of them out; sbpair deadletters list counts those of all backlog queues",
+    ),
+    count: int | None = option("--count N", "Number of those queues, without Manage", needs="--backlog"),
+    by_reason: bool = flag(
+        "--by-reason",
+        "Move nothing; count the dead letters by reason",
+        excludes=("--once", "--watch", "--dry-run", "--ramp", "--canary"),
+    ),
     reason: list[str] | None = option("--reason TEXT", "Only dead letters with this reason; repeatable"),
     all_subscriptions: bool = flag("--all-subscriptions", "Send a subscription's to its topic: all get them"),
-    allow_duplicate_detection: bool = ALLOW_DUPLICATE_DETECTION,
-    limit: int | None = option("--max -n N", "Send N at most; with --by-reason, peek N at most"),
-    namespace: str | None = NAMESPACE,
+    allow_duplicate_detection: bool = moves.ALLOW_DUPLICATE_DETECTION,
+    limit: int | None = option("--max -n N", "Send N at most; with --by-reason, peek N at most", at_least=1),
     terms: MoveTerms,
-    connection: PairSelection,
+    connection: NamespaceSelection,
     screen: Screen,
 ) -> int:
     """Move the dead letters of an entity back to where they came from.
@@ -65,20 +159,17 @@ def command(
 
     See also: sbpair help move
     """
-    terms.check_move(limit)
-    if by_reason and (terms.once or terms.watch or terms.dry_run or terms.ramp_plan()):
-        hint = "leave out --once, --watch, --dry-run and --ramp, or --by-reason"
-        raise UsageError("--by-reason moves nothing", hint=hint)
-    if all_backlog:
-        _check_backlog(terms, entity, namespace, limit, by_reason=by_reason, all_subscriptions=all_subscriptions)
-    elif entity is None:
+    mode = terms.checked_mode("--once", limit)
+    if not all_backlog and entity is None:
         raise UsageError("expected ENTITY or --backlog", hint="--backlog moves the dead letters of all backlog queues")
-    check_goes_with("--backlog", all_backlog, {"--count": count})
+    if all_backlog and terms.watch and limit is not None:
+        why = "--max takes one queue after the other: use --once, or redrive one queue"
+        raise UsageError("--max and --watch exclude each other with --backlog", hint=why)
     where = moves.filter_of(screen, terms.where, frozenset(map(_reason, reason or ())))
-    reach = reach_of(connection, screen, namespace, count=count, state=terms.state)
+    reach = reach_of(connection, screen, count=count, state=terms.state)
     if entity is None:
         spec, owner = backlog_dead_letters(reach)
-        return run_move(screen, owner, terms, ("redrive",), spec, where, limit)
+        return run_move(screen, owner, terms, mode, ("redrive",), spec, where, limit)
     source = reach.address(entity, dead_letters=True, what="ENTITY")
     if by_reason:
         return _print_reasons(screen, entity, source, limit or MAX_PEEK, where)
@@ -92,32 +183,7 @@ def command(
         allow_duplicate_detection=allow_duplicate_detection,
         allow_discard=terms.allow_discard,
     )
-    return run_move(screen, owner, terms, ("redrive", entity), spec, where, limit)
-
-
-def _check_backlog(
-    terms: MoveTerms,
-    entity: str | None,
-    namespace: str | None,
-    limit: int | None,
-    *,
-    by_reason: bool,
-    all_subscriptions: bool,
-) -> None:
-    """Raise UsageError for what has no meaning for the dead letters of all backlog queues."""
-    if entity is not None or namespace is not None:
-        given = f"ENTITY {entity}" if entity is not None else "--namespace"
-        raise UsageError(f"--backlog and {given} exclude each other", hint="leave one of them out")
-    if by_reason:
-        way = next_command("deadletters list", without={"limit"})
-        raise UsageError("--by-reason counts those of one entity", hint=f"of all backlog queues: {way}")
-    if all_subscriptions:
-        raise UsageError("--all-subscriptions is for a subscription", hint="leave it out with --backlog")
-    if terms.watch and limit is not None:
-        raise UsageError(
-            "--max and --watch exclude each other with --backlog",
-            hint="--max takes one queue after the other: use --once, or redrive one queue",
-        )
+    return run_move(screen, owner, terms, mode, ("redrive", entity), spec, where, limit)
 
 
 def _reason(text: str) -> str:

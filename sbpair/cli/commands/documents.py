@@ -1,0 +1,234 @@
+"""`sbpair help`, `man`, `schema`, `completions` and `version`: what the package has about itself."""
+
+import json
+import platform
+import sys
+from collections.abc import Iterator
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+
+from sbpair import __version__
+from sbpair.cli.app import COMMANDS, PROGRAM, find_command
+from sbpair.cli.completion import SCRIPTS, shipped_script
+from sbpair.cli.man_page import FOLDER, man_page, page_paths, write_pages
+from sbpair.cli.options.common import Output, argument, option
+from sbpair.cli.render.screen import Screen
+from sbpair.cli.render.table import columns
+from sbpair.errors import MachineLacks, UsageError
+from sbpair.model.installation import built_from, is_compiled, requirements
+from sbpair.operating_system import can_be_redrawn
+
+FIRST = ("runbook", "architecture")
+SCHEMA_PREFIX, SCHEMA_VERSION = "sbpair/", "/1"
+
+
+def _topics() -> list[str]:
+    return [*COMMANDS, *(topic for topic in all_documents() if topic not in COMMANDS)]
+
+
+def _commands() -> list[str]:
+    return [path[0] for path in page_paths() if len(path) == 1]
+
+
+def _shells() -> list[str]:
+    return list(SCRIPTS)
+
+
+def help_command(
+    *,
+    name: list[str] | None = argument(
+        "[COMMAND|TOPIC]", "Command, or topic such as runbook", complete=_topics, default=None
+    ),
+    screen: Screen,
+) -> int:
+    """Show the help of a command, or a document such as the runbook.
+
+    A command's help is followed by its document, if it has one. Formats Markdown on a terminal and prints it as it is
+    elsewhere. Without a name, lists the topics.
+
+    Examples:
+      sbpair help replay run
+      sbpair help runbook
+    """
+    known = all_documents()
+    if not name:
+        titles = {topic: title_of(document) for topic, document in known.items()}
+        entries = [{"topic": topic, "title": title} for topic, title in titles.items()]
+        screen.result("sbpair/help/1", {"topics": entries}, columns([("TOPIC", "TITLE"), *titles.items()]), entries)
+        screen.say(f"show one with {PROGRAM} help TOPIC; for options see {PROGRAM} help COMMAND")
+        return 0
+    wanted, found = " ".join(name), find_command(name)
+    if found is None and wanted not in known:
+        hint = f"list the topics with {PROGRAM} help, and the commands with {PROGRAM} --help"
+        raise UsageError(f"{wanted!r} is neither a command nor a topic", hint=hint)
+    usage = found and found.get_help(found.context_class(found, info_name=f"{PROGRAM} {wanted}")).rstrip("\n")
+    document = known[wanted].read_text("utf-8") if wanted in known else ""
+    texts = list(filter(None, (usage, document)))
+    screen.result(
+        "sbpair/help/1", {"name": wanted, "text": "\n\n".join(texts)}, [usage, ""][: len(texts)] if usage else []
+    )
+    if document and screen.output is Output.TABLE:
+        _print(screen, document)
+    return 0
+
+
+def _print(screen: Screen, text: str) -> None:
+    if sys.stdout is None or not can_be_redrawn(sys.stdout):
+        screen.write(text.rstrip("\n"))
+        return
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    Console().print(Markdown(text))
+
+
+def all_documents() -> dict[str, Traversable]:
+    """Return the documents by topic, the runbook and the architecture first."""
+    found = dict(_documents(files("sbpair")))
+    return {
+        topic: found[topic] for topic in sorted(found, key=lambda topic: (topic not in FIRST, topic != FIRST[0], topic))
+    }
+
+
+def title_of(document: Traversable) -> str:
+    """Return the first line, without its heading marks."""
+    lines = (line.lstrip("# ").strip() for line in document.read_text("utf-8").splitlines())
+    return next((line for line in lines if line), "")
+
+
+def _documents(folder: Traversable, above: str = "") -> Iterator[tuple[str, Traversable]]:
+    for each in folder.iterdir():
+        topic = above + each.name
+        if each.is_dir():
+            if (readme := each / "README.md").is_file():
+                yield topic, readme
+            yield from _documents(each, f"{topic}/")
+        elif each.name.endswith(".md") and each.name != "README.md":
+            yield topic.removesuffix(".md").lower(), each
+
+
+def man_command(
+    *,
+    name: list[str] | None = argument("[COMMAND]", "Command, such as replay run", complete=_commands, default=None),
+    directory: Path | None = option("--directory DIR", f"Write all pages to {FOLDER} in this directory"),
+    screen: Screen,
+) -> int:
+    """Print the manual page of a command, in roff.
+
+    Without COMMAND, prints the page of sbpair itself. The wheel installs all pages in share/man, and pipx links them.
+    If man does not find them there, --directory stores them where it does.
+
+    Examples:
+      sbpair man replay run | man -l -
+      sbpair man --directory ~/.local/share/man
+
+    Exit codes: 2 no such command; 7 a page cannot be written
+
+    See also: sbpair completions --help
+    """
+    commit = built_from()
+    date = commit.date if commit else ""
+    if directory is not None:
+        if name:
+            raise UsageError("--directory stores the pages of all commands", hint="leave out COMMAND, or --directory")
+        pages = _stored(directory / FOLDER, date)
+        screen.result(
+            "sbpair/man/1", {"pages": [str(page) for page in pages]}, [f"{len(pages)} pages in {pages[0].parent}"]
+        )
+        return 0
+    path = tuple(name or ())
+    if path and find_command(path) is None:
+        raise UsageError(f"{' '.join(path)!r} is not a command", hint=f"list the commands with {PROGRAM} --help")
+    page = man_page(path, date)
+    screen.result("sbpair/man/1", {"name": " ".join(path), "page": page}, [page.rstrip("\n")])
+    return 0
+
+
+def _stored(folder: Path, date: str) -> list[Path]:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return write_pages(folder, date)
+    except OSError as error:
+        raise MachineLacks(
+            f"the manual pages cannot be written to {folder}: {error.strerror}", hint="choose another --directory"
+        ) from error
+
+
+def schema_command(
+    *,
+    name: str | None = argument("[NAME]", "Name of a schema, such as sbpair/audit/1 or audit", default=None),
+    screen: Screen,
+) -> int:
+    """Print the JSON Schema of an output document or event line.
+
+    The key "schema" of each document and event names its schema (draft 2020-12). Without NAME, prints the names.
+
+    Examples:
+      sbpair schema
+      sbpair schema syphon-event > syphon-event.schema.json
+    """
+    from sbpair.cli.schemas import all_schemas
+
+    known = all_schemas()
+    if name is None:
+        entries = [{"name": each, "description": known[each]["description"]} for each in sorted(known)]
+        rows = [(entry["name"], entry["description"].partition(". ")[0]) for entry in entries]
+        screen.result("sbpair/schemas/1", {"schemas": entries}, columns([("NAME", "DESCRIPTION"), *rows]), entries)
+        return 0
+    full = name if name in known else f"{SCHEMA_PREFIX}{name}{SCHEMA_VERSION}"
+    if full not in known:
+        raise UsageError(f"{name!r} is not a schema", hint="run sbpair schema for the names")
+    screen.write(json.dumps(known[full], indent=2))
+    return 0
+
+
+def completions_command(
+    *, shell: str = argument("SHELL", "bash, zsh, fish or powershell", complete=_shells), screen: Screen
+) -> int:
+    """Print the script that completes commands and names in a shell.
+
+    The wheel installs the scripts of bash, zsh and fish in share/. If the shell does not look there, store the output
+    where it looks, in a directory that exists, or evaluate it when the shell starts.
+
+    Examples:
+      sbpair completions bash > ~/.local/share/bash-completion/completions/sbpair
+      sbpair completions fish > ~/.config/fish/completions/sbpair.fish
+      sbpair completions zsh > ~/.zfunc/_sbpair   # with ~/.zfunc in fpath
+      sbpair completions powershell >> $PROFILE
+
+    See also: sbpair man --help
+    """
+    if shell not in SCRIPTS:
+        raise UsageError(f"there are no completions for {shell!r}", hint=f"choose one of {', '.join(SCRIPTS)}")
+    script = shipped_script(shell)
+    screen.result("sbpair/completions/1", {"shell": shell, "script": script}, [script.rstrip("\n")])
+    return 0
+
+
+def version_command(*, screen: Screen) -> int:
+    """Print the versions of sbpair, Python and required packages.
+
+    The commit is that of the build, or of the checkout; -dirty after it means changed files. A package that is not
+    installed has no version; those of extras, and of other systems, are shown only if they are installed.
+
+    Examples:
+      sbpair version
+      sbpair version -o json
+    """
+    commit, compiled = built_from(), is_compiled()
+    needed = {each.name: each.installed for each in requirements() if each.everywhere or each.installed}
+    document = {
+        "version": __version__,
+        "commit": commit and commit.id,
+        "commit_date": commit and commit.date,
+        "compiled": compiled,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "dependencies": dict(sorted(needed.items())),
+    }
+    rows = [("PACKAGE", "VERSION"), *((name, version or "-") for name, version in sorted(needed.items()))]
+    source = f"commit {commit.id} of {commit.date}" if commit else "unknown commit"
+    lines = [f"{PROGRAM} {__version__}", source + (", compiled" if compiled else ""), f"Python {document['python']}"]
+    screen.result("sbpair/version/1", document, [*lines, platform.platform(), *columns(rows)][: None if needed else 4])
+    return 0

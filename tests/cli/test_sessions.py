@@ -1,0 +1,246 @@
+"""Sessions with the command line on an emulated pair: `sessions/` has each line with all that it prints.
+
+A session begins with `== its title`. Lines of `%` prepare the pair or show what is left there; see `Session`. Below a
+line of `$` is what it prints, stderr after `! `, and the exit code if it is not 0; `| a b.c` shows these keys of the
+JSON document alone. Ids of runs, times and durations are replaced. `python tests/cli/test_golden.py` writes them again.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from contextlib import chdir, redirect_stderr, redirect_stdout
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import pytest
+
+from sbpair import __main__
+from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
+from sbpair.amqp.types import Char, Int
+from sbpair.backlog import Aliases, write_aliases
+from sbpair.syphon.run_plan import RunTimings
+from sbpair.testing import EmulatorThread, QueueDescription
+from tests.kit.command import environment, untimed
+from tests.kit.stranded import put
+
+if TYPE_CHECKING:
+    from tests.kit.command import Here
+
+FOLDER = Path(__file__).parent / "sessions"
+CONFIG = """
+[pairs.default]
+backlog_queues = 1
+[namespaces.archive]
+connection_string_env = "ARCHIVE"
+name = "cellar"
+"""
+VARYING = (
+    (r"\d{6}-\d{6}-[0-9a-z]{4}", "RUN"),
+    (r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|\+00:00)", "TIME"),
+    (r"127\.0\.0\.1:\d+", "127.0.0.1:PORT"),
+    (r"\b\d+(\.\d+)? ?s\b(?! of)", "Ns"),
+    (r'(?<=seconds": )\d+(\.\d+)?', "N"),
+)
+
+Runs = Callable[[list[str], dict[str, str]], tuple[int, str, str]]
+
+
+class Session:
+    """A pair of `contoso` and `contoso-dr`, at which the lines of a session are executed in turn."""
+
+    def __init__(self, thread: EmulatorThread, home: Path, run: Runs) -> None:
+        self._thread, self._home, self._run = thread, home, run
+        self._namespaces = dict(zip(("primary", "secondary"), thread.emulator.namespaces.values(), strict=True))
+        (home / "config.toml").write_text(CONFIG)
+        archive = self._namespaces["secondary"].connection_string
+        self._environ = environment(thread.emulator, NO_COLOR="1", SBPAIR_CONFIG="config.toml", ARCHIVE=archive)
+        self._environ["XDG_STATE_HOME"] = str(home)
+
+    def answer(self, line: str) -> str:
+        """Execute a line; return what it prints."""
+        words = shlex.split(line.removeprefix("% ").removeprefix("$ "))
+        if line.startswith("% "):
+            return self._thread.do(lambda: getattr(self, f"_{words[0]}")(*words[1:])) or ""
+        keys: list[str] = []
+        if "|" in words:
+            words, keys = [*words[: words.index("|")], "-o", "json"], words[words.index("|") + 1 :]
+        file = self._home / words.pop() if "<" in words else Path(os.devnull)
+        with file.open() as stdin, mock.patch("sys.stdin", stdin):
+            code, out, err = self._run([word for word in words[1:] if word != "<"], self._environ)
+        if keys and out:
+            out = " ".join(f"{key}={_found(json.loads(out), key.split('.'))}" for key in keys) + "\n"
+        said = "".join(f"! {each}\n" for each in untimed(err).splitlines())
+        text = f"{out}{said}" + (f"exit {code}\n" if code else "")
+        return _steady(text.replace(str(self._home), "~"))
+
+    def _queue(self, side: str, path: str, *terms: str) -> None:
+        """Create a queue: `sessions`, `dedup` or `to=NAME` describe it."""
+        forward = next((each.removeprefix("to=") for each in terms if each.startswith("to=")), None)
+        description = QueueDescription(
+            requires_session="sessions" in terms, requires_duplicate_detection="dedup" in terms, forward_to=forward
+        )
+        self._namespaces[side].create_queue(path, description)
+
+    def _topic(self, side: str, name: str, *subscriptions: str) -> None:
+        topic = self._namespaces[side].create_topic(name)
+        for each in subscriptions:
+            topic.create_subscription(each)
+
+    def _put(self, side: str, path: str, *ids: str) -> None:
+        """Store messages. `to=NAME` writes aliases, `session=ID` a session, `odd` what the SDK cannot decode."""
+        named = dict(each.split("=", 1) for each in ids if "=" in each)
+        entity = self._namespaces[side].find_topic(path.split("/subscriptions/", maxsplit=1)[0]) or self._entity(
+            side, path
+        )
+        for each in (word for word in ids if "=" not in word and word != "odd"):
+            own: dict[str, Any] = {"number": Int(int(re.sub(r"\D", "", each) or 0))}
+            own |= write_aliases(Aliases(named["to"])) if "to" in named else {}
+            own |= {"odd": Char("\u20ac")} if "odd" in ids else {}
+            properties = Properties(message_id=each, subject=f"s{each[1:]}", group_id=named.get("session"))
+            sections = Sections(
+                properties=properties.encode(),
+                application_properties=encode_map(APPLICATION_PROPERTIES, own),
+                body=data_body(f"body of {each}".encode()),
+            )
+            put(entity, sections.join())
+
+    def _bury(self, side: str, path: str, reason: str, *ids: str) -> None:
+        """Store messages, and dead-letter them; the reason `-` is none."""
+        self._put(side, path, *ids)
+        queue = self._entity(side, path)
+        for locked in queue.messages.receive(sum("=" not in each for each in ids)):
+            queue.messages.dead_letter(locked.lock_token, None if reason == "-" else reason, "why")
+
+    def _lock(self, side: str, path: str, number: str) -> None:
+        assert len(self._entity(side, path).messages.receive(int(number))) == int(number)
+
+    def _file(self, name: str, *texts: str) -> None:
+        """Write a file; a number among its texts is a line of that length."""
+        text = "".join("x" * int(each) if each.isdecimal() else each for each in texts)
+        (self._home / name).write_text(text.replace("\\n", "\n"))
+
+    def _down(self, namespace: str) -> None:
+        self._thread.emulator.faults.namespace_down(namespace)
+
+    def _refuse(self, namespace: str) -> None:
+        """Refuse requests to manage a namespace."""
+        self._thread.emulator.faults.refuse_requests(namespace, 401)
+
+    def _up(self) -> None:
+        self._thread.emulator.faults.end_all()
+
+    def _take(self, side: str, path: str) -> str:
+        """Lock all messages and dead letters that nobody has locked, and show how many those are."""
+        queue = self._entity(side, path)
+        return f"{path}: {len(queue.messages.receive(99))} + {len(queue.dead_letters.receive(99))}\n"
+
+    def _left(self, side: str, path: str, order: str = "") -> str:
+        """Show the messages of an entity, and its dead letters after `+`; those received before with their number.
+
+        `sorted` shows them in the order of their ids.
+        """
+        queue = self._entity(side, path)
+        live, dead = (" ".join(_names(each.peek(0, 99), order)) for each in (queue.messages, queue.dead_letters))
+        return f"{path}: {live or '-'} + {dead or '-'}\n"
+
+    def _queues(self, side: str) -> str:
+        return " ".join(sorted(each.path for each in self._namespaces[side].queues())) + "\n"
+
+    def _entity(self, side: str, path: str) -> Any:
+        topic, found, subscription = path.partition("/subscriptions/")
+        namespace = self._namespaces[side]
+        return namespace.topic(topic).subscription(subscription) if found else namespace.queue(path)
+
+
+def _names(messages: list[Any], order: str) -> list[str]:
+    shown = [
+        f"{each.sections.read_properties().message_id}{f'({each.delivery_count})' if each.delivery_count else ''}"
+        for each in messages
+    ]
+    return sorted(shown) if order else shown
+
+
+def _found(document: Any, keys: list[str]) -> str:
+    for at, key in enumerate(keys):
+        if isinstance(document, list):
+            return "[" + ", ".join(_found(each, keys[at:]) for each in document) + "]"
+        document = document[key]
+    return json.dumps(document)
+
+
+def _steady(text: str) -> str:
+    """Replace what differs from run to run, and the spaces of lines that have some of it."""
+    lines = []
+    for line in text.splitlines():
+        steady = line.rstrip()
+        for pattern, name in VARYING:
+            steady = re.sub(pattern, name, steady)
+        lines.append(steady if steady == line.rstrip() else re.sub("  +", "  ", steady))
+    return "".join(f"{each}\n" for each in lines)
+
+
+def sessions() -> Iterator[tuple[str, str]]:
+    """Yield the title of each session, after its file's name, and its text."""
+    for file in sorted(FOLDER.glob("*.txt")):
+        for text in file.read_text().split("== ")[1:]:
+            title, _, body = text.partition("\n")
+            yield f"{file.stem}: {title}", body
+
+
+def emulated(title: str) -> EmulatorThread:
+    """Return the pair of a session: `(premium)` after its title gives the secondary two partitions of Premium."""
+    tier = ("premium", 2) if title.endswith("(premium)") else ()
+    return EmulatorThread((("contoso", 0), ("contoso-dr", 0, *tier)))
+
+
+def replayed(body: str, session: Session) -> str:
+    """Return the text of a session with what its lines print now."""
+    lines = [line for line in body.splitlines() if line.startswith(("% ", "$ "))]
+    return "".join(f"{line}\n{session.answer(line)}" for line in lines)
+
+
+@pytest.mark.parametrize(("title", "body"), list(sessions()), ids=[title for title, _ in sessions()])
+@pytest.mark.usefixtures("impatient")
+def test_a_session_prints_what_it_did(
+    title: str,
+    body: str,
+    here: Here,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with emulated(title) as thread:
+        session = Session(thread, tmp_path, lambda words, environ: here(*words, **environ))
+        assert replayed(body, session) == body, "if it should change: python tests/cli/test_golden.py"
+
+
+def regenerate() -> None:
+    """Write what each session prints now."""
+    hasty = RunTimings(empty_wait_seconds=0.03, count_wait_seconds=(0.01, 0.02))
+
+    def run(words: list[str], environ: dict[str, str]) -> tuple[int, str, str]:
+        out, err = io.StringIO(), io.StringIO()
+        with mock.patch.dict(os.environ, environ), redirect_stdout(out), redirect_stderr(err):
+            code = __main__.run(words)
+        return code, out.getvalue(), err.getvalue()
+
+    texts: dict[str, str] = {}
+    for title, body in sessions():
+        file, _, name = title.partition(": ")
+        with (
+            TemporaryDirectory() as home,
+            chdir(home),
+            emulated(title) as thread,
+            mock.patch("sbpair.syphon.runner.DEFAULT_TIMINGS", hasty),
+            mock.patch("sbpair.failover.failover_send.PRIMARY_SHARE", 0.3),
+        ):
+            texts[file] = texts.get(file, "") + f"== {name}\n{replayed(body, Session(thread, Path(home), run))}"
+    for file, text in texts.items():
+        (FOLDER / f"{file}.txt").write_text(text)
