@@ -68,6 +68,7 @@ COMMANDS = {name: summary for commands in GROUPS.values() for name, summary in c
 
 MODULES = {
     **dict.fromkeys(("syphon", "move", "redrive"), "moving"),
+    "ping": "status",
     **dict.fromkeys(("help", "schema", "man", "completions", "version"), "documents"),
 }
 """The modules of commands that share one: each has a function such as `move_command`."""

@@ -315,8 +315,7 @@ def _supervision_of(screen: Screen, live: "LiveRun", health: tuple[str, int] | N
     if health is None and not os.environ.get("NOTIFY_SOCKET"):
         yield None
         return
-    from sbpair.service.supervision import Supervision
-    from sbpair.service.systemd_notify import systemd_notifier
+    from sbpair.service.supervision import Supervision, systemd_notifier
 
     with closing(Supervision(live, health, systemd_notifier(os.environ, os.getpid()))) as supervision:
         _print_served(screen, "health", supervision.port.url, health and health[1])

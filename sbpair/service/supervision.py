@@ -1,12 +1,15 @@
-"""The supervision of a run: its health from its events, answered over HTTP and to systemd.
+"""The supervision of a run: its health from its events, answered over HTTP, and to systemd by datagrams.
 
 Invariant: the watchdog is answered in the run's event loop, and only while the run is live. A loop that is blocked
-answers neither systemd nor a probe. Health has no secret, and reading it costs a few comparisons.
+answers neither systemd nor a probe. Health has no secret, and reading it costs a few comparisons. No message to systemd
+raises or waits, also if its socket is full; see sd_notify(3) and sd_watchdog_enabled(3).
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -17,10 +20,15 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 from sbpair.metrics.http_port import HttpPort, Page, Render
 from sbpair.move import events
 from sbpair.move.away_sides import AwaySides
+from sbpair.operating_system import UNIX_SOCKETS
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from sbpair.move.live_run import LiveRun
-    from sbpair.service.systemd_notify import SystemdNotifier
+
+REPORT_SECONDS: Final = 10.0
+"""Time between reports to a unit without a watchdog, or with a slow one."""
 
 LIVE, READY = "/health/live", "/health/ready"
 OPTION: Final = "--health-port"
@@ -28,6 +36,7 @@ EXTEND_SECONDS: Final = 60
 """How long systemd waits for the next message of a start, which lasts as long as a namespace is away."""
 
 Result = TypeVar("Result")
+log = logging.getLogger(__name__)
 
 
 class RunHealth(NamedTuple):
@@ -147,3 +156,56 @@ class Supervision:
         return ", ".join(
             f"{total[name]} {name.replace('_', ' ')}" for name in names if name in names[:2] or total[name]
         )
+
+
+class SystemdNotifier:
+    """`interval` is the seconds between two reports. `has_watchdog` is whether the unit expects them."""
+
+    def __init__(self, address: str, watchdog_seconds: float | None = None) -> None:
+        self.has_watchdog = watchdog_seconds is not None
+        # systemd recommends half of the time.
+        self.interval = REPORT_SECONDS if watchdog_seconds is None else min(watchdog_seconds / 2, REPORT_SECONDS)
+        self._address = f"\0{address[1:]}" if address.startswith("@") else address
+        self._socket: socket.socket | None = None
+        self._failed = False
+
+    def send(self, **assignments: object) -> bool:
+        """Send assignments such as `READY=1` in one datagram. Return whether it was taken; a failure is logged once.
+
+        A full queue of the socket is one: send it again.
+        """
+        text = "\n".join(f"{name}={' '.join(str(value).splitlines())}" for name, value in assignments.items())
+        try:
+            if self._socket is None:
+                self._socket = socket.socket(UNIX_SOCKETS, socket.SOCK_DGRAM)
+                self._socket.setblocking(False)
+            self._socket.sendto(text.encode(errors="replace"), self._address)
+        except OSError as error:
+            if not self._failed:
+                log.warning("systemd was not notified at NOTIFY_SOCKET: %s", error.strerror or error)
+            self._failed = True
+            return False
+        self._failed = False
+        return True
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+
+
+def systemd_notifier(environ: Mapping[str, str], pid: int) -> SystemdNotifier | None:
+    """Return a notifier for the process with this id; None if it is not a service that notifies."""
+    address = environ.get("NOTIFY_SOCKET", "")
+    if not address:
+        return None
+    if address[0] not in "/@" or not UNIX_SOCKETS:
+        log.warning("NOTIFY_SOCKET is not the path of a socket, and is ignored")
+        return None
+    return SystemdNotifier(address, _watchdog_seconds(environ, pid))
+
+
+def _watchdog_seconds(environ: Mapping[str, str], pid: int) -> float | None:
+    text, meant_for = environ.get("WATCHDOG_USEC", ""), environ.get("WATCHDOG_PID", "")
+    if not (text.isascii() and text.isdecimal() and int(text)) or meant_for not in ("", str(pid)):
+        return None
+    return int(text) / 1_000_000

@@ -14,8 +14,7 @@ from sbpair.amqp_client.raw_links import ANSWER_SECONDS
 from sbpair.move import events
 from sbpair.move.live_run import LiveRun
 from sbpair.move.raw_source import RawSource
-from sbpair.service.supervision import LIVE, READY, RunHealth, Supervision
-from sbpair.service.systemd_notify import SystemdNotifier
+from sbpair.service.supervision import LIVE, READY, RunHealth, Supervision, SystemdNotifier
 from sbpair.syphon.run_plan import DEFAULT_TIMINGS
 from tests.kit.waiting import until
 from tests.syphon.test_pause import ask, moving

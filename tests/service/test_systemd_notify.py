@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sbpair.service.systemd_notify import REPORT_SECONDS, systemd_notifier
+from sbpair.service.supervision import REPORT_SECONDS, systemd_notifier
 from tests.cli.test_runs import open_pair
 
 if TYPE_CHECKING:

@@ -12,8 +12,6 @@ from sbpair.cli.options import moves
 from sbpair.cli.options.common import COUNT, NamespaceSelection, PairSelection, argument, flag, option
 from sbpair.cli.options.reach import backlog_dead_letters, checked_ends, reach_of
 from sbpair.cli.options.values import selected_profile
-from sbpair.cli.progress.reporting import PeekProgress
-from sbpair.cli.render.messages import NO_REASON, group_cells, group_document, say_number
 from sbpair.cli.render.receipt import warn_of_failures
 from sbpair.cli.render.screen import Screen
 from sbpair.cli.render.table import columns
@@ -188,6 +186,8 @@ def redrive_command(
 
 def _reason(text: str) -> str:
     """Return a reason that --by-reason shows; "" for dead letters without one."""
+    from sbpair.cli.render.messages import NO_REASON
+
     if not text.strip():
         raise UsageError("--reason is empty", hint=f"--by-reason shows the reasons; {NO_REASON} is one, too")
     return "" if text.lower() == NO_REASON else text
@@ -232,6 +232,8 @@ def _origin(
 def _print_reasons(
     screen: Screen, entity: str, source: "EntityAddress", limit: int, where: "MessageFilter | None"
 ) -> int:
+    from sbpair.cli.progress.reporting import PeekProgress
+    from sbpair.cli.render.messages import group_cells, group_document, say_number
     from sbpair.message_io.peek import PeekSource, count_dead_letters, matching
 
     sources, keep = [PeekSource(source.side, source.path)], None if where is None else matching(where)

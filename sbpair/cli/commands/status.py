@@ -1,4 +1,4 @@
-"""`sbpair status`: runs `sbpair.status` and prints the result, with --watch again and again."""
+"""`sbpair status` and `ping`: run `sbpair.status` and `sbpair.failover.pinger`, and print the answers."""
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -11,17 +11,18 @@ from sbpair.cli.options.common import COUNT, INTERVAL, WATCH, PairSelection, arg
 from sbpair.cli.progress.reporting import watch_readings
 from sbpair.cli.render import status as render
 from sbpair.cli.render.screen import Screen
-from sbpair.cli.render.table import wrapped
+from sbpair.cli.render.table import columns, wrapped
 from sbpair.errors import ExitCode
 
 if TYPE_CHECKING:
+    from sbpair.failover.pinger import PingResult
     from sbpair.status import Status
 
 SCHEMA = "sbpair/status/1"
 KINDS = "messages, dead-letters, all, none"
 
 
-def command(
+def status_command(
     *,
     entities: list[str] | None = argument(
         "[QUEUE|TOPIC…]", "More queues and topics of the primary to check", default=None
@@ -99,3 +100,46 @@ def _watch(screen: Screen, read: "Callable[[], Awaitable[Status]]", every: float
         warned.update(found.unseen)
 
     return watch_readings(screen, SCHEMA, every, read, table=table, show_line=show_line, document=render.document)
+
+
+def ping_command(
+    *,
+    entities: list[str] = argument("QUEUE|TOPIC…", "Queues and topics of the primary to ping"),
+    timeout: float = duration(
+        "--timeout DURATION", "Time limit of each answer", default="30s", at_least=1, at_most=600
+    ),
+    connection: PairSelection,
+    screen: Screen,
+) -> int:
+    """Check whether queues and topics of the primary accept messages.
+
+    Sends each a message with a time to live of one second, in a session of its own, as a paired client does. Needs Send
+    on the primary; each ping is billed. up: accepted; down: a retry may help; broken: it cannot.
+
+    Examples:
+      sbpair ping orders
+      sbpair ping orders events -o json
+
+    Exit codes: 0 all are up; 6 one is down; 3 one is broken and none down; 5 access denied, also by a proxy; 2 a wrong
+    setting
+    """
+    pair = values.selected_pair(connection, screen)
+    names = values.entity_names(entities)
+    from sbpair.failover import pinger
+
+    def on_event(each: "PingResult") -> None:
+        screen.detail(f"{each.entity} is {each.health} after {each.seconds:.2f} s")
+
+    answers = run(pinger.ping_all(pair.primary, names, seconds=timeout, on_event=on_event))
+    entries = [
+        {"name": each.entity, "health": str(each.health), **render.answered(each.seconds, each.error)}
+        for each in answers
+    ]
+    rows = [
+        (each.entity, each.health, f"{each.seconds:.2f} s", each.error.message if each.error else "")
+        for each in answers
+    ]
+    table = columns([("ENTITY", "HEALTH", "AFTER", "WHY"), *rows])
+    screen.result("sbpair/ping/1", {"namespace": pair.primary.name, "entities": entries}, table, entries)
+    screen.hints(each.error for each in answers if each.error)
+    return pinger.ping_exit_code(answers)
