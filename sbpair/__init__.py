@@ -12,13 +12,12 @@ from sbpair.public_names import __version__, lazy_names
 if TYPE_CHECKING:
     from sbpair import aio, errors, events, management, testing
     from sbpair.config import load_pair
-    from sbpair.failover.base import ShortTimeout
-    from sbpair.failover.clients import PairedClient
+    from sbpair.failover.clients import PairedClient, ShortTimeout
     from sbpair.failover.entity_states import State
     from sbpair.failover.failover_send import Delivered, OnFailure
     from sbpair.failover.failures import FailoverOn
     from sbpair.failover.outbox import OutboxDepth, outbox_depths
-    from sbpair.failover.simulated_outage import SimulatedOutage
+    from sbpair.failover.side_connections import SimulatedOutage
     from sbpair.model.pair import Endpoint, Identity, Pair, SasKey, SasToken
     from sbpair.replication.receivers import DedupReceiver
     from sbpair.replication.senders import ActiveSender, PassiveSender
@@ -66,13 +65,12 @@ __getattr__, __dir__ = lazy_names(
     {
         "sbpair": "aio, errors, events, management, testing",
         "sbpair.config": "load_pair",
-        "sbpair.failover.base": "ShortTimeout",
         "sbpair.failover.entity_states": "State",
         "sbpair.failover.failover_send": "Delivered, OnFailure",
         "sbpair.failover.failures": "FailoverOn",
         "sbpair.failover.outbox": "OutboxDepth, outbox_depths",
-        "sbpair.failover.simulated_outage": "SimulatedOutage",
-        "sbpair.failover.clients": "PairedClient",
+        "sbpair.failover.side_connections": "SimulatedOutage",
+        "sbpair.failover.clients": "PairedClient, ShortTimeout",
         "sbpair.model.pair": "Endpoint, Identity, Pair, SasKey, SasToken",
         "sbpair.replication.receivers": "DedupReceiver",
         "sbpair.replication.senders": "ActiveSender, PassiveSender",

@@ -1,24 +1,283 @@
-"""The paired clients for programs that block and for asyncio programs. Invariant: this module decides nothing."""
+"""The paired clients for programs that block and for asyncio programs, and what they share: everything but `await`."""
 
 # ruff: noqa: ASYNC109  the SDK's senders have their time-outs as arguments
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Self
+import os
+import time
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-from sbpair.failover import base
+from sbpair.backlog import check_path
+from sbpair.errors import UsageError
 from sbpair.failover.background import AsyncBackgroundSyphon, BackgroundSyphon, LoopThread
-from sbpair.failover.side_connections import AsyncClosable, SyncClosable
+from sbpair.failover.entity_states import EntityEvent, State
+from sbpair.failover.events import OutboxClosed, SenderEvent, with_metrics
+from sbpair.failover.failover_send import Delivered, FailoverSend, OnFailure, SendPolicy
+from sbpair.failover.failures import FailoverOn, failover_rule
+from sbpair.failover.outbox import MAX_BYTES, MAX_MESSAGES, Outbox
+from sbpair.failover.outbox_delivery import OutboxDelivery
+from sbpair.failover.pinger import DeliverEntity, Pinger
+from sbpair.failover.shared_state import FailoverState
+from sbpair.failover.side_connections import (
+    AsyncClosable,
+    ClientFactory,
+    Closable,
+    OutageProxy,
+    Side,
+    SideConnections,
+    SyncClosable,
+    close_quietly,
+)
 from sbpair.failover.steps import GRACE_SECONDS, ReusableTimeout, Steps, awaiting, blocking, drive, drive_async
+from sbpair.move.missing_destinations import MAX_MISSING
 
 if TYPE_CHECKING:
-    from sbpair.failover.sdk_messages import Messages
+    from datetime import datetime
 
+    from sbpair.failover.sdk_messages import Messages, SizedBatch
+    from sbpair.failover.side_connections import SimulatedOutage
+    from sbpair.model.pair import Pair
+    from sbpair.move.events import SyphonEvent
+    from sbpair.syphon.limits import MoveLimits
+
+SHORT_SECONDS = 15.0
 STOP_SECONDS = 15.0
 
 
-class PairedSender(base.SenderBase, SyncClosable):
+class ShortTimeout(UserWarning):
+    """A timeout that leaves a partitioned entity no time to switch to another partition."""
+
+
+SenderT = TypeVar("SenderT", bound="SenderBase")
+SyphonT = TypeVar("SyphonT", BackgroundSyphon, AsyncBackgroundSyphon)
+
+
+class SenderBase(Closable):
+    """The sender of one entity. It has connections of its own to both sides, opened when needed."""
+
+    def __init__(self, client: ClientBase[Any, Any], entity: str, topic: bool) -> None:
+        super().__init__()
+        self.entity_name = entity
+        self.fully_qualified_namespace = client.pair.primary.authority
+        self._client = client
+        self._topic = topic
+        self._sdk_clients: dict[Side, Any] = {}
+        self._connections = SideConnections(self._sdk_sender)
+        self._failover_send = FailoverSend(
+            client.failover_state, self._connections, entity, client.policy, client.now, client.outbox
+        )
+
+    @property
+    def delivered(self) -> Delivered:
+        """How many of its messages the primary, the backlog and the outbox have accepted."""
+        return replace(self._failover_send.delivered)
+
+    @property
+    def backlog_queue(self) -> str | None:
+        """The backlog queue last used. The sender stays with it while it works."""
+        return self._failover_send.queue
+
+    @property
+    def unanswered(self) -> bool:
+        """Whether a message of the last send, which failed, may have arrived all the same."""
+        return self._failover_send.unanswered
+
+    def _seconds(self, timeout: float | None) -> float:
+        if self._closed:
+            raise ValueError("the sender has been closed: get another one from the client")
+        return self._client.timeout if timeout is None else checked_timeout(timeout)
+
+    def _sdk_sender(self, side: Side, path: str) -> Any:
+        if side not in self._sdk_clients:
+            pair = self._client.pair
+            endpoint = pair.primary if side == "primary" else pair.secondary
+            self._sdk_clients[side] = self._client.sdk_clients.client(endpoint, self._client.timeout)
+        sdk, outage = self._sdk_clients[side], self._client.outage
+        sender = sdk.get_topic_sender(path) if self._topic and side == "primary" else sdk.get_queue_sender(path)
+        return sender if outage is None else OutageProxy(sender, outage, side, path)
+
+    def _create_message_batch(self, max_size_in_bytes: int | None = None) -> Steps[SizedBatch]:
+        """Return an empty batch of the largest size that the entity accepts."""
+        return self._failover_send.batch(max_size_in_bytes, self._seconds(None))
+
+    def _schedule_messages(
+        self, messages: Messages, schedule_time_utc: datetime, *, timeout: float | None = None
+    ) -> Steps[list[int]]:
+        """Schedule messages. Returns the numbers to cancel them with; negative ones cannot be cancelled."""
+        return self._failover_send.schedule(messages, schedule_time_utc, self._seconds(timeout))
+
+    def _cancel_scheduled_messages(
+        self, sequence_numbers: int | list[int], *, timeout: float | None = None
+    ) -> Steps[None]:
+        """Cancel messages scheduled in the primary. Raises UsageError for those in the backlog or the outbox."""
+        return self._failover_send.cancel(sequence_numbers, self._seconds(timeout))
+
+    def _closing(self) -> Steps[None]:
+        self._closed = True
+        self._client.forget(self)
+        yield from self._connections.close()
+        while self._sdk_clients:
+            _, sdk = self._sdk_clients.popitem()
+            yield from close_quietly(sdk)
+
+
+class ClientBase(Closable, ABC, Generic[SenderT, SyphonT]):
+    """A client of a pair whose senders fail over to the backlog while the primary is unavailable.
+
+    Args:
+        failover_on: Which errors count as unavailability: "default", "article", or a function of the error.
+        on_failure: Reaction to a send that fails before the entity has failed over. "raise" raises the error. "wait"
+            retries the primary until the failover or the timeout. "backlog-now" sends to the backlog at once.
+        timeout: Seconds for each send that sets no timeout of its own.
+        retries: How many retries follow a failed attempt, 0.8 s later, then 1.6 s and so on, while time remains.
+        on_event: Called with each event of `sbpair.events`, in the thread where it happened.
+        outbox: A file, used by this client alone, for messages that neither side accepts. They are delivered in order
+            by this client or the next one with the same file.
+        outbox_messages: Maximum number of messages in the outbox.
+        outbox_bytes: Maximum size of the messages in the outbox, in bytes.
+        outage: A simulated outage of this client, for rehearsals.
+
+    Raises UsageError for invalid arguments, StateRefused for an outbox of another pair or version, LeaseHeld for an
+    outbox in use, MachineLacks for one that cannot be written.
+    """
+
+    _sender_class: type[SenderT]
+    _syphon_class: type[SyphonT]
+    _syphon: SyphonT | None = None
+
+    def __init__(
+        self,
+        pair: Pair,
+        *,
+        failover_on: FailoverOn = "default",
+        on_failure: OnFailure = "raise",
+        timeout: float = 60.0,
+        retries: int = 3,
+        on_event: Callable[[SenderEvent], None] | None = None,
+        outbox: str | os.PathLike[str] | None = None,
+        outbox_messages: int = MAX_MESSAGES,
+        outbox_bytes: int = MAX_BYTES,
+        outage: SimulatedOutage | None = None,
+    ) -> None:
+        super().__init__()
+        if on_failure not in ("raise", "wait", "backlog-now"):
+            raise UsageError(
+                f'expected on_failure "raise", "wait" or "backlog-now", got {on_failure!r}',
+                hint='"raise" is the default',
+            )
+        if retries < 0:
+            raise UsageError(f"expected retries of 0 or more, got {retries}", hint="3 is the default")
+        self.pair = pair
+        self.timeout = checked_timeout(timeout)
+        self.policy = SendPolicy(failover_rule(failover_on), on_failure, retries)
+        self.failover_state = FailoverState(pair, with_metrics(pair.name, on_event))
+        self.outage = outage
+        self.now: Callable[[], float] = time.monotonic
+        self.sdk_clients = ClientFactory(is_async=self._is_async)
+        self._senders: list[SenderT] = []
+        self.outbox: Outbox | None = None
+        deliver: DeliverEntity | None = None
+        if outbox is not None:
+            self.outbox = Outbox(outbox, pair, max_messages=outbox_messages, max_bytes=outbox_bytes)
+            deliver = OutboxDelivery(pair, self.failover_state, self.outbox, self.policy.counts, self.now).run
+        self._pinger = Pinger(pair, self.failover_state, self.now, deliver, outage)
+        self.failover_state.timers.on_earlier = self._wake_pinger
+        for entity in self.outbox.entities() if self.outbox is not None else ():
+            self.failover_state.outbox_stored(entity, None, self.now())
+
+    def get_queue_sender(self, queue_name: str) -> SenderT:
+        """Return a sender for a queue of the primary. It is not connected yet. Raises NameInvalid."""
+        return self._get_sender(queue_name, topic=False)
+
+    def get_topic_sender(self, topic_name: str) -> SenderT:
+        """Return a sender for a topic of the primary. It is not connected yet. Raises NameInvalid."""
+        return self._get_sender(topic_name, topic=True)
+
+    def force_failover(self, entity: str | None = None) -> None:
+        """Send to the backlog until `failback`: one entity, or all of them, later ones included."""
+        self.failover_state.command(EntityEvent.FORCE, entity, self.now())
+
+    def failback(self, entity: str | None = None) -> None:
+        """Send to the primary again: one entity, or all of them."""
+        self.failover_state.command(EntityEvent.FAILBACK, entity, self.now())
+
+    def states(self) -> dict[str, State]:
+        """Return the state of each entity that this client has a sender for."""
+        return self.failover_state.states()
+
+    def syphon(
+        self,
+        *,
+        state: Path | None = None,
+        lease_queue: str | None = None,
+        limits: MoveLimits | None = None,
+        max_held: int = 1_000,
+        ordered: bool = True,
+        max_missing: int = MAX_MISSING,
+        allow_missing: bool = False,
+        on_event: Callable[[SyphonEvent], None] = lambda _event: None,
+    ) -> SyphonT:
+        """Move the backlog to the primary, in a thread or a task, until the client is closed or the syphon stopped.
+
+        The options are those of `sbpair syphon`. `state` is a directory for the journal. The syphon waits while another
+        process of this user moves the pair on this machine; `lease_queue` extends that to other machines.
+        Whatever ends the syphon, it is retried after a pause and reported to the client's `on_event` (SyphonFaulted).
+        Raises UsageError while this client has a running syphon.
+        """
+        from sbpair.syphon import runner
+
+        if self._closed:
+            raise ValueError("the client has been closed: make another one")
+        if self._syphon is not None and self._syphon.running:
+            raise UsageError("this client has a syphon already", hint="one syphon moves the whole backlog")
+        run = partial(
+            runner.run,
+            self.pair,
+            once=False,
+            on_event=on_event,
+            max_held=max_held,
+            state=state,
+            lease_queue=lease_queue,
+            ordered=ordered,
+            limits=limits,
+            max_missing=max_missing,
+            allow_missing=allow_missing,
+        )
+        self._syphon = self._syphon_class(run, self.failover_state.publish)
+        return self._syphon
+
+    def forget(self, sender: SenderBase) -> None:
+        self._senders = [each for each in self._senders if each is not sender]
+
+    @abstractmethod
+    def _wake_pinger(self) -> None:
+        """Start the pinger, or interrupt its wait because a timer is now due earlier."""
+
+    def _get_sender(self, entity: str, *, topic: bool) -> SenderT:
+        if self._closed:
+            raise ValueError("the client has been closed: make another one")
+        check_path(entity, shorten="give the queue or topic a shorter name")
+        self.failover_state.register(entity)
+        sender = self._sender_class(self, entity, topic)
+        self._senders.append(sender)
+        return sender
+
+    def _close_outbox(self) -> None:
+        if self.outbox is not None:
+            outbox, self.outbox = self.outbox, None
+            outbox.close()
+            self.failover_state.publish(OutboxClosed(str(outbox.path), len(outbox)))
+
+
+class PairedSender(SenderBase, SyncClosable):
     """Sends to one queue or topic of the primary, or to the backlog, with the methods of a ServiceBusSender.
 
     Threads may share it. They take turns, because an SDK sender is for one thread.
@@ -43,13 +302,13 @@ class PairedSender(base.SenderBase, SyncClosable):
                 send.count_sent(1)
             return None
 
-    create_message_batch = blocking(base.SenderBase._create_message_batch)
-    schedule_messages = blocking(base.SenderBase._schedule_messages)
-    cancel_scheduled_messages = blocking(base.SenderBase._cancel_scheduled_messages)
+    create_message_batch = blocking(SenderBase._create_message_batch)
+    schedule_messages = blocking(SenderBase._schedule_messages)
+    cancel_scheduled_messages = blocking(SenderBase._cancel_scheduled_messages)
 
 
-class PairedClient(base.ClientBase[PairedSender, BackgroundSyphon], SyncClosable):
-    __doc__ = base.ClientBase.__doc__
+class PairedClient(ClientBase[PairedSender, BackgroundSyphon], SyncClosable):
+    __doc__ = ClientBase.__doc__
     _sender_class = PairedSender
     _syphon_class = BackgroundSyphon
     _pinger_thread: LoopThread | None = None
@@ -74,7 +333,7 @@ class PairedClient(base.ClientBase[PairedSender, BackgroundSyphon], SyncClosable
         self._pinger_thread.call(self._pinger.wake)
 
 
-class AsyncPairedSender(base.SenderBase, AsyncClosable):
+class AsyncPairedSender(SenderBase, AsyncClosable):
     """Sends to one queue or topic of the primary, or to the backlog, with the methods of a ServiceBusSender.
 
     Tasks may share it. They take turns, because an SDK sender is for one task.
@@ -104,17 +363,17 @@ class AsyncPairedSender(base.SenderBase, AsyncClosable):
                 send.count_sent(1)
             return None
 
-    create_message_batch = awaiting(base.SenderBase._create_message_batch)
-    schedule_messages = awaiting(base.SenderBase._schedule_messages)
-    cancel_scheduled_messages = awaiting(base.SenderBase._cancel_scheduled_messages)
+    create_message_batch = awaiting(SenderBase._create_message_batch)
+    schedule_messages = awaiting(SenderBase._schedule_messages)
+    cancel_scheduled_messages = awaiting(SenderBase._cancel_scheduled_messages)
 
     def _closing(self) -> Steps[None]:
         self._timeout.cancel()
         return super()._closing()
 
 
-class AsyncPairedClient(base.ClientBase[AsyncPairedSender, AsyncBackgroundSyphon], AsyncClosable):
-    __doc__ = base.ClientBase.__doc__
+class AsyncPairedClient(ClientBase[AsyncPairedSender, AsyncBackgroundSyphon], AsyncClosable):
+    __doc__ = ClientBase.__doc__
     _sender_class = AsyncPairedSender
     _syphon_class = AsyncBackgroundSyphon
     _pinger_task: asyncio.Task[None] | None = None
@@ -155,3 +414,13 @@ class AsyncPairedClient(base.ClientBase[AsyncPairedSender, AsyncBackgroundSyphon
     def _get_sender(self, entity: str, *, topic: bool) -> AsyncPairedSender:
         self._start_late_pinger()
         return super()._get_sender(entity, topic=topic)
+
+
+def checked_timeout(seconds: float) -> float:
+    """Return `seconds`. Raises ValueError for 0 or less, as the SDK does, and warns of too few."""
+    if seconds <= 0:
+        raise ValueError("the timeout must be greater than 0")
+    if seconds <= SHORT_SECONDS:
+        text = f"a send has {seconds:g} s; it should have more than {SHORT_SECONDS:g} s, and 60 s is advised"
+        warnings.warn(text, ShortTimeout, 4)
+    return seconds

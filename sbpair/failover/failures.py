@@ -17,7 +17,7 @@ from azure.servicebus.exceptions import MessagingEntityDisabledError, ServiceBus
 from sbpair import errors
 from sbpair.amqp.conditions import redacted
 from sbpair.azure.data_errors import connection_problem, from_sdk_error, text_of
-from sbpair.errors import SbpairError, UsageError
+from sbpair.errors import BothFailed, SbpairError, UsageError
 
 FailoverOn: TypeAlias = Literal["default", "article"] | Callable[[Exception], bool]
 
@@ -56,6 +56,15 @@ def to_sdk_error(error: SbpairError) -> ServiceBusError:
     """Return the SDK error of the same meaning, which callers and their functions expect."""
     kind = next((theirs for ours, theirs in _SDK_ERRORS if isinstance(error, ours)), ServiceBusError)
     return kind(message=error.message, error=error)
+
+
+def both_failed(text: str, reasons: dict[str, Exception], hint: str, in_doubt: tuple[str, ...] = ()) -> BothFailed:
+    """Return the error for both sides. Its message adds the reason of each to `text`."""
+    why = "; ".join(f"the {side}: {describe_error(error)}" for side, error in reasons.items())
+    failed = BothFailed(f"{text}: {why}", reasons=reasons, in_doubt=in_doubt, hint=hint)
+    failed.retriable = any(map(is_transient, reasons.values()))
+    failed.__cause__ = ExceptionGroup("errors of both namespaces", list(reasons.values()))
+    return failed
 
 
 def _counts_by_article(error: Exception) -> bool:

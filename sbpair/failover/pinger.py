@@ -20,7 +20,7 @@ from sbpair.failover.entity_states import Deliver, Ping, TimerTask
 
 if TYPE_CHECKING:
     from sbpair.failover.shared_state import FailoverState
-    from sbpair.failover.simulated_outage import SimulatedOutage
+    from sbpair.failover.side_connections import SimulatedOutage
     from sbpair.model.pair import Endpoint, Pair
 
 DeliverEntity: TypeAlias = Callable[[str], Awaitable[None]]

@@ -1,6 +1,7 @@
-"""The SDK's clients, sync or async, and the two connections of one sender: to the primary's entity and to the backlog.
+"""The SDK's clients, sync or async, connections to both sides, and simulated outages of them.
 
-Invariant: a sender that failed without an answer is not used again, and closing it never delays a message.
+Invariant: a sender that failed without an answer is not used again, and closing it never delays a message. A send to a
+side that is unavailable by simulation is refused before anything is sent.
 """
 
 from __future__ import annotations
@@ -9,16 +10,18 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeAlias, TypeVar
 
-from sbpair.azure.data_errors import is_answer
+from azure.servicebus.exceptions import ServiceBusConnectionError
+
+from sbpair.azure.data_errors import is_answer, translate_data_errors
 from sbpair.azure.data_plane import aio_client, signed, sync_client
 from sbpair.errors import UsageError
 from sbpair.failover.steps import Call, Steps, awaiting, blocking
 
 if TYPE_CHECKING:
     from sbpair.failover.sdk_messages import Content
-    from sbpair.model.pair import Endpoint
+    from sbpair.model.pair import Endpoint, Pair
 
 SdkAction: TypeAlias = Callable[[Any, float], Any]
 """A function of an SDK object and a number of seconds."""
@@ -35,48 +38,33 @@ Side: TypeAlias = Literal["primary", "backlog"]
 SideT = TypeVar("SideT", bound=str)
 
 
-def _sync_identity() -> Any:
-    from azure.identity import DefaultAzureCredential
-
-    return DefaultAzureCredential()
-
-
-def _async_identity() -> Any:
-    from azure.identity.aio import DefaultAzureCredential
-
-    return DefaultAzureCredential()
-
-
-class ClientKind(NamedTuple):
-    """`client(endpoint, credential, seconds)` returns an SDK client, `identity()` a DefaultAzureCredential."""
-
-    client: Callable[[Endpoint, Any, float], Any]
-    identity: Callable[[], Any]
-    lock: Callable[[], Any]
-
-
-SYNC = ClientKind(sync_client, _sync_identity, threading.RLock)
-ASYNC = ClientKind(aio_client, _async_identity, asyncio.Lock)
-
-
 class ClientFactory:
-    """Creates SDK clients of one kind. All of them share one DefaultAzureCredential, created when first needed."""
+    """Creates SDK clients, sync or aio. All of them share one DefaultAzureCredential, created when first needed."""
 
-    def __init__(self, kind: ClientKind) -> None:
-        self._kind = kind
+    def __init__(self, *, is_async: bool) -> None:
+        self._is_async = is_async
         self._identity: Any = None
 
     def client(self, endpoint: Endpoint, seconds: float) -> Any:
         """Return a client that is not connected yet. `seconds` limits operations without a limit of their own."""
-        credential = signed(endpoint)
+        credential: Any = signed(endpoint)
         if credential is None:
-            credential = self._identity = self._identity or self._kind.identity()
-        return self._kind.client(endpoint, credential, seconds)
+            credential = self._identity = self._identity or self._new_identity()
+        return (aio_client if self._is_async else sync_client)(endpoint, credential, seconds)
 
     def close(self) -> Steps[None]:
         if self._identity is not None:
             identity, self._identity = self._identity, None
             yield from close_quietly(identity)
+
+    def _new_identity(self) -> Any:
+        if self._is_async:
+            from azure.identity.aio import DefaultAzureCredential as AioCredential
+
+            return AioCredential()
+        from azure.identity import DefaultAzureCredential
+
+        return DefaultAzureCredential()
 
 
 class SideConnections(Generic[SideT]):
@@ -162,10 +150,66 @@ def _raising(error: BaseException) -> SdkAction:
     return action
 
 
-class Closable:
-    """An object that closes by steps, in its turn."""
+class SimulatedOutage:
+    """The sides, queues and topics that are unavailable at the moment. Any thread may change them.
 
-    _turn: Any
+    outage = SimulatedOutage()
+    with PairedClient(pair, outage=outage) as client:
+        outage.begin("primary")
+        ...
+        outage.end()
+    """
+
+    def __init__(self) -> None:
+        self._unavailable: frozenset[tuple[Side, str]] = frozenset()
+
+    def begin(self, side: Side, path: str = "") -> None:
+        """Make a side unavailable, or one queue or topic of it."""
+        self._unavailable |= {(side, path.lower())}
+
+    def end(self) -> None:
+        """Make everything available again."""
+        self._unavailable = frozenset()
+
+    @property
+    def active(self) -> bool:
+        return bool(self._unavailable)
+
+    def check(self, side: Side, path: str) -> None:
+        """Raise ServiceBusConnectionError if the path is unavailable."""
+        if not self._unavailable.isdisjoint({(side, ""), (side, path.lower())}):
+            raise ServiceBusConnectionError(message=f"simulated outage: {path} cannot be reached")
+
+    def check_ping(self, side: Side, path: str) -> None:
+        """Raise Unreachable if the path is unavailable: pings and probes raise sbpair's own errors."""
+        with translate_data_errors(f"reaching {path!r}"):
+            self.check(side, path)
+
+
+class OutageProxy:
+    """An SDK sender, sync or aio, whose methods fail during a simulated outage."""
+
+    def __init__(self, sender: Any, outage: SimulatedOutage, side: Side, path: str) -> None:
+        self._sender, self._outage, self._where = sender, outage, (side, path)
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._sender, name)
+
+        def checked(*arguments: Any, **options: Any) -> Any:
+            self._outage.check(*self._where)
+            return found(*arguments, **options)
+
+        return checked if callable(found) and name != "close" else found
+
+
+class Closable:
+    """An object that closes by steps. Its procedures take turns, because an SDK object is for one user at a time."""
+
+    _is_async: bool
+
+    def __init__(self) -> None:
+        self._turn: Any = asyncio.Lock() if self._is_async else threading.RLock()
+        self._closed = False
 
     def _closing(self) -> Steps[None]:
         raise NotImplementedError
@@ -178,7 +222,7 @@ class Closable:
 class SyncClosable(Closable):
     """A context manager of programs that block."""
 
-    _kind = SYNC
+    _is_async = False
     close = blocking(Closable._close)
 
     def __enter__(self) -> Self:
@@ -191,7 +235,7 @@ class SyncClosable(Closable):
 class AsyncClosable(Closable):
     """A context manager of asyncio programs."""
 
-    _kind = ASYNC
+    _is_async = True
     close = awaiting(Closable._close)
 
     async def __aenter__(self) -> Self:
@@ -199,3 +243,36 @@ class AsyncClosable(Closable):
 
     async def __aexit__(self, *_details: object) -> None:
         await self.close()
+
+
+class BothSides(Closable):
+    """A user of an entity in both namespaces. `seconds` limits operations without a limit of their own."""
+
+    _noun: str
+
+    def __init__(self, pair: Pair, entity: str, seconds: float) -> None:
+        super().__init__()
+        self.pair = pair
+        self.entity_name = entity
+        self._client_seconds = seconds
+        self._factory = ClientFactory(is_async=self._is_async)
+        self._clients: dict[str, Any] = {}
+
+    def _open(self) -> None:
+        """Create both clients before both sides are used concurrently. Connects to nothing."""
+        if self._closed:
+            raise ValueError(f"the {self._noun} has been closed: make another one")
+        for side in ("primary", "secondary"):
+            if side not in self._clients:
+                endpoint = self.pair.primary if side == "primary" else self.pair.secondary
+                self._clients[side] = self._factory.client(endpoint, self._client_seconds)
+
+    def _closing(self) -> Steps[None]:
+        self._closed = True
+        yield from self._close_sides()
+        while self._clients:
+            yield from close_quietly(self._clients.popitem()[1])
+        yield from self._factory.close()
+
+    def _close_sides(self) -> Steps[None]:
+        raise NotImplementedError

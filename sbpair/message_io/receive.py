@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 
     from sbpair.model.pair import Endpoint, Ends, Pair
     from sbpair.move.interface import PeekedHeader
-    from sbpair.replication.events import OnEvent, ReplicationEvent
-    from sbpair.replication.sides import Side
+    from sbpair.replication.events import OnEvent, ReplicationEvent, Side
 
 MAX_HELD = 10
 MAX_COUNTED = 1_000

@@ -1,4 +1,4 @@
-"""Bodies that come from an async iterator, and bodies that a second attempt may send again.
+"""Bodies that come from an iterator, and bodies that a second attempt may send again.
 
 Invariant: the parts keep their order, and none is lost or repeated by a wait or an attempt that is given up.
 """
@@ -6,8 +6,9 @@ Invariant: the parts keep their order, and none is lost or repeated by a wait or
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Callable
-from typing import Final, TypeAlias
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
+from concurrent.futures import Executor
+from typing import Final, TypeAlias, TypeGuard
 
 from sbpair.errors import InDoubt, UsageError
 
@@ -17,7 +18,21 @@ MAX_KEPT: Final = 64 * 1024
 MAX_WHOLE: Final = 512 * 1024
 """Larger bytes are sent in parts."""
 
-SentBody: TypeAlias = bytes | AsyncIterable[bytes] | None
+SentBody: TypeAlias = bytes | AsyncIterable[bytes] | Iterable[bytes] | None
+_BYTES: Final = (bytes, bytearray, memoryview)
+_END: Final = object()
+
+
+def is_blocking(body: object) -> TypeGuard[Iterable[bytes]]:
+    """Return whether a body is iterated over without `await`."""
+    return isinstance(body, Iterable) and not isinstance(body, (str, *_BYTES))
+
+
+async def pulled(parts: Iterable[bytes], executor: Executor | None = None) -> AsyncIterator[bytes]:
+    """Iterate over a source that may block, in another thread."""
+    loop, source = asyncio.get_running_loop(), iter(parts)
+    while (part := await loop.run_in_executor(executor, next, source, _END)) is not _END:
+        yield part  # type: ignore[misc]
 
 
 class BodyParts:
@@ -52,7 +67,7 @@ class BodyParts:
 
     async def _take(self) -> bytes | None:
         async for part in self._source:
-            if not isinstance(part, (bytes, bytearray, memoryview)):
+            if not isinstance(part, _BYTES):
                 raise UsageError(
                     f"expected bytes from the body's iterator, got {type(part).__name__}", hint="encode it"
                 )
@@ -84,13 +99,14 @@ class RequestBody:
         self.on_part: Callable[[], object] = lambda: None
         self._whole: bytes | None = None
         self._parts: BodyParts | None = None
-        if body is None or isinstance(body, (bytes, bytearray, memoryview)):
+        if body is None or isinstance(body, _BYTES):
             self._whole = None if body is None else bytes(body)
         elif hasattr(body, "__aiter__"):
             self._parts = BodyParts(body.__aiter__())
+        elif is_blocking(body):
+            self._parts = BodyParts(pulled(body))
         else:
-            kind = type(body).__name__
-            raise UsageError(f"expected bytes or an async iterator as the body, got {kind}", hint="use aiter")
+            raise UsageError(f"expected bytes or an iterator as the body, got {type(body).__name__}", hint="encode it")
         self._kept: list[bytes] = []
         self._size = 0
 

@@ -13,10 +13,8 @@ from sbpair.azure.management_errors import NotHttp
 from sbpair.bounded_xml import parse_xml
 from sbpair.errors import EntityMissing, SbpairError, Unreachable
 from sbpair.model.reachability import DOCTOR_HINT, unreachable
-from sbpair.relay.relay_clock import RelayClock
-from sbpair.relay.relay_connections import service_error
+from sbpair.relay.relay_connections import RelayClock, RelayTokens, service_error
 from sbpair.relay.relay_endpoint import SIDES, RelayEndpoint, Side
-from sbpair.relay.relay_tokens import RelayTokens
 
 if TYPE_CHECKING:
     from sbpair.model.pair import Endpoint

@@ -6,33 +6,34 @@ Invariant: nothing is decided here. Handlers run in threads of their own, so tha
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterable, Callable, Coroutine, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import replace
 from functools import wraps
+from inspect import get_annotations, signature
 from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar
 
 from aiohttp import ClientWebSocketResponse
 
 from sbpair.errors import Unreachable
 from sbpair.failover.background import LoopThread
+from sbpair.relay.body_parts import is_blocking, pulled
 from sbpair.relay.control_messages import RelayAnswer
-from sbpair.relay.handled_request import RelayRequest
+from sbpair.relay.handled_request import RelayOffer, RelayRequest
 from sbpair.relay.relay_client import TIMEOUT_SECONDS, AsyncRelayClient, AsyncRelayResponse
 from sbpair.relay.relay_connections import MAX_MESSAGE_BYTES
 from sbpair.relay.relay_listener import CLOSE_SECONDS, AsyncRelayListener
-from sbpair.relay.socket_offer import RelayOffer
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Mapping
 
-    from sbpair.relay.control_messages import Headers
     from sbpair.relay.events import OnRelayEvent
-    from sbpair.relay.relay_clock import RelayClock
-    from sbpair.relay.relay_decisions import Reissue
+    from sbpair.relay.relay_connections import RelayClock
     from sbpair.relay.relay_endpoint import RelayEndpoint, RelayPair, Side
 
 P = ParamSpec("P")
+R = TypeVar("R")
 T = TypeVar("T")
 
 MAX_SOCKETS: Final = 100
@@ -42,28 +43,48 @@ _ABNORMAL: Final = 1006
 
 
 class InLoop(Generic[T]):
-    """The blocking form of an asyncio object, whose coroutines run in the event loop of a thread."""
+    """The blocking form of an asyncio object, whose coroutines run in the event loop of a thread.
+
+    Attributes that a subclass annotates are those of the object when it is wrapped.
+    """
 
     def __init__(self, wrapped: T, thread: LoopThread) -> None:
         self._wrapped = wrapped
         self._thread = thread
+        for name in get_annotations(type(self)):
+            setattr(self, name, getattr(wrapped, name))
+
+    def _parts(self: InLoop[AsyncIterable[bytes]]) -> Iterator[bytes]:
+        """Iterate over the parts of a body."""
+        parts = aiter(self._wrapped)
+
+        async def take() -> bytes | None:
+            return await anext(parts, None)
+
+        while (part := self._thread.run(take())) is not None:
+            yield part
 
 
 def in_loop(
     method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate[InLoop[Any], P], T]:
-    """Return a method that calls an async method of the wrapped object, and blocks until it ends."""
+    form: Callable[[T, LoopThread], R],
+) -> Callable[Concatenate[InLoop[Any], P], R]:
+    """Return a method that calls an async method of the wrapped object, blocks until it ends, and forms its result."""
 
     @wraps(method)
-    def blocking(self: InLoop[Any], /, *arguments: P.args, **options: P.kwargs) -> T:
-        return self._thread.run(method(self._wrapped, *arguments, **options))
+    def blocking(self: InLoop[Any], /, *arguments: P.args, **options: P.kwargs) -> R:
+        return form(self._thread.run(method(self._wrapped, *arguments, **options)), self._thread)
 
+    if isinstance(form, type):
+        blocking.__signature__ = signature(method).replace(return_annotation=form.__name__)  # type: ignore[attr-defined]
     return blocking
 
 
-class _ClosedAfterBlock(InLoop[T]):
-    """A context manager that is closed after its block."""
+def as_it_is(result: T, _thread: LoopThread) -> T:
+    return result
 
+
+class _ClosedAfterBlock(InLoop[T]):
     close: Callable[..., None]
 
     def __enter__(self) -> Self:
@@ -76,9 +97,7 @@ class _ClosedAfterBlock(InLoop[T]):
 class RelaySocket(_ClosedAfterBlock[ClientWebSocketResponse]):
     """A WebSocket for programs that block. Iterate over it for the messages until it is closed."""
 
-    def __init__(self, socket: ClientWebSocketResponse, thread: LoopThread) -> None:
-        super().__init__(socket, thread)
-        self.protocol = socket.protocol
+    protocol: str | None
 
     @property
     def close_code(self) -> int | None:
@@ -116,20 +135,14 @@ class RelaySocket(_ClosedAfterBlock[ClientWebSocketResponse]):
 class RelayResponse(_ClosedAfterBlock[AsyncRelayResponse]):
     """The answer of a listener. Read it whole, or iterate over it; then, or to abandon it, close it."""
 
-    def __init__(self, response: AsyncRelayResponse, thread: LoopThread) -> None:
-        super().__init__(response, thread)
-        self.side = response.side
-        self.status = response.status
-        self.reason = response.reason
-        self.headers = response.headers
+    side: Side
+    status: int
+    reason: str
+    headers: Mapping[str, str]
 
-    read = in_loop(AsyncRelayResponse.read)
-
-    def __iter__(self) -> Iterator[bytes]:
-        return _iterate(aiter(self._wrapped), self._thread)
-
-    def close(self) -> None:
-        self._thread.run(self._wrapped.close())
+    __iter__ = InLoop._parts
+    read = in_loop(AsyncRelayResponse.read, as_it_is)
+    close = in_loop(AsyncRelayResponse.close, as_it_is)
 
 
 class RelayClient(_ClosedAfterBlock[AsyncRelayClient]):
@@ -157,36 +170,8 @@ class RelayClient(_ClosedAfterBlock[AsyncRelayClient]):
         """Swap the roles, as after a failure of the active side."""
         self._wrapped.swap_roles()
 
-    def request(
-        self,
-        method: str,
-        suffix: str = "",
-        *,
-        headers: Headers | None = None,
-        body: bytes | Iterable[bytes] | None = None,
-        reissue: Reissue = "safe",
-        timeout: float | None = None,
-    ) -> RelayResponse:
-        sent = body if body is None or isinstance(body, (bytes, bytearray, str)) else _pulled(iter(body), None)
-        asking = self._wrapped.request(method, suffix, headers=headers, body=sent, reissue=reissue, timeout=timeout)
-        return RelayResponse(self._thread.run(asking), self._thread)
-
-    def connect(
-        self,
-        suffix: str = "",
-        *,
-        protocols: Iterable[str] = (),
-        headers: Headers | None = None,
-        max_message_bytes: int = MAX_MESSAGE_BYTES,
-        timeout: float | None = None,
-    ) -> RelaySocket:
-        opening = self._wrapped.connect(
-            suffix, protocols=protocols, headers=headers, max_message_bytes=max_message_bytes, timeout=timeout
-        )
-        return RelaySocket(self._thread.run(opening), self._thread)
-
-    request.__doc__ = AsyncRelayClient.request.__doc__
-    connect.__doc__ = AsyncRelayClient.connect.__doc__
+    request = in_loop(AsyncRelayClient.request, RelayResponse)
+    connect = in_loop(AsyncRelayClient.connect, RelaySocket)
 
     def close(self) -> None:
         """Close all connections, also those of WebSockets."""
@@ -198,37 +183,28 @@ class RelayClient(_ClosedAfterBlock[AsyncRelayClient]):
 class BlockingRelayRequest(InLoop[RelayRequest]):
     """An HTTP request for a handler. Iterate over it for the body, or `read` it whole."""
 
-    def __init__(self, request: RelayRequest, thread: LoopThread) -> None:
-        super().__init__(request, thread)
-        self.side = request.side
-        self.request_id = request.request_id
-        self.method = request.method
-        self.target = request.target
-        self.headers: Mapping[str, str] = request.headers
-        self.remote = request.remote
+    side: Side
+    request_id: str
+    method: str
+    target: str
+    headers: Mapping[str, str]
+    remote: str
 
-    read = in_loop(RelayRequest.read)
-
-    def __iter__(self) -> Iterator[bytes]:
-        return _iterate(aiter(self._wrapped), self._thread)
+    __iter__ = InLoop._parts
+    read = in_loop(RelayRequest.read, as_it_is)
 
 
 class BlockingRelayOffer(InLoop[RelayOffer]):
     """A WebSocket that a sender wants to open. A handler accepts or rejects it once, within 20 seconds."""
 
-    def __init__(self, offer: RelayOffer, thread: LoopThread) -> None:
-        super().__init__(offer, thread)
-        self.side = offer.side
-        self.target = offer.target
-        self.headers: Mapping[str, str] = offer.headers
-        self.protocols = offer.protocols
-        self.remote = offer.remote
+    side: Side
+    target: str
+    headers: Mapping[str, str]
+    protocols: tuple[str, ...]
+    remote: str
 
-    def accept(self, protocol: str | None = None) -> RelaySocket:
-        """Open the WebSocket with one of `protocols`. Raises UsageError; Unavailable if the sender has gone."""
-        return RelaySocket(self._thread.run(self._wrapped.accept(protocol)), self._thread)
-
-    reject = in_loop(RelayOffer.reject)
+    accept = in_loop(RelayOffer.accept, RelaySocket)
+    reject = in_loop(RelayOffer.reject, as_it_is)
 
 
 class RelayListener(_ClosedAfterBlock[AsyncRelayListener]):
@@ -249,9 +225,8 @@ class RelayListener(_ClosedAfterBlock[AsyncRelayListener]):
         async def handle(request: RelayRequest) -> RelayAnswer:
             answer: RelayAnswer = await _in_thread(self._requests, handler, BlockingRelayRequest(request, self._thread))
             body: object = getattr(answer, "body", None)
-            if isinstance(answer, RelayAnswer) and hasattr(body, "__iter__") and not isinstance(body, (str, *_BYTES)):
-                parts = _pulled(iter(body), self._requests)
-                return RelayAnswer(answer.status, answer.headers, parts, answer.reason)
+            if isinstance(answer, RelayAnswer) and is_blocking(body):
+                return replace(answer, body=pulled(body, self._requests))
             return answer
 
         async def serve(offer: RelayOffer) -> None:
@@ -276,7 +251,7 @@ class RelayListener(_ClosedAfterBlock[AsyncRelayListener]):
         """The sides that are connected now."""
         return self._wrapped.up_sides
 
-    start = in_loop(AsyncRelayListener.start)
+    start = in_loop(AsyncRelayListener.start, as_it_is)
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
         """Take no more requests, and finish accepted ones and open WebSockets within `seconds`. Others are reported."""
@@ -291,24 +266,5 @@ class RelayListener(_ClosedAfterBlock[AsyncRelayListener]):
         return self
 
 
-_BYTES: Final = (bytes, bytearray, memoryview)
-_END: Final = object()
-
-
 async def _in_thread(executor: Executor, function: Any, argument: object) -> Any:
     return await asyncio.get_running_loop().run_in_executor(executor, function, argument)
-
-
-async def _pulled(parts: Iterator[bytes], executor: Executor | None) -> AsyncIterator[bytes]:
-    """Iterate over a source that may block, in another thread."""
-    loop = asyncio.get_running_loop()
-    while (part := await loop.run_in_executor(executor, next, parts, _END)) is not _END:
-        yield part  # type: ignore[misc]
-
-
-def _iterate(parts: AsyncIterator[bytes], thread: LoopThread) -> Iterator[bytes]:
-    async def take() -> bytes | None:
-        return await anext(parts, None)
-
-    while (part := thread.run(take())) is not None:
-        yield part

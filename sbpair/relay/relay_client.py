@@ -17,6 +17,7 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from sbpair.errors import BothFailed, InDoubt, RelayRejected, SbpairError, Unavailable, UsageError
+from sbpair.failover.events import EventReporter
 from sbpair.relay.body_parts import RequestBody, SentBody
 from sbpair.relay.control_messages import NOT_PASSED, TOKEN_HEADER, Headers, checked_headers
 from sbpair.relay.events import (
@@ -26,13 +27,14 @@ from sbpair.relay.events import (
     RelayRolesSwapped,
     RelaySideChosen,
     RelaySideFailed,
-    relay_reporter,
 )
-from sbpair.relay.relay_clock import RelayClock, TimeLimit
 from sbpair.relay.relay_connections import (
     LOST,
     MAX_MESSAGE_BYTES,
+    RelayClock,
+    RelayTokens,
     SentMark,
+    TimeLimit,
     close_session,
     failure_of,
     http_options,
@@ -50,7 +52,6 @@ from sbpair.relay.relay_decisions import (
     may_reissue,
 )
 from sbpair.relay.relay_endpoint import SIDES, RelayPair, Side, other_side
-from sbpair.relay.relay_tokens import RelayTokens
 
 if TYPE_CHECKING:
     from multidict import CIMultiDictProxy
@@ -153,7 +154,7 @@ class AsyncRelayClient:
         self.pair = pair
         self._timeout = _checked_timeout(timeout)
         self._clock = clock or RelayClock()
-        self._report: RelayReporter = relay_reporter("a relay client", on_event)
+        self._report: RelayReporter = EventReporter("a relay client", on_event)
         chosen: Side = (chance or random.SystemRandom()).choice(SIDES)
         self._active: Side = chosen if first is None else first
         self._tokens: dict[Side, RelayTokens] = {}
@@ -200,8 +201,8 @@ class AsyncRelayClient:
         """Send an HTTP request, and return the listener's answer when it begins. `suffix` follows the endpoint's path.
 
         With `reissue="safe"` a request that may have been executed is reissued only if its method is idempotent. With
-        "always" it is reissued in any case, and may be executed twice. Of a body that is an async iterator, 64 kB are
-        kept for that; a longer one that was begun cannot be reissued.
+        "always" it is reissued in any case, and may be executed twice. Of a body that is an iterator, 64 kB are kept
+        for that; a longer one that was begun cannot be reissued. One that is not async is iterated over in a thread.
 
         Raises InDoubt if it may have been executed and is not reissued. Then, as after each failure of the active side,
         the roles are swapped: the next request goes to the other side. Raises BothFailed, with both reasons, if neither

@@ -1,4 +1,4 @@
-"""Connections of the relay's clients: HTTP sessions, WebSockets frame by frame, and the errors of both.
+"""Connections of the relay's clients: time, tokens, HTTP sessions, WebSockets frame by frame, and the errors of both.
 
 Invariant: no error holds a token, a header or a URL. No redirect is followed: it would take a token elsewhere.
 """
@@ -6,11 +6,15 @@ Invariant: no error holds a token, a header or a URL. No redirect is followed: i
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import re
-from contextlib import suppress
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack, suppress
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Self
 from weakref import WeakKeyDictionary
 
 import aiohttp
@@ -31,8 +35,9 @@ from sbpair.errors import (
     Unreachable,
 )
 from sbpair.http_tunnel import refused_by_proxy
+from sbpair.model.pair import Identity, SasKey, SasToken
 from sbpair.model.reachability import CONNECT_SECONDS, DOCTOR_HINT, cause_of, key_hint, unreachable
-from sbpair.relay.relay_clock import RelayClock, TimeLimit
+from sbpair.model.signature import Token, signed_token
 
 if TYPE_CHECKING:
     from asyncio.trsock import TransportSocket
@@ -40,7 +45,7 @@ if TYPE_CHECKING:
     from types import SimpleNamespace
 
     from sbpair.model.proxy import Proxy
-    from sbpair.relay.relay_endpoint import RelayEndpoint
+    from sbpair.relay.relay_endpoint import RelayEndpoint, TokenProvider
 
 MAX_CONTROL_MESSAGE: Final = 1024 * 1024
 MAX_FRAGMENT: Final = 16 * 1024 * 1024
@@ -56,6 +61,13 @@ TLS_CLOSE_SECONDS: Final = 1.0
 """Time for the end of TLS on connections that have been closed."""
 
 MAX_TEXT: Final = 300
+
+RESOLUTION: Final = 0.001
+"""Seconds by which a timer may be early, for clocks that round."""
+
+RELAY_SCOPE: Final = "https://relay.azure.net/.default"
+RENEW_SECONDS: Final = 300.0
+"""A token is replaced when it expires sooner."""
 
 LOST: Final = (aiohttp.ClientError, OSError, TimeoutError, asyncio.IncompleteReadError)
 """The errors of aiohttp for a connection that could not be opened, was lost, or was too slow."""
@@ -73,6 +85,106 @@ _transports = WeakKeyDictionary()
 
 A session forgets those that it closed, but their sockets stay open until the peer has ended its TLS as well.
 """
+
+
+class RelayClock:
+    """The clock of this machine, in seconds since 1970. A subclass may tell another time, and make other timers."""
+
+    def now(self) -> float:
+        return time.time()
+
+    def call_later(self, seconds: float, callback: Callable[[], object]) -> asyncio.TimerHandle:
+        return asyncio.get_running_loop().call_later(seconds, callback)
+
+
+async def sleep(clock: RelayClock, seconds: float) -> None:
+    """Wait for some seconds of a clock."""
+    over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    timer = clock.call_later(seconds, partial(_resolve, over))
+    try:
+        await over
+    finally:
+        timer.cancel()
+
+
+def _resolve(over: asyncio.Future[None]) -> None:
+    if not over.done():
+        over.set_result(None)
+
+
+class TimeLimit:
+    """A limit of the block that it encloses, which raises TimeoutError. `postpone` starts it again."""
+
+    def __init__(self, clock: RelayClock, seconds: float) -> None:
+        self._clock = clock
+        self._seconds = seconds
+        self._limit = asyncio.timeout(None)
+
+    async def __aenter__(self) -> Self:
+        await self._limit.__aenter__()
+        self.postpone()
+        self._timer = self._clock.call_later(self._seconds, self._on_timer)
+        return self
+
+    async def __aexit__(self, *details: object) -> None:
+        self._timer.cancel()
+        await self._limit.__aexit__(*details)  # type: ignore[arg-type]
+
+    def postpone(self) -> None:
+        """Let the time begin now."""
+        self._due = self._clock.now() + self._seconds
+
+    def _on_timer(self) -> None:
+        left = self._due - self._clock.now()
+        if left > RESOLUTION:
+            self._timer = self._clock.call_later(left, self._on_timer)
+        else:
+            self._limit.reschedule(asyncio.get_running_loop().time())
+
+
+class RelayTokens:
+    """The tokens of an endpoint, each kept until it is to be replaced. Coroutines may share it."""
+
+    def __init__(self, endpoint: RelayEndpoint, clock: RelayClock) -> None:
+        self._endpoint = endpoint
+        self._clock = clock
+        self._turn = asyncio.Lock()
+        self._stack = AsyncExitStack()
+        self._provider: Any = None
+        self._token: Token | None = None
+
+    async def get(self) -> Token:
+        """Return a token. Raises AccessError and Unavailable from an identity provider; UsageError."""
+        async with self._turn:
+            if self._token is None or self._token.expires_at - self._clock.now() <= RENEW_SECONDS:
+                credential = self._endpoint.credential
+                if isinstance(credential, SasKey | SasToken):
+                    self._token = signed_token(credential, self._endpoint.audience, self._clock.now())
+                else:
+                    self._token = await self._request(credential)
+            return self._token
+
+    async def close(self) -> None:
+        await self._stack.aclose()
+
+    async def _request(self, credential: Identity | TokenProvider) -> Token:
+        # These load azure-identity and its kin, and most users have a key.
+        from sbpair.azure.credentials import identity_credential
+        from sbpair.azure.management_errors import translate_management_errors
+
+        with translate_management_errors("sign in", self._endpoint.namespace):
+            if self._provider is None:
+                is_found = isinstance(credential, Identity)
+                identity = await self._stack.enter_async_context(identity_credential()) if is_found else None
+                self._provider = identity or credential
+            provider = self._provider
+            if inspect.iscoroutinefunction(provider.get_token):
+                token = await provider.get_token(RELAY_SCOPE)
+            else:
+                # A sync credential may run a program, or ask the network.
+                token = await asyncio.to_thread(provider.get_token, RELAY_SCOPE)
+                token = await token if inspect.isawaitable(token) else token
+        return Token(f"Bearer {token.token}", float(token.expires_on))
 
 
 class SentMark:

@@ -1,30 +1,25 @@
-"""Events of replication: every missing copy, every swap of roles, every doubt."""
+"""Events of replication: every missing copy, every swap of roles, every doubt. `str(event)` is one line for the log."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Final, Literal, TypeAlias
 
-from sbpair.failover.events import EventReporter
+from sbpair.failover.events import Event, EventReporter
 
-if TYPE_CHECKING:
-    from sbpair.replication.sides import Side
-
-log = logging.getLogger(__name__)
+Side: TypeAlias = Literal["primary", "secondary"]
+SIDES: Final[tuple[Side, Side]] = ("primary", "secondary")
 
 
-@dataclass(frozen=True, slots=True)
-class _ReplicationSideEvent:
+class _SideEvent(Event):
     """Something that happened on one side."""
 
     entity: str
     side: Side
 
 
-@dataclass(frozen=True, slots=True)
-class OneSideOnly:
+class OneSideOnly(Event, text="{entity}: the {missing} has no copy of {message_ids[0]}: {reason}"):
     """Messages of an active sender are in one namespace only: `missing` has not accepted its copies."""
 
     entity: str
@@ -34,16 +29,14 @@ class OneSideOnly:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Unanswered(_ReplicationSideEvent):
+class Unanswered(_SideEvent, text="{entity}: the {side} may have {message_ids[0]}, or have it twice: {reason}"):
     """An attempt was never answered: this side may have the messages, or have them twice."""
 
     message_ids: tuple[str, ...]
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class RolesSwapped:
+class RolesSwapped(Event, text="{entity}: the {active} is active now: {reason}"):
     """Later messages go to the other namespace."""
 
     entity: str
@@ -52,16 +45,16 @@ class RolesSwapped:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class DuplicateCompleted(_ReplicationSideEvent):
+class DuplicateCompleted(
+    _SideEvent, text="{entity}: a copy of {key} was completed on the {side}: {sequence_number}", level=logging.INFO
+):
     """A further copy of a completed message was completed without being given to the application."""
 
     key: str
     sequence_number: int
 
 
-@dataclass(frozen=True, slots=True)
-class Redelivered(_ReplicationSideEvent):
+class Redelivered(_SideEvent, text="{entity}: a copy of {key} on the {side} is given again: {reason}"):
     """A copy is given although an earlier one may have been processed."""
 
     key: str
@@ -69,35 +62,25 @@ class Redelivered(_ReplicationSideEvent):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class NoKey(_ReplicationSideEvent):
+class NoKey(_SideEvent, text="{entity}: message {sequence_number} on the {side} has no key: {reason}"):
     """A message without a key is given: its duplicates cannot be detected."""
 
     sequence_number: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class SideLost(_ReplicationSideEvent):
+class SideLost(_SideEvent, text="{entity}: nothing can be received from the {side}: {reason}"):
     """One side cannot be received from at the moment. The other goes on."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class SideBack(_ReplicationSideEvent):
+class SideBack(_SideEvent, text="{entity}: the {side} can be received from again", level=logging.INFO):
     """A lost side can be received from again."""
 
 
 ReplicationEvent: TypeAlias = (
     OneSideOnly | Unanswered | RolesSwapped | DuplicateCompleted | Redelivered | NoKey | SideLost | SideBack
 )
-
 OnEvent: TypeAlias = Callable[[ReplicationEvent], None]
 ReplicationReporter: TypeAlias = EventReporter[ReplicationEvent]
-
-_INFORMATIONAL = (DuplicateCompleted, SideBack)
-
-
-def reporter(on_event: OnEvent | None) -> ReplicationReporter:
-    return EventReporter(log, "replication", _INFORMATIONAL, on_event)

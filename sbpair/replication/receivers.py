@@ -15,14 +15,13 @@ from azure.servicebus import ServiceBusReceiveMode
 
 from sbpair.backlog import check_path
 from sbpair.errors import UsageError
-from sbpair.failover.side_connections import AsyncClosable, SyncClosable
+from sbpair.failover.events import EventReporter
+from sbpair.failover.side_connections import AsyncClosable, BothSides, SyncClosable
 from sbpair.failover.steps import Steps, awaiting, blocking, drive, drive_async
 from sbpair.replication.bulk_removal import remove_duplicates
-from sbpair.replication.dedup_receive import SETTLE_SECONDS, DedupReceive
-from sbpair.replication.events import OnEvent, reporter
+from sbpair.replication.dedup_receive import OPEN_SECONDS, SETTLE_SECONDS, DedupReceive, SideReceiver, abandon_action
+from sbpair.replication.events import SIDES, OnEvent, Side
 from sbpair.replication.keys import DAY_SECONDS, KEYS, KeyOf, KeyRule, KeyStore, MemoryStore, Window
-from sbpair.replication.side_receiver import OPEN_SECONDS, SideReceiver, abandon_action
-from sbpair.replication.sides import SHORTER, SIDES, BothSides, Side
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -103,7 +102,9 @@ class DedupReceiverBase(BothSides):
             side: SideReceiver(side, self._receiver, partial(remove_duplicates, pair, endpoint, path))
             for side, endpoint in zip(SIDES, (pair.primary, pair.secondary), strict=True)
         }
-        self._receive = DedupReceive(receivers, path, rule, keys, reporter(on_event), time.time, time.monotonic)
+        self._receive = DedupReceive(
+            receivers, path, rule, keys, EventReporter("replication", on_event), time.time, time.monotonic
+        )
 
     def side_of(self, message: ServiceBusReceivedMessage) -> Side:
         """Return "primary" or "secondary" for a message that is not settled. Raises MessageLockLostError."""
@@ -218,7 +219,7 @@ class AsyncDedupReceiver(DedupReceiverBase, AsyncClosable):
 
 def checked_source(entity: str, subscription: str | None) -> str:
     """Return the path to receive from. Raises NameInvalid."""
-    check_path(entity, shorten=SHORTER)
+    check_path(entity, shorten="give the queue or topic a shorter name")
     if subscription is None:
         return entity
     check_path(subscription, shorten="give the subscription a shorter name")

@@ -19,12 +19,19 @@ from sbpair.azure.data_errors import is_answer
 from sbpair.backlog import check_path
 from sbpair.errors import UsageError
 from sbpair.failover import failover_send, sdk_messages
-from sbpair.failover.base import checked_timeout
-from sbpair.failover.failures import FailoverOn, describe_error, failover_rule, is_transient
-from sbpair.failover.side_connections import AsyncClosable, SideConnections, SyncClosable, open_action, send_action
+from sbpair.failover.clients import checked_timeout
+from sbpair.failover.events import EventReporter
+from sbpair.failover.failures import FailoverOn, both_failed, describe_error, failover_rule, is_transient
+from sbpair.failover.side_connections import (
+    AsyncClosable,
+    BothSides,
+    SideConnections,
+    SyncClosable,
+    open_action,
+    send_action,
+)
 from sbpair.failover.steps import Gather, Pause, Steps, awaiting, blocking
-from sbpair.replication.events import OneSideOnly, OnEvent, RolesSwapped, Unanswered, reporter
-from sbpair.replication.sides import SHORTER, SIDES, BothSides, Side, both_failed
+from sbpair.replication.events import SIDES, OneSideOnly, OnEvent, ReplicationReporter, RolesSwapped, Side, Unanswered
 
 if TYPE_CHECKING:
     from sbpair.errors import BothFailed
@@ -105,12 +112,12 @@ class _ReplicatingSenderBase(BothSides):
     def __init__(
         self, pair: Pair, entity: str, *, timeout: float = 60.0, retries: int = 3, on_event: OnEvent | None = None
     ) -> None:
-        check_path(entity, shorten=SHORTER)
+        check_path(entity, shorten="give the queue or topic a shorter name")
         if retries < 0:
             raise UsageError(f"expected retries of 0 or more, got {retries}", hint="3 is the default")
         self.timeout = checked_timeout(timeout)
         super().__init__(pair, entity, self.timeout * self._share)
-        self._report = reporter(on_event)
+        self._report: ReplicationReporter = EventReporter("replication", on_event)
         self._sends = {side: SideSend(side, entity, self._sender, retries, time.monotonic) for side in SIDES}
 
     def _sender(self, side: Side, entity: str) -> Any:

@@ -23,7 +23,7 @@ from sbpair import aio
 from sbpair.azure.data_errors import from_sdk_error
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.errors import EntityMissing, NameInvalid, UsageError
-from sbpair.failover.base import ShortTimeout
+from sbpair.failover.clients import ShortTimeout
 from sbpair.failover.entity_states import State
 from sbpair.failover.events import QueueLeft, QueueReturned, SendInDoubt
 from tests.kit.failover_rig import KINDS, PAIRED_CLIENTS, PRIMARY, SYNC_FIRST, Rig, a_message, ids

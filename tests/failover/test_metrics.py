@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sbpair.failover import metrics
+from sbpair.failover import events as metrics
 from sbpair.failover.entity_states import State
 from sbpair.failover.events import (
     EntityChanged,

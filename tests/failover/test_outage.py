@@ -10,7 +10,7 @@ from azure.servicebus.exceptions import ServiceBusConnectionError
 from sbpair.failover import failover_send
 from sbpair.failover.entity_states import State
 from sbpair.failover.events import EntityChanged, OutboxBegun, OutboxEmptied, QueueLeft, QueueReturned
-from sbpair.failover.simulated_outage import SimulatedOutage
+from sbpair.failover.side_connections import SimulatedOutage
 from sbpair.model.backoff import Backoff
 from tests.kit.failover_rig import PAIRED_CLIENTS, SYNC_FIRST, Rig, a_message, ids
 

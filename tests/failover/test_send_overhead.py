@@ -87,7 +87,7 @@ SDKS_BYTECODES = {"sync": 8_000, "aio": 10_400}
 """Bytecodes of the SDK's senders for a message of 1 KB. tests/benchmarks/sender.py measures the time."""
 
 
-@pytest.mark.filterwarnings("ignore::sbpair.failover.base.ShortTimeout")
+@pytest.mark.filterwarnings("ignore::sbpair.ShortTimeout")
 def test_a_healthy_send_adds_few_bytecodes_to_the_sdk() -> None:
     message = ServiceBusMessage(b"x" * 1024)
     client = clients.PairedClient(a_pair())

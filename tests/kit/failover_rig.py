@@ -37,7 +37,7 @@ SYNC_FIRST = pytest.mark.parametrize("kind", ["sync", pytest.param("aio", marks=
 AIO_FIRST = pytest.mark.parametrize("kind", [pytest.param("sync", marks=SLOW), "aio"])
 
 PAIRED_CLIENTS = [
-    pytest.mark.filterwarnings("ignore::sbpair.failover.base.ShortTimeout"),
+    pytest.mark.filterwarnings("ignore::sbpair.ShortTimeout"),
     # The SDK leaves the sockets of failed connections to the garbage collection.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]

@@ -19,8 +19,7 @@ from sbpair.relay.relay_endpoint import RelayEndpoint, RelayPair, Side
 from sbpair.testing import Emulator, EmulatorOptions, ManualClock
 
 if TYPE_CHECKING:
-    from sbpair.relay.handled_request import RelayRequest
-    from sbpair.relay.socket_offer import RelayOffer
+    from sbpair.relay.handled_request import RelayOffer, RelayRequest
 
 NAMESPACES: dict[Side, str] = {"primary": "contoso", "secondary": "contoso-dr"}
 PATHS: dict[Side, str] = {"primary": "service-east", "secondary": "service-west"}

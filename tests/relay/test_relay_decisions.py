@@ -28,8 +28,7 @@ from sbpair.relay.control_messages import (
     response_head,
     response_message,
 )
-from sbpair.relay.listener_side import BACKOFF
-from sbpair.relay.relay_connections import service_error
+from sbpair.relay.relay_connections import RelayTokens, service_error
 from sbpair.relay.relay_decisions import (
     IDEMPOTENT,
     AnswerVerdict,
@@ -39,7 +38,7 @@ from sbpair.relay.relay_decisions import (
     may_reissue,
 )
 from sbpair.relay.relay_endpoint import RelayEndpoint, RelayPair, checked_suffix, target_of
-from sbpair.relay.relay_tokens import RelayTokens
+from sbpair.relay.relay_listener import BACKOFF
 from tests.relay.relay_pairs import manual_clock
 
 KEY = SasKey("send", "c2VjcmV0LWtleQ==")

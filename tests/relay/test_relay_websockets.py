@@ -18,7 +18,7 @@ from tests.kit.waiting import until
 from tests.relay.relay_pairs import PATHS, RelayPairBench, echo_socket, endpoint_of, open_pair
 
 if TYPE_CHECKING:
-    from sbpair.relay.socket_offer import RelayOffer
+    from sbpair.relay.handled_request import RelayOffer
 
 
 @pytest.fixture

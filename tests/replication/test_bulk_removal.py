@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sbpair.replication import bulk_removal, dedup_receive, side_receiver
+from sbpair.replication import bulk_removal, dedup_receive
 from sbpair.replication.bulk_removal import Removed, remove_duplicates
+from sbpair.replication.dedup_receive import MAX_STREAK, MIN_BULK, MIN_STREAK, SideReceiver
 from sbpair.replication.events import DuplicateCompleted, SideLost
-from sbpair.replication.side_receiver import MAX_STREAK, MIN_BULK, MIN_STREAK, SideReceiver
 from tests.kit.failover_rig import KINDS, PAIRED_CLIENTS, SECONDARY
 from tests.replication.both import Both, drained, twins
 
@@ -103,7 +103,7 @@ def test_bulk_removal_survives_a_lost_connection(both: Both, fault: str) -> None
 
 
 def test_a_side_that_refuses_bulk_removal_is_emptied_one_by_one(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(side_receiver, "MIN_STREAK", 1)
+    monkeypatch.setattr(dedup_receive, "MIN_STREAK", 1)
     twins(both, *NAMES[:6])
     with both.receiver() as (receiver, log):
         for side in receiver._receive.receivers.values():

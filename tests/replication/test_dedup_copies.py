@@ -10,9 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from sbpair.replication.copies import Copies, LockedMessage, Verdict
-from sbpair.replication.keys import MemoryStore, Window
-from sbpair.replication.sides import SIDES, Side
+from sbpair.replication.events import SIDES, Side
+from sbpair.replication.keys import Copies, LockedMessage, MemoryStore, Verdict, Window
 
 LOCK_SECONDS = 10.0
 KEYS = ("a", "b", "c")

@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbpair.errors import BothFailed
-from sbpair.replication.events import RolesSwapped
+from sbpair.replication.events import SIDES, RolesSwapped
 from sbpair.replication.senders import PassiveSender
-from sbpair.replication.sides import SIDES
 from tests.failover.test_states import a_pair
 
 ACCEPTED, GONE, REFUSED = None, ServiceBusConnectionError, ServiceBusQuotaExceededError

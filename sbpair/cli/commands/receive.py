@@ -20,8 +20,7 @@ from sbpair.errors import ExitCode, ServiceRefused, UsageError
 if TYPE_CHECKING:
     from sbpair.message_io.receive import DedupSettings, ReceiveCounts
     from sbpair.model.pair import Ends
-    from sbpair.replication.events import ReplicationEvent
-    from sbpair.replication.sides import Side
+    from sbpair.replication.events import ReplicationEvent, Side
 
 SCHEMA = "sbpair/receive/1"
 MEMORY = "memory"

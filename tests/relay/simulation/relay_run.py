@@ -24,11 +24,10 @@ from sbpair.emulator.relay.relay_gateway import OfferedSocket
 from sbpair.emulator.relay.relayed_request import RelayedRequest
 from sbpair.errors import BothFailed, InDoubt, RelayRejected, SbpairError
 from sbpair.relay.control_messages import RelayAnswer
-from sbpair.relay.handled_request import HandledRequest, RelayRequest
+from sbpair.relay.handled_request import HandledRequest, RelayOffer, RelayRequest
 from sbpair.relay.relay_client import AsyncRelayClient, AsyncRelayResponse
 from sbpair.relay.relay_endpoint import SIDES, Side
 from sbpair.relay.relay_listener import AsyncRelayListener
-from sbpair.relay.socket_offer import RelayOffer
 from tests.faults.simulation.loop import Process, Stuck
 from tests.faults.simulation.network import Network
 from tests.faults.simulation.world import BEGAN_MS, made_virtual
