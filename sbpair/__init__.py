@@ -12,9 +12,9 @@ from sbpair.public_names import __version__, lazy_names
 if TYPE_CHECKING:
     from sbpair import aio, errors, events, management, testing
     from sbpair.config import load_pair
-    from sbpair.failover.clients import PairedClient, ShortTimeout
+    from sbpair.failover.clients import PairedClient
     from sbpair.failover.entity_states import State
-    from sbpair.failover.failover_send import Delivered, OnFailure
+    from sbpair.failover.failover_send import Delivered, OnFailure, ShortTimeout
     from sbpair.failover.failures import FailoverOn
     from sbpair.failover.outbox import OutboxDepth, outbox_depths
     from sbpair.failover.side_connections import SimulatedOutage
@@ -66,11 +66,11 @@ __getattr__, __dir__ = lazy_names(
         "sbpair": "aio, errors, events, management, testing",
         "sbpair.config": "load_pair",
         "sbpair.failover.entity_states": "State",
-        "sbpair.failover.failover_send": "Delivered, OnFailure",
+        "sbpair.failover.failover_send": "Delivered, OnFailure, ShortTimeout",
         "sbpair.failover.failures": "FailoverOn",
         "sbpair.failover.outbox": "OutboxDepth, outbox_depths",
         "sbpair.failover.side_connections": "SimulatedOutage",
-        "sbpair.failover.clients": "PairedClient, ShortTimeout",
+        "sbpair.failover.clients": "PairedClient",
         "sbpair.model.pair": "Endpoint, Identity, Pair, SasKey, SasToken",
         "sbpair.replication.receivers": "DedupReceiver",
         "sbpair.replication.senders": "ActiveSender, PassiveSender",

@@ -7,20 +7,18 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 from sbpair.backlog import check_path
 from sbpair.errors import UsageError
 from sbpair.failover.background import AsyncBackgroundSyphon, BackgroundSyphon, LoopThread
 from sbpair.failover.entity_states import EntityEvent, State
 from sbpair.failover.events import OutboxClosed, SenderEvent, with_metrics
-from sbpair.failover.failover_send import Delivered, FailoverSend, OnFailure, SendPolicy
+from sbpair.failover.failover_send import OnFailure, SenderBase, SendPolicy, checked_timeout
 from sbpair.failover.failures import FailoverOn, failover_rule
 from sbpair.failover.outbox import MAX_BYTES, MAX_MESSAGES, Outbox
 from sbpair.failover.outbox_delivery import OutboxDelivery
@@ -30,103 +28,23 @@ from sbpair.failover.side_connections import (
     AsyncClosable,
     ClientFactory,
     Closable,
-    OutageProxy,
-    Side,
-    SideConnections,
     SyncClosable,
-    close_quietly,
 )
 from sbpair.failover.steps import GRACE_SECONDS, ReusableTimeout, Steps, awaiting, blocking, drive, drive_async
 from sbpair.move.missing_destinations import MAX_MISSING
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
-    from sbpair.failover.sdk_messages import Messages, SizedBatch
+    from sbpair.failover.sdk_messages import Messages
     from sbpair.failover.side_connections import SimulatedOutage
     from sbpair.model.pair import Pair
     from sbpair.move.events import SyphonEvent
     from sbpair.syphon.limits import MoveLimits
 
-SHORT_SECONDS = 15.0
 STOP_SECONDS = 15.0
-
-
-class ShortTimeout(UserWarning):
-    """A timeout that leaves a partitioned entity no time to switch to another partition."""
 
 
 SenderT = TypeVar("SenderT", bound="SenderBase")
 SyphonT = TypeVar("SyphonT", BackgroundSyphon, AsyncBackgroundSyphon)
-
-
-class SenderBase(Closable):
-    """The sender of one entity. It has connections of its own to both sides, opened when needed."""
-
-    def __init__(self, client: ClientBase[Any, Any], entity: str, topic: bool) -> None:
-        super().__init__()
-        self.entity_name = entity
-        self.fully_qualified_namespace = client.pair.primary.authority
-        self._client = client
-        self._topic = topic
-        self._sdk_clients: dict[Side, Any] = {}
-        self._connections = SideConnections(self._sdk_sender)
-        self._failover_send = FailoverSend(
-            client.failover_state, self._connections, entity, client.policy, client.now, client.outbox
-        )
-
-    @property
-    def delivered(self) -> Delivered:
-        """How many of its messages the primary, the backlog and the outbox have accepted."""
-        return replace(self._failover_send.delivered)
-
-    @property
-    def backlog_queue(self) -> str | None:
-        """The backlog queue last used. The sender stays with it while it works."""
-        return self._failover_send.queue
-
-    @property
-    def unanswered(self) -> bool:
-        """Whether a message of the last send, which failed, may have arrived all the same."""
-        return self._failover_send.unanswered
-
-    def _seconds(self, timeout: float | None) -> float:
-        if self._closed:
-            raise ValueError("the sender has been closed: get another one from the client")
-        return self._client.timeout if timeout is None else checked_timeout(timeout)
-
-    def _sdk_sender(self, side: Side, path: str) -> Any:
-        if side not in self._sdk_clients:
-            pair = self._client.pair
-            endpoint = pair.primary if side == "primary" else pair.secondary
-            self._sdk_clients[side] = self._client.sdk_clients.client(endpoint, self._client.timeout)
-        sdk, outage = self._sdk_clients[side], self._client.outage
-        sender = sdk.get_topic_sender(path) if self._topic and side == "primary" else sdk.get_queue_sender(path)
-        return sender if outage is None else OutageProxy(sender, outage, side, path)
-
-    def _create_message_batch(self, max_size_in_bytes: int | None = None) -> Steps[SizedBatch]:
-        """Return an empty batch of the largest size that the entity accepts."""
-        return self._failover_send.batch(max_size_in_bytes, self._seconds(None))
-
-    def _schedule_messages(
-        self, messages: Messages, schedule_time_utc: datetime, *, timeout: float | None = None
-    ) -> Steps[list[int]]:
-        """Schedule messages. Returns the numbers to cancel them with; negative ones cannot be cancelled."""
-        return self._failover_send.schedule(messages, schedule_time_utc, self._seconds(timeout))
-
-    def _cancel_scheduled_messages(
-        self, sequence_numbers: int | list[int], *, timeout: float | None = None
-    ) -> Steps[None]:
-        """Cancel messages scheduled in the primary. Raises UsageError for those in the backlog or the outbox."""
-        return self._failover_send.cancel(sequence_numbers, self._seconds(timeout))
-
-    def _closing(self) -> Steps[None]:
-        self._closed = True
-        self._client.forget(self)
-        yield from self._connections.close()
-        while self._sdk_clients:
-            _, sdk = self._sdk_clients.popitem()
-            yield from close_quietly(sdk)
 
 
 class ClientBase(Closable, ABC, Generic[SenderT, SyphonT]):
@@ -288,18 +206,18 @@ class PairedSender(SenderBase, SyncClosable):
 
         Raises the SDK's errors, and UsageError for a message that already has `x-ms-path` or another alias.
         """
-        send, seconds = self._failover_send, self._seconds(timeout)
+        seconds = self._seconds(timeout)
         with self._turn:
-            sender = send.fast_path(message)
+            sender = self._fast_path(message)
             if sender is None:
-                return drive(send.send(message, seconds))
-            since = self._client.now()
+                return drive(self._send(message, seconds))
+            since = self._now()
             try:
-                sender.send_messages(message, timeout=seconds * send.share)
+                sender.send_messages(message, timeout=seconds * self._share)
             except BaseException as error:  # noqa: BLE001  the steps decide, an interrupt included
-                drive(send.send(message, seconds, since=since, failed=error))
+                drive(self._send(message, seconds, since=since, failed=error))
             else:
-                send.count_sent(1)
+                self._count_sent(1)
             return None
 
     create_message_batch = blocking(SenderBase._create_message_batch)
@@ -348,19 +266,19 @@ class AsyncPairedSender(SenderBase, AsyncClosable):
 
         Raises the SDK's errors, and UsageError for a message that already has `x-ms-path` or another alias.
         """
-        send, seconds = self._failover_send, self._seconds(timeout)
+        seconds = self._seconds(timeout)
         async with self._turn:
-            sender = send.fast_path(message)
+            sender = self._fast_path(message)
             if sender is None:
-                return await drive_async(send.send(message, seconds))
-            since, left = self._client.now(), seconds * send.share
+                return await drive_async(self._send(message, seconds))
+            since, left = self._now(), seconds * self._share
             try:
                 with self._timeout.limit(left + GRACE_SECONDS):
                     await sender.send_messages(message, timeout=left)
             except BaseException as error:  # noqa: BLE001  the steps decide, a cancellation included
-                await drive_async(send.send(message, seconds, since=since, failed=error))
+                await drive_async(self._send(message, seconds, since=since, failed=error))
             else:
-                send.count_sent(1)
+                self._count_sent(1)
             return None
 
     create_message_batch = awaiting(SenderBase._create_message_batch)
@@ -414,13 +332,3 @@ class AsyncPairedClient(ClientBase[AsyncPairedSender, AsyncBackgroundSyphon], As
     def _get_sender(self, entity: str, *, topic: bool) -> AsyncPairedSender:
         self._start_late_pinger()
         return super()._get_sender(entity, topic=topic)
-
-
-def checked_timeout(seconds: float) -> float:
-    """Return `seconds`. Raises ValueError for 0 or less, as the SDK does, and warns of too few."""
-    if seconds <= 0:
-        raise ValueError("the timeout must be greater than 0")
-    if seconds <= SHORT_SECONDS:
-        text = f"a send has {seconds:g} s; it should have more than {SHORT_SECONDS:g} s, and 60 s is advised"
-        warnings.warn(text, ShortTimeout, 4)
-    return seconds

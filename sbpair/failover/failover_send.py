@@ -1,13 +1,14 @@
-"""A send with failover, as steps: to the primary, the backlog or the outbox.
+"""The sends of one sender with failover, as steps: to the primary, the backlog or the outbox.
 
-Invariant: `send` returns only once a side, or the outbox, has every message. It gives up only when the time is over or
+Invariant: a send returns only once a side, or the outbox, has every message. It gives up only when the time is over or
 no target is left. Messages sent again after an unanswered attempt are reported.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import count
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -22,14 +23,21 @@ from sbpair.failover import sdk_messages
 from sbpair.failover.events import SendInDoubt, SizeUnknown
 from sbpair.failover.failures import describe_error, is_transient
 from sbpair.failover.sdk_messages import SMALLEST_TIER_BYTES, Content, Message, Messages, SizedBatch
-from sbpair.failover.side_connections import open_action, send_action
+from sbpair.failover.side_connections import (
+    Closable,
+    OutageProxy,
+    SideConnections,
+    close_quietly,
+    open_action,
+    send_action,
+)
 from sbpair.failover.steps import Pause, Steps, Work
 from sbpair.model.backoff import Backoff
 
 if TYPE_CHECKING:
+    from sbpair.failover.clients import ClientBase
     from sbpair.failover.outbox import Outbox
-    from sbpair.failover.shared_state import FailoverState
-    from sbpair.failover.side_connections import SdkAction, Side, SideConnections
+    from sbpair.failover.side_connections import SdkAction, Side
 
 OnFailure: TypeAlias = Literal["raise", "wait", "backlog-now"]
 
@@ -46,6 +54,12 @@ LIMIT_SECONDS, LIMIT_RETRY_SECONDS = 10.0, 60.0
 """How long the backlog may take to return its size limit, and the pause after it did not."""
 
 NOW = 0.0
+
+SHORT_SECONDS = 15.0
+
+
+class ShortTimeout(UserWarning):
+    """A timeout that leaves a partitioned entity no time to switch to another partition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,52 +88,73 @@ class NotSent(OperationTimeoutError):
     """The message was not sent at all, so it cannot be in doubt."""
 
 
-@dataclass(eq=False, repr=False)
-class FailoverSend:
-    """The sends of one sender to one entity. `now` is a monotonic clock, in seconds.
+class SenderBase(Closable):
+    """The sender of one entity, with failover. It has connections of its own to both sides, opened when needed.
 
-    `unanswered` is whether an attempt of the last send may have arrived without an answer.
+    `backlog_queue` is the backlog queue last used: the sender stays with it while it works. `unanswered` is whether a
+    message of the last send, which failed, may have arrived all the same.
     """
 
-    state: FailoverState
-    connections: SideConnections[Side]
-    entity: str
-    policy: SendPolicy
-    now: Callable[[], float]
-    outbox: Outbox | None = None
-    queue: str | None = field(default=None, init=False)
-    delivered: Delivered = field(default_factory=Delivered, init=False)
-    limit_asked: float | None = field(default=None, init=False)
-    backlog_numbers: Iterator[int] = field(default_factory=lambda: count(-1, -1), init=False)
-    unanswered: bool = field(default=False, init=False)
+    def __init__(self, client: ClientBase[Any, Any], entity: str, topic: bool) -> None:
+        super().__init__()
+        self.entity_name = entity
+        self.fully_qualified_namespace = client.pair.primary.authority
+        self.backlog_queue: str | None = None
+        self.unanswered = False
+        self._client = client
+        self._topic = topic
+        self._sdk_clients: dict[Side, Any] = {}
+        self._connections: SideConnections[Side] = SideConnections(self._sdk_sender)
+        self._state, self._policy = client.failover_state, client.policy
+        self._outbox, self._now = client.outbox, client.now
+        self._delivered = Delivered()
+        self._limit_asked: float | None = None
+        self._backlog_numbers = count(-1, -1)
+        self._share = PRIMARY_SHARE if self._policy.on_failure != "raise" or self._state.fail_at_once else 1.0
 
-    def __post_init__(self) -> None:
-        self.share = PRIMARY_SHARE if self.policy.on_failure != "raise" or self.state.fail_at_once else 1.0
+    @property
+    def delivered(self) -> Delivered:
+        """How many of its messages the primary, the backlog and the outbox have accepted."""
+        return replace(self._delivered)
 
-    def fast_path(self, message: Messages) -> Any:
+    def _seconds(self, timeout: float | None) -> float:
+        if self._closed:
+            raise ValueError("the sender has been closed: get another one from the client")
+        return self._client.timeout if timeout is None else checked_timeout(timeout)
+
+    def _sdk_sender(self, side: Side, path: str) -> Any:
+        if side not in self._sdk_clients:
+            pair = self._client.pair
+            endpoint = pair.primary if side == "primary" else pair.secondary
+            self._sdk_clients[side] = self._client.sdk_clients.client(endpoint, self._client.timeout)
+        sdk, outage = self._sdk_clients[side], self._client.outage
+        sender = sdk.get_topic_sender(path) if self._topic and side == "primary" else sdk.get_queue_sender(path)
+        return sender if outage is None else OutageProxy(sender, outage, side, path)
+
+    def _fast_path(self, message: Messages) -> Any:
         """Return the SDK sender for a message that can go to the primary without steps, or None.
 
         This is the common case: every entity is healthy, and the message is small and plain. The caller sends within
-        `share` of its time, then calls `count_sent`, or `send` with the error.
+        `_share` of its time, then calls `_count_sent`, or `_send` with the error.
         """
-        if self.state.unhealthy or type(message) is not ServiceBusMessage:
+        if self._state.unhealthy or type(message) is not ServiceBusMessage:
             return None
-        if self.outbox is not None and self.outbox.holds(self.entity):
+        if self._outbox is not None and self._outbox.holds(self.entity_name):
             return None
         raw = message.raw_amqp_message
         if raw.application_properties or raw.body_type is not sdk_messages.DATA or raw.properties is None:
             return None
         if raw.properties.message_id is None or sum(map(len, raw.body)) > sdk_messages.SMALL_BODY_BYTES:
             return None
-        return self.connections.current("primary")
+        return self._connections.current("primary")
 
-    def count_sent(self, messages: int) -> None:
+    def _count_sent(self, messages: int) -> None:
         """Record that the primary has accepted so many messages."""
-        self.delivered.primary += messages
-        if self.state.unhealthy:
-            self.state.primary_accepted(self.entity, self.now())
+        self._delivered.primary += messages
+        if self._state.unhealthy:
+            self._state.primary_accepted(self.entity_name, self._now())
 
-    def send(
+    def _send(
         self, messages: Messages, seconds: float, *, since: float | None = None, failed: BaseException | None = None
     ) -> Steps[None]:
         """Send one message, several, or a batch. Raises the SDK's errors, and UsageError for a message with an alias.
@@ -127,17 +162,19 @@ class FailoverSend:
         `failed` is the error of an attempt on the fast path, which started at `since`.
         """
         self.unanswered = False
-        deadline = (self.now() if since is None else since) + seconds
+        deadline = (self._now() if since is None else since) + seconds
         prepared, content = sdk_messages.prepare(messages)
         if prepared:
             if not all(map(sdk_messages.is_small, prepared)):
                 yield from self._check_sizes(prepared, deadline)
             yield from self._deliver(prepared, send_action(content), deadline, failed)
 
-    def schedule(self, messages: Messages, at: datetime, seconds: float) -> Steps[list[int]]:
-        """Schedule messages. Returns the numbers to cancel them with: negative in the backlog and the outbox."""
+    def _schedule_messages(
+        self, messages: Messages, schedule_time_utc: datetime, *, timeout: float | None = None
+    ) -> Steps[list[int]]:
+        """Schedule messages. Returns the numbers to cancel them with; negative ones cannot be cancelled."""
+        deadline, at = self._now() + self._seconds(timeout), schedule_time_utc
         self.unanswered = False
-        deadline = self.now() + seconds
         prepared = [sdk_messages.with_schedule(each, at) for each in sdk_messages.prepare(messages)[0]]
         if not prepared:
             return []
@@ -145,45 +182,51 @@ class FailoverSend:
         numbers = yield from self._deliver(
             prepared, lambda sender, left: sender.schedule_messages(prepared, at, timeout=left), deadline
         )
-        return [next(self.backlog_numbers) for _ in prepared] if numbers is None else list(numbers)
+        return [next(self._backlog_numbers) for _ in prepared] if numbers is None else list(numbers)
 
-    def cancel(self, numbers: int | list[int], seconds: float) -> Steps[None]:
-        """Cancel scheduled messages. Raises UsageError for those in the backlog, and the SDK's errors."""
-        wanted = [numbers] if isinstance(numbers, int) else list(numbers)
+    def _cancel_scheduled_messages(
+        self, sequence_numbers: int | list[int], *, timeout: float | None = None
+    ) -> Steps[None]:
+        """Cancel messages scheduled in the primary. Raises UsageError for those in the backlog or the outbox."""
+        seconds = self._seconds(timeout)
+        wanted = [sequence_numbers] if isinstance(sequence_numbers, int) else list(sequence_numbers)
         if any(number < 0 for number in wanted):
             raise UsageError(
                 "cannot cancel a message that was scheduled in the backlog or the outbox: it has no sequence number",
                 hint="let the syphon move it, and cancel it in the primary by its number there",
             )
         if wanted:
-            yield from self.connections.call(
-                "primary", self.entity, lambda sdk, left: sdk.cancel_scheduled_messages(wanted, timeout=left), seconds
+            yield from self._connections.call(
+                "primary",
+                self.entity_name,
+                lambda sdk, left: sdk.cancel_scheduled_messages(wanted, timeout=left),
+                seconds,
             )
 
-    def batch(self, max_bytes: int | None, seconds: float) -> Steps[SizedBatch]:
-        """Return an empty batch of the entity's maximum size, or of the smallest tier's while the primary is out."""
-        limit = SMALLEST_TIER_BYTES
-        if not self.state.to_backlog(self.entity, self.now()):
+    def _create_message_batch(self, max_size_in_bytes: int | None = None) -> Steps[SizedBatch]:
+        """Return an empty batch of the largest size that the entity accepts."""
+        seconds, limit = self._seconds(None), SMALLEST_TIER_BYTES
+        if not self._state.to_backlog(self.entity_name, self._now()):
             try:
-                batch = yield from self.connections.call("primary", self.entity, open_action, seconds)
+                batch = yield from self._connections.call("primary", self.entity_name, open_action, seconds)
                 limit = batch.max_size_in_bytes
             except Exception as error:
-                if not self.policy.counts(error):
+                if not self._policy.counts(error):
                     raise
-        if max_bytes is not None and max_bytes > limit:
-            raise ValueError(f"max_size_in_bytes is {max_bytes}, and a batch takes at most {limit} bytes")
-        return SizedBatch(max_bytes or limit)
+        if max_size_in_bytes is not None and max_size_in_bytes > limit:
+            raise ValueError(f"max_size_in_bytes is {max_size_in_bytes}, and a batch takes at most {limit} bytes")
+        return SizedBatch(max_size_in_bytes or limit)
 
     def _deliver(
         self, messages: list[Message], action: SdkAction, deadline: float, failed: BaseException | None = None
     ) -> Steps[Any]:
         """Return the primary's answer, or None after the backlog or the outbox has accepted the messages."""
-        state, entity, attempts = self.state, self.entity, 0
-        if failed is None and self.outbox is not None and self.outbox.holds(entity):
-            yield from self._to_outbox(self.outbox, messages)
+        state, entity, attempts = self._state, self.entity_name, 0
+        if failed is None and self._outbox is not None and self._outbox.holds(entity):
+            yield from self._to_outbox(self._outbox, messages)
             return None
-        while failed is not None or not state.unhealthy or not state.to_backlog(entity, self.now()):
-            left = 0.0 if failed else _positive(deadline - self.now()) * self.share
+        while failed is not None or not state.unhealthy or not state.to_backlog(entity, self._now()):
+            left = 0.0 if failed else positive(deadline - self._now()) * self._share
             try:
                 answer = yield from self._attempt("primary", entity, action, left, failed)
             except Exception as error:
@@ -197,7 +240,7 @@ class FailoverSend:
                     break
                 yield Pause(pause)
             else:
-                self.count_sent(len(messages))
+                self._count_sent(len(messages))
                 return answer
         yield from self._to_backlog([sdk_messages.for_backlog(each, entity) for each in messages], deadline)
         return None
@@ -206,25 +249,25 @@ class FailoverSend:
         self, side: Side, path: str, action: SdkAction, seconds: float, failed: BaseException | None = None
     ) -> Steps[Any]:
         try:
-            return (yield from self.connections.call(side, path, action, seconds, failed))
+            return (yield from self._connections.call(side, path, action, seconds, failed))
         finally:
-            self.unanswered = self.unanswered or self.connections.unanswered
+            self.unanswered = self.unanswered or self._connections.unanswered
 
     def _pause_after(self, error: Exception, attempts: int, deadline: float) -> float | None:
         """Return the seconds until the next attempt, NOW for the backlog at once, or None to give up.
 
         The first retries replace the SDK's own, which do not report messages that they send again.
         """
-        now = self.now()
+        now, policy, entity = self._now(), self._policy, self.entity_name
         pause = BACKOFF.seconds(attempts + 1)
-        if attempts < self.policy.retries and is_transient(error) and pause < (deadline - now) * self.share:
+        if attempts < policy.retries and is_transient(error) and pause < (deadline - now) * self._share:
             return pause
-        if not self.policy.counts(error):
+        if not policy.counts(error):
             return None
-        self.state.primary_failed(self.entity, error, now)
-        if now < deadline and (self.policy.on_failure == "backlog-now" or self.state.to_backlog(self.entity, now)):
+        self._state.primary_failed(entity, error, now)
+        if now < deadline and (policy.on_failure == "backlog-now" or self._state.to_backlog(entity, now)):
             return NOW
-        return pause if self.policy.on_failure == "wait" and now + pause < deadline else None
+        return pause if policy.on_failure == "wait" and now + pause < deadline else None
 
     def _to_backlog(self, copies: list[Message], deadline: float) -> Steps[None]:
         """Send to the backlog, and put messages that it does not accept into the outbox, if there is one."""
@@ -237,44 +280,46 @@ class FailoverSend:
             except Exception as error:
                 if done:
                     error.add_note(f"{done} of the {len(copies)} messages, the first ones, are in the backlog.")
-                if self.outbox is None or isinstance(error, MessageSizeExceededError | TypeError):
+                if self._outbox is None or isinstance(error, MessageSizeExceededError | TypeError):
                     raise
-                yield from self._put_in_outbox(self.outbox, copies[done:], error)
+                yield from self._put_in_outbox(self._outbox, copies[done:], error)
                 if not isinstance(error, NotSent):
                     self._report_doubt(messages, error)
                 return
             done += len(messages)
-            self.delivered.backlog += len(messages)
+            self._delivered.backlog += len(messages)
 
     def _to_backlog_queue(self, content: Content, messages: list[Message], deadline: float) -> Steps[None]:
         """Try one queue after the other, while there is another one and time."""
+        state, entity = self._state, self.entity_name
         while True:
-            if self.outbox is not None and self.state.target_for(self.entity, self.queue, self.now()) is None:
+            if self._outbox is not None and state.target_for(entity, self.backlog_queue, self._now()) is None:
                 raise NotSent(message="the primary is failed over, and no backlog queue has answered for a while")
-            self.queue, has_alternative = self.state.pick_queue(self.queue)
-            left = _positive(deadline - self.now())
+            queue, has_alternative = state.pick_queue(self.backlog_queue)
+            self.backlog_queue = queue
+            left = positive(deadline - self._now())
             seconds = max(left / 2, min(left, MIN_ATTEMPT_SECONDS)) if has_alternative else left
             try:
-                yield from self._attempt("backlog", self.queue, send_action(content), seconds)
+                yield from self._attempt("backlog", queue, send_action(content), seconds)
             except (MessageSizeExceededError, TypeError):
                 raise
             except Exception as error:
-                self.state.queue_failed(self.queue, error, self.now())
-                if not has_alternative or self.now() >= deadline:
+                state.queue_failed(queue, error, self._now())
+                if not has_alternative or self._now() >= deadline:
                     error.add_note("The primary is failed over, and no backlog queue has accepted the message.")
                     if isinstance(error, AzureError) and isinstance(from_sdk_error(error, "sending"), EntityMissing):
-                        error.add_note(f"There is no queue {self.queue}: `sbpair provision` creates backlog queues.")
+                        error.add_note(f"There is no queue {queue}: `sbpair provision` creates backlog queues.")
                     raise
                 self._report_doubt(messages, error)
             else:
-                self.state.queue_accepted(self.queue, self.now())
+                state.queue_accepted(queue, self._now())
                 return
 
     def _to_outbox(self, outbox: Outbox, messages: list[Message]) -> Steps[None]:
         """Put messages behind the entity's earlier ones in the outbox, which they must not overtake."""
-        state, entity = self.state, self.entity
+        state, entity = self._state, self.entity_name
         # Raises the error of a broken entity.
-        state.to_backlog(entity, self.now())
+        state.to_backlog(entity, self._now())
         if (stuck := state.outbox_stuck(entity)) is not None:
             raise stuck.with_traceback(None)
         copies = [sdk_messages.for_backlog(each, entity) for each in messages]
@@ -285,26 +330,27 @@ class FailoverSend:
         """Put messages into the outbox. Raises `error` if it does not accept them."""
         payloads = [sdk_messages.encode(each) for each in copies]
         try:
-            yield Work(lambda: outbox.put(self.entity, payloads))
+            yield Work(lambda: outbox.put(self.entity_name, payloads))
         except SbpairError as why:
             error.add_note(f"The outbox has not accepted it either: {why.message}.")
             raise error from why
         else:
-            self.delivered.outbox += len(copies)
+            self._delivered.outbox += len(copies)
         finally:
-            if outbox.holds(self.entity):
-                self.state.outbox_stored(self.entity, error, self.now())
+            if outbox.holds(self.entity_name):
+                self._state.outbox_stored(self.entity_name, error, self._now())
 
     def _report_doubt(self, messages: Iterable[Message], error: Exception) -> None:
-        if self.connections.unanswered:
-            self.state.publish(SendInDoubt(self.entity, sdk_messages.message_ids(messages), describe_error(error)))
+        if self._connections.unanswered:
+            ids = sdk_messages.message_ids(messages)
+            self._state.publish(SendInDoubt(self.entity_name, ids, describe_error(error)))
 
     def _check_sizes(self, messages: list[Message], deadline: float) -> Steps[None]:
         """Raise MessageSizeExceededError for a message that may fit the primary but not the backlog."""
         for message in messages:
             if sdk_messages.is_small(message):
                 continue
-            size = sdk_messages.encoded_size(sdk_messages.for_backlog(message, self.entity))
+            size = sdk_messages.encoded_size(sdk_messages.for_backlog(message, self.entity_name))
             if size <= SMALLEST_TIER_BYTES:
                 continue
             limit = yield from self._backlog_limit(size, deadline)
@@ -315,22 +361,30 @@ class FailoverSend:
                 )
 
     def _backlog_limit(self, size: int, deadline: float) -> Steps[int | None]:
-        if self.state.backlog_bytes is not None:
-            return self.state.backlog_bytes
-        now = self.now()
-        if self.limit_asked is not None and now < self.limit_asked + LIMIT_RETRY_SECONDS:
+        if self._state.backlog_bytes is not None:
+            return self._state.backlog_bytes
+        now = self._now()
+        if self._limit_asked is not None and now < self._limit_asked + LIMIT_RETRY_SECONDS:
             return None
-        self.limit_asked = now
-        seconds = min(LIMIT_SECONDS, _positive(deadline - now))
-        self.queue, _ = self.state.pick_queue(self.queue)
+        self._limit_asked = now
+        seconds = min(LIMIT_SECONDS, positive(deadline - now))
+        self.backlog_queue, _ = self._state.pick_queue(self.backlog_queue)
         try:
-            yield from self.connections.call("backlog", self.queue, open_action, seconds)
-            limit = yield from self.connections.call("backlog", self.queue, _link_limit, seconds)
+            yield from self._connections.call("backlog", self.backlog_queue, open_action, seconds)
+            limit = yield from self._connections.call("backlog", self.backlog_queue, _link_limit, seconds)
         except Exception as error:  # noqa: BLE001  the primary may take it all the same
-            self.state.publish(SizeUnknown(self.entity, size, describe_error(error)))
+            self._state.publish(SizeUnknown(self.entity_name, size, describe_error(error)))
             return None
-        self.state.backlog_bytes = limit or SMALLEST_TIER_BYTES
-        return self.state.backlog_bytes
+        self._state.backlog_bytes = limit or SMALLEST_TIER_BYTES
+        return self._state.backlog_bytes
+
+    def _closing(self) -> Steps[None]:
+        self._closed = True
+        self._client.forget(self)
+        yield from self._connections.close()
+        while self._sdk_clients:
+            _, sdk = self._sdk_clients.popitem()
+            yield from close_quietly(sdk)
 
 
 def _link_limit(sender: Any, _seconds: float) -> int:
@@ -338,7 +392,18 @@ def _link_limit(sender: Any, _seconds: float) -> int:
     return getattr(sender, "_max_message_size_on_link", 0)
 
 
-def _positive(seconds: float) -> float:
+def positive(seconds: float) -> float:
+    """Return the time left. Raises NotSent if none is."""
     if seconds <= 0:
         raise NotSent(message="the time of the send was over")
+    return seconds
+
+
+def checked_timeout(seconds: float) -> float:
+    """Return `seconds`. Raises ValueError for 0 or less, as the SDK does, and warns of too few."""
+    if seconds <= 0:
+        raise ValueError("the timeout must be greater than 0")
+    if seconds <= SHORT_SECONDS:
+        text = f"a send has {seconds:g} s; it should have more than {SHORT_SECONDS:g} s, and 60 s is advised"
+        warnings.warn(text, ShortTimeout, 4)
     return seconds

@@ -13,21 +13,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from azure.servicebus.exceptions import OperationTimeoutError
-
-from sbpair.azure.data_errors import is_answer
 from sbpair.backlog import check_path
 from sbpair.errors import UsageError
 from sbpair.failover import failover_send, sdk_messages
-from sbpair.failover.clients import checked_timeout
 from sbpair.failover.events import EventReporter
+from sbpair.failover.failover_send import NotSent, checked_timeout, positive
 from sbpair.failover.failures import FailoverOn, both_failed, describe_error, failover_rule, is_transient
 from sbpair.failover.side_connections import (
     AsyncClosable,
     BothSides,
     SideConnections,
     SyncClosable,
-    open_action,
     send_action,
 )
 from sbpair.failover.steps import Gather, Pause, Steps, awaiting, blocking
@@ -52,32 +48,30 @@ class SideOutcome:
 
 @dataclass(eq=False, repr=False)
 class SideSend:
-    """Sends to one namespace. `make` returns a new SDK sender; `now` is a monotonic clock in seconds."""
+    """Sends to one namespace. `make` returns a new SDK sender."""
 
     side: Side
     entity: str
     make: Callable[[Side, str], Any]
     retries: int
-    now: Callable[[], float]
 
     def __post_init__(self) -> None:
         self._connections = SideConnections(self.make)
-        self._open = False
         self._was_available = True
 
     def send(self, messages: list[Message], deadline: float) -> Steps[SideOutcome]:
         """Send, and retry transient errors. A side that failed last time is tried once. Raises no Exception."""
         attempts, unanswered = 0, None
         retries = self.retries if self._was_available else 0
+        action = send_action(messages if len(messages) > 1 else messages[0])
         while True:
             try:
-                yield from self._attempt(messages, deadline)
+                yield from self._connections.call(self.side, self.entity, action, positive(deadline - time.monotonic()))
             except Exception as error:  # noqa: BLE001  the other side may accept the message
-                if self._open and not is_answer(error):
+                if self._connections.unanswered and not isinstance(error, NotSent):
                     unanswered = error
-                self._open = self._open and is_answer(error)
                 pause = failover_send.BACKOFF.seconds(attempts + 1)
-                if attempts >= retries or not is_transient(error) or self.now() + pause >= deadline:
+                if attempts >= retries or not is_transient(error) or time.monotonic() + pause >= deadline:
                     self._was_available = False
                     return SideOutcome(error, unanswered)
             else:
@@ -87,22 +81,7 @@ class SideSend:
             yield Pause(pause)
 
     def close(self) -> Steps[None]:
-        self._open = False
-        yield from self._connections.close()
-
-    def _attempt(self, messages: list[Message], deadline: float) -> Steps[None]:
-        """Open the link first: a failure before that has surely not sent anything."""
-        if not self._open:
-            yield from self._connections.call(self.side, self.entity, open_action, self._left(deadline))
-            self._open = True
-        action = send_action(messages if len(messages) > 1 else messages[0])
-        yield from self._connections.call(self.side, self.entity, action, self._left(deadline))
-
-    def _left(self, deadline: float) -> float:
-        left = deadline - self.now()
-        if left <= 0:
-            raise OperationTimeoutError(message="the time of the send was over")
-        return left
+        return self._connections.close()
 
 
 class _ReplicatingSenderBase(BothSides):
@@ -118,7 +97,7 @@ class _ReplicatingSenderBase(BothSides):
         self.timeout = checked_timeout(timeout)
         super().__init__(pair, entity, self.timeout * self._share)
         self._report: ReplicationReporter = EventReporter("replication", on_event)
-        self._sends = {side: SideSend(side, entity, self._sender, retries, time.monotonic) for side in SIDES}
+        self._sends = {side: SideSend(side, entity, self._sender, retries) for side in SIDES}
 
     def _sender(self, side: Side, entity: str) -> Any:
         """Return an SDK sender. Queues and topics are sent to alike."""

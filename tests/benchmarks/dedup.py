@@ -98,7 +98,7 @@ async def removal_seconds_aio(pair: Pair, names: list[str]) -> float:
 def know(receiver: Any, names: list[str]) -> None:
     """Record keys as completed: receiving the first copies would take longer than all else."""
     for name in names:
-        receiver._receive.store.mark(name, KeyStatus.DONE, time.time())
+        receiver._store.mark(name, KeyStatus.DONE, time.time())
 
 
 def measured(messages: int, rounds: int) -> dict[str, Any]:

@@ -23,9 +23,9 @@ from sbpair import aio
 from sbpair.azure.data_errors import from_sdk_error
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.errors import EntityMissing, NameInvalid, UsageError
-from sbpair.failover.clients import ShortTimeout
 from sbpair.failover.entity_states import State
 from sbpair.failover.events import QueueLeft, QueueReturned, SendInDoubt
+from sbpair.failover.failover_send import ShortTimeout
 from tests.kit.failover_rig import KINDS, PAIRED_CLIENTS, PRIMARY, SYNC_FIRST, Rig, a_message, ids
 
 pytestmark = [pytest.mark.usefixtures("impatient"), *PAIRED_CLIENTS]

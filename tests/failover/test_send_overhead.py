@@ -15,11 +15,8 @@ from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import OperationTimeoutError
 
 from sbpair.failover import clients, pinger
-from sbpair.failover.failover_send import FailoverSend, SendPolicy
-from sbpair.failover.failures import is_transient
 from sbpair.failover.pinger import MAX_CONCURRENT_TASKS, Pinger
 from sbpair.failover.shared_state import JITTER, FailoverState
-from sbpair.failover.side_connections import Side, SideConnections
 from sbpair.failover.steps import Call
 from tests.failover.test_reusable_timeout import VirtualTime
 from tests.failover.test_states import a_pair
@@ -40,16 +37,10 @@ class PlainAio(Plain):
         pass
 
 
-def a_failover_send(**terms: Any) -> FailoverSend:
-    state = FailoverState(a_pair(failover_interval=0, **terms), chance=random.Random(7))
-    state.register("orders")
-    connections: SideConnections[Side] = SideConnections(Plain)
-    return FailoverSend(state, connections, "orders", SendPolicy(is_transient, "raise", 0), lambda: 0.0)
-
-
 def test_failing_over_takes_one_more_send() -> None:
-    send = a_failover_send()
-    steps = send.send(ServiceBusMessage(b"x"), 60)
+    sender = clients.PairedClient(a_pair(failover_interval=0), retries=0).get_queue_sender("orders")
+    sender._connections._make = Plain
+    steps = sender._send(ServiceBusMessage(b"x"), 60)
     first = next(steps)
     assert isinstance(first, Call)
     assert first.target.side == "primary"
@@ -58,7 +49,7 @@ def test_failing_over_takes_one_more_send() -> None:
     assert (second.target.side, second.target.path[:29]) == ("backlog", "contoso/x-servicebus-transfer")
     with pytest.raises(StopIteration):
         steps.send(None)
-    assert (send.delivered.primary, send.delivered.backlog) == (0, 1)
+    assert (sender.delivered.primary, sender.delivered.backlog) == (0, 1)
 
 
 def bytecodes(run: Callable[[], None]) -> int:

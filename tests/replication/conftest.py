@@ -8,16 +8,16 @@ from collections.abc import Iterator
 import pytest
 
 from sbpair.model.backoff import Backoff
-from sbpair.replication import dedup_receive, senders
+from sbpair.replication import receivers, senders, side_receiver
 from tests.kit.running import Running
 from tests.replication.both import Both
 
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dedup_receive, "TURN_SECONDS", 0.1)
-    monkeypatch.setattr(dedup_receive, "BACKOFF", Backoff(0.2, 30.0))
-    monkeypatch.setattr(dedup_receive, "OPEN_SECONDS", 2.0)
+    monkeypatch.setattr(receivers, "TURN_SECONDS", 0.1)
+    monkeypatch.setattr(side_receiver, "BACKOFF", Backoff(0.2, 30.0))
+    monkeypatch.setattr(side_receiver, "OPEN_SECONDS", 2.0)
     # Opening a link takes the SDK half a second at least.
     monkeypatch.setattr(senders, "ACTIVE_SHARE", 0.4)
 

@@ -6,10 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sbpair.replication import bulk_removal, dedup_receive
-from sbpair.replication.bulk_removal import Removed, remove_duplicates
-from sbpair.replication.dedup_receive import MAX_STREAK, MIN_BULK, MIN_STREAK, SideReceiver
+from sbpair.replication import receivers, side_receiver
 from sbpair.replication.events import DuplicateCompleted, SideLost
+from sbpair.replication.side_receiver import (
+    MAX_STREAK,
+    MIN_BULK,
+    MIN_STREAK,
+    Removed,
+    SideReceiver,
+    remove_duplicates,
+)
 from tests.kit.failover_rig import KINDS, PAIRED_CLIENTS, SECONDARY
 from tests.replication.both import Both, drained, twins
 
@@ -39,7 +45,7 @@ def delivery_counts(both: Both) -> list[int]:
 def test_a_message_behind_duplicates_is_given_within_the_wait(
     both: Both, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dedup_receive, "TURN_SECONDS", 0.5)
+    monkeypatch.setattr(receivers, "TURN_SECONDS", 0.5)
     both.put("primary", *NAMES)
     both.put("secondary", *NAMES, "single")
     with both.receiver(kind, max_wait_time=3) as (receiver, log):
@@ -78,7 +84,7 @@ def test_bulk_removal_leaves_other_messages_with_their_delivery_count(both: Both
 
 
 def test_bulk_removal_stops_at_its_turn_and_says_that_more_follow(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bulk_removal, "TURN_SECONDS", 0.0)
+    monkeypatch.setattr(side_receiver, "BULK_SECONDS", 0.0)
     both.put("secondary", *NAMES)
     assert removed_from(both) == Removed([], more=True)
     assert both.held[1] == NAMES
@@ -103,10 +109,10 @@ def test_bulk_removal_survives_a_lost_connection(both: Both, fault: str) -> None
 
 
 def test_a_side_that_refuses_bulk_removal_is_emptied_one_by_one(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dedup_receive, "MIN_STREAK", 1)
+    monkeypatch.setattr(side_receiver, "MIN_STREAK", 1)
     twins(both, *NAMES[:6])
     with both.receiver() as (receiver, log):
-        for side in receiver._receive.receivers.values():
+        for side in receiver._sides.values():
             side.remove_duplicates = lambda _key: Removed([], more=False)
         assert drained(both, receiver) == NAMES[:6]
         assert log.of(SideLost) == []

@@ -405,7 +405,7 @@ from sbpair.model.connection_string import endpoint_from_connection_string as at
 pair = Pair("p", at(os.environ["ONE"], name="contoso"), at(os.environ["OTHER"], name="contoso-dr"))
 with DedupReceiver(pair, "orders", store=sys.argv[1]) as receiver:
     if sys.argv[2] == "unrecorded":
-        receiver._receive._copies.completed = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        receiver._copies.completed = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
     (message,) = receiver.receive_messages(1, max_wait_time=20)
     print(message.message_id, flush=True)
     if sys.argv[2] != "given":
