@@ -14,7 +14,7 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 from sbpair import errors
 from sbpair.amqp.conditions import MISSING_HINT, status_error
@@ -52,8 +52,6 @@ RETRY_RENEW_SECONDS = 10.0
 CREDIT = 100
 """Answers that a node may send at once."""
 
-LinkT = TypeVar("LinkT", bound=RawSender | RawReceiver)
-
 FILTER = Symbol("com.microsoft:session-filter")
 LOCKED_UNTIL = Symbol("com.microsoft:locked-until-utc")
 TIMEOUT = Symbol("com.microsoft:timeout")
@@ -77,10 +75,10 @@ class SessionReceiver(RawReceiver):
         self._any = session_id is None
         if self._any:
             wait = Map([(TIMEOUT, UInt(int(1000 * seconds)))])
-            self._terms = {"seconds": seconds + ANSWER_SECONDS, "properties": wait}
-        self._source = Source(address, filter=Map([(FILTER, session_id)]))
+            self._terms |= {"seconds": seconds + ANSWER_SECONDS, "properties": wait}
+        self._terms["source"] = Source(address, filter=Map([(FILTER, session_id)]))
 
-    async def attach(self) -> None:
+    async def attach(self) -> Self:
         """Open the link. Raises SessionLocked; TimedOut without a free session; ServiceRefused for another one."""
         await super().attach()
         granted = self._granted_session()
@@ -93,6 +91,7 @@ class SessionReceiver(RawReceiver):
                 condition="amqp:not-allowed",
                 hint="the same request would be refused again",
             )
+        return self
 
     @property
     def locked_until_ms(self) -> int:
@@ -118,7 +117,7 @@ class RequestClient:
     """One node, `$cbs` or `<entity>/$management`, and its pending requests, which may overlap."""
 
     def __init__(self, stream: Stream, session: Session, node: str) -> None:
-        self._sender = _RequestSender(stream, session, node)
+        self._sender = RawSender(stream, session, node, source=node)
         self._receiver = _ReplyReceiver(stream, session, node)
         self._ids = itertools.count(1)
 
@@ -152,24 +151,14 @@ class RequestClient:
             ) from None
 
 
-class _RequestSender(RawSender):
-    async def attach(self) -> None:
-        await self.open(source=Source(self.address), target=Target(self.address), snd_settle_mode=0)
-
-
 class _ReplyReceiver(RawReceiver):
     """Matches responses to requests; one that no request waits for is dropped."""
 
     def __init__(self, stream: Stream, session: Session, node: str) -> None:
         super().__init__(stream, session, node)
+        self.reply_to = f"{node}-{self.name}"
+        self._terms |= {"target": Target(self.reply_to), "snd_settle_mode": 1, "rcv_settle_mode": 0}
         self._expected: dict[str, asyncio.Future[Response]] = {}
-
-    @property
-    def reply_to(self) -> str:
-        return f"{self.address}-{self._link.name}"
-
-    async def attach(self) -> None:
-        await self.open(source=Source(self.address), target=Target(self.reply_to), snd_settle_mode=1, rcv_settle_mode=0)
 
     @contextmanager
     def expecting(self, number: str) -> Iterator[asyncio.Future[Response]]:
@@ -256,12 +245,12 @@ class AmqpClient:
         await self._authorize(address)
         if self._sending is None or not self._sending.usable:
             self._sending = self._begin()
-        return await self._attached(RawSender(self._stream, self._sending, address))
+        return await RawSender(self._stream, self._sending, address).attach()
 
     async def receiver(self, address: str) -> RawReceiver:
         """Open a link that receives from an entity under lock, without credit until `grant`."""
         await self._authorize(address)
-        return await self._attached(RawReceiver(self._stream, self._begin(), address))
+        return await RawReceiver(self._stream, self._begin(), address).attach()
 
     async def session(self, address: str, session_id: str) -> SessionReceiver:
         """Lock a session of an entity for the link's life; its lock must be renewed.
@@ -269,12 +258,12 @@ class AmqpClient:
         Raises SessionLocked if another receiver holds it, ServiceRefused if the entity has no sessions.
         """
         await self._authorize(address)
-        return await self._attached(SessionReceiver(self._stream, self._begin(), address, session_id))
+        return await SessionReceiver(self._stream, self._begin(), address, session_id).attach()
 
     async def next_session(self, address: str, seconds: float) -> SessionReceiver:
         """Lock the next session of an entity that has messages. Raises TimedOut if none is free within `seconds`."""
         await self._authorize(address)
-        return await self._attached(SessionReceiver(self._stream, self._begin(), address, None, seconds))
+        return await SessionReceiver(self._stream, self._begin(), address, None, seconds).attach()
 
     async def request(
         self, entity: str, operation: str, body: dict[str, Value], *, link: RawReceiver | None = None
@@ -367,10 +356,6 @@ class AmqpClient:
 
     async def close(self) -> None:
         await self._stream.close()
-
-    async def _attached(self, link: LinkT) -> LinkT:
-        await link.attach()
-        return link
 
     def _begin(self) -> Session:
         if self._stream.error is not None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from itertools import count, repeat
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from sbpair import errors
 from sbpair.amqp.conditions import RETRY_HINT, error_of, is_idle_detach, lost_error
@@ -157,11 +157,18 @@ class ClientLink:
         self._attached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._changed = asyncio.Event()
         self.waiting: dict[PendingSettlement, None] = {}
+        self._terms: dict[str, Any] = {}
+        """The arguments of `open`."""
+
         link.context = self
         stream.when_lost[self.on_lost] = None
 
+    async def attach(self) -> Self:
+        """Attach the link as its kind is. Raises the peer's refusal: EntityMissing, NotAuthorized, …; TimedOut."""
+        await self.open(**self._terms)
+        return self
+
     async def open(self, *, source: Source, target: Target, seconds: float = ANSWER_SECONDS, **terms: Any) -> None:
-        """Attach the link. Raises the peer's refusal: EntityMissing, NotAuthorized, …; TimedOut."""
         if self.stream.error is not None:
             self.on_lost(self.stream.error)
             raise self.stream.error
@@ -228,13 +235,12 @@ class ClientLink:
 class RawSender(ClientLink):
     """Sends encoded messages. `send` returns once the peer has accepted, and raises otherwise."""
 
-    def __init__(self, stream: Stream, session: Session, address: str) -> None:
+    def __init__(self, stream: Stream, session: Session, address: str, source: str = "") -> None:
         self._link = session.sender(f"sbpair-{next(_names)}")
         super().__init__(stream, self._link, address)
+        source = source or f"sbpair-{self.name}"
+        self._terms = {"source": Source(source), "target": Target(address), "snd_settle_mode": 0}
         self._tags = count()
-
-    async def attach(self) -> None:
-        await self.open(source=Source(f"sbpair-{self.name}"), target=Target(self.address), snd_settle_mode=0)
 
     @property
     def max_message_size(self) -> int:
@@ -328,16 +334,12 @@ class RawReceiver(ClientLink):
         self._link = session.receiver(f"sbpair-{next(_names)}")
         self._link.max_message_size = MAX_RECEIVED
         super().__init__(stream, self._link, address)
-        self._source = Source(address)
-        self._terms: dict[str, Any] = {}
+        self._terms = {"source": Source(address), "target": Target(f"sbpair-{self.name}")}
+        self._terms |= {"snd_settle_mode": 0, "rcv_settle_mode": 1}
         self._arrived: deque[Delivery] = deque()
         self.lost: list[Delivery] = []
         self._interrupted = False
         self._windows_seen = 0
-
-    async def attach(self) -> None:
-        target = Target(f"sbpair-{self.name}")
-        await self.open(source=self._source, target=target, snd_settle_mode=0, rcv_settle_mode=1, **self._terms)
 
     def on_event(self, event: Any) -> None:
         if isinstance(event, WindowOpened):

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from threading import Lock as Turn
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -82,9 +82,10 @@ class Outbox(SqliteFile):
         self._clock_ms = clock_ms
         self._turn = Turn()
         with ExitStack() as opened:
-            self._lock = _locked(file)
-            opened.callback(self._lock.release)
-            _create_file(file)
+            with _usable(file):
+                self._lock = _locked(file)
+                opened.callback(self._lock.release)
+                create_private(file, durable=True)
             # https://sqlite.org/pragma.html#pragma_synchronous
             super().__init__(file, FORMAT, identity(pair).items(), any_thread=True, synchronous="FULL")
             opened.pop_all()
@@ -234,17 +235,15 @@ def _locked(path: Path) -> Lock:
             f"the outbox {path} is in use by another client",
             hint="give each client an outbox file of its own, or stop the other client",
         ) from None
-    except MachineLacks as error:
-        raise _unusable(path, error.__cause__) from error
 
 
-def _create_file(path: Path) -> None:
+@contextmanager
+def _usable(path: Path) -> Iterator[None]:
     try:
-        create_private(path, durable=True)
-    except OSError as error:
-        raise _unusable(path, error) from error
-
-
-def _unusable(path: Path, error: BaseException | None) -> MachineLacks:
-    why = getattr(error, "strerror", error)
-    return MachineLacks(f"{path} cannot be used for an outbox: {why}", hint="name a file that can be written")
+        yield
+    except (OSError, MachineLacks) as error:
+        cause = error.__cause__ if isinstance(error, MachineLacks) else error
+        why = getattr(cause, "strerror", cause)
+        raise MachineLacks(
+            f"{path} cannot be used for an outbox: {why}", hint="name a file that can be written"
+        ) from error

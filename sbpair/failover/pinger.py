@@ -16,7 +16,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, TypeAlias
 
 from sbpair.errors import EntityMissing, ExitCode, SbpairError, TimedOut
-from sbpair.failover.entity_states import Deliver, Ping, TimerTask
+from sbpair.failover.entity_states import Deliver, Ping, Probe, TimerTask
 
 if TYPE_CHECKING:
     from sbpair.failover.shared_state import FailoverState
@@ -172,7 +172,7 @@ class Pinger:
         error: Exception | None = None
         try:
             async with asyncio.timeout(PING_SECONDS):
-                await (self._ping(task.entity) if isinstance(task, Ping) else self._probe(task.queue))
+                await self._contact(task)
         except TimeoutError:
             error = TimedOut(f"no answer within {PING_SECONDS:g} s")
         except Exception as caught:  # noqa: BLE001  the next one is due whatever happened
@@ -197,18 +197,16 @@ class Pinger:
         finally:
             self._slots.release()
 
-    async def _ping(self, entity: str) -> None:
-        if self.outage is not None:
-            self.outage.check_ping("primary", entity)
-        await send_ping(self.pair.primary, entity)
-
-    async def _probe(self, queue: str) -> None:
-        """Open a link. A message would stay in the backlog queue and end as a dead letter."""
+    async def _contact(self, task: Ping | Probe) -> None:
+        """Ping an entity, or open a link to a backlog queue, where a message would stay and end as a dead letter."""
         from sbpair.azure.data_plane import open_sender
 
         if self.outage is not None:
-            self.outage.check_ping("backlog", queue)
-        async with open_sender(self.pair.secondary, queue):
+            self.outage.check_ping(*(("primary", task.entity) if isinstance(task, Ping) else ("backlog", task.queue)))
+        if isinstance(task, Ping):
+            await send_ping(self.pair.primary, task.entity)
+            return
+        async with open_sender(self.pair.secondary, task.queue):
             pass
 
 

@@ -343,15 +343,15 @@ class AsyncRelayClient:
                     **options,
                 )
                 has_via = "Via" in response.headers
-                verdict = judged_answer(response.status, has_via=has_via, was_repeated=mark.was_repeated)
+                verdict = judged_answer(response.status, has_via=has_via, was_repeated=mark.times > 1)
                 if verdict is AnswerVerdict.ANSWER:
                     return AsyncRelayResponse(response, body, side, self._clock, seconds)
                 refusal = service_error(endpoint, response.status, await _refusal_text(response))
         except LOST as error:
             if body.error is not None:
                 raise body.error from None
-            lost = failure_of(error, endpoint, was_sent=mark.was_sent, seconds=seconds)
-            raise SideUnavailable(judged_silence(was_sent=mark.was_sent), lost) from None
+            lost = failure_of(error, endpoint, was_sent=mark.times > 0, seconds=seconds)
+            raise SideUnavailable(judged_silence(was_sent=mark.times > 0), lost) from None
         if verdict.is_unavailable:
             raise SideUnavailable(verdict, refusal)
         raise refusal

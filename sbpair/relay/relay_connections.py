@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 from weakref import WeakKeyDictionary
@@ -187,22 +188,14 @@ class RelayTokens:
         return Token(f"Bearer {token.token}", float(token.expires_on))
 
 
+@dataclass
 class SentMark:
     """How often the head of a request has begun to leave this machine.
 
     aiohttp repeats a request with an idempotent method once if its connection is lost.
     """
 
-    def __init__(self) -> None:
-        self.times = 0
-
-    @property
-    def was_sent(self) -> bool:
-        return self.times > 0
-
-    @property
-    def was_repeated(self) -> bool:
-        return self.times > 1
+    times: int = 0
 
 
 def http_options(endpoint: RelayEndpoint) -> dict[str, Any]:

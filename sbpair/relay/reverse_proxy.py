@@ -52,30 +52,31 @@ class ProxiedRequest:
     problem: str = ""
 
 
+TARGET_HINT: Final = "give an address such as http://localhost:8080"
+
 OnProxied = Callable[[ProxiedRequest], object]
 
 
 def checked_target(text: str) -> str:
     """Return the address of a server, without a slash at its end. Raises UsageError, which repeats no secret."""
-    hint = "give an address such as http://localhost:8080"
-    # `urlsplit` would leave some of them out.
-    if re.search(r"[\x00-\x20\x7f]", text):
-        raise UsageError("--to has spaces or control characters", hint=hint)
     try:
         url = urlsplit(text)
         port = url.port
     except ValueError:
-        raise UsageError("--to is not an address", hint=hint) from None
-    if url.username is not None or url.password is not None or "@" in url.netloc:
-        raise UsageError("--to has a user or a password, which every user of this machine can read", hint=hint)
-    if url.scheme not in ("http", "https"):
-        raise UsageError("--to is neither an http:// nor an https:// address", hint=hint)
-    if not url.hostname or port == 0 or not re.fullmatch(r"[A-Za-z0-9._:\[\]%-]+", url.netloc):
-        raise UsageError("--to has no valid host and port", hint=hint)
-    if url.query or url.fragment or "?" in text or "#" in text:
-        raise UsageError("--to has a query or a fragment", hint="give scheme, host, port and path only")
-    if not re.fullmatch(r"[!$%&'()*+,./:;=@A-Za-z0-9_~-]*", url.path) or climbs(url.path):
-        raise UsageError("--to has a path that is not valid", hint="escape it, and leave out '.' and '..'")
+        raise UsageError("--to is not an address", hint=TARGET_HINT) from None
+    host_is_wrong = not url.hostname or port == 0 or not re.fullmatch(r"[A-Za-z0-9._:\[\]%-]+", url.netloc)
+    path_is_wrong = not re.fullmatch(r"[!$%&'()*+,./:;=@A-Za-z0-9_~-]*", url.path) or climbs(url.path)
+    for wrong, what in (
+        # `urlsplit` would leave some of them out.
+        (re.search(r"[\x00-\x20\x7f]", text), "has spaces or control characters"),
+        ("@" in url.netloc, "has a user or a password, which every user of this machine can read"),
+        (url.scheme not in ("http", "https"), "is neither an http:// nor an https:// address"),
+        (host_is_wrong, "has no valid host and port"),
+        ("?" in text or "#" in text, "has a query or a fragment"),
+        (path_is_wrong, "has a path that is not valid: escape it, and leave out '.' and '..'"),
+    ):
+        if wrong:
+            raise UsageError(f"--to {what}", hint=TARGET_HINT)
     return f"{url.scheme}://{url.netloc}{url.path.rstrip('/')}"
 
 
