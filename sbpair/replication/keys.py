@@ -11,12 +11,12 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sbpair.errors import LeaseHeld, MachineLacks, SbpairError, UsageError
 from sbpair.runs.database import LOCKED, FileFormat, SqliteFile, create_private, result_code
@@ -127,44 +127,14 @@ class Window:
             raise UsageError(f"expected a window of at least 1 key, got {self.count}", hint="None means no limit")
 
 
-class Store(Protocol):
-    """Stores keys. `now` is in seconds since 1970; setting the clock back makes no key older."""
-
-    def status(self, key: str, now: float) -> KeyStatus: ...
-
-    def mark(self, key: str, status: KeyStatus, now: float) -> None:
-        """Return once the status is stored. Raises MachineLacks if that fails."""
-
-    def close(self) -> None: ...
-
-
-class MemoryStore:
-    """A store for the life of the process, with about 200 bytes per key."""
-
-    def __init__(self, window: Window) -> None:
-        self._window = window
-        self._seen: OrderedDict[str, tuple[float, KeyStatus]] = OrderedDict()
-
-    def status(self, key: str, now: float) -> KeyStatus:
-        at, status = self._seen.get(key, (now, KeyStatus.NEW))
-        return KeyStatus.NEW if _is_past(self._window, at, now) else status
-
-    def mark(self, key: str, status: KeyStatus, now: float) -> None:
-        self._seen[key] = now, status
-        self._seen.move_to_end(key)
-        limit = math.inf if self._window.count is None else self._window.count
-        while len(self._seen) > limit or _is_past(self._window, next(iter(self._seen.values()))[0], now):
-            self._seen.popitem(last=False)
-
-    def close(self) -> None:
-        self._seen.clear()
-
-
 class KeyStore(SqliteFile):
-    """A store in a file, for one receiver at a time. `about` identifies the keys: pair, entity and rule.
+    """A store of keys. `now` is in seconds since 1970; setting the clock back makes no key older.
 
-    Invariant: a key survives this process when `mark` returns. After a power failure the last keys may be missing, and
-    their messages are then given twice.
+    It is in a file, for one receiver at a time, or without a path in memory, with about 200 bytes per key. `about`
+    identifies the keys: pair, entity and rule.
+
+    Invariant: a key in a file survives this process when `mark` returns. After a power failure the last keys may be
+    missing, and their messages are then given twice.
 
     Raises UsageError for a path that cannot be a file, LeaseHeld while another receiver uses the file, StateRefused for
     a file of another kind or owner, MachineLacks if this machine does not permit it.
@@ -172,18 +142,23 @@ class KeyStore(SqliteFile):
 
     _size: int
 
-    def __init__(self, path: Path, window: Window, about: dict[str, str]) -> None:
+    def __init__(self, path: Path | None, window: Window, about: dict[str, str]) -> None:
         self._window = window
-        _create_file(path)
         owner = [(json.dumps(about, sort_keys=True),)]
-        super().__init__(path, FORMAT, owner, busy_seconds=0, any_thread=True, exclusive=True)
+        if path is None:
+            super().__init__(Path("keys"), FORMAT, owner, mode="memory", any_thread=True)
+        else:
+            _create_file(path)
+            super().__init__(path, FORMAT, owner, busy_seconds=0, any_thread=True, exclusive=True)
 
     def status(self, key: str, now: float) -> KeyStatus:
         with self.errors():
             row = self._db.execute("SELECT at, status FROM seen WHERE key = ?", (key,)).fetchone()
-        return KeyStatus.NEW if row is None or _is_past(self._window, row[0], now) else KeyStatus(row[1])
+        seconds = math.inf if self._window.seconds is None else self._window.seconds
+        return KeyStatus.NEW if row is None or now - row[0] >= seconds else KeyStatus(row[1])
 
     def mark(self, key: str, status: KeyStatus, now: float) -> None:
+        """Return once the status is stored. Raises MachineLacks if that fails."""
         with self.transaction() as db:
             size = self._size + 1 - db.execute("DELETE FROM seen WHERE key = ?", (key,)).rowcount
             db.execute("INSERT INTO seen (key, at, status) VALUES (?, ?, ?)", (key, now, status))
@@ -211,10 +186,6 @@ class KeyStore(SqliteFile):
                 hint="stop that receiver, or name another file: only one at a time can recognize duplicates",
             )
         return super()._translate(error)
-
-
-def _is_past(window: Window, at: float, now: float) -> bool:
-    return window.seconds is not None and now - at >= window.seconds
 
 
 def _create_file(path: Path) -> None:
@@ -258,7 +229,7 @@ class Verdict(Enum):
 class Copies:
     """All copies that this receiver has locked and that have a key."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: KeyStore) -> None:
         self._store = store
         # The first copy of each key, and then the others.
         self._held: dict[str | None, list[LockedMessage]] = {}

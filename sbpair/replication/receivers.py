@@ -43,8 +43,6 @@ from sbpair.replication.keys import (
     KeyRule,
     KeyStore,
     LockedMessage,
-    MemoryStore,
-    Store,
     Verdict,
     Window,
 )
@@ -136,8 +134,9 @@ class DedupReceiverBase(BothSides):
             "entity": path.lower(),
             "key": rule.name,
         }
-        keys: Store = MemoryStore(window) if store == MEMORY else KeyStore(Path(store), window, about)
-        self._rule, self._store, self._copies = rule, keys, Copies(keys)
+        self._rule = rule
+        self._store = KeyStore(None if store == MEMORY else Path(store), window, about)
+        self._copies = Copies(self._store)
         self._report: ReplicationReporter = EventReporter("replication", on_event)
         self._sides = {
             side: SideReceiver(side, self._receiver, partial(remove_duplicates, pair, endpoint, path))

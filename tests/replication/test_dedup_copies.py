@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from sbpair.replication.events import SIDES, Side
-from sbpair.replication.keys import Copies, LockedMessage, MemoryStore, Verdict, Window
+from sbpair.replication.keys import Copies, KeyStore, LockedMessage, Verdict, Window
 
 LOCK_SECONDS = 10.0
 KEYS = ("a", "b", "c")
@@ -28,7 +28,7 @@ class World(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 1000.0
-        self.store = MemoryStore(Window(seconds=None, count=100))
+        self.store = KeyStore(None, Window(seconds=None, count=100), {})
         self.copies = Copies(self.store)
         self.queues: dict[tuple[Side, int], str | None] = {}
         self.locked: dict[tuple[Side, int], LockedMessage] = {}
@@ -171,6 +171,7 @@ class World(RuleBasedStateMachine):
                 self._complete(self.hand.pop())
         assert not self.queues
         assert self.sent <= self.completed | self.dead
+        self.store.close()
 
 
 World.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbpair.errors import LeaseHeld, MachineLacks, StateRefused, UsageError
-from sbpair.replication.keys import KeyRule, KeyStatus, KeyStore, MemoryStore, Store, Window
+from sbpair.replication.keys import KeyRule, KeyStatus, KeyStore, Window
 
 ABOUT = {"entity": "orders"}
 WINDOWS = st.builds(
@@ -47,7 +47,7 @@ class Naive:
         return KeyStatus.NEW
 
 
-def agree(window: Window, steps: list[tuple[str, KeyStatus, float]], make: Callable[[], Store]) -> None:
+def agree(window: Window, steps: list[tuple[str, KeyStatus, float]], make: Callable[[], KeyStore]) -> None:
     naive, store, now = Naive(window), make(), 1e9
     try:
         for key, status, later in steps:
@@ -65,8 +65,8 @@ def agree(window: Window, steps: list[tuple[str, KeyStatus, float]], make: Calla
 
 
 @given(WINDOWS, STEPS)
-def test_the_memory_store_equals_a_naive_list(window: Window, steps: list[tuple[str, KeyStatus, float]]) -> None:
-    agree(window, [each for each in steps if each[1] is not KeyStatus.NEW], lambda: MemoryStore(window))
+def test_a_store_in_memory_equals_a_naive_list(window: Window, steps: list[tuple[str, KeyStatus, float]]) -> None:
+    agree(window, [each for each in steps if each[1] is not KeyStatus.NEW], lambda: KeyStore(None, window, ABOUT))
 
 
 @settings(max_examples=25, deadline=None)
@@ -80,12 +80,13 @@ def test_the_key_store_equals_a_naive_list_across_reopening(
 
 @given(WINDOWS, st.lists(st.tuples(st.sampled_from("abc"), st.floats(0, 1e6)), min_size=1))
 def test_only_marked_keys_are_known_whatever_the_clock_does(window: Window, steps: list[tuple[str, float]]) -> None:
-    store, marked = MemoryStore(window), set[str]()
+    store, marked = KeyStore(None, window, ABOUT), set[str]()
     for key, now in steps:
         assert {each for each in "abc" if store.status(each, now) is KeyStatus.DONE} <= marked
         store.mark(key, KeyStatus.DONE, now)
         marked.add(key)
         assert store.status(key, now) is KeyStatus.DONE
+    store.close()
 
 
 def test_the_key_store_stays_within_its_window(tmp_path: Path) -> None:
