@@ -269,8 +269,9 @@ def test_threads_may_share_a_sender(rig: Rig) -> None:
 
 
 def test_invalid_arguments_are_refused_before_sending(rig: Rig) -> None:
-    for wrong in ({"failover_on": "everything"}, {"on_failure": "ignore"}, {"retries": -1}):
-        with pytest.raises(UsageError):
+    rules = [{"failover_on": rule} for rule in ("everything", "", "Default", None, 7, ["default"])]
+    for wrong in (*rules, {"on_failure": "ignore"}, {"retries": -1}):
+        with pytest.raises(UsageError, match=next(iter(wrong))):
             sbpair.PairedClient(rig.pair, **wrong)
     with pytest.raises(ValueError, match="greater than 0"):
         sbpair.PairedClient(rig.pair, timeout=0)
@@ -281,7 +282,7 @@ def test_invalid_arguments_are_refused_before_sending(rig: Rig) -> None:
         sender = client.get_queue_sender("orders")
         with pytest.raises(UsageError, match="already has a property x-ms-path"):
             sender.send_messages(ServiceBusMessage("x", application_properties={"x-ms-path": "elsewhere"}))
-        for thing in (None, 7, "text", [a_message("fine"), "text"]):
+        for thing in (None, 7, "text", b"bytes", object(), [a_message("fine"), "text"]):
             with pytest.raises(TypeError):
                 sender.send_messages(thing)
         for seconds in (0, -1):

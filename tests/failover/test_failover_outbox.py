@@ -259,8 +259,16 @@ def test_accepted_messages_arrive_after_a_kill_of_the_process(rig: Rig, path: Pa
     assert max(Counter(arrived).values()) == 1
 
 
-@pytest.mark.parametrize("wrong", [{"outbox": ""}, {"outbox": "/"}, {"outbox_messages": 0}, {"outbox_bytes": 0}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"outbox": path} for path in ("", "/", "missing/outbox.db")),
+        *({"outbox_messages": limit} for limit in (0, True)),
+        *({"outbox_bytes": limit} for limit in (0, -1)),
+    ],
+)
 @pytest.mark.parametrize("client", [sbpair.PairedClient, aio.PairedClient])
 def test_an_impossible_outbox_is_refused(rig: Rig, path: Path, client: Any, wrong: dict[str, Any]) -> None:
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match="outbox"):
         client(rig.pair, **{"outbox": path, **wrong})
+    assert not path.exists()

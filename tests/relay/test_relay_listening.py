@@ -16,18 +16,12 @@ from sbpair.relay.control_messages import RelayAnswer
 from sbpair.relay.events import RelaySideDown, RelayTokenNotRenewed
 from sbpair.relay.relay_endpoint import RelayEndpoint, RelayPair
 from sbpair.relay.relay_listener import STOP_SECONDS, AsyncRelayListener
-from tests.kit.async_tests import InLoop
 from tests.kit.sas import sign
 from tests.kit.waiting import until
 from tests.relay.relay_pairs import PATHS, Gate, RelayPairBench, endpoint_of, open_pair
 
 if TYPE_CHECKING:
     from sbpair.relay.handled_request import RelayRequest
-
-
-@pytest.fixture
-def bench() -> InLoop:
-    return InLoop(open_pair)
 
 
 def downs(bench: RelayPairBench) -> list[RelaySideDown]:
@@ -326,15 +320,6 @@ async def test_several_listeners_share_the_requests(bench: RelayPairBench) -> No
         await (await client.request("GET")).read()
     assert sum(counts) == 40
     assert min(counts) > 0
-
-
-async def test_a_listener_of_a_failing_event_callback_goes_on(bench: RelayPairBench) -> None:
-    def fail(_event: object) -> None:
-        raise RuntimeError("callback")
-
-    async with AsyncRelayListener(bench.pair, bench.echo, clock=bench.clock, on_event=fail):
-        client = await bench.client()
-        assert (await client.request("GET")).status == 200
 
 
 @pytest.mark.parametrize("limits", [{"max_requests": 0}, {"max_sockets": 0}, {"max_message_bytes": -1}])

@@ -24,17 +24,11 @@ from sbpair.relay.control_messages import RelayAnswer
 from sbpair.relay.events import RelaySideFailed
 from sbpair.relay.relay_client import AsyncRelayClient
 from sbpair.relay.relay_endpoint import RelayEndpoint, RelayPair, Side
-from tests.kit.async_tests import InLoop
 from tests.kit.waiting import until
-from tests.relay.relay_pairs import Gate, RelayPairBench, endpoint_of, open_pair
+from tests.relay.relay_pairs import Gate, RelayPairBench, endpoint_of
 
 if TYPE_CHECKING:
     from sbpair.relay.handled_request import RelayRequest
-
-
-@pytest.fixture
-def bench() -> InLoop:
-    return InLoop(open_pair)
 
 
 async def parts(*given: bytes) -> AsyncIterator[bytes]:

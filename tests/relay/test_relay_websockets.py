@@ -13,17 +13,11 @@ from sbpair.model.pair import SasKey
 from sbpair.relay import relay_connections
 from sbpair.relay.relay_connections import TLS_CLOSE_SECONDS
 from sbpair.relay.relay_endpoint import RelayEndpoint, RelayPair
-from tests.kit.async_tests import InLoop
 from tests.kit.waiting import until
 from tests.relay.relay_pairs import PATHS, RelayPairBench, echo_socket, endpoint_of, open_pair
 
 if TYPE_CHECKING:
     from sbpair.relay.handled_request import RelayOffer
-
-
-@pytest.fixture
-def bench() -> InLoop:
-    return InLoop(open_pair)
 
 
 async def test_messages_pass_both_ways_and_a_close_ends_both(bench: RelayPairBench) -> None:

@@ -13,16 +13,11 @@ from sbpair.errors import RelayRejected, UsageError
 from sbpair.model.pair import SasKey
 from sbpair.relay.relay_endpoint import RelayEndpoint, RelayPair
 from sbpair.relay.reverse_proxy import ProxiedRequest, ReverseProxy, checked_target
-from tests.kit.async_tests import InLoop
-from tests.relay.relay_pairs import RelayPairBench, open_pair
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-
-@pytest.fixture
-def bench() -> InLoop:
-    return InLoop(open_pair)
+    from tests.relay.relay_pairs import RelayPairBench
 
 
 async def answer(request: web.Request) -> web.StreamResponse:

@@ -533,12 +533,9 @@ def test_invalid_arguments_of_constructors_are_refused(both: Both, tmp_path: Pat
     with pytest.raises(UsageError, match="failover_on"):
         sbpair.PassiveSender(pair, "orders", failover_on="sometimes")
     refused: list[dict[str, Any]] = [
-        {"key": "property:"},
-        {"key": "body"},
-        {"key": None},
-        {"window_seconds": 0},
-        {"window_seconds": -5},
-        {"window_count": 0},
+        *({"key": key} for key in ("property:", "property", "prop:x", "body", "ID", "", None, 7, ("id",), b"id")),
+        *({"window_seconds": seconds} for seconds in (0, -5, float("nan"), float("inf"))),
+        *({"window_count": count} for count in (0, -5)),
         {"window_count": None, "window_seconds": None},
         {"store": tmp_path},
         {"store": tmp_path / "missing" / "keys.db"},
