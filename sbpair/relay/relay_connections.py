@@ -14,7 +14,6 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 from weakref import WeakKeyDictionary
 
@@ -98,21 +97,6 @@ class RelayClock:
         return asyncio.get_running_loop().call_later(seconds, callback)
 
 
-async def sleep(clock: RelayClock, seconds: float) -> None:
-    """Wait for some seconds of a clock."""
-    over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    timer = clock.call_later(seconds, partial(_resolve, over))
-    try:
-        await over
-    finally:
-        timer.cancel()
-
-
-def _resolve(over: asyncio.Future[None]) -> None:
-    if not over.done():
-        over.set_result(None)
-
-
 class TimeLimit:
     """A limit of the block that it encloses, which raises TimeoutError. `postpone` starts it again."""
 
@@ -141,6 +125,13 @@ class TimeLimit:
             self._timer = self._clock.call_later(left, self._on_timer)
         else:
             self._limit.reschedule(asyncio.get_running_loop().time())
+
+
+async def sleep(clock: RelayClock, seconds: float, until: asyncio.Event | None = None) -> None:
+    """Wait for some seconds of a clock, or until an event."""
+    with suppress(TimeoutError):
+        async with TimeLimit(clock, seconds):
+            await (until or asyncio.Event()).wait()
 
 
 class RelayTokens:

@@ -214,16 +214,8 @@ class ListenerSide:
         self._report(RelayAnswerLost(self.endpoint.path, self.side, request_id, reason))
 
     async def _pause(self, seconds: float) -> None:
-        if seconds <= 0:
-            return
-        pausing = asyncio.ensure_future(sleep(self._clock, seconds))
-        stopping = asyncio.ensure_future(self._stopping.wait())
-        try:
-            await asyncio.wait((pausing, stopping), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            pausing.cancel()
-            stopping.cancel()
-            await asyncio.gather(pausing, stopping, return_exceptions=True)
+        if seconds > 0:
+            await sleep(self._clock, seconds, until=self._stopping)
 
     async def _listen(self) -> SbpairError:
         """Open one channel and read from it. Returns why it has ended, or why none could be opened."""

@@ -89,7 +89,7 @@ async def receive_one(wire: AmqpClient) -> tuple[RawReceiver, list[Delivery]]:
 class Peer(asyncio.Protocol):
     """A server whose every answer can be replaced: `script` is told each event first, and answers True to keep it."""
 
-    def __init__(self, script: Callable[[Peer, Any], bool | None], terms: dict[str, Any]) -> None:
+    def __init__(self, script: Act, terms: dict[str, Any]) -> None:
         self.script = script
         self.tokens: list[str] = []
         self.said: list[Any] = []
@@ -154,22 +154,42 @@ def accept(delivery: Delivery) -> None:
     delivery.link.session.dispose(delivery.id, delivery.id, Accepted(), receiver=True, settled=True)
 
 
-def replying(*statuses: int) -> Callable[[Peer, Any], bool]:
-    """Answer each request with the next status."""
-    remaining = list(statuses)
+Act = Callable[[Peer, Any], object]
+
+
+def instead(kind: type[Any], act: Act = lambda _peer, _event: None, address: str | None = None) -> Act:
+    """Return a script that acts in place of the usual answer to such events, of links to an address if one is given."""
 
     def script(peer: Peer, event: Any) -> bool:
-        if isinstance(event, Delivery):
-            accept(event)
-            peer.reply(event, remaining.pop(0))
-        return isinstance(event, Delivery)
+        ours = isinstance(event, kind)
+        if ours and address is not None:
+            ours = terminus_address(event.link.remote.target) == address
+        if ours:
+            act(peer, event)
+        return ours
 
     return script
 
 
+def on_message(act: Act = lambda _peer, _event: None) -> Act:
+    """Return a script that acts in place of an answer to messages for the queue."""
+    return instead(Delivery, act, QUEUE)
+
+
+def replying(*statuses: int) -> Act:
+    """Answer each request with the next status."""
+    remaining = list(statuses)
+
+    def act(peer: Peer, event: Any) -> None:
+        accept(event)
+        peer.reply(event, remaining.pop(0))
+
+    return instead(Delivery, act)
+
+
 @asynccontextmanager
 async def scripted(
-    script: Callable[[Peer, Any], bool | None] = lambda _peer, _event: None,
+    script: Act = lambda _peer, _event: None,
     **terms: Any,
 ) -> AsyncIterator[tuple[list[Peer], Endpoint]]:
     peers: list[Peer] = []
@@ -228,20 +248,17 @@ async def test_a_wrong_key_is_an_authentication_error_without_the_key() -> None:
         assert caught.value.exit_code == 5
 
 
-async def test_an_expired_signature_is_an_authentication_error() -> None:
+async def test_a_ready_made_signature_serves_until_it_expires() -> None:
     async with emulated() as (_, endpoint):
         assert isinstance(endpoint.credential, SasKey)
-        old = sign(f"sb://{endpoint.authority}/{QUEUE}", endpoint.credential, 1_000_000_000)
-        async with connect(replace(endpoint, credential=SasToken(old))) as wire:
+        old, good = (
+            SasToken(sign(f"sb://{endpoint.authority}/{QUEUE}", endpoint.credential, expiry))
+            for expiry in (1_000_000_000, 4_000_000_000)
+        )
+        async with connect(replace(endpoint, credential=old)) as wire:
             with pytest.raises(errors.NotAuthenticated):
                 await wire.receiver(QUEUE)
-
-
-async def test_a_ready_made_signature_that_is_good_serves() -> None:
-    async with emulated() as (_, endpoint):
-        assert isinstance(endpoint.credential, SasKey)
-        good = sign(f"sb://{endpoint.authority}/{QUEUE}", endpoint.credential, 4_000_000_000)
-        async with connect(replace(endpoint, credential=SasToken(good))) as wire:
+        async with connect(replace(endpoint, credential=good)) as wire:
             await (await wire.sender(QUEUE)).send(message())
 
 
@@ -366,20 +383,12 @@ async def test_each_outcome_does_what_it_says(outcome: Any, active: int, dead: i
             receiver.grant(1)
             (again,) = await take(receiver, 1)
             assert (Sections.split(again.payload).read_header().delivery_count or 0) == count
-
-
-async def test_a_dead_letter_is_found_with_its_reason() -> None:
-    async with emulated() as (_, endpoint), connect(endpoint) as wire:
-        await (await wire.sender(QUEUE)).send(message(3))
-        receiver = await wire.receiver(QUEUE)
-        receiver.grant(1)
-        await receiver.settle(await take(receiver, 1), dead_letter("NoPath", "it has no destination"))
-        graveyard = await wire.receiver(f"{QUEUE}/$deadletterqueue")
-        graveyard.grant(1)
-        (dead,) = await take(graveyard, 1)
-        properties = Sections.split(dead.payload).read_application_properties()
-        assert properties["DeadLetterReason"] == "NoPath"
-        assert properties["DeadLetterErrorDescription"] == "it has no destination"
+        letters = await wire.peek(f"{QUEUE}/$deadletterqueue", 0, 1)
+        assert len(letters) == dead
+        for letter in letters:
+            properties = Sections.split(letter).read_application_properties()
+            assert properties["DeadLetterReason"] == "why"
+            assert properties["DeadLetterErrorDescription"] == "because"
 
 
 async def test_a_settlement_after_the_lock_has_run_out_is_a_lost_lock() -> None:
@@ -490,15 +499,9 @@ async def test_an_interrupted_take_answers_at_once_and_the_next_one_waits_again(
         await asyncio.sleep(0)
         receiver.interrupt()
         assert await taking == []
+        assert await receiver.take(1, seconds=0.01) == []
         await sender.send(message(1))
         assert ids(await receiver.take(1, seconds=TEST_SECONDS)) == ["m1"]
-
-
-async def test_a_take_that_waits_long_enough_answers_with_nothing() -> None:
-    async with emulated() as (_, endpoint), connect(endpoint) as wire:
-        receiver = await wire.receiver(QUEUE)
-        receiver.grant(1)
-        assert await receiver.take(1, seconds=0.01) == []
 
 
 async def test_messages_of_a_closed_receiver_stay_locked() -> None:
@@ -515,49 +518,27 @@ async def test_messages_of_a_closed_receiver_stay_locked() -> None:
 # Peers that misbehave
 
 
-def on_message(act: Callable[[Peer, Delivery], object]) -> Callable[[Peer, Any], bool]:
-    def script(peer: Peer, event: Any) -> bool:
-        ours = isinstance(event, Delivery) and terminus_address(event.link.remote.target) == QUEUE
-        if ours:
-            act(peer, event)
-        return ours
-
-    return script
+def detaching(condition: str, text: str) -> Act:
+    return lambda _peer, event: event.link.close(Error(condition, text))
 
 
-LOSSES: dict[str, tuple[Callable[[Peer, Delivery], object], type[errors.SbpairError], str, bool]] = {
-    "hangs up": (lambda peer, _: peer.transport.abort(), errors.InDoubt, "no answer came", True),
-    "violates the protocol": (
-        lambda peer, _: peer.transport.write(b"\x00\x00\x00\x08\x01\x00\x00\x00" * 3),
-        errors.InDoubt,
-        "no answer came",
-        True,
-    ),
-    "ends the session": (
-        lambda _, event: event.link.session.end(Error("amqp:internal-error", "moved")),
-        errors.InDoubt,
-        "moved",
-        False,
-    ),
-    "detaches the link": (
-        lambda _, event: event.link.close(Error("amqp:link:detach-forced", "IdleTimerExpired")),
-        errors.InDoubt,
-        "IdleTimerExpired",
-        False,
-    ),
-    "refuses by a detach": (
-        lambda _, event: event.link.close(Error("amqp:link:message-size-exceeded", "too big")),
-        errors.ServiceRefused,
-        "too big",
-        False,
-    ),
-}
-"""What a peer does with a message, the error of its send, and whether the connection is lost."""
-
-
-@pytest.mark.parametrize("loss", LOSSES)
-async def test_a_loss_during_a_send_fails_no_more_than_is_lost(loss: str) -> None:
-    act, kind, text, is_lost = LOSSES[loss]
+@pytest.mark.parametrize(
+    ("act", "kind", "text", "is_lost"),
+    [
+        (lambda peer, _: peer.transport.abort(), errors.InDoubt, "no answer came", True),
+        (lambda peer, _: peer.transport.write(b"\0\0\0\x08\1\0\0\0" * 3), errors.InDoubt, "no answer came", True),
+        (
+            lambda _, event: event.link.session.end(Error("amqp:internal-error", "moved")),
+            *(errors.InDoubt, "moved", False),
+        ),
+        (detaching("amqp:link:detach-forced", "IdleTimerExpired"), errors.InDoubt, "IdleTimerExpired", False),
+        (detaching("amqp:link:message-size-exceeded", "too big"), errors.ServiceRefused, "too big", False),
+    ],
+    ids=["hangs up", "violates the protocol", "ends the session", "detaches the link", "refuses by a detach"],
+)
+async def test_a_loss_during_a_send_fails_no_more_than_is_lost(
+    act: Act, kind: type[Exception], text: str, is_lost: bool
+) -> None:
     async with scripted(on_message(act)) as (_, endpoint), connect(endpoint) as wire:
         sender = await wire.sender(QUEUE)
         with pytest.raises(kind, match=text):
@@ -612,7 +593,7 @@ async def test_a_peer_that_waits_for_us_to_settle_first_is_settled_with() -> Non
 
 
 async def test_a_peer_that_never_answers_a_send_leaves_doubt() -> None:
-    async with scripted(on_message(lambda _peer, _event: None)) as (_, endpoint), connect(endpoint) as wire:
+    async with scripted(on_message()) as (_, endpoint), connect(endpoint) as wire:
         sender = await wire.sender(QUEUE)
         with pytest.raises(errors.InDoubt, match=r"within 0\.02 s"):
             await sender.send(message(), seconds=0.02)
@@ -620,7 +601,7 @@ async def test_a_peer_that_never_answers_a_send_leaves_doubt() -> None:
 
 async def test_a_sign_in_without_an_answer_ends_as_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "FIRST_ANSWER_SECONDS", 0.05)
-    async with scripted(lambda _peer, event: isinstance(event, LinkAttaching)) as (_, endpoint):
+    async with scripted(instead(LinkAttaching)) as (_, endpoint):
         with pytest.raises(errors.Silent, match=r"signing in .* cannot be reached at .*: no answer within 0\.05 s"):
             async with connect(endpoint) as wire:
                 await wire.sender(QUEUE)
@@ -648,13 +629,8 @@ async def test_a_silent_connection_is_closed_and_one_with_other_traffic_is_kept(
 
 
 async def test_a_send_without_credit_never_left_and_is_not_in_doubt() -> None:
-    def script(_peer: Peer, event: Any) -> bool:
-        stingy = isinstance(event, LinkAttaching) and terminus_address(event.link.remote.target) == QUEUE
-        if stingy:
-            event.link.accept()
-        return stingy
-
-    async with scripted(script) as (peers, endpoint), connect(endpoint) as wire:
+    stingy = instead(LinkAttaching, lambda _peer, event: event.link.accept(), QUEUE)
+    async with scripted(stingy) as (peers, endpoint), connect(endpoint) as wire:
         sender = await wire.sender(QUEUE)
         with pytest.raises(errors.TimedOut):
             await sender.send(message(), seconds=0.02)
@@ -675,10 +651,7 @@ async def test_a_message_larger_than_the_link_takes_is_refused_here() -> None:
 
 
 async def test_a_link_that_is_never_answered_is_given_up() -> None:
-    def script(_peer: Peer, event: Any) -> bool:
-        return isinstance(event, LinkAttaching) and terminus_address(event.link.remote.target) == QUEUE
-
-    async with scripted(script) as (_, endpoint), connect(endpoint) as wire:
+    async with scripted(instead(LinkAttaching, address=QUEUE)) as (_, endpoint), connect(endpoint) as wire:
         await wire.sender("other")
         assert wire._sending is not None
         sender = client.RawSender(wire._stream, wire._sending, QUEUE)
@@ -704,10 +677,7 @@ async def test_deliveries_that_the_peer_takes_back_unasked_have_lost_their_lock(
 
 
 async def test_only_the_last_word_on_each_delivery_counts() -> None:
-    def script(_peer: Peer, event: Any) -> bool:
-        return isinstance(event, Disposed)
-
-    async with scripted(script) as (peers, endpoint), connect(endpoint) as wire:
+    async with scripted(instead(Disposed)) as (peers, endpoint), connect(endpoint) as wire:
         receiver = await wire.receiver(QUEUE)
         receiver.grant(2)
         link = await peers[0].granted(2)
@@ -726,14 +696,11 @@ async def test_only_the_last_word_on_each_delivery_counts() -> None:
 
 
 async def test_a_reply_that_is_none_fails_the_request_at_once() -> None:
-    def script(peer: Peer, event: Any) -> bool:
-        if isinstance(event, Delivery):
-            accept(event)
-            peer.links("$cbs", SendingLink)[0].send(b"\x00\x53\x99nonsense", b"1", settled=True)
-            return True
-        return False
+    def act(peer: Peer, event: Any) -> None:
+        accept(event)
+        peer.links("$cbs", SendingLink)[0].send(b"\x00\x53\x99nonsense", b"1", settled=True)
 
-    async with scripted(script) as (_, endpoint), connect(endpoint) as wire:
+    async with scripted(instead(Delivery, act)) as (_, endpoint), connect(endpoint) as wire:
         with pytest.raises(errors.Unreachable, match="malformed response"):
             await wire.sender(QUEUE)
 
@@ -759,12 +726,10 @@ async def test_a_late_answer_to_a_request_is_not_kept() -> None:
 
 
 async def test_requests_that_wait_learn_that_the_connection_is_gone() -> None:
-    def script(peer: Peer, event: Any) -> bool:
-        if asked := isinstance(event, Delivery):
-            peer.transport.abort()
-        return asked
-
-    async with scripted(script) as (_, endpoint), connect(endpoint) as wire:
+    async with (
+        scripted(instead(Delivery, lambda peer, _: peer.transport.abort())) as (_, endpoint),
+        connect(endpoint) as wire,
+    ):
         with pytest.raises(errors.Unavailable):
             await wire.sender(QUEUE)
 
@@ -809,10 +774,7 @@ async def test_heartbeats_keep_a_connection_that_has_nothing_to_say() -> None:
 
 
 async def test_closing_a_stream_does_not_wait_long_for_the_peers_close(monkeypatch: pytest.MonkeyPatch) -> None:
-    def script(_peer: Peer, event: Any) -> bool:
-        return isinstance(event, ConnectionClosed)
-
-    async with scripted(script) as (peers, endpoint):
+    async with scripted(instead(ConnectionClosed)) as (peers, endpoint):
         opened = await stream.open_stream(endpoint, "c")
         monkeypatch.setattr(peers[0], "flush", lambda: None)
         await opened.close(0.02)
@@ -938,7 +900,7 @@ async def test_cancelled_at_any_point_a_connection_leaves_nothing_behind() -> No
 
 
 async def test_cancelled_twice_it_does_not_wait_for_the_peers_goodbye() -> None:
-    async with scripted(lambda _peer, event: isinstance(event, ConnectionClosed)) as (_, endpoint):
+    async with scripted(instead(ConnectionClosed)) as (_, endpoint):
         entered = asyncio.Event()
 
         async def hold() -> None:
