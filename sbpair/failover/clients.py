@@ -11,14 +11,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from sbpair.backlog import check_path
 from sbpair.errors import UsageError
 from sbpair.failover.background import AsyncBackgroundSyphon, BackgroundSyphon, LoopThread
 from sbpair.failover.entity_states import EntityEvent, State
 from sbpair.failover.events import OutboxClosed, SenderEvent, with_metrics
-from sbpair.failover.failover_send import OnFailure, SenderBase, SendPolicy, checked_timeout
+from sbpair.failover.failover_send import FailoverSend, OnFailure, SendPolicy, checked_timeout
 from sbpair.failover.failures import FailoverOn, failover_rule
 from sbpair.failover.outbox import MAX_BYTES, MAX_MESSAGES, Outbox
 from sbpair.failover.outbox_delivery import OutboxDelivery
@@ -28,7 +28,10 @@ from sbpair.failover.side_connections import (
     AsyncClosable,
     ClientFactory,
     Closable,
+    OutageProxy,
+    Side,
     SyncClosable,
+    close_quietly,
 )
 from sbpair.failover.steps import GRACE_SECONDS, ReusableTimeout, Steps, awaiting, blocking, drive, drive_async
 from sbpair.move.missing_destinations import MAX_MISSING
@@ -45,6 +48,39 @@ STOP_SECONDS = 15.0
 
 SenderT = TypeVar("SenderT", bound="SenderBase")
 SyphonT = TypeVar("SyphonT", BackgroundSyphon, AsyncBackgroundSyphon)
+
+
+class SenderBase(FailoverSend):
+    """The sender of one entity. It has connections of its own to both sides, opened when needed."""
+
+    def __init__(self, client: ClientBase[Any, Any], entity: str, topic: bool) -> None:
+        super().__init__(client.failover_state, entity, client.policy, client.now, client.outbox)
+        self.fully_qualified_namespace = client.pair.primary.authority
+        self._client = client
+        self._topic = topic
+        self._sdk_clients: dict[Side, Any] = {}
+
+    def _seconds(self, timeout: float | None) -> float:
+        if self._closed:
+            raise ValueError("the sender has been closed: get another one from the client")
+        return self._client.timeout if timeout is None else checked_timeout(timeout)
+
+    def _sdk_sender(self, side: Side, path: str) -> Any:
+        if side not in self._sdk_clients:
+            pair = self._client.pair
+            endpoint = pair.primary if side == "primary" else pair.secondary
+            self._sdk_clients[side] = self._client.sdk_clients.client(endpoint, self._client.timeout)
+        sdk, outage = self._sdk_clients[side], self._client.outage
+        sender = sdk.get_topic_sender(path) if self._topic and side == "primary" else sdk.get_queue_sender(path)
+        return sender if outage is None else OutageProxy(sender, outage, side, path)
+
+    def _closing(self) -> Steps[None]:
+        self._closed = True
+        self._client.forget(self)
+        yield from self._connections.close()
+        while self._sdk_clients:
+            _, sdk = self._sdk_clients.popitem()
+            yield from close_quietly(sdk)
 
 
 class ClientBase(Closable, ABC, Generic[SenderT, SyphonT]):

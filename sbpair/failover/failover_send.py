@@ -25,9 +25,7 @@ from sbpair.failover.failures import describe_error, is_transient
 from sbpair.failover.sdk_messages import SMALLEST_TIER_BYTES, Content, Message, Messages, SizedBatch
 from sbpair.failover.side_connections import (
     Closable,
-    OutageProxy,
     SideConnections,
-    close_quietly,
     open_action,
     send_action,
 )
@@ -35,8 +33,8 @@ from sbpair.failover.steps import Pause, Steps, Work
 from sbpair.model.backoff import Backoff
 
 if TYPE_CHECKING:
-    from sbpair.failover.clients import ClientBase
     from sbpair.failover.outbox import Outbox
+    from sbpair.failover.shared_state import FailoverState
     from sbpair.failover.side_connections import SdkAction, Side
 
 OnFailure: TypeAlias = Literal["raise", "wait", "backlog-now"]
@@ -88,48 +86,39 @@ class NotSent(OperationTimeoutError):
     """The message was not sent at all, so it cannot be in doubt."""
 
 
-class SenderBase(Closable):
-    """The sender of one entity, with failover. It has connections of its own to both sides, opened when needed.
+class FailoverSend(Closable):
+    """The sends to one entity with failover. `now` is a monotonic clock, in seconds.
 
     `backlog_queue` is the backlog queue last used: the sender stays with it while it works. `unanswered` is whether a
     message of the last send, which failed, may have arrived all the same.
     """
 
-    def __init__(self, client: ClientBase[Any, Any], entity: str, topic: bool) -> None:
+    def __init__(
+        self, state: FailoverState, entity: str, policy: SendPolicy, now: Callable[[], float], outbox: Outbox | None
+    ) -> None:
         super().__init__()
         self.entity_name = entity
-        self.fully_qualified_namespace = client.pair.primary.authority
         self.backlog_queue: str | None = None
         self.unanswered = False
-        self._client = client
-        self._topic = topic
-        self._sdk_clients: dict[Side, Any] = {}
+        self._state, self._policy, self._now, self._outbox = state, policy, now, outbox
         self._connections: SideConnections[Side] = SideConnections(self._sdk_sender)
-        self._state, self._policy = client.failover_state, client.policy
-        self._outbox, self._now = client.outbox, client.now
         self._delivered = Delivered()
         self._limit_asked: float | None = None
         self._backlog_numbers = count(-1, -1)
-        self._share = PRIMARY_SHARE if self._policy.on_failure != "raise" or self._state.fail_at_once else 1.0
+        self._share = PRIMARY_SHARE if policy.on_failure != "raise" or state.fail_at_once else 1.0
+
+    def _sdk_sender(self, side: Side, path: str) -> Any:
+        """Return a new SDK sender. It connects when first used."""
+        raise NotImplementedError
+
+    def _seconds(self, timeout: float | None) -> float:
+        """Return the time of a send. Raises ValueError for a sender that was closed, or a wrong `timeout`."""
+        raise NotImplementedError
 
     @property
     def delivered(self) -> Delivered:
         """How many of its messages the primary, the backlog and the outbox have accepted."""
         return replace(self._delivered)
-
-    def _seconds(self, timeout: float | None) -> float:
-        if self._closed:
-            raise ValueError("the sender has been closed: get another one from the client")
-        return self._client.timeout if timeout is None else checked_timeout(timeout)
-
-    def _sdk_sender(self, side: Side, path: str) -> Any:
-        if side not in self._sdk_clients:
-            pair = self._client.pair
-            endpoint = pair.primary if side == "primary" else pair.secondary
-            self._sdk_clients[side] = self._client.sdk_clients.client(endpoint, self._client.timeout)
-        sdk, outage = self._sdk_clients[side], self._client.outage
-        sender = sdk.get_topic_sender(path) if self._topic and side == "primary" else sdk.get_queue_sender(path)
-        return sender if outage is None else OutageProxy(sender, outage, side, path)
 
     def _fast_path(self, message: Messages) -> Any:
         """Return the SDK sender for a message that can go to the primary without steps, or None.
@@ -377,14 +366,6 @@ class SenderBase(Closable):
             return None
         self._state.backlog_bytes = limit or SMALLEST_TIER_BYTES
         return self._state.backlog_bytes
-
-    def _closing(self) -> Steps[None]:
-        self._closed = True
-        self._client.forget(self)
-        yield from self._connections.close()
-        while self._sdk_clients:
-            _, sdk = self._sdk_clients.popitem()
-            yield from close_quietly(sdk)
 
 
 def _link_limit(sender: Any, _seconds: float) -> int:

@@ -1,4 +1,4 @@
-"""What handlers of a listener get: an HTTP request, which is answered, and a WebSocket, accepted or rejected.
+"""Requests of senders for the handlers of a listener: HTTP requests and their answers, WebSockets and their acceptance.
 
 A small answer goes over the control channel. One that is large or slow, and one whose channel has ended, goes over a
 rendezvous connection. Invariant: an accepted request is answered, or its answer is reported as lost.
@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 import aiohttp
 from websockets.exceptions import ConnectionClosed, WebSocketException
 
-from sbpair.errors import SbpairError, Unavailable, Unreachable, UsageError
+from sbpair.errors import AccessError, EntityMissing, SbpairError, Unavailable, Unreachable, UsageError
 from sbpair.model.reachability import CONNECT_SECONDS
 from sbpair.relay.body_parts import BodyParts
 from sbpair.relay.control_messages import (
@@ -25,6 +26,7 @@ from sbpair.relay.control_messages import (
     RelayMessageInvalid,
     RequestMessage,
     read_control,
+    renewal_message,
     response_head,
     response_message,
 )
@@ -35,6 +37,7 @@ from sbpair.relay.relay_connections import (
     TimeLimit,
     http_options,
     one_line,
+    open_frames,
     open_socket,
     send_message,
 )
@@ -47,7 +50,6 @@ if TYPE_CHECKING:
 
     from sbpair.relay.control_messages import AcceptMessage
     from sbpair.relay.events import RelayReporter
-    from sbpair.relay.relay_listener import ControlChannel
 
 BUFFER_SECONDS: Final = 2.0
 """How long a streamed answer is collected for the control channel."""
@@ -58,6 +60,9 @@ ANSWER_SECONDS: Final = 60.0
 FRAGMENT: Final = 64 * 1024
 MAX_WHOLE: Final = 256 * 1024
 """Larger bodies are sent in fragments."""
+
+CONFIRM_SECONDS: Final = 0.05
+"""How long answers wait for the ping that all of them share."""
 
 REJECTED: Final = 410
 """The service's answer to a listener that rejects: it has worked."""
@@ -102,17 +107,101 @@ class RelayRequest:
 RelayHandler = Callable[[RelayRequest], Awaitable[RelayAnswer]]
 
 
+class ControlChannel:
+    """One control channel. Answers that the service has not confirmed by a pong go by rendezvous when it ends."""
+
+    def __init__(
+        self,
+        socket: ClientConnection,
+        side: Side,
+        endpoint: RelayEndpoint,
+        clock: RelayClock,
+        report: RelayReporter,
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+    ) -> None:
+        self.socket = socket
+        self.side = side
+        self.endpoint = endpoint
+        self.clock = clock
+        self.report = report
+        self._spawn = spawn
+        self._turn = asyncio.Lock()
+        self._unconfirmed: dict[str, tuple[RequestMessage, str, bytes]] = {}
+        self._confirming: asyncio.Task[None] | None = None
+
+    async def send_answer(self, request: RequestMessage, text: str, body: bytes) -> bool:
+        return await asyncio.shield(asyncio.ensure_future(self._send_answer(request, text, body)))
+
+    async def _send_answer(self, request: RequestMessage, text: str, body: bytes) -> bool:
+        """Send head and body as neighbours, whatever becomes of the caller."""
+        async with self._turn:
+            try:
+                await send_message(self.socket, text, body)
+            except ConnectionClosed:
+                return False
+        self._unconfirmed[request.request_id] = (request, text, body)
+        if self._confirming is None or self._confirming.done():
+            self._confirming = asyncio.create_task(self._confirm(), name="confirm answers of a relay listener")
+        return True
+
+    async def _confirm(self) -> None:
+        """Forget answers when the pong to a ping behind them has come."""
+        with suppress(ConnectionClosed):
+            while self._unconfirmed:
+                await asyncio.sleep(CONFIRM_SECONDS)
+                sent = list(self._unconfirmed)
+                async with self._turn:
+                    pong = await self.socket.ping()
+                await pong
+                for request_id in sent:
+                    self._unconfirmed.pop(request_id, None)
+
+    async def renew(self, token: str) -> None:
+        async with self._turn:
+            await self.socket.send(renewal_message(token))
+
+    async def meet(self, address: str) -> ClientConnection:
+        """Open a rendezvous connection. Raises SbpairError."""
+        if self.endpoint.tls and not address.startswith("wss:"):
+            raise Unreachable("a rendezvous address has no TLS", hint="check the service")
+        return await open_frames(address, self.endpoint, self.clock)
+
+    def report_lost(self, request_id: str, reason: str) -> None:
+        self.report(RelayAnswerLost(self.endpoint.path, self.side, request_id, reason))
+
+    async def leave(self) -> None:
+        """Send the answers again that may not have arrived. The service drops one that has."""
+        if self._confirming is not None:
+            self._confirming.cancel()
+            await asyncio.gather(self._confirming, return_exceptions=True)
+        for request, text, body in list(self._unconfirmed.values()):
+            self._spawn(self._send_again(request, text, body))
+        self._unconfirmed.clear()
+
+    async def _send_again(self, request: RequestMessage, text: str, body: bytes) -> None:
+        try:
+            meeting = await self.meet(request.address)
+        except (AccessError, EntityMissing):
+            # The address is used up: the service has the answer, or gave it up.
+            return
+        except SbpairError as error:
+            self.report_lost(request.request_id, error.message)
+            return
+        try:
+            await send_message(meeting, text, body)
+        except WebSocketException as error:
+            self.report_lost(request.request_id, one_line(str(error)))
+        finally:
+            await meeting.close()
+
+
 class HandledRequest:
     """One request on its way."""
 
-    def __init__(
-        self, message: RequestMessage, body: bytes, channel: ControlChannel, clock: RelayClock, report: RelayReporter
-    ) -> None:
+    def __init__(self, message: RequestMessage, body: bytes, channel: ControlChannel) -> None:
         self._message = message
         self._body = body
         self._channel = channel
-        self._clock = clock
-        self._report = report
         self._meeting: ClientConnection | None = None
         self._sent_body: AsyncIterator[bytes] | None = None
 
@@ -142,18 +231,19 @@ class HandledRequest:
         self._report_failed(status, reason)
 
     def _report_failed(self, status: int, reason: str) -> None:
-        self._report(
-            RelayRequestFailed(self._channel.path, self._channel.side, self._message.request_id, status, reason)
+        channel = self._channel
+        channel.report(
+            RelayRequestFailed(channel.endpoint.path, channel.side, self._message.request_id, status, reason)
         )
 
     def _report_lost(self, reason: str) -> None:
-        self._report(RelayAnswerLost(self._channel.path, self._channel.side, self._message.request_id, reason))
+        self._channel.report_lost(self._message.request_id, reason)
 
     async def _fetch(self) -> bytes | AsyncIterator[bytes]:
         """Fetch the request from its address. Raises SbpairError, RelayMessageInvalid, WebSocketException."""
         address = self._message.address
         self._meeting = await self._channel.meet(address)
-        async with TimeLimit(self._clock, ANSWER_SECONDS):
+        async with TimeLimit(self._channel.clock, ANSWER_SECONDS):
             text = await self._meeting.recv(decode=True)
         message = read_control(text)
         if not isinstance(message, RequestMessage) or not message.method:
@@ -176,7 +266,7 @@ class HandledRequest:
     async def _answer_of(self, handler: RelayHandler, request: RelayRequest) -> tuple[RelayAnswer, dict[str, Any]]:
         """Return the handler's answer, or one for its failure, and the head of it."""
         try:
-            async with TimeLimit(self._clock, ANSWER_SECONDS):
+            async with TimeLimit(self._channel.clock, ANSWER_SECONDS):
                 answer = await handler(request)
             return answer, response_head(checked_answer(answer))
         except TimeoutError:
@@ -222,7 +312,7 @@ class HandledRequest:
         """Return True if the whole body has come in time and is small. Raises the errors of its source."""
         size = 0
         try:
-            async with TimeLimit(self._clock, BUFFER_SECONDS):
+            async with TimeLimit(self._channel.clock, BUFFER_SECONDS):
                 while size <= MAX_INLINE:
                     part = await parts.next()
                     if part is None:
@@ -262,7 +352,7 @@ class HandledRequest:
         while part is not None:
             for fragment in _fragments(part):
                 yield fragment
-            async with TimeLimit(self._clock, ANSWER_SECONDS):
+            async with TimeLimit(self._channel.clock, ANSWER_SECONDS):
                 part = await parts.next()
 
     async def _leave(self) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
-from websockets.exceptions import ConnectionClosed, WebSocketException
+from websockets.exceptions import ConnectionClosed
 
 from sbpair.errors import AccessError, EntityMissing, SbpairError, Unreachable, UsageError
 from sbpair.failover.events import EventReporter
@@ -25,18 +25,16 @@ from sbpair.relay.control_messages import (
     RelayMessageInvalid,
     RequestMessage,
     read_control,
-    renewal_message,
 )
 from sbpair.relay.events import (
     OnRelayEvent,
-    RelayAnswerLost,
     RelayReporter,
     RelayRequestFailed,
     RelaySideDown,
     RelaySideUp,
     RelayTokenNotRenewed,
 )
-from sbpair.relay.handled_request import HandledRequest, RelayHandler, RelayOffer, RelayRequest
+from sbpair.relay.handled_request import ControlChannel, HandledRequest, RelayHandler, RelayOffer, RelayRequest
 from sbpair.relay.relay_connections import (
     MAX_MESSAGE_BYTES,
     RENEW_SECONDS,
@@ -47,7 +45,6 @@ from sbpair.relay.relay_connections import (
     one_line,
     open_frames,
     open_session,
-    send_message,
     sleep,
 )
 from sbpair.relay.relay_decisions import TRACKING
@@ -55,7 +52,6 @@ from sbpair.relay.relay_endpoint import SIDES, RelayEndpoint, RelayPair, Side
 
 if TYPE_CHECKING:
     import aiohttp
-    from websockets.asyncio.client import ClientConnection
 
 BACKOFF: Final = StepBackoff((0.0, 1.0, 2.0, 5.0, 10.0, 30.0))
 SLOW_SECONDS: Final = 60.0
@@ -63,9 +59,6 @@ SLOW_SECONDS: Final = 60.0
 
 STEADY_SECONDS: Final = 30.0
 """A channel that lives this long has worked: the next failure is a first one."""
-
-CONFIRM_SECONDS: Final = 0.05
-"""How long answers wait for the ping that all of them share."""
 
 WAITING_PER_REQUEST: Final = 10
 """Requests that wait for each one that is handled. More are answered with 503."""
@@ -80,78 +73,6 @@ STOP_SECONDS: Final = 5.0
 SocketHandler: TypeAlias = Callable[[RelayOffer], Awaitable[None]]
 
 log = logging.getLogger(__name__)
-
-
-class ControlChannel:
-    """One control channel. Answers that the service has not confirmed by a pong go by rendezvous when it ends."""
-
-    def __init__(self, side: ListenerSide, socket: ClientConnection) -> None:
-        self.side = side.side
-        self.path = side.endpoint.path
-        self.socket = socket
-        self._side = side
-        self._turn = asyncio.Lock()
-        self._unconfirmed: dict[str, tuple[RequestMessage, str, bytes]] = {}
-        self._confirming: asyncio.Task[None] | None = None
-
-    async def send_answer(self, request: RequestMessage, text: str, body: bytes) -> bool:
-        return await asyncio.shield(asyncio.ensure_future(self._send_answer(request, text, body)))
-
-    async def _send_answer(self, request: RequestMessage, text: str, body: bytes) -> bool:
-        """Send head and body as neighbours, whatever becomes of the caller."""
-        async with self._turn:
-            try:
-                await send_message(self.socket, text, body)
-            except ConnectionClosed:
-                return False
-        self._unconfirmed[request.request_id] = (request, text, body)
-        if self._confirming is None or self._confirming.done():
-            self._confirming = asyncio.create_task(self._confirm(), name="confirm answers of a relay listener")
-        return True
-
-    async def _confirm(self) -> None:
-        """Forget answers when the pong to a ping behind them has come."""
-        with suppress(ConnectionClosed):
-            while self._unconfirmed:
-                await asyncio.sleep(CONFIRM_SECONDS)
-                sent = list(self._unconfirmed)
-                async with self._turn:
-                    pong = await self.socket.ping()
-                await pong
-                for request_id in sent:
-                    self._unconfirmed.pop(request_id, None)
-
-    async def renew(self, token: str) -> None:
-        async with self._turn:
-            await self.socket.send(renewal_message(token))
-
-    async def meet(self, address: str) -> ClientConnection:
-        return await self._side.meet(address)
-
-    async def leave(self) -> None:
-        """Send the answers again that may not have arrived. The service drops one that has."""
-        if self._confirming is not None:
-            self._confirming.cancel()
-            await asyncio.gather(self._confirming, return_exceptions=True)
-        for request, text, body in list(self._unconfirmed.values()):
-            self._side.listener._spawn(self._send_again(request, text, body))
-        self._unconfirmed.clear()
-
-    async def _send_again(self, request: RequestMessage, text: str, body: bytes) -> None:
-        try:
-            meeting = await self._side.meet(request.address)
-        except (AccessError, EntityMissing):
-            # The address is used up: the service has the answer, or gave it up.
-            return
-        except SbpairError as error:
-            self._side.report_lost(request.request_id, error.message)
-            return
-        try:
-            await send_message(meeting, text, body)
-        except WebSocketException as error:
-            self._side.report_lost(request.request_id, one_line(str(error)))
-        finally:
-            await meeting.close()
 
 
 class ListenerSide:
@@ -204,15 +125,6 @@ class ListenerSide:
         if self._channel is not None:
             await self._channel.socket.close(1001, "the listener is closing")
 
-    async def meet(self, address: str) -> ClientConnection:
-        """Open a rendezvous connection. Raises SbpairError."""
-        if self.endpoint.tls and not address.startswith("wss:"):
-            raise Unreachable("a rendezvous address has no TLS", hint="check the service")
-        return await open_frames(address, self.endpoint, self._clock)
-
-    def report_lost(self, request_id: str, reason: str) -> None:
-        self._report(RelayAnswerLost(self.endpoint.path, self.side, request_id, reason))
-
     async def _pause(self, seconds: float) -> None:
         if seconds > 0:
             await sleep(self._clock, seconds, until=self._stopping)
@@ -232,7 +144,9 @@ class ListenerSide:
             return Unreachable(f"{self.endpoint}: unexpected {type(error).__name__}")
         finally:
             self.is_connecting = False
-        channel = self._channel = ControlChannel(self, socket)
+        channel = self._channel = ControlChannel(
+            socket, self.side, self.endpoint, self._clock, self._report, self.listener._spawn
+        )
         self.is_up, self._last_reason = True, ""
         self._report(RelaySideUp(self.endpoint.path, self.side))
         self.contacted.set()
@@ -431,7 +345,7 @@ class AsyncRelayListener:
         task.add_done_callback(self._work.discard)
 
     async def _serve_request(self, message: RequestMessage, body: bytes, channel: ControlChannel) -> None:
-        handled = HandledRequest(message, body, channel, self._clock, self._report)
+        handled = HandledRequest(message, body, channel)
         if self._requests >= self._max_requests * (1 + WAITING_PER_REQUEST):
             await handled.refuse(503, "the listener is busy")
             return

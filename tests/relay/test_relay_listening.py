@@ -11,7 +11,7 @@ import pytest
 from sbpair.emulator.relay.hybrid_connection import AUDIENCES
 from sbpair.errors import InDoubt, UsageError
 from sbpair.model.pair import SasKey, SasToken
-from sbpair.relay import relay_listener
+from sbpair.relay import handled_request
 from sbpair.relay.control_messages import RelayAnswer
 from sbpair.relay.events import RelaySideDown, RelayTokenNotRenewed
 from sbpair.relay.relay_endpoint import RelayEndpoint, RelayPair
@@ -149,7 +149,7 @@ async def test_a_request_accepted_before_the_restart_is_answered_after_it(bench:
 async def test_an_unconfirmed_answer_that_cannot_be_sent_again_is_reported(
     bench: RelayPairBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relay_listener, "CONFIRM_SECONDS", 1_000.0)
+    monkeypatch.setattr(handled_request, "CONFIRM_SECONDS", 1_000.0)
     client = await bench.served(side="primary")
     assert (await client.request("POST")).status == 200
     bench.emulator.faults.namespace_down("contoso")

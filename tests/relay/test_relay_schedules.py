@@ -16,9 +16,10 @@ from sbpair.emulator.relay.hybrid_connection import HybridConnections
 from sbpair.emulator.relay.listener_channel import ListenerChannel
 from sbpair.relay import relay_client
 from sbpair.relay.body_parts import RequestBody
+from sbpair.relay.handled_request import ControlChannel
 from sbpair.relay.relay_decisions import AnswerVerdict
 from sbpair.relay.relay_endpoint import SIDES
-from sbpair.relay.relay_listener import ControlChannel, ListenerSide
+from sbpair.relay.relay_listener import ListenerSide
 from tests.faults.simulation.network import Weather
 from tests.relay.simulation.relay_plan import ROUGH, PlannedBody, RelayPlan, RelayStep, relay_plan
 from tests.relay.simulation.relay_run import simulate_relay
