@@ -19,14 +19,10 @@ from azure.servicebus.exceptions import ServiceBusAuthenticationError
 from azure.servicebus.management import ServiceBusAdministrationClient
 
 from sbpair.amqp_client.client import connect
-from sbpair.azure.credentials import token_getter
 from sbpair.emulator.access.bearer import AUDIENCE, Issuer
 from sbpair.errors import InDoubt, NotAuthenticated
-from sbpair.management.auditing import audit
-from sbpair.management.provisioning import provision
 from sbpair.model.connection_string import endpoint_from_connection_string
-from sbpair.model.pair import Endpoint, Identity, Pair, ResourceGroup
-from sbpair.model.report import Outcome
+from sbpair.model.pair import Endpoint, Identity
 from sbpair.testing import Emulator, EmulatorOptions
 
 MESSAGE = bytes.fromhex("005375a0026869")
@@ -155,31 +151,6 @@ async def test_links_end_with_their_token() -> None:
                 await sender.send(MESSAGE)
             with pytest.raises(NotAuthenticated, match="ExpiredToken"):
                 await wire.sender("orders/$deadletterqueue")
-
-
-def pair_of(signing: Any) -> Pair:
-    """Both namespaces, by name and signed in to, as `namespace = …` in the configuration means them."""
-    ca_file = signing.emulator.ready.ca_file
-    ends = []
-    for name, namespace in signing.emulator.namespaces.items():
-        host, _, port = namespace.authority.rpartition(":")
-        authority = f"{name}.servicebus.windows.net"
-        ends.append(Endpoint(name, authority, host, int(port), tls=True, credential=Identity(), ca_file=ca_file))
-    return Pair("signed-in", *ends, backlog_queues=2)
-
-
-async def test_sbpair_signs_in_itself(signing: Any) -> None:
-    pair = pair_of(signing)
-
-    assert {item.outcome for item in (await provision(pair)).items} == {Outcome.CREATED}
-    assert {item.outcome for item in (await audit(pair)).items} == {Outcome.OK}
-    # Resource Manager is behind the same door, and the same certificate.
-    group = ResourceGroup("00000000-0000-0000-0000-000000000000", "messaging")
-    assert {item.outcome for item in (await provision(pair, group=group)).items} == {Outcome.EXISTING}
-    path = (await audit(pair)).items[0].name
-    async with token_getter(pair) as get_token, connect(pair.secondary, get_token=get_token) as wire:
-        await (await wire.sender(path)).send(MESSAGE)
-        assert len(await wire.peek(path, 0, 1)) == 1
 
 
 @pytest.mark.parametrize(

@@ -156,32 +156,6 @@ async def test_an_unconfirmed_answer_that_cannot_be_sent_again_is_reported(
     await until(lambda: bench.kinds("AnswerLost"))
 
 
-async def test_no_request_fails_over_many_restarts_of_one_side(bench: RelayPairBench) -> None:
-    listener = await bench.listen()
-    client = await bench.client()
-
-    async def ask(number: int) -> None:
-        response = await client.request("POST", body=str(number).encode())
-        assert await response.read() == str(number).encode()
-
-    for round_number in range(10):
-        side = client.active
-        first, more = round_number * 20, round_number * 20 + 10
-        asked = [asyncio.create_task(ask(number)) for number in range(first, more)]
-        await until(lambda count=first: len(bench.handled) > count + 5)
-        before = listeners(bench, side)[0]
-        bench.emulator.faults.relay_drop_listeners(bench.namespace(side), PATHS[side])
-        # These find no listener there, and go to the other side.
-        asked += [asyncio.create_task(ask(number)) for number in range(more, more + 10)]
-        await asyncio.gather(*asked)
-        await until(lambda old=before, where=side: [each for each in listeners(bench, where) if each is not old])
-        await until(lambda: listener.up_sides == ("primary", "secondary"))
-        bench.clock.advance(31)
-    assert sorted(int(body) for *_, body in bench.handled) == list(range(200))
-    assert {side for side, *_ in bench.handled} == {"primary", "secondary"}
-    assert bench.kinds("AnswerLost", "BothFailed") == []
-
-
 async def test_a_handler_that_hangs_is_cancelled_after_a_minute(bench: RelayPairBench) -> None:
     ended = asyncio.Event()
 
