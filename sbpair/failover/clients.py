@@ -28,7 +28,6 @@ from sbpair.failover.side_connections import (
     AsyncClosable,
     ClientFactory,
     Closable,
-    OutageProxy,
     Side,
     SyncClosable,
     close_quietly,
@@ -59,6 +58,8 @@ class SenderBase(FailoverSend):
         self._client = client
         self._topic = topic
         self._sdk_clients: dict[Side, Any] = {}
+        if client.outage is not None:
+            self._connections.check = client.outage.check
 
     def _seconds(self, timeout: float | None) -> float:
         if self._closed:
@@ -70,9 +71,8 @@ class SenderBase(FailoverSend):
             pair = self._client.pair
             endpoint = pair.primary if side == "primary" else pair.secondary
             self._sdk_clients[side] = self._client.sdk_clients.client(endpoint, self._client.timeout)
-        sdk, outage = self._sdk_clients[side], self._client.outage
-        sender = sdk.get_topic_sender(path) if self._topic and side == "primary" else sdk.get_queue_sender(path)
-        return sender if outage is None else OutageProxy(sender, outage, side, path)
+        sdk = self._sdk_clients[side]
+        return sdk.get_topic_sender(path) if self._topic and side == "primary" else sdk.get_queue_sender(path)
 
     def _closing(self) -> Steps[None]:
         self._closed = True

@@ -70,19 +70,21 @@ class ClientFactory:
 class SideConnections(Generic[SideT]):
     """`make` returns a new SDK sender for a path of a side. It connects when first used.
 
+    `check(side, path)` raises the error of a simulated outage. With it, the senders are used by `call` only.
     `unanswered` is whether the last call may have sent something that was neither accepted nor refused.
     """
 
     def __init__(self, make: Callable[[SideT, str], Any]) -> None:
         self._make = make
+        self.check: Callable[[SideT, str], None] | None = None
         self.unanswered = False
         self._senders: dict[SideT, tuple[str, Any]] = {}
         self._broken: list[Any] = []
 
     def current(self, side: SideT) -> Any:
-        """Return the SDK sender of a side, or None before its first use."""
+        """Return the SDK sender of a side for a use without steps, or None before its first use."""
         found = self._senders.get(side)
-        return found[1] if found else None
+        return found[1] if found and self.check is None else None
 
     def call(
         self, side: SideT, path: str, action: SdkAction, seconds: float, failed: BaseException | None = None
@@ -95,6 +97,8 @@ class SideConnections(Generic[SideT]):
         found = self._senders.get(side)
         sender = found[1] if found and found[0] == path else (yield from self._replace(side, path))
         try:
+            if self.check is not None:
+                self.check(side, path)
             return (yield Call(action if failed is None else _raising(failed), sender, seconds))
         except BaseException as error:
             self.unanswered = _was_open(sender) and not is_answer(error)
@@ -184,22 +188,6 @@ class SimulatedOutage:
         """Raise Unreachable if the path is unavailable: pings and probes raise sbpair's own errors."""
         with translate_data_errors(f"reaching {path!r}"):
             self.check(side, path)
-
-
-class OutageProxy:
-    """An SDK sender, sync or aio, whose methods fail during a simulated outage."""
-
-    def __init__(self, sender: Any, outage: SimulatedOutage, side: Side, path: str) -> None:
-        self._sender, self._outage, self._where = sender, outage, (side, path)
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._sender, name)
-
-        def checked(*arguments: Any, **options: Any) -> Any:
-            self._outage.check(*self._where)
-            return found(*arguments, **options)
-
-        return checked if callable(found) and name != "close" else found
 
 
 class Closable:
