@@ -9,27 +9,12 @@ from typing import Any
 import pytest
 
 from sbpair.failover.steps import ReusableTimeout
-
-
-class VirtualTime(asyncio.SelectorEventLoop):
-    """A loop whose clock jumps to the next timer when it is idle."""
-
-    now = 0.0
-
-    def time(self) -> float:
-        return self.now
-
-    def _run_once(self) -> None:
-        if not self._ready:  # type: ignore[attr-defined]
-            due = [each.when() for each in self._scheduled if not each.cancelled()]  # type: ignore[attr-defined]
-            # A little later: as with any clock, a timer is never too early by what floats round off.
-            self.now = max(self.now, min(due, default=self.now) + 1e-6)
-        super()._run_once()  # type: ignore[misc]
+from tests.faults.simulation.loop import VirtualLoop
 
 
 def in_virtual_time(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
     def run() -> None:
-        with asyncio.Runner(loop_factory=VirtualTime) as runner:
+        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
             runner.run(test())
 
     return run

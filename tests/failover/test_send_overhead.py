@@ -18,8 +18,8 @@ from sbpair.failover import clients, pinger
 from sbpair.failover.pinger import MAX_CONCURRENT_TASKS, Pinger
 from sbpair.failover.shared_state import JITTER, FailoverState
 from sbpair.failover.steps import Call
-from tests.failover.test_reusable_timeout import VirtualTime
 from tests.failover.test_states import a_pair
+from tests.faults.simulation.loop import VirtualLoop
 
 
 class Plain:
@@ -136,5 +136,5 @@ def test_ten_thousand_failed_over_entities_share_a_task_and_a_timer(
         running.cancel()
         await asyncio.wait((running,))
 
-    with asyncio.Runner(loop_factory=VirtualTime) as runner:
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         runner.run(scenario())
