@@ -298,10 +298,6 @@ class AsyncPairedSender(SenderBase, AsyncClosable):
         self._timeout = ReusableTimeout()
 
     async def send_messages(self, message: Messages, *, timeout: float | None = None) -> None:
-        """Send one message, several, or a batch. Returns once a side, or the outbox, has accepted all of it.
-
-        Raises the SDK's errors, and UsageError for a message that already has `x-ms-path` or another alias.
-        """
         seconds = self._seconds(timeout)
         async with self._turn:
             sender = self._fast_path(message)
@@ -317,6 +313,7 @@ class AsyncPairedSender(SenderBase, AsyncClosable):
                 self._count_sent(1)
             return None
 
+    send_messages.__doc__ = PairedSender.send_messages.__doc__
     create_message_batch = awaiting(SenderBase._create_message_batch)
     schedule_messages = awaiting(SenderBase._schedule_messages)
     cancel_scheduled_messages = awaiting(SenderBase._cancel_scheduled_messages)

@@ -435,18 +435,14 @@ class AsyncDedupReceiver(DedupReceiverBase, AsyncClosable):
     async def receive_messages(
         self, max_message_count: int = 1, max_wait_time: float | None = None
     ) -> list[ServiceBusReceivedMessage]:
-        """Return first copies, up to `max_message_count`, or [] if none arrived within `max_wait_time` (60 s).
-
-        Removing duplicates counts as activity: the wait begins again.
-
-        Raises BothFailed if neither side could be received from in that time, and the SDK's errors.
-        """
         poll = self._poll(max_message_count, max_wait_time)
         while True:
             async with self._turn:
                 found = await drive_async(poll())
             if found is not None:
                 return found
+
+    receive_messages.__doc__ = DedupReceiver.receive_messages.__doc__
 
     async def __aiter__(self) -> AsyncIterator[ServiceBusReceivedMessage]:
         """Yield messages. Ends if none arrives within the receiver's `max_wait_time`, if it has one."""

@@ -12,9 +12,7 @@ from aiohttp import ClientSession
 from azure.core.credentials import AccessToken
 from azure.core.exceptions import HttpResponseError
 from azure.identity import DefaultAzureCredential, ManagedIdentityCredential
-from azure.identity.aio import DefaultAzureCredential as AioDefaultAzureCredential
-from azure.servicebus import ServiceBusClient, ServiceBusMessage, TransportType
-from azure.servicebus.aio import ServiceBusClient as AioClient
+from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from azure.servicebus.exceptions import ServiceBusAuthenticationError
 from azure.servicebus.management import ServiceBusAdministrationClient
 
@@ -53,24 +51,6 @@ def test_the_official_client_signs_in_over_plain_amqp(signing: Any) -> None:
         (message,) = receiver.receive_messages(1, max_wait_time=10)
         receiver.complete_message(message)
         assert receiver.peek_messages() == []
-
-
-async def test_the_official_aio_client_signs_in_over_tls(signing: Any) -> None:
-    queue = signing.queue()
-
-    async with (
-        AioDefaultAzureCredential() as credential,
-        AioClient(
-            signing.namespace.authority,
-            credential,
-            connection_verify=signing.emulator.ready.ca_file,
-            custom_endpoint_address=f"sb://{signing.namespace.authority}",
-            transport_type=TransportType.Amqp,
-        ) as client,
-        client.get_queue_sender(queue.path) as sender,
-    ):
-        await sender.send_messages(ServiceBusMessage("signed in"))
-    assert signing.do(queue.counts).active == 1
 
 
 def test_the_official_administration_client_signs_in(signing: Any) -> None:
