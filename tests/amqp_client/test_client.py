@@ -940,24 +940,6 @@ async def test_a_send_that_is_cancelled_does_not_disturb_the_next_one() -> None:
         assert sender.idle
 
 
-# An outage
-
-
-async def test_a_namespace_is_unreachable_while_down_and_reachable_afterwards() -> None:
-    async with emulated() as (emulator, endpoint):
-        async with connect(endpoint) as wire:
-            receiver = await wire.receiver(QUEUE)
-            outage = emulator.faults.namespace_down("contoso")
-            with pytest.raises(errors.Unreachable):
-                await receiver.take(1, seconds=TEST_SECONDS)
-            with pytest.raises(errors.Unreachable):
-                async with connect(endpoint):
-                    pass
-        emulator.faults.end(outage)
-        async with connect(endpoint) as wire:
-            await (await wire.sender(QUEUE)).send(message())
-
-
 def test_a_lock_token_is_a_guid_in_the_order_of_dotnet() -> None:
     token = uuid.uuid4()
     assert lock_token(token.bytes_le) == token

@@ -80,15 +80,6 @@ def test_a_full_outbox_stores_none_of_a_put(opened: Callable[..., Outbox], bound
         box.put("news", [b"x"])
 
 
-def test_a_second_owner_is_refused_until_the_first_closes(path: Path) -> None:
-    box = Outbox(path, a_pair())
-    with pytest.raises(LeaseHeld, match="another client"):
-        Outbox(path, a_pair())
-    box.put("orders", [b"a"])
-    box.close()
-    Outbox(path, a_pair()).close()
-
-
 def test_another_process_is_refused_until_this_one_is_killed(path: Path) -> None:
     with a_child("hold", path) as child:
         with pytest.raises(LeaseHeld):

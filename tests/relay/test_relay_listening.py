@@ -49,14 +49,6 @@ async def test_a_side_that_fails_is_connected_to_after_growing_pauses(bench: Rel
     await until(lambda: listener.up_sides == ("primary",))
 
 
-async def test_sides_are_independent(bench: RelayPairBench) -> None:
-    bench.emulator.faults.relay_down("contoso", status=503)
-    listener = await bench.listen()
-    assert listener.up_sides == ("secondary",)
-    client = await bench.client()
-    assert (await client.request("POST", body=b"x")).side == "secondary"
-
-
 @pytest.mark.parametrize("problem", ["missing", "wrong key"])
 async def test_a_permanent_refusal_is_retried_slowly(bench: RelayPairBench, problem: str) -> None:
     changes: dict[str, Any] = {"path": "missing"}

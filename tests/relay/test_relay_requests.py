@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -22,8 +21,7 @@ from sbpair.model.pair import SasKey
 from sbpair.relay.body_parts import RequestBody
 from sbpair.relay.control_messages import RelayAnswer
 from sbpair.relay.events import RelaySideFailed
-from sbpair.relay.relay_client import AsyncRelayClient
-from sbpair.relay.relay_endpoint import RelayEndpoint, RelayPair, Side
+from sbpair.relay.relay_endpoint import RelayPair, Side
 from tests.kit.waiting import until
 from tests.relay.relay_pairs import Gate, RelayPairBench, endpoint_of
 
@@ -371,48 +369,6 @@ async def test_a_stream_that_is_read_again_begins_anew_or_fails() -> None:
             with pytest.raises(InDoubt):
                 await anext(aiter(body))
         await body.close()
-
-
-@pytest.mark.parametrize("size", [2_000, 200_000])
-@pytest.mark.parametrize("read", [0, 900])
-async def test_a_repeat_after_an_idle_connection_sends_the_whole_body(size: int, read: int) -> None:
-    """A server closes an idle connection when the second request comes: no part of its body may be missing."""
-    bodies: list[bytes] = []
-    answer = b"HTTP/1.1 200 OK\r\nVia: 1.1 x\r\nContent-Length: 0\r\n\r\n"
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            for number in range(2):
-                await reader.readuntil(b"\r\n\r\n")
-                if number == 1 and len(bodies) == 1:
-                    await reader.readexactly(read)
-                    return
-                body = b""
-                # A body that cannot be begun anew ends without its last chunk.
-                while length := int(await reader.readuntil(b"\r\n"), 16):
-                    body += (await reader.readexactly(length + 2))[:-2]
-                await reader.readline()
-                bodies.append(body)
-                writer.write(answer)
-        except asyncio.IncompleteReadError:
-            return
-        finally:
-            writer.close()
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    key = SasKey("a", "Yg==")
-    pair = RelayPair(
-        RelayEndpoint(f"127.0.0.1:{port}", "a", key, tls=False), RelayEndpoint("127.0.0.1:1", "b", key, tls=False)
-    )
-    sent = b"x" * size
-    async with server, AsyncRelayClient(pair, first="primary") as client:
-        for _ in range(2):
-            # It may fail, and it may be repeated.
-            with suppress(InDoubt, Unavailable):
-                response = await client.request("PUT", body=parts(sent[: size // 2], sent[size // 2 :]))
-                await response.read()
-    assert {len(body) for body in bodies} == {size}
 
 
 @pytest.mark.parametrize("is_abandoned", [False, True])

@@ -16,7 +16,7 @@ from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sbpair.errors import LeaseHeld, MachineLacks, StateRefused, UsageError
+from sbpair.errors import LeaseHeld, StateRefused
 from sbpair.replication.keys import KeyRule, KeyStatus, KeyStore, Window
 
 ABOUT = {"entity": "orders"}
@@ -141,15 +141,6 @@ def test_a_foreign_key_store_is_refused_and_unchanged(tmp_path: Path) -> None:
     with sqlite3.connect(database) as db:
         assert db.execute("SELECT name FROM sqlite_master").fetchall() == [("precious",)]
     db.close()
-
-
-def test_an_impossible_path_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    for wrong in (tmp_path, tmp_path / "missing" / "keys.db", tmp_path / "file" / "keys.db"):
-        with pytest.raises(UsageError):
-            KeyStore(wrong, Window(), ABOUT)
-    with pytest.raises(MachineLacks):
-        KeyStore(tmp_path / ("x" * 300), Window(), ABOUT)
 
 
 def received(**own: Any) -> ServiceBusReceivedMessage:

@@ -27,7 +27,7 @@ import sbpair
 from sbpair import aio
 from sbpair.azure.data_errors import from_sdk_error
 from sbpair.emulator.entities.description import QueueDescription
-from sbpair.errors import BothFailed, EntityMissing, LeaseHeld, NameInvalid, StateRefused, UsageError
+from sbpair.errors import BothFailed, EntityMissing, LeaseHeld, MachineLacks, NameInvalid, StateRefused, UsageError
 from sbpair.model.pair import Pair
 from sbpair.replication.events import (
     DuplicateCompleted,
@@ -539,6 +539,7 @@ def test_invalid_arguments_of_constructors_are_refused(both: Both, tmp_path: Pat
         {"window_count": None, "window_seconds": None},
         {"store": tmp_path},
         {"store": tmp_path / "missing" / "keys.db"},
+        {"store": Path(__file__) / "keys.db"},
         {"store": ""},
         {"receive_mode": ServiceBusReceiveMode.RECEIVE_AND_DELETE},
         {"subscription_name": "no spaces"},
@@ -549,6 +550,8 @@ def test_invalid_arguments_of_constructors_are_refused(both: Both, tmp_path: Pat
     for wrong in ({"receive_mode": "sometimes"}, {"max_wait_time": 0}, {"max_wait_time": -1}):
         with pytest.raises(ValueError, match=r"sometimes|greater than 0"):
             sbpair.DedupReceiver(pair, "orders", **wrong)
+    with pytest.raises(MachineLacks):
+        sbpair.DedupReceiver(pair, "orders", store=tmp_path / ("x" * 300))
     store = tmp_path / "keys.db"
     with both.receiver(store=store), pytest.raises(LeaseHeld):
         sbpair.DedupReceiver(pair, "orders", store=store)
