@@ -25,7 +25,7 @@ from sbpair.rules.filters import (
     TopicFilters,
     TrueRuleFilter,
 )
-from sbpair.rules.typed import read_typed
+from sbpair.rules.values import read_typed
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

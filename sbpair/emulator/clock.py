@@ -15,6 +15,9 @@ NEVER: Final = 1 << 62
 """Sentinel for "no deadline"."""
 
 
+CallSoon = Callable[[Callable[[], None]], object]
+
+
 class Clock(Protocol):
     """A clock that a test or the control API can advance."""
 
@@ -74,6 +77,20 @@ class Timed(Protocol):
 
     def advance(self, now_ms: int) -> None:
         """Do everything due by `now_ms` and schedule the next deadline."""
+
+
+class Runtime:
+    """The clock of entities, their timers, and a loop's `call_soon`, if there is one.
+
+    A burst of sends wakes a receiver once, by way of `call_soon`. Tests call it at once.
+    """
+
+    def __init__(
+        self, clock: Clock, timers: Timers | None = None, call_soon: CallSoon = lambda callback: callback()
+    ) -> None:
+        self.clock = clock
+        self.timers = timers or Timers()
+        self.call_soon = call_soon
 
 
 class Timers:

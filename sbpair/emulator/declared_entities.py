@@ -9,16 +9,19 @@ that the service refuses are faults.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from sbpair.emulator.access.sas import scope_of
 from sbpair.emulator.clock import ManualClock
 from sbpair.emulator.entities import rules
-from sbpair.emulator.entities.description_schema import SUBSCRIPTION
+from sbpair.emulator.entities.description import SUBSCRIPTION, TIERS
 from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.entities.rules import TypedValue, read_typed
 from sbpair.emulator.entities.topic import SubscriptionEntity
@@ -30,11 +33,16 @@ from sbpair.emulator.frontends.http.management_parts import (
     topics_of,
 )
 from sbpair.emulator.relay.hybrid_connection import HybridConnectionDescription
+from sbpair.emulator.server import RequestedNamespace, check_requested
 from sbpair.emulator.service_errors import ServiceError
+from sbpair.errors import SbpairError, UsageError
+from sbpair.operating_system.files import read_document
 from sbpair.timespan import TICKS_PER_SECOND
 from sbpair.timespan import parse as parse_timespan
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from sbpair.emulator.entities.description import QueueDescription
     from sbpair.emulator.entities.queue import QueueEntity
     from sbpair.emulator.entities.topic import TopicEntity
@@ -134,18 +142,22 @@ def inner(path: str, name: object) -> str:
     return f"{path}.{str(name)[:100]}".removeprefix(".")
 
 
-def declare(
-    namespace: Namespace, path: str, declared: Mapping[str, Any], defaults: Defaults | None = None
-) -> list[DeclarationFault]:
-    """Create the entities of `declared`: lists Queues, Topics and HybridConnections. Return the faults.
+class DeclaredEntities(NamedTuple):
+    """Entities as data: lists of Queues, Topics and HybridConnections, and the path of that in a larger document."""
 
-    Nothing is created where a fault is found. Entities that exist already stay unchanged; one of another kind with the
-    name is a fault.
-    """
-    rehearsed = Namespace(namespace.name, ManualClock(), tier=namespace.tier, partitions=namespace.partitions)
-    rehearsal = _Declaration(rehearsed, path, declared, defaults or {})
-    rehearsal.check_forwarding(namespace)
-    return rehearsal.faults or _Declaration(namespace, path, declared, defaults or {}).faults
+    path: str
+    document: Mapping[str, Any]
+    defaults: Defaults = MappingProxyType({})
+
+    def create_in(self, namespace: Namespace) -> list[DeclarationFault]:
+        """Create the entities. Return the faults; nothing is created where one is found.
+
+        Entities that exist already stay unchanged; one of another kind with the name is a fault.
+        """
+        rehearsed = Namespace(namespace.name, ManualClock(), tier=namespace.tier, partitions=namespace.partitions)
+        rehearsal = _Declaration(rehearsed, *self)
+        rehearsal.check_forwarding(namespace)
+        return rehearsal.faults or _Declaration(namespace, *self).faults
 
 
 class _Declaration(Members):
@@ -315,3 +327,147 @@ def _short_window(text: str) -> int | None:
         if MIN_WINDOW <= ticks < 4 * MIN_WINDOW:
             return ticks
     return None
+
+
+VENDOR_DEFAULTS: Final[Defaults] = {
+    "Queue": {
+        "DefaultMessageTimeToLive": "PT1H",
+        "DuplicateDetectionHistoryTimeWindow": "PT20S",
+        "LockDuration": "PT1M",
+        "MaxDeliveryCount": "3",
+    },
+    "Topic": {"DefaultMessageTimeToLive": "PT1H", "DuplicateDetectionHistoryTimeWindow": "PT20S"},
+    "Subscription": {"DefaultMessageTimeToLive": "PT1H", "LockDuration": "PT1M", "MaxDeliveryCount": "3"},
+}
+"""The defaults of the vendor's schema."""
+
+NO_NAMESPACE: Final = 'add a namespace to the file: {"UserConfig": {"Namespaces": [{"Name": "sbemulatorns"}]}}'
+LOGGING_TYPES: Final = ("File", "Console", "File,Console", "Console,File")
+
+# It matches also without its end: a search at each quote would take a time that grows with their square.
+_STRING: Final = r'"(?:[^"\\]|\\.)*+"?'
+_COMMENT: Final = re.compile(rf"({_STRING}|/\*(?!.*?\*/).*)|//[^\n]*|/\*.*?\*/", re.DOTALL)
+_TRAILING_COMMA: Final = re.compile(rf"({_STRING}|[^\s,\[{{\"])(?:(\s*),(?=\s*[\]}}]))?", re.DOTALL)
+
+
+class ConfigFileInvalid(UsageError):
+    """A configuration file with faults. `faults` has them all, each on one line."""
+
+    def __init__(
+        self, source: str, faults: Sequence[DeclarationFault], hint: str = "correct the file; no namespace was started"
+    ) -> None:
+        self.faults = [f"{source}: {fault}" for fault in faults]
+        super().__init__("\n".join(self.faults), hint=hint)
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigFile:
+    """The namespaces of a file by name, each with its entities.
+
+    `faults` are those that do not depend on a tier. `requested` reports them with the others.
+    """
+
+    source: str
+    namespaces: Mapping[str, DeclaredEntities]
+    faults: Sequence[DeclarationFault] = ()
+
+    def requested(self, given: Sequence[RequestedNamespace], first_port: int) -> list[RequestedNamespace]:
+        """Return the namespaces, on ports from `first_port` unless `given` names one.
+
+        Raises UsageError if `given` is wrong, and ConfigFileInvalid with all faults of the file.
+        """
+        if given:
+            check_requested(given)
+        if not self.namespaces:
+            raise ConfigFileInvalid(self.source, self.faults, NO_NAMESPACE)
+        by_name, known = {each.name.lower(): each for each in given}, [name.lower() for name in self.namespaces]
+        if unknown := [each.name for each in given if each.name.lower() not in known]:
+            hint = f"it has {', '.join(self.namespaces)}"
+            raise UsageError(f"namespace '{unknown[0]}' is not in {self.source}", hint=hint)
+        found = [
+            by_name.get(name.lower(), RequestedNamespace(name, first_port + index))._replace(name=name)
+            for index, name in enumerate(self.namespaces)
+        ]
+        faults = list(self.faults)
+        for each in found:
+            tier = TIERS[each.tier.lower()]
+            empty = Namespace(each.name, ManualClock(), tier=tier, partitions=each.partitions)
+            faults += self.namespaces[each.name].create_in(empty)
+        if faults:
+            raise ConfigFileInvalid(self.source, faults)
+        return found
+
+    def create_entities(self, namespace: Namespace) -> None:
+        """Create the entities that the namespace lacks. Raises ConfigFileInvalid if it cannot have one of them."""
+        if faults := self.namespaces[namespace.name].create_in(namespace):
+            raise ConfigFileInvalid(self.source, faults)
+
+
+def load_config(path: Path) -> ConfigFile:
+    """Read a file. Raises UsageError and MachineLacks where it cannot be read, or is not JSON."""
+    return parse_config(read_document(path, hint="check the path"), path.name)
+
+
+def parse_config(text: str, source: str) -> ConfigFile:
+    """Parse a document. Raises UsageError if it is not JSON."""
+    members = Members()
+    root = members.object("", _parse_json(text, source), ("UserConfig", "$schema"), "UserConfig")
+    config: dict[str, Any] = {}
+    if "UserConfig" in root:
+        config = members.object("UserConfig", root["UserConfig"], ("Namespaces", "Logging"), "Namespaces")
+    _check_logging(members, config)
+    namespaces: dict[str, DeclaredEntities] = {}
+    for path, item in members.items("UserConfig", config, "Namespaces"):
+        found = members.object(path, item, ("Name", "Queues", "Topics", "HybridConnections"), "Name")
+        name = members.text(path, found, "Name")
+        if name is None:
+            continue
+        if name.lower() in map(str.lower, namespaces):
+            members.fault(f"{path}.Name", f"namespace '{name}' is named twice")
+        _check_name(members, f"{path}.Name", name)
+        namespaces[name] = DeclaredEntities(path, found, VENDOR_DEFAULTS)
+    if config.get("Namespaces") == []:
+        members.fault("UserConfig.Namespaces", "a namespace is missing")
+    return ConfigFile(source, namespaces, members.faults)
+
+
+def _check_name(members: Members, path: str, name: str) -> None:
+    try:
+        RequestedNamespace(name, 0).check()
+    except SbpairError as error:
+        members.fault(path, f"{error.message}; {error.hint}")
+
+
+def _check_logging(members: Members, config: Mapping[str, Any]) -> None:
+    """Record faults of Logging, which has no effect: this emulator writes to stderr."""
+    path = "UserConfig.Logging"
+    kind = members.text(path, members.object(path, config.get("Logging", {}), ("Type",)), "Type")
+    if kind is not None and kind.replace(" ", "") not in LOGGING_TYPES:
+        members.fault(f"{path}.Type", f"unknown type '{kind[:100]}'; expected one of {' '.join(LOGGING_TYPES)}")
+
+
+def _parse_json(text: str, source: str) -> object:
+    """Parse JSON with comments and trailing commas, as .NET's configuration does. Raises UsageError."""
+    # Blanks in place of a comment keep the line and column of an error.
+    plain = _COMMENT.sub(lambda match: match[1] or re.sub(r"[^\n]", " ", match[0]), text)
+    plain = _TRAILING_COMMA.sub(lambda match: match[1] if match[2] is None else f"{match[1]}{match[2]} ", plain)
+    try:
+        return json.loads(plain, object_pairs_hook=_object, parse_constant=_refuse_constant)
+    except json.JSONDecodeError as error:
+        where = f"{source}:{error.lineno}:{error.colno}"
+        raise UsageError(f"{where}: not JSON: {error.msg}", hint="comments with // are allowed") from None
+    except ValueError as error:
+        raise UsageError(f"{source}: not JSON: {error}", hint="correct the file") from None
+    except RecursionError:
+        raise UsageError(f"{source} is nested too deeply", hint="correct the file") from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> RepeatedNames:
+    found, names = RepeatedNames(pairs), [name for name, _ in pairs]
+    if len(found) < len(names):
+        found.repeated = tuple(name for name in found if names.count(name) > 1)
+    return found
+
+
+def _refuse_constant(name: str) -> object:
+    raise ValueError(f"{name} is not a number of JSON")

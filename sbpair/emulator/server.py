@@ -8,20 +8,17 @@ import os
 import re
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, AsyncExitStack, closing, suppress
+from contextlib import AbstractContextManager, AsyncExitStack, closing
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 from functools import partial
-from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
-from urllib.parse import urlsplit
 
 from sbpair.emulator.access.bearer import Bearers
-from sbpair.emulator.clock import Clock, SystemClock, Timers, milliseconds
+from sbpair.emulator.clock import Clock, SystemClock
+from sbpair.emulator.emulator_control import EmulatorControl
 from sbpair.emulator.entities.description import STANDARD, TIERS, EmulatedTier
 from sbpair.emulator.entities.namespace import Namespace
-from sbpair.emulator.faults.active import Faults
 from sbpair.emulator.faults.fault_points import CreditBudget
 from sbpair.emulator.port import EVERY_ADDRESS, AmqpFactory, Port, local_authority
 from sbpair.errors import MachineLacks, NameInvalid, UsageError
@@ -131,37 +128,10 @@ class Ready:
         return document
 
 
-class LoopTimer:
-    """The event loop's timer that runs `timers` when the next deadline is due, without polling."""
-
-    def __init__(self, clock: Clock, timers: Timers) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._clock = clock
-        self._timers = timers
-        self._handle: asyncio.TimerHandle | None = None
-        timers.on_earlier = self.arm
-
-    def arm(self) -> None:
-        self.stop()
-        due = self._timers.next_deadline_ms()
-        if due is not None:
-            self._handle = self._loop.call_later(max(0, due - self._clock.now_ms()) / 1000, self.run)
-
-    def run(self) -> None:
-        self._timers.advance(self._clock.now_ms())
-        self.arm()
-
-    def stop(self) -> None:
-        if self._handle is not None:
-            self._handle.cancel()
-            self._handle = None
-
-
-class Emulator:
+class Emulator(EmulatorControl):
     """Namespaces on ports of their own, for the duration of an `async with`. Port 0 chooses a free port.
 
-    `ready` has the addresses and credentials. `advance` moves the clock; `faults` injects faults. `create_entities` is
-    called with each namespace before its port opens.
+    `ready` has the addresses and credentials. `create_entities` is called with each namespace before its port opens.
 
     Raises PortInUse if a port is taken, before any port opens. Raises MachineLacks if a port cannot be opened,
     NameInvalid and UsageError for invalid names and port numbers. Raises StateRefused for a data file that is broken,
@@ -178,19 +148,14 @@ class Emulator:
         options: EmulatorOptions = DEFAULT_OPTIONS,
         create_entities: CreateEntities | None = None,
     ) -> None:
+        super().__init__(host, clock or SystemClock())
         self._options = options
         self._create_entities = create_entities
         self.identity: IdentityFrontend | None = None
         self._tls: Tls | None = None
         self._requested = [RequestedNamespace(*each) for each in namespaces]
-        self._host = host
         self._amqp = amqp_factory
-        self.clock = clock or SystemClock()
-        self.timers = Timers()
-        self.namespaces: dict[str, Namespace] = {}
-        self.faults = Faults(self.namespaces, self.advance)
         self._http_authorities: dict[str, str] = {}
-        self._timer: LoopTimer | None = None
         self._storage: Storage | None = None
         self._stack = AsyncExitStack()
         check_requested(self._requested)
@@ -202,8 +167,8 @@ class Emulator:
             listening = [[stack.enter_context(each) for each in self._bind(requested)] for requested in self._requested]
             if self._options.tls:
                 self._tls = stack.enter_context(self._start_tls())
-            self._timer = LoopTimer(self.clock, self.timers)
-            stack.callback(self._timer.stop)
+            self.start_timers()
+            stack.callback(self.stop_timers)
             await self._start_ports(listening, stack)
             self._stack = stack.pop_all()
         return self
@@ -263,6 +228,7 @@ class Emulator:
             self.namespaces[requested.name] = namespace
         if self._storage is not None:
             ports = [first.getsockname()[1] for first, *_ in listening]
+            self.on_clock_advanced.append(self._storage.namespace_changed)
             self._storage.start(self.namespaces, ports, self.clock, asyncio.get_running_loop().call_later)
         for namespace, sockets in zip(self.namespaces.values(), listening, strict=True):
             if self._create_entities is not None:
@@ -274,46 +240,14 @@ class Emulator:
                 await port.start()
                 stack.push_async_callback(port.stop)
 
-    def is_addressed_by(self, authority: str) -> bool:
-        """Return whether the host of a `host:port` is a name of this emulator.
-
-        Names are those of loopback, of its namespaces, and its own host. Where other machines can reach it, all IP
-        addresses and names without a dot are, as in a network of containers: a web page cannot have such a name.
-        """
-        name = ""
-        try:
-            name = (urlsplit(f"//{authority}").hostname or "").rstrip(".")
-            ip = ip_address(name)
-        except ValueError:
-            own = {"localhost", self._host.lower()} - {""}
-            own.update(f"{each.lower()}.servicebus.windows.net" for each in self.namespaces)
-            return name in own or name.endswith(".localhost") or (self._is_exposed and bool(name) and "." not in name)
-        return ip.is_loopback or self._is_exposed
-
-    @property
-    def _is_exposed(self) -> bool:
-        if self._host in EVERY_ADDRESS:
-            return True
-        with suppress(ValueError):
-            return not ip_address(self._host).is_loopback
-        return self._host.lower() != "localhost"
-
     def _http_server(self, namespace: Namespace) -> web.Server:
         from sbpair.emulator.frontends.http.http_frontend import http_server
 
-        return http_server(self, namespace)
+        return http_server(self, namespace, self.identity)
 
     async def __aexit__(self, *_: object) -> None:
         self.faults.end_all()
         await self._stack.aclose()
-
-    def advance(self, ms: int | timedelta) -> None:
-        """Advance the clock, by milliseconds or a timedelta, and run at once all timers that become due."""
-        self.clock.advance(milliseconds(ms))
-        if self._storage is not None:
-            self._storage.on_clock_advanced()
-        if self._timer is not None:
-            self._timer.run()
 
     @property
     def ready(self) -> Ready:

@@ -15,8 +15,7 @@ from sbpair.move.message import dead_letters, envelope
 from sbpair.move.message.decode import GenericMessage
 from sbpair.move.message.route import MAX_TTL_HEADER_MS
 from sbpair.move.receipt import FilterCounts
-from sbpair.rules.compiler import Compiler, Dialect, Part
-from sbpair.rules.grammar import SqlMistake
+from sbpair.rules.compiler import Compiler, Dialect, Part, SqlMistake
 from sbpair.rules.values import NUMBER, SPAN, TEXT, TIME, EvaluationFailed, Instant, TimeSpanValue, instant
 from sbpair.rules.view import SYSTEM_PROPERTIES, MessageView, SystemProperty, element, find_value
 

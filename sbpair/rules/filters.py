@@ -9,10 +9,8 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Final
 
 from sbpair.errors import SbpairError
-from sbpair.rules.compiler import Compiler, Dialect
-from sbpair.rules.grammar import SqlMistake
-from sbpair.rules.typed import TypedValue
-from sbpair.rules.values import EvaluationFailed, Truth, equal
+from sbpair.rules.compiler import Compiler, Dialect, SqlMistake
+from sbpair.rules.values import EvaluationFailed, Truth, TypedValue, equal
 from sbpair.rules.view import SYSTEM_PROPERTIES, MessageView
 
 if TYPE_CHECKING:

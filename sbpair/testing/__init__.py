@@ -31,7 +31,7 @@ __getattr__, __dir__ = lazy_names(
         "sbpair.emulator.clock": "ManualClock, SystemClock",
         "sbpair.emulator.entities.description": "QueueDescription, SubscriptionDescription, TopicDescription",
         "sbpair.emulator.faults.active": "Faults",
-        "sbpair.emulator.faults.kinds": "Fault",
+        "sbpair.emulator.faults.fault_points": "Fault",
         "sbpair.emulator.server": "Emulator, EmulatorOptions, RequestedNamespace",
         "sbpair.testing.emulator_thread": "EmulatedNamespace, EmulatedPair, EmulatorThread",
     },

@@ -1,4 +1,9 @@
-"""An emulator in a thread with an event loop of its own, for programs that block or run another loop."""
+"""An emulator in a thread with a loop of its own, for programs that block; and the entities that tests declare.
+
+Those are the arguments of the mark `service_bus`, in the form of `declared_entities`. `queues` are names, or a mapping
+to properties. `topics` is a mapping to subscriptions, which are names, or a mapping to properties or an SQL filter.
+`hybrid_connections` are names, or a mapping to properties. `config` names a Config.json instead.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +14,14 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
 
+from sbpair import timespan
+from sbpair.emulator.declared_entities import DeclaredEntities, Members, inner, load_config
 from sbpair.emulator.faults.active import BadField
 from sbpair.emulator.server import Emulator
-from sbpair.testing.declarations import Declaration, read_declaration
+from sbpair.errors import UsageError
 
 if TYPE_CHECKING:
     from sbpair.emulator.entities.namespace import Namespace
@@ -93,9 +101,9 @@ class EmulatedNamespace:
         given = {"queues": queues, "topics": topics, "hybrid_connections": hybrid_connections}
         self.create(read_declaration(given))
 
-    def create(self, declaration: Declaration) -> None:
-        """Create the entities of a declaration that do not exist. Raises UsageError."""
-        self.thread.do(lambda: declaration.create_in(self._namespace))
+    def create(self, declared: DeclaredEntities) -> None:
+        """Create the entities that do not exist. Raises UsageError with every fault."""
+        self.thread.do(lambda: _refuse(declared.create_in(self._namespace)))
 
     def counts(self, path: str) -> EntityCounts:
         """Return the message counts of a queue, a topic, or a subscription such as `news/subscriptions/audit`."""
@@ -130,3 +138,110 @@ class EmulatedPair(NamedTuple):
         sides = {"PRIMARY": self.primary, "SECONDARY": self.secondary}
         names = {f"SBPAIR_{side}_NAME": each.name for side, each in sides.items()}
         return names | {f"SBPAIR_{side}_CONNECTION_STRING": each.connection_string for side, each in sides.items()}
+
+
+_RELAY: Final = "hybrid_connections"
+
+
+def definitions(declared: DeclaredEntities) -> Iterator[tuple[str, object]]:
+    """Yield each entity's kind and name, in lower case, with its definition."""
+    for kind, listed in (("queue", "Queues"), ("hybrid connection", "HybridConnections")):
+        for entity in declared.document.get(listed, ()):
+            name = entity["Name"].lower()
+            yield f"{kind} '{name}'", {**entity, "Name": name}
+    for topic in declared.document.get("Topics", ()):
+        name = topic["Name"].lower()
+        yield f"topic '{name}'", topic.get("Properties", {})
+        for each in topic.get("Subscriptions", ()):
+            below = each["Name"].lower()
+            yield f"subscription '{name}/{below}'", {**each, "Name": below}
+
+
+def read_declaration(arguments: Mapping[str, object], folder: Path = Path()) -> DeclaredEntities:
+    """Return the entities of a mark's arguments; `config` is relative to `folder`. Raises UsageError."""
+    members = Members()
+    known = members.object("", arguments, ("queues", "topics", "hybrid_connections", "config"))
+    queues = [_entity(members, "queues", *each) for each in _named(members, "queues", known.get("queues"))]
+    relay = [_entity(members, _RELAY, *each) for each in _named(members, _RELAY, known.get(_RELAY))]
+    topics = [_topic(members, *each) for each in _topics(members, known.get("topics"))]
+    config = known.get("config")
+    if config is not None and (queues or topics or relay):
+        members.fault("config", "does not go with queues and topics")
+    if config is not None and not isinstance(config, str | Path):
+        members.fault("config", "expected the path of a file")
+    _refuse(members.faults)
+    if config is None:
+        listed = {"HybridConnections": relay} if relay else {}
+        return DeclaredEntities("", {"Queues": queues, "Topics": topics, **listed})
+    file = load_config(folder / str(config))
+    [declared, *more] = file.namespaces.values() or [DeclaredEntities("", {})]
+    if more:
+        raise UsageError(f"config: {file.source} has several namespaces", hint="name a file with one namespace")
+    file.requested([], 0)
+    return declared
+
+
+def _named(members: Members, path: str, value: object) -> list[tuple[Any, object]]:
+    """Return names with their values: those of a mapping, or None for each of other names."""
+    if isinstance(value, Mapping):
+        return list(value.items())
+    if isinstance(value, Iterable) and not isinstance(value, str | bytes):
+        return [(each, None) for each in value]
+    if value is not None:
+        members.fault(path, "expected names, or a mapping of names")
+    return []
+
+
+def _topics(members: Members, value: object) -> list[tuple[Any, object]]:
+    if value is None or isinstance(value, Mapping):
+        return _named(members, "topics", value)
+    members.fault("topics", 'expected a mapping of topics to subscriptions, such as {"news": ["audit"]}')
+    return []
+
+
+def _topic(members: Members, name: object, subscriptions: object) -> dict[str, Any]:
+    path = f"topics.{name}"
+    below = [_subscription(members, path, *each) for each in _named(members, path, subscriptions)]
+    return {"Name": name, "Subscriptions": below}
+
+
+def _entity(members: Members, path: str, name: object, properties: object) -> dict[str, Any]:
+    if isinstance(properties, Mapping):
+        properties = _properties(members, inner(path, name), properties)
+    return {"Name": name, "Properties": {} if properties is None else properties}
+
+
+def _properties(members: Members, path: str, given: Mapping[object, object]) -> dict[str, object]:
+    """Return properties with the names of Config.json. One that is given in both forms is a fault."""
+    spelled: dict[str, object] = {}
+    properties: dict[str, object] = {}
+    for key, value in given.items():
+        name = _property_name(str(key))
+        if name in spelled:
+            members.fault(inner(path, key), f"the same property as {spelled[name]}; give one of them")
+        spelled[name] = key
+        properties[name] = _plain(value)
+    return properties
+
+
+def _subscription(members: Members, path: str, name: object, given: object) -> dict[str, Any]:
+    if not isinstance(given, str):
+        return _entity(members, path, name, given)
+    selected = {"FilterType": "Sql", "SqlFilter": {"SqlExpression": given}}
+    return {"Name": name, "Rules": [{"Name": "$Default", "Properties": selected}]}
+
+
+def _property_name(name: str) -> str:
+    """Return the name that Config.json has for a property: LockDuration for `lock_duration`."""
+    return "".join(part[:1].upper() + part[1:] for part in name.split("_"))
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, timedelta):
+        return timespan.show(value // timedelta(microseconds=1) * 10)
+    return value
+
+
+def _refuse(faults: Iterable[object]) -> None:
+    if lines := [str(fault) for fault in faults]:
+        raise UsageError("; ".join(lines), hint="see sbpair help emulator")

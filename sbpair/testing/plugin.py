@@ -92,7 +92,7 @@ def _declare_for(
 
     `known` has the definitions of earlier tests in the same namespaces, and gets those of this test.
     """
-    from sbpair.testing.declarations import read_declaration
+    from sbpair.testing.emulator_thread import definitions, read_declaration
 
     # The closest mark comes first, and its definition of an entity wins over those of a class or a module.
     own: dict[str, tuple[object, object]] = {}
@@ -100,12 +100,12 @@ def _declare_for(
         try:
             if mark.args:
                 raise UsageError("takes queues, topics and config by name")
-            declaration = read_declaration(mark.kwargs, item.path.parent)
+            declared = read_declaration(mark.kwargs, item.path.parent)
             for each in namespaces:
-                each.create(declaration)
+                each.create(declared)
         except SbpairError as error:
             return error.message
-        for name, definition in declaration.parts():
+        for name, definition in definitions(declared):
             place, other = own.setdefault(name, (node, definition))
             if place is node and other != definition:
                 return f"{name} is declared otherwise in another mark of {node.name}"

@@ -13,7 +13,7 @@ import pytest
 
 from sbpair.cli.commands.provision import read_entities
 from sbpair.config.file import read_pairs
-from sbpair.emulator.config_file import load_config
+from sbpair.emulator.declared_entities import load_config
 from sbpair.errors import UsageError
 from sbpair.operating_system.files import MAX_BYTES
 

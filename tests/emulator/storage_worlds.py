@@ -12,6 +12,7 @@ from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.entities.sessions import SessionMessages
 from sbpair.emulator.entities.stored_message import ACTIVE, DEFERRED, LOCKED, StoredMessage
 from sbpair.emulator.entities.topic import SubscriptionEntity, TopicEntity
+from sbpair.emulator.faults.active import Faults
 from sbpair.emulator.storage.storage import Storage
 
 if TYPE_CHECKING:
@@ -39,6 +40,15 @@ class World:
     storage: Storage | None = None
     down: bool = False
     delays: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.forget_faults()
+
+    def forget_faults(self) -> None:
+        """End all faults as the end of an emulator does: what waits is not resumed."""
+        self.namespace.fault_points.acting.clear()
+        self.faults = Faults({"contoso": self.namespace}, self.advance)
+        self.down = False
 
     @classmethod
     def start(cls, clock: ManualClock, path: Path | None = None) -> World:

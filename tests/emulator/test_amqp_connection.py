@@ -13,7 +13,7 @@ from sbpair.amqp.performatives import Accepted, Error, Modified, Rejected, Relea
 from sbpair.amqp.types import Array, Char, Decimal128, Described, Long, Map, Symbol, Timestamp, UByte, UInt, ULong
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.description import QueueDescription
-from sbpair.emulator.entities.namespace import ROOT_RULE
+from sbpair.emulator.entities.queue import ROOT_RULE
 from sbpair.emulator.frontends.amqp import management_operations
 from sbpair.emulator.frontends.amqp.request_links import Reply
 from tests.emulator.peer import Peer, Stage, open_stage, plain

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbpair.emulator.clock import NEVER, ManualClock
-from sbpair.emulator.config_file import ConfigFileInvalid, load_config, parse_config
+from sbpair.emulator.declared_entities import ConfigFileInvalid, load_config, parse_config
 from sbpair.emulator.entities.description import PREMIUM
 from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.entities.rules import CorrelationRuleFilter, SqlRuleFilter, TrueRuleFilter
@@ -223,23 +223,27 @@ def test_entities_that_exist_stay_as_they_are() -> None:
     assert namespace.topic("news").find_subscription("everything")
 
 
-def test_an_entity_of_another_kind_in_its_place_is_a_fault() -> None:
-    config = parse_config(document(Topics=[{"Name": "news", "Subscriptions": [{"Name": "s"}]}]), "Config.json")
+@pytest.mark.parametrize(
+    ("declared", "create", "fault"),
+    [
+        (
+            {"Topics": [{"Name": "news", "Subscriptions": [{"Name": "s"}]}]},
+            lambda namespace: namespace.create_queue("News"),
+            r"Topics\[0\].Name: The specified messaging entity 'news' already exists",
+        ),
+        (
+            {"Queues": [{"Name": "NEWS/subscriptions/s"}]},
+            lambda namespace: namespace.create_topic("news").create_subscription("S"),
+            r"Queues\[0\].Name: .*'NEWS/subscriptions/s' already exists",
+        ),
+    ],
+)
+def test_an_entity_of_another_kind_in_its_place_is_a_fault(declared, create, fault) -> None:
+    config = parse_config(document(**declared), "Config.json")
     [requested] = config.requested([], 0)
     namespace = Namespace(requested.name, ManualClock())
-    namespace.create_queue("News")
-    with pytest.raises(
-        ConfigFileInvalid, match=r"Topics\[0\].Name: The specified messaging entity 'news' already exists"
-    ):
-        config.create_entities(namespace)
-
-
-def test_a_queue_with_the_path_of_an_existing_subscription_is_a_fault() -> None:
-    config = parse_config(document(Queues=[{"Name": "NEWS/subscriptions/s"}]), "Config.json")
-    [requested] = config.requested([], 0)
-    namespace = Namespace(requested.name, ManualClock())
-    namespace.create_topic("news").create_subscription("S")
-    with pytest.raises(ConfigFileInvalid, match=r"Queues\[0\].Name: .*'NEWS/subscriptions/s' already exists"):
+    create(namespace)
+    with pytest.raises(ConfigFileInvalid, match=fault):
         config.create_entities(namespace)
 
 

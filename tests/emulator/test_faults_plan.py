@@ -6,9 +6,8 @@ import pytest
 
 from sbpair.emulator.access.sas import is_within
 from sbpair.emulator.entities.stored_message import StoredMessage
-from sbpair.emulator.faults.active import BadField, FaultUnknown
+from sbpair.emulator.faults.active import KINDS, BadField, FaultUnknown
 from sbpair.emulator.faults.fault_points import Fault
-from sbpair.emulator.faults.kinds import KINDS
 from sbpair.emulator.frontends.amqp.faulty_connection import FrameCounter
 from sbpair.emulator.service_errors import EntityUnavailable, ServerBusy
 

@@ -92,6 +92,21 @@ def test_a_message_id_is_a_key_where_duplicates_are_detected(make_queue) -> None
     assert partitions([first]) == partitions([second])
 
 
+def test_only_messages_of_one_key_are_duplicates_in_partitions(make_queue) -> None:
+    # As documented: with partitioning, MessageId and PartitionKey together decide.
+    queue = make_queue("detecting", enable_partitioning=True, requires_duplicate_detection=True)
+    sent = [message(message_id="1", **key) for key in ({}, {"partition_key": "k"}, {"session_id": "s"}, {})]
+    sent += [message(message_id="1", partition_key="k"), message(message_id="1", session_id="s")]
+    for each in sent:
+        queue.send([each])
+    assert [each.sequence_number for each in sent[3:]] == [sent[index].sequence_number for index in (0, 1, 2)]
+    assert queue.counts().active == 3
+    plain = make_queue("plain", requires_duplicate_detection=True)
+    for key in ("a", "b"):
+        plain.send([message(message_id="1", partition_key=key)])
+    assert plain.counts().active == 1
+
+
 @pytest.mark.parametrize(
     "batch",
     [

@@ -12,7 +12,7 @@ import pytest
 
 import sbpair.emulator
 import sbpair.testing
-from sbpair.emulator.faults.kinds import KINDS
+from sbpair.emulator.faults.active import KINDS
 from tests.kit.plugin import install_plugin
 
 if TYPE_CHECKING:

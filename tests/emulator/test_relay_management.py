@@ -12,11 +12,11 @@ from azure.core.exceptions import HttpResponseError, ResourceNotFoundError
 from azure.mgmt.relay.aio import RelayAPIMgmtClient
 from azure.mgmt.relay.models import AuthorizationRule, HybridConnection, RegenerateAccessKeyParameters
 
-from sbpair.emulator.config_file import parse_config
+from sbpair.emulator.declared_entities import parse_config
 from sbpair.emulator.service_errors import ArgumentInvalid, EntityExists
 from sbpair.errors import UsageError
 from sbpair.testing import Emulator, EmulatorOptions
-from sbpair.testing.declarations import read_declaration
+from sbpair.testing.emulator_thread import read_declaration
 from tests.emulator.relay_peers import RelayBench, open_bench
 from tests.emulator.test_arm_sdk import PLAIN, SUBSCRIPTION, Issued
 

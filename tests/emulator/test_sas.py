@@ -11,7 +11,8 @@ import pytest
 from sbpair.emulator.access.sas import ALL_RIGHTS, AccessRight, AuthorizationRule, signature
 from sbpair.emulator.clock import ManualClock
 from sbpair.emulator.entities.description import QueueDescription
-from sbpair.emulator.entities.namespace import ROOT_RULE, Namespace
+from sbpair.emulator.entities.namespace import Namespace
+from sbpair.emulator.entities.queue import ROOT_RULE
 from sbpair.emulator.service_errors import Unauthenticated, Unauthorized
 from tests.kit.sas import sign
 

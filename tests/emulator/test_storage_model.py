@@ -38,10 +38,9 @@ from sbpair.emulator.entities.rules import (
     from_amqp,
     read_typed,
 )
-from sbpair.emulator.entities.send_via import SendVia
 from sbpair.emulator.entities.sessions import SessionMessages
 from sbpair.emulator.entities.stored_message import StoredMessage
-from sbpair.emulator.entities.transaction import Transaction
+from sbpair.emulator.entities.transaction import SendVia, Transaction
 from sbpair.emulator.service_errors import ServiceError
 from sbpair.timespan import TICKS_PER_SECOND
 from tests.emulator.storage_worlds import World, state_of
@@ -230,10 +229,9 @@ class Restarts:
             read = service_envelope.read_message(payload(self.sent, option, world.clock.now_ms()))
             assert read is not None
             if world.down and not down:
-                world.namespace.fault_points.bring_up("sessions")
-                world.namespace.resume_forwarding()
+                world.faults.end_all()
             elif down and not world.down:
-                world.namespace.fault_points.take_down("sessions")
+                world.faults.entity_down("contoso", "sessions")
             world.down = down
             SendVia(world.namespace.entity(via), world.namespace.entity("sessions")).send([read])
 
@@ -358,7 +356,7 @@ class Restarts:
     def recreate(self, path: str) -> None:
         def recreate_in(world: World) -> None:
             entity = world.namespace.entity(path)
-            world.namespace.delete(entity)
+            entity.delete()
             if path in QUEUES:
                 world.namespace.create_queue(path, QUEUES[path])
                 return
@@ -380,12 +378,9 @@ class Restarts:
         for world in self.worlds:
             world.unlock_all()
         for world in self.worlds:
-            # A fault ends with its emulator.
-            if world.down:
-                world.namespace.fault_points.bring_up("sessions")
-                world.down = False
+            world.forget_faults()
         self.worlds[0] = self.worlds[0].restart(kill=kill)
-        self.worlds[1].namespace.resume_forwarding()
+        self.worlds[1].namespace.resume()
         assert state_of(self.worlds[0]) == state_of(self.worlds[1])
         self.held.clear()
         # Whose turn it is among partitions is not kept.

@@ -7,8 +7,17 @@ import pytest
 from sbpair import timespan
 from sbpair.amqp.message import Sections
 from sbpair.emulator.clock import ManualClock
-from sbpair.emulator.entities.description import BASIC, PREMIUM, STANDARD, TIERS, EmulatedTier, QueueDescription
-from sbpair.emulator.entities.description_schema import QUEUE, format_value, from_elements
+from sbpair.emulator.entities.description import (
+    BASIC,
+    PREMIUM,
+    QUEUE,
+    STANDARD,
+    TIERS,
+    EmulatedTier,
+    QueueDescription,
+    format_value,
+    from_elements,
+)
 from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.entities.partitions import partition_of
 from sbpair.emulator.entities.stored_message import StoredMessage

@@ -11,8 +11,14 @@ from sbpair.amqp.message import APPLICATION_PROPERTIES, MESSAGE_ANNOTATIONS, Pro
 from sbpair.amqp.types import Array, Described, Int, Map, ULong, Value
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities import service_envelope
-from sbpair.emulator.entities.description import SubscriptionDescription, TopicDescription
-from sbpair.emulator.entities.description_schema import QUEUE, SUBSCRIPTION, TOPIC, from_elements
+from sbpair.emulator.entities.description import (
+    QUEUE,
+    SUBSCRIPTION,
+    TOPIC,
+    SubscriptionDescription,
+    TopicDescription,
+    from_elements,
+)
 from sbpair.emulator.entities.rules import (
     CorrelationRuleFilter,
     FalseRuleFilter,
@@ -232,7 +238,7 @@ def test_deleting_a_topic_deletes_its_subscriptions(namespace, topic) -> None:
     subscription.watch(errors.append)
     topic.watch(errors.append)
     topic.send([a_message()])
-    topic.delete_subscription("Other")
+    topic.subscription("Other").delete()
     assert len(other.messages) == 0
     namespace.delete_topic("orders")
     assert len(errors) == 2

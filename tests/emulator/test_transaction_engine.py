@@ -15,9 +15,8 @@ from sbpair.emulator.clock import ManualClock
 from sbpair.emulator.entities.description import MEGABYTE
 from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.entities.queue import QueueEntity
-from sbpair.emulator.entities.send_via import SendVia
 from sbpair.emulator.entities.stored_message import StoredMessage
-from sbpair.emulator.entities.transaction import MAX_MESSAGES, Transaction
+from sbpair.emulator.entities.transaction import MAX_MESSAGES, SendVia, Transaction
 from sbpair.emulator.service_errors import (
     EntityDisabled,
     EntityFull,

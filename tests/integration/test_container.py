@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
-from sbpair.emulator.config_file import load_config
+from sbpair.emulator.declared_entities import load_config
 from tests.kit.command import run_program
 
 ROOT = Path(__file__).parents[2]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sbpair.emulator.entities.namespace import ROOT_RULE
+from sbpair.emulator.entities.queue import ROOT_RULE
 from sbpair.testing import Emulator
 from tests.integration import proton_package
 from tests.integration.node.install import NotHere

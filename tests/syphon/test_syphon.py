@@ -1140,7 +1140,7 @@ async def test_a_destination_deleted_between_sends_is_held() -> None:
         w.strand(*range(60), to="gone")
         async with w.watching(max_missing=3) as task:
             await until(lambda: w.destination("gone").counts().active > 0)
-            w.primary.delete(w.destination("gone"))
+            w.destination("gone").delete()
             await w.told_of(events.DestinationBackingOff, lambda event: "does not exist" in event.reason)
         receipt = task.result().receipt
         assert (receipt.dead_lettered, receipt.sent + receipt.released) == (3, 57)

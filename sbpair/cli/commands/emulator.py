@@ -14,7 +14,7 @@ from sbpair.errors import PortInUse, UsageError
 from sbpair.model.pair import is_loopback
 
 if TYPE_CHECKING:
-    from sbpair.emulator.config_file import ConfigFile
+    from sbpair.emulator.declared_entities import ConfigFile
     from sbpair.emulator.entities.namespace import Namespace
     from sbpair.emulator.server import Ready, RequestedNamespace
 
@@ -114,7 +114,7 @@ def _entities(
     config: "ConfigFile | None", relay: list[str], namespaces: "list[RequestedNamespace]"
 ) -> "Callable[[Namespace], None]":
     """Return a function that creates the entities of a file, and hybrid connections. Raises UsageError."""
-    from sbpair.emulator.declared_entities import declare
+    from sbpair.emulator.declared_entities import DeclaredEntities
 
     given = [text.rpartition("=")[::2] for text in relay]
     names = [each.name.lower() for each in namespaces]
@@ -125,7 +125,7 @@ def _entities(
         if config is not None:
             config.create_entities(namespace)
         paths = [{"Name": path} for name, path in given if name.lower() in ("", namespace.name.lower())]
-        if faults := declare(namespace, "--relay", {"HybridConnections": paths}):
+        if faults := DeclaredEntities("--relay", {"HybridConnections": paths}).create_in(namespace):
             raise UsageError(f"--relay: {faults[0].text}", hint="write --relay PATH, or --relay NAMESPACE=PATH")
 
     return create
@@ -133,7 +133,7 @@ def _entities(
 
 def _configured(path: Path, given: "list[RequestedNamespace]") -> "tuple[ConfigFile, list[RequestedNamespace]]":
     """Return a file and its namespaces; `given` has the ports and tiers of some. Raises ConfigFileInvalid."""
-    from sbpair.emulator.config_file import load_config
+    from sbpair.emulator.declared_entities import load_config
 
     config = load_config(path)
     return config, config.requested(given, AMQP_PORT)

@@ -19,8 +19,6 @@ from sbpair.emulator.service_errors import MessageLockExpired
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from sbpair.emulator.entities.sessions import SessionState
-
 PAGE_BITS: Final = 10
 """A page has 1024 sequence numbers: small enough to sort, large enough to keep the pages few."""
 
@@ -78,8 +76,8 @@ class MessageStore:
     def numbered(self) -> None:
         """React to another last number of the sub-queue."""
 
-    def session_changed(self, session: SessionState) -> None:
-        """React to another state of a session."""
+    def session_changed(self, session_id: str, state: bytes | None, changed_ms: int) -> None:
+        """React to another state of a session, or to its removal."""
 
     def read_from(self, sequence: int) -> Iterator[StoredMessage]:
         """Yield the messages numbered `sequence` and above, in order. The store must not change meanwhile."""

@@ -9,9 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from sbpair.emulator.access.bearer import Bearers
 from sbpair.emulator.access.sas import BEARER, AuthorizationRule, Grant, parse_token, path_of, scope_of, verify_token
-from sbpair.emulator.clock import Deadline, Timers
+from sbpair.emulator.clock import CallSoon, Clock, Deadline, Runtime, Timers
 from sbpair.emulator.entities.description import (
     STANDARD,
     D,
@@ -21,28 +20,19 @@ from sbpair.emulator.entities.description import (
     check_path,
     default_of,
 )
-from sbpair.emulator.entities.observer import EntityObserver
-from sbpair.emulator.entities.queue import QueueEntity, entity_not_found, found
-from sbpair.emulator.entities.topic import SUBSCRIPTIONS_SEGMENT, SubscriptionEntity, TopicEntity
-from sbpair.emulator.faults.fault_points import FaultPoints
+from sbpair.emulator.entities.queue import EntitySpace, QueueEntity, entity_not_found, found
+from sbpair.emulator.entities.topic import TopicEntity
 from sbpair.emulator.relay.hybrid_connection import HybridConnections
 from sbpair.emulator.service_errors import ArgumentInvalid, EntityExists, EntityFull, unwritable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from sbpair.emulator.clock import Clock
     from sbpair.emulator.entities.subqueue import SubQueue
-
-ROOT_RULE: Final = AuthorizationRule("RootManageSharedAccessKey", "SAS_KEY_VALUE", "SAS_KEY_VALUE_2")
-"""The well-known key of emulators: no secret."""
 
 DEAD_LETTER_SEGMENT: Final = "$deadletterqueue"
 TRANSFER_SEGMENT: Final = "$transfer"
 MANAGEMENT_SEGMENT: Final = "$management"
-
-CallSoon = Callable[[Callable[[], None]], object]
-"""Schedules a callback: a loop's `call_soon`, so that a burst of sends wakes a receiver once. Tests call it at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +59,11 @@ class AddressTarget:
             self.entity.check_not_forwarding("browser")
 
 
-class Namespace:
+class Namespace(EntitySpace):
     """The entities of one namespace.
 
-    `call_soon` is the loop's, if there is one. The callbacks in `on_outage` are called when the namespace goes down.
-    `authority` is the host and port that clients use, once it has one. `store_changes` is called before anything is
-    acknowledged; it returns False if that cannot be stored, and must not be acknowledged.
+    `call_soon` is the loop's, if there is one. `store_changes` is called before anything is acknowledged; it returns
+    False if that cannot be stored, and must not be acknowledged.
     """
 
     def __init__(
@@ -87,37 +76,14 @@ class Namespace:
         tier: EmulatedTier = STANDARD,
         partitions: int = 1,
     ) -> None:
-        self.name = name
+        super().__init__(name, Runtime(clock, timers, call_soon))
         self.tier = tier
         self.partitions = partitions
         self.messaging_units = partitions
-        self.clock = clock
-        self.timers = timers or Timers()
-        self._keys: tuple[AuthorizationRule, ...] = (ROOT_RULE,)
-        self.observer = EntityObserver()
         self.store_changes: Callable[[], bool] = lambda: True
         self.created_at_ms = clock.now_ms()
-        self.authority = name
-        self.on_outage: set[Callable[[], None]] = set()
-        self.fault_points = FaultPoints()
-        self.bearers = Bearers()
-        self.call_soon = call_soon
-        self._entities: dict[str, QueueEntity] = {}
         self._outages = 0
         self.hybrid_connections = HybridConnections(self)
-
-    @property
-    def keys(self) -> tuple[AuthorizationRule, ...]:
-        return self._keys
-
-    @keys.setter
-    def keys(self, keys: tuple[AuthorizationRule, ...]) -> None:
-        self._keys = keys
-        self.observer.namespace_changed(self)
-
-    @property
-    def endpoint(self) -> str:
-        return f"sb://{self.authority}"
 
     @property
     def connection_string(self) -> str:
@@ -141,7 +107,7 @@ class Namespace:
         """Create a queue. Raises ArgumentInvalid (the path), EntityExists, EntityFull (too many entities)."""
         path = self._new_path(path)
         description = self._for_namespace(description or self._default(QueueDescription()))
-        queue = self._entities[path.lower()] = QueueEntity(self, path, description)
+        queue = self.entities[path.lower()] = QueueEntity(self, path, description)
         self.observer.created(queue)
         return queue
 
@@ -153,7 +119,7 @@ class Namespace:
                 f"Cannot operate on type Topic because the namespace '{self.name}' is using '{self.tier.name}' tier."
             )
         description = self._for_namespace(description or self._default(TopicDescription()))
-        topic = self._entities[path.lower()] = TopicEntity(self, path, description)
+        topic = self.entities[path.lower()] = TopicEntity(self, path, description)
         self.observer.created(topic)
         return topic
 
@@ -164,7 +130,7 @@ class Namespace:
             raise EntityExists(f"The specified messaging entity '{path}' already exists.")
         # A Premium namespace has this limit for each messaging unit.
         limit = self.tier.entities * self.partitions
-        if len(self._entities) >= limit:
+        if len(self.entities) >= limit:
             raise EntityFull(f"Namespace '{self.name}' already has {limit} entities.")
         return path
 
@@ -187,7 +153,7 @@ class Namespace:
                 f"EnablePartitioning is not supported in the {self.tier.name} tier: the namespace is partitioned "
                 f"as a whole there, and '{self.name}' is not partitioned."
             )
-        if limit and sum(each.partitions is not None for each in self._entities.values()) >= limit:
+        if limit and sum(each.partitions is not None for each in self.entities.values()) >= limit:
             raise EntityFull(f"Namespace '{self.name}' already has {limit} partitioned entities.")
         return description
 
@@ -198,64 +164,42 @@ class Namespace:
         entity = self._find(path)
         return None if isinstance(entity, TopicEntity) else entity
 
-    def is_taken(self, path: str) -> bool:
-        """Return whether an entity of any kind has this path. A queue could have that of a subscription."""
-        found = self._find(path) or self._find_subscription(path) or self.hybrid_connections.find(path)
-        return found is not None
+    def find_topic(self, path: str) -> TopicEntity | None:
+        entity = self._find(path)
+        return entity if isinstance(entity, TopicEntity) else None
 
     def _find(self, path: str) -> QueueEntity | None:
-        return self._entities.get(path.strip("/").lower())
+        return self.entities.get(path.strip("/").lower())
+
+    def is_taken(self, path: str) -> bool:
+        return super().is_taken(path) or self.hybrid_connections.find(path) is not None
 
     def queue(self, path: str) -> QueueEntity:
         """Return the queue of this path. Raises EntityNotFound."""
         return found(self.find_queue(path), self.endpoint, path)
 
-    def find_topic(self, path: str) -> TopicEntity | None:
-        entity = self._find(path)
-        return entity if isinstance(entity, TopicEntity) else None
-
     def topic(self, path: str) -> TopicEntity:
         """Return the topic of this path. Raises EntityNotFound."""
         return found(self.find_topic(path), self.endpoint, path)
 
-    def topics(self) -> list[TopicEntity]:
-        """Return all topics, in order of their paths."""
-        return [each for _, each in sorted(self._entities.items()) if isinstance(each, TopicEntity)]
-
-    def delete_topic(self, path: str) -> None:
-        """Delete a topic and its subscriptions."""
-        self.delete(self.topic(path))
-
     def entity(self, path: str) -> QueueEntity:
         """Return the queue, topic or subscription of this path. Raises EntityNotFound."""
-        return found(self._find(path) or self._find_subscription(path), self.endpoint, path)
-
-    def _find_subscription(self, path: str) -> SubscriptionEntity | None:
-        head, _, name = path.strip("/").rpartition("/")
-        head, _, segment = head.rpartition("/")
-        topic = self.find_topic(head) if segment.lower() == SUBSCRIPTIONS_SEGMENT.lower() else None
-        return None if topic is None else topic.find_subscription(name)
+        return found(self.find(path), self.endpoint, path)
 
     def queues(self) -> list[QueueEntity]:
         """Return all queues, in order of their paths."""
-        return [each for _, each in sorted(self._entities.items()) if not isinstance(each, TopicEntity)]
+        return [each for _, each in sorted(self.entities.items()) if not isinstance(each, TopicEntity)]
+
+    def topics(self) -> list[TopicEntity]:
+        """Return all topics, in order of their paths."""
+        return [each for _, each in sorted(self.entities.items()) if isinstance(each, TopicEntity)]
 
     def delete_queue(self, path: str) -> None:
-        self.delete(self.queue(path))
+        self.queue(path).delete()
 
-    def delete(self, entity: QueueEntity) -> None:
-        """Delete an entity of any kind."""
-        if isinstance(entity, SubscriptionEntity):
-            entity.topic.delete_subscription(entity.name)
-            return
-        entity.check_all_partitions()
-        self.observer.deleted(entity)
-        del self._entities[entity.path.lower()]
-        entity.close()
-
-    def find_target(self, address: str) -> QueueEntity:
-        """Return the queue or topic of this address. Raises EntityNotFound."""
-        return found(self._find(scope_of(address)), self.endpoint, path_of(address))
+    def delete_topic(self, path: str) -> None:
+        """Delete a topic and its subscriptions."""
+        self.topic(path).delete()
 
     def resolve(self, address: str) -> AddressTarget:
         """Return the target of an address, bare or as `amqps://host:port/…`. Raises EntityNotFound.
@@ -267,7 +211,7 @@ class Namespace:
         path, management = _without(path, MANAGEMENT_SEGMENT)
         path, dead = _without(path, DEAD_LETTER_SEGMENT)
         path, transfer = _without(path, TRANSFER_SEGMENT) if dead else (path, False)
-        entity = self._find(path) or self._find_subscription(path)
+        entity = self.find(path)
         if entity is None or (dead and not transfer and isinstance(entity, TopicEntity)):
             raise entity_not_found(self.endpoint, path_of(address))
         if transfer:
@@ -288,9 +232,9 @@ class Namespace:
     def _rules_within(self, scope: str) -> Iterable[AuthorizationRule]:
         """Return the keys of the entity: they sign for it and its children, not for the namespace."""
         path = scope
-        while path and path not in self._entities:
+        while path and path not in self.entities:
             path = path.rpartition("/")[0]
-        return self._entities[path].description.authorization_rules if path else ()
+        return self.entities[path].description.authorization_rules if path else ()
 
     def check_stored(self) -> None:
         """Raise ServerBusy if what was done cannot be stored, where it is stored before it is acknowledged."""
@@ -299,11 +243,11 @@ class Namespace:
 
     # Outages
 
-    def resume_forwarding(self) -> None:
-        """Forward the messages that waited for an entity that is up again."""
+    def resume(self) -> None:
+        """Wake receivers, and forward the messages that waited: something that was down is up again."""
         topics = self.topics()
         for entity in [*self.queues(), *topics, *(each for topic in topics for each in topic.subscriptions)]:
-            entity.resume_forwarding()
+            entity.resume()
 
     @property
     def is_down(self) -> bool:

@@ -9,19 +9,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
-from weakref import WeakSet
 from zlib import crc32
 
 from sbpair.emulator.entities.message_order import ReadyQueue
 from sbpair.emulator.entities.service_envelope import via_partition_key
 from sbpair.emulator.entities.sessions import SessionMessages
 from sbpair.emulator.entities.stored_message import DEFERRED
-from sbpair.emulator.entities.subqueue import SubQueue
+from sbpair.emulator.entities.subqueue import OnDeadLettered, SubQueue
 from sbpair.emulator.service_errors import NotAllowed, OperationTimedOut, partition_unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from sbpair.emulator.clock import Runtime
+    from sbpair.emulator.entities.description import QueueDescription
     from sbpair.emulator.entities.sessions import HeldSession, SessionState
     from sbpair.emulator.entities.stored_message import StoredMessage
 
@@ -61,7 +62,6 @@ class Partitions:
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self.subqueues: WeakSet[PartitionedMessages] = WeakSet()
         self._down: Counter[int] = Counter()
         self._last_chosen = 0
 
@@ -71,9 +71,6 @@ class Partitions:
 
     def bring_up(self, partition: int) -> None:
         self._down -= Counter({partition: 1})
-        if self.is_up(partition):
-            for subqueue in list(self.subqueues):
-                subqueue.resume()
 
     def is_up(self, partition: int) -> bool:
         return partition not in self._down
@@ -151,17 +148,21 @@ class PartitionedMessages(SubQueue):
     A message in a partition that is down can neither be settled nor be found by its number.
     """
 
-    _partitions: Partitions
-
-    def resume(self) -> None:
-        """Wake receivers: a partition is up again."""
-        self._wake_soon()
+    def __init__(
+        self,
+        runtime: Runtime,
+        description: QueueDescription,
+        on_dead_lettered: OnDeadLettered | None = None,
+        *,
+        partitions: Partitions,
+    ) -> None:
+        self._partitions = partitions
+        super().__init__(runtime, description, on_dead_lettered)
 
     def _reset(self) -> None:
         super()._reset()
         self._ready = PartitionedReadyQueue(self._partitions)
         self.last_numbers = [number << NUMBER_BITS for number in range(self._partitions.count)]
-        self._partitions.subqueues.add(self)
 
     def enqueue(self, messages: Iterable[StoredMessage]) -> None:
         by_partition: dict[int, list[StoredMessage]] = {}

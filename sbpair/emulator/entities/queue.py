@@ -1,4 +1,4 @@
-"""A queue: its description, its messages, its dead letters, its checks and its counts.
+"""A queue: its description, its messages, its checks and its counts; and what the entities of a namespace share.
 
 It is synchronous and knows no protocol. `messages` and `dead_letters` are sub-queues to receive from and settle on.
 """
@@ -6,17 +6,23 @@ It is synchronous and knows no protocol. `messages` and `dead_letters` are sub-q
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeVar
+from functools import partial
+from typing import Final, TypeVar
 
-from sbpair.emulator.clock import NEVER
+from sbpair.emulator.access.bearer import Bearers
+from sbpair.emulator.access.sas import AuthorizationRule, path_of, scope_of
+from sbpair.emulator.clock import NEVER, Runtime
+from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.entities.description import MEGABYTE, QueueDescription
 from sbpair.emulator.entities.forwarding import Forwarder, SessionForwarder
-from sbpair.emulator.entities.partitions import PartitionedMessages, PartitionedSessions, Partitions
+from sbpair.emulator.entities.partitions import PartitionedMessages, PartitionedSessions, Partitions, partition_key_of
 from sbpair.emulator.entities.sessions import SessionMessages
-from sbpair.emulator.entities.stored_message import DeadLetterReason, StoredMessage
-from sbpair.emulator.entities.subqueue import SubQueue
+from sbpair.emulator.entities.stored_message import DeadLetterReason, ForwardedMessage, StoredMessage
+from sbpair.emulator.entities.subqueue import OnDeadLettered, SubQueue
+from sbpair.emulator.faults.fault_points import FaultPoints
 from sbpair.emulator.service_errors import (
     MANAGEMENT_HELP,
     MESSAGING_HELP,
@@ -27,15 +33,20 @@ from sbpair.emulator.service_errors import (
     MessageTooLarge,
     NotAllowed,
     ServiceError,
+    dead_letter_reason,
 )
 
-if TYPE_CHECKING:
-    from sbpair.emulator.entities.namespace import Namespace
+ROOT_RULE: Final = AuthorizationRule("RootManageSharedAccessKey", "SAS_KEY_VALUE", "SAS_KEY_VALUE_2")
+"""The well-known key of emulators: no secret."""
 
 MAX_SESSION_ID: Final = 128
 MAX_BATCH_MESSAGES: Final = 4500
 MAX_BATCH_BYTES: Final = 1_048_576
 """The limit of a batch, also where a single message may be larger."""
+
+SUBSCRIPTIONS_SEGMENT: Final = "Subscriptions"
+MAX_HOPS: Final = 4
+HOPS_EXCEEDED: Final = "MaxTransferHopCountExceeded"
 
 Watcher = Callable[[ServiceError], None]
 """Called when the entity cannot be used any more, or not in every way. It closes its links to the entity."""
@@ -61,13 +72,72 @@ class EntityCounts:
         return self.active + self.dead_letter + self.scheduled + self.transfer_dead_letter + self.transfer
 
 
-_MESSAGE_KINDS: Final[Mapping[tuple[bool, bool], type[SubQueue]]] = {
-    (False, False): SubQueue,
-    (True, False): PartitionedMessages,
-    (False, True): SessionMessages,
-    (True, True): PartitionedSessions,
-}
-"""The class of an entity's messages, by whether it is partitioned and whether it requires sessions."""
+class EntityObserver:
+    """An observer that keeps nothing. It is called after a change of an entity, but not for its messages."""
+
+    def created(self, entity: QueueEntity) -> None:
+        """React to a new entity, which holds no messages yet."""
+
+    def changed(self, entity: QueueEntity) -> None:
+        """React to a new description, or to a change of rules."""
+
+    def transfer_begun(self, entity: QueueEntity, destination: str) -> None:
+        """React to an entity's first transfer to this destination, which holds no messages yet."""
+
+    def deleted(self, entity: QueueEntity) -> None:
+        """React to a deletion, before the messages and the subscriptions of the entity are gone."""
+
+    def namespace_changed(self) -> None:
+        """React to new keys of a namespace, or to a change of its hybrid connections."""
+
+
+class EntitySpace(Runtime):
+    """The name, keys, fault points and time that the entities of a namespace share, and the entities by path.
+
+    `authority` is the host and port that clients use, once it has one. The callbacks in `on_outage` are called when the
+    namespace goes down.
+    """
+
+    def __init__(self, name: str, runtime: Runtime) -> None:
+        super().__init__(runtime.clock, runtime.timers, runtime.call_soon)
+        self.name = self.authority = name
+        self.observer = EntityObserver()
+        self.fault_points = FaultPoints()
+        self.bearers = Bearers()
+        self.on_outage: set[Callable[[], None]] = set()
+        self.entities: dict[str, QueueEntity] = {}
+        """Queues and topics, by path in lower case."""
+
+        self._keys: tuple[AuthorizationRule, ...] = (ROOT_RULE,)
+
+    @property
+    def keys(self) -> tuple[AuthorizationRule, ...]:
+        return self._keys
+
+    @keys.setter
+    def keys(self, keys: tuple[AuthorizationRule, ...]) -> None:
+        self._keys = keys
+        self.observer.namespace_changed()
+
+    @property
+    def endpoint(self) -> str:
+        return f"sb://{self.authority}"
+
+    def find(self, path: str) -> QueueEntity | None:
+        """Return the queue, topic or subscription of this path, if there is one."""
+        path = path.strip("/").lower()
+        if path in self.entities:
+            return self.entities[path]
+        topic, _, name = path.rpartition(f"/{SUBSCRIPTIONS_SEGMENT.lower()}/")
+        return self.entities[topic].find_subscription(name) if topic in self.entities else None
+
+    def is_taken(self, path: str) -> bool:
+        """Return whether an entity of any kind has this path. A queue could have that of a subscription."""
+        return self.find(path) is not None
+
+    def find_target(self, address: str) -> QueueEntity:
+        """Return the queue or topic of this address. Raises EntityNotFound."""
+        return found(self.entities.get(scope_of(address)), self.endpoint, path_of(address))
 
 
 class QueueEntity:
@@ -75,15 +145,14 @@ class QueueEntity:
 
     kind = "Queue"
 
-    def __init__(self, namespace: Namespace, path: str, description: QueueDescription) -> None:
+    def __init__(self, namespace: EntitySpace, path: str, description: QueueDescription) -> None:
         self.namespace = namespace
         self.path = path
         self.description = description
         self._watchers: dict[Watcher, None] = {}
         self.partitions = self._make_partitions()
         self.messages = self._make_messages()
-        dead_letters = SubQueue if self.partitions is None else PartitionedMessages
-        self.dead_letters = dead_letters(namespace, description, self.partitions)
+        self.dead_letters = self._make(SubQueue, PartitionedMessages)
         self._transfer_dead_letters: SubQueue | None = None
         self._duplicates: DuplicateDetector | None = None
         self._forwarders: list[Forwarder] = []
@@ -93,8 +162,19 @@ class QueueEntity:
         self.update(description)
 
     def _make_messages(self) -> SubQueue:
-        make = _MESSAGE_KINDS[self.partitions is not None, self.description.requires_session]
-        return make(self.namespace, self.description, self.partitions, self._dead_letter)
+        if self.description.requires_session:
+            return self._make(SessionMessages, PartitionedSessions, self._dead_letter)
+        return self._make(SubQueue, PartitionedMessages, self._dead_letter)
+
+    def _make(
+        self,
+        plain: type[SubQueue],
+        partitioned: type[PartitionedMessages],
+        on_dead_lettered: OnDeadLettered | None = None,
+    ) -> SubQueue:
+        if self.partitions is None:
+            return plain(self.namespace, self.description, on_dead_lettered)
+        return partitioned(self.namespace, self.description, on_dead_lettered, partitions=self.partitions)
 
     def _make_partitions(self) -> Partitions | None:
         count = self.description.partition_count
@@ -109,7 +189,7 @@ class QueueEntity:
             part.configure(description)
         if description.requires_duplicate_detection:
             if self._duplicates is None:
-                self._duplicates = DuplicateDetector()
+                self._duplicates = DuplicateDetector(by_partition_key=self.partitions is not None)
             self._duplicates.window_ms = description.duplicate_detection_window_ms
         self._restart_forwarding()
         self._auto_delete.arm()
@@ -123,32 +203,71 @@ class QueueEntity:
         if self._duplicates is not None:
             self._duplicates.seen = seen
 
-    # Forwarding and deletion
+    # Forwarding
 
     def _restart_forwarding(self) -> None:
         for forwarder in self._forwarders:
             forwarder.stop()
         d = self.description
         targets = ((self.messages, d.forward_to), (self.dead_letters, d.forward_dead_lettered_messages_to))
-        self._forwarders = [
-            (SessionForwarder if isinstance(messages, SessionMessages) else Forwarder)(self, messages, target)
-            for messages, target in targets
-            if target is not None
-        ]
-        self.resume_forwarding()
+        self._forwarders = [self._forwarder(messages, target) for messages, target in targets if target is not None]
+        self._resume_forwarding()
 
-    def resume_forwarding(self) -> None:
-        """Forward the messages that waited for an entity that is up again."""
+    def _forwarder(self, messages: SubQueue, target: str) -> Forwarder:
+        forward = partial(self._forward, messages, target)
+        return (SessionForwarder if isinstance(messages, SessionMessages) else Forwarder)(messages, forward)
+
+    def _forward(self, messages: SubQueue, address: str, message: StoredMessage) -> None:
+        """Send a message on, or dead-letter it. Raises EntityUnavailable or OperationTimedOut if it must wait."""
+        self._check_up(address, message)
+        # Complete first: a target that leads back here must not find it under lock.
+        messages.complete(message.lock_token)
+        if message.hops >= MAX_HOPS:
+            text = f"The maximum number of allowed hops when forwarding between entities is {MAX_HOPS}."
+            self.add_transfer_dead_letter(message, HOPS_EXCEEDED, text)
+            return
+        try:
+            target = self.namespace.find_target(address)
+            target.send([target.forwarded_copy(message)])
+        except ServiceError as error:
+            self.add_transfer_dead_letter(message, dead_letter_reason(error), error.message)
+
+    def _check_up(self, address: str, message: StoredMessage) -> None:
+        """Raise EntityUnavailable or OperationTimedOut if it must wait. Other errors show when it is sent."""
+        check = self.namespace.fault_points.check
+        check(self.path.lower())
+        with suppress(EntityNotFound, NotAllowed):
+            target = self.namespace.find_target(address)
+            check(target.path.lower())
+            if target.partitions is not None:
+                target.partitions.check_batch([target.forwarded_copy(message)])
+
+    def forwarded_copy(self, message: StoredMessage) -> ForwardedMessage:
+        """Return a message for this entity: with its keys, its first sequence number and one hop more."""
+        sections = service_envelope.forwarded_sections(message)
+        copied = ForwardedMessage.copy(message, sections, hops=message.hops + 1)
+        if self.description.requires_duplicate_detection and copied.message_id is None:
+            copied.message_id = service_envelope.message_id_of(message)
+        return copied
+
+    def resume(self) -> None:
+        """Wake receivers, and forward the messages that waited: something that was down is up again."""
+        for part in self._parts():
+            part.resume()
+        self._resume_forwarding()
+
+    def _resume_forwarding(self) -> None:
         for forwarder in [*self._forwarders, *(forwarder for _, forwarder in self._transfers.values())]:
             forwarder.wake()
 
     def transfers_to(self, destination: str) -> SubQueue:
         """Return the sub-queue of messages that are sent to `destination` by way of this entity."""
         if destination not in self._transfers:
-            messages = SubQueue(self.namespace, self.description, None, self.add_transfer_dead_letter)
-            self._transfers[destination] = messages, Forwarder(self, messages, destination)
+            messages = SubQueue(self.namespace, self.description, self.add_transfer_dead_letter)
+            forwarder = self._forwarder(messages, destination)
+            self._transfers[destination] = messages, forwarder
             self.namespace.observer.transfer_begun(self, destination)
-            self._transfers[destination][1].wake()
+            forwarder.wake()
         return self._transfers[destination][0]
 
     def add_transfer_dead_letter(self, message: StoredMessage, reason: str | None, description: str | None) -> None:
@@ -166,6 +285,10 @@ class QueueEntity:
         if self._transfer_dead_letters is None:
             self._transfer_dead_letters = SubQueue(self.namespace, self.description)
         return self._transfer_dead_letters
+
+    def find_subscription(self, name: str) -> QueueEntity | None:  # noqa: ARG002  # a topic has some
+        """Return the subscription of this name, if there is one."""
+        return None
 
     def _parts(self) -> Iterator[SubQueue]:
         """Yield all sub-queues that exist."""
@@ -334,6 +457,18 @@ class QueueEntity:
     def unwatch(self, watcher: Watcher) -> None:
         self._watchers.pop(watcher, None)
 
+    # Deletion
+
+    def delete(self) -> None:
+        """Delete the entity. Raises OperationTimedOut while a partition of it is down."""
+        self.check_all_partitions()
+        self.namespace.observer.deleted(self)
+        self._remove()
+        self.close()
+
+    def _remove(self) -> None:
+        del self.namespace.entities[self.path.lower()]
+
     def close(self) -> None:
         """Drop the messages and notify the watchers: the queue is deleted."""
         for part in self._parts():
@@ -347,33 +482,39 @@ class QueueEntity:
 class DuplicateDetector:
     """The message ids that an entity has seen within its window. Older ones are dropped with the next send.
 
-    `window_ms` may change at any time, and applies to earlier ids too.
+    In a partitioned entity, messages of one id are duplicates only if they have the same partition key. `window_ms` may
+    change at any time, and applies to earlier ids too.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, by_partition_key: bool) -> None:
         self.window_ms = 0
         self.seen: OrderedDict[str, tuple[int, int]] = OrderedDict()
+        self._by_partition_key = by_partition_key
 
-    def __len__(self) -> int:
-        return len(self.seen)
+    def _key_of(self, message: StoredMessage) -> str | None:
+        if message.message_id is None or not self._by_partition_key:
+            return message.message_id
+        key = partition_key_of(message) or ""
+        return f"{len(key)}:{key}{message.message_id}"
 
     def enqueue_new(
         self, messages: Sequence[StoredMessage], now_ms: int, enqueue: Callable[[list[StoredMessage]], None]
     ) -> None:
-        """Pass new messages to `enqueue`. A duplicate gets the sequence number of the first message of its id."""
+        """Pass new messages to `enqueue`. A duplicate gets the sequence number of the message before it."""
         self._drop_old(now_ms)
+        keys = [self._key_of(message) for message in messages]
         first: dict[str, StoredMessage] = {}
-        new = [message for message in messages if self._is_new(message, first)]
+        new = [
+            message
+            for key, message in zip(keys, messages, strict=True)
+            if key is None or (key not in self.seen and first.setdefault(key, message) is message)
+        ]
         enqueue(new)
-        for message_id, message in first.items():
-            self.seen[message_id] = (now_ms, message.sequence_number)
-        for message in messages:
-            if message.message_id is not None:
-                message.sequence_number = self.seen[message.message_id][1]
-
-    def _is_new(self, message: StoredMessage, first: dict[str, StoredMessage]) -> bool:
-        message_id = message.message_id
-        return message_id is None or (message_id not in self.seen and first.setdefault(message_id, message) is message)
+        for new_key, message in first.items():
+            self.seen[new_key] = (now_ms, message.sequence_number)
+        for key, message in zip(keys, messages, strict=True):
+            if key is not None:
+                message.sequence_number = self.seen[key][1]
 
     def _drop_old(self, now_ms: int) -> None:
         seen = self.seen
@@ -436,7 +577,7 @@ class AutoDelete:
             return
         self.stop()
         try:
-            self._entity.namespace.delete(self._entity)
+            self._entity.delete()
         except ServiceError:
             # A partition of it is down: try again after another idle time.
             self._wait_until(now_ms + limit)

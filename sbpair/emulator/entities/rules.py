@@ -17,8 +17,8 @@ from sbpair.amqp.types import Symbol, UInt, Value
 from sbpair.emulator.clock import NEVER
 from sbpair.emulator.service_errors import ArgumentInvalid
 from sbpair.errors import ProtocolError
-from sbpair.rules import filters, typed
-from sbpair.rules.compiler import Compiler, Part, value_of
+from sbpair.rules import filters, values
+from sbpair.rules.compiler import Compiler, Part, SqlMistake, value_of
 from sbpair.rules.filters import (
     CORRELATION_FIELDS,
     FalseRuleFilter,
@@ -27,9 +27,16 @@ from sbpair.rules.filters import (
     TrueRuleFilter,
     compile_rule,
 )
-from sbpair.rules.grammar import SqlMistake
-from sbpair.rules.typed import TypedValue
-from sbpair.rules.values import EvaluationFailed, Instant, TimeSpanValue, amqp_value, as_type_of, instant, rule_value
+from sbpair.rules.values import (
+    EvaluationFailed,
+    Instant,
+    TimeSpanValue,
+    TypedValue,
+    amqp_value,
+    as_type_of,
+    instant,
+    rule_value,
+)
 from sbpair.rules.view import FOREVER, SYSTEM_PROPERTIES, MessageView
 from sbpair.timespan import TICKS_PER_MS
 
@@ -63,36 +70,22 @@ class SqlInvalid(ArgumentInvalid):
         self.line, self.column = line, column
 
 
-def read_typed(kind: str, text: str) -> TypedValue:
-    """Parse the text of a type. Raises ArgumentInvalid for an unknown type or an invalid text."""
-    with _as_service_errors():
-        return typed.read_typed(kind, text)
-
-
-def from_amqp(original: Value) -> TypedValue:
-    """Convert an AMQP value. Raises ArgumentInvalid for a type that no property of a filter can have."""
-    with _as_service_errors():
-        return typed.from_amqp(original)
+read_typed = _as_service_errors()(values.read_typed)
+from_amqp = _as_service_errors()(values.from_amqp)
 
 
 class SqlRuleFilter(filters.SqlMatcher):
     """A SQL filter. Raises SqlInvalid."""
 
     __slots__ = ()
-
-    def __post_init__(self) -> None:
-        with _as_service_errors():
-            super().__post_init__()
+    __post_init__ = _as_service_errors()(filters.SqlMatcher.__post_init__)
 
 
 class CorrelationRuleFilter(filters.CorrelationMatcher):
     """A correlation filter. Raises ArgumentInvalid for one that compares nothing."""
 
     __slots__ = ()
-
-    def __post_init__(self) -> None:
-        with _as_service_errors():
-            super().__post_init__()
+    __post_init__ = _as_service_errors()(filters.CorrelationMatcher.__post_init__)
 
 
 Filter = TrueRuleFilter | FalseRuleFilter | SqlRuleFilter | CorrelationRuleFilter
@@ -106,9 +99,9 @@ class SqlAction:
     parameters: NamedValues = ()
     steps: tuple[Step, ...] = field(init=False, repr=False, compare=False)
 
+    @_as_service_errors()
     def __post_init__(self) -> None:
-        with _as_service_errors():
-            steps = compile_rule(ActionCompiler, "action", self.expression, self.parameters)
+        steps = compile_rule(ActionCompiler, "action", self.expression, self.parameters)
         object.__setattr__(self, "steps", steps)
 
 

@@ -230,7 +230,7 @@ class SessionMessages(SubQueue):
         self._store.size_bytes += len(state or b"") - len(session.state or b"")
         session.state = state
         session.state_changed_ms = self._clock.now_ms()
-        self._store.session_changed(session)
+        self._store.session_changed(session.id, state, session.state_changed_ms)
 
     def restore_state(self, session_id: str, state: bytes, changed_at_ms: int) -> None:
         """Give a session the state that it had at this time."""

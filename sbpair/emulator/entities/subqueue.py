@@ -1,8 +1,7 @@
 """The engine: messages are enqueued, received under lock, settled, peeked and expired.
 
-It is synchronous, knows no protocol and looks into no message; its namespace has the clock and `call_soon`. An entity
-has one sub-queue for its messages and one for its dead letters. Every operation first runs due timers, so that its
-result does not depend on when the loop runs them.
+It is synchronous, knows no protocol and looks into no message. An entity has one sub-queue for its messages and one for
+its dead letters. Every operation first runs due timers, so that its result does not depend on when the loop runs them.
 """
 
 from __future__ import annotations
@@ -12,15 +11,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Final, Literal, Protocol
 
-from sbpair.emulator.clock import NEVER
+from sbpair.emulator.clock import NEVER, Runtime
 from sbpair.emulator.entities.message_order import Deadlines, Locks, MessageStore, ReadyQueue, message_lock_lost
 from sbpair.emulator.entities.stored_message import ACTIVE, DEFERRED, LOCKED, REMOVED, SCHEDULED, StoredMessage
 from sbpair.emulator.service_errors import MessageNotFound, NotAllowed, ServiceError
 
 if TYPE_CHECKING:
     from sbpair.emulator.entities.description import QueueDescription
-    from sbpair.emulator.entities.namespace import Namespace
-    from sbpair.emulator.entities.partitions import Partitions
 
 OnDeadLettered = Callable[[StoredMessage, str | None, str | None], None]
 """Takes over a message that has left for the dead letters, with the reason and its description."""
@@ -46,27 +43,25 @@ class SubQueue:
     """
 
     _partition = 0
-    """The partition to store in: there is one, or more in a sub-queue that has `partitions`."""
+    """The partition to store in: there is one, or more in a sub-queue that is in partitions."""
 
     def __init__(
         self,
-        namespace: Namespace,
+        runtime: Runtime,
         description: QueueDescription,
-        partitions: Partitions | None = None,
         on_dead_lettered: OnDeadLettered | None = None,
     ) -> None:
         self.due_ms = NEVER
         self.accessed_at_ms = self.read_at_ms = 0
         self.scheduled_count = 0
         self._description = description
-        self._clock = namespace.clock
-        self._timers = namespace.timers
-        self._partitions = partitions
+        self._clock = runtime.clock
+        self._timers = runtime.timers
         self.last_numbers = [0]
         self._on_dead_lettered = on_dead_lettered
         self._locks = Locks(description.lock_ms)
         self._waiting: OrderedDict[Consumer, None] = OrderedDict()
-        self._call_soon = namespace.call_soon
+        self._call_soon = runtime.call_soon
         self._waking: Literal["", "soon", "now"] = ""
         self._reset()
 
@@ -256,6 +251,10 @@ class SubQueue:
     def remove_consumer(self, consumer: Consumer) -> None:
         """Stop waking this consumer. Its locks stay."""
         self._waiting.pop(consumer, None)
+
+    def resume(self) -> None:
+        """Wake receivers: something that was down is up again."""
+        self._wake_soon()
 
     def _wake_soon(self) -> None:
         if self._waiting and not self._waking and len(self._ready):

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from sbpair.emulator.clock import NEVER
 from sbpair.emulator.entities.description import SubscriptionDescription, TopicDescription, check_subscription_name
 from sbpair.emulator.entities.partitions import PartitionedMessages, Partitions
-from sbpair.emulator.entities.queue import QueueEntity, found
+from sbpair.emulator.entities.queue import SUBSCRIPTIONS_SEGMENT, EntitySpace, QueueEntity, found
 from sbpair.emulator.entities.rules import (
     CorrelationRuleFilter,
     RuleFailure,
@@ -28,12 +28,10 @@ from sbpair.emulator.service_errors import EntityExists, EntityFull, NotAllowed
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sbpair.emulator.entities.namespace import Namespace
     from sbpair.emulator.entities.stored_message import StoredMessage
 
 MAX_RULES: Final = 2_000
 MAX_SUBSCRIPTIONS: Final = 2_000
-SUBSCRIPTIONS_SEGMENT: Final = "Subscriptions"
 NO_SESSION: Final = RuleFailure(
     "Session ID is null", "Session enabled entity doesn't allow a message whose session identifier is null."
 )
@@ -77,6 +75,9 @@ class SubscriptionEntity(QueueEntity):
     @property
     def top_level(self) -> QueueEntity:
         return self.topic
+
+    def _remove(self) -> None:
+        self.topic.remove(self)
 
     # Rules
 
@@ -152,9 +153,7 @@ class SubscriptionEntity(QueueEntity):
 class TopicMessages(SubQueue):
     """The messages sent to a topic: published at once, or at their scheduled time."""
 
-    def __init__(self, topic: TopicEntity, publish: Callable[[list[StoredMessage]], None]) -> None:
-        super().__init__(topic.namespace, topic.description, topic.partitions)
-        self._publish = publish
+    publish: Callable[[list[StoredMessage]], None]
 
     def enqueue(self, messages: Iterable[StoredMessage]) -> None:
         now = self.accessed_at_ms = self.advance_if_due()
@@ -171,7 +170,7 @@ class TopicMessages(SubQueue):
         if scheduled:
             super().enqueue(scheduled)
         if ready:
-            self._publish(ready)
+            self.publish(ready)
 
 
 class PartitionedTopicMessages(PartitionedMessages, TopicMessages):
@@ -185,13 +184,14 @@ class TopicEntity(QueueEntity):
 
     description: TopicDescription
 
-    def __init__(self, namespace: Namespace, path: str, description: TopicDescription) -> None:
+    def __init__(self, namespace: EntitySpace, path: str, description: TopicDescription) -> None:
         self._subscriptions: dict[str, SubscriptionEntity] = {}
         super().__init__(namespace, path, description)
 
     def _make_messages(self) -> SubQueue:
-        make = TopicMessages if self.partitions is None else PartitionedTopicMessages
-        return make(self, self._publish)
+        messages = cast("TopicMessages", self._make(TopicMessages, PartitionedTopicMessages))
+        messages.publish = self._publish
+        return messages
 
     def check_not_forwarding(self, reader: str) -> None:
         if reader == "receiver":
@@ -254,12 +254,8 @@ class TopicEntity(QueueEntity):
         self.namespace.observer.created(created)
         return created
 
-    def delete_subscription(self, name: str) -> None:
-        subscription = self.subscription(name)
-        self.check_all_partitions()
-        self.namespace.observer.deleted(subscription)
+    def remove(self, subscription: SubscriptionEntity) -> None:
         del self._subscriptions[subscription.name.lower()]
-        subscription.close()
 
     def count_filters(self) -> tuple[int, int]:
         """Return how many rules of all subscriptions have a SQL filter, true filters too, and a correlation filter."""

@@ -17,7 +17,6 @@ from sbpair.emulator.clock import NEVER
 from sbpair.emulator.entities.message_order import message_lock_lost
 from sbpair.emulator.entities.partitions import partition_key_of, partition_of, transfer_key_of
 from sbpair.emulator.entities.queue import QueueEntity, entity_not_found
-from sbpair.emulator.entities.send_via import SendVia
 from sbpair.emulator.service_errors import (
     EntityFull,
     MessageNotFound,
@@ -35,6 +34,49 @@ if TYPE_CHECKING:
 MAX_MESSAGES: Final = 100
 TIMEOUT_MS: Final = 120_000
 _SPANS_ENTITIES: Final = "Local transactions cannot span multiple entities or partitions."
+
+
+class SendVia:
+    """The way to `destination` through `via`, so that one transaction can have both ("send via").
+
+    `via` stores messages unseen and forwards them at once. Those that `destination` refuses go to the transfer
+    dead-letter queue of `via`.
+    """
+
+    credits_per_message = 1
+
+    def __init__(self, via: QueueEntity, destination: QueueEntity) -> None:
+        self.via = via
+        self.destination = destination
+        self.description = via.description
+        self.max_message_bytes = via.max_message_bytes
+
+    def check_send(self) -> None:
+        self.via.check_send()
+
+    def try_send_each(self, messages: Sequence[StoredMessage]) -> bool:
+        """Refuse: each delivery is checked by `send`."""
+        del messages
+        return False
+
+    def send(self, messages: Sequence[StoredMessage]) -> None:
+        """Store messages for the destination. Raises the errors of a `send` to `via`."""
+        self.check_batch(messages)
+        self.store(messages)
+
+    def check_batch(self, messages: Sequence[StoredMessage], pending_bytes: int = 0) -> None:
+        """Raise the error of a `send`; `pending_bytes` are to be stored before."""
+        via, partitions = self.via, self.via.partitions
+        via.check_send()
+        keys = {transfer_key_of(message) for message in messages} if partitions is not None else set()
+        for key in keys:
+            if partitions is not None and key is not None:
+                partitions.check(partitions.for_key(key))
+        via.check_quota(via.check_sizes(messages) + pending_bytes)
+
+    def store(self, messages: Sequence[StoredMessage]) -> None:
+        self.via.transfers_to(self.destination.path).enqueue(messages)
+
 
 SendTarget: TypeAlias = QueueEntity | SendVia
 

@@ -1,4 +1,4 @@
-"""The active faults of an emulator, begun and ended by tests or through the control API.
+"""The kinds of faults, and those that are active: begun and ended by tests or through the control API.
 
 A fault stays listed until it is ended, even if its count is used up.
 """
@@ -7,18 +7,186 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import fields
 from itertools import count
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sbpair.emulator.entities.description import PARTITIONS
-from sbpair.emulator.faults.fault_points import METHODS, REFUSALS, Fault
-from sbpair.emulator.faults.kinds import KINDS, FaultContext, FaultKind, partitions_of
-from sbpair.emulator.service_errors import ArgumentInvalid, EntityNotFound
+from sbpair.emulator.faults.fault_points import (
+    BREAKS,
+    ENTITY_DOWN,
+    LATENCY,
+    METHODS,
+    PARTITION_DOWN,
+    REFUSALS,
+    Fault,
+    Throttle,
+)
+from sbpair.emulator.service_errors import ArgumentInvalid, EntityNotFound, EntityUnavailable
 
 if TYPE_CHECKING:
     from sbpair.emulator.entities.namespace import Namespace
+    from sbpair.emulator.entities.partitions import Partitions
+    from sbpair.emulator.entities.subqueue import SubQueue
+    from sbpair.emulator.relay.hybrid_connection import ConnectedListener
+
+
+class FaultContext(NamedTuple):
+    """The namespace of a fault, and `advance` for the emulator's clock, in ms."""
+
+    namespace: Namespace
+    advance: Callable[[int], None]
+
+
+class FaultKind(NamedTuple):
+    """A kind of fault, and the names of the fields it needs and takes."""
+
+    begin: Callable[[FaultContext, Fault], AbstractContextManager[None]]
+    needs: tuple[str, ...] = ()
+    takes: tuple[str, ...] = ()
+    of_any_entity: bool = False
+    """Whether the entity may not exist yet."""
+
+    of_relay: bool = False
+    """Whether the entity is a hybrid connection."""
+
+
+def act(context: FaultContext, fault: Fault) -> AbstractContextManager[None]:
+    """Let a fault act where the points of its kind ask for it."""
+    return context.namespace.fault_points.acting_on(fault)
+
+
+@contextmanager
+def namespace_down(context: FaultContext, _: Fault) -> Iterator[None]:
+    """Break every connection and refuse new ones."""
+    context.namespace.take_down()
+    yield
+    context.namespace.bring_up()
+
+
+@contextmanager
+def entity_down(context: FaultContext, fault: Fault) -> Iterator[None]:
+    """Close the links of one entity and its management node, and refuse new ones. Its description stays readable.
+
+    Forwarding to it and from it waits.
+    """
+    with act(context, fault):
+        context.namespace.fault_points.take_down(fault.path)
+        yield
+    context.namespace.resume()
+
+
+@contextmanager
+def partition_down(context: FaultContext, fault: Fault) -> Iterator[None]:
+    """Take down one partition of an entity, or of all partitioned entities.
+
+    Sends with a key of this partition fail; others use another one. Forwarding stops at a message with such a key.
+    """
+    number = fault.partition or 0
+    divided = list(partitions_of(context.namespace, fault.path))
+    for partitions in divided:
+        partitions.take_down(number)
+    with act(context, fault):
+        yield
+    for partitions in divided:
+        partitions.bring_up(number)
+    context.namespace.resume()
+
+
+def partitions_of(namespace: Namespace, path: str) -> Iterator[Partitions]:
+    """Yield the partitions of one entity, or of each. A subscription has those of its topic."""
+    entities = [namespace.resolve(path).entity] if path else [*namespace.queues(), *namespace.topics()]
+    for entity in entities:
+        if entity.partitions is not None:
+            yield entity.partitions
+
+
+@contextmanager
+def detach(context: FaultContext, fault: Fault) -> Iterator[None]:
+    """Close links, as when the service moves an entity. New ones can be attached at once."""
+    error = EntityUnavailable("The link was force detached by the broker. Please retry the operation.")
+    context.namespace.fault_points.detach(fault.path, error)
+    yield
+
+
+@contextmanager
+def expire_locks(context: FaultContext, fault: Fault) -> Iterator[None]:
+    """Expire the locks of all messages."""
+    for messages in _sub_queues(context.namespace, fault.path):
+        messages.expire_locks()
+    yield
+
+
+def _sub_queues(namespace: Namespace, path: str) -> list[SubQueue]:
+    subscriptions = [each for topic in namespace.topics() for each in topic.subscriptions]
+    entities = [namespace.resolve(path).entity] if path else [*namespace.queues(), *subscriptions]
+    return [messages for entity in entities for messages in (entity.messages, entity.dead_letters)]
+
+
+@contextmanager
+def throttle(context: FaultContext, fault: Fault) -> Iterator[None]:
+    """Answer sends and requests server-busy: `count` of them, or all. With all, deliveries wait too."""
+    points, meter = context.namespace.fault_points, Throttle(fault)
+    points.meters.append(meter)
+    yield
+    points.meters.remove(meter)
+    points.resume()
+
+
+RESTART_CODE: Final = 1011
+RESTART_REASON: Final = "ConnectionLost: InternalServerError: NameRenewalFailed"
+
+
+@contextmanager
+def relay_down(context: FaultContext, fault: Fault) -> Iterator[None]:
+    """Drop the listeners, and refuse senders and listeners with `status`, or else end their connections."""
+    with act(context, fault):
+        for listener in _listeners(context.namespace, fault.path):
+            listener.abort()
+        yield
+
+
+@contextmanager
+def relay_drop_listeners(context: FaultContext, fault: Fault) -> Iterator[None]:
+    """Close the control channels once, as the service does each day."""
+    for listener in _listeners(context.namespace, fault.path):
+        listener.close(RESTART_CODE, RESTART_REASON)
+    yield
+
+
+def _listeners(namespace: Namespace, path: str) -> list[ConnectedListener]:
+    entities = [each for each in namespace.hybrid_connections.all() if path in ("", each.key)]
+    return [listener for entity in entities for listener in entity.listeners]
+
+
+@contextmanager
+def clock(context: FaultContext, fault: Fault) -> Iterator[None]:
+    """Advance the clock of the whole emulator by `ms`. Ending the fault does not set it back."""
+    context.advance(fault.ms or 0)
+    yield
+
+
+_REQUESTS: Final = ("entity", "method", "count", "sub_code", "retry_after_seconds")
+
+KINDS: Final[dict[str, FaultKind]] = {
+    "namespace-down": FaultKind(namespace_down),
+    ENTITY_DOWN: FaultKind(entity_down, needs=("entity",)),
+    PARTITION_DOWN: FaultKind(partition_down, needs=("partition",), takes=("entity",)),
+    LATENCY: FaultKind(act, needs=("ms",)),
+    **dict.fromkeys(BREAKS, FaultKind(act, takes=("after_frames", "count", "entity"))),
+    "swallow-acks": FaultKind(act, takes=("entity", "count")),
+    "detach": FaultKind(detach, takes=("entity",)),
+    "expire-locks": FaultKind(expire_locks, takes=("entity",)),
+    "throttle": FaultKind(throttle, takes=("entity", "count")),
+    "refuse-requests": FaultKind(act, needs=("status",), takes=_REQUESTS, of_any_entity=True),
+    "clock": FaultKind(clock, needs=("ms",)),
+    "relay-down": FaultKind(relay_down, takes=("entity", "status"), of_relay=True),
+    "relay-no-listeners": FaultKind(act, takes=("entity",), of_relay=True),
+    "relay-drop-listeners": FaultKind(relay_drop_listeners, takes=("entity",), of_relay=True),
+    "relay-swallow-response": FaultKind(act, takes=("entity", "count"), of_relay=True),
+    "relay-without-via": FaultKind(act, takes=("entity", "count"), of_relay=True),
+}
 
 
 class BadField(ArgumentInvalid):
@@ -60,7 +228,7 @@ class Faults:
         check_request(fault)
         check_partition(fault, namespace)
         acting = ExitStack()
-        acting.enter_context(contextmanager(kind.act)(FaultContext(namespace, self._advance), fault))
+        acting.enter_context(kind.begin(FaultContext(namespace, self._advance), fault))
         identity = next(self._ids)
         self._active[identity] = (fault, acting)
         return identity

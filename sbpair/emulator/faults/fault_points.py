@@ -24,6 +24,10 @@ from sbpair.emulator.service_errors import (
 
 MAX_CONNECTIONS: Final = 5_000
 PERIOD_MS: Final = 1_000
+ENTITY_DOWN: Final = "entity-down"
+PARTITION_DOWN: Final = "partition-down"
+LATENCY: Final = "latency"
+BREAKS: Final = ("drop", "stall", "reset")
 MANAGEMENT_CREDITS: Final = 10
 """Credits of a management request. A message sent or received costs 1, and so does each filter evaluated."""
 
@@ -71,10 +75,6 @@ class Fault:
         """The entity's path in lower case; "" for all entities."""
         return scope_of(self.entity or "")
 
-    def hits(self) -> Iterator[bool]:
-        """Return an iterator that ends after `count` hits; without a count, never."""
-        return repeat(True) if self.count is None else repeat(True, self.count)
-
 
 class ServedConnection(Protocol):
     """An AMQP connection to the namespace. The frontend has the class: entities and faults know no frontend."""
@@ -97,21 +97,25 @@ class ServedConnection(Protocol):
         """Break the connection."""
 
 
-class ConnectionFault:
-    """A drop, stall or reset of connections, after some frames each, and the number of connections it has left.
-
-    With an entity, it acts only on connections with a link to it.
-    """
+class ActingFault:
+    """A fault that acts, and the hits that it has left: `count` of them, or any number."""
 
     def __init__(self, fault: Fault) -> None:
-        self.action = fault.kind
+        self.fault = fault
+        self.path = fault.path
         self.after_frames = fault.after_frames or 0
-        self._entity = fault.path
-        self._hits = fault.hits()
+        self._hits = repeat(True) if fault.count is None else repeat(True, fault.count)
+
+    def acts_on(self, kind: str, path: str, method: str | None = None) -> bool:
+        return self.fault.kind == kind and is_within(path, self.path) and self.fault.method in (None, method)
+
+    def hit(self) -> bool:
+        """Return whether the fault acts now, and count it."""
+        return next(self._hits, False)
 
     def strikes(self, connection: ServedConnection) -> bool:
-        """Return whether the fault acts on this connection now, and count it."""
-        return connection.has_link_to(self._entity) and next(self._hits, False)
+        """Return whether the fault acts on this connection now, and count it. It must have a link to the entity."""
+        return connection.has_link_to(self.path) and self.hit()
 
 
 class RequestRefused(ServiceError):
@@ -125,19 +129,29 @@ class RequestRefused(ServiceError):
         self.retry_after_seconds = retry_after_seconds
 
 
-class Throttle:
-    """A meter that refuses `count` operations, or all of them; while it refuses all, it holds deliveries back."""
+def server_busy() -> ServerBusy:
+    return ServerBusy(
+        "The request was terminated because the namespace is being throttled. Error code : 50009. "
+        "Please wait 2 seconds and try again."
+    )
 
-    def __init__(self, fault: Fault) -> None:
-        self._fault = fault
-        self._hits = fault.hits()
+
+class Throttle:
+    """A meter that refuses `count` operations, or all of them; while it refuses all, it holds deliveries back.
+
+    `refusal` makes the error.
+    """
+
+    def __init__(self, fault: Fault, refusal: Callable[[], ServerBusy] = server_busy) -> None:
+        self._acting = ActingFault(fault)
+        self._refusal = refusal
 
     def spend(self, operations: int, path: str) -> None:
-        if operations and is_within(path, self._fault.path) and next(self._hits, False):
-            raise server_busy()
+        if operations and is_within(path, self._acting.path) and self._acting.hit():
+            raise self._refusal()
 
     def allowed(self, wanted: int, path: str) -> int:
-        return wanted if self._fault.count is not None or not is_within(path, self._fault.path) else 0
+        return wanted if self._acting.fault.count is not None or not is_within(path, self._acting.path) else 0
 
     def record(self, deliveries: int, path: str) -> None:
         """Do nothing: deliveries cost nothing here."""
@@ -190,31 +204,6 @@ class CreditBudget:
         self._resume()
 
 
-class Unwritable:
-    """A meter that allows nothing: the file that keeps the namespace cannot be written."""
-
-    def spend(self, operations: int, path: str) -> None:
-        del path
-        if operations:
-            raise ServerBusy(
-                "The server is busy: its data file cannot be written. Please wait 10 seconds and try again."
-            )
-
-    def allowed(self, wanted: int, path: str) -> int:
-        del wanted, path
-        return 0
-
-    def record(self, deliveries: int, path: str) -> None:
-        """Do nothing: deliveries cost nothing here."""
-
-
-def server_busy() -> ServerBusy:
-    return ServerBusy(
-        "The request was terminated because the namespace is being throttled. Error code : 50009. "
-        "Please wait 2 seconds and try again."
-    )
-
-
 class FaultPoints:
     """The fault points of one namespace. Paths are in lower case; "" means every entity."""
 
@@ -223,17 +212,29 @@ class FaultPoints:
         self.wrapped: set[ServedConnection] = set()
         """Connections on which faults act. They may be among those that end."""
 
-        self.meters: list[CreditBudget | Throttle | Unwritable] = []
-        self.acting: list[tuple[Fault, Iterator[bool]]] = []
-        """The faults for which the points of their kind ask, with the hits they have left."""
+        self.meters: list[CreditBudget | Throttle] = []
+        self.acting: list[ActingFault] = []
+        self.connection_faults: list[ActingFault] = []
+        """Those among the acting ones that break connections."""
 
-        self.connection_faults: list[ConnectionFault] = []
         self.latency_seconds = 0.0
         self.max_connections = MAX_CONNECTIONS
-        self._latencies: list[float] = []
-        self._down: list[str] = []
-        self.partitions_down: list[int] = []
-        """The partitions of the whole namespace that are down: no partitioned entity can be created meanwhile."""
+
+    @contextmanager
+    def acting_on(self, fault: Fault) -> Iterator[None]:
+        """Let a fault act where the points of its kind ask for it: `count` times, or always."""
+        acting = ActingFault(fault)
+        self.acting.append(acting)
+        self._acting_changed()
+        yield
+        self.acting.remove(acting)
+        self._acting_changed()
+
+    def _acting_changed(self) -> None:
+        self.connection_faults = [each for each in self.acting if each.fault.kind in BREAKS]
+        self.latency_seconds = sum([each.fault.ms or 0 for each in self.acting if each.fault.kind == LATENCY]) / 1000
+        for connection in self.connections | self.wrapped:
+            connection.on_faults_changed()
 
     # Connections
 
@@ -247,50 +248,24 @@ class FaultPoints:
         if len(self.connections) > self.max_connections:
             raise EntityFull(f"ConnectionsQuotaExceeded: the namespace has {self.max_connections} connections.")
 
-    @contextmanager
-    def breaking(self, fault: Fault) -> Iterator[None]:
-        """Let a fault act on connections."""
-        breaking = ConnectionFault(fault)
-        self.connection_faults.append(breaking)
-        self._notify()
-        yield
-        self.connection_faults.remove(breaking)
-        self._notify()
-
-    @contextmanager
-    def delaying(self, seconds: float) -> Iterator[None]:
-        """Delay all answers."""
-        self._latencies.append(seconds)
-        self._notify()
-        yield
-        self._latencies.remove(seconds)
-        self._notify()
-
-    def _notify(self) -> None:
-        self.latency_seconds = sum(self._latencies)
-        for connection in self.connections | self.wrapped:
-            connection.on_faults_changed()
-
     # Entities
 
     def take_down(self, entity: str) -> None:
-        self._down.append(entity)
+        """Fail the transactions that have used an entity, and close the links to it."""
         for connection in list(self.connections):
             connection.take_down(entity, unavailable(entity))
 
-    def bring_up(self, entity: str) -> None:
-        self._down.remove(entity)
-
     def check(self, path: str) -> None:
         """Raise EntityUnavailable if this entity is down."""
-        for entity in self._down:
-            if is_within(path, entity):
-                raise unavailable(entity)
+        for each in self.acting:
+            if each.acts_on(ENTITY_DOWN, path):
+                raise unavailable(each.path)
 
     def check_partitions(self) -> None:
         """Raise OperationTimedOut if a partition of the whole namespace is down."""
-        for partition in self.partitions_down:
-            raise partition_unavailable(partition)
+        for each in self.acting:
+            if each.fault.kind == PARTITION_DOWN and not each.path:
+                raise partition_unavailable(each.fault.partition or 0)
 
     def detach(self, entity: str, error: EntityUnavailable) -> None:
         for connection in list(self.connections):
@@ -298,21 +273,9 @@ class FaultPoints:
 
     # Requests, sends and limits
 
-    @contextmanager
-    def acting_on(self, fault: Fault) -> Iterator[None]:
-        """Let a fault act where the points of its kind ask for it."""
-        entry = (fault, fault.hits())
-        self.acting.append(entry)
-        yield
-        self.acting.remove(entry)
-
     def hit(self, kind: str, path: str, method: str | None = None) -> Fault | None:
         """Return the fault of this kind that acts on a path now, and count the hit."""
-        for fault, hits in self.acting:
-            matches = fault.kind == kind and is_within(path, fault.path) and fault.method in (None, method)
-            if matches and next(hits, False):
-                return fault
-        return None
+        return next((each.fault for each in self.acting if each.acts_on(kind, path, method) and each.hit()), None)
 
     def check_request(self, method: str, path: str) -> None:
         """Raise RequestRefused if a fault refuses this management request."""

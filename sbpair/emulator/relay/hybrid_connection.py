@@ -24,7 +24,7 @@ from sbpair.emulator.relay.relay_messages import RelayRefused, endpoint_not_foun
 from sbpair.emulator.service_errors import ArgumentInvalid, EntityExists, Unauthenticated, Unauthorized
 
 if TYPE_CHECKING:
-    from sbpair.emulator.entities.namespace import Namespace
+    from sbpair.emulator.entities.queue import EntitySpace
 
 AUDIENCES: Final = ("https://relay.azure.net",)
 MAX_LISTENERS: Final = 25
@@ -92,7 +92,7 @@ class HybridConnections:
     `chance` chooses among listeners, and tests may set one with a seed.
     """
 
-    def __init__(self, namespace: Namespace) -> None:
+    def __init__(self, namespace: EntitySpace) -> None:
         self._namespace = namespace
         self._by_key: dict[str, HybridConnection] = {}
         self.chance = random.Random()  # noqa: S311  # balance, not secrecy
@@ -129,7 +129,7 @@ class HybridConnections:
         if self.find(path) is not None or self._namespace.is_taken(path):
             raise EntityExists(f"The specified messaging entity '{path}' already exists.")
         created = self._by_key[path.lower()] = HybridConnection(path, description, self._namespace.clock.now_ms())
-        self._namespace.observer.namespace_changed(self._namespace)
+        self._namespace.observer.namespace_changed()
         return created
 
     def change(self, entity: HybridConnection, description: HybridConnectionDescription) -> None:
@@ -139,13 +139,13 @@ class HybridConnections:
             raise ArgumentInvalid("The property RequiresClientAuthorization of an existing endpoint cannot be changed.")
         entity.description = description
         entity.updated_at_ms = self._namespace.clock.now_ms()
-        self._namespace.observer.namespace_changed(self._namespace)
+        self._namespace.observer.namespace_changed()
 
     def delete(self, entity: HybridConnection) -> None:
         """Delete an entity and close the control channels of its listeners."""
         del self._by_key[entity.key]
         entity.drop_listeners(1001, "The endpoint was deleted.")
-        self._namespace.observer.namespace_changed(self._namespace)
+        self._namespace.observer.namespace_changed()
 
     def choose(
         self, entity: HybridConnection, allowed: str | None = None, disallowed: str | None = None

@@ -17,12 +17,10 @@ from typing import TYPE_CHECKING, Any, Final
 from sbpair.emulator.entities.message_order import MessageStore
 from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.storage import data_file
-from sbpair.emulator.storage.documents import checksum, write_message
+from sbpair.emulator.storage.data_file import checksum, write_message
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from sbpair.emulator.entities.sessions import SessionState
 
 logger = logging.getLogger(__name__)
 
@@ -193,12 +191,12 @@ class RecordedStore(MessageStore):
     def numbered(self) -> None:
         self._note()
 
-    def session_changed(self, session: SessionState) -> None:
+    def session_changed(self, session_id: str, state: bytes | None, changed_ms: int) -> None:
         # The time of a state that was removed is not kept: nothing would ever end it.
-        if session.state is None:
-            self._sessions.drop(session.id)
+        if state is None:
+            self._sessions.drop(session_id)
         else:
-            self._sessions.put(session.id, (str(session.state_changed_ms), session.state))
+            self._sessions.put(session_id, (str(changed_ms), state))
 
 
 class RecordedHistory(OrderedDict[str, tuple[int, int]]):

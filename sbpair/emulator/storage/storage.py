@@ -9,12 +9,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from sbpair.emulator.entities.description import SubscriptionDescription, TopicDescription
-from sbpair.emulator.entities.observer import EntityObserver
-from sbpair.emulator.entities.topic import SUBSCRIPTIONS_SEGMENT, SubscriptionEntity, TopicEntity
-from sbpair.emulator.faults.fault_points import Unwritable
+from sbpair.emulator.entities.queue import SUBSCRIPTIONS_SEGMENT, EntityObserver
+from sbpair.emulator.entities.topic import SubscriptionEntity, TopicEntity
+from sbpair.emulator.faults.fault_points import Fault, Throttle
+from sbpair.emulator.service_errors import unwritable
 from sbpair.emulator.storage import data_file
 from sbpair.emulator.storage.changes import CallLater, Changes, EntityRow, RecordedHistory, RecordedStore, Rows
-from sbpair.emulator.storage.documents import checksum, decode, encode, read_message
+from sbpair.emulator.storage.data_file import checksum, decode, encode, read_message
 from sbpair.errors import SbpairError
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ class Storage(EntityObserver):
         self._changes: Changes | None = None
         self._namespaces: Mapping[str, Namespace] = {}
         self._records: dict[QueueEntity, EntityRecord] = {}
-        self._unwritable = Unwritable()
+        self._unwritable = Throttle(Fault("unwritable", ""), unwritable)
         self.ports: dict[str, int] = {}
         self._db = data_file.open_file(path)
         try:
@@ -148,11 +149,11 @@ class Storage(EntityObserver):
         self._changes = changes
         for namespace in namespaces.values():
             namespace.observer = self
-            self.namespace_changed(namespace)
             if self._durable:
                 namespace.store_changes = self._store_changes
+        self.namespace_changed()
         for namespace in namespaces.values():
-            namespace.resume_forwarding()
+            namespace.resume()
         with data_file.errors(self._path):
             changes.write()
 
@@ -229,22 +230,19 @@ class Storage(EntityObserver):
         for each in (entity, *subscriptions):
             self._records.pop(each).delete()
 
-    def namespace_changed(self, namespace: Namespace) -> None:
+    def namespace_changed(self) -> None:
+        """Store the namespaces, and the time: the next emulator's clock continues from there."""
         if self._changes is not None:
-            self._changes.note(namespace.name, partial(_namespace_row, namespace, self.ports[namespace.name]))
+            for name, namespace in self._namespaces.items():
+                self._changes.note(name, partial(_namespace_row, namespace, self.ports[name]))
 
     # Commit
-
-    def on_clock_advanced(self) -> None:
-        """Store the time: the next emulator's clock continues from there."""
-        for namespace in self._namespaces.values():
-            self.namespace_changed(namespace)
 
     def close(self) -> None:
         """Store what is left, times of use too, and close the file. Raises MachineLacks if it cannot be stored."""
         try:
             if self._changes is not None:
-                self.on_clock_advanced()
+                self.namespace_changed()
                 for record in self._records.values():
                     record.note()
                 with data_file.errors(self._path):

@@ -122,7 +122,7 @@ def destination_gone(stage: Simulation, step: Step) -> Iterator[None]:
     stage.missing.add(goal.name.lower())
     found = find_goal(primary, goal.name)
     if found is not None:
-        primary.delete(found)
+        found.delete()
     yield
     if find_goal(primary, goal.name) is None:
         stage.history.watch_primary(make_goal(primary, goal))

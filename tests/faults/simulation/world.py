@@ -21,11 +21,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sbpair import errors
 from sbpair.emulator import service_errors
-from sbpair.emulator.clock import Timers
-from sbpair.emulator.entities.namespace import ROOT_RULE, Namespace
-from sbpair.emulator.faults.active import Faults
+from sbpair.emulator.emulator_control import EmulatorControl
+from sbpair.emulator.entities.namespace import Namespace
+from sbpair.emulator.entities.queue import ROOT_RULE
 from sbpair.emulator.frontends.amqp.amqp_connection import AmqpConnection
-from sbpair.emulator.server import LoopTimer
 from sbpair.model.entities import Queue, Subscription, Topic, subscription_of
 from sbpair.model.pair import Endpoint, Pair, SasKey
 from sbpair.model.queues import Counts, QueueSpec, QueueState
@@ -58,20 +57,18 @@ class ServiceClock:
         self._ahead_ms += ms
 
 
-class World:
-    """`ahead` is by how many seconds the clock of the tool's machine is wrong."""
+class World(EmulatorControl):
+    """Two namespaces on the network. `ahead` is by how many seconds the clock of the tool's machine is wrong."""
 
     def __init__(self, loop: VirtualLoop, network: Network, *, queues: int) -> None:
+        super().__init__("127.0.0.1", ServiceClock(loop))
         self.loop = loop
         self.network = network
         self.ahead = 0.0
-        self.clock = ServiceClock(loop)
-        self.timers = Timers()
-        self._timer = LoopTimer(self.clock, self.timers)
+        self.start_timers()
         self.doors: dict[Any, End] = {}
-        self.namespaces = {name: self._namespace(name) for name in (PRIMARY, SECONDARY)}
+        self.namespaces |= {name: self._namespace(name) for name in (PRIMARY, SECONDARY)}
         self.primary, self.secondary = self.namespaces.values()
-        self.faults = Faults(self.namespaces, self.advance)
         self.pair = Pair("orders", _endpoint(PRIMARY), _endpoint(SECONDARY), backlog_queues=queues)
 
     def _namespace(self, name: str) -> Namespace:
@@ -84,10 +81,6 @@ class World:
     def _break(self, name: str) -> None:
         for line in self.network.lines_to(name):
             line.server.abort()
-
-    def advance(self, ms: int) -> None:
-        self.clock.advance(ms)
-        self._timer.run()
 
     def set_tool_clock_right(self) -> None:
         self.ahead = (self.clock.now_ms() - BEGAN_MS) / 1000 - self.loop.time()

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from aiohttp import ClientError, WSMsgType
 
-from sbpair.emulator.entities.namespace import ROOT_RULE
+from sbpair.emulator.entities.queue import ROOT_RULE
 from sbpair.emulator.faults.fault_points import Fault
 from sbpair.emulator.relay.frame_connection import FrameConnection
 from sbpair.emulator.relay.listener_channel import ListenerChannel

@@ -7,13 +7,13 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from random import Random
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 from unittest.mock import patch
 
 import aiohappyeyeballs
 from aiohttp import connector
 
-from sbpair.emulator.entities.namespace import ROOT_RULE
+from sbpair.emulator.entities.queue import ROOT_RULE
 from sbpair.emulator.frontends.http.http_frontend import http_server
 from sbpair.emulator.port import ProtocolSniffer
 from sbpair.model.pair import SasKey
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from sbpair.emulator.entities.namespace import Namespace
     from sbpair.emulator.relay.hybrid_connection import HybridConnection
-    from sbpair.emulator.server import Emulator
     from tests.faults.simulation.network import Network
 
 HOSTS: Final[dict[Side, str]] = {"primary": PRIMARY, "secondary": SECONDARY}
@@ -64,8 +63,6 @@ def without_sockets(loop: RelayLoop) -> Iterator[None]:
 class RelayWorld(World):
     """Two namespaces with a hybrid connection each, reached by HTTP and WebSocket only."""
 
-    identity = None
-
     def __init__(self, loop: VirtualLoop, network: Network, random: Random) -> None:
         super().__init__(loop, network, queues=1)
         self.relay_pair = RelayPair(self._relay_endpoint("primary"), self._relay_endpoint("secondary"))
@@ -79,7 +76,7 @@ class RelayWorld(World):
 
         def frontend(protocol: str) -> asyncio.BaseProtocol | None:
             if not made:
-                made.append(http_server(cast("Emulator", self), namespace))
+                made.append(http_server(self, namespace))
             return made[0]() if protocol == "http" else None
 
         self.network.serve(name, lambda: ProtocolSniffer(frontend, lambda _: None))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sbpair.emulator.faults.fault_points import ConnectionFault
+    from sbpair.emulator.faults.fault_points import ActingFault
     from sbpair.emulator.frontends.amqp.link_endpoint import LinkOwner
 
 _HEADER: Final = b"AMQP"
@@ -106,7 +106,7 @@ class FrameCounter:
 class _Stall:
     """The bytes that a stalled connection holds back in each direction; None is the end of output."""
 
-    fault: ConnectionFault
+    fault: ActingFault
     received: list[bytes] = field(default_factory=list)
     output: list[bytes | None] = field(default_factory=list)
 
@@ -123,8 +123,8 @@ class FaultyConnection(TransportLayer):
         self._points = inner.namespace.fault_points
         self._loop = asyncio.get_running_loop()
         self._counter = FrameCounter(inner.unread)
-        self._faults: Sequence[ConnectionFault] = ()
-        self._due: dict[ConnectionFault, int] = {}
+        self._faults: Sequence[ActingFault] = ()
+        self._due: dict[ActingFault, int] = {}
         self._stall: _Stall | None = None
         self._late: deque[bytes | None] = deque()
         self._last_due = 0.0
@@ -134,7 +134,7 @@ class FaultyConnection(TransportLayer):
 
     # Faults
 
-    def apply(self, faults: Sequence[ConnectionFault]) -> None:
+    def apply(self, faults: Sequence[ActingFault]) -> None:
         """Begin those of these faults that are new, and end the earlier ones that are not among them."""
         before, self._faults = self._faults, tuple(faults)
         self._due |= {fault: fault.after_frames for fault in faults if fault not in before}
@@ -142,7 +142,7 @@ class FaultyConnection(TransportLayer):
             if fault not in faults:
                 self._end(fault)
 
-    def _end(self, fault: ConnectionFault) -> None:
+    def _end(self, fault: ActingFault) -> None:
         """End a fault and pass on all bytes it held back."""
         self._due.pop(fault, None)
         stall = self._stall
@@ -178,7 +178,7 @@ class FaultyConnection(TransportLayer):
         if fault is not None and not self._ended:
             self._strike(fault, data[through:])
 
-    def _let_through(self, data: bytes) -> tuple[int, ConnectionFault | None]:
+    def _let_through(self, data: bytes) -> tuple[int, ActingFault | None]:
         """Return how many bytes may pass, and the fault that acts after them."""
         through = 0
         for end in self._counter.ends(data):
@@ -189,8 +189,8 @@ class FaultyConnection(TransportLayer):
             through = end
         return len(data), None
 
-    def _strike(self, fault: ConnectionFault, rest: bytes) -> None:
-        if fault.action == "stall":
+    def _strike(self, fault: ActingFault, rest: bytes) -> None:
+        if fault.fault.kind == "stall":
             del self._due[fault]
             self._stall = _Stall(fault, [rest])
             # These frames are counted again when they are passed on.
@@ -199,7 +199,7 @@ class FaultyConnection(TransportLayer):
                 self._layer.hold()
             return
         self._ended = True
-        if fault.action == "reset":
+        if fault.fault.kind == "reset":
             linger(self._transport)
             self._transport.abort()
         elif self._layer is not None:

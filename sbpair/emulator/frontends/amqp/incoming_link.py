@@ -19,9 +19,8 @@ from sbpair.errors import ProtocolError
 if TYPE_CHECKING:
     from sbpair.amqp.link import Delivery, ReceivingLink
     from sbpair.emulator.entities.queue import QueueEntity
-    from sbpair.emulator.entities.send_via import SendVia
     from sbpair.emulator.entities.stored_message import StoredMessage
-    from sbpair.emulator.entities.transaction import SendTarget, Transaction
+    from sbpair.emulator.entities.transaction import SendTarget, SendVia, Transaction
 
 SEND: Final = (AccessRight.SEND,)
 OVERSIZE_FACTOR: Final = 4

@@ -13,8 +13,8 @@ from sbpair.amqp.link import Link, LinkSession, ReceivingLink, SendingLink
 from sbpair.amqp.performatives import Coordinator, Source
 from sbpair.amqp.types import Described, Map, Symbol
 from sbpair.emulator.access.sas import AccessRight, scope_of
-from sbpair.emulator.entities.send_via import SendVia
 from sbpair.emulator.entities.sessions import SessionMessages
+from sbpair.emulator.entities.transaction import SendVia
 from sbpair.emulator.frontends.amqp import management_operations, outgoing_link
 from sbpair.emulator.frontends.amqp.connection_state import TransactionGroup
 from sbpair.emulator.frontends.amqp.incoming_link import SEND, IncomingLink, SendViaLink

@@ -12,8 +12,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities import rules
-from sbpair.emulator.entities.description import check_authorization_rules
-from sbpair.emulator.entities.description_schema import SETTABLE, SUBSCRIPTION, TOPIC, Settable, format_value
+from sbpair.emulator.entities.description import (
+    SETTABLE,
+    SUBSCRIPTION,
+    TOPIC,
+    Settable,
+    check_authorization_rules,
+    format_value,
+)
 from sbpair.emulator.entities.rules import read_typed
 from sbpair.emulator.entities.topic import SubscriptionEntity, TopicEntity
 from sbpair.emulator.frontends.http.management_parts import (
@@ -157,7 +163,7 @@ class Entities:
         }
 
     def remove(self, item: Any) -> None:
-        self._collection.namespace.delete(item)
+        item.delete()
 
     def to_json(self, item: Any) -> tuple[str, Json]:
         """Return the resource's name and properties."""

@@ -17,8 +17,7 @@ from xml.etree.ElementTree import Element
 from aiohttp import web
 
 from sbpair.emulator.access.sas import AccessRight, scope_of
-from sbpair.emulator.entities.description import check_path
-from sbpair.emulator.entities.description_schema import QUEUE, SUBSCRIPTION
+from sbpair.emulator.entities.description import QUEUE, SUBSCRIPTION, check_path
 from sbpair.emulator.entities.queue import entity_not_found
 from sbpair.emulator.entities.rules import SubscriptionRule
 from sbpair.emulator.entities.topic import SubscriptionEntity
@@ -175,7 +174,7 @@ class AtomFrontend:
                 found = entities.find(name)
                 return self._missing(request) if found is None else atom_response(self._entry(request, entities, found))
             case "DELETE":
-                self._namespace.delete(entities.get(name))
+                entities.get(name).delete()
                 return web.Response(status=200)
         return self._put(request, entities, name, body)
 

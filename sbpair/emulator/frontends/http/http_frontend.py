@@ -31,10 +31,10 @@ from sbpair.emulator.service_errors import ArgumentInvalid, InternalError, Servi
 
 if TYPE_CHECKING:
     from sbpair.emulator.clock import Clock
+    from sbpair.emulator.emulator_control import EmulatorControl
     from sbpair.emulator.entities.namespace import Namespace
     from sbpair.emulator.entities.queue import QueueEntity
     from sbpair.emulator.entities.topic import TopicEntity
-    from sbpair.emulator.server import Emulator
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +65,9 @@ class HttpServer(web.Server):
             handler._task_handler.cancel()
 
 
-def http_server(emulator: Emulator, namespace: Namespace) -> web.Server:
+def http_server(
+    emulator: EmulatorControl, namespace: Namespace, identity: IdentityFrontend | None = None
+) -> web.Server:
     atom, arm = AtomFrontend(namespace), ArmFrontend(emulator.namespaces)
 
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
@@ -74,8 +76,8 @@ def http_server(emulator: Emulator, namespace: Namespace) -> web.Server:
             return await answer_control(emulator, namespace, request)
         if is_health_check(request) and namespace.hybrid_connections.find("health") is None:
             return health(namespace)
-        if emulator.identity is not None and path.startswith(IDENTITY):
-            return emulator.identity.handle(request)
+        if identity is not None and path.startswith(IDENTITY):
+            return identity.handle(request)
         if namespace.is_down:
             if request.transport is not None:
                 request.transport.abort()
@@ -148,7 +150,7 @@ async def answer(frontend: AtomFrontend | ArmFrontend, namespace: Namespace, req
     return response
 
 
-async def answer_control(emulator: Emulator, namespace: Namespace, request: web.BaseRequest) -> web.Response:
+async def answer_control(emulator: EmulatorControl, namespace: Namespace, request: web.BaseRequest) -> web.Response:
     """Answer a request to the control API."""
     parts = split_target(request)[0].strip("/").split("/")[1:]
     if reason := refusal_of(emulator, request):
@@ -173,7 +175,7 @@ async def answer_control(emulator: Emulator, namespace: Namespace, request: web.
         return web.json_response({"error": {"where": where, "message": error.message}}, status=error.status)
 
 
-def refusal_of(emulator: Emulator, request: web.BaseRequest) -> str:
+def refusal_of(emulator: EmulatorControl, request: web.BaseRequest) -> str:
     """Return why a request may come from a web page, which could change the emulator of its reader; "" if it cannot.
 
     Browsers name the page's origin. A page of a host name that now leads to this machine has the same origin.
@@ -192,7 +194,7 @@ def hybrid_connections_state(namespace: Namespace) -> dict[str, object]:
     return {"hybrid_connections": listed} if listed else {}
 
 
-def state_of(emulator: Emulator) -> dict[str, object]:
+def state_of(emulator: EmulatorControl) -> dict[str, object]:
     faults = {
         identity: {name: value for name, value in asdict(fault).items() if value is not None}
         for identity, fault in emulator.faults.active().items()
