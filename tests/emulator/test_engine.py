@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from sbpair.amqp.message import Sections
-from sbpair.emulator.clock import NEVER
 from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.entities.queue import EntityCounts, QueueEntity
 from sbpair.emulator.entities.stored_message import StoredMessage
@@ -68,10 +67,6 @@ def test_an_expired_message_is_dropped_by_default(queue, put, advance) -> None:
     assert numbers(queue.messages.receive(9)) == [2]
 
 
-def test_a_message_without_a_time_to_live_never_expires(put) -> None:
-    assert put()[0].expires_at_ms == NEVER
-
-
 def test_all_scheduled_messages_are_cancelled_or_none(queue, put, clock, advance) -> None:
     at = clock.now_ms() + MINUTE
     put(3, scheduled_at_ms=at)
@@ -116,21 +111,20 @@ def test_a_deleted_queue_drops_its_messages_and_notifies_once(namespace, queue, 
     assert namespace.timers.next_deadline_ms() is None
 
 
-def test_waiting_consumers_take_turns(queue, put) -> None:
-    receivers = [CreditConsumer(queue, credit=10) for _ in range(3)]
+@pytest.mark.parametrize(
+    ("bursts", "credit", "got"),
+    [
+        pytest.param([1] * 6, [10, 10, 10], [[1, 4], [2, 5], [3, 6]], id="they take turns"),
+        pytest.param([5], [2, 5], [[1, 2], [3, 4, 5]], id="a burst goes to the first up to its credit"),
+    ],
+)
+def test_messages_go_to_waiting_consumers(queue, put, bursts, credit, got) -> None:
+    receivers = [CreditConsumer(queue, credit=each) for each in credit]
     for receiver in receivers:
         receiver.wake()
-    for _ in range(6):
-        put()
-    assert [receiver.got for receiver in receivers] == [[1, 4], [2, 5], [3, 6]]
-
-
-def test_a_burst_goes_to_the_first_consumer_up_to_its_credit(queue, put) -> None:
-    receivers = [CreditConsumer(queue, credit=2), CreditConsumer(queue, credit=5)]
-    for receiver in receivers:
-        receiver.wake()
-    put(5)
-    assert [receiver.got for receiver in receivers] == [[1, 2], [3, 4, 5]]
+    for count in bursts:
+        put(count)
+    assert [receiver.got for receiver in receivers] == got
 
 
 def test_a_removed_consumer_is_not_woken(queue, put) -> None:

@@ -31,27 +31,22 @@ def test_the_path_of_a_subscription_is_no_other_entitys(namespace, path) -> None
         with pytest.raises(EntityExists, match=path.strip("/")):
             create(path)
         assert namespace.resolve("news/subscriptions/audit").entity is audit
-        news.delete_subscription("audit")
+        news.subscription("audit").delete()
 
 
-@pytest.mark.parametrize("address", ["orders", "/ORDERS/", "amqps://127.0.0.1:5672/Orders", "sb://host/orders"])
-def test_an_address_is_resolved_to_its_queue(namespace, queue, address) -> None:
-    target = namespace.resolve(address)
-    assert target.messages is queue.messages
-    assert not target.is_dead_letters
-    assert not target.management
-
-
-@pytest.mark.parametrize("suffix", ["/$deadletterqueue", "/$DeadLetterQueue"])
-def test_an_address_is_resolved_to_the_dead_letters(namespace, queue, suffix) -> None:
-    assert namespace.resolve("orders" + suffix).messages is queue.dead_letters
-    target = namespace.resolve(f"amqps://host:1/orders{suffix}/$management")
-    assert target.messages is queue.dead_letters
-    assert target.management
+@pytest.mark.parametrize("suffix", ["", "/$deadletterqueue", "/$DeadLetterQueue"])
+@pytest.mark.parametrize("management", ["", "/$management"])
+@pytest.mark.parametrize("address", ["orders", "/ORDERS", "amqps://127.0.0.1:5672/Orders", "sb://host/orders"])
+def test_an_address_is_resolved_to_messages_or_dead_letters(namespace, queue, address, suffix, management) -> None:
+    target = namespace.resolve(f"{address}{suffix}{management}")
+    assert target.messages is (queue.dead_letters if suffix else queue.messages)
+    assert (target.is_dead_letters, target.management) == (bool(suffix), bool(management))
 
 
 @pytest.mark.usefixtures("queue")
-@pytest.mark.parametrize("address", ["nothing", "", "$management", "orders/$else", "orders/$deadletterqueue/x"])
+@pytest.mark.parametrize(
+    "address", ["nothing", "", "$management", "orders/$else", "orders/$deadletterqueue/x", "orders/subscriptions/x"]
+)
 def test_an_unknown_address_is_not_found(namespace, address) -> None:
     with pytest.raises(EntityNotFound) as refused:
         namespace.resolve(address)

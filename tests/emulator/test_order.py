@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from sbpair.amqp.message import Sections
 from sbpair.emulator.entities.message_order import MessageStore, ReadyQueue
-from sbpair.emulator.entities.stored_message import ACTIVE, REMOVED, StoredMessage
+from sbpair.emulator.entities.stored_message import REMOVED, StoredMessage
 
 
 def numbered(number: int) -> StoredMessage:
@@ -60,15 +60,3 @@ def test_a_ready_queue_returns_the_lowest_first_and_skips_void(numbers, left, st
         out += ready.take(step)
     assert [message.sequence_number for message in out] == sorted(set(numbers) - left)
     assert ready.take(step) == []
-
-
-def test_void_entries_are_swept_out_of_a_ready_queue() -> None:
-    ready = ReadyQueue()
-    messages = [numbered(number) for number in range(1_000)]
-    for message in messages:
-        ready.put(message)
-    for message in messages[1:]:
-        message.state = REMOVED
-        ready.add_void(message)
-    assert len(ready._new) < 200
-    assert [message.state for message in ready.take(9)] == [ACTIVE]

@@ -68,14 +68,6 @@ def send_to(queue):
     return send
 
 
-def test_a_session_has_its_own_messages_in_order(queue, send_to) -> None:
-    first, other, second = send_to("a", "b", "a")
-    assert numbers(queue.messages.accept("a").receive(9)) == [first, second]
-    assert numbers(queue.messages.accept("b").receive(9)) == [other]
-    with pytest.raises(NotAllowed):
-        queue.messages.receive(1)
-
-
 def test_an_empty_session_can_be_accepted_by_name(queue) -> None:
     held = queue.messages.accept("new")
     assert held.receive(1) == []
@@ -220,6 +212,8 @@ def test_messages_without_a_session_are_refused(queue, send_to) -> None:
     with pytest.raises(ArgumentInvalid):
         send_to("x" * 129)
     assert queue.counts().total == 0
+    with pytest.raises(NotAllowed):
+        queue.messages.receive(1)
 
 
 def test_expiring_all_locks_releases_every_session(queue, send_to) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import pytest
 from aiohttp import ClientSession
-from azure.servicebus import ServiceBusMessage, ServiceBusSubQueue
+from azure.servicebus import ServiceBusMessage
 from azure.servicebus.aio import ServiceBusClient
 
 from sbpair.azure.atom import open_atom
@@ -21,7 +21,6 @@ from sbpair.testing import Emulator, EmulatorOptions
 from tests.kit.command import environment, finished, start
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
     from sbpair.emulator.entities.namespace import Namespace
@@ -36,44 +35,6 @@ def options(tmp_path: Path) -> EmulatorOptions:
 
 def client_of(namespace: Namespace) -> ServiceBusClient:
     return ServiceBusClient.from_connection_string(namespace.connection_string)
-
-
-def texts(messages: Sequence[Any]) -> list[tuple[str, int | None, int | None]]:
-    return [(str(each), each.sequence_number, each.delivery_count) for each in messages]
-
-
-async def settle_in_every_way(namespace: Namespace) -> None:
-    async with client_of(namespace) as client, client.get_queue_sender("orders") as sender:
-        await sender.send_messages([ServiceBusMessage(f"m{number}") for number in range(1, 7)])
-        await sender.schedule_messages(ServiceBusMessage("later"), datetime.now(UTC) + timedelta(days=1))
-        async with client.get_queue_receiver("orders") as receiver:
-            completed, dead, deferred, abandoned, locked = await receiver.receive_messages(5, max_wait_time=5)
-            await receiver.complete_message(completed)
-            await receiver.dead_letter_message(dead, reason="bad", error_description="worse")
-            await receiver.defer_message(deferred)
-            await receiver.abandon_message(abandoned)
-            assert str(locked) == "m5"
-
-
-async def test_messages_are_in_every_state_that_they_had(options: EmulatorOptions) -> None:
-    async with Emulator(ONE, options=options) as emulator:
-        namespace = emulator.namespaces["contoso"]
-        namespace.create_queue("orders")
-        await settle_in_every_way(namespace)
-    async with Emulator(ONE, options=options) as emulator:
-        namespace = emulator.namespaces["contoso"]
-        async with client_of(namespace) as client, client.get_queue_sender("orders") as sender:
-            await sender.send_messages(ServiceBusMessage("new"))
-            async with client.get_queue_receiver("orders") as receiver:
-                assert texts(await receiver.receive_messages(10, max_wait_time=5)) == [
-                    ("m4", 4, 1), ("m5", 5, 0), ("m6", 6, 0), ("new", 8, 0)
-                ]  # fmt: skip
-                [deferred] = await receiver.receive_deferred_messages(3)
-                assert str(deferred) == "m3"
-            async with client.get_queue_receiver("orders", sub_queue=ServiceBusSubQueue.DEAD_LETTER) as receiver:
-                [dead] = await receiver.receive_messages(10, max_wait_time=5)
-                assert (str(dead), dead.dead_letter_reason, dead.dead_letter_source) == ("m2", "bad", "orders")
-            await sender.cancel_scheduled_messages(7)
 
 
 async def test_the_clock_does_not_go_back_and_due_messages_expire(options: EmulatorOptions) -> None:

@@ -1,9 +1,10 @@
-"""Throttling by credits and the limit of connections, seen by clients."""
+"""Throttling by credits, and the limit of connections."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from aiohttp import ClientSession
@@ -11,12 +12,80 @@ from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import ServiceBusServerBusyError
 
 from sbpair.amqp_client.client import connect
+from sbpair.emulator.entities.description import SubscriptionDescription
+from sbpair.emulator.entities.rules import SubscriptionRule
+from sbpair.emulator.faults.fault_points import CreditBudget, FaultPoints
+from sbpair.emulator.service_errors import ServerBusy
 from sbpair.errors import Throttled, Unreachable
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.testing import Emulator, EmulatorOptions, ManualClock
 from tests.kit.sas import sign
 
 MESSAGE = bytes.fromhex("005375a0026869")
+
+
+@pytest.fixture
+def resumed() -> Mock:
+    return Mock()
+
+
+@pytest.fixture
+def budget(namespace, clock, resumed) -> CreditBudget:
+    return CreditBudget(100, clock, namespace.timers, resumed)
+
+
+@pytest.mark.parametrize(
+    ("spent", "left"),
+    [
+        pytest.param([(0, 10)] * 10, [(0, 0), (999, 0), (1, 100)], id="each second has new ones"),
+        pytest.param([(60_000, 100)], [(0, 0)], id="unspent ones are lost"),
+        pytest.param([(0, 250)], [(1_000, 0), (1_000, 50)], id="a large batch uses those of later seconds"),
+    ],
+)
+def test_credits_are_renewed_each_second(budget, clock, spent, left) -> None:
+    """`spent` and `left` have credits after so many ms."""
+    for ms, amount in spent:
+        clock.advance(ms)
+        budget.spend(amount, "orders")
+    for ms, amount in left:
+        clock.advance(ms)
+        if amount:
+            budget.spend(amount, "orders")
+        with pytest.raises(ServerBusy, match="50009") as refused:
+            budget.spend(1, "orders")
+    assert (refused.value.condition, refused.value.sub_code) == ("com.microsoft:server-busy", 50009)
+
+
+def test_deliveries_wait_for_credits(budget, advance, resumed) -> None:
+    assert budget.allowed(250, "orders") == 100
+    budget.record(100, "orders")
+    assert budget.allowed(150, "orders") == 0
+    advance(1_000)
+    assert resumed.call_count == 1
+    assert budget.allowed(50, "orders") == 50
+    advance(10_000)
+    assert resumed.call_count == 1
+
+
+def test_the_strictest_of_several_meters_decides(budget, namespace, clock, resumed) -> None:
+    both = FaultPoints()
+    both.meters += [budget, CreditBudget(10, clock, namespace.timers, resumed)]
+    assert both.allowed(50, "orders") == 10
+    both.record(10, "orders")
+    with pytest.raises(ServerBusy):
+        both.spend(1, "orders")
+
+
+def test_each_filter_of_a_topic_costs_a_credit(namespace, queue) -> None:
+    topic = namespace.create_topic("news")
+    assert (queue.credits_per_message, topic.credits_per_message) == (1, 1)
+    for name in ("a", "b"):
+        topic.create_subscription(name, SubscriptionDescription(), SubscriptionRule())
+    topic.subscription("b").add_rule(SubscriptionRule(name="more"))
+    assert topic.credits_per_message == 4
+
+
+# Seen by clients
 
 
 def test_the_official_client_reports_a_busy_service(another: Any, official: Any) -> None:
@@ -74,6 +143,7 @@ async def test_one_connection_too_many_is_refused() -> None:
     async with asyncio.timeout(30), Emulator([("contoso", 0)]) as emulator:
         namespace = emulator.namespaces["contoso"]
         namespace.create_queue("orders")
+        assert namespace.fault_points.max_connections == 5_000
         namespace.fault_points.max_connections = 1
         endpoint = endpoint_from_connection_string(namespace.connection_string)
         async with connect(endpoint) as first:
