@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sbpair.replication.receivers import DedupReceiver
     from sbpair.replication.senders import ActiveSender, PassiveSender
     from sbpair.status import read_status
-    from sbpair.syphon.limits import MoveLimits
+    from sbpair.syphon.move_spec import MoveLimits
     from sbpair.syphon.preview import make_forecast as preview_syphon
     from sbpair.syphon.runner import SyphonResult
     from sbpair.syphon.runner import run as run_syphon
@@ -75,7 +75,7 @@ __getattr__, __dir__ = lazy_names(
         "sbpair.replication.receivers": "DedupReceiver",
         "sbpair.replication.senders": "ActiveSender, PassiveSender",
         "sbpair.status": "read_status",
-        "sbpair.syphon.limits": "MoveLimits",
+        "sbpair.syphon.move_spec": "MoveLimits",
         "sbpair.syphon.preview": "make_forecast as preview_syphon",
         "sbpair.syphon.runner": "SyphonResult, run as run_syphon",
     },

@@ -39,12 +39,11 @@ if TYPE_CHECKING:
     from sbpair.model.pair import Ends
     from sbpair.move.events import SyphonEvent
     from sbpair.move.filter import MessageFilter
-    from sbpair.move.live_run import LiveRun
     from sbpair.move.receipt import NamedMessage
+    from sbpair.move.run_store import LiveRun
     from sbpair.service.supervision import Supervision
     from sbpair.syphon import runner
-    from sbpair.syphon.limits import MoveLimits
-    from sbpair.syphon.move_spec import MoveSpec
+    from sbpair.syphon.move_spec import MoveLimits, MoveSpec
     from sbpair.syphon.ramp import RampPlan
 
 
@@ -242,7 +241,7 @@ def _move_messages(
 ) -> int:
     """Move messages, print the receipt, and return the exit code. `ends` are those whose runs are in `state`."""
     from sbpair.cli.progress.move_progress import SAMPLE_SECONDS, move_progress
-    from sbpair.move.live_run import LiveRun
+    from sbpair.move.run_store import LiveRun
     from sbpair.syphon import runner
 
     once, live = mode == "--once", LiveRun()
@@ -356,10 +355,10 @@ def _preview_move(
     from sbpair.cli.progress.reporting import PeekProgress
     from sbpair.cli.render import forecast
     from sbpair.move.message.route import MISSING
-    from sbpair.syphon import preview
+    from sbpair.syphon.preview import make_forecast
 
     with PeekProgress(screen) as progress:
-        result = run(preview.make_forecast(ends, terms.limits, spec=spec, where=where, on_event=progress))
+        result = run(make_forecast(ends, terms.limits, spec=spec, where=where, on_event=progress))
     notes = list(result.notes)
     if any(each.reason == MISSING and each.messages > max_missing for each in result.dead_letters):
         note = f"of each missing destination a run dead-letters {max_missing} messages and leaves the others"

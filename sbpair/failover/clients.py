@@ -33,14 +33,14 @@ from sbpair.failover.side_connections import (
     close_quietly,
 )
 from sbpair.failover.steps import GRACE_SECONDS, ReusableTimeout, Steps, awaiting, blocking, drive, drive_async
-from sbpair.move.missing_destinations import MAX_MISSING
+from sbpair.move.context import MAX_MISSING
 
 if TYPE_CHECKING:
     from sbpair.failover.sdk_messages import Messages
     from sbpair.failover.side_connections import SimulatedOutage
     from sbpair.model.pair import Pair
     from sbpair.move.events import SyphonEvent
-    from sbpair.syphon.limits import MoveLimits
+    from sbpair.syphon.move_spec import MoveLimits
 
 STOP_SECONDS = 15.0
 

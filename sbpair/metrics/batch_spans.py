@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from opentelemetry import trace
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -19,7 +19,7 @@ from sbpair.amqp import codec, splice
 from sbpair.errors import ProtocolError, SbpairError
 
 if TYPE_CHECKING:
-    from sbpair.move.interface import Batch, Destination, DestinationLink, RoutedMessage, Sendable, SendOutcome
+    from sbpair.move.interface import Batch, Destination, DestinationLink, RoutedMessage, SendOutcome
 
 MAX_LINKS: Final = 128
 CONTEXT_KEYS: Final = ("traceparent", "Diagnostic-Id")
@@ -60,7 +60,7 @@ class _TracedLink:
 
     def encode(self, routed: Sequence[RoutedMessage]) -> Batch:
         batch = self._link.encode(routed)
-        sent = (cast("Sendable", each.message).content.application_properties for each in routed[: batch.count])
+        sent = (each.message.content.application_properties for each in routed[: batch.count])
         contexts = filter(None, map(_span_context, sent))
         self._links[id(batch)] = [trace.Link(each) for each in islice(contexts, MAX_LINKS)]
         return batch

@@ -13,13 +13,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias, get_type_hints
 
 from sbpair.move import events
-from sbpair.move.away_sides import AwaySides
-from sbpair.move.backlog_depth import BacklogDepth
 from sbpair.move.receipt import BUCKETS, SPENT, Receipt
 from sbpair.runs.database import now_ms
 
 if TYPE_CHECKING:
-    from sbpair.move.live_run import LiveRun
+    from sbpair.move.run_store import LiveRun
 
 _SUFFIXES: Final = {"s": "seconds", "By": "bytes"}
 
@@ -143,14 +141,14 @@ class LiveFigures:
         self._clock_ms = clock_ms
         self._started_ms = clock_ms()
         self._lock = threading.Lock()
-        self._depth = BacklogDepth()
+        self._depth = events.BacklogDepth()
         self._labels = BoundedLabels(max_labels)
         self._progress: dict[str, events.QueueProgress | None] = {}
         self._waiting: dict[str, int] = {}
         self._backing_off: set[tuple[str, str]] = set()
         self._backoffs: Counter[str] = Counter()
         self._failures: Counter[str] = Counter()
-        self._away = AwaySides()
+        self._away = events.AwaySides()
         self._paused = False
 
     def take(self, event: events.SyphonEvent) -> None:

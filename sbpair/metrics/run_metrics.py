@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sbpair.metrics.live_figures import Metric
     from sbpair.move.events import SyphonEvent
     from sbpair.move.interface import Destination
-    from sbpair.move.live_run import LiveRun
+    from sbpair.move.run_store import LiveRun
 
 PATH: Final = "/metrics"
 

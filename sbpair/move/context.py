@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
+import math
 import random
-import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
+from sbpair.errors import Unavailable
 from sbpair.model.backoff import Backoff
 from sbpair.move.message.route import TimeToLive
-from sbpair.move.missing_destinations import MissingDestinations
-from sbpair.move.receipt import Tally
+from sbpair.move.receipt import MissingDestination, Tally
+from sbpair.runs.database import now_ms
 from sbpair.runs.journal import Journal
 
 if TYPE_CHECKING:
     from sbpair.model.message_key import Key
     from sbpair.move.events import SyphonEvent
-    from sbpair.move.interface import ReceivedMessage
-    from sbpair.move.live_run import Traced
+    from sbpair.move.interface import Destination, ReceivedMessage
     from sbpair.move.rate_limit import RateLimiter
     from sbpair.move.topic_guard import TopicGuard
 
 DEFAULT_BACKOFF = Backoff(first_seconds=1.0, max_seconds=60.0)
 DEFAULT_MAX_SKIPPED = 100_000
 
+MAX_MISSING = 20
+"""How many messages of a missing destination are dead-lettered before it is held."""
+
+_HINT = "run again once it exists"
+
 SendCost = Callable[[str], Awaitable[float]]
 Choose = Callable[["Sequence[ReceivedMessage]", int], Sequence[bool]]
+
+Traced: TypeAlias = "Callable[[str, Destination], Destination]"
+"""Wraps the destination of the worker of a queue, to record its sends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +75,65 @@ class MoveTimings:
 DEFAULT_MOVE_TIMINGS = MoveTimings()
 
 
-@dataclass(frozen=True)
+class MissingDestinations:
+    """Destinations that the primary lacks, by their first spelling.
+
+    Invariant: the workers of a run share one count per destination. Beyond its limit a destination is held: its
+    messages stay in the backlog. `dead_lettered` counts the messages given up for each.
+    """
+
+    def __init__(self, limit: int | None = MAX_MISSING) -> None:
+        self.dead_lettered: Counter[str] = Counter()
+        self._limit = math.inf if limit is None else limit
+        self._spellings: dict[str, str] = {}
+        self._held: set[str] = set()
+        self._left: dict[str, Mapping[str, int]] = {}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._spellings.values())
+
+    def allow(self, destination: str, messages: int) -> int:
+        """Return how many of these messages may be dead-lettered. If not all of them, the destination is held."""
+        name = self._spellings.setdefault(destination.lower(), destination)
+        allowed = int(min(messages, max(0, self._limit - self.dead_lettered[name])))
+        self.dead_lettered[name] += allowed
+        if allowed < messages:
+            self._held.add(name)
+        return allowed
+
+    def found(self, destination: str) -> None:
+        """Hold the destination no longer: it exists now."""
+        self._held.discard(self._spellings.get(destination.lower(), destination))
+
+    def is_held(self, destination: str) -> bool:
+        return self._spellings.get(destination.lower()) in self._held
+
+    def note_left(self, queue: str, waiting: Mapping[str, int]) -> None:
+        """Record how many messages of a backlog queue wait, by destination; replaces what was recorded before."""
+        self._left[queue] = {destination.lower(): count for destination, count in waiting.items()}
+
+    def held(self, destination: str) -> int:
+        """Return how many messages of a held destination were left in the backlog; 0 if it is not held."""
+        left = sum(waiting.get(destination.lower(), 0) for waiting in self._left.values())
+        return left if self.is_held(destination) else 0
+
+    def result(self) -> tuple[MissingDestination, ...]:
+        """Return all of them, for the receipt."""
+        return tuple(MissingDestination(name, self.dead_lettered[name], self.held(name)) for name in sorted(self))
+
+    def hold_error(self, destination: str) -> Unavailable:
+        """Return why the messages of a held destination wait."""
+        count = self.dead_lettered[self._spellings[destination.lower()]]
+        if not self._limit:
+            return Unavailable("it does not exist: its messages stay in the source; create it", hint=_HINT)
+        return Unavailable(
+            f"it does not exist in the primary: {count} of its messages were dead-lettered, the others stay in the"
+            " backlog; create it, or pass --allow-missing to dead-letter them all",
+            hint=_HINT,
+        )
+
+
+@dataclass
 class MoveContext:
     """`namespace` holds the backlog. `send_cost` returns the credits of a message by its destination.
 
@@ -95,7 +162,7 @@ class MoveContext:
     max_skipped: int = DEFAULT_MAX_SKIPPED
     rate_limiter: RateLimiter | None = None
     send_cost: SendCost | None = None
-    now_ms: Callable[[], int] = lambda: int(time.time() * 1000)
+    now_ms: Callable[[], int] = now_ms
     keeps_refused: bool = False
     duplicate_window_ms: int = 0
     traced: Traced | None = None

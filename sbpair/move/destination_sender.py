@@ -7,24 +7,138 @@ messages, and the others go on.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from sbpair.errors import EntityMissing, InDoubt, ProtocolError, SbpairError, ServiceRefused, Throttled, Unavailable
-from sbpair.move.destination_queue import MAX_ROUND, DestinationQueue
+from sbpair.move.context import DEFAULT_BATCH_LIMITS
 from sbpair.move.events import DestinationBackingOff, DestinationRecovered
-from sbpair.move.interface import get_lock_until, get_message
+from sbpair.move.failure_latch import set_within, start_task
+from sbpair.move.interface import get_lock_until, get_message, get_place
 from sbpair.move.message.route import Send, TimeToLive, missing, refused
 from sbpair.move.settlement import BatchSend
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from sbpair.move.context import MoveContext
     from sbpair.move.failure_latch import FailureLatch
-    from sbpair.move.interface import Destination, DestinationLink, RoutedMessage
+    from sbpair.move.interface import Destination, DestinationLink, ReceivedMessage, RoutedMessage
     from sbpair.move.message.route import Facts, Route
     from sbpair.move.settlement import Settlement
     from sbpair.rules.filters import TopicFilters
+
+MAX_ROUND = 1_000
+"""How many messages are sent in one round. Those beyond a batch are sent in the next one."""
+
+UNORDERED_ROUNDS = 4
+"""Rounds in progress for one destination, if the order does not matter."""
+
+
+class DestinationQueue:
+    """Waiting messages in backlog order, and the batches that the destination accepts, learnt from its refusals. Pure.
+
+    Invariant: of messages with an order among them, none is sent before those in front of it are accepted. All messages
+    of a destination have one order, until it turns out to accept only messages of one key in a batch: then it is
+    partitioned, and only messages of one key have an order among them.
+    """
+
+    def __init__(self, *, ordered: bool = True, min_round: int = DEFAULT_BATCH_LIMITS.min_round) -> None:
+        self._ordered = ordered
+        self._min_round = min_round
+        self._waiting: deque[RoutedMessage] = deque()
+        self._by_key = self._one_by_one = False
+        self._suspects: set[int] = set()
+        self._all_accepted, self._mixed_keys = True, False
+
+    def __len__(self) -> int:
+        """Count waiting messages, without those being sent."""
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterator[RoutedMessage]:
+        return iter(self._waiting)
+
+    @property
+    def is_full_round(self) -> bool:
+        """Whether a wait for more messages gains nothing: they are many, or are sent one by one anyway."""
+        return len(self._waiting) >= self._min_round or not self._in_batches
+
+    @property
+    def _in_batches(self) -> bool:
+        return not (self._by_key or self._one_by_one or self._suspects)
+
+    def add(self, routed: Sequence[RoutedMessage]) -> None:
+        """Add messages. A redelivery gets its old place, in front of those behind it in the backlog."""
+        added = sorted(routed, key=get_place)
+        if self._waiting and added[0].ordinal < self._waiting[-1].ordinal:
+            self.put_back(added)
+        else:
+            self._waiting += added
+
+    def take(self, limit: int) -> list[RoutedMessage]:
+        if limit >= len(self._waiting):
+            routed = list(self._waiting)
+            self._waiting.clear()
+            return routed
+        return [self._waiting.popleft() for _ in range(min(limit, len(self._waiting)))]
+
+    def put_back(self, routed: Iterable[RoutedMessage]) -> None:
+        """Add messages that were not accepted, each in its old place."""
+        back = sorted(routed, key=get_place)
+        if back and self._waiting and back[-1].ordinal > self._waiting[0].ordinal:
+            self._waiting = deque(sorted([*back, *self._waiting], key=get_place))
+        else:
+            self._waiting.extendleft(reversed(back))
+
+    def drop(self, message: ReceivedMessage) -> bool:
+        """Remove a message. Return False if it does not wait here."""
+        for routed in self._waiting:
+            if routed.message is message:
+                self._waiting.remove(routed)
+                return True
+        return False
+
+    def next_round(self, limit: int, max_groups: int) -> list[list[RoutedMessage]]:
+        """Remove and return groups of messages that may be sent at the same time, each in order."""
+        if self._in_batches:
+            return [self.take(min(limit, MAX_ROUND))] if max_groups and self._waiting else []
+        groups: dict[str | int | None, list[RoutedMessage]] = {}
+        closed: set[str | int | None] = set()
+        kept: list[RoutedMessage] = []
+        for routed in self.take(min(limit, MAX_ROUND)):
+            alone = self._one_by_one or routed.ordinal in self._suspects
+            key = self._group_key(routed, alone=alone)
+            group = groups.get(key)
+            if key in closed or (alone and group) or (group is None and len(groups) == max_groups):
+                closed.add(key)
+                kept.append(routed)
+                continue
+            groups.setdefault(key, []).append(routed)
+            if alone:
+                closed.add(key)
+        self._waiting.extendleft(reversed(kept))
+        return list(groups.values())
+
+    def _group_key(self, routed: RoutedMessage, *, alone: bool) -> str | int | None:
+        """Return the key of messages that may not overtake each other."""
+        if alone and not self._ordered:
+            return routed.ordinal
+        return routed.partition_key if self._by_key else None
+
+    def batch_refused(self, routed: Sequence[RoutedMessage]) -> None:
+        """Send each of these alone from now on: one of them is the cause, or the batch as such."""
+        self._suspects.update(each.ordinal for each in routed)
+        self._all_accepted = True
+        self._mixed_keys = len({each.partition_key for each in routed}) > 1
+
+    def sent_alone(self, routed: RoutedMessage, *, accepted: bool) -> None:
+        """Record an outcome. If each message of a refused batch is accepted alone, the batch was the cause."""
+        if routed.ordinal not in self._suspects:
+            return
+        self._suspects.discard(routed.ordinal)
+        self._all_accepted = self._all_accepted and accepted
+        if not self._suspects and self._all_accepted:
+            self._one_by_one = self._one_by_one or not self._mixed_keys
+            self._by_key = self._by_key or self._mixed_keys
 
 
 class DestinationSender:
@@ -83,7 +197,7 @@ class DestinationSender:
 
     async def _link(self) -> DestinationLink | None:
         """Wait until the destination accepts a message; None if the mover is stopping."""
-        link = await self._latch.unless_aborted(self._primary.ready(self.destination))
+        link = await self._latch.links.unless_ended(self._primary.ready(self.destination))
         return None if self._latch.stopping.is_set() else link
 
     async def _filters(self) -> TopicFilters | None:
@@ -121,9 +235,12 @@ class DestinationSender:
         for group in self.queue.next_round(self._max_messages(), link.credit):
             routed = group
             if min(map(get_lock_until, map(get_message, group))) <= now:
-                # Their redeliveries go before those behind them.
-                self._return_lost(group, now)
-                left_over += [each for each in group if each.message.lock_until > now]
+                # They are delivered again, here or to another receiver: their redeliveries go before those behind them.
+                for each in group:
+                    if each.message.lock_until > now:
+                        left_over.append(each)
+                    else:
+                        self._settlement.count_returned(each.message)
                 continue
             if self._context.ttl is not TimeToLive.ORIGINAL:
                 routed = [each for each in map(self._routed_again, routed) if each is not None]
@@ -138,12 +255,6 @@ class DestinationSender:
         if left_over:
             self.queue.put_back(left_over)
         return batches, held
-
-    def _return_lost(self, group: list[RoutedMessage], now: float) -> None:
-        """Return messages whose lock has expired: they are delivered again, here or to another receiver."""
-        for routed in group:
-            if routed.message.lock_until <= now:
-                self._settlement.count_returned(routed.message)
 
     def _routed_again(self, routed: RoutedMessage) -> RoutedMessage | None:
         """Route again: with a remaining time to live, the decision changes with time."""
@@ -169,7 +280,7 @@ class DestinationSender:
         count = sum(len(batch.routed) for batch in batches)
         seconds = limiter.reserve(self._loop.time(), count, self._cost or 1.0)
         while seconds > 0.0:
-            if await self._latch.stopping_within(seconds):
+            if await set_within(self._latch.stopping, seconds):
                 return False
             seconds = limiter.pause_seconds(self._loop.time())
         now = self._loop.time()
@@ -213,7 +324,9 @@ class DestinationSender:
         self._settlement.settle_soon()
         if worst is not None:
             raise worst
-        self._recover()
+        if self.backoff_reason is not None:
+            self._context.missing.found(self.destination)
+        self._clear_failures()
 
     def _record_outcomes(self, batches: list[BatchSend], accepted: list[BatchSend]) -> None:
         for batch in batches:
@@ -266,11 +379,6 @@ class DestinationSender:
 
     # After a failure.
 
-    def _recover(self) -> None:
-        if self.backoff_reason is not None:
-            self._context.missing.found(self.destination)
-        self._clear_failures()
-
     def _clear_failures(self) -> None:
         if self.backoff_reason is not None:
             self._context.on_event(DestinationRecovered(self._backlog_queue, self.destination))
@@ -286,4 +394,113 @@ class DestinationSender:
             DestinationBackingOff(self._backlog_queue, self.destination, error.message, seconds, len(self.queue))
         )
         self._latch.changed.set()
-        await self._latch.back_off(seconds)
+        await self._latch.backoffs.unless_ended(self._latch.stopping.wait(), seconds)
+
+
+class DestinationSenders:
+    """The senders of a worker, one per destination, created on demand by `new_sender`; and when each starts a round.
+
+    Many messages are sent at once; few wait a moment for more. Invariant: once the mover is stopping no round starts,
+    and those in progress finish.
+    """
+
+    def __init__(
+        self,
+        new_sender: Callable[[str], DestinationSender],
+        tasks: asyncio.TaskGroup,
+        context: MoveContext,
+        latch: FailureLatch,
+    ) -> None:
+        self._new_sender = new_sender
+        self._tasks = tasks
+        self._latch = latch
+        self._gather_seconds = context.timings.gather_seconds
+        self._max_rounds = 1 if context.ordered else UNORDERED_ROUNDS
+        self._senders: dict[str, DestinationSender] = {}
+        self._by_spelling: dict[str, DestinationSender] = {}
+        self._gathering = False
+
+    def __iter__(self) -> Iterator[DestinationSender]:
+        return iter(self._senders.values())
+
+    def to(self, destination: str) -> DestinationSender:
+        return self._by_spelling.get(destination) or self._add_spelling(destination)
+
+    def _add_spelling(self, destination: str) -> DestinationSender:
+        # Service Bus compares paths without regard to case: one sender for every spelling.
+        name = destination.lower()
+        sender = self._senders.get(name)
+        if sender is None:
+            sender = self._senders[name] = self._new_sender(destination)
+        self._by_spelling[destination] = sender
+        return sender
+
+    # The messages of all senders.
+
+    @property
+    def busy(self) -> bool:
+        return any(sender.rounds for sender in self)
+
+    def backing_off(self) -> list[DestinationSender]:
+        return [sender for sender in self if sender.backoff_reason is not None]
+
+    def count_stuck(self, failures: int) -> int:
+        """Count messages that wait for destinations with so many failures in a row."""
+        return sum(len(sender.queue) for sender in self if sender.failures >= failures)
+
+    def waiting(self) -> list[ReceivedMessage]:
+        """Return the messages that are not being sent."""
+        return [routed.message for sender in self for routed in sender.queue]
+
+    def drop(self, message: ReceivedMessage) -> bool:
+        """Remove a message from its queue. Return False if it waits in none."""
+        return any(sender.queue.drop(message) for sender in self)
+
+    def drop_newest(self) -> ReceivedMessage | None:
+        """Remove and return the last of all waiting messages."""
+        newest = max((routed for sender in self for routed in sender.queue), key=get_place, default=None)
+        if newest is None:
+            return None
+        self.to(newest.send.destination).queue.drop(newest.message)
+        return newest.message
+
+    # Rounds.
+
+    def send(self, destination: str, routed: Sequence[RoutedMessage]) -> None:
+        """Queue messages for a destination, and send them now or soon."""
+        sender = self.to(destination)
+        sender.queue.add(routed)
+        self._schedule(sender)
+
+    def _schedule(self, sender: DestinationSender) -> None:
+        if self._may_start(sender):
+            if sender.is_due:
+                self._start(sender)
+            elif not self._gathering:
+                self._gathering = True
+                start_task(self._tasks, self._gather(), "gather")
+
+    def _may_start(self, sender: DestinationSender) -> bool:
+        return len(sender.queue) > 0 and sender.rounds < self._max_rounds and not self._latch.stopping.is_set()
+
+    def _start(self, sender: DestinationSender) -> None:
+        sender.rounds += 1
+        start_task(self._tasks, self._run(sender), f"send to {sender.destination}")
+
+    async def _gather(self) -> None:
+        await asyncio.sleep(self._gather_seconds)
+        self._gathering = False
+        for sender in self:
+            if self._may_start(sender):
+                self._start(sender)
+
+    async def _run(self, sender: DestinationSender) -> None:
+        try:
+            while len(sender.queue) and not self._latch.stopping.is_set():
+                await sender.send_round()
+                if not sender.is_due:
+                    break
+        finally:
+            sender.rounds -= 1
+            self._latch.changed.set()
+        self._schedule(sender)

@@ -1,4 +1,4 @@
-"""Events of a run: facts about its progress, for a display or a log. None needs a reaction.
+"""Events of a run: facts about its progress, for a display or a log; and what follows from them. None needs a reaction.
 
 The descriptions of fields are those of the JSON Schema of event lines.
 """
@@ -210,3 +210,76 @@ def name_and_level(kind: type[SyphonEvent]) -> tuple[str, str]:
     """Return the name and the level of an event in a log."""
     name = re.sub(r"(?<!^)(?=[A-Z])", "-", kind.__name__).lower()
     return name, "warning" if kind in WARNINGS else "info"
+
+
+class BacklogDepth:
+    """How many messages the sources of a run still have, and since when the oldest waits.
+
+    A queue is counted now and then; in between, its messages follow from its progress.
+    """
+
+    def __init__(self) -> None:
+        self._progress: dict[str, QueueProgress | None] = {}
+        self._counted: dict[str, tuple[int, int]] = {}  # its messages, and how many had left it by then
+        self._peeked: dict[str, int | None] = {}
+
+    def take(self, event: SyphonEvent) -> None:
+        """Take one event; most kinds have no effect."""
+        match event:
+            case QueuesFound(queues):
+                for queue in queues:
+                    self._progress.setdefault(queue, None)
+            case QueueProgress(queue):
+                self._progress[queue] = event
+                if event.remaining is not None:
+                    self._counted[queue] = event.remaining, event.gone
+            case QueueDepths(queue, messages, oldest_ms):
+                progress = self._progress.get(queue)
+                self._counted[queue] = messages, progress.gone if progress else 0
+                self._peeked[queue] = oldest_ms
+
+    def by_queue(self) -> dict[str, tuple[int | None, int | None]]:
+        """Return the messages of each queue, and when the oldest was enqueued, in ms since 1970; None if unknown."""
+        return {
+            queue: (self._left(queue, progress), self._oldest_ms(queue, progress))
+            for queue, progress in self._progress.items()
+        }
+
+    def messages(self) -> int | None:
+        """Return the messages of all queues; None until each has been counted."""
+        left = [left for left, _ in self.by_queue().values()]
+        known = [each for each in left if each is not None]
+        return sum(known) if known and len(known) == len(left) else None
+
+    def oldest_ms(self) -> int | None:
+        """Return when the oldest known message was enqueued, in ms since 1970."""
+        return min((oldest for _, oldest in self.by_queue().values() if oldest is not None), default=None)
+
+    def _oldest_ms(self, queue: str, progress: QueueProgress | None) -> int | None:
+        if progress is not None and progress.oldest_ms is not None:
+            return progress.oldest_ms
+        # The last peek is the best known while nothing is held, unless the queue is empty.
+        return self._peeked.get(queue) if self._left(queue, progress) else None
+
+    def _left(self, queue: str, progress: QueueProgress | None) -> int | None:
+        if queue not in self._counted:
+            return None
+        messages, gone = self._counted[queue]
+        return max(0, messages - (progress.gone - gone if progress else 0), progress.held if progress else 0)
+
+
+class AwaySides:
+    """The namespaces that a run has lost and not reached again. `names` are primary and secondary, if they are away."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+
+    def take(self, event: QueueOpened | QueueDone | QueueFailed) -> None:
+        """Take one event in."""
+        if isinstance(event, QueueOpened):
+            self.names.clear()  # it has connections to both
+        elif isinstance(event, QueueFailed):
+            if event.side is not None:
+                self.names.add(event.side)
+            elif event.retry_seconds is None:
+                self.names.clear()  # it answered

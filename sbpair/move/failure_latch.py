@@ -13,19 +13,45 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 
 
+class Waits:
+    """Waits that end together, as many as there are at that moment."""
+
+    def __init__(self) -> None:
+        self._waits: set[asyncio.Timeout] = set()
+
+    async def unless_ended(self, awaitable: Awaitable[Value], seconds: float | None = None) -> Value | None:
+        """Await a value; None if `end` comes first, or the time is over."""
+        wait = asyncio.timeout(seconds)
+        self._waits.add(wait)
+        try:
+            async with wait:
+                return await awaitable
+        except TimeoutError:
+            return None
+        finally:
+            self._waits.discard(wait)
+
+    def end(self) -> None:
+        now = asyncio.get_running_loop().time()
+        for wait in self._waits:
+            if not wait.expired():
+                wait.reschedule(now)
+
+
 class FailureLatch:
     """Stopping, once set, stays set. `fatal` is the first error that keeps every message from being sent.
 
     `changed` is set when a delivery has ended, or a destination begins to back off. `interrupt` ends a receive.
+    `links` are waits for a link that accepts a message, `backoffs` those of destinations that back off.
     """
 
     def __init__(self, interrupt: Callable[[], None]) -> None:
         self.fatal: SbpairError | None = None
         self.stopping = asyncio.Event()
         self.changed = asyncio.Event()
+        self.links = Waits()
+        self.backoffs = Waits()
         self._interrupt = interrupt
-        self._waits: set[asyncio.Timeout] = set()
-        self._backoffs: set[asyncio.Timeout] = set()
 
     def fail(self, error: SbpairError) -> None:
         """Stop because of an error that every message would meet."""
@@ -37,45 +63,6 @@ class FailureLatch:
         self.stopping.set()
         self._interrupt()
         self.changed.set()
-
-    def abort_waits(self) -> None:
-        """End every `unless_aborted` that waits at this moment."""
-        now = asyncio.get_running_loop().time()
-        for wait in self._waits:
-            wait.reschedule(now)
-
-    async def unless_aborted(self, awaitable: Awaitable[Value]) -> Value | None:
-        """Await a value; None if `abort_waits` ended the wait."""
-        wait = asyncio.timeout(None)
-        try:
-            async with wait:
-                self._waits.add(wait)
-                return await awaitable
-        except TimeoutError:
-            return None
-        finally:
-            self._waits.discard(wait)
-
-    async def stopping_within(self, seconds: float) -> bool:
-        return await set_within(self.stopping, seconds)
-
-    async def back_off(self, seconds: float) -> None:
-        """Wait `seconds`, or until `stopping` or `end_backoffs`."""
-        wait = asyncio.timeout(seconds)
-        self._backoffs.add(wait)
-        try:
-            async with wait:
-                await self.stopping.wait()
-        except TimeoutError:
-            pass
-        finally:
-            self._backoffs.discard(wait)
-
-    def end_backoffs(self) -> None:
-        now = asyncio.get_running_loop().time()
-        for wait in self._backoffs:
-            if not wait.expired():
-                wait.reschedule(now)
 
     async def wait_changed(self, seconds: float) -> None:
         """Wait until a delivery ends or a destination backs off, at most `seconds`."""

@@ -10,16 +10,16 @@ from operator import itemgetter, not_
 from typing import TYPE_CHECKING
 
 from sbpair.model.message_key import message_keys
-from sbpair.move.interface import RoutedMessage, get_facts, get_key, get_number, get_ordinal
+from sbpair.move.filter import UndecodedMessages
+from sbpair.move.interface import RoutedMessage, get_facts, get_key, get_number, get_ordinal, get_size
 from sbpair.move.message.route import Send, field_getter
-from sbpair.move.undecoded import UndecodedMessages
 
 if TYPE_CHECKING:
     import asyncio
 
     from sbpair.model.message_key import Key
     from sbpair.move.context import Choose, MoveContext
-    from sbpair.move.destination_senders import DestinationSenders
+    from sbpair.move.destination_sender import DestinationSenders
     from sbpair.move.interface import ReceivedMessage
     from sbpair.move.message.route import Facts, Route
     from sbpair.move.settlement import Settlement
@@ -139,7 +139,7 @@ class Intake:
             sizes, settlement = list(compress(messages.sizes, left)), self._settlement
             self._context.tally.received(self._backlog_queue, count)
             settlement.held.note_size(max(sizes))
-            settlement.spend_sizes("received", sizes)
+            settlement.spend_sizes("received", count, sizes)
             settlement.skip_kept(messages.keep(left))
         return messages.select(chosen)
 
@@ -161,7 +161,7 @@ class Intake:
             return messages
         skipped, repeats = self._unknown(left)
         self._context.tally.received(self._backlog_queue, len(skipped), repeats=repeats)
-        settlement.held.note_largest(skipped)
+        settlement.held.note_size(max(map(get_size, skipped), default=0))
         settlement.spend("received", skipped)
         settlement.skip(skipped)
         if skipped is left:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 from sbpair.move.message.route import field_getter
 
 if TYPE_CHECKING:
+    from sbpair.amqp.link import Delivery
     from sbpair.errors import SbpairError
     from sbpair.model.message_key import Key
     from sbpair.move.message.decode import Content
@@ -29,11 +30,9 @@ class ReceivedMessage(Protocol):
         """Its place in the order of its source."""
 
 
-class Sendable(Protocol):
+class Sendable(ReceivedMessage, Protocol):
     """A received message with content. Undecodable payloads have none, and are never sent."""
 
-    facts: Facts
-    key: Key
     content: Content
 
 
@@ -41,21 +40,26 @@ class Sendable(Protocol):
 class KeptMessage:
     """All that is kept of a message that stays in its source: its sequence number, its time, and its lock.
 
-    `delivery` is the engine's. `enqueued_at` is as in Facts, `lock_until` as in ReceivedMessage.
+    `enqueued_at` is as in Facts, `lock_until` as in ReceivedMessage.
     """
 
     number: int
     enqueued_at: int
     lock_until: float
-    delivery: Any
+    delivery: Delivery
 
 
 class RoutedMessage(NamedTuple):
     """A received message with its routing decision. `ordinal` is the message's."""
 
-    message: ReceivedMessage
+    message: Sendable
     send: Send
     ordinal: int
+
+    @property
+    def partition_key(self) -> str | None:
+        """The key that decides on the partition, unless the entity detects duplicates."""
+        return self.send.session_id or self.message.partition_key
 
 
 # For `map`: one call for many messages.
@@ -107,33 +111,24 @@ class MessageSource(Protocol):
 
     async def dead_letter(self, message: ReceivedMessage, reason: str, description: str) -> None: ...
 
-    async def renew(self, messages: Sequence[ReceivedMessage]) -> None:
-        """Renew locks, and set each `lock_until`. Raises MessageLockLost if one is lost."""
-
-
-class KeepingSource(Protocol):
-    """A source whose messages may stay in it, locked."""
-
-    queue: str
-
-    def keep(self, messages: Sequence[ReceivedMessage]) -> list[KeptMessage]:
-        """Return all that has to be kept of messages until they are released."""
-
-    async def release_kept(self, messages: Sequence[KeptMessage]) -> int:
-        """Unlock messages, with their delivery count unchanged. Return how many failed. Never raises."""
-
-    async def renew_kept(self, messages: Sequence[KeptMessage]) -> None:
-        """Renew locks as `MessageSource.renew` does."""
+    async def renew(self, messages: Sequence[Any]) -> None:
+        """Renew the locks of received messages, and set each `lock_until`. Raises MessageLockLost if one is lost."""
 
 
 SendOutcome: TypeAlias = Callable[[], Awaitable[None]]
 """Waits until the primary accepts a whole batch that was sent. Raises InDoubt without an outcome."""
 
 
-class Batch(Protocol):
-    """`count` encoded messages: the primary accepts all of them, or none."""
+@dataclass(slots=True)
+class Batch:
+    """`count` encoded messages: the primary accepts all of them, or none.
+
+    `format` is the message-format of `payload`: a batch's, or a single message's.
+    """
 
     count: int
+    payload: bytes
+    format: int = 0
 
 
 class DestinationLink(Protocol):

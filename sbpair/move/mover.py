@@ -13,15 +13,13 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sbpair.move.destination_sender import DestinationSender
-from sbpair.move.destination_senders import DestinationSenders
+from sbpair.move.destination_sender import DestinationSender, DestinationSenders
 from sbpair.move.failure_latch import FailureLatch
-from sbpair.move.held import renew_locks
+from sbpair.move.held import SkippedMessages, renew_locks
 from sbpair.move.intake import Intake
 from sbpair.move.message.route import router
 from sbpair.move.receipt import BackingOff
 from sbpair.move.settlement import Settlement
-from sbpair.move.skipped import SkippedMessages
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,7 +61,7 @@ class Mover:
         self.accept = self._intake.accept
         self.unsettleable = self._settlement.unsettleable
         self.fail, self.halt = self._latch.fail, self._latch.halt
-        self.retry_now = self._latch.end_backoffs
+        self.retry_now = self._latch.backoffs.end
 
     @property
     def fatal(self) -> SbpairError | None:
@@ -142,7 +140,7 @@ class Mover:
         self._latch.stopping.set()
         self._settlement.flush()
         await self._source.stop()
-        self._latch.abort_waits()
+        self._latch.links.end()
         await self._settlement.release_skipped()
         while self._senders.busy or self.held > len(self._idle()):
             await self._latch.wait_changed(1.0)

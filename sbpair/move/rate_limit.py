@@ -177,11 +177,6 @@ class RateLimiter:
         """Return the seconds for which nothing may be sent."""
         return self._throttle.pause_seconds(now)
 
-    def current_rate(self, now: float) -> float | None:
-        """Return the messages a second that may be sent now, at one credit each; None without a limit."""
-        buckets = [bucket for bucket, _, _ in self._sending(now, 1.0)]
-        return min((each.rate for each in (*buckets, self._secondary) if each is not None), default=None)
-
     def credits_spent(self) -> dict[str, float]:
         """Return the credits spent in each namespace whose credits are limited, by its side."""
         buckets = {"primary": self._primary, "secondary": self._secondary}
@@ -245,7 +240,8 @@ class _AdaptiveLimit:
         if self.pause_seconds(now):
             return  # a send that was pending when the first error came
         self._in_a_row = self._in_a_row + 1 if self._bucket and now - self._calm_from < MAX_BUSY_SECONDS else 0
-        rate = self._recent_rate(now)
+        self._roll_second(now)
+        rate = float(max(self._counted, self._counted_before))
         if self._bucket is not None:
             rate = min(rate, self._rate(now))
         self._halved = max(MIN_RATE, rate / 2)
@@ -265,10 +261,6 @@ class _AdaptiveLimit:
 
     def _rate(self, now: float) -> float:
         return self._halved + max(0.0, now - self._calm_from) * self._growth
-
-    def _recent_rate(self, now: float) -> float:
-        self._roll_second(now)
-        return float(max(self._counted, self._counted_before))
 
     def _roll_second(self, now: float) -> None:
         second = math.floor(now)

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from sbpair.amqp.message import BATCH_FORMAT, MESSAGE_ANNOTATIONS, Properties, encode_map, member_head
 from sbpair.amqp.types import Symbol
 from sbpair.amqp_client.client import AmqpClient, connect
 from sbpair.amqp_client.raw_links import ANSWER_SECONDS, RawSender
 from sbpair.errors import InDoubt, Unreachable
-from sbpair.move.destination_queue import partition_key_of
+from sbpair.move.interface import Batch
 from sbpair.move.message.envelope import PARTITION_KEY
+from sbpair.runs.database import now_ms
 
 if TYPE_CHECKING:
     from sbpair.amqp_client.client import GetToken
     from sbpair.amqp_client.raw_links import PendingSettlement
     from sbpair.errors import SbpairError
     from sbpair.model.pair import Endpoint
-    from sbpair.move.interface import Batch, RoutedMessage, Sendable, SendOutcome
-    from sbpair.move.message.route import Send
+    from sbpair.move.interface import RoutedMessage, SendOutcome
 
 MAX_SENDERS = 200
 """How many links to the primary a worker keeps open."""
@@ -32,39 +30,26 @@ MAX_SENDERS = 200
 ENVELOPE_BYTES, MEMBER_BYTES = 1_024, 8
 """Bytes of a batch beside its members, and of each member beside its message."""
 
-Now = Callable[[], float]
-
 _NOT_CONNECTED = Unreachable("not connected to the namespace of the destination", hint="retry in a minute")
-
-
-@dataclass(slots=True)
-class RawBatch:
-    """`format` is the message-format of `payload`: a batch's, or a single message's."""
-
-    count: int
-    payload: bytes
-    format: int = 0
 
 
 class RawDestinationLink:
     """An open link to one destination. Once `spent`, by a send without an outcome, a new link replaces it."""
 
-    def __init__(self, sender: RawSender, now: Now, answer_seconds: float) -> None:
+    def __init__(self, sender: RawSender) -> None:
         self.sender = sender
         self.spent = False
-        self._now = now
-        self._answer_seconds = answer_seconds
 
     @property
     def credit(self) -> int:
         return self.sender.credit
 
-    def encode(self, routed: Sequence[RoutedMessage]) -> RawBatch:
-        now_ms = int(self._now() * 1000)
+    def encode(self, routed: Sequence[RoutedMessage]) -> Batch:
+        at_ms = now_ms()
         pieces: list[bytes] = []
         count, left = 0, self.sender.max_batch_size - ENVELOPE_BYTES
-        for message, send, _ in cast("Sequence[tuple[Sendable, Send, int]]", routed):
-            size, parts = message.content.restore(send, now_ms)
+        for message, send, _ in routed:
+            size, parts = message.content.restore(send, at_ms)
             left -= size + MEMBER_BYTES
             if left < 0 and count:
                 break
@@ -72,16 +57,15 @@ class RawDestinationLink:
             pieces.append(member_head(size))
             pieces += parts
         if count == 1:
-            return RawBatch(1, b"".join(pieces[1:]))
-        return RawBatch(count, b"".join((_envelope(routed[:count]), *pieces)), BATCH_FORMAT)
+            return Batch(1, b"".join(pieces[1:]))
+        return Batch(count, b"".join((_envelope(routed[:count]), *pieces)), BATCH_FORMAT)
 
     def send(self, batch: Batch) -> SendOutcome:
-        mine = cast("RawBatch", batch)
-        return partial(self._outcome, self.sender.send_nowait(mine.payload, message_format=mine.format))
+        return partial(self._outcome, self.sender.send_nowait(batch.payload, message_format=batch.format))
 
     async def _outcome(self, settlement: PendingSettlement) -> None:
         try:
-            await settlement.outcome(self._answer_seconds)
+            await settlement.outcome(ANSWER_SECONDS)
         except InDoubt:
             self.spent = True
             raise
@@ -89,8 +73,8 @@ class RawDestinationLink:
 
 def _envelope(routed: Sequence[RoutedMessage]) -> bytes:
     """Encode the key that all members share: the service selects the partition by it."""
-    key = partition_key_of(routed[0])
-    if key is None or any(partition_key_of(each) != key for each in routed):
+    key = routed[0].partition_key
+    if key is None or any(each.partition_key != key for each in routed):
         return b""
     return key_envelope(key, is_session=routed[0].send.session_id is not None)
 
@@ -107,17 +91,8 @@ def key_envelope(key: str | None, *, is_session: bool) -> bytes:
 class RawPrimary:
     """A connection to the primary that is opened again when lost, with one link per destination."""
 
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        *,
-        get_token: GetToken | None = None,
-        now: Now = time.time,
-        answer_seconds: float = ANSWER_SECONDS,
-    ) -> None:
+    def __init__(self, endpoint: Endpoint, *, get_token: GetToken | None = None) -> None:
         self._connect = partial(connect, endpoint, get_token=get_token)
-        self._now = now
-        self._answer_seconds = answer_seconds
         self._wire: AmqpClient | None = None
         self._aborted: SbpairError | None = None
         self._open = AsyncExitStack()
@@ -126,7 +101,7 @@ class RawPrimary:
 
     async def ready(self, destination: str) -> RawDestinationLink:
         link = await self._link(destination)
-        await link.sender.ready(seconds=self._answer_seconds)
+        await link.sender.ready(seconds=ANSWER_SECONDS)
         return link
 
     async def check(self) -> None:
@@ -160,7 +135,7 @@ class RawPrimary:
             if link is not None and link.sender.idle:
                 link.sender.close()
             self._make_room()
-            link = RawDestinationLink(await wire.sender(destination), self._now, self._answer_seconds)
+            link = RawDestinationLink(await wire.sender(destination))
         self._links[name] = link
         return link
 

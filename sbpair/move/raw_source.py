@@ -1,4 +1,8 @@
-"""The backlog's side of the engine: receives raw messages from a queue, and settles them."""
+"""The source's side of the engine: receives raw messages from a queue, and settles them.
+
+Of a source with sessions, one after the other is locked, and its messages are received and settled in order. Invariant:
+the lock of a session belongs to its link. When that ends, all its unsettled messages are unlocked.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Self, cast
@@ -14,18 +18,19 @@ from typing import TYPE_CHECKING, Self, cast
 from sbpair.amqp.message import Sections
 from sbpair.amqp_client.client import AmqpClient, lock_token
 from sbpair.amqp_client.raw_links import ACCEPTED, RELEASED, dead_letter
-from sbpair.errors import MessageLockLost, SbpairError, Unavailable
+from sbpair.errors import MessageLockLost, SbpairError, SessionLockLost, TimedOut, Unavailable, Unreachable
 from sbpair.model.message_key import NO_KEY
+from sbpair.move.filter import UndecodedMessages
 from sbpair.move.interface import KeptMessage, PeekedHeader, get_lock_until
 from sbpair.move.message import envelope
 from sbpair.move.message.decode import Decoder
-from sbpair.move.message.form import BACKLOG, MessageForm
-from sbpair.move.message.route import Facts, field_getter
-from sbpair.move.undecoded import MessageNumbers, UndecodedMessages
+from sbpair.move.message.route import BACKLOG, Facts, MessageForm, field_getter
+from sbpair.move.peek.locked import ASSUMED_LOCK_SECONDS, MAX_LOCK_SECONDS
 
 if TYPE_CHECKING:
     from sbpair.amqp.link import Delivery
     from sbpair.amqp.performatives import Outcome
+    from sbpair.amqp_client.client import SessionReceiver
     from sbpair.amqp_client.raw_links import RawReceiver
     from sbpair.model.message_key import Key
     from sbpair.move.interface import Failures, ReceivedMessage
@@ -39,23 +44,25 @@ _number_of = field_getter(Facts, "sequence_number")
 
 log = logging.getLogger(__name__)
 
-Now = Callable[[], float]
+GATHER_SECONDS = 0.05
+"""How long a receive waits for messages of a session before it asks the service whether there are more."""
 
-LOCK_SECONDS = 60.0
-"""A backlog queue's lock duration, assumed if a lock's expiry makes no sense by the local clock."""
+_CLOSED = Unreachable("the session's link is closed", hint="the next run goes on")
 
-MIN_LOCK_SECONDS, MAX_LOCK_SECONDS = 5.0, 300.0
-"""The shortest and the longest lock of Service Bus."""
+MIN_LOCK_SECONDS = 5.0
+"""The shortest lock of Service Bus."""
 
 
 class ServiceClock:
-    """`now` is in seconds since 1970. `ahead_ms` is how far the service's clock is ahead of it, by the first lock."""
+    """`ahead_ms` is how far the service's clock is ahead of the local one, by the first lock."""
 
-    def __init__(self, now: Now, lock_seconds: float | None = LOCK_SECONDS) -> None:
-        """Sample both clocks. Without `lock_seconds`, a lock lasts as long as the first one by the local clock."""
+    def __init__(self, lock_seconds: float | None = ASSUMED_LOCK_SECONDS) -> None:
+        """Sample both clocks. A lock whose expiry makes no sense by the local clock lasts `lock_seconds`.
+
+        Without it, each lasts as long as the first one by the local clock.
+        """
         self.ahead_ms = 0
         self._lock_seconds = lock_seconds
-        self._now = now
         self._loop = asyncio.get_running_loop()
         self._known = False
         self._offset_ms = -math.inf
@@ -63,7 +70,7 @@ class ServiceClock:
 
     def sample(self) -> None:
         """Sample both clocks before lock expiry times are interpreted."""
-        self._loop_time, self._wall = self._loop.time(), self._now()
+        self._loop_time, self._wall = self._loop.time(), time.time()
 
     @property
     def service_ms(self) -> int | None:
@@ -117,18 +124,17 @@ class RawSource:
         wire: AmqpClient,
         receiver: RawReceiver,
         queue: str,
-        now: Now = time.time,
         *,
         keeps_payload: bool = False,
         form: MessageForm = BACKLOG,
-        lock_seconds: float | None = LOCK_SECONDS,
+        lock_seconds: float | None = ASSUMED_LOCK_SECONDS,
     ) -> None:
         self.queue = queue
         self._keeps_payload = keeps_payload
         self._wire = wire
         self._receiver = receiver
         self._lock_seconds = lock_seconds
-        self._clock = ServiceClock(now, lock_seconds)
+        self._clock = ServiceClock(lock_seconds)
         self._loop = asyncio.get_running_loop()
         self._decoder = Decoder(queue, form)
         self._facts_needed = False
@@ -143,7 +149,7 @@ class RawSource:
         *,
         keeps_payload: bool = False,
         form: MessageForm = BACKLOG,
-        lock_seconds: float | None = LOCK_SECONDS,
+        lock_seconds: float | None = ASSUMED_LOCK_SECONDS,
     ) -> Self:
         """Open a receiver on `queue`. With `keeps_payload`, messages keep their raw payload.
 
@@ -221,11 +227,10 @@ class RawSource:
 
     def _undecoded(self, deliveries: list[Delivery]) -> UndecodedMessages | None:
         payloads = list(map(_payload_of, deliveries))
-        columns = self._decoder.read_numbers(payloads)
+        numbers = self._decoder.read_numbers(payloads)
         # One without a number is kept by its tag.
-        if columns is None or 0 in columns[0]:
+        if numbers is None or 0 in numbers.sequence_numbers:
             return None
-        numbers = MessageNumbers(*columns)
         for delivery in deliveries:
             delivery.payload = b""
         lock_ends = list(map(self._clock.local_times(numbers.locked_until).__getitem__, numbers.locked_until))
@@ -276,15 +281,9 @@ class RawSource:
         for _, error in await self._settle([message], dead_letter(reason, description)):
             raise error
 
-    async def renew(self, messages: Sequence[ReceivedMessage]) -> None:
-        await self._renew(cast("Sequence[RawReceivedMessage]", messages))
-
-    async def renew_kept(self, messages: Sequence[KeptMessage]) -> None:
-        await self._renew(messages)
-
-    async def _renew(self, mine: Sequence[RawReceivedMessage | KeptMessage]) -> None:
-        for start in range(0, len(mine), _MAX_RENEW):
-            chunk = mine[start : start + _MAX_RENEW]
+    async def renew(self, messages: Sequence[RawReceivedMessage | KeptMessage]) -> None:
+        for start in range(0, len(messages), _MAX_RENEW):
+            chunk = messages[start : start + _MAX_RENEW]
             tokens = [lock_token(message.delivery.tag) for message in chunk]
             until = await self._wire.renew_locks(self.queue, tokens)
             self._clock.sample()
@@ -373,6 +372,89 @@ class RawSource:
                 if message.content is None:
                     message.facts = message.facts._replace(message_id=f"delivery {message.delivery.tag.hex()}")
         return messages
+
+
+class SessionsSource(RawSource):
+    """A source with sessions, before one is locked: it can be peeked, and gives the next session."""
+
+    @classmethod
+    async def _open_receiver(cls, wire: AmqpClient, queue: str) -> RawReceiver:  # noqa: ARG003
+        return cast("RawReceiver", None)
+
+    async def next_session(self, seconds: float) -> SessionSource | None:
+        """Lock the next session that has messages; None if none is free within `seconds`. Raises Unavailable."""
+        try:
+            receiver = await self._wire.next_session(self.queue, seconds)
+        except TimedOut:
+            if self._wire.error is not None:
+                raise
+            return None
+        session = SessionSource(self._wire, receiver, self.queue, lock_seconds=self._lock_seconds)
+        session._decoder = self._decoder  # the messages of most sessions are alike
+        return session
+
+    @property
+    def error(self) -> SbpairError | None:
+        return self._wire.error
+
+    @property
+    def lost(self) -> Sequence[Delivery]:
+        return ()
+
+    def interrupt(self) -> None:
+        """Do nothing: no receive waits."""
+
+    async def stop(self) -> None:
+        """Do nothing: nothing was received."""
+
+    async def unlock(self, deliveries: Sequence[Delivery]) -> None:
+        """Do nothing: the lock of a session ends with its link."""
+
+    async def settle_by_token(self, messages: Sequence[ReceivedMessage], outcome: Outcome) -> Failures:  # noqa: ARG002
+        return [(message, _CLOSED) for message in messages]
+
+
+class SessionSource(SessionsSource):
+    """One locked session: an empty receive means that it has no more messages now."""
+
+    _receiver: SessionReceiver
+
+    @property
+    def error(self) -> SbpairError | None:
+        return self._receiver.error
+
+    @property
+    def lost(self) -> Sequence[Delivery]:
+        return ()
+
+    def interrupt(self) -> None:
+        self._receiver.interrupt()
+
+    async def stop(self) -> None:
+        await RawSource.stop(self)
+
+    def close(self) -> None:
+        self._receiver.close()
+
+    async def reopen(self) -> bool:
+        return False
+
+    async def receive(self, limit: int, *, seconds: float) -> list[RawReceivedMessage]:
+        """Receive messages; [] if the session has none now. Raises Unavailable."""
+        messages = await super().receive(limit, seconds=min(seconds, GATHER_SECONDS))
+        if messages:
+            return messages
+        await self._receiver.drain()
+        return await super().receive(limit, seconds=0.0)
+
+    async def renew(self, messages: Sequence[RawReceivedMessage | KeptMessage]) -> None:
+        try:
+            until_ms = await self._wire.renew_session(self._receiver)
+        except SessionLockLost as error:
+            raise MessageLockLost(error.message, hint=error.hint) from error
+        self._clock.sample()
+        for message in messages:
+            message.lock_until = self._clock.local_time(until_ms)
 
 
 async def peek_queue(wire: AmqpClient, queue: str) -> AsyncIterator[list[PeekedHeader]]:

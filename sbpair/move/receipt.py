@@ -197,12 +197,12 @@ class TallyCounts(NamedTuple):
 class Tally:
     """Counts the ends of deliveries while a run moves. `filter_counts` adds to skipped messages what a filter did."""
 
-    def __init__(self, filter_counts: Callable[[int], FilterCounts] | None = None) -> None:
+    def __init__(self) -> None:
+        self.filter_counts: Callable[[int], FilterCounts] | None = None
         self.ramp: RampRecord | None = None
         self.discarded: Counter[str] = Counter()
         self.not_evaluated: Counter[str] = Counter()
         self.topics_unchecked = ""
-        self._filter_counts = filter_counts
         self._queues: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._destinations: Counter[str] = Counter()
         self._dead_letters: list[NamedMessage] = []
@@ -310,7 +310,7 @@ class Tally:
             discarded=dict(sorted(self.discarded.items())),
             not_evaluated=dict(sorted(self.not_evaluated.items())),
             topics_unchecked=self.topics_unchecked,
-            where=self._filter_counts and self._filter_counts(total["skipped"] - self._stayed_total),
+            where=self.filter_counts and self.filter_counts(total["skipped"] - self._stayed_total),
             operations=Operations(**self._spent),
             ramp=self.ramp,
         )

@@ -1,4 +1,4 @@
-"""The files of a run: the lease, the state database, its run record and the journal.
+"""The files of a run: the lease, the state database, its run record and the journal; and a run while it moves.
 
 Invariant: the lease is taken before anything is written, and released last.
 """
@@ -6,8 +6,9 @@ Invariant: the lease is taken before anything is written, and released last.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -15,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from sbpair.errors import ExitCode, SbpairError
 from sbpair.model.pair import sign_in
-from sbpair.move.backlog_depth import BacklogDepth
-from sbpair.move.receipt import BUCKETS
+from sbpair.move.events import BacklogDepth
+from sbpair.move.receipt import BUCKETS, Tally
 from sbpair.public_names import __version__
 from sbpair.runs.control import RunControl
 from sbpair.runs.database import RunDatabase, now_ms
@@ -26,8 +27,28 @@ from sbpair.runs.run_log import Figures, RunEntry, new_id
 
 if TYPE_CHECKING:
     from sbpair.model.pair import Ends
+    from sbpair.move.context import Traced
     from sbpair.move.events import SyphonEvent
+    from sbpair.move.rate_limit import RateLimiter
     from sbpair.move.receipt import Receipt
+
+
+@dataclass(slots=True)
+class LiveRun:
+    """A run as others read it while it moves: given to it before it starts.
+
+    `rate_limiter` is None before the limits are known, and without any.
+
+    `stuck_queues` returns the queues whose workers take no more turns. `has_lease` returns whether no other mover can
+    hold the lease at this moment.
+    """
+
+    id: str = field(default_factory=lambda: new_id(now_ms()))
+    tally: Tally = field(default_factory=Tally)
+    rate_limiter: RateLimiter | None = None
+    traced: Traced | None = None
+    stuck_queues: Callable[[], Sequence[str]] = tuple
+    has_lease: Callable[[], bool] = lambda: True
 
 
 class RunStore:

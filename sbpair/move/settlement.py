@@ -20,11 +20,12 @@ from sbpair.move.message.route import DeadLetter, Expire
 from sbpair.move.receipt import NamedMessage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Callable, Coroutine, Iterable, Sequence
 
     from sbpair.model.message_key import Key
     from sbpair.move.context import MoveContext
     from sbpair.move.failure_latch import FailureLatch
+    from sbpair.move.held import SkippedMessages
     from sbpair.move.interface import (
         Batch,
         DestinationLink,
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
         RoutedMessage,
         SendOutcome,
     )
-    from sbpair.move.skipped import SkippedMessages
 
 log = logging.getLogger(__name__)
 
@@ -126,15 +126,11 @@ class Settlement:
         return {key[2]: why for key, (count, why) in refusals if key[1] == queue and count >= times}
 
     def spend(self, operation: str, messages: Sequence[ReceivedMessage]) -> None:
-        """Count billable operations. Costs nothing per message while none has been large."""
-        count = len(messages)
-        if self.held.largest > UNIT_BYTES:
-            count += sum([units(each.facts.size) - 1 for each in messages if each.facts.size > UNIT_BYTES])
-        self._context.tally.spent(operation, count)
+        """Count billable operations."""
+        self.spend_sizes(operation, len(messages), map(get_size, messages))
 
-    def spend_sizes(self, operation: str, sizes: Sequence[int]) -> None:
-        """Count billable operations on messages of these sizes."""
-        count = len(sizes)
+    def spend_sizes(self, operation: str, count: int, sizes: Iterable[int]) -> None:
+        """Count billable operations on so many messages. Their sizes are not read while none has been large."""
         if self.held.largest > UNIT_BYTES:
             count += sum([units(size) - 1 for size in sizes if size > UNIT_BYTES])
         self._context.tally.spent(operation, count)

@@ -11,7 +11,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NoReturn, cast
+from typing import TYPE_CHECKING, NoReturn
 
 from sbpair.amqp.message import Sections
 from sbpair.errors import EntityMissing, NetworkRefused, NotAuthorized, ProtocolError, SbpairError, Unavailable
@@ -21,8 +21,8 @@ from sbpair.rules.view import MessageView
 if TYPE_CHECKING:
     from sbpair.azure.destinations import DestinationCache
     from sbpair.model.message_key import Key
-    from sbpair.move.interface import RoutedMessage, Sendable
-    from sbpair.move.message.route import Facts, Send
+    from sbpair.move.interface import RoutedMessage
+    from sbpair.move.message.route import Facts
     from sbpair.move.receipt import Tally
     from sbpair.rules.filters import TopicFilters
     from sbpair.rules.values import Instant, Truth
@@ -126,7 +126,7 @@ class TopicGuard:
         self, filters: TopicFilters, routed: Sequence[RoutedMessage], now_ms: int
     ) -> tuple[int, Unavailable | None]:
         """Return how many of these messages may be sent, the first ones, and why not all of them."""
-        for place, (message, send, _) in enumerate(cast("Sequence[tuple[Sendable, Send, int]]", routed)):
+        for place, (message, send, _) in enumerate(routed):
             if message.key in self._discarding or message.key in self._unknown:
                 continue
             taken = takes(filters, b"".join(message.content.restore(send, now_ms)[1]))

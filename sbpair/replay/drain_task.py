@@ -18,7 +18,7 @@ from sbpair.amqp_client.raw_links import ACCEPTED, RELEASED
 from sbpair.azure.credentials import token_getter
 from sbpair.errors import SbpairError, Unavailable
 from sbpair.model.message_key import message_key
-from sbpair.move.new_messages import NewMessages
+from sbpair.move.peek.locked import NewMessages
 from sbpair.move.raw_source import RawSource, peek_queue
 from sbpair.replay.archive_layout import ACCEPTED_FILE, SEGMENT
 from sbpair.replay.segment import Segment

@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from sbpair.azure.credentials import token_getter
 from sbpair.errors import SbpairError
 from sbpair.model.message_key import NO_KEY
-from sbpair.move.context import MoveContext
+from sbpair.move.context import MAX_MISSING, MissingDestinations, MoveContext
 from sbpair.move.message import dead_letters
 from sbpair.move.message.decode import Decoder
-from sbpair.move.missing_destinations import MAX_MISSING, MissingDestinations
 from sbpair.move.mover import Mover
 from sbpair.move.rate_limit import RateLimiter
 from sbpair.move.raw_primary import RawPrimary

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from sbpair.metrics.http_port import HttpPort, Page, Render
 from sbpair.move import events
-from sbpair.move.away_sides import AwaySides
+from sbpair.move.events import AwaySides
 from sbpair.operating_system import UNIX_SOCKETS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sbpair.move.live_run import LiveRun
+    from sbpair.move.run_store import LiveRun
 
 REPORT_SECONDS: Final = 10.0
 """Time between reports to a unit without a watchdog, or with a slow one."""

@@ -14,11 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from sbpair.azure.destinations import open_destinations
 from sbpair.errors import Unavailable, UsageError
-from sbpair.move.context import MoveContext
+from sbpair.move.context import MissingDestinations, MoveContext
 from sbpair.move.message.decode import GenericMessage
-from sbpair.move.message.form import MessageForm
-from sbpair.move.message.route import Facts
-from sbpair.move.missing_destinations import MissingDestinations
+from sbpair.move.message.route import Facts, MessageForm
 from sbpair.move.topic_guard import TopicGuard
 from sbpair.replay.ledger import Ledger
 from sbpair.replay.send_task import ArchivedMessage, LedgerTally, ShardSource, entry_of, send_source

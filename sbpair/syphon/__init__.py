@@ -12,7 +12,7 @@ from sbpair.public_names import lazy_names
 if TYPE_CHECKING:
     from sbpair.move.filter import MessageFilter
     from sbpair.move.message.route import TimeToLive
-    from sbpair.syphon.limits import MoveLimits
+    from sbpair.syphon.move_spec import MoveLimits
     from sbpair.syphon.preview import make_forecast
     from sbpair.syphon.ramp import RampPlan
     from sbpair.syphon.runner import SyphonResult, run
@@ -24,7 +24,7 @@ __getattr__, __dir__ = lazy_names(
     {
         "sbpair.move.filter": "MessageFilter",
         "sbpair.move.message.route": "TimeToLive",
-        "sbpair.syphon.limits": "MoveLimits",
+        "sbpair.syphon.move_spec": "MoveLimits",
         "sbpair.syphon.preview": "make_forecast",
         "sbpair.syphon.ramp": "RampPlan",
         "sbpair.syphon.runner": "SyphonResult, run",

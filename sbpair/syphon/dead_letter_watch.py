@@ -27,8 +27,7 @@ from sbpair.errors import (
 from sbpair.model.entities import Queue
 from sbpair.move.message.dead_letters import cause_in, dead_letter_path
 from sbpair.move.message.envelope import read_facts
-from sbpair.move.message.form import BACKLOG_DEAD_LETTERS
-from sbpair.move.message.route import Facts
+from sbpair.move.message.route import BACKLOG_DEAD_LETTERS, Facts
 from sbpair.move.peek.locked import PARTITION_BITS
 from sbpair.move.receipt import NamedMessage
 

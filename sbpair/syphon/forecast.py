@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sbpair.azure.destinations import DestinationEntity
     from sbpair.move.message.route import Route
     from sbpair.rules.values import Truth
-    from sbpair.syphon.limits import EffectiveLimits, PairTiers
+    from sbpair.syphon.move_spec import EffectiveLimits, PairTiers
 
 OUTCOMES = ("sent", "dead_lettered", "expired", "skipped", "deferred", "scheduled")
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from sbpair.amqp_client.client import AmqpClient, GetToken
     from sbpair.azure.atom import AtomNamespace
-    from sbpair.move.entity_address import EntityAddress
+    from sbpair.syphon.move_spec import EntityAddress
 
 log = logging.getLogger(__name__)
 

@@ -176,13 +176,13 @@ class DepthSampler:
     async def _count(self, worker: QueueWorker) -> bool:
         """Count one queue and emit the result. Return False if counts are not permitted."""
         context, queue = self._plan.context, worker.queue
-        if self._plan.count is None:
+        if self._plan.control is None:
             return False
         if context.rate_limiter is not None:
             context.rate_limiter.received(asyncio.get_running_loop().time(), COUNT_CREDITS)
         counts = worker.end.counts
         try:
-            messages = await self._plan.count(queue)
+            messages = await self._plan.count(queue) or 0
             oldest_ms = await worker.oldest_ms() if messages else None
         except AccessError:
             return False

@@ -7,7 +7,6 @@ opening a link to them that carries no message.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
@@ -17,25 +16,33 @@ from typing import TYPE_CHECKING
 from sbpair.azure.destinations import DestinationEntity
 from sbpair.errors import EntityMissing, first_error
 from sbpair.model import cost
-from sbpair.move import backlog_queues
 from sbpair.move.message.envelope import DEFERRED, SCHEDULED, message_state, restore
-from sbpair.move.message.form import BACKLOG, MessageForm
-from sbpair.move.message.route import DUPLICATE, DeadLetter, Expire, Facts, Send, refused
+from sbpair.move.message.route import (
+    BACKLOG,
+    DUPLICATE,
+    DeadLetter,
+    Expire,
+    Facts,
+    MessageForm,
+    Send,
+    refused,
+)
 from sbpair.move.peek.destination_lookup import DestinationLookup
 from sbpair.move.peek.peeker import Peeker, PeekPosition
 from sbpair.move.rate_limit import RateLimiter
 from sbpair.move.topic_guard import takes
 from sbpair.syphon.forecast import Forecast, ForecastBuilder, total
-from sbpair.syphon.limits import (
+from sbpair.syphon.move_spec import (
     ASSUMED_FILTERS,
     DEFAULT_TIER,
     EffectiveLimits,
     MoveLimits,
+    MoveSpec,
     PairTiers,
     effective_limits,
+    none_found,
     tier_of,
 )
-from sbpair.syphon.move_spec import MoveSpec
 
 if TYPE_CHECKING:
     from sbpair.amqp.message import Sections
@@ -47,8 +54,6 @@ if TYPE_CHECKING:
     from sbpair.move.peek.peeker import Peeked, PeekedMessage
     from sbpair.rules.filters import TopicFilters
     from sbpair.rules.values import Truth
-
-log = logging.getLogger(__name__)
 
 QUEUES_AT_ONCE = 8
 CLOCK_MARGIN_SECONDS = 2.0  # how far messages may be in the future, without a note about this machine's clock
@@ -97,7 +102,7 @@ async def make_forecast(
         primary, secondary = await enter(open_destinations(ends.primary)), DestinationCache(control)
         get_token = await enter(token_getter(ends))
         lookup = DestinationLookup(ends.primary, primary, stack, get_token)
-        found = await backlog_queues.find_sources(pair, spec.source, control, dead_letters=spec.takes_dead_letters)
+        found = await spec.find_sources(pair, control)
         tiers = PairTiers(await lookup.tier(), await tier_of(secondary))
         effective = effective_limits(limits, tiers)
         if ends.same:
@@ -109,7 +114,7 @@ async def make_forecast(
         on_event(found)
         await scan.run(tuple(only) or found.queues)
     if not scan.found:
-        raise scan.missing if scan.missing and spec.source else backlog_queues.none_found(pair)
+        raise scan.missing if scan.missing and spec.source else none_found(pair)
     if lookup.unmanaged:
         scan.notes.append(f"the subscriptions of topics were not checked: {lookup.unmanaged}")
     if lookup.unavailable:

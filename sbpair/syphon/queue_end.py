@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 
 from sbpair.errors import SbpairError
 from sbpair.move.events import MessagesLocked
-from sbpair.move.new_messages import NewMessages
-from sbpair.move.peek.locked import LockedMessages, peek_old
-from sbpair.move.undecoded import enqueued_times
+from sbpair.move.filter import enqueued_times
+from sbpair.move.peek.locked import LockedMessages, NewMessages, peek_old
 from sbpair.runs.database import now_ms
 
 if TYPE_CHECKING:
@@ -82,8 +81,8 @@ class QueueEnd:
         if mover.held and not mover.stuck(TRIES):
             return False
         remaining = 0
-        if self._plan.count is not None:
-            remaining = await self._plan.count(self._queue) - len(mover.unsettleable()) - mover.locked
+        if (counted := await self._plan.count(self._queue)) is not None:
+            remaining = counted - len(mover.unsettleable()) - mover.locked
             self._report(mover, remaining + mover.locked)
             self.counts += 1
             if remaining <= 0:
@@ -157,7 +156,7 @@ class QueueEnd:
 
     async def _note_locked(self, numbers: frozenset[int], mover: Mover) -> None:
         locked, plan, now = self.locked, self._plan, asyncio.get_running_loop().time()
-        if locked.lock_seconds is None and plan.lock_seconds is not None:
+        if locked.lock_seconds is None:
             try:
                 locked.lock_seconds = await plan.lock_seconds(self._queue)
             except SbpairError as error:

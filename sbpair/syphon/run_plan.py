@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from sbpair.model.durations import ticks
 from sbpair.move.context import DEFAULT_BACKOFF, DEFAULT_MOVE_TIMINGS, MoveTimings
-from sbpair.move.raw_source import LOCK_SECONDS
+from sbpair.move.message.dead_letters import is_dead_letter_path, parent_path
+from sbpair.move.peek.locked import ASSUMED_LOCK_SECONDS
+from sbpair.runs.database import now_ms
 from sbpair.syphon.intake_gate import IntakeGate
 from sbpair.syphon.worker_connections import PairState
+from sbpair.timespan import TICKS_PER_SECOND
 
 if TYPE_CHECKING:
     from sbpair.amqp_client.client import GetToken
+    from sbpair.azure.atom import AtomNamespace
     from sbpair.model.backoff import Backoff
     from sbpair.move.context import MoveContext
     from sbpair.runs.session_lease import SessionLease
     from sbpair.syphon.move_spec import MoveSpec
-
-Count = Callable[[str], Awaitable[int]]
-LockSeconds = Callable[[str], Awaitable[float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,31 +47,51 @@ class RunTimings:
 DEFAULT_TIMINGS = RunTimings()
 
 
-@dataclass(frozen=True)
+@dataclass
 class RunPlan:
     """Everything that the workers of a run share.
 
-    `count` returns how many messages a queue has, locked ones included, and `lock_seconds` its lock duration; None
-    without the Manage claim. `source_lock_seconds` is that of the sources, None if unknown. `wait_for_locks` is whether
-    `--once` waits for messages that others have locked.
-    `started_ms` is when the run began, in ms since 1970. `reconnect` is whether a lost connection is opened again.
-    `lease` keeps movers on other machines away. While `gate` is closed, nothing is received, sent or held. With
-    `in_turn`, one worker works at a time.
+    `wait_for_locks` is whether `--once` waits for messages that others have locked. `started_ms` is when the run began,
+    in ms since 1970. `reconnect` is whether a lost connection is opened again. `lease` keeps movers on other machines
+    away. While `gate` is closed, nothing is received, sent or held.
+
+    Set before anything is received: `get_token`; `control` of the sources' namespace, with the Manage claim there; and
+    `source_lock_seconds`, the lock duration of the sources, None if unknown.
     """
 
     once: bool
     context: MoveContext
     stop: asyncio.Event
     spec: MoveSpec
-    get_token: GetToken | None
-    started_ms: int
-    count: Count | None = None
-    lock_seconds: LockSeconds | None = None
-    source_lock_seconds: float | None = LOCK_SECONDS
     reconnect: bool = True
     wait_for_locks: bool = True
     lease: SessionLease | None = None
     timings: RunTimings = DEFAULT_TIMINGS
-    sides: PairState = field(default_factory=PairState)
     gate: IntakeGate = field(default_factory=IntakeGate)
-    in_turn: asyncio.Lock | None = None
+    get_token: GetToken | None = None
+    control: AtomNamespace | None = None
+    source_lock_seconds: float | None = ASSUMED_LOCK_SECONDS
+    started_ms: int = field(default_factory=now_ms)
+    sides: PairState = field(default_factory=PairState)
+    in_turn: asyncio.Lock | None = field(init=False)
+    """With it, one worker works at a time."""
+
+    def __post_init__(self) -> None:
+        # The limit is that of all queues: no worker may receive what another one may still send.
+        has_shared_limit = self.spec.max_messages is not None and self.spec.source is None
+        self.in_turn = asyncio.Lock() if has_shared_limit else None
+
+    async def count(self, queue: str) -> int | None:
+        """Count the messages of a queue, locked ones included; None without the Manage claim. Raises SbpairError."""
+        if self.control is None:
+            return None
+        self.context.tally.spent("management_calls", 1)
+        counts = await self.control.counts(parent_path(queue))
+        return counts.dead_letter if is_dead_letter_path(queue) else counts.active
+
+    async def lock_seconds(self, queue: str) -> float | None:
+        """Return the lock duration of a queue; None without the Manage claim. Raises SbpairError."""
+        if self.control is None:
+            return None
+        self.context.tally.spent("management_calls", 1)
+        return ticks((await self.control.get(parent_path(queue))).spec.lock_duration) / TICKS_PER_SECOND

@@ -8,32 +8,22 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from sbpair.errors import EntityMissing, ExitCode, SbpairError, first_error
-from sbpair.model.durations import ticks
-from sbpair.move import backlog_queues
-from sbpair.move.context import DEFAULT_MAX_SKIPPED, MoveContext, SendCost
+from sbpair.move.context import DEFAULT_MAX_SKIPPED, MAX_MISSING, MissingDestinations, MoveContext
 from sbpair.move.events import TopicsUnchecked
-from sbpair.move.live_run import LiveRun
-from sbpair.move.message.dead_letters import is_dead_letter_path, parent_path
-from sbpair.move.message.route import TimeToLive
-from sbpair.move.missing_destinations import MAX_MISSING, MissingDestinations
-from sbpair.move.receipt import MissingDestination, NamedMessage, RemainingMessages, Tally
-from sbpair.move.run_store import RunStore, ends_settings
+from sbpair.move.receipt import MissingDestination, NamedMessage, RemainingMessages
+from sbpair.move.run_store import LiveRun, RunStore, ends_settings
 from sbpair.move.topic_guard import TopicGuard
-from sbpair.runs.database import now_ms
 from sbpair.runs.run_log import SPACING_MS
 from sbpair.runs.session_lease import check_queue, hold_lease
-from sbpair.syphon.intake_gate import IntakeGate
-from sbpair.syphon.limits import MoveLimits, PairTiers, SendCosts, effective_limits, tier_of
-from sbpair.syphon.move_spec import MoveSpec
-from sbpair.syphon.obey import obeying
+from sbpair.syphon.intake_gate import IntakeGate, obeying
+from sbpair.syphon.move_spec import MoveLimits, MoveSpec, PairTiers, SendCosts, effective_limits, none_found, tier_of
 from sbpair.syphon.pool import DepthSampler, Find, WorkerPool
-from sbpair.syphon.run_plan import DEFAULT_TIMINGS, Count, LockSeconds, RunPlan, RunTimings
-from sbpair.timespan import TICKS_PER_SECOND
+from sbpair.syphon.run_plan import DEFAULT_TIMINGS, RunPlan, RunTimings
 
 if TYPE_CHECKING:
     from sbpair.azure.atom import AtomNamespace
@@ -41,7 +31,7 @@ if TYPE_CHECKING:
     from sbpair.model.pair import Ends
     from sbpair.move.events import QueuesFound, SyphonEvent
     from sbpair.move.filter import MessageFilter
-    from sbpair.move.rate_limit import Limit, RateLimiter
+    from sbpair.move.rate_limit import Limit
     from sbpair.move.receipt import Receipt
     from sbpair.runs.journal import Journal
     from sbpair.runs.session_lease import SessionLease
@@ -58,6 +48,8 @@ COUNT_SECONDS = 3.0  # how long the count of what is left may take: a stopped ru
 STOPPING = (ExitCode.UNSAFE, ExitCode.ACCESS, ExitCode.MACHINE, ExitCode.UNAVAILABLE)
 """Exit codes of errors that no message caused, the gravest first: a lost lease, a refused key, a full disk, a lost
 side."""
+
+_NO_LIMITS = MoveLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +103,7 @@ async def run(
     where: MessageFilter | None = None,
     max_skipped: int = DEFAULT_MAX_SKIPPED,
     ramp: RampPlan | None = None,
-    timings: RunTimings = DEFAULT_TIMINGS,
+    timings: RunTimings | None = None,
     spec: MoveSpec | None = None,
     gate: IntakeGate | None = None,
     live: LiveRun | None = None,
@@ -152,25 +144,31 @@ async def run(
     StateRefused for the state of another pair.
     """
     stop, hurry = stop or asyncio.Event(), hurry or asyncio.Event()
-    spec = spec or MoveSpec(pair)
-    live = live or LiveRun()
-    run_id, tally = live.id, Tally(where.counts if where else None)
-    live.tally = tally
+    spec, live, limits = spec or MoveSpec(pair), live or LiveRun(), limits or _NO_LIMITS
+    tally = live.tally
+    tally.filter_counts = where.counts if where else None
     async with AsyncExitStack() as stack:
-        session = None if lease_queue is None else await _take_lease(stack, spec, lease_queue, run_id, stop)
-        may_send = session.check if session is not None else lambda: None
+        session = None if lease_queue is None else await _take_lease(stack, spec, lease_queue, live.id, stop)
         if session is not None:
             live.has_lease = lambda: session.confirmed_seconds() > 0
-        command = f"{spec.command} {'--once' if once else '--watch'}"
         store = stack.enter_context(
-            RunStore(pair, state, command, tally.receipt, lease=lease, of=spec.leased, run=run_id, may_send=may_send)
+            RunStore(
+                pair,
+                state,
+                f"{spec.command} {'--once' if once else '--watch'}",
+                tally.receipt,
+                lease=lease,
+                of=spec.leased,
+                run=live.id,
+                may_send=session.check if session is not None else lambda: None,
+            )
         )
         store.describe(
             **ends_settings(spec.ends),
             source=spec.source,
             mode="once" if once else "watch",
             order="backlog" if ordered else "none",
-            ttl=str((limits or MoveLimits()).ttl),
+            ttl=str(limits.ttl),
             max_held=max_held,
             max_missing="all" if allow_missing else max_missing,
             max_discard="all" if max_discard is None else max_discard,
@@ -178,7 +176,7 @@ async def run(
             lease=lease_queue or ("this machine" if lease else "none"),
             **({} if where is None else {"where": where.text, "max_skipped": max_skipped}),
         )
-        missing = MissingDestinations(None if allow_missing else max_missing)
+        timings = timings or DEFAULT_TIMINGS
         context = MoveContext(
             namespace=spec.ends.secondary.name,
             tally=tally,
@@ -187,66 +185,48 @@ async def run(
             timings=timings.move,
             max_held=max_held,
             ordered=ordered,
-            ttl=limits.ttl if limits is not None else TimeToLive.ORIGINAL,
-            missing=missing,
+            ttl=limits.ttl,
+            missing=MissingDestinations(None if allow_missing else max_missing),
             keeps_refused=spec.keeps_refused,
             chosen=None if where is None else where.choose,
             max_skipped=max_skipped,
             duplicate_window_ms=spec.duplicate_window_ms,
             traced=live.traced,
         )
-        plan = RunPlan(
-            once,
-            context,
-            stop,
-            spec,
-            get_token=None,
-            started_ms=now_ms(),
-            reconnect=reconnect,
-            wait_for_locks=wait_for_locks,
-            lease=session,
-            timings=timings,
-            gate=gate or IntakeGate(),
-            # The limit is that of all queues: no worker may receive what another one may still send.
-            in_turn=None if spec.max_messages is None or spec.source is not None else asyncio.Lock(),
-        )
+        plan = RunPlan(once, context, stop, spec, reconnect, wait_for_locks, session, timings, gate or IntakeGate())
         started = time.monotonic()
         workers: list[QueueWorker] = []
         remaining: RemainingMessages | None = None
         opened: Ramp | None = None
-        async with AsyncExitStack() as open_while_moving:
-            await open_while_moving.enter_async_context(obeying(store, plan.gate, stop, context.on_event))
-            preparing = _prepare(open_while_moving, plan, pair, limits, store, max_discard)
-            prepared = await _unless_stopped(stop, preparing)
+        async with AsyncExitStack() as moving:
+            await moving.enter_async_context(obeying(store, plan.gate, stop, context.on_event))
+            prepared = await _unless_stopped(stop, _prepare(moving, plan, pair, limits, store, max_discard))
             if prepared is not None:
-                plan, find, found = prepared
-                live.rate_limiter = plan.context.rate_limiter
+                find, found = prepared
+                live.rate_limiter = context.rate_limiter
                 if ramp is not None:
                     from sbpair.syphon.ramp import open_ramp
 
-                    opening = open_while_moving.enter_async_context(open_ramp(ramp, plan, found.queues))
+                    opening = moving.enter_async_context(open_ramp(ramp, plan, found.queues))
                     opened = await _unless_stopped(stop, opening)
                 pool = WorkerPool(plan, find if found.managed and not once else None, opened)
                 live.stuck_queues = pool.stuck_queues
                 workers = await _run_workers(pool, found.queues, hurry, store, sample_seconds)
-                may_count = count_remaining and not hurry.is_set()
-                remaining = await _remaining(plan, workers, plan.count if may_count else None)
-        failures = _failures(pair, spec, workers, tally, session, stopped=stop.is_set())
+                remaining = await _remaining(plan, workers, may_count=count_remaining and not hurry.is_set())
+        failures = _failures(pair, plan, workers)
         if opened is not None and opened.error is not None:
             failures.append((opened.place, opened.error))
-        for named in _possible_duplicates(store.journal, run_id, spec):
+        for named in _possible_duplicates(store.journal, live.id, spec):
             tally.doubtful(named)
-        limiter = plan.context.rate_limiter
+        limiter = context.rate_limiter
         result = SyphonResult(
             tally.receipt(),
             tuple(failures),
             time.monotonic() - started,
             stop.is_set(),
-            run_id,
+            live.id,
             hurry.is_set(),
-            tuple(
-                MissingDestination(name, missing.dead_lettered[name], missing.held(name)) for name in sorted(missing)
-            ),
+            context.missing.result(),
             remaining,
             None if limiter is None else limiter.main_limit(),
         )
@@ -260,37 +240,35 @@ async def run(
 
 
 async def _prepare(
-    stack: AsyncExitStack,
-    plan: RunPlan,
-    pair: Ends,
-    limits: MoveLimits | None,
-    store: RunStore,
-    max_discard: int | None,
-) -> tuple[RunPlan, Find, QueuesFound]:
-    """Open both namespaces' management, and return the whole plan, a way to list the queues, and the first queues."""
+    stack: AsyncExitStack, plan: RunPlan, pair: Ends, limits: MoveLimits, store: RunStore, max_discard: int | None
+) -> tuple[Find, QueuesFound]:
+    """Open both namespaces' management, and complete the plan. Return a way to list the queues, and the first ones."""
     # Loading the SDK takes half a second: a wrong option is reported before.
     from sbpair.azure.atom import open_atom
     from sbpair.azure.credentials import token_getter
     from sbpair.azure.destinations import open_destinations
 
-    spec, context = plan.spec, plan.context
+    spec, context, last = plan.spec, plan.context, None
     control = await stack.enter_async_context(open_atom(spec.ends.secondary))
-    get_token = await stack.enter_async_context(token_getter(spec.ends))
-    find = _queue_finder(pair, spec, control, context.on_event)
+
+    async def find() -> QueuesFound:
+        nonlocal last
+        found = await spec.find_sources(pair, control)
+        if found != last:
+            last = found
+            context.on_event(found)
+        return found
+
+    plan.get_token = await stack.enter_async_context(token_getter(spec.ends))
     found = await find()
     primary = await stack.enter_async_context(open_destinations(spec.ends.primary))
-    rate_limiter, send_cost = await _limit(primary, spec.ends, control, limits, store)
-    context = replace(context, rate_limiter=rate_limiter, send_cost=send_cost)
-    unchecked = lambda reason: context.on_event(TopicsUnchecked(reason))  # noqa: E731  # one line, used once
-    context = replace(context, topics=TopicGuard(primary, context.tally, max_discard, unchecked))
-    plan = replace(plan, context=context, get_token=get_token)
-    if found.managed:
-        count, lock_seconds = _counter(control, context.tally), _lock_reader(control, context.tally)
-        plan = replace(plan, count=count, lock_seconds=lock_seconds)
+    await _limit(context, spec, primary, control, limits, store)
+    on_unchecked = lambda reason: context.on_event(TopicsUnchecked(reason))  # noqa: E731  # one line, used once
+    context.topics = TopicGuard(primary, context.tally, max_discard, on_unchecked)
+    plan.control = control if found.managed else None
     if spec.source is not None:
-        known = plan.lock_seconds and await plan.lock_seconds(spec.source)
-        plan = replace(plan, source_lock_seconds=known)
-    return plan, find, found
+        plan.source_lock_seconds = await plan.lock_seconds(spec.source)
+    return find, found
 
 
 async def _unless_stopped(stop: asyncio.Event, preparing: Awaitable[Prepared]) -> Prepared | None:
@@ -324,54 +302,27 @@ async def _take_lease(
 
 
 async def _limit(
-    primary: DestinationCache, pair: Ends, control: AtomNamespace, limits: MoveLimits | None, store: RunStore
-) -> tuple[RateLimiter | None, SendCost | None]:
-    """Return the rate limiter for namespaces of these tiers, and the cost of a message if credits are limited."""
-    if limits is None:
-        return None, None
+    context: MoveContext,
+    spec: MoveSpec,
+    primary: DestinationCache,
+    control: AtomNamespace,
+    limits: MoveLimits,
+    store: RunStore,
+) -> None:
+    """Set the rate limiter for namespaces of these tiers, and the cost of a message if credits are limited."""
+    if limits is _NO_LIMITS:
+        return
     from sbpair.azure.destinations import DestinationCache
 
-    tiers, send_cost = PairTiers(), None
+    tiers = PairTiers()
     if limits.credits is None or not math.isinf(limits.credits):
         tiers = PairTiers(*await asyncio.gather(tier_of(primary), tier_of(DestinationCache(control))))
-        send_cost = SendCosts(primary).of
+        context.send_cost = SendCosts(primary).of
     effective = effective_limits(limits, tiers)
-    if pair.same:
+    if spec.ends.same:
         effective = effective.shared()
     store.describe(primary_tier=tiers.primary, secondary_tier=tiers.secondary, **asdict(effective))
-    return effective.rate_limiter(asyncio.get_running_loop().time()), send_cost
-
-
-def _queue_finder(pair: Ends, spec: MoveSpec, control: AtomNamespace, on_event: OnEvent) -> Find:
-    """Return a function that lists the sources, and emits QueuesFound when they have changed."""
-    last: QueuesFound | None = None
-
-    async def find() -> QueuesFound:
-        nonlocal last
-        found = await backlog_queues.find_sources(pair, spec.source, control, dead_letters=spec.takes_dead_letters)
-        if found != last:
-            last = found
-            on_event(found)
-        return found
-
-    return find
-
-
-def _counter(control: AtomNamespace, tally: Tally) -> Count:
-    async def count(queue: str) -> int:
-        tally.spent("management_calls", 1)
-        counts = await control.counts(parent_path(queue))
-        return counts.dead_letter if is_dead_letter_path(queue) else counts.active
-
-    return count
-
-
-def _lock_reader(control: AtomNamespace, tally: Tally) -> LockSeconds:
-    async def lock_seconds(queue: str) -> float:
-        tally.spent("management_calls", 1)
-        return ticks((await control.get(parent_path(queue))).spec.lock_duration) / TICKS_PER_SECOND
-
-    return lock_seconds
+    context.rate_limiter = effective.rate_limiter(asyncio.get_running_loop().time())
 
 
 # The move.
@@ -414,13 +365,12 @@ async def _sample(store: RunStore) -> None:
 # The result.
 
 
-def _failures(
-    pair: Ends, spec: MoveSpec, workers: list[QueueWorker], tally: Tally, lease: SessionLease | None, *, stopped: bool
-) -> list[tuple[str, SbpairError]]:
+def _failures(pair: Ends, plan: RunPlan, workers: list[QueueWorker]) -> list[tuple[str, SbpairError]]:
     """Return why workers and the lease could not go on. Raises EntityMissing if no backlog queue exists."""
+    lease, tally = plan.lease, plan.context.tally
     missing = [worker for worker in workers if isinstance(worker.error, EntityMissing)]
-    if len(missing) == len(workers) and not stopped and not tally.receipt().received:
-        raise backlog_queues.none_found(pair) if spec.source is None else cast("EntityMissing", missing[0].error)
+    if len(missing) == len(workers) and not plan.stop.is_set() and not tally.receipt().received:
+        raise none_found(pair) if plan.spec.source is None else cast("EntityMissing", missing[0].error)
     # A missing queue holds nothing: it was reported, and is no failure.
     failures = [(worker.queue, worker.error) for worker in workers if worker.error and worker not in missing]
     if lease is not None:
@@ -431,21 +381,21 @@ def _failures(
     return failures
 
 
-async def _remaining(plan: RunPlan, workers: list[QueueWorker], count: Count | None) -> RemainingMessages | None:
+async def _remaining(plan: RunPlan, workers: list[QueueWorker], *, may_count: bool) -> RemainingMessages | None:
     """Return what a run left in the backlog, if it may have left something. Without a quick count: at least that."""
     receipt = plan.context.tally.receipt()
     left = max(0, receipt.remaining, receipt.locked)
     if not (plan.stop.is_set() or left):
         return None
     there = [worker for worker in workers if not isinstance(worker.error, EntityMissing)]
-    if count is not None and not any(worker.error for worker in there):
+    if may_count and plan.control is not None and not any(worker.error for worker in there):
         try:
             async with asyncio.timeout(COUNT_SECONDS):
-                counts = await asyncio.gather(*(count(worker.queue) for worker in there))
+                counts = await asyncio.gather(*(plan.count(worker.queue) for worker in there))
         except (SbpairError, TimeoutError) as error:
             log.info("what is left could not be counted: %s", error)
         else:
-            return RemainingMessages(sum(counts), exact=True)
+            return RemainingMessages(sum(count or 0 for count in counts), exact=True)
     return RemainingMessages(left, exact=False)
 
 

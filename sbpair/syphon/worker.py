@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from sbpair.amqp_client.raw_links import ACCEPTED, RELEASED
 from sbpair.errors import (
@@ -27,10 +27,10 @@ from sbpair.errors import (
     Unsafe,
 )
 from sbpair.move.events import QueueBlocked, QueueDone, QueueFailed, QueueOpened, QueueProgress
-from sbpair.move.failure_latch import set_within
+from sbpair.move.failure_latch import Waits, set_within
+from sbpair.move.held import ParkedSessions, SkippedMessages
 from sbpair.move.mover import Mover
-from sbpair.move.session_source import ParkedSessions, SessionSource, SessionsSource
-from sbpair.move.skipped import SkippedMessages
+from sbpair.move.raw_source import SessionSource, SessionsSource
 from sbpair.syphon.queue_end import TRIES, QueueEnd
 from sbpair.syphon.worker_connections import PROBE_SECONDS, WorkerConnections, open_connections
 
@@ -49,8 +49,6 @@ SESSION_SECONDS = 60.0  # how long a watch waits for a session that has messages
 TURN_SECONDS = 1.0  # how long a worker waits for messages, in a ramp, before the next one does
 RELEASE_SECONDS = 2.0  # how long releasing held messages may take before the connection is ended
 
-Opened = TypeVar("Opened")
-
 
 class QueueWorker:
     """`error` is why it could not go on. `end` decides when `--once` is done.
@@ -68,7 +66,7 @@ class QueueWorker:
         self._was_open = self._interrupted = False
         self._blocked_by: tuple[str, ...] = ()
         self._connections: WorkerConnections | None = None
-        self._opening: asyncio.Timeout | None = None
+        self._waits = Waits()
         self._mover: Mover | None = None
         self._skipped = SkippedMessages()
         self._last_used = 0.0
@@ -110,8 +108,7 @@ class QueueWorker:
             self._mover.halt()
         elif self._connections is not None:
             self._connections.source.interrupt()
-        if self._opening is not None:
-            self._opening.reschedule(asyncio.get_running_loop().time())
+        self._waits.end()
 
     def abort(self, error: Unavailable, *, backlog: bool = False) -> None:
         """End the primary's connection; with `backlog`, both."""
@@ -173,7 +170,7 @@ class QueueWorker:
         async with AsyncExitStack() as stack:
             plan = self._plan
             opening = open_connections(plan.spec, plan.get_token, self.queue, plan.sides, plan.source_lock_seconds)
-            connections = await self._unless_interrupted(stack.enter_async_context(opening))
+            connections = await self._waits.unless_ended(stack.enter_async_context(opening))
             if connections is None:
                 return
             self._connections, self._was_open = connections, True
@@ -216,7 +213,7 @@ class QueueWorker:
         plan = self._plan
         self._take_turn()
         seconds = self.end.poll_seconds if plan.once else SESSION_SECONDS
-        session = await self._unless_interrupted(source.next_session(seconds))
+        session = await self._waits.unless_ended(source.next_session(seconds))
         if session is None:
             plan.context.tally.spent("empty_receives", 1)
             return plan.once and not self._interrupted and await self._is_empty(source, idle)
@@ -247,16 +244,6 @@ class QueueWorker:
     def _locked_still(self, messages: Sequence[ReceivedMessage]) -> list[ReceivedMessage]:
         now = asyncio.get_running_loop().time()
         return [message for message in messages if message.lock_until > now]
-
-    async def _unless_interrupted(self, opening: Awaitable[Opened]) -> Opened | None:
-        """Return None if `interrupt` came first."""
-        try:
-            async with asyncio.timeout(None) as self._opening:
-                return await opening
-        except TimeoutError:
-            return None
-        finally:
-            self._opening = None
 
     async def _move(
         self, connections: WorkerConnections, skipped: SkippedMessages, parked: ParkedSessions | None = None
@@ -336,7 +323,7 @@ class QueueWorker:
                 if plan.context.rate_limiter is not None:
                     plan.context.rate_limiter.received(loop.time(), len(messages))
                 self._emit_progress(mover)
-                if plan.once and await self._unless_interrupted(self.end.only_new_remain(source, messages, mover)):
+                if plan.once and await self._waits.unless_ended(self.end.only_new_remain(source, messages, mover)):
                     await self._wait_settled(source, mover)
                     return
                 continue
@@ -353,7 +340,7 @@ class QueueWorker:
         return self._plan.once and not mover.halted and await self._is_empty(source, mover)
 
     async def _is_empty(self, source: RawSource, mover: Mover) -> bool:
-        return bool(await self._unless_interrupted(self.end.is_empty(source, mover)))
+        return bool(await self._waits.unless_ended(self.end.is_empty(source, mover)))
 
     async def _take(self, source: RawSource, mover: Mover, limit: int) -> Sequence[ReceivedMessage] | None:
         """Receive once, and move what came; None if nothing may be received now."""
@@ -408,7 +395,7 @@ class QueueWorker:
             try:
                 messages = await receive(limit, seconds=max(0.0, until - loop.time()))
             except Unavailable:
-                if mover.locked or await self._unless_interrupted(source.reopen()) is False:
+                if mover.locked or await self._waits.unless_ended(source.reopen()) is False:
                     raise
             else:
                 self._last_used = loop.time() if messages else self._last_used
@@ -490,7 +477,7 @@ class QueueWorker:
         if away is None:
             await set_within(plan.stop, backoff)
         elif not plan.stop.is_set():
-            await self._unless_interrupted(away.wait_turn())
+            await self._waits.unless_ended(away.wait_turn())
         return True
 
     def _fail(self, error: SbpairError, retry_seconds: float | None) -> None:

@@ -16,8 +16,7 @@ from sbpair.amqp_client.client import connect
 from sbpair.errors import ConnectionFaulted, SbpairError, Unavailable
 from sbpair.move.failure_latch import set_within
 from sbpair.move.raw_primary import RawPrimary
-from sbpair.move.raw_source import RawSource
-from sbpair.move.session_source import SessionsSource
+from sbpair.move.raw_source import RawSource, SessionsSource
 from sbpair.runs.database import now_ms
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from sbpair.emulator.entities.rules import SqlRuleFilter, SubscriptionRule
 from sbpair.emulator.frontends.http.atom_frontend import AtomFrontend, AtomRequest
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Endpoint, SasKey
-from sbpair.syphon.limits import SendCosts
+from sbpair.syphon.move_spec import SendCosts
 from sbpair.testing import Emulator
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ import pytest
 from sbpair.backlog import queue_path
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Ends
-from sbpair.move.message.form import BACKLOG_DEAD_LETTERS
-from sbpair.move.message.route import INVALID
+from sbpair.move.message.route import BACKLOG_DEAD_LETTERS, INVALID
 from sbpair.runs.lease import hold_machine_leases
 from sbpair.syphon.move_spec import MoveSpec
 from sbpair.testing import EmulatorThread

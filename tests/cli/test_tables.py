@@ -39,7 +39,7 @@ from sbpair.runs.journal import Doubt
 from sbpair.runs.run_log import RunOutcome, RunRecord
 from sbpair.status import DestinationStatus, SideStatus, Status
 from sbpair.syphon.forecast import DeadLetterGroup, FlowStats, Forecast
-from sbpair.syphon.limits import EffectiveLimits, PairTiers
+from sbpair.syphon.move_spec import EffectiveLimits, PairTiers
 from sbpair.syphon.runner import SyphonResult
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from sbpair.backlog import Aliases
 from sbpair.drill.drill_messages import TICKS_PER_MS
 from sbpair.move.events import QueueOpened
 from sbpair.move.message.route import TimeToLive
-from sbpair.syphon.limits import MoveLimits
+from sbpair.syphon.move_spec import MoveLimits
 from tests.faults.simulation.stage import played
 from tests.kit.stranded import stranded
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sbpair.move.destination_queue import DestinationQueue
+from sbpair.move.destination_sender import DestinationQueue
 from sbpair.move.message import route
 from sbpair.move.message.decode import GenericMessage
 from sbpair.move.message.fast_decode import TemplateMessage

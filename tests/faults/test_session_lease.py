@@ -15,7 +15,7 @@ from sbpair.emulator.entities.description import QueueDescription
 from sbpair.errors import LeaseHeld, LeaseLost, SbpairError, Unavailable, Unreachable
 from sbpair.runs.session_lease import VALID_SECONDS, LeaseHolder, SessionLease, hold_lease
 from sbpair.syphon import runner
-from sbpair.syphon.limits import MoveLimits
+from sbpair.syphon.move_spec import MoveLimits
 from sbpair.timespan import TICKS_PER_SECOND
 from tests.faults.simulation.loop import Process
 from tests.faults.simulation.stage import played

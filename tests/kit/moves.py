@@ -13,11 +13,10 @@ from sbpair.model.backoff import Backoff
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Ends
 from sbpair.move.context import MoveTimings
-from sbpair.move.entity_address import EntityAddress
-from sbpair.move.message.form import kept_for
+from sbpair.move.message.route import kept_for
 from sbpair.syphon import runner
 from sbpair.syphon.move_checks import check_ends, check_names
-from sbpair.syphon.move_spec import MoveSpec
+from sbpair.syphon.move_spec import EntityAddress, MoveSpec
 from sbpair.syphon.run_plan import RunTimings
 from sbpair.testing import Emulator
 

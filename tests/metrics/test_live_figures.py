@@ -20,11 +20,11 @@ from sbpair.emulator.access.sas import AccessRight
 from sbpair.metrics.live_figures import MAX_DESTINATIONS, METRICS, OTHERS, LiveFigures
 from sbpair.metrics.run_metrics import renderer
 from sbpair.move import events
-from sbpair.move.live_run import LiveRun
 from sbpair.move.receipt import BUCKETS, SPENT, NamedMessage, Receipt
-from sbpair.syphon.limits import MoveLimits
+from sbpair.move.run_store import LiveRun
+from sbpair.syphon.move_spec import MoveLimits
 from tests.kit.command import run_program
-from tests.syphon.test_syphon import World, fill, world
+from tests.syphon.worlds import World, fill, world
 
 OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
 QUEUE = "contoso/x-servicebus-transfer/0"

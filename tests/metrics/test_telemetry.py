@@ -20,10 +20,10 @@ from sbpair.backlog import Aliases, write_aliases
 from sbpair.metrics import run_metrics as telemetry_module
 from sbpair.metrics.batch_spans import MAX_LINKS, _span_context
 from sbpair.metrics.run_metrics import CLOSING, RunMetrics, open_metrics, printable, wanted_exporters
-from sbpair.move.live_run import LiveRun
+from sbpair.move.run_store import LiveRun
 from tests.metrics.otlp_collector import Collector, attributes, collecting
 from tests.metrics.test_live_figures import QUEUE
-from tests.syphon.test_syphon import World, fill, world
+from tests.syphon.worlds import World, fill, world
 
 if TYPE_CHECKING:
     from sbpair.amqp.types import Value

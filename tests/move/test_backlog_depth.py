@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from sbpair.move.backlog_depth import BacklogDepth
-from sbpair.move.events import QueueDepths, QueueDone, QueueProgress, QueuesFound, SyphonEvent
+from sbpair.move.events import BacklogDepth, QueueDepths, QueueDone, QueueProgress, QueuesFound, SyphonEvent
 
 
 def after(*events: SyphonEvent) -> tuple[int | None, int | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import uuid
 
 import pytest
 from hypothesis import given, settings
@@ -22,12 +23,22 @@ from sbpair.amqp.message import (
     Properties,
     Sections,
     data_body,
+    encode_map,
     section,
 )
-from sbpair.amqp.types import Char, Int, Long, Map, Symbol, Timestamp, UByte, UInt, ULong, same
+from sbpair.amqp.types import Char, Int, Long, Map, Symbol, Timestamp, UByte, UInt, ULong, Value, same
 from sbpair.backlog import Aliases, write_aliases
 from sbpair.errors import ProtocolError
-from sbpair.move.message.envelope import SERVICE_ANNOTATIONS, is_deferred, locked_until, read_facts, restore
+from sbpair.move.message.envelope import (
+    ACTIVE,
+    LOCK_TOKEN,
+    SERVICE_ANNOTATIONS,
+    locked_until,
+    message_state,
+    read_facts,
+    restore,
+    without_lock_token,
+)
 from sbpair.move.message.route import DeadLetter, Send, route
 
 NOW = 1_767_225_600_000
@@ -273,7 +284,7 @@ def test_the_facts_say_what_is_known_of_a_message():
     assert (facts.path, facts.session_id, facts.ttl_ticks, facts.scheduled_at) == ("orders", "s", 600_000_000, 5)
     assert (facts.size, facts.content_type, facts.flaw) == (len(payload), "text/plain", "")
     assert locked_until(sections) == NOW + 60_000
-    assert not is_deferred(sections)
+    assert message_state(sections) == ACTIVE
 
 
 @pytest.mark.parametrize(
@@ -328,7 +339,7 @@ def test_damage_is_a_flaw_or_a_protocol_error_else_the_message_restores(
     with contextlib.suppress(ProtocolError):
         sections, facts = read_facts("q", payload)
         locked_until(sections)
-        is_deferred(sections)
+        message_state(sections)
         decision = route(facts)
         assert isinstance(decision, Send) <= (not facts.flaw)
         if isinstance(decision, Send):
@@ -347,3 +358,51 @@ def test_numbers_of_another_width_are_numbers_all_the_same():
     payload = plain(Aliases("q"), message_annotations=section(MESSAGE_ANNOTATIONS, codec.encode(annotations)))
     _, facts = read_facts("q", payload)
     assert (facts.sequence_number, facts.enqueued_at) == (7, 9)
+
+
+# The lock token is the only part of a delivery that the archive leaves out.
+
+
+TOKEN_HEADERS = [b"", Header(delivery_count=UInt(3)).encode(), Header().encode()]
+TOKEN_BODIES = [data_body(b"body"), data_body(f"{LOCK_TOKEN} in a body".encode())]
+
+
+def delivery_annotations(*pairs: tuple[str, Value]) -> bytes:
+    return encode_map(DELIVERY_ANNOTATIONS, Map((Symbol(key), value) for key, value in pairs)) if pairs else b""
+
+
+TOKEN = (LOCK_TOKEN, uuid.UUID(int=7))
+MINE = ("x-opt-hop", "mine")
+
+
+@pytest.mark.parametrize("header", TOKEN_HEADERS, ids=["none", "counted", "empty"])
+@pytest.mark.parametrize("body", TOKEN_BODIES, ids=["plain", "with its name"])
+@pytest.mark.parametrize(
+    ("delivered", "kept"),
+    [
+        ((TOKEN,), ()),
+        ((TOKEN, MINE), (MINE,)),
+        ((MINE, TOKEN), (MINE,)),
+        ((MINE,), (MINE,)),
+        ((), ()),
+        (((LOCK_TOKEN, "text"),), ()),
+    ],
+    ids=["alone", "first", "last", "none", "no annotations", "of another type"],
+)
+def test_only_the_lock_token_is_left_out(
+    header: bytes, body: bytes, delivered: tuple[tuple[str, Value], ...], kept: tuple[tuple[str, Value], ...]
+) -> None:
+    payload = Sections(header=header, delivery_annotations=delivery_annotations(*delivered), body=body).join()
+    expected = Sections(header=header, delivery_annotations=delivery_annotations(*kept), body=body).join()
+    assert without_lock_token(payload) == expected
+
+
+@given(st.binary(max_size=80), st.sampled_from([b"", LOCK_TOKEN.encode()]), st.sampled_from(TOKEN_HEADERS))
+def test_any_other_bytes_stay(payload: bytes, added: bytes, header: bytes) -> None:
+    whole = header + payload + added
+    found = without_lock_token(whole)
+    if found != whole:
+        with contextlib.suppress(ProtocolError):
+            assert LOCK_TOKEN in Sections.split(whole).read_delivery_annotations()
+            return
+        raise AssertionError(whole)

@@ -26,9 +26,7 @@ from sbpair.backlog import Aliases, write_aliases
 from sbpair.errors import ProtocolError
 from sbpair.move.message.decode import Decoder
 from sbpair.move.message.envelope import locked_until, read_facts, restore
-from sbpair.move.message.fast_decode import TemplateReader
-from sbpair.move.message.form import BACKLOG, BACKLOG_DEAD_LETTERS, MessageForm, kept_for
-from sbpair.move.message.route import Send, route
+from sbpair.move.message.route import BACKLOG, BACKLOG_DEAD_LETTERS, MessageForm, Send, kept_for, route
 
 BODY = data_body(b"x" * 300)
 NOW = 1_767_225_600_000
@@ -113,8 +111,8 @@ MESSAGES = st.builds(
 )
 
 
-def taught(*known: Sections, form: MessageForm = BACKLOG) -> TemplateReader:
-    reader = TemplateReader("q", form)
+def taught(*known: Sections, form: MessageForm = BACKLOG) -> Decoder:
+    reader = Decoder("q", form)
     for sections in known:
         payload = sections.join()
         general, facts = read_facts("q", payload, form)
@@ -130,7 +128,7 @@ def joined(restored: tuple[int, tuple[bytes, ...]]) -> bytes:
     return whole
 
 
-def compare(reader: TemplateReader, payload: bytes, form: MessageForm = BACKLOG) -> bool:
+def compare(reader: Decoder, payload: bytes, form: MessageForm = BACKLOG) -> bool:
     """Whether the short cut was taken; that it led where the road does."""
     [read] = reader.read([payload])
     if read is None:

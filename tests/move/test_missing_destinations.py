@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbpair.move.missing_destinations import MAX_MISSING, MissingDestinations
+from sbpair.move.context import MAX_MISSING, MissingDestinations
 
 MESSAGES = st.lists(st.tuples(st.sampled_from(["orders", "Orders", "refunds"]), st.integers(1, 100)), max_size=20)
 

@@ -25,9 +25,9 @@ from sbpair.move.rate_limit import RateLimiter
 from tests.kit.costs import moved as moved_cost
 
 if TYPE_CHECKING:
+    from sbpair.move.held import SkippedMessages
     from sbpair.move.interface import RoutedMessage, SendOutcome
     from sbpair.move.receipt import Receipt
-    from sbpair.move.skipped import SkippedMessages
 
 UNREACHABLE = errors.Unreachable("it is away")
 IN_DOUBT = errors.InDoubt("no answer came")
@@ -131,11 +131,8 @@ class Memory:
 
     async def renew(self, messages: Sequence[Any]) -> None:
         self.renewals += len(messages)  # before the answer, which the end of a run may not wait for
-        await self.answer("renew", *messages)
+        await self.answer("renew", *(getattr(each, "delivery", each) for each in messages))
         self.renewed.set()
-
-    async def renew_kept(self, messages: Sequence[KeptMessage]) -> None:
-        await self.answer("renew", *(each.delivery for each in messages))
 
     async def stop(self) -> None:
         self.stopped = True
@@ -199,27 +196,20 @@ async def test_a_message_is_completed_only_after_it_is_sent() -> None:
     assert not context.journal.unconfirmed()
 
 
-async def test_a_message_in_doubt_that_is_sent_later_is_named_once() -> None:
-    memory, context = Memory(send=[IN_DOUBT, IN_DOUBT, None]), fast_context()
-    await move(memory, [message(1)], context)
+@pytest.mark.parametrize(
+    ("answers", "sent", "dead_lettered", "in_doubt", "code"),
+    [([IN_DOUBT, IN_DOUBT, None], 1, 0, 0, 0), ([IN_DOUBT, REFUSED], 0, 1, 0, 3), ([IN_DOUBT] * 50, 0, 0, 1, 3)],
+    ids=["sent later", "refused later", "at the end"],
+)
+async def test_a_message_in_doubt_is_named_once_wherever_it_ends(
+    answers: list[Any], sent: int, dead_lettered: int, in_doubt: int, code: int
+) -> None:
+    context = fast_context()
+    await move(Memory(send=answers), [message(1)], context)
     receipt = receipt_of(context)
-    assert (receipt.sent, receipt.in_doubt, receipt.exit_code) == (1, 0, 0)
+    assert (receipt.sent, receipt.dead_lettered, receipt.in_doubt) == (sent, dead_lettered, in_doubt)
+    assert (receipt.released, receipt.exit_code) == (0, code)
     assert [each.message_id for each in receipt.doubtful] == ["m1"]
-
-
-async def test_a_message_in_doubt_that_is_refused_later_is_named() -> None:
-    memory, context = Memory(send=[IN_DOUBT, REFUSED]), fast_context()
-    await move(memory, [message(1)], context)
-    receipt = receipt_of(context)
-    assert (receipt.dead_lettered, receipt.in_doubt) == (1, 0)
-    assert [each.message_id for each in receipt.doubtful] == ["m1"]
-
-
-async def test_a_message_in_doubt_at_the_end_is_counted_in_doubt() -> None:
-    memory, context = Memory(send=[IN_DOUBT] * 50), fast_context()
-    await move(memory, [message(1), message(2)], context)
-    receipt = receipt_of(context)
-    assert (receipt.in_doubt, receipt.released, receipt.exit_code) == (1, 1, 3)
 
 
 @pytest.mark.parametrize("error", [LOST, UNREACHABLE, IN_DOUBT])
@@ -423,12 +413,12 @@ async def test_a_failed_renewal_loses_no_message(error: Exception) -> None:
 
 async def test_a_lost_lock_is_not_renewed_again() -> None:
     memory, context = (
-        Memory(ready=[UNREACHABLE] * 99, renew=[LOST, LOST, None, LOST]),
+        Memory(ready=[UNREACHABLE] * 99, renew=[LOST, LOST, LOST, None, LOST]),
         fast_context(timings=RENEWING),
     )
     messages = [message(1), message(2), message(3)]
     await move(memory, messages, context, settle=False, then=lambda _made: memory.used_up("renew"))
-    # All three at once, then one by one: the first (the head, which its road drops) and the third are gone.
+    # All three at once, then by halves: the first, which its sender drops, and the third are lost.
     assert [each.lock_until == 0.0 for each in messages] == [True, False, True]
     assert ("release", 3) not in memory.done
     assert ("release", 2) in memory.done
@@ -552,7 +542,7 @@ def test_every_delivery_ends_in_exactly_one_bucket(
         memory = Memory(together, ready=ready, send=send, complete=complete, dead_letter=dead_letter, release=release)
         context = fast_context(ordered=ordered, timings=replace(FAST, backoff=Backoff(0.0, 0.0)))
         taken = [message(number, path) for number, path in messages]
-        task = asyncio.create_task(moved(memory, taken, context))
+        task = asyncio.create_task(move(memory, taken, context))
         if turns is not None:
             for _ in range(turns):
                 await asyncio.sleep(0)
@@ -564,19 +554,6 @@ def test_every_delivery_ends_in_exactly_one_bucket(
         sent = [number for what, number in memory.done if what == "send"]
         assert receipt.sent == len(sent)
         assert {number for what, number in memory.done if what == "complete"} <= set(sent)
-
-    async def moved(memory: Memory, taken: list[FakeMessage], context: MoveContext) -> None:
-        made: Mover | None = None
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                made = Mover(memory, memory, tasks, context)
-                made.accept(taken)
-                while made.held and not made.stuck(3):
-                    await made.wait_changed(1.0)
-                await made.finish()
-        finally:
-            if made is not None:
-                made.abandon_all()
 
     asyncio.run(main())
 
@@ -604,19 +581,21 @@ def test_operations_count_units_of_messages_not_batches(sizes: list[int], togeth
     assert spent(context) == (whole.received, whole.sent, 0)
 
 
-async def test_refused_sends_are_no_operations_but_dead_letters_are() -> None:
+@pytest.mark.parametrize(
+    ("answers", "path", "size", "operations"),
+    [
+        ([], None, UNIT_BYTES + 1, (4, 0, 0)),
+        ([REFUSED], "orders", 10, (2, 0, 0)),
+        ([IN_DOUBT, IN_DOUBT, None], "orders", 10, (2, 3, 0)),
+    ],
+    ids=["dead-lettered", "refused", "in doubt"],
+)
+async def test_sends_without_an_outcome_and_dead_letters_are_operations(
+    answers: list[Any], path: str | None, size: int, operations: tuple[int, int, int]
+) -> None:
     context = fast_context()
-    await move(Memory(), [message(1, None, size=UNIT_BYTES + 1)], context)
-    assert spent(context) == (4, 0, 0)
-    context = fast_context()
-    await move(Memory(send=[REFUSED]), [message(1)], context)
-    assert spent(context) == (2, 0, 0)
-
-
-async def test_a_send_without_an_outcome_is_an_operation() -> None:
-    context = fast_context()
-    await move(Memory(send=[IN_DOUBT, IN_DOUBT, None]), [message(1)], context)
-    assert spent(context) == (2, 3, 0)
+    await move(Memory(send=answers), [message(1, path, size=size)], context)
+    assert spent(context) == operations
 
 
 async def test_releases_are_operations_and_abandoned_messages_are_not() -> None:

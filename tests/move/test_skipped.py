@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbpair import errors
+from sbpair.move.filter import UndecodedMessages
+from sbpair.move.held import SkippedMessages
 from sbpair.move.intake import Intake
-from sbpair.move.skipped import SkippedMessages
-from sbpair.move.undecoded import MessageNumbers, UndecodedMessages
+from sbpair.move.message.fast_decode import MessageNumbers
 from tests.move.test_mover import FAST, LOST, UNREACHABLE, Memory, fast_context, message, move, receipt_of
 
 if TYPE_CHECKING:

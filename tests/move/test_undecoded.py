@@ -14,9 +14,8 @@ from sbpair.amqp.link import Delivery
 from sbpair.amqp.message import Properties
 from sbpair.amqp.types import Int
 from sbpair.backlog import Aliases
-from sbpair.move.filter import MessageFilter
+from sbpair.move.filter import MessageFilter, UndecodedMessages
 from sbpair.move.raw_source import RawSource
-from sbpair.move.undecoded import UndecodedMessages
 from tests.move.test_fast_decode import ALIASES as SOME_ALIASES
 from tests.move.test_fast_decode import BODIES, NOW, OWN, PROPERTIES, SEQUENCES, backlog_copy
 
@@ -64,7 +63,7 @@ def deliveries(payloads: Sequence[bytes]) -> list[Delivery]:
 def source_of(*batches: Sequence[bytes]) -> RawSource:
     nothing: Any = None
     receiver: Any = FakeReceiver(batches)
-    return RawSource(nothing, receiver, "q", lambda: NOW / 1000)
+    return RawSource(nothing, receiver, "q")
 
 
 async def received(payloads: list[bytes], known: bytes) -> tuple[Sequence[Any], Sequence[Any]]:

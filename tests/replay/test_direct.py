@@ -18,9 +18,9 @@ import pytest
 from sbpair import errors
 from sbpair.backlog import Aliases
 from sbpair.emulator.entities.description import QueueDescription
-from sbpair.move import new_messages
 from sbpair.move.message.dead_letters import dead_letter_path
 from sbpair.move.message.route import Facts, TimeToLive
+from sbpair.move.peek import locked
 from sbpair.move.raw_source import RawReceivedMessage, RawSource
 from sbpair.replay import driver
 from sbpair.replay.archive import Archive
@@ -190,7 +190,7 @@ def test_a_move_ends_while_applications_go_on_sending(
     made = replace(made, run=replace(made.run, started_ms=int(time.time() * 1000)))
     coming = iter(range(300))
     place.running.advance(120)
-    monkeypatch.setattr(new_messages, "CLOCKS_DIFFER_MS", -60_000)  # the clock counts as one that was always ahead
+    monkeypatch.setattr(locked, "CLOCKS_DIFFER_MS", -60_000)  # the clock counts as one that was always ahead
     go_on_sending(place, coming, monkeypatch)
     move(made)
     assert next(coming, None) is not None

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sbpair import errors
-from sbpair.move import new_messages
 from sbpair.move.context import DEFAULT_BATCH_LIMITS
+from sbpair.move.peek import locked
 from sbpair.move.raw_source import RawSource
 from sbpair.replay import driver, phases
 from sbpair.replay.archive import Archive
@@ -327,7 +327,7 @@ def test_a_drain_ends_while_applications_go_on_sending(
     job = stranded(place, tmp_path, 30)
     coming = iter(range(300))
     place.running.advance(120)
-    monkeypatch.setattr(new_messages, "CLOCKS_DIFFER_MS", -300_000)  # clock and long locks count as a clock ahead
+    monkeypatch.setattr(locked, "CLOCKS_DIFFER_MS", -300_000)  # clock and long locks count as a clock ahead
     go_on_sending(place, coming, monkeypatch)
     drain(job)
     assert next(coming, None) is not None

@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any
 from sbpair import runs
 from sbpair.amqp_client.raw_links import ANSWER_SECONDS
 from sbpair.move import events
-from sbpair.move.live_run import LiveRun
 from sbpair.move.raw_source import RawSource
+from sbpair.move.run_store import LiveRun
 from sbpair.service.supervision import LIVE, READY, RunHealth, Supervision, SystemdNotifier
 from sbpair.syphon.run_plan import DEFAULT_TIMINGS
+from tests.kit.moves import HASTY
 from tests.kit.waiting import until
 from tests.syphon.test_pause import ask, moving
-from tests.syphon.test_syphon import HASTY, World, world
 from tests.syphon.test_syphon_lease import LEASES, sessions
+from tests.syphon.worlds import World, world
 
 if TYPE_CHECKING:
     from pathlib import Path

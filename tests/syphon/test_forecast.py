@@ -12,7 +12,7 @@ from sbpair.model.cost import Operations
 from sbpair.move.message.route import OTHERS, DeadLetter, Expire, Facts, Send, TimeToLive, missing, route
 from sbpair.syphon import forecast
 from sbpair.syphon.forecast import EMPTY_WAITS, EXAMPLES, OUTCOMES, ForecastBuilder, total
-from sbpair.syphon.limits import EffectiveLimits
+from sbpair.syphon.move_spec import EffectiveLimits
 from tests.kit.costs import moved, turned_away
 
 NOW = 2_000_000_000_000

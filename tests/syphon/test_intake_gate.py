@@ -16,11 +16,13 @@ from sbpair.move import events
 from sbpair.move.context import MoveTimings
 from sbpair.move.filter import MessageFilter
 from sbpair.syphon.intake_gate import IntakeGate
+from tests.kit.moves import HASTY
+from tests.kit.moves import peeked as held_in
 from tests.kit.stranded import put
 from tests.kit.waiting import until
 from tests.syphon.test_move import stored
 from tests.syphon.test_move import world as move_world
-from tests.syphon.test_syphon import HASTY, World, fill, held_in, world
+from tests.syphon.worlds import World, fill, world
 
 if TYPE_CHECKING:
     from sbpair.emulator.entities.queue import QueueEntity

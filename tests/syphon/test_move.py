@@ -18,9 +18,9 @@ from sbpair.amqp.message import (
 from sbpair.amqp.types import Timestamp
 from sbpair.emulator.entities.description import QueueDescription, SubscriptionDescription
 from sbpair.model.pair import Ends, Pair
+from sbpair.move.context import MissingDestinations
 from sbpair.move.message.dead_letters import dead_letter_path
-from sbpair.move.message.form import BACKLOG_DEAD_LETTERS, kept_for
-from sbpair.move.missing_destinations import MissingDestinations
+from sbpair.move.message.route import BACKLOG_DEAD_LETTERS, kept_for
 from sbpair.syphon import runner
 from sbpair.syphon.move_checks import check_ends
 from sbpair.syphon.move_spec import MoveSpec
@@ -238,6 +238,8 @@ async def test_a_forward_over_several_hops_back_to_the_source_is_refused() -> No
         topic.create_subscription("s", SubscriptionDescription(forward_to="second"))
         with pytest.raises(errors.UsageError, match="first -> first/subscriptions/s -> second -> from"):
             await w.move("from", "first")
+        # Dead letters of the same queue do not come back as dead letters.
+        assert (await w.move("from/$deadletterqueue", "first")).exit_code == 0
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ from sbpair.backlog import Aliases, queue_path, write_aliases
 from sbpair.model.pair import Ends
 from sbpair.move.message import envelope
 from sbpair.move.message.dead_letters import dead_letter_path
-from sbpair.move.message.form import BACKLOG_DEAD_LETTERS
+from sbpair.move.message.route import BACKLOG_DEAD_LETTERS
 from sbpair.syphon import runner
 from sbpair.syphon.move_spec import MoveSpec
 from tests.kit.moves import HASTY, World, bury, by_session, stored

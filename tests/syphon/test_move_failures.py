@@ -12,9 +12,7 @@ import pytest
 from sbpair.amqp.message import Properties, Sections, data_body
 from sbpair.cli.render.receipt import backing_off_lines
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
-from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.service_errors import EntityFull
-from sbpair.errors import UsageError
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.move.message.dead_letters import dead_letter_path
 from tests.kit.moves import World, bury, ids, peeked, stored, world
@@ -159,16 +157,3 @@ async def test_a_limited_watch_ends_after_so_many_messages(kind: str) -> None:
         assert (len(stored(there)), len(stored(has))) == (30, 10)
         assert (result.receipt.sent, result.exit_code) == (30, 0)
         assert {each.delivery_count for each in peeked(has)} == {0}
-
-
-async def test_a_long_chain_of_forwards_back_to_the_source_is_refused() -> None:
-    async with world() as w:
-        w.create("queue", "from")
-        namespace = w.namespaces[0]
-        for number in reversed(range(5)):
-            to = f"hop-{number + 1}" if number < 4 else "from"
-            namespace.create_queue(f"hop-{number}", QueueDescription(forward_to=to))
-        with pytest.raises(UsageError, match="hop-0 -> hop-1 -> hop-2 -> hop-3 -> hop-4 -> from"):
-            await w.move("from", "hop-0")
-        # Dead letters of the same queue do not come back as dead letters.
-        assert (await w.move("from/$deadletterqueue", "hop-0")).exit_code == 0

@@ -16,9 +16,10 @@ from sbpair.move.receipt import RampState
 from sbpair.runs.database import RunDatabase
 from sbpair.runs.run_log import RunOutcome, all_runs
 from sbpair.syphon.ramp import RampPlan
+from tests.kit.moves import peeked as held_in
 from tests.kit.waiting import until
 from tests.syphon.test_intake_gate import POLLING, SLOW, unlocked
-from tests.syphon.test_syphon import World, fill, held_in, world
+from tests.syphon.worlds import World, fill, world
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

@@ -2,59 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+import functools
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from sbpair import errors
-from sbpair.amqp.message import APPLICATION_PROPERTIES, MESSAGE_ANNOTATIONS, encode_map
-from sbpair.amqp.types import Int, Long, Symbol, Timestamp
+from sbpair.amqp.types import Int, Long
 from sbpair.azure.destinations import DestinationEntity
-from sbpair.backlog import Aliases, queue_path, write_aliases
+from sbpair.backlog import queue_path
 from sbpair.emulator.access.sas import AccessRight
-from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.rules import SqlRuleFilter, SubscriptionRule
-from sbpair.move.events import QueuesFound
 from sbpair.move.message.route import TimeToLive
 from sbpair.move.peek import destination_lookup
 from sbpair.move.peek.peeker import Peeked
 from sbpair.syphon import preview, runner
 from sbpair.syphon.forecast import Forecast, total
-from sbpair.syphon.limits import EffectiveLimits, MoveLimits, PairTiers
-from sbpair.testing import Emulator
-from tests.kit.stranded import numbered
-from tests.syphon import test_syphon as syphon_world
-
-if TYPE_CHECKING:
-    from sbpair.emulator.entities.queue import QueueEntity
+from sbpair.syphon.move_spec import EffectiveLimits, MoveLimits, PairTiers
+from tests.kit.moves import peeked
+from tests.syphon import worlds
+from tests.syphon.worlds import with_property
 
 SECOND_TICKS = 10_000_000
 HOUR, QUARTER = 3_600_000, 900_000
-BACKLOG = QueueDescription(max_size_in_megabytes=5120, max_delivery_count=2**31 - 1)
 
 
-class World(syphon_world.World):
-    """A pair with some backlog queues, on one emulator; what a preview tells meanwhile is kept."""
+class World(worlds.World):
+    """A pair whose previews take no time; what a preview tells meanwhile is kept."""
 
-    def __init__(self, emulator: Emulator, queues: int) -> None:
-        super().__init__(emulator, queues or 1)
-        self.sides = (self.primary, self.secondary)
-        self.clock, self.slept = 0.0, 0.0
-
-    def backlog(self, index: int = 0, **changed: Any) -> QueueEntity:
-        path = queue_path("contoso", index)
-        return self.secondary.find_queue(path) or self.secondary.create_queue(path, replace(BACKLOG, **changed))
-
-    def strand(self, *numbers: int, to: str = "orders", index: int = 0, **changed: Any) -> None:
-        for number in numbers:
-            self.put(numbered(number, to, **changed), index)
-
-    def put(self, payload: bytes, index: int = 0) -> None:
-        self.backlog(index).send(service_envelope.read_delivery(payload, 0))
+    clock = slept = 0.0
 
     async def sleep(self, seconds: float) -> None:
         """Time passes at once, here and at the emulator."""
@@ -80,41 +58,17 @@ class World(syphon_world.World):
 
     def traces(self) -> list[Any]:
         """All that a look could have changed."""
-        queues = [queue for side in self.sides for queue in side.queues()]
         found: list[Any] = []
-        for queue in queues:
+        for queue in (*self.primary.queues(), *self.secondary.queues()):
             found.append((queue.path, queue.counts(), queue.messages.locked_count, queue.messages.has_consumers))
-            for part in (queue.messages, queue.dead_letters):
-                found += [
-                    (each.sequence_number, each.delivery_count, each.state, each.lock_token, each.sections.join())
-                    for each in held_in(part)
-                ]
+            found += [
+                (each.sequence_number, each.delivery_count, each.state, each.lock_token, each.sections.join())
+                for each in (*peeked(queue), *peeked(queue, dead=True))
+            ]
         return found
 
 
-def held_in(part: Any) -> Iterator[Any]:
-    """Everything, of a partitioned queue too."""
-    start = 0
-    while page := part.peek(start, 100_000):
-        yield from page
-        start = page[-1].sequence_number + 1
-
-
-@asynccontextmanager
-async def world(queues: int = 1, *destinations: str, tier: str = "standard", **options: Any) -> AsyncIterator[World]:
-    namespaces = [("contoso", 0, tier), ("contoso-dr", 0, tier)]
-    async with Emulator(namespaces, **options) as emulator:
-        made = World(emulator, queues)
-        for index in range(queues):
-            made.backlog(index)
-        for path in destinations or ("orders",):
-            made.primary.create_queue(path)
-        yield made
-
-
-def with_property(name: str, value: Any) -> dict[str, Any]:
-    own = {**write_aliases(Aliases("orders")), name: value}
-    return {"application_properties": encode_map(APPLICATION_PROPERTIES, own)}
+world = functools.partial(worlds.world, kind=World)
 
 
 # What it says
@@ -194,9 +148,7 @@ async def test_deferred_and_scheduled_messages_stay_and_are_told_apart() -> None
         w.strand(1, 2, 3)
         (locked, deferred) = w.backlog().messages.receive(2)
         w.backlog().messages.defer(deferred.lock_token)
-        due = Timestamp(w.emulator.clock.now_ms() + HOUR)
-        annotations = encode_map(MESSAGE_ANNOTATIONS, {Symbol("x-opt-scheduled-enqueue-time"): due})
-        w.put(numbered(4, "orders", sections={"message_annotations": annotations}))
+        w.schedule(4, in_ms=HOUR)
         assert locked.lock_token
         said = await w.look()
         assert dict(total(said.flows).outcomes) == {"sent": 2, "deferred": 1, "scheduled": 1}
@@ -204,9 +156,7 @@ async def test_deferred_and_scheduled_messages_stay_and_are_told_apart() -> None
 
 async def test_a_scheduled_message_that_has_become_due_is_sent() -> None:
     async with world() as w:
-        due = Timestamp(w.emulator.clock.now_ms() + QUARTER)
-        annotations = encode_map(MESSAGE_ANNOTATIONS, {Symbol("x-opt-scheduled-enqueue-time"): due})
-        w.put(numbered(1, "orders", sections={"message_annotations": annotations}))
+        w.schedule(1, in_ms=QUARTER)
         assert dict(total((await w.look()).flows).outcomes) == {"scheduled": 1}
         w.emulator.advance(QUARTER)
         assert dict(total((await w.look()).flows).outcomes) == {"sent": 1}
@@ -296,15 +246,6 @@ async def test_destinations_beyond_the_most_are_counted_together(monkeypatch: py
         said = await w.look()
         assert [(flow.destination, flow.messages) for flow in said.flows] == [("*", 7), ("d0", 1), ("d1", 1), ("d2", 1)]
         assert (total(said.flows).outcomes, set(said.entities)) == ({"sent": 10}, {"d0", "d1", "d2"})
-
-
-async def test_a_stranded_queue_beyond_the_count_is_looked_at_too() -> None:
-    async with world(1) as w:
-        w.strand(1, index=7)
-        said = await w.look()
-        assert said.queues == (queue_path("contoso", 0), queue_path("contoso", 7))
-        (found,) = [event for event in w.told if isinstance(event, QueuesFound)]
-        assert found.stranded == (queue_path("contoso", 7),)
 
 
 # Who may what

@@ -15,14 +15,16 @@ from sbpair.errors import NotAuthorized, RampStopped, UsageError
 from sbpair.model.pair import Ends
 from sbpair.move.events import QueueProgress, RampProgress
 from sbpair.move.message.dead_letters import dead_letter_path
-from sbpair.move.message.form import kept_for
+from sbpair.move.message.route import kept_for
 from sbpair.move.receipt import RampState
 from sbpair.syphon import ramp as ramp_module
 from sbpair.syphon.intake_gate import IntakeGate
 from sbpair.syphon.move_spec import MoveSpec
 from sbpair.syphon.ramp import RampPlan, read_totals
+from tests.kit.moves import ids
+from tests.kit.moves import peeked as held_in
 from tests.kit.stranded import numbered, put
-from tests.syphon.test_syphon import World, held_in, ids, names, world
+from tests.syphon.worlds import World, names, world
 
 if TYPE_CHECKING:
     from collections.abc import Callable

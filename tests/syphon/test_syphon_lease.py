@@ -26,15 +26,12 @@ from sbpair.errors import (
     SessionLockLost,
     UsageError,
 )
-from sbpair.move import events
 from sbpair.runs import session_lease
 from sbpair.timespan import TICKS_PER_SECOND
 from tests.amqp_client.test_client import scripted
 from tests.faults.test_kill_syphon import syphon as start
 from tests.kit.waiting import until
-from tests.syphon.test_syphon import World, after, one_by_one, world
-
-__all__ = ["one_by_one"]
+from tests.syphon.worlds import World, after, world
 
 LEASES = "leases"
 SLOWLY = ("--rate", "1/h")
@@ -100,18 +97,6 @@ async def test_a_peer_that_knows_nothing_of_sessions_has_not_given_one() -> None
             await wire.session(LEASES, "s")
 
 
-async def test_a_request_that_names_its_link_keeps_it_from_being_taken_away() -> None:
-    async with world() as made, connect(made.pair.secondary) as wire:
-        queue = sessions(made, lock=300)
-        session = await wire.session(LEASES, "s")
-        number = queue.messages.held_session("s").number
-        for _ in range(6):
-            made.emulator.advance(290_000)
-            await wire.renew_session(session)
-        assert queue.messages.held_session("s").number == number
-        assert session.error is None
-
-
 # Syphons
 
 
@@ -147,30 +132,6 @@ async def test_a_key_without_listen_gets_no_lease() -> None:
         with pytest.raises(NotAuthorized) as refused:
             await made.run(lease_queue=LEASES)
         assert refused.value.exit_code == 5
-
-
-async def test_the_syphon_moves_under_a_lease() -> None:
-    async with world() as made:
-        queue = sessions(made)
-        made.strand(*range(5))
-        result = await made.run(lease_queue=LEASES)
-        assert (result.exit_code, result.receipt.sent) == (0, 5)
-        assert queue.messages._sessions.sessions == {}
-
-
-async def test_a_lease_that_is_lost_ends_the_run_with_exit_code_4(one_by_one: None) -> None:
-    del one_by_one
-    async with world() as made:
-        sessions(made)
-        made.strand(*range(200))
-        orders = made.destination()
-        async with made.watching(lease_queue=LEASES) as watching:
-            await until(lambda: orders.counts().active >= 3)
-            made.emulator.faults.expire_locks("contoso-dr", LEASES)
-            result = await watching
-        assert result.exit_code == 4
-        # Not even what was received already: all that arrived has been accounted for.
-        assert result.receipt.sent == orders.counts().active < 200
 
 
 # Processes
@@ -214,24 +175,6 @@ async def test_two_processes_with_state_of_their_own_do_not_move_the_same_pair(t
         # It was given back: nobody has to be waited for.
         result = await made.run(lease_queue=LEASES)
         assert (result.receipt.sent, made.destination().counts().active) == (2, 3)
-
-
-@PROCESSES
-async def test_a_killed_process_leaves_the_lease_to_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_lease, "VALID_SECONDS", 0.3)
-    async with world() as made:
-        sessions(made)
-        made.strand(1, 2, 3)
-        first = await holding(made, tmp_path / "a", *SLOWLY)
-        first.kill()
-        await first.communicate()
-        await until(lambda: made.secondary.queue(LEASES).messages._sessions.session("contoso").holder is None)
-        running = asyncio.create_task(made.run(lease_queue=LEASES, state=tmp_path / "b"))
-        await made.told_of(events.MessagesLocked)
-        made.backlog().messages.expire_locks()  # the lease's lock goes on
-        result = await running
-        assert result.exit_code == 0
-        assert made.destination().counts().active == 3
 
 
 @PROCESSES

@@ -25,9 +25,11 @@ from sbpair.management import auditing
 from sbpair.management.audit_findings import AuditFinding
 from sbpair.move import events
 from sbpair.status import read_status
-from sbpair.syphon import preview
+from sbpair.syphon.preview import make_forecast
+from tests.kit.moves import ids
+from tests.kit.moves import peeked as held_in
 from tests.kit.waiting import until
-from tests.syphon.test_syphon import World, held_in, ids, names, world
+from tests.syphon.worlds import World, names, world
 
 MESSAGES = 10
 FORWARDED = SubscriptionDescription(forward_to="orders")
@@ -94,7 +96,7 @@ async def test_forecast_and_run_know_what_a_topic_discards(case: str) -> None:
     async with world(1) as w:
         made = topic(w, subscriptions)
         w.strand(*range(MESSAGES), to="events", session_id="s")
-        [flow] = (await preview.make_forecast(w.pair)).flows
+        [flow] = (await make_forecast(w.pair)).flows
         assert (flow.outcomes["sent"], flow.discarded, flow.not_evaluated) == (MESSAGES, len(discarded), unknown)
         held = await w.run()
         first = min(discarded, default=MESSAGES)
@@ -168,7 +170,7 @@ async def test_without_manage_the_run_says_once_that_it_cannot_know() -> None:
         w.may_only("primary", AccessRight.SEND)
         for index in range(2):
             w.strand(*range(5), to="events", index=index)
-        forecast = await preview.make_forecast(w.pair)
+        forecast = await make_forecast(w.pair)
         assert any("subscriptions of topics were not checked" in note for note in forecast.notes)
         receipt = (await w.run()).receipt
         assert (receipt.sent, len(w.of(events.TopicsUnchecked))) == (10, 1)

@@ -11,10 +11,12 @@ from sbpair.cli.progress.boards import Board, BoardView
 from sbpair.emulator.access.sas import AccessRight
 from sbpair.model.cost import Operations
 from sbpair.move import events
-from sbpair.syphon import runner
+from sbpair.syphon.run_plan import RunPlan
 from tests.kit.costs import moved, turned_away
+from tests.kit.moves import HASTY
+from tests.kit.moves import peeked as held_in
 from tests.kit.waiting import until
-from tests.syphon.test_syphon import HASTY, World, fill, held_in, world
+from tests.syphon.worlds import World, fill, world
 
 if TYPE_CHECKING:
     import pytest
@@ -118,19 +120,14 @@ async def test_nothing_is_counted_for_show_where_nobody_watches_or_may() -> None
 
 async def test_a_count_that_fails_is_asked_for_again_and_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     answers: list[Any] = [errors.Unreachable("it is away"), errors.Throttled("it is busy")]
-    make = runner._counter
+    count = RunPlan.count
 
-    def counter(*arguments: Any) -> Any:
-        count = make(*arguments)
+    async def answer(plan: RunPlan, queue: str) -> int | None:
+        if answers:
+            raise answers.pop(0)
+        return await count(plan, queue)
 
-        async def answer(queue: str) -> int:
-            if answers:
-                raise answers.pop(0)
-            return await count(queue)
-
-        return answer
-
-    monkeypatch.setattr(runner, "_counter", counter)
+    monkeypatch.setattr(RunPlan, "count", answer)
     async with world() as w:
         async with w.watching(sample_seconds=SOON):
             await w.told_of(events.QueueDepths)
@@ -140,23 +137,18 @@ async def test_a_count_that_fails_is_asked_for_again_and_stops_nothing(monkeypat
 
 
 async def test_a_late_count_does_not_replace_a_newer_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    make, next_queue = runner._counter, asyncio.Event()
+    count, next_queue = RunPlan.count, asyncio.Event()
 
-    def counter(*arguments: Any) -> Any:
-        count = make(*arguments)
+    async def answer(plan: RunPlan, queue: str) -> int | None:
+        for_show, number = asyncio.current_task().get_name() == "count the queues", queue[-1]  # type: ignore[union-attr]
+        if number == "1":
+            await next_queue.wait() if not for_show else next_queue.set()
+        messages = await count(plan, queue)
+        if for_show and number == "0":
+            await w.told_of(events.QueueDone)
+        return messages
 
-        async def answer(queue: str) -> int:
-            for_show, number = asyncio.current_task().get_name() == "count the queues", queue[-1]  # type: ignore[union-attr]
-            if number == "1":
-                await next_queue.wait() if not for_show else next_queue.set()
-            messages = await count(queue)
-            if for_show and number == "0":
-                await w.told_of(events.QueueDone)
-            return messages
-
-        return answer
-
-    monkeypatch.setattr(runner, "_counter", counter)
+    monkeypatch.setattr(RunPlan, "count", answer)
     async with world(2) as w:
         w.strand(*range(5), index=0)
         w.strand(5, index=1)

@@ -15,9 +15,10 @@ from sbpair.amqp.types import Int
 from sbpair.move.filter import MessageFilter
 from sbpair.move.message.dead_letters import dead_letter_path
 from tests.kit import moves
+from tests.kit.moves import peeked as held_in
 from tests.kit.stranded import put
 from tests.kit.waiting import until
-from tests.syphon.test_syphon import held_in, world
+from tests.syphon.worlds import world
 
 if TYPE_CHECKING:
     from sbpair.emulator.entities.queue import QueueEntity

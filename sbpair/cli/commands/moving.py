@@ -17,14 +17,14 @@ from sbpair.cli.render.screen import Screen
 from sbpair.cli.render.table import columns
 from sbpair.errors import UsageError
 from sbpair.model.entities import subscription_of
-from sbpair.move.missing_destinations import MAX_MISSING
+from sbpair.move.context import MAX_MISSING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sbpair.cli.options.reach import Reach
-    from sbpair.move.entity_address import EntityAddress
     from sbpair.move.filter import MessageFilter
+    from sbpair.syphon.move_spec import EntityAddress
 
 _ONE_MODE = "[--once | --watch | --dry-run] [OPTIONS]"
 USAGE = {"syphon": "(--once | --watch | --dry-run) [OPTIONS]", "move": _ONE_MODE, "redrive": _ONE_MODE}

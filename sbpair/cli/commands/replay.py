@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from sbpair.replay.run import ReplayRequest
     from sbpair.replay.selection import Selection
     from sbpair.syphon.forecast import Forecast
-    from sbpair.syphon.limits import EffectiveLimits, MoveLimits, PairTiers
+    from sbpair.syphon.move_spec import EffectiveLimits, MoveLimits, PairTiers
 
 
 def _setting(text: str) -> tuple[str, str]:
@@ -353,7 +353,7 @@ def _accepted(found: "config.Profile") -> "list[Key]":
 def _full_credits(terms: "MoveLimits", tiers: "PairTiers") -> "EffectiveLimits":
     """Return the full credits of the namespaces, which a replay uses until the service throttles it."""
     from sbpair.move.rate_limit import NAMESPACE_CREDITS
-    from sbpair.syphon.limits import EffectiveLimits
+    from sbpair.syphon.move_spec import EffectiveLimits
 
     primary, secondary = (
         None if (tier or "").lower() == "premium" else NAMESPACE_CREDITS for tier in (tiers.primary, tiers.secondary)

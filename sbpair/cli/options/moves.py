@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sbpair.model.pair import Pair
     from sbpair.move.filter import MessageFilter
     from sbpair.replay.archive import Archive
-    from sbpair.syphon.limits import MoveLimits
+    from sbpair.syphon.move_spec import MoveLimits
 
 
 Dedup = Literal["key", "message-id", "report"]
@@ -97,14 +97,14 @@ def backlog_paths(pair: "Pair", selected: list[str] | None, *, dead_letters: boo
     """
     from sbpair.azure.atom import open_atom
     from sbpair.backlog import queue_path
-    from sbpair.move import backlog_queues
     from sbpair.move.message.dead_letters import dead_letter_path
+    from sbpair.syphon.move_spec import find_backlog_queues, none_found
 
     async def find() -> list[str]:
         async with open_atom(pair.secondary) as control:
-            found = (await backlog_queues.find(pair, control)).queues
+            found = (await find_backlog_queues(pair, control)).queues
         if not found:
-            raise backlog_queues.none_found(pair)
+            raise none_found(pair)
         return list(found)
 
     there = {queue.lower(): queue for queue in run(find())}
@@ -122,6 +122,6 @@ def backlog_paths(pair: "Pair", selected: list[str] | None, *, dead_letters: boo
 
 def limits_of(rate: float | None, share: float | None, ttl: Ttl) -> "MoveLimits":
     from sbpair.move.message import route
-    from sbpair.syphon.limits import MoveLimits
+    from sbpair.syphon.move_spec import MoveLimits
 
     return MoveLimits(rate=rate, credits=share, ttl=route.TimeToLive(ttl))

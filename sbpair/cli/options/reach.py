@@ -21,7 +21,6 @@ from sbpair.config.setting import SIDES, Environment, Flags
 from sbpair.errors import NameInvalid, UsageError
 from sbpair.model.entities import subscription_of
 from sbpair.model.pair import Ends
-from sbpair.move.entity_address import EntityAddress
 from sbpair.move.message.dead_letters import dead_letter_path, is_dead_letter_path, parent_path
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from sbpair.config import Profile
     from sbpair.model.pair import Endpoint, Pair
     from sbpair.runs.database import RunDatabase
-    from sbpair.syphon.move_spec import MoveSpec
+    from sbpair.syphon.move_spec import EntityAddress, MoveSpec
 
 
 class StateOwner(NamedTuple):
@@ -99,6 +98,8 @@ class Reach:
         if not side:
             side = "secondary" if backlog.under_prefix(self.pair.primary.name, path) else "primary"
         found = dead_letter_path(path) if dead_letters or is_dead_letter_path(name) else path
+        from sbpair.syphon.move_spec import EntityAddress
+
         return EntityAddress(side, self.endpoint(side), found)
 
     def endpoint(self, side: str) -> Endpoint:
@@ -174,7 +175,7 @@ def checked_ends(
     Without a destination, the source has dead letters of a backlog queue, whose aliases name their destinations.
     """
     from sbpair.azure.credentials import token_getter
-    from sbpair.move.message.form import BACKLOG_DEAD_LETTERS, kept_for
+    from sbpair.move.message.route import BACKLOG_DEAD_LETTERS, kept_for
     from sbpair.syphon.move_checks import CheckedEnds, check_ends, check_names
     from sbpair.syphon.move_spec import MoveSpec
 
@@ -208,7 +209,7 @@ def checked_ends(
 
 def backlog_dead_letters(reach: Reach) -> tuple[MoveSpec, StateOwner]:
     """Return a move of the dead letters of all backlog queues to where their aliases say, and whose run it is."""
-    from sbpair.move.message.form import BACKLOG_DEAD_LETTERS
+    from sbpair.move.message.route import BACKLOG_DEAD_LETTERS
     from sbpair.syphon.move_spec import MoveSpec
 
     return MoveSpec(reach.pair, "redrive --backlog", BACKLOG_DEAD_LETTERS, keeps_refused=True), reach.owner()

@@ -6,18 +6,20 @@ message.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from sbpair.errors import ProtocolError
 from sbpair.move.message import envelope
-from sbpair.move.message.fast_decode import NumberColumns, TemplateMessage, TemplateReader
-from sbpair.move.message.form import BACKLOG, MessageForm
-from sbpair.move.message.route import Facts
+from sbpair.move.message.fast_decode import NOT_TEMPLATED, EnvelopeTemplate, MessageNumbers, TemplateMessage
+from sbpair.move.message.route import BACKLOG, Facts, MessageForm
 
 if TYPE_CHECKING:
     from sbpair.amqp.message import Sections
+    from sbpair.move.message.fast_decode import FieldLayout
     from sbpair.move.message.route import Send
 
 
@@ -53,11 +55,14 @@ class Decoded(NamedTuple):
     locked_until: int
 
 
-_new_decoded = partial(tuple.__new__, Decoded)
+_new_decoded: Callable[..., Decoded] = partial(tuple.__new__, Decoded)
 """Equals Decoded(*read), at a third of its cost."""
 
 Columns: TypeAlias = "tuple[Sequence[Facts], Sequence[Content | None], Sequence[str | None], Sequence[int]]"
 """The fields of several Decoded."""
+
+MAX_TEMPLATES = 4
+"""Limit of templates that a decoder remembers. One service has one or two."""
 
 
 class Decoder:
@@ -66,7 +71,7 @@ class Decoder:
     def __init__(self, queue: str, form: MessageForm = BACKLOG) -> None:
         self._queue = queue
         self._form = form
-        self._reader = TemplateReader(queue, form)
+        self._templates: list[EnvelopeTemplate] = []
 
     def decode(self, payloads: Sequence[bytes]) -> list[Decoded]:
         """Decode messages. Undecodable payloads get no message id; the caller may assign one."""
@@ -74,31 +79,95 @@ class Decoder:
 
     def decode_columns(self, payloads: Sequence[bytes]) -> Columns:
         """Decode messages, and return their fields one by one: cheap if all have one layout, as most have."""
-        alike = self._reader.read_alike(payloads)
+        alike = self.read_alike(payloads)
         if alike is not None:
             return alike
-        rows = [
-            self._decode_one(payload) if read is None else read
-            for payload, read in zip(payloads, self._reader.read(payloads), strict=True)
-        ]
+        pairs = zip(payloads, self.read(payloads), strict=True)
+        rows = [self._decode_one(payload) if read is None else read for payload, read in pairs]
         facts, contents, partition_keys, locks = zip(*rows, strict=True) if rows else ((), (), (), ())
         return facts, contents, partition_keys, locks
 
-    def read_numbers(self, payloads: Sequence[bytes]) -> NumberColumns | None:
+    def read_alike(self, payloads: Sequence[bytes]) -> Columns | None:
+        """Return the fields of messages that have one layout; None if they do not."""
+        layout = self._layout(payloads[0]) if payloads else None
+        if layout is not None:
+            with suppress(*NOT_TEMPLATED):
+                return layout.read(self._queue, payloads)
+        return None
+
+    def read(self, payloads: Sequence[bytes]) -> list[Decoded | None]:
+        """Decode messages by templates, those of one layout together. None for a message that fits no template."""
+        found: list[Decoded | None] = [None] * len(payloads)
+        for layout, places in self._by_layout(payloads).items():
+            if layout is not None:
+                read = self._read_each(layout, [payloads[place] for place in places])
+                for place, each in zip(places, read, strict=True):
+                    found[place] = each
+        return found
+
+    def read_numbers(self, payloads: Sequence[bytes]) -> MessageNumbers | None:
         """Read only the numbers of messages; None if some have to be decoded for that."""
-        return self._reader.read_numbers(payloads)
+        first = self._layout(payloads[0]) if payloads else None
+        if first is None:
+            return None
+        with suppress(*NOT_TEMPLATED):
+            return first.read_numbers(payloads)  # nearly always, all have one layout
+        rows: list[tuple[int, ...]] = [()] * len(payloads)
+        for layout, places in self._by_layout(payloads).items():
+            if layout is None:
+                return None
+            try:
+                columns = layout.read_numbers([payloads[place] for place in places])
+            except NOT_TEMPLATED:
+                return None
+            for place, row in zip(places, zip(*columns, strict=True), strict=True):
+                rows[place] = row
+        return MessageNumbers(*zip(*rows, strict=True))
+
+    def learn(self, payload: bytes, sections: Sections) -> None:
+        """Learn a template from a message that `envelope` decoded without a flaw."""
+        if any(template.fits(payload) for template in self._templates):
+            return  # another part of it is not as usual
+        with suppress(*NOT_TEMPLATED):  # `envelope` does not read delivery annotations: they may be anything
+            template = EnvelopeTemplate.learn(payload, sections, self._form)
+            if template is not None:
+                self._templates = [template, *self._templates[: MAX_TEMPLATES - 1]]
+
+    def _layout(self, payload: bytes) -> FieldLayout | None:
+        for template in self._templates:
+            layout = template.layouts.get(payload[template.size : template.id_at]) or template.learn_layout(payload)
+            while layout is not None:
+                if layout.fits(payload):
+                    return layout
+                layout = layout.bare
+        return None
+
+    def _by_layout(self, payloads: Sequence[bytes]) -> dict[FieldLayout | None, list[int]]:
+        """Return the places of messages by their layout, which is None for those that fit no template."""
+        found: defaultdict[FieldLayout | None, list[int]] = defaultdict(list)
+        for place, payload in enumerate(payloads):
+            found[self._layout(payload)].append(place)
+        return found
+
+    def _read_each(self, layout: FieldLayout, payloads: list[bytes]) -> Sequence[Decoded | None]:
+        try:
+            return list(map(_new_decoded, zip(*layout.read(self._queue, payloads), strict=True)))
+        except NOT_TEMPLATED:
+            if len(payloads) == 1:
+                return [None]
+        return [read for payload in payloads for read in self._read_each(layout, [payload])]
 
     def _decode_one(self, payload: bytes) -> Decoded:
         # A template may have been learnt since the first attempt.
-        [read] = self._reader.read([payload])
+        [read] = self.read([payload])
         if read is not None:
-            return _new_decoded(read)
+            return read
         try:
             sections, facts = envelope.read_facts(self._queue, payload, self._form)
         except ProtocolError as error:
             return Decoded(Facts(self._queue, 0, 0, "", None, size=len(payload), flaw=error.message), None, None, 0)
         if not facts.flaw:
-            self._reader.learn(payload, sections)
+            self.learn(payload, sections)
         return Decoded(
             facts,
             GenericMessage(sections, self._form),

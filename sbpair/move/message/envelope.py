@@ -22,8 +22,7 @@ from sbpair.amqp.message import (
 from sbpair.amqp.types import Map, Symbol, Timestamp, Value, text_of
 from sbpair.backlog import ALIASES, TICKS_PER_MS, AliasError, Aliases, read_aliases
 from sbpair.errors import ProtocolError
-from sbpair.move.message.form import BACKLOG, MessageForm
-from sbpair.move.message.route import MAX_TTL_HEADER_MS, Facts, Send
+from sbpair.move.message.route import BACKLOG, MAX_TTL_HEADER_MS, Facts, MessageForm, Send
 
 T = TypeVar("T")
 
@@ -123,11 +122,6 @@ def sequence_number(sections: Sections) -> int:
 def enqueued_at(sections: Sections) -> int:
     """Return when the message was enqueued, in ms since 1970."""
     return _annotation(sections, ENQUEUED)
-
-
-def is_deferred(sections: Sections) -> bool:
-    """Return whether a receiver deferred the message: it counts, but is delivered only by number."""
-    return message_state(sections) == DEFERRED
 
 
 def message_state(sections: Sections) -> int:

@@ -6,9 +6,7 @@ Invariant: the result equals that of `envelope`, byte for byte. A message that f
 from __future__ import annotations
 
 import struct
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from functools import lru_cache
 from itertools import repeat
 from operator import attrgetter, eq, getitem, itemgetter, sub
@@ -30,16 +28,12 @@ from sbpair.amqp.types import Map, Timestamp
 from sbpair.backlog import ALIASES, PATH, SCHEDULED, SESSION_ID, TICKS_PER_MS, TIME_TO_LIVE, AliasError, alias_value
 from sbpair.errors import ProtocolError
 from sbpair.move.message import envelope
-from sbpair.move.message.form import BACKLOG, MessageForm
-from sbpair.move.message.route import MAX_TTL_HEADER_MS, Facts
+from sbpair.move.message.route import BACKLOG, MAX_TTL_HEADER_MS, Facts, MessageForm
 
 if TYPE_CHECKING:
     from sbpair.move.message.route import Send
 
 REMEMBERED = 4096
-MAX_TEMPLATES = 4
-"""Limit of templates that a reader remembers. One service has one or two."""
-
 MAX_LAYOUTS = 256
 """Limit of layouts per template: if all else is equal, one for each length of a message id."""
 
@@ -57,8 +51,21 @@ PropertyFacts = tuple[Properties, bytes]
 
 Parts = tuple[bytes, ...]
 
+Columns = tuple[Sequence[Facts], Sequence["TemplateMessage"], Sequence["str | None"], Sequence[int]]
+"""Facts, content, partition keys and lock expiries of several messages."""
+
 AliasFields = tuple[str, str | None, int | None, int | None, bytes]
 """(path, session id, TTL in ticks, scheduled at, the remaining application properties)"""
+
+
+class MessageNumbers(NamedTuple):
+    """Columns of several messages. The application properties are between two positions. Times are in ms since 1970."""
+
+    sequence_numbers: Sequence[int]
+    enqueued_at: Sequence[int]
+    locked_until: Sequence[int]
+    map_starts: Sequence[int]
+    map_ends: Sequence[int]
 
 
 class TemplateMessage(NamedTuple):
@@ -296,9 +303,6 @@ class FieldLayout:
         self.constants = self.constant(values)
         in_order = [numbers[template.names.index(name)] for name in _NUMBERS]
         self.variable = itemgetter(*in_order, id_index, tail_index, size_index)
-        self._unpack_numbers = struct.Struct(f"{before_id}{id_size + tail_size}x{map_format}").unpack_from
-        self._constant_beside = itemgetter(*(index for index in fixed if index not in numbers), map_index - 2)
-        self._numbers = itemgetter(*in_order, size_index - 2)
 
     def fits(self, payload: bytes) -> bool:
         """Return whether a message has this layout up to its application properties, or to its body without any."""
@@ -306,30 +310,30 @@ class FieldLayout:
             return False
         return self.has_map or payload.startswith(_DATA, self.size)
 
-    def read_numbers(self, payloads: Sequence[bytes]) -> NumberColumns:
+    def read_numbers(self, payloads: Sequence[bytes]) -> MessageNumbers:
         """Read only the numbers of messages. Raises one of NOT_TEMPLATED if one of them has another layout.
 
         Their aliases and properties may be unreadable: `read` finds that.
         """
-        if min(map(len, payloads)) < self.size:
-            raise ProtocolError(_REASON)
-        values = list(map(self._unpack_numbers, payloads))
-        if not all(map(eq, map(self._constant_beside, values), repeat(self.constants))):
-            raise ProtocolError(_REASON)
-        sequence_numbers, enqueued_at, locks, sizes = zip(*map(self._numbers, values), strict=True)
-        ends = self._body_starts(payloads, sizes)
-        return sequence_numbers, enqueued_at, locks, [self.map_at] * len(payloads), ends
-
-    def _body_starts(self, payloads: Sequence[bytes], map_sizes: Sequence[int]) -> list[int]:
-        """Return where the bodies begin. Raises ProtocolError unless each is one section of data, up to the end."""
-        ends = list(map(self.size.__add__, map_sizes)) if self.has_map else [self.size] * len(payloads)
-        if not all(map(bytes.startswith, payloads, map(data_heads, map(sub, map(len, payloads), ends)), ends)):
-            raise ProtocolError(_REASON)
-        return ends
+        sequence_numbers, enqueued_at, locks, _, _, ends = self._columns(payloads)
+        return MessageNumbers(sequence_numbers, enqueued_at, locks, [self.map_at] * len(payloads), ends)
 
     def read(self, queue: str, payloads: Sequence[bytes]) -> Columns:
-        """Decode messages of a queue. Raises one of NOT_TEMPLATED if one of them does not fit.
+        """Decode messages of a queue. Raises one of NOT_TEMPLATED if one of them does not fit."""
+        *numbers, locks, raw_ids, tails, ends = self._columns(payloads)
+        properties = map(getitem, payloads, map(slice, repeat(self.map_at), ends))
+        shared = list(map(_shared_fields, repeat(self), tails, properties))
+        *directions, content_types = zip(*map(_get_about, shared), strict=True)
+        about = (map(bytes.decode, raw_ids), *directions, map(len, payloads), content_types)
+        # A third of the cost of Facts(…) and TemplateMessage(…). `repeat` never ends.
+        facts = map(_new, repeat(Facts), zip(repeat(queue), *numbers, *about, repeat(""), strict=False))
+        messages = map(_new, repeat(TemplateMessage), zip(shared, payloads, strict=True))
+        return list(facts), list(messages), [self.template.partition_key] * len(payloads), locks
 
+    def _columns(self, payloads: Sequence[bytes]) -> tuple[Sequence[Any], ...]:
+        """Return the `variable` parts, with the position of the body in place of the last size.
+
+        Raises one of NOT_TEMPLATED unless all messages have this layout, and one section of data up to their ends.
         Hot path: each step is one call for all messages.
         """
         if min(map(len, payloads)) < self.size:
@@ -337,19 +341,11 @@ class FieldLayout:
         values = list(map(self.unpack, payloads))
         if not all(map(eq, map(self.constant, values), repeat(self.constants))):
             raise ProtocolError(_REASON)
-        *numbers, locks, raw_ids, tails, sizes = zip(*map(self.variable, values), strict=True)
+        *columns, sizes = zip(*map(self.variable, values), strict=True)
         ends = list(map(self.size.__add__, sizes)) if self.has_map else [self.size] * len(payloads)
-        properties = map(getitem, payloads, map(slice, repeat(self.map_at), ends))
-        shared = list(map(_shared_fields, repeat(self), tails, properties))
-        lengths = list(map(len, payloads))
-        if not all(map(bytes.startswith, payloads, map(data_heads, map(sub, lengths, ends)), ends)):
+        if not all(map(bytes.startswith, payloads, map(data_heads, map(sub, map(len, payloads), ends)), ends)):
             raise ProtocolError(_REASON)
-        *directions, content_types = zip(*map(_get_about, shared), strict=True)
-        about = (map(bytes.decode, raw_ids), *directions, lengths, content_types)
-        # A third of the cost of Facts(…) and TemplateMessage(…). `repeat` never ends.
-        facts = map(_new, repeat(Facts), zip(repeat(queue), *numbers, *about, repeat(""), strict=False))
-        messages = map(_new, repeat(TemplateMessage), zip(shared, payloads, strict=True))
-        return list(facts), list(messages), [self.template.partition_key] * len(payloads), locks
+        return *columns, ends
 
 
 NOT_TEMPLATED = (ProtocolError, IndexError, ValueError, struct.error)
@@ -369,108 +365,6 @@ def _values(raw: bytes) -> Iterator[tuple[Any, int, int]]:
     for key, pair, value in pairs:
         end += len(pair)
         yield key, end - len(value) + 1, value[0]
-
-
-Read = tuple[Facts, TemplateMessage, str | None, int]
-"""The fields of `decode.Decoded`."""
-
-NumberColumns = tuple[Sequence[int], Sequence[int], Sequence[int], Sequence[int], Sequence[int]]
-"""(sequence numbers, times of enqueueing, lock expiries, starts and ends of application properties)"""
-
-Columns = tuple[Sequence[Facts], Sequence[TemplateMessage], Sequence[str | None], Sequence[int]]
-"""The same of several messages, field by field."""
-
-
-class TemplateReader:
-    """Decodes messages of one queue by the templates of recent ones."""
-
-    def __init__(self, queue: str, form: MessageForm = BACKLOG) -> None:
-        self._queue = queue
-        self._form = form
-        self._templates: list[EnvelopeTemplate] = []
-
-    def read_alike(self, payloads: Sequence[bytes]) -> Columns | None:
-        """Return the fields of messages that have one layout; None if they do not."""
-        layout = self._layout(payloads[0]) if payloads else None
-        if layout is not None:
-            with suppress(*NOT_TEMPLATED):
-                return layout.read(self._queue, payloads)
-        return None
-
-    def read_numbers(self, payloads: Sequence[bytes]) -> NumberColumns | None:
-        """Return only the numbers of messages; None if a message fits no template.
-
-        Nearly always, all have one layout.
-        """
-        layout = self._layout(payloads[0]) if payloads else None
-        if layout is None:
-            return None
-        try:
-            return layout.read_numbers(payloads)
-        except NOT_TEMPLATED:
-            return self._read_unlike_numbers(payloads)
-
-    def _read_unlike_numbers(self, payloads: Sequence[bytes]) -> NumberColumns | None:
-        """Return the same for messages of several layouts."""
-        alike: defaultdict[FieldLayout, list[int]] = defaultdict(list)
-        for place, payload in enumerate(payloads):
-            layout = self._layout(payload)
-            if layout is None:
-                return None
-            alike[layout].append(place)
-        rows: list[tuple[int, ...]] = [()] * len(payloads)
-        for layout, places in alike.items():
-            try:
-                columns = layout.read_numbers([payloads[place] for place in places])
-            except NOT_TEMPLATED:
-                return None
-            for place, row in zip(places, zip(*columns, strict=True), strict=True):
-                rows[place] = row
-        sequence_numbers, enqueued_at, locks, starts, ends = zip(*rows, strict=True)
-        return sequence_numbers, enqueued_at, locks, starts, ends
-
-    def read(self, payloads: Sequence[bytes]) -> list[Read | None]:
-        """Return (facts, content, partition key, lock expiry) of each message; those of one layout cost little.
-
-        None for a message that fits no template: it is left to `envelope`.
-        """
-        found: list[Read | None] = [None] * len(payloads)
-        alike: defaultdict[FieldLayout, list[int]] = defaultdict(list)
-        for place, payload in enumerate(payloads):
-            layout = self._layout(payload)
-            if layout is not None:
-                alike[layout].append(place)
-        for layout, places in alike.items():
-            read = self._read_each(layout, [payloads[place] for place in places])
-            for place, each in zip(places, read, strict=True):
-                found[place] = each
-        return found
-
-    def _read_each(self, layout: FieldLayout, payloads: list[bytes]) -> Sequence[Read | None]:
-        try:
-            return list(zip(*layout.read(self._queue, payloads), strict=True))
-        except NOT_TEMPLATED:
-            if len(payloads) == 1:
-                return [None]
-        return [read for payload in payloads for read in self._read_each(layout, [payload])]
-
-    def _layout(self, payload: bytes) -> FieldLayout | None:
-        for template in self._templates:
-            layout = template.layouts.get(payload[template.size : template.id_at]) or template.learn_layout(payload)
-            while layout is not None:
-                if layout.fits(payload):
-                    return layout
-                layout = layout.bare
-        return None
-
-    def learn(self, payload: bytes, sections: Sections) -> None:
-        """Learn a template from a message that `envelope` decoded without a flaw."""
-        if any(template.fits(payload) for template in self._templates):
-            return  # another part of it is not as usual
-        with suppress(*NOT_TEMPLATED):  # `envelope` does not read delivery annotations: they may be anything
-            template = EnvelopeTemplate.learn(payload, sections, self._form)
-            if template is not None:
-                self._templates = [template, *self._templates[: MAX_TEMPLATES - 1]]
 
 
 @lru_cache(REMEMBERED)

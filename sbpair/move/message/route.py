@@ -1,6 +1,7 @@
-"""The routing decision for a backlog message. Pure: it sees Facts, not bytes, and the time is an argument.
+"""The form of a source's messages, and the routing decision for each. Pure: it sees Facts, not bytes.
 
-The source reads Facts from a message; the link to the destination applies the decision to the bytes.
+The source reads Facts from a message; the link to the destination applies the decision to the bytes. The time is an
+argument.
 """
 
 from __future__ import annotations
@@ -14,13 +15,39 @@ from itertools import starmap
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
-from sbpair.backlog import PATH, PATH_LIMIT, TICKS_PER_MS, is_segment
+from sbpair.backlog import ALIASES, PATH, PATH_LIMIT, TICKS_PER_MS, is_segment
+from sbpair.move.message.dead_letters import DESCRIPTION, REASON
 
 MAX_TTL_HEADER_MS = 0xFFFFFFFF
 """The longest TTL that fits a message's header: 49.7 days."""
 
 OTHERS = "*"
 """The name of all destinations that are not counted one by one: not a valid path."""
+
+
+CAUSE = frozenset((REASON, DESCRIPTION))
+
+
+@dataclass(frozen=True, slots=True)
+class MessageForm:
+    """Where each message of a source goes, and which of its application properties a move removes: `removed`.
+
+    With a `destination`, all messages go there and are otherwise kept as they are. Without, the aliases of each message
+    name its destination, session, time to live and schedule, which are restored.
+    """
+
+    removed: frozenset[str]
+    destination: str | None = None
+
+
+BACKLOG = MessageForm(ALIASES)
+BACKLOG_DEAD_LETTERS = MessageForm(ALIASES | CAUSE)
+"""Dead letters of a backlog queue."""
+
+
+def kept_for(destination: str) -> MessageForm:
+    """Return the form of messages that all go to `destination`, without the cause if they are dead letters."""
+    return MessageForm(CAUSE, destination)
 
 
 class Facts(NamedTuple):

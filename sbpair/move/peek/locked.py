@@ -1,18 +1,24 @@
-"""Messages of a queue that others have locked: a receive does not deliver them, and only a peek shows that they exist.
+"""Messages that a run does not move: those that others have locked, and those that were enqueued after it began.
+
+A receive does not deliver locked ones, and only a peek shows that they exist.
 
 Peeked messages carry no lock time, so the time when they are free follows from the queue's lock duration.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from sbpair.move.interface import PeekedHeader
 
+CLOCKS_DIFFER_MS = 60_000
+"""How far a comparison of the clocks may be wrong."""
+
 ASSUMED_LOCK_SECONDS = 60.0
-"""A backlog queue's lock duration by its description, assumed where that cannot be read."""
+"""A backlog queue's lock duration by its description, assumed where that, or a lock's expiry, cannot be read."""
 
 MAX_LOCK_SECONDS = 300.0
 """The service's limit of a lock duration."""
@@ -115,3 +121,23 @@ class LockedMessages:
             return False
         self._reported = now, self.free_at
         return True
+
+
+class NewMessages:
+    """The messages that were enqueued after a run began: it need not move them.
+
+    Invariant: messages are stamped by the service's clock, so none counts as new before the clocks are compared.
+    `started_ms` is when the run began by the local clock, in ms since 1970.
+    """
+
+    def __init__(self, started_ms: int) -> None:
+        self._started_ms = started_ms
+        self._from_ms = math.inf
+
+    def compare_clocks(self, ahead_ms: int) -> None:
+        """Take note of how far the service's clock is ahead of the local one, as received messages show."""
+        self._from_ms = self._started_ms + ahead_ms + CLOCKS_DIFFER_MS
+
+    def include(self, enqueued_ms: int) -> bool:
+        """Return whether a message enqueued at this time is new."""
+        return enqueued_ms > self._from_ms

@@ -14,8 +14,7 @@ from sbpair.amqp_client.client import connect
 from sbpair.azure.management_errors import attempt
 from sbpair.errors import ProtocolError, Throttled
 from sbpair.move.message.envelope import read_facts
-from sbpair.move.message.form import BACKLOG, MessageForm
-from sbpair.move.message.route import Facts
+from sbpair.move.message.route import BACKLOG, Facts, MessageForm
 
 if TYPE_CHECKING:
     from sbpair.amqp_client.client import AmqpClient, GetToken

@@ -23,12 +23,10 @@ from sbpair.backlog import queue_path
 from sbpair.errors import SbpairError
 from sbpair.move.filter import MessageFilter
 from sbpair.move.message.dead_letters import dead_letter_path
-from sbpair.move.message.form import BACKLOG_DEAD_LETTERS, kept_for
-from sbpair.move.message.route import TimeToLive
+from sbpair.move.message.route import BACKLOG_DEAD_LETTERS, TimeToLive, kept_for
 from sbpair.syphon import runner
 from sbpair.syphon.intake_gate import IntakeGate
-from sbpair.syphon.limits import MoveLimits
-from sbpair.syphon.move_spec import MoveSpec
+from sbpair.syphon.move_spec import MoveLimits, MoveSpec
 from tests.faults.simulation.checker import Course, check
 from tests.faults.simulation.disk import Disk
 from tests.faults.simulation.faults import KINDS, PRIMARY_NAME, make_backlog, make_goal

@@ -1,0 +1,281 @@
+"""The syphon while a side fails, refuses its key, or lacks a destination: nothing is lost, and doubts are named."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from sbpair import errors
+from sbpair.backlog import queue_path
+from sbpair.emulator.access.sas import AccessRight
+from sbpair.move import destination_sender, events
+from sbpair.move.receipt import MissingDestination, RemainingMessages
+from sbpair.syphon import worker_connections
+from tests.kit.moves import ids
+from tests.kit.moves import peeked as held_in
+from tests.kit.waiting import until
+from tests.syphon.worlds import after, fill, names, world
+
+
+@pytest.fixture
+def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages leave one after the other, so that something can happen between two of them."""
+    monkeypatch.setattr(destination_sender, "MAX_ROUND", 1)
+
+
+async def test_the_primary_goes_down_and_comes_back(one_by_one: None) -> None:
+    del one_by_one
+    async with world() as w:
+        w.strand(*range(20))
+        outages: list[str] = []
+
+        def down() -> None:
+            outages.append(w.emulator.faults.namespace_down("contoso"))
+
+        def up(event: Any) -> None:
+            if isinstance(event, events.DestinationBackingOff) and outages:
+                w.emulator.faults.end(outages.pop())
+
+        after(w.destination().messages, "enqueue", down, skip=4)
+        w.watchers.append(up)
+        result = await w.run()
+        assert (result.exit_code, result.receipt.sent, result.failures) == (0, 20, ())
+        # The fifth was accepted, and nobody heard of it: it is there twice, and the receipt says which.
+        counted = Counter(ids(w.destination()))
+        assert set(counted) == set(names(*range(20)))
+        assert {name for name, count in counted.items() if count > 1} == {"m4"}
+        assert [each.message_id for each in result.receipt.doubtful] == ["m4"], result.receipt.doubtful
+        assert result.receipt.in_doubt == 0
+
+
+async def test_a_primary_down_from_the_start_leaves_the_backlog_untouched() -> None:
+    async with world() as w:
+        w.strand(1, 2)
+        w.emulator.faults.namespace_down("contoso")
+        result = await w.run()
+        assert result.exit_code == 6
+        assert (result.receipt.received, ids(w.backlog())) == (0, names(1, 2))
+        assert {message.delivery_count for message in held_in(w.backlog())} == {0}
+
+
+async def test_a_lost_secondary_names_unconfirmed_messages(one_by_one: None) -> None:
+    del one_by_one
+    async with world() as w:
+        w.strand(*range(5))
+        after(
+            w.destination().messages,
+            "enqueue",
+            functools.partial(w.emulator.faults.namespace_down, "contoso-dr"),
+            skip=4,
+        )
+        result = await w.run()
+        assert result.exit_code == 6
+        assert [queue for queue, _ in result.failures] == [queue_path("contoso", 0)]
+        in_both = {each.message_id for each in result.receipt.doubtful}
+        assert in_both == set(ids(w.backlog())) & set(ids(w.destination()))
+        assert "m4" in in_both
+
+
+async def test_a_settlement_that_comes_too_late_is_made_up_for() -> None:
+    async with world() as w:
+        w.strand(1, 2, 3)
+        after(w.destination().messages, "enqueue", lambda: w.emulator.advance(61_000))
+        result = await w.run()
+        assert (result.exit_code, result.receipt.sent) == (0, 3)
+        assert result.receipt.already_sent >= 1
+        assert sorted(ids(w.destination())) == names(1, 2, 3)
+        assert held_in(w.backlog()) == []
+
+
+@pytest.mark.parametrize("once", [True, False])
+async def test_a_wrong_key_for_the_primary_stops_everything_and_harms_no_message(once: bool) -> None:
+    async with world(2) as w:
+        w.may_only("primary", AccessRight.SEND, key="wrong-s3cret")
+        w.strand(*range(5), index=0)
+        w.strand(*range(5), index=1)
+        result = await w.run(once=once)
+        assert result.exit_code == 5
+        assert (result.receipt.sent, result.receipt.dead_lettered) == (0, 0)
+        assert result.receipt.released == result.receipt.received
+        assert len(held_in(w.backlog(0))) == len(held_in(w.backlog(1))) == 5
+        assert w.backlog(0).messages.locked_count + w.backlog(1).messages.locked_count == 0
+        assert "s3cret" not in str(result) + str(w.told)
+
+
+async def test_a_primary_key_without_send_stops_the_run_unharmed() -> None:
+    async with world() as w:
+        w.may_only("primary", AccessRight.LISTEN)
+        w.strand(1, 2)
+        result = await w.run()
+        assert result.exit_code == 5
+        assert isinstance(result.failures[0][1], errors.NotAuthorized)
+        assert ids(w.backlog()) == names(1, 2)
+
+
+async def test_a_primary_that_is_configured_wrongly_harms_no_message() -> None:
+    async with world() as w:
+        w.pair = replace(w.pair, primary=replace(w.pair.primary, tls=True, ca_file="/nowhere/ca.pem"))
+        w.strand(1, 2)
+        result = await w.run(once=False)
+        assert result.exit_code == 2
+        assert isinstance(result.failures[0][1], errors.UsageError)
+        assert (ids(w.backlog()), held_in(w.backlog(), dead=True)) == (names(1, 2), [])
+
+
+async def test_a_wrong_secondary_key_raises_before_any_receive() -> None:
+    async with world() as w:
+        w.may_only("secondary", *AccessRight, key="wrong")
+        with pytest.raises(errors.NotAuthenticated):
+            await w.run()
+
+
+async def test_a_queue_that_is_deleted_under_it_ends_that_lane_only() -> None:
+    async with world(2) as w:
+        fill(w.destination())
+        w.destination("other")
+        w.strand(*range(5), index=0)
+        async with w.watching() as task:
+            await w.told_of(events.DestinationBackingOff)
+            w.secondary.delete_queue(queue_path("contoso", 0))
+            await w.told_of(events.QueueFailed, lambda event: event.retry_seconds is None)
+            w.strand(9, to="other", index=1)
+            await until(lambda: ids(w.destination("other")) == names(9))
+        receipt = task.result().receipt
+        assert (receipt.sent, receipt.released) == (1, 5)
+
+
+# Destinations that the primary lacks
+
+
+@pytest.mark.parametrize("queues", [1, 2])
+async def test_missing_destinations_cost_few_dead_letters_each(queues: int) -> None:
+    async with world(queues, "d4") as w:
+        for number in range(200):
+            w.strand(number, to=f"d{number % 5}", index=number % queues)
+        result = await w.run(count_remaining=True)
+        receipt = result.receipt
+        assert (result.exit_code, receipt.sent, receipt.dead_lettered, receipt.released) == (3, 40, 80, 80)
+        assert result.missing == tuple(MissingDestination(f"d{each}", 20, 20) for each in range(4))
+        assert result.remaining == RemainingMessages(80, exact=True)
+        dead = [message for index in range(queues) for message in held_in(w.backlog(index), dead=True)]
+        assert len(dead) == 80
+        assert sum(w.backlog(index).messages.locked_count for index in range(queues)) == 0
+        assert receipt.received == 200
+        for number in range(4):
+            w.destination(f"d{number}")
+        assert (await w.run()).receipt.sent == 80
+
+
+async def test_a_destination_that_is_created_gets_its_held_messages() -> None:
+    async with world(1, "orders") as w:
+        w.strand(*range(50), to="gone")
+        async with w.watching(max_missing=5) as task:
+            held = await w.told_of(events.DestinationBackingOff)
+            assert (held.destination, held.waiting) == ("gone", 45)
+            assert "5 of its messages were dead-lettered" in held.reason
+            w.destination("gone")
+            await until(lambda: w.destination("gone").counts().active == 45)
+        result = task.result()
+        assert (result.receipt.dead_lettered, result.receipt.sent, result.receipt.received) == (5, 45, 50)
+        assert [(each.destination, each.dead_lettered, each.held) for each in result.missing] == [("gone", 5, 0)]
+
+
+async def test_more_held_messages_than_may_be_held_end_the_run_and_stay() -> None:
+    async with world(1, "orders") as w:
+        w.strand(*range(300), to="gone")
+        result = await w.run(max_held=50, count_remaining=True)
+        assert (result.exit_code, result.receipt.dead_lettered) == (3, 20)
+        assert result.remaining == RemainingMessages(280, exact=True)
+        assert ids(w.backlog()) == names(*range(20, 300))
+
+
+async def test_without_manage_the_remainder_is_at_least_what_went_back() -> None:
+    async with world(1) as w:
+        w.may_only("secondary", AccessRight.LISTEN)
+        w.strand(*range(50), to="gone")
+        result = await w.run(count_remaining=True)
+        assert result.remaining == RemainingMessages(30, exact=False)
+
+
+@pytest.mark.parametrize(("terms", "dead"), [({"allow_missing": True}, 100), ({"max_missing": 0}, 0), ({}, 20)])
+async def test_messages_of_missing_destinations_are_dead_lettered_as_allowed(terms: dict[str, Any], dead: int) -> None:
+    async with world(1) as w:
+        w.strand(*range(100), to="gone")
+        result = await w.run(**terms)
+        assert (result.exit_code, result.receipt.dead_lettered, result.receipt.released) == (3, dead, 100 - dead)
+
+
+@pytest.mark.usefixtures("one_by_one")
+async def test_a_destination_deleted_between_sends_is_held() -> None:
+    async with world(1) as w:
+        w.destination("gone")
+        w.strand(*range(60), to="gone")
+        async with w.watching(max_missing=3) as task:
+            await until(lambda: w.destination("gone").counts().active > 0)
+            w.destination("gone").delete()
+            await w.told_of(events.DestinationBackingOff, lambda event: "does not exist" in event.reason)
+        receipt = task.result().receipt
+        assert (receipt.dead_lettered, receipt.sent + receipt.released) == (3, 57)
+
+
+# One side breaks, over real sockets
+
+
+class Door:
+    """Connections pass through it to a server, until it shuts."""
+
+    def __init__(self) -> None:
+        self.port = 0
+        self._server: asyncio.Server | None = None
+        self._pipes: set[asyncio.Transport] = set()
+
+    async def open(self, to: int, port: int = 0) -> None:
+        async def passing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            out_reader, out = await asyncio.open_connection("127.0.0.1", to)
+            self._pipes |= {writer.transport, out.transport}
+            with contextlib.suppress(ConnectionError):
+                await asyncio.gather(carry(reader, out), carry(out_reader, writer))
+            writer.close()
+            out.close()
+
+        async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            while data := await reader.read(65_536):
+                writer.write(data)
+            writer.close()
+
+        self._server = await asyncio.start_server(passing, "127.0.0.1", port)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def shut(self) -> None:
+        """Nobody gets through any more, and who was through is cut off."""
+        assert self._server is not None
+        self._server.close()
+        for transport in self._pipes:
+            transport.abort()
+        self._pipes.clear()
+        await self._server.wait_closed()
+
+
+@pytest.mark.parametrize("side", ["primary", "secondary"])
+async def test_a_side_that_is_cut_off_ends_the_other_and_the_run_with_6(
+    side: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_connections, "FAULT_SECONDS", 0.2)
+    async with world() as w:
+        door = Door()
+        await door.open(getattr(w.pair, side).port)
+        w.pair = replace(w.pair, **{side: replace(getattr(w.pair, side), port=door.port)})
+        w.destination()
+        async with w.watching(reconnect=False) as task:
+            w.strand(1)
+            await w.told_of(events.QueueProgress, lambda at: (at.sent, at.held) == (1, 0))
+            await door.shut()
+            result = await task
+        assert (result.exit_code, result.receipt.sent) == (6, 1)
+        assert isinstance(result.failures[0][1], errors.ConnectionFaulted)
