@@ -7,12 +7,16 @@ Lines of held messages are the exception: they may be appended to, and are read 
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import json
+import os
 import re
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,14 +26,19 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from sbpair.errors import MachineLacks, StateRefused, UsageError
-from sbpair.operating_system.files import sync_directory
-from sbpair.replay import local_files
+from sbpair.operating_system import require_posix
+from sbpair.operating_system.files import open_new, open_to_append, sync_directory
 from sbpair.replay.archive_layout import (
+    DEDUPLICATED,
     DISTINCT,
+    DOUBTFUL,
+    EXPIRED,
+    LEDGER,
     LINES,
     NOT_SENT,
     PARQUET,
     PAUSE,
+    QUARANTINE,
     REPORT,
     RUN_FILE,
     SEGMENTS,
@@ -42,6 +51,9 @@ GLOB_CHARACTERS = set("*?[]{}\\")  # Spark reads a path with one of these as a p
 _HADOOP = {"s3": "s3a", "gcs": "gs"}
 _NOT_OPENED = re.compile(r"(dbfs|s3a|s3n|(?!file)[a-z][a-z0-9+.-]+(?=:/(?!/))):/", re.IGNORECASE)
 """Schemes of Spark and Databricks, and URLs with one slash: as paths, they would be directories of this machine."""
+
+CHECKED = (LEDGER, EXPIRED, QUARANTINE, DEDUPLICATED, DOUBTFUL, REPORT)
+"""Directories with a checksum. The segments have none: they may be terabytes, and their own checksums are inside."""
 
 
 class Footer(NamedTuple):
@@ -93,7 +105,7 @@ class Archive:
     def create(self) -> None:
         """Create the directory of a new run. Raises MachineLacks."""
         if self.is_local:
-            local_files.check_system()
+            check_system()
             with self._reporting():
                 Path(self.root).mkdir(mode=0o700, parents=True, exist_ok=True)
                 sync_directory(Path(self.root).parent)
@@ -103,8 +115,8 @@ class Archive:
         place = f"{self.root}/{path}"
         with self._reporting():
             if self.is_local:
-                local_files.make_directories(Path(self.root), Path(place).parent)
-                local_files.write_file(Path(place), data, sync=sync)
+                make_directories(Path(self.root), Path(place).parent)
+                write_file(Path(place), data, sync=sync)
             else:
                 with self._fs.open_output_stream(place) as stream:
                     stream.write(data)
@@ -159,6 +171,12 @@ class Archive:
             raise self.broken(path, "expected a JSON object")
         return document
 
+    def find_json(self, path: str) -> dict[str, Any] | None:
+        """Read a JSON object; None without the file. Raises StateRefused for anything else."""
+        with suppress(FileNotFoundError):
+            return self.read_json(path)
+        return None
+
     def new_table(self, schema: pa.Schema, shards: int, *, large: bool) -> TableFile:
         """Return an empty file in memory that names its run, version and shard count."""
         metadata = {"sbpair.run": self.run, "sbpair.version": str(VERSION), "sbpair.shards": str(shards)}
@@ -185,7 +203,7 @@ class Archive:
         if not append:
             return self.write(path, line, sync=False)
         with self._reporting():
-            return local_files.append_file(Path(f"{self.root}/{path}"), line)
+            return append_file(Path(f"{self.root}/{path}"), line)
 
     def read_lines(self, path: str) -> Iterator[Any]:
         """Yield the value of each line. Raises StateRefused at the first that is broken or cut short."""
@@ -274,16 +292,12 @@ class Archive:
 
         Also for a pipe or a device, whose reading might never end.
         """
-        if not self.is_local or (found := local_files.find_irregular(Path(self.root))) is None:
-            return
-        if found.is_symlink():
+        if self.is_local and (found := find_irregular(Path(self.root))) is not None:
+            kind = "a symbolic link" if found.is_symlink() else "neither a file nor a directory"
             raise StateRefused(
-                f"{found} is a symbolic link, which sbpair does not follow within a run",
+                f"{found} is {kind}, which sbpair does not follow within a run",
                 hint="put the file or directory itself there; the directory of the archive may be a link",
             )
-        raise StateRefused(
-            f"{found} is neither a file nor a directory", hint="remove it: sbpair puts only files into a run"
-        )
 
     def check_writable(self) -> None:
         """Raise MachineLacks if the archive cannot be written to."""
@@ -382,3 +396,122 @@ def _from_url(url: str) -> tuple[fs.FileSystem, str]:
     if not root.strip("/") and not isinstance(filesystem, fs.LocalFileSystem):
         raise pa.ArrowInvalid("the URL names no bucket")
     return filesystem, root
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryFiles:
+    """The files below one directory. `sha256` is None where none is computed."""
+
+    name: str
+    files: int
+    bytes: int
+    sha256: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveFiles:
+    """The directories of one run that hold files, below `root`."""
+
+    root: str
+    is_local: bool
+    directories: tuple[DirectoryFiles, ...]
+
+
+def files_of(archive: Archive) -> ArchiveFiles:
+    """Read an archive's files. Raises MachineLacks if it cannot be read."""
+    found = (_directory(archive, name) for name in (SEGMENTS, *CHECKED))
+    return ArchiveFiles(archive.root, archive.is_local, tuple(each for each in found if each.files))
+
+
+def _directory(archive: Archive, name: str) -> DirectoryFiles:
+    sizes = archive.sizes(name)
+    sha256 = _checksum(archive, sizes) if name in CHECKED and sizes else None
+    return DirectoryFiles(name, len(sizes), sum(sizes.values()), sha256)
+
+
+def _checksum(archive: Archive, paths: dict[str, int]) -> str:
+    """Return the checksum of `sha256sum` of the files in the order of their names, as coreutils would."""
+    lines = (f"{hashlib.sha256(archive.read(path)).hexdigest()}  {path}\n" for path in sorted(paths))
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def check_system() -> None:
+    """Raise MachineLacks on Windows: it cannot sync a directory, nor replace a file that another process reads."""
+    require_posix("an archive on a disk of this machine", "name a URL with --archive, such as s3://bucket/backlog")
+
+
+def make_directories(root: Path, directory: Path) -> None:
+    """Create the directories missing below `root` and sync their parents.
+
+    Raises FileNotFoundError without `root`, and MachineLacks.
+    """
+    check_system()
+    if directory.exists():
+        return
+    missing = [each for each in (directory, *directory.parents) if each.is_relative_to(root) and not each.exists()]
+    for each in reversed(missing):
+        if each == root:
+            raise FileNotFoundError(errno.ENOENT, "the run's directory is missing")
+        each.mkdir(mode=0o700, exist_ok=True)
+        sync_directory(each.parent)
+
+
+def write_file(path: Path, data: bytes | pa.Buffer, *, sync: bool) -> None:
+    """Write a whole file or none. Raises OSError."""
+    beside = path.parent / f".{path.name}.{uuid.uuid4().hex}"
+    try:
+        with os.fdopen(open_new(beside), "wb") as file:
+            file.write(data)
+            file.flush()
+            if sync:
+                os.fsync(file.fileno())
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+    if sync:
+        sync_directory(path.parent)
+
+
+def append_file(path: Path, data: bytes) -> None:
+    """Append to an existing file, without a sync. Raises OSError."""
+    with os.fdopen(open_to_append(path), "wb") as file:
+        file.write(data)
+
+
+def find_irregular(directory: Path) -> Path | None:
+    """Return a symbolic link, a pipe or a device below a directory; None without one.
+
+    Files may come and go meanwhile.
+    """
+    with suppress(OSError), os.scandir(directory) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                if (found := find_irregular(Path(entry.path))) is not None:
+                    return found
+            elif not entry.is_file(follow_symlinks=False) and os.path.lexists(entry.path):
+                return Path(entry.path)
+    return None
+
+
+def is_in_memory(url: str) -> bool:
+    """Return whether a restart of this machine would lose an archive there, as far as Linux shows."""
+    if "://" in url and not url.startswith("file:"):
+        return False
+    try:
+        mounts = Path("/proc/self/mounts").read_text(errors="replace")
+    except OSError:  # not Linux
+        return False
+    return filesystem_type(Path(url.removeprefix("file:")).resolve(), mounts) in ("tmpfs", "ramfs")
+
+
+def filesystem_type(path: Path, mounts: str) -> str:
+    """Return the filesystem type of an absolute path, from the text of /proc/self/mounts; "" if unknown."""
+    found, depth = "", 0
+    for line in mounts.splitlines():
+        _device, place, kind, *_options = line.split(" ")
+        point = Path(re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), place))
+        # A later mount at the same place hides the earlier one.
+        if path.is_relative_to(point) and len(point.parts) >= depth:
+            found, depth = kind, len(point.parts)
+    return found

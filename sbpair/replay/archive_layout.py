@@ -85,12 +85,6 @@ OUTCOME = pa.schema(
     ]
 )
 
-PROGRESS = "queue string, messages long, released long, clock_ahead_ms long, note string"
-"""Schema of a task's progress rows. Totals come from the files."""
-
-DISCARDS = "topic string, messages long, discarded long, not_evaluated long"
-"""Schema of the rows in which tasks count what topics would discard."""
-
 
 def segment_path(queue: str, name: str) -> str:
     return f"{SEGMENTS}/{queue}/{name}{PARQUET}"

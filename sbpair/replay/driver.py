@@ -8,25 +8,30 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sbpair.errors import ExitCode, MachineLacks, SbpairError, UsageError
 from sbpair.move.run_store import ends_settings
 from sbpair.replay.archive import Archive
 from sbpair.replay.archive_layout import DRAINED_FILE, RECEIPT_FILE, REMOVED_FILE, STOP_FILE
-from sbpair.replay.drain_task import save_accepted
-from sbpair.replay.pauses import Pauses
 from sbpair.replay.phases import Phases, check_executors, check_selected_destinations, check_spark_reads
-from sbpair.replay.progress import OnEvent, ReplayPhase
-from sbpair.replay.recorded_progress import ReplayTimeline, run_settings
-from sbpair.replay.run import ReplayMode, ReplayOptions, ReplayRequest, ReplayRun, TaskJob, load_run, save_run
-from sbpair.replay.selection import check_selection
-from sbpair.replay.spark import PLATFORM, count_task_slots, resumable, spark_session, stopping
-from sbpair.replay.spark_connect import connect_session, server_name
+from sbpair.replay.progress import OnEvent, Pauses, ReplayPhase, ReplayTimeline, run_settings
+from sbpair.replay.queue_task import save_accepted
+from sbpair.replay.run import ReplayMode, ReplayOptions, ReplayRequest, ReplayRun, load_run, save_run
+from sbpair.replay.shard_plan import check_selection
+from sbpair.replay.spark import (
+    PLATFORM,
+    connect_session,
+    count_task_slots,
+    resumable,
+    server_name,
+    spark_session,
+    stopping,
+)
+from sbpair.replay.spark_task import TaskJob
 from sbpair.replay.task_lease import HeldLease, hold_leases
 from sbpair.replay.verify import check_acknowledged, check_segments, messages_removed, verify
 from sbpair.runs.control import RunControl
@@ -35,8 +40,8 @@ from sbpair.runs.journal import accepted_keys
 from sbpair.runs.run_log import MOVED, RunEntry, new_id
 
 if TYPE_CHECKING:
-    from sbpair.replay.proof import Proof
-    from sbpair.replay.selection import Selection
+    from sbpair.replay.outcomes import Proof
+    from sbpair.replay.run import Selection
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +70,7 @@ class ReplayResult:
 
     def document(self) -> dict[str, Any]:
         """Return the receipt as its JSON contract."""
-        receipt = {"run": self.run.id, **self.proof.document(self.run)}
+        receipt = {"run": self.run.id, **self.proof.document(self.run.options.mode)}
         ending = {"seconds": round(self.seconds, 3), "stopped": self.stopped, "notes": list(self.notes)}
         return {**receipt, "released": self.released, **ending}
 
@@ -86,9 +91,7 @@ def start_run(
             archive.create()
             archive.check_writable()
             save_run(archive, run)
-            pauses = Pauses(archive)
-            act = partial(_run, request, archive, run, held, pauses)
-            return _recorded(request, archive, run, "replay run", pauses, act, on_event)
+            return Driver(request, archive, run, held).record("replay run", on_event)
         except SbpairError:
             if not held.used:
                 with suppress(SbpairError):
@@ -113,101 +116,114 @@ def resume_run(
     archive.check_writable()
     with _leases(request, archive) as held:
         archive.remove(STOP_FILE)
-        pauses = Pauses(archive)
-        act = partial(_run, request, archive, run, held, pauses)
-        return _recorded(request, archive, run, "replay resume", pauses, act, on_event)
+        return Driver(request, archive, run, held).record("replay resume", on_event)
 
 
-def _recorded(
-    request: ReplayRequest,
-    archive: Archive,
-    run: ReplayRun,
-    command: str,
-    pauses: Pauses,
-    act: Callable[[OnEvent], ReplayResult],
-    on_event: OnEvent,
-) -> ReplayResult:
-    """Record a run in the state of this machine, for `sbpair runs`. A replay does not depend on that record."""
-    known = {"archive": request.archive}
-    with ExitStack() as stack:
-        try:
-            state = stack.enter_context(RunDatabase(request.state, request.pair))
-            entry = stack.enter_context(closing(RunEntry(state, command, run_id=archive.run)))
-            entry.record(known)
-            entry.describe({**ends_settings(request.pair), **run_settings(run)})
-        except (MachineLacks, BlockingIOError) as error:
-            log.warning("run %s cannot be recorded: %s", archive.run, error)
-            return act(on_event)
-        timeline = ReplayTimeline(entry, on_event)
-        stack.enter_context(pauses.obeying(partial(_control, request, archive.run), timeline))
-        try:
+def _leases(request: ReplayRequest, archive: Archive) -> AbstractContextManager[HeldLease]:
+    directory = request.state if request.lease else None
+    detached = request.remote is not None
+    return hold_leases(
+        request.pair, archive.run, archive, directory=directory, queue=request.lease_queue, detached=detached
+    )
+
+
+class Driver:
+    """The driver's side of a run, under its leases."""
+
+    def __init__(self, request: ReplayRequest, archive: Archive, run: ReplayRun, held: HeldLease) -> None:
+        self._request, self._archive, self._run, self._held = request, archive, run, held
+        self._pauses = Pauses(archive)
+        self._began = time.monotonic()
+
+    def record(self, command: str, on_event: OnEvent) -> ReplayResult:
+        """Call `act`, and record it in this machine's state, for `sbpair runs`. A replay does not depend on that."""
+        request, known = self._request, {"archive": self._request.archive}
+        with ExitStack() as stack:
             try:
-                result = act(timeline)
-            finally:
-                timeline.end()  # before the end of the run is recorded, at which a report's last row is
-        except SbpairError as error:
-            entry.finish(None, error.exit_code, error=error.message)
-            raise
-        except KeyboardInterrupt:
-            entry.finish(None, ExitCode.INTERRUPTED, stopped=True)
-            raise
-        entry.finish({**known, **result.document()}, result.exit_code, stopped=result.stopped)
+                state = stack.enter_context(RunDatabase(request.state, request.pair))
+                entry = stack.enter_context(closing(RunEntry(state, command, run_id=self._run.id)))
+                entry.record(known)
+                entry.describe({**ends_settings(request.pair), **run_settings(self._run)})
+            except (MachineLacks, BlockingIOError) as error:
+                log.warning("run %s cannot be recorded: %s", self._run.id, error)
+                return self.act(on_event)
+            timeline = ReplayTimeline(entry, on_event)
+            stack.enter_context(self._pauses.obeying(self._control, timeline))
+            try:
+                try:
+                    result = self.act(timeline)
+                finally:
+                    timeline.end()  # before the end of the run is recorded, at which a report's last row is
+            except SbpairError as error:
+                entry.finish(None, error.exit_code, error=error.message)
+                raise
+            except KeyboardInterrupt:
+                entry.finish(None, ExitCode.INTERRUPTED, stopped=True)
+                raise
+            entry.finish({**known, **result.document()}, result.exit_code, stopped=result.stopped)
+            return result
+
+    @contextmanager
+    def _control(self) -> Iterator[RunControl]:
+        """Open the requests to the run, in the thread that reads them."""
+        with RunDatabase(self._request.state, self._request.pair) as state:
+            yield RunControl(state, self._run.id)
+
+    def act(self, on_event: OnEvent) -> ReplayResult:
+        """Do the phases that remain, and prove the run."""
+        request, archive, run = self._request, self._archive, self._run
+        save_journal(request, archive)
+        on_event(ReplayPhase("check", f"run {run.id}: checking the archive", run.id))
+        check_segments(archive)
+        before = verify(archive, run)
+        if not run.direct:  # whose ledger is not synced
+            check_acknowledged(archive, before)
+        if archive.exists(DRAINED_FILE) and (before.balanced or run.direct) and not before.remaining_in_queues:
+            on_event(ReplayPhase("verify", "everything was sent before; nothing remains to do"))
+            return self._prove()
+        invalidate_receipt(archive)
+        job = TaskJob(run, request.archive, *request.access(), request.parallelism, self._held.heartbeat)
+        check_selected_destinations(job, on_event)
+        with self._spark(on_event) as spark:
+            check_selection(spark, run.options.selection)
+            if request.shared_archive:
+                check_executors(spark, job)
+            if not (archive.is_local or run.direct):
+                check_spark_reads(spark, archive)
+            # At most one sender per shard and core.
+            slots = request.local_tasks or count_task_slots(spark)
+            job = replace(job, senders=min(run.shards, slots))
+            wait = request.wait_for_locks
+            phases = Phases(spark, job, archive, request.pair, self._held, on_event, self._pauses, wait)
+            with resumable(archive):
+                if run.direct:
+                    released = phases.move()
+                else:
+                    released = phases.drain()
+                    phases.send()
+                on_event(ReplayPhase("verify", "counting the messages in the archive"))
+                with nullcontext() if request.master == PLATFORM else stopping(spark):
+                    return self._prove(released, phases.notes)
+
+    def _spark(self, on_event: OnEvent) -> AbstractContextManager[Any]:
+        request = self._request
+        settings = {"spark.sql.shuffle.partitions": str(self._run.shards), **request.settings}
+        options: Any = {"verbose": request.verbose, "package": request.package}
+        if request.remote is not None:
+            on_event(ReplayPhase("spark", f"connecting to Spark at {server_name(request.remote)}"))
+            return connect_session(request.remote, settings, **options)
+        on_event(ReplayPhase("spark", f"starting Spark on {request.master}, which takes about ten seconds"))
+        return spark_session(request.master, settings, **options)
+
+    def _prove(self, released: int = 0, notes: Sequence[str] = ()) -> ReplayResult:
+        archive, proof = self._archive, verify(self._archive, self._run)
+        seconds = time.monotonic() - self._began
+        result = ReplayResult(self._run, proof, seconds, archive.stop_requested(), released, tuple(notes))
+        archive.write_json(RECEIPT_FILE, result.document())
         return result
 
 
-@contextmanager
-def _control(request: ReplayRequest, run: str) -> Iterator[RunControl]:
-    """Open the requests to a run, in the thread that reads them."""
-    with RunDatabase(request.state, request.pair) as state:
-        yield RunControl(state, run)
-
-
-def _run(
-    request: ReplayRequest, archive: Archive, run: ReplayRun, held: HeldLease, pauses: Pauses, on_event: OnEvent
-) -> ReplayResult:
-    began = time.monotonic()
-    _save_journal(request, archive)
-    on_event(ReplayPhase("check", f"run {run.id}: checking the archive", run.id))
-    check_segments(archive)
-    before = verify(archive, run)
-    if not run.direct:  # whose ledger is not synced
-        check_acknowledged(archive, before)
-    if archive.exists(DRAINED_FILE) and (before.balanced or run.direct) and not before.remaining_in_queues:
-        on_event(ReplayPhase("verify", "everything was sent before; nothing remains to do"))
-        return _prove(archive, run, began)
-    _invalidate_receipt(archive)
-    job = TaskJob(run, request.archive, *request.access(), request.parallelism, held.heartbeat)
-    check_selected_destinations(job, on_event)
-    with _spark(request, {"spark.sql.shuffle.partitions": str(run.shards), **request.settings}, on_event) as spark:
-        check_selection(spark, run.options.selection)
-        if request.shared_archive:
-            check_executors(spark, job)
-        if not (archive.is_local or run.direct):
-            check_spark_reads(spark, archive)
-        # At most one sender per shard and core.
-        slots = request.local_tasks or count_task_slots(spark)
-        job = replace(job, senders=min(run.shards, slots))
-        phases = Phases(spark, job, archive, request.pair, held, on_event, pauses, request.wait_for_locks)
-        with resumable(archive):
-            if run.direct:
-                released = phases.move()
-            else:
-                released = phases.drain()
-                phases.send()
-            on_event(ReplayPhase("verify", "counting the messages in the archive"))
-            with nullcontext() if request.master == PLATFORM else stopping(spark):
-                return _prove(archive, run, began, released, phases.notes)
-
-
-def _spark(request: ReplayRequest, settings: dict[str, str], on_event: OnEvent) -> AbstractContextManager[Any]:
-    if request.remote is not None:
-        on_event(ReplayPhase("spark", f"connecting to Spark at {server_name(request.remote)}"))
-        return connect_session(request.remote, settings, verbose=request.verbose, package=request.package)
-    on_event(ReplayPhase("spark", f"starting Spark on {request.master}, which takes about ten seconds"))
-    return spark_session(request.master, settings, verbose=request.verbose, package=request.package)
-
-
-def _invalidate_receipt(archive: Archive) -> None:
+def invalidate_receipt(archive: Archive) -> None:
     """Remove the previous receipt, so that `gc` refuses the run until it is verified again."""
     try:
         receipt = archive.read(RECEIPT_FILE)
@@ -219,25 +235,8 @@ def _invalidate_receipt(archive: Archive) -> None:
         raise messages_removed(archive)
 
 
-def _prove(
-    archive: Archive, run: ReplayRun, began: float, released: int = 0, notes: Sequence[str] = ()
-) -> ReplayResult:
-    proof = verify(archive, run)
-    seconds = time.monotonic() - began
-    result = ReplayResult(run, proof, seconds, archive.stop_requested(), released, tuple(notes))
-    archive.write_json(RECEIPT_FILE, result.document())
-    return result
-
-
-def _leases(request: ReplayRequest, archive: Archive) -> AbstractContextManager[HeldLease]:
-    directory = request.state if request.lease else None
-    detached = request.remote is not None
-    return hold_leases(
-        request.pair, archive.run, archive, directory=directory, queue=request.lease_queue, detached=detached
-    )
-
-
-def _save_journal(request: ReplayRequest, archive: Archive) -> None:
+def save_journal(request: ReplayRequest, archive: Archive) -> None:
+    """Write the keys that the syphon's journal has as accepted, for the tasks."""
     if (state := state_if_any(request.state, request.pair)) is not None:
         with state:
             save_accepted(archive, accepted_keys(state))

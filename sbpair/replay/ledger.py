@@ -8,7 +8,7 @@ import uuid
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
@@ -41,18 +41,9 @@ class Ledger:
     Without `sync`, a loss of power may lose the last chunks.
     """
 
-    def __init__(
-        self,
-        archive: Archive,
-        shards: int,
-        attempt: str | None = None,
-        *,
-        sync: bool = True,
-        max_held_per_file: int = MAX_HELD_PER_FILE,
-    ) -> None:
+    def __init__(self, archive: Archive, shards: int, attempt: str | None = None, *, sync: bool = True) -> None:
         self.attempt = attempt or uuid.uuid4().hex
         self._archive, self._shards, self._sync = archive, shards, sync
-        self._max_held_per_file = max_held_per_file
         self._held_path, self._room, self._numbers = "", 0, count()
         self._file_of: dict[object, str] = {}
         self._held_in: Counter[str] = Counter()  # messages held, by the file that lists them
@@ -137,7 +128,7 @@ class Ledger:
         append = room >= 0
         if not append:
             self._held_path = f"{HELD}/{self.attempt}.{next(self._numbers)}{LINES}"
-            room = self._max_held_per_file - len(entries) if self._archive.is_local else 0
+            room = MAX_HELD_PER_FILE - len(entries) if self._archive.is_local else 0
         self._archive.write_line(self._held_path, keys, append=append)
         self._room = room
         with self._held_lock:
@@ -166,12 +157,34 @@ def table_keys(table: pa.Table) -> list[Key]:
     return list(zip(*(table.column(name).to_pylist() for name in KEY), strict=True))
 
 
+def keyed_rows(table: pa.Table, *columns: str) -> Iterator[tuple[Any, ...]]:
+    """Yield the key of each row, and its values of these columns."""
+    return zip(table_keys(table), *(table.column(name).to_pylist() for name in columns), strict=True)
+
+
 def read_held(archive: Archive, path: str) -> Iterator[Key]:
     """Yield the keys that an attempt held. Raises StateRefused at the first line that cannot be read."""
     for keys in archive.read_lines(path):
         if not (isinstance(keys, list) and all(map(_is_key, keys))):
             raise archive.wrong_columns(path)
         yield from map(tuple, keys)
+
+
+def held_by_attempts(archive: Archive, unreadable: list[str] | None = None) -> dict[Key, set[str]]:
+    """Return the attempts that held each message when they died. A loss of power may cut a file short.
+
+    The paths of such files are added to `unreadable`.
+    """
+    found: dict[Key, set[str]] = {}
+    for path in archive.files(HELD):
+        attempt = path.removeprefix(f"{HELD}/").partition(".")[0]
+        try:
+            for key in read_held(archive, path):
+                found.setdefault(key, set()).add(attempt)
+        except StateRefused:
+            if unreadable is not None:
+                unreadable.append(path)
+    return found
 
 
 def _is_key(value: object) -> bool:

@@ -1,19 +1,32 @@
-"""A zip of sbpair and its dependencies, for executors without them.
+"""Packages for Spark's machines: a zip of sbpair and its dependencies, and job definitions of managed platforms.
 
-Invariant: only pure Python, since nothing else can be imported from a zip; the versions installed here; reproducible.
+Invariant: the zip has only pure Python, since nothing else can be imported from a zip, in the versions installed here,
+and is reproducible. A definition, of templates in a folder for each platform, names secrets and has none.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
 import io
+import json
 import re
 import zipfile
+from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
 
 import sbpair
 from sbpair.errors import MachineLacks, UsageError
+from sbpair.model.connection_string import holds_secret
+from sbpair.model.pair import pair_variables
+from sbpair.replay.secret_references import PRINCIPAL
+from sbpair.replay.spark import PLATFORM, SETTINGS
+from sbpair.template import filled
+
+if TYPE_CHECKING:
+    from sbpair.model.pair import Pair
 
 NAME = "sbpair"
 NATIVE = (".so", ".pyd", ".dylib")
@@ -22,6 +35,18 @@ WITHOUT_NATIVE = ("markupsafe", "websockets")
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
+
+JOB_NAME = "sbpair-replay"
+PACKAGE, COMMANDS = "sbpair.zip", "README.md"
+NEEDED = ("pandas>=2.2,<3", "pyarrow>=15")
+REDACTED = "(?i)secret|password|token|access[.]?key|connection_string|proxy"
+"""The names of settings whose values Spark hides in its pages and logs."""
+
+REFUSED = {"synapse": "Synapse reads secrets through the driver's Java only, and executors need them too"}
+"""Platforms where tasks cannot have the secrets that they need, with the reason; PLATFORMS.md has more."""
+
+EXAMPLES = {"abfss": "abfss://container@account.dfs.core.windows.net/backlog"}
+_VAULT = re.compile(r"[A-Za-z][A-Za-z0-9-]{1,22}[A-Za-z0-9]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,3 +130,146 @@ def _requirements(distribution: importlib.metadata.Distribution) -> list[str]:
 
 def _belongs(path: Path) -> bool:
     return path.is_file() and path.suffix != ".pyc"
+
+
+@dataclass(frozen=True, slots=True)
+class Platform:
+    """The archives and the names that a platform accepts, and what its jobs need besides all others."""
+
+    title: str
+    schemes: tuple[str, ...]
+    name: str
+    name_rule: str
+    requirements: tuple[str, ...] = ()
+    secrets: tuple[str, ...] = ()
+    needs_vault: bool = False
+
+
+PLATFORMS = {
+    "databricks": Platform(
+        "Databricks", ("s3", "abfss", "gs"), r"[A-Za-z0-9_-]{1,100}", "letters, digits, _ and -, at most 100"
+    ),
+    "dataproc": Platform(
+        "Dataproc Serverless",
+        ("gs",),
+        r"[a-z][a-z0-9-]{2,50}[a-z0-9]",
+        "small letters, digits and -, 4 to 52, such as sbpair-replay",
+    ),
+    "emr-serverless": Platform(
+        "EMR Serverless", ("s3",), r"[A-Za-z0-9._/#-]{1,64}", "letters, digits and ._/#-, at most 64"
+    ),
+    # Fabric's tokens are for Key Vault and storage, but not for Service Bus, and Python finds no identity of Azure
+    # there: a service principal, itself in the vault, opens the archive, and signs in to the namespaces.
+    "fabric": Platform(
+        "Fabric",
+        ("abfss",),
+        r"[A-Za-z][A-Za-z0-9_-]{0,99}",
+        "letters, digits, _ and -, at most 100",
+        requirements=("pyarrow>=16", "fabric-analytics-notebook-plugin"),
+        secrets=PRINCIPAL,
+        needs_vault=True,
+    ),
+    "kubernetes": Platform(
+        "Kubernetes",
+        ("s3", "abfss", "gs"),
+        r"[a-z]([a-z0-9-]{0,45}[a-z0-9])?",
+        "small letters, digits and -, at most 47, such as sbpair-replay",
+    ),
+}
+
+
+def define_job(
+    directory: Path, platform: str, pair: Pair, archive: str | None, name: str = JOB_NAME, vault: str | None = None
+) -> tuple[list[str], tuple[str, ...]]:
+    """Write the directory. Returns its files, and the secrets to store. Raises UsageError, MachineLacks."""
+    found = _platform(platform)
+    if archive is None:
+        raise UsageError("--for needs --archive", hint=f"name where the job keeps messages, such as {_example(found)}")
+    _check(found, directory, archive, name)
+    _check_vault(platform, found, vault)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        native = build_package(directory / PACKAGE)[0].native
+        values = _values(found, pair, archive.rstrip("/"), native)
+        values |= {"name": name, "identifier": re.sub(r"\W", "_", name), "vault": vault}
+        texts = {file: filled("sbpair.replay", template, **values) for file, template in _templates(platform)}
+        for file, text in texts.items():
+            is_json = file.endswith((".json", ".yml"))
+            laid_out = json.dumps(json.loads(text), indent=2) + "\n" if is_json else text
+            (directory / file).write_text(laid_out, "utf-8", newline="\n")
+    except OSError as error:
+        raise MachineLacks(
+            f"{directory} cannot be written: {error.strerror}", hint="choose a writable directory"
+        ) from error
+    return sorted([PACKAGE, *texts]), values["secrets"]
+
+
+def _values(platform: Platform, pair: Pair, archive: str, native: dict[str, str]) -> dict[str, Any]:
+    environment, secrets = pair_variables(pair)
+    secrets = (*platform.secrets, *secrets)
+    requirements = (*NEEDED, *platform.requirements, *(f"{each}=={version}" for each, version in native.items()))
+    words = ("replay", "run", "--archive", archive, "--master", PLATFORM, "--count", str(pair.backlog_queues))
+    return {
+        "archive": archive,
+        "code": f"{archive}-job",
+        "arguments": (*words, "--output", "json", "--quiet"),
+        "settings": {**SETTINGS, "spark.redaction.regex": REDACTED},
+        "environment": {**environment, "XDG_STATE_HOME": "/tmp/sbpair"},  # noqa: S108  of the driver's own container
+        "secrets": secrets,
+        "requirements": tuple({re.split("[<>=]", each)[0]: each for each in requirements}.values()),
+    }
+
+
+def _templates(platform: str) -> Iterator[tuple[str, str]]:
+    """Yield the files of a job, and their templates. A platform's own file replaces that of all."""
+    yield from (("main.py", "main.py.template"), ("requirements.txt", "requirements.txt"))
+    for each in (files("sbpair.replay") / "templates" / platform).iterdir():
+        yield each.name.removesuffix(".template"), f"{platform}/{each.name}"
+
+
+def _platform(name: str) -> Platform:
+    if name in REFUSED:
+        raise UsageError(
+            f"--for: {REFUSED[name]}",
+            hint=f"choose one of {', '.join(PLATFORMS)}, or a cluster with sbpair replay run --print-submit",
+        )
+    if name not in PLATFORMS:
+        raise UsageError(f"--for: {name!r} is not a platform", hint=f"expected one of {', '.join(PLATFORMS)}")
+    return PLATFORMS[name]
+
+
+def _check(platform: Platform, directory: Path, archive: str, name: str) -> None:
+    if not re.fullmatch(platform.name, name):
+        raise UsageError(f"--name: {platform.title} does not allow {name!r}", hint=f"use {platform.name_rule}")
+    if holds_secret(archive, is_setting=True) or "?" in archive:
+        raise UsageError(
+            "--archive has parameters or a password", hint="name the bucket and the path alone: the job has an identity"
+        )
+    scheme, separator, rest = archive.partition("://")
+    is_directory = separator and PurePosixPath(rest.partition("/")[2]).name
+    # Some definitions have the words of a command line in one text.
+    if not is_directory or scheme not in platform.schemes or re.search(r"\s", archive):
+        raise UsageError(
+            f"--archive: {platform.title} does not reach {archive}",
+            hint=f"name a directory of a bucket, such as {_example(platform)}",
+        )
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise UsageError(f"{directory} exists and is not an empty directory", hint="choose another, or remove it")
+
+
+def _example(platform: Platform) -> str:
+    scheme = platform.schemes[0]
+    return EXAMPLES.get(scheme, f"{scheme}://bucket/backlog")
+
+
+def _check_vault(name: str, platform: Platform, vault: str | None) -> None:
+    if vault is None and platform.needs_vault:
+        raise UsageError(f"--for {name} needs --vault", hint="name the Azure Key Vault that has the job's secrets")
+    if vault is not None and not platform.needs_vault:
+        raise UsageError(
+            f"--vault goes with --for fabric: {platform.title} keeps secrets itself", hint="leave --vault out"
+        )
+    if vault is not None and not _VAULT.fullmatch(vault):
+        raise UsageError(
+            f"--vault: {vault!r} is not the name of a Key Vault", hint="use its name, such as orders-kv, not its URL"
+        )

@@ -1,6 +1,8 @@
 """The phases of a run: check the archive, drain, plan and send; or in a direct run, move.
 
-Invariant: nothing is sent by an earlier plan, or while the primary lacks a destination, unless that is allowed.
+Invariant: nothing is sent by an earlier plan, or while the primary lacks a destination or its topics would discard
+messages, unless that is allowed. A topic keeps no message that none of its subscriptions takes, and the service reports
+no error: so those are counted before the first message of an archive is sent.
 """
 
 from __future__ import annotations
@@ -10,45 +12,61 @@ import logging
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from sbpair.azure.atom import open_atom
-from sbpair.azure.credentials import token_getter
-from sbpair.errors import EntityMissing, MachineLacks, SbpairError, Unsafe
+from sbpair.azure.destinations import open_destinations
+from sbpair.errors import EntityMissing, MachineLacks, SbpairError, Unsafe, WouldDiscard
 from sbpair.model.durations import ticks
 from sbpair.move.events import MessagesLocked
 from sbpair.move.message import dead_letters
+from sbpair.move.message.route import Send, router
 from sbpair.move.peek.locked import ASSUMED_LOCK_SECONDS, MAX_LOCK_SECONDS
 from sbpair.move.raw_primary import RawPrimary
-from sbpair.replay.archive_layout import DISCARDS, DRAINED_FILE, PROGRESS, REPORT, RUN_FILE, SEGMENTS
-from sbpair.replay.direct_task import direct_task
-from sbpair.replay.discards import check_discards, discard_task, find_topics
-from sbpair.replay.drain_task import count_remaining, drain_task
+from sbpair.move.topic_guard import takes
+from sbpair.replay.archive_layout import DRAINED_FILE, REPORT, RUN_FILE, SEGMENTS
+from sbpair.replay.ledger import Ledger
 from sbpair.replay.progress import Expected, LocksFound, OnEvent, PhaseWatcher, ReplayPhase, run_action
+from sbpair.replay.queue_task import DirectMove, QueueDrain, count_remaining
 from sbpair.replay.run import LATE_SECONDS
-from sbpair.replay.send_task import dedup_task, send_task
+from sbpair.replay.send_task import CHUNK_BYTES, MAX_CHUNK, ShardReader, mark_deduplicated, send_shards
 from sbpair.replay.shard_plan import ShardPlan, build_plan
 from sbpair.replay.spark import spark_errors, spark_message, translate_failure
-from sbpair.replay.spark_task import retry, task_queues
-from sbpair.replay.verify import check_segments, remaining_at_drain
+from sbpair.replay.spark_task import (
+    SHORT_WAITS,
+    TaskCounts,
+    open_primary,
+    retry,
+    run_in_worker,
+    run_queues,
+    run_tasks,
+    task_queues,
+)
+from sbpair.replay.verify import check_segments, read_drained
 from sbpair.timespan import TICKS_PER_SECOND
 
 if TYPE_CHECKING:
     from sbpair.model.pair import Pair
+    from sbpair.move.interface import Sendable
     from sbpair.replay.archive import Archive
-    from sbpair.replay.drain_task import Remaining
-    from sbpair.replay.pauses import Pauses
-    from sbpair.replay.run import TaskJob
+    from sbpair.replay.progress import Pauses
+    from sbpair.replay.queue_task import Remaining
+    from sbpair.replay.spark_task import TaskJob
     from sbpair.replay.task_lease import HeldLease
+
+    Task: TypeAlias = Callable[[Iterator[Any]], Iterable[Mapping[str, Any]]]
+    QueueTask: TypeAlias = type[QueueDrain | DirectMove]
 
 log = logging.getLogger(__name__)
 
 MAX_LOCKED = 10_000  # locked messages of a queue counted before a wait: a long queue takes long to peek
 
+DISCARDS = ("topic", "messages", "discarded", "not_evaluated")
+SAFE = "everything is safe in the archive"
 CONNECTORS = {"s3": "hadoop-aws", "abfs": "hadoop-azure", "abfss": "hadoop-azure"}  # Hadoop's packages
 
 
@@ -73,15 +91,15 @@ class Phases:
 
     def drain(self) -> int:
         """Drain the queues into the archive, unless an earlier attempt has. Return how many messages were released."""
-        if self.archive.exists(DRAINED_FILE) and not remaining_at_drain(self.archive):
+        if (drained := read_drained(self.archive)) is not None and not drained.remaining:
             return 0
         text = f"draining {len(self.job.run.queues)} backlog queues into {self.archive.root}"
-        return self._empty_queues("drain", text, drain_task)
+        return self._empty_queues("drain", text, QueueDrain)
 
     def move(self) -> int:
         """Move the queues of a direct run to the primary, without a plan. Return how many messages were released."""
         text = f"moving {len(self.job.run.queues)} backlog queues to {self.job.primary.bare.name}"
-        return self._empty_queues("move", text, direct_task)
+        return self._empty_queues("move", text, DirectMove)
 
     def send(self) -> None:
         """Plan and send the archive, unless a stop is requested, then mark duplicates of what was accepted."""
@@ -95,15 +113,15 @@ class Phases:
             name = self.job.primary.bare.name
             self.on_event(ReplayPhase("send", f"sending to {_destinations(plan.destinations)} of {name}"))
             watcher = PhaseWatcher(self.archive, "send")
-            self._run(watcher, plan.send_rows(), send_task(self.job))
+            self._run(watcher, plan.send_rows(), partial(send_shards, self.job))
             if plan.has_duplicates():
-                self._run(watcher, plan.duplicate_rows(), dedup_task(self.job))
+                self._run(watcher, plan.duplicate_rows(), partial(mark_deduplicated, self.job))
         except spark_errors() as error:
             raise translate_failure(error, self.archive) from error
 
-    def _run(self, watcher: PhaseWatcher, rows: Any, task: Any) -> Any:
-        """Return the rows of the tasks, and report their notes."""
-        found = self._collect(watcher, rows.mapInArrow(task, PROGRESS))
+    def _run(self, watcher: PhaseWatcher, rows: Any, task: Task) -> list[TaskCounts]:
+        """Return the counts of the tasks, and report their notes."""
+        found = [TaskCounts(**each) for each in self._collect(watcher, rows, task)]
         self.clocks_ahead_ms.extend(row.clock_ahead_ms for row in found if row.clock_ahead_ms is not None)
         for note in dict.fromkeys(line for row in found if row.note for line in row.note.splitlines()):
             self._note(watcher.phase, note)
@@ -113,21 +131,23 @@ class Phases:
         self.notes.append(text)
         self.on_event(ReplayPhase(phase, text))
 
-    def _collect(self, watcher: PhaseWatcher, rows: Any) -> Any:
-        """Return the rows of tasks. Those that a pause has ended run again."""
+    def _collect(self, watcher: PhaseWatcher, rows: Any, task: Task) -> list[dict[str, Any]]:
+        """Return what tasks yield. Those that a pause has ended run again."""
         while True:
             with self.pauses.tasks(self.held, self.on_event):
-                found = run_action(watcher, rows.collect, self.held, self.on_event)
+                found: list[dict[str, Any]] = run_action(
+                    watcher, partial(run_tasks, rows, task), self.held, self.on_event
+                )
             if not self.pauses.interrupted:
                 return found
 
-    def _empty_queues(self, phase: str, text: str, task: Callable[[TaskJob], Any]) -> int:
+    def _empty_queues(self, phase: str, text: str, kind: QueueTask) -> int:
         """Run tasks with short waits, then with long ones while messages are locked. Then write the drain's counts."""
         self.on_event(ReplayPhase(phase, text))
         watcher = PhaseWatcher(self.archive, phase)
         self.on_event(Expected(phase, asyncio.run(self._expected_counts(watcher.sample().by))))
         waits: list[float] | None = None
-        released, total = self._run_tasks(watcher, self.job.with_short_waits(), task), 0
+        released, total = self._run_queues(watcher, self.job.with_waits(*SHORT_WAITS), kind), 0
         while not self.archive.stop_requested() and (active := _locked(self._remaining(MAX_LOCKED))):
             # A direct run releases messages of unavailable destinations: it tries those once more.
             locked = active - released
@@ -143,16 +163,16 @@ class Phases:
                 if not self.wait_for_locks:
                     break
             total += released.total()
-            released = self._run_tasks(watcher, self.job.with_locked_seconds(seconds + LATE_SECONDS), task)
+            released = self._run_queues(watcher, self.job.with_waits(seconds + LATE_SECONDS), kind)
         if not self.archive.stop_requested():
             self._write_counts(released)
         return total + released.total()
 
-    def _run_tasks(self, watcher: PhaseWatcher, job: TaskJob, task: Callable[[TaskJob], Any]) -> Counter[str]:
+    def _run_queues(self, watcher: PhaseWatcher, job: TaskJob, kind: QueueTask) -> Counter[str]:
         """Run a task for each queue, and return how many messages they released, by queue."""
         tasks, released = len(task_queues(job)), Counter[str]()
         self.held.used = True
-        for row in self._run(watcher, self.spark.range(0, tasks, 1, tasks), task(job)):
+        for row in self._run(watcher, self.spark.range(0, tasks, 1, tasks), partial(run_queues, job, kind)):
             released[row.queue] += row.released
         return released
 
@@ -205,7 +225,7 @@ class Phases:
         if not self.job.run.options.allow_missing:
             self.on_event(ReplayPhase("plan", f"checking {_destinations(plan.destinations)} in the primary"))
             then = f"run sbpair replay resume {self.job.run.id}"
-            check_destinations(self.job, plan.destinations, "everything is safe in the archive", then)
+            check_destinations(self.job, plan.destinations, SAFE, then)
         self._check_topics(plan)
         return plan
 
@@ -214,14 +234,13 @@ class Phases:
         limit = self.job.run.options.max_discard
         if limit is None:
             return
-        topics = asyncio.run(find_topics(self.job.primary.endpoint(), plan.destinations))
-        if topics.unchecked:
-            self._note("plan", f"subscriptions of topics were not checked: {topics.unchecked}")
-        topics.check(self.job)
-        if topics.selective:
-            self.on_event(ReplayPhase("plan", f"evaluating the rules of {', '.join(topics.selective)}"))
-            rows = plan.send_rows().mapInArrow(discard_task(self.job, topics.selective), DISCARDS)
-            found = self._collect(PhaseWatcher(self.archive, "send"), rows)
+        topics, unchecked = asyncio.run(find_selective_topics(self.job, plan.destinations))
+        if unchecked:
+            self._note("plan", f"subscriptions of topics were not checked: {unchecked}")
+        if topics:
+            self.on_event(ReplayPhase("plan", f"evaluating the rules of {', '.join(topics)}"))
+            count = partial(count_discards, self.job, topics)
+            found = self._collect(PhaseWatcher(self.archive, "send"), plan.send_rows(), count)
             for text in check_discards(self.job, found):
                 self._note("plan", text)
 
@@ -255,16 +274,12 @@ def check_destinations(job: TaskJob, destinations: list[str], so_far: str, then:
 
 async def _missing_destinations(job: TaskJob, destinations: list[str]) -> list[str]:
     missing: list[str] = []
-    async with token_getter(job.pair()) as get_token:
-        primary = RawPrimary(job.primary.endpoint(), get_token=get_token)
-        try:
-            for destination in destinations:
-                try:
-                    await retry(partial(primary.ready, destination))
-                except EntityMissing:
-                    missing.append(destination)
-        finally:
-            await primary.close()
+    async with open_primary(RawPrimary, job.primary.endpoint()) as primary:
+        for destination in destinations:
+            try:
+                await retry(partial(primary.ready, destination))
+            except EntityMissing:
+                missing.append(destination)
     return missing
 
 
@@ -273,31 +288,21 @@ def check_executors(spark: Any, job: TaskJob) -> None:
     archive = job.open()
     nonce = f"{REPORT}/probe-{uuid.uuid4()}"
 
-    def task(batches: Iterator[Any]) -> Iterator[Any]:
-        import pyarrow as pa
-
+    def probe(batches: Iterator[Any]) -> Iterator[dict[str, str]]:
         for _batch in batches:
-            archive = job.open()
-            try:
-                archive.read(nonce)
-            except FileNotFoundError:
-                raise Unsafe(
-                    f"an executor does not see the archive {job.archive}",
-                    hint="mount it at the same path on every one of them",
-                ) from None
-            path = f"{nonce}-{uuid.uuid4()}"
-            archive.write(path, b"sbpair")
-            yield pa.RecordBatch.from_pydict({"path": [path]})
+            archive, path = job.open(), f"{nonce}-{uuid.uuid4()}"
+            if archive.exists(nonce):
+                archive.write(path, b"sbpair")
+                yield {"path": path}
 
     archive.write(nonce, b"sbpair")
-    rows = spark.range(0, job.tasks, 1, job.tasks).mapInArrow(task, "path string").collect()
-    missing = [row.path for row in rows if not archive.exists(row.path)]
-    if missing or len(rows) < job.tasks:
+    written = [each["path"] for each in run_tasks(spark.range(0, job.tasks, 1, job.tasks), probe)]
+    if len(written) < job.tasks or not all(map(archive.exists, written)):
         raise Unsafe(
             f"the executors do not see the archive {job.archive} that this machine sees",
             hint="mount it at the same path on every one of them, or name a URL such as s3://bucket/backlog",
         )
-    for path in (nonce, *(row.path for row in rows)):
+    for path in (nonce, *written):
         archive.remove(path)
 
 
@@ -315,3 +320,72 @@ def check_spark_reads(spark: Any, archive: Archive) -> None:
             f"Spark cannot read the archive {archive.url}: {spark_message(error)}; nothing was received or sent",
             hint=f"{hint}; then run it again",
         ) from error
+
+
+async def find_selective_topics(job: TaskJob, destinations: Sequence[str]) -> tuple[list[str], str]:
+    """Return the topics that may discard messages, and why some could not be read, as without the Manage claim.
+
+    Raises WouldDiscard for a topic without a subscription.
+    """
+    without, selective, unchecked = list[str](), list[str](), ""
+    async with open_destinations(job.primary.endpoint()) as control:
+        for destination in destinations:
+            try:
+                topic = (await control.get(destination)).topic
+            except EntityMissing:
+                continue  # quarantined
+            except SbpairError as error:
+                unchecked = error.message
+                break
+            if topic is not None and not topic.take_all:
+                (selective if topic.subscriptions else without).append(destination)
+    if without:
+        raise WouldDiscard(
+            f"{', '.join(without[:3])}: a topic without a subscription, which would discard its messages; {SAFE}",
+            hint=_hint(job, "create the subscription"),
+        )
+    return selective, unchecked
+
+
+def _hint(job: TaskJob, way: str, most: str = "--allow-discard") -> str:
+    resume = f"sbpair replay resume {job.run.id}"
+    return f"{way}, then run {resume}; or run {resume} {most}"
+
+
+def count_discards(job: TaskJob, topics: Sequence[str], batches: Iterator[Any]) -> Iterator[dict[str, Any]]:
+    """Yield how many of the rows to send each topic takes and discards: counts by topic, as DISCARDS."""
+    for name, found in run_in_worker(_count(job, topics, batches)).items():
+        yield dict(zip(DISCARDS, (name, found.total(), found[False], found[None]), strict=True))
+
+
+async def _count(job: TaskJob, topics: Sequence[str], batches: Iterator[Any]) -> dict[str, Counter[bool | None]]:
+    archive, now_ms = job.open(), int(time.time() * 1000)
+    reader = ShardReader(batches, archive, Ledger(archive, job.run.shards), holds=False)
+    route = router(job.run.options.ttl, lambda: now_ms)
+    counts = {name.lower(): Counter[bool | None]() for name in topics}
+    async with open_destinations(job.primary.endpoint()) as control:
+        filters = {name: (await control.get(name)).topic for name in counts}
+    while not reader.exhausted:
+        for message in reader.read(MAX_CHUNK, CHUNK_BYTES):
+            [send] = route([message.facts])
+            name = send.destination.lower() if isinstance(send, Send) else ""
+            topic = filters.get(name)
+            if topic is not None and isinstance(send, Send):
+                payload = b"".join(cast("Sendable", message).content.restore(send, now_ms)[1])
+                counts[name][takes(topic, payload)] += 1
+    return counts
+
+
+def check_discards(job: TaskJob, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return what will be discarded, in words. Raises WouldDiscard if that is more than permitted."""
+    discarded, unknown, whole = Counter[str](), Counter[str](), Counter[str]()
+    for row in rows:
+        for counts, name in zip((whole, discarded, unknown), DISCARDS[1:], strict=True):
+            counts[row["topic"]] += row[name]
+    texts = [f"{count} of {whole[name]} for {name} match no subscription" for name, count in (+discarded).items()]
+    limit, total = job.run.options.max_discard, discarded.total()
+    if limit is not None and total > limit:
+        way, most = "create a subscription or a rule that takes them", f"--max-discard {total}"
+        raise WouldDiscard(f"{'; '.join(texts)}; {SAFE}", hint=_hint(job, way, most))
+    missing = [f"whether subscriptions of {name} take {count} is not known" for name, count in (+unknown).items()]
+    return texts + missing

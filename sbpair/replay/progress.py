@@ -1,27 +1,45 @@
 """Progress and status of a run, counted from the files that its tasks have written.
 
-Invariant: a signal or a lost lease lets the tasks finish the messages they hold; nothing is cut off.
+Invariant: a signal or a lost lease lets the tasks finish the messages they hold; nothing is cut off. Once a pause is
+confirmed, no task runs until the run resumes: it ends tasks by the file of a stop, whose content tells one from the
+other, and a stop replaces a pause.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
-from contextlib import suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from sbpair.errors import StateRefused
+from sbpair.errors import SbpairError, StateRefused
 from sbpair.replay.archive import Archive, value_counts
-from sbpair.replay.archive_layout import DRAINED_FILE, LEDGER, RECEIPT_FILE, REMOVED_FILE, SEGMENTS, STOP_FILE
+from sbpair.replay.archive_layout import DRAINED_FILE, LEDGER, PAUSE, RECEIPT_FILE, REMOVED_FILE, SEGMENTS, STOP_FILE
 from sbpair.replay.run import ReplayRun, load_run
 from sbpair.replay.spark import translate_failure
+from sbpair.runs.control import Wanted
+from sbpair.runs.run_log import Figures
 
 if TYPE_CHECKING:
     from sbpair.move.events import MessagesLocked
     from sbpair.replay.task_lease import HeldLease
+    from sbpair.runs.control import RunControl
+    from sbpair.runs.run_log import RunEntry
+
+log = logging.getLogger(__name__)
+
+COUNTED = {"drain": (SEGMENTS, "queue"), "send": (LEDGER, "destination"), "move": (LEDGER, "queue")}
+"""The files of a phase, and the column by which their messages are counted."""
+
+FINISHED = ("proved", "removed", "moved")  # the phases of a run that has ended, and that a stop would not change
+POLL_SECONDS = 0.25
+WAIT_SECONDS = 1.0
+JOIN_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +86,6 @@ class PauseChanged:
 
 Event: TypeAlias = ReplayPhase | Expected | PhaseProgress | LocksFound | PauseChanged
 OnEvent: TypeAlias = Callable[[Event], None]
-
-
-COUNTED = {"drain": (SEGMENTS, "queue"), "send": (LEDGER, "destination"), "move": (LEDGER, "queue")}
-"""The files of a phase, and the column by which their messages are counted."""
-
-FINISHED = ("proved", "removed", "moved")  # the phases of a run that has ended, and that a stop would not change
 
 
 class PhaseWatcher:
@@ -180,3 +192,132 @@ def request_stop(archive: Archive) -> bool:
         return False
     archive.write(STOP_FILE, b"")
     return True
+
+
+class ReplayTimeline:
+    """Samples the progress that the driver reports, and passes each event on."""
+
+    def __init__(self, entry: RunEntry, on_event: OnEvent) -> None:
+        self._entry, self._on_event = entry, on_event
+        self._counts: dict[str, int] = {}
+        self._destinations: dict[str, int] = {}
+
+    def __call__(self, event: Event) -> None:
+        """Take one event."""
+        if isinstance(event, PhaseProgress):
+            self._counts["received" if event.phase == "drain" else "sent"] = event.messages
+            if event.phase == "send":
+                self._destinations = event.by
+            self._sample()
+        self._on_event(event)
+
+    def end(self) -> None:
+        """Write the last figures, if there are any."""
+        if self._counts:
+            self._sample(last=True)
+
+    def _sample(self, *, last: bool = False) -> None:
+        self._entry.sample(Figures(dict(self._counts), self._destinations), last=last)
+
+
+def run_settings(run: ReplayRun) -> dict[str, object]:
+    """Return the options of a replay, without secrets."""
+    options = run.options
+    return {
+        "mode": options.mode.value,
+        "order": "session" if options.ordered else "none",
+        "ttl": options.ttl.value,
+        "dedup": options.dedup.value,
+        "rate": options.rate,
+        "allow_missing": options.allow_missing,
+        "max_discard": "all" if options.max_discard is None else options.max_discard,
+        "queues": len(run.queues),
+        "shards": run.shards,
+        "destinations": ", ".join(options.selection.destinations) or None,
+        "where": options.selection.where,
+    }
+
+
+class Pauses:
+    """Those of one run. Without `obeying` there are none."""
+
+    def __init__(self, archive: Archive) -> None:
+        self._archive = archive
+        self._wanted = self._confirmed = Wanted.RUNNING
+        self._working = self._interrupted = False
+        self._changed = threading.Condition()
+        self._ended = threading.Event()
+
+    @contextmanager
+    def obeying(self, opening: Callable[[], AbstractContextManager[RunControl]], on_event: OnEvent) -> Iterator[None]:
+        """Follow requests within the block, in a thread: the driver may wait for Spark."""
+        context = copy_context()  # the invocation, whose options are in the commands that are printed
+        arguments = (self._run, opening, on_event)
+        thread = threading.Thread(target=context.run, args=arguments, name="obey requests", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._ended.set()
+            thread.join(JOIN_SECONDS)
+
+    @contextmanager
+    def tasks(self, held: HeldLease, on_event: OnEvent) -> Iterator[None]:
+        """Run tasks within the block, after the end of a pause. Raises LeaseLost."""
+        with self._changed:
+            try:
+                while self._wanted is Wanted.PAUSED and not self._archive.stops_for_good():
+                    held.check()
+                    self._changed.wait(WAIT_SECONDS)
+            except KeyboardInterrupt:
+                self._archive.write(STOP_FILE, b"")
+                on_event(ReplayPhase("stop", "stopping; a second signal ends at once"))
+            self._working, self._interrupted = True, False
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._working = False
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a pause has ended the tasks of the last block, which start again unless the run stops."""
+        return self._interrupted and not self._archive.stops_for_good()
+
+    def _run(self, opening: Callable[[], AbstractContextManager[RunControl]], on_event: OnEvent) -> None:
+        failed = False
+        try:
+            with opening() as control:
+                while not self._ended.wait(POLL_SECONDS):
+                    try:
+                        self._step(control, on_event)
+                    except SbpairError as error:
+                        if not failed:
+                            log.warning("run %s does not know of requests: %s", self._archive.run, error.message)
+                        failed = True
+        except SbpairError as error:
+            log.warning("run %s cannot be paused: %s", self._archive.run, error.message)
+
+    def _step(self, control: RunControl, on_event: OnEvent) -> None:
+        wanted, run = control.wanted(), self._archive.run
+        with self._changed:
+            if wanted is not self._wanted:
+                self._change(wanted)
+                self._wanted = wanted
+                self._changed.notify_all()
+                on_event(PauseChanged(wanted.value if wanted is not Wanted.PAUSED else "pausing", run))
+            if wanted is Wanted.PAUSED and self._working and not self._archive.stop_requested():
+                self._archive.write(STOP_FILE, PAUSE)
+                self._interrupted = True
+            quiet = wanted is Wanted.RUNNING or not self._working
+        if wanted is not self._confirmed and quiet and wanted is not Wanted.CANCELLED:
+            control.confirm(wanted)
+            self._confirmed = wanted
+            if wanted is Wanted.PAUSED:
+                on_event(PauseChanged("paused", run))
+
+    def _change(self, wanted: Wanted) -> None:
+        if wanted is Wanted.CANCELLED:
+            self._archive.write(STOP_FILE, b"")
+        elif wanted is Wanted.RUNNING and self._archive.pause_requested():
+            self._archive.remove(STOP_FILE)

@@ -1,4 +1,4 @@
-"""A run as in run.json, without a secret; the request to start or resume it; and the parameters of its tasks."""
+"""A run as in run.json, without a secret, the request to start or resume it, and how its tasks reach a namespace."""
 
 from __future__ import annotations
 
@@ -20,17 +20,19 @@ from sbpair.move.message.route import TimeToLive
 from sbpair.move.peek.locked import MAX_LOCK_SECONDS
 from sbpair.replay.archive import Archive
 from sbpair.replay.archive_layout import RUN_FILE, VERSION
-from sbpair.replay.plan_preview import normalize_destinations
-from sbpair.replay.secret_references import named_secrets, read_secret
-from sbpair.replay.selection import EVERYTHING, Selection
-from sbpair.replay.spark import check_master, check_speculation, is_local_master, local_parallelism
-from sbpair.replay.spark_connect import check_remote, server_name
+from sbpair.replay.outcomes import normalize_destinations
+from sbpair.replay.secret_references import read_secret
+from sbpair.replay.spark import (
+    check_master,
+    check_remote,
+    check_speculation,
+    is_local_master,
+    local_parallelism,
+    server_name,
+)
 from sbpair.runs.database import identity
 
 SCHEMA = "sbpair/replay-run/1"
-
-SHORT_EMPTY_SECONDS, SHORT_LOCKED_SECONDS = 0.25, 2.0
-"""Waits if queues are peeked afterwards. A busy namespace may settle for a while before it delivers more."""
 
 LATE_SECONDS = 30.0
 """How long after the last lock should have expired a drain still waits for messages."""
@@ -52,6 +54,42 @@ class ReplayMode(StrEnum):
 
     ARCHIVE = "archive"
     DIRECT = "direct"
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which messages are sent: by default all. Those that are not selected stay in the archive, counted as unsent.
+
+    `destinations` are paths, compared as Service Bus does; `where` is a condition in SQL over columns of the envelope.
+    """
+
+    destinations: tuple[str, ...] = ()
+    where: str | None = None
+
+    def __bool__(self) -> bool:
+        """Return whether it may exclude messages."""
+        return bool(self.destinations) or self.where is not None
+
+    def sql(self) -> str:
+        """Return a condition that is never null. A message without a destination matches no named one."""
+        parts = []
+        if self.destinations:
+            names = ", ".join(f"'{name.lower()}'" for name in self.destinations)
+            parts.append(f"lower(destination) IN ({names})")
+        if self.where is not None:
+            # The line break ends a comment.
+            parts.append(f"({self.where}\n)")
+        return f"coalesce({' AND '.join(parts)}, false)" if parts else "true"
+
+
+def read_selection(destinations: list[str], where: str | None) -> Selection:
+    """Return the selection of --destination and --where. Raises NameInvalid, or UsageError for an empty condition."""
+    if where is not None and not where.strip():
+        raise UsageError("--where is empty", hint="leave it out to send everything")
+    return Selection(normalize_destinations(destinations), where)
+
+
+EVERYTHING = Selection()
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,37 +330,3 @@ class ReplayRequest:
                 hint="pass --shared-archive if all mount it at that path, or name a URL such as s3://bucket/backlog",
             )
         self.access()
-
-
-@dataclass(frozen=True, slots=True)
-class TaskJob:
-    """The pickled parameters of a task. `archive` is a URL, `heartbeat` a path in it; `senders` share the rate."""
-
-    run: ReplayRun
-    archive: str
-    primary: NamespaceAccess
-    secondary: NamespaceAccess
-    tasks: int
-    heartbeat: str | None = None
-    senders: int = 1
-
-    def with_short_waits(self) -> TaskJob:
-        """Return the job with short waits, for tasks whose queues are peeked afterwards."""
-        options = self.run.options
-        empty = min(options.empty_seconds, SHORT_EMPTY_SECONDS)
-        short = replace(self, run=replace(self.run, options=replace(options, empty_seconds=empty)))
-        return short.with_locked_seconds(SHORT_LOCKED_SECONDS)
-
-    def with_locked_seconds(self, seconds: float) -> TaskJob:
-        """Return the job with a shorter wait for locked messages, if `seconds` is shorter."""
-        options = self.run.options
-        options = replace(options, locked_seconds=min(options.locked_seconds, seconds))
-        return replace(self, run=replace(self.run, options=options))
-
-    def open(self) -> Archive:
-        os.environ.update(named_secrets(os.environ))  # pyarrow may need a service principal to open it
-        return Archive(self.archive, self.run.id)
-
-    def pair(self) -> Pair:
-        """Return the pair, to sign in with."""
-        return Pair("replay", self.primary.endpoint(), self.secondary.endpoint())

@@ -23,7 +23,7 @@ from sbpair.move.message.envelope import without_lock_token
 from sbpair.move.message.route import Facts, Send, route
 from sbpair.replay.archive import file_metadata
 from sbpair.replay.archive_layout import KEY, PARQUET, SEGMENT, SEGMENTS, segment_path
-from sbpair.replay.ledger import Key, table_keys
+from sbpair.replay.ledger import Key, keyed_rows
 from sbpair.replay.shard_plan import shard_of
 
 if TYPE_CHECKING:
@@ -44,19 +44,11 @@ Value = TypeVar("Value")
 class Segment:
     """A segment that is being filled, to be written at `due` of the loop's time, and its groups once they are full."""
 
-    def __init__(
-        self,
-        queue: str,
-        file: TableFile,
-        shards: int,
-        part_bytes: int = PART_BYTES,
-        min_part_bytes: int = MIN_PART_BYTES,
-    ) -> None:
+    def __init__(self, queue: str, file: TableFile, shards: int) -> None:
         self.file = file
         self.name = uuid.uuid4().hex
         self.path = segment_path(queue, self.name)
         self._queue, self._shards, self._max_parts = queue, shards, min(shards, MAX_PARTS)
-        self._part_bytes, self._min_part_bytes = part_bytes, min_part_bytes
         self.messages: list[RawReceivedMessage] = []
         self.bytes = self.ungrouped_bytes = 0  # of all messages, and of those in no row group yet
         self._grouped = 0
@@ -82,12 +74,12 @@ class Segment:
 
     @property
     def has_full_groups(self) -> bool:
-        return self.ungrouped_bytes >= self._part_bytes * self._max_parts
+        return self.ungrouped_bytes >= PART_BYTES * self._max_parts
 
     def write_groups(self) -> None:
         """Write the remaining messages to the file, each part as one row group or several."""
         for part in self._parts(self.messages[self._grouped :]):
-            for group in _row_groups(part, self._part_bytes):
+            for group in _row_groups(part):
                 self.file.add(self._table(group))
                 for message in group:
                     message.payload = b""
@@ -96,7 +88,7 @@ class Segment:
     def _parts(self, messages: list[RawReceivedMessage]) -> list[list[RawReceivedMessage]]:
         """Group messages by neighbouring shards, each part in the order of arrival."""
         shards = self._shards
-        count = min(self._max_parts, 1 + self.ungrouped_bytes // self._min_part_bytes)
+        count = min(self._max_parts, 1 + self.ungrouped_bytes // MIN_PART_BYTES)
         found: list[list[RawReceivedMessage]] = [[] for _ in range(count)]
         for message in messages:
             facts = message.facts
@@ -129,10 +121,10 @@ class Segment:
         return pa.Table.from_arrays([pa.array(columns[field.name], field.type) for field in SEGMENT], schema=SEGMENT)
 
 
-def _row_groups(part: list[RawReceivedMessage], part_bytes: int) -> Iterator[list[RawReceivedMessage]]:
+def _row_groups(part: list[RawReceivedMessage]) -> Iterator[list[RawReceivedMessage]]:
     """Split a large part: a reader of one message holds its whole row group."""
     size = sum([message.facts.size for message in part])
-    enough = size / max(1, round(size / part_bytes))
+    enough = size / max(1, round(size / PART_BYTES))
     start = held = 0
     for end, message in enumerate(part, 1):
         held += message.facts.size
@@ -197,7 +189,7 @@ class SegmentReader:
             table = file.read_row_group(number, columns=[*KEY, "message"], use_threads=False)
         except (pa.ArrowException, OSError, ValueError) as error:
             raise self._archive.broken(self._paths[segment], error) from error
-        rows = list(zip(table_keys(table), table.column("message").to_pylist(), strict=True))
+        rows = list(keyed_rows(table, "message"))
         return RowGroup(starts[number], rows, table.nbytes, len(rows))
 
 

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from sbpair.azure.credentials import token_getter
 from sbpair.errors import SbpairError
 from sbpair.model.message_key import NO_KEY
 from sbpair.move.context import MAX_MISSING, MissingDestinations, MoveContext
@@ -32,11 +31,11 @@ from sbpair.replay.ledger import Key as RowKey
 from sbpair.replay.segment import RowPosition, SegmentReader
 from sbpair.replay.shard_plan import COLUMNS, DUPLICATE_COLUMNS
 from sbpair.replay.spark_task import (
-    STOP_POLL_SECONDS,
     StopPoll,
     TaskCounts,
+    TaskJob,
     column_rows,
-    progress_task,
+    open_primary,
     run_in_worker,
 )
 from sbpair.replay.task_lease import TaskLease
@@ -48,7 +47,6 @@ if TYPE_CHECKING:
     from sbpair.move.message.decode import Content, Decoded
     from sbpair.move.message.route import Facts
     from sbpair.replay.archive import Archive
-    from sbpair.replay.run import TaskJob
 
 MAX_DESTINATION_FAILURES = 5  # failures in a row of a destination after which the task leaves the rest to a resume
 WAIT_SECONDS = 1.0
@@ -154,20 +152,8 @@ class ShardSource:
     queue = "archive"
     service_ms = None
 
-    def __init__(
-        self,
-        reader: MessageReader,
-        archive: Archive,
-        ledger: Ledger,
-        *,
-        max_chunk: int = MAX_CHUNK,
-        chunk_bytes: int = CHUNK_BYTES,
-        chunk_seconds: float = CHUNK_SECONDS,
-        stop_poll_seconds: float = STOP_POLL_SECONDS,
-    ) -> None:
-        self._max_chunk, self._chunk_bytes = max_chunk, chunk_bytes
-        self._chunk_seconds = chunk_seconds
-        self.stop_requested = StopPoll(archive, stop_poll_seconds).requested
+    def __init__(self, reader: MessageReader, archive: Archive, ledger: Ledger) -> None:
+        self.stop_requested = StopPoll(archive).requested
         self.error: SbpairError | None = None
         self._ledger = ledger
         self._reader = reader
@@ -187,7 +173,7 @@ class ShardSource:
         if not self._read_ahead and not self._reader.exhausted:
             try:
                 # In a thread: Spark may take its time, and heartbeats are to be answered.
-                found = await asyncio.to_thread(self._reader.read, self._max_chunk, self._chunk_bytes)
+                found = await asyncio.to_thread(self._reader.read, MAX_CHUNK, CHUNK_BYTES)
                 self._read_ahead.extend(found)
             except SbpairError as error:
                 # Messages on their way are still waited for, and recorded if possible.
@@ -200,7 +186,7 @@ class ShardSource:
         if not self._accepted:
             self._accepted_since = now
         self._accepted += cast("Sequence[ArchivedMessage]", messages)
-        if len(self._accepted) < self._max_chunk and now - self._accepted_since < self._chunk_seconds:
+        if len(self._accepted) < MAX_CHUNK and now - self._accepted_since < CHUNK_SECONDS:
             return []
         error = await self.write_accepted()
         return [(message, error) for message in messages] if error is not None else []
@@ -257,14 +243,9 @@ def entry_of(message: ArchivedMessage) -> Entry:
     return Entry(message.row, message.facts.path)
 
 
-def send_task(job: TaskJob) -> Any:
-    """Return the function for `mapInArrow` over rows of whole shards, each shard in order."""
-    return progress_task(lambda batches: [("", run_in_worker(send_batches(job, batches)))])
-
-
-def dedup_task(job: TaskJob) -> Any:
-    """Return the function for `mapInArrow` over rows of DUPLICATE_COLUMNS, in DUPLICATE_ORDER."""
-    return progress_task(lambda batches: [("", TaskCounts(mark_deduplicated(job.open(), job.run.shards, batches)))])
+def send_shards(job: TaskJob, batches: Iterator[Any]) -> list[dict[str, Any]]:
+    """Send the rows of whole shards, each shard in order, and return the counts."""
+    return [run_in_worker(send_batches(job, batches))._asdict()]
 
 
 async def send_batches(job: TaskJob, batches: Iterator[Any]) -> TaskCounts:
@@ -275,8 +256,8 @@ async def send_batches(job: TaskJob, batches: Iterator[Any]) -> TaskCounts:
     lease = TaskLease(archive, job.heartbeat)
     await lease.wait_confirmed()
     context = move_context(job, lease, ledger)
-    async with token_getter(job.pair()) as get_token:
-        waiting = await send_source(source, RawPrimary(job.primary.endpoint(), get_token=get_token), context)
+    async with open_primary(RawPrimary, job.primary.endpoint()) as primary:
+        waiting = await send_source(source, primary, context)
     return TaskCounts(context.tally.receipt().sent, note=note_of(context.tally, waiting))
 
 
@@ -291,14 +272,13 @@ def note_of(tally: Tally, waiting: Sequence[BackingOff]) -> str | None:
 
 
 async def send_source(source: ShardSource, primary: RawPrimary, context: MoveContext) -> list[BackingOff]:
-    """Send until the end, a stop, or until all destinations that remain back off: return those. Closes both ends.
+    """Send until the end, a stop, or until all destinations that remain back off: return those. Closes the source.
 
     Raises if no message can be sent, or the ledger cannot be written.
     """
     try:
         waiting = await _move(source, primary, context)
     finally:
-        await primary.close()
         await source.write_accepted()
     if source.error is not None:
         raise source.error
@@ -356,9 +336,12 @@ async def _move(source: ShardSource, primary: RawPrimary, context: MoveContext) 
     return waiting
 
 
-def mark_deduplicated(archive: Archive, shards: int, batches: Iterator[Any]) -> int:
-    """Record the duplicates whose first copy was accepted, and return how many: a resume sends the others."""
-    ledger, written = Ledger(archive, shards), 0
+def mark_deduplicated(job: TaskJob, batches: Iterator[Any]) -> list[dict[str, Any]]:
+    """Record the duplicates whose first copy was accepted, and count them: a resume sends the others.
+
+    The rows are those of DUPLICATE_COLUMNS, in DUPLICATE_ORDER.
+    """
+    ledger, written = Ledger(job.open(), job.run.shards), 0
     by_shards = groupby(column_rows(batches, DUPLICATE_COLUMNS), key=lambda row: (row[len(KEY) + 1], row[-1]))
     for (shard, first_shard), rows in by_shards:
         ended, accepted = ledger.ended_keys(shard), ledger.ended_keys(first_shard, [LEDGER])
@@ -370,4 +353,4 @@ def mark_deduplicated(archive: Archive, shards: int, batches: Iterator[Any]) -> 
         for start in range(0, len(entries), MAX_DUPLICATES):
             ledger.write(DEDUPLICATED, shard, entries[start : start + MAX_DUPLICATES])
         written += len(entries)
-    return written
+    return [TaskCounts(written)._asdict()]

@@ -2,14 +2,16 @@
 
 Invariant: nothing is sent by an earlier plan. It is computed each time, from files that never change. No body passes
 through Spark; a row has its message's position. Only rows that may be copies or duplicates are compared, which is
-found out first, and cheaply. Spark 3.5 understands all of the SQL.
+found out first, and cheaply. Spark 3.5 understands all of the SQL, and refuses a wrong --where before a drain.
 """
 
 from __future__ import annotations
 
+import re
 import time
 import zlib
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -17,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 from sbpair.errors import UsageError
 from sbpair.move.message.route import TimeToLive
 from sbpair.replay import archive_layout
-from sbpair.replay.archive_layout import KEY, KEY_IN_SPARK, NOT_SENT, SEGMENT_IN_SPARK
+from sbpair.replay.archive_layout import ENVELOPE, KEY, KEY_IN_SPARK, NOT_SENT, SEGMENT, SEGMENT_IN_SPARK, SPARK_TYPES
 from sbpair.replay.run import DedupMode, ReplayRun
-from sbpair.replay.selection import sql_message
-from sbpair.replay.spark import spark_errors, unreadable_segment
+from sbpair.replay.spark import spark_errors, spark_message, unreadable_segment
 
 if TYPE_CHECKING:
     from sbpair.replay.archive import Archive
+    from sbpair.replay.run import Selection
 
 MESSAGES, SHARED, ACCEPTED, PLAN = "messages", "shared", "accepted", "plan"
 """Views: rows of segments; match keys of several rows; keys that an earlier attempt sent; the rows with verdicts."""
@@ -37,6 +39,7 @@ DUPLICATE_ORDER = ("first_shard", "shard")  # so that a task reads the ledger of
 UNSENT = (COPY, DEDUPLICATED, WAITING, UNSELECTED)
 _SPREAD = 40503  # spreads checksums over all bits: names that differ in a digit have similar checksums
 
+_HINT = f"the columns are {', '.join(ENVELOPE)}"
 _KEY = ", ".join(KEY)
 _IN_ORDER = ", ".join(ORDER)
 
@@ -151,6 +154,48 @@ SELECT {columns}, duplicate, first,
     WHEN duplicate THEN '{duplicates}' ELSE first_verdict END AS verdict,
   shard
 FROM repeated)"""  # noqa: S608
+
+
+def check_selection(spark: Any, selection: Selection) -> None:
+    """Have Spark analyse the condition. Raises UsageError if Spark refuses it, or it uses more than the envelope."""
+    if selection.where is None:
+        return
+    from pyspark.errors import PySparkException
+
+    whole, condition = _empty_table(SEGMENT.names), selection.sql()
+    try:
+        # Bare and in parentheses: one whole condition, which cannot close ours.
+        _analyse(spark, f"SELECT 1 FROM {_empty_table(ENVELOPE)} WHERE {selection.where}\n")  # noqa: S608
+        _analyse(spark, f"SELECT 1 FROM {whole} WHERE {condition}")  # noqa: S608
+    except PySparkException as error:
+        raise UsageError(f"--where is refused by Spark: {sql_message(error)}", hint=_HINT) from None
+    # Spark refuses each of these where the condition stands. Plans are not read: Spark Connect has none.
+    for query, reason in {
+        f"SELECT filter(array(1), each -> {condition}) FROM {whole}": "has a subquery",  # noqa: S608
+        f"SELECT max({condition}) FROM {whole}": "is not deterministic",  # noqa: S608
+        f"SELECT {condition} FROM {whole} GROUP BY {', '.join(ENVELOPE)}": (  # noqa: S608
+            "uses all columns, and bodies are not part of the envelope"  # by a star
+        ),
+    }.items():
+        try:
+            _analyse(spark, query)
+        except PySparkException:
+            raise UsageError(f"--where {reason}", hint=_HINT) from None
+
+
+def _analyse(spark: Any, query: str) -> None:
+    spark.sql(query).schema  # noqa: B018  through Spark Connect, this analyses the query
+
+
+def sql_message(error: Any) -> str:
+    """Return Spark's message about SQL in one line, without error class and position."""
+    pattern = r"^.*\[[A-Z][A-Z_.]+\] | SQLSTATE: \S+.*|;? ?\(?line \d+,? pos \d+.*"
+    return re.sub(pattern, "", spark_message(error))
+
+
+def _empty_table(columns: Iterable[str]) -> str:
+    cast = (f"cast(null AS {SPARK_TYPES[str(SEGMENT.field(name).type)]}) AS {name}" for name in columns)
+    return f"(SELECT {', '.join(cast)})"
 
 
 @dataclass(frozen=True)

@@ -1,42 +1,90 @@
-"""Parts shared by the tasks of all phases: rows from and to Spark, the event loop of a worker, and retries."""
+"""Parts of all tasks: parameters, rows from and to Spark, the event loop of a worker, connections, and retries."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import logging
+import os
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from sbpair.amqp_client.client import connect
+from sbpair.azure.credentials import token_getter_for
 from sbpair.errors import Unavailable
 from sbpair.model.backoff import Backoff
+from sbpair.replay.archive import Archive
+from sbpair.replay.secret_references import named_secrets
 
 if TYPE_CHECKING:
+    from sbpair.amqp_client.client import AmqpClient
+    from sbpair.model.pair import Endpoint
+    from sbpair.move.raw_primary import RawPrimary
     from sbpair.move.raw_source import RawReceivedMessage, RawSource
-    from sbpair.replay.archive import Archive
-    from sbpair.replay.run import TaskJob
+    from sbpair.replay.run import NamespaceAccess, ReplayRun
 
 T = TypeVar("T")
+Primary = TypeVar("Primary", bound="RawPrimary")
 
 log = logging.getLogger(__name__)
+
+SHORT_WAITS = 2.0, 0.25
+"""Waits for locked messages, and in an empty queue, in seconds, if queues are peeked afterwards.
+
+A busy namespace may settle for a while before it delivers more.
+"""
 
 STOP_POLL_SECONDS = 0.5  # how often a task checks whether a stop is requested
 MAX_TRIES = 8
 BACKOFF = Backoff(first_seconds=1.0, max_seconds=30.0)
 
 
-class StopPoll:
-    """A check for a requested stop that reads the archive at most once in `seconds`. Once requested, it stays so."""
+@dataclass(frozen=True, slots=True)
+class TaskJob:
+    """The pickled parameters of a task. `archive` is a URL, `heartbeat` a path in it; `senders` share the rate."""
 
-    def __init__(self, archive: Archive, seconds: float = STOP_POLL_SECONDS) -> None:
-        self._archive, self._seconds = archive, seconds
+    run: ReplayRun
+    archive: str
+    primary: NamespaceAccess
+    secondary: NamespaceAccess
+    tasks: int
+    heartbeat: str | None = None
+    senders: int = 1
+
+    def with_waits(self, locked_seconds: float, empty_seconds: float = inf) -> TaskJob:
+        """Return the job with shorter waits, where these are shorter."""
+        options = self.run.options
+        locked, empty = min(options.locked_seconds, locked_seconds), min(options.empty_seconds, empty_seconds)
+        options = replace(options, locked_seconds=locked, empty_seconds=empty)
+        return replace(self, run=replace(self.run, options=options))
+
+    def open(self) -> Archive:
+        os.environ.update(named_secrets(os.environ))  # pyarrow may need a service principal to open it
+        return Archive(self.archive, self.run.id)
+
+    @asynccontextmanager
+    async def backlog(self) -> AsyncIterator[Callable[[], AbstractAsyncContextManager[AmqpClient]]]:
+        """Yield a function that connects to the secondary, signed in within the block."""
+        endpoint = self.secondary.endpoint()
+        async with token_getter_for(endpoint.credential, endpoint.name) as get_token:
+            yield lambda: connect(endpoint, get_token=get_token)
+
+
+class StopPoll:
+    """A check for a requested stop, by the archive once in STOP_POLL_SECONDS. Once requested, it stays so."""
+
+    def __init__(self, archive: Archive) -> None:
+        self._archive = archive
         self._checked_at, self._stopped = float("-inf"), False
 
     def requested(self) -> bool:
         now = time.monotonic()
-        if not self._stopped and now - self._checked_at >= self._seconds:
+        if not self._stopped and now - self._checked_at >= STOP_POLL_SECONDS:
             self._checked_at, self._stopped = now, self._archive.stop_requested()
         return self._stopped
 
@@ -57,31 +105,27 @@ class TaskCounts(NamedTuple):
     released: int = 0
     clock_ahead_ms: int | None = None
     note: str | None = None
+    queue: str = ""
 
 
-def queue_task(job: TaskJob, run: Callable[[str], Coroutine[Any, Any, TaskCounts]]) -> Any:
-    """Return the function for `mapInArrow` over one row per task: it runs the coroutine of the task's queue."""
-    queues = task_queues(job)
-
-    def counts(batches: Iterator[Any]) -> Iterator[tuple[str, TaskCounts]]:
-        for [index] in column_rows(batches, ["id"]):
-            yield queues[index], run_in_worker(run(queues[index]))
-
-    return progress_task(counts)
-
-
-def progress_task(counts: Callable[[Iterator[Any]], Iterable[tuple[str, TaskCounts]]]) -> Any:
-    """Return the function for `mapInArrow` that yields `counts` as rows of PROGRESS."""
+def run_tasks(rows: Any, run: Callable[[Iterator[Any]], Iterable[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """Run a function in a task for each partition of the rows. Return what it yields there, which passes as JSON."""
 
     def task(batches: Iterator[Any]) -> Iterator[Any]:
         import pyarrow as pa
 
-        texts, numbers = ("queue", "note"), TaskCounts._fields[:-1]
-        schema = pa.schema([(name, pa.string()) for name in texts] + [(name, pa.int64()) for name in numbers])
-        for queue, found in counts(batches):
-            yield pa.RecordBatch.from_pylist([{"queue": queue, **found._asdict()}], schema=schema)
+        for found in run(batches):
+            yield pa.RecordBatch.from_pydict({"result": [json.dumps(found)]})
 
-    return task
+    return [json.loads(row.result) for row in rows.mapInArrow(task, "result string").collect()]
+
+
+def run_queues(job: TaskJob, kind: Callable[[TaskJob, str], Any], batches: Iterator[Any]) -> Iterator[dict[str, Any]]:
+    """Run `kind`, a drain or a direct move, for the queue of each row, and yield its counts. A task has one row."""
+    queues = task_queues(job)
+    for [index] in column_rows(batches, ["id"]):
+        counts: TaskCounts = run_in_worker(kind(job, queues[index]).run())
+        yield counts._replace(queue=queues[index])._asdict()
 
 
 def column_rows(batches: Iterator[Any], columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
@@ -96,6 +140,17 @@ def run_in_worker(task: Coroutine[Any, Any, T]) -> T:
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
     return asyncio.run(task)
+
+
+@asynccontextmanager
+async def open_primary(kind: Callable[..., Primary], endpoint: Endpoint) -> AsyncIterator[Primary]:
+    """Open the namespace to send to within the block, as `RawPrimary` or a class of that kind."""
+    async with token_getter_for(endpoint.credential, endpoint.name) as get_token:
+        primary = kind(endpoint, get_token=get_token)
+        try:
+            yield primary
+        finally:
+            await primary.close()
 
 
 async def retry(operation: Callable[[], Awaitable[T]]) -> T:

@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sbpair.azure.credentials import token_getter
 from sbpair.errors import LeaseHeld, LeaseLost, SbpairError, Unreachable
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from sbpair.model.pair import Pair
     from sbpair.replay.archive import Archive
     from sbpair.runs.session_lease import SessionLease
+
+Content = TypeVar("Content")
 
 log = logging.getLogger(__name__)
 
@@ -139,26 +141,44 @@ def end_detached_tasks(archive: Archive, *, but: str | None = None, spare_second
         return
     seconds = max(float(beat["valid_seconds"]) for beat in silent.values())
     log.warning("the driver of run %s was killed: waiting %.0f s until its tasks stop", archive.run, seconds)
-    until = uptime() + seconds + spare_seconds
-    while uptime() < until:
-        time.sleep(min(POLL_SECONDS, spare_seconds))
-        if any(_read_heartbeat(archive, path) not in (beat, None) for path, beat in silent.items()):
-            raise LeaseHeld(
-                f"run {archive.run} is still going: its driver is alive",
-                hint=f"wait for its end, or stop it with sbpair replay stop {archive.run}",
-            )
-    for path, beat in silent.items():
+    alive = LeaseHeld(
+        f"run {archive.run} is still going: its driver is alive",
+        hint=f"wait for its end, or stop it with sbpair replay stop {archive.run}",
+    )
+
+    def heartbeats() -> dict[str, dict[str, Any]]:
+        return {path: beat for path in silent if (beat := _read_heartbeat(archive, path)) is not None}
+
+    for path, beat in wait_unchanged(heartbeats, seconds + spare_seconds, alive).items():
         archive.write_line(path, {**beat, "number": beat["number"] + 1, "valid_seconds": 0.0, "lost": "it was resumed"})
     time.sleep(spare_seconds)  # tasks read it, and record what was accepted
 
 
+def wait_unchanged(
+    read: Callable[[], dict[str, Content]], seconds: float, error: LeaseHeld, *, patience_seconds: float = 0.0
+) -> dict[str, Content]:
+    """Wait until no file that `read` returns has changed for so long: its writer is dead. Return the files.
+
+    Raises the error if one changes, after `patience_seconds` in which its writer may end. No-op without a file.
+    """
+    before, began = read(), uptime()
+    changed_at = began
+    while before and uptime() < changed_at + seconds:
+        time.sleep(min(POLL_SECONDS / 2, seconds))
+        now = read()
+        if any(before.get(path) != content for path, content in now.items()):
+            changed_at = uptime()
+            if changed_at >= began + patience_seconds:
+                raise error
+        before = now
+    return before
+
+
 def _read_heartbeat(archive: Archive, path: str) -> dict[str, Any] | None:
     """Return the fields of a heartbeat; None if it is missing. Raises StateRefused for a broken one."""
-    try:
-        found = archive.read_json(path)
-    except FileNotFoundError:
-        return None
-    match found:
+    match found := archive.find_json(path):
+        case None:
+            return None
         case {"number": int(), "valid_seconds": int() | float() as seconds, "lost": None | str()}:
             if 0 <= seconds <= MAX_VALID_SECONDS:
                 return found

@@ -1,26 +1,45 @@
 """The proof of a run, from its files alone: archived = acknowledged + expired + quarantined + deduplicated.
 
 Messages are counted by key as Arrow tables, in slices, so that memory does not depend on their number. Rows become
-Python objects only for messages that are listed.
+Python objects only for messages that are listed. The messages of a proved run may be removed: only proved files are;
+the removal is recorded first, and from then on no resume sends from the run. Segments are removed before the ledger: a
+run without its ledger alone would send everything again.
 """
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sbpair.errors import StateRefused, UsageError
-from sbpair.replay import archive_layout
+from sbpair.errors import StateRefused, Unsafe, UsageError
 from sbpair.replay.archive import value_counts
-from sbpair.replay.archive_layout import BUCKETS, HELD, KEY, KEYS, LEDGER, OUTCOME, OUTCOMES, SEGMENT, SEGMENTS
-from sbpair.replay.ledger import Key, check_chunks, read_held, table_keys
-from sbpair.replay.proof import Proof
+from sbpair.replay.archive_layout import (
+    BUCKETS,
+    DOUBTFUL,
+    DRAINED_FILE,
+    KEY,
+    KEYS,
+    LEDGER,
+    NOT_SENT,
+    OUTCOME,
+    OUTCOMES,
+    RECEIPT_FILE,
+    REMOVABLE,
+    REMOVED_FILE,
+    REPORT,
+    SEGMENT,
+    SEGMENTS,
+)
+from sbpair.replay.ledger import Key, check_chunks, held_by_attempts, keyed_rows, table_keys
+from sbpair.replay.outcomes import Proof
 from sbpair.replay.run import ReplayRun, load_run
 
 if TYPE_CHECKING:
@@ -38,7 +57,7 @@ def verify(archive: Archive, run: ReplayRun, max_slice: int = MAX_SLICE, max_nam
 
     For a direct run, `archived` is the number received as far as the files show, and `unsent` the number in doubt.
     """
-    if archive.exists(archive_layout.REMOVED_FILE):
+    if archive.exists(REMOVED_FILE):
         raise messages_removed(archive)
     return _Verification(archive, run, max_slice, max_named).run()
 
@@ -68,7 +87,7 @@ class _Verification:
         self._named: dict[tuple[object, ...], dict[str, object]] = {}
 
     def run(self) -> Proof:
-        attempts = self._held_by_attempts()
+        attempts = held_by_attempts(self._archive, self._unreadable)
         for part in range(self._slices):
             counts = self._count_keys(Slice(self._slices, part), attempts)
             if not self._run.direct:
@@ -79,6 +98,7 @@ class _Verification:
             twice = table_keys(counts.filter(pc.field(LEDGER) > 1))
             self._list_doubled({**{key: set() for key in twice}, **attempts})
         self._list_unanswered()
+        drained = read_drained(self._archive) or Drained()
         return Proof(
             **sum(self._queues.values(), self._totals),
             segments=len(self._files[SEGMENTS]),
@@ -86,22 +106,10 @@ class _Verification:
             destinations=dict(sorted(self._destinations.items())),
             reasons=dict(self._reasons.most_common(MAX_REASONS)),
             doubtful=list(self._named.values()),
-            remaining_in_queues=dict(remaining_at_drain(self._archive)),
-            locked=_drained(self._archive).locked,
+            remaining_in_queues=dict(drained.remaining),
+            locked=drained.locked,
             unreadable=self._unreadable,
         )
-
-    def _held_by_attempts(self) -> dict[Key, set[str]]:
-        """Return the attempts that held each message when they died. A loss of power may cut a file short."""
-        found: dict[Key, set[str]] = {}
-        for path in self._archive.files(HELD):
-            attempt = path.removeprefix(f"{HELD}/").partition(".")[0]
-            try:
-                for key in read_held(self._archive, path):
-                    found.setdefault(key, set()).add(attempt)
-            except StateRefused:
-                self._unreadable.append(path)
-        return found
 
     def _count_keys(self, part: Slice, held: Iterable[Key]) -> pa.Table:
         """Return a row per message: KEY, and for each of KINDS its number of rows in files.
@@ -161,16 +169,14 @@ class _Verification:
         for path in chunks if suspects else ():
             table = self._archive.read_table(path, [*KEY, "attempt", "destination"])
             table = table.filter(pc.is_in(table.column("sequence_number"), numbers))
-            columns = (table.column(name).to_pylist() for name in ("attempt", "destination"))
-            for key, attempt, destination in zip(table_keys(table), *columns, strict=True):
+            for key, attempt, destination in keyed_rows(table, "attempt", "destination"):
                 if key in suspects and (key in found or suspects[key] - {attempt}):
                     self._add_doubtful(key, destination)
                 found.add(key)
 
     def _list_unanswered(self) -> None:
-        for path in self._archive.files(archive_layout.DOUBTFUL):
-            table = self._read(path, [*KEY, "destination"])
-            for key, destination in zip(table_keys(table), table.column("destination").to_pylist(), strict=True):
+        for path in self._archive.files(DOUBTFUL):
+            for key, destination in keyed_rows(self._read(path, [*KEY, "destination"]), "destination"):
                 self._add_doubtful(key, destination)
 
     def _add_doubtful(self, key: Key, destination: str | None) -> None:
@@ -187,7 +193,7 @@ def messages_removed(archive: Archive) -> StateRefused:
     """Return the error for a run whose messages `gc` has removed."""
     return StateRefused(
         f"the messages of run {archive.run} were removed by sbpair replay gc",
-        hint=f"its receipt is in {archive.root}/{archive_layout.REPORT}",
+        hint=f"its receipt is in {archive.root}/{REPORT}",
     )
 
 
@@ -200,8 +206,8 @@ def check_segments(archive: Archive) -> int:
 
 def check_segment_rows(archive: Archive, rows: int) -> None:
     """Raise StateRefused if all segments together have fewer rows than were drained."""
-    drained = _drained(archive).messages
-    if rows < drained and not archive.exists(archive_layout.REMOVED_FILE):
+    drained = (read_drained(archive) or Drained()).messages
+    if rows < drained and not archive.exists(REMOVED_FILE):
         raise StateRefused(
             f"{archive.root}/{SEGMENTS} holds {rows} messages, and {drained} were drained into it",
             hint="restore the missing files from a copy: their messages left the backlog",
@@ -212,7 +218,7 @@ def check_acknowledged(archive: Archive, proof: Proof) -> None:
     """Raise StateRefused if the ledger has fewer messages than the receipt: a resume would send the others again."""
     counted = 0
     with suppress(FileNotFoundError, StateRefused):
-        counted = archive.read_json(archive_layout.RECEIPT_FILE).get("acknowledged", 0)
+        counted = archive.read_json(RECEIPT_FILE).get("acknowledged", 0)
     if isinstance(counted, int) and proof.acknowledged < counted:
         raise StateRefused(
             f"{archive.root}/{LEDGER} has {proof.acknowledged} messages, and the receipt {counted}",
@@ -220,12 +226,7 @@ def check_acknowledged(archive: Archive, proof: Proof) -> None:
         )
 
 
-def remaining_at_drain(archive: Archive) -> Mapping[str, int]:
-    """Return the messages that the drain could not receive, by queue: another receiver locked or deferred them."""
-    return _drained(archive).remaining
-
-
-class _Drained(NamedTuple):
+class Drained(NamedTuple):
     """Messages at the end of the drain: in segments, remaining in each queue, and those of them that were locked."""
 
     messages: int = 0
@@ -233,15 +234,16 @@ class _Drained(NamedTuple):
     locked: int = 0
 
 
-def _drained(archive: Archive) -> _Drained:
+def read_drained(archive: Archive) -> Drained | None:
+    """Return the counts of the drain, once it has ended. Others lock or defer the messages that remain in queues."""
+    report = archive.find_json(DRAINED_FILE)
+    if report is None:
+        return None
     try:
-        report = archive.read_json(archive_layout.DRAINED_FILE)
         remaining = {str(queue): int(count) for queue, count in report.get("remaining_in_queues", {}).items()}
-        return _Drained(int(report.get("messages", 0)), remaining, int(report.get("locked", 0)))
-    except FileNotFoundError:
-        return _Drained()
+        return Drained(int(report.get("messages", 0)), remaining, int(report.get("locked", 0)))
     except (AttributeError, TypeError, ValueError) as error:
-        raise archive.broken(archive_layout.DRAINED_FILE, "it does not have the drain's counts") from error
+        raise archive.broken(DRAINED_FILE, "it does not have the drain's counts") from error
 
 
 class Slice(NamedTuple):
@@ -291,3 +293,77 @@ def _group_shared_keys(rows: pa.Table) -> pa.Table:
     shared = pc.is_in(places, in_order.filter(pc.equal(pc.pairwise_diff(in_order), 0)))
     grouped = _group_by_key(rows.filter(shared))
     return pa.concat_tables([rows.filter(pc.invert(shared)).cast(grouped.schema), grouped])
+
+
+@dataclass(frozen=True, slots=True)
+class GarbageCollection:
+    """The files to remove: paths by directory, and bytes. `kept` counts the messages that were not sent and stay."""
+
+    places: dict[str, tuple[str, ...]]
+    bytes: int
+    kept: int
+
+    @property
+    def files(self) -> int:
+        return sum(map(len, self.places.values()))
+
+
+def plan_gc(archive: Archive, *, unsent: bool) -> GarbageCollection:
+    """Return the files to remove; with `unsent`, also messages never sent. Raises Unsafe, StateRefused."""
+    run = load_run(archive)
+    # Before the proof: a file written later is in neither, or in the proof alone.
+    sizes = {place: archive.sizes(place) for place in (*REMOVABLE, *(NOT_SENT if unsent else ()))}
+    if not archive.exists(DRAINED_FILE) or not archive.exists(RECEIPT_FILE):
+        raise _refused(archive, "has not ended: it may be running")
+    if archive.exists(REMOVED_FILE):
+        proved = archive.read_json(REMOVED_FILE).get("segments", [*sizes[SEGMENTS]])
+        if not isinstance(proved, list):
+            raise archive.broken(REMOVED_FILE, "it does not list the segments to remove")
+        known = frozenset(map(str, proved))
+        sizes[SEGMENTS] = {path: size for path, size in sizes[SEGMENTS].items() if path in known}
+    else:
+        _check(archive, verify(archive, run), unsent=unsent)
+    kept = 0
+    for path in (path for place in NOT_SENT for path in archive.files(place) if not unsent):
+        with suppress(StateRefused):  # a loss of power has cut it short, which the proof has accepted
+            kept += archive.row_count(path)
+    places = {place: tuple(paths) for place, paths in sizes.items()}
+    return GarbageCollection(places, sum(sum(paths.values()) for paths in sizes.values()), kept)
+
+
+def remove_messages(archive: Archive, planned: GarbageCollection) -> None:
+    """Remove the files. An interrupted removal is finished by the next. Raises Unsafe if the run was resumed."""
+    removal = {"places": list(planned.places), "segments": list(planned.places[SEGMENTS])}
+    archive.write_json(REMOVED_FILE, {"at_ms": int(time.time() * 1000), **removal})
+    # A resume removes the receipt, and then checks for this file: one of the two sees the other.
+    if not archive.exists(RECEIPT_FILE):
+        archive.remove(REMOVED_FILE)
+        raise _refused(archive, "was resumed")
+    for place, paths in planned.places.items():
+        archive.delete(place, paths)
+
+
+def _check(archive: Archive, proof: Proof, *, unsent: bool) -> None:
+    """Check the files, and the receipt that a run writes last: a run that is still going on has none."""
+    if proof.unsent:
+        raise _refused(archive, f"has {proof.unsent} unsent messages")
+    if not proof.balanced:
+        raise Unsafe(
+            f"the files of run {archive.run} contradict each other; nothing was removed",
+            hint=f"please report this, with the output of sbpair replay verify {archive.run}",
+        )
+    if archive.read_json(RECEIPT_FILE).get("balanced") is not True:
+        raise _refused(archive, "was not proved when it ended: it may be running")
+    if proof.deduplicated and not unsent:
+        raise Unsafe(
+            f"run {archive.run} did not send {proof.deduplicated} duplicates by message id,"
+            " and only the segments have their bodies",
+            hint="--include-unsent removes them too, and expired and quarantined messages",
+        )
+
+
+def _refused(archive: Archive, why: str) -> Unsafe:
+    return Unsafe(
+        f"run {archive.run} {why}; nothing was removed",
+        hint=f"add --all to send unselected messages, too; continue with sbpair replay resume {archive.run}",
+    )

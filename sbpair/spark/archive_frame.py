@@ -29,8 +29,7 @@ from sbpair.replay.archive_layout import (
 )
 from sbpair.replay.run import load_run
 from sbpair.replay.verify import check_segment_rows, messages_removed
-from sbpair.spark.write_options import check_names
-from sbpair.spark.write_run import READERS
+from sbpair.spark.write_run import READERS, check_names, choice
 
 if TYPE_CHECKING:
     from sbpair.move.message.route import Facts
@@ -93,10 +92,7 @@ class ArchiveFrame:
         states = tuple(each.strip() for each in given.get("states", SEGMENTS).split(","))
         if wrong := [each for each in states if each not in STATES]:
             raise UsageError(f"option states: {wrong[0]!r} is unknown", hint=f"use some of {', '.join(STATES)}")
-        if (unfinished := given.get("unfinished", "false").lower()) not in ("true", "false"):
-            raise UsageError(
-                f"option unfinished: expected true or false, got {given['unfinished']!r}", hint="leave it out for false"
-            )
+        unfinished = choice({name: value.lower() for name, value in given.items()}, "unfinished", ("false", "true"))
         archive = Archive(url, run)
         _check_run(archive, states, unfinished=unfinished == "true")
         files = [(state, path) for state in dict.fromkeys(states) for path in archive.files(state)]

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
 
+from sbpair.replay.spark_task import run_tasks
 from sbpair.spark.archive_frame import DDL, ArchiveFrame
-from sbpair.spark.checked_rows import CheckCounts, check_rows
-from sbpair.spark.partition_rows import check_partition
-from sbpair.spark.write_options import FRAME_CHECKS, RowCheck
-from sbpair.spark.write_receipt import abort_job, commit_job
-from sbpair.spark.write_run import WriteCounts, WriteJob, start_job
+from sbpair.spark.partition_rows import CheckCounts, check_partition, check_rows
+from sbpair.spark.write_run import FRAME_CHECKS, RowCheck, WriteCounts, WriteJob, abort_job, commit_job, start_job
 from sbpair.spark.write_task import write_partition
 
 
@@ -24,9 +21,9 @@ def write(frame: Any, **options: str) -> dict[str, Any]:
     """
     job = start_job(options, frame.schema, os.environ, stream=False, checks=FRAME_CHECKS)
     try:
-        if job.check in (RowCheck.FULL, RowCheck.ONLY):
+        if job.options.check in (RowCheck.FULL, RowCheck.ONLY):
             checked = check_rows(CheckCounts(**each) for each in _run_tasks(frame, job, check_partition))
-            if job.check is RowCheck.ONLY:
+            if job.checks_only:
                 return checked
         counts = _run_tasks(frame, job, write_partition)
     except BaseException:
@@ -37,13 +34,7 @@ def write(frame: Any, **options: str) -> dict[str, Any]:
 
 def _run_tasks(frame: Any, job: WriteJob, run: Callable[[WriteJob, Iterator[Any]], Any]) -> list[dict[str, Any]]:
     """Return the counts of the task of each partition."""
-
-    def task(batches: Iterator[Any]) -> Iterator[Any]:
-        import pyarrow as pa
-
-        yield pa.RecordBatch.from_pydict({"counts": [json.dumps(asdict(run(job, batches)))]})
-
-    return [json.loads(row.counts) for row in frame.mapInArrow(task, "counts string").collect()]
+    return run_tasks(frame, lambda batches: [asdict(run(job, batches))])
 
 
 def read(spark: Any, path: str, **options: str) -> Any:

@@ -19,7 +19,7 @@ except ImportError as missing:
 
 if TYPE_CHECKING:
     from sbpair.spark.archive_frame import ArchiveFrame
-    from sbpair.spark.checked_rows import CheckCounts
+    from sbpair.spark.partition_rows import CheckCounts
     from sbpair.spark.write_run import WriteCounts, WriteJob
 
 NAME = "sbpair"
@@ -81,86 +81,55 @@ class DefaultSource(datasource.DataSource):
 
 
 @dataclass
-class SentRows(datasource.WriterCommitMessage):
+class TaskResult(datasource.WriterCommitMessage):
     """The counts of one task, and its job: the writer that commits a batch of a stream has another one."""
 
     job: WriteJob
-    counts: WriteCounts
+    counts: WriteCounts | CheckCounts
 
 
-@dataclass
-class UnsentRows(datasource.WriterCommitMessage):
-    """The counts of one task that only checked its rows."""
+class _RowWriter:
+    def __init__(self, job: WriteJob) -> None:
+        self._job = job
 
-    counts: CheckCounts
+    def write(self, iterator: Iterator[Any]) -> TaskResult:
+        from sbpair.spark.partition_rows import check_partition
+        from sbpair.spark.write_task import write_partition
+
+        with hints_shown():
+            run = check_partition if self._job.checks_only else write_partition
+            return TaskResult(self._job, run(self._job, iterator))
+
+    def commit(self, messages: Sequence[Any], batchId: int | None = None) -> None:  # noqa: N803  Spark's name
+        from sbpair.spark.partition_rows import check_rows
+        from sbpair.spark.write_run import commit_job
+
+        job, counts = self._results(messages)
+        with hints_shown():
+            if job.checks_only:
+                check_rows(counts)
+            else:
+                commit_job(job, counts, batchId)
+
+    def abort(self, messages: Sequence[Any], batchId: int | None = None) -> None:  # noqa: N803  Spark's name
+        from sbpair.spark.write_run import abort_job
+
+        job, counts = self._results(messages)
+        with hints_shown():
+            abort_job(job, len(counts), batchId)
+
+    def _results(self, messages: Sequence[Any]) -> tuple[WriteJob, list[Any]]:
+        """Return the job and the counts of the tasks that ended."""
+        found = [each for each in messages if isinstance(each, TaskResult)]
+        return found[0].job if found else self._job, [each.counts for each in found]
 
 
-def _write(job: WriteJob, batches: Iterator[Any]) -> SentRows | UnsentRows:
-    from sbpair.spark.partition_rows import check_partition
-    from sbpair.spark.write_options import RowCheck
-    from sbpair.spark.write_task import write_partition
-
-    with hints_shown():
-        if job.check is RowCheck.ONLY:
-            return UnsentRows(check_partition(job, batches))
-        return SentRows(job, write_partition(job, batches))
-
-
-class RowWriter(datasource.DataSourceArrowWriter):
+class RowWriter(_RowWriter, datasource.DataSourceArrowWriter):
     """The writer of a batch."""
 
-    def __init__(self, job: WriteJob) -> None:
-        self._job = job
 
-    def write(self, iterator: Iterator[Any]) -> SentRows | UnsentRows:
-        return _write(self._job, iterator)
-
-    def commit(self, messages: Sequence[Any]) -> None:
-        _commit(self._job, messages)
-
-    def abort(self, messages: Sequence[Any]) -> None:
-        _abort(self._job, messages)
-
-
-class RowStreamWriter(_StreamWriter):  # type: ignore[misc]  # the base depends on the version of Spark
+class RowStreamWriter(_RowWriter, _StreamWriter):  # type: ignore[misc]  # the base depends on the version of Spark
     """The writer of a stream. Spark calls it once for each batch."""
-
-    def __init__(self, job: WriteJob) -> None:
-        self._job = job
-
-    def write(self, iterator: Iterator[Any]) -> SentRows | UnsentRows:
-        return _write(self._job, iterator)
-
-    def commit(self, messages: Sequence[Any], batchId: int) -> None:  # noqa: N803  Spark's name
-        _commit(self._job, messages, batchId)
-
-    def abort(self, messages: Sequence[Any], batchId: int) -> None:  # noqa: N803  Spark's name
-        _abort(self._job, messages, batchId)
-
-
-def _commit(job: WriteJob, messages: Sequence[Any], batch: int | None = None) -> None:
-    from sbpair.spark.checked_rows import check_rows
-    from sbpair.spark.write_options import RowCheck
-    from sbpair.spark.write_receipt import commit_job
-
-    sent = _sent(messages)
-    with hints_shown():
-        if job.check is RowCheck.ONLY:
-            check_rows(each.counts for each in messages if isinstance(each, UnsentRows))
-        else:
-            commit_job(sent[0].job if sent else job, [each.counts for each in sent], batch)
-
-
-def _abort(job: WriteJob, messages: Sequence[Any], batch: int | None = None) -> None:
-    from sbpair.spark.write_receipt import abort_job
-
-    sent = _sent(messages)
-    with hints_shown():
-        abort_job(sent[0].job if sent else job, len(sent), batch)
-
-
-def _sent(messages: Sequence[Any]) -> list[SentRows]:
-    return [each for each in messages if isinstance(each, SentRows)]
 
 
 class ArchiveReader(datasource.DataSourceReader):

@@ -14,9 +14,9 @@ import pyarrow as pa
 
 from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
 from sbpair.amqp.types import Byte, Float, Int, Long, Short, Symbol, Timestamp
-from sbpair.errors import UsageError
+from sbpair.backlog import check_path
+from sbpair.errors import NameInvalid, UsageError
 from sbpair.model.durations import ticks
-from sbpair.spark.write_options import check_destination
 
 if TYPE_CHECKING:
     from sbpair.amqp.types import Value
@@ -131,7 +131,7 @@ class MessageColumns:
         destination = row["destination"] if self.destination is None else self.destination
         if not destination:
             raise UsageError("column destination: null or empty", hint="filter such rows out, or name a queue")
-        _check_destination(destination)
+        check_destination("column destination", destination)
         message_id = given or (str(identity) if identity is not None else uuid.uuid4().hex)
         ttl, scheduled_ms, session = row.get("time_to_live"), row.get("scheduled_at"), row.get("session_id")
         if isinstance(ttl, UsageError):
@@ -155,7 +155,13 @@ class MessageColumns:
         return RowMessage(destination, session or None, ttl, scheduled_ms, message_id, number, content, sections)
 
 
-_check_destination = lru_cache(4_096)(lambda destination: check_destination("column destination", destination))
+@lru_cache(4_096)
+def check_destination(place: str, destination: str) -> None:
+    """Raise UsageError, naming the place, for a path that Service Bus rejects."""
+    try:
+        check_path(destination, shorten="name a queue or a topic")
+    except NameInvalid as error:
+        raise UsageError(f"{place}: {error.message}", hint=error.hint) from None
 
 
 def _digest(described: tuple[object, ...], *rest: bytes) -> tuple[int, int]:

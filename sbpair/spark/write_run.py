@@ -1,35 +1,53 @@
-"""A run of writes: its files in the ledger directory, and the driver's part before and after the tasks.
+"""A run of writes: its options, its files in the ledger directory, and the driver's part before and after the tasks.
 
 `LEDGER/RUN/` has the kinds of files that a replay's archive has, and their layout. Invariant: one job of a run sends at
-a time. Its tasks claim the run, and send only while they have lately confirmed that it is theirs.
+a time. Its tasks claim the run, and send only while they have lately confirmed that it is theirs. No error repeats the
+value of an option that may be a secret.
 """
 
 from __future__ import annotations
 
 import asyncio
+import difflib
+import re
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sbpair.azure.credentials import token_getter
-from sbpair.errors import EntityMissing, LeaseHeld, SbpairError, StateRefused, UsageError
-from sbpair.model.pair import Ends
+from sbpair.config import load
+from sbpair.config.file import load_namespace
+from sbpair.config.setting import SIDES, Flags
+from sbpair.errors import EntityMissing, LeaseHeld, SbpairError, ServiceRefused, StateRefused, UsageError
+from sbpair.model.connection_string import holds_secret
 from sbpair.move.raw_primary import RawPrimary
+from sbpair.operating_system.files import user_directory
 from sbpair.replay.archive import Archive
-from sbpair.replay.archive_layout import LEDGER, REPORT, RUN_FILE, VERSION
+from sbpair.replay.archive_layout import DOUBTFUL, KEY, LEDGER, QUARANTINE, REPORT, RUN_FILE, VERSION
+from sbpair.replay.ledger import held_by_attempts, keyed_rows
+from sbpair.replay.run import NamespaceAccess
 from sbpair.replay.secret_references import named_secrets
+from sbpair.replay.spark_task import open_primary
+from sbpair.replay.task_lease import wait_unchanged
 from sbpair.runs.run_log import new_id
-from sbpair.spark.row_messages import MessageColumns, check_schema
-from sbpair.spark.write_options import BATCH_CHECKS, STREAM_CHECKS, RowCheck, WriteOptions, default_ledger
+from sbpair.spark.row_messages import MessageColumns, check_destination, check_schema
 
 if TYPE_CHECKING:
     from sbpair.model.pair import Endpoint
-    from sbpair.replay.run import NamespaceAccess
+    from sbpair.replay.ledger import Key
 
+WRITE_OPTIONS = ("destination", "pair", "side", "namespace", "config", "ledger", "run", "refused", "check", "discard")
+OF_SPARK = ("checkpointlocation", "queryname")
+"""Options of a stream that Spark passes on."""
+
+_OF_COMMANDS = re.compile(r"--(pair|config)\b")
+_RUN = re.compile(r"[A-Za-z0-9][\w.-]{0,63}", re.ASCII)
 RUN_SCHEMA, EVENT_SCHEMA = "sbpair/spark-run/1", "sbpair/spark-event/1"
 WRITE_FILE, OWNER_FILE, CLAIMS = "write.json", "owner.json", "claims"
 BATCH_SCOPE = "batch"
@@ -38,9 +56,125 @@ BATCH_SCOPE = "batch"
 SILENT_SECONDS = 10.0
 """How long a claim stays unchanged before its task counts as dead. Longer than a task trusts its last confirmation."""
 
-POLL_SECONDS = 0.25
 READERS = 8
 """How many files of a ledger are read at once."""
+
+RECEIPT_SCHEMA = "sbpair/spark-write/1"
+MAX_DOUBTFUL = 1_000
+"""How many doubtful messages a receipt names. Their total is exact beyond it."""
+
+
+class RowCheck(StrEnum):
+    """When rows are checked: before the first message of a job, of a task or of a chunk; or nothing is sent."""
+
+    FULL = "full"
+    TASK = "task"
+    ROW = "row"
+    ONLY = "only"
+
+
+BATCH_CHECKS = (RowCheck.TASK, RowCheck.ROW, RowCheck.ONLY)
+STREAM_CHECKS = (RowCheck.TASK, RowCheck.ROW)
+FRAME_CHECKS = (RowCheck.FULL, *BATCH_CHECKS)
+"""The values of option check, its default first: of a write, of a stream, and of `sbpair.spark.write`."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """`destination` is None if a column has it, `run` None for a run that is never resumed.
+
+    `ledger` is None for a directory of this machine. With `keep_refused` a job succeeds although messages were refused.
+    With `allow_discard` messages are sent that no subscription of their topic takes.
+    """
+
+    destination: str | None
+    access: NamespaceAccess
+    ledger: str | None
+    run: str | None
+    keep_refused: bool
+    check: RowCheck
+    allow_discard: bool
+
+    @classmethod
+    def parse(
+        cls,
+        options: Mapping[str, str],
+        environ: Mapping[str, str],
+        checks: Sequence[RowCheck] = BATCH_CHECKS,
+    ) -> WriteOptions:
+        """Read options, and the configuration that they name. Raises UsageError."""
+        given = check_names(options, WRITE_OPTIONS, OF_SPARK)
+        refused, discard = choice(given, "refused", ("fail", QUARANTINE)), choice(given, "discard", ("fail", "allow"))
+        check = choice(
+            given, "check", checks, "leave it out; sbpair.spark.write checks all rows before the first message"
+        )
+        run, destination = given.get("run"), given.get("destination")
+        if run is not None and not _RUN.fullmatch(run):
+            raise UsageError(
+                f"option run: {run!r} is not the name of a run", hint="use up to 64 letters, digits, '.', '-' and '_'"
+            )
+        if destination is not None:
+            check_destination("option destination", destination)
+        endpoint = _endpoint(given, environ)
+        return cls(
+            destination,
+            NamespaceAccess.from_endpoint(endpoint, endpoint.key_source or None),
+            given.get("ledger"),
+            run,
+            keep_refused=refused == QUARANTINE,
+            check=RowCheck(check),
+            allow_discard=discard == "allow",
+        )
+
+
+def choice(given: Mapping[str, str], name: str, values: Sequence[str], hint: str = "leave it out") -> str:
+    """Return an option's value, by default the first of `values`. Raises UsageError for another than these."""
+    if (value := given.get(name, values[0])) not in values:
+        raise UsageError(f"option {name}: expected {', '.join(values[:-1])} or {values[-1]}, got {value!r}", hint=hint)
+    return value
+
+
+def check_names(options: Mapping[str, str], known: Collection[str], ignored: Collection[str] = ()) -> dict[str, str]:
+    """Return options by their names in lower case. Raises UsageError for a secret, an unknown or an empty one."""
+    given = {name.lower(): value for name, value in options.items() if name.lower() not in ignored}
+    for name, value in given.items():
+        if holds_secret(value) or re.search("connection_?string|password|secret|access_?key|signature", name):
+            raise UsageError(
+                f"option {name} holds a secret: Spark keeps options in plans and logs",
+                hint="put the connection string into SBPAIR_PRIMARY_CONNECTION_STRING on driver and workers, or into a"
+                " variable that the configuration file names",
+            )
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            raise UsageError(
+                f"option {name} is unknown", hint=f"did you mean {near[0]}?" if near else f"use {', '.join(known)}"
+            )
+        if not value.strip():
+            raise UsageError(f"option {name} is empty", hint="give a value, or leave it out")
+    return given
+
+
+def default_ledger(environ: Mapping[str, str]) -> str:
+    """Return the directory of ledgers on this machine, without creating it."""
+    return str(user_directory("state", environ)[0] / "spark")
+
+
+def _endpoint(given: Mapping[str, str], environ: Mapping[str, str]) -> Endpoint:
+    """Return the namespace to send to: `[namespaces.NAME]`, or a side of a pair, by default its primary."""
+    config, name = given.get("config"), given.get("namespace")
+    if name is not None and {"pair", "side"} & given.keys():
+        raise UsageError("options namespace and pair exclude each other", hint="keep one, and leave out side")
+    side = choice(given, "side", SIDES, "leave it out for primary")
+    flags = Flags(pair=given.get("pair"), config=None if config is None else Path(config))
+    try:
+        if name is not None:
+            return load_namespace(name, flags, environ).endpoint
+        pair = load(flags, environ).pair
+    except UsageError as error:
+        error.message, error.hint = (_OF_COMMANDS.sub(r"option \1", text) for text in (error.message, error.hint))
+        error.args = (error.message,)
+        raise
+    return pair.primary if side == SIDES[0] else pair.secondary
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +182,7 @@ class WriteJob:
     """The pickled parameters of a job's tasks. `number` counts the jobs of the run: a later one may take it over.
 
     `mark` is that of the run's directory as the driver sees it. `resumed` is whether earlier jobs may have sent
-    messages. `shared` is whether all workers should see the ledger, because it was named or is not used.
+    messages.
     """
 
     run: str
@@ -56,13 +190,13 @@ class WriteJob:
     number: int
     mark: str
     ledger: str
-    access: NamespaceAccess
+    options: WriteOptions
     columns: MessageColumns
-    keep_refused: bool
-    allow_discard: bool
     resumed: bool
-    shared: bool
-    check: RowCheck
+
+    @property
+    def checks_only(self) -> bool:
+        return self.options.check is RowCheck.ONLY
 
     def open(self) -> Archive:
         return Archive(self.ledger, self.run)
@@ -120,21 +254,10 @@ def start_job(
             wait_silent(archive, CLAIMS, still_going(run))
     mark = "" if only else _open_run(archive, endpoint)
     number = 0 if only else 1 + read_owner(archive).number
-    job = WriteJob(
-        run=run,
-        job=uuid.uuid4().hex[:12],
-        number=number,
-        mark=mark,
-        ledger=ledger,
-        access=parsed.access,
-        columns=MessageColumns(parsed.destination, has_ids),
-        keep_refused=parsed.keep_refused,
-        allow_discard=parsed.allow_discard,
-        # A job that owned the run may write its ledger later than now.
-        resumed=not only and (stream or number > 1 or bool(archive.sizes(LEDGER))),
-        shared=only or parsed.ledger is not None,
-        check=parsed.check,
-    )
+    # A job that owned the run may write its ledger later than now.
+    resumed = not only and (stream or number > 1 or bool(archive.sizes(LEDGER)))
+    columns = MessageColumns(parsed.destination, has_ids)
+    job = WriteJob(run, uuid.uuid4().hex[:12], number, mark, ledger, parsed, columns, resumed)
     if not (stream or only):
         record_event(job, "job-started", resumed=job.resumed)
     return job
@@ -153,9 +276,8 @@ def _open_run(archive: Archive, endpoint: Endpoint) -> str:
     archive.create()
     archive.check_links()
     expected = {"schema": RUN_SCHEMA, "version": VERSION, "run": archive.run, "namespace": endpoint.authority.lower()}
-    try:
-        found = archive.read_json(WRITE_FILE)
-    except FileNotFoundError:
+    found = archive.find_json(WRITE_FILE)
+    if found is None:
         found = {**expected, "mark": uuid.uuid4().hex}
         archive.write_json(WRITE_FILE, found)
     for name, value in expected.items():
@@ -169,10 +291,8 @@ def _open_run(archive: Archive, endpoint: Endpoint) -> str:
 
 def read_mark(archive: Archive) -> str | None:
     """Return the mark of a run's directory; None if it is not there."""
-    try:
-        return str(archive.read_json(WRITE_FILE).get("mark"))
-    except FileNotFoundError:
-        return None
+    found = archive.find_json(WRITE_FILE)
+    return None if found is None else str(found.get("mark"))
 
 
 class RunOwner(NamedTuple):
@@ -183,11 +303,9 @@ class RunOwner(NamedTuple):
 
 
 def read_owner(archive: Archive) -> RunOwner:
+    found = archive.find_json(OWNER_FILE)
     try:
-        found = archive.read_json(OWNER_FILE)
-        return RunOwner(str(found["job"]), int(found["number"]))
-    except FileNotFoundError:
-        return RunOwner()
+        return RunOwner() if found is None else RunOwner(str(found["job"]), int(found["number"]))
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise archive.broken(OWNER_FILE, error) from error
 
@@ -201,11 +319,8 @@ def refuse_job(job: WriteJob, error: SbpairError) -> None:
 
 def read_refusal(job: WriteJob, archive: Archive) -> UsageError | None:
     """Return the error that a task of the job has recorded."""
-    try:
-        found = archive.read_json(_refusal_path(job))
-    except FileNotFoundError:
-        return None
-    return UsageError(str(found.get("error")), hint=str(found.get("hint")))
+    found = archive.find_json(_refusal_path(job))
+    return UsageError(str(found.get("error")), hint=str(found.get("hint"))) if found else None
 
 
 def _refusal_path(job: WriteJob) -> str:
@@ -217,15 +332,9 @@ def still_going(run: str) -> str:
 
 
 def wait_silent(
-    archive: Archive,
-    under: str,
-    message: str,
-    *,
-    but: str | None = None,
-    seconds: float = SILENT_SECONDS,
-    patience_seconds: float = 0.0,
+    archive: Archive, under: str, message: str, *, but: str | None = None, patience_seconds: float = 0.0
 ) -> None:
-    """Wait until no claim but those of one job has changed for so long, and remove them. No-op without a claim.
+    """Wait until no claim but those of one job has changed for SILENT_SECONDS, and remove them. No-op without a claim.
 
     Raises LeaseHeld if one changes, after `patience_seconds` in which its task may end.
     """
@@ -238,29 +347,17 @@ def wait_silent(
                     found[path] = archive.read(path)
         return found
 
-    before, began = claims(), time.monotonic()
-    changed_at = began
-    while before and time.monotonic() < changed_at + seconds:
-        time.sleep(POLL_SECONDS)
-        now = claims()
-        if any(before.get(path) != content for path, content in now.items()):
-            changed_at = time.monotonic()
-            if changed_at >= began + patience_seconds:
-                raise LeaseHeld(message, hint="wait for its end, or stop it; each run sends one job at a time")
-        before = now
-    for path in before:
+    error = LeaseHeld(message, hint="wait for its end, or stop it; each run sends one job at a time")
+    for path in wait_unchanged(claims, SILENT_SECONDS, error, patience_seconds=patience_seconds):
         archive.remove(path)
 
 
 async def _check_destination(endpoint: Endpoint, destination: str) -> None:
-    async with token_getter(Ends("write", endpoint, endpoint)) as get_token:
-        primary = RawPrimary(endpoint, get_token=get_token)
+    async with open_primary(RawPrimary, endpoint) as primary:
         try:
             await primary.ready(destination)
         except EntityMissing:
             raise missing_destination("option destination", destination, endpoint) from None
-        finally:
-            await primary.close()
 
 
 def missing_destination(place: str, destination: str, endpoint: Endpoint) -> UsageError:
@@ -282,3 +379,84 @@ def record_event(job: WriteJob, name: str, **facts: object) -> None:
     now_ms = int(time.time() * 1000)
     document = {"schema": EVENT_SCHEMA, "event": name, "time_ms": now_ms, "run": job.run, "job": job.job, **facts}
     job.open().write_json(f"{REPORT}/events/{now_ms}-{job.job}-{name}.json", document)
+
+
+def commit_job(job: WriteJob, parts: Iterable[WriteCounts], batch: int | None = None) -> dict[str, Any]:
+    """Count what the ledger has, and write the receipt. Raises if the counts differ, or messages were refused."""
+    counts = list(parts)
+    scope = counts[0].scope if counts else BATCH_SCOPE
+    archive = job.open()
+    under = f"{LEDGER}/{scope}"
+    paths = [path for path in archive.files(under) if path.removeprefix(f"{under}/").startswith(f"{job.job}.")]
+    with ThreadPoolExecutor(READERS) as readers:
+        acknowledged = sum(readers.map(archive.row_count, paths))
+    totals = {name: sum(getattr(each, name) for each in counts) for name in ("rows", "sent", "known", "retried")}
+    refused = sum(each.refused for each in counts)
+    reasons: Counter[str] = sum((Counter(each.reasons) for each in counts), Counter())
+    doubtful = _doubtful(archive, scope)
+    counted = totals["rows"] == totals["sent"] + totals["known"] + totals["retried"] + refused
+    receipt = {
+        "schema": RECEIPT_SCHEMA,
+        "run": job.run,
+        "job": job.job,
+        "batch": batch,
+        "rows": totals["rows"],
+        "acknowledged": acknowledged,
+        "acknowledged_before": totals["known"],
+        "refused": refused,
+        "balanced": counted and acknowledged >= totals["sent"] + totals["retried"],
+        "destinations": dict(sum((Counter(each.destinations) for each in counts), Counter())),
+        "reasons": dict(reasons),
+        "doubtful": doubtful[:MAX_DOUBTFUL],
+        "doubtful_total": len(doubtful),
+    }
+    archive.write_json(f"{REPORT}/{'receipt' if scope == BATCH_SCOPE else scope}.json", receipt)
+    archive.delete(CLAIMS, [path for path in archive.sizes(CLAIMS) if f"/{job.job}." in path])
+    if not receipt["balanced"]:
+        raise StateRefused(
+            f"run {job.run}: the ledger has {acknowledged} messages of this job, and its tasks {totals}",
+            hint=f"compare {archive.root}/{REPORT} with {archive.root}/{LEDGER}: files of it are missing",
+        )
+    if refused and not job.options.keep_refused:
+        reason = _first_reason(archive, job, scope)
+        raise ServiceRefused(
+            f"{refused} of {totals['rows']} messages were refused, and all others sent: {reason}",
+            hint=f"see {archive.root}/{QUARANTINE}; correct the rows and run {job.run} again, or add"
+            ' .option("refused", "quarantine")',
+        )
+    record_event(job, "job-committed", **{name: receipt[name] for name in ("batch", "rows", "acknowledged", "refused")})
+    return receipt
+
+
+def abort_job(job: WriteJob, ended_tasks: int = 0, batch: int | None = None) -> None:
+    """Record that a job failed. The ledger has the messages that its tasks sent. No-op for one that only checks."""
+    if job.checks_only:
+        return
+    record_event(job, "job-failed", batch=batch, ended_tasks=ended_tasks)
+
+
+def _first_reason(archive: Archive, job: WriteJob, scope: str) -> str:
+    """Return why the destination refused a message of this job."""
+    paths = (path for path in archive.files(f"{QUARANTINE}/{scope}") if f"/{job.job}." in path)
+    reasons = (archive.read_table(path, ["reason"]).column("reason")[0].as_py() for path in paths)
+    return str(next(reasons, "for an unknown reason"))
+
+
+def _doubtful(archive: Archive, scope: str) -> list[dict[str, object]]:
+    """Name the messages that may have been sent twice: without an answer, or held when a task was killed."""
+    held = defaultdict[tuple[int, int], set[str]](
+        set
+    )  # by number and content: without ids a retry has another message id
+    for key, attempts in held_by_attempts(archive).items():
+        if key[0] == scope:
+            held[key[1:3]] |= attempts
+    named = dict.fromkeys((key[3], destination) for key, destination, _ in _rows(archive, DOUBTFUL) if key[0] == scope)
+    for key, destination, attempt in _rows(archive, f"{LEDGER}/{scope}") if held else ():
+        if held.get(key[1:3], set()) - {attempt}:
+            named[key[3], destination] = None
+    return [{"message_id": message_id, "destination": destination} for message_id, destination in named]
+
+
+def _rows(archive: Archive, under: str) -> Iterator[tuple[Key, str | None, str]]:
+    for path in archive.files(under):
+        yield from keyed_rows(archive.read_table(path, [*KEY, "destination", "attempt"]), "destination", "attempt")

@@ -96,7 +96,7 @@ def test_the_command_has_all_settings_and_no_secret(words: list[str], package: P
 def test_an_archive_in_memory_is_warned_of(
     kind: str, warned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sbpair.replay.local_files.filesystem_type", lambda _path, _mounts: kind)
+    monkeypatch.setattr("sbpair.replay.archive.filesystem_type", lambda _path, _mounts: kind)
     for words in ([], ["--mode", "direct"]):
         done = sbpair("run", "--archive", str(tmp_path), *words, "--print-submit", home=java_in(tmp_path))
         assert done.returncode == 0

@@ -22,8 +22,7 @@ from sbpair.cli.report.plots import plots_of, timeline_rows, value_at
 from sbpair.cli.report.run_facts import RunReport, report_of
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.move.receipt import BackingOff, NamedMessage, RampRecord, RampState, RampStep, Tally
-from sbpair.replay.archive import Archive
-from sbpair.replay.checksums import files_of
+from sbpair.replay.archive import Archive, files_of
 from sbpair.runs.database import RunDatabase
 from sbpair.runs.run_log import MAX_DESTINATIONS, Figures, RunEntry, Sample, find_run, timeline_of
 from sbpair.testing import EmulatorThread

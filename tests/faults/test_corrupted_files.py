@@ -38,14 +38,13 @@ from sbpair.replay.archive_layout import (
     RUN_FILE,
     SEGMENTS,
 )
-from sbpair.replay.drain_task import load_accepted
-from sbpair.replay.gc import plan_gc
 from sbpair.replay.ledger import Entry, Key, Ledger, check_chunks, read_held
 from sbpair.replay.progress import run_status, run_summary
+from sbpair.replay.queue_task import load_accepted
 from sbpair.replay.run import ReplayOptions, ReplayRun, load_run, save_run
 from sbpair.replay.segment import SegmentReader
 from sbpair.replay.task_lease import end_detached_tasks
-from sbpair.replay.verify import check_acknowledged, check_segments, prove_run
+from sbpair.replay.verify import check_acknowledged, check_segments, plan_gc, prove_run
 from sbpair.runs.database import RunDatabase
 from sbpair.runs.journal import Journal
 from sbpair.runs.lease import FILE_NAME, Lease

@@ -20,7 +20,7 @@ from sbpair.doctor.machine import file_check, java_check
 from sbpair.errors import ExitCode, MachineLacks, PortInUse, SbpairError, UsageError
 from sbpair.operating_system import can_be_redrawn, end_of_input, file_lock, files, listen, require_posix, signals
 from sbpair.operating_system.signals import handlers_kept
-from sbpair.replay import local_files
+from sbpair.replay.archive import make_directories
 from sbpair.runs.lease import Lock, is_locked
 
 ROOT = Path(__file__).parents[2]
@@ -169,7 +169,7 @@ async def test_what_windows_lacks_is_said(tmp_path: Path) -> None:
         require_posix("a replay", "run it elsewhere")
     assert (refused.value.exit_code, refused.value.hint) == (ExitCode.MACHINE, "run it elsewhere")
     with pytest.raises(MachineLacks, match=r"^an archive on a disk of this machine needs Linux or macOS"):
-        local_files.make_directories(tmp_path, tmp_path / "segments")
+        make_directories(tmp_path, tmp_path / "segments")
     assert list(tmp_path.iterdir()) == []
     files.sync_directory(tmp_path / "missing")  # does nothing
     path = tmp_path / "config.toml"

@@ -1,4 +1,4 @@
-"""A standalone cluster on loopback: a master and workers, from the classes of the pip package."""
+"""Spark on loopback, from the classes of the pip package: a standalone cluster, and a Spark Connect server."""
 
 from __future__ import annotations
 
@@ -8,14 +8,64 @@ import re
 import signal
 import subprocess
 import sys
+import threading
+import time
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, TypeVar
 
-from tests.replay.process_output import ProcessOutput
+import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
+
+Found = TypeVar("Found")
+
+
+class ProcessOutput:
+    """The lines that a process and its children have written to a pipe. `ended` is whether all have closed it."""
+
+    def __init__(self, pipe: IO[str]) -> None:
+        self.lines: list[str] = []
+        self.ended = False
+        self._changed = threading.Condition()
+        threading.Thread(target=self._read, args=(pipe,), name="process output", daemon=True).start()
+
+    @property
+    def text(self) -> str:
+        return "".join(self.lines)
+
+    def find(self, match: Callable[[str], Found | None], seconds: float) -> Found:
+        """Wait for a line that matches, and return its match. Raises AssertionError at the end, or after `seconds`."""
+        limit = time.monotonic() + seconds
+        number, found = 0, None
+        while found is None:
+            with self._changed:
+                assert self._changed.wait_for(partial(self._is_known, number), limit - time.monotonic()), self.text
+            assert number < len(self.lines), self.text
+            found = match(self.lines[number])
+            number += 1
+        return found
+
+    def _is_known(self, number: int) -> bool:
+        """Return whether a line has been read, or never will be."""
+        return self.ended or number < len(self.lines)
+
+    def wait_end(self, seconds: float) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.ended, seconds), self.text
+
+    def _read(self, pipe: IO[str]) -> None:
+        with pipe:
+            for line in pipe:
+                with self._changed:
+                    self.lines.append(line)
+                    self._changed.notify_all()
+        with self._changed:
+            self.ended = True
+            self._changed.notify_all()
+
 
 MASTER, WORKER = "org.apache.spark.deploy.master.Master", "org.apache.spark.deploy.worker.Worker"
 REGISTERED = r"Successfully registered with master (\S+)"
@@ -120,3 +170,55 @@ def standalone(directory: Path, environment: Mapping[str, str], workers: int = 2
         yield cluster
     finally:
         cluster.stop()
+
+
+SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
+
+
+class ConnectServer:
+    """One that runs tasks itself. `process` is its Java."""
+
+    def __init__(self, environment: Mapping[str, str], port: int = 0, **settings: str) -> None:
+        import pyspark
+
+        home = Path(pyspark.__file__).parent
+        given = {
+            "spark.connect.grpc.binding.address": "127.0.0.1",
+            "spark.connect.grpc.binding.port": str(port),
+            "spark.ui.enabled": "false",
+            "spark.driver.extraJavaOptions": HASTY,
+            **settings,
+        }
+        conf = [word for name, value in given.items() for word in ("--conf", f"{name}={value}")]
+        own = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_HOME": str(home)}
+        self.process = subprocess.Popen(
+            [str(home / "bin" / "spark-submit"), "--class", SERVER, "--master", "local[2,4]", *conf],
+            env={**os.environ, **environment, **own},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+        assert self.process.stdout is not None
+        self._output = ProcessOutput(self.process.stdout)
+
+    def wait_started(self) -> str:
+        """Wait until the server accepts connections, and return its URL."""
+        found = self._output.find(lambda line: re.search(r"server started at: \S*:(\d+)", line), START_SECONDS)
+        return f"sc://127.0.0.1:{found[1]}"
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@contextmanager
+def connect_server(environment: Mapping[str, str], port: int = 0, **settings: str) -> Iterator[tuple[str, int]]:
+    """Start a server whose tasks have `environment`, and yield its URL and its process id."""
+    pytest.importorskip("grpc_status", reason="no client of Spark Connect: pip install 'pyspark[connect]'")
+    server = ConnectServer(environment, port, **settings)
+    try:
+        yield server.wait_started(), server.process.pid
+    finally:
+        server.stop()

@@ -125,10 +125,11 @@ def java_if_needed(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.fixture
-def place(monkeypatch: pytest.MonkeyPatch, java_if_needed: None) -> Iterator[World]:
-    """Yield two namespaces and two backlog queues, whose keys are in the environment."""
+def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, java_if_needed: None) -> Iterator[World]:
+    """Yield two namespaces and two backlog queues, or the WORLD of a module, whose keys are in the environment."""
     del java_if_needed
-    with exported(monkeypatch, queues=2) as made:
+    wanted = {"queues": 2, **getattr(request.module, "WORLD", {}), **getattr(request, "param", {})}
+    with exported(monkeypatch, **wanted) as made:
         yield made
 
 

@@ -18,12 +18,11 @@ from sbpair.amqp.message import Sections
 from sbpair.move.context import DEFAULT_BATCH_LIMITS
 from sbpair.replay.archive import Archive
 from sbpair.replay.archive_layout import DRAINED_FILE, LEDGER, SEGMENTS
-from sbpair.replay.direct_task import MAX_HELD
+from sbpair.replay.queue_task import MAX_HELD
 from sbpair.replay.send_task import MAX_CHUNK
 from tests.kit.processes import offspring, read
 from tests.kit.running import Running
-from tests.replay.cluster import HASTY, Cluster, standalone
-from tests.replay.process_output import ProcessOutput
+from tests.replay.cluster import HASTY, Cluster, ProcessOutput, standalone
 from tests.replay.world import World, shell
 
 if TYPE_CHECKING:

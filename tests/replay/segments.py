@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -20,6 +20,11 @@ def created(directory: Path | str, run: str = "r1") -> Archive:
     archive = Archive(str(directory), run)
     archive.create()
     return archive
+
+
+def rows_of(archive: Archive, kind: str) -> list[dict[str, Any]]:
+    """Return the rows of all files of a kind."""
+    return [row for path in archive.files(kind) for row in archive.read_table(path).to_pylist()]
 
 
 def write_segment(

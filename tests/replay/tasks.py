@@ -13,10 +13,11 @@ from sbpair.backlog import Aliases
 from sbpair.move.raw_source import RawSource
 from sbpair.replay.archive import Archive
 from sbpair.replay.archive_layout import DRAINED_FILE, KEY, SEGMENTS
-from sbpair.replay.drain_task import QueueDrain, count_remaining
-from sbpair.replay.run import ReplayOptions, ReplayRun, TaskJob, save_run
+from sbpair.replay.queue_task import QueueDrain, count_remaining
+from sbpair.replay.run import ReplayOptions, ReplayRun, save_run
 from sbpair.replay.send_task import send_batches
 from sbpair.replay.shard_plan import ORDER
+from sbpair.replay.spark_task import TaskJob
 from sbpair.replay.verify import verify
 from sbpair.runs.database import identity
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from sbpair.replay.proof import Proof
+    from sbpair.replay.outcomes import Proof
     from tests.replay.world import World
 
 QUICK = ReplayOptions(segment_messages=20, empty_seconds=0.05)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import threading
@@ -17,7 +16,6 @@ import pytest
 
 from sbpair import errors
 from sbpair.backlog import Aliases
-from sbpair.emulator.entities.description import QueueDescription
 from sbpair.move.message.dead_letters import dead_letter_path
 from sbpair.move.message.route import Facts, TimeToLive
 from sbpair.move.peek import locked
@@ -25,22 +23,22 @@ from sbpair.move.raw_source import RawReceivedMessage, RawSource
 from sbpair.replay import driver
 from sbpair.replay.archive import Archive
 from sbpair.replay.archive_layout import DOUBTFUL, HELD, LEDGER, QUARANTINE, STOP_FILE
-from sbpair.replay.direct_task import DirectMove, RecordedSource, _entries, accepted_by_dead_attempts
 from sbpair.replay.ledger import Entry, Ledger, read_held
 from sbpair.replay.progress import PhaseWatcher, ReplayPhase, run_action, run_status
-from sbpair.replay.run import DedupMode, ReplayMode, ReplayOptions, ReplayRun, TaskJob, save_run
-from sbpair.replay.selection import Selection
-from sbpair.replay.spark_task import task_queues
+from sbpair.replay.queue_task import DirectMove, RecordedSource, _entries, accepted_by_dead_attempts
+from sbpair.replay.run import DedupMode, ReplayMode, ReplayOptions, ReplayRun, Selection, save_run
+from sbpair.replay.spark_task import TaskJob, task_queues
 from sbpair.replay.task_lease import HeldLease
 from sbpair.replay.verify import prove_run, verify
 from sbpair.runs.database import identity
+from tests.replay.segments import rows_of
 from tests.replay.tasks import go_on_sending
 from tests.replay.world import HOUR_TICKS, World
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sbpair.replay.proof import Proof
+    from sbpair.replay.outcomes import Proof
 
 QUICK = ReplayOptions(mode=ReplayMode.DIRECT, empty_seconds=0.05)
 
@@ -80,7 +78,7 @@ def test_everything_arrives_once_and_is_in_the_ledger_and_no_body_is_kept(place:
 
 def test_the_receipt_has_received_and_in_doubt(place: World, tmp_path: Path) -> None:
     made = stranded(place, tmp_path, 2)
-    document = move(made).document(made.run)
+    document = move(made).document(made.run.options.mode)
     counts = {"mode": "direct", "archived": None, "unsent": None, "received": 2, "in_doubt": 0}
     assert {name: document[name] for name in counts} == counts
     none = dict.fromkeys(("expired", "quarantined", "deduplicated", "in_doubt"), 0)
@@ -152,21 +150,8 @@ def test_a_truncated_list_of_held_messages_does_not_prevent_a_resume(place: Worl
     assert (proof.acknowledged, proof.unreadable, place.left()) == (3, [path], 0)
 
 
-def test_a_truncated_ledger_chunk_does_not_prevent_a_resume(place: World, tmp_path: Path) -> None:
-    made = stranded(place, tmp_path, 3)
-    dead = Ledger(made.open(), made.run.shards, "dead")
-    first, second = keys(place)
-    dead.record_held([Entry(second, "orders")])
-    dead.write(LEDGER, 0, [Entry(key, "orders") for key in (first, second)])
-    [path] = made.open().files(LEDGER)
-    Path(made.open().root, path).write_bytes(Path(made.open().root, path).read_bytes()[:-9])
-    assert PhaseWatcher(made.open(), "move").sample().messages == 0
-    proof = move(made)
-    assert (proof.acknowledged, proof.unreadable, place.left()) == (3, [path], 0)
-    assert [each["message_id"] for each in proof.doubtful] == [second[3]]
-
-
-def test_any_truncation_of_an_unsynced_chunk_allows_a_resume(place: World, tmp_path: Path) -> None:
+@pytest.mark.parametrize("damaged", [lambda whole: whole[:-9], lambda whole: whole[:4] + bytes(200) + whole[204:]])
+def test_any_truncation_of_an_unsynced_chunk_allows_a_resume(place: World, tmp_path: Path, damaged: Any) -> None:
     """Its end may exist without its beginning; records of doubtful messages are no more durable."""
     made = stranded(place, tmp_path, 3)
     dead = Ledger(made.open(), made.run.shards, "dead", sync=False)
@@ -175,9 +160,9 @@ def test_any_truncation_of_an_unsynced_chunk_allows_a_resume(place: World, tmp_p
     dead.add_doubtful(Entry(second, "orders", "no answer"))
     dead.write(LEDGER, 0, [Entry(first, "orders")])
     [chunk], [doubts] = made.open().files(LEDGER), made.open().files(DOUBTFUL)
-    whole = Path(made.open().root, chunk).read_bytes()
-    Path(made.open().root, chunk).write_bytes(whole[:4] + bytes(200) + whole[204:])
+    Path(made.open().root, chunk).write_bytes(damaged(Path(made.open().root, chunk).read_bytes()))
     Path(made.open().root, doubts).write_bytes(b"")
+    assert PhaseWatcher(made.open(), "move").sample().messages == 0
     proof = move(made)
     assert (proof.acknowledged, sorted(proof.unreadable), place.left()) == (3, sorted([chunk, doubts]), 0)
     assert [each["message_id"] for each in proof.doubtful] == [first[3]]
@@ -360,46 +345,13 @@ def test_a_signal_stops_the_tasks_and_waits_for_them(place: World, tmp_path: Pat
 
 @pytest.mark.java
 @pytest.mark.slow
-def test_on_spark_it_is_stopped_resumed_and_done(place: World, tmp_path: Path, own_java: None) -> None:
-    del own_java
-    place.strand_many(200)
-    place.running.do(lambda: place.running.namespace.create_queue("later", QueueDescription()))
-    heard: list[Any] = []
-
-    def tell(event: Any) -> None:
-        heard.append(event)
-        for run in (tmp_path / "archive").iterdir() if place.ids() else ():
-            (run / STOP_FILE).touch()
-
-    first = driver.start_run(place.request(tmp_path), replace(QUICK, rate=40.0), place.queues, None, tell)
-    assert (first.stopped, first.proof.exit_code) == (True, 0)
-    assert 0 < len(place.ids()) < 200
-
-    result = driver.resume_run(place.request(tmp_path), first.run.id, lambda _event: None)
-    assert (result.proof.exit_code, result.proof.remaining_in_queues) == (0, {})
-    assert sorted(place.ids()) == sorted(place.sent)
-    document = json.loads(json.dumps(result.document()))
-    counts = {"mode": "direct", "archived": None, "received": 200, "acknowledged": 200}
-    assert {name: document[name] for name in counts} == counts
-    assert [event.name for event in heard if hasattr(event, "name")][:3] == ["check", "spark", "move"]
-
-    again = driver.resume_run(place.request(tmp_path), first.run.id, heard.append)
-    assert again.proof == result.proof
-    assert len(place.ids()) == 200
-
-
-@pytest.mark.java
-@pytest.mark.slow
-def test_on_spark_a_deleted_queue_leaves_the_records_of_the_others(
-    place: World, tmp_path: Path, own_java: None
-) -> None:
-    del own_java
+def test_on_spark_a_deleted_queue_leaves_the_records_of_the_others(place: World, tmp_path: Path) -> None:
     place.strand_many(20)
     gone = f"{place.queues[0]}0"
     with pytest.raises(errors.EntityMissing):
         driver.start_run(place.request(tmp_path), QUICK, [*place.queues, gone], None, lambda _event: None)
     [directory] = (tmp_path / "archive").iterdir()
     archive = Archive(str(directory.parent), directory.name)
-    accepted = [row["message_id"] for path in archive.files(LEDGER) for row in archive.read_table(path).to_pylist()]
+    accepted = [row["message_id"] for row in rows_of(archive, LEDGER)]
     assert sorted(accepted) == sorted(place.ids())
     assert len(accepted) + place.left() == 20

@@ -11,9 +11,9 @@ import pytest
 from sbpair import errors
 from sbpair.backlog import Aliases
 from sbpair.emulator.entities.rules import SqlRuleFilter, SubscriptionRule
-from sbpair.replay import direct_task, driver
+from sbpair.replay import driver, queue_task
 from sbpair.replay.archive import Archive
-from sbpair.replay.direct_task import DirectMove
+from sbpair.replay.queue_task import DirectMove
 from sbpair.replay.run import ReplayMode, ReplayOptions, load_run
 from sbpair.replay.verify import verify
 from tests.replay.tasks import job_of
@@ -101,7 +101,7 @@ def test_a_direct_task_leaves_in_its_queue_what_a_topic_would_discard(
     sent: int,
     notes: list[str],
 ) -> None:
-    monkeypatch.setattr(direct_task, "MAX_DESTINATION_FAILURES", 1)
+    monkeypatch.setattr(queue_task, "MAX_DESTINATION_FAILURES", 1)
     topic(place, "events", *filters)
     strand(place, range(10), "events", "orders")
     made = job_of(place, tmp_path, mode=ReplayMode.DIRECT, max_discard=limit)

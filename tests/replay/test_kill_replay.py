@@ -1,10 +1,12 @@
-"""`kill -9` of each process of a replay, once a phase has written some files; then a count.
+"""`kill -9` of each process of a replay, and faults of its connections, once a phase has written some files.
 
+Then all is counted.
 It uses a standalone cluster on loopback, two workers of one core, and an archive directory that both see.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -144,3 +146,47 @@ def strike(whom: Kill, phase: str, place: World, ground: Ground, running: Replay
             end(pid)
         assert running.is_in(phase, MESSAGES), "the kill came too late to prove anything"
     all_end([*victims, *orphans])
+
+
+WANTED = {
+    # The connections that there are, and the first ones that are made in their place.
+    "reset": {"count": 3},
+    "drop": {"count": 3},
+    "throttle": {"count": 3},
+    # Silent until they are given up, a minute later.
+    "stall": {"count": 2},
+    # Accepted without an answer, which is awaited as long.
+    "swallow-acks": {"count": 3},
+}
+STRUCK = {
+    "breaks": [
+        *(("drain", 2, "reset"), ("drain", 6, "drop"), ("drain", 10, "detach")),
+        ("plan", 0, "reset"),
+        *(("send", 1, "reset"), ("send", 3, "drop"), ("send", 5, "detach"), ("send", 7, "throttle")),
+    ],
+    "silence while draining": [("drain", 4, "stall")],
+    "silence while sending": [("send", 2, "stall")],
+    "sends without an answer": [("send", 2, "swallow-acks")],
+}
+"""What strikes in which phase, once so many files are there."""
+
+
+@pytest.mark.parametrize("struck", STRUCK.values(), ids=STRUCK)
+def test_connection_faults_in_each_phase_lose_nothing(
+    struck: list[tuple[str, int, str]], ground: Ground, tmp_path: Path
+) -> None:
+    place, request = ground.world(), ground.request()
+    place.strand_many(MESSAGES)
+    with contextlib.ExitStack() as faults, replay(place, tmp_path, request=request) as running:
+        faults.enter_context(place.during("latency", OTHER, ms=LATENCY_MS))
+        for phase, files, kind in struck:
+            running.until(phase, files)
+            faults.enter_context(place.during(kind, PHASES[phase], **WANTED.get(kind, {})))
+            assert running.is_in(phase, MESSAGES), "the fault came too late to prove anything"
+        receipt = running.receipt()
+    assert receipt is not None, "it goes on by itself"
+    if receipt["unsent"] or place.left():
+        with replay(place, tmp_path, request=request, resume=running.run) as again:
+            receipt = again.receipt()
+        assert receipt is not None
+    nothing_is_lost(place, receipt)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,14 +17,14 @@ from sbpair.move.peek.locked import ASSUMED_LOCK_SECONDS, MAX_LOCK_SECONDS
 from sbpair.replay import driver
 from sbpair.replay.archive import Archive
 from sbpair.replay.archive_layout import SEGMENTS, STOP_FILE
-from sbpair.replay.direct_task import DirectMove
-from sbpair.replay.drain_task import QueueDrain
 from sbpair.replay.progress import LocksFound
+from sbpair.replay.queue_task import DirectMove, QueueDrain
 from sbpair.replay.run import ReplayMode, ReplayOptions
 from tests.kit.waiting import until
+from tests.replay.segments import rows_of
 from tests.replay.tasks import drain, job_of, proof_of, send, stranded
 from tests.replay.test_tasks import after_the_first
-from tests.replay.world import OTHER, World, exported
+from tests.replay.world import OTHER, World
 
 if TYPE_CHECKING:
     from sbpair.replay.spark_task import TaskCounts
@@ -34,14 +33,7 @@ QUICK = ReplayOptions(empty_seconds=0.1)
 MODES = pytest.mark.parametrize("mode", [ReplayMode.ARCHIVE, pytest.param(ReplayMode.DIRECT, marks=pytest.mark.slow)])
 MESSAGES = 60
 LOCK_SECONDS = 300  # longer than Spark takes to start
-
-
-@pytest.fixture
-def place(monkeypatch: pytest.MonkeyPatch, java_if_needed: None) -> Iterator[World]:
-    """Yield two namespaces and two backlog queues with long locks."""
-    del java_if_needed
-    with exported(monkeypatch, queues=2, lock_seconds=LOCK_SECONDS) as made:
-        yield made
+WORLD = {"lock_seconds": LOCK_SECONDS}
 
 
 def lock(place: World, count: int) -> None:
@@ -184,7 +176,7 @@ def test_a_segment_keeps_a_senders_delivery_annotations(place: World, tmp_path: 
     job = job_of(place, tmp_path)
     drain(job)
     archive = job.open()
-    rows = [row for path in archive.files(SEGMENTS) for row in archive.read_table(path).to_pylist()]
+    rows = rows_of(archive, SEGMENTS)
     kept = {row["message_id"]: Sections.split(row["message"]).delivery_annotations for row in rows}
     assert kept == {"plain": b"", "annotated": hop}
     send(job)

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sbpair import errors
-from sbpair.replay import driver, gc
+from sbpair.replay import driver
 from sbpair.replay import run as runs
 from sbpair.replay.archive import Archive
 from sbpair.replay.archive_layout import DRAINED_FILE, LEDGER, RECEIPT_FILE, SEGMENTS
 from sbpair.replay.run import ReplayOptions
-from sbpair.replay.verify import verify
+from sbpair.replay.verify import plan_gc, remove_messages, verify
 from tests.replay.object_store import Store, running
 from tests.replay.test_archive import RUN, end, key, put
 from tests.replay.world import HASTY, World
@@ -75,9 +75,9 @@ def test_a_run_is_stored_proved_and_removed_there(store: Store) -> None:
 
 def a_finished_run_is_removed(archive: Archive, store: Store) -> None:
     archive.write_json(RECEIPT_FILE, {"balanced": True})
-    planned = gc.plan_gc(archive, unsent=False)
+    planned = plan_gc(archive, unsent=False)
     assert planned.files == 6
-    gc.remove_messages(archive, planned)
+    remove_messages(archive, planned)
     left = {name.removeprefix("bucket/backlog/r1/") for name, data in store.objects.items() if data}
     assert left == {"run.json", "report/drained.json", "report/receipt.json", "report/removed.json"}
 
@@ -89,15 +89,6 @@ def test_a_failing_store_is_reported_and_has_no_partial_file(store: Store) -> No
     with pytest.raises(errors.MachineLacks, match="cannot be used"):
         put(archive, "one", key(0))
     assert archive.files(SEGMENTS) == []
-
-
-def test_a_truncated_object_is_refused_by_name(store: Store) -> None:
-    archive = opened()
-    put(archive, "one", key(0))
-    [name] = [name for name in store.objects if name.endswith("one.parquet")]
-    store.objects[name] = store.objects[name][:-9]
-    with pytest.raises(errors.StateRefused, match=r"one\.parquet is broken"):
-        verify(archive, RUN)
 
 
 def test_an_empty_object_is_ignored(store: Store) -> None:
@@ -132,6 +123,6 @@ def test_nothing_is_received_unless_spark_can_read_the_store(store: Store, place
     able = replace(request, archive=BUCKET, settings={**HASTY, **COPIES, **link})
     result = driver.start_run(able, QUICK, place.queues, 4, lambda _event: None)
     assert result.proof.balanced
-    assert (result.proof.acknowledged, place.left(), place.altered()) == (40, 0, [])
-    assert sorted(place.ids()) == sorted(place.sent)
+    assert result.proof.acknowledged == 40
+    place.check_arrived()
     assert any(f"/{SEGMENTS}/" in name for name in store.puts)

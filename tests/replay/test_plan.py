@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from sbpair.move.message.route import Expire, Facts, TimeToLive, route
 from sbpair.replay import shard_plan
 from sbpair.replay.archive_layout import KEY_IN_SPARK
-from sbpair.replay.run import DedupMode, ReplayOptions, ReplayRun
-from sbpair.replay.selection import EVERYTHING, Selection
+from sbpair.replay.run import EVERYTHING, DedupMode, ReplayOptions, ReplayRun, Selection
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

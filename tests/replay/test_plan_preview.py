@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from sbpair import errors
 from sbpair.model.message_key import message_key
 from sbpair.move.message.route import Facts, Send, route
-from sbpair.replay import plan_preview
-from sbpair.replay.plan_preview import PlanPreview, normalize_destinations
+from sbpair.replay import outcomes as outcome
+from sbpair.replay.outcomes import PlanPreview, normalize_destinations
 
 facts = st.builds(
     Facts,
@@ -36,22 +36,22 @@ def test_each_message_is_counted_as_a_run_would_end_it(messages: list[Facts], on
     named_ones = [place for place in places if place[1]]
     assert sum(n for (_, again), n in outcomes.items() if again) == len(named_ones) - len(set(named_ones))
     left = [message for message in messages if chosen and (message.path or "").lower() != "orders"]
-    assert sum(n for (fate, _), n in outcomes.items() if fate == plan_preview.UNSENT) == len(left)
+    assert sum(n for (fate, _), n in outcomes.items() if fate == outcome.UNSENT) == len(left)
     ours = [place for place in named_ones if not chosen or place[0] == "orders"]
-    assert outcomes[plan_preview.DEDUPLICATED, True] == (len(ours) - len(set(ours)) if once else 0)
+    assert outcomes[outcome.DEDUPLICATED, True] == (len(ours) - len(set(ours)) if once else 0)
 
 
 def test_accepted_messages_match_by_all_five_parts_of_their_key() -> None:
     known = Facts("q/0", 1, 2, "a", "orders")
     preview = PlanPreview("dr", dedup=True, accepted=[message_key("dr", known)])
-    assert preview(known, route(known)) == (plan_preview.ALREADY_SENT, False)
+    assert preview(known, route(known)) == (outcome.ALREADY_SENT, False)
     for change in ({"queue": "q/1"}, {"sequence_number": 9}, {"enqueued_at": 9}, {"message_id": "c"}):
         other = known._replace(**change)
-        assert preview(other, route(other))[0] != plan_preview.ALREADY_SENT
+        assert preview(other, route(other))[0] != outcome.ALREADY_SENT
 
 
 def test_it_reports_that_message_ids_overflowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_preview, "MAX_REMEMBERED", 1)
+    monkeypatch.setattr(outcome, "MAX_REMEMBERED", 1)
     preview = PlanPreview("dr", dedup=False)
     for name in "abb":
         message = Facts("q/0", 1, 2, name, "orders")

@@ -18,8 +18,7 @@ from sbpair.replay import driver
 from sbpair.replay.archive import Archive
 from sbpair.replay.archive_layout import DEDUPLICATED, LEDGER, SEGMENT, SEGMENTS
 from sbpair.replay.progress import ReplayPhase
-from sbpair.replay.run import DedupMode, ReplayOptions, load_run
-from sbpair.replay.selection import Selection
+from sbpair.replay.run import DedupMode, ReplayOptions, Selection, load_run
 from sbpair.replay.verify import verify
 from tests.replay.world import HOUR_TICKS, World
 

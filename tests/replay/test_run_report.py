@@ -33,7 +33,7 @@ def test_the_last_figures_are_written_before_the_end_of_the_run(
             tell(PhaseProgress("drain", messages, 1))
         raise errors.Unreachable("it is away")
 
-    monkeypatch.setattr(driver, "_run", fail)
+    monkeypatch.setattr(driver.Driver, "act", fail)
     request = place.request(tmp_path)
     with pytest.raises(errors.Unreachable):
         driver.start_run(request, ReplayOptions(), place.queues, 4, lambda _event: None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from functools import partial
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
@@ -17,27 +17,24 @@ from hypothesis import strategies as st
 from sbpair import errors
 from sbpair.move.message.route import Facts
 from sbpair.move.raw_source import RawReceivedMessage
+from sbpair.replay import segment as segment_module
 from sbpair.replay.archive import Archive
-from sbpair.replay.archive_layout import SEGMENT, SEGMENTS
-from sbpair.replay.segment import MAX_PARTS, Segment
+from sbpair.replay.archive_layout import SEGMENT, SEGMENTS, segment_path
+from sbpair.replay.segment import MAX_PARTS, LruCache, RowPosition, Segment, SegmentReader
 from sbpair.replay.shard_plan import shard_of
-from tests.replay.segments import created
+from tests.replay.segments import created, write_segment
 from tests.replay.tasks import drain, proof_of, send, stranded
-from tests.replay.world import World, exported
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Sequence
+
+    from sbpair.replay.ledger import Key
+    from tests.replay.world import World
 
 QUEUE = "contoso/x-servicebus-transfer/0"
 MESSAGES, A_SEGMENT = 100, 20
+WORLD = {"queues": 1}
 PATIENCE_SECONDS = 20.0
-
-
-@pytest.fixture
-def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    with exported(monkeypatch, queues=1) as made:
-        yield made
 
 
 def arrival(number: int) -> RawReceivedMessage:
@@ -87,11 +84,14 @@ def test_any_grouping_keeps_the_rows(comings: list[tuple[int, bool]], shards: in
     assert len(segment.written) == len(segment) == total
 
 
-def stored(directory: Path, shards: int, arrivals: list[RawReceivedMessage], **options: int) -> pq.ParquetFile:
+def stored(directory: Path, shards: int, arrivals: list[RawReceivedMessage], **limits: int) -> pq.ParquetFile:
     archive = created(directory)
-    segment = Segment(QUEUE, archive.new_table(SEGMENT, shards, large=True), shards, **options)
+    segment = Segment(QUEUE, archive.new_table(SEGMENT, shards, large=True), shards)
     segment.add(arrivals, 1.0)
-    segment.write_groups()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in limits.items():
+            patch.setattr(segment_module, name, value)
+        segment.write_groups()
     archive.put(segment.path, segment.file)
     return archive.parquet(segment.path)
 
@@ -99,7 +99,7 @@ def stored(directory: Path, shards: int, arrivals: list[RawReceivedMessage], **o
 @pytest.mark.parametrize("shards", [1, 8, 2 * MAX_PARTS])
 def test_rows_of_a_shard_are_together_in_order_of_arrival(shards: int, tmp_path: Path) -> None:
     """A row group has as few shards as possible: a task reads few messages of others."""
-    file = stored(tmp_path, shards, [arrival(number) for number in range(1_000)], min_part_bytes=1)
+    file = stored(tmp_path, shards, [arrival(number) for number in range(1_000)], MIN_PART_BYTES=1)
     groups = [file.read_row_group(number) for number in range(file.num_row_groups)]
     assert len(groups) == min(shards, MAX_PARTS)
     seen: list[int] = []
@@ -120,7 +120,7 @@ def test_a_group_is_bounded_if_one_session_has_all_messages(shards: int, tmp_pat
     for each in arrivals:
         each.facts = each.facts._replace(session_id="hot", path="orders")
     sizes = [each.facts.size for each in arrivals]
-    file, start = stored(tmp_path, shards, arrivals, part_bytes=1_000), 0
+    file, start = stored(tmp_path, shards, arrivals, PART_BYTES=1_000), 0
     assert file.read(["sequence_number"])["sequence_number"].to_pylist() == list(range(400))
     for number in range(file.num_row_groups):
         count = file.metadata.row_group(number).num_rows
@@ -136,7 +136,8 @@ def test_few_small_messages_are_one_group_for_any_shard_count(tmp_path: Path) ->
 
 def test_a_failed_group_does_not_count_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     archive = created(tmp_path)
-    segment = Segment(QUEUE, archive.new_table(SEGMENT, 8, large=True), 8, min_part_bytes=1)
+    monkeypatch.setattr(segment_module, "MIN_PART_BYTES", 1)
+    segment = Segment(QUEUE, archive.new_table(SEGMENT, 8, large=True), 8)
     segment.add([arrival(number) for number in range(100)], 1.0)
     segment.write_groups()
     segment.add([arrival(number) for number in range(100, 200)], 1.0)
@@ -199,8 +200,8 @@ def test_the_next_segment_is_received_while_one_is_stored(
 
 
 def test_a_drain_writes_groups_while_it_receives(place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sbpair.replay.drain_task.Segment", partial(Segment, part_bytes=1))
-    monkeypatch.setattr("sbpair.replay.drain_task.MAX_RECEIVE", 10)
+    monkeypatch.setattr(segment_module, "PART_BYTES", 1)
+    monkeypatch.setattr("sbpair.replay.queue_task.MAX_RECEIVE", 10)
     job = stranded(place, tmp_path, MESSAGES, segment_messages=MESSAGES)
     drain(job)
     [path] = job.open().files(SEGMENTS)
@@ -220,3 +221,130 @@ def test_after_a_failed_segment_nothing_more_is_stored_or_settled(
     assert stores.overlapped
     assert job.open().files(SEGMENTS) == []
     assert place.left() == MESSAGES
+
+
+QUEUES = ("contoso/x-servicebus-transfer/0", "contoso/x-servicebus-transfer/1")
+ROWS = 30
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Archive:
+    return filled(tmp_path)
+
+
+def filled(directory: Path, *, group: int = 7) -> Archive:
+    """Write two segments for each queue; rows are numbered through all of them, from 0."""
+    archive = created(directory)
+    for index in range(4):
+        numbers = range(ROWS * index, ROWS * (index + 1))
+        write_segment(archive, f"s{index}", [*map(key, numbers)], [*map(message, numbers)], group=group)
+    return archive
+
+
+def message(number: int) -> bytes:
+    return b"message %d " % number * (number % 5)
+
+
+def key(number: int) -> Key:
+    return QUEUES[number // ROWS % 2], number, 1_000 + number, None if number % 3 else f"m{number}"
+
+
+def position(number: int) -> RowPosition:
+    return f"s{number // ROWS}", number % ROWS
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    wanted=st.lists(st.lists(st.integers(0, 4 * ROWS - 1), max_size=40), max_size=6),
+    group=st.sampled_from([1, 7, ROWS]),
+    files=st.sampled_from([1, 2, 64]),
+    held=st.sampled_from([0, 500, 10**6]),
+)
+def test_each_message_belongs_to_its_row_at_any_cache_size(
+    wanted: Sequence[Sequence[int]], group: int, files: int, held: int
+) -> None:
+    with TemporaryDirectory() as directory:
+        reader = SegmentReader(filled(Path(directory), group=group), max_files=files, groups_bytes=held)
+        for numbers in wanted:
+            assert reader.read([*map(position, numbers)]) == [(key(number), message(number)) for number in numbers]
+
+
+def test_a_row_group_is_read_once(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Any] = []
+    monkeypatch.setattr(
+        SegmentReader,
+        "_read_group",
+        lambda reader, which, real=SegmentReader._read_group: read.append(which) or real(reader, which),
+    )
+    reader = SegmentReader(archive)
+    for number in range(ROWS):
+        reader.read([position(number), position(ROWS + number)])
+    assert len(read) == len(set(read)) == 2 * 5
+
+
+def test_a_row_group_is_released_once_all_its_rows_are_read(archive: Archive) -> None:
+    reader = SegmentReader(archive)
+    reader.read([position(number) for number in range(6)])
+    assert [*reader._groups._held] == [("s0", 0)]
+    reader.read([position(6), position(7)])
+    assert [*reader._groups._held] == [("s0", 1)]
+
+
+@pytest.mark.parametrize(
+    ("missing", "why"), [(("s0", ROWS), "it has fewer rows than were planned"), (("s4", 0), "it is missing")]
+)
+def test_a_missing_row_is_refused_by_the_name_of_its_segment(archive: Archive, missing: RowPosition, why: str) -> None:
+    with pytest.raises(errors.StateRefused, match=f"{missing[0]}.*{why}"):
+        SegmentReader(archive).read([position(0), missing])
+
+
+def test_a_removed_segment_is_refused(archive: Archive) -> None:
+    reader = SegmentReader(archive)
+    archive.remove(segment_path(QUEUES[0], "s0"))
+    with pytest.raises(errors.StateRefused, match=r"s0\.parquet is broken"):
+        reader.read([position(0)])
+
+
+def test_a_segment_of_another_run_is_not_read(archive: Archive) -> None:
+    other = created(archive.url, "r2")
+    write_segment(other, "s0", [key(0)], [message(0)])
+    path = segment_path(QUEUES[0], "s0")
+    archive.write(path, other.read(path))
+    with pytest.raises(errors.StateRefused, match=r"s0\.parquet is broken: it belongs to another run"):
+        SegmentReader(archive).read([position(0)])
+
+
+@pytest.mark.parametrize("left", [0, 3, 300])
+def test_a_segment_truncated_after_planning_is_refused(archive: Archive, left: int) -> None:
+    path = Path(archive.root, segment_path(QUEUES[0], "s0"))
+    path.write_bytes(path.read_bytes()[:left])
+    with pytest.raises(errors.StateRefused, match=r"s0\.parquet is broken"):
+        SegmentReader(archive).read([position(0)])
+
+
+def test_a_corrupted_message_is_refused(archive: Archive) -> None:
+    path = Path(archive.root, segment_path(QUEUES[0], "s0"))
+    chunk = archive.parquet(segment_path(QUEUES[0], "s0")).metadata.row_group(1).column(15)
+    assert chunk.path_in_schema == "message"
+    data = bytearray(path.read_bytes())
+    data[chunk.data_page_offset + chunk.total_compressed_size - 2] ^= 1
+    path.write_bytes(data)
+    reader = SegmentReader(archive)
+    assert reader.read([position(0)]) == [(key(0), message(0))]
+    with pytest.raises(errors.StateRefused, match=r"s0\.parquet is broken"):
+        reader.read([position(8)])
+
+
+def test_the_cache_holds_as_much_as_its_limit() -> None:
+    made: list[int] = []
+
+    def make(size: int) -> int:
+        made.append(size)
+        return size
+
+    latest = LruCache(make, 10, lambda size: size)
+    assert latest[7] == 7
+    del latest[7]
+    made.clear()
+    assert [latest[size] for size in (4, 5, 4, 3, 4, 5, 20, 4, 20)] == [4, 5, 4, 3, 4, 5, 20, 4, 20]
+    assert made == [4, 5, 3, 5, 20, 4, 20]

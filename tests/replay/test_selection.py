@@ -12,11 +12,11 @@ import pytest
 from sbpair import errors
 from sbpair.backlog import Aliases
 from sbpair.move.message import dead_letters
-from sbpair.replay import driver, phases, selection, spark
+from sbpair.replay import driver, phases, shard_plan, spark
 from sbpair.replay.archive import Archive
 from sbpair.replay.archive_layout import QUARANTINE, SEGMENTS
-from sbpair.replay.run import DedupMode, ReplayOptions
-from sbpair.replay.selection import EVERYTHING, Selection
+from sbpair.replay.run import EVERYTHING, DedupMode, ReplayOptions, Selection
+from tests.replay.segments import rows_of
 from tests.replay.world import HASTY, HOUR_TICKS, World
 
 if TYPE_CHECKING:
@@ -104,11 +104,11 @@ def strand(place: World) -> None:
 def test_a_condition_is_accepted_or_refused_with_a_reason(capfd: pytest.CaptureFixture[str]) -> None:
     with spark.spark_session("local[2,4]", HASTY) as session:
         for where in TAKEN:
-            selection.check_selection(session, Selection((), where))
+            shard_plan.check_selection(session, Selection((), where))
         capfd.readouterr()
         for where, reason in REFUSED.items():
             with pytest.raises(errors.UsageError) as refused:
-                selection.check_selection(session, Selection((), where))
+                shard_plan.check_selection(session, Selection((), where))
             assert reason in refused.value.message or IN_3_5.get(where, reason) in refused.value.message, where
             assert not re.search(r"\bpos \d", refused.value.message), "a position in generated SQL"
             assert "\n" not in refused.value.message
@@ -134,7 +134,7 @@ def a_refused_selection_receives_nothing(place: World, tmp_path: Path) -> None:
 
 
 def the_archive_has_the_dead_letter_reason(archive: Archive) -> None:
-    rows = [row for path in archive.files(SEGMENTS) for row in archive.read_table(path).to_pylist()]
+    rows = rows_of(archive, SEGMENTS)
     why = {row["message_id"]: (row["dead_letter_reason"], row["dead_letter_description"]) for row in rows}
     assert why["buried"] == ("DestinationNotFound", "there is no orders")
     assert why["m0"] == (None, None)
@@ -165,7 +165,7 @@ def resume_all_sends_everything_else(place: World, tmp_path: Path, archive: Arch
     assert sorted(place.ids()) == ["buried", "m0", "m1", "m2", "m3", "twin"]
     # What still can go nowhere is in the archive, and in no dead-letter queue again.
     assert place.left() == 0
-    kept = [row for path in archive.files(QUARANTINE) for row in archive.read_table(path).to_pylist()]
+    kept = rows_of(archive, QUARANTINE)
     assert sorted(row["message_id"] for row in kept) == ["lost", "nowhere"]
     assert all(row["message_id"].encode() in row["message"] for row in kept)
 
@@ -192,7 +192,7 @@ def test_order_none_with_duplicates_and_a_missing_destination(place: World, tmp_
     flows = archive.read_json("report/plan.json")["flows"]
     assert sum(flow["duplicates"] for flow in flows) == 1
     assert {flow["verdict"] for flow in flows} == {"send"}
-    [homeless] = [row for path in archive.files(QUARANTINE) for row in archive.read_table(path).to_pylist()]
+    [homeless] = rows_of(archive, QUARANTINE)
     assert (homeless["message_id"], homeless["destination"]) == ("homeless", "not-there")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -13,7 +14,9 @@ import pytest
 from py4j.protocol import Py4JNetworkError
 
 from sbpair import errors
-from sbpair.replay import pyspark_daemon, selection, spark
+from sbpair.cli import logs
+from sbpair.cli.options.common import Display
+from sbpair.replay import java, pyspark_daemon, shard_plan, spark
 from sbpair.replay.archive import Archive
 from tests.kit.processes import offspring, read
 from tests.replay.replays import pointed
@@ -97,7 +100,7 @@ def test_a_failure_of_spark_has_its_reason_and_the_command_to_continue(tmp_path:
     ],
 )
 def test_a_sql_error_has_no_class_and_no_position(text: str) -> None:
-    assert selection.sql_message(RuntimeError(text)) == "It is malformed."
+    assert shard_plan.sql_message(RuntimeError(text)) == "It is malformed."
 
 
 def test_a_worker_imports_pyspark_from_files_before_the_zip() -> None:
@@ -180,3 +183,48 @@ def test_a_bad_master_is_reported_and_default_speculation_is_overruled(
     with spark.spark_session("local[1]", HASTY) as session:
         conf = session.sparkContext.getConf()
         assert (conf.get("spark.speculation"), conf.get("spark.speculation.quantile")) == ("false", "0.5")
+
+
+@pytest.mark.parametrize(
+    ("line", "level"),
+    [
+        ("WARNING: Using incubator modules: jdk.incubator.vector", logging.DEBUG),
+        ("WARNING: A terminally deprecated method was called", logging.WARNING),
+        ("ERROR TaskSetManager: Task 0 failed", logging.ERROR),
+        ("26/11/22 17:00:00 INFO SparkContext: Running", logging.INFO),
+        ("26/11/22 17:00:00 WARN NativeCodeLoader: none", logging.WARNING),
+        ("26/11/22 17:00:00 TRACE X: y", logging.DEBUG),
+        ("\tat java.base/java.lang.Thread.run(Thread.java:840)", logging.WARNING),
+    ],
+)
+def test_a_line_has_the_level_that_it_names(line: str, level: int) -> None:
+    assert java.level_of(line) == level
+
+
+def test_the_lines_of_a_child_are_logged_and_its_noise_is_not_shown(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="spark")
+    program = "import sys; sys.stderr.write('WARNING: Using incubator modules: x\\n\\nERROR Task: failed\\nlast')"
+    with java.logged_stderr() as descriptor:
+        subprocess.run([sys.executable, "-c", program], stderr=descriptor, check=True)
+        reader = next(each for each in java.threading.enumerate() if each.name == "java output")
+    reader.join(10)
+    assert [(each.levelname, each.getMessage()) for each in caplog.records] == [
+        ("ERROR", "ERROR Task: failed"),
+        ("WARNING", "last"),
+    ]
+
+
+@pytest.mark.parametrize(("verbose", "shown"), [(0, 0), (1, 1)])
+def test_what_py4j_logs_of_an_interrupt_needs_verbose(
+    verbose: int, shown: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = logging.root.handlers[:]
+    try:
+        logs.start(Display(verbose=verbose))
+        logging.error("KeyboardInterrupt while sending command.")  # noqa: LOG015  as Py4J does
+        logging.getLogger("sbpair").warning("the run goes on")
+    finally:
+        logging.root.handlers[:] = before
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 + shown
+    assert lines[-1].endswith("the run goes on")

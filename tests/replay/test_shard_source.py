@@ -18,10 +18,15 @@ from hypothesis import strategies as st
 from sbpair import errors
 from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
 from sbpair.backlog import Aliases, write_aliases
-from sbpair.replay import send_task
+from sbpair.model.pair import Endpoint, Identity
+from sbpair.replay import ledger as ledger_module
+from sbpair.replay import send_task, spark_task
 from sbpair.replay.archive_layout import DEDUPLICATED, HELD, LEDGER, QUARANTINE, STOP_FILE
 from sbpair.replay.ledger import Entry, Key, Ledger, read_held, table_keys
-from sbpair.replay.send_task import COLUMNS, ShardReader, ShardSource
+from sbpair.replay.run import NamespaceAccess, ReplayOptions, ReplayRun
+from sbpair.replay.send_task import COLUMNS, ShardReader, ShardSource, mark_deduplicated
+from sbpair.replay.shard_plan import DUPLICATE_COLUMNS
+from sbpair.replay.spark_task import TaskJob
 from tests.replay.segments import created, write_segment
 
 if TYPE_CHECKING:
@@ -66,11 +71,11 @@ def archive(tmp_path: Path) -> Archive:
     return created(tmp_path)
 
 
-def source(archive: Archive, count: int, **options: Any) -> ShardSource:
+def source(archive: Archive, count: int) -> ShardSource:
     # It looks for the segments before it looks at the rows.
     rows = list(batches(archive, count))
     ledger = Ledger(archive, SHARDS)
-    return ShardSource(ShardReader(iter(rows), archive, ledger), archive, ledger, **options)
+    return ShardSource(ShardReader(iter(rows), archive, ledger), archive, ledger)
 
 
 async def all_of(made: ShardSource, limit: int = 5) -> list[Any]:
@@ -87,7 +92,7 @@ async def test_held_and_accepted_messages_are_in_a_file_at_every_moment(seed: in
 
     async def play(archive: Archive) -> None:
         random = Random(seed)
-        made = source(archive, 12, max_chunk=chunk, chunk_seconds=seconds)
+        made = source(archive, 12)
         hands, accepted, taken = list[Any](), set[Key](), 0
         while not made.ended or hands:
             if not made.ended and random.random() < 0.5:
@@ -106,21 +111,10 @@ async def test_held_and_accepted_messages_are_in_a_file_at_every_moment(seed: in
         assert sorted(written(archive, LEDGER)) == [key(number) for number in range(12)]
         assert (taken, archive.files(HELD)) == (12, [])
 
-    with TemporaryDirectory() as directory:
+    with TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(send_task, "MAX_CHUNK", chunk)
+        patch.setattr(send_task, "CHUNK_SECONDS", seconds)
         await play(created(Path(directory)))
-
-
-def test_a_file_of_held_messages_stays_until_none_is_held(archive: Archive) -> None:
-    ledger = Ledger(archive, SHARDS, max_held_per_file=3)
-    ledger.hold({name: Entry(key(name), "orders") for name in (0, 1)})
-    ledger.release([0, 1])
-    ledger.hold({2: Entry(key(2), "orders")})
-    assert len(archive.files(HELD)) == 1
-    ledger.hold({3: Entry(key(3), "orders")})
-    assert sorted(written(archive, HELD)) == [key(0), key(1), key(2), key(3)]
-    ledger.release([2, "never taken", 2])
-    ledger.hold({4: Entry(key(4), "orders")})
-    assert sorted(written(archive, HELD)) == [key(3), key(4)]
 
 
 @settings(max_examples=30, deadline=None)
@@ -133,9 +127,10 @@ def test_a_file_of_held_messages_stays_until_none_is_held(archive: Archive) -> N
 def test_every_held_message_is_recorded_and_few_others(
     takes: list[int], chance: Random, max_reported: int, at_the_end: int
 ) -> None:
-    with TemporaryDirectory() as directory:
+    with TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ledger_module, "MAX_HELD_PER_FILE", max_reported)
         archive = created(Path(directory))
-        ledger = Ledger(archive, SHARDS, max_held_per_file=max_reported)
+        ledger = Ledger(archive, SHARDS)
         held, number = list[int](), 0
         for limit in takes:
             ledger.hold({each: Entry(key(each), "orders") for each in range(number, number + limit)})
@@ -207,23 +202,27 @@ def test_a_duplicate_is_marked_once_its_first_copy_is_accepted(archive: Archive)
         return *key(number), "orders", 1, *key(first), first_shard
 
     rows = [repeated(10, 0, 0), repeated(11, 1, 0), repeated(12, 3, 0), repeated(13, 2, 1), repeated(14, 2, 1)]
-    batch = pa.RecordBatch.from_pydict(dict(zip(send_task.DUPLICATE_COLUMNS, zip(*rows, strict=True), strict=True)))
+    batch = pa.RecordBatch.from_pydict(dict(zip(DUPLICATE_COLUMNS, zip(*rows, strict=True), strict=True)))
 
-    assert send_task.mark_deduplicated(archive, SHARDS, iter([batch])) == 3
-    assert send_task.mark_deduplicated(archive, SHARDS, iter([batch])) == 0
+    nowhere = NamespaceAccess(Endpoint("contoso", "contoso", "contoso", 5671, tls=True, credential=Identity()), None)
+    job = TaskJob(ReplayRun("r1", {}, (), SHARDS, 0, ReplayOptions()), archive.url, nowhere, nowhere, tasks=1)
+    counts = [mark_deduplicated(job, iter([batch]))[0]["messages"] for _ in range(2)]
+    assert counts == [3, 0]
     assert sorted(written(archive, DEDUPLICATED)) == [key(number) for number in (10, 13, 14)]
 
 
-async def test_a_requested_stop_is_seen(archive: Archive) -> None:
-    made = source(archive, 20, stop_poll_seconds=0.0)
+async def test_a_requested_stop_is_seen(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spark_task, "STOP_POLL_SECONDS", 0.0)
+    made = source(archive, 20)
     assert len(await made.receive(3)) == 3
     assert not made.stop_requested()
     archive.write(STOP_FILE, b"")
     assert made.stop_requested()
 
 
-async def test_large_messages_are_read_in_small_chunks(archive: Archive) -> None:
-    made = source(archive, 20, chunk_bytes=2 * len(message(0)))
+async def test_large_messages_are_read_in_small_chunks(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(send_task, "CHUNK_BYTES", 2 * len(message(0)))
+    made = source(archive, 20)
     await made.receive(1)
     assert len(written(archive, HELD)) == 2
 

@@ -14,7 +14,6 @@ import time
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,47 +26,34 @@ from sbpair.move.raw_source import RawSource
 from sbpair.replay import driver, phases
 from sbpair.replay.archive import Archive
 from sbpair.replay.archive_layout import HELD, LEDGER, SEGMENTS, STOP_FILE
-from sbpair.replay.drain_task import Remaining, count_remaining
 from sbpair.replay.ledger import Ledger, read_held
+from sbpair.replay.queue_task import Remaining, count_remaining
 from sbpair.replay.send_task import MAX_CHUNK, ShardSource, move_context
+from sbpair.replay.spark_task import SHORT_WAITS
 from sbpair.replay.task_lease import TaskLease
 from sbpair.runs.database import RunDatabase
 from sbpair.runs.journal import Journal
 from sbpair.runs.lease import hold_machine_leases
 from tests.kit.disks import full, read_only
+from tests.replay.segments import rows_of
 from tests.replay.tasks import QUICK, drain, go_on_sending, job_of, left, proof_of, send, stranded
-from tests.replay.world import NAMESPACE, OTHER, World, exported
+from tests.replay.world import NAMESPACE, OTHER, World
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sbpair.replay.run import TaskJob
+    from sbpair.replay.spark_task import TaskJob
 
 MESSAGES = 100
 MANY = 3 * DEFAULT_BATCH_LIMITS.prefetch
 BODY = os.urandom(4_000)
-
-
-@pytest.fixture
-def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    """Yield a world; with `short_locks`, messages of a broken connection come back soon."""
-    with exported(monkeypatch, queues=1, lock_seconds=getattr(request, "param", 300)) as made:
-        yield made
+WORLD = {"queues": 1, "lock_seconds": 300}
 
 
 SILENT = pytest.param("stall", {"count": 1}, marks=pytest.mark.slow)
 """It takes the minute after which an answer is no longer awaited."""
 
-short_locks = pytest.mark.parametrize("place", [2], indirect=True, ids=["short locks"])
-
-
-def test_everything_drained_and_sent_arrives(place: World, tmp_path: Path) -> None:
-    job = stranded(place, tmp_path, MESSAGES)
-    drain(job)
-    assert place.left() == 0
-    send(job)
-    everything_is_there(place, job)
-    assert len(place.ids()) == MESSAGES
+short_locks = pytest.mark.parametrize("place", [{"lock_seconds": 2}], indirect=True, ids=["short locks"])
 
 
 def everything_is_there(place: World, job: TaskJob) -> None:
@@ -152,9 +138,8 @@ def test_a_failing_archive_settles_nothing(broken: Any, place: World, own_disk: 
 def test_a_failing_ledger_leads_to_one_listed_duplicate_at_most(
     broken: Any, place: World, own_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small_chunks = partial(ShardSource, max_chunk=DEFAULT_BATCH_LIMITS.prefetch // 2)
-    monkeypatch.setattr("sbpair.replay.send_task.ShardSource", small_chunks)
-    monkeypatch.setattr("sbpair.replay.send_task.Ledger", partial(Ledger, max_held_per_file=1))
+    monkeypatch.setattr("sbpair.replay.send_task.MAX_CHUNK", DEFAULT_BATCH_LIMITS.prefetch // 2)
+    monkeypatch.setattr("sbpair.replay.ledger.MAX_HELD_PER_FILE", 1)
     place.strand_many(MANY)
     job = job_of(place, own_disk, segment_messages=MANY)
     drain(job)
@@ -289,7 +274,7 @@ def test_messages_locked_elsewhere_remain_and_are_counted(place: World, tmp_path
 
 
 def test_short_waits_outlast_a_queue_that_pauses(place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = stranded(place, tmp_path, 10).with_short_waits()
+    job = stranded(place, tmp_path, 10).with_waits(*SHORT_WAITS)
     take, pauses = RawSource.receive, iter([True])
 
     async def pausing(self: Any, limit: int, *, seconds: float) -> Any:
@@ -336,15 +321,14 @@ def test_a_drain_ends_while_applications_go_on_sending(
 
 
 def ids_archived(job: TaskJob) -> set[str]:
-    archive = job.open()
-    return {row["message_id"] for path in archive.files(SEGMENTS) for row in archive.read_table(path).to_pylist()}
+    return {row["message_id"] for row in rows_of(job.open(), SEGMENTS)}
 
 
 def test_an_unanswered_send_is_listed_though_its_task_is_killed(
     place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The message is sent again and accepted, and is in the ledger. Then the task is killed."""
-    monkeypatch.setattr("sbpair.replay.send_task.ShardSource", partial(ShardSource, max_chunk=10))
+    monkeypatch.setattr("sbpair.replay.send_task.MAX_CHUNK", 10)
     job = stranded(place, tmp_path, MESSAGES, rate=50.0)
     drain(job)
 
@@ -379,7 +363,7 @@ def test_messages_in_the_journal_are_completed_and_not_archived(place: World, tm
         journal = Journal(state, run="before")
         journal.note_accepted(journal.note_sending([[key]], "orders"))
         journal.close()
-    driver._save_journal(request, job.open())
+    driver.save_journal(request, job.open())
     drain(job)
     send(job)
     assert proof_of(job).archived == proof_of(job).acknowledged == 5

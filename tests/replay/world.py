@@ -122,6 +122,11 @@ class World:
     def ids(self) -> list[str]:
         return [_id(message) for messages in self.arrived().values() for message in messages]
 
+    def check_arrived(self) -> None:
+        """Assert that every message arrived once and unaltered, and none is left in the backlog."""
+        assert sorted(self.ids()) == sorted(self.sent)
+        assert (self.altered(), self.left()) == ([], 0)
+
     def altered(self) -> list[str]:
         messages = [message for each in self.arrived().values() for message in each]
         return [_id(message) for message in messages if message.sections.body != self.sent[_id(message)]]

@@ -243,7 +243,7 @@ def test_wrong_options_and_other_runs_are_refused(archive: Archive) -> None:
     put(archive)
     assert "option states: 'ledger' is unknown" in refused(archive, states="segments,ledger")
     assert "option destination is unknown" in refused(archive, destination="orders")
-    assert "option unfinished: expected true or false, got 'yes'" in refused(archive, unfinished="yes")
+    assert "option unfinished: expected false or true, got 'yes'" in refused(archive, unfinished="yes")
     direct = replace(RUN, options=ReplayOptions(mode=ReplayMode.DIRECT))
     archive.write_json(RUN_FILE, direct.document())
     assert "run r1 is direct: it archived no messages" in refused(archive)

@@ -16,8 +16,7 @@ from sbpair.replay.archive import Archive
 from sbpair.replay.archive_layout import LEDGER
 from tests.kit.processes import offspring
 from tests.kit.running import Running
-from tests.replay.cluster import HASTY, standalone
-from tests.replay.connect_server import connect_server
+from tests.replay.cluster import HASTY, connect_server, standalone
 from tests.replay.replays import PATIENCE_SECONDS, end, is_connected, python_workers
 from tests.replay.world import World
 from tests.spark.sessions import environment

@@ -15,14 +15,11 @@ from hypothesis import strategies as st
 from sbpair.amqp.message import Sections
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.errors import MachineLacks, NotAuthorized, Unreachable, UsageError
-from sbpair.spark import task_claim
-from sbpair.spark.checked_rows import MAX_REASONS, CheckCounts, RowSpool, check_rows
-from sbpair.spark.partition_rows import _check
+from sbpair.spark import write_task
+from sbpair.spark.partition_rows import MAX_REASONS, CheckCounts, RowSpool, _check, check_rows
 from sbpair.spark.row_messages import RowMessage
-from sbpair.spark.task_claim import TaskClaim, TaskPlace
-from sbpair.spark.write_options import BATCH_CHECKS, FRAME_CHECKS, STREAM_CHECKS
-from sbpair.spark.write_run import refuse_job, start_job
-from sbpair.spark.write_task import _write
+from sbpair.spark.write_run import BATCH_CHECKS, FRAME_CHECKS, STREAM_CHECKS, refuse_job, start_job
+from sbpair.spark.write_task import TaskClaim, TaskPlace, _write
 from tests.kit.waiting import until
 from tests.replay.world import KEY, VARIABLES
 from tests.spark.writes import ROWS, TEXT, environment_of, numbered, schema_of, start, write
@@ -65,7 +62,7 @@ def test_a_wrong_row_ends_the_other_tasks_of_its_job(place: World, tmp_path: Pat
 
 
 def test_a_task_that_sends_learns_of_a_wrong_row(place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task_claim, "CLAIM_SECONDS", 0.02)
+    monkeypatch.setattr(write_task, "CLAIM_SECONDS", 0.02)
     job = start(place, tmp_path)
 
     def has_ended(claim: TaskClaim) -> bool:

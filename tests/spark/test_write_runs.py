@@ -18,12 +18,10 @@ from sbpair.replay import send_task
 from sbpair.replay.archive import Archive
 from sbpair.replay.archive_layout import HELD, LEDGER, QUARANTINE, RUN_FILE
 from sbpair.replay.send_task import ShardSource
-from sbpair.spark import task_claim
+from sbpair.spark import write_run, write_task
 from sbpair.spark.row_messages import check_schema
-from sbpair.spark.task_claim import TaskClaim, TaskPlace
-from sbpair.spark.write_receipt import commit_job
-from sbpair.spark.write_run import OWNER_FILE, WRITE_FILE, RunOwner, start_job, wait_silent
-from sbpair.spark.write_task import RowReader, _write, write_partition
+from sbpair.spark.write_run import OWNER_FILE, WRITE_FILE, RunOwner, commit_job, start_job, wait_silent
+from sbpair.spark.write_task import RowReader, TaskClaim, TaskPlace, _write, write_partition
 from tests.replay.world import VARIABLES
 from tests.spark.writes import BINARY, ROWS, TEXT, environment_of, numbered, schema_of, start, write
 
@@ -38,7 +36,7 @@ ENDING = "the source of rows ends here"
 
 @pytest.fixture
 def quick_claims(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task_claim, "CLAIM_SECONDS", 0.05)
+    monkeypatch.setattr(write_task, "CLAIM_SECONDS", 0.05)
 
 
 def interrupted(job: WriteJob, *batches: pa.RecordBatch, partition: int = 0) -> None:
@@ -110,14 +108,6 @@ def test_interrupted_attempts_send_every_row_and_name_those_sent_twice(seed: int
     assert expected <= arrived
     assert (arrived - expected).total() <= receipt["doubtful_total"]
     assert receipt["rows"] == expected.total()
-
-
-def test_equal_rows_without_an_id_are_all_sent(place: World, tmp_path: Path) -> None:
-    job = start(place, tmp_path, {"body": BINARY})
-    rows = pa.record_batch({"body": [b"same"] * 5})
-    write_partition(job, iter([rows.slice(0, 3)]))
-    assert write(job, rows)["acknowledged"] == 5
-    assert len(place.ids()) == len(set(place.ids())) == 5
 
 
 def test_an_id_with_another_content_is_refused(place: World, tmp_path: Path) -> None:
@@ -233,10 +223,11 @@ def test_a_worker_with_another_directory_sends_nothing(place: World, tmp_path: P
     assert place.ids() == []
 
 
-def test_a_claim_that_is_silent_is_waited_for(place: World, tmp_path: Path) -> None:
+def test_a_claim_that_is_silent_is_waited_for(place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     archive = start(place, tmp_path).open()
     archive.write_line("claims/batch/dead.0/claim.json", {"number": 1})
-    wait_silent(archive, "claims", "never", seconds=0.5)
+    monkeypatch.setattr(write_run, "SILENT_SECONDS", 0.5)
+    wait_silent(archive, "claims", "never")
 
 
 def test_refused_messages_fail_the_job_unless_kept(place: World, tmp_path: Path) -> None:

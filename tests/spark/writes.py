@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql import types
 
-from sbpair.spark.write_options import FRAME_CHECKS
-from sbpair.spark.write_receipt import commit_job
-from sbpair.spark.write_run import start_job
+from sbpair.spark.write_run import FRAME_CHECKS, commit_job, start_job
 from sbpair.spark.write_task import write_partition
 from tests.kit.running import NAMESPACE, OTHER
 

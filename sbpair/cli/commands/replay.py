@@ -25,9 +25,8 @@ if TYPE_CHECKING:
     from sbpair import config
     from sbpair.model.message_key import Key
     from sbpair.replay.driver import ReplayResult
-    from sbpair.replay.plan_preview import PlanPreview
-    from sbpair.replay.run import ReplayRequest
-    from sbpair.replay.selection import Selection
+    from sbpair.replay.outcomes import PlanPreview
+    from sbpair.replay.run import ReplayRequest, Selection
     from sbpair.syphon.forecast import Forecast
     from sbpair.syphon.move_spec import EffectiveLimits, MoveLimits, PairTiers
 
@@ -122,7 +121,7 @@ def plan_command(
     found = selected_profile(connection, screen, count=count, state=state)
     from sbpair.cli.progress.reporting import PeekProgress
     from sbpair.cli.render import forecast
-    from sbpair.replay.plan_preview import PlanPreview, normalize_destinations
+    from sbpair.replay.outcomes import PlanPreview, normalize_destinations
     from sbpair.syphon import preview
 
     outlook = PlanPreview(
@@ -193,7 +192,7 @@ def run_command(
     """
     request = _request(screen, connection, archive, cluster, safeguards, count)
     from sbpair.replay import driver, run
-    from sbpair.replay.local_files import is_in_memory
+    from sbpair.replay.archive import is_in_memory
 
     limits = moves.limits_of(rate, None, ttl)
     wanted = run.ReplayOptions(
@@ -301,15 +300,15 @@ def _write_job(
     name: str | None,
     vault: str | None,
 ) -> int:
-    from sbpair.replay import job_definitions
+    from sbpair.replay import package
 
     pair = selected_profile(connection, screen).pair
-    given = job_definitions.NAME if name is None else name
-    files, secrets = job_definitions.define_job(directory, platform, pair, archive, given, vault)
+    given = package.JOB_NAME if name is None else name
+    files, secrets = package.define_job(directory, platform, pair, archive, given, vault)
     document = {"platform": platform, "directory": str(directory), "files": files, "secrets": list(secrets)}
     screen.result("sbpair/replay-job/1", document, [str(directory / each) for each in files])
     stored = f"store {' and '.join(secrets)} and " if secrets else ""
-    screen.say(f"{directory}/{job_definitions.COMMANDS} has the commands to {stored}submit the job")
+    screen.say(f"{directory}/{package.COMMANDS} has the commands to {stored}submit the job")
     return 0
 
 
@@ -409,7 +408,7 @@ def _remote(cluster: Cluster) -> str | None:
     from sbpair.replay.java import check_packages
 
     check_packages("pyarrow", "pandas")  # modules of a replay import pyarrow
-    from sbpair.replay import spark_connect
+    from sbpair.replay import spark
 
     source = "--remote" if cluster.remote else "SPARK_REMOTE"
     if cluster.master is not None:
@@ -418,15 +417,15 @@ def _remote(cluster: Cluster) -> str | None:
         raise UsageError(
             f"--print-submit and {source} exclude each other", hint="a server runs already: name a --master"
         )
-    spark_connect.check_remote(remote, shown=cluster.remote is not None)
-    spark_connect.check_client()
+    spark.check_remote(remote, shown=cluster.remote is not None)
+    spark.check_client()
     return remote
 
 
 def _selection(choice: Choice) -> "Selection":
-    from sbpair.replay import selection
+    from sbpair.replay.run import read_selection
 
-    return selection.read_selection(choice.destination or [], choice.where)
+    return read_selection(choice.destination or [], choice.where)
 
 
 def _variable(found: "config.Profile", side: str) -> str | None:

@@ -28,7 +28,7 @@ def verify_command(*, run_id: str = moves.RUN, archive: str = moves.ARCHIVE, scr
     from sbpair.replay import verify
 
     run, proof = verify.prove_run(place)
-    document = {"run": run.id, **proof.document(run)}
+    document = {"run": run.id, **proof.document(run.options.mode)}
     screen.result(SCHEMA, document, proof_lines(document))
     return proof.exit_code
 
@@ -132,14 +132,14 @@ def gc_command(
     Exit codes: 0 deleted, or --dry-run; 4 not confirmed, or refused: the run is unfinished or not proved
     """
     place = moves.open_archive(archive, run_id)
-    from sbpair.replay import gc
+    from sbpair.replay import verify
 
-    planned = gc.plan_gc(place, unsent=include_unsent)
+    planned = verify.plan_gc(place, unsent=include_unsent)
     what = f"{plural(planned.files, 'file')} of run {place.run}, {size(planned.bytes)}"
     unsent = ", including messages that were never sent" if include_unsent else ""
     deletes = planned.files > 0 and not dry_run and (yes or (screen.can_ask and screen.asks(f"Delete {what}{unsent}?")))
     if deletes:
-        gc.remove_messages(place, planned)
+        verify.remove_messages(place, planned)
     counts = {"files": planned.files, "bytes": planned.bytes, "kept": planned.kept}
     kept = f"; kept, since never sent: {plural(planned.kept, 'message')}" if planned.kept else ""
     text = f"{'deleted' if deletes else 'would delete'} {what}{kept}"

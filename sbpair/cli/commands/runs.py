@@ -35,7 +35,7 @@ from sbpair.operating_system.files import is_link_of_another_user
 if TYPE_CHECKING:
     from sbpair.cli.report.run_facts import RunReport
     from sbpair.model.pair import Ends
-    from sbpair.replay.checksums import ArchiveFiles
+    from sbpair.replay.archive import ArchiveFiles
     from sbpair.runs.database import RunDatabase
     from sbpair.runs.run_log import RunRecord
 
@@ -375,9 +375,8 @@ def _archive_of(run: "RunRecord") -> "ArchiveFiles | str | None":
 
     if not is_installed("pyarrow"):
         return "pyarrow is not installed"
-    from sbpair.replay.archive import Archive
+    from sbpair.replay.archive import Archive, files_of
     from sbpair.replay.archive_layout import RUN_FILE
-    from sbpair.replay.checksums import files_of
 
     try:
         archive = Archive(str(url), run.id)

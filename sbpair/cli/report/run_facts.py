@@ -21,7 +21,7 @@ from sbpair.move.receipt import BUCKETS
 from sbpair.runs.run_log import LIVE, RunOutcome
 
 if TYPE_CHECKING:
-    from sbpair.replay.checksums import ArchiveFiles
+    from sbpair.replay.archive import ArchiveFiles
     from sbpair.runs.run_log import RunRecord, Sample
 
 ROWS_SHOWN = 200

@@ -32,7 +32,7 @@ from sbpair.model.cost import Operations
 from sbpair.move import events
 from sbpair.move.rate_limit import Limit
 from sbpair.move.receipt import BUCKETS, SPENT, MissingDestination, NamedMessage, Receipt, RemainingMessages
-from sbpair.replay.proof import Proof
+from sbpair.replay.outcomes import Proof
 from sbpair.runs.run_log import RunRecord
 from sbpair.syphon.forecast import SUMS, DeadLetterGroup, FlowStats
 
