@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 QUICK = ReplayOptions(segment_messages=20, empty_seconds=0.05)
 
 
-def job_of(place: World, directory: Path, **options: Any) -> TaskJob:
-    now_ms = int(time.time() * 1000)
-    run = ReplayRun("r1", identity(place.pair), tuple(place.queues), 1, now_ms, replace(QUICK, **options))
+def job_of(place: World, directory: Path, *, tasks: int = 1, started_ms: int | None = None, **options: Any) -> TaskJob:
+    started_ms = started_ms or int(time.time() * 1000)
+    run = ReplayRun("r1", identity(place.pair), tuple(place.queues), 1, started_ms, replace(QUICK, **options))
     archive = Archive(str(directory), run.id)
     save_run(archive, run)
-    return TaskJob(run, archive.url, *place.request(directory).access(), tasks=1)
+    return TaskJob(run, archive.url, *place.request(directory).access(), tasks)
 
 
 def stranded(place: World, directory: Path, count: int, **options: Any) -> TaskJob:

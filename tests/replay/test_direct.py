@@ -26,13 +26,13 @@ from sbpair.replay.archive_layout import DOUBTFUL, HELD, LEDGER, QUARANTINE, STO
 from sbpair.replay.ledger import Entry, Ledger, read_held
 from sbpair.replay.progress import PhaseWatcher, ReplayPhase, run_action, run_status
 from sbpair.replay.queue_task import DirectMove, RecordedSource, _entries, accepted_by_dead_attempts
-from sbpair.replay.run import DedupMode, ReplayMode, ReplayOptions, ReplayRun, Selection, save_run
+from sbpair.replay.run import DedupMode, ReplayMode, ReplayOptions, Selection
 from sbpair.replay.spark_task import TaskJob, task_queues
 from sbpair.replay.task_lease import HeldLease
 from sbpair.replay.verify import prove_run, verify
-from sbpair.runs.database import identity
 from tests.replay.segments import rows_of
 from tests.replay.tasks import go_on_sending
+from tests.replay.tasks import job_of as archive_job_of
 from tests.replay.world import HOUR_TICKS, World
 
 if TYPE_CHECKING:
@@ -43,12 +43,8 @@ if TYPE_CHECKING:
 QUICK = ReplayOptions(mode=ReplayMode.DIRECT, empty_seconds=0.05)
 
 
-def job_of(place: World, directory: Path, options: ReplayOptions = QUICK, tasks: int = 2) -> TaskJob:
-    pair = place.pair
-    run = ReplayRun("r1", identity(pair), tuple(place.queues), len(place.queues), 2**53, options)
-    archive = Archive(str(directory), run.id)
-    save_run(archive, run)
-    return TaskJob(run, str(directory), *place.request(directory).access(), tasks)
+def job_of(place: World, directory: Path, tasks: int = 2, **options: Any) -> TaskJob:
+    return archive_job_of(place, directory, tasks=tasks, started_ms=2**53, mode=ReplayMode.DIRECT, **options)
 
 
 def stranded(place: World, directory: Path, count: int) -> TaskJob:
@@ -89,7 +85,7 @@ def test_an_unroutable_message_is_dead_lettered_in_the_backlog(place: World, tmp
     place.strand(0, "nowhere", None)
     place.strand(0, "late", Aliases("orders", None, 1))
     place.running.advance(1)
-    made = job_of(place, tmp_path, replace(QUICK, ttl=TimeToLive.REMAINING))
+    made = job_of(place, tmp_path, ttl=TimeToLive.REMAINING)
     proof = move(made)
     assert (proof.quarantined, proof.expired) == (1, 1)
     assert place.left() == 2
@@ -106,7 +102,7 @@ def test_the_order_of_a_queue_is_kept(place: World, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("ordered", "tasks"), [(True, 2), (False, 5)])
 def test_a_queue_has_several_tasks_only_without_order(place: World, tmp_path: Path, ordered: bool, tasks: int) -> None:
-    made = job_of(place, tmp_path, replace(QUICK, ordered=ordered), tasks=5)
+    made = job_of(place, tmp_path, tasks=5, ordered=ordered)
     assert len(task_queues(made)) == tasks
     archived = replace(made, run=replace(made.run, options=ReplayOptions()))
     assert len(task_queues(archived)) == 5

@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,19 +40,9 @@ class Shell:
         self.archive = directory / "archive"
 
     def start(self, *words: str) -> subprocess.Popen[str]:
+        where = ("--archive", str(self.archive), "--output", "json")
         return subprocess.Popen(
-            [
-                sys.executable,
-                "-P",
-                "-m",
-                "sbpair",
-                "replay",
-                *words,
-                "--archive",
-                str(self.archive),
-                "--output",
-                "json",
-            ],
+            [sys.executable, "-P", "-m", "sbpair", "replay", *words, *where],
             env=self._environment,
             cwd=self._foreign,
             stdin=subprocess.DEVNULL,
@@ -59,6 +51,16 @@ class Shell:
             text=True,
             start_new_session=True,
         )
+
+    @contextmanager
+    def running(self, *words: str) -> Iterator[subprocess.Popen[str]]:
+        """Start a command, and end it and its children with the block."""
+        process = self.start(*words)
+        try:
+            yield process
+        finally:
+            for pid in (*offspring(process.pid), process.pid):
+                end(pid)
 
     def say(self, *words: str) -> tuple[int, dict[str, Any], str]:
         done = self.start(*words)
@@ -77,8 +79,7 @@ def test_a_run_has_a_status_excludes_others_stops_and_resumes(tmp_path: Path) ->
     with world() as place:
         place.strand_many(MESSAGES)
         shell = Shell(place, tmp_path)
-        first = shell.start("run", "--rate", "4", "--log-format", "json", *SPARK)
-        try:
+        with shell.running("run", "--rate", "4", "--log-format", "json", *SPARK) as first:
             wait_for(lambda: shell.chunks() >= 2, first)
             [run] = [path.name for path in shell.archive.iterdir()]
 
@@ -95,9 +96,6 @@ def test_a_run_has_a_status_excludes_others_stops_and_resumes(tmp_path: Path) ->
 
             assert shell.say("stop", run)[0] == 0
             out, err = first.communicate(timeout=PATIENCE_SECONDS)
-        finally:
-            for pid in (*offspring(first.pid), first.pid):
-                end(pid)
         receipt = json.loads(out)
         assert first.returncode == 130, err
         events = [json.loads(line) for line in err.splitlines()]
@@ -126,14 +124,10 @@ def test_a_lost_terminal_stops_a_run_in_order(tmp_path: Path) -> None:
     with world() as place:
         place.strand_many(MESSAGES)
         shell = Shell(place, tmp_path)
-        first = shell.start("run", "--rate", "4", *SPARK)
-        try:
+        with shell.running("run", "--rate", "4", *SPARK) as first:
             wait_for(lambda: shell.chunks() >= 1, first)
             os.killpg(first.pid, signal.SIGHUP)  # Java gets it, too
             out, err = first.communicate(timeout=PATIENCE_SECONDS)
-        finally:
-            for pid in (*offspring(first.pid), first.pid):
-                end(pid)
         receipt = json.loads(out)
         assert (first.returncode, receipt["stopped"]) == (130, True), err
         assert len(place.ids()) == receipt["acknowledged"] > 0
@@ -145,17 +139,13 @@ def test_a_second_interrupt_ends_with_the_command_that_continues(tmp_path: Path)
     with world() as place:
         place.strand_many(MESSAGES)
         shell = Shell(place, tmp_path)
-        first = shell.start("run", "--rate", "4", *SPARK)
-        try:
+        with shell.running("run", "--rate", "4", *SPARK) as first:
             wait_for(lambda: shell.chunks() >= 1, first)
             [run] = [path.name for path in shell.archive.iterdir()]
             first.send_signal(signal.SIGINT)
             wait_for((shell.archive / run / "STOP").exists, first)
             first.send_signal(signal.SIGINT)
             _, err = first.communicate(timeout=PATIENCE_SECONDS)
-        finally:
-            for pid in (*offspring(first.pid), first.pid):
-                end(pid)
         assert first.returncode == 130
         assert (
             f"interrupted; continue with sbpair replay resume {run} --archive {shell.archive}" in err.splitlines()[-1]
@@ -190,15 +180,11 @@ def test_a_killed_java_ends_with_the_command_that_continues(tmp_path: Path) -> N
     with world(lock_seconds=15) as place:
         place.strand_many(MESSAGES)
         shell = Shell(place, tmp_path)
-        first = shell.start("run", "--rate", "100", *SPARK)
-        try:
+        with shell.running("run", "--rate", "100", *SPARK) as first:
             wait_for(lambda: shell.chunks() >= 1, first)
             [java] = filter(is_java, offspring(first.pid))
             end(java)
             _, err = first.communicate(timeout=PATIENCE_SECONDS)
-        finally:
-            for pid in (*offspring(first.pid), first.pid):
-                end(pid)
         [run] = [path.name for path in shell.archive.iterdir()]
         assert first.returncode == 6, err
         assert err.splitlines()[-2] == "error: Spark's Java was killed, or crashed"

@@ -78,12 +78,8 @@ def test_a_message_is_decoded_into_columns(archive: Archive) -> None:
     put(archive, message(data_body("größe".encode()), subject="t", correlation_id="c", reply_to="back"))
     [row] = frame(archive)
     assert list(row) == list(TYPES)
-    assert (row["state"], row["destination"], row["body"], row["body_text"]) == (
-        "segments",
-        "orders",
-        "größe".encode(),
-        "größe",
-    )
+    assert (row["state"], row["destination"], row["body_text"]) == ("segments", "orders", "größe")
+    assert row["body"] == "größe".encode()
     assert (row["subject"], row["correlation_id"], row["reply_to"]) == ("t", "c", "back")
     assert dict(row["properties"]) == {"text": "a", "number": "5", "truth": "true"}
     assert dict(row["annotations"]) == {"x-opt-own": "kept"}

@@ -118,26 +118,15 @@ def test_a_wrong_column_is_refused_by_name(message: str, place: World, tmp_path:
     assert refused.value.hint
 
 
+ONE: dict[str, list[Any]] = {"id": ["a"], "body": [b""]}
 BAD_ROWS: dict[str, dict[str, list[Any]]] = {
     "row 1 of partition 0: column id: null or empty": {"id": ["a", None], "body": [b"", b""]},
     "row 1 of partition 0: column body: null": {"id": ["a", "b"], "body": [b"", None]},
-    "row 0 of partition 0: column destination: null": {"id": ["a"], "body": [b""], "destination": [None]},
-    "row 0 of partition 0: column destination: 'a b'": {"id": ["a"], "body": [b""], "destination": ["a b"]},
-    "row 0 of partition 0: column time_to_live: expected a duration": {
-        "id": ["a"],
-        "body": [b""],
-        "time_to_live": ["soon"],
-    },
-    "row 0 of partition 0: column time_to_live: not greater than 0": {
-        "id": ["a"],
-        "body": [b""],
-        "time_to_live": ["0"],
-    },
-    "row 0 of partition 0: column content_type: has other characters than ASCII": {
-        "id": ["a"],
-        "body": [b""],
-        "content_type": ["größe"],
-    },
+    "row 0 of partition 0: column destination: null": {**ONE, "destination": [None]},
+    "row 0 of partition 0: column destination: 'a b'": {**ONE, "destination": ["a b"]},
+    "row 0 of partition 0: column time_to_live: expected a duration": {**ONE, "time_to_live": ["soon"]},
+    "row 0 of partition 0: column time_to_live: not greater than 0": {**ONE, "time_to_live": ["0"]},
+    "row 0 of partition 0: column content_type: has other characters than ASCII": {**ONE, "content_type": ["größe"]},
 }
 
 
