@@ -77,21 +77,18 @@ def proof_of(archive: Archive) -> Proof:
     return verify(archive, RUN)
 
 
-def test_every_end_counts_and_the_equation_balances(archive: Archive) -> None:
-    put(archive, "one", *map(key, range(4)))
-    for kind, number in ((LEDGER, 0), (EXPIRED, 1), (QUARANTINE, 2), (DEDUPLICATED, 3)):
-        end(archive, kind, key(number))
-    proof = proof_of(archive)
-    ends = (proof.acknowledged, proof.expired, proof.quarantined, proof.deduplicated)
-    assert (proof.archived, *ends, proof.unsent) == (4, 1, 1, 1, 1, 0)
-    assert (proof.balanced, proof.exit_code, proof.queues[QUEUE]["archived"]) == (True, 3, 4)
-
-
 @pytest.mark.parametrize(
     ("segments", "ends", "counts", "exit_code"),
     [
         pytest.param([[0, 1], [1]], {LEDGER: [0, 1]}, {"archived": 2, "copies": 1, "balanced": True}, 0, id="a copy"),
         pytest.param([[0, 1]], {LEDGER: [0]}, {"unsent": 1, "balanced": False}, 3, id="no outcome"),
+        pytest.param(
+            [[0, 1, 2, 3]],
+            {LEDGER: [0], EXPIRED: [1], QUARANTINE: [2], DEDUPLICATED: [3]},
+            {"archived": 4, "acknowledged": 1, "expired": 1, "quarantined": 1, "deduplicated": 1, "balanced": True},
+            3,
+            id="each outcome",
+        ),
         pytest.param(
             [[0]], {LEDGER: [0], EXPIRED: [0]}, {"contradictions": 1, "balanced": False}, 1, id="two outcomes"
         ),
