@@ -6,14 +6,12 @@ A connection string among the arguments is refused before anything else: every u
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from sbpair.errors import ExitCode, SbpairError, UsageError
 from sbpair.model.connection_string import holds_secret, looks_like_connection_string
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 def main() -> None:

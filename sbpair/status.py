@@ -14,9 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from sbpair.amqp_client.client import connect
+from sbpair.amqp_client.client import AmqpClient, connect
 from sbpair.azure.atom import open_atom
 from sbpair.azure.credentials import signed_in
 from sbpair.azure.http_client import check_health
@@ -42,13 +41,10 @@ from sbpair.management.audit_findings import (
 )
 from sbpair.management.auditing import open_backlog_scan
 from sbpair.management.comparison import desired_queues
+from sbpair.model.pair import Endpoint, Pair
 from sbpair.model.queues import Utilisation
 from sbpair.model.report import Outcome
 from sbpair.move.message.route import OTHERS
-
-if TYPE_CHECKING:
-    from sbpair.amqp_client.client import AmqpClient
-    from sbpair.model.pair import Endpoint, Pair
 
 FINDINGS = (AuditFinding.MESSAGES, AuditFinding.DEAD_LETTERS)
 MAX_DESTINATIONS = 100

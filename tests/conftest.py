@@ -1,7 +1,5 @@
 """Settings of every test: a state directory of its own, default signals, and no time limit for an example."""
 
-from __future__ import annotations
-
 import signal
 
 import pytest

@@ -7,14 +7,12 @@ shortest sizes that fit.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from sbpair.amqp import codec
 from sbpair.amqp.message import skip
+from sbpair.amqp.types import Value
 from sbpair.errors import ProtocolError
-
-if TYPE_CHECKING:
-    from sbpair.amqp.types import Value
 
 NULL = b"\x40"
 

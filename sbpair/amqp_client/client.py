@@ -14,23 +14,20 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from sbpair import errors
 from sbpair.amqp.conditions import MISSING_HINT, status_error
+from sbpair.amqp.link import Delivery
 from sbpair.amqp.message import APPLICATION_PROPERTIES, VALUE, Properties, Sections, encode_map, value_body
 from sbpair.amqp.performatives import Accepted, Outcome, Rejected, Source, Target
+from sbpair.amqp.session import Session
 from sbpair.amqp.types import Array, Described, Int, Long, Map, Symbol, UInt, Value
 from sbpair.amqp_client.raw_links import ANSWER_SECONDS, RawReceiver, RawSender
 from sbpair.amqp_client.stream import Stream, open_stream
-from sbpair.model.pair import SasKey, SasToken
+from sbpair.model.pair import Endpoint, SasKey, SasToken
 from sbpair.model.reachability import FIRST_ANSWER_SECONDS, key_hint, unreachable
 from sbpair.model.signature import Token, signed_token
-
-if TYPE_CHECKING:
-    from sbpair.amqp.link import Delivery
-    from sbpair.amqp.session import Session
-    from sbpair.model.pair import Endpoint
 
 log = logging.getLogger(__name__)
 

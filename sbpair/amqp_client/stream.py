@@ -12,22 +12,18 @@ import ssl
 from collections.abc import Callable
 from itertools import groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from sbpair.amqp.conditions import lost_error
 from sbpair.amqp.connection import Connection, ConnectionClosed, ConnectionOpened, Event
-from sbpair.amqp.link import CreditChanged, Delivery, LinkAttached, LinkAttaching, LinkDetached, Sent
+from sbpair.amqp.link import CreditChanged, Delivery, Link, LinkAttached, LinkAttaching, LinkDetached, Sent
 from sbpair.amqp.performatives import Accepted, Error, Modified, Rejected, Released
 from sbpair.amqp.sasl import SaslClient
 from sbpair.amqp.session import Disposed, WindowOpened
 from sbpair.client_tls import client_context
 from sbpair.errors import SbpairError, Unavailable, Unreachable
-from sbpair.model.pair import Transport
+from sbpair.model.pair import Endpoint, Transport
 from sbpair.model.reachability import CONNECT_SECONDS, REACH_HINT, unreachable
-
-if TYPE_CHECKING:
-    from sbpair.amqp.link import Link
-    from sbpair.model.pair import Endpoint
 
 log = logging.getLogger(__name__)
 

@@ -8,9 +8,10 @@ credential is: Resource Manager accepts no shared access key.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 
 from azure.core import AzureClouds
 from azure.core.exceptions import HttpResponseError, ResourceNotFoundError
@@ -33,17 +34,10 @@ from sbpair.azure.http_client import HttpRoute, http_route, is_local
 from sbpair.azure.management_errors import answer_of, translate_answers
 from sbpair.azure.transport import RoutedTransport, session_for
 from sbpair.errors import EntityMissing, MachineLacks, NameTaken, UsageError
-from sbpair.model.entities import Queue, Rule, Subscription, Topic, with_partitions
-from sbpair.model.pair import is_loopback
+from sbpair.model.entities import AnyEntity, Described, Kind, Queue, Rule, Sized, Subscription, Topic, with_partitions
+from sbpair.model.pair import Endpoint, ResourceGroup, is_loopback
 from sbpair.model.queues import QueueSpec, QueueState
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-
-    from sbpair.model.entities import AnyEntity, Described, Kind, Sized
-    from sbpair.model.pair import Endpoint, ResourceGroup
-    from sbpair.model.tiers import Capacity
-
+from sbpair.model.tiers import Capacity
 
 Json = dict[str, Any]
 Listing = list[tuple[str, Json]]

@@ -5,9 +5,9 @@ Reading is `atom`'s, which does not need the client: it takes as long to load as
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import fields
-from typing import TYPE_CHECKING
 
 from azure.core.exceptions import HttpResponseError
 from azure.servicebus import management as sdk
@@ -23,20 +23,15 @@ from sbpair.model.entities import (
     NAMES,
     NO_MESSAGE,
     CorrelationFilter,
+    Described,
     Queue,
     Rule,
     SqlFilter,
     Subscription,
     Topic,
 )
-from sbpair.model.pair import Identity
+from sbpair.model.pair import Endpoint, Identity
 from sbpair.model.queues import QueueSpec
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable
-
-    from sbpair.model.entities import Described
-    from sbpair.model.pair import Endpoint
 
 Value = str | int | bool
 

@@ -12,10 +12,11 @@ import asyncio
 import logging
 import re
 import time
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Self
+from typing import Self
 from urllib.parse import urlsplit, urlunsplit
 
 import h11
@@ -35,9 +36,6 @@ from sbpair.model.reachability import (
     FirstAnswerTimeout,
     unreachable,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Mapping
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from sbpair.config.file import PAIR_KEYS, config_path, file_layer, file_setting, named_variables, read_pairs
@@ -32,10 +31,7 @@ from sbpair.config.setting import (
 )
 from sbpair.errors import SbpairError, UsageError
 from sbpair.model.connection_string import holds_secret
-from sbpair.model.pair import MASK, Endpoint, sign_in
-
-if TYPE_CHECKING:
-    from sbpair.model.pair import Pair
+from sbpair.model.pair import MASK, Endpoint, Pair, sign_in
 
 ENVIRONMENT_KEYS = ("CONNECTION_STRING", "NAMESPACE", "NAME", "ENDPOINT", "CA_FILE", "TRANSPORT", "PROXY")
 SECRET_KEYS = ("CONNECTION_STRING", "PROXY")

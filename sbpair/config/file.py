@@ -11,7 +11,6 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sbpair.config.setting import (
     ONE_PROXY,
@@ -29,12 +28,8 @@ from sbpair.config.setting import (
 )
 from sbpair.errors import MachineLacks, SbpairError, UsageError
 from sbpair.model.connection_string import holds_secret, looks_like_connection_string
-from sbpair.model.pair import Ends, is_address
+from sbpair.model.pair import Endpoint, Ends, is_address
 from sbpair.operating_system.files import check_dotted_keys, read_document
-
-if TYPE_CHECKING:
-    from sbpair.model.pair import Endpoint
-
 
 PAIR_KEYS = ("backlog_queues", "failover_interval", "ping_interval")
 SIDE_KEYS = (

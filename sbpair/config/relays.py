@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sbpair.config import effective_side, environment_layer, refuse_secrets
 from sbpair.config.file import config_path, read_relays, relay_layer
@@ -19,10 +18,7 @@ from sbpair.config.setting import (
 )
 from sbpair.errors import UsageError
 from sbpair.model.connection_string import holds_secret
-from sbpair.model.pair import sign_in
-
-if TYPE_CHECKING:
-    from sbpair.model.pair import Endpoint
+from sbpair.model.pair import Endpoint, sign_in
 
 FROM_ENVIRONMENT = "default"
 """The relay whose sides SBPAIR_RELAY_PRIMARY_… and SBPAIR_RELAY_SECONDARY_… set. They change no other one."""

@@ -11,7 +11,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sbpair import backlog
 from sbpair.amqp_client.raw_links import ANSWER_SECONDS
@@ -20,11 +19,9 @@ from sbpair.doctor.access import check_access
 from sbpair.doctor.check import Check, CheckNote, Diagnosis, Emit, diagnosis_exit_code, note, ok
 from sbpair.doctor.connectivity import check_connectivity
 from sbpair.errors import NameInvalid
+from sbpair.model.pair import Endpoint
 from sbpair.model.report import Report
 from sbpair.replay.java import is_installed
-
-if TYPE_CHECKING:
-    from sbpair.model.pair import Endpoint
 
 __all__ = ["Check", "CheckNote", "CheckSubject", "Diagnosis", "diagnose", "diagnosis_exit_code"]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from sbpair import errors
 from sbpair.amqp_client.client import connect
@@ -28,12 +28,9 @@ from sbpair.doctor.check import (
     unknown,
     within,
 )
-from sbpair.model.pair import Identity, SasKey
+from sbpair.model.pair import Endpoint, Identity, SasKey
 from sbpair.model.reachability import DOCTOR_HINT
 from sbpair.model.report import Outcome
-
-if TYPE_CHECKING:
-    from sbpair.model.pair import Endpoint
 
 SKEW_SECONDS = 60.0
 """The allowed difference of clocks: a lock lasts no longer, and NTP is a thousand times better."""

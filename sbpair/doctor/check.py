@@ -6,17 +6,13 @@ A failed check has the exit code of its error; notes and unknown results have no
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 from sbpair.errors import ExitCode, SbpairError
 from sbpair.model.reachability import DOCTOR_HINT
 from sbpair.model.report import Outcome, Report, ReportItem
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
 
 Result = TypeVar("Result")
 

@@ -11,19 +11,16 @@ import ssl
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from sbpair.amqp_client.stream import open_stream
 from sbpair.client_tls import client_context
 from sbpair.doctor.check import UNREACHABLE, Check, CheckNote, Emit, bounded, failed, note, skipped
 from sbpair.errors import ExitCode, UsageError
 from sbpair.http_tunnel import open_connection
-from sbpair.model.pair import Transport, is_loopback
+from sbpair.model.pair import Endpoint, Transport, is_loopback
 from sbpair.model.reachability import TRUST_HINT
 from sbpair.model.report import Outcome
-
-if TYPE_CHECKING:
-    from sbpair.model.pair import Endpoint
 
 CLOSE_SECONDS = 1.0
 MAX_SECONDS = 600.0

@@ -10,12 +10,11 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING
 
 from sbpair import backlog
 from sbpair.amqp.message import Header, Properties, Sections, data_body
 from sbpair.amqp.types import text_of
-from sbpair.amqp_client.client import connect
+from sbpair.amqp_client.client import AmqpClient, connect
 from sbpair.amqp_client.raw_links import ACCEPTED
 from sbpair.azure.credentials import signed_in
 from sbpair.doctor.check import Check, CheckNote, Diagnosis, bounded, failed, unknown
@@ -24,12 +23,9 @@ from sbpair.management.temporary_queues import IDLE, TemporaryQueues, open_tempo
 from sbpair.model import tiers
 from sbpair.model.durations import TIMESPAN_MAX
 from sbpair.model.entities import property_name, with_partitions
+from sbpair.model.pair import Endpoint
 from sbpair.model.queues import QueueSpec
 from sbpair.model.report import Outcome, Report, ReportItem
-
-if TYPE_CHECKING:
-    from sbpair.amqp_client.client import AmqpClient
-    from sbpair.model.pair import Endpoint
 
 PURPOSES = ("description", "partitioned", "messages")
 TRIAL = QueueSpec("", default_message_time_to_live="P1D", auto_delete_on_idle=IDLE)

@@ -13,9 +13,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from sbpair import backlog
+from sbpair.amqp.message import Sections
 from sbpair.amqp_client.client import connect
 from sbpair.azure.atom import open_atom
 from sbpair.drill import scenario
@@ -33,14 +34,11 @@ from sbpair.drill.drill_pair import OWN_QUEUES, DrillPhase, SimulatedOutages, Ti
 from sbpair.drill.scenario import INTERVALS, Intervals, SendTally, accounted, received, take_payloads
 from sbpair.errors import ExitCode, UsageError
 from sbpair.management import provisioning
+from sbpair.model.pair import Endpoint, Pair
 from sbpair.model.queues import QueueSpec
 from sbpair.move.events import SyphonEvent
+from sbpair.move.receipt import Receipt
 from sbpair.syphon import runner
-
-if TYPE_CHECKING:
-    from sbpair.amqp.message import Sections
-    from sbpair.model.pair import Endpoint, Pair
-    from sbpair.move.receipt import Receipt
 
 APPLICATION = "checkout"
 """The queue that the application sends to."""

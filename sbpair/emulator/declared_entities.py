@@ -15,16 +15,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from sbpair.emulator.access.sas import scope_of
 from sbpair.emulator.clock import ManualClock
 from sbpair.emulator.entities import rules
-from sbpair.emulator.entities.description import SUBSCRIPTION, TIERS
+from sbpair.emulator.entities.description import SUBSCRIPTION, TIERS, QueueDescription
 from sbpair.emulator.entities.namespace import Namespace
+from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.emulator.entities.rules import TypedValue, read_typed
-from sbpair.emulator.entities.topic import SubscriptionEntity
+from sbpair.emulator.entities.topic import SubscriptionEntity, TopicEntity
 from sbpair.emulator.frontends.http.management_parts import (
     FORWARDS,
     EntityCollection,
@@ -39,13 +41,6 @@ from sbpair.errors import SbpairError, UsageError
 from sbpair.operating_system.files import read_document
 from sbpair.timespan import TICKS_PER_SECOND
 from sbpair.timespan import parse as parse_timespan
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sbpair.emulator.entities.description import QueueDescription
-    from sbpair.emulator.entities.queue import QueueEntity
-    from sbpair.emulator.entities.topic import TopicEntity
 
 Defaults = Mapping[str, Mapping[str, str]]
 """The text of properties that are left out, by the kind of entity: Queue, Topic or Subscription."""

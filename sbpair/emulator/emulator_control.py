@@ -7,15 +7,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from ipaddress import ip_address
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from sbpair.emulator.clock import Clock, Timers, milliseconds
+from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.faults.active import Faults
 from sbpair.emulator.port import EVERY_ADDRESS
-
-if TYPE_CHECKING:
-    from sbpair.emulator.entities.namespace import Namespace
 
 
 class EmulatorControl:

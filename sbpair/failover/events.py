@@ -12,12 +12,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from threading import RLock
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeAlias, TypeVar, dataclass_transform
+from typing import Any, ClassVar, Final, Generic, TypeAlias, TypeVar, dataclass_transform
 
-from sbpair.failover.entity_states import SENDS_TO_BACKLOG
-
-if TYPE_CHECKING:
-    from sbpair.failover.entity_states import State
+from sbpair.failover.entity_states import SENDS_TO_BACKLOG, State
 
 
 @dataclass_transform(frozen_default=True)

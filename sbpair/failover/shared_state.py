@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from sbpair.backlog import queue_path
 from sbpair.failover import events
@@ -28,9 +28,7 @@ from sbpair.failover.entity_states import (
 )
 from sbpair.failover.events import EventQueue, SenderEvent
 from sbpair.failover.failures import describe_error, is_transient
-
-if TYPE_CHECKING:
-    from sbpair.model.pair import Pair
+from sbpair.model.pair import Pair
 
 JITTER = 0.1
 """Random share of the interval by which pings and probes come earlier or later, so that clients spread out."""

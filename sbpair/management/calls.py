@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from sbpair.azure.management_errors import attempt
-from sbpair.errors import SbpairError, first_error
+from sbpair.errors import AccessError, SbpairError, first_error
 from sbpair.model.queues import ControlEvent
-
-if TYPE_CHECKING:
-    from sbpair.errors import AccessError
 
 Result = TypeVar("Result")
 Sleep = Callable[[float], Awaitable[object]]

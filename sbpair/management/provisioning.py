@@ -7,11 +7,11 @@ concurrent runs safe.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sbpair import backlog, errors
 from sbpair.azure import NamespaceControl, open_namespace
@@ -55,12 +55,7 @@ from sbpair.model.entities import DEFAULT_RULE, AnyEntity, Described, Queue, Rul
 from sbpair.model.pair import Endpoint, Pair, ResourceGroup
 from sbpair.model.queues import Difference, Listed, QueueProvisioned, QueueSpec, QueueState, Retrying
 from sbpair.model.report import Outcome, Report, ReportItem
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterator, Mapping, Sequence
-
-    from sbpair.model.tiers import Tier
-
+from sbpair.model.tiers import Tier
 
 IN_DOUBT = "no answer came before the run was stopped: it may exist"
 _NOT_CREATED = (Outcome.FAILED, Outcome.NOT_TRIED)

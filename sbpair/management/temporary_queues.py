@@ -7,19 +7,15 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
 
-from sbpair.azure.atom import open_atom
+from sbpair.azure.atom import AtomNamespace, open_atom
 from sbpair.azure.http_client import CALL_SECONDS
 from sbpair.azure.management_errors import attempt
 from sbpair.errors import EntityMissing, NameTaken, SbpairError
 from sbpair.management.calls import Sleep, shielded
-
-if TYPE_CHECKING:
-    from sbpair.azure.atom import AtomNamespace
-    from sbpair.model.entities import Queue, Topic
-    from sbpair.model.pair import Endpoint
-    from sbpair.model.queues import QueueSpec
+from sbpair.model.entities import Queue, Topic
+from sbpair.model.pair import Endpoint
+from sbpair.model.queues import QueueSpec
 
 IDLE = "PT1H"
 """A queue that a killed run has left deletes itself after this time."""

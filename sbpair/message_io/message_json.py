@@ -12,16 +12,14 @@ import json
 import math
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from azure.servicebus import ServiceBusMessage
 
 from sbpair.errors import UsageError
 from sbpair.failover import sdk_messages
+from sbpair.failover.sdk_messages import Message
 from sbpair.model.durations import ticks
-
-if TYPE_CHECKING:
-    from sbpair.failover.sdk_messages import Message
 
 HINT = 'a line is an object such as {"body": "hello", "message_id": "1", "session_id": "a", "properties": {"n": 1}}'
 TICKS_PER_MICROSECOND = 10

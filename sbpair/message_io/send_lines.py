@@ -16,11 +16,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 from sbpair.amqp_client.stream import open_stream
 from sbpair.azure.data_errors import is_answer, translate_data_errors
-from sbpair.azure.data_plane import check_proxy, open_sender
+from sbpair.azure.data_plane import SdkSender, check_proxy, open_sender
 from sbpair.errors import (
     EntityMissing,
     ExitCode,
@@ -32,18 +32,13 @@ from sbpair.errors import (
     Unavailable,
     UsageError,
 )
-from sbpair.failover.clients import AsyncPairedClient
+from sbpair.failover.clients import AsyncPairedClient, AsyncPairedSender
 from sbpair.failover.events import SenderEvent, SendInDoubt
 from sbpair.failover.failover_send import Delivered, OnFailure
 from sbpair.failover.sdk_messages import SMALLEST_TIER_BYTES, Message, SizedBatch, batches, message_ids
+from sbpair.model.pair import Endpoint, Pair
 from sbpair.move.failure_latch import set_within
 from sbpair.move.rate_limit import RateLimiter
-
-if TYPE_CHECKING:
-    from sbpair.azure.data_plane import SdkSender
-    from sbpair.failover.clients import AsyncPairedSender
-    from sbpair.model.pair import Endpoint, Pair
-
 
 log = logging.getLogger(__name__)
 

@@ -10,16 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from opentelemetry import trace
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from sbpair.amqp import codec, splice
 from sbpair.errors import ProtocolError, SbpairError
-
-if TYPE_CHECKING:
-    from sbpair.move.interface import Batch, Destination, DestinationLink, RoutedMessage, SendOutcome
+from sbpair.move.interface import Batch, Destination, DestinationLink, RoutedMessage, SendOutcome
 
 MAX_LINKS: Final = 128
 CONTEXT_KEYS: Final = ("traceparent", "Diagnostic-Id")

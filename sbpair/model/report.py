@@ -5,14 +5,12 @@ Pure: an expected failure of one item among many is a ReportItem, not an excepti
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from sbpair.errors import ExitCode
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
 
 Detail = TypeVar("Detail")
 

@@ -7,14 +7,10 @@ import hashlib
 import hmac
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 from urllib.parse import quote_plus
 
 from sbpair.errors import UsageError
-from sbpair.model.pair import SasKey
-
-if TYPE_CHECKING:
-    from sbpair.model.pair import SasToken
+from sbpair.model.pair import SasKey, SasToken
 
 SAS_SECONDS = 3_600
 """Life of a signature."""

@@ -10,23 +10,19 @@ stays in the backlog. After that, it may be delivered again, and the journal kno
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
+from sbpair.errors import SbpairError, Unavailable
+from sbpair.move.context import MoveContext
 from sbpair.move.destination_sender import DestinationSender, DestinationSenders
 from sbpair.move.failure_latch import FailureLatch
 from sbpair.move.held import SkippedMessages, renew_locks
 from sbpair.move.intake import Intake
+from sbpair.move.interface import Destination, MessageSource, ReceivedMessage
 from sbpair.move.message.route import router
 from sbpair.move.receipt import BackingOff
 from sbpair.move.settlement import Settlement
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sbpair.errors import SbpairError, Unavailable
-    from sbpair.move.context import MoveContext
-    from sbpair.move.interface import Destination, MessageSource, ReceivedMessage
 
 
 class Mover:

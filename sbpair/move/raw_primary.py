@@ -6,23 +6,16 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import TYPE_CHECKING
 
 from sbpair.amqp.message import BATCH_FORMAT, MESSAGE_ANNOTATIONS, Properties, encode_map, member_head
 from sbpair.amqp.types import Symbol
-from sbpair.amqp_client.client import AmqpClient, connect
-from sbpair.amqp_client.raw_links import ANSWER_SECONDS, RawSender
-from sbpair.errors import InDoubt, Unreachable
-from sbpair.move.interface import Batch
+from sbpair.amqp_client.client import AmqpClient, GetToken, connect
+from sbpair.amqp_client.raw_links import ANSWER_SECONDS, PendingSettlement, RawSender
+from sbpair.errors import InDoubt, SbpairError, Unreachable
+from sbpair.model.pair import Endpoint
+from sbpair.move.interface import Batch, RoutedMessage, SendOutcome
 from sbpair.move.message.envelope import PARTITION_KEY
 from sbpair.runs.database import now_ms
-
-if TYPE_CHECKING:
-    from sbpair.amqp_client.client import GetToken
-    from sbpair.amqp_client.raw_links import PendingSettlement
-    from sbpair.errors import SbpairError
-    from sbpair.model.pair import Endpoint
-    from sbpair.move.interface import RoutedMessage, SendOutcome
 
 MAX_SENDERS = 200
 """How many links to the primary a worker keeps open."""

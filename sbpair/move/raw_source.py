@@ -13,28 +13,21 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import TYPE_CHECKING, Self, cast
+from typing import Self, cast
 
+from sbpair.amqp.link import Delivery
 from sbpair.amqp.message import Sections
-from sbpair.amqp_client.client import AmqpClient, lock_token
-from sbpair.amqp_client.raw_links import ACCEPTED, RELEASED, dead_letter
+from sbpair.amqp.performatives import Outcome
+from sbpair.amqp_client.client import AmqpClient, SessionReceiver, lock_token
+from sbpair.amqp_client.raw_links import ACCEPTED, RELEASED, RawReceiver, dead_letter
 from sbpair.errors import MessageLockLost, SbpairError, SessionLockLost, TimedOut, Unavailable, Unreachable
-from sbpair.model.message_key import NO_KEY
+from sbpair.model.message_key import NO_KEY, Key
 from sbpair.move.filter import UndecodedMessages
-from sbpair.move.interface import KeptMessage, PeekedHeader, get_lock_until
+from sbpair.move.interface import Failures, KeptMessage, PeekedHeader, ReceivedMessage, get_lock_until
 from sbpair.move.message import envelope
-from sbpair.move.message.decode import Decoder
+from sbpair.move.message.decode import Content, Decoder
 from sbpair.move.message.route import BACKLOG, Facts, MessageForm, field_getter
 from sbpair.move.peek.locked import ASSUMED_LOCK_SECONDS, MAX_LOCK_SECONDS
-
-if TYPE_CHECKING:
-    from sbpair.amqp.link import Delivery
-    from sbpair.amqp.performatives import Outcome
-    from sbpair.amqp_client.client import SessionReceiver
-    from sbpair.amqp_client.raw_links import RawReceiver
-    from sbpair.model.message_key import Key
-    from sbpair.move.interface import Failures, ReceivedMessage
-    from sbpair.move.message.decode import Content
 
 _MAX_RENEW = 100
 _PAGE = 100

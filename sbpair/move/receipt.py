@@ -7,15 +7,13 @@ in exactly one bucket, and `balanced` checks it.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import Annotated, NamedTuple
 
 from sbpair.errors import ExitCode
 from sbpair.model.cost import Operations
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
 
 BUCKETS = ("sent", "already_sent", "expired", "dead_lettered", "released", "in_doubt", "skipped")
 

@@ -10,7 +10,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from sbpair import backlog
 from sbpair.azure.descriptions import body_of, name_of
@@ -31,11 +31,8 @@ from sbpair.model.entities import (
     Topic,
     with_partitions,
 )
+from sbpair.model.pair import Pair
 from sbpair.template import filled
-
-if TYPE_CHECKING:
-    from sbpair.model.pair import Pair
-
 
 API_VERSION = "2026-01-01"
 NAMESPACES = "Microsoft.ServiceBus/namespaces"

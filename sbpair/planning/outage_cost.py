@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from sbpair import backlog
 from sbpair.azure import open_namespace
@@ -17,13 +17,10 @@ from sbpair.backlog import queue_spec
 from sbpair.errors import NetworkRefused, NotAuthorized, Unavailable, UsageError
 from sbpair.model import cost, tiers
 from sbpair.model.cost import PRICES, MoneyRange, Operations
+from sbpair.model.pair import Endpoint, Pair
+from sbpair.model.queues import QueueState
 from sbpair.model.tiers import BASIC, MEGABYTES, PARTITIONS, PREMIUM, STANDARD, Capacity
 from sbpair.move.rate_limit import NAMESPACE_CREDITS, credits_of
-
-if TYPE_CHECKING:
-    from sbpair.model.pair import Endpoint, Pair
-    from sbpair.model.queues import QueueState
-
 
 LONG_POLL_SECONDS = 900
 """A mover that watches an empty queue receives so long: 10 queues are 40 receives an hour."""

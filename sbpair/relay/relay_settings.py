@@ -6,15 +6,12 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sbpair.config.relays import RelaySettings, effective_relay_side, load_relay_settings, relay_names
 from sbpair.config.setting import Environment, Flags, Secret, Setting, build_endpoint
 from sbpair.errors import ConnectionStringError, NameInvalid, UsageError
+from sbpair.model.pair import Endpoint
 from sbpair.relay.relay_endpoint import SIDES, RelayEndpoint, RelayPair, Side, split_entity_path
-
-if TYPE_CHECKING:
-    from sbpair.model.pair import Endpoint
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,16 +11,17 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sbpair.errors import ExitCode, MachineLacks, SbpairError, UsageError
 from sbpair.move.run_store import ends_settings
 from sbpair.replay.archive import Archive
 from sbpair.replay.archive_layout import DRAINED_FILE, RECEIPT_FILE, REMOVED_FILE, STOP_FILE
+from sbpair.replay.outcomes import Proof
 from sbpair.replay.phases import Phases, check_executors, check_selected_destinations, check_spark_reads
 from sbpair.replay.progress import OnEvent, Pauses, ReplayPhase, ReplayTimeline, run_settings
 from sbpair.replay.queue_task import save_accepted
-from sbpair.replay.run import ReplayMode, ReplayOptions, ReplayRequest, ReplayRun, load_run, save_run
+from sbpair.replay.run import ReplayMode, ReplayOptions, ReplayRequest, ReplayRun, Selection, load_run, save_run
 from sbpair.replay.shard_plan import check_selection
 from sbpair.replay.spark import (
     PLATFORM,
@@ -38,10 +39,6 @@ from sbpair.runs.control import RunControl
 from sbpair.runs.database import RunDatabase, identity, state_if_any
 from sbpair.runs.journal import accepted_keys
 from sbpair.runs.run_log import MOVED, RunEntry, new_id
-
-if TYPE_CHECKING:
-    from sbpair.replay.outcomes import Proof
-    from sbpair.replay.run import Selection
 
 log = logging.getLogger(__name__)
 

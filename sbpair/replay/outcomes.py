@@ -9,16 +9,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from sbpair.backlog import check_path
 from sbpair.errors import ExitCode
-from sbpair.model.message_key import message_key
-from sbpair.move.message.route import Send
-
-if TYPE_CHECKING:
-    from sbpair.model.message_key import Key
-    from sbpair.move.message.route import Facts, Route
+from sbpair.model.message_key import Key, message_key
+from sbpair.move.message.route import Facts, Route, Send
 
 ALREADY_SENT, DEDUPLICATED, UNSENT = "already_sent", "deduplicated", "unsent"
 MAX_REMEMBERED = 10_000_000  # upper bound on message ids kept, at about 70 bytes each

@@ -15,18 +15,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import sbpair
 from sbpair.errors import MachineLacks, UsageError
 from sbpair.model.connection_string import holds_secret
-from sbpair.model.pair import pair_variables
+from sbpair.model.pair import Pair, pair_variables
 from sbpair.replay.secret_references import PRINCIPAL
 from sbpair.replay.spark import PLATFORM, SETTINGS
 from sbpair.template import filled
-
-if TYPE_CHECKING:
-    from sbpair.model.pair import Pair
 
 NAME = "sbpair"
 NATIVE = (".so", ".pyd", ".dylib")

@@ -17,44 +17,39 @@ from dataclasses import replace
 from functools import partial
 from itertools import repeat
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from sbpair.amqp.performatives import Outcome
 from sbpair.amqp_client.raw_links import ACCEPTED, RELEASED
 from sbpair.azure.destinations import open_destinations
 from sbpair.errors import SbpairError, StateRefused, Unavailable
+from sbpair.model.message_key import Key as MessageKey
 from sbpair.model.message_key import message_key
-from sbpair.move.context import BatchLimits
-from sbpair.move.interface import get_facts
+from sbpair.move.context import BatchLimits, MoveContext
+from sbpair.move.interface import Failures, ReceivedMessage, get_facts
 from sbpair.move.message.route import Facts, field_getter
 from sbpair.move.mover import Mover
 from sbpair.move.peek.locked import NewMessages
 from sbpair.move.raw_primary import RawPrimary
-from sbpair.move.raw_source import RawSource, peek_queue
+from sbpair.move.raw_source import RawReceivedMessage, RawSource, peek_queue
+from sbpair.move.receipt import BackingOff
 from sbpair.move.topic_guard import TopicGuard
+from sbpair.replay.archive import Archive
 from sbpair.replay.archive_layout import ACCEPTED_FILE, KEY, LEDGER, SEGMENT
 from sbpair.replay.ledger import Entry, Key, Ledger, held_by_attempts, table_keys
+from sbpair.replay.run import ReplayRun
 from sbpair.replay.segment import Segment
 from sbpair.replay.send_task import MAX_DESTINATION_FAILURES, WAIT_SECONDS, move_context, note_of
 from sbpair.replay.spark_task import (
     StopPoll,
     TaskCounts,
+    TaskJob,
     open_primary,
     receive_until_stopped,
     retry,
     retry_while_progressing,
 )
 from sbpair.replay.task_lease import READY_SECONDS, TaskLease
-
-if TYPE_CHECKING:
-    from sbpair.amqp.performatives import Outcome
-    from sbpair.model.message_key import Key as MessageKey
-    from sbpair.move.context import MoveContext
-    from sbpair.move.interface import Failures, ReceivedMessage
-    from sbpair.move.raw_source import RawReceivedMessage
-    from sbpair.move.receipt import BackingOff
-    from sbpair.replay.archive import Archive
-    from sbpair.replay.run import ReplayRun
-    from sbpair.replay.spark_task import TaskJob
 
 log = logging.getLogger(__name__)
 

@@ -14,17 +14,20 @@ from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, Protocol, cast
 
 from sbpair.errors import SbpairError
-from sbpair.model.message_key import NO_KEY
+from sbpair.model.message_key import NO_KEY, Key
 from sbpair.move.context import MAX_MISSING, MissingDestinations, MoveContext
+from sbpair.move.interface import Failures, ReceivedMessage
 from sbpair.move.message import dead_letters
-from sbpair.move.message.decode import Decoder
+from sbpair.move.message.decode import Content, Decoded, Decoder
+from sbpair.move.message.route import Facts
 from sbpair.move.mover import Mover
 from sbpair.move.rate_limit import RateLimiter
 from sbpair.move.raw_primary import RawPrimary
 from sbpair.move.receipt import BackingOff, NamedMessage, Tally
+from sbpair.replay.archive import Archive
 from sbpair.replay.archive_layout import DEDUPLICATED, KEY, LEDGER
 from sbpair.replay.ledger import Entry, Ledger, Shard
 from sbpair.replay.ledger import Key as RowKey
@@ -40,13 +43,6 @@ from sbpair.replay.spark_task import (
 )
 from sbpair.replay.task_lease import TaskLease
 from sbpair.runs.journal import Journal
-
-if TYPE_CHECKING:
-    from sbpair.model.message_key import Key
-    from sbpair.move.interface import Failures, ReceivedMessage
-    from sbpair.move.message.decode import Content, Decoded
-    from sbpair.move.message.route import Facts
-    from sbpair.replay.archive import Archive
 
 MAX_DESTINATION_FAILURES = 5  # failures in a row of a destination after which the task leaves the rest to a resume
 WAIT_SECONDS = 1.0

@@ -14,18 +14,15 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sbpair.errors import UsageError
 from sbpair.move.message.route import TimeToLive
 from sbpair.replay import archive_layout
+from sbpair.replay.archive import Archive
 from sbpair.replay.archive_layout import ENVELOPE, KEY, KEY_IN_SPARK, NOT_SENT, SEGMENT, SEGMENT_IN_SPARK, SPARK_TYPES
-from sbpair.replay.run import DedupMode, ReplayRun
+from sbpair.replay.run import DedupMode, ReplayRun, Selection
 from sbpair.replay.spark import spark_errors, spark_message, unreadable_segment
-
-if TYPE_CHECKING:
-    from sbpair.replay.archive import Archive
-    from sbpair.replay.run import Selection
 
 MESSAGES, SHARED, ACCEPTED, PLAN = "messages", "shared", "accepted", "plan"
 """Views: rows of segments; match keys of several rows; keys that an earlier attempt sent; the rows with verdicts."""

@@ -14,13 +14,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sbpair.errors import StateRefused, Unsafe, UsageError
-from sbpair.replay.archive import value_counts
+from sbpair.replay.archive import Archive, value_counts
 from sbpair.replay.archive_layout import (
     BUCKETS,
     DOUBTFUL,
@@ -41,9 +41,6 @@ from sbpair.replay.archive_layout import (
 from sbpair.replay.ledger import Key, check_chunks, held_by_attempts, keyed_rows, table_keys
 from sbpair.replay.outcomes import Proof
 from sbpair.replay.run import ReplayRun, load_run
-
-if TYPE_CHECKING:
-    from sbpair.replay.archive import Archive
 
 KINDS = (SEGMENTS, *OUTCOMES)  # directories that a message's key may occur in: as archived, and with each outcome
 MAX_SLICE = 2_000_000  # upper bound on keys in memory

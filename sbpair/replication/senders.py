@@ -11,14 +11,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sbpair.backlog import check_path
-from sbpair.errors import UsageError
+from sbpair.errors import BothFailed, UsageError
 from sbpair.failover import failover_send, sdk_messages
 from sbpair.failover.events import EventReporter
 from sbpair.failover.failover_send import NotSent, checked_timeout, positive
 from sbpair.failover.failures import FailoverOn, both_failed, describe_error, failover_rule, is_transient
+from sbpair.failover.sdk_messages import Message, Messages
 from sbpair.failover.side_connections import (
     AsyncClosable,
     BothSides,
@@ -27,12 +28,8 @@ from sbpair.failover.side_connections import (
     send_action,
 )
 from sbpair.failover.steps import Gather, Pause, Steps, awaiting, blocking
+from sbpair.model.pair import Pair
 from sbpair.replication.events import SIDES, OneSideOnly, OnEvent, ReplicationReporter, RolesSwapped, Side, Unanswered
-
-if TYPE_CHECKING:
-    from sbpair.errors import BothFailed
-    from sbpair.failover.sdk_messages import Message, Messages
-    from sbpair.model.pair import Pair
 
 ACTIVE_SHARE = 2 / 3
 """Share of a passive send's time for the active side. Of 60 s it leaves 20, more than a partition needs."""

@@ -6,17 +6,12 @@ A topic discards a message that no subscription selects, and reports no error.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
 
 from sbpair.errors import SbpairError
-from sbpair.rules.compiler import Compiler, Dialect, SqlMistake
+from sbpair.rules.compiler import Compiler, Dialect, Parameters, Predicate, SqlMistake
 from sbpair.rules.values import EvaluationFailed, Truth, TypedValue, equal
 from sbpair.rules.view import SYSTEM_PROPERTIES, MessageView
-
-if TYPE_CHECKING:
-    from typing import Any
-
-    from sbpair.rules.compiler import Parameters, Predicate
 
 MAX_LENGTH: Final = 1024
 

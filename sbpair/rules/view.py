@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from sbpair.amqp import codec, splice
-from sbpair.amqp.message import APPLICATION_PROPERTIES, MESSAGE_ANNOTATIONS, section, skip
+from sbpair.amqp.message import APPLICATION_PROPERTIES, MESSAGE_ANNOTATIONS, Sections, section, skip
 from sbpair.amqp.types import Value, text_of
 from sbpair.errors import ProtocolError
 from sbpair.rules.values import NUMBER, SPAN, TEXT, TIME, EvaluationFailed, Instant, TimeSpanValue, instant, rule_value
 from sbpair.timespan import MAX_TICKS
-
-if TYPE_CHECKING:
-    from sbpair.amqp.message import Sections
 
 FOREVER: Final = TimeSpanValue(MAX_TICKS)
 _CACHED: Final = 1024

@@ -9,16 +9,11 @@ import time
 from contextlib import nullcontext
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sbpair.errors import UsageError
-from sbpair.runs.database import state_if_any
-from sbpair.runs.run_log import LIVE, RunOutcome, find_run, read_run
-
-if TYPE_CHECKING:
-    from sbpair.model.pair import Ends
-    from sbpair.runs.database import RunDatabase
-    from sbpair.runs.run_log import RunRecord
+from sbpair.model.pair import Ends
+from sbpair.runs.database import RunDatabase, state_if_any
+from sbpair.runs.run_log import LIVE, RunOutcome, RunRecord, find_run, read_run
 
 CONFIRM_SECONDS = 10.0
 """How long to wait for a run that pauses or resumes: it looks for requests twice a second."""

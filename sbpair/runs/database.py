@@ -18,14 +18,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 from urllib.parse import quote
 
 from sbpair.errors import MachineLacks, SbpairError, StateRefused
+from sbpair.model.pair import Endpoint, Ends
 from sbpair.operating_system import files
-
-if TYPE_CHECKING:
-    from sbpair.model.pair import Endpoint, Ends
 
 log = logging.getLogger(__name__)
 

@@ -16,17 +16,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 from urllib.parse import quote, urlsplit
 
 from sbpair.errors import LeaseHeld, LeaseLost, MachineLacks
-from sbpair.model.pair import AMQPS_PORT, is_loopback
+from sbpair.model.pair import AMQPS_PORT, Ends, is_loopback
 from sbpair.operating_system import file_lock
 from sbpair.operating_system.files import user_directory
 from sbpair.runs.database import make_directory, now_ms, unusable
-
-if TYPE_CHECKING:
-    from sbpair.model.pair import Ends
 
 log = logging.getLogger(__name__)
 

@@ -16,15 +16,12 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import Annotated, NamedTuple
 
 from sbpair.errors import ExitCode, SbpairError, StateRefused, UsageError
-from sbpair.runs.database import now_ms
+from sbpair.runs.database import Row, RunDatabase, now_ms
 from sbpair.runs.journal import ACCEPTED, DOUBTFUL, SENDING, Doubt, doubts_of
 from sbpair.runs.lease import Lock, is_locked
-
-if TYPE_CHECKING:
-    from sbpair.runs.database import Row, RunDatabase
 
 log = logging.getLogger(__name__)
 

@@ -19,10 +19,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from hashlib import sha256
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from sbpair import backlog
-from sbpair.amqp_client.client import connect
+from sbpair.amqp_client.client import AmqpClient, GetToken, SessionReceiver, connect
 from sbpair.errors import (
     AccessError,
     EntityMissing,
@@ -39,12 +39,9 @@ from sbpair.errors import (
     UsageError,
 )
 from sbpair.model.backoff import Backoff
+from sbpair.model.pair import Ends
 from sbpair.operating_system import uptime as seconds_since_boot
 from sbpair.runs.database import now_ms
-
-if TYPE_CHECKING:
-    from sbpair.amqp_client.client import AmqpClient, GetToken, SessionReceiver
-    from sbpair.model.pair import Ends
 
 log = logging.getLogger(__name__)
 

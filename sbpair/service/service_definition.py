@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from sbpair.errors import UsageError
-from sbpair.model.pair import Identity, pair_variables
+from sbpair.model.pair import Identity, Pair, pair_variables
 from sbpair.template import filled
-
-if TYPE_CHECKING:
-    from sbpair.model.pair import Pair
 
 KINDS: Final = {
     "systemd": "systemd.service",

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
@@ -16,6 +16,7 @@ from sbpair.backlog import ALIASES
 from sbpair.errors import ProtocolError, StateRefused, UsageError
 from sbpair.message_io.render import plain_value, readable
 from sbpair.move.message.envelope import read_facts
+from sbpair.move.message.route import Facts
 from sbpair.replay.archive import Archive
 from sbpair.replay.archive_layout import (
     EXPIRED,
@@ -30,9 +31,6 @@ from sbpair.replay.archive_layout import (
 from sbpair.replay.run import load_run
 from sbpair.replay.verify import check_segment_rows, messages_removed
 from sbpair.spark.write_run import READERS, check_names, choice
-
-if TYPE_CHECKING:
-    from sbpair.move.message.route import Facts
 
 READ_OPTIONS = ("path", "states", "unfinished")
 STATES = (SEGMENTS, EXPIRED, QUARANTINE)

@@ -17,26 +17,22 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
 from tempfile import SpooledTemporaryFile, gettempdir
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sbpair.amqp.message import Sections
 from sbpair.errors import EntityMissing, MachineLacks, ServiceRefused, StateRefused, Unavailable, UsageError
-from sbpair.move.raw_primary import RawPrimary
+from sbpair.model.pair import Endpoint
+from sbpair.move.raw_primary import RawDestinationLink, RawPrimary
+from sbpair.replay.archive import Archive
 from sbpair.replay.archive_layout import LEDGER, OUTCOME
 from sbpair.replay.send_task import CHUNK_BYTES, MAX_CHUNK
 from sbpair.replay.spark import check_speculation, is_local_master
 from sbpair.replay.spark_task import open_primary, run_in_worker
 from sbpair.spark.row_messages import RowMessage
-from sbpair.spark.write_run import BATCH_SCOPE, READERS, missing_destination
-
-if TYPE_CHECKING:
-    from sbpair.model.pair import Endpoint
-    from sbpair.move.raw_primary import RawDestinationLink
-    from sbpair.replay.archive import Archive
-    from sbpair.spark.write_run import WriteJob
+from sbpair.spark.write_run import BATCH_SCOPE, READERS, WriteJob, missing_destination
 
 MAX_REASONS = 10
 """How many reasons an error names. Rows with others are counted."""

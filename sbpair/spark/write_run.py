@@ -19,28 +19,25 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from sbpair.config import load
 from sbpair.config.file import load_namespace
 from sbpair.config.setting import SIDES, Flags
 from sbpair.errors import EntityMissing, LeaseHeld, SbpairError, ServiceRefused, StateRefused, UsageError
 from sbpair.model.connection_string import holds_secret
+from sbpair.model.pair import Endpoint
 from sbpair.move.raw_primary import RawPrimary
 from sbpair.operating_system.files import user_directory
 from sbpair.replay.archive import Archive
 from sbpair.replay.archive_layout import DOUBTFUL, KEY, LEDGER, QUARANTINE, REPORT, RUN_FILE, VERSION
-from sbpair.replay.ledger import held_by_attempts, keyed_rows
+from sbpair.replay.ledger import Key, held_by_attempts, keyed_rows
 from sbpair.replay.run import NamespaceAccess
 from sbpair.replay.secret_references import named_secrets
 from sbpair.replay.spark_task import open_primary
 from sbpair.replay.task_lease import wait_unchanged
 from sbpair.runs.run_log import new_id
 from sbpair.spark.row_messages import MessageColumns, check_destination, check_schema
-
-if TYPE_CHECKING:
-    from sbpair.model.pair import Endpoint
-    from sbpair.replay.ledger import Key
 
 WRITE_OPTIONS = ("destination", "pair", "side", "namespace", "config", "ledger", "run", "refused", "check", "discard")
 OF_SPARK = ("checkpointlocation", "queryname")

@@ -10,7 +10,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, closing, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sbpair.azure.destinations import open_destinations
 from sbpair.errors import LeaseLost, MachineLacks, SbpairError, Unavailable, Unreachable, UsageError
@@ -25,12 +25,14 @@ from sbpair.replay.send_task import ArchivedMessage, LedgerTally, ShardSource, e
 from sbpair.replay.spark_task import run_in_worker
 from sbpair.runs.journal import Journal
 from sbpair.spark.partition_rows import AcknowledgedRows, PartitionRows, RowSpool, TaskPlace, row_destinations
+from sbpair.spark.row_messages import RowMessage
 from sbpair.spark.write_run import (
     CLAIMS,
     OWNER_FILE,
     RowCheck,
     RunOwner,
     WriteCounts,
+    WriteJob,
     read_mark,
     read_owner,
     read_refusal,
@@ -38,10 +40,6 @@ from sbpair.spark.write_run import (
     still_going,
     wait_silent,
 )
-
-if TYPE_CHECKING:
-    from sbpair.spark.row_messages import RowMessage
-    from sbpair.spark.write_run import WriteJob
 
 FORM = MessageForm(frozenset(), "column")
 """A row's message is sent as it is: no application property of it is an alias."""

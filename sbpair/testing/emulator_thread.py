@@ -15,17 +15,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
+from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from sbpair import timespan
 from sbpair.emulator.declared_entities import DeclaredEntities, Members, inner, load_config
+from sbpair.emulator.entities.namespace import Namespace
+from sbpair.emulator.entities.queue import EntityCounts
 from sbpair.emulator.faults.active import BadField
 from sbpair.emulator.server import Emulator
 from sbpair.errors import UsageError
-
-if TYPE_CHECKING:
-    from sbpair.emulator.entities.namespace import Namespace
-    from sbpair.emulator.entities.queue import EntityCounts
 
 T = TypeVar("T")
 ANSWER_SECONDS = 30.0

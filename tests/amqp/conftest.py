@@ -1,23 +1,17 @@
 """Two connections that talk through memory, in pieces as small as a test wants."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from sbpair.amqp import frames
 from sbpair.amqp.connection import Connection, ConnectionClosed, Event
-from sbpair.amqp.link import Delivery, LinkAttaching
+from sbpair.amqp.link import Delivery, LinkAttaching, ReceivingLink, SendingLink
 from sbpair.amqp.performatives import Composite, Source, Target, decode_composite
 from sbpair.amqp.sasl import SaslClient, SaslServer
-from sbpair.amqp.session import SessionBegun
-
-if TYPE_CHECKING:
-    from sbpair.amqp.link import ReceivingLink, SendingLink
-    from sbpair.amqp.session import Session
+from sbpair.amqp.session import Session, SessionBegun
 
 
 @dataclass

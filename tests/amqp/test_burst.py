@@ -1,9 +1,7 @@
 """What is read as one run of transfers is what the same frames say when each of them comes alone."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -12,12 +10,9 @@ from hypothesis import strategies as st
 from sbpair.amqp import frame_runs, transfer
 from sbpair.amqp.connection import Connection, ConnectionClosed
 from sbpair.amqp.frames import frame
-from sbpair.amqp.link import Delivery, LinkAttaching
+from sbpair.amqp.link import Delivery, LinkAttaching, ReceivingLink
 from sbpair.amqp.performatives import Source, Target, Transfer
 from sbpair.amqp.sasl import SaslClient, SaslServer
-
-if TYPE_CHECKING:
-    from sbpair.amqp.link import ReceivingLink
 
 FLOW = b"\x00\x53\x13"
 

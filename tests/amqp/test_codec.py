@@ -1,7 +1,5 @@
 """Values to bytes and back: same value, same AMQP type, same bytes, whatever constructor a peer has picked."""
 
-from __future__ import annotations
-
 import math
 import struct
 import uuid

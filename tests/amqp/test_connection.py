@@ -1,7 +1,5 @@
 """The life of a connection: signing in, opening, beating, closing, and what a peer may not do."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

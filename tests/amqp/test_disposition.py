@@ -1,7 +1,5 @@
 """The short cut through dispositions agrees with the general road, on what it knows and on what it does not."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

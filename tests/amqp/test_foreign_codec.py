@@ -3,8 +3,6 @@
 It does not tell a ubyte from a uint once it is decoded, so that what it has read is compared as plain Python values.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

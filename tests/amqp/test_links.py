@@ -1,7 +1,5 @@
 """Sessions and links: attaching, credit, windows, deliveries in many frames, settling, and letting go at any moment."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

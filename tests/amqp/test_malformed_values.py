@@ -1,7 +1,5 @@
 """Bytes that are no AMQP value, or claim to be more than they are: one kind of error, in bounded time and memory."""
 
-from __future__ import annotations
-
 import contextlib
 import struct
 import time

@@ -1,7 +1,5 @@
 """Performatives: every field there and back, every field on the wire, and what a peer may get wrong."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

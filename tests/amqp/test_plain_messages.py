@@ -1,7 +1,5 @@
 """The short cuts for usual messages agree with the careful way, on what they know and what they do not."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

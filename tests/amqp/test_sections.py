@@ -1,7 +1,5 @@
 """Messages as the raw bytes of their sections: split and joined unchanged, decoded on request, refused where broken."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import uuid

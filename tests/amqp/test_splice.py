@@ -1,7 +1,5 @@
 """Splicing against decoding and encoding: the same meaning, and the bytes of all the rest."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 

@@ -4,8 +4,6 @@ The model knows only what each side was told to do: every message sent within cr
 its link; every settlement reaches the deliveries that it names and no others.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from typing import Any
 

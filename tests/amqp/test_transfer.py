@@ -1,7 +1,5 @@
 """The short cut for transfers: it says what the general reader says, about everything that a peer may write."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What a peer's errors mean, what tokens look like, and that neither lets a secret out."""
 
-from __future__ import annotations
-
 import re
 import time
 

@@ -1,7 +1,5 @@
 """Signing in as an identity: azure-identity with the official clients, and with sbpair itself."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 from collections.abc import Iterator

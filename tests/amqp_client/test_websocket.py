@@ -1,7 +1,5 @@
 """AMQP over WebSocket against the emulator, through a proxy, and against servers that do what no good server does."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress

@@ -1,7 +1,5 @@
 """Checks of the language of docstrings, help and Markdown: `python tests/architecture/language.py [PATH ...]`."""
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

@@ -5,8 +5,6 @@ those of Python files, with blank ones, comments and docstrings. A circle is a s
 other, by imports for annotations too.
 """
 
-from __future__ import annotations
-
 import ast
 import sys
 from collections.abc import Container, Iterator

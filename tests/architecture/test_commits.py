@@ -1,7 +1,5 @@
 """The check of commit subjects that CI runs."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

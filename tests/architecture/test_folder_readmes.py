@@ -1,7 +1,5 @@
 """READMEs of packages: a ```python block after `<!-- example: NAME -->` runs against an emulated pair."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re

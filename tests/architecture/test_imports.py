@@ -1,7 +1,5 @@
 """Who may import whom: downwards only, never sideways, no cycles, and foreign packages behind their doors."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

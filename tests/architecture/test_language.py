@@ -1,7 +1,5 @@
 """The project's language in docstrings, help texts and Markdown: see language.py."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Names: one meaning each, in the product and in the tests."""
 
-from __future__ import annotations
-
 import ast
 from collections import Counter, defaultdict
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The public modules: every name resolves, and importing them loads nothing heavy."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The modules that short commands load: each foreign package that they do without costs time at every start."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

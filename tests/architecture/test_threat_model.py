@@ -1,7 +1,5 @@
 """The threat model: each defence names a test that exists; the documents of the repository link to files that do."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Requests over Atom to the byte, and what each answer means: a server with one answer stands for the namespace."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """Translation of azure-servicebus' exceptions, and which of them leave a send in doubt."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

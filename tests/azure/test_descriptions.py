@@ -1,7 +1,5 @@
 """Entities as Resource Manager's JSON and back, and its refusals."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 
 import pytest

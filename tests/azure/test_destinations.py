@@ -1,15 +1,13 @@
 """Destinations read over management, through the real SDK on the emulator."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
+from aiohttp import web
 
 from sbpair import errors
 from sbpair.azure.destinations import DestinationEntity, open_destinations
@@ -21,10 +19,6 @@ from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Endpoint, SasKey
 from sbpair.syphon.move_spec import SendCosts
 from sbpair.testing import Emulator
-
-if TYPE_CHECKING:
-    from aiohttp import web
-
 
 KILOBYTE = 1024
 

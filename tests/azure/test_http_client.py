@@ -1,7 +1,5 @@
 """The HTTP client of the management side against peers that answer byte by byte, and through a proxy."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """Azure's clients over WebSocket through a proxy: what they send and receive, log and raise."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import logging

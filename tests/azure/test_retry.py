@@ -1,7 +1,5 @@
 """Retries of failed calls, and the rate of management calls."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

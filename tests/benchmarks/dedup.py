@@ -3,8 +3,6 @@
 python -m tests.benchmarks.dedup [--messages N] [--rounds N] [--output json]
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import time

@@ -3,8 +3,6 @@
 python delay.py MS PORT …: prints the ports in front of those, as a JSON list, and runs until it is stopped.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

@@ -6,8 +6,6 @@ A bare relay, which copies the same bytes, takes turns with the emulator: the ra
 ratios of WebSocket are to TCP; those of an emulator with --data, or --durable too, to one without a file.
 """
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 import sys
@@ -18,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sbpair.amqp.codec import encode
 from sbpair.amqp.message import BATCH_FORMAT, DATA, Properties, Sections, data_body, section
@@ -26,14 +24,11 @@ from sbpair.amqp_client.client import AmqpClient, connect
 from sbpair.amqp_client.raw_links import ACCEPTED, RawReceiver, RawSender
 from sbpair.azure.atom import open_atom
 from sbpair.model.connection_string import endpoint_from_connection_string
-from sbpair.model.pair import Transport
+from sbpair.model.pair import Endpoint, Transport
 from sbpair.model.queues import QueueSpec
 from tests.benchmarks.engines import relayed
 from tests.benchmarks.figures import Run, emit, interleaved, parser, ratio, summary
 from tests.benchmarks.processes import cpu_seconds, emulator, resident_mb, user_instructions
-
-if TYPE_CHECKING:
-    from sbpair.model.pair import Endpoint
 
 BATCH = 100
 FLIGHT, SINGLE_FLIGHT = 8, 200

@@ -3,8 +3,6 @@
 Invariant: a run counts only after a check of every message in the primary.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import subprocess

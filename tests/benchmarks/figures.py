@@ -1,7 +1,5 @@
 """The parts that benchmarks share: slopes between two sizes, their spread over rounds, and the command line."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import platform

@@ -6,21 +6,17 @@ python -m tests.benchmarks.filter [--messages SMALL LARGE] [--rounds N] [--outpu
 all messages without reading them. A cost is a slope of CPU seconds between two sizes, of the process that moves.
 """
 
-from __future__ import annotations
-
 import sys
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sbpair.amqp.message import APPLICATION_PROPERTIES, Sections, encode_map
 from sbpair.azure.atom import open_atom
 from sbpair.backlog import Aliases, write_aliases
+from sbpair.model.pair import Endpoint
 from tests.benchmarks.engines import moved
 from tests.benchmarks.figures import Rounds, Run, emit, interleaved, parser, ratio, summary
 from tests.benchmarks.stranded import DAY_TICKS, DESTINATIONS, OWN, Stranded, backlog_queues, destination, session_id
-
-if TYPE_CHECKING:
-    from sbpair.model.pair import Endpoint
 
 PASSED_EVERY = 100
 FILTERS = {

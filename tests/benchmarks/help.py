@@ -4,8 +4,6 @@ python tests/benchmarks/help.py [ROUNDS] exits with 1 above the limit. The two t
 counts: another load of the machine only makes a run slower.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

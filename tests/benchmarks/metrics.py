@@ -6,8 +6,6 @@ All take turns in each round. A cost is a slope between two sizes, so the start 
 it. CPU is noisy on a busy machine: with --instructions, valgrind counts those of a message, and of a scrape.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -22,16 +20,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sbpair.azure.atom import open_atom
 from sbpair.model.connection_string import endpoint_from_connection_string
+from sbpair.model.pair import Endpoint
 from tests.benchmarks.figures import Rounds, Run, emit, interleaved, log, parser, ratio, summary
 from tests.benchmarks.processes import emulated_environment, emulator
 from tests.benchmarks.stranded import DESTINATIONS, PRIMARY, SECONDARY, Stranded, destination
-
-if TYPE_CHECKING:
-    from sbpair.model.pair import Endpoint
 
 WATCH = [sys.executable, "-m", "sbpair", "syphon", "--watch", "--credits", "none", "--log-format", "json"]
 WATCH += ["--progress-interval", "1h"]

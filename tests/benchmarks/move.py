@@ -6,15 +6,13 @@ All take turns in each round. A cost is a slope between two sizes, so the start 
 --cachegrind, instructions are counted by valgrind: slower, and independent of what else the machine does.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 import sys
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sbpair.amqp.codec import encode
 from sbpair.amqp.message import (
@@ -31,13 +29,11 @@ from sbpair.amqp_client.client import connect
 from sbpair.azure.atom import open_atom
 from sbpair.backlog import Aliases, queue_path, queue_spec, write_aliases
 from sbpair.model.connection_string import endpoint_from_connection_string
+from sbpair.model.pair import Endpoint
 from sbpair.model.queues import QueueSpec
 from tests.benchmarks.figures import Rounds, Run, emit, interleaved, parser, ratio, slope, spread, summary
 from tests.benchmarks.processes import emulated_environment, emulator, spent_by
 from tests.benchmarks.stranded import BATCH, BODY, CONTENT_TYPE, DAY_TICKS, OWN, PAGE, PRIMARY, SECONDARY
-
-if TYPE_CHECKING:
-    from sbpair.model.pair import Endpoint
 
 SOURCE, DESTINATION = "source", "destination"
 LOOP = Path(__file__).parent / "sdk_sessions_loop.py"

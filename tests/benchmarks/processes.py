@@ -1,7 +1,5 @@
 """Processes of a benchmark: their CPU, memory and instructions, as Linux counts them."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -6,8 +6,6 @@ Both run the same code, once with one call at a time, on new namespaces of an em
 take turns. `metered` is a namespace with 1 000 credits a second, as Standard has, and how often it refused a call.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import time

@@ -5,8 +5,6 @@ the cost: {"cpu_s", "seconds", "rss_mb", "bytes"}. `streams` reads and writes 64
 `protocol` uses the least of asyncio. With PORT BYTES it is the other process, which feeds and drains.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

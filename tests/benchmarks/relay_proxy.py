@@ -9,8 +9,6 @@ alone, and `proxy_and_server` it and its server. CPU is noisy on a busy machine:
 those of a request.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

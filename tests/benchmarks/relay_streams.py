@@ -6,8 +6,6 @@ A body is streamed to a listener, which streams it back; so are the messages of 
 either side, and compared. `grown_mb` is how much more memory the large size needs at its peak than the small one.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import hashlib

@@ -4,21 +4,16 @@ a filter.
 python -m tests.benchmarks.release_loop COUNT QUEUE ...
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import os
 import sys
-from typing import TYPE_CHECKING
 
+from sbpair.amqp.link import Delivery
 from sbpair.amqp_client.client import connect
 from sbpair.amqp_client.raw_links import RELEASED
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.move.context import DEFAULT_BATCH_LIMITS
-
-if TYPE_CHECKING:
-    from sbpair.amqp.link import Delivery
 
 PREFETCH = DEFAULT_BATCH_LIMITS.prefetch
 EMPTY_SECONDS = 1.0

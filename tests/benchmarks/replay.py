@@ -8,8 +8,6 @@ A cost is a slope between two sizes; `slopes` has it by kind of process, without
 reported separately. CPU of every process, user and system, is read as each phase begins.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -9,8 +9,6 @@ size, Java's warm-up and each phase's first and last waits included; `slopes` is
 A rate is messages over the time of a phase; CPU is user and system of every process, by kind, within the phase.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import contextlib
@@ -28,9 +26,10 @@ from http.client import HTTPConnection
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sbpair.model.connection_string import endpoint_from_connection_string
+from sbpair.model.pair import Endpoint
 from tests.benchmarks.figures import emit, log
 from tests.benchmarks.processes import cpu_seconds, emulated_environment
 from tests.benchmarks.replay import Mark, namespaces
@@ -38,9 +37,6 @@ from tests.benchmarks.stranded import Stranded
 from tests.kit.processes import offspring
 from tests.replay.cluster import HASTY, Cluster, standalone
 from tests.replay.replays import is_java
-
-if TYPE_CHECKING:
-    from sbpair.model.pair import Endpoint
 
 PHASES = ("drain", "plan", "send")
 SAMPLE_SECONDS = 0.5

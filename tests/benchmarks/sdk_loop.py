@@ -3,8 +3,6 @@
 It restores the aliases as far as that client can. python sdk_loop.py QUEUE …
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from datetime import UTC, datetime, timedelta

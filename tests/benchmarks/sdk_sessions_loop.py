@@ -3,8 +3,6 @@
 python sdk_sessions_loop.py SOURCE DESTINATION
 """
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -3,8 +3,6 @@
 python -m tests.benchmarks.sender [--messages SMALL LARGE] [--rounds N] [--output json]
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import defaultdict

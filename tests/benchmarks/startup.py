@@ -5,8 +5,6 @@ python -m tests.benchmarks.startup [--rounds N] [--output json]
 The commands take turns against one emulated pair with empty queues; the bytecode is cached before the first round.
 """
 
-from __future__ import annotations
-
 import argparse
 import subprocess
 import sys

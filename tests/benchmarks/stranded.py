@@ -3,12 +3,9 @@
 Invariant: a run counts only if every message is in its destination once, restored, and none is left.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
 
 from sbpair.amqp.codec import encode
 from sbpair.amqp.message import (
@@ -25,13 +22,11 @@ from sbpair.amqp.message import (
 )
 from sbpair.amqp.types import Int, Symbol, Timestamp, Value
 from sbpair.amqp_client.client import AmqpClient, connect
+from sbpair.amqp_client.raw_links import RawSender
 from sbpair.azure.atom import open_atom
 from sbpair.backlog import Aliases, queue_path, queue_spec, write_aliases
+from sbpair.model.pair import Endpoint
 from sbpair.model.queues import QueueSpec
-
-if TYPE_CHECKING:
-    from sbpair.amqp_client.raw_links import RawSender
-    from sbpair.model.pair import Endpoint
 
 PRIMARY, SECONDARY = "contoso", "contoso-dr"
 QUEUES = 4

@@ -6,8 +6,6 @@ All take turns in each round. A cost is a slope between two sizes, so the start 
 that of the process that moves, user and system. The primary counts messages a second, from the first to the last.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial

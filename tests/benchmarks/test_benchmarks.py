@@ -1,7 +1,5 @@
 """Each benchmark measures its ways once, in small; and its check finds each lost or altered message."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Slopes leave out the cost of a start, and instructions are counted only where `perf` can."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

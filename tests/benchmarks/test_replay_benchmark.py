@@ -1,7 +1,5 @@
 """The benchmark of the replay measures both modes, and computes its figures from the marks of phases."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections import Counter

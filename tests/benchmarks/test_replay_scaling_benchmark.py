@@ -1,7 +1,5 @@
 """The benchmark of scaling measures a cluster, and names the limit of each phase."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from typing import Any

@@ -1,17 +1,12 @@
 """The relay `default` of two emulated namespaces, for the command line."""
 
-from __future__ import annotations
-
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sbpair.relay import RelayAnswer, RelayListener, load_relay_pair
+from sbpair.testing import EmulatorThread
 from tests.kit.command import Here, environment, untimed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sbpair.testing import EmulatorThread
 
 PATHS = {"contoso": "service-east", "contoso-dr": "service-west"}
 

@@ -1,9 +1,8 @@
 """Commands with a refused credential: two lines, exit code 5, no secret shown, nothing changed."""
 
-from __future__ import annotations
-
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,10 +12,6 @@ from sbpair.testing import Emulator, EmulatorThread
 from tests.kit.command import Here, environment
 from tests.kit.sas import sign
 from tests.kit.stranded import put, stranded
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 NAMED = "CONNECTION_STRING"
 KEY = "a-key-that-nobody-may-see"

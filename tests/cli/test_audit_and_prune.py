@@ -1,15 +1,14 @@
 """`sbpair audit` and `sbpair prune`: documents, questions, exit codes, and the state after a kill."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
 import pty
 import signal
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -17,6 +16,7 @@ from sbpair.amqp.message import APPLICATION_PROPERTIES, Sections, data_body, enc
 from sbpair.backlog import Aliases, queue_path, write_aliases
 from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.entities.description import QueueDescription
+from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.management.auditing import audit
 from sbpair.management.pruning import prune
 from sbpair.model.connection_string import endpoint_from_connection_string
@@ -25,11 +25,6 @@ from sbpair.model.report import Outcome
 from sbpair.testing import Emulator
 from tests.kit import command
 from tests.kit.command import environment
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from sbpair.emulator.entities.queue import QueueEntity
 
 BACKLOG = QueueDescription(
     max_size_in_megabytes=5120, max_delivery_count=2**31 - 1, dead_lettering_on_message_expiration=True

@@ -1,7 +1,5 @@
 """Documents of a user that are too large, too deep, or not files: each reader refuses them at little cost."""
 
-from __future__ import annotations
-
 import os
 import sys
 import tracemalloc

@@ -1,23 +1,17 @@
 """Bad input: an error, a hint, the right exit code, no traceback, and nothing changed."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.kit import command
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.kit.command import Here
+from tests.kit.command import Here
 
 KEYED = "SharedAccessKeyName=Root;SharedAccessKey=c2VjcmV0a2V5"
 SECONDARY = "SBPAIR_SECONDARY_CONNECTION_STRING"

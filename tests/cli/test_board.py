@@ -1,7 +1,5 @@
 """Events of a mover and phases of a replay as rows of a table, and the lines that a replay prints."""
 
-from __future__ import annotations
-
 import json
 from io import StringIO
 from typing import Any

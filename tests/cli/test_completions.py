@@ -1,7 +1,5 @@
 """Completions in installed shells, and the answers for every shell."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import pty
@@ -9,8 +7,8 @@ import select
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -20,9 +18,6 @@ from sbpair.runs.control import RunControl, Wanted, request
 from sbpair.runs.database import RunDatabase
 from sbpair.runs.run_log import RunEntry
 from tests.kit import command
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 ROOT = Path(__file__).parents[2]
 COMPLETIONS = ROOT / "completions"

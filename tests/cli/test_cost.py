@@ -1,7 +1,5 @@
 """`sbpair cost`: the table of the document, and its JSON."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

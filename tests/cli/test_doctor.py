@@ -1,7 +1,5 @@
 """`sbpair doctor` and `sbpair config`: exit codes, JSON, questions, secrets, and Ctrl-C."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -9,16 +7,14 @@ import pty
 import re
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from sbpair.config.file import PAIR_KEYS, RELAY_SIDE_KEYS, SIDE_KEYS
 from sbpair.testing import Emulator
 from tests.kit import command
-
-if TYPE_CHECKING:
-    from tests.kit.command import Here
+from tests.kit.command import Here
 
 KEY = "a-key-that-nobody-may-see"
 EXPECTED = {"name", "outcome", "reason", "hint", "exit_code"}

@@ -1,7 +1,5 @@
 """`sbpair syphon --dry-run`: figures that add up, a table, the exit code, nothing moved."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

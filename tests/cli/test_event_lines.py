@@ -1,7 +1,5 @@
 """Event lines of `--watch`: the form of each line, and their rate."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from typing import Any, get_args

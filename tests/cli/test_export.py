@@ -1,18 +1,14 @@
 """`sbpair export`: files that are written, and those that are not."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
-if TYPE_CHECKING:
-    from tests.kit.command import Here
+from tests.kit.command import Here
 
 Sbpair = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -3,8 +3,6 @@
 `python tests/cli/test_golden.py` writes them again, and the published schemas of `test_schemas.py`.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

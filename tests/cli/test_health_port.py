@@ -1,21 +1,15 @@
 """`--health-port` of a watch: its address, its answers and its refusals."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import signal
 import socket
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.cli.test_runs import open_pair
 from tests.kit.waiting import until
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 pytestmark = pytest.mark.timeout_seconds(90)
 

@@ -1,7 +1,5 @@
 """`sbpair help`: the documents in the package."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -3,8 +3,6 @@
 `python tests/cli/test_live.py` writes them again.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path

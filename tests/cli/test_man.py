@@ -1,21 +1,16 @@
 """`sbpair man`: the pages, and the programs that read them."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from sbpair.cli.man_page import man_page, page_name, page_paths, write_pages
 from tests.cli.test_golden import GOLDEN, HELPS
-
-if TYPE_CHECKING:
-    from tests.kit.command import Here
+from tests.kit.command import Here
 
 DATE = "2026-11-23"
 READERS = {

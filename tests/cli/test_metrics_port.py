@@ -1,25 +1,19 @@
 """`--metrics-port` of a watch: its address, its refusals, and the metrics of a process."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re
 import signal
 import socket
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.cli.test_runs import Pair, open_pair
-from tests.kit.command import untimed
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.kit.command import Here
+from tests.kit.command import Here, untimed
 
 pytestmark = pytest.mark.timeout_seconds(90)
 

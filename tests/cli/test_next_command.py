@@ -1,10 +1,10 @@
 """Printed commands, pasted into a shell: each does what it says, with the options that were given."""
 
-from __future__ import annotations
-
 import re
 import shlex
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,10 +13,6 @@ from sbpair.cli.app import find_command
 from sbpair.cli.next_command import MAX_REDRIVE, invocation, next_command, way_back, with_options
 from sbpair.testing import EmulatorThread
 from tests.kit.command import Here, untimed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.timeout_seconds(90)
 

@@ -1,9 +1,8 @@
 """`sbpair peek` and `sbpair deadletters`: shown messages, counts and wrong inputs; nothing changes."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -12,15 +11,11 @@ from sbpair.amqp.types import Char, Decimal32
 from sbpair.cli.render.messages import message_table
 from sbpair.cli.render.table import Layout
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
+from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.testing import EmulatorThread
 from tests.kit import command
 from tests.kit.command import Here, environment, untimed
 from tests.kit.stranded import put, stranded
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sbpair.emulator.entities.queue import QueueEntity
 
 QUEUES = [f"contoso/x-servicebus-transfer/{number}" for number in range(2)]
 BACK = "bring dead letters back with sbpair redrive"

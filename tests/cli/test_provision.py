@@ -1,10 +1,10 @@
 """`sbpair provision`: the table, the JSON contract, the exit codes, and Ctrl-C half way."""
 
-from __future__ import annotations
-
 import json
 import signal
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -12,10 +12,6 @@ from sbpair.emulator.entities.description import QueueDescription
 from sbpair.testing import Emulator
 from tests.kit import command
 from tests.kit.command import environment
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 ENTITIES = """
 [queues.orders]

@@ -1,7 +1,5 @@
 """The command line where only an HTTP proxy leads to the namespaces: every command, and every way in which it fails."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

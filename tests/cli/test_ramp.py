@@ -1,21 +1,16 @@
 """`--ramp` and `--canary` of the movers: the receipt, the exit code, the forecast, and wrong ramps."""
 
-from __future__ import annotations
-
 import asyncio
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.testing import EmulatorThread
 from tests.kit.command import Here, environment, untimed
 from tests.kit.stranded import put, stranded
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sbpair.emulator.entities.queue import QueueEntity
 
 QUEUE = "contoso/x-servicebus-transfer/0"
 NUMBERS = range(1, 31)

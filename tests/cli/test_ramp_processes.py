@@ -1,11 +1,11 @@
 """Ramps of `sbpair move` in a process of its own, while an official client consumes; and pauses of them."""
 
-from __future__ import annotations
-
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from azure.servicebus.aio import ServiceBusClient
@@ -15,10 +15,6 @@ from sbpair.emulator.entities.stored_message import StoredMessage
 from tests.cli.test_runs import Pair, open_pair
 from tests.cli.test_runs_control import asked
 from tests.kit.stranded import put, stranded
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.timeout_seconds(90)
 

@@ -1,7 +1,5 @@
 """Commands, options, links and examples of the documents, against the tool."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import subprocess

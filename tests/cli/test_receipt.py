@@ -1,16 +1,11 @@
 """Queues, destinations and operations of a receipt as text."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+import pytest
 
 from sbpair.cli.render import table
 from sbpair.cli.render.receipt import ROWS_SHOWN, TEXT_SHOWN, backing_off_lines, breakdown, proof_lines
 from sbpair.cli.render.table import Layout
 from sbpair.move.receipt import BUCKETS, MAX_BACKING_OFF, BackingOff, Tally
-
-if TYPE_CHECKING:
-    import pytest
 
 
 def written(tally: Tally) -> list[str]:

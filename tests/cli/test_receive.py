@@ -1,15 +1,14 @@
 """`sbpair receive`: printed, removed and remaining messages, and the exit code."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
 import pty
 import signal
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -27,9 +26,6 @@ from sbpair.emulator.entities import service_envelope
 from sbpair.testing import Emulator
 from tests.kit import command
 from tests.kit.command import environment
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 ESCAPE = "\x1b[31mred\x07"
 

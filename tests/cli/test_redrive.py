@@ -1,14 +1,15 @@
 """`sbpair redrive`: reasons that select dead letters, what stays, and ends that are refused."""
 
-from __future__ import annotations
-
 import json
 import shlex
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sbpair.backlog import queue_path
+from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Ends
 from sbpair.move.message.route import BACKLOG_DEAD_LETTERS, INVALID
@@ -17,12 +18,6 @@ from sbpair.syphon.move_spec import MoveSpec
 from sbpair.testing import EmulatorThread
 from tests.kit.command import Here, environment, untimed
 from tests.kit.stranded import put, stranded
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from sbpair.emulator.entities.queue import QueueEntity
 
 REASONS = ("Timeout", "Poison", None, "TIMEOUT", "Time")
 

@@ -4,8 +4,6 @@ A line may begin with variables of its environment; after `env -i`, nothing else
 unless it is named. `python tests/cli/test_golden.py` writes the file again.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import shlex
@@ -13,7 +11,6 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING
 from unittest import mock
 
 import pytest
@@ -22,10 +19,7 @@ from sbpair import __main__
 from sbpair.cli.app import find_command
 from sbpair.cli.man_page import page_paths
 from sbpair.cli.options.rules import name_of, needs_of, rules_of
-from tests.kit.command import untimed
-
-if TYPE_CHECKING:
-    from tests.kit.command import Here
+from tests.kit.command import Here, untimed
 
 TABLE = Path(__file__).parent / "refused.txt"
 KEY = "c2VjcmV0a2V5"

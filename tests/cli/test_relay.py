@@ -1,22 +1,16 @@
 """`sbpair relay` against an emulated relay: send, status and provision, and wrong inputs of all commands."""
 
-from __future__ import annotations
-
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from sbpair.emulator.relay.hybrid_connection import HybridConnectionDescription
 from sbpair.testing import EmulatorOptions, EmulatorThread
 from tests.cli.relay_world import PATHS, RelayWorld
+from tests.kit.command import Here
 from tests.kit.json_schemas import parse_validated
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.kit.command import Here
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """`sbpair relay` in processes: signals, terminals, stdin, TLS through a proxy, and servers that answer garbage."""
 
-from __future__ import annotations
-
 import asyncio
 import fcntl
 import http.server
@@ -15,25 +13,22 @@ import subprocess
 import sys
 import termios
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sbpair.relay import load_relay_pair
 from sbpair.relay.aio import RelayListener
 from sbpair.relay.control_messages import RelayAnswer
+from sbpair.relay.handled_request import RelayRequest
 from sbpair.testing import Emulator, EmulatorOptions, EmulatorThread
 from tests.cli.relay_world import PATHS, RelayWorld
 from tests.kit.command import STRICT, Here, environment, finished, run, start, untimed
 from tests.kit.json_schemas import parse_validated
 from tests.kit.proxy import PASSWORD, running_proxy
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from sbpair.relay.handled_request import RelayRequest
 
 
 @pytest.fixture

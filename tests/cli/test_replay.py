@@ -3,8 +3,6 @@
 Most run in this process: another one takes longer to start than to answer.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -14,10 +12,11 @@ import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import patch
 
 import pyarrow as pa
@@ -39,9 +38,6 @@ from sbpair.replay.archive_layout import (
 from sbpair.replay.ledger import Entry, Ledger
 from sbpair.replay.run import ReplayMode, ReplayOptions, ReplayRun, save_run
 from tests.kit import command
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 NAMESPACES = {
     "SBPAIR_PRIMARY_CONNECTION_STRING": "Endpoint=sb://127.0.0.1:9/;SharedAccessKeyName=k;SharedAccessKey=c2VjcmV0;"

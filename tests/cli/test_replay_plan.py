@@ -1,9 +1,8 @@
 """`sbpair replay plan`: figures that add up, no side effects, and no Java."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,9 +16,6 @@ from tests.cli.test_replay import sbpair
 from tests.kit import command
 from tests.kit.command import environment
 from tests.kit.stranded import put, stranded
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FATES = ("sent", "already_sent", "deduplicated", "expired", "quarantined", "unsent", "deferred", "scheduled")
 

@@ -1,7 +1,5 @@
 """A replay on another Spark: a zip to import from, and a command without secrets."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import subprocess

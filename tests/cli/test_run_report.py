@@ -1,7 +1,5 @@
 """`sbpair runs report`: content, curves, hostile texts, files written as a whole or not at all, and real runs."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -10,17 +8,18 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterator, Mapping
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 import sbpair
 from sbpair.cli.report.pages import code, render_html, render_markdown
-from sbpair.cli.report.plots import plots_of, timeline_rows, value_at
+from sbpair.cli.report.plots import Plot, plots_of, timeline_rows, value_at
 from sbpair.cli.report.run_facts import RunReport, report_of
 from sbpair.emulator.entities.description import QueueDescription
+from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.move.receipt import BackingOff, NamedMessage, RampRecord, RampState, RampStep, Tally
 from sbpair.replay.archive import Archive, files_of
 from sbpair.runs.database import RunDatabase
@@ -30,12 +29,6 @@ from tests.kit import command
 from tests.kit.command import Here, environment
 from tests.kit.stranded import numbered, put
 from tests.runs.states import PAIR
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from sbpair.cli.report.plots import Plot
-    from sbpair.emulator.entities.queue import QueueEntity
 
 START = 1_795_425_632_000
 QUEUE = "contoso/x-servicebus-transfer/0"

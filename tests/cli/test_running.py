@@ -1,23 +1,18 @@
 """The emulator command in a process of its own: output, signals, and commands on it."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.kit import command
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 EMULATOR = ["emulator", "--namespace", "contoso=0", "--namespace", "contoso-dr=0"]
 

@@ -1,13 +1,13 @@
 """`sbpair runs`, the lease and the journal, in processes of their own against an emulator."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import resource
 import signal
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,10 +20,6 @@ from tests.kit.command import environment
 from tests.kit.disks import read_only
 from tests.kit.stranded import stranded
 from tests.kit.waiting import until
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-    from pathlib import Path
 
 pytestmark = pytest.mark.timeout_seconds(90)
 

@@ -1,21 +1,17 @@
 """`sbpair runs pause`, `resume` and `cancel` on a run in another process; and what is refused."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
 import signal
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.cli.test_runs import BACKLOG, Pair, open_pair
 from tests.kit.json_schemas import parse_validated
 from tests.kit.waiting import until
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.timeout_seconds(90)
 

@@ -1,7 +1,5 @@
 """`sbpair schema`, and the schemas themselves."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,15 +1,15 @@
 """`sbpair send`, `ping` and `status`, in processes of their own against an emulator."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
 import pty
 import signal
 import sys
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,10 +24,6 @@ from sbpair.testing import Emulator
 from tests.kit import command
 from tests.kit.command import environment
 from tests.kit.waiting import until
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.timeout_seconds(90)
 

@@ -5,8 +5,6 @@ line of `$` is what it prints, stderr after `! `, and the exit code if it is not
 JSON document alone. Ids of runs, times and durations are replaced. `python tests/cli/test_golden.py` writes them again.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -16,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -27,11 +25,8 @@ from sbpair.amqp.types import Char, Int
 from sbpair.backlog import Aliases, write_aliases
 from sbpair.syphon.run_plan import RunTimings
 from sbpair.testing import EmulatorThread, QueueDescription
-from tests.kit.command import environment, untimed
+from tests.kit.command import Here, environment, untimed
 from tests.kit.stranded import put
-
-if TYPE_CHECKING:
-    from tests.kit.command import Here
 
 FOLDER = Path(__file__).parent / "sessions"
 CONFIG = """

@@ -1,11 +1,10 @@
 """A namespace that accepts connections and says nothing: reported soon, and ended as unreachable, by every command."""
 
-from __future__ import annotations
-
 import gc
 import shlex
 import socket
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -15,10 +14,6 @@ from sbpair.azure import data_plane, http_client
 from sbpair.message_io import send_lines
 from sbpair.model import reachability
 from tests.cli.test_bad_input import emulated
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 # The SDK leaves a connection open whose opening is cancelled. It is freed below, and not in another test.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

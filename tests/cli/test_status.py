@@ -1,7 +1,5 @@
 """Samples, dead letters and --fail-on of `sbpair status` and `audit`, and `status --watch`, against an emulator."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -9,9 +7,10 @@ import pty
 import signal
 import struct
 import termios
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from fcntl import ioctl
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -25,9 +24,6 @@ from sbpair.testing import Emulator
 from tests.kit import command
 from tests.kit.pairs import BacklogWorld
 from tests.kit.stranded import put, stranded
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 pytestmark = pytest.mark.timeout_seconds(90)
 

@@ -1,7 +1,5 @@
 """The end of a run at the terminal: receipts of stopped runs, SIGHUP, missing destinations and exit codes."""
 
-from __future__ import annotations
-
 import asyncio
 import fcntl
 import json
@@ -11,7 +9,8 @@ import re
 import signal
 import sys
 import termios
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,9 +21,6 @@ from tests.kit import command
 from tests.kit.disks import full
 from tests.kit.stranded import stranded
 from tests.kit.waiting import until
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.timeout_seconds(90)
 

@@ -3,8 +3,6 @@
 `python tests/cli/test_tables.py` writes the screens again.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import re
@@ -12,7 +10,7 @@ import sys
 from collections import Counter
 from contextlib import ExitStack, nullcontext, redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -31,6 +29,7 @@ from sbpair.management.partitioning import PartitionedEntityState
 from sbpair.management.provisioning import EntityFinding
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.cost import Operations, estimate
+from sbpair.model.pair import Endpoint
 from sbpair.model.queues import Counts, QueueFinding, Utilisation
 from sbpair.model.report import Outcome, Report, ReportItem
 from sbpair.move.message.route import TimeToLive
@@ -41,9 +40,6 @@ from sbpair.status import DestinationStatus, SideStatus, Status
 from sbpair.syphon.forecast import DeadLetterGroup, FlowStats, Forecast
 from sbpair.syphon.move_spec import EffectiveLimits, PairTiers
 from sbpair.syphon.runner import SyphonResult
-
-if TYPE_CHECKING:
-    from sbpair.model.pair import Endpoint
 
 SCREENS = Path(__file__).parent / "drawings" / "tables"
 WIDTHS = (80, 100, 160)

@@ -1,7 +1,5 @@
 """`sbpair syphon --watch`: JSON lines in a pipe, a table on a terminal, and the receipt."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -10,17 +8,15 @@ import re
 import signal
 import struct
 import termios
+from collections.abc import Callable
 from fcntl import ioctl
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.cli.test_runs import open_pair
 from tests.kit.command import untimed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 pytestmark = pytest.mark.timeout_seconds(90)
 

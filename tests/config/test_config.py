@@ -1,7 +1,5 @@
 """Profiles: precedence of layers, sources of values, and refusals."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Relays of the file and the environment: values, their sources, and refusals that name the place."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """`python -m tests.conformance CONNECTION_STRING` checks any Service Bus, or emulator, with the official clients."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import os

@@ -1,9 +1,6 @@
 """Checks of topics, rules, duplicates, management and WebSocket with the official client for Python."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
 
 from azure.core.exceptions import HttpResponseError, ResourceExistsError, ResourceNotFoundError
 from azure.servicebus import ServiceBusMessage
@@ -18,12 +15,9 @@ from azure.servicebus.management import (
 )
 
 from tests.conformance import registry as of
-from tests.conformance.bench import nothing, one, peek_all, take, text, texts
+from tests.conformance.bench import Bench, nothing, one, peek_all, take, text, texts
 from tests.conformance.expecting import raising
 from tests.conformance.registry import check
-
-if TYPE_CHECKING:
-    from tests.conformance.bench import Bench
 
 DEFAULT_RULE = "$Default"
 KEY = "a2V5LW9mLWEtY29uZm9ybWFuY2UtY2hlY2stMTIzNDU="

@@ -1,7 +1,5 @@
 """Errors that a check expects. Without pytest: the checks run from the command line too."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 

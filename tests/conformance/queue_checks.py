@@ -1,10 +1,7 @@
 """Checks of queues with the official client for Python: sending, receiving, locks and sessions."""
 
-from __future__ import annotations
-
 import asyncio
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
 from uuid import UUID
 
 from azure.servicebus import NEXT_AVAILABLE_SESSION, ServiceBusMessage, ServiceBusMessageState, ServiceBusSubQueue
@@ -17,12 +14,9 @@ from azure.servicebus.exceptions import (
 )
 
 from tests.conformance import registry as of
-from tests.conformance.bench import nothing, one, peek_all, take, text, texts
+from tests.conformance.bench import Bench, nothing, one, peek_all, take, text, texts
 from tests.conformance.expecting import raising
 from tests.conformance.registry import check
-
-if TYPE_CHECKING:
-    from tests.conformance.bench import Bench
 
 LARGE = 2**40 + 1
 LOCK = timedelta(seconds=5)

@@ -1,13 +1,9 @@
 """The checks, each with its area and the public source of the behaviour that it expects."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from tests.conformance.bench import Bench
+from tests.conformance.bench import Bench
 
 SAMPLES = "samples"
 AREAS = (

@@ -1,20 +1,15 @@
 """Running checks: those in Python at once on one loop, those in JavaScript in a process of Node."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from tests.conformance.bench import Bench
 from tests.conformance.registry import JAVASCRIPT_CHECKS, Check
 from tests.conformance.report import Outcome
 from tests.integration.node import install
-
-if TYPE_CHECKING:
-    from tests.conformance.bench import Bench
 
 AT_ONCE = 12
 CHECK_SECONDS = 60

@@ -4,8 +4,6 @@ They are fetched from the package registry into a cache and are no part of this 
 entities of its own.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re
@@ -15,13 +13,11 @@ import tarfile
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tests.conformance.bench import Bench
 from tests.conformance.registry import PYTHON, Check
 from tests.conformance.report import Outcome
-
-if TYPE_CHECKING:
-    from tests.conformance.bench import Bench
 
 VERSION = "7.15.0"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sbpair-tests"

@@ -1,14 +1,13 @@
 """The conformance table against the emulator: every check passes, failures are counted, nothing is left behind."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -19,9 +18,6 @@ from tests.conformance.registry import AREAS, JAVASCRIPT_CHECKS, PYTHON_CHECKS
 from tests.conformance.report import Outcome, markdown
 from tests.conformance.runs import SCRIPT
 from tests.kit.running import Running
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 README = (Path(sbpair.emulator.__file__).parent / "README.md").read_text()
 ROOT = Path(__file__).parents[2]

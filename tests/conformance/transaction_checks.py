@@ -3,13 +3,11 @@
 A scripted AMQP peer begins and ends them, and the official client for Python sees the effect.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from azure.servicebus import ServiceBusMessage
 
@@ -19,12 +17,9 @@ from sbpair.amqp.message import Properties, data_body
 from sbpair.amqp.performatives import Accepted, Rejected
 from sbpair.amqp.sasl import SaslClient
 from tests.conformance import registry as of
-from tests.conformance.bench import one, peek_all, texts
+from tests.conformance.bench import Bench, one, peek_all, texts
 from tests.conformance.registry import check
 from tests.emulator.peer import Peer
-
-if TYPE_CHECKING:
-    from tests.conformance.bench import Bench
 
 TLS_PORT, PLAIN_PORT = 5671, 5672
 

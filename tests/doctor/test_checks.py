@@ -1,7 +1,5 @@
 """Checks of this machine, and the exit code of a diagnosis."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import Callable

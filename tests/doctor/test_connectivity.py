@@ -1,17 +1,15 @@
 """The way to a namespace where TCP is blocked and WebSockets are not, or where only a proxy leads out."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from sbpair.doctor import CheckSubject, diagnose
+from sbpair.doctor.check import Check
 from sbpair.doctor.connectivity import PROXY_HINT, check_connectivity
 from sbpair.errors import ExitCode
 from sbpair.model.connection_string import endpoint_from_connection_string
@@ -20,9 +18,6 @@ from sbpair.model.proxy import parse_proxy
 from sbpair.model.report import Outcome
 from sbpair.testing import Emulator, EmulatorOptions
 from tests.kit.proxy import closed_port, running_proxy
-
-if TYPE_CHECKING:
-    from sbpair.doctor.check import Check
 
 SETTING = 'set SBPAIR_PRIMARY_TRANSPORT=websocket, or transport = "websocket" in the configuration file'
 CHANGED = ("HTTPS_PROXY", "https_proxy", "NO_PROXY", "no_proxy")

@@ -1,19 +1,18 @@
 """Diagnosis of sound namespaces, and of every failure that a check knows."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from sbpair import doctor
 from sbpair.doctor import CheckSubject
+from sbpair.doctor.check import Check
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.faults.fault_points import Fault
 from sbpair.emulator.server import RequestedNamespace
@@ -23,9 +22,6 @@ from sbpair.model.pair import Endpoint, Identity, SasKey, SasToken
 from sbpair.model.report import Outcome
 from sbpair.testing import Emulator, EmulatorOptions
 from tests.kit.pairs import endpoint_on, pair_on, use_identity
-
-if TYPE_CHECKING:
-    from sbpair.doctor.check import Check
 
 KEY = "a-key-that-nobody-may-see"
 FIRST = "contoso/x-servicebus-transfer/0"

@@ -1,10 +1,9 @@
 """Live checks: assumed beside observed behaviour, and no queue left behind."""
 
-from __future__ import annotations
-
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -12,6 +11,7 @@ from sbpair.azure.atom import open_atom
 from sbpair.doctor import live_questions
 from sbpair.doctor.check import Check, diagnosis_exit_code
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
+from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.faults.fault_points import Fault
 from sbpair.emulator.server import RequestedNamespace
@@ -20,11 +20,6 @@ from sbpair.model.report import Outcome
 from sbpair.testing import Emulator
 from tests.kit.pairs import endpoint_on
 from tests.kit.waiting import no_wait
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from sbpair.emulator.entities.description import QueueDescription
 
 TAG = "0123456789ab"
 ANSWERS = ("description", "timespan_max", "partitioned_size", "message_size", "largest_message", "ping")

@@ -1,12 +1,10 @@
 """The whole drill with real sockets, and every message compared."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 from datetime import timedelta
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -18,10 +16,8 @@ from sbpair.failover import sdk_messages
 from sbpair.failover.failover_send import Delivered
 from sbpair.move import events
 from sbpair.move.receipt import Tally
+from tests.kit.failover_rig import Rig
 from tests.kit.waiting import until
-
-if TYPE_CHECKING:
-    from tests.kit.failover_rig import Rig
 
 # The SDK leaves the sockets of what has failed to whoever collects the garbage.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

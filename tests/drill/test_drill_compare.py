@@ -1,7 +1,5 @@
 """Comparison of messages in a drill: every altered part that a move keeps is reported."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import fields, replace
 

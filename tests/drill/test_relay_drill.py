@@ -1,10 +1,8 @@
 """The drill of relays with real sockets, and the account of its requests."""
 
-from __future__ import annotations
-
 import asyncio
 import random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -12,11 +10,8 @@ from sbpair.drill import relay_drill
 from sbpair.drill.drill_pair import Awaited
 from sbpair.drill.relay_drill import LARGE, DrillRequest, accounted, described, expected_answer, run_relay_drill
 from sbpair.errors import TimedOut
-from tests.kit.command import environment, untimed
+from tests.kit.command import Here, environment, untimed
 from tests.kit.json_schemas import parse_validated
-
-if TYPE_CHECKING:
-    from tests.kit.command import Here
 
 
 def test_every_request_of_the_drill_is_accounted_for(here: Here) -> None:

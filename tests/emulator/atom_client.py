@@ -1,21 +1,16 @@
 """A client of the Atom frontend for tests: it signs requests, and reads and writes entries."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
 from aiohttp import ClientSession
 from yarl import URL
 
+from sbpair.emulator.access.sas import AuthorizationRule
 from sbpair.testing import Emulator
 from tests.kit.sas import sign
-
-if TYPE_CHECKING:
-    from sbpair.emulator.access.sas import AuthorizationRule
 
 ATOM = "{http://www.w3.org/2005/Atom}"
 SERVICE_BUS = "{http://schemas.microsoft.com/netservices/2010/10/servicebus/connect}"

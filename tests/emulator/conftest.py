@@ -1,7 +1,5 @@
 """Fixtures: a namespace on a manual clock, queues in it, and messages."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

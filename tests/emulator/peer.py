@@ -1,7 +1,5 @@
 """A scripted peer of the emulator's AMQP frontend, on a real socket."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager, suppress

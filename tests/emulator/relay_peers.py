@@ -7,22 +7,18 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
-from aiohttp import ClientSession, ClientTimeout, ClientWebSocketResponse, WSMsgType
+from aiohttp import ClientResponse, ClientSession, ClientTimeout, ClientWebSocketResponse, WSMsgType
 from multidict import CIMultiDict
 from yarl import URL
 
+from sbpair.emulator.access.sas import AuthorizationRule
+from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.relay.hybrid_connection import HybridConnection, HybridConnectionDescription
 from sbpair.testing import Emulator, EmulatorOptions
 from tests.kit.sas import sign
-
-if TYPE_CHECKING:
-    from aiohttp import ClientResponse
-
-    from sbpair.emulator.access.sas import AuthorizationRule
-    from sbpair.emulator.entities.namespace import Namespace
 
 PATH = "hyco"
 HANDSHAKE = {

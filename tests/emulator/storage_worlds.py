@@ -6,19 +6,17 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from sbpair.emulator.clock import ManualClock
 from sbpair.emulator.entities.namespace import Namespace
+from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.emulator.entities.sessions import SessionMessages
 from sbpair.emulator.entities.stored_message import ACTIVE, DEFERRED, LOCKED, StoredMessage
+from sbpair.emulator.entities.subqueue import SubQueue
 from sbpair.emulator.entities.topic import SubscriptionEntity, TopicEntity
 from sbpair.emulator.faults.active import Faults
 from sbpair.emulator.storage.storage import Storage
-
-if TYPE_CHECKING:
-    from sbpair.emulator.clock import ManualClock
-    from sbpair.emulator.entities.queue import QueueEntity
-    from sbpair.emulator.entities.subqueue import SubQueue
 
 PORT = 5672
 CONTOSO = {"contoso": (PORT, "standard", 1)}

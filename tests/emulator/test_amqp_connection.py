@@ -1,8 +1,7 @@
 """The AMQP frontend on real sockets, with a scripted peer."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -19,10 +18,6 @@ from sbpair.emulator.frontends.amqp.request_links import Reply
 from tests.emulator.peer import Peer, Stage, open_stage, plain
 from tests.kit.sas import sign
 from tests.kit.waiting import until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 ODD_PROPERTIES = Map(
     [

@@ -1,7 +1,5 @@
 """The Resource Manager frontend, request by request: paths, versions, tokens, bodies and errors."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

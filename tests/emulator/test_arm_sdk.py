@@ -1,7 +1,5 @@
 """azure-mgmt-servicebus, unmodified, against the emulator's Resource Manager: what it gets, and what it is refused."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """The Atom frontend, request by request, down to the XML element."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """Topics, subscriptions and rules in Atom: requests that the official client for Python does not send."""
 
-from __future__ import annotations
-
 from functools import partial
 from xml.etree import ElementTree as ET
 

@@ -1,10 +1,9 @@
 """The vendor emulator's Config.json: its entities and defaults, and every fault with its path."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,9 +16,6 @@ from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.entities.rules import CorrelationRuleFilter, SqlRuleFilter, TrueRuleFilter
 from sbpair.emulator.server import RequestedNamespace
 from sbpair.errors import MachineLacks, NameInvalid, UsageError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 COMPLETE = """\ufeff{
   // As an editor wrote it.

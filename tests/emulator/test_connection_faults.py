@@ -1,27 +1,22 @@
 """Faults of connections and links, as the AMQP client sees them."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import pytest
 from aiohttp import ClientSession
 
 from sbpair.amqp_client.client import AmqpClient, connect
+from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.errors import EntityMissing, InDoubt, Throttled, Unavailable, Unreachable
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Transport
 from sbpair.testing import Emulator
 from tests.kit.async_tests import InLoop
-
-if TYPE_CHECKING:
-    from sbpair.emulator.entities.queue import QueueEntity
 
 SECONDS = 10.0
 MESSAGE = bytes.fromhex("005375a0026869")

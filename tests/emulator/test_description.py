@@ -1,7 +1,5 @@
 """The description of a queue: defaults, limits and immutable properties."""
 
-from __future__ import annotations
-
 import pytest
 
 from sbpair.emulator.entities.description import (

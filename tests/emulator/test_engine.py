@@ -1,7 +1,5 @@
 """Operations of a queue's messages, on a manual clock."""
 
-from __future__ import annotations
-
 import pytest
 
 from sbpair.amqp.message import Sections

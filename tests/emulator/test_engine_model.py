@@ -1,12 +1,9 @@
 """Random operations on the engine and on a simple model, one list searched for every question, with equal results."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
@@ -18,6 +15,7 @@ from sbpair.amqp.message import Sections
 from sbpair.emulator.clock import NEVER, ManualClock
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.namespace import Namespace
+from sbpair.emulator.entities.sessions import HeldSession
 from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.service_errors import (
     MessageLockExpired,
@@ -25,9 +23,6 @@ from sbpair.emulator.service_errors import (
     SessionCannotBeLocked,
     SessionLockExpired,
 )
-
-if TYPE_CHECKING:
-    from sbpair.emulator.entities.sessions import HeldSession
 
 LOCK_MS = 1_000
 MAX_DELIVERIES = 3

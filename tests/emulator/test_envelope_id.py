@@ -1,7 +1,5 @@
 """Messages without an id get one; the other properties stay unchanged."""
 
-from __future__ import annotations
-
 import pytest
 
 from sbpair.amqp import codec

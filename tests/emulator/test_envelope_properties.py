@@ -1,7 +1,5 @@
 """Cached fields of properties equal the decoded ones, for every message id."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,8 +1,6 @@
 """The texts of errors that public sources quote from the service, over real sockets."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -14,10 +12,8 @@ from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.timespan import TICKS_PER_SECOND
 from tests.emulator.atom_client import open_manager, sub_code
+from tests.emulator.peer import Peer, Stage
 from tests.kit.sas import sign
-
-if TYPE_CHECKING:
-    from tests.emulator.peer import Peer, Stage
 
 ISSUES = "https://github.com/"
 NOT_SESSIONFUL = "It is not possible for an entity that requires sessions to create a non-sessionful message receiver."

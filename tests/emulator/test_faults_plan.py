@@ -1,7 +1,5 @@
 """Faults: their fields, the counting of frames, and the effect of their end."""
 
-from __future__ import annotations
-
 import pytest
 
 from sbpair.emulator.access.sas import is_within

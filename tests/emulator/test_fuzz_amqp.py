@@ -4,8 +4,6 @@ No error is swallowed, no conversation hangs or grows without bound, and a corre
 `-m slow` runs more examples.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import tracemalloc

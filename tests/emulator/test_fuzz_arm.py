@@ -1,7 +1,5 @@
 """Valid requests to Resource Manager, broken in JSON, in paths and in bytes: each gets an answer."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

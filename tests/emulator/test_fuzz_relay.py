@@ -3,8 +3,6 @@
 `-m slow` runs more examples.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -4,8 +4,6 @@ Texts are pieces of valid ones, omitted, doubled, mixed and nested. Evaluation r
 `-m slow` selects the long runs.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from typing import Any

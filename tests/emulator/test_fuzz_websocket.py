@@ -3,8 +3,6 @@
 No error is swallowed, output has a bound, and a correct client is served afterwards. `-m slow` runs more examples.
 """
 
-from __future__ import annotations
-
 import asyncio
 from functools import partial
 from itertools import pairwise

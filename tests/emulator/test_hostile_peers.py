@@ -1,7 +1,5 @@
 """Peers that send garbage, incomplete frames and floods: each harms its own connection only."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import socket

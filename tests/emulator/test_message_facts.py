@@ -1,21 +1,17 @@
 """Facts about messages that the service is known for, over real sockets: annotations, sections, states and counts."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
 import pytest
 
+from sbpair.amqp.link import Delivery
 from sbpair.amqp.message import FOOTER, Header, Properties, Sections, data_body, encode_map
 from sbpair.amqp.performatives import Error, Modified, Rejected
 from sbpair.amqp.types import Int, Long, Map, Symbol, Timestamp
 from sbpair.emulator.entities.description import QueueDescription
-
-if TYPE_CHECKING:
-    from sbpair.amqp.link import Delivery
-    from tests.emulator.peer import Peer, Stage
+from tests.emulator.peer import Peer, Stage
 
 MINUTE = 60_000
 LOCK_TOKEN = Symbol("x-opt-lock-token")

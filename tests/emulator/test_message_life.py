@@ -1,7 +1,5 @@
 """Duplicates, forwarding, deletion and idleness, on a manual clock."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Entities by path, and outages."""
 
-from __future__ import annotations
-
 import pytest
 
 from sbpair.emulator.service_errors import EntityExists, EntityFull, EntityNotFound

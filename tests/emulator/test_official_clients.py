@@ -3,8 +3,6 @@
 The behaviours of the service are in `tests/conformance`.
 """
 
-from __future__ import annotations
-
 import gc
 import time
 import uuid

@@ -1,7 +1,5 @@
 """The orders of messages and their costs."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

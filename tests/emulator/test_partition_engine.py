@@ -1,7 +1,5 @@
 """Partitioned entities: the partition of a message, and the effects of a partition that is down."""
 
-from __future__ import annotations
-
 import pytest
 
 from sbpair.amqp.message import Sections

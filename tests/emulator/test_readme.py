@@ -1,12 +1,10 @@
 """The documents of the emulator and of `sbpair.testing` against both."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -14,9 +12,7 @@ import sbpair.emulator
 import sbpair.testing
 from sbpair.emulator.faults.active import KINDS
 from tests.kit.plugin import install_plugin
-
-if TYPE_CHECKING:
-    from tests.kit.running import Running
+from tests.kit.running import Running
 
 EMULATOR = Path(sbpair.emulator.__file__).parent
 TESTING = (Path(sbpair.testing.__file__).parent / "README.md").read_text()

@@ -1,7 +1,5 @@
 """Faults of the relay: endpoints that are down, listeners that are dropped, answers that are lost or have no Via."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

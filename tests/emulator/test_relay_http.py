@@ -1,7 +1,5 @@
 """HTTP requests through the relay, over real sockets: small ones, large ones, streams, refusals and deadlines."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Streams in constant memory, back-pressure, and many open connections, over real sockets."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import hashlib
@@ -9,17 +7,15 @@ import json
 import resource
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from aiohttp import WSMsgType
 from websockets.asyncio.client import connect
 
 from sbpair.emulator.relay.relayed_request import RelayedRequest
+from tests.emulator.relay_peers import RelayBench
 from tests.kit.waiting import until
-
-if TYPE_CHECKING:
-    from tests.emulator.relay_peers import RelayBench
 
 MEGABYTE = 1024 * 1024
 SIZE = 100 * MEGABYTE

@@ -1,7 +1,5 @@
 """Hybrid connections in Atom, in Resource Manager by azure-mgmt-relay, in files and in declarations."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """WebSockets through the relay, listeners and their tokens, over real sockets."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

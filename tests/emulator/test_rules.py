@@ -1,7 +1,5 @@
 """Filters and actions, expression by expression: true, false, unknown or failed."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

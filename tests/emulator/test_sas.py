@@ -1,7 +1,5 @@
 """Shared access tokens: signature, scope and expiry."""
 
-from __future__ import annotations
-
 import base64
 from dataclasses import replace
 from urllib.parse import quote, quote_plus

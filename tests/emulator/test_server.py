@@ -1,12 +1,11 @@
 """Ports, protocol detection, outages and the control API, over real sockets."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import ClientConnectionError, ClientSession, web
@@ -14,9 +13,11 @@ from aiohttp import ClientConnectionError, ClientSession, web
 from sbpair.amqp.message import Sections
 from sbpair.emulator import server
 from sbpair.emulator.entities.description import QueueDescription
+from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.frontends.http.management_parts import read_body
 from sbpair.emulator.port import ProtocolSniffer
+from sbpair.emulator.server import Ready
 from sbpair.emulator.service_errors import ArgumentInvalid
 from sbpair.errors import MachineLacks, NameInvalid, PortInUse, UsageError
 from sbpair.operating_system import listen
@@ -25,12 +26,6 @@ from sbpair.timespan import TICKS_PER_MS
 from tests.emulator.peer import raw_connection
 from tests.kit.async_tests import InLoop
 from tests.kit.sas import sign
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sbpair.emulator.entities.namespace import Namespace
-    from sbpair.emulator.server import Ready
 
 
 class Parrot(asyncio.Protocol):

@@ -1,9 +1,7 @@
 """Links to sessions, and idle links, with a scripted peer."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
 from sbpair.amqp.link import Delivery, LinkAttached, LinkDetached
@@ -11,9 +9,7 @@ from sbpair.amqp.message import Properties, Sections, data_body
 from sbpair.amqp.performatives import Source, Target
 from sbpair.amqp.types import Array, Int, Long, Map, Symbol, Timestamp, UInt
 from sbpair.emulator.entities.description import QueueDescription
-
-if TYPE_CHECKING:
-    from tests.emulator.peer import Peer, Stage
+from tests.emulator.peer import Peer, Stage
 
 FILTER = Symbol("com.microsoft:session-filter")
 TICKS_TO_1970 = 621_355_968_000_000_000

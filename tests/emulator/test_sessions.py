@@ -1,7 +1,5 @@
 """Operations of sessions, on a manual clock."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

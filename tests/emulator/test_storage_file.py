@@ -1,7 +1,5 @@
 """Data files that are refused, by name and untouched; and an emulator whose file cannot be written any more."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import random

@@ -1,14 +1,12 @@
 """Random operations on an emulator that restarts from its file, and on one that never stops, with equal results."""
 
-from __future__ import annotations
-
 import sqlite3
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import Phase, given, settings
@@ -40,13 +38,11 @@ from sbpair.emulator.entities.rules import (
 )
 from sbpair.emulator.entities.sessions import SessionMessages
 from sbpair.emulator.entities.stored_message import StoredMessage
+from sbpair.emulator.entities.subqueue import SubQueue
 from sbpair.emulator.entities.transaction import SendVia, Transaction
 from sbpair.emulator.service_errors import ServiceError
 from sbpair.timespan import TICKS_PER_SECOND
 from tests.emulator.storage_worlds import World, state_of
-
-if TYPE_CHECKING:
-    from sbpair.emulator.entities.subqueue import SubQueue
 
 LOCK_SECONDS = 30
 QUEUES: dict[str, QueueDescription] = {

@@ -1,11 +1,9 @@
 """A restart from a data file, as the official clients see it."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from aiohttp import ClientSession
@@ -15,15 +13,11 @@ from azure.servicebus.aio import ServiceBusClient
 from sbpair.azure.atom import open_atom
 from sbpair.emulator.clock import ManualClock
 from sbpair.emulator.entities.description import QueueDescription
+from sbpair.emulator.entities.namespace import Namespace
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.queues import QueueSpec
 from sbpair.testing import Emulator, EmulatorOptions
 from tests.kit.command import environment, finished, start
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sbpair.emulator.entities.namespace import Namespace
 
 ONE = [("contoso", 0)]
 

@@ -1,7 +1,5 @@
 """Throttling by credits, and the limit of connections."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 from unittest.mock import Mock

@@ -1,7 +1,5 @@
 """The limits of each tier and their errors."""
 
-from __future__ import annotations
-
 import pytest
 
 from sbpair import timespan

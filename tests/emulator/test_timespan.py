@@ -1,7 +1,5 @@
 """Durations parsed and formatted to the tick, as .NET does."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """TLS and plain connections on one port, and trust by the CA file only."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import ssl

@@ -1,7 +1,5 @@
 """Bearer tokens: acceptance and errors."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

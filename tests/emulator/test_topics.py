@@ -1,9 +1,7 @@
 """Operations of topics and subscriptions, on a manual clock."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -19,6 +17,7 @@ from sbpair.emulator.entities.description import (
     TopicDescription,
     from_elements,
 )
+from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.entities.rules import (
     CorrelationRuleFilter,
     FalseRuleFilter,
@@ -28,6 +27,7 @@ from sbpair.emulator.entities.rules import (
     TrueRuleFilter,
 )
 from sbpair.emulator.entities.stored_message import StoredMessage
+from sbpair.emulator.entities.topic import SubscriptionEntity, TopicEntity
 from sbpair.emulator.frontends.amqp import management_operations
 from sbpair.emulator.frontends.amqp.request_links import AmqpRequest, Reply
 from sbpair.emulator.service_errors import (
@@ -42,10 +42,6 @@ from sbpair.emulator.service_errors import (
 )
 from sbpair.timespan import TICKS_PER_SECOND
 from tests.kit.sas import sign
-
-if TYPE_CHECKING:
-    from sbpair.emulator.entities.namespace import Namespace
-    from sbpair.emulator.entities.topic import SubscriptionEntity, TopicEntity
 
 
 @pytest.fixture

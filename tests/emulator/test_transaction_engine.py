@@ -1,11 +1,9 @@
 """Transactions on the engine: what is visible when, the rules of entities and partitions, and failing commits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -16,7 +14,9 @@ from sbpair.emulator.entities.description import MEGABYTE
 from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.emulator.entities.stored_message import StoredMessage
+from sbpair.emulator.entities.subqueue import SubQueue
 from sbpair.emulator.entities.transaction import MAX_MESSAGES, SendVia, Transaction
+from sbpair.emulator.faults.active import Faults
 from sbpair.emulator.service_errors import (
     EntityDisabled,
     EntityFull,
@@ -26,10 +26,6 @@ from sbpair.emulator.service_errors import (
     TransactionRolledBack,
 )
 from sbpair.timespan import parse
-
-if TYPE_CHECKING:
-    from sbpair.emulator.entities.subqueue import SubQueue
-    from sbpair.emulator.faults.active import Faults
 
 MINUTE = 60_000
 MakeQueue = Callable[..., QueueEntity]

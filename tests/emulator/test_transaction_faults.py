@@ -1,18 +1,14 @@
 """A connection that breaks after any of its frames: the transaction has happened as a whole, or not at all."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from sbpair.amqp.performatives import Accepted
+from sbpair.emulator.entities.namespace import Namespace
 from sbpair.testing import Emulator, EmulatorOptions
 from tests.emulator.peer import Peer, Stage
-
-if TYPE_CHECKING:
-    from sbpair.emulator.entities.namespace import Namespace
 
 BODIES = [b"\x00\x53\x75\xa0\x01%d" % number for number in range(4)]
 MAX_FRAMES = 60

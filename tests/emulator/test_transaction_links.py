@@ -1,7 +1,5 @@
 """Transactions over real sockets, with a scripted peer: control links, states, groups of links, and bad input."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Random operations in and out of transactions, on the engine and on the simple model of its other operations."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any

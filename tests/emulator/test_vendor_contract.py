@@ -1,28 +1,23 @@
 """The vendor emulator's contract: two ports, the health check, its connection strings and its configuration file."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import socket
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from aiohttp import ClientSession
 from azure.servicebus import ServiceBusMessage
 
-from sbpair.emulator.server import RequestedNamespace
+from sbpair.emulator.server import ReadyNamespace, RequestedNamespace
 from sbpair.testing import Emulator
 from tests.emulator.peer import raw_connection
 from tests.kit.async_tests import InLoop
 from tests.kit.command import environment, finished, run, run_program, start, untimed
 from tests.kit.sas import sign
-
-if TYPE_CHECKING:
-    from sbpair.emulator.server import ReadyNamespace
 
 ROOT = Path(__file__).parents[2]
 CONFIG = {

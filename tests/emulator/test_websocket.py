@@ -1,14 +1,12 @@
 """WebSocket handshakes and frames on a real port: what is accepted, what is refused, and what it costs."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytest
 from websockets.frames import Close, Frame, Opcode
@@ -20,12 +18,9 @@ from sbpair.amqp.session import Disposed
 from sbpair.emulator.frontends.amqp.link_endpoint import MAX_OUTPUT, ConnectionLimits
 from sbpair.emulator.frontends.amqp.websocket_frontend import MAX_MESSAGE, MAX_PAYLOAD, WebSocketFrontend
 from sbpair.testing import Emulator
-from tests.emulator.peer import raw_connection
+from tests.emulator.peer import Stage, raw_connection
 from tests.emulator.test_hostile_peers import Good
 from tests.kit.async_tests import InLoop
-
-if TYPE_CHECKING:
-    from tests.emulator.peer import Stage
 
 BINARY, TEXT, CONT = Opcode.BINARY, Opcode.TEXT, Opcode.CONT
 PING, PONG, CLOSE = Opcode.PING, Opcode.PONG, Opcode.CLOSE

@@ -1,7 +1,5 @@
 """AMQP over WebSocket with the official clients, plain and in TLS: a large message, and an outage."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator
 from typing import Any

@@ -4,8 +4,6 @@ Its arguments are a command that starts the emulator, where the ports 5672 and E
 prints a line for each step. BESIDE may be the words of another program to run beside it, as JSON.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

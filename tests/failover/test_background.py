@@ -1,7 +1,5 @@
 """The syphon inside an application: it moves the backlog, and ends with the client."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The paired client over real sockets, with faults: no accepted message is lost."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """The paired client with an outbox, over real sockets."""
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 import sys

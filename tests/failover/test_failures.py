@@ -1,7 +1,5 @@
 """The errors of a send that count as unavailability, by each rule."""
 
-from __future__ import annotations
-
 import pytest
 from azure.core.exceptions import ClientAuthenticationError
 from azure.servicebus import exceptions as sdk

@@ -1,7 +1,5 @@
 """Metrics of a paired client, with and without OpenTelemetry."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import pairwise
 from types import SimpleNamespace

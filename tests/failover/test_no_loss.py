@@ -1,7 +1,5 @@
 """The paired client's guarantee under each fault: accepted messages arrive unaltered, and duplicates are reported."""
 
-from __future__ import annotations
-
 import gc
 from collections import Counter
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A simulated outage: one client behaves as in a real one, and others are not affected."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The file of an outbox: its content, owner and limits, and its state after a kill."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """Messages prepared an outbox equal direct sends, but for the time that has passed."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from typing import Any
 

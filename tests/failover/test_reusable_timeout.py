@@ -1,7 +1,5 @@
 """The reusable timeout against asyncio.timeout, in virtual time."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any

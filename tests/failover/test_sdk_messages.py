@@ -1,7 +1,5 @@
 """Outgoing messages as the SDK encodes them, their backlog copies, and their restoration by the syphon."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any

@@ -1,7 +1,5 @@
 """The overhead of a paired sender, in steps, bytecodes and tasks."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import sys

@@ -1,7 +1,5 @@
 """The two drivers of steps: concurrency, results and cancellation."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import threading

@@ -1,7 +1,5 @@
 """Paired clients over WebSocket, where the primary is behind a proxy: they send, fail over with it, and come back."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator
 from dataclasses import replace

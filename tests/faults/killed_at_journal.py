@@ -3,8 +3,6 @@
 python -m tests.faults.killed_at_journal before|after NTH COMMAND …
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -5,8 +5,6 @@ python -m tests.faults.killed_emulator [--cycles N] [--seed N]
 It is a program of its own because the official client leaves sockets behind where its connection is lost.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json
@@ -15,11 +13,12 @@ import signal
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from azure.servicebus import ServiceBusMessage, ServiceBusReceiveMode, ServiceBusSubQueue
 from azure.servicebus.aio import ServiceBusClient
@@ -27,9 +26,6 @@ from azure.servicebus.exceptions import ServiceBusError
 
 from tests.kit.emulated import EmulatorProcess
 from tests.kit.waiting import until
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
 
 QUEUE = "orders"
 KEPT, SCHEDULED, DEAD, DEFERRED, GONE = "active", "scheduled", "dead letter", "deferred", "gone"

@@ -7,8 +7,6 @@ stdout, a JSON line each, and judges it in the end. On stdin it is told what onl
 to change entities, and to kill a syphon in the very moment in which something happens.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -5,8 +5,6 @@ workload and the same faults every time; when exactly they meet each other is th
 clock are what the control door is asked for; what happened, and what is done to entities, is `observed`'s part.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

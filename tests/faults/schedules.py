@@ -4,8 +4,6 @@ python -m tests.faults.schedules --seeds 0:2000 [--real 200] [--output json]
 python -m tests.faults.schedules --seeds 7 -v
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import logging

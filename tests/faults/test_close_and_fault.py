@@ -1,9 +1,7 @@
 """One side of a lane goes: the other is ended within five seconds, and both are made anew, or the run ends with 6."""
 
-from __future__ import annotations
-
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -12,10 +10,7 @@ from sbpair.errors import ConnectionFaulted
 from sbpair.move import events
 from sbpair.syphon.worker import RELEASE_SECONDS
 from sbpair.syphon.worker_connections import FAULT_SECONDS
-from tests.faults.simulation.stage import played
-
-if TYPE_CHECKING:
-    from tests.faults.simulation.stage import Stage
+from tests.faults.simulation.stage import Stage, played
 
 OTHER = {"primary": "backlog", "backlog": "primary"}
 SIDES = pytest.mark.parametrize("side", ["primary", "backlog"])

@@ -1,7 +1,5 @@
 """Corrupted files that outlive a process: reading them ends well or with a designed refusal, whatever their bytes."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import random
@@ -10,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -52,15 +50,12 @@ from sbpair.runs.run_log import Figures, RunEntry, all_runs, timeline_of
 from sbpair.runs.session_lease import LeaseHolder
 from sbpair.spark.archive_frame import ArchiveFrame
 from sbpair.spark.write_run import OWNER_FILE, RUN_SCHEMA, WRITE_FILE, read_mark, read_owner
-from tests.kit.command import environment, run
+from tests.kit.command import Here, environment, run
 from tests.kit.pairs import BACKLOG, UNDER_CONTOSO
 from tests.kit.running import Running
 from tests.kit.stranded import numbered, put
 from tests.replay.segments import write_segment
 from tests.runs.states import KEY, accepted, endpoint, sending
-
-if TYPE_CHECKING:
-    from tests.kit.command import Here
 
 PAIR = Pair("orders", endpoint("contoso", emulator=True), endpoint("contoso-dr", emulator=True))
 CONTOSO = {"contoso": (5672, "standard", 1)}

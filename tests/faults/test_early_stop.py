@@ -1,7 +1,5 @@
 """Signals to a syphon that has no lane yet, because the namespace does not answer: it ends at once, with a receipt."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """Kills of an emulator that keeps its messages in a file."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

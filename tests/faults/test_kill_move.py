@@ -1,13 +1,12 @@
 """`kill -9` of a move and of a redrive at each step of their journal; then the next run, and a count."""
 
-from __future__ import annotations
-
 import json
 import signal
 from collections import Counter
 from dataclasses import replace
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,9 +17,6 @@ from tests.faults.test_kill_syphon import finished
 from tests.kit.command import environment, start
 from tests.kit.moves import World, bury, by_session, ids, stored
 from tests.kit.stranded import numbered, put
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MESSAGES, SESSIONS = 5, ("S0", "S1", "S2")
 LARGE = 100_000  # a batch has two of these

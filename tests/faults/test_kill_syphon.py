@@ -1,7 +1,5 @@
 """`kill -9` of a watching syphon, at moments chosen by what the namespaces just did; then `--once`, and a count."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,8 +1,6 @@
 """Locks that outlive their link: what a lost connection held is settled over the next one, not a minute later."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -13,10 +11,7 @@ from sbpair.errors import MessageLockLost
 from sbpair.move import events
 from sbpair.move.raw_source import RawSource
 from tests.amqp_client.test_client import QUEUE, emulated
-from tests.faults.simulation.stage import played
-
-if TYPE_CHECKING:
-    from tests.faults.simulation.stage import Stage
+from tests.faults.simulation.stage import Stage, played
 
 SOON = 10.0
 

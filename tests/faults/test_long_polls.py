@@ -1,19 +1,14 @@
 """A watch over hours of virtual time: how often it asks, and that nothing runs out meanwhile."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from sbpair.emulator.frontends.amqp.connection_state import Claims
 from sbpair.move import events
-from tests.faults.simulation.stage import Asked, play, played
-
-if TYPE_CHECKING:
-    from tests.faults.simulation.stage import Stage
+from tests.faults.simulation.stage import Asked, Stage, play, played
 
 HOUR = 3_600.0
 DETACHES_AN_HOUR = 6

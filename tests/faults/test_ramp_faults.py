@@ -1,12 +1,11 @@
 """Ramps in virtual time: how long they observe, also while the primary is away or throttles; and after a kill."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
 import signal
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,14 +14,9 @@ from sbpair.move.events import RampProgress
 from sbpair.move.receipt import RampState
 from sbpair.syphon.ramp import RampPlan
 from sbpair.testing import Emulator
-from tests.faults.simulation.stage import played
+from tests.faults.simulation.stage import Stage, played
 from tests.kit import command
 from tests.kit.stranded import put, stranded
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.faults.simulation.stage import Stage
 
 STEPS = RampPlan((1, 10, 100), 30.0)
 

@@ -3,8 +3,6 @@
 The rest: python -m tests.faults.schedules --real-seeds 0:200
 """
 
-from __future__ import annotations
-
 from collections import Counter
 
 from tests.faults.observed import MAX_LASTS_MS, SPAN_MS, real_plan

@@ -1,17 +1,11 @@
 """A namespace that goes away during a watch and comes back: every backlog queue goes on soon after."""
 
-from __future__ import annotations
-
 import asyncio
-from typing import TYPE_CHECKING
 
 import pytest
 
 from sbpair.move import events
-from tests.faults.simulation.stage import played
-
-if TYPE_CHECKING:
-    from tests.faults.simulation.stage import Stage
+from tests.faults.simulation.stage import Stage, played
 
 QUEUES = 10
 

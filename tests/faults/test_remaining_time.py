@@ -1,10 +1,7 @@
 """`--ttl remaining` on a machine whose clock is wrong: the time in the backlog is counted by the service's."""
 
-from __future__ import annotations
-
 import asyncio
 import math
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,12 +10,9 @@ from sbpair.drill.drill_messages import TICKS_PER_MS
 from sbpair.move.events import QueueOpened
 from sbpair.move.message.route import TimeToLive
 from sbpair.syphon.move_spec import MoveLimits
-from tests.faults.simulation.stage import played
+from sbpair.syphon.runner import SyphonResult
+from tests.faults.simulation.stage import Stage, played
 from tests.kit.stranded import stranded
-
-if TYPE_CHECKING:
-    from sbpair.syphon.runner import SyphonResult
-    from tests.faults.simulation.stage import Stage
 
 HOUR_MS = 3_600_000
 TERMS = MoveLimits(rate=None, credits=math.inf, ttl=TimeToLive.REMAINING)

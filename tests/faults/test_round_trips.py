@@ -1,17 +1,10 @@
 """How fast a backlog moves as far as waiting goes: virtual time computes nothing, and what is left are answers."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.entities.description import QueueDescription
 from tests.benchmarks.stranded import BATCH, DESTINATIONS, QUEUES, Stranded, destination, session_id
-from tests.faults.simulation.stage import played
+from tests.faults.simulation.stage import Stage, played
 from tests.faults.simulation.world import BEGAN_MS
-
-if TYPE_CHECKING:
-    from tests.faults.simulation.stage import Stage
 
 ROUND_TRIP_SECONDS = 0.01
 MESSAGES = 6_000

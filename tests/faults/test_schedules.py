@@ -3,8 +3,6 @@
 The rest: python -m tests.faults.schedules --seeds 0:2000 --real 200
 """
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 from functools import partial

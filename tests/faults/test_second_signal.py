@@ -1,15 +1,14 @@
 """Signals to a syphon whose primary does not answer: the second ends it within seconds, with a receipt."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import signal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from sbpair.backlog import queue_path
+from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.emulator.frontends.amqp.outgoing_link import OutgoingLink
 from sbpair.testing import Emulator
 from tests.faults.test_kill_syphon import (
@@ -23,9 +22,6 @@ from tests.faults.test_kill_syphon import (
     syphon,
 )
 from tests.kit.waiting import until
-
-if TYPE_CHECKING:
-    from sbpair.emulator.entities.queue import QueueEntity
 
 CHOSEN, CHOSEN_MESSAGES = f"path = '{DESTINATIONS[1]}'", MESSAGES // 2
 PATIENCE_SECONDS = 8.0

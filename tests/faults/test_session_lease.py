@@ -1,11 +1,9 @@
 """The lease across machines in virtual time: whatever happens to its lock, its link or its holder, one mover sends."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -18,10 +16,7 @@ from sbpair.syphon import runner
 from sbpair.syphon.move_spec import MoveLimits
 from sbpair.timespan import TICKS_PER_SECOND
 from tests.faults.simulation.loop import Process
-from tests.faults.simulation.stage import played
-
-if TYPE_CHECKING:
-    from tests.faults.simulation.stage import Stage
+from tests.faults.simulation.stage import Stage, played
 
 LEASES = "movers/leases"
 DR = "contoso-dr"

@@ -1,18 +1,12 @@
 """A backlog that lets a message neither be sent nor dead-lettered: `--once` ends all the same, and says so."""
 
-from __future__ import annotations
-
 import asyncio
-from typing import TYPE_CHECKING
 
 import pytest
 
 from sbpair.emulator.service_errors import ServiceError
 from sbpair.move.settlement import DEAD_LETTER_TRIES
-from tests.faults.simulation.stage import play, played
-
-if TYPE_CHECKING:
-    from tests.faults.simulation.stage import Stage
+from tests.faults.simulation.stage import Stage, play, played
 
 LOCK_SECONDS = 60.0
 

@@ -1,19 +1,14 @@
 """What the hostile trial counts: its judge sees each kind of damage, and its table goes on from its file."""
 
-from __future__ import annotations
-
 from dataclasses import replace
+from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING
 
 from sbpair.amqp.message import data_body
 from tests.faults.trial.figures import Figures, Table
 from tests.faults.trial.stage import Stage
 from tests.kit.moves import stored
 from tests.kit.stranded import put
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 async def test_the_judge_counts_lost_altered_doubled_and_late_messages(tmp_path: Path) -> None:

@@ -1,9 +1,6 @@
 """A watch and the backlog queues that come and go while it runs, in virtual time."""
 
-from __future__ import annotations
-
 import asyncio
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,10 +9,7 @@ from sbpair.errors import EntityMissing
 from sbpair.move import events
 from sbpair.syphon.pool import FIND_QUEUES_SECONDS
 from tests.faults.simulation.faults import PRIMARY_NAME, make_backlog
-from tests.faults.simulation.stage import played
-
-if TYPE_CHECKING:
-    from tests.faults.simulation.stage import Stage
+from tests.faults.simulation.stage import Stage, played
 
 A_LOOK = FIND_QUEUES_SECONDS + 1.0
 

@@ -1,7 +1,5 @@
 """Qpid Proton for Python, built from its source once and kept outside of this tree: no index has it in binary form."""
 
-from __future__ import annotations
-
 import fcntl
 import subprocess
 import sys

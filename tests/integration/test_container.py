@@ -1,7 +1,5 @@
 """The images of the Containerfile, step by step, in root file systems and networks of their own. None is built."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -3,8 +3,6 @@
 Its checks are in node/checks.mjs. All run in one process of Node, at once, and each is a test of its own here.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

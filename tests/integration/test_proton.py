@@ -1,7 +1,5 @@
 """The emulator's transactions with Qpid Proton, a client that shares no code with anything here."""
 
-from __future__ import annotations
-
 from collections.abc import Generator
 from types import ModuleType
 from typing import Any

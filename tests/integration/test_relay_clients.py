@@ -4,8 +4,6 @@ Their checks are in node/relay/checks.mjs. All run in one process of Node, and e
 listens for sbpair's client, and sends to its listener.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

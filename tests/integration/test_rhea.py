@@ -4,8 +4,6 @@ What holds in every one of these: a message is settled in the backlog only after
 frame is larger, a transfer earlier or a delivery more than rhea has allowed.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import json

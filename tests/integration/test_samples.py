@@ -1,7 +1,5 @@
 """The published samples of the Python SDK, sync and aio, their text as it is, on the emulator: they end well."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path

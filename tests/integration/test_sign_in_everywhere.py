@@ -1,7 +1,5 @@
 """Every way to sign in, on the data plane by both clients, over Atom and with Resource Manager; and nobody is."""
 
-from __future__ import annotations
-
 import os
 import stat
 import sys

@@ -5,8 +5,6 @@ task behind, or causes an error that reaches only the loop's exception handler. 
 in that loop before the test, and closed after it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import gc

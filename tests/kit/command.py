@@ -1,19 +1,15 @@
 """The command line in a process, with an emulated pair in its environment."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sbpair.testing import Emulator
+from sbpair.testing import Emulator
 
 Here = Callable[..., tuple[int, str, str]]
 """Runs a command line in this process: the fixture `here`."""

@@ -1,7 +1,5 @@
 """The billed operations of one message, as `cost.of_units` has them of many."""
 
-from __future__ import annotations
-
 from sbpair.model.cost import Operations, of_units, units
 
 

@@ -1,17 +1,12 @@
 """A disk of its own for a test: filled to the last byte, or mounted read-only, for the superuser too."""
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """`sbpair emulator` as a process with a durable data file, which tests kill and start again on the same ports."""
 
-from __future__ import annotations
-
 import json
 import signal
 from contextlib import suppress

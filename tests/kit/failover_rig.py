@@ -1,31 +1,27 @@
 """A pair on an emulator, and paired clients of both kinds behind one sync interface."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from azure.servicebus import ServiceBusMessage
 
 from sbpair import PairedClient, aio
+from sbpair.amqp.message import Sections
 from sbpair.backlog import queue_path
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.failover.background import LoopThread
+from sbpair.failover.entity_states import State
 from sbpair.failover.events import EntityChanged, SendInDoubt
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Pair, SasKey
 from sbpair.syphon import runner
-
-if TYPE_CHECKING:
-    from sbpair.amqp.message import Sections
-    from sbpair.failover.entity_states import State
-    from tests.kit.running import Running
+from tests.kit.running import Running
 
 PATIENCE_SECONDS = 30
 PRIMARY, SECONDARY = "contoso", "contoso-dr"

@@ -4,8 +4,6 @@ The tests are written once, as a sync program would be. `Face` runs what the aio
 else uses, between two lines of the test. The clients are unmodified; only the transport of management is the tests'.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import inspect
@@ -15,7 +13,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from azure.core.async_paging import AsyncItemPaged
@@ -32,11 +30,9 @@ from sbpair.operating_system.signals import SIGNALS
 from sbpair.syphon import runner as syphon_runner
 from sbpair.syphon.run_plan import RunTimings
 from tests.integration.node import install
+from tests.kit.command import Here
 from tests.kit.failover_rig import Rig
 from tests.kit.running import Running
-
-if TYPE_CHECKING:
-    from tests.kit.command import Here
 
 
 @pytest.fixture(scope="session")

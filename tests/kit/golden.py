@@ -1,7 +1,5 @@
 """Golden files of a folder: `WRITE_GOLDEN=1 pytest TESTS` writes them again."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

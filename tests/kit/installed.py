@@ -1,7 +1,5 @@
 """The package as users install it: its wheel, in an environment of its own, from the registry."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Validation of every JSON document and event line of sbpair that a test parses."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from functools import cache

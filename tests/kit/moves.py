@@ -1,13 +1,14 @@
 """Moves between entities of two emulated namespaces, by the library, and the messages that they leave and deliver."""
 
-from __future__ import annotations
-
 from collections import defaultdict
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sbpair.amqp import splice
+from sbpair.amqp.message import Sections
 from sbpair.emulator.entities.description import QueueDescription, SubscriptionDescription
+from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.emulator.entities.stored_message import DeadLetterReason, StoredMessage
 from sbpair.model.backoff import Backoff
 from sbpair.model.connection_string import endpoint_from_connection_string
@@ -19,12 +20,6 @@ from sbpair.syphon.move_checks import check_ends, check_names
 from sbpair.syphon.move_spec import EntityAddress, MoveSpec
 from sbpair.syphon.run_plan import RunTimings
 from sbpair.testing import Emulator
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from sbpair.amqp.message import Sections
-    from sbpair.emulator.entities.queue import QueueEntity
 
 HASTY = RunTimings(
     backoff=Backoff(0.02, 60.0),

@@ -1,21 +1,17 @@
 """Pairs of namespaces on an emulator, and queues in their backlog."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pytest
 
 from sbpair.amqp.message import Sections, data_body
 from sbpair.emulator.entities.description import QueueDescription
+from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Endpoint, Identity, Pair
-
-if TYPE_CHECKING:
-    import pytest
-
-    from sbpair.emulator.entities.queue import QueueEntity
-    from sbpair.testing import Emulator
+from sbpair.testing import Emulator
 
 UNDER_CONTOSO = "contoso/x-servicebus-transfer/"
 BACKLOG = QueueDescription(

@@ -1,7 +1,5 @@
 """The pytest plugin as an installation of sbpair has it: named by an entry point."""
 
-from __future__ import annotations
-
 import os
 import tomllib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Processes as Linux lists them: their descendants and files."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Qpid Proton as a client of the emulator: scripts that wait for its events, one after the other."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from collections.abc import Callable, Generator, Iterator

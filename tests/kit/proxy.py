@@ -1,7 +1,5 @@
 """An HTTP proxy with the method CONNECT, with and without authentication, and the ways in which proxies fail."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import socket

@@ -1,21 +1,16 @@
 """An emulator in a thread of its own, for tests that are synchronous."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
+from collections.abc import Coroutine, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
+from sbpair.emulator.access.sas import AuthorizationRule
 from sbpair.emulator.entities.description import QueueDescription
+from sbpair.emulator.entities.namespace import Namespace
+from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.testing import EmulatorThread
-
-if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterable, Iterator
-
-    from sbpair.emulator.access.sas import AuthorizationRule
-    from sbpair.emulator.entities.namespace import Namespace
-    from sbpair.emulator.entities.queue import QueueEntity
 
 PATIENCE_SECONDS = 30
 T = TypeVar("T")

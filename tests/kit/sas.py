@@ -1,7 +1,5 @@
 """Shared access signatures for the emulator, as its clients create them."""
 
-from __future__ import annotations
-
 import base64
 from urllib.parse import quote
 

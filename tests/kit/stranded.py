@@ -1,16 +1,12 @@
 """Messages as a paired client leaves them in a backlog queue."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
 from sbpair.amqp.types import Int
 from sbpair.backlog import Aliases, write_aliases
 from sbpair.emulator.entities import service_envelope
-
-if TYPE_CHECKING:
-    from sbpair.emulator.entities.queue import QueueEntity
+from sbpair.emulator.entities.queue import QueueEntity
 
 
 def stranded(message_id: str, aliases: Aliases | str | None, body: bytes = b"body") -> bytes:

@@ -1,7 +1,5 @@
 """The hook for `async def` tests, in sessions of pytest that have nothing else."""
 
-from __future__ import annotations
-
 import pytest
 
 pytest_plugins = ["pytester"]

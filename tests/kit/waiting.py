@@ -1,7 +1,5 @@
 """Waits of tests that do not depend on how long anything takes."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 

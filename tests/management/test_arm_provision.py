@@ -1,17 +1,15 @@
 """Provisioning through Azure Resource Manager: the same entities as over Atom, and the same refusals."""
 
-from __future__ import annotations
-
 import asyncio
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
 from sbpair import errors
 from sbpair.amqp.message import Sections
-from sbpair.azure import open_namespace
+from sbpair.azure import NamespaceControl, open_namespace
 from sbpair.azure.arm import manager_route
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.stored_message import StoredMessage
@@ -25,11 +23,6 @@ from sbpair.model.report import Outcome
 from sbpair.testing import Emulator, EmulatorOptions
 from tests.kit.pairs import pair_on, use_identity
 from tests.kit.waiting import no_wait
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from sbpair.azure import NamespaceControl
 
 GROUP = ResourceGroup("00000000-0000-0000-0000-000000000000", "messaging")
 VIA = {"atom": None, "arm": GROUP}

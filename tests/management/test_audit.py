@@ -1,14 +1,13 @@
 """Audit on the emulator, through the real clients: findings, unseen parts, and no side effect."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -25,9 +24,6 @@ from sbpair.move.peek.peeker import Peeked
 from sbpair.testing import Emulator
 from tests.kit.pairs import BacklogWorld, slip_in, stored
 from tests.kit.stranded import put, stranded
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
 
 MEGABYTE = 1024 * 1024
 

@@ -1,7 +1,5 @@
 """Plans of backlog queues, and the decisions that audit and prune make by them."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 from typing import Any
 

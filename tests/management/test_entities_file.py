@@ -1,7 +1,5 @@
 """Entities files, valid and invalid, and their errors."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Plans of an application's own entities: the missing ones in order, and no others."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,11 +1,9 @@
 """Partitioned entities: requests and their refusals, and entities created and listed by the rules of each tier."""
 
-from __future__ import annotations
-
 import asyncio
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -34,10 +32,6 @@ from sbpair.model.tiers import BASIC, PREMIUM, STANDARD
 from sbpair.testing import Emulator, EmulatorOptions
 from tests.kit.pairs import endpoint_on, use_identity
 from tests.kit.waiting import no_wait
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
 
 TIERS = [("contoso", 0), ("basic", 0, "basic"), ("wide", 0, "premium", 2), ("whole", 0, "premium")]
 ORDERS = partitioned_queue("orders", 5)

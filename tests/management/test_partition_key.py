@@ -1,7 +1,5 @@
 """The property that decides the partition of a message, and the keys that are refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

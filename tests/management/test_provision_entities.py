@@ -1,12 +1,10 @@
 """An application's entities in both namespaces, through the real client, on an emulator that refuses on purpose."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -19,14 +17,12 @@ from sbpair.management import comparison
 from sbpair.management.entities_file import EntitiesDocument, parse_entities
 from sbpair.management.provisioning import EntityReport, provision, provision_exit_code
 from sbpair.model.entities import CorrelationFilter, Queue, Rule, SqlFilter, Subscription, Topic
+from sbpair.model.pair import Endpoint
 from sbpair.model.queues import Listed, Retrying
 from sbpair.model.report import Outcome
 from sbpair.testing import Emulator
 from tests.kit.pairs import endpoint_on, pair_on, unconnected_pair
 from tests.kit.waiting import no_wait
-
-if TYPE_CHECKING:
-    from sbpair.model.pair import Endpoint
 
 HERE, THERE = "contoso", "contoso-dr"
 FILE = """

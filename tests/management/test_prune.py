@@ -1,11 +1,10 @@
 """Prune on the emulator, through the real management client: removed, kept and restored queues."""
 
-from __future__ import annotations
-
 import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,6 +14,7 @@ from sbpair import errors
 from sbpair.azure.atom import open_atom
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.description import QueueDescription
+from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.emulator.service_errors import EntityDisabled
 from sbpair.management.pruning import Pruner, QueueReport, holds_message, prune, prune_exit_code
 from sbpair.model.pair import SasKey
@@ -22,11 +22,6 @@ from sbpair.model.report import Outcome
 from sbpair.testing import Emulator
 from tests.kit.pairs import BACKLOG, UNDER_CONTOSO, BacklogWorld, slip_in, stored
 from tests.kit.waiting import no_wait
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
-
-    from sbpair.emulator.entities.queue import QueueEntity
 
 SECOND_TICKS = 10_000_000
 SEVENTH = f"{UNDER_CONTOSO}7"

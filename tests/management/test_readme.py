@@ -1,7 +1,5 @@
 """The README of management against the package: examples, findings and public names."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

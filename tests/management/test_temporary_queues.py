@@ -1,7 +1,5 @@
 """Temporary queues that are cancelled while they are created."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,19 +1,14 @@
 """Positions of keys in TOML, compared with the standard library's reading of the same text."""
 
-from __future__ import annotations
-
 import json
 import tomllib
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from sbpair.management.entities_file import Path, key_positions
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 VALUES = st.sampled_from(
     [

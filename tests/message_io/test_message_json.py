@@ -1,7 +1,5 @@
 """Lines of a file as messages, valid and invalid ones."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

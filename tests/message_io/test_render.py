@@ -1,7 +1,5 @@
 """Rendering of messages as JSON values."""
 
-from __future__ import annotations
-
 import base64
 import json
 from typing import Any

@@ -1,14 +1,12 @@
 """Streams sent over real sockets: every message is accounted for, and the rest is a suffix."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -22,13 +20,10 @@ from sbpair.failover.outbox import Outbox, outbox_depths
 from sbpair.failover.pinger import Health
 from sbpair.message_io import send_lines
 from sbpair.message_io.message_json import parse_body, parse_json
-from sbpair.message_io.send_lines import LineReader
+from sbpair.message_io.send_lines import LineReader, SendResult
 from sbpair.model.backoff import Backoff
 from tests.kit.failover_rig import PAIRED_CLIENTS, PRIMARY, SECONDARY, Rig
 from tests.kit.proxy import closed_port
-
-if TYPE_CHECKING:
-    from sbpair.message_io.send_lines import SendResult
 
 pytestmark = PAIRED_CLIENTS
 

@@ -1,7 +1,5 @@
 """An OpenTelemetry collector on loopback: it takes metrics and spans over OTLP/HTTP, and keeps them parsed."""
 
-from __future__ import annotations
-
 import gzip
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The HTTP port of a run: its answers, and what a scraper cannot do to a run."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import logging

@@ -1,7 +1,5 @@
 """The figures of a run, in the formats of Prometheus, read by its parsers; and the README of the metrics."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections import Counter

@@ -1,33 +1,27 @@
 """OpenTelemetry of a run: its variables, its metrics and spans at a real collector, and exporters that fail."""
 
-from __future__ import annotations
-
 import logging
 import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sbpair.amqp.message import APPLICATION_PROPERTIES, encode_map
-from sbpair.amqp.types import Int, Symbol
+from sbpair.amqp.types import Int, Symbol, Value
 from sbpair.backlog import Aliases, write_aliases
 from sbpair.metrics import run_metrics as telemetry_module
 from sbpair.metrics.batch_spans import MAX_LINKS, _span_context
 from sbpair.metrics.run_metrics import CLOSING, RunMetrics, open_metrics, printable, wanted_exporters
 from sbpair.move.run_store import LiveRun
+from sbpair.syphon import runner
 from tests.metrics.otlp_collector import Collector, attributes, collecting
 from tests.metrics.test_live_figures import QUEUE
 from tests.syphon.worlds import World, fill, world
-
-if TYPE_CHECKING:
-    from sbpair.amqp.types import Value
-    from sbpair.syphon import runner
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 CONTEXT = f"00-{TRACE}-{SPAN}-01"

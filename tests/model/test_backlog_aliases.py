@@ -1,7 +1,5 @@
 """The four aliases: there and back, as the original's clients wrote them, and what is wrong with others."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

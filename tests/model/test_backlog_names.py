@@ -1,7 +1,5 @@
 """Backlog queues: names and the exact description."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """What a message through the backlog is billed, and what that costs by a dated table."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from decimal import Decimal
 

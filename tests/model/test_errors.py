@@ -1,7 +1,5 @@
 """The error tree: its docstring, its classes and the exit codes say the same."""
 
-from __future__ import annotations
-
 import re
 
 from sbpair import errors

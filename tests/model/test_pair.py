@@ -1,7 +1,5 @@
 """The shared nouns: connection strings, durations, pairs."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 
 import pytest

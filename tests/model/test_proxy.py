@@ -1,7 +1,5 @@
 """Proxies: how they are written, and which one leads to a namespace."""
 
-from __future__ import annotations
-
 import base64
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Outcomes as data, and the exit code that follows."""
 
-from __future__ import annotations
-
 import pytest
 
 from sbpair.model.report import Outcome, Report, ReportItem

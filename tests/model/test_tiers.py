@@ -1,7 +1,5 @@
 """What each tier lets an entity be, and what its size means."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Random filters as trees, their text, and a naive evaluator of trees: a second opinion on filters."""
 
-from __future__ import annotations
-
 import math
 import operator
 import re

@@ -1,7 +1,5 @@
 """The depth of a run's queues between two counts."""
 
-from __future__ import annotations
-
 from sbpair.move.events import BacklogDepth, QueueDepths, QueueDone, QueueProgress, QueuesFound, SyphonEvent
 
 

@@ -1,7 +1,5 @@
 """What a move keeps of a message, to the byte; and that no bytes at all can break the one who moves them."""
 
-from __future__ import annotations
-
 import contextlib
 import uuid
 

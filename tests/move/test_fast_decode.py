@@ -1,7 +1,5 @@
 """The short cut through backlog messages agrees with the general road, on what it knows and on what it does not."""
 
-from __future__ import annotations
-
 import uuid
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Filters: true, false, unknown or failed for a message; mistakes with their column; and two other opinions."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Iterator
 from typing import Any

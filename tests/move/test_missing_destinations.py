@@ -1,7 +1,5 @@
 """How many messages of a missing destination are dead-lettered."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -18,16 +18,13 @@ from sbpair.model.backoff import Backoff
 from sbpair.model.cost import UNIT_BYTES, Operations
 from sbpair.model.message_key import NO_KEY, Key
 from sbpair.move.context import MoveContext, MoveTimings
-from sbpair.move.interface import KeptMessage
+from sbpair.move.held import SkippedMessages
+from sbpair.move.interface import KeptMessage, RoutedMessage, SendOutcome
 from sbpair.move.message.route import Facts
 from sbpair.move.mover import Mover
 from sbpair.move.rate_limit import RateLimiter
+from sbpair.move.receipt import Receipt
 from tests.kit.costs import moved as moved_cost
-
-if TYPE_CHECKING:
-    from sbpair.move.held import SkippedMessages
-    from sbpair.move.interface import RoutedMessage, SendOutcome
-    from sbpair.move.receipt import Receipt
 
 UNREACHABLE = errors.Unreachable("it is away")
 IN_DOUBT = errors.InDoubt("no answer came")

@@ -1,7 +1,5 @@
 """The governor: never faster than it may, slower when the service is busy, and never at a standstill."""
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """The pure parts of a move: where a message goes, what a receipt adds up to, what a journal remembers."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,26 +1,22 @@
 """Messages that a mover skips: kept locked, counted once, and released in the end."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sbpair import errors
+from sbpair.move.context import MoveContext
 from sbpair.move.filter import UndecodedMessages
 from sbpair.move.held import SkippedMessages
 from sbpair.move.intake import Intake
 from sbpair.move.message.fast_decode import MessageNumbers
+from sbpair.move.mover import Mover
 from tests.move.test_mover import FAST, LOST, UNREACHABLE, Memory, fast_context, message, move, receipt_of
-
-if TYPE_CHECKING:
-    from sbpair.move.context import MoveContext
-    from sbpair.move.mover import Mover
 
 
 @pytest.fixture(scope="module", params=["decoded", "undecoded"], autouse=True)

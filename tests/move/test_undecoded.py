@@ -1,26 +1,21 @@
 """Messages that are not decoded until a filter chooses them: the same choice, numbers and content as decoded ones."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import compress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbpair.amqp.link import Delivery
-from sbpair.amqp.message import Properties
+from sbpair.amqp.message import Properties, Sections
 from sbpair.amqp.types import Int
 from sbpair.backlog import Aliases
 from sbpair.move.filter import MessageFilter, UndecodedMessages
 from sbpair.move.raw_source import RawSource
 from tests.move.test_fast_decode import ALIASES as SOME_ALIASES
 from tests.move.test_fast_decode import BODIES, NOW, OWN, PROPERTIES, SEQUENCES, backlog_copy
-
-if TYPE_CHECKING:
-    from sbpair.amqp.message import Sections
 
 TEXTS = [
     "a = 'x'", "b LIKE '%1'", "a = 'x' AND b IS NULL", "EXISTS(b) OR a > 3", "a + 1 = 2", "a IN (1, 2, 'x')",

@@ -1,7 +1,5 @@
 """Ports, directories, signals and locks: as on Linux, and with fakes of what Windows lacks."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import os

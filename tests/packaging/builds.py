@@ -1,7 +1,5 @@
 """Builds of the package with the packages of this environment, without a network."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

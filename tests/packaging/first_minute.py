@@ -3,8 +3,6 @@
 `python -m tests.packaging.first_minute WHEEL [DIRECTORY]` needs an index of packages; the emulator has free ports.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

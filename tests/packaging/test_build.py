@@ -1,7 +1,5 @@
 """The sdist and the wheel: the same bytes from the same sources, and what they contain."""
 
-from __future__ import annotations
-
 import importlib.resources
 import json
 import re

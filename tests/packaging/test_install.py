@@ -1,7 +1,5 @@
 """The wheel in an empty environment, as a user installs it: the README's commands, the files, what it prints."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import zipfile

@@ -1,7 +1,5 @@
 """The smallest versions that pyproject.toml allows, on each Python, beside the newest, which the other tests use."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The scripts of the action, as a pipeline runs them: exit codes, summary, outputs, and values that attack them."""
 
-from __future__ import annotations
-
 import asyncio
 import html
 import re

@@ -1,7 +1,5 @@
 """Workflows, the action, the Azure template and issue forms: published schemas, linters, and rules of ours."""
 
-from __future__ import annotations
-
 import os
 import re
 import sysconfig

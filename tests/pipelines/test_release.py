@@ -1,7 +1,5 @@
 """`.ci/release`: the tag, the notes, checksums and the bill of materials, from a small wheel."""
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 import zipfile

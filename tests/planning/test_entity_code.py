@@ -1,7 +1,5 @@
 """Exported code: its resources are what provisioning creates, and every text survives both languages."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

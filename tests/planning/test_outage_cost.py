@@ -1,7 +1,5 @@
 """The cost of an outage: the article's figures, the price table, and a backlog that is full."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from decimal import Decimal

@@ -1,7 +1,5 @@
 """Fixtures of the relay tests: an emulated pair of endpoints."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.kit.async_tests import InLoop

@@ -1,7 +1,5 @@
 """An emulated pair of relay endpoints, listeners and clients on it, and virtual time for both."""
 
-from __future__ import annotations
-
 import asyncio
 import heapq
 import inspect
@@ -10,16 +8,14 @@ import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sbpair.model.pair import SasKey
 from sbpair.relay import aio
 from sbpair.relay.control_messages import RelayAnswer
+from sbpair.relay.handled_request import RelayOffer, RelayRequest
 from sbpair.relay.relay_endpoint import RelayEndpoint, RelayPair, Side
 from sbpair.testing import Emulator, EmulatorOptions, ManualClock
-
-if TYPE_CHECKING:
-    from sbpair.relay.handled_request import RelayOffer, RelayRequest
 
 NAMESPACES: dict[Side, str] = {"primary": "contoso", "secondary": "contoso-dr"}
 PATHS: dict[Side, str] = {"primary": "service-east", "secondary": "service-west"}

@@ -4,8 +4,6 @@ python -m tests.relay.schedules --seeds 0:500 [--output json]
 python -m tests.relay.schedules --seeds 7 -v
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import json

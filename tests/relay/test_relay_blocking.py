@@ -1,7 +1,5 @@
 """The listener and the client for programs that block, against an emulator in a thread."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from typing import Any

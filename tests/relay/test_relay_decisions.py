@@ -1,7 +1,5 @@
 """The tables of the relay client, addresses, tokens and messages: pure, with hostile values."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import json

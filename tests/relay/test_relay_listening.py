@@ -1,10 +1,8 @@
 """The listener's life in virtual time: back-off, renewal, the daily restart, deadlines, and its close."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -14,14 +12,12 @@ from sbpair.model.pair import SasKey, SasToken
 from sbpair.relay import handled_request
 from sbpair.relay.control_messages import RelayAnswer
 from sbpair.relay.events import RelaySideDown, RelayTokenNotRenewed
+from sbpair.relay.handled_request import RelayRequest
 from sbpair.relay.relay_endpoint import RelayEndpoint, RelayPair
 from sbpair.relay.relay_listener import STOP_SECONDS, AsyncRelayListener
 from tests.kit.sas import sign
 from tests.kit.waiting import until
 from tests.relay.relay_pairs import PATHS, Gate, RelayPairBench, endpoint_of, open_pair
-
-if TYPE_CHECKING:
-    from sbpair.relay.handled_request import RelayRequest
 
 
 def downs(bench: RelayPairBench) -> list[RelaySideDown]:

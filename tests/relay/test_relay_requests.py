@@ -1,10 +1,8 @@
 """Requests from client to listener over real sockets: bodies, headers, streams, refusals, swaps and doubts."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -21,12 +19,10 @@ from sbpair.model.pair import SasKey
 from sbpair.relay.body_parts import RequestBody
 from sbpair.relay.control_messages import RelayAnswer
 from sbpair.relay.events import RelaySideFailed
+from sbpair.relay.handled_request import RelayRequest
 from sbpair.relay.relay_endpoint import RelayPair, Side
 from tests.kit.waiting import until
 from tests.relay.relay_pairs import Gate, RelayPairBench, endpoint_of
-
-if TYPE_CHECKING:
-    from sbpair.relay.handled_request import RelayRequest
 
 
 async def parts(*given: bytes) -> AsyncIterator[bytes]:

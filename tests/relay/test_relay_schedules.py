@@ -3,8 +3,6 @@
 The rest: python -m tests.relay.schedules --seeds 0:500
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import replace

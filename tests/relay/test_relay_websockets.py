@@ -1,9 +1,7 @@
 """WebSockets from client to listener over real sockets: accept, reject, protocols, swaps, large messages."""
 
-from __future__ import annotations
-
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from aiohttp import WSMsgType
@@ -11,13 +9,11 @@ from aiohttp import WSMsgType
 from sbpair.errors import BothFailed, NotAuthenticated, RelayRejected, UsageError
 from sbpair.model.pair import SasKey
 from sbpair.relay import relay_connections
+from sbpair.relay.handled_request import RelayOffer
 from sbpair.relay.relay_connections import TLS_CLOSE_SECONDS
 from sbpair.relay.relay_endpoint import RelayEndpoint, RelayPair
 from tests.kit.waiting import until
 from tests.relay.relay_pairs import PATHS, RelayPairBench, echo_socket, endpoint_of, open_pair
-
-if TYPE_CHECKING:
-    from sbpair.relay.handled_request import RelayOffer
 
 
 async def test_messages_pass_both_ways_and_a_close_ends_both(bench: RelayPairBench) -> None:

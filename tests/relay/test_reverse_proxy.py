@@ -1,10 +1,9 @@
 """The reverse proxy of a relay listener over real sockets: headers, streams, WebSockets, a target that is away."""
 
-from __future__ import annotations
-
 import socket
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from aiohttp import WSMsgType, web
@@ -13,11 +12,7 @@ from sbpair.errors import RelayRejected, UsageError
 from sbpair.model.pair import SasKey
 from sbpair.relay.relay_endpoint import RelayEndpoint, RelayPair
 from sbpair.relay.reverse_proxy import ProxiedRequest, ReverseProxy, checked_target
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from tests.relay.relay_pairs import RelayPairBench
+from tests.relay.relay_pairs import RelayPairBench
 
 
 async def answer(request: web.Request) -> web.StreamResponse:

@@ -1,7 +1,5 @@
 """Spark on loopback, from the classes of the pip package: a standalone cluster, and a Spark Connect server."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
@@ -10,15 +8,13 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, TypeVar
+from typing import IO, TypeVar
 
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
 
 Found = TypeVar("Found")
 

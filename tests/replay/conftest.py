@@ -1,22 +1,17 @@
 """Fixtures of the replay tests, and the skip of Spark tests without Java."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from sbpair.replay import spark as spark_module
 from sbpair.replay.spark import SETTINGS
 from tests.replay.world import HASTY, World, exported
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 OF_PYTEST = ("PYTEST_CURRENT_TEST",)
 """Variables of no interest to workers."""

@@ -3,20 +3,16 @@
 Unlike a disk it has no directories and no rename, and an object is whole or absent.
 """
 
-from __future__ import annotations
-
 import sys
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.etree import ElementTree as ET
 from xml.sax.saxutils import escape
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 PAGE = 3
 """Objects in one answer to a listing: few, so that there is more than one."""

@@ -3,8 +3,6 @@
 It prints each event of its run that is new, soon after it happens, and its receipt at the end.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -10,9 +10,10 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sbpair.amqp.message import Sections
 from sbpair.move.context import DEFAULT_BATCH_LIMITS
@@ -24,9 +25,6 @@ from tests.kit.processes import offspring, read
 from tests.kit.running import Running
 from tests.replay.cluster import HASTY, Cluster, ProcessOutput, standalone
 from tests.replay.world import World, shell
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PATIENCE_SECONDS = 240.0
 OPTIONS = {"segment_messages": 100, "empty_seconds": 0.5, "rate": 800.0}

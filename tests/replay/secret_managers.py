@@ -3,24 +3,20 @@
 The secret managers have TLS and their real names: clients reach them through a proxy, and trust the CA for the test.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import re
 import ssl
 import threading
+from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from sbpair.emulator.tls import tls_for
 from tests.kit.proxy import running_proxy
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
 
 HOSTS = ("secretmanager.googleapis.com", "orders-kv.vault.azure.net")
 PROJECT, TOKEN = "orders-project", "token-nobody-may-see"

@@ -1,19 +1,14 @@
 """Segments with any rows and row groups, written without a drain."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
 from sbpair.replay.archive import Archive
 from sbpair.replay.archive_layout import KEY, SEGMENT, segment_path
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from sbpair.replay.ledger import Key
+from sbpair.replay.ledger import Key
 
 
 def created(directory: Path | str, run: str = "r1") -> Archive:

@@ -1,18 +1,20 @@
 """A replay's tasks in this process, without Spark."""
 
-from __future__ import annotations
-
 import asyncio
 import time
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+import pytest
 
 from sbpair.backlog import Aliases
 from sbpair.move.raw_source import RawSource
 from sbpair.replay.archive import Archive
 from sbpair.replay.archive_layout import DRAINED_FILE, KEY, SEGMENTS
+from sbpair.replay.outcomes import Proof
 from sbpair.replay.queue_task import QueueDrain, count_remaining
 from sbpair.replay.run import ReplayOptions, ReplayRun, save_run
 from sbpair.replay.send_task import send_batches
@@ -20,15 +22,7 @@ from sbpair.replay.shard_plan import ORDER
 from sbpair.replay.spark_task import TaskJob
 from sbpair.replay.verify import verify
 from sbpair.runs.database import identity
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    import pytest
-
-    from sbpair.replay.outcomes import Proof
-    from tests.replay.world import World
+from tests.replay.world import World
 
 QUICK = ReplayOptions(segment_messages=20, empty_seconds=0.05)
 

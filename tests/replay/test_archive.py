@@ -1,7 +1,5 @@
 """An archive's files are whole or absent, and refused if broken or another run's; the proof is computed from them."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -10,7 +8,7 @@ from functools import partial
 from math import inf, nan
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -39,13 +37,11 @@ from sbpair.replay.archive_layout import (
     SEGMENTS,
 )
 from sbpair.replay.ledger import Entry, Key, Ledger
+from sbpair.replay.outcomes import Proof
 from sbpair.replay.queue_task import load_accepted
 from sbpair.replay.run import EVERYTHING, NamespaceAccess, ReplayMode, ReplayOptions, ReplayRun, Selection
 from sbpair.replay.verify import GarbageCollection, check_acknowledged, plan_gc, remove_messages, verify
 from tests.replay.segments import created, write_segment
-
-if TYPE_CHECKING:
-    from sbpair.replay.outcomes import Proof
 
 QUEUE = "contoso/x-servicebus-transfer/0"
 RUN = ReplayRun(

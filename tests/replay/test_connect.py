@@ -1,13 +1,12 @@
 """Replays through Spark Connect, whose server runs the tasks. The driver has no Java."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -22,9 +21,6 @@ from tests.replay.cluster import connect_server
 from tests.replay.replays import OPTIONS, end, nothing_is_lost, python_workers, replay
 from tests.replay.segments import created
 from tests.replay.world import HASTY, OTHER, World, world
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 MESSAGES = 3_000
 SLOW_RATE = 150.0

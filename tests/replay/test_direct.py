@@ -1,16 +1,15 @@
 """A direct replay's task in this process: its moves and records, and those of a killed one."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -24,6 +23,7 @@ from sbpair.replay import driver
 from sbpair.replay.archive import Archive
 from sbpair.replay.archive_layout import DOUBTFUL, HELD, LEDGER, QUARANTINE, STOP_FILE
 from sbpair.replay.ledger import Entry, Ledger, read_held
+from sbpair.replay.outcomes import Proof
 from sbpair.replay.progress import PhaseWatcher, ReplayPhase, run_action, run_status
 from sbpair.replay.queue_task import DirectMove, RecordedSource, _entries, accepted_by_dead_attempts
 from sbpair.replay.run import DedupMode, ReplayMode, ReplayOptions, Selection
@@ -34,11 +34,6 @@ from tests.replay.segments import rows_of
 from tests.replay.tasks import go_on_sending
 from tests.replay.tasks import job_of as archive_job_of
 from tests.replay.world import HOUR_TICKS, World
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sbpair.replay.outcomes import Proof
 
 QUICK = ReplayOptions(mode=ReplayMode.DIRECT, empty_seconds=0.05)
 

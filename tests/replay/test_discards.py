@@ -1,10 +1,9 @@
 """Replays to topics that discard: messages that no subscription takes stay in the archive, or in the backlog."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,12 +16,7 @@ from sbpair.replay.queue_task import DirectMove
 from sbpair.replay.run import ReplayMode, ReplayOptions, load_run
 from sbpair.replay.verify import verify
 from tests.replay.tasks import job_of
-from tests.replay.world import HOUR_TICKS
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.replay.world import World
+from tests.replay.world import HOUR_TICKS, World
 
 ODD = SqlRuleFilter("sys.MessageId LIKE '%1'")
 UNKNOWN = SqlRuleFilter("sys.SequenceNumber > 0")

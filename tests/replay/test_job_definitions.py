@@ -1,7 +1,5 @@
 """Job definitions of managed platforms, and the command of --print-submit: complete, valid, and free of secrets."""
 
-from __future__ import annotations
-
 import ast
 import base64
 import json

@@ -4,11 +4,9 @@ Then all is counted.
 It uses a standalone cluster on loopback, two workers of one core, and an archive directory that both see.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -27,9 +25,6 @@ from tests.replay.replays import (
     replay,
 )
 from tests.replay.world import NAMESPACE, OTHER, World
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = [pytest.mark.java, pytest.mark.slow]
 

@@ -1,10 +1,10 @@
 """One mover of a pair at a time: the driver's lease, and its tasks' use of the heartbeat file."""
 
-from __future__ import annotations
-
 import threading
+from collections.abc import Callable
+from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -16,18 +16,12 @@ from sbpair.operating_system import uptime
 from sbpair.replay import driver
 from sbpair.replay.archive import Archive
 from sbpair.replay.archive_layout import STOP_FILE
-from sbpair.replay.progress import PhaseProgress
+from sbpair.replay.progress import Event, PhaseProgress
 from sbpair.replay.run import ReplayOptions
 from sbpair.replay.task_lease import POLL_SECONDS, LeaseKeeper, TaskLease, hold_leases
 from sbpair.timespan import TICKS_PER_SECOND
 from tests.replay.segments import created
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from sbpair.replay.progress import Event
-    from tests.replay.world import World
+from tests.replay.world import World
 
 BEACON = "lease/one.json"
 LEASES = "leases"

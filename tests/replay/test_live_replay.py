@@ -1,7 +1,5 @@
 """A running replay and other processes: status, another run, stop, then resume."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,12 +1,10 @@
 """Messages that others have locked: reported, waited for or left; and locks of lost connections."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -20,14 +18,12 @@ from sbpair.replay.archive_layout import SEGMENTS, STOP_FILE
 from sbpair.replay.progress import LocksFound
 from sbpair.replay.queue_task import DirectMove, QueueDrain
 from sbpair.replay.run import ReplayMode, ReplayOptions
+from sbpair.replay.spark_task import TaskCounts
 from tests.kit.waiting import until
 from tests.replay.segments import rows_of
 from tests.replay.tasks import drain, job_of, proof_of, send, stranded
 from tests.replay.test_tasks import after_the_first
 from tests.replay.world import OTHER, World
-
-if TYPE_CHECKING:
-    from sbpair.replay.spark_task import TaskCounts
 
 QUICK = ReplayOptions(empty_seconds=0.1)
 MODES = pytest.mark.parametrize("mode", [ReplayMode.ARCHIVE, pytest.param(ReplayMode.DIRECT, marks=pytest.mark.slow)])

@@ -1,9 +1,8 @@
 """An archive in an object store, through pyarrow's S3 client."""
 
-from __future__ import annotations
-
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -17,10 +16,6 @@ from sbpair.replay.verify import plan_gc, remove_messages, verify
 from tests.replay.object_store import Store, running
 from tests.replay.test_archive import RUN, end, key, put
 from tests.replay.world import HASTY, World
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 BUCKET = "s3://bucket/backlog"
 QUICK = ReplayOptions(empty_seconds=0.1)

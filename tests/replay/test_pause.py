@@ -1,7 +1,5 @@
 """A replay that is paused in each phase: its tasks end, nothing stays locked, and it goes on where it was."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time
@@ -9,7 +7,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,9 +23,6 @@ from sbpair.replay.task_lease import HeldLease
 from sbpair.runs.control import Wanted
 from sbpair.runs.run_log import RunOutcome
 from tests.replay.world import OTHER, World
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MESSAGES = 200
 

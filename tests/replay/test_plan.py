@@ -1,9 +1,8 @@
 """The plan's SQL against a simple plan in Python, on arbitrary rows."""
 
-from __future__ import annotations
-
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -13,9 +12,6 @@ from sbpair.move.message.route import Expire, Facts, TimeToLive, route
 from sbpair.replay import shard_plan
 from sbpair.replay.archive_layout import KEY_IN_SPARK
 from sbpair.replay.run import EVERYTHING, DedupMode, ReplayOptions, ReplayRun, Selection
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 pytestmark = [pytest.mark.java, pytest.mark.slow]
 NOW = 1_000_000

@@ -1,7 +1,5 @@
 """The preview's outcomes, message by message, against a simple count."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,7 +1,5 @@
 """A replay from end to end, on a Spark of two local cores, between two emulated namespaces."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from dataclasses import replace

@@ -1,10 +1,9 @@
 """The report of a replay: its equation, timeline, checksums and cost, as the command prints them."""
 
-from __future__ import annotations
-
 import re
 import subprocess
-from typing import TYPE_CHECKING, Any, NoReturn
+from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 
@@ -15,11 +14,7 @@ from sbpair.replay.run import ReplayOptions
 from sbpair.runs.database import RunDatabase
 from sbpair.runs.run_log import all_runs, timeline_of
 from tests.kit import command
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.replay.world import World
+from tests.replay.world import World
 
 
 def test_the_last_figures_are_written_before_the_end_of_the_run(

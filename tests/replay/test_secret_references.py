@@ -1,11 +1,9 @@
 """References to secrets: fetched where a job runs, from the secret managers of Google and Azure."""
 
-from __future__ import annotations
-
 import asyncio
 import os
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 import pytest
@@ -17,9 +15,6 @@ from sbpair.replay.run import NamespaceAccess
 from sbpair.replay.secret_references import named_secrets, read_secret
 from tests.kit.proxy import closed_port
 from tests.replay.secret_managers import PROJECT, TOKEN, SecretManagers, secret_managers
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 STRING = "Endpoint=sb://contoso.servicebus.windows.net/;SharedAccessKeyName=k;SharedAccessKey=c2VjcmV0"
 VAULT = "https://orders-kv.vault.azure.net/secrets"

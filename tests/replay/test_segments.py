@@ -1,11 +1,10 @@
 """A segment's rows on their way into its file, and a drain that receives one while it stores another."""
 
-from __future__ import annotations
-
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,16 +19,12 @@ from sbpair.move.raw_source import RawReceivedMessage
 from sbpair.replay import segment as segment_module
 from sbpair.replay.archive import Archive
 from sbpair.replay.archive_layout import SEGMENT, SEGMENTS, segment_path
+from sbpair.replay.ledger import Key
 from sbpair.replay.segment import MAX_PARTS, LruCache, RowPosition, Segment, SegmentReader
 from sbpair.replay.shard_plan import shard_of
 from tests.replay.segments import created, write_segment
 from tests.replay.tasks import drain, proof_of, send, stranded
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sbpair.replay.ledger import Key
-    from tests.replay.world import World
+from tests.replay.world import World
 
 QUEUE = "contoso/x-servicebus-transfer/0"
 MESSAGES, A_SEGMENT = 100, 20

@@ -1,11 +1,10 @@
 """Selected messages are sent, others stay in the archive, and an invalid selection is refused first."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -18,9 +17,6 @@ from sbpair.replay.archive_layout import QUARANTINE, SEGMENTS
 from sbpair.replay.run import EVERYTHING, DedupMode, ReplayOptions, Selection
 from tests.replay.segments import rows_of
 from tests.replay.world import HASTY, HOUR_TICKS, World
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.java
 QUICK = ReplayOptions(empty_seconds=0.1)

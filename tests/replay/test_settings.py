@@ -1,14 +1,13 @@
 """The settings of Spark on this machine."""
 
-from __future__ import annotations
-
 import logging
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from py4j.protocol import Py4JNetworkError
@@ -21,9 +20,6 @@ from sbpair.replay.archive import Archive
 from tests.kit.processes import offspring, read
 from tests.replay.replays import pointed
 from tests.replay.world import HASTY
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @pytest.mark.parametrize(

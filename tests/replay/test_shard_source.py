@@ -1,14 +1,13 @@
 """The archive as a mover's source: its files match what is received and settled, in any order."""
 
-from __future__ import annotations
-
 import errno
 import os
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -21,6 +20,7 @@ from sbpair.backlog import Aliases, write_aliases
 from sbpair.model.pair import Endpoint, Identity
 from sbpair.replay import ledger as ledger_module
 from sbpair.replay import send_task, spark_task
+from sbpair.replay.archive import Archive
 from sbpair.replay.archive_layout import DEDUPLICATED, HELD, LEDGER, QUARANTINE, STOP_FILE
 from sbpair.replay.ledger import Entry, Key, Ledger, read_held, table_keys
 from sbpair.replay.run import NamespaceAccess, ReplayOptions, ReplayRun
@@ -28,11 +28,6 @@ from sbpair.replay.send_task import COLUMNS, ShardReader, ShardSource, mark_dedu
 from sbpair.replay.shard_plan import DUPLICATE_COLUMNS
 from sbpair.replay.spark_task import TaskJob
 from tests.replay.segments import created, write_segment
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sbpair.replay.archive import Archive
 
 QUEUE = "contoso/x-servicebus-transfer/0"
 SEGMENT_NAME = "s0"

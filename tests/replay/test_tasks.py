@@ -1,7 +1,5 @@
 """Drain and send tasks whose archive fills up, disappears or breaks, and whose connections break."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -12,10 +10,11 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -29,7 +28,7 @@ from sbpair.replay.archive_layout import HELD, LEDGER, SEGMENTS, STOP_FILE
 from sbpair.replay.ledger import Ledger, read_held
 from sbpair.replay.queue_task import Remaining, count_remaining
 from sbpair.replay.send_task import MAX_CHUNK, ShardSource, move_context
-from sbpair.replay.spark_task import SHORT_WAITS
+from sbpair.replay.spark_task import SHORT_WAITS, TaskJob
 from sbpair.replay.task_lease import TaskLease
 from sbpair.runs.database import RunDatabase
 from sbpair.runs.journal import Journal
@@ -38,11 +37,6 @@ from tests.kit.disks import full, read_only
 from tests.replay.segments import rows_of
 from tests.replay.tasks import QUICK, drain, go_on_sending, job_of, left, proof_of, send, stranded
 from tests.replay.world import NAMESPACE, OTHER, World
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sbpair.replay.spark_task import TaskJob
 
 MESSAGES = 100
 MANY = 3 * DEFAULT_BATCH_LIMITS.prefetch

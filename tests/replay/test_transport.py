@@ -1,11 +1,10 @@
 """A replay where only a proxy leads to the namespaces: its tasks read the proxy's password where they run."""
 
-from __future__ import annotations
-
 import pickle
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -19,9 +18,6 @@ from sbpair.testing import EmulatorOptions
 from tests.kit.proxy import PASSWORD, running_proxy
 from tests.kit.running import NAMESPACE, OTHER, Running
 from tests.replay.world import VARIABLES, World
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PROXIES = ("SBPAIR_PRIMARY_PROXY", "SBPAIR_SECONDARY_PROXY")
 HOST = "contoso.servicebus.windows.net"

@@ -1,18 +1,21 @@
 """A pair of emulated namespaces with stranded messages, and checks of what a replay made of them."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
+
+import pytest
 
 from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
 from sbpair.backlog import Aliases, queue_path, write_aliases
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.description import INT32_MAX, QueueDescription
+from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.emulator.entities.stored_message import LOCKED, DeadLetterReason, StoredMessage
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Pair
@@ -20,14 +23,6 @@ from sbpair.replay.run import ReplayRequest
 from sbpair.testing import Fault
 from sbpair.timespan import TICKS_PER_SECOND
 from tests.kit.running import NAMESPACE, OTHER, Running
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
-    import pytest
-
-    from sbpair.emulator.entities.queue import QueueEntity
 
 VARIABLES = ("SBPAIR_PRIMARY_CONNECTION_STRING", "SBPAIR_SECONDARY_CONNECTION_STRING")
 KEY = "a2V5"

@@ -1,19 +1,15 @@
 """A queue of the same name in both namespaces, and its senders and receivers of either kind."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partialmethod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import sbpair
 from sbpair import aio
 from sbpair.azure.data_plane import signed, sync_client
 from tests.kit.failover_rig import EventLog, Rig, a_message, faced, ids
-
-if TYPE_CHECKING:
-    from tests.kit.running import Running
+from tests.kit.running import Running
 
 
 class Both(Rig):

@@ -1,7 +1,5 @@
 """Fixtures of the replication tests: both namespaces, and short waits."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator
 

@@ -1,10 +1,9 @@
 """Duplicates removed in bulk: fast, without touching other messages, and as activity of a receive."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from azure.servicebus import ServiceBusReceivedMessage
 
 from sbpair.replication import receivers, side_receiver
 from sbpair.replication.events import DuplicateCompleted, SideLost
@@ -18,9 +17,6 @@ from sbpair.replication.side_receiver import (
 )
 from tests.kit.failover_rig import KINDS, PAIRED_CLIENTS, SECONDARY
 from tests.replication.both import Both, drained, twins
-
-if TYPE_CHECKING:
-    from azure.servicebus import ServiceBusReceivedMessage
 
 pytestmark = PAIRED_CLIENTS
 

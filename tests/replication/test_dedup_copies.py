@@ -1,7 +1,5 @@
 """Copies given, held or completed as duplicates, in any sequence of two queues, an application and its failures."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Key stores in memory and in a file, against a naive list."""
 
-from __future__ import annotations
-
 import signal
 import sqlite3
 import subprocess

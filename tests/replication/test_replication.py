@@ -1,7 +1,5 @@
 """Replication over real sockets: the guarantees of senders and receiver, and the remaining risks."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """The state of a pair, open."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,18 +1,13 @@
 """A pair, and the steps of a journal, each on disk when it returns."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from sbpair.errors import MachineLacks
+from sbpair.model.message_key import Key
 from sbpair.model.pair import Endpoint, Identity, Pair
-
-if TYPE_CHECKING:
-    from sbpair.model.message_key import Key
-    from sbpair.runs.journal import Journal
+from sbpair.runs.journal import Journal
 
 
 def endpoint(name: str, **changed: object) -> Endpoint:

@@ -1,8 +1,7 @@
 """Requests to a run in another process: who gets them, who is refused, and how long they last."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,10 +12,6 @@ from sbpair.runs.control import RunControl, Wanted, request
 from sbpair.runs.database import RunDatabase
 from sbpair.runs.run_log import RunEntry, RunOutcome, all_runs, read_run
 from tests.runs.states import PAIR
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 
 class Entry(RunEntry):

@@ -1,7 +1,5 @@
 """The state on disk: whose it is, what may be done with it, who holds the lease, and what is known of earlier runs."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

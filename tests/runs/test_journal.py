@@ -1,7 +1,5 @@
 """The journal against what it stands for, also when it is opened again, and what a kill between two calls leaves."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import itertools
@@ -14,7 +12,6 @@ import sys
 import tempfile
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
@@ -22,14 +19,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from sbpair.errors import LeaseLost, MachineLacks
+from sbpair.model.message_key import Key
 from sbpair.runs import database as state_module
 from sbpair.runs.database import RunDatabase
 from sbpair.runs.journal import REMEMBERED_DAYS, Doubt, Journal, doubts_of
 from tests.runs.states import PAIR, accepted, sending
-
-if TYPE_CHECKING:
-    from sbpair.model.message_key import Key
-
 
 DAY_MS = 86_400_000
 

@@ -1,20 +1,19 @@
 """The leases that keep two movers off a pair: those of a machine, and the terms of the one across machines."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os
 import subprocess
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sbpair.errors import LeaseHeld, LeaseLost, NameInvalid, UsageError
+from sbpair.model.pair import Pair
 from sbpair.runs import lease
 from sbpair.runs.lease import hold_machine_leases, lease_directory, lease_name
 from sbpair.runs.session_lease import (
@@ -26,11 +25,6 @@ from sbpair.runs.session_lease import (
     valid_seconds,
 )
 from tests.runs.states import PAIR, endpoint
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sbpair.model.pair import Pair
 
 
 def with_secondary(authority: str) -> Pair:

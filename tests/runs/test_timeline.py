@@ -1,7 +1,5 @@
 """The timeline of a run: few samples of a long run, exact ends of an idle time, and files of the first version."""
 
-from __future__ import annotations
-
 import sqlite3
 from itertools import pairwise
 from pathlib import Path

@@ -1,13 +1,14 @@
 """The health of a run in each of its states, as a probe over HTTP and systemd get it."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
+
+import pytest
 
 from sbpair import runs
 from sbpair.amqp_client.raw_links import ANSWER_SECONDS
@@ -21,11 +22,6 @@ from tests.kit.waiting import until
 from tests.syphon.test_pause import ask, moving
 from tests.syphon.test_syphon_lease import LEASES, sessions
 from tests.syphon.worlds import World, world
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
 
 QUEUE = "contoso/x-servicebus-transfer/0"
 

@@ -1,12 +1,10 @@
 """Definitions of services: golden files, valid by published schemas, and with every value as it was given."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import yaml
@@ -16,10 +14,8 @@ from hypothesis import strategies as st
 from sbpair.config import load_pair
 from sbpair.service.service_definition import KINDS, SCHEDULED, ServiceDefinition, definition_text
 from sbpair.template import ESCAPES
+from tests.kit.command import Here
 from tests.kit.golden import check_golden
-
-if TYPE_CHECKING:
-    from tests.kit.command import Here
 
 GOLDEN = Path(__file__).parent / "golden"
 KEY = "Endpoint=sb://contoso.servicebus.windows.net/;SharedAccessKeyName=n;SharedAccessKey=c2VjcmV0"

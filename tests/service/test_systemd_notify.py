@@ -1,22 +1,17 @@
 """Messages to systemd: sockets of both kinds, the watchdog's variables, and a process that is stopped."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os
 import signal
 import socket
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from sbpair.service.supervision import REPORT_SECONDS, systemd_notifier
 from tests.cli.test_runs import open_pair
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 def interval(environ: Mapping[str, str], pid: int = 7) -> tuple[bool, float]:

@@ -1,7 +1,5 @@
 """Fixtures of the data source's tests; those of Spark's own are the replay's."""
 
-from __future__ import annotations
-
 from tests.replay.conftest import (  # noqa: F401  fixtures
     _java_of_the_session,
     java_if_needed,

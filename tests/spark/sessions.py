@@ -1,24 +1,19 @@
 """A Spark session that finds the data source by itself, as where sbpair is installed."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 import sbpair.spark
+from tests.kit.running import Running
 from tests.replay.conftest import end_java
 from tests.replay.world import HASTY, shell
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.kit.running import Running
 
 ROOT = Path(sbpair.__file__).parents[1]
 SETTINGS = {

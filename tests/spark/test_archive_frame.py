@@ -1,7 +1,5 @@
 """The rows of an archive: every column, decoded from any message, and the runs that are refused."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,11 +1,11 @@
 """The data source in a real Spark: batches and streams to queues, and an archive as rows. One session for all."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pyspark
 import pytest
@@ -15,10 +15,6 @@ from sbpair.replay.archive_layout import RECEIPT_FILE
 from tests.replay.tasks import drain, stranded
 from tests.replay.world import World
 from tests.spark.sessions import session
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.java
 of_spark_4 = pytest.mark.skipif(find_spec("pyspark.sql.datasource") is None, reason="Spark 3.5 has no data sources")

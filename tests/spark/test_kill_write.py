@@ -1,14 +1,14 @@
 """Writes that are killed: all rows arrive unaltered, and those that may have come twice are named."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,10 +20,6 @@ from tests.replay.cluster import HASTY, connect_server, standalone
 from tests.replay.replays import PATIENCE_SECONDS, end, is_connected, python_workers
 from tests.replay.world import World
 from tests.spark.sessions import environment
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 pytestmark = [pytest.mark.slow, pytest.mark.java]
 

@@ -1,11 +1,10 @@
 """Checks of rows before the first message: of all, of a partition, of a chunk, or without a send."""
 
-from __future__ import annotations
-
 import asyncio
 import resource
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -18,17 +17,11 @@ from sbpair.errors import MachineLacks, NotAuthorized, Unreachable, UsageError
 from sbpair.spark import write_task
 from sbpair.spark.partition_rows import MAX_REASONS, CheckCounts, RowSpool, _check, check_rows
 from sbpair.spark.row_messages import RowMessage
-from sbpair.spark.write_run import BATCH_CHECKS, FRAME_CHECKS, STREAM_CHECKS, refuse_job, start_job
+from sbpair.spark.write_run import BATCH_CHECKS, FRAME_CHECKS, STREAM_CHECKS, WriteJob, refuse_job, start_job
 from sbpair.spark.write_task import TaskClaim, TaskPlace, _write
 from tests.kit.waiting import until
-from tests.replay.world import KEY, VARIABLES
+from tests.replay.world import KEY, VARIABLES, World
 from tests.spark.writes import ROWS, TEXT, environment_of, numbered, schema_of, start, write
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sbpair.spark.write_run import WriteJob
-    from tests.replay.world import World
 
 TO_ANY = {**ROWS, "destination": TEXT}
 

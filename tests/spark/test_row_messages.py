@@ -1,9 +1,8 @@
 """Rows as messages: each column arrives with its type, and a wrong one is refused before anything is sent."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -11,12 +10,8 @@ from pyspark.sql import types
 
 from sbpair.amqp.types import Byte, Float, Int, Long, Short, Timestamp
 from sbpair.errors import UsageError
+from tests.replay.world import World
 from tests.spark.writes import BINARY, ROWS, TEXT, numbered, start, write
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.replay.world import World
 
 MOMENT = datetime(2030, 5, 6, 7, 8, 9, 123_000, tzinfo=UTC)
 MOMENT_MS = int(MOMENT.timestamp() * 1000)

@@ -1,8 +1,6 @@
 """A ledger and an archive in an object store, through pyarrow: Spark needs no connector for them."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -10,17 +8,13 @@ from sbpair.errors import LeaseLost, StateRefused
 from sbpair.replay.archive import Archive
 from sbpair.replay.archive_layout import RUN_FILE
 from sbpair.spark.archive_frame import ArchiveFrame
+from tests.replay.object_store import Store
 from tests.replay.test_object_store import store  # noqa: F401  a fixture
+from tests.replay.world import World
 from tests.spark.test_archive_frame import RUN, frame, message, put
 from tests.spark.test_kill_write import ROWS, all_is_there, sends_to_orders, writing
 from tests.spark.test_write_runs import interrupted
 from tests.spark.writes import numbered, start, write
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.replay.object_store import Store
-    from tests.replay.world import World
 
 LEDGER_URL = "s3://bucket/ledger"
 

@@ -1,13 +1,12 @@
 """Runs of writes: nothing acknowledged is sent twice, nothing is lost, and one job of a run sends at a time."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,16 +19,10 @@ from sbpair.replay.archive_layout import HELD, LEDGER, QUARANTINE, RUN_FILE
 from sbpair.replay.send_task import ShardSource
 from sbpair.spark import write_run, write_task
 from sbpair.spark.row_messages import check_schema
-from sbpair.spark.write_run import OWNER_FILE, WRITE_FILE, RunOwner, commit_job, start_job, wait_silent
+from sbpair.spark.write_run import OWNER_FILE, WRITE_FILE, RunOwner, WriteJob, commit_job, start_job, wait_silent
 from sbpair.spark.write_task import RowReader, TaskClaim, TaskPlace, _write, write_partition
-from tests.replay.world import VARIABLES
+from tests.replay.world import VARIABLES, World
 from tests.spark.writes import BINARY, ROWS, TEXT, environment_of, numbered, schema_of, start, write
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sbpair.spark.write_run import WriteJob
-    from tests.replay.world import World
 
 ENDING = "the source of rows ends here"
 

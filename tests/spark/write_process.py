@@ -1,7 +1,5 @@
 """A write in a process of its own: `python -m tests.spark.write_process JSON`, for tests that kill."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

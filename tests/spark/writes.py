@@ -1,22 +1,16 @@
 """Jobs of the data source in this process, without Spark: their schema, rows, tasks and receipt."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import types
 
-from sbpair.spark.write_run import FRAME_CHECKS, commit_job, start_job
+from sbpair.spark.write_run import FRAME_CHECKS, WriteJob, commit_job, start_job
 from sbpair.spark.write_task import write_partition
 from tests.kit.running import NAMESPACE, OTHER
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
-
-    from sbpair.spark.write_run import WriteJob
-    from tests.replay.world import World
+from tests.replay.world import World
 
 TEXT, BINARY = types.StringType(), types.BinaryType()
 ROWS = {"id": TEXT, "body": BINARY}

@@ -1,12 +1,11 @@
 """Dead letters of destinations: where they go, which of them are new, and few calls to find that out."""
 
-from __future__ import annotations
-
 import asyncio
 from bisect import bisect_left
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -22,9 +21,6 @@ from sbpair.move.receipt import Tally
 from sbpair.syphon.dead_letter_watch import DeadLetterWatch, highest_numbers
 from sbpair.testing import Emulator
 from tests.kit.stranded import put, stranded
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 NUMBERS = st.sets(st.integers(1, 2_000) | st.integers(1, 2**48 - 1), max_size=30)
 

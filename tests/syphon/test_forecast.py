@@ -1,7 +1,5 @@
 """A forecast adds up, decides as a run does, and does not grow with the backlog."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

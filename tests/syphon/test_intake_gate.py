@@ -1,15 +1,14 @@
 """The gate of a run over real sockets: while it is closed, the run keeps its connections and no message."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
 from sbpair.amqp.types import Int
+from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.emulator.entities.sessions import SessionMessages
 from sbpair.model.backoff import Backoff
 from sbpair.move import events
@@ -23,9 +22,6 @@ from tests.kit.waiting import until
 from tests.syphon.test_move import stored
 from tests.syphon.test_move import world as move_world
 from tests.syphon.worlds import World, fill, world
-
-if TYPE_CHECKING:
-    from sbpair.emulator.entities.queue import QueueEntity
 
 POLLING = replace(HASTY, long_poll_seconds=900.0, empty_wait_seconds=900.0)
 """Waits that only an interruption ends within a test."""

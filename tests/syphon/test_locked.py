@@ -1,7 +1,5 @@
 """Messages that others have locked, and the end of `--once`: what it waits for, what it leaves, and its events."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections import Counter

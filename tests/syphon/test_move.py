@@ -1,10 +1,9 @@
 """Moves between queues, subscriptions and dead-letter queues: every byte arrives, and what is refused stays."""
 
-from __future__ import annotations
-
 import asyncio
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from azure.servicebus import ServiceBusClient
@@ -27,9 +26,6 @@ from sbpair.syphon.move_spec import MoveSpec
 from sbpair.syphon.preview import make_forecast
 from tests.kit.moves import HASTY, bury, ids, stored, world
 from tests.kit.stranded import numbered, put
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 async def test_the_official_client_reads_a_moved_dead_letter_without_its_cause() -> None:

@@ -1,13 +1,12 @@
 """Moves between entities of every kind: every byte arrives, by the fast path and by its reference."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import uuid
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusSubQueue
@@ -56,9 +55,6 @@ from sbpair.syphon.move_spec import MoveSpec
 from tests.kit.moves import HASTY, World, bury, by_session, stored
 from tests.kit.running import Running
 from tests.kit.stranded import put
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 TEXT = st.text(max_size=10)
 SCALARS = st.one_of(

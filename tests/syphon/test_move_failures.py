@@ -1,27 +1,22 @@
 """Moves that meet trouble half-way: what is not moved stays in its source, and the receipt says so."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from sbpair.amqp.message import Properties, Sections, data_body
 from sbpair.cli.render.receipt import backing_off_lines
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
+from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.emulator.service_errors import EntityFull
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.move.message.dead_letters import dead_letter_path
 from tests.kit.moves import World, bury, ids, peeked, stored, world
 from tests.kit.stranded import put
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from sbpair.emulator.entities.queue import QueueEntity
 
 MESSAGES = 20
 KEY = "a2V5"

@@ -1,11 +1,11 @@
 """Pause, resume and cancel over real sockets: a run in another thread's words, and what the namespaces show."""
 
-from __future__ import annotations
-
 import asyncio
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,20 +13,15 @@ from sbpair import runs
 from sbpair.move import events
 from sbpair.move.filter import MessageFilter
 from sbpair.move.receipt import RampState
+from sbpair.runs import RunRecord
 from sbpair.runs.database import RunDatabase
 from sbpair.runs.run_log import RunOutcome, all_runs
 from sbpair.syphon.ramp import RampPlan
+from sbpair.syphon.runner import SyphonResult
 from tests.kit.moves import peeked as held_in
 from tests.kit.waiting import until
 from tests.syphon.test_intake_gate import POLLING, SLOW, unlocked
 from tests.syphon.worlds import World, fill, world
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-    from pathlib import Path
-
-    from sbpair.runs import RunRecord
-    from sbpair.syphon.runner import SyphonResult
 
 EFFECT_SECONDS = 2.0
 

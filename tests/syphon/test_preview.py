@@ -1,7 +1,5 @@
 """`--dry-run` against the emulator: it says what a run then does, and leaves no trace."""
 
-from __future__ import annotations
-
 import functools
 from dataclasses import replace
 from typing import Any

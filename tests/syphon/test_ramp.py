@@ -1,9 +1,8 @@
 """Ramps over real sockets: exact steps, and a stop as soon as moved messages come back as dead letters."""
 
-from __future__ import annotations
-
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from azure.servicebus.aio import ServiceBusClient
@@ -25,9 +24,6 @@ from tests.kit.moves import ids
 from tests.kit.moves import peeked as held_in
 from tests.kit.stranded import numbered, put
 from tests.syphon.worlds import World, names, world
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 BRIEF = 0.2
 

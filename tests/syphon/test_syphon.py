@@ -1,7 +1,5 @@
 """The syphon between two emulated namespaces: what it moves, what it leaves, and what it says of both."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from dataclasses import replace

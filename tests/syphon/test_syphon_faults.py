@@ -1,7 +1,5 @@
 """The syphon while a side fails, refuses its key, or lacks a destination: nothing is lost, and doubts are named."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools

@@ -1,7 +1,5 @@
 """The lease across machines, over real sockets: sessions by the wire client, and syphons with state of their own."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

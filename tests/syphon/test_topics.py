@@ -1,7 +1,5 @@
 """Topics that discard: messages that no subscription takes stay in the backlog, and the forecast counts them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,10 +1,10 @@
 """What a syphon between two emulated namespaces tells those who watch, and what it is billed for all it does."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pytest
 
 from sbpair import errors
 from sbpair.cli.progress.boards import Board, BoardView
@@ -17,9 +17,6 @@ from tests.kit.moves import HASTY
 from tests.kit.moves import peeked as held_in
 from tests.kit.waiting import until
 from tests.syphon.worlds import World, fill, world
-
-if TYPE_CHECKING:
-    import pytest
 
 SOON = 0.01
 

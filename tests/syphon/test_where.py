@@ -1,10 +1,8 @@
 """Filters of syphons and moves over real sockets: what is not chosen stays, with its delivery count."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from azure.servicebus import ServiceBusClient
@@ -12,6 +10,7 @@ from azure.servicebus.exceptions import SessionCannotBeLockedError
 
 from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
 from sbpair.amqp.types import Int
+from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.move.filter import MessageFilter
 from sbpair.move.message.dead_letters import dead_letter_path
 from tests.kit import moves
@@ -19,9 +18,6 @@ from tests.kit.moves import peeked as held_in
 from tests.kit.stranded import put
 from tests.kit.waiting import until
 from tests.syphon.worlds import world
-
-if TYPE_CHECKING:
-    from sbpair.emulator.entities.queue import QueueEntity
 
 SESSIONS = 3
 CHOSEN = "sys.MessageId IN ('m1', 'm4')"

@@ -1,28 +1,24 @@
 """A pair of emulated namespaces, with backlog queues and destinations; and all events of the runs between them."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sbpair.amqp.message import APPLICATION_PROPERTIES, MESSAGE_ANNOTATIONS, encode_map
 from sbpair.amqp.types import Symbol, Timestamp
 from sbpair.backlog import Aliases, queue_path, write_aliases
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.description import QueueDescription
+from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Pair, SasKey
 from sbpair.syphon import runner
 from sbpair.testing import Emulator
 from tests.kit.moves import HASTY
 from tests.kit.stranded import numbered, put
-
-if TYPE_CHECKING:
-    from sbpair.emulator.entities.queue import QueueEntity
 
 BACKLOG = QueueDescription(
     max_size_in_megabytes=5120, max_delivery_count=2**31 - 1, dead_lettering_on_message_expiration=True

@@ -1,7 +1,5 @@
 """Tests as a user of the plugin writes them. test_plugin.py runs them in a pytest of their own."""
 
-from __future__ import annotations
-
 import asyncio
 from datetime import timedelta
 

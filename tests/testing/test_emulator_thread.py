@@ -1,7 +1,5 @@
 """An emulator in a thread, for programs that block."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from datetime import timedelta

@@ -1,19 +1,14 @@
 """The pytest plugin, found by its entry point in real runs of pytest."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.kit.plugin import install_plugin
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 pytest_plugins = ["pytester"]
 

@@ -1,7 +1,5 @@
 """The plugin of an installed wheel, in an environment of its own, beside the plugins that other projects use."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -14,14 +14,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sbpair.cli.logs import utc
 from sbpair.cli.render.screen import spoken
-from sbpair.runs.run_log import MAX_DESTINATIONS
-
-if TYPE_CHECKING:
-    from sbpair.runs.run_log import Sample
+from sbpair.runs.run_log import MAX_DESTINATIONS, Sample
 
 MIN_SAMPLES = 3
 """With fewer samples, a run has no plots."""

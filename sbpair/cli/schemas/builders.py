@@ -7,12 +7,9 @@ schema: `Annotated[int, "Which one", {"examples": [1]}]`.
 from dataclasses import dataclass, is_dataclass
 from enum import Enum
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
-from sbpair.move.events import name_and_level
-
-if TYPE_CHECKING:
-    from sbpair.move.events import SyphonEvent
+from sbpair.move.events import SyphonEvent, name_and_level
 
 Schema = dict[str, Any]
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

@@ -9,17 +9,15 @@ import base64
 import binascii
 import hashlib
 import hmac
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from urllib.parse import unquote, unquote_plus
 
 from sbpair.emulator.clock import NEVER
 from sbpair.emulator.service_errors import Unauthenticated, Unauthorized
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 SCHEME: Final = "SharedAccessSignature"
 BEARER: Final = "Bearer"

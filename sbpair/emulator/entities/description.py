@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Final, Literal, TypeVar
+from typing import Final, Literal, TypeVar
 
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.clock import NEVER
@@ -16,9 +16,6 @@ from sbpair.emulator.service_errors import MANAGEMENT_HELP, ArgumentInvalid
 from sbpair.timespan import MAX_TICKS, TICKS_PER_DAY, TICKS_PER_MINUTE, TICKS_PER_MS, TICKS_PER_SECOND
 from sbpair.timespan import parse as parse_timespan
 from sbpair.timespan import show as show_timespan
-
-if TYPE_CHECKING:
-    from sbpair.emulator.access.sas import AuthorizationRule
 
 MEGABYTE: Final = 1024 * 1024
 PARTITIONS: Final = 16

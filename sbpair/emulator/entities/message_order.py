@@ -9,15 +9,13 @@ from __future__ import annotations
 import secrets
 from bisect import bisect_left, insort
 from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from sbpair.emulator.clock import NEVER
 from sbpair.emulator.entities.stored_message import ACTIVE, LOCKED, StoredMessage
 from sbpair.emulator.service_errors import MessageLockExpired
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
 
 PAGE_BITS: Final = 10
 """A page has 1024 sequence numbers: small enough to sort, large enough to keep the pages few."""

@@ -5,9 +5,9 @@ Paths are compared in lower case. Frontends find entities, check tokens and lear
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from sbpair.emulator.access.sas import BEARER, AuthorizationRule, Grant, parse_token, path_of, scope_of, verify_token
 from sbpair.emulator.clock import CallSoon, Clock, Deadline, Runtime, Timers
@@ -21,14 +21,10 @@ from sbpair.emulator.entities.description import (
     default_of,
 )
 from sbpair.emulator.entities.queue import EntitySpace, QueueEntity, entity_not_found, found
+from sbpair.emulator.entities.subqueue import SubQueue
 from sbpair.emulator.entities.topic import TopicEntity
 from sbpair.emulator.relay.hybrid_connection import HybridConnections
 from sbpair.emulator.service_errors import ArgumentInvalid, EntityExists, EntityFull, unwritable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from sbpair.emulator.entities.subqueue import SubQueue
 
 DEAD_LETTER_SEGMENT: Final = "$deadletterqueue"
 TRANSFER_SEGMENT: Final = "$transfer"

@@ -7,13 +7,13 @@ session without messages, state and holder costs nothing.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from sbpair.emulator.entities.message_order import Deadlines, ReadyQueue
-from sbpair.emulator.entities.stored_message import DEFERRED
-from sbpair.emulator.entities.subqueue import NOT_DEFERRED, SubQueue
+from sbpair.emulator.entities.stored_message import DEFERRED, StoredMessage
+from sbpair.emulator.entities.subqueue import NOT_DEFERRED, Consumer, SubQueue
 from sbpair.emulator.service_errors import (
     MessageNotFound,
     NotAllowed,
@@ -21,12 +21,6 @@ from sbpair.emulator.service_errors import (
     SessionCannotBeLocked,
     SessionLockExpired,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from sbpair.emulator.entities.stored_message import StoredMessage
-    from sbpair.emulator.entities.subqueue import Consumer
 
 P = ParamSpec("P")
 R = TypeVar("R")

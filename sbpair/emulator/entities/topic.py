@@ -6,9 +6,9 @@ decoded once for all rules, if any rule needs it, and its bytes are shared by al
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, cast
+from typing import Final, cast
 
 from sbpair.emulator.clock import NEVER
 from sbpair.emulator.entities.description import SubscriptionDescription, TopicDescription, check_subscription_name
@@ -22,13 +22,9 @@ from sbpair.emulator.entities.rules import (
     select_copies,
     selects_all,
 )
+from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.entities.subqueue import SubQueue
 from sbpair.emulator.service_errors import EntityExists, EntityFull, NotAllowed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from sbpair.emulator.entities.stored_message import StoredMessage
 
 MAX_RULES: Final = 2_000
 MAX_SUBSCRIPTIONS: Final = 2_000

@@ -12,15 +12,13 @@ import logging
 import sqlite3
 from collections import OrderedDict
 from collections.abc import Callable, Sized
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 from sbpair.emulator.entities.message_order import MessageStore
 from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.storage import data_file
 from sbpair.emulator.storage.data_file import checksum, write_message
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 logger = logging.getLogger(__name__)
 

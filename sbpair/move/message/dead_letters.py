@@ -5,14 +5,12 @@ Invariant: only the properties that dead-lettering added are removed; every othe
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from sbpair.amqp import codec, splice
 from sbpair.amqp.message import Sections
+from sbpair.amqp.types import Value
 from sbpair.errors import ProtocolError
-
-if TYPE_CHECKING:
-    from sbpair.amqp.types import Value
 
 SUFFIX = "/$deadletterqueue"
 REASON, DESCRIPTION = "DeadLetterReason", "DeadLetterErrorDescription"

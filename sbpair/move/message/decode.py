@@ -10,17 +10,19 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
+from sbpair.amqp.message import Sections
 from sbpair.errors import ProtocolError
 from sbpair.move.message import envelope
-from sbpair.move.message.fast_decode import NOT_TEMPLATED, EnvelopeTemplate, MessageNumbers, TemplateMessage
-from sbpair.move.message.route import BACKLOG, Facts, MessageForm
-
-if TYPE_CHECKING:
-    from sbpair.amqp.message import Sections
-    from sbpair.move.message.fast_decode import FieldLayout
-    from sbpair.move.message.route import Send
+from sbpair.move.message.fast_decode import (
+    NOT_TEMPLATED,
+    EnvelopeTemplate,
+    FieldLayout,
+    MessageNumbers,
+    TemplateMessage,
+)
+from sbpair.move.message.route import BACKLOG, Facts, MessageForm, Send
 
 
 class GenericMessage(NamedTuple):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import repeat
 from operator import attrgetter, eq, getitem, itemgetter, sub
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from sbpair.amqp import codec, splice
 from sbpair.amqp.message import (
@@ -28,10 +28,7 @@ from sbpair.amqp.types import Map, Timestamp
 from sbpair.backlog import ALIASES, PATH, SCHEDULED, SESSION_ID, TICKS_PER_MS, TIME_TO_LIVE, AliasError, alias_value
 from sbpair.errors import ProtocolError
 from sbpair.move.message import envelope
-from sbpair.move.message.route import BACKLOG, MAX_TTL_HEADER_MS, Facts, MessageForm
-
-if TYPE_CHECKING:
-    from sbpair.move.message.route import Send
+from sbpair.move.message.route import BACKLOG, MAX_TTL_HEADER_MS, Facts, MessageForm, Send
 
 REMEMBERED = 4096
 MAX_LAYOUTS = 256

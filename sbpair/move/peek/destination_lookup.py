@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from contextlib import AsyncExitStack
 
-from sbpair.amqp_client.client import connect
-from sbpair.azure.destinations import DestinationEntity
+from sbpair.amqp_client.client import AmqpClient, GetToken, connect
+from sbpair.azure.destinations import DestinationCache, DestinationEntity
 from sbpair.errors import (
     EntityMissing,
     NetworkRefused,
@@ -22,14 +22,8 @@ from sbpair.errors import (
     Unavailable,
     Unreachable,
 )
+from sbpair.model.pair import Endpoint
 from sbpair.move.message.route import OTHERS, DeadLetter, missing, refused
-
-if TYPE_CHECKING:
-    from contextlib import AsyncExitStack
-
-    from sbpair.amqp_client.client import AmqpClient, GetToken
-    from sbpair.azure.destinations import DestinationCache
-    from sbpair.model.pair import Endpoint
 
 MAX_DESTINATIONS = 1_000
 """Limit of distinct destinations; messages for others are counted together and never held against a limit."""

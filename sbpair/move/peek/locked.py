@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from sbpair.move.interface import PeekedHeader
+from sbpair.move.interface import PeekedHeader
 
 CLOCKS_DIFFER_MS = 60_000
 """How far a comparison of the clocks may be wrong."""

@@ -3,20 +3,15 @@
 Pure: it reads the tracks of the messages and the receipts of the runs, and answers what is wrong, a line each.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from sbpair.amqp.message import Sections
 from sbpair.drill.drill_messages import TICKS_PER_MS, message_differences
+from sbpair.move.receipt import Receipt
+from tests.faults.simulation.history import History, Track
+from tests.faults.simulation.plan import Plan
 from tests.faults.simulation.workload import EXPIRED, MISSING
-
-if TYPE_CHECKING:
-    from sbpair.move.receipt import Receipt
-    from tests.faults.simulation.history import History, Track
-    from tests.faults.simulation.plan import Plan
 
 TICKS_PER_DAY = 86_400_000 * TICKS_PER_MS
 

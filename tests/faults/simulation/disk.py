@@ -4,8 +4,6 @@ The law: a killed process writes nothing more. Its database and its locks are le
 cleanup it would have liked to do finds them gone.
 """
 
-from __future__ import annotations
-
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator

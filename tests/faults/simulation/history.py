@@ -3,25 +3,21 @@
 The order of the lines is the order of events. What is wrong the moment it happens is noted at once, in `wrong`.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sbpair.amqp.types import text_of
 from sbpair.emulator.entities import service_envelope
+from sbpair.emulator.entities.queue import QueueEntity
+from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.service_errors import EntityFull, ServiceError
 from sbpair.errors import ProtocolError
 from sbpair.move.message.dead_letters import dead_letter_path
-
-if TYPE_CHECKING:
-    from sbpair.emulator.entities.queue import QueueEntity
-    from sbpair.emulator.entities.stored_message import StoredMessage
-    from tests.faults.simulation.workload import Stranded
+from tests.faults.simulation.workload import Stranded
 
 
 @dataclass(eq=False)

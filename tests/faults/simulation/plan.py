@@ -4,8 +4,6 @@ The vocabulary is one for the simulated runs and for those over real sockets: a 
 SIMULATED_ONLY.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from math import exp, log
 from random import Random

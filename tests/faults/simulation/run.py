@@ -3,8 +3,6 @@
 After the last fault every syphon has to find its way by itself; then a clean run has to leave nothing behind.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import os

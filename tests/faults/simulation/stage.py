@@ -1,7 +1,5 @@
 """Two namespaces and a syphon in virtual time, for a test that says itself what happens when."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import inspect

@@ -1,7 +1,5 @@
 """What is stranded in a schedule: messages of every kind, where each should go, and what else may become of it."""
 
-from __future__ import annotations
-
 import uuid
 from copy import copy
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ Inside `made_virtual` the tool finds virtual time wherever it would read the mac
 object lies in memory: what is a set of objects there is walked in the order in which they came.
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import importlib
@@ -14,10 +12,10 @@ import random as random_module
 import sys
 import time as time_module
 import types
-from collections.abc import Callable, Iterable, Iterator, MutableSet
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, MutableSet
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from random import Random
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from sbpair import errors
 from sbpair.emulator import service_errors
@@ -28,12 +26,8 @@ from sbpair.emulator.frontends.amqp.amqp_connection import AmqpConnection
 from sbpair.model.entities import Queue, Subscription, Topic, subscription_of
 from sbpair.model.pair import Endpoint, Pair, SasKey
 from sbpair.model.queues import Counts, QueueSpec, QueueState
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from tests.faults.simulation.loop import VirtualLoop
-    from tests.faults.simulation.network import End, Network
+from tests.faults.simulation.loop import VirtualLoop
+from tests.faults.simulation.network import End, Network
 
 PRIMARY: Final = "contoso"
 SECONDARY: Final = "contoso-dr"

@@ -6,8 +6,6 @@ It ends with a table of its kinds of rounds; --table keeps it in a file, from wh
 begins with the arguments that repeat its round. It needs Linux and root (for small disks), Java and libfaketime.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import signal

@@ -11,14 +11,12 @@ import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from tests.faults.trial.figures import Figures
 from tests.kit import command
+from tests.kit.emulated import EmulatorProcess
 from tests.kit.processes import offspring, read
-
-if TYPE_CHECKING:
-    from tests.faults.trial.figures import Figures
-    from tests.kit.emulated import EmulatorProcess
 
 FAKETIME: Final = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
 LIMIT_SECONDS: Final = 240.0

@@ -1,26 +1,21 @@
 """Rounds with a mover: kills, cuts, full disks, broken files, jumps of the clock; then it runs until all is moved."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal
 import subprocess
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from random import Random
+from typing import Final
 
 from tests.faults.test_corrupted_files import corrupted
 from tests.faults.trial.command import Clock, Command, end_emulator
+from tests.faults.trial.figures import Figures
 from tests.faults.trial.stage import MOVERS, NAMES, QUEUES, Stage
 from tests.kit.processes import offspring
 from tests.kit.proxy import closed_port
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
-    from random import Random
-
-    from tests.faults.trial.figures import Figures
 
 KILLED: Final = -signal.SIGKILL
 KEY: Final = "SharedAccessKeyName=k;SharedAccessKey=a2V5;UseDevelopmentEmulator=true"

@@ -1,16 +1,16 @@
 """Rounds with a hostile namespace: commands that end are run against servers that answer what no namespace would."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import ssl
 import struct
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from unittest.mock import patch
 
 from sbpair.amqp import transfer
@@ -21,15 +21,10 @@ from sbpair.emulator import tls
 from sbpair.testing import Emulator
 from tests.emulator.test_hostile_peers import LISTS_IN_LISTS, described
 from tests.faults.trial.command import Command
+from tests.faults.trial.figures import Figures
 from tests.integration.test_hostile_namespace import expanding, large, nested, redirect, wide
 from tests.kit.command import SIDES, environment
 from tests.kit.stranded import put, stranded
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-    from tests.faults.trial.figures import Figures
 
 COMMANDS: Final = (
     ("audit",),

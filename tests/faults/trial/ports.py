@@ -1,26 +1,21 @@
 """Rounds with hostile clients of ports: health and metrics of a watch, the emulator, and a relay with its listener."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import signal
 import time
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from random import Random
+from typing import Final
 
 from sbpair.emulator.access.sas import AuthorizationRule
 from tests.faults.trial.command import Clock, Command, end_emulator
+from tests.faults.trial.figures import Figures
 from tests.kit.command import SIDES
 from tests.kit.emulated import EmulatorProcess
 from tests.kit.sas import sign
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-    from random import Random
-
-    from tests.faults.trial.figures import Figures
 
 DAY: Final = 86_400
 SLOW_CONNECTIONS: Final = 40

@@ -1,19 +1,19 @@
 """The stage of a round: two namespaces in a data file, messages for one mover, and what became of each of them."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from sbpair.amqp.message import Sections
 from sbpair.amqp.types import text_of
 from sbpair.amqp_client.client import connect
 from sbpair.backlog import TICKS_PER_MS, queue_path
 from sbpair.drill.drill_messages import message_differences
+from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.server import EmulatorOptions
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.move.receipt import BUCKETS
@@ -21,16 +21,10 @@ from sbpair.testing import Emulator
 from tests.faults.simulation.faults import make_backlog, make_goal
 from tests.faults.simulation.workload import PARTITIONED, PLAIN, SESSION, TOPIC, Goal, Stranded, messages, moved
 from tests.faults.trial.command import Command, end_emulator
+from tests.faults.trial.figures import Figures
 from tests.kit.emulated import EmulatorProcess
 from tests.kit.moves import bury, peeked
 from tests.kit.stranded import put
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection
-
-    from sbpair.amqp.message import Sections
-    from sbpair.emulator.entities.namespace import Namespace
-    from tests.faults.trial.figures import Figures
 
 NAMES: Final = (("contoso", 0), ("contoso-dr", 0))
 MOVERS: Final = ("syphon", "syphon", "move", "move sessions", "redrive", "redrive sessions", "redrive backlog")

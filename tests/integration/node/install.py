@@ -1,7 +1,5 @@
 """The packages of package.json, installed once for each version of it, outside of this tree."""
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import os

@@ -1,17 +1,12 @@
 """The record of a schedule, and the judgement of it: each request executed, answered, refused or in doubt, and how."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from sbpair.relay.relay_endpoint import Side
 from sbpair.relay.relay_listener import CLOSE_SECONDS
-
-if TYPE_CHECKING:
-    from sbpair.relay.relay_endpoint import Side
-    from tests.relay.simulation.relay_plan import PlannedRequest, RelayPlan
+from tests.relay.simulation.relay_plan import PlannedRequest, RelayPlan
 
 ANSWERED, IN_DOUBT, FAILED, REFUSED = "answered", "in doubt", "both failed", "refused"
 BY_LISTENER = "answered by the listener itself"

@@ -1,7 +1,5 @@
 """The plan of a schedule, drawn from its seed: requests and WebSockets of clients, listeners, and faults. Pure."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from random import Random

@@ -3,8 +3,6 @@
 When the faults are over, both sides have to work again. When all have closed, nothing of them may remain.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 from collections import Counter

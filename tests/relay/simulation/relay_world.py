@@ -1,32 +1,26 @@
 """The relay of an emulated pair on a simulated network, whose clients use aiohttp and websockets as they are."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from random import Random
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from unittest.mock import patch
 
 import aiohappyeyeballs
-from aiohttp import connector
+from aiohttp import connector, web
 
+from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.entities.queue import ROOT_RULE
 from sbpair.emulator.frontends.http.http_frontend import http_server
 from sbpair.emulator.port import ProtocolSniffer
+from sbpair.emulator.relay.hybrid_connection import HybridConnection
 from sbpair.model.pair import SasKey
 from sbpair.relay.relay_endpoint import RelayEndpoint, RelayPair, Side
 from tests.faults.simulation.loop import VirtualLoop
+from tests.faults.simulation.network import Network
 from tests.faults.simulation.world import PRIMARY, SECONDARY, World
-
-if TYPE_CHECKING:
-    from aiohttp import web
-
-    from sbpair.emulator.entities.namespace import Namespace
-    from sbpair.emulator.relay.hybrid_connection import HybridConnection
-    from tests.faults.simulation.network import Network
 
 HOSTS: Final[dict[Side, str]] = {"primary": PRIMARY, "secondary": SECONDARY}
 PATHS: Final[dict[Side, str]] = {"primary": "service-east", "secondary": "service-west"}

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from sbpair.amqp.link import Delivery, ReceivingLink
 from sbpair.amqp.performatives import Accepted, Rejected
 from sbpair.amqp.session import id_ranges
 from sbpair.amqp.types import Symbol, ULong
 from sbpair.emulator.access.sas import AccessRight
 from sbpair.emulator.entities import service_envelope
-from sbpair.emulator.entities.queue import MAX_BATCH_BYTES
+from sbpair.emulator.entities.queue import MAX_BATCH_BYTES, QueueEntity
+from sbpair.emulator.entities.stored_message import StoredMessage
+from sbpair.emulator.entities.transaction import SendTarget, SendVia, Transaction
 from sbpair.emulator.frontends.amqp.link_endpoint import LinkEndpoint, LinkOwner, accepted_in, amqp_error
 from sbpair.emulator.service_errors import ServiceError
 from sbpair.errors import ProtocolError
-
-if TYPE_CHECKING:
-    from sbpair.amqp.link import Delivery, ReceivingLink
-    from sbpair.emulator.entities.queue import QueueEntity
-    from sbpair.emulator.entities.stored_message import StoredMessage
-    from sbpair.emulator.entities.transaction import SendTarget, SendVia, Transaction
 
 SEND: Final = (AccessRight.SEND,)
 OVERSIZE_FACTOR: Final = 4

@@ -12,7 +12,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from sbpair.amqp.link import Delivery, ReceivingLink, SendingLink, terminus_address
 from sbpair.amqp.message import APPLICATION_PROPERTIES, VALUE, Properties, Sections, encode_map, value_body
@@ -28,13 +28,11 @@ from sbpair.amqp.performatives import (
     composite_of,
 )
 from sbpair.amqp.types import Array, Int, Map, Symbol, Value
+from sbpair.emulator.access.sas import AccessRight
+from sbpair.emulator.entities.transaction import Transaction
 from sbpair.emulator.frontends.amqp.link_endpoint import PRE_SETTLED, LinkEndpoint, LinkOwner, accepted_in, amqp_error
 from sbpair.emulator.service_errors import InternalError, NotAllowed, ServiceError, TransactionUnknown, log_bug
 from sbpair.errors import ProtocolError
-
-if TYPE_CHECKING:
-    from sbpair.emulator.access.sas import AccessRight
-    from sbpair.emulator.entities.transaction import Transaction
 
 logger = logging.getLogger(__name__)
 
