@@ -139,10 +139,10 @@ class RateLimiter:
         self._throttle.count(now, messages)
 
     def reserve(self, now: float, messages: int, cost_each: float = 1.0) -> float:
-        """Return the `delay` of a batch, and count it as sent after that."""
+        """Return the `delay` of a batch, and count it as sent then: what limits less gains nothing by the wait."""
         seconds, limit = self._longest_wait(now, messages, cost_each)
         self._count_wait(now, seconds, limit)
-        self.count_sent(now, messages, cost_each)
+        self.count_sent(now + seconds, messages, cost_each)
         return seconds
 
     # Messages out of the backlog.

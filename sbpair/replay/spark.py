@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 from sbpair import errors
 from sbpair.errors import MachineLacks, SbpairError, Unavailable, Unsafe, UsageError
 from sbpair.operating_system.signals import handlers_kept
-from sbpair.replay.archive_layout import SEGMENTS
 from sbpair.replay.java import is_installed, logged_stderr
 
 if TYPE_CHECKING:
@@ -54,7 +53,6 @@ LOCAL_JAVA = "-XX:TieredStopAtLevel=1 -XX:-UsePerfData"  # the second compiler t
 EXTRA_TASKS = 2
 LOCAL_TASK_TRIES = 4  # tries of a task on a local master, which by default tries once
 FEW_TASKS = 4 + EXTRA_TASKS  # up to so many tasks the serial collector suffices; a parallel one would take their cores
-_READING = re.compile(rf"while reading file\s\S*/({SEGMENTS}/\S+?\.parquet)")
 
 SETTINGS = {
     "spark.speculation": "false",
@@ -273,7 +271,9 @@ def spark_message(error: Exception) -> str:
 
 def unreadable_segment(text: str) -> str | None:
     """Return the path of the segment if the text is Spark's error about one that it cannot read."""
-    found = _READING.search(text)
+    from sbpair.replay.archive_layout import SEGMENTS  # it needs pyarrow
+
+    found = re.search(rf"while reading file\s\S*/({SEGMENTS}/\S+?\.parquet)", text)
     return found and found[1]
 
 

@@ -41,6 +41,8 @@ VARYING = (
     (r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|\+00:00)", "TIME"),
     (r"127\.0\.0\.1:\d+", "127.0.0.1:PORT"),
     (r"\b\d+(\.\d+)? ?s\b(?! of)", "Ns"),
+    (r"billable operations: \d+ \(.*\)", "billable operations: N"),  # empty receives depend on the machine
+    (r"(?m)^! \d+ sent, \d+ left.*\n", ""),  # progress of a run that lasts
     (r'(?<=seconds": )\d+(\.\d+)?', "N"),
 )
 

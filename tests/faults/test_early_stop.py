@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from sbpair.errors import AccessError
-from sbpair.syphon import runner
+from sbpair.syphon import move_spec
 from tests.faults.simulation.stage import Stage, play, played
 
 PATIENCE_SECONDS = 8.0
@@ -77,5 +77,5 @@ def test_what_is_wrong_with_the_start_is_said_as_it_is(monkeypatch: pytest.Monke
         with pytest.raises(AccessError, match="the key is not known"):
             await stage.start(once=True)
 
-    monkeypatch.setattr(runner.backlog_queues, "find", refuse)
+    monkeypatch.setattr(move_spec, "find_backlog_queues", refuse)
     play(scene)

@@ -198,7 +198,7 @@ def test_a_mounted_file_replaces_the_images(image: Path, tmp_path: Path) -> None
 
 def test_arguments_are_options_of_the_emulator(image: Path) -> None:
     done = entry_point(image, "--credits", "0")
-    assert (done.returncode, "Invalid value for '--credits'" in done.stderr) == (2, True)
+    assert (done.returncode, "--credits is 0, and must be at least 1" in done.stderr) == (2, True)
 
 
 def test_the_health_check_fails_where_nothing_runs(image: Path) -> None:

@@ -4,7 +4,7 @@ import math
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sbpair.errors import UsageError
@@ -67,6 +67,7 @@ def never_more(left: list[tuple[float, int]], rate: float, each: float = 1.0) ->
 
 
 @given(rates, limits, steps, st.integers(1, 50))
+@example(2.0, None, [("busy", 0.0), ("wait", 1.0), ("send", 0.0), ("send", 0.0), ("wait", 2.0), ("send", 0.0)], 1)
 def test_no_interval_exceeds_the_rate_plus_a_burst(rate, share, played, cost):
     never_more(play(RateLimiter(0.0, rate=rate, primary=share), played, cost), rate)
 
