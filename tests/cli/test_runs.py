@@ -217,7 +217,8 @@ async def test_runs_of_a_directory_that_cannot_be_written_are_shown(own_disk: Pa
             assert (code, run["id"] in out) == (0, True)
             code, _, err = await pair.run("syphon", "--once")
             assert (code, str(own_disk) in err.splitlines()[-2]) == (7, True)
-        assert (await pair.run("syphon", "--once"))[0] == 0
+        # What it had locked when it was killed is not waited for.
+        assert (await pair.run("syphon", "--once", "--no-wait-for-locks"))[0] in ((0, 3) if killed else (0,))
 
 
 async def test_every_command_refuses_the_state_of_another_pair(tmp_path: Path) -> None:
