@@ -7,7 +7,13 @@ from hypothesis import HealthCheck, settings
 
 from tests.kit.async_tests import pytest_collection_finish, pytest_pyfunc_call
 
-pytest_plugins = ["tests.kit.disks", "tests.kit.fixtures", "tests.kit.json_schemas", "tests.kit.proton_client"]
+pytest_plugins = [
+    "tests.kit.disks",
+    "tests.kit.fixtures",
+    "tests.kit.json_schemas",
+    "tests.kit.proton_client",
+    "tests.strict_amqp.recording",
+]
 
 __all__ = ["pytest_collection_finish", "pytest_pyfunc_call"]
 

@@ -1,0 +1,45 @@
+"""A fixture of every test: each AMQP connection of the product in this process is checked, in both directions."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from sbpair.amqp.connection import Connection
+from tests.strict_amqp.checker import OURS, THEIRS, Checker
+
+
+@pytest.fixture(autouse=True)
+def _strict_amqp(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fail a test in which our side of a connection breaks a rule of AMQP 1.0."""
+    checkers: dict[int, Checker] = {}
+    kept: list[Connection] = []  # their ids are not given to others
+    init, receive, take = Connection.__init__, Connection.receive, Connection.take
+
+    def created(self: Connection, *arguments: Any, **keywords: Any) -> None:
+        init(self, *arguments, **keywords)
+        # A test may speak AMQP itself, in order to break its rules.
+        if sys._getframe(1).f_globals["__name__"].startswith("sbpair."):
+            kept.append(self)
+            checkers[id(self)] = Checker()
+
+    def received(self: Connection, data: bytes, now: float) -> Any:
+        if id(self) in checkers:
+            checkers[id(self)].feed(data, THEIRS)
+        return receive(self, data, now)
+
+    def taken(self: Connection) -> bytes:
+        out = take(self)
+        if out and id(self) in checkers:
+            checkers[id(self)].feed(out, OURS)
+        return out
+
+    monkeypatch.setattr(Connection, "__init__", created)
+    monkeypatch.setattr(Connection, "receive", received)
+    monkeypatch.setattr(Connection, "take", taken)
+    yield
+    findings = [finding for each in checkers.values() for finding in each.findings]
+    assert not findings, f"our side breaks AMQP 1.0: {'; '.join(dict.fromkeys(findings))}"
