@@ -73,7 +73,7 @@ class SessionReceiver(RawReceiver):
         if self._any:
             wait = Map([(TIMEOUT, UInt(int(1000 * seconds)))])
             self._terms |= {"seconds": seconds + ANSWER_SECONDS, "properties": wait}
-        self._terms["source"] = Source(address, filter=Map([(FILTER, session_id)]))
+        self._terms["source"] = Source(address, filter=Map([(FILTER, Described(FILTER, session_id))]))
 
     async def attach(self) -> Self:
         """Open the link. Raises SessionLocked; TimedOut without a free session; ServiceRefused for another one."""

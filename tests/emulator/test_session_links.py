@@ -4,10 +4,12 @@ from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
+import pytest
+
 from sbpair.amqp.link import Delivery, LinkAttached, LinkDetached
 from sbpair.amqp.message import Properties, Sections, data_body
 from sbpair.amqp.performatives import Source, Target
-from sbpair.amqp.types import Array, Int, Long, Map, Symbol, Timestamp, UInt
+from sbpair.amqp.types import Array, Described, Int, Long, Map, Symbol, Timestamp, UInt, ULong
 from sbpair.emulator.entities.description import QueueDescription
 from tests.emulator.peer import Peer, Stage
 
@@ -25,21 +27,24 @@ def sessions(stage: Stage) -> Any:
     return stage.namespace.create_queue("sessions", QueueDescription(requires_session=True))
 
 
-def ask_for(session: Any, session_id: str | None, wait_ms: int | None = None) -> Any:
+def ask_for(session: Any, session_id: str | None, wait_ms: int | None = None, descriptor: Any = FILTER) -> Any:
     """Attach a link to a session and grant credit before the answer."""
+    wanted = session_id if descriptor is None else Described(descriptor, session_id)
     link = session.receiver(f"from-{session_id}")
     properties = None if wait_ms is None else {Symbol("com.microsoft:timeout"): UInt(wait_ms)}
-    link.open(source=Source("sessions", filter={FILTER: session_id}), target=Target("peer"), properties=properties)
+    link.open(source=Source("sessions", filter={FILTER: wanted}), target=Target("peer"), properties=properties)
     link.grant(10)
     return link
 
 
-async def test_the_answer_has_the_session_and_the_end_of_its_lock(peer: Peer) -> None:
+@pytest.mark.parametrize("descriptor", [FILTER, ULong(0x000001370000000C), None])
+async def test_the_answer_describes_the_session_and_has_the_end_of_its_lock(peer: Peer, descriptor: Any) -> None:
     queue = sessions(peer.stage)
     await peer.send(await peer.attach_sender("sessions"), message("s"))
-    link = ask_for(await peer.begin(), None)
+    link = ask_for(await peer.begin(), None, descriptor=descriptor)
     await peer.wait(LinkAttached, of=link)
-    assert link.remote.source.filter[FILTER] == "s"
+    granted = link.remote.source.filter[FILTER]
+    assert granted == ("s" if descriptor is None else Described(descriptor, "s"))
     held = queue.messages.held_session("s")
     until = link.remote.properties["com.microsoft:locked-until-utc"]
     assert type(until) is Long

@@ -11,10 +11,14 @@ import pytest
 from sbpair.amqp.connection import Connection
 from tests.strict_amqp.checker import OURS, THEIRS, Checker
 
+ACCEPTED = "source.filter: the filter com.microsoft:session-filter is not described"
+"""The service breaks this rule for a client that asks for any session bare, as the official one for JavaScript does."""
+
 
 @pytest.fixture(autouse=True)
-def _strict_amqp(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _strict_amqp(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test in which our side of a connection breaks a rule of AMQP 1.0."""
+    messages = request.node.get_closest_marker("odd_messages") is None
     checkers: dict[int, Checker] = {}
     kept: list[Connection] = []  # their ids are not given to others
     init, receive, take = Connection.__init__, Connection.receive, Connection.take
@@ -24,7 +28,7 @@ def _strict_amqp(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         # A test may speak AMQP itself, in order to break its rules.
         if sys._getframe(1).f_globals["__name__"].startswith("sbpair."):
             kept.append(self)
-            checkers[id(self)] = Checker()
+            checkers[id(self)] = Checker(messages=messages)
 
     def received(self: Connection, data: bytes, now: float) -> Any:
         if id(self) in checkers:
@@ -41,5 +45,5 @@ def _strict_amqp(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(Connection, "receive", received)
     monkeypatch.setattr(Connection, "take", taken)
     yield
-    findings = [finding for each in checkers.values() for finding in each.findings]
+    findings = [finding for each in checkers.values() for finding in each.findings if finding != ACCEPTED]
     assert not findings, f"our side breaks AMQP 1.0: {'; '.join(dict.fromkeys(findings))}"

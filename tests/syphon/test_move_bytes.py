@@ -150,6 +150,7 @@ def emulator() -> Iterator[Running]:
 _names = (f"name-{number}" for number in itertools.count())
 
 
+@pytest.mark.odd_messages
 @pytest.mark.parametrize("side", [0, 1], ids=["same-namespace", "other-namespace"])
 @pytest.mark.parametrize("destination", DESTINATIONS)
 @pytest.mark.parametrize(("source", "dead"), KINDS, ids=[f"{kind}{'-dead' * dead}" for kind, dead in KINDS])

@@ -54,6 +54,7 @@ async def test_an_empty_backlog_is_done_at_once() -> None:
         assert (result.exit_code, result.receipt.received) == (0, 0)
 
 
+@pytest.mark.odd_messages
 @pytest.mark.parametrize(
     ("sections", "why"),
     [

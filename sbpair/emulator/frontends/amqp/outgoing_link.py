@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from sbpair.amqp.performatives import Accepted, Error, Modified, Outcome, Rejected, Released, TransactionalState
 from sbpair.amqp.session import id_ranges
-from sbpair.amqp.types import Long, Map, Symbol
+from sbpair.amqp.types import Described, Long, Map, Symbol
 from sbpair.emulator.access.sas import AccessRight
 from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.entities.sessions import HeldSession, SessionMessages
@@ -213,7 +213,7 @@ class OutgoingSessionLink(OutgoingLink):
     def __init__(
         self, owner: LinkOwner, link: SendingLink, target: AddressTarget, path: str, held: HeldSession
     ) -> None:
-        source = replace(link.remote.source, filter={SESSION_FILTER: held.id})
+        source = replace(link.remote.source, filter={SESSION_FILTER: _granted(link.remote.source.filter, held.id)})
         locked_until = Long(held.locked_until_ms * TICKS_PER_MS + _TICKS_TO_1970)
         super().__init__(owner, link, target, path, held, source=source, properties={LOCKED_UNTIL: locked_until})
         self._held = held
@@ -223,6 +223,12 @@ class OutgoingSessionLink(OutgoingLink):
         super().on_detached()
         self._held.on_lock_lost = None
         self._held.close(failed=not self.ended_peacefully)
+
+
+def _granted(asked: Map, session_id: str) -> Described | str:
+    """Return the filter of a granted session: with the client's descriptor, or bare for a client that sends it bare."""
+    given = asked.get(SESSION_FILTER)
+    return Described(given.descriptor, session_id) if isinstance(given, Described) else session_id
 
 
 class WaitingSessionLink(LinkEndpoint):
