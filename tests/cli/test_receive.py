@@ -135,6 +135,7 @@ def read_until(terminal: int, end: bytes) -> bytes:
     return shown
 
 
+@pytest.mark.odd_messages
 async def test_a_message_that_cannot_be_read_is_an_error_and_stays() -> None:
     async with open_world() as world:
         unreadable = Sections.split(encoded("one"))

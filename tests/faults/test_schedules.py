@@ -25,6 +25,8 @@ from tests.faults.simulation.plan import Plan, Step, plan
 from tests.faults.simulation.run import simulate, simulate_move, simulated
 from tests.faults.simulation.world import BEGAN_MS
 
+pytestmark = pytest.mark.odd_messages
+
 QUICK, MORE = range(30), range(30, 100)
 SEEDS_A_TEST = 10
 ENOUGH_TO_CATCH = range(30)
