@@ -1,4 +1,4 @@
-"""A fixture of every test: each AMQP connection of the product in this process is checked, in both directions."""
+"""A fixture of every test: the AMQP connections that the product opens or accepts in this process are checked."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sbpair.amqp.connection import Connection
 from tests.strict_amqp.checker import OURS, THEIRS, Checker
 
 ACCEPTED = "source.filter: the filter com.microsoft:session-filter is not described"
-"""The service breaks this rule for a client that asks for any session bare, as the official one for JavaScript does."""
+"""Assumed of the service: it answers a filter without a descriptor without one, as the JavaScript client needs it."""
 
 
 @pytest.fixture(autouse=True)
