@@ -64,6 +64,7 @@ class Checker:
         self._layer = ["header", "header"]  # what comes next of each side: header, sasl, amqp header, amqp, closed
         self._opens: list[dict[str, Any] | None] = [None, None]
         self._sessions: list[dict[int, Session]] = [{}, {}]
+        self._unanswered: list[dict[int, Session]] = [{}, {}]  # begun and ended before the other side's begin
         self._mechanisms: list[str] = []
         self._after_write: list[Callable[[], None]] = []
 
@@ -190,7 +191,8 @@ class Checker:
         if channel in self._sessions[side]:
             raise Violation(f"begin on channel {channel}, which has a session")
         answered = fields["remote-channel"]
-        session = Session() if answered is None else self._sessions[1 - side].get(answered)
+        asked = self._unanswered[1 - side].pop(answered, None) or self._sessions[1 - side].get(answered)
+        session = Session() if answered is None else asked
         if session is None or session.begins[side] is not None:
             raise Violation(f"begin answers channel {answered}, which does not wait for an answer")
         session.begins[side] = fields
@@ -218,6 +220,8 @@ class Checker:
             self._on_detach(session, side, fields)
         elif name == "end":
             del self._sessions[side][channel]
+            if session.begins[1 - side] is None:
+                self._unanswered[side][channel] = session
         else:
             raise Violation(f"{name} is no frame of a session")
 
