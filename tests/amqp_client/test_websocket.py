@@ -267,6 +267,7 @@ async def test_a_server_that_violates_the_protocol_ends_the_connection(behaviour
         assert "nobody-may-see" not in error.message
 
 
+@pytest.mark.odd_messages
 async def test_writing_waits_for_a_server_that_does_not_read() -> None:
     async with emulated(tls=False) as (emulator, endpoint), connect(endpoint) as wire:
         sender = await wire.sender("orders")

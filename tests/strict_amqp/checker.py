@@ -13,6 +13,10 @@ from typing import Any
 from tests.strict_amqp.values import Value, Violation, check_message, decode, fields_of, name_of
 
 OURS, THEIRS = 0, 1
+
+OUR_CLIENTS = "sbpair-"
+"""How the names of their containers begin."""
+
 SASL, AMQP = b"AMQP\x03\x01\x00\x00", b"AMQP\x00\x01\x00\x00"
 MIN_MAX_FRAME_SIZE, MAX_TAG = 512, 32
 SENDER, RECEIVER = False, True
@@ -52,13 +56,17 @@ class Session:
 
 
 class Checker:
-    """Feed it what our side receives and sends, in that order; read `findings`."""
+    """Feed it what our side receives and sends, in that order; read `findings`.
+
+    A peer is checked too if it is a command of ours in another process. It may not know yet what our side has written.
+    """
 
     def __init__(self, max_frames: int = 3_000, *, messages: bool = True) -> None:
-        """Check at most `max_frames`; the content of messages only with `messages`."""
+        """Check at most `max_frames`; the content of messages, and frames of a peer of ours, only with `messages`."""
         self.findings: list[str] = []
         self.frames = 0
         self._max_frames, self._messages = max_frames, messages
+        self._is_own = [side == OURS for side in (0, 1)]
         self._over = False
         self._buffers = [b"", b""]
         self._layer = ["header", "header"]  # what comes next of each side: header, sasl, amqp header, amqp, closed
@@ -81,7 +89,7 @@ class Checker:
                 self._after_write.clear()
         except Violation as error:
             self._over = True
-            if side == OURS:
+            if self._is_own[side]:
                 self.findings.append(str(error))
 
     def _step(self, side: int) -> bool:
@@ -182,6 +190,7 @@ class Checker:
         if size is not None and size < MIN_MAX_FRAME_SIZE:
             raise Violation(f"max-frame-size is {size}, less than {MIN_MAX_FRAME_SIZE}")
         self._opens[side] = fields
+        self._is_own[side] = side == OURS or (self._messages and fields["container-id"].startswith(OUR_CLIENTS))
 
     def _on_begin(self, side: int, channel: int, fields: dict[str, Any]) -> None:
         opened = self._opens[1 - side]
@@ -268,7 +277,7 @@ class Checker:
     def _on_flow(self, session: Session, side: int, fields: dict[str, Any]) -> None:
         theirs = session.begins[1 - side]
         incoming = fields["next-incoming-id"]
-        if (incoming is None) != (theirs is None):
+        if (incoming is None) != (theirs is None) and (side == OURS or theirs is None):
             raise Violation("next-incoming-id of flow is given just when the peer's begin has come")
         if fields["next-outgoing-id"] != session.next_out[side]:
             raise Violation(f"next-outgoing-id of flow is {fields['next-outgoing-id']}, not {session.next_out[side]}")
@@ -292,7 +301,7 @@ class Checker:
                 raise Violation(f"delivery-count of flow is {count}: {link.count} were sent, {link.limit} may be")
             link.count = count
             return
-        if count is None and link.ends[link.sender] is not None:
+        if count is None and link.ends[link.sender] is not None and side == OURS:
             raise Violation("a receiver's flow has no delivery-count, and the sender's attach has come")
         if fields["link-credit"] is not None:
             sent = link.ends[link.sender]
@@ -300,11 +309,14 @@ class Checker:
             self._lower(link, known + fields["link-credit"] & SERIAL)
 
     def _lower(self, link: Link, limit: int) -> None:
-        """Set the limit of a link. What our side has queued by then, and not written, may still follow a lower one."""
-        if behind(limit, link.limit) and link.sender == OURS:
-            self._after_write.append(lambda: setattr(link, "limit", limit))
-        else:
+        """Set the limit of a link. What our side has queued by then, and not written, may still follow a lower one.
+
+        So may all that the peer sends, before it knows.
+        """
+        if not behind(limit, link.limit):
             link.limit = limit
+        elif link.sender == OURS:
+            self._after_write.append(lambda: setattr(link, "limit", limit))
 
     def _on_transfer(self, session: Session, side: int, fields: dict[str, Any], payload: bytes) -> None:
         link = self._link(session, side, fields["handle"], "transfer")
