@@ -131,7 +131,7 @@ def replay(place: World, directory: Path, **parameters: Any) -> Iterator[Replay]
     document = {"directory": str(directory), "queues": place.queues, "options": OPTIONS, **parameters}
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.replay.replay_process", json.dumps(document)],
-        env=place.shell(directory),
+        env={**place.shell(directory), "PYSPARK_PYTHON": sys.executable},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
