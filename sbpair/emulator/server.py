@@ -230,9 +230,11 @@ class Emulator(EmulatorControl):
             ports = [first.getsockname()[1] for first, *_ in listening]
             self.on_clock_advanced.append(self._storage.namespace_changed)
             self._storage.start(self.namespaces, ports, self.clock, asyncio.get_running_loop().call_later)
-        for namespace, sockets in zip(self.namespaces.values(), listening, strict=True):
-            if self._create_entities is not None:
+        # All of them before any port answers: each serves Resource Manager and control for all namespaces.
+        if self._create_entities is not None:
+            for namespace in self.namespaces.values():
                 self._create_entities(namespace)
+        for namespace, sockets in zip(self.namespaces.values(), listening, strict=True):
             tls = self._tls.context if self._tls else None
             http = partial(self._http_server, namespace)
             for each in sockets:

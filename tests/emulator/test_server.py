@@ -215,6 +215,51 @@ def test_a_host_of_another_machine_cannot_be_bound() -> None:
         listen("192.0.2.1", 0)
 
 
+SPACES = [f"space-{number}" for number in range(24)]
+
+
+@pytest.mark.parametrize("starts", [10, pytest.param(200, marks=[pytest.mark.slow, pytest.mark.timeout_seconds(600)])])
+async def test_a_client_that_waits_for_the_start_gets_all_or_nothing(starts: int) -> None:
+    def create(namespace: Namespace) -> None:
+        namespace.create_queue("orders")
+
+    for _ in range(starts):
+        sockets = [listen("127.0.0.1", 0) for _ in SPACES]
+        ports = [each.getsockname()[1] for each in sockets]
+        for each in sockets:
+            each.close()
+        state = b"GET /$control/state HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
+        atom = state.replace(b"$control/state", b"$namespaceinfo?api-version=2021-05")
+        async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+            states = [group.create_task(patient(port, state)) for port in (ports[0], ports[-1])]
+            refused = group.create_task(patient(ports[0], atom))
+            header = group.create_task(patient(ports[-1], b"AMQP\x03\x01\x00\x00", 8))
+            # The clients are refused at first.
+            await asyncio.sleep(0)
+            async with Emulator(list(zip(SPACES, ports, strict=True)), create_entities=create):
+                assert await header == b"AMQP\x03\x01\x00\x00"
+                # Without a token.
+                assert (await refused).startswith(b"HTTP/1.1 401 ")
+                for each in states:
+                    found = json.loads((await each).partition(b"\r\n\r\n")[2])["namespaces"]
+                    assert [(one["name"], len(one["queues"])) for one in found] == [(name, 1) for name in SPACES]
+
+
+async def patient(port: int, request: bytes, size: int = -1) -> bytes:
+    """Connect as soon as the port is open, send a request, and return the answer, or `size` bytes of it."""
+    while True:
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            break
+        except ConnectionRefusedError:
+            await asyncio.sleep(0)
+    try:
+        writer.write(request)
+        return await (reader.read() if size < 0 else reader.readexactly(size))
+    finally:
+        writer.transport.abort()
+
+
 async def test_the_ready_file_exists_while_all_ports_accept(tmp_path: Path) -> None:
     path = tmp_path / "ready.json"
     path.write_text("left by an earlier run")
