@@ -107,7 +107,6 @@ class Model:
                 self.fail(entry)
         for entry in [each for each in self.dead if each.state == "locked"]:
             if entry.locked_until_ms <= self.now:
-                entry.failed += 1
                 entry.state = "active"
         due = [each for each in self.held if each.state == "scheduled" and each.due_ms <= self.now]
         for entry in sorted(due, key=lambda each: (each.due_ms, each.number)):
@@ -214,7 +213,6 @@ class EngineBesideModel(RuleBasedStateMachine):
         if how == "complete":
             self.model.dead.remove(entry)
         else:
-            entry.failed += 1
             entry.state = "active"
 
     @rule(token=tokens)

@@ -38,7 +38,7 @@ class SubQueue:
     """The messages of an entity, or its dead letters.
 
     `on_dead_lettered` receives the messages that cannot be delivered. Without it (a dead-letter queue has none)
-    nothing expires, and deliveries are not limited. Many attributes change: an operation updates several counters,
+    nothing expires, and deliveries are not counted. Many attributes change: an operation updates several counters,
     times and containers together.
     """
 
@@ -374,8 +374,12 @@ class SubQueue:
         return self._locks.pop(token)
 
     def _delivery_failed(self, message: StoredMessage) -> None:
+        if self._on_dead_lettered is None:
+            # Dead letters keep the count that they had.
+            self._return(message)
+            return
         message.delivery_count += 1
-        if self._on_dead_lettered is None or message.delivery_count < self._description.max_delivery_count:
+        if message.delivery_count < self._description.max_delivery_count:
             self._return(message)
             return
         self._remove(message)
