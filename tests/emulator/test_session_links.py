@@ -95,6 +95,33 @@ async def test_a_lost_session_ends_its_link(peer: Peer) -> None:
     assert queue.messages.locked_count == 0
 
 
+async def test_a_link_outlives_the_lock_of_its_session_by_a_moment(peer: Peer) -> None:
+    queue, emulator = sessions(peer.stage), peer.stage.emulator
+    await peer.send(await peer.attach_sender("sessions"), message("s"))
+    link = ask_for(await peer.begin(), "s")
+    delivery = await peer.wait(Delivery, of=link)
+    emulator.advance(MINUTE)
+    assert queue.messages.accept("s").id == "s"
+    # The link is there, and nothing can be done over it.
+    assert (await peer.settle(delivery)).state.error.condition == "com.microsoft:session-lock-lost"
+    link.grant(5)
+    await peer.send(await peer.attach_sender("sessions"), message("s"))
+    emulator.advance(500)
+    assert (await peer.ask("orders/$management", "com.microsoft:nothing", Map()))["statusCode"] == 501
+    assert not any(isinstance(event, (LinkDetached, Delivery)) and event.link is link for event in peer.events)
+    emulator.advance(500)
+    assert (await peer.wait(LinkDetached, of=link)).error.condition == "com.microsoft:session-lock-lost"
+
+
+async def test_a_filter_is_echoed_described(peer: Peer) -> None:
+    name = Symbol("apache.org:selector-filter:string")
+    link = (await peer.begin()).receiver("selecting")
+    selector = Described(name, "a = 1")
+    link.open(source=Source("orders", filter={name: selector}), target=Target("peer"))
+    await peer.wait(LinkAttached, of=link)
+    assert link.remote.source.filter[name] == selector
+
+
 async def test_the_management_node_answers_about_sessions(peer: Peer) -> None:
     sessions(peer.stage)
     node, name = "sessions/$management", {"session-id": "s"}

@@ -18,12 +18,13 @@ from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.entities.sessions import HeldSession, SessionMessages
 from sbpair.emulator.frontends.amqp.link_endpoint import PRE_SETTLED, LinkEndpoint, LinkOwner, amqp_error
 from sbpair.emulator.frontends.amqp.request_links import text_at
-from sbpair.emulator.service_errors import ArgumentInvalid, OperationTimedOut, ServiceError
+from sbpair.emulator.service_errors import ArgumentInvalid, OperationTimedOut, ServiceError, SessionLockExpired
 from sbpair.errors import ProtocolError
 from sbpair.timespan import TICKS_PER_MS
 
 if TYPE_CHECKING:
     from sbpair.amqp.link import SendingLink, Sent
+    from sbpair.emulator.clock import Deadline
     from sbpair.emulator.entities.namespace import AddressTarget
     from sbpair.emulator.entities.stored_message import StoredMessage
     from sbpair.emulator.entities.subqueue import SubQueue
@@ -43,6 +44,9 @@ REASON: Final = "DeadLetterReason"
 DESCRIPTION: Final = "DeadLetterErrorDescription"
 
 SESSION_FILTER: Final = Symbol("com.microsoft:session-filter")
+DETACH_MS: Final = 750
+"""How long a link outlives the lock of its session."""
+
 LOCKED_UNTIL: Final = Symbol("com.microsoft:locked-until-utc")
 _TICKS_TO_1970: Final = 621_355_968_000_000_000
 
@@ -217,10 +221,21 @@ class OutgoingSessionLink(OutgoingLink):
         locked_until = Long(held.locked_until_ms * TICKS_PER_MS + _TICKS_TO_1970)
         super().__init__(owner, link, target, path, held, source=source, properties={LOCKED_UNTIL: locked_until})
         self._held = held
-        held.on_lock_lost = partial(owner.close_link, link)
+        self._detaching: Deadline | None = None
+        held.on_lock_lost = self._on_lock_lost
+
+    def _on_lock_lost(self, error: SessionLockExpired) -> None:
+        """Detach somewhat later: a client that waits for as long as the lock lasts ends its wait before."""
+        detach = partial(self._owner.close_link, self._link, error)
+        self._detaching = self._owner.namespace.deadline(DETACH_MS, detach)
+
+    def _wanted(self) -> int:
+        return 0 if self._detaching else super()._wanted()
 
     def on_detached(self) -> None:
         super().on_detached()
+        if self._detaching:
+            self._detaching.cancel()
         self._held.on_lock_lost = None
         self._held.close(failed=not self.ended_peacefully)
 
@@ -265,7 +280,10 @@ def settle_all(
 ) -> dict[bytes, ServiceError] | None:
     """Apply an outcome to locked messages and return the errors by token, or None if `state` is not an outcome."""
     if isinstance(state, Accepted):
-        return queue.complete_all(tokens)
+        try:
+            return queue.complete_all(tokens)
+        except SessionLockExpired as error:
+            return dict.fromkeys(tokens, error)
     settle = _settler(queue, state, settled=settled)
     if settle is None:
         return None
