@@ -46,6 +46,10 @@ class Unauthorized(ServiceError, condition="amqp:unauthorized-access", status=40
     """A valid token without the right."""
 
 
+class ManageRequired(Unauthorized, condition="amqp:unauthorized-access", status=401, sub_code=0):
+    """A valid token without Manage, at management. The service gives no sub-code."""
+
+
 class EntityFull(ServiceError, condition="amqp:resource-limit-exceeded", status=403, sub_code=40300): ...
 
 

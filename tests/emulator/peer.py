@@ -29,7 +29,7 @@ from sbpair.amqp.types import Map
 from sbpair.emulator.entities.queue import ROOT_RULE
 from sbpair.emulator.frontends.amqp.amqp_connection import AmqpConnection
 from sbpair.emulator.frontends.amqp.link_endpoint import DEFAULT_LIMITS, ConnectionLimits
-from sbpair.emulator.frontends.amqp.websocket_frontend import SUBPROTOCOL
+from sbpair.emulator.frontends.amqp.websocket_frontend import SUBPROTOCOLS
 from sbpair.emulator.server import Emulator
 
 E = TypeVar("E")
@@ -80,7 +80,7 @@ class WebSocketStream:
 
 async def open_websocket(authority: str) -> WebSocketStream:
     url = f"ws://{authority}/$servicebus/websocket"
-    return WebSocketStream(await connect(url, subprotocols=[SUBPROTOCOL], ping_interval=None, proxy=None))
+    return WebSocketStream(await connect(url, subprotocols=SUBPROTOCOLS[:1], ping_interval=None, proxy=None))
 
 
 class Peer:
@@ -93,6 +93,7 @@ class Peer:
         self.eof = False
         self._reader = reader
         self.writer = writer
+        self.cbs: tuple[Any, Any] | None = None
 
     async def flush(self) -> None:
         self.writer.write(self.connection.take())
@@ -222,9 +223,7 @@ class Peer:
 
     async def ask(self, node: str, operation: str, body: Any, *, txn_id: bytes = b"", **properties: Any) -> Map:
         """Send a request to a node, in a transaction if there is an id; return the reply's properties and "body"."""
-        session = await self.begin()
-        requests = await self.attach_sender(node, session=session)
-        replies = await self.attach_receiver(node, session=session)
+        requests, replies = await self._links_to(node)
         replies.grant(1)
         request = Sections(
             properties=Properties(message_id="ask-1").encode(),
@@ -238,6 +237,16 @@ class Peer:
         reply = Sections.split((await self.wait(Delivery, of=replies)).payload)
         assert reply.read_properties().correlation_id == "ask-1"
         return Map([*reply.read_application_properties().pairs, ("body", reply.read_body()[0][1])])
+
+    async def _links_to(self, node: str) -> tuple[Any, Any]:
+        """Attach a pair of links to a node, or return the one to `$cbs`: a connection has only one."""
+        if node == "$cbs" and self.cbs is not None:
+            return self.cbs
+        session = await self.begin()
+        pair = await self.attach_sender(node, session=session), await self.attach_receiver(node, session=session)
+        if node == "$cbs":
+            self.cbs = pair
+        return pair
 
     async def refusal_of(self, attaching: Awaitable[Any]) -> Any:
         """Return the error with which a link is refused."""

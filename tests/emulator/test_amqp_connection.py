@@ -283,12 +283,11 @@ async def test_without_a_token_every_link_is_refused(stage: Stage, address: str)
 
 async def test_a_missing_entity_is_not_found_by_the_callers_name(peer: Peer) -> None:
     peer.stage.namespace.create_topic("topic")
-    endpoint = peer.stage.namespace.endpoint
     for address in ("Nowhere", "nowhere/$management", "orders/$deadletterqueue/further", "Topic/Subscriptions/Name"):
         for prefix in ("", "amqps://some.host/"):
             error = await peer.refusal_of(peer.attach_receiver(prefix + address))
             assert error.condition == "amqp:not-found"
-            assert error.description.startswith(f"The messaging entity '{endpoint}/{address}' could not be found.")
+            assert error.description.startswith(f"The messaging entity 'sb://127.0.0.1/{address}' could not be found.")
     error = await peer.refusal_of(peer.attach_sender("orders/$deadletterqueue"))
     assert error.condition == "amqp:not-allowed"
 
@@ -386,6 +385,23 @@ async def test_a_bug_fails_its_request_only(
     (logged,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert "com.microsoft:fail" in logged
     assert KEPT not in caplog.text
+
+
+async def test_a_connection_has_one_pair_of_links_to_cbs(stage: Stage) -> None:
+    name = "sb://h/orders"
+    async with stage.connect(signed_in=False) as peer:
+        token = sign(ROOT_RULE, name, 1 << 40)
+        assert (await peer.ask("$cbs", "put-token", token, name=name))["status-code"] == 202
+        for attach in (peer.attach_sender, peer.attach_receiver):
+            error = await peer.refusal_of(attach("$CBS"))
+            assert error.condition == "amqp:not-allowed"
+            assert error.description == "A link to connection 'peer' $cbs node has already been opened."
+        for link in peer.cbs:
+            link.close()
+        peer.cbs = None
+        assert (await peer.ask("$cbs", "put-token", token, name=name))["status-code"] == 202
+    async with stage.connect(signed_in=False) as other:
+        assert (await other.ask("$cbs", "put-token", token, name=name))["status-code"] == 202
 
 
 async def test_a_bug_in_checking_a_token_is_answered(

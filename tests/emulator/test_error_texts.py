@@ -107,7 +107,7 @@ async def test_a_missing_claim_is_named_with_its_resource(stage: Stage) -> None:
     rule = AuthorizationRule("send", "key", "key-2", frozenset({AccessRight.SEND}))
     stage.namespace.keys = (*stage.namespace.keys, rule)
     async with stage.connect(signed_in=False) as peer:
-        name = f"{stage.namespace.endpoint}/orders"
+        name = "sb://127.0.0.1/orders"
         reply = await peer.ask("$cbs", "put-token", sign(rule, name, 1 << 40), name=name, type="jwt")
         assert reply["status-code"] == 202
         error = await peer.refusal_of(peer.attach_receiver("orders"))

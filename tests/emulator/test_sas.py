@@ -47,6 +47,13 @@ LISTING = "https://127.0.0.1:5672/$resources/queues?$skip=0"
         *((resource, ENTITY, "") for resource in (WHOLE, WHOLE + "/", "sb://elsewhere")),
         ("https://127.0.0.1:5672/orders?api-version=2021-05&enrich=false", ENTITY, "orders"),
         (LISTING, "$Resources/queues", "$resources/queues"),
+        *(
+            (change(f"{scheme}127.0.0.1{port}{path}"), address, scope)
+            for scheme in ("", "sb://", "amqp://", "amqps://", "http://", "https://")
+            for port in ("", ":5672")
+            for change in (str.upper, str.lower)
+            for path, address, scope in (("", ENTITY, ""), ("/", ENTITY, ""), ("/Orders/", ENTITY, "orders"))
+        ),
         (ENTITY, "ORDERS", "orders"),
         (ENTITY, "orders/$DeadLetterQueue", "orders"),
         (ENTITY, "amqps://127.0.0.1:5672/orders/$management", "orders"),

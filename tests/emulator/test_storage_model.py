@@ -317,7 +317,7 @@ class Restarts:
 
     @operation(1, source=SOURCE, ttl=st.integers(1, 50), delivery=st.integers(1, 4), right=st.sampled_from(AccessRight))
     def update(self, source: str, ttl: int, delivery: int, right: AccessRight) -> None:
-        key = AuthorizationRule("key", "one==", "two==", frozenset({right}), created_at_ms=5)
+        key = AuthorizationRule("key", "one==", "two==", frozenset({right}), created_at="2026-01-02T03:04:05Z")
 
         def update_in(world: World) -> None:
             entity = world.namespace.entity(source)

@@ -162,8 +162,19 @@ async def test_a_handshake_may_come_byte_by_byte(echo: Emulator) -> None:
         assert await raw.payload(6) == b"slowly"
 
 
+@pytest.mark.parametrize(
+    ("offered", "chosen"),
+    [("amqp", "amqp"), ("mqtt, amqp", "amqp"), ("amqp, AMQPWSB10", "AMQPWSB10"), ("AMQPWSB10", "AMQPWSB10")],
+)
+async def test_the_answer_names_the_chosen_subprotocol(stage: Stage, offered: str, chosen: str) -> None:
+    async with opened(stage.emulator, upgrade=False) as raw:
+        answer = await raw.ask(handshake(Sec_WebSocket_Protocol=offered))
+    assert answer.startswith("HTTP/1.1 101 ")
+    assert f"\r\nSec-WebSocket-Protocol: {chosen}\r\n" in answer
+
+
 REFUSED = {
-    "another subprotocol": (handshake(Sec_WebSocket_Protocol="amqp"), 400),
+    "another subprotocol": (handshake(Sec_WebSocket_Protocol="mqtt"), 400),
     "a subprotocol in another case": (handshake(Sec_WebSocket_Protocol="amqpwsb10"), 400),
     "no key": (handshake(Sec_WebSocket_Key=None), 400),
     "a request without upgrade": (handshake(Upgrade=None, Connection="keep-alive"), 426),

@@ -37,7 +37,10 @@ ALL_RIGHTS: Final = frozenset(AccessRight)
 
 @dataclass(frozen=True, slots=True)
 class AuthorizationRule:
-    """A named pair of keys and the rights of tokens signed with either of them."""
+    """A named pair of keys and the rights of tokens signed with either of them.
+
+    The times are those that its creator gave, as written: the service sets none.
+    """
 
     key_name: str
     primary_key: str = field(repr=False)
@@ -45,8 +48,8 @@ class AuthorizationRule:
     rights: frozenset[AccessRight] = ALL_RIGHTS
     claim_type: str = "SharedAccessKey"
     claim_value: str = "None"
-    created_at_ms: int = 0
-    modified_at_ms: int = 0
+    created_at: str | None = None
+    modified_at: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +80,9 @@ class SignedToken:
 
     @property
     def scope(self) -> str:
-        return scope_of(unquote(self.signed))
+        """The path of `sr` in lower case. A value without a scheme begins with the host, too."""
+        resource = unquote(self.signed)
+        return scope_of(resource if "://" in resource else f"//{resource}")
 
 
 def covers(scope: str, path: str) -> bool:
@@ -95,7 +100,7 @@ def is_within(path: str, entity: str) -> bool:
 
 def path_of(address: str) -> str:
     """Return the path of a URL, or a bare path, without slashes at the ends."""
-    _, scheme, rest = address.partition("://")
+    _, scheme, rest = address.partition("//") if address.startswith("//") else address.partition("://")
     # The SDK for JavaScript signs the whole URL of its management requests.
     path = rest.partition("?")[0].partition("/")[2] if scheme else address
     return path.strip("/")
@@ -121,6 +126,14 @@ def parse_token(text: str) -> SignedToken:
     if not (token.expiry.isascii() and token.expiry.isdigit() and len(token.expiry) <= 15):
         raise malformed()
     return token
+
+
+def bearer_in(token: str) -> str | None:
+    """Return a JSON web token that comes with or without its scheme; None for a shared access signature."""
+    if token.startswith(SCHEME):
+        return None
+    scheme, _, rest = token.partition(" ")
+    return rest.strip() if scheme == BEARER else token
 
 
 def malformed() -> Unauthenticated:

@@ -360,9 +360,9 @@ def from_elements(
         for name in schema.immutable:
             field, _ = settable[name]
             if given.setdefault(field, getattr(existing, field)) != getattr(existing, field):
-                raise ArgumentInvalid(
-                    f"The value for the {name} property of an existing {schema.entity} cannot be changed."
-                )
+                text = f"The value for the {name} property of an existing {schema.entity} cannot be changed."
+                partitioning = schema is TOPIC and name == "EnablePartitioning"
+                raise ArgumentInvalid("Partitioning cannot be changed for Topic. " if partitioning else text)
     # read_value returns the field's type
     description = replace(default_of(default, tier), authorization_rules=rules, **given)  # type: ignore[arg-type]
     validate(description, tier, namespace)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from sbpair.emulator.access.sas import BEARER, AuthorizationRule, Grant, parse_token, path_of, scope_of, verify_token
+from sbpair.emulator.access.sas import AuthorizationRule, Grant, bearer_in, parse_token, path_of, scope_of, verify_token
 from sbpair.emulator.clock import CallSoon, Clock, Deadline, Runtime, Timers
 from sbpair.emulator.entities.description import (
     STANDARD,
@@ -197,8 +197,10 @@ class Namespace(EntitySpace):
         """Delete a topic and its subscriptions."""
         self.topic(path).delete()
 
-    def resolve(self, address: str) -> AddressTarget:
+    def resolve(self, address: str, endpoint: str = "") -> AddressTarget:
         """Return the target of an address, bare or as `amqps://host:port/…`. Raises EntityNotFound.
+
+        The error names it at `endpoint`, by default the namespace's own.
 
         It accepts `queue`, `queue/$deadletterqueue`, `queue/$transfer/$deadletterqueue`, each with `/$management`, and
         the same for `topic/subscriptions/name`. Of these, a topic has no dead letters but those of transfers.
@@ -209,7 +211,7 @@ class Namespace(EntitySpace):
         path, transfer = _without(path, TRANSFER_SEGMENT) if dead else (path, False)
         entity = self.find(path)
         if entity is None or (dead and not transfer and isinstance(entity, TopicEntity)):
-            raise entity_not_found(self.endpoint, path_of(address))
+            raise entity_not_found(endpoint or self.endpoint, path_of(address))
         if transfer:
             return AddressTarget(entity, entity.transfer_dead_letters, management)
         return AddressTarget(entity, entity.dead_letters if dead else entity.messages, management)
@@ -217,10 +219,10 @@ class Namespace(EntitySpace):
     # Access
 
     def authenticate(self, token: str, address: str) -> Grant:
-        """Return the grant of a `SharedAccessSignature …` or `Bearer …` for `address`. Raises Unauthenticated."""
-        scheme, _, bearer = token.partition(" ")
-        if scheme == BEARER:
-            return self.bearers.grant(bearer.strip(), self.clock.now_ms())
+        """Return the grant of a `SharedAccessSignature …` or a bearer token for `address`. Raises Unauthenticated."""
+        bearer = bearer_in(token)
+        if bearer is not None:
+            return self.bearers.grant(bearer, self.clock.now_ms())
         parsed = parse_token(token)
         rules = [*self.keys, *self._rules_within(parsed.scope)]
         return verify_token(parsed, rules, scope_of(address), self.clock.now_ms())

@@ -135,9 +135,9 @@ class EntitySpace(Runtime):
         """Return whether an entity of any kind has this path. A queue could have that of a subscription."""
         return self.find(path) is not None
 
-    def find_target(self, address: str) -> QueueEntity:
-        """Return the queue or topic of this address. Raises EntityNotFound."""
-        return found(self.entities.get(scope_of(address)), self.endpoint, path_of(address))
+    def find_target(self, address: str, endpoint: str = "") -> QueueEntity:
+        """Return the queue or topic of this address. Raises EntityNotFound, which names it at `endpoint`."""
+        return found(self.entities.get(scope_of(address)), endpoint or self.endpoint, path_of(address))
 
 
 class QueueEntity:

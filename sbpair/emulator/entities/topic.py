@@ -65,6 +65,11 @@ class SubscriptionEntity(QueueEntity):
         read_at_ms = max(self.messages.read_at_ms, self.dead_letters.read_at_ms)
         return max(self.created_at_ms, self.updated_at_ms, read_at_ms)
 
+    @property
+    def accessed_at_ms(self) -> int:
+        """The time of the last access. Its creation counts, unlike that of a queue or topic."""
+        return max(self.created_at_ms, super().accessed_at_ms)
+
     def check_send(self) -> None:
         raise NotAllowed(f"Nothing can be sent to the subscription '{self.path}': send to its topic.")
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 from sbpair.emulator.access.sas import (
-    BEARER,
     AccessRight,
     AuthorizationRule,
     Grant,
+    bearer_in,
     parse_token,
     scope_of,
     verify_token,
@@ -185,10 +185,9 @@ class HybridConnections:
         return grant
 
     def _grant(self, token: str, path: str, entity: HybridConnection, now_ms: int) -> Grant:
-        scheme, _, rest = token.partition(" ")
-        # A credential may give the bearer token with its scheme, or alone.
-        if scheme == BEARER or not rest:
-            return self._namespace.bearers.grant(rest.strip() or scheme, now_ms, AUDIENCES)
+        bearer = bearer_in(token)
+        if bearer is not None:
+            return self._namespace.bearers.grant(bearer, now_ms, AUDIENCES)
         parsed = parse_token(token)
         # The keys of an entity sign for it and what is below, not for the namespace.
         is_within = f"{parsed.scope}/".startswith(f"{entity.key}/")

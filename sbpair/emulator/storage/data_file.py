@@ -35,7 +35,7 @@ from sbpair.errors import MachineLacks, SbpairError, StateRefused
 from sbpair.operating_system.files import open_new
 
 APPLICATION_ID: Final = 0x73627065
-VERSION: Final = 2
+VERSION: Final = 3
 BUSY_SECONDS: Final = 1.0
 CHECKPOINT_PAGES: Final = 4_000
 """Pages of the write-ahead log that are copied into the file together: 16 MB."""

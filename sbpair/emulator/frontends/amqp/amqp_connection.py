@@ -119,8 +119,11 @@ class AmqpConnection(LinkOwner):
         if handler is not None and not self._released:
             handler(self, event)
 
-    def _on_opened(self, _event: ConnectionOpened) -> None:
+    def _on_opened(self, event: ConnectionOpened) -> None:
         self._deadline.cancel()
+        self.peer = event.open
+        if event.open.hostname:
+            self.claims.endpoint = f"sb://{event.open.hostname}"
         self._set_heartbeat()
         try:
             self.namespace.fault_points.check_connections()

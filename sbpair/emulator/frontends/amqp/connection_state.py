@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from sbpair.emulator.access.sas import BEARER, SCHEME, AccessRight, Grant, covers, expired_token, scope_of
+from sbpair.emulator.access.sas import AccessRight, Grant, covers, expired_token, scope_of
 from sbpair.emulator.clock import NEVER
 from sbpair.emulator.entities.transaction import Transaction
 from sbpair.emulator.service_errors import (
@@ -31,10 +31,14 @@ MAX_TRANSACTIONS: Final = 1_000
 
 
 class Claims:
-    """The grants of one connection. `on_expired` is called when one of them has expired."""
+    """The grants of one connection. `on_expired` is called when one of them has expired.
+
+    `endpoint` is the namespace as the client addresses it: errors name entities there.
+    """
 
     def __init__(self, namespace: Namespace, on_expired: Callable[[], None]) -> None:
         self.due_ms = NEVER
+        self.endpoint = namespace.endpoint
         self._namespace = namespace
         self._on_expired = on_expired
         self._grants: dict[str, Grant] = {}
@@ -53,9 +57,9 @@ class Claims:
             raise ArgumentInvalid("A token is put with the 'name' of its resource, and its text as the body's value.")
         path = scope_of(name)
         # By its value, not the declared type: the SDK for Python declares every token "jwt".
-        grant = self._namespace.authenticate(token if token.startswith(SCHEME) else f"{BEARER} {token}", path)
+        grant = self._namespace.authenticate(token, path)
         if path:
-            self._namespace.resolve(name)
+            self._namespace.resolve(name, self.endpoint)
         self._grants[path] = grant
         self._schedule(grant.expires_at_ms)
 
@@ -70,7 +74,7 @@ class Claims:
             raise expired_token(expired[-1].expires_at_ms)
         raise Unauthorized(
             f"Unauthorized access. '{rights[0]}' claim(s) are required to perform this operation. "
-            f"Resource: '{self._namespace.endpoint}/{path}'."
+            f"Resource: '{self.endpoint}/{path}'."
         )
 
     # Timed

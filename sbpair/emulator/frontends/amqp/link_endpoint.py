@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sbpair.amqp.connection import Connection
+    from sbpair.amqp.performatives import Open
     from sbpair.emulator.access.sas import AccessRight
     from sbpair.emulator.clock import Deadline
     from sbpair.emulator.entities.namespace import Namespace
@@ -206,6 +207,9 @@ class LinkOwner(asyncio.Protocol):
     """A connection to `namespace`, as the endpoints of its links use it. AmqpConnection has its frames and socket."""
 
     output: ConnectionOutput
+    peer: Open
+    """The client's `open`."""
+
     _connection: Connection
 
     def __init__(self, namespace: Namespace) -> None:
@@ -268,7 +272,7 @@ class LinkOwner(asyncio.Protocol):
             try:
                 self.claims.require(endpoint.rights, endpoint.path)
                 if gone is not None:
-                    self.namespace.resolve(endpoint.path)
+                    self.namespace.resolve(endpoint.path, self.claims.endpoint)
                     endpoint.check_open()
             except EntityNotFound as error:
                 self.close_link(link, gone or error)

@@ -51,15 +51,25 @@ def open_link(owner: LinkOwner, link: Link) -> LinkEndpoint:
         return _open_coordinator(owner, link)
     path = scope_of(address_of(link))
     if path == CBS_NODE:
+        _check_first_to_cbs(owner, link)
         return _open_to_node(owner, link, "", (), partial(_put_token, owner))
     # Rights first: a client without any must not learn which entities exist.
     owner.claims.require(_ANY, path)
-    target = owner.namespace.resolve(address_of(link))
+    target = owner.namespace.resolve(address_of(link), owner.claims.endpoint)
     owner.namespace.fault_points.check(path)
     owner.watch(target.entity)
     if target.management:
         return _open_to_node(owner, link, path, _ANY, partial(_manage, owner, link.session, target, path))
     return _open_to_messages(owner, link, path, target)
+
+
+def _check_first_to_cbs(owner: LinkOwner, link: Link) -> None:
+    """Raise NotAllowed if a link in this direction is open already: a connection has one pair to `$cbs`."""
+    kind = RequestLink if isinstance(link, ReceivingLink) else ReplyLink
+    contexts = (other.context for session in link.session.connection.sessions for other in session.links)
+    if any(isinstance(each, kind) and not each.path for each in contexts):
+        container = (owner.peer.container_id or "")[:100]
+        raise NotAllowed(f"A link to connection '{container}' $cbs node has already been opened.")
 
 
 def _open_coordinator(owner: LinkOwner, link: Link) -> LinkEndpoint:
@@ -142,7 +152,7 @@ def _open_to_send(owner: LinkOwner, link: ReceivingLink, path: str, entity: Queu
     properties = link.remote.properties
     destination = text_at(properties, TRANSFER_DESTINATION) if isinstance(properties, Map) else None
     if destination is not None:
-        to = owner.namespace.find_target(destination)
+        to = owner.namespace.find_target(destination, owner.claims.endpoint)
         echo = {Symbol(TRANSFER_DESTINATION): destination}
         return SendViaLink(owner, link, SendVia(entity, to), path, to, echo)
     group = owner.transactions.groups.get(link.session)

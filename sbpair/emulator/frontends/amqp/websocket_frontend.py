@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SUBPROTOCOL: Final = Subprotocol("AMQPWSB10")
+SUBPROTOCOLS: Final = (Subprotocol("AMQPWSB10"), Subprotocol("amqp"))
+"""The name in drafts of the AMQP WebSocket binding, and the registered one. The first is preferred."""
+
 MAX_MESSAGE: Final = 4_194_304
 MAX_PAYLOAD: Final = 65_536
 """Payload of one frame sent. Several clients limit the size of a message that they accept."""
@@ -41,7 +43,7 @@ class WebSocketFrontend(TransportLayer):
         super().__init__()
         self._make_amqp = make_amqp
         self._limits = limits
-        self._frames = ServerProtocol(subprotocols=[SUBPROTOCOL], max_size=MAX_MESSAGE, logger=_quiet)
+        self._frames = ServerProtocol(subprotocols=SUBPROTOCOLS, max_size=MAX_MESSAGE, logger=_quiet)
         self._held: list[bytes] | None = None
 
     # Protocol of the socket's transport

@@ -266,11 +266,11 @@ class Keys:
         return next((rule for rule in self.all() if rule.key_name.lower() == name.lower()), None)
 
     def put(self, name: str, properties: Json) -> AuthorizationRule:
-        now, before, names = self._namespace.clock.now_ms(), self.find(name), properties.get("rights")
+        before, names = self.find(name), properties.get("rights")
         if not isinstance(names, list) or not all(isinstance(right, str) for right in names):
             raise ArmError("InvalidRequestContent", "The rights are not a list of Manage, Send and Listen.")
-        rule = before or AuthorizationRule(name, new_key(), new_key(), created_at_ms=now)
-        return self._store(replace(rule, rights=read_rights(names), modified_at_ms=now))
+        rule = before or AuthorizationRule(name, new_key(), new_key())
+        return self._store(replace(rule, rights=read_rights(names)))
 
     def remove(self, item: Any) -> None:
         if self._owner is None and item == self._namespace.keys[0]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 from urllib.parse import quote, urlencode
@@ -37,8 +36,10 @@ from sbpair.emulator.service_errors import (
     ArgumentInvalid,
     EntityExists,
     EntityNotFound,
+    ManageRequired,
     ServiceError,
     Unauthenticated,
+    Unauthorized,
 )
 from sbpair.timespan import instant
 
@@ -57,6 +58,13 @@ _PATH: Final = re.compile(
 CONFLICT: Final = (
     f"Conflict. You're requesting an operation that isn't allowed in the resource's current state. {MANAGEMENT_HELP} ."
 )
+
+_VERBS: Final = {"GET": "Get", "PUT": "CreateOrUpdate", "DELETE": "Delete"}
+_MANAGE_TEXTS: Final = {
+    "GET": "Manage,EntityRead claims required for this operation.",
+    "PUT": "Authorization failed for specified action: Manage,EntityWrite.",
+    "DELETE": "Authorization failed for specified action: Manage,EntityDelete.",
+}
 
 T = TypeVar("T")
 
@@ -109,14 +117,17 @@ class AtomFrontend:
         hybrid_connection = self._namespace.hybrid_connections.find(request.path) if request.is_of_relay else None
         if hybrid_connection is not None:
             return self._answer_of_relay(request, hybrid_connection)
-        self._authorize(request)
+        below = _PATH.fullmatch(request.path)
+        return self._authorize(request, below) or self._answer_authorized(request, below, body)
+
+    def _answer_authorized(self, request: AtomRequest, below: re.Match[str] | None, body: bytes) -> web.Response:
         self._namespace.fault_points.charge_management(scope_of(request.path))
         if request.is_of_relay and request.api_version == RELAY_API_VERSION:
             return self._missing(request)
         if request.api_version not in API_VERSIONS:
             version = request.api_version[:40]
             raise ArgumentInvalid(f"The api-version '{version}' is not one of {', '.join(API_VERSIONS)}.")
-        path, below = request.path.lower(), _PATH.fullmatch(request.path)
+        path = request.path.lower()
         is_list = below is not None and (below["subscription"] is None or (below["rules"] and below["rule"] is None))
         read_only = path == "$namespaceinfo" or path in self._lists or is_list
         if request.method not in (("GET",) if read_only else ("GET", "PUT", "DELETE")):
@@ -138,12 +149,32 @@ class AtomFrontend:
             entities = self._topics if self._topics.find(request.path) else self._queues
         return self._answer_of_entity(request, entities, request.path, body)
 
-    def _authorize(self, request: AtomRequest) -> None:
+    def _authorize(self, request: AtomRequest, below: re.Match[str] | None) -> web.Response | None:
+        """Return the answer to a token without Manage where the service has one of its own. Raises Unauthenticated."""
         if not request.token:
             raise Unauthenticated("MissingToken: The authorization header was not found.")
         # `$Resources/…` belongs to the namespace: no entity's keys sign for it.
         grant = self._namespace.authenticate(request.token, request.path)
-        grant.require(AccessRight.MANAGE, scope_of(request.path), self._now_ms())
+        try:
+            grant.require(AccessRight.MANAGE, scope_of(request.path), self._now_ms())
+        except Unauthorized as error:
+            if below is not None:
+                return self._unauthorized_below_topic(request, below)
+            if request.method == "GET" and not request.path.startswith("$") and not self._namespace.find(request.path):
+                return self._missing(request)
+            raise ManageRequired(_MANAGE_TEXTS.get(request.method, error.message)) from error
+        return None
+
+    def _unauthorized_below_topic(self, request: AtomRequest, path: re.Match[str]) -> web.Response:
+        """Return the refusal of a request below a topic: its text is the reason phrase, and it has no body."""
+        kind, name = ("Rule", path["rule"]) if path["rules"] else ("Subscription", path["subscription"])
+        verb = _VERBS.get(request.method, request.method.title())
+        operation = f"{verb}{kind}" if name is not None else f"Enumerate{kind}s"
+        reason = (
+            f"SubCode=40100: Unauthorized : Unauthorized access for '{operation}' operation on endpoint "
+            f"'sb://{request.host}/{quote(request.path)}'. Tracking Id: {uuid.uuid4()}_G0"
+        )
+        return web.Response(status=401, reason=reason)
 
     def _namespace_info(self, request: AtomRequest) -> web.Response:
         name, created = self._namespace.name, self._namespace.created_at_ms
@@ -180,17 +211,14 @@ class AtomFrontend:
 
     def _put(self, request: AtomRequest, entities: EntityCollection, name: str, body: bytes) -> web.Response:
         existing = entities.get(name) if request.if_match else None
-        now, described = self._now_ms(), xml.description_in(body)
+        described = xml.description_in(body)
         if existing is None and xml.kind_of(described) != entities.schema.element and entities.find(name) is not None:
             raise EntityExists(f"The messaging entity '{request.path}' already exists.")
         description = _check_kind(described, entities.schema.element)
-        names, values, rules = xml.read_elements(description, now)
+        names, values, rules = xml.read_elements(description)
         entities.schema.check_order(names)
-        before = existing.description.authorization_rules if existing else ()
-        created_ms = {rule.key_name: rule.created_at_ms for rule in before}
-        kept = tuple(replace(rule, created_at_ms=created_ms.get(rule.key_name, now)) for rule in rules)
         first_rule = [_first_rule(description)] if entities.schema is SUBSCRIPTION and existing is None else []
-        stored = entities.put(name, values, existing, kept, request.host, *first_rule)
+        stored = entities.put(name, values, existing, tuple(rules), request.host, *first_rule)
         return atom_response(self._entry(request, entities, stored), 200 if existing else 201)
 
     def _entry(self, request: AtomRequest, entities: EntityCollection, entity: QueueEntity) -> str:

@@ -46,7 +46,7 @@ _SERIALIZED: Final = frozenset({"char", "guid", "duration"})
 """Types in the namespace of .NET's serializer. It reads `duration` from either namespace."""
 
 
-def read_elements(description: Element, now_ms: int) -> tuple[list[str], dict[str, str], list[AuthorizationRule]]:
+def read_elements(description: Element) -> tuple[list[str], dict[str, str], list[AuthorizationRule]]:
     """Return the names of all elements in their order, the texts of those given, and the authorization rules."""
     names, values = [], {}
     access_rules: list[AuthorizationRule] = []
@@ -56,7 +56,7 @@ def read_elements(description: Element, now_ms: int) -> tuple[list[str], dict[st
         if child.get(f"{{{INSTANCE}}}nil") == "true":
             continue
         if name == "AuthorizationRules":
-            access_rules = [read_access_rule(rule, now_ms) for rule in child]
+            access_rules = [read_access_rule(rule) for rule in child]
         else:
             values[name] = child.text or ""
     return names, values, access_rules
@@ -87,7 +87,7 @@ def local_name(element: Element) -> str:
     return name
 
 
-def read_access_rule(element: Element, now_ms: int) -> AuthorizationRule:
+def read_access_rule(element: Element) -> AuthorizationRule:
     texts = {local_name(child): (child.text or "").strip() for child in element}
     rights = [(right.text or "").strip() for right in element.iterfind(f"{{{SERVICE_BUS}}}Rights/")]
     return AuthorizationRule(
@@ -97,8 +97,8 @@ def read_access_rule(element: Element, now_ms: int) -> AuthorizationRule:
         read_rights(rights),
         texts.get("ClaimType") or "SharedAccessKey",
         texts.get("ClaimValue") or "None",
-        created_at_ms=now_ms,
-        modified_at_ms=now_ms,
+        created_at=texts.get("CreatedTime"),
+        modified_at=texts.get("ModifiedTime"),
     )
 
 
@@ -113,8 +113,8 @@ def access_rule_xml(rule: AuthorizationRule) -> str:
         + element("ClaimType", rule.claim_type)
         + element("ClaimValue", rule.claim_value)
         + f"<Rights>{rights}</Rights>"
-        + element("CreatedTime", instant(rule.created_at_ms))
-        + element("ModifiedTime", instant(rule.modified_at_ms))
+        + element("CreatedTime", rule.created_at)
+        + element("ModifiedTime", rule.modified_at)
         + element("KeyName", rule.key_name)
         + element("PrimaryKey", rule.primary_key)
         + element("SecondaryKey", rule.secondary_key)
