@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from azure.core.exceptions import AzureError
 
-from tests.conformance import entity_checks, queue_checks, transaction_checks
+from tests.conformance import entity_checks, queue_checks, transaction_checks, wire_checks
 from tests.conformance.bench import Bench, NotAConnectionString, Service
 from tests.conformance.registry import AREAS, JAVASCRIPT_CHECKS, PYTHON_CHECKS, SAMPLES
 from tests.conformance.report import FORMATS, Outcome, failed, render
@@ -19,7 +19,7 @@ from tests.integration.node import install
 
 VARIABLE = "SERVICEBUS_CONNECTION_STRING"
 UNREACHABLE, FAILED, INTERRUPTED = 6, 3, 130
-MODULES = (queue_checks, entity_checks, transaction_checks)
+MODULES = (queue_checks, entity_checks, transaction_checks, wire_checks)
 """Their checks are registered when they are loaded."""
 
 

@@ -20,6 +20,7 @@ from tests.conformance.expecting import raising
 from tests.conformance.registry import check
 
 DEFAULT_RULE = "$Default"
+MARGIN_SECONDS = 2
 KEY = "a2V5LW9mLWEtY29uZm9ybWFuY2UtY2hlY2stMTIzNDU="
 
 
@@ -287,6 +288,45 @@ async def messages_are_counted_by_their_place(bench: Bench) -> None:
     found = await bench.admin.get_queue_runtime_properties(queue)
     counts = (found.active_message_count, found.dead_letter_message_count, found.scheduled_message_count)
     assert (counts, found.total_message_count) == ((2, 1, 1), 4)
+
+
+@check("management", f"{of.GO}admin/admin_client_test.go")
+async def a_topic_is_not_partitioned_later(bench: Bench) -> None:
+    topic = await bench.admin.get_topic(await bench.topic(enable_partitioning=False))
+    topic.enable_partitioning = True
+    async with raising(HttpResponseError) as caught:
+        await bench.admin.update_topic(topic)
+    assert "Partitioning cannot be changed for Topic. " in str(caught[0]), caught[0]
+
+
+@check("management", f"{of.GO}admin/admin_client_test.go")
+async def a_new_topic_was_never_accessed(bench: Bench) -> None:
+    topic = await bench.topic("s")
+    assert (await bench.admin.get_topic_runtime_properties(topic)).accessed_at_utc.year == 1
+    found = await bench.admin.get_subscription_runtime_properties(topic, "s")
+    assert abs(found.accessed_at_utc - found.created_at_utc) < timedelta(seconds=MARGIN_SECONDS)
+
+
+@check("management", f"{of.GO}admin/admin_client_test.go")
+async def an_authorization_rule_keeps_the_times_that_it_came_with(bench: Bench) -> None:
+    at = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    for times in ({}, {"created_at_utc": at, "modified_at_utc": at}):
+        rule = AuthorizationRule(
+            type="SharedAccessAuthorizationRule", claim_type="SharedAccessKey", claim_value="None", key_name="r",
+            rights=[AccessRights.LISTEN], primary_key=KEY, secondary_key=KEY, **times,
+        )  # fmt: skip
+        (found,) = (await bench.admin.get_queue(await bench.queue(authorization_rules=[rule]))).authorization_rules
+        assert (found.created_at_utc, found.modified_at_utc) == (rule.created_at_utc, rule.modified_at_utc)
+
+
+@check("duplicates", of.DUPLICATES)
+async def a_partitioned_queue_compares_the_partition_key_too(bench: Bench) -> None:
+    queue = await bench.queue(requires_duplicate_detection=True, enable_partitioning=True)
+    for key in ("a", "b", "a"):
+        await bench.send(queue, ServiceBusMessage(key, message_id="same", partition_key=key))
+    async with bench.receiver(queue, receive_mode="receiveanddelete") as receiver:
+        assert sorted(texts(await take(receiver, 2))) == ["a", "b"]
+        await nothing(receiver)
 
 
 # WebSocket

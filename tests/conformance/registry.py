@@ -7,8 +7,8 @@ from tests.conformance.bench import Bench
 
 SAMPLES = "samples"
 AREAS = (
-    "send", "receive", "locks", "sessions", "topics", "rules", "duplicates", "management", "transactions", "WebSocket",
-    SAMPLES,
+    "access", "send", "receive", "locks", "sessions", "topics", "rules", "duplicates", "management", "transactions",
+    "WebSocket", SAMPLES,
 )  # fmt: skip
 PYTHON, JAVASCRIPT = "Python", "JavaScript"
 
@@ -32,6 +32,8 @@ EXCEPTIONS = f"{LEARN}service-bus-messaging-exceptions"
 MANAGEMENT = f"{LEARN}service-bus-management-libraries"
 MANAGEMENT_EXCEPTIONS = f"{LEARN}service-bus-resource-manager-exceptions"
 TRANSACTIONS = f"{LEARN}service-bus-transactions"
+SAS = f"{LEARN}service-bus-sas"
+GO = f"{GITHUB}Azure/azure-sdk-for-go/blob/main/sdk/messaging/azservicebus/"
 PROTOCOL = f"{LEARN}service-bus-amqp-protocol-guide"
 
 

@@ -81,7 +81,7 @@ def test_a_failed_check_is_named_with_its_source_and_ends_with_3(
     assert "duplicate-detection" in out
     if output == "json":
         document = json.loads(out)
-        assert (document["passed"], document["failed"]) == (0, 2)
+        assert (document["passed"], document["failed"]) == (0, 3)
         assert "Basic tier" in document["checks"][0]["error"]
 
 
