@@ -15,7 +15,10 @@ from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.faults.active import Faults
 from tests.emulator.peer import open_peer, open_stage
 from tests.emulator.relay_peers import open_bench
+from tests.emulator.strict_http import _strict_http
 from tests.kit.async_tests import InLoop
+
+__all__ = ["_strict_http"]
 
 MakeQueue = Callable[..., QueueEntity]
 

@@ -201,7 +201,7 @@ async def detail_of(manager: Manager, method: str, path: str, token: str) -> tup
         ("GET", "s/rules", "EnumerateRules"),
     ],
 )
-async def test_a_token_without_manage_is_refused_below_a_topic_by_the_reason_phrase(
+async def test_a_refusal_below_a_topic_is_a_reason_phrase(
     manager: Manager, method: str, path: str, operation: str, exists: bool
 ) -> None:
     listener = AuthorizationRule("listener", "key one", "key two", frozenset({AccessRight.LISTEN}))
