@@ -445,7 +445,7 @@ async def test_restored_queue_has_its_former_description(description: QueueDescr
 
 def normal(description: QueueDescription) -> QueueDescription:
     """Rules without the times that only the service keeps."""
-    rules = tuple(replace(rule, created_at_ms=0, modified_at_ms=0) for rule in description.authorization_rules)
+    rules = tuple(replace(rule, created_at=None, modified_at=None) for rule in description.authorization_rules)
     return replace(description, authorization_rules=rules)
 
 
