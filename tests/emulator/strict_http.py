@@ -93,7 +93,7 @@ def _strict_http(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def note(check: Any, *arguments: Any) -> None:
         try:
             check(*arguments)
-        except (AssertionError, ValueError) as finding:
+        except (AssertionError, ValueError, ET.ParseError) as finding:
             findings.append(str(finding))
 
     def responded(text: str, status: int = 200) -> Any:

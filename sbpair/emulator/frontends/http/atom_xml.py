@@ -6,6 +6,7 @@ actions; values keep their type and text.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from html import escape
 from typing import TYPE_CHECKING, Final
@@ -31,6 +32,9 @@ SERVICE_BUS: Final = "http://schemas.microsoft.com/netservices/2010/10/servicebu
 COUNTS: Final = "http://schemas.microsoft.com/netservices/2011/06/servicebus"
 INSTANCE: Final = "http://www.w3.org/2001/XMLSchema-instance"
 _RULE_TYPE: Final = "SharedAccessAuthorizationRule"
+
+_NOT_XML: Final = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""Characters that XML 1.0, 2.2, does not allow. A text that names the path of a request may have them."""
 
 RULE: Final = "RuleDescription"
 COMPATIBILITY_LEVEL: Final = "20"
@@ -209,7 +213,8 @@ def namespace_xml(namespace: Namespace) -> str:
 
 
 def error_xml(status: int, detail: str) -> str:
-    return f"<Error><Code>{status}</Code><Detail>{escape(detail, quote=False)}</Detail></Error>"
+    allowed = _NOT_XML.sub("\N{REPLACEMENT CHARACTER}", detail)
+    return f"<Error><Code>{status}</Code><Detail>{escape(allowed, quote=False)}</Detail></Error>"
 
 
 # Rules
