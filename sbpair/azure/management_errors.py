@@ -39,6 +39,11 @@ NAMESPACE_IS_FULL = "40300"
 THROTTLED = frozenset({"50004", "50009"})
 
 SIGN_IN_HINT = "sign in (az login), or set a connection string: see sbpair provision --help"
+_LACKS_MANAGE = re.compile(
+    "claim.*required|authorization failed for specified action|unauthorized access for '", re.IGNORECASE
+)
+"""The service's texts for a claim that is missing. A bad token gives "claim is empty or token is invalid"."""
+
 _CLAIM_HINT = "use a key or an identity with the Manage claim (the role Azure Service Bus Data Owner)"
 _ROLE_HINT = "assign the identity a role on the namespace: Azure Service Bus Data Owner, or Contributor"
 
@@ -223,8 +228,7 @@ def _translation(answer: ServiceResponse, what: str, namespace: str, key_source:
 
 
 def _unauthorized(answer: ServiceResponse, what: str, namespace: str, key_source: str) -> errors.SbpairError:
-    # A bad token gives "claim is empty or token is invalid", a missing claim one that is required.
-    if "claim" in answer.detail.lower() and "required" in answer.detail.lower():
+    if _LACKS_MANAGE.search(answer.detail):
         return errors.NotAuthorized(f"cannot {what}: the key for {namespace} lacks a claim", hint=_CLAIM_HINT)
     return errors.NotAuthenticated(
         f"cannot {what}: {namespace} does not accept the key or token",

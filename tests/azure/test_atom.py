@@ -67,6 +67,11 @@ async def test_every_queue_is_created_with_the_golden_description_to_the_byte() 
     [
         (401, "", errors.NotAuthenticated),
         (401, "<Error><Detail>Manage,EntityRead claims required</Detail></Error>", errors.NotAuthorized),
+        (
+            401,
+            "<Error><Detail>Authorization failed for specified action: Manage,EntityWrite.</Detail></Error>",
+            errors.NotAuthorized,
+        ),
         (403, "", errors.NotAuthorized),
         (403, "<Error><Detail>SubCode=40300. Limit reached</Detail></Error>", errors.ServiceRefused),
         (404, "", errors.EntityMissing),
