@@ -30,7 +30,7 @@ from sbpair.amqp.performatives import (
     Transfer,
     decode_composite,
 )
-from sbpair.amqp.sasl import OK, SaslClient, SaslServer, offered
+from sbpair.amqp.sasl import AUTH_FAILED, OK, SaslClient, SaslServer, offered
 from sbpair.amqp.session import Disposed, Session, SessionBegun, SessionEnded, WindowOpened
 from sbpair.errors import ProtocolError
 
@@ -260,7 +260,8 @@ class Connection(ProtocolEndpoint):
             self._signed(outcome)
         elif isinstance(self._sasl, SaslClient) and isinstance(body, SaslMechanisms):
             if self._sasl.mechanism not in offered(body):
-                self._refused(f"The peer does not offer to sign in by {self._sasl.mechanism}.", by_peer=False)
+                text = f"The peer does not offer to sign in by {self._sasl.mechanism}."
+                self._end(Error("amqp:unauthorized-access", text), by_peer=False)
             else:
                 self._put_sasl(self._sasl.init(self._open_frame.hostname))
         elif isinstance(self._sasl, SaslClient) and isinstance(body, SaslOutcome):
@@ -270,16 +271,17 @@ class Connection(ProtocolEndpoint):
 
     def _signed(self, outcome: SaslOutcome) -> None:
         if outcome.code != OK:
-            self._refused("The sign-in was refused (SASL).", by_peer=isinstance(self._sasl, SaslClient))
+            text = f"The peer could not check the sign-in (SASL code {outcome.code})."
+            error = Error("amqp:internal-error", text)
+            if outcome.code == AUTH_FAILED:
+                error = Error("amqp:unauthorized-access", "The sign-in was refused (SASL).")
+            self._end(error, by_peer=isinstance(self._sasl, SaslClient))
             return
         self._signed_in = True
         self._read = self._read_header
         if isinstance(self._sasl, SaslClient):
             self._send_header()
             self._open()
-
-    def _refused(self, text: str, *, by_peer: bool) -> None:
-        self._end(Error("amqp:unauthorized-access", text), by_peer=by_peer)
 
     def _send_header(self) -> None:
         self._header_sent = True

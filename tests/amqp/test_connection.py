@@ -93,6 +93,17 @@ def test_a_refused_sign_in_closes_both_sides(new_pair: Pairs, client: SaslClient
     assert pair.bodies("client", Open) == []
 
 
+@pytest.mark.parametrize("code", [2, 3, 4])
+def test_a_sign_in_that_could_not_be_checked_is_not_a_refused_one(code: int) -> None:
+    """AMQP 1.0, part 5.3.3.6: sys, sys-perm and sys-temp are errors of the peer's system."""
+    client = Connection(SaslClient(), container_id="c")
+    (closed,) = client.receive(
+        frames.SASL_HEADER + sasl_frame(SaslMechanisms(Symbol("ANONYMOUS")), SaslOutcome(code)), 0
+    )
+    assert (closed.error.condition, closed.by_peer) == ("amqp:internal-error", True)
+    assert f"code {code}" in closed.error.description
+
+
 def test_plain_is_refused_without_a_check() -> None:
     assert SaslServer().judge(SaslInit("PLAIN", b"\x00a\x00b")).code == sasl.AUTH_FAILED
     assert SaslServer().judge(SaslInit("SCRAM-SHA-1", b"")).code == sasl.AUTH_FAILED
