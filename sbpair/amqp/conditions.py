@@ -14,6 +14,11 @@ REFUSED_HINT = "the same request would be refused again"
 CLAIM_HINT = "use a key, or a role, that has this claim"
 
 DISABLED = "com.microsoft:entity-disabled"
+HINTS = {
+    DISABLED: DISABLED_HINT,
+    **dict.fromkeys(("amqp:connection:redirect", "amqp:link:redirect"), "connect to that address"),
+}
+"""Hints of single conditions; redirects are not followed."""
 
 TRANSIENT: dict[str, type[errors.Unavailable]] = {
     "com.microsoft:server-busy": errors.Throttled,
@@ -25,6 +30,7 @@ TRANSIENT: dict[str, type[errors.Unavailable]] = {
     "amqp:internal-error": errors.Unreachable,
     "amqp:connection:forced": errors.Unreachable,
     "amqp:link:detach-forced": errors.Unreachable,
+    "amqp:connection:redirect": errors.Unreachable,
     "amqp:link:redirect": errors.Unreachable,
     "amqp:session:errant-link": errors.Unreachable,
     "amqp:transfer-limit-exceeded": errors.Unreachable,
@@ -67,7 +73,7 @@ def error_of(error: Error | None, doing: str) -> errors.SbpairError:
         return errors.QuotaExceeded(message, hint="room comes back when its receivers catch up")
     transient = TRANSIENT.get(condition)
     if transient is not None:
-        return transient(message, hint=DISABLED_HINT if condition == DISABLED else RETRY_HINT)
+        return transient(message, hint=HINTS.get(condition, RETRY_HINT))
     return errors.ServiceRefused(message, condition=condition, hint=REFUSED_HINT)
 
 
@@ -105,6 +111,10 @@ _KEPT_KINDS = (errors.AccessError, errors.SessionLockLost, errors.Throttled, err
 
 def _describe(error: Error, doing: str) -> str:
     condition, text = str(error.condition or ""), redacted(error.description)
+    if condition.endswith(":redirect"):
+        info = error.info or {}
+        address = f"the service is at {redacted(info.get('network-host'))}:{redacted(info.get('port'))}"
+        text = f"{text}; {address}" if text else address
     return f"{doing}: {text} ({condition})" if text else f"{doing}: {condition}"
 
 

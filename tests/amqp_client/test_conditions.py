@@ -35,6 +35,8 @@ KEY = SasKey("Root Manage+Key", "c2VjcmV0/w==+&;")
         ("com.microsoft:entity-disabled", "", errors.Unreachable),
         ("amqp:link:message-size-exceeded", "big", errors.ServiceRefused),
         ("amqp:not-allowed", "no", errors.ServiceRefused),
+        ("amqp:connection:redirect", "moved", errors.Unreachable),
+        ("amqp:link:redirect", "moved", errors.Unreachable),
         ("something:new", "?", errors.ServiceRefused),
     ],
 )
@@ -83,6 +85,15 @@ def test_what_ended_a_connection_is_never_a_messages_fault(condition):
 def test_a_lost_connection_keeps_access_and_throttling_errors():
     assert isinstance(lost_error(Error("amqp:unauthorized-access", "expired"), "x"), errors.AccessError)
     assert isinstance(lost_error(Error("com.microsoft:server-busy", ""), "x"), errors.Throttled)
+
+
+@pytest.mark.parametrize("kind", ["connection", "link"])
+def test_a_redirect_names_the_address(kind):
+    info = {"hostname": "contoso.example", "network-host": "10.0.0.1", "port": 5671}
+    for meaning in (error_of, lost_error):
+        error = meaning(Error(f"amqp:{kind}:redirect", "moved", info), "connecting")
+        assert error.message == f"connecting: moved; the service is at 10.0.0.1:5671 (amqp:{kind}:redirect)"
+        assert error.hint == "connect to that address"
 
 
 def test_a_peers_text_is_one_line_without_secrets():
