@@ -127,8 +127,8 @@ class PendingSettlement:
             return self._judge_rejected(state.error if isinstance(state.error, Error) else None)
         if type(state) is type(self._asked):
             return None
-        if state is None:
-            return self._doubt("(it was settled without an outcome)", RETRY_HINT)
+        if not isinstance(state, Outcome):
+            return self._doubt("(it was settled without an outcome that is known)", RETRY_HINT)
         return errors.Unreachable(
             f"{self._doing}: the service answered {type(state).__name__.lower()}", hint=RETRY_HINT
         )

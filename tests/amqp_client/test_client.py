@@ -26,10 +26,10 @@ from sbpair.amqp.link import (
     terminus_address,
 )
 from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map, value_body
-from sbpair.amqp.performatives import Accepted, Error, Rejected, Released
+from sbpair.amqp.performatives import Accepted, Error, Received, Rejected, Released
 from sbpair.amqp.sasl import SaslServer
 from sbpair.amqp.session import Disposed
-from sbpair.amqp.types import Int
+from sbpair.amqp.types import Described, Int, Symbol
 from sbpair.amqp_client import client, stream
 from sbpair.amqp_client.client import AmqpClient, connect, lock_token
 from sbpair.amqp_client.raw_links import ABANDONED, ACCEPTED, RELEASED, RawReceiver, dead_letter
@@ -566,6 +566,8 @@ async def test_a_loss_during_a_send_fails_no_more_than_is_lost(
         (Rejected(), True, errors.ServiceRefused),
         (Released(), True, errors.Unreachable),
         (None, True, errors.InDoubt),
+        (Received(0, 0), True, errors.InDoubt),
+        (Described(Symbol("x:outcome"), []), True, errors.InDoubt),
         (Released(), False, errors.Unreachable),
     ],
 )
