@@ -10,7 +10,7 @@ import pytest
 
 from sbpair.emulator.entities.queue import ROOT_RULE
 from sbpair.testing import Emulator
-from tests.integration import proton_package
+from tests.integration import python_packages
 from tests.integration.node.install import NotHere
 
 Script = Callable[[Any], Generator[str, Any, None]]
@@ -20,7 +20,7 @@ SECONDS = 30
 @pytest.fixture(scope="session")
 def proton() -> Iterator[ModuleType]:
     try:
-        folder = proton_package.folder()
+        folder = python_packages.folder(python_packages.PROTON)
     except NotHere as error:
         pytest.skip(str(error))
     sys.path.append(str(folder))

@@ -1,0 +1,60 @@
+"""Azure's client for Python before version 7.9, which stands on uamqp and knows no emulator: it speaks TLS."""
+
+import os
+from datetime import UTC, datetime
+from typing import Any
+
+from azure.servicebus import NEXT_AVAILABLE_SESSION, ServiceBusClient, ServiceBusMessage
+from lines import serve
+
+HOST, PORT = os.environ["HOST"], os.environ["PORT"]
+bus = ServiceBusClient.from_connection_string(
+    os.environ["CONNECTION_STRING"].replace(";UseDevelopmentEmulator=true", ""),
+    custom_endpoint_address=f"sb://{HOST}:{PORT}",
+    connection_verify=os.environ["CA_FILE"],
+)
+links: dict[Any, Any] = {}
+deliveries: list[Any] = []
+
+
+def link(make: Any, path: str, **options: Any) -> Any:
+    key = (make.__name__, path, str(options))
+    if key not in links:
+        links[key] = make(path, **options)
+    return links[key]
+
+
+def send(to: str, body: str, session: str | None = None, at: int | None = None) -> None:
+    message = ServiceBusMessage(body, session_id=session)
+    if at:
+        message.scheduled_enqueue_time_utc = datetime.fromtimestamp(at / 1000, UTC)
+    link(bus.get_queue_sender, to).send_messages(message)
+
+
+def receive(path: str, **given: str | None) -> dict[str, Any]:
+    queue, _, dead = path.partition("/$")
+    options: dict[str, Any] = {"sub_queue": "deadletter"} if dead else {}
+    if "session" in given:
+        options["session_id"] = given["session"] or NEXT_AVAILABLE_SESSION
+    receiver = link(bus.get_queue_receiver, queue, **options)
+    (message,) = receiver.receive_messages(1, max_wait_time=20)
+    deliveries.append((receiver, message))
+    return {
+        "delivery": len(deliveries) - 1,
+        "body": str(message),
+        "count": message.delivery_count,
+        "session": message.session_id,
+        "properties": len(message.application_properties or {}),
+    }
+
+
+def settle(delivery: int, how: str) -> None:
+    receiver, message = deliveries[delivery]
+    if how == "reject":
+        receiver.dead_letter_message(message, reason="told", error_description="by the client")
+    else:
+        settles = {"accept": "complete_message", "modify": "abandon_message", "defer": "defer_message"}
+        getattr(receiver, settles[how])(message)
+
+
+serve({"send": send, "receive": receive, "settle": settle})

@@ -1,0 +1,99 @@
+"""Qpid Proton, by its blocking connection, which does not connect again."""
+
+import base64
+import os
+import uuid
+from typing import Any
+
+from lines import serve
+from proton import UNDESCRIBED, Array, Condition, Data, Delivery, Described, Message, int32, symbol, timestamp
+from proton.reactor import Filter, LinkOption
+from proton.utils import BlockingConnection
+
+HOST, PORT = os.environ["HOST"], os.environ["PORT"]
+FILTER = symbol("com.microsoft:session-filter")
+OUTCOMES = {
+    "accept": "ACCEPTED",
+    "release": "RELEASED",
+    "modify": "MODIFIED",
+    "defer": "MODIFIED",
+    "reject": "REJECTED",
+}
+
+signed_in = {"user": os.environ["KEY_NAME"], "password": os.environ["KEY"]} if "KEY_NAME" in os.environ else {}
+connection = BlockingConnection(
+    f"amqp://{HOST}:{PORT}", allowed_mechs="PLAIN" if signed_in else "ANONYMOUS", timeout=20, **signed_in
+)
+links: dict[Any, Any] = {}
+deliveries: list[Any] = []
+
+
+def link(key: tuple[Any, ...], make: Any) -> Any:
+    if key not in links:
+        links[key] = make()
+    return links[key]
+
+
+def send(to: str, body: str, session: str | None = None, at: int | None = None) -> None:
+    annotations = {symbol("x-opt-scheduled-enqueue-time"): timestamp(at)} if at else None
+    message = Message(body=body.encode(), inferred=True, group_id=session, annotations=annotations)
+    link(("to", to), lambda: connection.create_sender(to)).send(message)
+
+
+def receive(path: str, **given: str | None) -> dict[str, Any]:
+    options = Filter({FILTER: Described(FILTER, given["session"])}) if "session" in given else None
+    make = lambda: connection.create_receiver(path, 0, name=f"{path} {given}", options=options)  # noqa: E731
+    receiver = link(("from", path, str(given)), make)
+    message = receiver.receive()
+    delivery = receiver.fetcher.unsettled.pop()
+    deliveries.append(delivery)
+    return {
+        "delivery": len(deliveries) - 1,
+        "body": bytes(message.body).decode() if isinstance(message.body, bytes | memoryview) else message.body,
+        "count": message.delivery_count,
+        "session": message.group_id,
+        "properties": len(message.properties or {}),
+    }
+
+
+def settle(delivery: int, how: str) -> None:
+    got = deliveries[delivery]
+    got.local.failed = how == "modify"
+    got.local.undeliverable = how == "defer"
+    if how == "reject":
+        reason = {"DeadLetterReason": "told", "DeadLetterErrorDescription": "by the client"}
+        got.local.condition = Condition("com.microsoft:dead-letter", info={symbol(k): v for k, v in reason.items()})
+    got.update(getattr(Delivery, OUTCOMES[how]))
+    connection.wait(lambda: got.settled)
+    got.settle()
+
+
+def value(given: dict[str, Any]) -> Any:
+    ((kind, inner),) = given.items()
+    return {
+        "text": str,
+        "int": int32,
+        "long": int,
+        "binary": base64.b64decode,
+        "longs": lambda each: Array(UNDESCRIBED, Data.LONG, *each),
+        "uuids": lambda each: Array(UNDESCRIBED, Data.UUID, *map(uuid.UUID, each)),
+        "maps": lambda each: [{key: value(one) for key, one in entry.items()} for entry in each],
+    }[kind](inner)
+
+
+class ReplyTo(LinkOption):
+    def apply(self, link: Any) -> None:
+        link.target.address = "reply"
+
+
+def request(node: str, properties: dict[str, str], body: dict[str, Any]) -> dict[str, Any]:
+    content = body["text"] if "text" in body else {key: value(each) for key, each in body.items()}
+    sender = link(("to", node), lambda: connection.create_sender(node))
+    receiver = link(("reply", node), lambda: connection.create_receiver(node, 0, options=ReplyTo()))
+    sender.send(Message(id="1", reply_to="reply", body=content, properties=properties))
+    answer = receiver.receive()
+    status = answer.properties.get("statusCode", answer.properties.get("status-code"))
+    return {"status": status, "keys": sorted(answer.body or {})}
+
+
+serve({"send": send, "receive": receive, "settle": settle, "request": request})
