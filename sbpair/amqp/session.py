@@ -81,6 +81,7 @@ class Session(ProtocolEndpoint):
         self._next_outgoing_id = self._next_incoming_id = 0
         self._incoming_window = WINDOW
         self._remote_window = 0
+        self._handle_max = HANDLE_MAX  # the peer's, if that is lower
         self._waiting: deque[tuple[SendingLink, bytes | None, bytes, bool]] = deque()
         self._end_sent = False
 
@@ -99,12 +100,12 @@ class Session(ProtocolEndpoint):
                 link.cut()
 
     def sender(self, name: str) -> SendingLink:
-        link = SendingLink(self, name, first_free(self._links, HANDLE_MAX, "handle"))
+        link = SendingLink(self, name, first_free(self._links, self._handle_max, "handle"))
         self._links[link.handle] = link
         return link
 
     def receiver(self, name: str) -> ReceivingLink:
-        link = ReceivingLink(self, name, first_free(self._links, HANDLE_MAX, "handle"))
+        link = ReceivingLink(self, name, first_free(self._links, self._handle_max, "handle"))
         self._links[link.handle] = link
         return link
 
@@ -126,6 +127,11 @@ class Session(ProtocolEndpoint):
     @property
     def links(self) -> tuple[Link, ...]:
         return tuple(self._links.values())
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no handle is free for another link."""
+        return len(self._links) > self._handle_max
 
     @property
     def room(self) -> int:
@@ -208,6 +214,7 @@ class Session(ProtocolEndpoint):
     def on_begin(self, begin: Begin) -> SessionBegun | None:
         self._next_incoming_id = begin.next_outgoing_id or 0
         self._remote_window = begin.incoming_window or 0
+        self._handle_max = min(HANDLE_MAX, begin.handle_max or 0)
         self.step(EndpointStep.THEY_OPEN)
         if self.state is EndpointState.OPEN_RECEIVED:
             self.begin()

@@ -1,7 +1,7 @@
 """A signed-in connection to one namespace: `async with connect(endpoint) as client`, then senders and receivers.
 
-Each receiving link has its own session, since delivery ids are numbered per session; senders share one. Claims are
-requested when a link opens, and renewed in the background until the connection ends.
+Each receiving link has its own session, since delivery ids are numbered per session; senders share one until it is
+full. Claims are requested when a link opens, and renewed in the background until the connection ends.
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ class AmqpClient:
     async def sender(self, address: str) -> RawSender:
         """Open a link that sends to an entity. Raises EntityMissing, NotAuthorized, NotAuthenticated, Unavailable."""
         await self._authorize(address)
-        if self._sending is None or not self._sending.usable:
+        if self._sending is None or not self._sending.usable or self._sending.is_full:
             self._sending = self._begin()
         return await RawSender(self._stream, self._sending, address).attach()
 

@@ -13,6 +13,7 @@ from sbpair.amqp.link import CreditChanged, Delivery, LinkAttached, LinkAttachin
 from sbpair.amqp.performatives import (
     Accepted,
     Attach,
+    Begin,
     Detach,
     Disposition,
     Error,
@@ -166,6 +167,19 @@ def test_handles_run_out_with_an_error(pair: Any) -> None:
     session, _ = pair.session()
     for number in range(session_module.HANDLE_MAX + 1):
         session.sender(str(number))
+    with pytest.raises(ProtocolError, match="no handle is free"):
+        session.sender("one more")
+
+
+def test_the_handle_limit_of_the_peer_is_kept(pair: Any) -> None:
+    pair.pump()
+    session = pair.client.connection.begin()
+    pair.client.connection.take()
+    pair.tell("client", Begin(0, 0, 9, 9, handle_max=1))
+    for number in range(2):
+        assert not session.is_full
+        session.receiver(str(number))
+    assert session.is_full
     with pytest.raises(ProtocolError, match="no handle is free"):
         session.sender("one more")
 

@@ -238,6 +238,14 @@ async def test_a_sender_is_not_ready_while_the_peers_window_is_closed(monkeypatc
         await large.outcome(10)
 
 
+async def test_senders_beyond_the_handles_of_a_session_get_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "HANDLE_MAX", 1)
+    async with emulated() as (emulator, endpoint), connect(endpoint) as wire:
+        for number, sender in enumerate([await wire.sender(QUEUE) for _ in range(5)]):
+            await sender.send(message(number))
+        assert len(emulator.namespaces["contoso"].queue(QUEUE).messages) == 5
+
+
 async def test_a_wrong_key_is_an_authentication_error_without_the_key() -> None:
     async with emulated() as (_, endpoint):
         wrong = replace(endpoint, credential=SasKey("RootManageSharedAccessKey", "wr0ng-s3cret"))
