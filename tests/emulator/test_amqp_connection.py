@@ -218,6 +218,16 @@ async def test_a_link_attached_again_replaces_the_first(peer: Peer) -> None:
     assert not [event for event in peer.events if type(event) is LinkDetached and event.link is holder]
 
 
+async def test_a_filter_that_has_no_effect_is_not_confirmed(peer: Peer) -> None:
+    """AMQP 1.0, part 3.5.3: the sender's source names the filters in place, and the distribution mode if it has two."""
+    selector = Described(ULong(0x468C00000004), "colour = 'red'")
+    link = (await peer.begin()).receiver("filtered")
+    source = Source("orders", filter=Map([(Symbol("jms-selector"), selector)]), distribution_mode="copy")
+    link.open(source=source, target=Target("peer"))
+    await peer.wait(LinkAttached, of=link)
+    assert link.remote.source == Source("orders")
+
+
 async def test_draining_returns_the_credit(peer: Peer) -> None:
     await peer.send(await peer.attach_sender("orders"), plain())
     link = await peer.attach_receiver("orders")

@@ -63,16 +63,19 @@ class OutgoingLink(LinkEndpoint):
         target: AddressTarget,
         path: str,
         queue: SubQueue | HeldSession,
+        *,
+        filters: dict[Symbol, Any] | None = None,
         **terms: Any,
     ) -> None:
-        """Accept the link with these `terms`."""
+        """Accept the link with these `terms`, and confirm the `filters` in place only (AMQP 1.0, part 3.5.3)."""
         super().__init__(owner, link, path, LISTEN)
         self._target = target
         self._slice = FIRST_SLICE
         self._completed: list[Sent] = []
         self._pre_settled = link.remote.snd_settle_mode == PRE_SETTLED
         self._queue = queue
-        link.accept(max_message_size=target.entity.max_message_bytes, **terms)
+        source = replace(link.remote.source, filter=filters, distribution_mode=None)
+        link.accept(source=source, max_message_size=target.entity.max_message_bytes, **terms)
         self.idle = owner.watch_idle(link)
 
     def check_open(self) -> None:
@@ -217,9 +220,9 @@ class OutgoingSessionLink(OutgoingLink):
     def __init__(
         self, owner: LinkOwner, link: SendingLink, target: AddressTarget, path: str, held: HeldSession
     ) -> None:
-        source = replace(link.remote.source, filter={SESSION_FILTER: _granted(link.remote.source.filter, held.id)})
+        filters = {SESSION_FILTER: _granted(link.remote.source.filter, held.id)}
         locked_until = Long(held.locked_until_ms * TICKS_PER_MS + _TICKS_TO_1970)
-        super().__init__(owner, link, target, path, held, source=source, properties={LOCKED_UNTIL: locked_until})
+        super().__init__(owner, link, target, path, held, filters=filters, properties={LOCKED_UNTIL: locked_until})
         self._held = held
         self._detaching: Deadline | None = None
         held.on_lock_lost = self._on_lock_lost
