@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
-from sbpair.amqp.types import Byte, Float, Int, Long, Short, Timestamp, UByte, UInt, ULong, UShort
+from sbpair.amqp.message import APPLICATION_PROPERTIES, MESSAGE_ANNOTATIONS, Properties, Sections, data_body, encode_map
+from sbpair.amqp.types import Byte, Float, Int, Long, Short, Symbol, Timestamp, UByte, UInt, ULong, UShort
 from sbpair.emulator.entities.queue import ROOT_RULE, QueueEntity
 from sbpair.emulator.entities.stored_message import DEFERRED, LOCKED, SCHEDULED, StoredMessage
 from sbpair.testing import EmulatorOptions
@@ -183,14 +183,19 @@ def test_requests_to_the_management_node_are_answered(started: Driver, served: R
         answer = started("request", node=f"{queue.path}/$management", properties=properties, body=body)
         return answer["status"], answer["keys"]
 
-    encoded = base64.b64encode(data_body(b"x")).decode()
-    message = {"message-id": {"text": "m"}, "message": {"binary": encoded}}
-    assert request("schedule-message", messages={"maps": [message]})[0] == 400
+    at = Timestamp(served.do(served.emulator.clock.now_ms) + SOON_MS)
+    annotations = encode_map(MESSAGE_ANNOTATIONS, {Symbol("x-opt-scheduled-enqueue-time"): at})
+    later = Sections(message_annotations=annotations, body=data_body(b"later")).join()
+    message = {"message-id": {"text": "m"}, "message": {"binary": base64.b64encode(later).decode()}}
+    assert request("schedule-message", messages={"maps": [message]}) == (200, ["sequence-numbers"])
+    (scheduled,) = stored(served, queue)
+    assert scheduled.state == SCHEDULED
+    numbers = {"sequence-numbers": {"longs": [scheduled.sequence_number]}}
+    assert request("cancel-scheduled-message", **numbers) == (200, [])
+    assert request("cancel-scheduled-message", **numbers)[0] == 404
     started("send", to=queue.path, body="x")
-    assert request("peek-message", **{"from-sequence-number": {"long": 0}, "message-count": {"int": 9}}) == (
-        200,
-        ["messages"],
-    )
+    peeked = request("peek-message", **{"from-sequence-number": {"long": 0}, "message-count": {"int": 9}})
+    assert peeked == (200, ["messages"])
     receive(started, queue.path)
     (locked,) = stored(served, queue)
     until_ms = locked.locked_until_ms
