@@ -23,6 +23,7 @@ from tests.strict_amqp.values import ENCODINGS, NULL, TYPES, Value, Violation, d
 FRAME_BYTES = 60_000
 """The largest frame that either side hears of: there it may grow to the 64 KB that the other one takes."""
 
+EMPTY = b"\x00\x00\x00\x08\x02\x00\x00\x00"
 DEFAULTS = {"durable": 0, "timeout": 0, "expiry-policy": "session-end", "snd-settle-mode": 2, "rcv-settle-mode": 0}
 UNKNOWN = Value("described", Value("list", [Value("string", "x")]), Value("ulong", 1 << 40))
 
@@ -45,13 +46,14 @@ class Form:
 
     def frame(self, kind: int, channel: int, body: bytes) -> bytes:
         if kind == 0 and not body:
-            return b"\x00\x00\x00\x08\x02\x00\x00\x00"
+            return EMPTY
         performative, end = decode(body, 0)
         written = self.write(self._changed(performative)) + self._payload(body[end:])
         padding = b"\x00" * 8 if self.padded and kind == 0 else b""
         size = 8 + len(padding) + len(written)
         head = size.to_bytes(4) + bytes((2 + len(padding) // 4, kind)) + channel.to_bytes(2)
-        return head + padding + written + (b"\x00\x00\x00\x08\x02\x00\x00\x00" if padding else b"")
+        empty = EMPTY if padding and name_of(performative) != "close" else b""
+        return head + padding + written + empty
 
     def _payload(self, payload: bytes) -> bytes:
         """Return the sections of a message in other encodings; part of a message as it is."""
