@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, fields, replace
 
 from sbpair import backlog
@@ -17,8 +17,12 @@ from sbpair.amqp.types import text_of
 from sbpair.amqp_client.client import AmqpClient, connect
 from sbpair.amqp_client.raw_links import ACCEPTED
 from sbpair.azure.credentials import signed_in
-from sbpair.doctor.check import Check, CheckNote, Diagnosis, bounded, failed, unknown
+from sbpair.doctor.assumption_checks import CHECKS
+from sbpair.doctor.assumptions import ENTITIES as ASSUMPTION_ENTITIES
+from sbpair.doctor.assumptions import LOCK_SECONDS, AssumptionCheck, Trial, entities
+from sbpair.doctor.check import Check, CheckNote, Diagnosis, bounded, failed, ok, unknown
 from sbpair.errors import AccessError, ExitCode, PartitionsWanted, SbpairError, Unavailable
+from sbpair.management.calls import Sleep
 from sbpair.management.temporary_queues import IDLE, TemporaryQueues, open_temporary_queues
 from sbpair.model import tiers
 from sbpair.model.durations import TIMESPAN_MAX
@@ -43,9 +47,10 @@ _AS_REQUESTED = "created as requested"
 _IDLE = f"after {IDLE_SECONDS:.0f} s, as idle"
 
 
-def queue_names(tag: str) -> dict[str, str]:
-    """Return the queues that a run creates in each namespace, by purpose. A unique tag makes their names unique."""
-    return {purpose: f"sbpair-doctor-{tag}-{purpose}" for purpose in PURPOSES}
+def queue_names(tag: str, *, assumptions: bool = False) -> dict[str, str]:
+    """Return the entities that a run creates in each namespace, by purpose. A unique tag makes their names unique."""
+    purposes = (*PURPOSES, *ASSUMPTION_ENTITIES) if assumptions else PURPOSES
+    return {purpose: f"sbpair-doctor-{tag}-{purpose}" for purpose in purposes}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,19 +78,23 @@ async def ask_live(
     *,
     seconds: float,
     slow: bool = False,
+    assumptions: bool = False,
     on_event: OnEvent = lambda _event: None,
     now: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+    sleep: Sleep = asyncio.sleep,
 ) -> Diagnosis:
     """Run the live checks on each namespace, by side. Needs Manage, Send and Listen; `slow` adds ten minutes.
 
+    With `assumptions`, also those of `assumption_checks`, whose waits use `sleep`.
     A broken assumption is a failed check with the assumed and the observed behaviour. Errors of a namespace are
     failed checks, too. A cancellation is raised once the queues are deleted.
     """
     async with asyncio.TaskGroup() as group:
         tasks = [
             group.create_task(
-                _Questions(side, endpoint, seconds, on_event, now, queue_names(tag)).ask_all(sleep, slow=slow),
+                _Questions(
+                    side, endpoint, seconds, on_event, now, sleep, queue_names(tag, assumptions=assumptions)
+                ).ask_all(slow=slow, assumptions=assumptions),
                 name=f"live checks of {side}",
             )
             for side, endpoint in endpoints.items()
@@ -102,20 +111,25 @@ class _Questions:
     seconds: float
     on_event: OnEvent
     now: Callable[[], float]
+    sleep: Sleep
     paths: Mapping[str, str]
     checks: list[Check] = field(default_factory=list)
 
-    async def ask_all(self, sleep: Callable[[float], Awaitable[object]], *, slow: bool) -> list[Check]:
+    async def ask_all(self, *, slow: bool, assumptions: bool) -> list[Check]:
         def left_behind(path: str, error: SbpairError) -> None:
             what = f"{path} remains in {self.endpoint.name}: {error.message}"
             self._record(failed(self._name("removed"), what, "delete that queue by hand", error.exit_code))
 
-        opening = open_temporary_queues(self.endpoint, left_behind, seconds=self.seconds, sleep=sleep)
+        opening = open_temporary_queues(self.endpoint, left_behind, seconds=self.seconds, sleep=self.sleep)
         try:
             async with opening as queues:
                 tier = (await queues.namespace.probe()).tier
                 await self._ask_management(queues, tier)
-                await self._ask_links(queues, tier, slow=slow)
+                async with signed_in(connect, self.endpoint) as client:
+                    if assumptions:
+                        self._record(ok(self._name("tier"), tier))
+                        await self._ask_assumptions(queues, client, tier)
+                    await self._ask_links(queues, client, tier, slow=slow)
         except SbpairError as error:
             what = f"{self.endpoint.name} could not be asked: {error.message}"
             self._record(failed(self._name("asked"), what, error.hint, error.exit_code))
@@ -168,14 +182,26 @@ class _Questions:
 
     # Links
 
-    async def _ask_links(self, queues: TemporaryQueues, tier: str, *, slow: bool) -> None:
+    async def _ask_links(self, queues: TemporaryQueues, client: AmqpClient, tier: str, *, slow: bool) -> None:
         path = await queues.create(replace(TRIAL, path=self.paths["messages"]))
-        async with signed_in(connect, self.endpoint) as client:
-            await self._ask("message_size", self._message_size(client, path, tier))
-            await self._ask("largest_message", self._largest_message(client, path))
-            await self._ask("ping", self._ping(client, path))
-            if slow:
-                await self._ask("idle_detach", self._idle_detach(client, path), seconds=MAX_IDLE_SECONDS)
+        await self._ask("message_size", self._message_size(client, path, tier))
+        await self._ask("largest_message", self._largest_message(client, path))
+        await self._ask("ping", self._ping(client, path))
+        if slow:
+            await self._ask("idle_detach", self._idle_detach(client, path), seconds=MAX_IDLE_SECONDS)
+
+    async def _ask_assumptions(self, queues: TemporaryQueues, client: AmqpClient, tier: str) -> None:
+        wanted = entities(self.paths, basic=tier == "Basic")
+        paths = {purpose: await queues.create(each) for purpose, each in wanted.items()}
+        for each in CHECKS.values():
+            if each.queue in paths:
+                trial = Trial(client, paths[each.queue], self.seconds, self.sleep)
+                await self._ask(each.name, self._assumption(each, trial), seconds=4 * self.seconds + 2 * LOCK_SECONDS)
+            else:
+                self._record(unknown(self._name(each.name), f"a Basic namespace has no {each.queue}"))
+
+    async def _assumption(self, check: AssumptionCheck, trial: Trial) -> Check:
+        return self._judged(check.name, check.expected, await check.run(trial))
 
     async def _message_size(self, client: AmqpClient, path: str, tier: str) -> Check:
         observed = (await client.sender(path)).max_message_size

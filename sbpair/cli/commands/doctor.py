@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from sbpair.doctor.live_questions import LiveEvent
 
 MAX_SECONDS = 600.0
+LIVE = "--live or --assumptions"
 
 
 def command(
@@ -33,10 +34,16 @@ def command(
     ),
     timeout: float = duration("--timeout DURATION", "Time limit of each check", default="15s", at_most=MAX_SECONDS),
     live: bool = flag("--live", "Also test assumptions about Service Bus, on temporary queues"),
-    include_idle_test: bool = flag(
-        "--include-idle-test", "Also test an idle link, which takes 10 minutes", needs="--live"
+    assumptions: bool = flag(
+        "--assumptions",
+        "Compare the namespaces with sbpair help assumptions, and check nothing else",
+        excludes=("--live", "--queue", "--destination"),
     ),
-    yes: bool = flag("--yes -y", "Create and delete the queues of --live without asking", needs="--live"),
+    include_idle_test: bool = flag("--include-idle-test", "Also test an idle link, which takes 10 minutes", needs=LIVE),
+    yes: bool = flag("--yes -y", "Create and delete the temporary entities without asking", needs=LIVE),
+    write: Path | None = option(
+        "--write FILE", "Write the result as JSON, for a bug report; replaces the file", needs="--assumptions"
+    ),
     state: Path | None = STATE,
     connection: PairSelection,
     screen: Screen,
@@ -45,11 +52,13 @@ def command(
 
     Checks names, ports, TLS, AMQP, HTTPS, clock, sign-in, claims and tiers of both namespaces, with a hint for each
     failure. Where port 5671 is blocked, tries WebSockets on port 443. Sends, receives and changes nothing. --live
-    creates three queues called sbpair-doctor-… in each namespace and deletes them afterwards.
+    creates three queues called sbpair-doctor-… in each namespace and deletes them afterwards. --assumptions creates six
+    queues and a topic, takes 20 seconds, and uses every namespace that is configured.
 
     Examples:
       sbpair doctor
       sbpair doctor --live --yes
+      sbpair doctor --assumptions --write assumptions.json
 
     Exit codes: 0 no problem; 3 problems; 2, 5, 6 or 7 if all problems have that exit code
     """
@@ -59,10 +68,22 @@ def command(
     from sbpair.doctor import live_questions as questions
 
     tag = uuid.uuid4().hex[:12]
-    if live and survey.endpoints:
+    if assumptions and not survey.endpoints:
+        raise survey.errors[0]
+    if (live or assumptions) and survey.endpoints:
         names = " and ".join(each.name for each in survey.endpoints.values())
-        plan = f"creates, uses and deletes in {names}: {', '.join(questions.queue_names(tag).values())}"
-        screen.confirm("--live", plan, next_command("doctor", "--yes"), yes=yes)
+        created = ", ".join(questions.queue_names(tag, assumptions=assumptions).values())
+        plan = f"creates, uses and deletes in {names}: {created}"
+        screen.confirm("--assumptions" if assumptions else "--live", plan, next_command("doctor", "--yes"), yes=yes)
+    on_event = partial(_show, screen)
+    if assumptions:
+        from sbpair.cli.commands.doctor_assumptions import check_assumptions
+
+        for error in survey.errors:
+            screen.warn(f"{error.message}; the other namespace is checked")
+        return check_assumptions(
+            survey, tag, seconds=timeout, slow=include_idle_test, write=write, on_event=on_event, screen=screen
+        )
     subject = CheckSubject(
         survey.endpoints,
         Path(str(file_setting(flags, os.environ).value)),
@@ -71,7 +92,6 @@ def command(
     )
     *others, last = ["this machine", *(each.name for each in survey.endpoints.values())]
     screen.say(f"checking {' and '.join(filter(None, (', '.join(others), last)))}, at most {timeout:g} s each")
-    on_event = partial(_show, screen)
     diagnosis = run(diagnose(subject, seconds=timeout, on_event=on_event))
     diagnosis = Report((*_configuration(survey, config.unknown_variables(flags, os.environ)), *diagnosis))
     if live:

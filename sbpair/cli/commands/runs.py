@@ -138,7 +138,7 @@ def report_run(
     _check(wanted, screen)
     owner = owner_of_runs(connection, screen)
     with ExitStack() as stack:
-        targets = {name: stack.enter_context(_target(file)) for name, file in wanted.items() if file != STDOUT}
+        targets = {name: stack.enter_context(replaced_file(file)) for name, file in wanted.items() if file != STDOUT}
         report, texts = _rendered(owner.directory, owner.ends, run_id, wanted)
         for name, target in targets.items():
             target.write_text(texts[name], "utf-8")
@@ -326,7 +326,7 @@ def _check(wanted: dict[str, str], screen: Screen) -> None:
 
 
 @contextmanager
-def _target(file: str) -> Iterator[Path]:
+def replaced_file(file: str) -> Iterator[Path]:
     """Yield a new file beside `file` that replaces it in the end. Raises MachineLacks before any work if it cannot."""
     path = Path(file).resolve()
     try:

@@ -24,9 +24,15 @@ BACKLOG = "/x-servicebus-transfer/"
 OUTCOMES = frozenset({"OUTCOME", "STATE", "HEALTH", "FOUND", "DUPLICATES"})
 PROBLEMS = frozenset({"DEAD", "IN DOUBT"})
 COLOURS = {
-    **dict.fromkeys(("ok", "up", "done", "created", "existing", "removed", "yes", "topic", "detected"), GREEN),
-    **dict.fromkeys(("drifted", "extra", "kept", "note", "unknown", "stopped", "waiting", "not", "gone", "?"), YELLOW),
+    **dict.fromkeys(
+        ("ok", "up", "done", "created", "existing", "removed", "yes", "topic", "detected", "confirmed"), GREEN
+    ),
+    **dict.fromkeys(
+        ("drifted", "extra", "kept", "note", "unknown", "stopped", "waiting", "not", "gone", "?", "could"), YELLOW
+    ),
     **dict.fromkeys(("failed", "missing", "down", "broken", "crashed", "no"), RED),
+    "confirmed": GREEN,
+    "could": YELLOW,
 }
 
 UNCUT = frozenset({"RUN", "STARTED", "ENQUEUED", *OUTCOMES})

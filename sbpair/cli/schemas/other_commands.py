@@ -319,6 +319,27 @@ DOCTOR = document(
     live=records("Live tests; empty without --live", **_CHECK),
 )
 
+ASSUMPTIONS = document(
+    "sbpair/assumptions/1",
+    "The result of sbpair doctor --assumptions. JSON Lines have one assumption each.",
+    "assumptions",
+    version=text("Version of sbpair"),
+    tiers=mapping("Tier of each namespace, by side", text("Its tier", example="Standard")),
+    assumptions=records(
+        "The assumptions that one namespace can answer",
+        name=text("Its name in sbpair help assumptions", example="lock_expires"),
+        side=choice("Side of the namespace", "primary", "secondary"),
+        result=choice("Result", "confirmed", "not_confirmed", "not_checked"),
+        assumption=text("The assumption"),
+        source=text("URL of the public text that states it, or assumed"),
+        if_false=text("The effect on sbpair if it is false"),
+        assumed=text("Observation if it is true; empty if not checked"),
+        observed=text("Observation; empty if not checked"),
+        reason=text("Why it could not be checked; empty if it was"),
+        exit_code=count("Exit code of the problem; 0 for none"),
+    ),
+)
+
 EMULATOR = document(
     "sbpair/emulator/1",
     "How to connect to the emulator, on one line.",

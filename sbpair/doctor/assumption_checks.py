@@ -1,0 +1,380 @@
+"""Checks of the assumptions about the service that ASSUMPTIONS.md lists, each of which one namespace can answer.
+
+A check returns `trial.expected` if the assumption holds, else a text of what it observed.
+"""
+
+from __future__ import annotations
+
+from sbpair.amqp import codec
+from sbpair.amqp.message import (
+    APPLICATION_PROPERTIES,
+    DELIVERY_ANNOTATIONS,
+    FOOTER,
+    MESSAGE_ANNOTATIONS,
+    Header,
+    Properties,
+    Sections,
+    data_body,
+    encode_map,
+)
+from sbpair.amqp.performatives import Outcome
+from sbpair.amqp.types import Described, Long, Map, Symbol, Timestamp, UByte, ULong, Value, same
+from sbpair.amqp_client.client import lock_token
+from sbpair.amqp_client.raw_links import ABANDONED, ACCEPTED, RELEASED, dead_letter
+from sbpair.doctor.assumptions import CHECKS, LOCK_SECONDS, Trial, check
+from sbpair.errors import EntityMissing, ServiceRefused, SessionLocked, SessionLockLost
+from sbpair.move.message import dead_letters, envelope
+
+__all__ = ["CHECKS"]
+
+MARGIN_SECONDS = 0.5
+SCHEDULE_SECONDS, TTL_SECONDS, RENEW_SECONDS = 2.0, 1.0, 1.0
+
+# Sending
+
+
+@check("in the queue once accepted")
+async def acceptance(trial: Trial) -> str:
+    await trial.put("a")
+    return trial.expected if await trial.peek() else "accepted, and not in the queue"
+
+
+@check("in the order of their acceptance")
+async def sequence_numbers(trial: Trial) -> str:
+    sent = [str(number) for number in range(5)]
+    await trial.put(*sent)
+    async with trial.receiving() as link:
+        taken = await trial.take(link, *sent)
+        for each in taken:
+            await each.settle()
+    numbers = [envelope.sequence_number(each.sections) for each in taken]
+    names = [trial.own(each.sections) for each in taken]
+    if names != sent or sorted(set(numbers)) != numbers:
+        return f"{', '.join(names)} with the numbers {', '.join(map(str, numbers))}"
+    return trial.expected
+
+
+@check("unpacked, in order")
+async def batch(trial: Trial) -> str:
+    await trial.put_batch("a", "b", "c")
+    peeked = [name for name, _ in await trial.peek()]
+    return trial.expected if peeked == ["a", "b", "c"] else f"stored as {', '.join(peeked) or 'nothing'}"
+
+
+@check("kept")
+async def content(trial: Trial) -> str:
+    return await _lost(trial, "properties", "application_properties", "body")
+
+
+@check("kept")
+async def sender_annotations(trial: Trial) -> str:
+    return await _lost(trial, "message_annotations", "delivery_annotations")
+
+
+@check("kept")
+async def footer(trial: Trial) -> str:
+    return await _lost(trial, "footer")
+
+
+async def _lost(trial: Trial, *parts: str) -> str:
+    timespan = Described(Symbol("com.microsoft:timespan"), Long(600_000_000))
+    values: dict[str, Value] = {"byte": UByte(255), "large": ULong(2**64 - 1), "at": Timestamp(1), "life": timespan}
+    own = Properties(
+        *(f"{trial.name} full", b"user", "to", "subject", "reply-to", "correlation", "text/plain", "utf-8"),
+        group_id="group",
+        reply_to_group_id="reply-group",
+    )
+    sent = Sections(
+        header=Header(durable=True, priority=7).encode(),
+        delivery_annotations=encode_map(DELIVERY_ANNOTATIONS, {Symbol("x-sbpair-delivery"): Long(-7)}),
+        message_annotations=encode_map(MESSAGE_ANNOTATIONS, {Symbol("x-sbpair"): ULong(7)}),
+        properties=own.encode(),
+        application_properties=encode_map(APPLICATION_PROPERTIES, values),
+        body=data_body(b"body"),
+        footer=encode_map(FOOTER, {Symbol("x-sbpair-footer"): "end"}),
+    )
+    await trial.put(sent)
+    async with trial.receiving() as link:
+        received = await trial.one(link, "full")
+        await received.settle()
+    changed = [each for each in parts if not _keeps(getattr(received.sections, each), getattr(sent, each))]
+    return f"changed: {', '.join(changed).replace('_', ' ')}" if changed else trial.expected
+
+
+def _keeps(received: bytes, sent: bytes) -> bool:
+    """Return whether a section has every value that was sent, with its type. The service may add others."""
+    if not received:
+        return False
+    found, given = (codec.decode_all(each).value for each in (received, sent))
+    if isinstance(found, Map) and isinstance(given, Map):
+        return all(same(found.get(key), value) for key, value in given.pairs)
+    if isinstance(found, list) and isinstance(given, list):
+        return all(value is None or same(found[at], value) for at, value in enumerate(given) if at < len(found))
+    return same(found, given)
+
+
+@check("refused as missing")
+async def missing_entity(trial: Trial) -> str:
+    try:
+        await trial.client.sender(f"{trial.path}-missing")
+    except EntityMissing:
+        return trial.expected
+    except ServiceRefused as error:
+        return f"refused: {error.condition}"
+    return "accepted"
+
+
+@check("the same queue")
+async def path_case(trial: Trial) -> str:
+    try:
+        await trial.put("a", path=trial.path.upper())
+    except EntityMissing:
+        return "another entity"
+    return trial.expected if await trial.is_delivered("a") else "another queue"
+
+
+@check("accepted without an error", "topic")
+async def topic_discards(trial: Trial) -> str:
+    try:
+        await trial.put("a")
+    except ServiceRefused as error:
+        return f"refused: {error.condition}"
+    return trial.expected
+
+
+@check("confirmed and dropped, also once received", "duplicates")
+async def duplicates(trial: Trial) -> str:
+    await trial.put("a", "a")
+    if (stored := len(await trial.peek())) != 1:
+        return f"stored {stored} times"
+    async with trial.receiving() as link:
+        await (await trial.one(link, "a")).settle()
+    await trial.put("a")
+    return "stored again once received" if await trial.peek() else trial.expected
+
+
+# Receiving and settling
+
+
+@check("no more than granted")
+async def credit(trial: Trial) -> str:
+    await trial.put("a", "b", "c")
+    async with trial.receiving() as link:
+        link.grant(1)
+        first = await link.take(1, seconds=trial.seconds)
+        await trial.peek()  # an answer of the service: what it sent before has arrived
+        more = link.take_remaining()
+        await link.settle_each(first + more, RELEASED)
+    return trial.expected if not more else f"{1 + len(more)} for a credit of 1"
+
+
+@check("locked, and settled by its token")
+async def lock_outlives_link(trial: Trial) -> str:
+    await trial.put("held")
+    async with trial.receiving() as link:
+        held = await trial.one(link, "held")
+    if await trial.is_delivered("held"):
+        return "delivered again once its link was closed"
+    try:
+        await trial.client.settle_locked(trial.path, [lock_token(held.delivery.tag)], ACCEPTED)
+    except ServiceRefused as error:
+        return f"locked, and its token is refused: {error.condition}"
+    return trial.expected
+
+
+@check("completion refused, delivered again with count 1")
+async def lock_expires(trial: Trial) -> str:
+    await trial.put("held")
+    async with trial.receiving() as link:
+        held = await trial.one(link, "held")
+        await trial.sleep(LOCK_SECONDS + MARGIN_SECONDS)
+        if await held.settle():
+            return f"completed {LOCK_SECONDS + MARGIN_SECONDS:g} s after its delivery"
+        again = await trial.one(link, "held")
+        await again.settle()
+    return f"completion refused, delivered again with count {again.count}"
+
+
+@check(f"{LOCK_SECONDS:.0f} s after the delivery")
+async def locked_until(trial: Trial) -> str:
+    await trial.put("a")
+    async with trial.receiving() as link:
+        received = await trial.one(link, "a")
+        await received.settle()
+    until, enqueued = envelope.locked_until(received.sections), envelope.enqueued_at(received.sections)
+    if not until:
+        return "not stated"
+    seconds = (until - enqueued) / 1000
+    # The delivery is later than the time of enqueueing by the latency.
+    holds = LOCK_SECONDS - MARGIN_SECONDS <= seconds <= 2 * LOCK_SECONDS
+    return trial.expected if holds else f"{seconds:.0f} s after the delivery"
+
+
+@check("extended, and completed")
+async def lock_renewal(trial: Trial) -> str:
+    await trial.put("a")
+    async with trial.receiving() as link:
+        held = await trial.one(link, "a")
+        await trial.sleep(RENEW_SECONDS)
+        [until] = await trial.client.renew_locks(trial.path, [lock_token(held.delivery.tag)])
+        completed = await held.settle()
+    extended_ms = until - envelope.locked_until(held.sections)
+    if extended_ms < 1000 * (RENEW_SECONDS - MARGIN_SECONDS):
+        return f"extended by {extended_ms} ms after {RENEW_SECONDS:g} s"
+    return trial.expected if completed else "extended, and completion refused"
+
+
+@check("delivered again at once with count 0")
+async def release(trial: Trial) -> str:
+    return await _returned(trial, RELEASED)
+
+
+@check("delivered again at once with count 1")
+async def abandon(trial: Trial) -> str:
+    return await _returned(trial, ABANDONED)
+
+
+async def _returned(trial: Trial, outcome: Outcome) -> str:
+    await trial.put("a")
+    async with trial.receiving() as link:
+        first = await trial.one(link, "a")
+        if not await first.settle(outcome):
+            return "refused"
+        again = await trial.one(link, "a")
+        await again.settle()
+    ahead = envelope.locked_until(again.sections) - envelope.locked_until(first.sections)
+    at_once = "at once" if ahead < 1000 * (LOCK_SECONDS - MARGIN_SECONDS) else "when its lock ran out"
+    return f"delivered again {at_once} with count {again.count}"
+
+
+@check("ascending from the number on, locked ones too")
+async def peek(trial: Trial) -> str:
+    await trial.put("a", "b", "c")
+    async with trial.receiving() as link:
+        taken = await trial.take(link, "a", "b", "c")
+        peeked = [name for name, _ in await trial.peek(envelope.sequence_number(taken[1].sections))]
+        for each in taken:
+            await each.settle()
+    return trial.expected if peeked == ["b", "c"] else f"{', '.join(peeked)} of b, c"
+
+
+@check("stored with reason and description")
+async def dead_lettering(trial: Trial) -> str:
+    await trial.put("a")
+    async with trial.receiving() as link:
+        if not await (await trial.one(link, "a")).settle(dead_letter("reason", "description")):
+            return "refused"
+    properties = (await _dead(trial, "a")).read_application_properties()
+    found = [properties.get(key) for key in (dead_letters.REASON, dead_letters.DESCRIPTION)]
+    if found == ["reason", "description"]:
+        return trial.expected
+    return f"stored with reason {found[0]!r} and description {found[1]!r}"
+
+
+async def _dead(trial: Trial, name: str) -> Sections:
+    async with trial.receiving(dead_letters.dead_letter_path(trial.path)) as link:
+        dead = await trial.one(link, name)
+        await dead.settle()
+    return dead.sections
+
+
+@check("not delivered, dead-lettered as TTLExpiredException")
+async def expiry(trial: Trial) -> str:
+    await trial.put(trial.message("a", ttl_ms=int(1000 * TTL_SECONDS)))
+    await trial.sleep(TTL_SECONDS + MARGIN_SECONDS)
+    if await trial.is_delivered("a"):
+        return "delivered after its time to live"
+    reason = (await _dead(trial, "a")).read_application_properties().get(dead_letters.REASON)
+    return f"not delivered, dead-lettered as {reason}"
+
+
+@check("peeked as scheduled, delivered when due")
+async def schedule(trial: Trial) -> str:
+    await trial.put("now")
+    async with trial.receiving() as link:
+        now = await trial.one(link, "now")
+        await now.settle()
+    due = Timestamp(envelope.enqueued_at(now.sections) + int(1000 * SCHEDULE_SECONDS))  # by the service's clock
+    await trial.put(trial.message("later", due=due))
+    states = [envelope.message_state(each) for name, each in await trial.peek() if name == "later"]
+    if await trial.is_delivered("later"):
+        return "delivered before its time"
+    await trial.sleep(SCHEDULE_SECONDS + MARGIN_SECONDS)
+    async with trial.receiving() as link:
+        await (await trial.one(link, "later")).settle()
+    return f"peeked as {'scheduled' if states == [envelope.SCHEDULED] else states}, delivered when due"
+
+
+# Sessions: each check has one of its own name
+
+
+@check("in order", "sessions")
+async def session_order(trial: Trial) -> str:
+    sent = [str(number) for number in range(5)]
+    await trial.put(*sent, session=trial.name)
+    session = await trial.client.session(trial.path, trial.name)
+    taken = [trial.own(each.sections) for each in await trial.take(session, *sent)]
+    session.close()
+    return trial.expected if taken == sent else f"as {', '.join(taken)}"
+
+
+@check("refused as locked", "sessions")
+async def session_lock(trial: Trial) -> str:
+    first = await trial.client.session(trial.path, trial.name)
+    try:
+        (await trial.client.session(trial.path, trial.name)).close()
+    except SessionLocked:
+        return trial.expected
+    finally:
+        first.close()
+    return "given to two receivers"
+
+
+@check("unlocked at once, with its messages", "sessions")
+async def session_ends_with_link(trial: Trial) -> str:
+    await trial.put("a", session=trial.name)
+    first = await trial.client.session(trial.path, trial.name)
+    await trial.one(first, "a")
+    first.close()
+    try:
+        second = await trial.client.session(trial.path, trial.name)
+    except SessionLocked:
+        return "locked after the end of its link"
+    await (await trial.one(second, "a")).settle()
+    second.close()
+    return trial.expected
+
+
+@check("renewal refused, and given to another receiver", "sessions")
+async def session_lock_expires(trial: Trial) -> str:
+    first = await trial.client.session(trial.path, trial.name)
+    await trial.sleep(LOCK_SECONDS + MARGIN_SECONDS)
+    try:
+        await trial.client.renew_session(first)
+    except SessionLockLost:
+        (await trial.client.session(trial.path, trial.name)).close()
+        return trial.expected
+    finally:
+        first.close()
+    return "renewed after its end"
+
+
+@check("none at first, then kept", "sessions")
+async def session_state(trial: Trial) -> str:
+    first = await trial.client.session(trial.path, trial.name)
+    at_first = await trial.client.session_state(trial.path, trial.name)
+    await trial.client.set_session_state(first, b"state")
+    first.close()
+    second = await trial.client.session(trial.path, trial.name)
+    later = await trial.client.session_state(trial.path, trial.name)
+    second.close()
+    return trial.expected if (at_first, later) == (None, b"state") else f"{at_first!r} at first, then {later!r}"
+
+
+@check("refused without a session", "sessions")
+async def session_required(trial: Trial) -> str:
+    try:
+        await trial.put("a")
+    except ServiceRefused:
+        return trial.expected
+    return "accepted without a session"

@@ -1,0 +1,246 @@
+"""The assumptions about the service that ASSUMPTIONS.md lists, and the means to check them in a namespace.
+
+Checks use temporary queues, and each uses messages that are named after it. It completes those of earlier checks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from typing import TypeAlias
+
+from sbpair.amqp.link import Delivery
+from sbpair.amqp.message import (
+    BATCH_FORMAT,
+    MESSAGE_ANNOTATIONS,
+    Header,
+    Properties,
+    Sections,
+    batch_of,
+    data_body,
+    encode_map,
+)
+from sbpair.amqp.performatives import Outcome
+from sbpair.amqp.types import Symbol, Timestamp, Value, text_of
+from sbpair.amqp_client.client import AmqpClient
+from sbpair.amqp_client.raw_links import ACCEPTED, RELEASED, RawReceiver
+from sbpair.errors import ServiceRefused
+from sbpair.management.calls import Sleep
+from sbpair.management.temporary_queues import IDLE
+from sbpair.model.entities import Queue, Topic
+from sbpair.move.message import envelope
+from sbpair.move.raw_primary import key_envelope
+
+ASSUMED = "assumed"
+"""The source of an assumption that no public text states."""
+
+LOCK_SECONDS = 5.0
+"""The lock of the queues, the shortest of the service."""
+
+CREDIT = 20
+KEY = "sbpair-doctor"
+"""The partition key of all messages: only those of one partition have an order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assumption:
+    """One entry of ASSUMPTIONS.md. `source` has a URL, or is ASSUMED.
+
+    `conformance` names rows of the conformance table; `in_doctor`: `sbpair doctor --assumptions` checks it.
+    """
+
+    name: str
+    statement: str
+    source: str
+    if_false: str
+    conformance: tuple[str, ...]
+    in_doctor: bool
+
+
+@cache
+def assumptions() -> Mapping[str, Assumption]:
+    """Read the entries of ASSUMPTIONS.md, by name."""
+    text = files("sbpair").joinpath("ASSUMPTIONS.md").read_text("utf-8")
+    return {entry.name: entry for entry in map(_entry, re.split("^### ", text, flags=re.MULTILINE)[1:])}
+
+
+def _entry(text: str) -> Assumption:
+    name, statement, points = text.split("\n\n## ", maxsplit=1)[0].strip().split("\n\n")
+    found = dict(" ".join(each.split()).split(": ", 1) for each in re.split("^- ", points, flags=re.MULTILINE)[1:])
+    rows = tuple(re.findall("`([^`]+)`", found["conformance"]))
+    doctor = found["doctor"].startswith("yes")
+    return Assumption(name, " ".join(statement.split()), found["source"], found["if false"], rows, doctor)
+
+
+class NotDelivered(Exception):
+    """A message that a check waits for has not come. The text is the observation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message under lock, as it was delivered."""
+
+    link: RawReceiver
+    delivery: Delivery
+    sections: Sections
+
+    @property
+    def count(self) -> int:
+        return self.sections.read_header().delivery_count or 0
+
+    async def settle(self, outcome: Outcome = ACCEPTED) -> bool:
+        """Settle the message; return False if the service refuses that. Raises Unavailable."""
+        try:
+            await self.link.settle([self.delivery], outcome)
+        except ServiceRefused:
+            return False
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """The means of one check: `path` is its temporary queue, `seconds` the time limit of a delivery."""
+
+    client: AmqpClient
+    path: str
+    seconds: float
+    sleep: Sleep
+    name: str = ""
+    expected: str = ""
+
+    def message(
+        self, name: str, *, session: str | None = None, ttl_ms: int | None = None, due: Timestamp | None = None
+    ) -> Sections:
+        """Return a message of this check, with a partition key or a session; `due` is its schedule."""
+        given: dict[Symbol, Value] = {} if session else {Symbol(envelope.PARTITION_KEY): KEY}
+        return Sections(
+            header=Header(ttl=ttl_ms).encode() if ttl_ms else b"",
+            message_annotations=encode_map(
+                MESSAGE_ANNOTATIONS, given if due is None else given | {envelope.SCHEDULE: due}
+            ),
+            properties=Properties(message_id=f"{self.name} {name}", group_id=session).encode(),
+            body=data_body(name.encode()),
+        )
+
+    async def put(self, *messages: str | Sections, path: str = "", session: str | None = None) -> None:
+        """Send messages, or such of these names, and wait for the acceptance of each."""
+        sender = await self.client.sender(path or self.path)
+        for each in messages:
+            await sender.send((self.message(each, session=session) if isinstance(each, str) else each).join())
+        sender.close()
+
+    async def put_batch(self, *names: str) -> None:
+        sender = await self.client.sender(self.path)
+        members = [self.message(name).join() for name in names]
+        await sender.send(batch_of(members, key_envelope(KEY, is_session=False)), message_format=BATCH_FORMAT)
+        sender.close()
+
+    async def peek(self, start: int = 0) -> list[tuple[str, Sections]]:
+        """Peek from a sequence number on; return this check's messages, each with its name."""
+        found = [Sections.split(each) for each in await self.client.peek(self.path, start, 100)]
+        return [(name, each) for each in found if (name := self.own(each))]
+
+    def own(self, sections: Sections) -> str:
+        """Return the name of a message of this check, else an empty text."""
+        check_name, _, name = (text_of(sections.read_properties().message_id) or "").partition(" ")
+        return name if check_name == self.name else ""
+
+    @asynccontextmanager
+    async def receiving(self, path: str = "") -> AsyncIterator[RawReceiver]:
+        """Open a link. At the end it is closed, and the messages taken from it and not settled stay locked."""
+        link = await self.client.receiver(path or self.path)
+        try:
+            yield link
+            await link.settle_each(await link.stop(), RELEASED)
+        finally:
+            link.close()
+
+    async def take(self, link: RawReceiver, *names: str) -> list[Received]:
+        """Receive until messages of these names are there; return all of this check. Raises NotDelivered."""
+        found: dict[str, Received] = {}
+        while missing := [name for name in names if name not in found]:
+            link.grant(CREDIT)
+            arrived = await link.take(CREDIT, seconds=self.seconds)
+            if not arrived:
+                raise NotDelivered(f"{missing[0]!r} was not delivered within {self.seconds:g} s")
+            for delivery in arrived:
+                received = Received(link, delivery, Sections.split(delivery.payload))
+                if name := self.own(received.sections):
+                    found[name] = received
+                else:
+                    await received.settle()
+        return list(found.values())
+
+    async def one(self, link: RawReceiver, name: str) -> Received:
+        """Receive the message of this name. Raises NotDelivered."""
+        return next(each for each in await self.take(link, name) if self.own(each.sections) == name)
+
+    async def is_delivered(self, name: str) -> bool:
+        """Return whether a message is delivered before one that is sent now. Completes both."""
+        await self.put("marker")
+        async with self.receiving() as link:
+            taken = await self.take(link, "marker")
+            for each in taken:
+                await each.settle()
+        return name in (self.own(each.sections) for each in taken)
+
+
+Observe: TypeAlias = Callable[[Trial], Awaitable[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class AssumptionCheck:
+    """One check: `expected` is its observation if the assumption holds, `queue` the purpose of its queue."""
+
+    name: str
+    expected: str
+    queue: str
+    observe: Observe
+
+    async def run(self, trial: Trial) -> str:
+        """Return the observation. Raises SbpairError if the namespace cannot be asked."""
+        try:
+            return await self.observe(replace(trial, name=self.name, expected=self.expected))
+        except NotDelivered as missing:
+            return str(missing)
+
+
+CHECKS: dict[str, AssumptionCheck] = {}
+"""The checks by name, filled by `assumption_checks`."""
+
+
+def check(expected: str, queue: str = "locks") -> Callable[[Observe], Observe]:
+    """Register a function as the check of the assumption of its name."""
+
+    def register(observe: Observe) -> Observe:
+        CHECKS[observe.__name__] = AssumptionCheck(observe.__name__, expected, queue, observe)
+        return observe
+
+    return register
+
+
+ENTITIES = ("locks", "sessions", "duplicates", "topic")
+"""The purposes of the temporary entities."""
+
+
+def entities(paths: Mapping[str, str], *, basic: bool) -> dict[str, Queue | Topic]:
+    """Return the temporary entities by purpose. A Basic namespace can hold the first one only."""
+    plain = Queue(
+        paths["locks"],
+        lock_duration=f"PT{LOCK_SECONDS:.0f}S",
+        default_message_time_to_live="P1D",
+        auto_delete_on_idle=IDLE,
+        dead_lettering_on_message_expiration=True,
+    )
+    if basic:
+        return {"locks": plain}
+    return {
+        "locks": plain,
+        "sessions": replace(plain, path=paths["sessions"], requires_session=True),
+        "duplicates": replace(plain, path=paths["duplicates"], requires_duplicate_detection=True),
+        "topic": Topic(paths["topic"], default_message_time_to_live="P1D", auto_delete_on_idle=IDLE),
+    }
