@@ -155,6 +155,77 @@ async def test_ctrl_c_in_the_middle_of_live_leaves_nothing_behind(home: Path) ->
         assert made(emulator) == set()
 
 
+# The assumptions
+
+
+def results(document: dict[str, Any]) -> set[str]:
+    return {each["result"] for each in document["assumptions"]}
+
+
+@pytest.mark.slow
+async def test_the_emulator_is_as_assumed_and_the_file_has_the_result(home: Path) -> None:
+    async with Emulator() as emulator:
+        words = ["doctor", "--assumptions", "--yes", "--write", str(home / "result.json")]
+        code, out, _ = await finished(words, environment(emulator, home))
+        assert made(emulator) == set()
+    assert (code, out.splitlines()[-1]) == (0, "66 confirmed, 4 could not be checked")
+    written = (home / "result.json").read_text()
+    assert "SAS_KEY_VALUE" not in written + out
+    reasons = {each["name"] for each in json.loads(written)["assumptions"] if each["result"] == "not_checked"}
+    assert reasons == {"idle_detach", "unpartitioned"}
+
+
+async def test_a_namespace_that_is_away_leaves_its_assumptions_unchecked(home: Path) -> None:
+    async with Emulator() as emulator:
+        emulator.faults.namespace_down("contoso")
+        environ = environment(emulator, home)
+        del environ["SBPAIR_SECONDARY_CONNECTION_STRING"]
+        words = ["doctor", "--assumptions", "--yes", "-o", "json", "--write", str(home / "result.json")]
+        code, out, err = await finished(words, environ)
+    document = json.loads(out)
+    assert (code, results(document), document["tiers"]) == (6, {"not_checked"}, {})
+    assert {each["exit_code"] for each in document["assumptions"]} == {6}
+    assert "the other namespace is checked" in err
+    assert json.loads((home / "result.json").read_text()) == document
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "words"),
+    [
+        ((), 4, "creates, uses and deletes in contoso and contoso-dr: sbpair-doctor-"),
+        (("--yes", "--write", "/nowhere/result.json"), 7, "error: /nowhere/result.json cannot be written"),
+    ],
+)
+async def test_without_a_yes_or_a_place_for_the_result_nothing_is_made(
+    home: Path, more: tuple[str, ...], code: int, words: str
+) -> None:
+    async with Emulator() as emulator:
+        ended, out, err = await finished(["doctor", "--assumptions", *more], environment(emulator, home))
+        assert (ended, out, made(emulator)) == (code, "", set())
+    assert words in err
+
+
+async def test_assumptions_need_a_namespace(home: Path) -> None:
+    code, out, err = await finished(["doctor", "--assumptions", "--yes"], environment(None, home))
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+
+
+async def test_ctrl_c_leaves_neither_queues_nor_a_file_of_assumptions(home: Path) -> None:
+    async with Emulator() as emulator:
+        words = ["doctor", "--assumptions", "--yes", "--write", str(home / "result.json")]
+        process = await started(words, environment(emulator, home))
+        assert process.stderr is not None
+        async for line in process.stderr:
+            if b"testing: live primary lock expires" in line:
+                break
+        assert made(emulator)
+        process.send_signal(signal.SIGINT)
+        await process.stderr.read()
+        assert await process.wait() == 130
+        assert (made(emulator), list(home.iterdir())) == (set(), [])
+
+
 # The configuration
 
 

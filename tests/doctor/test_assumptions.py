@@ -1,0 +1,269 @@
+"""ASSUMPTIONS.md is complete and true on the emulator, and each check sees a service that behaves otherwise."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from sbpair.amqp.message import Sections
+from sbpair.amqp_client.client import connect
+from sbpair.doctor import live_questions
+from sbpair.doctor.assumption_checks import CHECKS
+from sbpair.doctor.assumptions import ASSUMED, Trial, assumptions, entities
+from sbpair.doctor.check import Check, diagnosis_exit_code
+from sbpair.emulator.entities import queue as queue_module
+from sbpair.emulator.entities import service_envelope
+from sbpair.emulator.entities.message_order import Locks, MessageStore, ReadyQueue
+from sbpair.emulator.entities.queue import DuplicateDetector
+from sbpair.emulator.entities.sessions import HeldSession, SessionMessages
+from sbpair.emulator.entities.subqueue import SubQueue
+from sbpair.emulator.entities.topic import TopicEntity
+from sbpair.emulator.faults.fault_points import Fault
+from sbpair.emulator.frontends.amqp.outgoing_link import OutgoingLink
+from sbpair.emulator.server import RequestedNamespace
+from sbpair.emulator.service_errors import NotAllowed
+from sbpair.management.temporary_queues import open_temporary_queues
+from sbpair.model.report import Outcome
+from sbpair.testing import Emulator
+from tests.conformance import entity_checks, queue_checks, transaction_checks
+from tests.conformance.registry import JAVASCRIPT_CHECKS, PYTHON_CHECKS
+from tests.kit.pairs import endpoint_on
+
+TAG = "0123456789ab"
+LIVE = ("message_size", "largest_message", "ping", "idle_detach")
+MANAGED = ("description", "timespan_max", "partitioned_size", "unpartitioned")
+CONFORMANCE_MODULES = (queue_checks, entity_checks, transaction_checks)
+"""Their checks are registered when they are loaded."""
+
+
+# The document
+
+
+def test_each_assumption_has_its_facts() -> None:
+    assert len(assumptions()) >= 40
+    for entry in assumptions().values():
+        assert re.fullmatch(r"[a-z_]+", entry.name)
+        assert entry.statement.endswith(".")
+        assert entry.source == ASSUMED or re.fullmatch(r"https://\S+", entry.source), entry
+        assert entry.if_false
+
+
+def test_each_conformance_row_that_it_names_exists() -> None:
+    rows = {check.name for check in (*PYTHON_CHECKS, *JAVASCRIPT_CHECKS)}
+    assert len(CONFORMANCE_MODULES) == 3
+    assert {row for entry in assumptions().values() for row in entry.conformance} <= rows
+
+
+def test_the_doctor_checks_the_assumptions_that_it_names() -> None:
+    named = {name for name, entry in assumptions().items() if entry.in_doctor}
+    assert named == {*CHECKS, *LIVE, *MANAGED}
+
+
+# The checks, on the emulator
+
+
+def advancing(emulator: Emulator) -> Any:
+    """Return a sleep that advances the emulator's clock in place of waiting."""
+
+    async def sleep(seconds: float) -> None:
+        emulator.advance(int(1000 * seconds))
+
+    return sleep
+
+
+async def ask(
+    emulator: Emulator, on_event: live_questions.OnEvent = lambda _event: None
+) -> tuple[dict[str, Check], int]:
+    diagnosis = await live_questions.ask_live(
+        {"primary": endpoint_on(emulator, "contoso")},
+        TAG,
+        seconds=5.0,
+        assumptions=True,
+        on_event=on_event,
+        sleep=advancing(emulator),
+    )
+    return {check.name.removeprefix("live.primary."): check for check in diagnosis}, diagnosis_exit_code(diagnosis)
+
+
+def entities_of(emulator: Emulator) -> set[str]:
+    namespace = emulator.namespaces["contoso"]
+    return {each.path for each in (*namespace.queues(), *namespace.topics())}
+
+
+@pytest.mark.parametrize(("tier", "partitions"), [("standard", 1), ("premium", 1), ("premium", 2), ("basic", 1)])
+async def test_the_emulator_confirms_every_assumption_that_its_tier_has(tier: str, partitions: int) -> None:
+    async with Emulator([RequestedNamespace("contoso", 0, tier, partitions)]) as emulator:
+        checks, code = await ask(emulator)
+        assert entities_of(emulator) == set()
+    lacking = {"idle_detach", *([] if tier == "premium" else ["unpartitioned"])}
+    lacking |= {"timespan_max"} if tier == "basic" else set()
+    assert set(checks) == {*CHECKS, *LIVE, *MANAGED, "tier"} - lacking
+    assert (code, {name for name, check in checks.items() if check.outcome is Outcome.FAILED}) == (0, set())
+    unknown = {name for name, check in checks.items() if check.outcome is Outcome.UNKNOWN}
+    of_others = {"description", *(name for name, check in CHECKS.items() if check.queue != "locks")}
+    assert unknown == (of_others if tier == "basic" else set())
+
+
+@asynccontextmanager
+async def trial(emulator: Emulator, name: str) -> AsyncIterator[Trial]:
+    """Create the queue of one check, and connect to it."""
+    endpoint = endpoint_on(emulator, "contoso")
+    wanted = entities(live_questions.queue_names(TAG, assumptions=True), basic=False)[CHECKS[name].queue]
+    async with open_temporary_queues(endpoint, lambda *_: None) as queues, connect(endpoint) as client:
+        yield Trial(client, await queues.create(wanted), 0.2, advancing(emulator))
+
+
+def around(kind: Any, name: str, change: Callable[..., object]) -> Callable[[pytest.MonkeyPatch], None]:
+    """Return a patch of a method or function: `change` gets the original one and its arguments."""
+    original = getattr(kind, name)
+    return lambda patch: patch.setattr(kind, name, lambda *args, **kwargs: change(original, *args, **kwargs))
+
+
+def without(section: str) -> Callable[[pytest.MonkeyPatch], None]:
+    """Return a patch that drops a section of each message that is sent."""
+
+    def change(original: Any, sections: Sections, size: int) -> object:
+        setattr(sections, section, b"")
+        return original(sections, size)
+
+    return around(service_envelope, "_split_message", change)
+
+
+def ignored(_original: Any, *_args: Any, **_more: Any) -> None:
+    """Do nothing in place of a method."""
+
+
+def refuse(*_args: Any) -> None:
+    raise NotAllowed("no subscription takes it")
+
+
+def a_minute_later(original: Any, *args: Any) -> object:
+    """Add a minute to the time that is the last argument."""
+    return original(*args[:-1], args[-1] + 60_000)
+
+
+def release_all(original: Any, link: Any) -> None:
+    original(link)
+    link._queue.subqueue.expire_locks()
+
+
+reversed_delivery = around(ReadyQueue, "take", lambda original, *args: original(*args)[::-1])
+
+BROKEN: list[tuple[str, Callable[[pytest.MonkeyPatch], None], str]] = [
+    ("acceptance", around(SubQueue, "enqueue", ignored), "accepted, and not in the queue"),
+    ("sequence_numbers", reversed_delivery, "4, 3, 2, 1, 0 with the numbers 5, 4, 3, 2, 1"),
+    (
+        "batch",
+        around(service_envelope, "batch_members", lambda original, payload: original(payload)[:2]),
+        "stored as a, b",
+    ),
+    ("content", without("application_properties"), "changed: application properties"),
+    ("sender_annotations", without("delivery_annotations"), "changed: delivery annotations"),
+    ("footer", without("footer"), "changed: footer"),
+    ("topic_discards", around(TopicEntity, "send", refuse), "refused: amqp:not-allowed"),
+    (
+        "duplicates",
+        around(DuplicateDetector, "enqueue_new", lambda _, _self, messages, _now, enqueue: enqueue(messages)),
+        "stored 2 times",
+    ),
+    (
+        "lock_outlives_link",
+        around(OutgoingLink, "on_detached", release_all),
+        "again once its link was closed",
+    ),
+    (
+        "lock_expires",
+        around(Locks, "take", a_minute_later),
+        "completed 5.5 s after its delivery",
+    ),
+    (
+        "lock_renewal",
+        around(Locks, "renew", lambda _, locks, token, _now: locks.get(token)),
+        "by 0 ms after 1 s",
+    ),
+    (
+        "release",
+        around(SubQueue, "release", lambda _, queue, token: queue.abandon(token)),
+        "at once with count 1",
+    ),
+    (
+        "abandon",
+        around(SubQueue, "abandon", lambda _, queue, token: queue.release(token)),
+        "at once with count 0",
+    ),
+    ("peek", around(MessageStore, "read_from", lambda original, store, _start: original(store, 0)), "a, b, c of b, c"),
+    (
+        "dead_lettering",
+        around(SubQueue, "dead_letter", lambda original, queue, token, *_: original(queue, token)),
+        "stored with reason None and description None",
+    ),
+    ("expiry", around(service_envelope, "_ttl_of", lambda *_: None), "delivered after its time to live"),
+    (
+        "schedule",
+        around(SubQueue, "_put_on_schedule", a_minute_later),
+        "'later' was not delivered within 0.2 s",
+    ),
+    ("session_order", reversed_delivery, "as 4, 3, 2, 1, 0"),
+    ("session_ends_with_link", around(HeldSession, "close", ignored), "locked after the end of its link"),
+    (
+        "session_lock_expires",
+        around(SessionMessages, "_lock_until", a_minute_later),
+        "renewed after its end",
+    ),
+    ("session_state", around(SessionMessages, "set_state", ignored), "None at first, then None"),
+    ("session_required", around(queue_module, "check_session_ids", ignored), "accepted without a session"),
+]
+
+
+@pytest.mark.parametrize(("name", "break_it", "words"), BROKEN, ids=[name for name, *_ in BROKEN])
+async def test_another_behaviour_of_the_service_is_observed(
+    name: str, break_it: Callable[[pytest.MonkeyPatch], None], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Emulator([("contoso", 0)]) as emulator, trial(emulator, name) as means:
+        assert await CHECKS[name].run(means) == CHECKS[name].expected
+    async with Emulator([("contoso", 0)]) as emulator, trial(emulator, name) as means:
+        break_it(monkeypatch)
+        assert words in await CHECKS[name].run(means)
+        monkeypatch.undo()
+
+
+# In a run
+
+
+async def test_what_is_not_as_assumed_is_not_confirmed_and_its_neighbours_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Emulator([("contoso", 0)]) as emulator:
+        around(SubQueue, "release", lambda _, queue, token: queue.abandon(token))(monkeypatch)
+        checks, code = await ask(emulator)
+    failed = {name: check.detail.observed for name, check in checks.items() if check.outcome is Outcome.FAILED}
+    assert failed == {"release": "delivered again at once with count 1"}
+    assert code == 3
+
+
+async def test_a_busy_namespace_is_not_taken_for_another_behaviour() -> None:
+    async with Emulator([("contoso", 0)]) as emulator:
+
+        def on_event(event: live_questions.LiveEvent) -> None:
+            if isinstance(event, live_questions.QuestionAsked) and event.name.endswith(".acceptance"):
+                emulator.faults.begin(Fault("throttle", "contoso", count=1))
+
+        checks, _ = await ask(emulator, on_event)
+        assert entities_of(emulator) == set()
+    acceptance = checks["acceptance"]
+    assert (acceptance.outcome, acceptance.exit_code, acceptance.detail.assumed) == (Outcome.FAILED, 6, "")
+    assert "server-busy" in acceptance.reason
+
+
+async def test_a_cancellation_during_a_wait_leaves_nothing_behind() -> None:
+    async with Emulator([("contoso", 0)]) as emulator:
+
+        def on_event(event: live_questions.LiveEvent) -> None:
+            if isinstance(event, live_questions.QuestionAsked) and event.name.endswith(".lock_expires"):
+                asyncio.get_running_loop().call_soon(asking.cancel)
+
+        asking = asyncio.create_task(ask(emulator, on_event))
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        assert entities_of(emulator) == set()
