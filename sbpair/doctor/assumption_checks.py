@@ -21,7 +21,7 @@ from sbpair.amqp.performatives import Outcome
 from sbpair.amqp.types import Described, Long, Map, Symbol, Timestamp, UByte, ULong, Value, same
 from sbpair.amqp_client.client import lock_token
 from sbpair.amqp_client.raw_links import ABANDONED, ACCEPTED, RELEASED, dead_letter
-from sbpair.doctor.assumptions import CHECKS, LOCK_SECONDS, Trial, check
+from sbpair.doctor.assumptions import CHECKS, LOCK_SECONDS, AssumptionTrial, check
 from sbpair.errors import EntityMissing, ServiceRefused, SessionLocked, SessionLockLost
 from sbpair.move.message import dead_letters, envelope
 
@@ -34,13 +34,13 @@ SCHEDULE_SECONDS, TTL_SECONDS, RENEW_SECONDS = 2.0, 1.0, 1.0
 
 
 @check("in the queue once accepted")
-async def acceptance(trial: Trial) -> str:
+async def acceptance(trial: AssumptionTrial) -> str:
     await trial.put("a")
     return trial.expected if await trial.peek() else "accepted, and not in the queue"
 
 
 @check("in the order of their acceptance")
-async def sequence_numbers(trial: Trial) -> str:
+async def sequence_numbers(trial: AssumptionTrial) -> str:
     sent = [str(number) for number in range(5)]
     await trial.put(*sent)
     async with trial.receiving() as link:
@@ -55,28 +55,28 @@ async def sequence_numbers(trial: Trial) -> str:
 
 
 @check("unpacked, in order")
-async def batch(trial: Trial) -> str:
+async def batch(trial: AssumptionTrial) -> str:
     await trial.put_batch("a", "b", "c")
     peeked = [name for name, _ in await trial.peek()]
     return trial.expected if peeked == ["a", "b", "c"] else f"stored as {', '.join(peeked) or 'nothing'}"
 
 
 @check("kept")
-async def content(trial: Trial) -> str:
+async def content(trial: AssumptionTrial) -> str:
     return await _lost(trial, "properties", "application_properties", "body")
 
 
 @check("kept")
-async def sender_annotations(trial: Trial) -> str:
+async def sender_annotations(trial: AssumptionTrial) -> str:
     return await _lost(trial, "message_annotations", "delivery_annotations")
 
 
 @check("kept")
-async def footer(trial: Trial) -> str:
+async def footer(trial: AssumptionTrial) -> str:
     return await _lost(trial, "footer")
 
 
-async def _lost(trial: Trial, *parts: str) -> str:
+async def _lost(trial: AssumptionTrial, *parts: str) -> str:
     timespan = Described(Symbol("com.microsoft:timespan"), Long(600_000_000))
     values: dict[str, Value] = {"byte": UByte(255), "large": ULong(2**64 - 1), "at": Timestamp(1), "life": timespan}
     own = Properties(
@@ -114,7 +114,7 @@ def _keeps(received: bytes, sent: bytes) -> bool:
 
 
 @check("refused as missing")
-async def missing_entity(trial: Trial) -> str:
+async def missing_entity(trial: AssumptionTrial) -> str:
     try:
         await trial.client.sender(f"{trial.path}-missing")
     except EntityMissing:
@@ -125,7 +125,7 @@ async def missing_entity(trial: Trial) -> str:
 
 
 @check("the same queue")
-async def path_case(trial: Trial) -> str:
+async def path_case(trial: AssumptionTrial) -> str:
     try:
         await trial.put("a", path=trial.path.upper())
     except EntityMissing:
@@ -134,7 +134,7 @@ async def path_case(trial: Trial) -> str:
 
 
 @check("accepted without an error", "topic")
-async def topic_discards(trial: Trial) -> str:
+async def topic_discards(trial: AssumptionTrial) -> str:
     try:
         await trial.put("a")
     except ServiceRefused as error:
@@ -143,7 +143,7 @@ async def topic_discards(trial: Trial) -> str:
 
 
 @check("confirmed and dropped, also once received", "duplicates")
-async def duplicates(trial: Trial) -> str:
+async def duplicates(trial: AssumptionTrial) -> str:
     await trial.put("a", "a")
     if (stored := len(await trial.peek())) != 1:
         return f"stored {stored} times"
@@ -157,7 +157,7 @@ async def duplicates(trial: Trial) -> str:
 
 
 @check("no more than granted")
-async def credit(trial: Trial) -> str:
+async def credit(trial: AssumptionTrial) -> str:
     await trial.put("a", "b", "c")
     async with trial.receiving() as link:
         link.grant(1)
@@ -169,7 +169,7 @@ async def credit(trial: Trial) -> str:
 
 
 @check("locked, and settled by its token")
-async def lock_outlives_link(trial: Trial) -> str:
+async def lock_outlives_link(trial: AssumptionTrial) -> str:
     await trial.put("held")
     async with trial.receiving() as link:
         held = await trial.one(link, "held")
@@ -183,7 +183,7 @@ async def lock_outlives_link(trial: Trial) -> str:
 
 
 @check("completion refused, delivered again with count 1")
-async def lock_expires(trial: Trial) -> str:
+async def lock_expires(trial: AssumptionTrial) -> str:
     await trial.put("held")
     async with trial.receiving() as link:
         held = await trial.one(link, "held")
@@ -196,7 +196,7 @@ async def lock_expires(trial: Trial) -> str:
 
 
 @check(f"{LOCK_SECONDS:.0f} s after the delivery")
-async def locked_until(trial: Trial) -> str:
+async def locked_until(trial: AssumptionTrial) -> str:
     await trial.put("a")
     async with trial.receiving() as link:
         received = await trial.one(link, "a")
@@ -211,7 +211,7 @@ async def locked_until(trial: Trial) -> str:
 
 
 @check("extended, and completed")
-async def lock_renewal(trial: Trial) -> str:
+async def lock_renewal(trial: AssumptionTrial) -> str:
     await trial.put("a")
     async with trial.receiving() as link:
         held = await trial.one(link, "a")
@@ -225,16 +225,16 @@ async def lock_renewal(trial: Trial) -> str:
 
 
 @check("delivered again at once with count 0")
-async def release(trial: Trial) -> str:
+async def release(trial: AssumptionTrial) -> str:
     return await _returned(trial, RELEASED)
 
 
 @check("delivered again at once with count 1")
-async def abandon(trial: Trial) -> str:
+async def abandon(trial: AssumptionTrial) -> str:
     return await _returned(trial, ABANDONED)
 
 
-async def _returned(trial: Trial, outcome: Outcome) -> str:
+async def _returned(trial: AssumptionTrial, outcome: Outcome) -> str:
     await trial.put("a")
     async with trial.receiving() as link:
         first = await trial.one(link, "a")
@@ -248,7 +248,7 @@ async def _returned(trial: Trial, outcome: Outcome) -> str:
 
 
 @check("ascending from the number on, locked ones too")
-async def peek(trial: Trial) -> str:
+async def peek(trial: AssumptionTrial) -> str:
     await trial.put("a", "b", "c")
     async with trial.receiving() as link:
         taken = await trial.take(link, "a", "b", "c")
@@ -259,7 +259,7 @@ async def peek(trial: Trial) -> str:
 
 
 @check("stored with reason and description")
-async def dead_lettering(trial: Trial) -> str:
+async def dead_lettering(trial: AssumptionTrial) -> str:
     await trial.put("a")
     async with trial.receiving() as link:
         if not await (await trial.one(link, "a")).settle(dead_letter("reason", "description")):
@@ -271,7 +271,7 @@ async def dead_lettering(trial: Trial) -> str:
     return f"stored with reason {found[0]!r} and description {found[1]!r}"
 
 
-async def _dead(trial: Trial, name: str) -> Sections:
+async def _dead(trial: AssumptionTrial, name: str) -> Sections:
     async with trial.receiving(dead_letters.dead_letter_path(trial.path)) as link:
         dead = await trial.one(link, name)
         await dead.settle()
@@ -279,7 +279,7 @@ async def _dead(trial: Trial, name: str) -> Sections:
 
 
 @check("not delivered, dead-lettered as TTLExpiredException")
-async def expiry(trial: Trial) -> str:
+async def expiry(trial: AssumptionTrial) -> str:
     await trial.put(trial.message("a", ttl_ms=int(1000 * TTL_SECONDS)))
     await trial.sleep(TTL_SECONDS + MARGIN_SECONDS)
     if await trial.is_delivered("a"):
@@ -289,7 +289,7 @@ async def expiry(trial: Trial) -> str:
 
 
 @check("peeked as scheduled, delivered when due")
-async def schedule(trial: Trial) -> str:
+async def schedule(trial: AssumptionTrial) -> str:
     await trial.put("now")
     async with trial.receiving() as link:
         now = await trial.one(link, "now")
@@ -309,7 +309,7 @@ async def schedule(trial: Trial) -> str:
 
 
 @check("in order", "sessions")
-async def session_order(trial: Trial) -> str:
+async def session_order(trial: AssumptionTrial) -> str:
     sent = [str(number) for number in range(5)]
     await trial.put(*sent, session=trial.name)
     session = await trial.client.session(trial.path, trial.name)
@@ -319,7 +319,7 @@ async def session_order(trial: Trial) -> str:
 
 
 @check("refused as locked", "sessions")
-async def session_lock(trial: Trial) -> str:
+async def session_lock(trial: AssumptionTrial) -> str:
     first = await trial.client.session(trial.path, trial.name)
     try:
         (await trial.client.session(trial.path, trial.name)).close()
@@ -331,7 +331,7 @@ async def session_lock(trial: Trial) -> str:
 
 
 @check("unlocked at once, with its messages", "sessions")
-async def session_ends_with_link(trial: Trial) -> str:
+async def session_ends_with_link(trial: AssumptionTrial) -> str:
     await trial.put("a", session=trial.name)
     first = await trial.client.session(trial.path, trial.name)
     await trial.one(first, "a")
@@ -346,7 +346,7 @@ async def session_ends_with_link(trial: Trial) -> str:
 
 
 @check("renewal refused, and given to another receiver", "sessions")
-async def session_lock_expires(trial: Trial) -> str:
+async def session_lock_expires(trial: AssumptionTrial) -> str:
     first = await trial.client.session(trial.path, trial.name)
     await trial.sleep(LOCK_SECONDS + MARGIN_SECONDS)
     try:
@@ -360,7 +360,7 @@ async def session_lock_expires(trial: Trial) -> str:
 
 
 @check("none at first, then kept", "sessions")
-async def session_state(trial: Trial) -> str:
+async def session_state(trial: AssumptionTrial) -> str:
     first = await trial.client.session(trial.path, trial.name)
     at_first = await trial.client.session_state(trial.path, trial.name)
     await trial.client.set_session_state(first, b"state")
@@ -372,7 +372,7 @@ async def session_state(trial: Trial) -> str:
 
 
 @check("refused without a session", "sessions")
-async def session_required(trial: Trial) -> str:
+async def session_required(trial: AssumptionTrial) -> str:
     try:
         await trial.put("a")
     except ServiceRefused:

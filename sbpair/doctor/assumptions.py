@@ -81,7 +81,7 @@ class NotDelivered(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
+class TrialMessage:
     """A message under lock, as it was delivered."""
 
     link: RawReceiver
@@ -102,7 +102,7 @@ class Received:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class AssumptionTrial:
     """The means of one check: `path` is its temporary queue, `seconds` the time limit of a delivery."""
 
     client: AmqpClient
@@ -159,23 +159,23 @@ class Trial:
         finally:
             link.close()
 
-    async def take(self, link: RawReceiver, *names: str) -> list[Received]:
+    async def take(self, link: RawReceiver, *names: str) -> list[TrialMessage]:
         """Receive until messages of these names are there; return all of this check. Raises NotDelivered."""
-        found: dict[str, Received] = {}
+        found: dict[str, TrialMessage] = {}
         while missing := [name for name in names if name not in found]:
             link.grant(CREDIT)
             arrived = await link.take(CREDIT, seconds=self.seconds)
             if not arrived:
                 raise NotDelivered(f"{missing[0]!r} was not delivered within {self.seconds:g} s")
             for delivery in arrived:
-                received = Received(link, delivery, Sections.split(delivery.payload))
+                received = TrialMessage(link, delivery, Sections.split(delivery.payload))
                 if name := self.own(received.sections):
                     found[name] = received
                 else:
                     await received.settle()
         return list(found.values())
 
-    async def one(self, link: RawReceiver, name: str) -> Received:
+    async def one(self, link: RawReceiver, name: str) -> TrialMessage:
         """Receive the message of this name. Raises NotDelivered."""
         return next(each for each in await self.take(link, name) if self.own(each.sections) == name)
 
@@ -189,7 +189,7 @@ class Trial:
         return name in (self.own(each.sections) for each in taken)
 
 
-Observe: TypeAlias = Callable[[Trial], Awaitable[str]]
+Observe: TypeAlias = Callable[[AssumptionTrial], Awaitable[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +201,7 @@ class AssumptionCheck:
     queue: str
     observe: Observe
 
-    async def run(self, trial: Trial) -> str:
+    async def run(self, trial: AssumptionTrial) -> str:
         """Return the observation. Raises SbpairError if the namespace cannot be asked."""
         try:
             return await self.observe(replace(trial, name=self.name, expected=self.expected))

@@ -19,7 +19,7 @@ from sbpair.amqp_client.raw_links import ACCEPTED
 from sbpair.azure.credentials import signed_in
 from sbpair.doctor.assumption_checks import CHECKS
 from sbpair.doctor.assumptions import ENTITIES as ASSUMPTION_ENTITIES
-from sbpair.doctor.assumptions import LOCK_SECONDS, AssumptionCheck, Trial, entities
+from sbpair.doctor.assumptions import LOCK_SECONDS, AssumptionCheck, AssumptionTrial, entities
 from sbpair.doctor.check import Check, CheckNote, Diagnosis, bounded, failed, ok, unknown
 from sbpair.errors import AccessError, ExitCode, PartitionsWanted, SbpairError, Unavailable
 from sbpair.management.calls import Sleep
@@ -195,12 +195,12 @@ class _Questions:
         paths = {purpose: await queues.create(each) for purpose, each in wanted.items()}
         for each in CHECKS.values():
             if each.queue in paths:
-                trial = Trial(client, paths[each.queue], self.seconds, self.sleep)
+                trial = AssumptionTrial(client, paths[each.queue], self.seconds, self.sleep)
                 await self._ask(each.name, self._assumption(each, trial), seconds=4 * self.seconds + 2 * LOCK_SECONDS)
             else:
                 self._record(unknown(self._name(each.name), f"a Basic namespace has no {each.queue}"))
 
-    async def _assumption(self, check: AssumptionCheck, trial: Trial) -> Check:
+    async def _assumption(self, check: AssumptionCheck, trial: AssumptionTrial) -> Check:
         return self._judged(check.name, check.expected, await check.run(trial))
 
     async def _message_size(self, client: AmqpClient, path: str, tier: str) -> Check:

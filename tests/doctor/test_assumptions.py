@@ -12,7 +12,7 @@ from sbpair.amqp.message import Sections
 from sbpair.amqp_client.client import connect
 from sbpair.doctor import live_questions
 from sbpair.doctor.assumption_checks import CHECKS
-from sbpair.doctor.assumptions import ASSUMED, Trial, assumptions, entities
+from sbpair.doctor.assumptions import ASSUMED, AssumptionTrial, assumptions, entities
 from sbpair.doctor.check import Check, diagnosis_exit_code
 from sbpair.emulator.entities import queue as queue_module
 from sbpair.emulator.entities import service_envelope
@@ -108,12 +108,12 @@ async def test_the_emulator_confirms_every_assumption_that_its_tier_has(tier: st
 
 
 @asynccontextmanager
-async def trial(emulator: Emulator, name: str) -> AsyncIterator[Trial]:
+async def trial(emulator: Emulator, name: str) -> AsyncIterator[AssumptionTrial]:
     """Create the queue of one check, and connect to it."""
     endpoint = endpoint_on(emulator, "contoso")
     wanted = entities(live_questions.queue_names(TAG, assumptions=True), basic=False)[CHECKS[name].queue]
     async with open_temporary_queues(endpoint, lambda *_: None) as queues, connect(endpoint) as client:
-        yield Trial(client, await queues.create(wanted), 0.2, advancing(emulator))
+        yield AssumptionTrial(client, await queues.create(wanted), 0.2, advancing(emulator))
 
 
 def around(kind: Any, name: str, change: Callable[..., object]) -> Callable[[pytest.MonkeyPatch], None]:
