@@ -113,15 +113,6 @@ async def test_a_link_outlives_the_lock_of_its_session_by_a_moment(peer: Peer) -
     assert (await peer.wait(LinkDetached, of=link)).error.condition == "com.microsoft:session-lock-lost"
 
 
-async def test_a_filter_is_echoed_described(peer: Peer) -> None:
-    name = Symbol("apache.org:selector-filter:string")
-    link = (await peer.begin()).receiver("selecting")
-    selector = Described(name, "a = 1")
-    link.open(source=Source("orders", filter={name: selector}), target=Target("peer"))
-    await peer.wait(LinkAttached, of=link)
-    assert link.remote.source.filter[name] == selector
-
-
 async def test_the_management_node_answers_about_sessions(peer: Peer) -> None:
     sessions(peer.stage)
     node, name = "sessions/$management", {"session-id": "s"}

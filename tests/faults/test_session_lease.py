@@ -124,22 +124,28 @@ def disabled_for_good(stage: Stage, queue: Any) -> None:
     stage.world.secondary.create_queue(LEASES)
 
 
-@pytest.mark.parametrize("lose", [expire, taken_over, had_meanwhile, deleted, disabled_for_good])
+@pytest.mark.parametrize(
+    ("lose", "count"),
+    # A lock that ends before its time is known to be lost with the detach of its link, a moment later.
+    [(expire, 11), (taken_over, 11), (had_meanwhile, 10), (deleted, 10), (disabled_for_good, 10)],
+)
 @pytest.mark.parametrize("once", [True, False])
 @played()
-async def test_nothing_is_sent_once_the_lease_is_lost(stage: Stage, lose: Callable[..., None], once: bool) -> None:
+async def test_nothing_is_sent_once_the_lease_is_known_to_be_lost(
+    stage: Stage, lose: Callable[..., None], count: int, once: bool
+) -> None:
     queue = leases(stage)
     running = await start(stage, 30, once=once)
     lose(stage, queue)
     result = await running
-    assert sent(stage) == 10
+    assert sent(stage) == count
     assert result.exit_code == 4
     assert {type(error) for _, error in result.failures} == {LeaseLost}
     assert result.receipt.balanced
-    assert result.receipt.released == result.receipt.received - 10
+    assert result.receipt.released == result.receipt.received - count
     await asyncio.sleep(200.0)
-    assert sent(stage) == 10
-    assert stage.backlog().counts().active == 20
+    assert sent(stage) == count
+    assert stage.backlog().counts().active == 30 - count
 
 
 @played()
