@@ -139,7 +139,10 @@ class Archive:
         """Return the bytes of each file below a directory, by path."""
         selector = fs.FileSelector(f"{self.root}/{under}", recursive=True, allow_not_found=True)
         with self._reporting():
-            found = self._fs.get_file_info(selector)
+            try:
+                found = self._fs.get_file_info(selector)
+            except FileNotFoundError:  # the directory was made between pyarrow's two looks at it
+                found = self._fs.get_file_info(selector)
         start = len(self.root.lstrip("/")) + 1
         return {info.path.lstrip("/")[start:]: int(info.size or 0) for info in found if info.type == fs.FileType.File}
 

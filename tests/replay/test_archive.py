@@ -57,6 +57,25 @@ def archive(tmp_path: Path) -> Archive:
     return made
 
 
+class MadeMeanwhile:
+    """A file system that makes a directory while it lists it, as another process may."""
+
+    def __init__(self, inner: Any, directory: Path) -> None:
+        self._inner, self._directory = inner, directory
+
+    def get_file_info(self, selector: Any) -> Any:
+        if not self._directory.exists():
+            self._directory.mkdir(parents=True)
+            (self._directory / "one").write_bytes(b"1234")
+            raise FileNotFoundError(f"Cannot list directory '{self._directory}'")
+        return self._inner.get_file_info(selector)
+
+
+def test_a_directory_that_is_made_while_it_is_listed_is_listed(archive: Archive, tmp_path: Path) -> None:
+    archive._fs = MadeMeanwhile(archive._fs, tmp_path / RUN.id / LEDGER)
+    assert archive.sizes(LEDGER) == {f"{LEDGER}/one": 4}
+
+
 def key(number: int, message_id: str | None = None) -> Key:
     return (QUEUE, number, 1_000 + number, message_id or f"m{number}")
 
