@@ -55,7 +55,7 @@ async def opened(bench: Bench) -> AsyncIterator[Peer]:
         writer.transport.abort()
 
 
-@check("access", f"{of.GITHUB}Azure/azure-sdk-for-js/blob/main/sdk/core/core-amqp/changelog.md")
+@check("access", f"{of.GITHUB}Azure/azure-sdk-for-go/blob/main/sdk/messaging/azservicebus/CHANGELOG.md")
 async def a_connection_has_one_pair_of_links_for_tokens(bench: Bench) -> None:
     async with opened(bench) as peer:
         await peer.attach_sender("$cbs")
