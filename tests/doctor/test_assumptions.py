@@ -28,14 +28,14 @@ from sbpair.emulator.service_errors import NotAllowed
 from sbpair.management.temporary_queues import open_temporary_queues
 from sbpair.model.report import Outcome
 from sbpair.testing import Emulator
-from tests.conformance import entity_checks, queue_checks, transaction_checks
+from tests.conformance import entity_checks, queue_checks, transaction_checks, wire_checks
 from tests.conformance.registry import JAVASCRIPT_CHECKS, PYTHON_CHECKS
 from tests.kit.pairs import endpoint_on
 
 TAG = "0123456789ab"
 LIVE = ("message_size", "largest_message", "ping", "idle_detach")
 MANAGED = ("description", "timespan_max", "partitioned_size", "unpartitioned")
-CONFORMANCE_MODULES = (queue_checks, entity_checks, transaction_checks)
+CONFORMANCE_MODULES = (queue_checks, entity_checks, transaction_checks, wire_checks)
 """Their checks are registered when they are loaded."""
 
 
@@ -53,7 +53,7 @@ def test_each_assumption_has_its_facts() -> None:
 
 def test_each_conformance_row_that_it_names_exists() -> None:
     rows = {check.name for check in (*PYTHON_CHECKS, *JAVASCRIPT_CHECKS)}
-    assert len(CONFORMANCE_MODULES) == 3
+    assert len(CONFORMANCE_MODULES) == 4
     assert {row for entry in assumptions().values() for row in entry.conformance} <= rows
 
 
