@@ -14,6 +14,9 @@ from sbpair.model.queues import Difference, QueueFinding, QueueState, Usage, Uti
 from sbpair.model.report import Outcome, Report, ReportItem
 
 MEGABYTE = 1024 * 1024
+MAX_PEEK = 1_000
+"""So many messages of each queue are peeked, unless told otherwise."""
+
 FULL_SHARE = 0.8
 FULL_SOON_SECONDS = 86_400.0
 """A queue is full from that share on, and where it will be within that time at the measured rate."""

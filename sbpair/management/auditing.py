@@ -22,6 +22,7 @@ from sbpair.azure.destinations import DestinationEntity, open_destinations
 from sbpair.azure.management_errors import attempt
 from sbpair.errors import AccessError, SbpairError, Unavailable
 from sbpair.management.audit_findings import (
+    MAX_PEEK,
     Audit,
     DestinationSummary,
     Unseen,
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 OnEvent = Callable[["ControlEvent | Peeked"], object]
 
-MAX_PEEK = 1_000
 SAMPLE_SECONDS = 5.0
 
 

@@ -14,8 +14,15 @@ from sbpair.cli.render import queues
 from sbpair.cli.render.screen import Document, Screen, rounded, spoken
 from sbpair.cli.render.status import LEGEND, sampled, total_document, total_line
 from sbpair.cli.render.table import columns, limited
-from sbpair.management.audit_findings import FAIL_ON, Audit, AuditFinding, DestinationSummary, audit_exit_code, is_full
-from sbpair.management.auditing import MAX_PEEK
+from sbpair.management.audit_findings import (
+    FAIL_ON,
+    MAX_PEEK,
+    Audit,
+    AuditFinding,
+    DestinationSummary,
+    audit_exit_code,
+    is_full,
+)
 from sbpair.model.queues import Utilisation
 from sbpair.model.report import Outcome
 
