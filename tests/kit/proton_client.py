@@ -123,15 +123,22 @@ class ScriptedClient:
             yield "transaction_aborted"
 
     def counts(self, *paths: str) -> list[tuple[int, int]]:
-        """Return (messages, locked messages) of each queue."""
-        queues = [self.namespace.queue(path).messages for path in paths or ["orders"]]
-        return [(len(each), each.locked_count) for each in queues]
+        """Return (messages, locked messages) of each queue, after all that the emulator has begun."""
+
+        def read() -> list[tuple[int, int]]:
+            queues = [self.namespace.queue(path).messages for path in paths or ["orders"]]
+            return [(len(each), each.locked_count) for each in queues]
+
+        return self._in_loop(read)
 
     def advance(self, ms: int) -> None:
-        async def in_loop() -> None:
-            self.emulator.advance(ms)
+        self._in_loop(lambda: self.emulator.advance(ms))
 
-        asyncio.run_coroutine_threadsafe(in_loop(), self.loop).result(SECONDS)
+    def _in_loop(self, call: Callable[[], Any]) -> Any:
+        async def in_loop() -> Any:
+            return call()
+
+        return asyncio.run_coroutine_threadsafe(in_loop(), self.loop).result(SECONDS)
 
 
 for _name in EVENTS:
