@@ -41,6 +41,7 @@ class Server(http.server.BaseHTTPRequestHandler):
     """Answers `ok`; /wait only after `released`."""
 
     begun, released = threading.Event(), threading.Event()
+    wbufsize = -1  # an answer is sent at once: nothing is left to write to a client that has what it wants
 
     def do_GET(self) -> None:
         if self.path.endswith("/wait"):

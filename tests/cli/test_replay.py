@@ -90,10 +90,10 @@ def sbpair_process(
     """Run the tool in a process; `room` limits the bytes of its files."""
 
     def limit() -> None:
-        if room is not None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
 
-    return command.run("replay", *words, env=environment(home, changed), preexec_fn=limit)
+    limited = {} if room is None else {"preexec_fn": limit}
+    return command.run("replay", *words, env=environment(home, changed), **limited)
 
 
 @pytest.mark.parametrize("words", [["run"], ["resume", "r1"]])

@@ -3,20 +3,22 @@
 import asyncio
 import os
 import re
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from sbpair.testing import Emulator
+from tests.kit.fork_server import STRICT, Forked, can_fork, fork
 
 Here = Callable[..., tuple[int, str, str]]
 """Runs a command line in this process: the fixture `here`."""
 
 SIDES = ("PRIMARY", "SECONDARY")
-STRICT = ("-W", "error")
-"""Python's options that make a warning an error."""
 
 
 def environment(emulator: Emulator | None, *without: str, **more: str) -> dict[str, str]:
@@ -43,7 +45,76 @@ def run_program(*words: str | Path, env: dict[str, str] | None = None, **more: A
 
 def run(*words: str, env: dict[str, str], **more: Any) -> subprocess.CompletedProcess[str]:
     """Run the command line in a process of its own."""
-    return run_program(sys.executable, *STRICT, "-m", "sbpair", *words, env=env, **more)
+    if more or not can_fork(env):
+        return run_program(sys.executable, *STRICT, "-m", "sbpair", *words, env=env, **more)
+
+    async def ran() -> tuple[int, str, str]:
+        async with asyncio.timeout(60):
+            return await finished(await start(*words, env=env))
+
+    return subprocess.CompletedProcess(words, *asyncio.run(ran()))
+
+
+class Process:
+    """A forked process, with the face of asyncio's."""
+
+    def __init__(self, forked: Forked) -> None:
+        self.stdin: asyncio.StreamWriter | None = None
+        self.stdout: asyncio.StreamReader | None = None
+        self.stderr: asyncio.StreamReader | None = None
+        self.pid = forked.pid
+        self._forked = forked
+        self._ended = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(forked.reply, self._on_end)
+
+    def _on_end(self) -> None:
+        self._loop.remove_reader(self._forked.reply)
+        self._forked.reap()
+        self._ended.set()
+
+    @property
+    def returncode(self) -> int | None:
+        return self._forked.returncode
+
+    async def wait(self) -> int:
+        await self._ended.wait()
+        return self._forked.reap()
+
+    def send_signal(self, number: int) -> None:
+        if self.returncode is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    async def communicate(self, text: bytes | None = None) -> tuple[bytes, bytes]:
+        if self.stdin is not None:
+            with suppress(BrokenPipeError, ConnectionResetError):
+                self.stdin.write(text or b"")
+                await self.stdin.drain()
+            self.stdin.close()
+        streams = [each for each in (self.stdout, self.stderr) if each is not None]
+        read = iter(await asyncio.gather(*[each.read() for each in streams]))
+        await self.wait()
+        return (next(read) if self.stdout else b""), (next(read) if self.stderr else b"")
+
+    async def connect(self, ends: list[int | None]) -> None:
+        """Take the test's ends of the pipes."""
+        stdin, *outputs = ends
+        if stdin is not None:
+            pipe = os.fdopen(stdin, "wb", buffering=0)
+            made = await self._loop.connect_write_pipe(asyncio.streams.FlowControlMixin, pipe)
+            self.stdin = asyncio.StreamWriter(*made, None, self._loop)
+        for name, end in zip(("stdout", "stderr"), outputs, strict=True):
+            if end is not None:
+                reader = asyncio.StreamReader()
+                pipe = os.fdopen(end, "rb", buffering=0)
+                await self._loop.connect_read_pipe(partial(asyncio.StreamReaderProtocol, reader), pipe)
+                setattr(self, name, reader)
 
 
 async def start(
@@ -55,7 +126,9 @@ async def start(
     stdout: int = asyncio.subprocess.PIPE,
     stderr: int = asyncio.subprocess.PIPE,
     prepare: Callable[[], object] | None = None,
-) -> asyncio.subprocess.Process:
+) -> Any:
+    if prepare is None and program == ("-m", "sbpair") and can_fork(env):
+        return await _forked(words, env, (stdin, stdout, stderr), strict=python == STRICT)
     return await asyncio.create_subprocess_exec(
         *(sys.executable, *python, *program, *words),
         env=env,
@@ -66,7 +139,29 @@ async def start(
     )
 
 
-async def finished(process: asyncio.subprocess.Process, text: str = "") -> tuple[int, str, str]:
+async def _forked(words: tuple[str, ...], env: dict[str, str], files: Sequence[int], *, strict: bool) -> Process:
+    theirs: list[int] = []
+    ends: list[int | None] = []
+    with ExitStack() as opened:
+        for number, file in enumerate(files):
+            if file == asyncio.subprocess.PIPE:
+                pipe = os.pipe()
+                ends.append(pipe[number == 0])
+                theirs.append(pipe[number != 0])
+                opened.callback(os.close, theirs[-1])
+            elif file == asyncio.subprocess.DEVNULL:
+                ends.append(None)
+                theirs.append(os.open(os.devnull, os.O_RDWR))
+                opened.callback(os.close, theirs[-1])
+            else:
+                ends.append(None)
+                theirs.append(theirs[1] if file == asyncio.subprocess.STDOUT else file)
+        process = Process(fork(words, env, theirs, strict=strict))
+    await process.connect(ends)
+    return process
+
+
+async def finished(process: Any, text: str = "") -> tuple[int, str, str]:
     """Wait for a process; return its exit code and what it wrote to the standard output and error."""
     out, err = await process.communicate(text.encode() if process.stdin else None)
     assert process.returncode is not None
