@@ -63,6 +63,8 @@ def listen(host: str, port: int, port_option: str = "", address_option: str = ""
             raise UsageError(f"{what} is not an address of this machine", hint=hint) from error
         raise MachineLacks(f"{where}: {os.strerror(number)}", hint="choose a port above 1023") from error
     listening.setblocking(False)
+    # Accepted sockets inherit it. asyncio sets it only on sockets whose protocol is given, which is not so here.
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listening
 
 

@@ -36,7 +36,8 @@ def test_a_port_that_listens_is_taken_and_free_again_once_closed() -> None:
             with pytest.raises(PortInUse, match=f"^--port: port {port} on 127.0.0.1 is in use$"):
                 listen("127.0.0.1", port, "--port", "--host")
             client = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
-            stack.enter_context(first.accept()[0])
+            accepted = stack.enter_context(first.accept()[0])
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
         client.close()
         assert stack.enter_context(listen("127.0.0.1", port)).getsockname()[1] == port
 
