@@ -120,7 +120,10 @@ def _given(param: object, value: str) -> list[str]:
     return [name_of(param)] if param.is_flag else [f"{name_of(param)}={value}"]  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(("line", "error"), list(declared()), ids=[line[7:70] for line, _ in declared()])
+DECLARED = list(declared())
+
+
+@pytest.mark.parametrize(("line", "error"), DECLARED, ids=[line[7:70] for line, _ in DECLARED])
 def test_a_declared_bound_or_relation_is_checked_before_anything_else(line: str, error: str, here: Here) -> None:
     code, out, err = here(*shlex.split(line)[1:], NO_COLOR="1")
     assert (code, out) == (2, "")
