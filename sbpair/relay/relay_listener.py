@@ -265,7 +265,11 @@ class AsyncRelayListener:
         self.is_closed = False
 
     async def __aenter__(self) -> Self:
-        await self.start()
+        try:
+            await self.start()
+        except BaseException:  # without the block there is no __aexit__
+            await self.close(0)
+            raise
         return self
 
     async def __aexit__(self, *_details: object) -> None:

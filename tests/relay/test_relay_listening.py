@@ -226,7 +226,8 @@ async def test_close_finishes_accepted_requests_and_takes_no_more(bench: RelayPa
         await listener.start()
 
 
-async def test_close_does_not_wait_for_a_side_that_does_not_answer(bench: RelayPairBench) -> None:
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_an_end_does_not_wait_for_a_side_that_does_not_answer(bench: RelayPairBench, cancelled: bool) -> None:
     accepted = asyncio.Event()
 
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -239,12 +240,16 @@ async def test_close_does_not_wait_for_a_side_that_does_not_answer(bench: RelayP
     primary = RelayEndpoint(f"127.0.0.1:{port}", "a", SasKey("a", "Yg=="), tls=False)
     async with server:
         listener = AsyncRelayListener(RelayPair(primary, bench.pair.secondary), bench.echo, clock=bench.clock)
-        starting = asyncio.create_task(listener.start())
+        starting = asyncio.create_task(listener.__aenter__())
         await accepted.wait()
         await until(lambda: listener.up_sides == ("secondary",))
         async with asyncio.timeout(STOP_SECONDS / 2):
-            await listener.close()
-            await starting
+            if cancelled:
+                starting.cancel()
+            else:
+                await listener.close()
+            await asyncio.gather(starting, return_exceptions=True)
+    assert listener.up_sides == ()
 
 
 async def test_close_reports_the_requests_that_take_too_long(bench: RelayPairBench) -> None:
