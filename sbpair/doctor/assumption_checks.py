@@ -22,7 +22,7 @@ from sbpair.amqp.types import Described, Long, Map, Symbol, Timestamp, UByte, UL
 from sbpair.amqp_client.client import lock_token
 from sbpair.amqp_client.raw_links import ABANDONED, ACCEPTED, RELEASED, dead_letter
 from sbpair.doctor.assumptions import CHECKS, LOCK_SECONDS, AssumptionTrial, check
-from sbpair.errors import EntityMissing, ServiceRefused, SessionLocked, SessionLockLost
+from sbpair.errors import AccessError, EntityMissing, ServiceRefused, SessionLocked, SessionLockLost
 from sbpair.move.message import dead_letters, envelope
 
 __all__ = ["CHECKS"]
@@ -119,6 +119,8 @@ async def missing_entity(trial: AssumptionTrial) -> str:
         await trial.client.sender(f"{trial.path}-missing")
     except EntityMissing:
         return trial.expected
+    except AccessError:
+        return "refused as if the key lacked rights"
     except ServiceRefused as error:
         return f"refused: {error.condition}"
     return "accepted"

@@ -10,13 +10,16 @@ import pytest
 
 from sbpair.amqp.message import Sections
 from sbpair.amqp_client.client import connect
+from sbpair.amqp_client.raw_links import RawReceiver
 from sbpair.doctor import live_questions
 from sbpair.doctor.assumption_checks import CHECKS
 from sbpair.doctor.assumptions import ASSUMED, AssumptionTrial, assumptions, entities
 from sbpair.doctor.check import Check, diagnosis_exit_code
+from sbpair.emulator.entities import namespace as namespace_module
 from sbpair.emulator.entities import queue as queue_module
 from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.entities.message_order import Locks, MessageStore, ReadyQueue
+from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.entities.queue import DuplicateDetector
 from sbpair.emulator.entities.sessions import HeldSession, SessionMessages
 from sbpair.emulator.entities.subqueue import SubQueue
@@ -24,7 +27,7 @@ from sbpair.emulator.entities.topic import TopicEntity
 from sbpair.emulator.faults.fault_points import Fault
 from sbpair.emulator.frontends.amqp.outgoing_link import OutgoingLink
 from sbpair.emulator.server import RequestedNamespace
-from sbpair.emulator.service_errors import NotAllowed
+from sbpair.emulator.service_errors import NotAllowed, Unauthorized
 from sbpair.management.temporary_queues import open_temporary_queues
 from sbpair.model.report import Outcome
 from sbpair.testing import Emulator
@@ -140,6 +143,10 @@ def refuse(*_args: Any) -> None:
     raise NotAllowed("no subscription takes it")
 
 
+def upper_case_is_of_another(original: Any, namespace: Namespace, address: str, *args: Any) -> object:
+    return original(namespace, f"{address}-other" if address.isupper() else address, *args)
+
+
 def a_minute_later(original: Any, *args: Any) -> object:
     """Add a minute to the time that is the last argument."""
     return original(*args[:-1], args[-1] + 60_000)
@@ -148,6 +155,11 @@ def a_minute_later(original: Any, *args: Any) -> object:
 def release_all(original: Any, link: Any) -> None:
     original(link)
     link._queue.subqueue.expire_locks()
+
+
+def grant_two_more(original: Any, link: RawReceiver, credit: int) -> None:
+    """Grant more than a check knows: to it, the service sends too many. A frame without credit would fail the test."""
+    original(link, credit + 2)
 
 
 reversed_delivery = around(ReadyQueue, "take", lambda original, *args: original(*args)[::-1])
@@ -163,12 +175,23 @@ BROKEN: list[tuple[str, Callable[[pytest.MonkeyPatch], None], str]] = [
     ("content", without("application_properties"), "changed: application properties"),
     ("sender_annotations", without("delivery_annotations"), "changed: delivery annotations"),
     ("footer", without("footer"), "changed: footer"),
+    (
+        "missing_entity",
+        around(namespace_module, "entity_not_found", lambda *_: Unauthorized("no such entity")),
+        "refused as if the key lacked rights",
+    ),
+    (
+        "path_case",
+        around(Namespace, "resolve", upper_case_is_of_another),
+        "another entity",
+    ),
     ("topic_discards", around(TopicEntity, "send", refuse), "refused: amqp:not-allowed"),
     (
         "duplicates",
         around(DuplicateDetector, "enqueue_new", lambda _, _self, messages, _now, enqueue: enqueue(messages)),
         "stored 2 times",
     ),
+    ("credit", around(RawReceiver, "grant", grant_two_more), "3 for a credit of 1"),
     (
         "lock_outlives_link",
         around(OutgoingLink, "on_detached", release_all),
@@ -178,6 +201,12 @@ BROKEN: list[tuple[str, Callable[[pytest.MonkeyPatch], None], str]] = [
         "lock_expires",
         around(Locks, "take", a_minute_later),
         "completed 5.5 s after its delivery",
+    ),
+    ("locked_until", around(Locks, "take", a_minute_later), "65 s after the delivery"),
+    (
+        "locked_until",
+        around(service_envelope, "_general_annotations", lambda original, *given, **_: original(*given, locked=False)),
+        "not stated",
     ),
     (
         "lock_renewal",
@@ -207,6 +236,11 @@ BROKEN: list[tuple[str, Callable[[pytest.MonkeyPatch], None], str]] = [
         "'later' was not delivered within 0.2 s",
     ),
     ("session_order", reversed_delivery, "as 4, 3, 2, 1, 0"),
+    (
+        "session_lock",
+        around(SessionMessages, "accept", lambda _, held, session: held._hold(held._sessions.session(session))),
+        "given to two receivers",
+    ),
     ("session_ends_with_link", around(HeldSession, "close", ignored), "locked after the end of its link"),
     (
         "session_lock_expires",
@@ -216,6 +250,10 @@ BROKEN: list[tuple[str, Callable[[pytest.MonkeyPatch], None], str]] = [
     ("session_state", around(SessionMessages, "set_state", ignored), "None at first, then None"),
     ("session_required", around(queue_module, "check_session_ids", ignored), "accepted without a session"),
 ]
+
+
+def test_each_check_has_a_service_that_behaves_otherwise() -> None:
+    assert {name for name, *_ in BROKEN} == set(CHECKS)
 
 
 @pytest.mark.parametrize(("name", "break_it", "words"), BROKEN, ids=[name for name, *_ in BROKEN])
