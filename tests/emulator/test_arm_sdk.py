@@ -56,7 +56,8 @@ async def test_namespaces_are_told_from_any_port_with_their_tiers() -> None:
             standard, premium = await every(pages)
             assert (standard.name, standard.sku.name, standard.sku.capacity) == ("contoso", "Standard", None)
             assert (premium.name, premium.sku.tier, premium.sku.capacity) == ("contoso-dr", "Premium", 2)
-            assert premium.premium_messaging_partitions == 2
+            assert (premium.premium_messaging_partitions, premium.minimum_tls_version) == (2, "1.2")
+            assert premium.metric_id == f"{SUBSCRIPTION}:contoso-dr"
         one = await client.namespaces.get("mine", "CONTOSO-DR", **PLAIN)
         assert one.id == (
             f"/subscriptions/{SUBSCRIPTION}/resourceGroups/mine/providers/Microsoft.ServiceBus/namespaces/contoso-dr"

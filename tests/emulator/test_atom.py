@@ -63,10 +63,20 @@ async def test_a_backlog_queue_reads_back_element_for_element(manager: Manager) 
     assert elements_of((await manager.ask("GET", BACKLOG + "?enrich=true"))[1]) == elements_of(text)
 
 
-async def test_old_api_versions_get_no_message_size(manager: Manager) -> None:
-    _, text = await manager.put("orders?api-version=2017-04")
-    assert "MaxMessageSizeInKilobytes" not in elements_of(text)
-    assert "MaxMessageSizeInKilobytes" in elements_of((await manager.ask("GET", "orders?api-version=2021-05"))[1])
+async def test_an_api_version_has_its_elements(manager: Manager) -> None:
+    newer = ("MaxMessageSizeInKilobytes", "SqlFilterCount", "CorrelationFilterCount")
+    await manager.put("orders", kind="TopicDescription")
+    for version, count in (("2017-04", 0), ("2021-05", 1), ("2024-05", 3)):
+        _, text = await manager.ask("GET", f"orders?api-version={version}")
+        assert [name for name in elements_of(text, "TopicDescription") if name in newer] == [*newer[:count]]
+
+
+async def test_user_metadata_is_in_its_place(manager: Manager) -> None:
+    for kind in ("QueueDescription", "TopicDescription"):
+        _, text = await manager.put(kind, "<UserMetadata>mine</UserMetadata>", kind)
+        found = list(elements_of(text, kind))
+        at = found.index("UserMetadata")
+        assert (found[at - 1], found[at + 1]) == ("AccessedAt", "SupportOrdering")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from tests.emulator.atom_client import Manager, elements_of, entry, open_manager
 from tests.kit.async_tests import InLoop
 
 SCHEMA = "http://www.w3.org/2001/XMLSchema"
-API_VERSION = "2021-05"
+API_VERSION = "2024-05"
 
 
 @pytest.fixture
@@ -32,9 +32,9 @@ async def test_a_topic_has_the_services_order_of_elements(manager: Manager) -> N
         "DefaultMessageTimeToLive", "MaxSizeInMegabytes", "RequiresDuplicateDetection",
         "DuplicateDetectionHistoryTimeWindow", "EnableBatchedOperations", "SizeInBytes",
         "FilteringMessagesBeforePublishing", "IsAnonymousAccessible", "AuthorizationRules", "Status", "CreatedAt",
-        "UpdatedAt", "AccessedAt", "SupportOrdering", "CountDetails", "SubscriptionCount", "SqlFilterCount",
-        "CorrelationFilterCount", "AutoDeleteOnIdle", "EnablePartitioning", "EntityAvailabilityStatus",
-        "EnableSubscriptionPartitioning", "EnableExpress", "MaxMessageSizeInKilobytes",
+        "UpdatedAt", "AccessedAt", "SupportOrdering", "CountDetails", "SubscriptionCount", "AutoDeleteOnIdle",
+        "EnablePartitioning", "EntityAvailabilityStatus", "EnableSubscriptionPartitioning", "EnableExpress",
+        "MaxMessageSizeInKilobytes", "SqlFilterCount", "CorrelationFilterCount",
     ]  # fmt: skip
     assert found["FilteringMessagesBeforePublishing"] == "true"
     topic = manager.namespace.topic("a/topic")

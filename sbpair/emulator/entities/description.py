@@ -249,7 +249,7 @@ ELEMENTS: Final = (
     "LockDuration", "MaxSizeInMegabytes", "RequiresDuplicateDetection", "RequiresSession", "DefaultMessageTimeToLive",
     "DeadLetteringOnMessageExpiration", "DuplicateDetectionHistoryTimeWindow", "MaxDeliveryCount",
     "EnableBatchedOperations", "SizeInBytes", "MessageCount", "IsAnonymousAccessible", "AuthorizationRules", "Status",
-    "ForwardTo", "UserMetadata", "CreatedAt", "UpdatedAt", "AccessedAt", "SupportOrdering", "CountDetails",
+    "ForwardTo", "CreatedAt", "UpdatedAt", "AccessedAt", "UserMetadata", "SupportOrdering", "CountDetails",
     "AutoDeleteOnIdle", "EnablePartitioning", "EntityAvailabilityStatus", "ForwardDeadLetteredMessagesTo",
     "EnableExpress", "MaxMessageSizeInKilobytes",
 )  # fmt: skip
@@ -258,9 +258,9 @@ _TOPIC_ELEMENTS: Final = (
     "DefaultMessageTimeToLive", "MaxSizeInMegabytes", "RequiresDuplicateDetection",
     "DuplicateDetectionHistoryTimeWindow", "EnableBatchedOperations", "SizeInBytes",
     "FilteringMessagesBeforePublishing", "IsAnonymousAccessible", "AuthorizationRules", "Status", "ForwardTo",
-    "UserMetadata", "CreatedAt", "UpdatedAt", "AccessedAt", "SupportOrdering", "CountDetails", "SubscriptionCount",
-    "SqlFilterCount", "CorrelationFilterCount", "AutoDeleteOnIdle", "EnablePartitioning", "EntityAvailabilityStatus",
-    "EnableSubscriptionPartitioning", "EnableExpress", "MaxMessageSizeInKilobytes",
+    "CreatedAt", "UpdatedAt", "AccessedAt", "UserMetadata", "SupportOrdering", "CountDetails", "SubscriptionCount",
+    "AutoDeleteOnIdle", "EnablePartitioning", "EntityAvailabilityStatus", "EnableSubscriptionPartitioning",
+    "EnableExpress", "MaxMessageSizeInKilobytes", "SqlFilterCount", "CorrelationFilterCount",
 )  # fmt: skip
 
 _SUBSCRIPTION_ELEMENTS: Final = (
@@ -323,7 +323,7 @@ TOPIC: Final = DescriptionSchema(
     "Topic",
     _TOPIC_ELEMENTS,
     _settable(TopicDescription, tuple(name for name in _TOPIC_ELEMENTS if name != "ForwardTo")),
-    frozenset({"ForwardTo", "UserMetadata"}),
+    frozenset({"ForwardTo", "UserMetadata", "SqlFilterCount", "CorrelationFilterCount"}),
     ("RequiresDuplicateDetection", "EnablePartitioning"),
 )
 SUBSCRIPTION: Final = DescriptionSchema(

@@ -251,6 +251,7 @@ def _namespace_json(request: ArmRequest, namespace: Namespace) -> Json:
         "createdAt": created,
         "updatedAt": created,
         "serviceBusEndpoint": f"https://{namespace.authority}/",
+        "metricId": f"{request.subscription}:{namespace.name.lower()}",
     }
     sku: Json = {"name": "Standard", "tier": "Standard"}
     if request.provider == PROVIDER:
@@ -261,6 +262,7 @@ def _namespace_json(request: ArmRequest, namespace: Namespace) -> Json:
         properties["premiumMessagingPartitions"] = partitions
         properties["disableLocalAuth"] = properties["zoneRedundant"] = False
         properties["publicNetworkAccess"] = "Enabled"
+        properties["minimumTlsVersion"] = "1.2"
     return {
         "sku": sku,
         "id": f"{request.namespaces_id}/{namespace.name}",

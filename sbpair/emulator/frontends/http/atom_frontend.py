@@ -84,11 +84,6 @@ class AtomRequest:
         self.api_version = self.query.get("api-version", API_VERSIONS[-1])
         self.is_of_relay = request.headers.get("X-PROCESS-AT", "").lower() == "servicebus"
 
-    @property
-    def with_message_size(self) -> bool:
-        """Whether this api-version has the element MaxMessageSizeInKilobytes."""
-        return self.api_version >= "2021-05"
-
     def href(self, path: str, **query: object) -> str:
         return f"{self.base}/{quote(path, safe='/$')}?{urlencode({'api-version': self.api_version, **query})}"
 
@@ -224,7 +219,7 @@ class AtomFrontend:
     def _entry(self, request: AtomRequest, entities: EntityCollection, entity: QueueEntity) -> str:
         # A list that holds such an entity fails too: counts without those of a partition would be wrong.
         entity.check_all_partitions()
-        content = xml.entity_xml(entities.schema, entity, with_message_size=request.with_message_size)
+        content = xml.entity_xml(entities.schema, entity, request.api_version)
         times = (entity.created_at_ms, entity.updated_at_ms)
         title = entity.name if isinstance(entity, SubscriptionEntity) else entity.path
         return xml.entry_xml(request.href(entity.path), title, self._namespace.name, times, content)

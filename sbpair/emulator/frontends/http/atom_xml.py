@@ -38,6 +38,13 @@ _NOT_XML: Final = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff
 
 RULE: Final = "RuleDescription"
 COMPATIBILITY_LEVEL: Final = "20"
+_SINCE: Final = {
+    "MaxMessageSizeInKilobytes": "2021-05",
+    "SqlFilterCount": "2024-05",
+    "CorrelationFilterCount": "2024-05",
+}
+"""The API version of elements that the first one lacks."""
+
 _FILTER_TYPES: Final[dict[type[rules.Filter], str]] = {
     rules.TrueRuleFilter: "TrueFilter",
     rules.FalseRuleFilter: "FalseFilter",
@@ -148,13 +155,11 @@ def reported_elements(entity: QueueEntity) -> dict[str, str]:
     }
 
 
-def entity_xml(schema: DescriptionSchema, entity: QueueEntity, *, with_message_size: bool) -> str:
-    """Return an entity's description with its elements in order."""
+def entity_xml(schema: DescriptionSchema, entity: QueueEntity, api_version: str) -> str:
+    """Return an entity's description with its elements in order, without those that are newer than the API version."""
     parts = reported_elements(entity)
     parts |= {name: element(name, format_value(entity.description, name, schema.settable)) for name in schema.settable}
-    if not with_message_size:
-        parts.pop("MaxMessageSizeInKilobytes", None)
-    content = "".join(parts.get(name, "") for name in schema.elements)
+    content = "".join(parts.get(name, "") for name in schema.elements if _SINCE.get(name, "") <= api_version)
     return f'<{schema.element} xmlns="{SERVICE_BUS}" xmlns:i="{INSTANCE}">{content}</{schema.element}>'
 
 
