@@ -75,6 +75,15 @@ async def a_subscription_has_dead_letters_of_its_own(bench: Bench) -> None:
         await other.complete_message(await one(other))
 
 
+@check("topics", f"{of.GITHUB}Azure/azure-sdk-for-net/issues/11802")
+async def a_message_for_no_subscription_is_accepted(bench: Bench) -> None:
+    topic = await bench.topic()
+    await bench.send(topic, ServiceBusMessage("lost"), topic=True)
+    await bench.admin.create_subscription(topic, "late")
+    async with bench.receiver(topic, "late") as receiver:
+        await nothing(receiver)
+
+
 # Rules
 
 
@@ -201,6 +210,13 @@ async def a_description_reads_back(bench: Bench) -> None:
     found.max_delivery_count = 8
     await bench.admin.update_queue(found)
     assert (await bench.admin.get_queue(queue)).max_delivery_count == 8
+
+
+@check("management", of.PARTITIONING)
+async def a_partitioned_queue_has_room_in_each_partition(bench: Bench) -> None:
+    tier = (await bench.admin.get_namespace_properties()).messaging_sku
+    queue = await bench.queue(enable_partitioning=True, max_size_in_megabytes=1024)
+    assert (await bench.admin.get_queue(queue)).max_size_in_megabytes == (1 if tier == "Premium" else 16) * 1024
 
 
 @check("management", of.MANAGEMENT)

@@ -2,9 +2,11 @@
 
 import asyncio
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from uuid import UUID
 
 from azure.servicebus import NEXT_AVAILABLE_SESSION, ServiceBusMessage, ServiceBusMessageState, ServiceBusSubQueue
+from azure.servicebus.amqp import AmqpAnnotatedMessage
 from azure.servicebus.exceptions import (
     MessageLockLostError,
     MessageSizeExceededError,
@@ -22,6 +24,7 @@ LARGE = 2**40 + 1
 LOCK = timedelta(seconds=5)
 LOCK_SECONDS = 5.0
 MARGIN_SECONDS = 2.0
+PING = "application/vnd.ms-servicebus-ping"
 
 
 # Send
@@ -48,6 +51,37 @@ async def a_message_keeps_its_properties(bench: Bench) -> None:
     own = {str(key, "utf-8"): value for key, value in (found.application_properties or {}).items()}
     assert own == {**properties, "text": b"t"}
     assert None not in (found.enqueued_time_utc, found.sequence_number)
+
+
+@check("send", f"{of.GITHUB}Azure/azure-uamqp-python/issues/169")
+async def a_message_keeps_annotations_and_footer(bench: Bench) -> None:
+    queue = await bench.queue()
+    sent: dict[str, Any] = {
+        "annotations": {b"x-note": b"m"}, "delivery_annotations": {b"x-note": b"d"}, "footer": {b"x-note": b"f"},
+    }  # fmt: skip
+    await bench.send(queue, AmqpAnnotatedMessage(data_body=b"body", **sent))
+    async with bench.receiver(queue, receive_mode="receiveanddelete") as receiver:
+        found = (await one(receiver)).raw_amqp_message
+    for name, expected in sent.items():
+        assert (getattr(found, name) or {}).items() >= expected.items(), name
+
+
+@check("send", f"{of.GITHUB}dapr/docs/issues/1839")
+async def a_path_has_no_case(bench: Bench) -> None:
+    queue = await bench.queue()
+    await bench.send(queue.upper(), ServiceBusMessage("here"))
+    async with bench.receiver(queue, receive_mode="receiveanddelete") as receiver:
+        assert text(await one(receiver)) == "here"
+
+
+@check("send", of.PAIRED_NAMESPACES)
+async def a_ping_is_never_delivered(bench: Bench) -> None:
+    queue = await bench.queue()
+    ping = ServiceBusMessage(b"", content_type=PING, time_to_live=timedelta(seconds=MARGIN_SECONDS))
+    await bench.send(queue, ping)
+    await bench.send(queue, ServiceBusMessage("behind"))
+    async with bench.receiver(queue, receive_mode="receiveanddelete") as receiver:
+        assert text(await one(receiver)) == "behind"
 
 
 @check("send", of.SEQUENCING)
@@ -286,6 +320,30 @@ async def a_lock_ends_after_its_duration(bench: Bench) -> None:
 
 
 @check("locks", of.SETTLEMENT)
+async def a_message_states_the_end_of_its_lock(bench: Bench) -> None:
+    queue = await bench.queue(lock_duration=LOCK)
+    await bench.send(queue, ServiceBusMessage("locked"))
+    async with bench.receiver(queue) as receiver:
+        found = await one(receiver)
+    assert found.locked_until_utc is not None
+    assert found.enqueued_time_utc is not None
+    # It was received after the time of enqueueing.
+    assert LOCK <= found.locked_until_utc - found.enqueued_time_utc < 2 * LOCK
+
+
+@check("locks", of.EXPIRATION)
+async def a_locked_message_outlives_its_time(bench: Bench) -> None:
+    queue = await bench.queue(dead_lettering_on_message_expiration=True)
+    await bench.send(queue, ServiceBusMessage("short", time_to_live=timedelta(seconds=MARGIN_SECONDS)))
+    async with bench.receiver(queue) as receiver:
+        message = await one(receiver)
+        await asyncio.sleep(2 * MARGIN_SECONDS)
+        await receiver.complete_message(message)
+    async with bench.receiver(queue, sub_queue=ServiceBusSubQueue.DEAD_LETTER) as dead:
+        await nothing(dead)
+
+
+@check("locks", of.SETTLEMENT)
 async def a_renewed_lock_lasts(bench: Bench) -> None:
     queue = await bench.queue(lock_duration=LOCK)
     await bench.send(queue, ServiceBusMessage("kept"))
@@ -420,7 +478,7 @@ async def a_settlement_after_the_lock_of_the_session_is_refused(bench: Bench) ->
         assert (text(again), again.delivery_count) == ("late", 1)
 
 
-@check("sessions", f"{of.GITHUB}Azure/azure-service-bus/issues/289")
+@check("sessions", f"{of.GITHUB}Azure/azure-sdk-for-python/issues/738")
 async def a_message_without_session_id_is_refused(bench: Bench) -> None:
     queue = await bench.queue(requires_session=True)
     async with raising(ServiceBusError) as caught:

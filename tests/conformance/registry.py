@@ -33,6 +33,12 @@ MANAGEMENT = f"{LEARN}service-bus-management-libraries"
 MANAGEMENT_EXCEPTIONS = f"{LEARN}service-bus-resource-manager-exceptions"
 TRANSACTIONS = f"{LEARN}service-bus-transactions"
 SAS = f"{LEARN}service-bus-sas"
+PARTITIONING = f"{LEARN}enable-partitions-basic-standard"
+ARM_QUEUE = (
+    f"{GITHUB}Azure/azure-rest-api-specs/blob/main/specification/servicebus/resource-manager/Microsoft.ServiceBus/"
+    "ServiceBus/stable/2026-01-01/examples/Queues/SBQueueGet.json"
+)
+PAIRED_NAMESPACES = "https://msdn.microsoft.com/library/azure/dn391562.aspx"
 GO = f"{GITHUB}Azure/azure-sdk-for-go/blob/main/sdk/messaging/azservicebus/"
 PROTOCOL = f"{LEARN}service-bus-amqp-protocol-guide"
 

@@ -18,20 +18,22 @@ from sbpair.emulator.access.sas import AuthorizationRule
 from tests.conformance import registry as of
 from tests.conformance.bench import Bench
 from tests.conformance.registry import check
+from tests.emulator.atom_client import entry
 from tests.emulator.peer import Peer
 from tests.kit.sas import sign
 
 KEY = "a2V5LW9mLWEtY29uZm9ybWFuY2UtY2hlY2stMTIzNDU="
 TOKEN_SECONDS = 300
+FOR_EVER = "P10675199DT2H48M5.4775807S"
 AMQP_TLS_PORT = 5671
 
 
-async def ask(bench: Bench, method: str, path: str, authorization: str) -> tuple[int, str, str]:
+async def ask(bench: Bench, method: str, path: str, authorization: str, body: str = "") -> tuple[int, str, str]:
     """Send a management request; return status, reason phrase and body."""
     url = f"{bench.service.management}/{path}?api-version=2021-05"
     async with (
         ClientSession() as session,
-        session.request(method, url, headers={"Authorization": authorization}) as answer,
+        session.request(method, url, data=body, headers={"Authorization": authorization}) as answer,
     ):
         return answer.status, answer.reason or "", await answer.text()
 
@@ -124,6 +126,16 @@ async def a_key_without_manage_is_refused_in_the_words_of_the_request(bench: Ben
         status, reason, _ = await ask(bench, method, f"{topic}/Subscriptions{path}", signed)
         expected = f"SubCode=40100: Unauthorized : Unauthorized access for '{operation}' operation"
         assert (status, reason.startswith(expected)) == (401, True), (method, reason)
+
+
+@check("management", of.ARM_QUEUE)
+async def no_limit_of_time_reads_back(bench: Bench) -> None:
+    # The client for Python writes another last digit.
+    queue, elements = bench.name(), ("DefaultMessageTimeToLive", "AutoDeleteOnIdle")
+    given = [f"<{name}>{FOR_EVER}</{name}>" for name in elements]
+    signed = token(bench, f"https://{bench.service.host}/{queue}")
+    status, _, text = await ask(bench, "PUT", queue, signed, entry("".join(given)))
+    assert (status, [each for each in given if each in text]) == (201, given), text
 
 
 @check("WebSocket", f"{of.GO}client_test.go")
