@@ -71,6 +71,17 @@ async def sender_annotations(trial: AssumptionTrial) -> str:
     return await _lost(trial, "message_annotations", "delivery_annotations")
 
 
+@check("both 0")
+async def annotations_of_zero(trial: AssumptionTrial) -> str:
+    await trial.put("a")
+    async with trial.receiving() as link:
+        received = await trial.one(link, "a")
+        await received.settle()
+    annotations = received.sections.read_message_annotations()
+    found = [annotations.get(key) for key in (envelope.ENQUEUE_SEQUENCE_NUMBER, envelope.MESSAGE_STATE)]
+    return trial.expected if found == [0, 0] else f"{found[0]} and {found[1]}"
+
+
 @check("kept")
 async def footer(trial: AssumptionTrial) -> str:
     return await _lost(trial, "footer")

@@ -36,7 +36,7 @@ from sbpair.move.message import envelope
 from sbpair.move.raw_primary import key_envelope
 
 ASSUMED = "assumed"
-"""The source of an assumption that no public text states."""
+"""The beginning of the source of an assumption that no public text states."""
 
 LOCK_SECONDS = 5.0
 """The lock of the queues, the shortest of the service."""
@@ -48,7 +48,7 @@ KEY = "sbpair-doctor"
 
 @dataclass(frozen=True, slots=True)
 class Assumption:
-    """One entry of ASSUMPTIONS.md. `source` has a URL, or is ASSUMED.
+    """One entry of ASSUMPTIONS.md. `source` begins with a URL, or with ASSUMED.
 
     `conformance` names rows of the conformance table; `in_doctor`: `sbpair doctor --assumptions` checks it.
     """

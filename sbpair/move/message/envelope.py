@@ -125,7 +125,7 @@ def enqueued_at(sections: Sections) -> int:
 
 
 def message_state(sections: Sections) -> int:
-    """Return ACTIVE, DEFERRED or SCHEDULED; the service sets it on peeked messages only.
+    """Return ACTIVE, DEFERRED or SCHEDULED; the service need not set it on received messages.
 
     The service keeps SCHEDULED after a message has become due. Its time of enqueueing is then that of its activation,
     so such a message is ACTIVE here: it may be received, or be locked.
