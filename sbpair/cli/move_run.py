@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from sbpair.move.run_store import LiveRun
     from sbpair.service.supervision import Supervision
     from sbpair.syphon import runner
-    from sbpair.syphon.move_spec import MoveLimits, MoveSpec
-    from sbpair.syphon.ramp import RampPlan
+    from sbpair.syphon.move_spec import MoveSpec
+    from sbpair.syphon.run_plan import MoveOptions, RampPlan
 
 
 MAX_NUMBERS = 20
@@ -149,25 +149,27 @@ class MoveTerms:
         """Return the steps of a ramp, if one is wanted; `limit` is that of --max. Raises UsageError."""
         if self.ramp is None and self.canary is None:
             return None
-        from sbpair.syphon.ramp import OBSERVE_SECONDS, RampPlan, read_totals
+        from sbpair.syphon.run_plan import OBSERVE_SECONDS, RampPlan, read_totals
 
         if self.canary is not None and self.canary > (limit or MAX_CANARY):
             raise UsageError(f"--canary is {self.canary}, and --max is {limit}", hint="raise --max, or leave it out")
         totals = read_totals(self.ramp, limit) if self.ramp is not None else (self.canary or 0,)
         return RampPlan(totals, self.observe or OBSERVE_SECONDS)
 
-    @property
-    def discard_limit(self) -> int | None:
-        """How many messages may be sent that no subscription of their topic takes; None for all."""
-        return moves.discard_limit(self.max_discard, allow=self.allow_discard)
+    def move_options(self, **more: Any) -> "MoveOptions":
+        """Return the options of a run: these, and `more` that not every mover has."""
+        from sbpair.syphon.run_plan import MoveOptions
 
-    @property
-    def limits(self) -> "MoveLimits":
-        return moves.limits_of(self.rate, self.share, self.ttl)
-
-    @property
-    def skip_limit(self) -> int:
-        return self.max_skipped or DEFAULT_MAX_SKIPPED
+        return MoveOptions(
+            ordered=self.order == "backlog",
+            limits=moves.limits_of(self.rate, self.share, self.ttl),
+            max_discard=moves.discard_limit(self.max_discard, allow=self.allow_discard),
+            max_skipped=self.max_skipped or DEFAULT_MAX_SKIPPED,
+            wait_for_locks=not self.no_wait_for_locks,
+            ramp=self.ramp_plan(),
+            count_remaining=True,
+            **more,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,20 +193,14 @@ def run_syphon(
     profile: "Profile",
     terms: MoveTerms,
     mode: str,
-    where: "MessageFilter | None",
-    *,
-    max_missing: int,
-    allow_missing: bool,
-    **more: Any,
+    options: "MoveOptions",
 ) -> int:
     """Move the backlog of a pair, or print the forecast; return the exit code."""
     if mode == "--dry-run":
         from sbpair.cli.render import forecast
 
-        limit = math.inf if allow_missing else max_missing
-        return _preview_move(screen, profile.pair, terms, forecast.SYPHON, None, where, limit)
-    more |= {"max_missing": max_missing, "allow_missing": allow_missing}
-    return _move_messages(screen, profile.pair, profile.state_directory, terms, mode, None, where, SYPHON, **more)
+        return _preview_move(screen, profile.pair, options, forecast.SYPHON, None)
+    return _move_messages(screen, profile.pair, profile.state_directory, terms, mode, None, options, SYPHON)
 
 
 def run_move(
@@ -218,14 +214,15 @@ def run_move(
     limit: int | None,
 ) -> int:
     """Move what a spec describes, `limit` messages at most, or print the forecast. `command` has its arguments."""
+    options = terms.move_options(where=where, max_missing=0)
     if mode == "--dry-run":
         from sbpair.cli.render import forecast
 
-        return _preview_move(screen, owner.ends, terms, forecast.MOVE, spec, where, math.inf)
+        return _preview_move(screen, owner.ends, options, forecast.MOVE, spec)
     source = spec.names[0] if spec.names else "the dead-letter queues of the backlog"
     words = MoveWording("sbpair/move/1", command, source, routed=spec.form.destination is None)
     spec = replace(spec, max_messages=limit)
-    return _move_messages(screen, owner.ends, owner.directory, terms, mode, spec, where, words, max_missing=0)
+    return _move_messages(screen, owner.ends, owner.directory, terms, mode, spec, options, words)
 
 
 def _move_messages(
@@ -235,9 +232,8 @@ def _move_messages(
     terms: MoveTerms,
     mode: str,
     spec: "MoveSpec | None",
-    where: "MessageFilter | None",
+    options: "MoveOptions",
     words: MoveWording,
-    **more: Any,
 ) -> int:
     """Move messages, print the receipt, and return the exit code. `ends` are those whose runs are in `state`."""
     from sbpair.cli.progress.move_progress import SAMPLE_SECONDS, move_progress
@@ -258,25 +254,16 @@ def _move_messages(
 
             moving = runner.run(
                 ends,
+                replace(options, sample_seconds=shown.sample_seconds or (SAMPLE_SECONDS if metrics else None)),
                 once=once,
-                stop=stop,
-                hurry=hurry,
-                ordered=terms.order == "backlog",
-                limits=terms.limits,
-                on_event=on_event,
-                sample_seconds=shown.sample_seconds or (SAMPLE_SECONDS if metrics else None),
-                live=live,
-                count_remaining=True,
+                spec=spec,
                 state=state,
                 lease=not terms.no_lease,
                 lease_queue=terms.lease,
-                wait_for_locks=not terms.no_wait_for_locks,
-                where=where,
-                max_skipped=terms.skip_limit,
-                max_discard=terms.discard_limit,
-                ramp=terms.ramp_plan(),
-                spec=spec,
-                **more,
+                stop=stop,
+                hurry=hurry,
+                on_event=on_event,
+                live=live,
             )
             serving = metrics.port.serve_during(moving) if metrics else moving
             return await (supervision.serve_during(serving, stop) if supervision else serving)
@@ -287,7 +274,7 @@ def _move_messages(
     ):
         result = run_gracefully(move)
         screen.result(words.schema, _document(result, mode, words), _table(result, mode, words))
-    warn_of_failures(screen, where)
+    warn_of_failures(screen, options.where)
     _warn(screen, result, words)
     return _exit_code_of(result, once=once)
 
@@ -345,11 +332,9 @@ def _wants_telemetry() -> bool:
 def _preview_move(
     screen: Screen,
     ends: "Ends",
-    terms: MoveTerms,
+    options: "MoveOptions",
     words: "ForecastWording",
     spec: "MoveSpec | None",
-    where: "MessageFilter | None",
-    max_missing: float,
 ) -> int:
     """Print the forecast of a move, and return the exit code."""
     from sbpair.cli.progress.reporting import PeekProgress
@@ -358,22 +343,22 @@ def _preview_move(
     from sbpair.syphon.preview import make_forecast
 
     with PeekProgress(screen) as progress:
-        result = run(make_forecast(ends, terms.limits, spec=spec, where=where, on_event=progress))
+        result = run(make_forecast(ends, options.limits, spec=spec, where=options.where, on_event=progress))
     notes = list(result.notes)
-    if any(each.reason == MISSING and each.messages > max_missing for each in result.dead_letters):
-        note = f"of each missing destination a run dead-letters {max_missing} messages and leaves the others"
+    most = math.inf if spec is not None or options.allow_missing else options.max_missing
+    if any(each.reason == MISSING and each.messages > most for each in result.dead_letters):
+        note = f"of each missing destination a run dead-letters {most} messages and leaves the others"
         notes.append(f"{note}: create it, or pass --allow-missing")
-    if result.where is not None and result.where.skipped > terms.skip_limit:
-        note = f"a run ends once {terms.skip_limit} messages are skipped"
+    if result.where is not None and result.where.skipped > options.max_skipped:
+        note = f"a run ends once {options.max_skipped} messages are skipped"
         notes.append(f"{note}: raise --max-skipped to {result.where.skipped}")
-    result = replace(result, notes=(*notes, *forecast.discard_notes(result, terms.discard_limit)))
-    ramp = terms.ramp_plan()
-    found = forecast.document(result, words) | forecast.ramp_document(result, ramp)
-    screen.result(words.schema, found, chain(forecast.table(result, words), forecast.ramp_lines(result, ramp)))
+    result = replace(result, notes=(*notes, *forecast.discard_notes(result, options.max_discard)))
+    found = forecast.document(result, words) | forecast.ramp_document(result, options.ramp)
+    screen.result(words.schema, found, chain(forecast.table(result, words), forecast.ramp_lines(result, options.ramp)))
     for note in result.notes:
         screen.warn(note)
-    warn_of_failures(screen, where)
-    return max(result.exit_code, result.discard_code(terms.discard_limit))
+    warn_of_failures(screen, options.where)
+    return max(result.exit_code, result.discard_code(options.max_discard))
 
 
 def _warn(screen: Screen, result: "runner.SyphonResult", words: MoveWording) -> None:

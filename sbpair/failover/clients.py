@@ -33,14 +33,13 @@ from sbpair.failover.side_connections import (
     close_quietly,
 )
 from sbpair.failover.steps import GRACE_SECONDS, ReusableTimeout, Steps, awaiting, blocking, drive, drive_async
-from sbpair.move.context import MAX_MISSING
 
 if TYPE_CHECKING:
     from sbpair.failover.sdk_messages import Messages
     from sbpair.failover.side_connections import SimulatedOutage
     from sbpair.model.pair import Pair
     from sbpair.move.events import SyphonEvent
-    from sbpair.syphon.move_spec import MoveLimits
+    from sbpair.syphon.run_plan import MoveOptions
 
 STOP_SECONDS = 15.0
 
@@ -169,14 +168,10 @@ class ClientBase(Closable, ABC, Generic[SenderT, SyphonT]):
 
     def syphon(
         self,
+        options: MoveOptions | None = None,
         *,
         state: Path | None = None,
         lease_queue: str | None = None,
-        limits: MoveLimits | None = None,
-        max_held: int = 1_000,
-        ordered: bool = True,
-        max_missing: int = MAX_MISSING,
-        allow_missing: bool = False,
         on_event: Callable[[SyphonEvent], None] = lambda _event: None,
     ) -> SyphonT:
         """Move the backlog to the primary, in a thread or a task, until the client is closed or the syphon stopped.
@@ -186,7 +181,7 @@ class ClientBase(Closable, ABC, Generic[SenderT, SyphonT]):
         Whatever ends the syphon, it is retried after a pause and reported to the client's `on_event` (SyphonFaulted).
         Raises UsageError while this client has a running syphon.
         """
-        from sbpair.syphon import runner
+        from sbpair.syphon import run_plan, runner
 
         if self._closed:
             raise ValueError("the client has been closed: make another one")
@@ -195,15 +190,11 @@ class ClientBase(Closable, ABC, Generic[SenderT, SyphonT]):
         run = partial(
             runner.run,
             self.pair,
+            options or run_plan.DEFAULT_OPTIONS,
             once=False,
-            on_event=on_event,
-            max_held=max_held,
             state=state,
             lease_queue=lease_queue,
-            ordered=ordered,
-            limits=limits,
-            max_missing=max_missing,
-            allow_missing=allow_missing,
+            on_event=on_event,
         )
         self._syphon = self._syphon_class(run, self.failover_state.publish)
         return self._syphon

@@ -14,10 +14,19 @@ if TYPE_CHECKING:
     from sbpair.move.message.route import TimeToLive
     from sbpair.syphon.move_spec import MoveLimits
     from sbpair.syphon.preview import make_forecast
-    from sbpair.syphon.ramp import RampPlan
+    from sbpair.syphon.run_plan import MoveOptions, RampPlan
     from sbpair.syphon.runner import SyphonResult, run
 
-__all__ = ["MessageFilter", "MoveLimits", "RampPlan", "SyphonResult", "TimeToLive", "make_forecast", "run"]
+__all__ = [
+    "MessageFilter",
+    "MoveLimits",
+    "MoveOptions",
+    "RampPlan",
+    "SyphonResult",
+    "TimeToLive",
+    "make_forecast",
+    "run",
+]
 
 __getattr__, __dir__ = lazy_names(
     __name__,
@@ -26,7 +35,7 @@ __getattr__, __dir__ = lazy_names(
         "sbpair.move.message.route": "TimeToLive",
         "sbpair.syphon.move_spec": "MoveLimits",
         "sbpair.syphon.preview": "make_forecast",
-        "sbpair.syphon.ramp": "RampPlan",
+        "sbpair.syphon.run_plan": "MoveOptions, RampPlan",
         "sbpair.syphon.runner": "SyphonResult, run",
     },
 )

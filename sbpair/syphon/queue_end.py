@@ -58,7 +58,7 @@ class QueueEnd:
     @property
     def waits_for(self) -> tuple[int, int | None]:
         """How many locked messages it waits for, and when they are free at the latest, in ms since 1970."""
-        return (len(self.locked), self._free[1]) if self.locked and self._plan.wait_for_locks else (0, None)
+        return (len(self.locked), self._free[1]) if self.locked and self._plan.options.wait_for_locks else (0, None)
 
     @property
     def poll_seconds(self) -> float:
@@ -102,7 +102,7 @@ class QueueEnd:
         if self._empty_receives < EMPTY_RECEIVES or not others <= before:
             return False
         await self._note_locked(others, mover)
-        return not self._plan.wait_for_locks
+        return not self._plan.options.wait_for_locks
 
     async def _is_excess_left(self, mover: Mover, excess: int) -> bool:
         """Return whether the run does not wait for the messages that a count has more than a peek shows.
@@ -114,7 +114,7 @@ class QueueEnd:
             self.locked.clear()
             return excess <= 0
         await self._note_locked(frozenset(range(-min(excess, MAX_LOCKED), 0)), mover)
-        return not self._plan.wait_for_locks
+        return not self._plan.options.wait_for_locks
 
     async def only_new_remain(self, source: RawSource, messages: Sequence[ReceivedMessage], mover: Mover) -> bool:
         """Return whether all that remains was enqueued after `--once` began: a busy backlog is never empty."""
@@ -134,7 +134,7 @@ class QueueEnd:
             # Older than those received: they would have been delivered before.
             self._peeked = others
             await self._note_locked(others, mover)
-        self.only_new = not (others and self._plan.wait_for_locks)
+        self.only_new = not (others and self._plan.options.wait_for_locks)
         return self.only_new
 
     async def _peek_old(self, source: RawSource, mine: set[int], limit: int) -> PeekedQueue:
@@ -166,5 +166,7 @@ class QueueEnd:
             self._free = locked.free_at, now_ms() + int(1000 * (locked.free_at - now))
         if locked.is_news():
             until_ms = self._free[1]
-            plan.context.on_event(MessagesLocked(self._queue, len(locked), until_ms, plan.wait_for_locks, overdue))
+            plan.context.on_event(
+                MessagesLocked(self._queue, len(locked), until_ms, plan.options.wait_for_locks, overdue)
+            )
         self._report(mover, None)

@@ -11,13 +11,12 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sbpair.amqp_client.client import connect
-from sbpair.errors import EntityMissing, ProtocolError, RampStopped, SbpairError, Unavailable, UsageError
+from sbpair.errors import EntityMissing, ProtocolError, RampStopped, SbpairError, Unavailable
 from sbpair.move.events import RampProgress
-from sbpair.move.filter import marked
 from sbpair.move.message.envelope import read_facts
 from sbpair.move.message.route import Send, route
 from sbpair.move.receipt import MAX_LISTED, NamedMessage, RampRecord, RampState, RampStep
@@ -29,71 +28,16 @@ if TYPE_CHECKING:
     from sbpair.amqp_client.client import AmqpClient
     from sbpair.move.interface import ReceivedMessage
     from sbpair.move.message.route import Facts
-    from sbpair.syphon.run_plan import RunPlan
+    from sbpair.syphon.run_plan import RampPlan, RunPlan
 
 log = logging.getLogger(__name__)
 
-MAX_TOTAL = 100_000
-"""The last step's limit: the ids of its messages are kept in memory."""
-
-OBSERVE_SECONDS = 30.0
 MAX_LOOK_SECONDS = 5.0  # the longest time between two peeks
 MIN_LOOK_SECONDS = 1.0
 SETTLED_SECONDS = 0.05  # how often it checks whether a step is sent
 MAX_TRIES = 10  # how often `--once` tries to peek before it ends
 
 GATE = "ramp"
-HINT = "write rising totals of sent messages, as in --ramp 1,10,100"
-
-
-@dataclass(frozen=True, slots=True)
-class RampPlan:
-    """`totals` are rising numbers of messages sent since the start, after each of which the run observes.
-
-    Raises UsageError.
-    """
-
-    totals: tuple[int, ...]
-    observe_seconds: float = OBSERVE_SECONDS
-
-    def __post_init__(self) -> None:
-        for before, total in zip((0, *self.totals), self.totals, strict=False):
-            if mistake := _mistake(total, before):
-                raise UsageError(f"ramp: {mistake}", hint=HINT)
-        if not self.totals or not self.observe_seconds > 0:
-            raise UsageError("a ramp needs a step, and a time to observe", hint=HINT)
-
-
-def read_totals(text: str, limit: int | None = None) -> tuple[int, ...]:
-    """Return the totals of `1,10,100`, at most the `limit` of --max. Raises UsageError, with the place of a mistake."""
-    totals: list[int] = []
-    at = 0
-    for part in text.split(","):
-        word, before = part.strip(), totals[-1] if totals else 0
-        mistake = "expected a number" if not word else f"{word[:20]!r} is not a whole number"
-        if word.isascii() and word.isdecimal():
-            number = int(word) if len(word) < 10 else MAX_TOTAL + 1
-            mistake = _mistake(number, before) or _beyond(number, limit)
-            totals.append(number)
-        if mistake:
-            place = at + len(part) - len(part.lstrip())
-            error = UsageError(f"--ramp: {mistake} (column {place + 1})", hint=HINT)
-            error.excerpt = marked(text, place)
-            raise error
-        at += len(part) + 1
-    return tuple(totals)
-
-
-def _mistake(total: int, before: int) -> str:
-    if total < 1:
-        return f"{total} is not at least 1"
-    if total > MAX_TOTAL:
-        return f"a step is at most {MAX_TOTAL} messages"
-    return "" if total > before else f"{total} is not greater than {before} before it"
-
-
-def _beyond(total: int, limit: int | None) -> str:
-    return "" if limit is None or total <= limit else f"a step of {total} is never reached: --max is {limit}"
 
 
 class Ramp:

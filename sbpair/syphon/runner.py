@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from sbpair.errors import EntityMissing, ExitCode, SbpairError, first_error
-from sbpair.move.context import DEFAULT_MAX_SKIPPED, MAX_MISSING, MissingDestinations, MoveContext
+from sbpair.move.context import MissingDestinations, MoveContext
 from sbpair.move.events import TopicsUnchecked
 from sbpair.move.receipt import MissingDestination, NamedMessage, RemainingMessages
 from sbpair.move.run_store import LiveRun, RunStore, ends_settings
@@ -23,19 +23,18 @@ from sbpair.runs.session_lease import check_queue, hold_lease
 from sbpair.syphon.intake_gate import IntakeGate, obeying
 from sbpair.syphon.move_spec import MoveLimits, MoveSpec, PairTiers, SendCosts, effective_limits, none_found, tier_of
 from sbpair.syphon.pool import DepthSampler, Find, WorkerPool
-from sbpair.syphon.run_plan import DEFAULT_TIMINGS, RunPlan, RunTimings
+from sbpair.syphon.run_plan import DEFAULT_OPTIONS, DEFAULT_TIMINGS, MoveOptions, RunPlan
 
 if TYPE_CHECKING:
     from sbpair.azure.atom import AtomNamespace
     from sbpair.azure.destinations import DestinationCache
     from sbpair.model.pair import Ends
     from sbpair.move.events import QueuesFound, SyphonEvent
-    from sbpair.move.filter import MessageFilter
     from sbpair.move.rate_limit import Limit
     from sbpair.move.receipt import Receipt
     from sbpair.runs.journal import Journal
     from sbpair.runs.session_lease import SessionLease
-    from sbpair.syphon.ramp import Ramp, RampPlan
+    from sbpair.syphon.ramp import Ramp
     from sbpair.syphon.worker import QueueWorker
 
 log = logging.getLogger(__name__)
@@ -48,8 +47,6 @@ COUNT_SECONDS = 3.0  # how long the count of what is left may take: a stopped ru
 STOPPING = (ExitCode.UNSAFE, ExitCode.ACCESS, ExitCode.MACHINE, ExitCode.UNAVAILABLE)
 """Exit codes of errors that no message caused, the gravest first: a lost lease, a refused key, a full disk, a lost
 side."""
-
-_NO_LIMITS = MoveLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,29 +79,16 @@ class SyphonResult:
 
 async def run(
     pair: Ends,
+    options: MoveOptions = DEFAULT_OPTIONS,
     *,
     once: bool,
-    stop: asyncio.Event | None = None,
-    hurry: asyncio.Event | None = None,
-    on_event: OnEvent = lambda _event: None,
-    max_held: int = 1_000,
+    spec: MoveSpec | None = None,
     state: Path | None = None,
     lease: bool = True,
     lease_queue: str | None = None,
-    ordered: bool = True,
-    limits: MoveLimits | None = None,
-    sample_seconds: float | None = None,
-    count_remaining: bool = False,
-    reconnect: bool = True,
-    max_missing: int = MAX_MISSING,
-    allow_missing: bool = False,
-    max_discard: int | None = 0,
-    wait_for_locks: bool = True,
-    where: MessageFilter | None = None,
-    max_skipped: int = DEFAULT_MAX_SKIPPED,
-    ramp: RampPlan | None = None,
-    timings: RunTimings | None = None,
-    spec: MoveSpec | None = None,
+    stop: asyncio.Event | None = None,
+    hurry: asyncio.Event | None = None,
+    on_event: OnEvent = lambda _event: None,
     gate: IntakeGate | None = None,
     live: LiveRun | None = None,
 ) -> SyphonResult:
@@ -113,38 +97,22 @@ async def run(
     With a `spec`, move what it describes instead; `pair` is then the one whose state and runs these are.
 
     With `once`, ends when every message that was there at the start is settled or held; otherwise when `stop` is set.
-    It waits for messages that others have locked; without `wait_for_locks` it leaves them, and counts them as `locked`.
-    Without the Manage claim it drains queues 0 to the pair's count - 1. At most `max_held` messages are held for
-    destinations that back off. Once `hurry` is set, after `stop`, it ends within a few seconds: pending sends are in
-    doubt, and the rest is released.
+    Without the Manage claim it drains queues 0 to the pair's count - 1. Once `hurry` is set, after `stop`, it ends
+    within a few seconds: pending sends are in doubt, and the rest is released. While the `gate` is closed, the run
+    keeps its connections and leases, and no message. `live` is a new one, through which the caller reads the run's
+    figures while it moves.
 
     `state` is the directory of the pair's journal and runs. With it, the next run knows what this one has moved, even
     if this one is killed. Without it, no journal or run is kept. Unless `lease` is False, no other process of this user
     on this machine moves the pair at the same time. With `lease_queue`, a session queue in the secondary namespace, no
     mover on any machine that names it does; the run ends if that lease is lost.
 
-    `ordered` keeps the order of a queue's messages for a destination. `limits` bound the rate, and select the time
-    to live; None is as fast as possible. With `sample_seconds`, `on_event` also gets the progress of
-    destinations, and with the Manage claim the depth of each queue, at most that often. With `count_remaining`, a run
-    that may leave messages counts them in the end.
-
-    A worker that has lost a connection ends the other one and opens both again. If `reconnect` is False,
-    ConnectionFaulted ends it, and a watch as a whole. After `max_missing` dead-lettered messages of a destination that
-    the primary lacks, its other messages stay in the backlog, unless `allow_missing`. So do those of a topic that no
-    subscription of it takes, and all behind them, after `max_discard` such messages; None sends them all. Without the
-    Manage claim on the primary, that is not known, and they are sent.
-
-    `live` is a new one, through which the caller reads the run's figures while it moves.
-
-    With `where`, only messages are moved for which that filter is true. The others are `skipped`: kept locked until the
-    run ends, at most `max_skipped` of them, and released with their delivery counts unchanged. While the `gate` is
-    closed, the run keeps its connections and leases, and no message.
-
     Raises only errors found before anything is received, such as EntityMissing without any backlog queue, LeaseHeld, or
     StateRefused for the state of another pair.
     """
     stop, hurry = stop or asyncio.Event(), hurry or asyncio.Event()
-    spec, live, limits = spec or MoveSpec(pair), live or LiveRun(), limits or _NO_LIMITS
+    spec, live = spec or MoveSpec(pair), live or LiveRun()
+    limits, where = options.limits or MoveLimits(), options.where
     tally = live.tally
     tally.filter_counts = where.counts if where else None
     async with AsyncExitStack() as stack:
@@ -167,52 +135,52 @@ async def run(
             **ends_settings(spec.ends),
             source=spec.source,
             mode="once" if once else "watch",
-            order="backlog" if ordered else "none",
+            order="backlog" if options.ordered else "none",
             ttl=str(limits.ttl),
-            max_held=max_held,
-            max_missing="all" if allow_missing else max_missing,
-            max_discard="all" if max_discard is None else max_discard,
-            wait_for_locks=wait_for_locks,
+            max_held=options.max_held,
+            max_missing="all" if options.allow_missing else options.max_missing,
+            max_discard="all" if options.max_discard is None else options.max_discard,
+            wait_for_locks=options.wait_for_locks,
             lease=lease_queue or ("this machine" if lease else "none"),
-            **({} if where is None else {"where": where.text, "max_skipped": max_skipped}),
+            **({} if where is None else {"where": where.text, "max_skipped": options.max_skipped}),
         )
-        timings = timings or DEFAULT_TIMINGS
+        timings = options.timings or DEFAULT_TIMINGS
         context = MoveContext(
             namespace=spec.ends.secondary.name,
             tally=tally,
             journal=store.journal,
             on_event=store.observing(on_event),
             timings=timings.move,
-            max_held=max_held,
-            ordered=ordered,
+            max_held=options.max_held,
+            ordered=options.ordered,
             ttl=limits.ttl,
-            missing=MissingDestinations(None if allow_missing else max_missing),
+            missing=MissingDestinations(None if options.allow_missing else options.max_missing),
             keeps_refused=spec.keeps_refused,
             chosen=None if where is None else where.choose,
-            max_skipped=max_skipped,
+            max_skipped=options.max_skipped,
             duplicate_window_ms=spec.duplicate_window_ms,
             traced=live.traced,
         )
-        plan = RunPlan(once, context, stop, spec, reconnect, wait_for_locks, session, timings, gate or IntakeGate())
+        plan = RunPlan(once, context, stop, spec, options, session, timings, gate or IntakeGate())
         started = time.monotonic()
         workers: list[QueueWorker] = []
         remaining: RemainingMessages | None = None
         opened: Ramp | None = None
         async with AsyncExitStack() as moving:
             await moving.enter_async_context(obeying(store, plan.gate, stop, context.on_event))
-            prepared = await _unless_stopped(stop, _prepare(moving, plan, pair, limits, store, max_discard))
+            prepared = await _unless_stopped(stop, _prepare(moving, plan, pair, store))
             if prepared is not None:
                 find, found = prepared
                 live.rate_limiter = context.rate_limiter
-                if ramp is not None:
+                if options.ramp is not None:
                     from sbpair.syphon.ramp import open_ramp
 
-                    opening = moving.enter_async_context(open_ramp(ramp, plan, found.queues))
+                    opening = moving.enter_async_context(open_ramp(options.ramp, plan, found.queues))
                     opened = await _unless_stopped(stop, opening)
                 pool = WorkerPool(plan, find if found.managed and not once else None, opened)
                 live.stuck_queues = pool.stuck_queues
-                workers = await _run_workers(pool, found.queues, hurry, store, sample_seconds)
-                remaining = await _remaining(plan, workers, may_count=count_remaining and not hurry.is_set())
+                workers = await _run_workers(pool, found.queues, hurry, store)
+                remaining = await _remaining(plan, workers, may_count=options.count_remaining and not hurry.is_set())
         failures = _failures(pair, plan, workers)
         if opened is not None and opened.error is not None:
             failures.append((opened.place, opened.error))
@@ -239,9 +207,7 @@ async def run(
 # Before anything is received.
 
 
-async def _prepare(
-    stack: AsyncExitStack, plan: RunPlan, pair: Ends, limits: MoveLimits, store: RunStore, max_discard: int | None
-) -> tuple[Find, QueuesFound]:
+async def _prepare(stack: AsyncExitStack, plan: RunPlan, pair: Ends, store: RunStore) -> tuple[Find, QueuesFound]:
     """Open both namespaces' management, and complete the plan. Return a way to list the queues, and the first ones."""
     # Loading the SDK takes half a second: a wrong option is reported before.
     from sbpair.azure.atom import open_atom
@@ -262,9 +228,9 @@ async def _prepare(
     plan.get_token = await stack.enter_async_context(token_getter(spec.ends))
     found = await find()
     primary = await stack.enter_async_context(open_destinations(spec.ends.primary))
-    await _limit(context, spec, primary, control, limits, store)
+    await _limit(plan, primary, control, store)
     on_unchecked = lambda reason: context.on_event(TopicsUnchecked(reason))  # noqa: E731  # one line, used once
-    context.topics = TopicGuard(primary, context.tally, max_discard, on_unchecked)
+    context.topics = TopicGuard(primary, context.tally, plan.options.max_discard, on_unchecked)
     plan.control = control if found.managed else None
     if spec.source is not None:
         plan.source_lock_seconds = await plan.lock_seconds(spec.source)
@@ -301,16 +267,10 @@ async def _take_lease(
     return await stack.enter_async_context(lease)
 
 
-async def _limit(
-    context: MoveContext,
-    spec: MoveSpec,
-    primary: DestinationCache,
-    control: AtomNamespace,
-    limits: MoveLimits,
-    store: RunStore,
-) -> None:
+async def _limit(plan: RunPlan, primary: DestinationCache, control: AtomNamespace, store: RunStore) -> None:
     """Set the rate limiter for namespaces of these tiers, and the cost of a message if credits are limited."""
-    if limits is _NO_LIMITS:
+    limits, context = plan.options.limits, plan.context
+    if limits is None:
         return
     from sbpair.azure.destinations import DestinationCache
 
@@ -319,7 +279,7 @@ async def _limit(
         tiers = PairTiers(*await asyncio.gather(tier_of(primary), tier_of(DestinationCache(control))))
         context.send_cost = SendCosts(primary).of
     effective = effective_limits(limits, tiers)
-    if spec.ends.same:
+    if plan.spec.ends.same:
         effective = effective.shared()
     store.describe(primary_tier=tiers.primary, secondary_tier=tiers.secondary, **asdict(effective))
     context.rate_limiter = effective.rate_limiter(asyncio.get_running_loop().time())
@@ -329,8 +289,9 @@ async def _limit(
 
 
 async def _run_workers(
-    pool: WorkerPool, queues: Sequence[str], hurry: asyncio.Event, store: RunStore, sample_seconds: float | None
+    pool: WorkerPool, queues: Sequence[str], hurry: asyncio.Event, store: RunStore
 ) -> list[QueueWorker]:
+    sample_seconds = pool.plan.options.sample_seconds
     sampler = None if sample_seconds is None else DepthSampler(pool, sample_seconds)
     beside = [_record(store), _sample(store)]
     if pool.plan.lease is not None:

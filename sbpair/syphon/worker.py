@@ -468,7 +468,7 @@ class QueueWorker:
         self._turned_at = None  # a namespace may be away for days
         plan = self._plan
         never_answered = isinstance(error, Silent) and plan.once and not self._was_open
-        if never_answered or not plan.reconnect or (plan.once and self._failures >= TRIES):
+        if never_answered or not plan.options.reconnect or (plan.once and self._failures >= TRIES):
             self._fail(error, None)
             return False
         away = None if plan.once else plan.sides.away

@@ -12,7 +12,7 @@ import pytest
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.move.events import RampProgress
 from sbpair.move.receipt import RampState
-from sbpair.syphon.ramp import RampPlan
+from sbpair.syphon.run_plan import RampPlan
 from sbpair.testing import Emulator
 from tests.faults.simulation.stage import Stage, played
 from tests.kit import command

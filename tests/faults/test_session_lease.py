@@ -17,6 +17,7 @@ from sbpair.syphon.move_spec import MoveLimits
 from sbpair.timespan import TICKS_PER_SECOND
 from tests.faults.simulation.loop import Process
 from tests.faults.simulation.stage import Stage, played
+from tests.kit.moves import run_syphon
 
 LEASES = "movers/leases"
 DR = "contoso-dr"
@@ -270,7 +271,7 @@ async def test_a_mover_frozen_beyond_its_lock_sends_nothing_afterwards(stage: St
     queue = leases(stage)
     stage.strand(*range(300))
     frozen = Process("frozen")
-    run = runner.run(stage.world.pair, once=True, lease=False, lease_queue=LEASES, limits=SLOWLY)
+    run = run_syphon(stage.world.pair, once=True, lease=False, lease_queue=LEASES, limits=SLOWLY)
     running = frozen.start(stage.loop, run)
     await stage.until(lambda: sent(stage) == 10)
     await asyncio.sleep(0.5)
@@ -289,7 +290,7 @@ async def test_after_a_crash_the_lease_is_free_when_its_lock_has_run_out(stage: 
     leases(stage)
     stage.strand(*range(30))
     dead = Process("dead")
-    dead.start(stage.loop, runner.run(stage.world.pair, once=True, lease=False, lease_queue=LEASES, limits=SLOWLY))
+    dead.start(stage.loop, run_syphon(stage.world.pair, once=True, lease=False, lease_queue=LEASES, limits=SLOWLY))
     await stage.until(lambda: sent(stage) == 10)
     if not said:
         for line in stage.network.lines:

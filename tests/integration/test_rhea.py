@@ -26,6 +26,7 @@ from sbpair.model.pair import Endpoint, Pair, SasKey
 from sbpair.move.context import MoveTimings
 from sbpair.syphon import runner
 from sbpair.syphon.run_plan import RunTimings
+from tests.kit.moves import run_syphon
 
 BROKER = Path(__file__).parent / "node" / "broker.mjs"
 TEST_SECONDS = 60.0
@@ -112,7 +113,7 @@ def corpus(count: int = MESSAGES) -> list[OriginalMessage]:
 
 async def moved(node: str, modules: Path, backlog: dict[str, Any], **terms: Any) -> tuple[Broker, runner.SyphonResult]:
     async with running(node, modules, backlog, **terms) as broker:
-        result = await runner.run(broker.pair, once=True, timings=HASTY)
+        result = await run_syphon(broker.pair, once=True, timings=HASTY)
         await broker.stop()
     assert result.receipt.balanced
     assert broker.record["violations"] == []

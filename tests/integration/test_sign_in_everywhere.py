@@ -19,9 +19,9 @@ from sbpair.management.provisioning import provision
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Endpoint, Identity, Pair, ResourceGroup, SasToken
 from sbpair.model.report import Outcome
-from sbpair.syphon import runner
 from sbpair.syphon.run_plan import RunTimings
 from sbpair.testing import Emulator, EmulatorOptions
+from tests.kit.moves import run_syphon
 from tests.kit.sas import sign
 from tests.kit.stranded import numbered, put
 from tests.kit.waiting import no_wait
@@ -128,7 +128,7 @@ async def test_whoever_is_signed_in_provisions_audits_and_moves(signing: Signing
         orders = emulator.namespaces["contoso"].create_queue("orders")
         backlog = emulator.namespaces["contoso-dr"].queue(queue_path("contoso", 0))
         put(backlog, numbered(1, "orders"))
-        result = await runner.run(pair, once=True, timings=RunTimings(empty_wait_seconds=0.05))
+        result = await run_syphon(pair, once=True, timings=RunTimings(empty_wait_seconds=0.05))
         assert (result.receipt.sent, orders.counts().active, backlog.counts().total) == (1, 1, 0)
         async with data_plane.open_client(pair.primary) as client, client.get_queue_receiver("orders") as receiver:
             assert len(await receiver.receive_messages(1, max_wait_time=MAX_SECONDS)) == 1
@@ -176,7 +176,7 @@ async def test_where_nobody_is_signed_in_both_clients_say_so(signing: Signing) -
         pair = signing.with_nobody(emulator)
         emulator.namespaces["contoso-dr"].create_queue(queue_path("contoso", 0))
         with pytest.raises(errors.NotAuthenticated) as refused:
-            await runner.run(pair, once=True, timings=RunTimings(empty_wait_seconds=0.05))
+            await run_syphon(pair, once=True, timings=RunTimings(empty_wait_seconds=0.05))
         check(refused.value)
         with pytest.raises(errors.NotAuthenticated) as by_wire:
             async with token_getter(pair) as get_token, connect(pair.secondary, get_token=get_token) as wire:

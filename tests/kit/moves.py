@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import fields
 from typing import Any
 
 from sbpair.amqp import splice
@@ -18,7 +19,7 @@ from sbpair.move.message.route import kept_for
 from sbpair.syphon import runner
 from sbpair.syphon.move_checks import check_ends, check_names
 from sbpair.syphon.move_spec import EntityAddress, MoveSpec
-from sbpair.syphon.run_plan import RunTimings
+from sbpair.syphon.run_plan import MoveOptions, RunTimings
 from sbpair.testing import Emulator
 
 HASTY = RunTimings(
@@ -70,9 +71,15 @@ class World:
         terms = {name: more.pop(name) for name in ("max_messages", "duplicate_window_ms") if name in more}
         spec = MoveSpec(ends, "move", kept_for(to), source, checked.sessions, keeps_refused=True, **terms)
         more = {"timings": HASTY, "once": True, "lease": False, "max_missing": 0, **more}
-        result = await runner.run(ends, spec=spec, **more)
+        result = await run_syphon(ends, spec=spec, **more)
         assert result.receipt.balanced
         return result
+
+
+async def run_syphon(pair: Ends, **terms: Any) -> runner.SyphonResult:
+    """Run the mover. `terms` are its options and its other arguments."""
+    options = {each.name: terms.pop(each.name) for each in fields(MoveOptions) if each.name in terms}
+    return await runner.run(pair, MoveOptions(**options), **terms)
 
 
 @asynccontextmanager

@@ -20,11 +20,10 @@ from sbpair.model.pair import Ends, Pair
 from sbpair.move.context import MissingDestinations
 from sbpair.move.message.dead_letters import dead_letter_path
 from sbpair.move.message.route import BACKLOG_DEAD_LETTERS, kept_for
-from sbpair.syphon import runner
 from sbpair.syphon.move_checks import check_ends
 from sbpair.syphon.move_spec import MoveSpec
 from sbpair.syphon.preview import make_forecast
-from tests.kit.moves import HASTY, bury, ids, stored, world
+from tests.kit.moves import HASTY, bury, ids, run_syphon, stored, world
 from tests.kit.stranded import numbered, put
 
 
@@ -152,7 +151,7 @@ async def test_dead_letters_of_a_backlog_queue_go_where_their_aliases_say(tmp_pa
         ends = Ends("p", *w.endpoints)
         source = dead_letter_path(backlog.path)
         spec = MoveSpec(ends, "redrive", BACKLOG_DEAD_LETTERS, source, keeps_refused=True)
-        result = await runner.run(ends, once=True, spec=spec, timings=HASTY, state=tmp_path, lease=False)
+        result = await run_syphon(ends, once=True, spec=spec, timings=HASTY, state=tmp_path, lease=False)
         assert result.receipt.sent == 3
         names = [str(name) for each in stored(orders) for name in each.read_application_properties()]
         assert not [name for name in names if name.startswith(("x-ms-", "DeadLetter"))]
@@ -194,7 +193,7 @@ async def test_active_messages_of_a_backlog_queue_need_the_lease_of_the_pair(
         bury(has)
         stop, started = asyncio.Event(), asyncio.Event()
         pair = Pair("another-name", *w.endpoints, backlog_queues=1)
-        syphon = runner.run(pair, once=False, stop=stop, on_event=lambda _: started.set(), state=tmp_path / "s")
+        syphon = run_syphon(pair, once=False, stop=stop, on_event=lambda _: started.set(), state=tmp_path / "s")
         watching = asyncio.create_task(syphon)
         await started.wait()
         # The name of the pair, and whether it is known at all, do not matter.
@@ -265,7 +264,7 @@ async def test_messages_stay_while_their_destination_is_missing() -> None:
         put(takes, numbered(1, "orders"))
         ends = Ends("p", w.endpoints[0], w.endpoints[0])
         spec = MoveSpec(ends, "move", kept_for("gone"), path, keeps_refused=True)
-        result = await runner.run(ends, once=True, spec=spec, timings=HASTY, lease=False, max_missing=0)
+        result = await run_syphon(ends, once=True, spec=spec, timings=HASTY, lease=False, max_missing=0)
         assert ids(has) == ["m1"]
         assert not has.dead_letters.peek(0, 1)
     assert result.exit_code == 3

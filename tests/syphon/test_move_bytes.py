@@ -52,7 +52,7 @@ from sbpair.move.message.dead_letters import dead_letter_path
 from sbpair.move.message.route import BACKLOG_DEAD_LETTERS
 from sbpair.syphon import runner
 from sbpair.syphon.move_spec import MoveSpec
-from tests.kit.moves import HASTY, World, bury, by_session, stored
+from tests.kit.moves import HASTY, World, bury, by_session, run_syphon, stored
 from tests.kit.running import Running
 from tests.kit.stranded import put
 
@@ -209,7 +209,7 @@ def in_backlog(message: Sections, to: str) -> Sections:
 async def redrive(w: World, source: str, side: int) -> runner.SyphonResult:
     ends = Ends("p", w.endpoints[side], w.endpoints[0])
     spec = MoveSpec(ends, "redrive", BACKLOG_DEAD_LETTERS, source, keeps_refused=True)
-    return await runner.run(ends, once=True, spec=spec, timings=HASTY, lease=False)
+    return await run_syphon(ends, once=True, spec=spec, timings=HASTY, lease=False)
 
 
 # The fast path, and the official client

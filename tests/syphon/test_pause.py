@@ -16,7 +16,7 @@ from sbpair.move.receipt import RampState
 from sbpair.runs import RunRecord
 from sbpair.runs.database import RunDatabase
 from sbpair.runs.run_log import RunOutcome, all_runs
-from sbpair.syphon.ramp import RampPlan
+from sbpair.syphon.run_plan import RampPlan
 from sbpair.syphon.runner import SyphonResult
 from tests.kit.moves import peeked as held_in
 from tests.kit.waiting import until

@@ -16,10 +16,10 @@ from sbpair.emulator.entities.rules import SqlRuleFilter, SubscriptionRule
 from sbpair.move.message.route import TimeToLive
 from sbpair.move.peek import destination_lookup
 from sbpair.move.peek.peeker import Peeked
-from sbpair.syphon import preview, runner
+from sbpair.syphon import preview
 from sbpair.syphon.forecast import Forecast, total
 from sbpair.syphon.move_spec import EffectiveLimits, MoveLimits, PairTiers
-from tests.kit.moves import peeked
+from tests.kit.moves import peeked, run_syphon
 from tests.syphon import worlds
 from tests.syphon.worlds import with_property
 
@@ -91,7 +91,7 @@ async def test_it_says_what_a_run_then_does() -> None:
             w.strand(40, scheduled_at=w.emulator.clock.now_ms() + HOUR, index=index)
             w.strand(41, ttl_ticks=600 * SECOND_TICKS, index=index)
         said = await w.look()
-        done = (await runner.run(w.pair, once=True, max_discard=None)).receipt
+        done = (await run_syphon(w.pair, once=True, max_discard=None)).receipt
         whole = total(said.flows)
         assert (whole.messages, whole.outcomes["sent"]) == (done.received, done.sent)
         assert done.discarded == {"events": whole.discarded} == {"events": 3}
@@ -125,7 +125,7 @@ async def test_a_message_too_large_without_its_aliases_is_a_dead_letter() -> Non
         (doomed,) = said.dead_letters
         assert (doomed.reason, [each.message_id for each in doomed.examples]) == ("RefusedByPrimary", ["m2"])
         assert f"larger than the {limit} bytes" in doomed.description
-        done = (await runner.run(w.pair, once=True)).receipt
+        done = (await run_syphon(w.pair, once=True)).receipt
         assert (done.sent, done.dead_lettered) == (1, 1)
 
 

@@ -19,7 +19,7 @@ from sbpair.move.receipt import RampState
 from sbpair.syphon import ramp as ramp_module
 from sbpair.syphon.intake_gate import IntakeGate
 from sbpair.syphon.move_spec import MoveSpec
-from sbpair.syphon.ramp import RampPlan, read_totals
+from sbpair.syphon.run_plan import RampPlan, read_totals
 from tests.kit.moves import ids
 from tests.kit.moves import peeked as held_in
 from tests.kit.stranded import numbered, put

@@ -17,7 +17,7 @@ from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Pair, SasKey
 from sbpair.syphon import runner
 from sbpair.testing import Emulator
-from tests.kit.moves import HASTY
+from tests.kit.moves import HASTY, run_syphon
 from tests.kit.stranded import numbered, put
 
 BACKLOG = QueueDescription(
@@ -75,7 +75,7 @@ class World:
 
     async def run(self, *, once: bool = True, **terms: Any) -> runner.SyphonResult:
         terms = {"timings": HASTY, **terms}
-        result = await runner.run(self.pair, once=once, stop=self.stop, on_event=self.tell, **terms)
+        result = await run_syphon(self.pair, once=once, stop=self.stop, on_event=self.tell, **terms)
         assert result.receipt.balanced
         assert all(
             queue["received"] == sum(count for bucket, count in queue.items() if bucket != "received")

@@ -66,11 +66,13 @@ def syphon_command(
         selected_profile(connection, screen, count=count, state=terms.state),
         terms,
         mode,
-        where,
-        max_missing=max_missing,
-        allow_missing=allow_missing,
-        max_held=max_held,
-        reconnect=not no_reconnect,
+        terms.move_options(
+            where=where,
+            max_missing=max_missing,
+            allow_missing=allow_missing,
+            max_held=max_held,
+            reconnect=not no_reconnect,
+        ),
     )
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from sbpair.model.cost import MoneyRange
     from sbpair.syphon.forecast import DeadLetterGroup, Forecast
-    from sbpair.syphon.ramp import RampPlan
+    from sbpair.syphon.run_plan import RampPlan
 
 FLOWS_SHOWN = 40
 REASONS_SHOWN = 20

@@ -9,7 +9,7 @@ from math import exp, log
 from random import Random
 from typing import Final
 
-from sbpair.syphon.ramp import RampPlan
+from sbpair.syphon.run_plan import RampPlan
 from tests.faults.simulation.network import Weather
 from tests.faults.simulation.workload import INVALID, TOPIC, Goal, Stranded, goals, messages, moved
 

@@ -22,7 +22,6 @@ from sbpair.errors import SbpairError
 from sbpair.move.filter import MessageFilter
 from sbpair.move.message.dead_letters import dead_letter_path
 from sbpair.move.message.route import BACKLOG_DEAD_LETTERS, TimeToLive, kept_for
-from sbpair.syphon import runner
 from sbpair.syphon.intake_gate import IntakeGate
 from sbpair.syphon.move_spec import MoveLimits, MoveSpec
 from tests.faults.simulation.checker import Course, check
@@ -33,6 +32,7 @@ from tests.faults.simulation.loop import Process, Stuck, VirtualLoop
 from tests.faults.simulation.network import Network
 from tests.faults.simulation.plan import MOVE, REDRIVE, Plan, Step, move_plan, plan
 from tests.faults.simulation.world import BEGAN_MS, Control, World, made_virtual
+from tests.kit.moves import run_syphon
 
 RECOVERY_SECONDS: Final = 3_600.0
 """How long a syphon may take when nothing is wrong any more: it has to find dead connections, and rests double."""
@@ -132,7 +132,7 @@ class Simulation:
         self.history.tell(f"start {process.name} {'--once' if once else '--watch'}")
         state = self._directory / ("apart" if apart else "state")
         gate = IntakeGate()
-        running = runner.run(
+        running = run_syphon(
             self.world.pair,
             once=once,
             stop=stop,

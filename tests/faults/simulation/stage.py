@@ -19,6 +19,7 @@ from tests.faults.simulation.faults import PRIMARY_NAME, make_backlog
 from tests.faults.simulation.loop import VirtualLoop
 from tests.faults.simulation.network import Network, Weather
 from tests.faults.simulation.world import Control, World, made_virtual
+from tests.kit.moves import run_syphon
 from tests.kit.stranded import stranded
 
 
@@ -75,7 +76,7 @@ class Stage:
         return [each.sections.read_properties().message_id for each in queue.messages.peek(0, 10_000)]
 
     def start(self, *, once: bool = False, **terms: Any) -> asyncio.Task[runner.SyphonResult]:
-        running = runner.run(
+        running = run_syphon(
             self.world.pair,
             once=once,
             stop=self.stop,
