@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from sbpair.amqp.types import Described, Long, Symbol, Timestamp, Value, type_of
 from sbpair.errors import NameInvalid
-from sbpair.model.durations import TIMESPAN_MAX
 from sbpair.model.queues import QueueSpec
+from sbpair.timespan import TIMESPAN_MAX
 
 # Names ------------------------------------------------------------------------------------------
 

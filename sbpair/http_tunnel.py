@@ -1,4 +1,4 @@
-"""TCP connections of clients, with or without TLS: direct ones, and tunnels through an HTTP proxy (CONNECT).
+"""TCP connections of clients: their TLS contexts, direct connections, and tunnels through an HTTP proxy (CONNECT).
 
 The errors of a proxy are complete: they name the proxy and its setting, and never its credentials.
 """
@@ -6,30 +6,50 @@ The errors of a proxy are complete: they name the proxy and its setting, and nev
 from __future__ import annotations
 
 import asyncio
+import ssl
+from functools import lru_cache
 from http import HTTPStatus
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from sbpair.client_tls import client_context
-from sbpair.errors import NetworkRefused, SbpairError, Silent, Unreachable
+from sbpair.errors import MachineLacks, NetworkRefused, SbpairError, Silent, Unreachable, UsageError
 from sbpair.model.pair import authority_of
 from sbpair.model.proxy import ESCAPES
 from sbpair.model.reachability import DOCTOR_HINT, TUNNEL_SECONDS, cause_of
 
 if TYPE_CHECKING:
-    from ssl import SSLContext
-
     from sbpair.model.proxy import Proxy
 
 MAX_HEAD_BYTES = 64 * 1024
+_HINT = "ca_file, SBPAIR_PRIMARY_CA_FILE or SBPAIR_SECONDARY_CA_FILE names a PEM file with the certificates to trust"
 
 Streams: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+def client_context(ca_file: str | None) -> ssl.SSLContext:
+    """Return a context that trusts exactly the certificates of `ca_file`, or the system's.
+
+    Raises UsageError if it is not a file of certificates, and MachineLacks if it cannot be read.
+    """
+    try:
+        return _context(ca_file, Path(ca_file).stat().st_mtime_ns if ca_file else 0)
+    except PermissionError as error:
+        raise MachineLacks(f"the CA file {ca_file} cannot be read: {error.strerror}", hint=_HINT) from error
+    except (OSError, ValueError) as error:
+        problem = "it holds no certificate" if isinstance(error, ssl.SSLError) else getattr(error, "strerror", error)
+        raise UsageError(f"the CA file {ca_file} cannot be used: {problem}", hint=_HINT) from error
+
+
+@lru_cache(maxsize=8)
+def _context(ca_file: str | None, _changed_ns: int) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=ca_file)
 
 
 async def open_connection(
     host: str,
     port: int,
     proxy: Proxy | None = None,
-    context: SSLContext | None = None,
+    context: ssl.SSLContext | None = None,
     server_hostname: str | None = None,
 ) -> Streams:
     """Connect. Raises OSError; for the proxy Unreachable, NetworkRefused."""

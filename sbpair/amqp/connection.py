@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from sbpair.amqp import frames
 from sbpair.amqp.endpoint import OPEN, EndpointState, EndpointStep, ProtocolEndpoint, first_free
-from sbpair.amqp.frame_runs import DispositionRange, read_transfers
+from sbpair.amqp.frames import DispositionRange, read_transfers
 from sbpair.amqp.link import CreditChanged, Delivery, LinkAttached, LinkAttaching, LinkDetached, ReceivingLink
 from sbpair.amqp.performatives import (
     Attach,

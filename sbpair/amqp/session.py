@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from operator import attrgetter, sub
 from typing import Any
 
-from sbpair.amqp import frame_runs, transfer
+from sbpair.amqp import frames, transfer
 from sbpair.amqp.endpoint import OPEN, EndpointState, EndpointStep, ProtocolEndpoint, first_free
 from sbpair.amqp.link import (
     SERIAL,
@@ -112,7 +112,7 @@ class Session(ProtocolEndpoint):
     def dispose(self, first: int, last: int, state: Any, *, receiver: bool, settled: bool) -> None:
         """Send the state of deliveries `first` to `last`; with `settled`, forget them."""
         if type(state) is Accepted:
-            self._put_raw(frame_runs.write_accepted(first, last, role=receiver, settled=settled))
+            self._put_raw(frames.write_accepted(first, last, role=receiver, settled=settled))
         else:
             self.put(Disposition(receiver, first, last, settled, state))
         if settled:

@@ -20,8 +20,8 @@ from sbpair.amqp.link import CreditChanged, Delivery, Link, LinkAttached, LinkAt
 from sbpair.amqp.performatives import Accepted, Error, Modified, Rejected, Released
 from sbpair.amqp.sasl import SaslClient
 from sbpair.amqp.session import Disposed, WindowOpened
-from sbpair.client_tls import client_context
 from sbpair.errors import SbpairError, Unavailable, Unreachable
+from sbpair.http_tunnel import client_context
 from sbpair.model.pair import Endpoint, Transport
 from sbpair.model.reachability import CONNECT_SECONDS, REACH_HINT, unreachable
 

@@ -34,10 +34,10 @@ from sbpair.azure.management_errors import (
 from sbpair.bounded_xml import parse_xml
 from sbpair.errors import EntityMissing, NameTaken, PartitionsWanted, ServiceRefused
 from sbpair.model import tiers
-from sbpair.model.durations import TIMESPAN_MAX
 from sbpair.model.entities import Described, Queue, Rule, Subscription, Topic, subscription_of, with_partitions
 from sbpair.model.queues import Counts, QueueSpec, QueueState
 from sbpair.model.tiers import Capacity
+from sbpair.timespan import TIMESPAN_MAX
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator

@@ -19,7 +19,6 @@ from azure.servicebus.aio import ServiceBusClient as AioClient
 from sbpair.azure.credentials import identity_credential
 from sbpair.azure.data_errors import is_answer, translate_data_errors
 from sbpair.azure.http_client import redact_proxy_credentials, silence_reported
-from sbpair.client_tls import client_context
 from sbpair.errors import (
     InDoubt,
     NetworkRefused,
@@ -29,7 +28,7 @@ from sbpair.errors import (
     Unavailable,
     UsageError,
 )
-from sbpair.http_tunnel import open_connection
+from sbpair.http_tunnel import client_context, open_connection
 from sbpair.model.pair import SasKey, SasToken, Transport
 from sbpair.model.reachability import key_hint, unreachable
 

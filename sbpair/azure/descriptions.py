@@ -18,7 +18,6 @@ from urllib.parse import urlsplit
 
 from sbpair.errors import UsageError
 from sbpair.model import tiers
-from sbpair.model.durations import iso_duration, ticks
 from sbpair.model.entities import (
     CORRELATION_KEYS,
     DURATIONS,
@@ -34,6 +33,7 @@ from sbpair.model.entities import (
     with_defaults,
 )
 from sbpair.model.queues import Counts, QueueSpec, QueueState, Usage
+from sbpair.timespan import iso_duration, ticks
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element

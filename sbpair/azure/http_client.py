@@ -23,9 +23,8 @@ import h11
 
 from sbpair.azure.management_errors import NotHttp
 from sbpair.bounded_xml import MAX_BYTES
-from sbpair.client_tls import client_context
 from sbpair.errors import Unreachable
-from sbpair.http_tunnel import open_connection
+from sbpair.http_tunnel import client_context, open_connection
 from sbpair.model.pair import Endpoint, authority_of, is_loopback
 from sbpair.model.reachability import (
     CONNECT_SECONDS,

@@ -14,11 +14,10 @@ from urllib.parse import urlsplit
 
 from sbpair.errors import UsageError
 from sbpair.model.connection_string import endpoint_from_connection_string, looks_like_connection_string
-from sbpair.model.durations import ticks
 from sbpair.model.pair import AMQPS_PORT, Endpoint, Identity, Pair, Transport, first_label, is_address, is_loopback
 from sbpair.model.proxy import Proxy, parse_proxy
 from sbpair.operating_system.files import user_directory
-from sbpair.timespan import TICKS_PER_SECOND
+from sbpair.timespan import TICKS_PER_SECOND, ticks
 
 Environment: TypeAlias = Mapping[str, str]
 

@@ -25,11 +25,11 @@ from sbpair.errors import AccessError, ExitCode, PartitionsWanted, SbpairError, 
 from sbpair.management.calls import Sleep
 from sbpair.management.temporary_queues import IDLE, TemporaryQueues, open_temporary_queues
 from sbpair.model import tiers
-from sbpair.model.durations import TIMESPAN_MAX
 from sbpair.model.entities import property_name, with_partitions
 from sbpair.model.pair import Endpoint
 from sbpair.model.queues import QueueSpec
 from sbpair.model.report import Outcome, Report, ReportItem
+from sbpair.timespan import TIMESPAN_MAX
 
 PURPOSES = ("description", "partitioned", "messages")
 TRIAL = QueueSpec("", default_message_time_to_live="P1D", auto_delete_on_idle=IDLE)

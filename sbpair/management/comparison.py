@@ -13,13 +13,12 @@ from graphlib import CycleError, TopologicalSorter
 from sbpair import backlog
 from sbpair.errors import Unsafe, UsageError
 from sbpair.model import tiers
-from sbpair.model.durations import TIMESPAN_MAX_DAYS, ticks
 from sbpair.model.entities import DEFAULT_RULE, DURATIONS, NAMES, Described, Rule, Subscription, Topic, property_name
 from sbpair.model.pair import Pair
 from sbpair.model.queues import Difference, QueueSpec, QueueState
 from sbpair.model.report import Outcome
 from sbpair.model.tiers import Tier
-from sbpair.timespan import TICKS_PER_SECOND
+from sbpair.timespan import TICKS_PER_SECOND, TIMESPAN_MAX_DAYS, ticks
 
 # A Standard namespace holds 10 000 entities, a Premium one 1 000 a messaging unit: more is a slip.
 MAX_CREATES = 1_000

@@ -17,7 +17,6 @@ from sbpair.errors import UsageError
 from sbpair.management.comparison import Key, dependency_order, entity_key
 from sbpair.management.entity_limits import violations
 from sbpair.model.connection_string import looks_like_connection_string
-from sbpair.model.durations import iso_duration, ticks
 from sbpair.model.entities import (
     CORRELATION_KEYS,
     DURATIONS,
@@ -32,6 +31,7 @@ from sbpair.model.entities import (
     Topic,
 )
 from sbpair.operating_system.files import check_dotted_keys
+from sbpair.timespan import iso_duration, ticks
 
 SECTIONS = ("queues", "topics")
 Kind = TypeVar("Kind", Queue, Topic, Subscription, Rule)

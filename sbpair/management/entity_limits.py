@@ -14,7 +14,6 @@ from typing import ClassVar, TypeVar
 from sbpair import backlog
 from sbpair.errors import NameInvalid, UsageError
 from sbpair.model import tiers
-from sbpair.model.durations import TIMESPAN_MAX, ticks
 from sbpair.model.entities import (
     DEFAULT_RULE,
     EVERY_MESSAGE,
@@ -29,7 +28,7 @@ from sbpair.model.entities import (
 )
 from sbpair.model.queues import QueueSpec
 from sbpair.model.tiers import PREMIUM, TIERS, Tier
-from sbpair.timespan import TICKS_PER_SECOND
+from sbpair.timespan import TICKS_PER_SECOND, TIMESPAN_MAX, ticks
 
 MINUTE, DAY = 60, 86_400
 NAME_LIMIT = 50

@@ -20,11 +20,10 @@ from sbpair.errors import EntityMissing, NameInvalid, SbpairError, ServiceRefuse
 from sbpair.management import entity_limits
 from sbpair.management.comparison import compare, describe_differences
 from sbpair.model import tiers
-from sbpair.model.durations import ticks
 from sbpair.model.entities import Queue, Topic
 from sbpair.model.report import Outcome, Report, ReportItem
 from sbpair.model.tiers import MEGABYTES, Capacity, Tier
-from sbpair.timespan import TICKS_PER_SECOND
+from sbpair.timespan import TICKS_PER_SECOND, ticks
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence

@@ -19,7 +19,7 @@ from azure.servicebus import ServiceBusMessage
 from sbpair.errors import UsageError
 from sbpair.failover import sdk_messages
 from sbpair.failover.sdk_messages import Message
-from sbpair.model.durations import ticks
+from sbpair.timespan import ticks
 
 HINT = 'a line is an object such as {"body": "hello", "message_id": "1", "session_id": "a", "properties": {"n": 1}}'
 TICKS_PER_MICROSECOND = 10

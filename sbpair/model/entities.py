@@ -10,8 +10,8 @@ import re
 from dataclasses import asdict, dataclass, fields, replace
 from typing import ClassVar, TypeVar
 
-from sbpair.model.durations import TIMESPAN_MAX
 from sbpair.model.queues import QueueSpec
+from sbpair.timespan import TIMESPAN_MAX
 
 DEFAULT_RULE = "$Default"
 """The rule of a new subscription: it selects every message."""

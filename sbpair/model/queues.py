@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from sbpair.model.durations import TIMESPAN_MAX
+from sbpair.timespan import TIMESPAN_MAX
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,6 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidProxyStatus, InvalidStatus, ProxyError
 from yarl import URL
 
-from sbpair.client_tls import client_context
 from sbpair.errors import (
     EntityMissing,
     NotAuthenticated,
@@ -34,7 +33,7 @@ from sbpair.errors import (
     Unavailable,
     Unreachable,
 )
-from sbpair.http_tunnel import refused_by_proxy
+from sbpair.http_tunnel import client_context, refused_by_proxy
 from sbpair.model.pair import Identity, SasKey, SasToken
 from sbpair.model.reachability import CONNECT_SECONDS, DOCTOR_HINT, cause_of, key_hint, unreachable
 from sbpair.model.signature import Token, signed_token

@@ -18,8 +18,8 @@ from aiohttp import WSMsgType
 from multidict import CIMultiDict
 from yarl import URL
 
-from sbpair.client_tls import client_context
 from sbpair.errors import SbpairError, Unreachable, UsageError
+from sbpair.http_tunnel import client_context
 from sbpair.relay.control_messages import NOT_PASSED, Body, RelayAnswer, is_header
 from sbpair.relay.relay_connections import LOST, MAX_MESSAGE_BYTES, close_session, one_line, open_session, open_socket
 from sbpair.relay.relay_endpoint import climbs

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from sbpair.azure.atom import open_atom
 from sbpair.azure.destinations import open_destinations
 from sbpair.errors import EntityMissing, MachineLacks, SbpairError, Unsafe, WouldDiscard
-from sbpair.model.durations import ticks
 from sbpair.move.events import MessagesLocked
 from sbpair.move.message import dead_letters
 from sbpair.move.message.route import Send, router
@@ -47,7 +46,7 @@ from sbpair.replay.spark_task import (
     task_queues,
 )
 from sbpair.replay.verify import check_segments, read_drained
-from sbpair.timespan import TICKS_PER_SECOND
+from sbpair.timespan import TICKS_PER_SECOND, ticks
 
 if TYPE_CHECKING:
     from sbpair.model.pair import Pair

@@ -20,8 +20,7 @@ from typing import Final, NamedTuple
 from sbpair.amqp import types
 from sbpair.amqp.types import Described, Float, Long, Symbol, Timestamp, ULong, Value, type_of
 from sbpair.errors import SbpairError, UsageError
-from sbpair.model.durations import ticks
-from sbpair.timespan import TICKS_PER_MS, TICKS_PER_SECOND
+from sbpair.timespan import TICKS_PER_MS, TICKS_PER_SECOND, ticks
 from sbpair.timespan import parse as parse_timespan
 from sbpair.timespan import show as show_timespan
 

@@ -16,7 +16,7 @@ from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, da
 from sbpair.amqp.types import Byte, Float, Int, Long, Short, Symbol, Timestamp
 from sbpair.backlog import check_path
 from sbpair.errors import NameInvalid, UsageError
-from sbpair.model.durations import ticks
+from sbpair.timespan import ticks
 
 if TYPE_CHECKING:
     from sbpair.amqp.types import Value

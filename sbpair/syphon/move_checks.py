@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from sbpair.amqp_client.client import connect
 from sbpair.backlog import TICKS_PER_MS
 from sbpair.errors import AccessError, EntityMissing, NameTaken, ServiceRefused, Unavailable, UsageError
-from sbpair.model.durations import ticks
 from sbpair.model.entities import Queue, Topic, subscription_of
+from sbpair.timespan import ticks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

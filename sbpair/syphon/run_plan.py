@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sbpair.errors import UsageError
-from sbpair.model.durations import ticks
 from sbpair.move.context import (
     DEFAULT_BACKOFF,
     DEFAULT_MAX_SKIPPED,
@@ -21,7 +20,7 @@ from sbpair.move.peek.locked import ASSUMED_LOCK_SECONDS
 from sbpair.runs.database import now_ms
 from sbpair.syphon.intake_gate import IntakeGate
 from sbpair.syphon.worker_connections import PairState
-from sbpair.timespan import TICKS_PER_SECOND
+from sbpair.timespan import TICKS_PER_SECOND, ticks
 
 if TYPE_CHECKING:
     from sbpair.amqp_client.client import GetToken

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sbpair.amqp import frame_runs, transfer
+from sbpair.amqp import frames, transfer
 from sbpair.amqp.connection import Connection, ConnectionClosed
 from sbpair.amqp.frames import frame
 from sbpair.amqp.link import Delivery, LinkAttaching, ReceivingLink
@@ -139,7 +139,7 @@ def test_a_long_burst_reopens_the_window() -> None:
 def test_equal_frames_take_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
     read = []
     whole = transfer.decode_transfer
-    for module in (transfer, frame_runs):
+    for module in (transfer, frames):
         monkeypatch.setattr(module, "decode_transfer", lambda *where: read.append(where) or whole(*where))
     peer = Peer()
     peer.hear(b"".join(Sent(0, b"tag4", 0, False, False, b"hello").written(70_000 + each) for each in range(50)))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbpair.amqp import frame_runs, frames
+from sbpair.amqp import frames
 from sbpair.amqp.performatives import (
     Accepted,
     Composite,
@@ -61,7 +61,7 @@ def heard(said: list[tuple[int, bytes]]) -> Heard:
         assert isinstance(body, Disposition)
         found.append((channel, normal(body)))
 
-    run, buffer = frame_runs.DispositionRange(hear), frames.FrameBuffer(65_536)
+    run, buffer = frames.DispositionRange(hear), frames.FrameBuffer(65_536)
     buffer.feed(b"".join(frames.frame(body, channel=channel) for channel, body in said))
     for channel, data, start, end in buffer.frames(frames.AMQP_FRAME):
         buffer.skip_to(run.add(channel, data, start, end))
@@ -98,7 +98,7 @@ def test_a_truncated_disposition_is_refused(sent: Disposition, data: st.DataObje
 
 
 def test_forms_of_other_peers_take_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frame_runs, "decode_composite", None)
+    monkeypatch.setattr(frames, "decode_composite", None)
     trimmed = bytes.fromhex("005315c00a05414343 41 00532445".replace(" ", ""))
     trimmed = trimmed[:4] + bytes((len(trimmed) - 5,)) + trimmed[5:]
     assert heard([(0, trimmed)]) == [(0, Disposition(True, 0, 0, True, Accepted(), False))]
@@ -148,7 +148,7 @@ def test_ranges_of_dispositions_equal_single_ones(runs: list[Any], data: st.Data
 @pytest.mark.parametrize("extended", [0, 3, 6])
 def test_a_frame_with_a_longer_header_does_not_mislead(extended: int) -> None:
     found: Heard = []
-    run = frame_runs.DispositionRange(lambda channel, body: found.append((channel, normal(body))))  # type: ignore[arg-type]
+    run = frames.DispositionRange(lambda channel, body: found.append((channel, normal(body))))  # type: ignore[arg-type]
     bodies = [Disposition(True, 70_000 + number, 70_000 + number, True, Accepted()) for number in range(8)]
     stream = [frames.frame(body.encode()) for body in bodies]
     whole = stream[extended]
@@ -170,8 +170,8 @@ def test_adjacent_dispositions_are_reported_as_one() -> None:
 
 def test_equal_dispositions_are_read_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
     read = []
-    usual = frame_runs._read_common
-    monkeypatch.setattr(frame_runs, "_read_common", lambda frame: read.append(frame) or usual(frame))
+    usual = frames._read_common
+    monkeypatch.setattr(frames, "_read_common", lambda frame: read.append(frame) or usual(frame))
     alike = [Disposition(True, 70_000 + number, 70_000 + number, False, Accepted()) for number in range(100)]
     heard([(0, body.encode()) for body in alike])
     assert len(read) == 1
@@ -179,5 +179,5 @@ def test_equal_dispositions_are_read_as_one(monkeypatch: pytest.MonkeyPatch) -> 
 
 @given(ids, ids, st.booleans(), st.booleans())
 def test_a_directly_written_disposition_decodes(first: int, last: int, role: bool, settled: bool) -> None:
-    written = frame_runs.write_accepted(first, last, role=role, settled=settled)
+    written = frames.write_accepted(first, last, role=role, settled=settled)
     assert decode_composite(written)[0] == Disposition(role, first, last, settled, Accepted(), batchable=False)

@@ -29,7 +29,7 @@ LEVELS: list[set[str]] = [
     {"backlog", "rules"},
     {"amqp"},
     {"http_tunnel"},
-    {"client_tls", "model", "bounded_xml"},
+    {"model", "bounded_xml"},
     {"operating_system", "template", "timespan"},
     {"errors", "public_names"},
 ]

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from sbpair import backlog, errors
 from sbpair.azure import descriptions
 from sbpair.azure.management_errors import ServiceResponse, of_answer
-from sbpair.model.durations import TIMESPAN_MAX
 from sbpair.model.entities import CorrelationFilter, Queue, Rule, SqlFilter, Subscription, Topic
 from sbpair.model.queues import Counts, QueueSpec
+from sbpair.timespan import TIMESPAN_MAX
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 DURATIONS = st.sampled_from(["PT30S", "P14D", TIMESPAN_MAX])

@@ -16,9 +16,9 @@ from sbpair.azure.atom import open_atom
 from sbpair.azure.credentials import RENEW_SECONDS, BearerTokens
 from sbpair.azure.http_client import HttpClient
 from sbpair.azure.management_errors import NotHttp
-from sbpair.client_tls import client_context
 from sbpair.emulator.tls import tls_for
 from sbpair.errors import NetworkRefused
+from sbpair.http_tunnel import client_context
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Endpoint, SasKey
 from sbpair.testing import Emulator, EmulatorOptions

@@ -6,8 +6,8 @@ import pytest
 
 from sbpair.errors import UsageError
 from sbpair.management.entities_file import parse_entities
-from sbpair.model.durations import TIMESPAN_MAX
 from sbpair.model.entities import CorrelationFilter, Queue, Rule, SqlFilter, Subscription, Topic
+from sbpair.timespan import TIMESPAN_MAX
 
 ROOT = Path(__file__).parents[2]
 WHOLE = """\

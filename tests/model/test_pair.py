@@ -12,9 +12,8 @@ from sbpair.model.connection_string import (
     holds_secret,
     looks_like_connection_string,
 )
-from sbpair.model.durations import TIMESPAN_MAX, ticks
 from sbpair.model.pair import Endpoint, Identity, Pair, SasKey, SasToken, authority_of, first_label
-from sbpair.timespan import TICKS_PER_SECOND
+from sbpair.timespan import TICKS_PER_SECOND, TIMESPAN_MAX, ticks
 
 SECRET = "c2VjcmV0a2V5c2VjcmV0"
 KEYED = f"SharedAccessKeyName=Root;SharedAccessKey={SECRET}"

@@ -103,8 +103,7 @@ def _check_bounds(name: str, value: Any, rules: OptionRules, default: object) ->
 
 def seconds_of(option: str, text: str, *, at_least: float | None = None, at_most: float | None = None) -> float:
     """Return the seconds of `90s`, `1m` or `PT1M`: more than 0 without `at_least`. Raises UsageError."""
-    from sbpair.model.durations import ticks
-    from sbpair.timespan import TICKS_PER_SECOND
+    from sbpair.timespan import TICKS_PER_SECOND, ticks
 
     try:
         seconds = ticks(text) / TICKS_PER_SECOND
