@@ -1,214 +1,47 @@
-"""The wire client against the emulator, and against peers that do what no good peer does. Real sockets throughout."""
+"""The client against the emulator: connecting, receiving and settling, claims, and cancellation."""
 
 from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from sbpair import errors
 from sbpair.amqp import session
-from sbpair.amqp.connection import Connection, ConnectionClosed
-from sbpair.amqp.link import (
-    CreditChanged,
-    Delivery,
-    Link,
-    LinkAttaching,
-    LinkDetached,
-    ReceivingLink,
-    SendingLink,
-    terminus_address,
-)
-from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map, value_body
-from sbpair.amqp.performatives import Accepted, Error, Received, Rejected, Released
-from sbpair.amqp.sasl import SaslServer
+from sbpair.amqp.connection import ConnectionClosed
+from sbpair.amqp.link import CreditChanged, Delivery, terminus_address
+from sbpair.amqp.message import Sections
 from sbpair.amqp.session import Disposed
-from sbpair.amqp.types import Described, Int, Symbol
 from sbpair.amqp_client import client, stream
-from sbpair.amqp_client.client import AmqpClient, connect, lock_token
-from sbpair.amqp_client.raw_links import ABANDONED, ACCEPTED, RELEASED, RawReceiver, dead_letter
+from sbpair.amqp_client.client import connect, lock_token
+from sbpair.amqp_client.raw_links import ABANDONED, ACCEPTED, RELEASED, dead_letter
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Endpoint, Identity, SasKey, SasToken
 from sbpair.model.signature import sign
 from sbpair.move.raw_source import RawSource
-from sbpair.testing import Emulator, EmulatorOptions
+from tests.amqp_client.peers import (
+    QUEUE,
+    TEST_SECONDS,
+    Peer,
+    accept,
+    emulated,
+    ids,
+    instead,
+    message,
+    on_message,
+    receive_one,
+    replying,
+    scripted,
+    take,
+)
 from tests.kit.waiting import until
-
-QUEUE = "orders"
-TEST_SECONDS = 10.0
-
-
-@asynccontextmanager
-async def emulated(**options: Any) -> AsyncIterator[tuple[Emulator, Endpoint]]:
-    async with Emulator([("contoso", 0)], options=EmulatorOptions(**options)) as emulator:
-        emulator.namespaces["contoso"].create_queue(QUEUE)
-        yield emulator, endpoint_of(emulator)
-
-
-def endpoint_of(emulator: Emulator) -> Endpoint:
-    return endpoint_from_connection_string(emulator.namespaces["contoso"].connection_string, name="contoso")
-
-
-def message(number: int = 0, size: int = 10) -> bytes:
-    return Sections(
-        properties=Properties(message_id=f"m{number}").encode(),
-        application_properties=encode_map(APPLICATION_PROPERTIES, {"number": Int(number)}),
-        body=data_body(bytes([number % 256]) * size),
-    ).join()
-
-
-def ids(deliveries: list[Delivery]) -> list[str]:
-    return [Sections.split(each.payload).read_properties().message_id for each in deliveries]
-
-
-async def take(receiver: Any, count: int) -> list[Delivery]:
-    taken: list[Delivery] = []
-    while len(taken) < count:
-        taken += await receiver.take(count - len(taken), seconds=TEST_SECONDS)
-    return taken
-
-
-async def receive_one(wire: AmqpClient) -> tuple[RawReceiver, list[Delivery]]:
-    """Send a message, and take it under lock."""
-    await (await wire.sender(QUEUE)).send(message())
-    receiver = await wire.receiver(QUEUE)
-    receiver.grant(1)
-    return receiver, await take(receiver, 1)
-
-
-# A peer that does what a test tells it.
-
-
-class Peer(asyncio.Protocol):
-    """A server whose every answer can be replaced: `script` is told each event first, and answers True to keep it."""
-
-    def __init__(self, script: Act, terms: dict[str, Any]) -> None:
-        self.script = script
-        self.tokens: list[str] = []
-        self.said: list[Any] = []
-        self.heard = asyncio.Event()
-        self.transport: Any = None
-        self.connection = Connection(SaslServer(), container_id="peer", now=asyncio.get_running_loop().time(), **terms)
-
-    def connection_made(self, transport: Any) -> None:
-        self.transport = transport
-
-    def data_received(self, data: bytes) -> None:
-        for event in self.connection.receive(data, asyncio.get_running_loop().time()):
-            self.said.append(event)
-            if not self.script(self, event):
-                self.usual(event)
-        self.heard.set()
-        self.flush()
-
-    def flush(self) -> None:
-        self.transport.write(self.connection.take())
-
-    def usual(self, event: Any) -> None:
-        if isinstance(event, LinkAttaching):
-            event.link.accept()
-            if isinstance(event.link, ReceivingLink):
-                event.link.grant(100)
-        elif isinstance(event, Delivery):
-            accept(event)
-            if terminus_address(event.link.remote.target) == "$cbs":
-                self.reply(event)
-        elif isinstance(event, ConnectionClosed):
-            self.flush()
-            self.transport.close()
-
-    def reply(self, request: Delivery, status: int = 202) -> None:
-        asked = Sections.split(request.payload)
-        name = asked.read_application_properties().get("name")
-        self.tokens.append(name)
-        answer = Sections(
-            properties=Properties(correlation_id=asked.read_properties().message_id).encode(),
-            application_properties=encode_map(APPLICATION_PROPERTIES, {"status-code": Int(status)}),
-            body=value_body(None),
-        )
-        self.links("$cbs", SendingLink)[0].send(answer.join(), b"reply", settled=True)
-
-    async def granted(self, credit: int) -> SendingLink:
-        """Wait for this credit on the link that sends from the queue."""
-        await until(lambda: [link.credit for link in self.links(QUEUE, SendingLink)] == [credit])
-        return cast("SendingLink", self.links(QUEUE, SendingLink)[0])
-
-    def links(self, address: str, kind: type[Link]) -> list[Any]:
-        return [
-            link
-            for session in self.connection.sessions
-            for link in session.links
-            if isinstance(link, kind)
-            and terminus_address(link.remote.source if kind is SendingLink else link.remote.target) == address
-        ]
-
-
-def accept(delivery: Delivery) -> None:
-    delivery.link.session.dispose(delivery.id, delivery.id, Accepted(), receiver=True, settled=True)
-
-
-Act = Callable[[Peer, Any], object]
-
-
-def instead(kind: type[Any], act: Act = lambda _peer, _event: None, address: str | None = None) -> Act:
-    """Return a script that acts in place of the usual answer to such events, of links to an address if one is given."""
-
-    def script(peer: Peer, event: Any) -> bool:
-        ours = isinstance(event, kind)
-        if ours and address is not None:
-            ours = terminus_address(event.link.remote.target) == address
-        if ours:
-            act(peer, event)
-        return ours
-
-    return script
-
-
-def on_message(act: Act = lambda _peer, _event: None) -> Act:
-    """Return a script that acts in place of an answer to messages for the queue."""
-    return instead(Delivery, act, QUEUE)
-
-
-def replying(*statuses: int) -> Act:
-    """Answer each request with the next status."""
-    remaining = list(statuses)
-
-    def act(peer: Peer, event: Any) -> None:
-        accept(event)
-        peer.reply(event, remaining.pop(0))
-
-    return instead(Delivery, act)
-
-
-@asynccontextmanager
-async def scripted(
-    script: Act = lambda _peer, _event: None,
-    **terms: Any,
-) -> AsyncIterator[tuple[list[Peer], Endpoint]]:
-    peers: list[Peer] = []
-
-    def make() -> Peer:
-        peers.append(Peer(script, terms))
-        return peers[-1]
-
-    server = await asyncio.get_running_loop().create_server(make, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    try:
-        yield peers, Endpoint("contoso", f"127.0.0.1:{port}", "127.0.0.1", port, False, SasKey("k", "key"))
-    finally:
-        for peer in peers:
-            if peer.transport is not None:
-                peer.transport.abort()
-        server.close()
-        await server.wait_closed()
-
 
 # Connecting
 
@@ -521,274 +354,6 @@ async def test_messages_of_a_closed_receiver_stay_locked() -> None:
             await receiver.settle(deliveries, ACCEPTED)
         await wire.renew_locks(QUEUE, [lock_token(each.tag) for each in deliveries])
         assert queue.messages.locked_count == 1
-
-
-# Peers that misbehave
-
-
-def detaching(condition: str, text: str) -> Act:
-    return lambda _peer, event: event.link.close(Error(condition, text))
-
-
-@pytest.mark.parametrize(
-    ("act", "kind", "text", "is_lost"),
-    [
-        (lambda peer, _: peer.transport.abort(), errors.InDoubt, "no answer came", True),
-        (lambda peer, _: peer.transport.write(b"\0\0\0\x08\1\0\0\0" * 3), errors.InDoubt, "no answer came", True),
-        (
-            lambda _, event: event.link.session.end(Error("amqp:internal-error", "moved")),
-            *(errors.InDoubt, "moved", False),
-        ),
-        (detaching("amqp:link:detach-forced", "IdleTimerExpired"), errors.InDoubt, "IdleTimerExpired", False),
-        (detaching("amqp:link:message-size-exceeded", "too big"), errors.ServiceRefused, "too big", False),
-    ],
-    ids=["hangs up", "violates the protocol", "ends the session", "detaches the link", "refuses by a detach"],
-)
-async def test_a_loss_during_a_send_fails_no_more_than_is_lost(
-    act: Act, kind: type[Exception], text: str, is_lost: bool
-) -> None:
-    async with scripted(on_message(act)) as (_, endpoint), connect(endpoint) as wire:
-        sender = await wire.sender(QUEUE)
-        with pytest.raises(kind, match=text):
-            await sender.send(message())
-        # The next message is another one, and was not refused.
-        with pytest.raises(errors.Unreachable):
-            await sender.send(message())
-        if is_lost:
-            assert isinstance(wire.error, errors.Unreachable)
-            for opening in (wire.sender, wire.receiver):
-                with pytest.raises(errors.Unreachable):
-                    await opening("other")
-        else:
-            await (await wire.sender("other")).send(message())
-            assert wire.error is None
-
-
-@pytest.mark.parametrize(
-    ("state", "settled", "kind"),
-    [
-        (Rejected(Error("amqp:not-allowed", "no")), True, errors.ServiceRefused),
-        (Rejected(Error("com.microsoft:server-busy", "slow")), True, errors.Throttled),
-        (Rejected(Error("amqp:resource-limit-exceeded", "full")), True, errors.QuotaExceeded),
-        (Rejected(Error("com.microsoft:timeout", "late")), True, errors.InDoubt),
-        (Rejected(), True, errors.ServiceRefused),
-        (Released(), True, errors.Unreachable),
-        (None, True, errors.InDoubt),
-        (Received(0, 0), True, errors.InDoubt),
-        (Described(Symbol("x:outcome"), []), True, errors.InDoubt),
-        (Released(), False, errors.Unreachable),
-    ],
-)
-async def test_each_answer_to_a_send_means_what_it_says(state: Any, settled: bool, kind: type[Exception]) -> None:
-    def act(_peer: Peer, event: Delivery) -> None:
-        event.link.session.dispose(event.id, event.id, state, receiver=True, settled=settled)
-
-    async with scripted(on_message(act)) as (_, endpoint), connect(endpoint) as wire:
-        sender = await wire.sender(QUEUE)
-        with pytest.raises(errors.SbpairError) as caught:
-            await sender.send(message())
-        assert type(caught.value) is kind
-        assert sender.error is None
-
-
-async def test_a_peer_that_waits_for_us_to_settle_first_is_settled_with() -> None:
-    def act(_peer: Peer, event: Delivery) -> None:
-        event.link.session.dispose(event.id, event.id, Accepted(), receiver=True, settled=False)
-
-    async with scripted(on_message(act)) as (peers, endpoint), connect(endpoint) as wire:
-        sender = await wire.sender(QUEUE)
-        await sender.send(message(1))
-        await sender.send(message(2))
-        await until(lambda: sum(isinstance(each, Disposed) for each in peers[0].said) == 2)
-
-
-async def test_a_peer_that_never_answers_a_send_leaves_doubt() -> None:
-    async with scripted(on_message()) as (_, endpoint), connect(endpoint) as wire:
-        sender = await wire.sender(QUEUE)
-        with pytest.raises(errors.InDoubt, match=r"within 0\.02 s"):
-            await sender.send(message(), seconds=0.02)
-
-
-async def test_a_sign_in_without_an_answer_ends_as_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "FIRST_ANSWER_SECONDS", 0.05)
-    async with scripted(instead(LinkAttaching)) as (_, endpoint):
-        with pytest.raises(errors.Silent, match=r"signing in .* cannot be reached at .*: no answer within 0\.05 s"):
-            async with connect(endpoint) as wire:
-                await wire.sender(QUEUE)
-
-
-@pytest.mark.parametrize("silent", [True, False])
-async def test_a_silent_connection_is_closed_and_one_with_other_traffic_is_kept(
-    silent: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stream, "SILENT_SECONDS", 0.02)
-
-    def act(peer: Peer, event: Delivery) -> None:
-        if not silent:
-            event.link.grant(7)
-            peer.flush()
-
-    async with scripted(on_message(act)) as (_, endpoint), connect(endpoint) as wire:
-        sender = await wire.sender(QUEUE)
-        with pytest.raises(errors.InDoubt):
-            await sender.send(message(), seconds=0.1)
-        assert (wire.error is not None) == silent
-        if silent:
-            with pytest.raises(errors.Unreachable, match="nothing has come from"):
-                await wire.sender("other")
-
-
-async def test_a_send_without_credit_never_left_and_is_not_in_doubt() -> None:
-    stingy = instead(LinkAttaching, lambda _peer, event: event.link.accept(), QUEUE)
-    async with scripted(stingy) as (peers, endpoint), connect(endpoint) as wire:
-        sender = await wire.sender(QUEUE)
-        with pytest.raises(errors.TimedOut):
-            await sender.send(message(), seconds=0.02)
-        sending = asyncio.create_task(sender.send(message(), seconds=TEST_SECONDS))
-        await asyncio.sleep(0)
-        peers[0].links(QUEUE, ReceivingLink)[0].grant(1)
-        peers[0].flush()
-        await sending
-
-
-async def test_a_message_larger_than_the_link_takes_is_refused_here() -> None:
-    async with emulated() as (_, endpoint), connect(endpoint) as wire:
-        sender = await wire.sender(QUEUE)
-        with pytest.raises(errors.ServiceRefused) as caught:
-            await sender.send(message(1, size=sender.max_message_size))
-        assert caught.value.condition == "amqp:link:message-size-exceeded"
-        await sender.send(message(2))
-
-
-async def test_a_link_that_is_never_answered_is_given_up() -> None:
-    async with scripted(instead(LinkAttaching, address=QUEUE)) as (_, endpoint), connect(endpoint) as wire:
-        await wire.sender("other")
-        assert wire._sending is not None
-        sender = client.RawSender(wire._stream, wire._sending, QUEUE)
-        with pytest.raises(errors.TimedOut):
-            await sender.open(source=None, target=None, seconds=0.02)
-        assert sender.on_lost not in wire._stream.when_lost
-
-
-async def test_deliveries_that_the_peer_takes_back_unasked_have_lost_their_lock() -> None:
-    async with scripted() as (peers, endpoint), connect(endpoint) as wire:
-        receiver = await wire.receiver(QUEUE)
-        receiver.grant(2)
-        link = await peers[0].granted(2)
-        numbers = [link.send(message(number), uuid.uuid4().bytes_le) for number in range(2)]
-        link.session.dispose(numbers[0], numbers[0], Released(), receiver=False, settled=True)
-        peers[0].flush()
-        first, second = await take(receiver, 2)
-        await until(lambda: first.settled)
-        with pytest.raises(errors.MessageLockLost):
-            await receiver.settle([first], ACCEPTED)
-        with pytest.raises(errors.InDoubt):
-            await receiver.settle([second], ACCEPTED, seconds=0.02)
-
-
-async def test_only_the_last_word_on_each_delivery_counts() -> None:
-    async with scripted(instead(Disposed)) as (peers, endpoint), connect(endpoint) as wire:
-        receiver = await wire.receiver(QUEUE)
-        receiver.grant(2)
-        link = await peers[0].granted(2)
-        first, second = (link.send(message(number), uuid.uuid4().bytes_le) for number in range(2))
-        peers[0].flush()
-        settling = asyncio.create_task(receiver.settle(await take(receiver, 2), ACCEPTED))
-        await until(lambda: isinstance(peers[0].said[-1], Disposed))
-        for settled in (False, True):
-            link.session.dispose(first, first, Accepted(), receiver=False, settled=settled)
-            peers[0].flush()
-        await wire.sender("other")  # all that was said has been heard
-        assert not settling.done()
-        link.session.dispose(second, second, Accepted(), receiver=False, settled=True)
-        peers[0].flush()
-        await settling
-
-
-async def test_a_reply_that_is_none_fails_the_request_at_once() -> None:
-    def act(peer: Peer, event: Any) -> None:
-        accept(event)
-        peer.links("$cbs", SendingLink)[0].send(b"\x00\x53\x99nonsense", b"1", settled=True)
-
-    async with scripted(instead(Delivery, act)) as (_, endpoint), connect(endpoint) as wire:
-        with pytest.raises(errors.Unreachable, match="malformed response"):
-            await wire.sender(QUEUE)
-
-
-async def test_a_late_answer_to_a_request_is_not_kept() -> None:
-    requests: list[Delivery] = []
-
-    def script(_peer: Peer, event: Any) -> bool:
-        late = isinstance(event, Delivery) and not requests
-        if late:
-            requests.append(event)
-            accept(event)
-        return late
-
-    async with scripted(script) as (peers, endpoint), connect(endpoint) as wire:
-        node = await wire._node("$cbs")
-        with pytest.raises(errors.TimedOut):
-            await node.call({"operation": "put-token"}, "t", seconds=0.02)
-        peers[0].reply(requests[0])
-        answer = await node.call({"operation": "put-token"}, "t")
-        assert answer.status == 202
-        assert not node._receiver._expected
-
-
-async def test_requests_that_wait_learn_that_the_connection_is_gone() -> None:
-    async with (
-        scripted(instead(Delivery, lambda peer, _: peer.transport.abort())) as (_, endpoint),
-        connect(endpoint) as wire,
-    ):
-        with pytest.raises(errors.Unavailable):
-            await wire.sender(QUEUE)
-
-
-async def test_a_session_that_ends_during_an_attach_leaves_the_link_retryable() -> None:
-    ends = [True]
-
-    def script(_peer: Peer, event: Any) -> bool:
-        asked = isinstance(event, LinkAttaching) and terminus_address(event.link.remote.target) == QUEUE
-        if asked and ends and ends.pop():
-            event.link.session.end(Error("amqp:session:window-violation", "too much of another link"))
-            return True
-        return False
-
-    async with scripted(script) as (_, endpoint), connect(endpoint) as wire:
-        with pytest.raises(errors.Unreachable, match="too much of another link"):
-            await wire.sender(QUEUE)
-        await (await wire.sender(QUEUE)).send(message())
-
-
-async def test_a_peer_may_not_offer_links() -> None:
-    def act(peer: Peer, event: Delivery) -> None:
-        event.link.session.sender("uninvited").open(source=None, target=None)
-        peer.usual(event)
-
-    async with scripted(on_message(act)) as (peers, endpoint), connect(endpoint) as wire:
-        sender = await wire.sender(QUEUE)
-        await sender.send(message())
-        await sender.send(message())
-        refused = [each for each in peers[0].said if isinstance(each, LinkDetached)]
-        assert refused
-        assert wire.error is None
-
-
-async def test_heartbeats_keep_a_connection_that_has_nothing_to_say() -> None:
-    async with scripted(idle_seconds=0.1) as (peers, endpoint), connect(endpoint) as wire:
-        await wire.sender(QUEUE)
-        for _ in range(3):
-            peers[0].heard.clear()
-            await peers[0].heard.wait()
-        assert wire.error is None
-
-
-async def test_closing_a_stream_does_not_wait_long_for_the_peers_close(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with scripted(instead(ConnectionClosed)) as (peers, endpoint):
-        opened = await stream.open_stream(endpoint, "c")
-        monkeypatch.setattr(peers[0], "flush", lambda: None)
-        await opened.close(0.02)
-        assert isinstance(opened.error, errors.Unreachable)
 
 
 # Claims

@@ -17,7 +17,7 @@ from sbpair.emulator.entities.description import QueueDescription
 from sbpair.errors import EntityMissing
 from sbpair.model.pair import Endpoint
 from sbpair.testing import Emulator
-from tests.amqp_client.test_client import endpoint_of, ids, message, take
+from tests.amqp_client.peers import endpoint_of, ids, message, take
 from tests.strict_amqp.values import ENCODINGS, NULL, TYPES, Value, Violation, decode, name_of
 
 FRAME_BYTES = 60_000

@@ -551,49 +551,9 @@ def test_an_invalid_rule_name_is_refused(name: str) -> None:
         SubscriptionRule(name)
 
 
-@pytest.mark.parametrize(
-    ("kind", "text", "original"),
-    [
-        ("string", " x ", " x "),
-        ("int", "-5", Int(-5)),
-        ("long", "5", Long(5)),
-        ("short", "5", Short(5)),
-        ("unsignedByte", "5", UByte(5)),
-        ("unsignedShort", "5", UShort(5)),
-        ("unsignedInt", "5", UInt(5)),
-        ("unsignedLong", "5", ULong(5)),
-        ("boolean", "true", True),
-        ("double", "2.5", 2.5),
-        ("double", "INF", float("inf")),
-        ("float", "2.5", Float(2.5)),
-        ("guid", str(GUID), GUID),
-        ("dateTime", "1970-01-01T00:00:01Z", Timestamp(1000)),
-        ("dateTime", "1970-01-01T00:00:01", Timestamp(1000)),
-        ("duration", "PT1M", Described(Symbol("com.microsoft:timespan"), Long(MINUTE_TICKS))),
-    ],
-)
-def test_typed_text_is_an_amqp_value(kind: str, text: str, original: Any) -> None:
-    typed = read_typed(kind, text)
-    assert same(typed.original, original)
-    assert (typed.kind, typed.text) == (kind, text)
-    again = from_amqp(original)
-    assert again.kind == kind
-    assert same(read_typed(again.kind, again.text).original, original)
-
-
 def test_decimal_arithmetic_is_exact() -> None:
     assert read_typed("decimal", "19.990").value == Decimal("19.990")
     assert answer("exact = @price", price=Decimal("19.99")) is True
-
-
-@pytest.mark.parametrize(
-    ("kind", "text"),
-    [("int", "x"), ("int", "4294967296"), ("boolean", "maybe"), ("nothing", "1"), ("guid", "1"), ("dateTime", "now"),
-     ("duration", "1 minute"), ("decimal", "NaN"), ("decimal", "1e999"), ("char", "-1"), ("double", "")],
-)  # fmt: skip
-def test_an_invalid_typed_text_is_refused(kind: str, text: str) -> None:
-    with pytest.raises(ArgumentInvalid):
-        read_typed(kind, text)
 
 
 def test_the_parser_library_is_imported_with_the_first_expression_only() -> None:

@@ -10,7 +10,7 @@ from sbpair.emulator.service_errors import ServiceError
 from sbpair.errors import MessageLockLost
 from sbpair.move import events
 from sbpair.move.raw_source import RawSource
-from tests.amqp_client.test_client import QUEUE, emulated
+from tests.amqp_client.peers import QUEUE, emulated
 from tests.faults.simulation.stage import Stage, played
 
 SOON = 10.0

@@ -10,7 +10,7 @@ from sbpair.amqp.performatives import Outcome
 from sbpair.amqp_client.client import connect
 from sbpair.amqp_client.raw_links import ABANDONED, ACCEPTED, RELEASED, dead_letter
 from sbpair.model.pair import Endpoint, SasKey
-from tests.amqp_client.test_client import ids, message, take
+from tests.amqp_client.peers import ids, message, take
 
 KEY = SasKey("RootManageSharedAccessKey", "no secret")
 OUTCOMES: dict[str, Outcome] = {

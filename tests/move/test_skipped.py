@@ -16,7 +16,7 @@ from sbpair.move.held import SkippedMessages
 from sbpair.move.intake import Intake
 from sbpair.move.message.fast_decode import MessageNumbers
 from sbpair.move.mover import Mover
-from tests.move.test_mover import FAST, LOST, UNREACHABLE, Memory, fast_context, message, move, receipt_of
+from tests.move.memory import FAST, LOST, UNREACHABLE, Memory, fast_context, message, move, receipt_of
 
 
 @pytest.fixture(scope="module", params=["decoded", "undecoded"], autouse=True)

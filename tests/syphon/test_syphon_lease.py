@@ -26,7 +26,7 @@ from sbpair.errors import (
 )
 from sbpair.runs import session_lease
 from sbpair.timespan import TICKS_PER_SECOND
-from tests.amqp_client.test_client import scripted
+from tests.amqp_client.peers import scripted
 from tests.faults.test_kill_syphon import syphon as start
 from tests.kit.waiting import until
 from tests.syphon.worlds import World, after, world

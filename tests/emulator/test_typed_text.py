@@ -1,0 +1,50 @@
+"""Values of rules as typed text, as Atom has them."""
+
+from typing import Any
+
+import pytest
+
+from sbpair.amqp.types import Described, Float, Int, Long, Short, Symbol, Timestamp, UByte, UInt, ULong, UShort, same
+from sbpair.emulator.entities.rules import from_amqp, read_typed
+from sbpair.emulator.service_errors import ArgumentInvalid
+from tests.emulator.test_rules import GUID, MINUTE_TICKS
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "original"),
+    [
+        ("string", " x ", " x "),
+        ("int", "-5", Int(-5)),
+        ("long", "5", Long(5)),
+        ("short", "5", Short(5)),
+        ("unsignedByte", "5", UByte(5)),
+        ("unsignedShort", "5", UShort(5)),
+        ("unsignedInt", "5", UInt(5)),
+        ("unsignedLong", "5", ULong(5)),
+        ("boolean", "true", True),
+        ("double", "2.5", 2.5),
+        ("double", "INF", float("inf")),
+        ("float", "2.5", Float(2.5)),
+        ("guid", str(GUID), GUID),
+        ("dateTime", "1970-01-01T00:00:01Z", Timestamp(1000)),
+        ("dateTime", "1970-01-01T00:00:01", Timestamp(1000)),
+        ("duration", "PT1M", Described(Symbol("com.microsoft:timespan"), Long(MINUTE_TICKS))),
+    ],
+)
+def test_typed_text_is_an_amqp_value(kind: str, text: str, original: Any) -> None:
+    typed = read_typed(kind, text)
+    assert same(typed.original, original)
+    assert (typed.kind, typed.text) == (kind, text)
+    again = from_amqp(original)
+    assert again.kind == kind
+    assert same(read_typed(again.kind, again.text).original, original)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [("int", "x"), ("int", "4294967296"), ("boolean", "maybe"), ("nothing", "1"), ("guid", "1"), ("dateTime", "now"),
+     ("duration", "1 minute"), ("decimal", "NaN"), ("decimal", "1e999"), ("char", "-1"), ("double", "")],
+)  # fmt: skip
+def test_an_invalid_typed_text_is_refused(kind: str, text: str) -> None:
+    with pytest.raises(ArgumentInvalid):
+        read_typed(kind, text)
