@@ -301,7 +301,7 @@ class AmqpClient:
         body: dict[str, Value] = {"lock-tokens": Array(lock_tokens, code=0x98)}
         answer = await self.request(entity, "renew-lock", body)
         _check_status(answer, f"renewing locks in {entity!r}", 200)
-        return [int(moment) for moment in answer.body.get("expirations", ())]
+        return [int(moment) for moment in answer.body.get("expirations") or ()]
 
     async def settle_locked(self, entity: str, lock_tokens: Sequence[uuid.UUID], outcome: Outcome) -> None:
         """Settle locked messages alike, without the link that they came from. RELEASED abandons, as there is no better.
@@ -330,7 +330,7 @@ class AmqpClient:
         if answer.status == 204:
             return []
         _check_status(answer, f"peeking in {entity!r}", 200)
-        return [entry["message"] for entry in answer.body.get("messages", ()) if "message" in entry]
+        return [entry["message"] for entry in answer.body.get("messages") or () if "message" in entry]
 
     async def renew_claims(self) -> None:
         """Renew each claim before it expires, until cancelled; a claim that cannot be renewed ends the connection."""

@@ -18,10 +18,12 @@ from sbpair.amqp.connection import ConnectionClosed
 from sbpair.amqp.link import CreditChanged, Delivery, terminus_address
 from sbpair.amqp.message import Sections
 from sbpair.amqp.session import Disposed
+from sbpair.amqp.types import Map
 from sbpair.amqp_client import client, stream
 from sbpair.amqp_client.client import connect, lock_token
 from sbpair.amqp_client.raw_links import ABANDONED, ACCEPTED, RELEASED, dead_letter
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
+from sbpair.emulator.frontends.amqp.management_operations import OPERATIONS, Operation, Reply
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Endpoint, Identity, SasKey, SasToken
 from sbpair.model.signature import sign
@@ -261,6 +263,14 @@ async def test_peeking_shows_messages_and_locks_none() -> None:
         found = [Sections.split(each).read_properties().message_id for each in await wire.peek(QUEUE, 2, 10)]
         assert found == ["m1", "m2"]
         assert emulator.namespaces["contoso"].queue(QUEUE).messages.locked_count == 0
+
+
+async def test_a_peek_that_answers_null_shows_no_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "com.microsoft:peek-message"
+    answer = Operation(AccessRight.LISTEN, lambda _call: Reply(body=Map([("messages", None)])))
+    monkeypatch.setitem(OPERATIONS, name, answer)
+    async with emulated() as (_, endpoint), connect(endpoint) as wire:
+        assert await wire.peek(QUEUE, 0, 10) == []
 
 
 async def test_requests_may_overlap() -> None:
