@@ -15,8 +15,9 @@ from pathlib import Path
 from sbpair import backlog
 from sbpair.amqp_client.raw_links import ANSWER_SECONDS
 from sbpair.doctor import machine
-from sbpair.doctor.access import check_access, check_connectivity
+from sbpair.doctor.access import check_access
 from sbpair.doctor.check import Check, CheckNote, Diagnosis, Emit, diagnosis_exit_code, note, ok
+from sbpair.doctor.connectivity import check_connectivity
 from sbpair.errors import NameInvalid
 from sbpair.model.pair import Endpoint
 from sbpair.model.report import Report

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from sbpair.doctor import CheckSubject, diagnose
-from sbpair.doctor.access import PROXY_HINT, check_connectivity
 from sbpair.doctor.check import Check
+from sbpair.doctor.connectivity import PROXY_HINT, check_connectivity
 from sbpair.errors import ExitCode
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Endpoint, Transport
