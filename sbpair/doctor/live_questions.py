@@ -9,6 +9,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field, fields, replace
 
 from sbpair import backlog
@@ -21,7 +22,7 @@ from sbpair.doctor.assumption_checks import CHECKS
 from sbpair.doctor.assumptions import ENTITIES as ASSUMPTION_ENTITIES
 from sbpair.doctor.assumptions import LOCK_SECONDS, AssumptionCheck, AssumptionTrial, entities
 from sbpair.doctor.check import Check, CheckNote, Diagnosis, bounded, failed, ok, unknown
-from sbpair.errors import AccessError, ExitCode, PartitionsWanted, SbpairError, Unavailable
+from sbpair.errors import AccessError, ExitCode, PartitionsWanted, SbpairError, Unavailable, first_error
 from sbpair.management.calls import Sleep
 from sbpair.management.temporary_queues import IDLE, TemporaryQueues, open_temporary_queues
 from sbpair.model import tiers
@@ -87,18 +88,19 @@ async def ask_live(
 
     With `assumptions`, also those of `assumption_checks`, whose waits use `sleep`.
     A broken assumption is a failed check with the assumed and the observed behaviour. Errors of a namespace are
-    failed checks, too. A cancellation is raised once the queues are deleted.
+    failed checks, too. A cancellation, or an error of `on_event`, is raised once the queues are deleted.
     """
-    async with asyncio.TaskGroup() as group:
-        tasks = [
-            group.create_task(
-                _Questions(
-                    side, endpoint, seconds, on_event, now, sleep, queue_names(tag, assumptions=assumptions)
-                ).ask_all(slow=slow, assumptions=assumptions),
-                name=f"live checks of {side}",
-            )
-            for side, endpoint in endpoints.items()
-        ]
+    with first_error():
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(
+                    _Questions(
+                        side, endpoint, seconds, on_event, now, sleep, queue_names(tag, assumptions=assumptions)
+                    ).ask_all(slow=slow, assumptions=assumptions),
+                    name=f"live checks of {side}",
+                )
+                for side, endpoint in endpoints.items()
+            ]
     return Report(tuple(check for task in tasks for check in task.result()))
 
 
@@ -261,9 +263,10 @@ class _Questions:
         self, what: str, question: Coroutine[object, object, Check], *, seconds: float | None = None
     ) -> None:
         name = self._name(what)
-        self.on_event(QuestionAsked(name))
-        # A check has several requests, each with its own limit.
-        self._record(await bounded(name, seconds or 4 * self.seconds, question))
+        with closing(question):  # it is not begun if `on_event` raises
+            self.on_event(QuestionAsked(name))
+            # A check has several requests, each with its own limit.
+            self._record(await bounded(name, seconds or 4 * self.seconds, question))
 
     def _judged(self, what: str, assumed: str, observed: str) -> Check:
         name = self._name(what)

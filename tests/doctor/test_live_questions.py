@@ -49,6 +49,17 @@ async def ask(
     return {check.name.removeprefix("live.primary."): check for check in diagnosis}, diagnosis_exit_code(diagnosis)
 
 
+async def test_a_listener_that_fails_ends_it_and_leaves_nothing() -> None:
+    def fail(event: live_questions.LiveEvent) -> None:
+        if isinstance(event, live_questions.QuestionAsked):
+            raise BrokenPipeError
+
+    async with Emulator([("contoso", 0)]) as emulator:
+        with pytest.raises(BrokenPipeError):
+            await ask(emulator, fail)
+        assert paths(emulator) == set()
+
+
 @pytest.mark.parametrize(("tier", "partitions"), [("standard", 1), ("premium", 1), ("premium", 2)])
 async def test_emulated_namespace_meets_every_assumption(tier: str, partitions: int) -> None:
     async with Emulator([RequestedNamespace("contoso", 0, tier, partitions)]) as emulator:
