@@ -34,4 +34,7 @@ def _install(target: Path, wanted: tuple[str, ...]) -> None:
     try:
         subprocess.run(install, check=True, capture_output=True, timeout=INSTALL_SECONDS)
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-        raise NotHere(f"{' '.join(wanted)} can be neither downloaded nor built here") from error
+        reason = "it takes too long"
+        if isinstance(error, subprocess.CalledProcessError):
+            reason = error.stderr.decode(errors="replace").strip().splitlines()[-1]
+        raise NotHere(f"{' '.join(wanted)} cannot be installed here: {reason}") from error

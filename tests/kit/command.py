@@ -127,7 +127,8 @@ async def start(
     stderr: int = asyncio.subprocess.PIPE,
     prepare: Callable[[], object] | None = None,
 ) -> Any:
-    if prepare is None and program == ("-m", "sbpair") and can_fork(env):
+    only_warnings = python[:1] in ((), ("-W",))
+    if prepare is None and only_warnings and program == ("-m", "sbpair") and can_fork(env):
         return await _forked(words, env, (stdin, stdout, stderr), strict=python == STRICT)
     return await asyncio.create_subprocess_exec(
         *(sys.executable, *python, *program, *words),
