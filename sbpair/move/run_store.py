@@ -134,17 +134,27 @@ class RunStore:
             self._last = receipt
 
     def finish(self, exit_code: int, *, stopped: bool = False, error: str = "") -> None:
-        """Record how the run ended. Leaving the context with an exception records that by itself."""
+        """Record how the run ended, with a receipt that names ended doubts.
+
+        Leaving the context with an exception records that by itself.
+        """
         if self._recorded is not None:
             self.sample(last=True)
             self._recorded.finish(self._receipt().document(), exit_code, stopped=stopped, error=error)
+            self.journal.note_named()
 
     def _open(self, stack: ExitStack, pair: Ends, directory: Path, command: str, may_send: Callable[[], None]) -> None:
         state = stack.enter_context(RunDatabase(directory, pair))
         self._recorded = RunEntry(state, command, run_id=self.run)
         stack.callback(self._recorded.close)
         self.control = RunControl(state, self.run)
-        self.journal = Journal(state, run=self.run, earlier_doubts=self._recorded.earlier_doubts, may_send=may_send)
+        self.journal = Journal(
+            state,
+            run=self.run,
+            earlier_doubts=self._recorded.earlier_doubts,
+            unreported=self._recorded.unreported,
+            may_send=may_send,
+        )
         stack.callback(self.journal.close)
 
 

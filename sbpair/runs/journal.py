@@ -12,7 +12,7 @@ import asyncio
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, KeysView, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, KeysView, Sequence
 from dataclasses import dataclass
 from itertools import chain, count, islice, repeat
 from typing import TYPE_CHECKING, Any
@@ -118,12 +118,14 @@ class Journal:
         *,
         run: str = "",
         earlier_doubts: Iterable[Doubt] = (),
+        unreported: Collection[str] = (),
         may_send: Callable[[], None] = lambda: None,
         limit: int = MAX_REMEMBERED,
         clock_ms: Callable[[], int] = now_ms,
     ) -> None:
         """Load the entries of earlier runs. `earlier_doubts` are messages they left in doubt; `in_doubt` includes them.
 
+        `unreported` are runs whose accepted messages no receipt has named: `unconfirmed` includes those.
         `may_send` is called before each batch, and raises if nothing may be sent, for good or for now.
         """
         self._state = state
@@ -136,7 +138,7 @@ class Journal:
         self._sending: dict[int, tuple[Sequence[Key], str]] = {}
         self._accepted: dict[Key, int] = {}
         self._uncompleted: dict[int, int] = {}  # uncompleted messages of each accepted batch
-        self._earlier: set[int] = set()
+        self._reported: set[int] = set()  # accepted batches of runs whose receipts named their messages
         self._returned: dict[Key, None] = {}
         self._doubts: dict[Key, Doubt] = {}
         self._open_doubts = OpenDoubts(limit)
@@ -149,7 +151,7 @@ class Journal:
         self._changed: list[tuple[int, int]] = []
         self._deleted: list[tuple[int]] = []
         if state is not None:
-            self._load(state)
+            self._load(state, unreported)
 
     def note_sending(self, batches: Sequence[Sequence[Key]], destination: str) -> list[int]:
         """Record batches about to be sent, each of one queue, and return their numbers.
@@ -274,8 +276,11 @@ class Journal:
         return chain(self._accepted, self._returned)
 
     def unconfirmed(self) -> list[Key]:
-        """Return messages that the primary accepted in this run and the backlog may still have."""
-        return [key for key, batch in self._accepted.items() if batch not in self._earlier]
+        """Return messages that the primary accepted and the backlog may still have, unless a receipt has named them.
+
+        They are those of this run, and of runs that crashed.
+        """
+        return [key for key, batch in self._accepted.items() if batch not in self._reported]
 
     def in_doubt(self) -> list[Doubt]:
         """Return messages in doubt: those of earlier runs first, then those of this run."""
@@ -320,7 +325,7 @@ class Journal:
                 whole.append((NAMED, batch))
         return [(UPDATE, whole), (KEEP, kept), (SPLIT, split)]
 
-    def _load(self, state: RunDatabase) -> None:
+    def _load(self, state: RunDatabase, unreported: Collection[str]) -> None:
         oldest = self._clock_ms() - REMEMBERED_DAYS * 86_400_000
         state.write(("DELETE FROM flights WHERE state = ? AND at_ms < ?", [(ACCEPTED, oldest)]))
         state.write(
@@ -329,8 +334,9 @@ class Journal:
         )
         [[number]] = state.read("SELECT last_insert_rowid()")
         self._numbers = count(number << 32)
-        for batch, keys in _accepted_batches(state):
-            self._earlier.add(batch)
+        for batch, run, keys in _accepted_batches(state):
+            if run not in unreported:
+                self._reported.add(batch)
             self._remember(batch, keys)
         doubtful = "SELECT id, run, namespace, queue, destination, keys FROM flights WHERE state = ? ORDER BY id DESC"
         for batch, run, namespace, queue, destination, text in state.read(doubtful, (DOUBTFUL,)):
@@ -360,7 +366,7 @@ class Journal:
             self._uncompleted[batch] = left
         else:
             del self._uncompleted[batch]
-            self._earlier.discard(batch)
+            self._reported.discard(batch)
             self._drop(batch)
 
     def _drop(self, batch: int) -> None:
@@ -381,13 +387,14 @@ class Journal:
 
 def accepted_keys(state: RunDatabase) -> list[Key]:
     """Return messages accepted in earlier runs that the backlog may still hold."""
-    return [key for _, keys in _accepted_batches(state) for key in keys]
+    return [key for _, _, keys in _accepted_batches(state) for key in keys]
 
 
-def _accepted_batches(state: RunDatabase) -> Iterator[tuple[int, list[Key]]]:
-    rows = state.read("SELECT id, namespace, queue, keys FROM flights WHERE state = ? ORDER BY id", (ACCEPTED,))
-    for batch, namespace, queue, keys in rows:
-        yield batch, [(namespace, queue, *parts) for parts in _decode_keys(state, keys)]
+def _accepted_batches(state: RunDatabase) -> Iterator[tuple[int, str, list[Key]]]:
+    """Iterate over (number, run, keys) of the accepted batches."""
+    rows = state.read("SELECT id, run, namespace, queue, keys FROM flights WHERE state = ? ORDER BY id", (ACCEPTED,))
+    for batch, run, namespace, queue, keys in rows:
+        yield batch, run, [(namespace, queue, *parts) for parts in _decode_keys(state, keys)]
 
 
 def doubts_of(state: RunDatabase, run: str, *, ended: bool) -> list[Doubt]:

@@ -106,7 +106,9 @@ _INSERT = (
 
 
 class RunEntry:
-    """The record of the current run. `earlier_doubts` are messages that crashed runs left in doubt.
+    """The record of the current run. `unreported` are crashed runs of which no receipt has told yet.
+
+    `earlier_doubts` are messages that they left in doubt.
 
     A record that cannot be written later does not fail the run: its receipt is still returned. If not even its end can
     be written, the run counts as crashed.
@@ -122,7 +124,8 @@ class RunEntry:
         self._running_file = _running_file(state, self.id)
         self._lock = Lock(self._running_file, RESERVE_BYTES * " ")
         try:
-            self.earlier_doubts = _record_crashes(state)
+            self.unreported = _record_crashes(state)
+            self.earlier_doubts = [each for run in self.unreported for each in doubts_of(state, run, ended=True)]
             state.write(
                 (_INSERT, [(self.id, command, clock_ms(), RunOutcome.RUNNING)]),
                 ("DELETE FROM controls WHERE run = ?", [(self.id,)]),  # those of a resumed replay
@@ -243,8 +246,8 @@ WITH_RECEIPT = (*MOVED, ExitCode.INTERRUPTED)
 """Exit codes of runs that surely ended with a receipt: earlier doubts were reported there."""
 
 
-def _record_crashes(state: RunDatabase) -> list[Doubt]:
-    """Mark crashed runs, and return the messages they left in doubt that no receipt has reported yet."""
+def _record_crashes(state: RunDatabase) -> list[str]:
+    """Mark crashed runs, and return those of which no receipt has told yet."""
     for [run_id] in state.read("SELECT id FROM runs WHERE outcome = ?", (RunOutcome.RUNNING,)):
         if not is_locked(_running_file(state, run_id)):
             state.write(("UPDATE runs SET outcome = ? WHERE id = ?", [(RunOutcome.CRASHED, run_id)]))
@@ -259,7 +262,7 @@ def _record_crashes(state: RunDatabase) -> list[Doubt]:
         " ORDER BY id",
         (RunOutcome.CRASHED, *WITH_RECEIPT),
     )
-    return [doubt for [run_id] in unreported for doubt in doubts_of(state, run_id, ended=True)]
+    return [run_id for [run_id] in unreported]
 
 
 def _trim(state: RunDatabase) -> None:

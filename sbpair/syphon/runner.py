@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from sbpair.model.pair import Ends
     from sbpair.move.events import QueuesFound, SyphonEvent
     from sbpair.move.rate_limit import Limit
-    from sbpair.move.receipt import Receipt
+    from sbpair.move.receipt import Receipt, Tally
     from sbpair.runs.journal import Journal
     from sbpair.runs.session_lease import SessionLease
     from sbpair.syphon.ramp import Ramp
@@ -167,6 +167,7 @@ async def run(
         remaining: RemainingMessages | None = None
         opened: Ramp | None = None
         async with AsyncExitStack() as moving:
+            moving.callback(_name_possible_duplicates, tally, store.journal, live.id, spec)
             await moving.enter_async_context(obeying(store, plan.gate, stop, context.on_event))
             prepared = await _unless_stopped(stop, _prepare(moving, plan, pair, store))
             if prepared is not None:
@@ -184,8 +185,6 @@ async def run(
         failures = _failures(pair, plan, workers)
         if opened is not None and opened.error is not None:
             failures.append((opened.place, opened.error))
-        for named in _possible_duplicates(store.journal, live.id, spec):
-            tally.doubtful(named)
         limiter = context.rate_limiter
         result = SyphonResult(
             tally.receipt(),
@@ -200,7 +199,6 @@ async def run(
         )
         error = failures[0][1].message if failures else ""
         store.finish(result.exit_code, stopped=result.stopped and not error, error=error)
-        store.journal.note_named()
     return result
 
 
@@ -315,6 +313,8 @@ async def _record(store: RunStore) -> None:
     while True:
         await asyncio.sleep(RECORD_SECONDS)
         store.record()
+        with suppress(SbpairError):  # the next batch reports it
+            await store.journal.flush()
 
 
 async def _sample(store: RunStore) -> None:
@@ -360,10 +360,15 @@ async def _remaining(plan: RunPlan, workers: list[QueueWorker], *, may_count: bo
     return RemainingMessages(left, exact=False)
 
 
+def _name_possible_duplicates(tally: Tally, journal: Journal, run_id: str, spec: MoveSpec) -> None:
+    for named in _possible_duplicates(journal, run_id, spec):
+        tally.doubtful(named)
+
+
 def _possible_duplicates(journal: Journal, run_id: str, spec: MoveSpec) -> Iterator[NamedMessage]:
     """Yield messages that the mover did not name itself: unconfirmed ones, and those that earlier runs left in doubt.
 
-    Doubts of crashed runs are named once in any case, and each doubt once its message ended.
+    Those of crashed runs are named once in any case, and each doubt once its message ended.
     """
     source, destination = spec.words
     for _, queue, number, _, message_id in journal.unconfirmed():

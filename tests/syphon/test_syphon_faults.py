@@ -5,6 +5,7 @@ import contextlib
 import functools
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,10 @@ from sbpair import errors
 from sbpair.backlog import queue_path
 from sbpair.emulator.access.sas import AccessRight
 from sbpair.move import destination_sender, events
-from sbpair.move.receipt import MissingDestination, RemainingMessages
+from sbpair.move.receipt import MissingDestination, Receipt, RemainingMessages
+from sbpair.move.run_store import RunStore
+from sbpair.runs.database import RunDatabase
+from sbpair.runs.run_log import all_runs
 from sbpair.syphon import worker_connections
 from tests.kit.moves import ids
 from tests.kit.moves import peeked as held_in
@@ -78,6 +82,27 @@ async def test_a_lost_secondary_names_unconfirmed_messages(one_by_one: None) -> 
         in_both = {each.message_id for each in result.receipt.doubtful}
         assert in_both == set(ids(w.backlog())) & set(ids(w.destination()))
         assert "m4" in in_both
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_what_a_crashed_run_sent_and_nobody_completed_is_named_once(tmp_path: Path, cancelled: bool) -> None:
+    """The source may have dead-lettered it at its delivery limit, or expired it: no later run receives it."""
+    async with world() as w:
+        with RunStore(w.pair, tmp_path, "syphon --once", Receipt, lease=False) as crashed:
+            key = (w.pair.secondary.name, queue_path("contoso", 0), 7, 1, "m7")
+            [batch] = crashed.journal.note_sending([[key]], "orders")
+            crashed.journal.note_accepted([batch])
+        task = asyncio.create_task(w.run(once=not cancelled, state=tmp_path))
+        if cancelled:
+            await until(lambda: w.of(events.QueueOpened))
+            task.cancel()
+        await asyncio.wait([task])
+        await w.run(state=tmp_path)
+    with RunDatabase(tmp_path, w.pair) as state:
+        receipts = [found.receipt or {} for found in all_runs(state)]
+    reason = "the primary accepted it, and the backlog did not confirm its completion"
+    named = {"queue": key[1], "sequence_number": 7, "message_id": "m7", "destination": None, "reason": reason}
+    assert [receipt.get("doubtful", []) for receipt in receipts] == [[], [named], []]
 
 
 async def test_a_settlement_that_comes_too_late_is_made_up_for() -> None:
