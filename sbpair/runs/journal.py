@@ -90,6 +90,9 @@ never return.
 REMEMBERED_DAYS = 30
 """How long an accepted message is remembered across runs: longer than any syphon stays interrupted."""
 
+MAX_OPENERS = 1 << 31
+"""The number of a batch has that of its opener in the high half: SQLite has no integers of more than 64 bits."""
+
 SENDING, ACCEPTED, DOUBTFUL, NAMED = 0, 1, 2, 3
 """The state of a batch: no outcome yet; accepted by the primary; no outcome received; the same, but its messages ended
 in a run whose receipt names them.
@@ -212,7 +215,7 @@ class Journal:
         self._turn = None
         try:
             self._write()
-        except SbpairError as error:
+        except Exception as error:  # noqa: BLE001  those who wait for the turn must end with it
             turn.set_exception(error)
             turn.exception()  # mark as retrieved: there may be no waiter
         else:
@@ -333,6 +336,8 @@ class Journal:
             ("DELETE FROM journals WHERE number < (SELECT max(number) FROM journals)", [()]),
         )
         [[number]] = state.read("SELECT last_insert_rowid()")
+        if number >= MAX_OPENERS:  # not written by this package
+            [[number]] = state.read("SELECT (coalesce(max(id), 0) >> 32) + 1 FROM flights")
         self._numbers = count(number << 32)
         for batch, run, keys in _accepted_batches(state):
             if run not in unreported:

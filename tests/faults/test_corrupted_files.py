@@ -351,10 +351,10 @@ def other_json(value: Any, chance: random.Random) -> Any:
 BACKLOG_QUEUE = f"{UNDER_CONTOSO}0"
 SEEDS = pytest.mark.parametrize("seeds", [range(10), pytest.param(range(10, 300), marks=pytest.mark.slow)], ids=str)
 FOUND = [
-    *(("values of state", seed) for seed in (20, 24, 35, 38, 118)),
+    *(("values of state", seed) for seed in (20, 24, 35, 38, 118, 199)),
     *(("values of outbox", seed) for seed in (4, 86, 89)),
 ]
-"""Corruptions that once ended a command with a traceback."""
+"""Corruptions that once ended a command with a traceback, or let it wait for good."""
 
 
 class Corrupting:
@@ -453,10 +453,10 @@ def test_a_command_reads_a_corrupted_file_or_refuses_it(command: Here, tmp_path:
 
 
 @pytest.mark.parametrize(("kind", "seed"), FOUND)
-def test_commands_refuse_what_once_ended_them(command: Here, tmp_path: Path, kind: str, seed: int) -> None:
+def test_what_once_ended_commands_is_read_or_refused(command: Here, tmp_path: Path, kind: str, seed: int) -> None:
     file = Corrupting(kind, tmp_path)
-    refused = [line for line in file.kind.commands if file.check(line, seed, command)]
-    assert refused
+    for line in file.kind.commands:
+        file.check(line, seed, command)
 
 
 @pytest.mark.parametrize("kind", ["state", "data", "archive run.json"])
