@@ -219,6 +219,8 @@ class DestinationSender:
                 self.queue.put_back(routed for batch in batches for routed in batch.routed)
         if recorded:
             await self._send_batches(link, batches)
+        elif not batches:
+            await asyncio.sleep(0)  # redeliveries of returned messages take their places, before those behind them
         if held is not None:
             raise held
 
