@@ -64,15 +64,13 @@ def _busy(drawn: Plan, now_ms: int) -> Plan:
     moments = [max(0, step.at_ms - random.randrange(40)) for step in drawn.steps]
     moments += [random.randrange(SPAN_MS) for _ in range(4)]
     flawed, limit = random.choice((0.0, 0.05)), 3 if drawn.rate == SLOW else 30
-    later = [(step, drawn.later.get(number)) for number, step in enumerate(drawn.steps)]
+    steps = list(drawn.steps)
     for at_ms in moments:
         step = Step(at_ms, 0, "strand", primary=False, number=random.randrange(1_000_000))
         count = random.randint(1, limit)
         more = messages(random, count, drawn.queues, drawn.goals, now_ms=now_ms, flawed=flawed)
-        later.append((step, tuple(more)))
-    later.sort(key=lambda each: each[0].at_ms)
-    stranded = {number: more for number, (_, more) in enumerate(later) if more is not None}
-    return replace(drawn, steps=tuple(step for step, _ in later), later=stranded)
+        steps.append(replace(step, messages=tuple(more)))
+    return replace(drawn, steps=tuple(sorted(steps, key=lambda each: each.at_ms)))
 
 
 class Observer:

@@ -1,10 +1,13 @@
 """Seeded fault schedules: the simulated ones, which a seed replays whole, and those over real sockets and processes.
 
 python -m tests.faults.schedules --seeds 0:2000 [--real 200] [--output json]
-python -m tests.faults.schedules --seeds 7 -v
+python -m tests.faults.schedules --kinds relay --seeds 7 -v
+
+A simulated one that fails is shrunk, and told as a story: the messages, the faults, and what was not in plain order.
 """
 
 import argparse
+import gc
 import json
 import logging
 import os
@@ -17,7 +20,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from multiprocessing import get_context
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
 SCHEMA: Final = "sbpair/schedules/1"
@@ -39,33 +42,92 @@ class Outcome:
     again: int
     digest: str
     seconds: float
+    deviations: int = 0
     lines: tuple[str, ...] = ()
+    story: tuple[str, ...] = ()
 
     @property
     def replay(self) -> str:
-        option = "--real-seeds" if self.kind == "real" else "--seeds"
+        option = "--real-seeds" if self.kind == "real" else f"--kinds {self.kind} --seeds"
         return f"python -m tests.faults.schedules {option} {self.seed} -v"
 
 
-def simulated(seed: int, *, verbose: bool = False, move: bool = False) -> Outcome:
-    """One of a syphon, or of a `move`: that is a redrive if the seed is odd."""
-    from tests.faults.simulation.run import simulate, simulate_move
+@dataclass(frozen=True)
+class Kind:
+    """How the plan of a seed is made, and how one is carried out: the verdict has what an Outcome needs."""
 
-    # The cleanup of a killed syphon finds its files closed, and says so.
-    logging.getLogger("sbpair.runs").setLevel(logging.ERROR)
+    plan: Callable[[int], Any]
+    run: Callable[[Any], Any]
+    run_thoroughly: Callable[[Any], Any] | None = None
+
+
+def syphons() -> Kind:
+    from tests.faults.simulation.plan import plan
+    from tests.faults.simulation.run import simulated
+    from tests.faults.simulation.world import BEGAN_MS
+
+    return Kind(partial(plan, now_ms=BEGAN_MS), simulated)
+
+
+def moves() -> Kind:
+    from tests.faults.simulation.plan import move_plan
+    from tests.faults.simulation.run import simulated
+    from tests.faults.simulation.world import BEGAN_MS
+
+    return Kind(partial(move_plan, now_ms=BEGAN_MS), simulated)
+
+
+def relays() -> Kind:
+    from tests.relay.simulation.relay_plan import relay_plan
+    from tests.relay.simulation.relay_run import simulate_relay
+
+    return Kind(relay_plan, simulate_relay, partial(simulate_relay, counts_objects=True))
+
+
+KINDS: Final[dict[str, Callable[[], Kind]]] = {"syphon": syphons, "move": moves, "relay": relays}
+"""What can be simulated. A move is a redrive if the seed is odd."""
+
+
+def simulated(seed: int, *, kind: str, thorough: bool = False, verbose: bool = False) -> Outcome:
+    from tests.faults.simulation.shrinking import shrunk
+
     began = time.perf_counter()
-    verdict = simulate_move(seed) if move else simulate(seed)
+    made = KINDS[kind]()
+    run = (thorough and made.run_thoroughly) or made.run
+    plan = made.plan(seed)
+    verdict = run(plan)
     return Outcome(
-        kind=verdict.plan.mover,
+        kind=kind,
         seed=seed,
         wrong=verdict.wrong,
-        faults=tuple(step.kind for step in verdict.plan.steps),
+        faults=tuple(step.kind for step in plan.steps),
         messages=verdict.messages,
         again=verdict.again,
         digest=verdict.digest,
         seconds=time.perf_counter() - began,
+        deviations=len(verdict.deviations),
         lines=verdict.lines if verbose else (),
+        story=tuple(shrunk(run, plan, verdict).story) if verdict.wrong else (),
     )
+
+
+def simulated_apart(seed: int, *, kind: str, verbose: bool = False) -> Outcome:
+    """Simulate a schedule in a process that does nothing else."""
+    # The relay reports each failure; the cleanup of a killed syphon finds its files closed, and says so.
+    logging.disable(logging.ERROR)
+    # The modules need not be searched for what has remained.
+    gc.collect()
+    gc.freeze()
+    return simulated(seed, kind=kind, thorough=True, verbose=verbose)
+
+
+def failure(kind: str, seeds: Iterable[int]) -> list[str]:
+    """Return what is wrong with the first of these schedules that fails, and its story; [] if none does."""
+    for seed in seeds:
+        outcome = simulated(seed, kind=kind)
+        if outcome.wrong:
+            return [outcome.replay, *outcome.wrong, *outcome.story]
+    return []
 
 
 def real(seed: int, *, verbose: bool = False) -> Outcome:
@@ -105,6 +167,8 @@ def summary(done: list[Outcome], seconds: float) -> dict[str, object]:
         "arrived_again": sum(each.again for each in done),
         "faults": sum(len(each.faults) for each in done),
         "faults_of_a_kind": dict(sorted(Counter(kind for each in done for kind in each.faults).items())),
+        "deviations_from_plain_order": sum(each.deviations for each in done),
+        "plain_order": sum(not each.deviations for each in done),
         "seconds": round(seconds, 1),
         "failed": [{**asdict(each), "lines": [], "replay": each.replay} for each in failed],
     }
@@ -117,6 +181,8 @@ def show(outcome: Outcome, *, verbose: bool) -> None:
         say(f"{outcome.kind} {outcome.seed} ({', '.join(outcome.faults)}): {outcome.replay}")
         for line in outcome.wrong[: None if verbose else 5]:
             say(f"    {line[:400]}")
+        for line in outcome.story:
+            say(f"  {line[:400]}")
     elif verbose:
         say(f"{outcome.kind} {outcome.seed}: nothing wrong; {outcome.digest}")
 
@@ -137,9 +203,20 @@ def seeds(text: str) -> range:
     return range(first, end)
 
 
+def kinds_of(text: str) -> tuple[str, ...]:
+    """Return the kinds of `move,relay`. Raises ArgumentTypeError."""
+    kinds = tuple(text.split(","))
+    for kind in kinds:
+        if kind not in KINDS:
+            raise argparse.ArgumentTypeError(f"expected some of {', '.join(KINDS)}, got '{kind}'")
+    return kinds
+
+
 def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.faults.schedules", description=__doc__)
     parser.add_argument("--seeds", type=seeds, help="simulated schedules: a seed, or FIRST:END; 0:2000 by default")
+    kinds = f"of these kinds, with commas; {','.join(KINDS)} by default"
+    parser.add_argument("--kinds", type=kinds_of, default=tuple(KINDS), help=kinds)
     parser.add_argument("--real", type=int, default=0, help="so many schedules over real sockets and processes")
     parser.add_argument("--real-seeds", type=seeds, help="those of them: a seed, or FIRST:END")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
@@ -155,8 +232,8 @@ def main() -> int:
     processes = 1 if options.verbose else options.processes
     began = time.perf_counter()
     done: list[Outcome] = []
-    moved = partial(simulated, move=True)
-    for run, wanted in ((simulated, simulated_seeds), (moved, simulated_seeds), (real, real_seeds)):
+    runs = [(partial(simulated_apart, kind=kind), simulated_seeds) for kind in options.kinds]
+    for run, wanted in (*runs, (real, real_seeds)):
         for outcome in outcomes(partial(run, verbose=options.verbose), wanted, processes if wanted else 1):
             done.append(outcome)
             if options.output == "text":
@@ -165,7 +242,7 @@ def main() -> int:
     if options.output == "json":
         say(json.dumps(told))
     else:
-        failed = [each.seed for each in done if each.wrong]
+        failed = [f"{each.kind} {each.seed}" for each in done if each.wrong]
         say(", ".join(f"{name}: {value}" for name, value in told.items() if name not in ("schema", "failed")))
         say(f"{len(failed)} of them with something wrong: {failed[:50]}" if failed else "nothing wrong")
     return 1 if any(each.wrong for each in done) else 0

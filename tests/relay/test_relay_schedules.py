@@ -1,9 +1,8 @@
 """The first of the seeded fault schedules of the relay, that a seed replays all of one, and that the checks can fail.
 
-The rest: python -m tests.relay.schedules --seeds 0:500
+The rest: python -m tests.faults.schedules --kinds relay --seeds 0:500
 """
 
-import math
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -18,7 +17,9 @@ from sbpair.relay.handled_request import ControlChannel
 from sbpair.relay.relay_decisions import AnswerVerdict
 from sbpair.relay.relay_endpoint import SIDES
 from sbpair.relay.relay_listener import ListenerSide
+from tests.faults.schedules import failure
 from tests.faults.simulation.network import Weather
+from tests.faults.simulation.order import PLAIN
 from tests.relay.simulation.relay_plan import ROUGH, PlannedBody, RelayPlan, RelayStep, relay_plan
 from tests.relay.simulation.relay_run import simulate_relay
 
@@ -41,8 +42,7 @@ SMALL = PlannedBody("", 10, 1, 0.0)
     ],
 )
 def test_each_request_is_answered_once_or_named_under_seeded_faults(first: int) -> None:
-    wrong = {seed: simulate_relay(seed).wrong for seed in range(first, first + SEEDS_A_TEST)}
-    assert not {seed: lines for seed, lines in wrong.items() if lines}, "python -m tests.relay.schedules --seeds N -v"
+    assert not failure("relay", range(first, first + SEEDS_A_TEST))
 
 
 @pytest.mark.parametrize("seed", [0, ONE])
@@ -72,7 +72,7 @@ def test_a_day_passes_with_renewed_tokens_and_one_restart() -> None:
     verdict = simulate_relay(posting(SMALL, drops, every=7_200.0))
     begun = [float(line.split()[0]) for line in verdict.lines if line.endswith("by service-1") and " line " in line]
     assert not verdict.wrong
-    assert verdict.counts["answered"] == len(verdict.plan.requests)
+    assert verdict.counts["answered"] == len(verdict.plan.all_requests)
     assert begun[:4] == pytest.approx([0, 0, 80_000, 80_000], abs=5)
 
 
@@ -110,7 +110,7 @@ def posting(body: PlannedBody, steps: Iterable[RelayStep], *, every: float = 0.0
     requests = [
         replace(
             each,
-            at=each.at if each.at == math.inf else 5.0 + each.number * every,
+            at=5.0 + each.number * every,
             method="POST",
             always=False,
             work=0.1,
@@ -124,7 +124,8 @@ def posting(body: PlannedBody, steps: Iterable[RelayStep], *, every: float = 0.0
         for each in drawn.requests
     ]
     weather = Weather(slow=0.05, jitter=0.3)
-    return replace(drawn, listeners=1, weather=weather, steps=tuple(steps), requests=tuple(requests), sockets=())
+    changes = {"steps": tuple(steps), "requests": tuple(requests), "sockets": (), "order": PLAIN}
+    return replace(drawn, listeners=1, weather=weather, **changes)
 
 
 def wrong_of(body: PlannedBody, *steps: RelayStep) -> str:

@@ -141,13 +141,12 @@ def backlog_remade(stage: Simulation, step: Step) -> Iterator[None]:
     if secondary.find_queue(path) is None:
         queue = make_backlog(secondary, step.entity)
         stage.history.watch_backlog(queue)
-        number = stage.plan.steps.index(step)
-        stage.history.strand(queue, [replace(each, queue=step.entity) for each in stage.plan.later[number]])
+        stage.history.strand(queue, [replace(each, queue=step.entity) for each in step.messages])
 
 
 @contextmanager
 def strand(stage: Simulation, step: Step) -> Iterator[None]:
-    for each in stage.plan.later[stage.plan.steps.index(step)]:
+    for each in step.messages:
         queue = stage.world.secondary.find_queue(queue_path(PRIMARY_NAME, each.queue))
         if queue is not None:
             stage.history.strand(queue, [each])

@@ -41,6 +41,7 @@ class Pipe:
         self._loop = loop
         self._random = random
         self._weather = weather
+        self.source: str
         self.reader: End
         self.writer: End
         self.buffered = 0
@@ -314,6 +315,8 @@ class Network:
         there.writer, there.reader, back.writer, back.reader = client, server, server, client
         self._made += 1
         line = Line(self._made, host, PROCESS.get(), client, server)
+        there.source = f"bytes of line {line.number} to {host}"
+        back.source = f"bytes of line {line.number} from {host}"
         if self.holding.get(host):
             there.hold()
             back.hold()

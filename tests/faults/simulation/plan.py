@@ -4,13 +4,15 @@ The vocabulary is one for the simulated runs and for those over real sockets: a 
 SIMULATED_ONLY.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from math import exp, log
 from random import Random
-from typing import Final
+from typing import ClassVar, Final
 
 from sbpair.syphon.run_plan import RampPlan
 from tests.faults.simulation.network import Weather
+from tests.faults.simulation.order import PLAIN, Order, order_of
 from tests.faults.simulation.workload import INVALID, TOPIC, Goal, Stranded, goals, messages, moved
 
 EMULATOR: Final = frozenset(
@@ -74,7 +76,7 @@ class Step:
     """`kind` strikes at `at_ms` and lasts for `lasts_ms`, where it is something that lasts.
 
     `primary` is which of the namespaces; `entity` a destination or a backlog queue of it, or None; `number` and
-    `count` are whatever the kind needs.
+    `count` are whatever the kind needs. `strand` and `backlog-remade` put `messages` in.
     """
 
     at_ms: int
@@ -84,6 +86,13 @@ class Step:
     entity: str | int | None = None
     number: int = 0
     count: int | None = None
+    messages: tuple[Stranded, ...] = field(default=(), repr=False)
+
+    def __str__(self) -> str:
+        where = "primary" if self.primary else "secondary"
+        entity = "" if self.entity is None else f" {self.entity}"
+        count = "" if self.count is None else f", {self.count} times"
+        return f"at {self.at_ms} ms for {self.lasts_ms} ms, {self.kind} {self.number} in the {where}{entity}{count}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +121,7 @@ class Choice:
 class Plan:
     """`mover` is SYPHON, MOVE or REDRIVE: the last two move queue 0, or its dead letters, and leave what is refused.
 
-    `messages` are there at the start; `later` are what the steps `strand` and `backlog-remade` put in.
+    `messages` are there at the start.
 
     `choice` is the filter, where there is one. `remaining` is whether the time in the backlog counts; `rate` is
     messages a second, where there is a limit. `ramp` has the steps of one, where there is one.
@@ -123,7 +132,6 @@ class Plan:
     queues: int
     goals: tuple[Goal, ...]
     messages: tuple[Stranded, ...]
-    later: dict[int, tuple[Stranded, ...]]
     once: bool
     manage: bool
     hold: int
@@ -137,7 +145,33 @@ class Plan:
     mover: str = SYPHON
     ramp: RampPlan | None = None
     pauses: tuple[tuple[int, int], ...] = ()
+    order: Order = PLAIN
     kinds: frozenset[str] = field(init=False)
+
+    PARTS: ClassVar = ("messages", "steps", "pauses")
+    PLAINEST: ClassVar = {
+        "weather": Weather(pieces=0.0),
+        "choice": None,
+        "ramp": None,
+        "rate": None,
+        "remaining": False,
+        "hold": 1_000,
+        "manage": True,
+        "once": True,
+    }
+
+    def told(self) -> Iterator[str]:
+        for each in self.messages:
+            yield f"message: {each}"
+        for step in self.steps:
+            yield f"fault: {step}"
+            for each in step.messages:
+                yield f"message: {each}, from then on"
+        for at_ms, lasts_ms in self.pauses:
+            yield f"pause: {at_ms} ms after each start, for {lasts_ms} ms"
+        for name, plainest in self.PLAINEST.items():
+            if (value := getattr(self, name)) != plainest:
+                yield f"{name}: {value}"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kinds", frozenset(step.kind for step in self.steps))
@@ -183,17 +217,15 @@ def plan(seed: int, *, now_ms: int, without: frozenset[str] = frozenset(), span_
         # Nothing that has partitions can be deleted or made while one of them is down.
         drawn = [kind for kind in drawn if kind != "partition-down"]
     steps = sorted((_step(random, kind, span, queues, to) for kind in drawn), key=lambda step: step.at_ms)
-    later: dict[int, tuple[Stranded, ...]] = {}
     for number, step in enumerate(steps):
         if step.kind in ("strand", "backlog-remade"):
-            more = random.randint(1, 10)
-            later[number] = tuple(messages(random, more, queues, to, now_ms=now_ms, flawed=flawed))
+            more = messages(random, random.randint(1, 10), queues, to, now_ms=now_ms, flawed=flawed)
+            steps[number] = replace(step, messages=tuple(more))
     drawn_plan = Plan(
         seed=seed,
         queues=queues,
         goals=to,
         messages=tuple(stranded),
-        later=later,
         once=random.random() < 0.5,
         manage=random.random() < 0.5,
         hold=random.choice((1, 2, 7, 1_000, 1_000)),
@@ -205,7 +237,8 @@ def plan(seed: int, *, now_ms: int, without: frozenset[str] = frozenset(), span_
         steps=tuple(steps),
     )
     choice = _choice(random, to, ordered=drawn_plan.ordered)
-    return replace(drawn_plan, choice=choice, ramp=_ramp(random, to), pauses=_pauses(seed, span))
+    ramp = _ramp(random, to)
+    return replace(drawn_plan, choice=choice, ramp=ramp, pauses=_pauses(seed, span), order=order_of(seed))
 
 
 def _choice(random: Random, to: tuple[Goal, ...], *, ordered: bool) -> Choice | None:

@@ -30,8 +30,9 @@ from tests.faults.simulation.faults import KINDS, PRIMARY_NAME, make_backlog, ma
 from tests.faults.simulation.history import History, Track
 from tests.faults.simulation.loop import Process, Stuck, VirtualLoop
 from tests.faults.simulation.network import Network
-from tests.faults.simulation.plan import MOVE, REDRIVE, Plan, Step, move_plan, plan
-from tests.faults.simulation.world import BEGAN_MS, Control, World, made_virtual
+from tests.faults.simulation.order import Deviation
+from tests.faults.simulation.plan import MOVE, REDRIVE, Plan, Step
+from tests.faults.simulation.world import Control, World, made_virtual
 from tests.kit.moves import run_syphon
 
 RECOVERY_SECONDS: Final = 3_600.0
@@ -64,6 +65,7 @@ class Verdict:
     plan: Plan
     messages: int
     again: int
+    deviations: tuple[Deviation, ...]
 
 
 class Simulation:
@@ -339,18 +341,9 @@ class Simulation:
             await each.process.bury(self.loop)
 
 
-def simulate(seed: int) -> Verdict:
-    """Carry out the schedule of a seed, and judge it."""
-    return simulated(plan(seed, now_ms=BEGAN_MS))
-
-
-def simulate_move(seed: int) -> Verdict:
-    """Carry out the schedule of a move or of a redrive, and judge it."""
-    return simulated(move_plan(seed, now_ms=BEGAN_MS))
-
-
 def simulated(the_plan: Plan) -> Verdict:
-    seed, loop = the_plan.seed, VirtualLoop()
+    """Carry out a plan, and judge it."""
+    seed, loop = the_plan.seed, VirtualLoop(the_plan.order)
     with closing(loop), TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as directory:
         simulation = Simulation(the_plan, loop, Path(directory))
         with (
@@ -361,9 +354,9 @@ def simulated(the_plan: Plan) -> Verdict:
         ):
             wrong = _carry_out(loop, simulation)
             history = simulation.history
-            digest, lines = history.digest, tuple(history.lines)
+            digest, lines, deviations = history.digest, tuple(history.lines), tuple(loop.decisions.made)
             _tidy(loop, simulation)
-    return Verdict(seed, tuple(wrong), lines, digest, the_plan, len(history.tracks), history.again)
+    return Verdict(seed, tuple(wrong), lines, digest, the_plan, len(history.tracks), history.again, deviations)
 
 
 def _carry_out(loop: VirtualLoop, simulation: Simulation) -> list[str]:

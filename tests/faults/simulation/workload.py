@@ -67,6 +67,10 @@ class Stranded:
     payload: bytes
     doom: str | None = None
 
+    def __str__(self) -> str:
+        doom = f", which has to end as {self.doom}" if self.doom else ""
+        return f"{self.id} of {len(self.payload)} bytes in queue {self.queue} to {self.original.destination}{doom}"
+
 
 def goals(random: Random) -> tuple[Goal, ...]:
     names = random.sample(NAMES, random.randint(1, len(NAMES)))

@@ -12,7 +12,7 @@ import random as random_module
 import sys
 import time as time_module
 import types
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, MutableSet
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from random import Random
 from typing import Any, Final
@@ -142,31 +142,6 @@ class Control:
         raise NotImplementedError(spec.path)
 
 
-class InOrder(MutableSet[Any]):
-    """A set that is walked in the order of its making."""
-
-    def __init__(self, members: Iterable[Any] = ()) -> None:
-        self._members = dict.fromkeys(members)
-
-    def __contains__(self, member: object) -> bool:
-        return member in self._members
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._members)
-
-    def __len__(self) -> int:
-        return len(self._members)
-
-    def add(self, value: Any) -> None:
-        self._members[value] = None
-
-    def discard(self, value: Any) -> None:
-        self._members.pop(value, None)
-
-    def update(self, members: Iterable[Any]) -> None:
-        self._members.update(dict.fromkeys(members))
-
-
 @contextmanager
 def made_virtual(seed: int, loop: VirtualLoop, tool_time: Callable[[], float], control: Any) -> Iterator[None]:
     """The tool's time, chance and management are ours until the end of the block."""
@@ -185,7 +160,7 @@ def made_virtual(seed: int, loop: VirtualLoop, tool_time: Callable[[], float], c
         _replace(undo, time_module, "monotonic", loop.time)
         _replace(undo, atom, "open_atom", open_atom)
         for module in _modules():
-            _replace(undo, module, "set", InOrder)
+            _replace(undo, module, "set", loop.sets)
             for name, value in list(vars(module).items()):
                 if type(value) is itertools.count:
                     _replace(undo, module, name, itertools.count())

@@ -29,7 +29,7 @@ class RelayCourse:
         self.plan = plan
         self.lines: list[str] = []
         self.wrong: list[str] = []
-        self.executions: dict[int, list[Side]] = {each.number: [] for each in plan.requests}
+        self.executions: dict[int, list[Side]] = {number: [] for number in plan.all_requests}
         self.outcomes: dict[int, RequestOutcome] = {}
         self.sockets: Counter[str] = Counter()
         self._now = now
@@ -58,7 +58,7 @@ class RelayCourse:
 
     def judge(self) -> None:
         """Accuse each request whose executions and end do not fit together."""
-        for request in self.plan.requests:
+        for request in self.plan.all_requests.values():
             for fault in self._faults(request, self.executions[request.number], self.outcomes.get(request.number)):
                 self.accuse(f"request {request.number} ({request.method}, {self.outcomes.get(request.number)}) {fault}")
 

@@ -1,12 +1,14 @@
 """The plan of a schedule, drawn from its seed: requests and WebSockets of clients, listeners, and faults. Pure."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
-from typing import Final
+from typing import ClassVar, Final
 
 from sbpair.relay.relay_endpoint import SIDES, Side
 from tests.faults.simulation.network import Weather
+from tests.faults.simulation.order import PLAIN, Order, order_of
 
 GENTLE: Final = ("drop-listeners", "latency", "restart")
 """Faults that lose no answer of a request that was executed."""
@@ -25,8 +27,7 @@ WORK: Final = (0.0, 0.0, 0.1, 2.0, 10.0)
 STATUSES: Final = (200, 200, 200, 201, 404, 500, 503, 504)
 """The listener's own statuses: none of them swaps roles."""
 
-RECOVERING: Final = 4
-"""The last requests are sent when all faults are over."""
+PROBES: Final = 4
 
 
 @dataclass(frozen=True)
@@ -102,12 +103,28 @@ class PlannedSocket:
 
 @dataclass(frozen=True)
 class RelayPlan:
+    """`probes` are requests that are sent when all faults are over."""
+
     seed: int
     listeners: int
     weather: Weather
     steps: tuple[RelayStep, ...]
     requests: tuple[PlannedRequest, ...]
+    probes: tuple[PlannedRequest, ...]
     sockets: tuple[PlannedSocket, ...]
+    order: Order = PLAIN
+
+    PARTS: ClassVar = ("requests", "sockets", "steps")
+    PLAINEST: ClassVar = {"weather": Weather(pieces=0.0), "listeners": 1}
+
+    def told(self) -> Iterator[str]:
+        for name, things in {"request": self.requests, "socket": self.sockets, "fault": self.steps}.items():
+            for each in things:
+                yield f"{name}: {each}"
+
+    @property
+    def all_requests(self) -> dict[int, PlannedRequest]:
+        return {each.number: each for each in (*self.requests, *self.probes)}
 
     @property
     def is_gentle(self) -> bool:
@@ -130,10 +147,10 @@ def relay_plan(seed: int) -> RelayPlan:
     ]
     # A loop may begin what is due at the same time in any order.
     requests = [_request(random, number, random.choice(moments) + number / 1_000) for number in range(count)]
-    requests += [_probe(random, count + number) for number in range(RECOVERING)]
+    probes = tuple(_probe(random, count + number) for number in range(PROBES))
     sockets = [_socket(random, number, span) for number in range(random.randint(0, 4))]
     steps.sort(key=lambda step: step.at)
-    return RelayPlan(seed, listeners, weather, tuple(steps), tuple(requests), tuple(sockets))
+    return RelayPlan(seed, listeners, weather, tuple(steps), tuple(requests), probes, tuple(sockets), order_of(seed))
 
 
 def _step(random: Random, kind: str, moment: float) -> RelayStep:

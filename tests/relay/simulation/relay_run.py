@@ -5,6 +5,8 @@ When the faults are over, both sides have to work again. When all have closed, n
 
 import asyncio
 import gc
+import hashlib
+import math
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager
@@ -28,11 +30,11 @@ from sbpair.relay.relay_endpoint import SIDES, Side
 from sbpair.relay.relay_listener import AsyncRelayListener
 from tests.faults.simulation.loop import Process, Stuck
 from tests.faults.simulation.network import Network
+from tests.faults.simulation.order import Deviation
 from tests.faults.simulation.world import BEGAN_MS, made_virtual
 from tests.relay.simulation import relay_course as ends
 from tests.relay.simulation.relay_course import RelayCourse, RequestOutcome
 from tests.relay.simulation.relay_plan import (
-    RECOVERING,
     PlannedBody,
     PlannedRequest,
     PlannedSocket,
@@ -59,6 +61,19 @@ class RelayVerdict:
     wrong: tuple[str, ...]
     lines: tuple[str, ...]
     counts: dict[str, int]
+    deviations: tuple[Deviation, ...]
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256("\n".join(self.lines).encode()).hexdigest()
+
+    @property
+    def messages(self) -> int:
+        return len(self.plan.all_requests)
+
+    @property
+    def again(self) -> int:
+        return self.counts.get("executed again", 0)
 
 
 @dataclass(eq=False)
@@ -82,6 +97,7 @@ class RelaySimulation:
         self.random = Random(plan.seed)
         self.course = RelayCourse(plan, loop.time)
         self.network = Network(loop, self.random, plan.weather, self.course.tell)
+        self._requests = plan.all_requests
         self._services: list[Service] = []
         self._dead: list[Service] = []
         self._clients: list[AsyncRelayClient] = []
@@ -115,7 +131,7 @@ class RelaySimulation:
             await service.stop.wait()
 
     async def _handle(self, name: str, request: RelayRequest) -> RelayAnswer:
-        planned = self.plan.requests[int(request.headers["X-Number"])]
+        planned = self._requests[int(request.headers["X-Number"])]
         self.course.executed(planned.number, request.side, name)
         if not request.target.endswith(f"/{planned.number}") or request.method != planned.method:
             self.course.accuse(f"request {planned.number} came as {request.method} {request.target}")
@@ -142,7 +158,8 @@ class RelaySimulation:
         return made
 
     async def _ask(self, client: AsyncRelayClient, planned: PlannedRequest) -> None:
-        await self._until(planned.at)
+        if planned.at != math.inf:
+            await self._until(planned.at)
         self.course.tell(f"request {planned.number} begins: {planned.method}")
         try:
             async with asyncio.timeout(END_SECONDS):
@@ -218,9 +235,8 @@ class RelaySimulation:
             self._start()
         await self._all_up()
         clients = [self._client("primary"), self._client()]
-        during, after = self.plan.requests[:-RECOVERING], self.plan.requests[-RECOVERING:]
         async with asyncio.TaskGroup() as tasks:
-            for request in during:
+            for request in self.plan.requests:
                 tasks.create_task(self._ask(clients[request.client], request))
             for socket in self.plan.sockets:
                 tasks.create_task(self._converse(clients[socket.client], socket))
@@ -228,14 +244,13 @@ class RelaySimulation:
                 tasks.create_task(self._step(step))
         self.course.tell("nothing is wrong any more")
         await self._all_up()
-        await self._work_again(clients, after)
+        await self._work_again(clients)
         await self._close_all()
         for fault in self.world.remains():
             self.course.accuse(f"after all was closed, {fault}")
 
     async def _until(self, at: float) -> None:
-        if at != float("inf"):
-            await asyncio.sleep(max(0.0, at - self.loop.time()))
+        await asyncio.sleep(max(0.0, at - self.loop.time()))
 
     async def _all_up(self) -> None:
         deadline = self.loop.time() + RECOVERY_SECONDS
@@ -247,11 +262,11 @@ class RelaySimulation:
             await asyncio.sleep(1.0)
         await asyncio.sleep(1.0)
 
-    async def _work_again(self, clients: list[AsyncRelayClient], probes: tuple[PlannedRequest, ...]) -> None:
-        fresh = [self._client(side) for side in SIDES]
+    async def _work_again(self, clients: list[AsyncRelayClient]) -> None:
+        probes, fresh = self.plan.probes, [self._client(side) for side in SIDES]
         for number, (planned, client) in enumerate(zip(probes, (*clients, *fresh), strict=True)):
             expected = client.active
-            await self._ask(client, replace(planned, at=0))
+            await self._ask(client, planned)
             outcome = self.course.outcomes.get(planned.number)
             if outcome != RequestOutcome(ends.ANSWERED, expected):
                 self.course.accuse(f"after all faults, a request to the {expected} ends: {outcome}")
@@ -412,7 +427,7 @@ def _body_of(planned: PlannedBody) -> Any:
 def simulate_relay(plan: RelayPlan | int, *, counts_objects: bool = False) -> RelayVerdict:
     """Carry out a plan, or that of a seed, and judge it. `counts_objects` searches memory for what has remained."""
     plan = relay_plan(plan) if isinstance(plan, int) else plan
-    loop = RelayLoop()
+    loop = RelayLoop(plan.order)
     with closing(loop):
         simulation = RelaySimulation(plan, loop)
         course = simulation.course
@@ -422,6 +437,7 @@ def simulate_relay(plan: RelayPlan | int, *, counts_objects: bool = False) -> Re
             except (Stuck, ExceptionGroup) as broken:
                 course.accuse(f"the schedule broke off: {broken!r}")
             course.judge()
+            deviations = tuple(loop.decisions.made)
             _tidy(loop, simulation)
         if counts_objects:
             simulation.network.lines.clear()
@@ -430,7 +446,7 @@ def simulate_relay(plan: RelayPlan | int, *, counts_objects: bool = False) -> Re
                 course.accuse(f"{count} objects of {kind} remain")
         for context in loop.broken:
             course.accuse(repr(context.get("exception") or context["message"]))
-    return RelayVerdict(plan, tuple(course.wrong), tuple(course.lines), dict(course.counts))
+    return RelayVerdict(plan, tuple(course.wrong), tuple(course.lines), dict(course.counts), deviations)
 
 
 @contextmanager

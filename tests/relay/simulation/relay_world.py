@@ -42,7 +42,10 @@ class RelayLoop(VirtualLoop):
 
 @contextmanager
 def without_sockets(loop: RelayLoop) -> Iterator[None]:
-    """Let aiohttp take an address for a socket that is connected to it, and its connections age in virtual time."""
+    """Let aiohttp take an address for a socket that is connected to it, and its connections age in virtual time.
+
+    Requests that wait for one address go on in the order of the loop's sets, and not of their place in memory.
+    """
 
     async def start_connection(addr_infos: Any, **_options: Any) -> Any:
         return addr_infos[0][4]
@@ -50,6 +53,7 @@ def without_sockets(loop: RelayLoop) -> Iterator[None]:
     with (
         patch.object(aiohappyeyeballs, "start_connection", start_connection),
         patch.object(connector, "monotonic", loop.time),
+        patch.object(connector, "set", loop.sets, create=True),
     ):
         yield
 
