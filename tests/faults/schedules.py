@@ -77,6 +77,12 @@ def moves() -> Kind:
     return Kind(partial(move_plan, now_ms=BEGAN_MS), simulated)
 
 
+def replays() -> Kind:
+    from tests.replay.simulation.replay_run import replay_plan, simulate_replay
+
+    return Kind(replay_plan, simulate_replay)
+
+
 def relays() -> Kind:
     from tests.relay.simulation.relay_plan import relay_plan
     from tests.relay.simulation.relay_run import simulate_relay
@@ -84,7 +90,12 @@ def relays() -> Kind:
     return Kind(relay_plan, simulate_relay, partial(simulate_relay, counts_objects=True))
 
 
-KINDS: Final[dict[str, Callable[[], Kind]]] = {"syphon": syphons, "move": moves, "relay": relays}
+KINDS: Final[dict[str, Callable[[], Kind]]] = {
+    "syphon": syphons,
+    "move": moves,
+    "replay": replays,
+    "relay": relays,
+}
 """What can be simulated. A move is a redrive if the seed is odd."""
 
 

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.odd_messages
 
 OFTEN = Order(7, 0.5)
 SEEDS = range(4, 8)
-MAX_RUNS = 80
+MAX_RUNS = 150
 
 
 def run_in(order: Order, scene: Callable[[VirtualLoop, list[str]], None]) -> list[str]:

@@ -98,6 +98,7 @@ class History:
         self.tracks: dict[str, Track] = {}
         self.first_arrivals: dict[tuple[str, ...], list[Track]] = defaultdict(list)
         self.overtaken: list[Overtaken] = []
+        self.completes_archived = False
         self._locks = 0
         self.full: set[str] = set()
         self._awaited: dict[str, Callable[[], object]] = {}
@@ -206,7 +207,7 @@ class History:
         track.holder = None
         track.completed = track.completed or name == "complete"
         self.tell(f"{name} {track}")
-        if name == "complete" and not track.arrivals:
+        if name == "complete" and not (track.arrivals or self.completes_archived):
             self.accuse(f"completed before it was accepted: {track}")
         elif name == "defer":
             self.accuse(f"deferred: {track}")

@@ -336,16 +336,20 @@ class Simulation:
             self.history.accuse(f"the clean run did not end within {RECOVERY_SECONDS:g} s")
             self.kill()
 
+    def judge(self) -> list[str]:
+        """Return what is wrong with all that has happened, a line each."""
+        return check(self.course)
+
     async def bury(self) -> None:
         for each in self._dead:
             await each.process.bury(self.loop)
 
 
-def simulated(the_plan: Plan) -> Verdict:
+def simulated(the_plan: Plan, kind: type[Simulation] = Simulation) -> Verdict:
     """Carry out a plan, and judge it."""
     seed, loop = the_plan.seed, VirtualLoop(the_plan.order)
     with closing(loop), TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as directory:
-        simulation = Simulation(the_plan, loop, Path(directory))
+        simulation = kind(the_plan, loop, Path(directory))
         with (
             patch.dict(os.environ, XDG_STATE_HOME=directory),
             patch("sbpair.runs.lease.MACHINE", directory),
@@ -365,7 +369,7 @@ def _carry_out(loop: VirtualLoop, simulation: Simulation) -> list[str]:
         loop.run_until_complete(simulation.main())
     except (Stuck, ExceptionGroup) as broken:
         wrong.append(f"the schedule broke off: {broken!r}")
-    wrong += check(simulation.course)
+    wrong += simulation.judge()
     return wrong + [repr(context.get("exception") or context["message"]) for context in loop.broken]
 
 
