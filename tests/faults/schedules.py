@@ -83,6 +83,13 @@ def replays() -> Kind:
     return Kind(replay_plan, simulate_replay)
 
 
+def failovers() -> Kind:
+    from tests.failover.simulation.failover_plan import failover_plan
+    from tests.failover.simulation.failover_run import simulate_failover
+
+    return Kind(failover_plan, simulate_failover)
+
+
 def relays() -> Kind:
     from tests.relay.simulation.relay_plan import relay_plan
     from tests.relay.simulation.relay_run import simulate_relay
@@ -94,6 +101,7 @@ KINDS: Final[dict[str, Callable[[], Kind]]] = {
     "syphon": syphons,
     "move": moves,
     "replay": replays,
+    "failover": failovers,
     "relay": relays,
 }
 """What can be simulated. A move is a redrive if the seed is odd."""

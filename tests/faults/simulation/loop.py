@@ -189,7 +189,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         ready.extendleft(reversed(self._resting))
         self._resting.clear()
         if ready and (soon := self._next_time()) is not None and 0 < soon - self._now <= SLOW_SECONDS:
-            busy = ", ".join(dict.fromkeys(_name(_process(handle)) for handle in ready))
+            busy = ", ".join(dict.fromkeys(_name(_process(handle)) for handle in list(ready)))
             if self._is_late("clock", f"goes on to the next event while {busy} is busy"):
                 self._now = soon
             elif self._is_late("callback", f"of {busy} takes {SLOW_SECONDS:g} s"):
@@ -198,7 +198,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         resting = self._rest(ready)
         lanes = dict.fromkeys(map(_lane, due))
         rivals = Counter(process for process, _ in lanes)
-        rivals.update({_process(handle) for handle in ready})
+        rivals.update({_process(handle) for handle in list(ready)})
         late: set[Lane] = set()
         for lane in lanes:
             process, source = lane
@@ -213,17 +213,15 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def _rest(self, ready: deque[asyncio.Handle]) -> set[Process | None]:
         """Choose processes that do not run in this turn, while another does."""
-        awake = list(dict.fromkeys(map(_process, ready)))
+        # What garbage that is collected schedules meanwhile comes behind.
+        handles = [ready.popleft() for _ in range(len(ready))]
+        awake = list(dict.fromkeys(map(_process, handles)))
         resting: set[Process | None] = set()
         for process in awake:
             if len(resting) < len(awake) - 1 and self._is_late(_name(process), "rests for a turn"):
                 resting.add(process)
-        if not resting:
-            return resting
-        self._resting += [handle for handle in ready if _process(handle) in resting]
-        run = [handle for handle in ready if _process(handle) not in resting]
-        ready.clear()
-        ready.extend(run)
+        self._resting += [handle for handle in handles if _process(handle) in resting]
+        ready.extendleft(handle for handle in reversed(handles) if _process(handle) not in resting)
         return resting
 
     def _next_time(self) -> float | None:

@@ -216,7 +216,7 @@ def plan(seed: int, *, now_ms: int, without: frozenset[str] = frozenset(), span_
     if "destination-gone" in drawn:
         # Nothing that has partitions can be deleted or made while one of them is down.
         drawn = [kind for kind in drawn if kind != "partition-down"]
-    steps = sorted((_step(random, kind, span, queues, to) for kind in drawn), key=lambda step: step.at_ms)
+    steps = sorted((drawn_step(random, kind, span, queues, to) for kind in drawn), key=lambda step: step.at_ms)
     for number, step in enumerate(steps):
         if step.kind in ("strand", "backlog-remade"):
             more = messages(random, random.randint(1, 10), queues, to, now_ms=now_ms, flawed=flawed)
@@ -232,7 +232,7 @@ def plan(seed: int, *, now_ms: int, without: frozenset[str] = frozenset(), span_
         ordered=random.random() < 0.8,
         remaining=random.random() < 0.2,
         rate=random.choice((None, None, None, 5.0, 200.0)),
-        weather=_weather(random),
+        weather=drawn_weather(random),
         span_ms=span,
         steps=tuple(steps),
     )
@@ -294,7 +294,7 @@ def _ramp(random: Random, to: tuple[Goal, ...]) -> RampPlan | None:
     return RampPlan(totals, seconds) if totals and not any(goal.kind == TOPIC for goal in to) else None
 
 
-def _weather(random: Random) -> Weather:
+def drawn_weather(random: Random) -> Weather:
     return Weather(
         slow=random.choice((0.000_1, 0.001, 0.02)),
         jitter=random.choice((0.0, 0.005, 0.1, 1.0)),
@@ -321,7 +321,7 @@ _COUNTS: Final[dict[str, tuple[int | None, ...]]] = {
 }
 
 
-def _step(random: Random, kind: str, span: int, queues: int, to: tuple[Goal, ...]) -> Step:
+def drawn_step(random: Random, kind: str, span: int, queues: int, to: tuple[Goal, ...]) -> Step:
     primary = kind in _ALWAYS_PRIMARY or (kind not in _ALWAYS_SECONDARY and random.random() < 0.6)
     one = random.choice(to).name if primary else random.randrange(queues)
     named = kind in _NAMES_ONE or (kind in _MAY_NAME_ONE and random.random() < 0.5)

@@ -6,6 +6,7 @@ object lies in memory: what is a set of objects there is walked in the order in 
 
 import asyncio
 import functools
+import gc
 import importlib
 import itertools
 import random as random_module
@@ -33,7 +34,15 @@ PRIMARY: Final = "contoso"
 SECONDARY: Final = "contoso-dr"
 BEGAN_MS: Final = 1_767_225_600_000
 
-_TOOL: Final = ("sbpair.amqp", "sbpair.emulator", "sbpair.move", "sbpair.relay", "sbpair.runs", "sbpair.syphon")
+_TOOL: Final = (
+    "sbpair.amqp",
+    "sbpair.emulator",
+    "sbpair.failover",
+    "sbpair.move",
+    "sbpair.relay",
+    "sbpair.runs",
+    "sbpair.syphon",
+)
 _TIME: Final = time_module.time
 
 
@@ -167,6 +176,17 @@ def made_virtual(seed: int, loop: VirtualLoop, tool_time: Callable[[], float], c
         for function in _functions():
             _change_defaults(undo, function, tool_time)
         yield
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """Let no object end at a time that depends on what was run before."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _replace(undo: ExitStack, owner: Any, name: str, value: Any) -> None:

@@ -8,8 +8,8 @@ import gc
 import hashlib
 import math
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, Final
@@ -31,7 +31,7 @@ from sbpair.relay.relay_listener import AsyncRelayListener
 from tests.faults.simulation.loop import Process, Stuck
 from tests.faults.simulation.network import Network
 from tests.faults.simulation.order import Deviation
-from tests.faults.simulation.world import BEGAN_MS, made_virtual
+from tests.faults.simulation.world import BEGAN_MS, made_virtual, without_collection
 from tests.relay.simulation import relay_course as ends
 from tests.relay.simulation.relay_course import RelayCourse, RequestOutcome
 from tests.relay.simulation.relay_plan import (
@@ -447,17 +447,6 @@ def simulate_relay(plan: RelayPlan | int, *, counts_objects: bool = False) -> Re
         for context in loop.broken:
             course.accuse(repr(context.get("exception") or context["message"]))
     return RelayVerdict(plan, tuple(course.wrong), tuple(course.lines), dict(course.counts), deviations)
-
-
-@contextmanager
-def without_collection() -> Iterator[None]:
-    """Let no object end at a time that depends on what was run before."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def _kept_objects() -> dict[str, int]:

@@ -1,0 +1,233 @@
+"""One schedule of a paired client in virtual time, with the official SDK as it is, and the verdict.
+
+Invariant: what a send has accepted is in the primary or in the backlog, and twice only if an event says so. When the
+faults are over, all entities are healthy again, and nothing is left in the outbox.
+"""
+
+import asyncio
+import hashlib
+import os
+import warnings
+from collections import Counter
+from contextlib import closing
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+from unittest.mock import patch
+
+from azure.core.exceptions import AzureError
+from azure.servicebus import ServiceBusMessage
+from azure.servicebus._pyamqp import cbs
+from azure.servicebus._pyamqp.aio import _cbs_async
+
+from sbpair.amqp.types import text_of
+from sbpair.backlog import queue_path
+from sbpair.failover.clients import AsyncPairedClient
+from sbpair.failover.entity_states import State
+from sbpair.failover.events import SendInDoubt
+from sbpair.failover.failover_send import ShortTimeout
+from tests.failover.simulation.failover_plan import FailoverPlan, PlannedSend
+from tests.faults.simulation.faults import KINDS, PRIMARY_NAME, make_backlog, make_goal
+from tests.faults.simulation.loop import Process, Stuck, VirtualLoop
+from tests.faults.simulation.network import Network
+from tests.faults.simulation.order import Deviation
+from tests.faults.simulation.plan import Step
+from tests.faults.simulation.run import MEMORY
+from tests.faults.simulation.world import BEGAN_MS, World, made_virtual, without_collection
+
+SPARE_SECONDS: Final = 90.0
+"""How much longer than all timeouts together a send may take."""
+
+RECOVERY_SECONDS: Final = 900.0
+CLOSE_SECONDS: Final = 60.0
+
+
+@dataclass(frozen=True)
+class FailoverVerdict:
+    plan: FailoverPlan
+    wrong: tuple[str, ...]
+    lines: tuple[str, ...]
+    counts: Counter[str]
+    deviations: tuple[Deviation, ...]
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256("\n".join(self.lines).encode()).hexdigest()
+
+    @property
+    def messages(self) -> int:
+        return len(self.counts)
+
+    @property
+    def again(self) -> int:
+        return sum(self.counts.values()) - len(self.counts)
+
+
+class FailoverSimulation:
+    """The stage that faults act on. `world` is there once it has begun."""
+
+    world: World
+
+    def __init__(self, plan: FailoverPlan, loop: VirtualLoop, directory: Path) -> None:
+        self.plan = plan
+        self.loop = loop
+        self.lines: list[str] = []
+        self.wrong: list[str] = []
+        self.network = Network(loop, Random(plan.seed), plan.weather, self.tell)
+        self._directory = directory
+        self._accepted: list[PlannedSend] = []
+        self._doubtful: set[str] = set()
+        self.counts: Counter[str] = Counter()
+
+    def tool_time(self) -> float:
+        return BEGAN_MS / 1000 + self.loop.time()
+
+    def utc_now(self) -> datetime:
+        return datetime.fromtimestamp(self.tool_time(), UTC)
+
+    def tell(self, text: str) -> None:
+        self.lines.append(f"{self.loop.time():.6f} {text}")
+
+    def accuse(self, text: str) -> None:
+        self.tell(f"WRONG {text}")
+        self.wrong.append(text)
+
+    def _hear(self, event: Any) -> None:
+        self.tell(str(event).replace(str(self._directory), ""))
+        if isinstance(event, SendInDoubt):
+            self._doubtful.update(event.message_ids)
+
+    async def main(self) -> None:
+        self.world = World(self.loop, self.network, queues=self.plan.queues)
+        for entity in self.plan.entities:
+            make_goal(self.world.primary, entity)
+        for index in range(self.plan.queues):
+            make_backlog(self.world.secondary, index)
+        done = asyncio.Event()
+        using = Process("client").start(self.loop, self._use_client(done))
+        async with asyncio.TaskGroup() as tasks:
+            for step in self.plan.steps:
+                tasks.create_task(self._step(step))
+        await asyncio.sleep(max([0.0, *(each.at - self.loop.time() for each in self.plan.sends)]))
+        self.tell("nothing is wrong any more")
+        done.set()
+        await using
+        self._judge()
+
+    async def _step(self, step: Step) -> None:
+        await asyncio.sleep(step.at_ms / 1000)
+        self.tell(f"begin {step}")
+        with KINDS[step.kind](self, step):  # type: ignore[arg-type]  # it has what they want
+            await asyncio.sleep(step.lasts_ms / 1000)
+        self.tell(f"over {step.kind} {step.at_ms}")
+
+    async def _use_client(self, done: asyncio.Event) -> None:
+        plan = self.plan
+        pair = replace(self.world.pair, failover_interval=plan.failover_interval, ping_interval=plan.ping_interval)
+        client = AsyncPairedClient(
+            pair,
+            on_failure=plan.on_failure,  # type: ignore[arg-type]
+            retries=plan.retries,
+            on_event=self._hear,
+            outbox=self._directory / "outbox.db" if plan.outbox else None,
+        )
+        client.failover_state._random = Random(plan.seed)
+        async with client:
+            senders = {each.name: client.get_queue_sender(each.name) for each in plan.entities}
+            async with asyncio.TaskGroup() as tasks:
+                for send in plan.sends:
+                    tasks.create_task(self._send(senders[send.entity], send))
+                await done.wait()
+            await self._recover(client)
+            for number, entity in enumerate(plan.entities):
+                await self._send(senders[entity.name], PlannedSend(f"last{number}", 0.0, entity.name, 10, 60.0))
+            self.tell("close")
+            closing_since = self.loop.time()
+        if self.loop.time() - closing_since > CLOSE_SECONDS:
+            self.accuse(f"the client took {self.loop.time() - closing_since:.0f} s to close")
+
+    async def _send(self, sender: Any, send: PlannedSend) -> None:
+        await asyncio.sleep(max(0.0, send.at - self.loop.time()))
+        self.tell(f"send {send.id}")
+        began = self.loop.time()
+        try:
+            await sender.send_messages(ServiceBusMessage(send.body, message_id=send.id), timeout=send.timeout)
+        except AzureError as error:
+            self.tell(f"send {send.id} raised {type(error).__name__}: {str(error)[:200]}")
+            if not send.at:
+                self.accuse(f"without a fault, {send.id} raised {type(error).__name__}: {str(error)[:200]}")
+        else:
+            self._accepted.append(send)
+            self.tell(f"send {send.id} returned")
+        # Senders take turns, and wait for theirs without a limit.
+        if self.loop.time() - began > sum(each.timeout for each in self.plan.sends) + SPARE_SECONDS:
+            self.accuse(f"{send.id} took {self.loop.time() - began:.0f} s")
+
+    async def _recover(self, client: AsyncPairedClient) -> None:
+        """Without a fault, each entity has to become healthy, and the outbox empty."""
+        deadline = self.loop.time() + RECOVERY_SECONDS
+        while self._away(client) and self.loop.time() < deadline:  # noqa: ASYNC110  in virtual time
+            await asyncio.sleep(1.0)
+        for each in self._away(client):
+            self.accuse(f"{each} after {RECOVERY_SECONDS:g} s without a fault")
+
+    def _away(self, client: AsyncPairedClient) -> list[str]:
+        away = [f"{name} is {state.value}" for name, state in client.states().items() if state is not State.HEALTHY]
+        if client.outbox is not None and len(client.outbox):
+            away.append("the outbox is not empty")
+        return away
+
+    def _judge(self) -> None:
+        bodies: dict[str, set[bytes]] = {}
+        queues = [self.world.primary.find_queue(each.name) for each in self.plan.entities]
+        queues += [
+            self.world.secondary.find_queue(queue_path(PRIMARY_NAME, index)) for index in range(self.plan.queues)
+        ]
+        for queue in queues:
+            assert queue is not None
+            for message in queue.messages.peek(0, 10_000):
+                identity = text_of(message.sections.read_properties().message_id) or ""
+                self.counts[identity] += 1
+                bodies.setdefault(identity, set()).add(message.sections.body)
+        for send in self._accepted:
+            if not self.counts[send.id]:
+                self.accuse(f"lost: {send.id} to {send.entity}")
+            if any(not body.endswith(send.body) for body in bodies.get(send.id, ())):
+                self.accuse(f"altered: {send.id} to {send.entity}")
+        for identity, count in self.counts.items():
+            if count > 1 and identity not in self._doubtful:
+                self.accuse(f"arrived {count} times, and no event says so: {identity}")
+
+
+def simulate_failover(plan: FailoverPlan) -> FailoverVerdict:
+    """Carry out a plan, and judge it."""
+    loop = VirtualLoop(plan.order)
+    with closing(loop), TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as directory:
+        simulation = FailoverSimulation(plan, loop, Path(directory))
+        with (
+            patch.dict(os.environ, XDG_STATE_HOME=directory),
+            made_virtual(plan.seed, loop, simulation.tool_time, None),
+            patch.object(cbs, "utc_now", simulation.utc_now),
+            patch.object(_cbs_async, "utc_now", simulation.utc_now),
+            without_collection(),
+            warnings.catch_warnings(action="ignore", category=ShortTimeout),
+        ):
+            try:
+                loop.run_until_complete(simulation.main())
+            except (Stuck, ExceptionGroup) as broken:
+                simulation.accuse(f"the schedule broke off: {broken!r}")
+            deviations = tuple(loop.decisions.made)
+            _tidy(loop)
+    return FailoverVerdict(plan, tuple(simulation.wrong), tuple(simulation.lines), simulation.counts, deviations)
+
+
+def _tidy(loop: VirtualLoop) -> None:
+    """End tasks of the SDK, which outlive their connections, and what is stuck."""
+    loop.be_patient()
+    if left := asyncio.all_tasks(loop):
+        for task in left:
+            task.cancel()
+        loop.run_until_complete(asyncio.wait(left, timeout=CLOSE_SECONDS))
