@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeAlias, TypeVar
 
-from azure.servicebus.exceptions import ServiceBusConnectionError
+from azure.servicebus.exceptions import OperationTimeoutError, ServiceBusConnectionError
 
 from sbpair.azure.data_errors import is_answer, translate_data_errors
 from sbpair.azure.data_plane import aio_client, signed, sync_client
@@ -105,6 +105,9 @@ class SideConnections(Generic[SideT]):
             if not (is_answer(error) or isinstance(error, TypeError | UsageError)):
                 del self._senders[side]
                 self._broken.append(sender)
+            if type(error) is TimeoutError:
+                # The async driver has ended a call that the SDK did not end in its time.
+                raise OperationTimeoutError(message=f"no answer from {path!r} in time") from error
             raise
 
     def close(self) -> Steps[None]:

@@ -18,12 +18,20 @@ from tests.faults.schedules import failure
 SEEDS_A_TEST = 10
 ENOUGH_TO_CATCH = range(60)
 
+ONCE_WRONG = (246,)
+"""Seeds that have found something: a bare TimeoutError, which is not an error of the SDK."""
+
 
 @pytest.mark.parametrize(
     "first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(10, 200, SEEDS_A_TEST))]
 )
 def test_what_a_send_accepts_is_kept_under_seeded_faults(first: int) -> None:
     assert not failure("failover", range(first, first + SEEDS_A_TEST))
+
+
+@pytest.mark.parametrize("seed", ONCE_WRONG)
+def test_what_a_failover_schedule_has_found_once_stays_mended(seed: int) -> None:
+    assert not failure("failover", [seed])
 
 
 @pytest.mark.parametrize("seed", [6, 22])
