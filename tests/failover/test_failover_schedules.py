@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from sbpair.failover.clients import AsyncPairedSender
 from sbpair.failover.failover_send import FailoverSend
 from sbpair.failover.pinger import Pinger
 from tests.failover.simulation.failover_plan import failover_plan
@@ -65,16 +64,3 @@ def test_a_client_that_never_pings_is_caught(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(Pinger, "run", run)
     assert caught("is failed over after")
-
-
-def test_a_send_that_hides_its_error_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    really = AsyncPairedSender.send_messages
-
-    async def send(sender: Any, message: Any, **options: Any) -> None:
-        try:
-            await really(sender, message, **options)
-        except Exception:  # noqa: BLE001  the defect
-            return
-
-    monkeypatch.setattr(AsyncPairedSender, "send_messages", send)
-    assert caught("lost: ")
