@@ -4,21 +4,24 @@ The rest: python -m tests.faults.schedules --kinds failover --seeds 0:500
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from sbpair.failover.failover_send import FailoverSend
 from sbpair.failover.pinger import Pinger
-from tests.failover.simulation.failover_plan import failover_plan
+from tests.failover.simulation.failover_plan import PlannedSend, failover_plan
 from tests.failover.simulation.failover_run import simulate_failover
 from tests.faults.schedules import failure
+from tests.faults.simulation.network import Weather
+from tests.faults.simulation.plan import Step
+from tests.kit.failover_rig import PAIRED_CLIENTS
+
+pytestmark = PAIRED_CLIENTS
 
 SEEDS_A_TEST = 10
 ENOUGH_TO_CATCH = range(60)
-
-ONCE_WRONG = (246,)
-"""Seeds that have found something: a bare TimeoutError, which is not an error of the SDK."""
 
 
 @pytest.mark.parametrize(
@@ -28,16 +31,24 @@ def test_what_a_send_accepts_is_kept_under_seeded_faults(first: int) -> None:
     assert not failure("failover", range(first, first + SEEDS_A_TEST))
 
 
-@pytest.mark.parametrize("seed", ONCE_WRONG)
-def test_what_a_failover_schedule_has_found_once_stays_mended(seed: int) -> None:
-    assert not failure("failover", [seed])
-
-
 @pytest.mark.parametrize("seed", [6, 22])
 def test_a_seed_repeats_the_whole_failover(seed: int) -> None:
     once, again = simulate_failover(failover_plan(seed)), simulate_failover(failover_plan(seed))
     assert once.lines == again.lines
     assert len(once.lines) > 20
+
+
+def test_a_send_into_silence_raises_an_error_of_the_sdk() -> None:
+    """The SDK does not end it in time: it waits until what it has written is sent."""
+    plan = failover_plan(0)
+    name = plan.entities[0].name
+    sends = (PlannedSend("m0", 1.0, name, 1_000, 60.0), PlannedSend("m1", 10.0, name, 100_000, 3.0))
+    silence = Step(at_ms=5_000, lasts_ms=0, kind="silence", primary=True, number=1)
+    weather = Weather(pieces=0.0)
+    quiet = replace(plan, sends=sends, steps=(silence,), weather=weather, on_failure="raise", retries=0, outbox=False)
+    verdict = simulate_failover(quiet)
+    assert not verdict.wrong
+    assert any("m1 raised OperationTimeoutError: no answer from" in line for line in verdict.lines)
 
 
 def caught(complaint: str) -> bool:

@@ -13,7 +13,7 @@ from tests.faults.simulation.workload import Goal
 
 KINDS: Final = (
     *("namespace-down", "namespace-down", "entity-down", "latency", "drop", "stall", "reset", "swallow-acks", "detach"),
-    *("throttle", "hold", "cut", "silence", "refuse", "no-answer"),
+    *("throttle", "hold", "cut", "silence", "refuse", "no-answer", "freeze", "crash"),
 )
 NAMES: Final = ("orders", "billing/invoices")
 SIZES: Final = (10, 10, 1_000, 100_000)

@@ -1,7 +1,8 @@
 """One schedule of a paired client in virtual time, with the official SDK as it is, and the verdict.
 
 Invariant: what a send has accepted is in the primary or in the backlog, and twice only if an event says so. When the
-faults are over, all entities are healthy again, and nothing is left in the outbox.
+faults are over, all entities are healthy again, and nothing is left in the outbox. A client that is killed is followed
+by another one with the same outbox.
 """
 
 import asyncio
@@ -9,7 +10,8 @@ import hashlib
 import os
 import warnings
 from collections import Counter
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -77,10 +79,16 @@ class FailoverSimulation:
         self.lines: list[str] = []
         self.wrong: list[str] = []
         self.network = Network(loop, Random(plan.seed), plan.weather, self.tell)
+        self.counts: Counter[str] = Counter()
         self._directory = directory
         self._accepted: list[PlannedSend] = []
         self._doubtful: set[str] = set()
-        self.counts: Counter[str] = Counter()
+        self._started = 0
+        self._process = Process("nobody")
+        self._client: AsyncPairedClient | None = None
+        self._senders: dict[str, Any] = {}
+        self._dead: list[Process] = []
+        self._killed = asyncio.Event()
 
     def tool_time(self) -> float:
         return BEGAN_MS / 1000 + self.loop.time()
@@ -107,21 +115,74 @@ class FailoverSimulation:
         for index in range(self.plan.queues):
             make_backlog(self.world.secondary, index)
         done = asyncio.Event()
-        using = Process("client").start(self.loop, self._use_client(done))
         async with asyncio.TaskGroup() as tasks:
-            for step in self.plan.steps:
-                tasks.create_task(self._step(step))
-        await asyncio.sleep(max([0.0, *(each.at - self.loop.time() for each in self.plan.sends)]))
-        self.tell("nothing is wrong any more")
-        done.set()
-        await using
+            supervising = tasks.create_task(self._supervise(done))
+            working = [tasks.create_task(self._step(step)) for step in self.plan.steps]
+            working += [tasks.create_task(self._post(send)) for send in self.plan.sends]
+            if working:
+                await asyncio.wait(working)
+            self.tell("nothing is wrong any more")
+            done.set()
+            await supervising
         self._judge()
+
+    async def _supervise(self, done: asyncio.Event) -> None:
+        """Start a client, and another one whenever it was killed."""
+        while True:
+            self._started += 1
+            self._process, self._killed = Process(f"client-{self._started}"), asyncio.Event()
+            using = self._process.start(self.loop, self._use_client(done))
+            killed = asyncio.create_task(self._killed.wait())
+            await asyncio.wait((using, killed), return_when=asyncio.FIRST_COMPLETED)
+            killed.cancel()
+            if using.done():
+                return using.result()
+            await asyncio.sleep(1.0)
+
+    def kill(self) -> None:
+        """Kill the client. The system closes its file, and lets another process have it."""
+        if self._client is None:
+            return
+        self.tell(f"kill {self._process.name}")
+        self.network.kill(self._process)
+        if self._client.outbox is not None:
+            self._client.outbox._db.close()
+            self._client.outbox._lock.release()
+        self._dead.append(self._process)
+        self._client, self._senders = None, {}
+        self._killed.set()
+
+    @contextmanager
+    def freeze(self, step: Step) -> Iterator[None]:
+        del step
+        process, process.frozen = self._process, True
+        yield
+        process.thaw(self.loop)
+
+    async def bury(self) -> None:
+        while self._dead:
+            await self._dead.pop().bury(self.loop)
+
+    async def _post(self, send: PlannedSend) -> None:
+        """Let the client send a message at its time, and wait until it has ended, or is killed."""
+        await asyncio.sleep(send.at)
+        while not self._senders:  # noqa: ASYNC110  in virtual time
+            await asyncio.sleep(0.5)
+        sending = self._process.start(self.loop, self._send(self._senders[send.entity], send))
+        killed = asyncio.create_task(self._killed.wait())
+        await asyncio.wait((sending, killed), return_when=asyncio.FIRST_COMPLETED)
+        killed.cancel()
+        if sending.done():
+            sending.result()
 
     async def _step(self, step: Step) -> None:
         await asyncio.sleep(step.at_ms / 1000)
         self.tell(f"begin {step}")
-        with KINDS[step.kind](self, step):  # type: ignore[arg-type]  # it has what they want
-            await asyncio.sleep(step.lasts_ms / 1000)
+        if step.kind == "crash":
+            self.kill()
+        else:
+            with KINDS[step.kind](self, step):  # type: ignore[arg-type]  # it has what they want
+                await asyncio.sleep(step.lasts_ms / 1000)
         self.tell(f"over {step.kind} {step.at_ms}")
 
     async def _use_client(self, done: asyncio.Event) -> None:
@@ -136,24 +197,21 @@ class FailoverSimulation:
         )
         client.failover_state._random = Random(plan.seed)
         async with client:
-            senders = {each.name: client.get_queue_sender(each.name) for each in plan.entities}
-            async with asyncio.TaskGroup() as tasks:
-                for send in plan.sends:
-                    tasks.create_task(self._send(senders[send.entity], send))
-                await done.wait()
+            self._client = client
+            self._senders = {each.name: client.get_queue_sender(each.name) for each in plan.entities}
+            await done.wait()
             await self._recover(client)
             for number, entity in enumerate(plan.entities):
                 last = PlannedSend(f"last{number}", 0.0, entity.name, 10, 60.0)
                 # A connection that was idle may have been lost unnoticed.
-                await self._send(senders[entity.name], replace(last, id=f"first{number}"))
-                await self._send(senders[entity.name], last)
+                await self._send(self._senders[entity.name], replace(last, id=f"first{number}"))
+                await self._send(self._senders[entity.name], last)
             self.tell("close")
             closing_since = self.loop.time()
         if self.loop.time() - closing_since > CLOSE_SECONDS:
             self.accuse(f"the client took {self.loop.time() - closing_since:.0f} s to close")
 
     async def _send(self, sender: Any, send: PlannedSend) -> None:
-        await asyncio.sleep(max(0.0, send.at - self.loop.time()))
         self.tell(f"send {send.id}")
         began = self.loop.time()
         try:
@@ -223,13 +281,14 @@ def simulate_failover(plan: FailoverPlan) -> FailoverVerdict:
             except (Stuck, ExceptionGroup) as broken:
                 simulation.accuse(f"the schedule broke off: {broken!r}")
             deviations = tuple(loop.decisions.made)
-            _tidy(loop)
+            _tidy(loop, simulation)
     return FailoverVerdict(plan, tuple(simulation.wrong), tuple(simulation.lines), simulation.counts, deviations)
 
 
-def _tidy(loop: VirtualLoop) -> None:
+def _tidy(loop: VirtualLoop, simulation: FailoverSimulation) -> None:
     """End tasks of the SDK, which outlive their connections, and what is stuck."""
     loop.be_patient()
+    loop.run_until_complete(simulation.bury())
     if left := asyncio.all_tasks(loop):
         for task in left:
             task.cancel()
