@@ -1,9 +1,9 @@
 """The order of tasks in simulated schedules: what it may change, what it finds beside plain order, and its stories."""
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import pytest
 
@@ -13,7 +13,7 @@ from sbpair.move.destination_sender import DestinationQueue
 from sbpair.move.raw_primary import RawDestinationLink, RawPrimary
 from sbpair.move.raw_source import ACCEPTED
 from tests.faults.simulation.loop import PROCESS, Process, VirtualLoop
-from tests.faults.simulation.order import PLAIN, Order
+from tests.faults.simulation.order import PLAIN, Decisions, Deviation, Order
 from tests.faults.simulation.plan import Plan, move_plan, plan
 from tests.faults.simulation.run import simulated
 from tests.faults.simulation.shrinking import Shrunk, kind_of, shrunk
@@ -119,6 +119,75 @@ def test_the_deviations_of_a_run_repeat_it() -> None:
 
 def test_plain_order_has_no_deviations() -> None:
     assert not simulated(replace(plan(4, now_ms=BEGAN_MS), order=PLAIN)).deviations
+
+
+# The shrinker
+
+
+@dataclass(frozen=True)
+class SmallPlan:
+    """A plan that fails with the things 3 and 7 if the 20th decision deviates from plain order.
+
+    With noise, it fails in another way otherwise.
+    """
+
+    things: tuple[int, ...]
+    order: Order
+    noise: int = 9
+    steps: tuple[Any, ...] = ()
+
+    PARTS: ClassVar = ("things",)
+    PLAINEST: ClassVar = {"noise": 0}
+
+    def told(self) -> Iterator[str]:
+        yield f"things: {self.things}"
+
+
+@dataclass(frozen=True)
+class SmallVerdict:
+    wrong: tuple[str, ...]
+    deviations: tuple[Deviation, ...]
+
+
+def carry_out(given: SmallPlan) -> SmallVerdict:
+    decisions = Decisions(given.order)
+    late = [decisions.is_late("connection", number / 10, "waits a turn") for number in range(40)]
+    failed = {3, 7} <= set(given.things) and late[19]
+    wrong = (f"lost: {given.things}",) if failed else ("another failure",) if given.noise else ()
+    return SmallVerdict(wrong, tuple(decisions.made))
+
+
+def test_a_failing_plan_is_shrunk_to_what_it_needs() -> None:
+    order = next(each for each in (Order(seed, 0.5) for seed in range(1, 9)) if carry_out(small(each)).wrong[0] > "l")
+    found = shrunk(carry_out, small(order), carry_out(small(order)))
+
+    assert found.plan.things == (3, 7)
+    assert found.plan.noise == 0
+    assert [each.number for each in found.verdict.deviations] == [20]
+    assert found.runs < MAX_RUNS
+    assert found.story == [
+        f"shrunk in {found.runs} runs to 2 of 30 things, 1 of {found.before['deviations']} deviations",
+        "things: (3, 7)",
+        "order: at 1.900000 s, connection waits a turn",
+        "wrong: lost: (3, 7)",
+    ]
+
+
+def test_a_shrink_ends_after_so_many_runs() -> None:
+    carried_out: list[SmallPlan] = []
+
+    def run(given: SmallPlan) -> SmallVerdict:
+        carried_out.append(given)
+        return carry_out(given)
+
+    order = Order(deviations=(Deviation("connection", 20, 1.9, ""),))
+    found = shrunk(run, small(order), carry_out(small(order)), 10)
+    assert 5 < found.runs == len(carried_out) <= 10
+    assert found.verdict.wrong[0].startswith("lost")
+
+
+def small(order: Order) -> SmallPlan:
+    return SmallPlan(tuple(range(30)), order)
 
 
 # Defects that no schedule in plain order shows
