@@ -8,7 +8,7 @@ An Order other than the plain one explores what real loops may do, and no more. 
 order in which they were scheduled, as asyncio promises, the bytes of one connection in theirs, and the timers of one
 process by their time. But a callback takes any time, so that what is due soon may come between two of them; and any
 process, any connection, all timers of a process, and the result of any thread may be late by a turn. Where a set
-is walked, the order is any.
+is walked, the order is any. Two tasks of a process never change places by themselves: no loop of asyncio lets them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ THREAD_SECONDS: Final = 0.005
 """A thread that is late takes so long."""
 
 PROCESS: ContextVar[Process | None] = ContextVar("process", default=None)
-
 
 SCATTER, SETS = 0x9E3779B1, 1 << 32
 """Tasks that hash by a multiple of their number are walked in an order that looks random."""
