@@ -257,6 +257,24 @@ def test_messages_taken_by_other_movers_are_forgotten(state: RunDatabase, on_dis
     assert len(state.read("SELECT id FROM flights")) == (3 if on_disk else 0)
 
 
+def test_each_change_is_written_once(state: RunDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = []
+    write = state.write
+
+    def observed(*changes) -> None:
+        rows.extend((statement, tuple(row)) for statement, some in changes for row in some)
+        write(*changes)
+
+    journal = Journal(state)
+    monkeypatch.setattr(state, "write", observed)
+    for number in range(3):
+        moved(journal, key(number))
+        journal.note_completed([key(number)])
+    moved(journal, key(3))
+    assert len([row for row in rows if row[0].startswith("DELETE")]) == 3
+    assert len(rows) == len(set(rows))
+
+
 def test_a_long_run_leaves_a_small_file(tmp_path: Path) -> None:
     with RunDatabase(tmp_path, PAIR) as state:
         journal = Journal(state)
