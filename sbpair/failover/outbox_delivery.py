@@ -78,7 +78,10 @@ class OutboxDelivery:
                 error = self._failed(entity, target, caught)
             if not self.outbox.holds(entity):
                 state.outbox_emptied(entity)
-                break
+                if self.outbox.holds(entity):
+                    # A thread put a message between the two: it took this delivery for the one that delivers it.
+                    state.outbox_stored(entity, None, now())
+                return
             before, target = target, state.target_for(entity, target.path, now())
             if error is not None and target == before:
                 break

@@ -12,13 +12,16 @@ from hypothesis import strategies as st
 from sbpair import errors
 from sbpair.amqp.message import Sections
 from sbpair.failover import sdk_messages
+from sbpair.failover.entity_states import Deliver
 from sbpair.failover.failures import is_transient, to_sdk_error
 from sbpair.failover.outbox import OutboxMessage
-from sbpair.failover.outbox_delivery import prepare_delivery
+from sbpair.failover.outbox_delivery import OutboxDelivery, prepare_delivery
 from sbpair.failover.sdk_messages import for_backlog
+from sbpair.failover.shared_state import FailoverState
 from sbpair.move.message.envelope import read_facts
 from sbpair.move.message.route import Send, route
 from tests.failover.test_sdk_messages import MESSAGES, encoded, timeless
+from tests.failover.test_states import a_pair, new_state
 
 PUT_MS = 1_800_000_000_000
 
@@ -64,6 +67,32 @@ def test_a_time_to_live_continues_in_the_outbox(life: int, waited: int, for_prim
         towards = route(read_facts("q", prepared.payload)[1])
         assert isinstance(towards, Send)
         assert towards.ttl_ms == left_ms
+
+
+class FilledAtTheEnd:
+    """An outbox into which a thread puts a message as soon as a delivery has found that it is empty."""
+
+    def __init__(self, state: FailoverState) -> None:
+        self.state = state
+        self.answers = [False]
+
+    def holds(self, entity: str) -> bool:
+        if not self.answers:
+            return True
+        self.state.outbox_stored(entity, sdk.OperationTimeoutError(), 0.0)
+        return self.answers.pop()
+
+
+async def test_a_message_put_at_the_end_of_a_delivery_is_delivered(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def deliver_nothing(*_: object) -> None: ...
+
+    monkeypatch.setattr(OutboxDelivery, "_deliver_to", deliver_nothing)
+    state = new_state()
+    state.outbox_stored("orders", None, 0.0)
+    assert state.pop_due(0.0) == Deliver("orders")
+    outbox: Any = FilledAtTheEnd(state)
+    await OutboxDelivery(a_pair(), state, outbox, bool, now=lambda: 0.0).run("orders")
+    assert state.pop_due(0.0) == Deliver("orders")
 
 
 ERRORS: list[tuple[errors.SbpairError, type[Exception], bool]] = [
