@@ -144,6 +144,22 @@ async def test_skipped_message_that_comes_again_is_counted_once() -> None:
     assert done(memory, "release") == [2, 4]
 
 
+@pytest.mark.parametrize(("numbers", "released"), [([2, 4], 4), ([2, 3, 4, 5], 5)])
+async def test_a_link_is_kept_open_by_the_release_of_the_newest_message(numbers: list[int], released: int) -> None:
+    """That of a waiting message, if there is one, and otherwise that of a skipped one."""
+    memory, context = Memory(ready=[UNREACHABLE] * 50), choosing()
+
+    async def touch(mover: Mover) -> None:
+        await mover.touch_link()
+        assert done(memory, "release") == [released]
+        mover.accept([message(released)])
+
+    await skip_and_move(memory, numbers, context, settle=False, then=touch)
+    receipt = receipt_of(context)
+    assert (receipt.distinct, receipt.skipped) == (len(numbers), 2)
+    assert sorted(done(memory, "release")) == sorted([*numbers, released])
+
+
 async def test_message_skipped_over_an_earlier_connection_stays_skipped() -> None:
     context = choosing()
     skipped = await skip_and_move(Memory(), [2], context)
