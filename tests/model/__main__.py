@@ -11,11 +11,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
 
+from tests.model.failover_model import FailoverModel
 from tests.model.move_code import follow_all
 from tests.model.move_model import Budget, MoveModel
-from tests.model.search import Found, search
+from tests.model.search import Found, Model, search
 
-SEARCHED: dict[str, Callable[[], MoveModel]] = {
+SEARCHED: dict[str, Callable[[], Model]] = {
+    "failover: each state of an entity, a backlog queue and the outbox": FailoverModel,
     "move: 3 messages, 2 crashes, lost lock, lost answer": partial(MoveModel, "ABA", Budget(2, 1, 1)),
     "move: 3 messages, 2 crashes, lost connection": partial(MoveModel, "ABA", Budget(crashes=2, backlog=1)),
     "move: 3 messages, crash, lost connection, stop, pause": partial(MoveModel, "ABA", Budget(1, 0, 0, 1, 1, 1)),
@@ -39,6 +41,7 @@ FOLLOWED: dict[str, Callable[[], MoveModel]] = {
 
 
 def search_named(name: str) -> Found:
+    logging.disable(logging.WARNING)
     return search(SEARCHED[name]())
 
 
