@@ -14,10 +14,13 @@ from functools import partial
 from tests.model.failover_model import FailoverModel
 from tests.model.move_code import follow_all
 from tests.model.move_model import Budget, MoveModel
+from tests.model.relay_model import RelayModel
 from tests.model.search import Found, Model, search
 
 SEARCHED: dict[str, Callable[[], Model]] = {
     "failover: each state of an entity, a backlog queue and the outbox": FailoverModel,
+    "relay: GET and POST": partial(RelayModel, 0, 1),
+    "relay: two POST, one of which may be repeated": partial(RelayModel, 1, 2),
     "move: 3 messages, 2 crashes, lost lock, lost answer": partial(MoveModel, "ABA", Budget(2, 1, 1)),
     "move: 3 messages, 2 crashes, lost connection": partial(MoveModel, "ABA", Budget(crashes=2, backlog=1)),
     "move: 3 messages, crash, lost connection, stop, pause": partial(MoveModel, "ABA", Budget(1, 0, 0, 1, 1, 1)),
