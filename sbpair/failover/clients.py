@@ -225,7 +225,8 @@ class ClientBase(Closable, ABC, Generic[SenderT, SyphonT]):
 class PairedSender(SenderBase, SyncClosable):
     """Sends to one queue or topic of the primary, or to the backlog, with the methods of a ServiceBusSender.
 
-    Threads may share it. They take turns, because an SDK sender is for one thread.
+    Threads may share it. They take turns, because an SDK sender is for one thread. The time of a send
+    begins with its turn.
     """
 
     def send_messages(self, message: Messages, *, timeout: float | None = None) -> None:
@@ -281,7 +282,8 @@ class PairedClient(ClientBase[PairedSender, BackgroundSyphon], SyncClosable):
 class AsyncPairedSender(SenderBase, AsyncClosable):
     """Sends to one queue or topic of the primary, or to the backlog, with the methods of a ServiceBusSender.
 
-    Tasks may share it. They take turns, because an SDK sender is for one task.
+    Tasks may share it. They take turns, because an SDK sender is for one task. The time of a send
+    begins with its turn.
     """
 
     def __init__(self, client: AsyncPairedClient, entity: str, topic: bool) -> None:
