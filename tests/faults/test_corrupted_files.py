@@ -388,9 +388,9 @@ class Corrupting:
 
     def check(self, line: str, seed: int, run: Callable[..., tuple[int, str, str]]) -> bool:
         """Run a command line over a corrupted file, and check its end. Return whether it refused the file."""
-        data = self.corrupt(seed)
         for heartbeat in self._directory.rglob("detached-*.json"):
             heartbeat.unlink()  # of the driver before: its tasks have to be waited for
+        data = self.corrupt(seed)
         code, out, err = run(*line.format(path=self.path, place=self._directory).split())
         shown = f"seed {seed}, {line}: {code}, {err}"
         last = [each for each in err.splitlines() if each.startswith(("error: ", "hint: "))][-2:]
