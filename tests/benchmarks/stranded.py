@@ -57,10 +57,11 @@ def backlog_queues() -> list[str]:
 
 
 class Stranded:
-    """`count` messages. Their schedules count from `now_ms`."""
+    """`count` messages, with numbers from `first` on. Their schedules count from `now_ms`."""
 
-    def __init__(self, count: int, now_ms: int) -> None:
+    def __init__(self, count: int, now_ms: int, first: int = 0) -> None:
         self.count = count
+        self.numbers = range(first, first + count)
         self._scheduled_at = now_ms + HOUR_MS
         self._templates = [self.sections(number).join().replace(b"%09d" % number, _NUMBER) for number in range(PERIOD)]
 
@@ -118,7 +119,7 @@ class Stranded:
         """Send all messages to the backlog."""
         async with connect(secondary) as wire:
             senders = [await wire.sender(queue) for queue in backlog_queues()]
-            batches = self.batches(range(self.count))
+            batches = self.batches(self.numbers)
             for start in range(0, len(batches), FLIGHT):
                 chunk = batches[start : start + FLIGHT]
                 await asyncio.gather(*(self._send(senders[index], numbers) for index, numbers in chunk))
@@ -134,41 +135,49 @@ class Stranded:
         if any(left):
             raise RuntimeError(f"the backlog queues still hold {left}")
         found = Found(self)
+        async for where, message in self.arrived(primary):
+            found.add(where, message)
+        return found.rate()
+
+    async def arrived(self, primary: Endpoint) -> AsyncIterator[tuple[str, Sections]]:
+        """Yield each message in the primary, with its queue."""
         async with connect(primary) as wire:
             for number in range(min(DESTINATIONS, self.count)):
                 async for payload in _peeked(wire, destination(number)):
-                    found.add(destination(number), Sections.split(payload))
-        return found.rate()
+                    yield destination(number), Sections.split(payload)
 
 
 class Found:
-    """The numbers of messages that have arrived, and when the first and the last of them did."""
+    """How often each message has arrived, and when the first and the last of them did."""
 
     def __init__(self, stranded: Stranded) -> None:
-        self._stranded = stranded
-        self._seen = bytearray(stranded.count)
+        self.times = bytearray(stranded.count)
+        self._begin = stranded.numbers.start
+        wanted = ((destination(number), stranded.restore(number, enqueued_at=0)) for number in range(PERIOD))
+        self._wanted = [(where, *_content(message)[1:]) for where, message in wanted]
         self._first, self._last = math.inf, 0
 
-    def add(self, where: str, message: Sections) -> None:
-        """Raise RuntimeError if a message differs from the one sent, or is in the wrong place."""
-        number = int(message.read_properties().message_id)
-        annotations = message.read_message_annotations()
-        enqueued_at = int(annotations.get(ENQUEUED, 0))
-        found = where, *_content(message)
-        wanted = destination(number), *_content(self._stranded.restore(number, enqueued_at=enqueued_at))
-        if found != wanted:
+    def add(self, where: str, message: Sections) -> int:
+        """Return the number of a message. Raises RuntimeError if it is altered, or in a wrong place."""
+        name, *content = _content(message)
+        number = int(str(name))
+        found, wanted = (where, *content), self._wanted[number % PERIOD]
+        if found != wanted or name != f"{number:09d}":
             raise RuntimeError(f"message {number} arrived as {found}, not as {wanted}")
-        self._seen[number] += 1
+        self.times[number - self._begin] += 1
+        annotations = message.read_message_annotations()
         if SCHEDULE not in annotations:
+            enqueued_at = int(annotations.get(ENQUEUED, 0))
             self._first, self._last = min(self._first, enqueued_at), max(self._last, enqueued_at)
+        return number
 
     def rate(self) -> float:
         """Return messages a second. Raises RuntimeError unless every message has arrived once."""
-        missing = self._seen.count(0)
-        twice = len(self._seen) - missing - self._seen.count(1)
+        missing = self.times.count(0)
+        twice = len(self.times) - missing - self.times.count(1)
         if missing or twice:
             raise RuntimeError(f"{missing} messages did not arrive, {twice} did twice")
-        return 1000 * len(self._seen) / max(1, self._last - self._first)
+        return 1000 * len(self.times) / max(1, self._last - self._first)
 
 
 def _content(message: Sections) -> tuple[object, ...]:
