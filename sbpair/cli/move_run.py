@@ -32,7 +32,7 @@ from sbpair.move.message.route import INVALID, is_routable
 from sbpair.move.receipt import BUCKETS
 
 if TYPE_CHECKING:
-    from sbpair.cli.options.reach import StateOwner
+    from sbpair.cli.options.entity_addresses import StateOwner
     from sbpair.cli.render.forecast import ForecastWording
     from sbpair.config import Profile
     from sbpair.metrics.run_metrics import RunMetrics
@@ -416,6 +416,8 @@ def _table(result: "runner.SyphonResult", mode: str, words: MoveWording) -> Iter
     yield from backing_off_lines(document)
     yield from discard_lines(document)
     yield from _named("possible duplicates", receipt.doubtful)
+    if receipt.doubtful_total > len(receipt.doubtful):
+        yield f"possible duplicates: {receipt.doubtful_total} in all"
     if not receipt.balanced:
         yield "the counts do not add up: please report this"
     left, ended = result.remaining, "was stopped" if result.stopped else "ended"
@@ -467,7 +469,7 @@ def _ways_of_unroutable(messages: "Sequence[NamedMessage]", words: MoveWording) 
 
 
 def _named(heading: str, messages: "Iterable[NamedMessage]") -> Iterator[str]:
-    """Yield one line for each reason, with the first few ids. JSON has up to a thousand."""
+    """Yield one line for each reason, with the first few ids. JSON has the others."""
     by_reason: dict[str, list[str]] = {}
     for each in messages:
         by_reason.setdefault(each.reason, []).append(str(each.message_id or each.sequence_number))

@@ -26,6 +26,7 @@ SPENT = ("received", "sent", "renewals", "empty_receives", "management_calls")
 """Operations that a mover causes itself."""
 
 MAX_LISTED = 1_000
+MAX_DOUBTFUL = 20_000  # several times what a killed run of ten queues leaves
 """How many single messages a receipt names. The counts are exact beyond it."""
 
 MAX_BACKING_OFF = 100
@@ -124,7 +125,8 @@ class Receipt:
     destinations: Annotated[dict[str, int], "Sent messages of each destination"] = field(default_factory=dict)
     dead_letters: Annotated[tuple[NamedMessage, ...], "Dead-lettered messages, at most 1000"] = ()
     dead_letter_reasons: Annotated[dict[str, int], "All of these, by reason"] = field(default_factory=dict)
-    doubtful: Annotated[tuple[NamedMessage, ...], "Possible duplicates, at most 1000"] = ()
+    doubtful: Annotated[tuple[NamedMessage, ...], "Possible duplicates, at most 20000"] = ()
+    doubtful_total: Annotated[int, "All of these possible duplicates"] = 0
     stayed: Annotated[tuple[NamedMessage, ...], "Skipped messages that stay for their own reasons, at most 1000"] = ()
     backing_off: Annotated[tuple[BackingOff, ...], "Destinations that took no more at the end, at most 100"] = ()
     backing_off_total: Annotated[int, "All of these destinations"] = 0
@@ -206,6 +208,7 @@ class Tally:
         self._dead_letters: list[NamedMessage] = []
         self._reasons: Counter[str] = Counter()
         self._doubtful: list[NamedMessage] = []
+        self._doubtful_total = 0
         self._stayed: list[NamedMessage] = []
         self._stayed_total = 0
         self._backing_off: dict[str, Sequence[BackingOff]] = {}
@@ -238,7 +241,8 @@ class Tally:
             self._dead_letters.append(named)
 
     def doubtful(self, named: NamedMessage) -> None:
-        if len(self._doubtful) < MAX_LISTED:
+        self._doubtful_total += 1
+        if len(self._doubtful) < MAX_DOUBTFUL:
             self._doubtful.append(named)
 
     def stayed(self, named: NamedMessage) -> None:
@@ -302,6 +306,7 @@ class Tally:
             dead_letters=tuple(self._dead_letters),
             dead_letter_reasons=dict(sorted(self._reasons.items())),
             doubtful=tuple(self._doubtful),
+            doubtful_total=self._doubtful_total,
             stayed=tuple(self._stayed),
             backing_off=tuple(backing_off[:MAX_BACKING_OFF]),
             backing_off_total=len(backing_off),

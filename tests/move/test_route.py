@@ -19,7 +19,7 @@ from sbpair.move.message.route import (
     refused,
     route,
 )
-from sbpair.move.receipt import BUCKETS, MAX_LISTED, NamedMessage, Tally
+from sbpair.move.receipt import BUCKETS, MAX_DOUBTFUL, MAX_LISTED, NamedMessage, Tally
 
 # Route
 
@@ -207,10 +207,11 @@ def test_a_receipt_names_only_so_many_messages_and_counts_them_all():
     for number in range(MAX_LISTED + 5):
         tally.received("q", 1)
         tally.dead_lettered(NamedMessage("q", number, None, None, "why"), "DestinationNotFound")
+    for number in range(MAX_DOUBTFUL + 5):
         tally.doubtful(NamedMessage("q", number, None, None, "why"))
     receipt = tally.receipt()
-    assert receipt.dead_lettered == MAX_LISTED + 5
-    assert len(receipt.dead_letters) == len(receipt.doubtful) == MAX_LISTED
+    assert (receipt.dead_lettered, len(receipt.dead_letters)) == (MAX_LISTED + 5, MAX_LISTED)
+    assert (receipt.doubtful_total, len(receipt.doubtful)) == (MAX_DOUBTFUL + 5, MAX_DOUBTFUL)
 
 
 # Operations
