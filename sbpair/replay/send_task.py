@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Protocol, cast
@@ -143,13 +143,19 @@ class ShardReader:
 
 
 class ShardSource:
-    """One task's messages for a mover. `error` is why no more may be sent."""
+    """One task's messages for a mover. `error` is why no more may be sent.
+
+    `may_refuse` raises once another task may send the messages: then that one decides on those that cannot arrive.
+    """
 
     queue = "archive"
     service_ms = None
 
-    def __init__(self, reader: MessageReader, archive: Archive, ledger: Ledger) -> None:
+    def __init__(
+        self, reader: MessageReader, archive: Archive, ledger: Ledger, may_refuse: Callable[[], None] = lambda: None
+    ) -> None:
         self.stop_requested = StopPoll(archive).requested
+        self._may_refuse = may_refuse
         self.error: SbpairError | None = None
         self._ledger = ledger
         self._reader = reader
@@ -206,6 +212,7 @@ class ShardSource:
         archived = cast("ArchivedMessage", message)
         entry = entry_of(archived)._replace(message=archived.payload)
         try:
+            self._may_refuse()
             await self._ledger.write_unsent(archived.shard, entry, reason, description)
         except SbpairError as error:
             self.error = error
@@ -248,8 +255,8 @@ async def send_batches(job: TaskJob, batches: Iterator[Any]) -> TaskCounts:
     """Count the messages that the primary accepted. Raises if none can be sent, or the ledger cannot be written."""
     archive = job.open()
     ledger = Ledger(archive, job.run.shards)
-    source = ShardSource(ShardReader(batches, archive, ledger), archive, ledger)
     lease = TaskLease(archive, job.heartbeat)
+    source = ShardSource(ShardReader(batches, archive, ledger), archive, ledger, lease.check)
     await lease.wait_confirmed()
     context = move_context(job, lease, ledger)
     async with open_primary(RawPrimary, job.primary.endpoint()) as primary:

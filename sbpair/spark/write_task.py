@@ -82,7 +82,7 @@ async def _write(job: WriteJob, place: TaskPlace, batches: Iterator[Any]) -> Wri
             with closing(RowReader(rows, job, place, ledger)) as reader:
                 if job.options.check is RowCheck.TASK:
                     await asyncio.to_thread(reader.check)
-                waiting = await send_source(ShardSource(reader, archive, ledger), primary, context)
+                waiting = await send_source(ShardSource(reader, archive, ledger, claim.check), primary, context)
     receipt = context.tally.receipt()
     if not reader.exhausted or reader.count > receipt.sent + receipt.dead_lettered:
         reason, hint = "a stop was requested", ""

@@ -234,3 +234,16 @@ async def test_a_ledger_that_cannot_be_written_is_an_error(archive: Archive, mon
     assert isinstance(await made.write_accepted(), errors.MachineLacks)
     assert isinstance(made.error, errors.MachineLacks)
     assert len(written(archive, HELD)) == 4
+
+
+async def test_a_task_that_may_not_send_any_more_refuses_no_message(archive: Archive) -> None:
+    def lost() -> None:
+        raise errors.LeaseLost("it was resumed", hint="")
+
+    ledger, rows = Ledger(archive, SHARDS), list(batches(archive, 4))
+    made = ShardSource(ShardReader(iter(rows), archive, ledger), archive, ledger, lost)
+    [first, *_] = await all_of(made)
+    with pytest.raises(errors.LeaseLost):
+        await made.dead_letter(first, "MessageRefused", "why")
+    assert isinstance(made.error, errors.LeaseLost)
+    assert written(archive, QUARANTINE) == []
