@@ -15,12 +15,16 @@ from tests.model.failover_model import FailoverModel
 from tests.model.move_code import follow_all
 from tests.model.move_model import Budget, MoveModel
 from tests.model.relay_model import RelayModel
+from tests.model.replay_model import Budget as ReplayBudget
+from tests.model.replay_model import ReplayModel
 from tests.model.search import Found, Model, search
 
 SEARCHED: dict[str, Callable[[], Model]] = {
     "failover: each state of an entity, a backlog queue and the outbox": FailoverModel,
     "relay: GET and POST": partial(RelayModel, 0, 1),
     "relay: two POST, one of which may be repeated": partial(RelayModel, 1, 2),
+    "replay: 1 message, 2 deaths, each other fault": partial(ReplayModel, "A", ReplayBudget(2, 1, 1, 1)),
+    "replay: 2 destinations, a task and a driver die": partial(ReplayModel, "AB", ReplayBudget(1, 1)),
     "move: 3 messages, 2 crashes, lost lock, lost answer": partial(MoveModel, "ABA", Budget(2, 1, 1)),
     "move: 3 messages, 2 crashes, lost connection": partial(MoveModel, "ABA", Budget(crashes=2, backlog=1)),
     "move: 3 messages, crash, lost connection, stop, pause": partial(MoveModel, "ABA", Budget(1, 0, 0, 1, 1, 1)),
@@ -29,8 +33,8 @@ SEARCHED: dict[str, Callable[[], Model]] = {
     "move: 1 message, each fault twice": partial(MoveModel, "A", Budget(2, 2, 2, 2, 1, 1)),
     "move: 1 message, delivery limit": partial(MoveModel, "A", Budget(2, 2, 2, 1, 1, 0), limit=2),
 }
-"""The most faults of each kind that are searched: crashes, lost locks, answers of the primary, connections to the
-backlog, stops and pauses.
+"""The most faults of each kind that are searched. Of the move: crashes, lost locks, answers of the primary, connections
+to the backlog, stops and pauses; of the replay: tasks and drivers that die, answers of the primary, full disks.
 """
 
 FOLLOWED: dict[str, Callable[[], MoveModel]] = {

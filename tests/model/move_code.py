@@ -462,7 +462,7 @@ def follow(made: model.MoveModel, trace: Sequence[model.Event], directory: Path)
     follower, state = Follower(made, directory), made.first
     with (
         patch.dict(os.environ, XDG_STATE_HOME=str(directory / "leases")),
-        patch("sbpair.runs.lease.MACHINE", str(directory)),
+        patch("sbpair.runs.file_lease.MACHINE", str(directory)),
         closing(follower),
     ):
         for at, event in enumerate(trace):

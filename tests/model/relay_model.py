@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 
 from sbpair.errors import BothFailed, InDoubt, ServiceRefused, Unreachable
 from sbpair.model.pair import SasKey
+from sbpair.relay.answer_verdicts import AnswerVerdict, Reissue
 from sbpair.relay.relay_client import AsyncRelayClient, SideUnavailable
-from sbpair.relay.relay_decisions import AnswerVerdict, Reissue
 from sbpair.relay.relay_endpoint import RelayEndpoint, RelayPair, Side
 from tests.model.search import Wrong
 from tests.model.stepped_loop import SteppedLoop
