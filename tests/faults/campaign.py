@@ -183,8 +183,9 @@ class Campaign:
             if each["id"] not in self._ended:
                 shown = await self._start("runs", "show", each["id"])
                 await shown.end({0})
-                self._name(shown.receipt())
-                self._name(shown.receipt().get("receipt") or {})
+                for run in shown.receipt().get("runs", ()):
+                    self._name(run)
+                    self._name(run.get("receipt") or {})
                 self._ended |= {each["id"]} if each["outcome"] != "running" else set()
 
     def _name(self, document: dict[str, Any]) -> None:
