@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from sbpair.errors import MachineLacks, NetworkRefused, SbpairError, Silent, Unreachable, UsageError
+from sbpair.model.connect_errors import DOCTOR_HINT, TUNNEL_SECONDS, cause_of
 from sbpair.model.pair import authority_of
 from sbpair.model.proxy import ESCAPES
-from sbpair.model.reachability import DOCTOR_HINT, TUNNEL_SECONDS, cause_of
 
 if TYPE_CHECKING:
     from sbpair.model.proxy import Proxy

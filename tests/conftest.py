@@ -38,4 +38,4 @@ def _state_of_its_own(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pyt
     state = str(tmp_path_factory.mktemp("state"))
     monkeypatch.setenv("XDG_STATE_HOME", state)
     # Each test is a machine of its own to the movers in its process; those in other processes have other ports.
-    monkeypatch.setattr("sbpair.runs.lease.MACHINE", state)
+    monkeypatch.setattr("sbpair.runs.file_lease.MACHINE", state)

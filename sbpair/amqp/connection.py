@@ -30,7 +30,7 @@ from sbpair.amqp.performatives import (
     Transfer,
     decode_composite,
 )
-from sbpair.amqp.sasl import AUTH_FAILED, OK, SaslClient, SaslServer, offered
+from sbpair.amqp.sasl import OK, SaslClient, SaslServer, offered, refusal
 from sbpair.amqp.session import Disposed, Session, SessionBegun, SessionEnded, WindowOpened
 from sbpair.errors import ProtocolError
 
@@ -271,11 +271,7 @@ class Connection(ProtocolEndpoint):
 
     def _signed(self, outcome: SaslOutcome) -> None:
         if outcome.code != OK:
-            text = f"The peer could not check the sign-in (SASL code {outcome.code})."
-            error = Error("amqp:internal-error", text)
-            if outcome.code == AUTH_FAILED:
-                error = Error("amqp:unauthorized-access", "The sign-in was refused (SASL).")
-            self._end(error, by_peer=isinstance(self._sasl, SaslClient))
+            self._end(refusal(outcome), by_peer=isinstance(self._sasl, SaslClient))
             return
         self._signed_in = True
         self._read = self._read_header

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from sbpair.amqp.performatives import SaslInit, SaslMechanisms, SaslOutcome
+from sbpair.amqp.performatives import Error, SaslInit, SaslMechanisms, SaslOutcome
 from sbpair.amqp.types import Array, Symbol
 
 ANONYMOUS, PLAIN, EXTERNAL, MSSBCBS = "ANONYMOUS", "PLAIN", "EXTERNAL", "MSSBCBS"
@@ -32,6 +32,13 @@ def offered(mechanisms: SaslMechanisms) -> tuple[str, ...]:
     """Return the mechanisms of an offer: an array of symbols, or a single one."""
     names = mechanisms.sasl_server_mechanisms
     return (names,) if isinstance(names, str) else tuple(names or ())
+
+
+def refusal(outcome: SaslOutcome) -> Error:
+    """Return the error of a connection whose sign-in has failed."""
+    if outcome.code == AUTH_FAILED:
+        return Error("amqp:unauthorized-access", "The sign-in was refused (SASL).")
+    return Error("amqp:internal-error", f"The peer could not check the sign-in (SASL code {outcome.code}).")
 
 
 @dataclass(frozen=True, slots=True)

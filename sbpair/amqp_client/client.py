@@ -25,8 +25,8 @@ from sbpair.amqp.session import Session
 from sbpair.amqp.types import Array, Described, Int, Long, Map, Symbol, UInt, Value
 from sbpair.amqp_client.raw_links import ANSWER_SECONDS, RawReceiver, RawSender
 from sbpair.amqp_client.stream import Stream, open_stream
+from sbpair.model.connect_errors import FIRST_ANSWER_SECONDS, key_hint, unreachable
 from sbpair.model.pair import Endpoint, SasKey, SasToken
-from sbpair.model.reachability import FIRST_ANSWER_SECONDS, key_hint, unreachable
 from sbpair.model.signature import Token, signed_token
 
 log = logging.getLogger(__name__)

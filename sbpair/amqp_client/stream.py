@@ -22,8 +22,8 @@ from sbpair.amqp.sasl import SaslClient
 from sbpair.amqp.session import Disposed, WindowOpened
 from sbpair.errors import SbpairError, Unavailable, Unreachable
 from sbpair.http_tunnel import client_context
+from sbpair.model.connect_errors import CONNECT_SECONDS, REACH_HINT, unreachable
 from sbpair.model.pair import Endpoint, Transport
-from sbpair.model.reachability import CONNECT_SECONDS, REACH_HINT, unreachable
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from websockets.uri import parse_uri
 
 from sbpair.errors import NetworkRefused, SbpairError, Unreachable
 from sbpair.http_tunnel import open_connection
-from sbpair.model.reachability import DOCTOR_HINT
+from sbpair.model.connect_errors import DOCTOR_HINT
 
 if TYPE_CHECKING:
     from ssl import SSLContext

@@ -16,8 +16,8 @@ from sbpair import errors
 from sbpair.amqp.conditions import CLAIM_HINT, MISSING_HINT, REFUSED_HINT, RETRY_HINT, TRANSIENT, redacted
 from sbpair.azure.management_errors import SIGN_IN_HINT, proxy_status
 from sbpair.http_tunnel import refused_by_proxy
+from sbpair.model.connect_errors import REACH_HINT, cause_of
 from sbpair.model.pair import authority_of
-from sbpair.model.reachability import REACH_HINT, cause_of
 
 UNREADABLE_HINT = "receive the message with another client, which can decode it"
 

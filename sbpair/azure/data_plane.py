@@ -29,8 +29,8 @@ from sbpair.errors import (
     UsageError,
 )
 from sbpair.http_tunnel import client_context, open_connection
+from sbpair.model.connect_errors import key_hint, unreachable
 from sbpair.model.pair import SasKey, SasToken, Transport
-from sbpair.model.reachability import key_hint, unreachable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

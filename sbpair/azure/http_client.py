@@ -25,8 +25,7 @@ from sbpair.azure.management_errors import NotHttp
 from sbpair.bounded_xml import MAX_BYTES
 from sbpair.errors import Unreachable
 from sbpair.http_tunnel import client_context, open_connection
-from sbpair.model.pair import Endpoint, authority_of, is_loopback
-from sbpair.model.reachability import (
+from sbpair.model.connect_errors import (
     CONNECT_SECONDS,
     DOCTOR_HINT,
     FIRST_ANSWER_SECONDS,
@@ -35,6 +34,7 @@ from sbpair.model.reachability import (
     FirstAnswerTimeout,
     unreachable,
 )
+from sbpair.model.pair import Endpoint, authority_of, is_loopback
 
 log = logging.getLogger(__name__)
 

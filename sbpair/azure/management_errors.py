@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, TypeVar
 from sbpair import errors
 from sbpair.http_tunnel import refused_by_proxy
 from sbpair.model.backoff import Backoff
+from sbpair.model.connect_errors import REACH_HINT, FirstAnswerTimeout, key_hint, unreachable
 from sbpair.model.pair import authority_of
 from sbpair.model.queues import Retrying
-from sbpair.model.reachability import REACH_HINT, FirstAnswerTimeout, key_hint, unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping

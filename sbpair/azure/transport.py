@@ -15,7 +15,7 @@ from azure.core.pipeline.transport import AioHttpTransport
 from sbpair.azure.http_client import CALL_SECONDS, AnswerLimit, HttpRoute, redact_proxy_credentials
 from sbpair.azure.management_errors import NotHttp
 from sbpair.http_tunnel import client_context
-from sbpair.model.reachability import CONNECT_SECONDS, FirstAnswerTimeout
+from sbpair.model.connect_errors import CONNECT_SECONDS, FirstAnswerTimeout
 from sbpair.timespan import TIMESPAN_MAX
 
 if TYPE_CHECKING:

@@ -28,8 +28,8 @@ from sbpair.doctor.check import (
     unknown,
     within,
 )
+from sbpair.model.connect_errors import DOCTOR_HINT
 from sbpair.model.pair import Endpoint, Identity, SasKey
-from sbpair.model.reachability import DOCTOR_HINT
 from sbpair.model.report import Outcome
 
 SKEW_SECONDS = 60.0

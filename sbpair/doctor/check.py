@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
 from sbpair.errors import ExitCode, SbpairError
-from sbpair.model.reachability import DOCTOR_HINT
+from sbpair.model.connect_errors import DOCTOR_HINT
 from sbpair.model.report import Outcome, Report, ReportItem
 
 Result = TypeVar("Result")

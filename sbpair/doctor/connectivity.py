@@ -17,8 +17,8 @@ from sbpair.amqp_client.stream import open_stream
 from sbpair.doctor.check import UNREACHABLE, Check, CheckNote, Emit, bounded, failed, note, skipped
 from sbpair.errors import ExitCode, UsageError
 from sbpair.http_tunnel import client_context, open_connection
+from sbpair.model.connect_errors import TRUST_HINT
 from sbpair.model.pair import Endpoint, Transport, is_loopback
-from sbpair.model.reachability import TRUST_HINT
 from sbpair.model.report import Outcome
 
 CLOSE_SECONDS = 1.0

@@ -33,8 +33,8 @@ from sbpair.errors import BothFailed, ExitCode, InDoubt, SbpairError, first_erro
 from sbpair.move.failure_latch import set_within
 from sbpair.relay import RelayAnswer, RelayEndpoint, RelayPair
 from sbpair.relay.aio import RelayClient, RelayListener
+from sbpair.relay.answer_verdicts import IDEMPOTENT
 from sbpair.relay.events import RelayRolesSwapped, RelaySideDown, RelaySideUp
-from sbpair.relay.relay_decisions import IDEMPOTENT
 from sbpair.relay.relay_endpoint import SIDES
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ from sbpair.failover.side_connections import (
     SyncClosable,
     close_quietly,
 )
-from sbpair.failover.steps import GRACE_SECONDS, ReusableTimeout, Steps, awaiting, blocking, drive, drive_async
+from sbpair.sync_async import GRACE_SECONDS, ReusableTimeout, Steps, awaiting, blocking, drive, drive_async
 
 if TYPE_CHECKING:
     from sbpair.failover.sdk_messages import Messages

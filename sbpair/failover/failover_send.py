@@ -29,8 +29,8 @@ from sbpair.failover.side_connections import (
     open_action,
     send_action,
 )
-from sbpair.failover.steps import Pause, Steps, Work
 from sbpair.model.backoff import Backoff
+from sbpair.sync_async import Pause, Steps, Work
 
 if TYPE_CHECKING:
     from sbpair.failover.outbox import Outbox

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sbpair.errors import LeaseHeld, MachineLacks, QuotaExceeded, UsageError
 from sbpair.runs.database import SQLITE_ERRORS, FileFormat, SqliteFile, connect, create_private, identity, now_ms
-from sbpair.runs.lease import Lock
+from sbpair.runs.file_lease import Lock
 
 if TYPE_CHECKING:
     import sqlite3

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 DeliverEntity: TypeAlias = Callable[[str], Awaitable[None]]
 
-PING_SECONDS = 120.0
+PING_TIMEOUT_SECONDS = 120.0
 MAX_CONCURRENT_PINGS = MAX_CONCURRENT_TASKS = 32
 
 log = logging.getLogger(__name__)
 
 
-async def send_ping(primary: Endpoint, entity: str, seconds: float = PING_SECONDS) -> None:
+async def send_ping(primary: Endpoint, entity: str, seconds: float = PING_TIMEOUT_SECONDS) -> None:
     """Send a ping over a connection of its own. Raises SbpairError if the entity does not accept it."""
     # Here and below: the SDK takes a fifth of a second to load, and `status` may have nothing to ping.
     from sbpair.azure.data_plane import open_sender
@@ -171,10 +171,10 @@ class Pinger:
             return
         error: Exception | None = None
         try:
-            async with asyncio.timeout(PING_SECONDS):
+            async with asyncio.timeout(PING_TIMEOUT_SECONDS):
                 await self._contact(task)
         except TimeoutError:
-            error = TimedOut(f"no answer within {PING_SECONDS:g} s")
+            error = TimedOut(f"no answer within {PING_TIMEOUT_SECONDS:g} s")
         except Exception as caught:  # noqa: BLE001  the next one is due whatever happened
             error = caught
         finally:

@@ -17,7 +17,7 @@ from azure.servicebus.exceptions import OperationTimeoutError, ServiceBusConnect
 from sbpair.azure.data_errors import is_answer, translate_data_errors
 from sbpair.azure.data_plane import aio_client, signed, sync_client
 from sbpair.errors import UsageError
-from sbpair.failover.steps import Call, Steps, awaiting, blocking
+from sbpair.sync_async import Call, Steps, awaiting, blocking
 
 if TYPE_CHECKING:
     from sbpair.failover.sdk_messages import Content

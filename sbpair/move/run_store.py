@@ -21,8 +21,8 @@ from sbpair.move.receipt import BUCKETS, Tally
 from sbpair.public_names import __version__
 from sbpair.runs.control import RunControl
 from sbpair.runs.database import RunDatabase, now_ms
+from sbpair.runs.file_lease import hold_machine_leases
 from sbpair.runs.journal import Journal
-from sbpair.runs.lease import hold_machine_leases
 from sbpair.runs.run_log import Figures, RunEntry, new_id
 
 if TYPE_CHECKING:

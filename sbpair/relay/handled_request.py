@@ -17,7 +17,7 @@ import aiohttp
 from websockets.exceptions import ConnectionClosed, WebSocketException
 
 from sbpair.errors import AccessError, EntityMissing, SbpairError, Unavailable, Unreachable, UsageError
-from sbpair.model.reachability import CONNECT_SECONDS
+from sbpair.model.connect_errors import CONNECT_SECONDS
 from sbpair.relay.body_parts import BodyParts
 from sbpair.relay.control_messages import (
     MAX_INLINE,

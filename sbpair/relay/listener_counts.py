@@ -12,7 +12,7 @@ from sbpair.azure.http_client import HttpClient, HttpResponse
 from sbpair.azure.management_errors import NotHttp
 from sbpair.bounded_xml import parse_xml
 from sbpair.errors import EntityMissing, SbpairError, Unreachable
-from sbpair.model.reachability import DOCTOR_HINT, unreachable
+from sbpair.model.connect_errors import DOCTOR_HINT, unreachable
 from sbpair.relay.relay_connections import RelayClock, RelayTokens, service_error
 from sbpair.relay.relay_endpoint import SIDES, RelayEndpoint, Side
 

@@ -18,6 +18,14 @@ from yarl import URL
 
 from sbpair.errors import BothFailed, InDoubt, RelayRejected, SbpairError, Unavailable, UsageError
 from sbpair.failover.events import EventReporter
+from sbpair.relay.answer_verdicts import (
+    AnswerVerdict,
+    Reissue,
+    judged_answer,
+    judged_handshake,
+    judged_silence,
+    may_reissue,
+)
 from sbpair.relay.body_parts import RequestBody, SentBody
 from sbpair.relay.control_messages import NOT_PASSED, TOKEN_HEADER, Headers, checked_headers
 from sbpair.relay.events import (
@@ -42,14 +50,6 @@ from sbpair.relay.relay_connections import (
     open_session,
     open_socket,
     service_error,
-)
-from sbpair.relay.relay_decisions import (
-    AnswerVerdict,
-    Reissue,
-    judged_answer,
-    judged_handshake,
-    judged_silence,
-    may_reissue,
 )
 from sbpair.relay.relay_endpoint import SIDES, RelayPair, Side, other_side
 

@@ -34,8 +34,8 @@ from sbpair.errors import (
     Unreachable,
 )
 from sbpair.http_tunnel import client_context, refused_by_proxy
+from sbpair.model.connect_errors import CONNECT_SECONDS, DOCTOR_HINT, cause_of, key_hint, unreachable
 from sbpair.model.pair import Identity, SasKey, SasToken
-from sbpair.model.reachability import CONNECT_SECONDS, DOCTOR_HINT, cause_of, key_hint, unreachable
 from sbpair.model.signature import Token, signed_token
 
 if TYPE_CHECKING:

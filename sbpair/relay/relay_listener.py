@@ -18,6 +18,7 @@ from websockets.exceptions import ConnectionClosed
 from sbpair.errors import AccessError, EntityMissing, SbpairError, Unreachable, UsageError
 from sbpair.failover.events import EventReporter
 from sbpair.model.backoff import StepBackoff
+from sbpair.relay.answer_verdicts import TRACKING
 from sbpair.relay.control_messages import (
     TOKEN_HEADER,
     AcceptMessage,
@@ -47,7 +48,6 @@ from sbpair.relay.relay_connections import (
     open_session,
     sleep,
 )
-from sbpair.relay.relay_decisions import TRACKING
 from sbpair.relay.relay_endpoint import SIDES, RelayEndpoint, RelayPair, Side
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from sbpair.errors import LeaseHeld, LeaseLost, SbpairError, Unreachable
 from sbpair.operating_system import uptime
 from sbpair.replay.archive_layout import LEASE, STOP_FILE
 from sbpair.runs import session_lease
-from sbpair.runs.lease import hold_machine_leases
+from sbpair.runs.file_lease import hold_machine_leases
 from sbpair.runs.session_lease import check_queue
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from sbpair.errors import UsageError
 from sbpair.failover.events import EventReporter
 from sbpair.failover.failures import both_failed, describe_error, is_transient
 from sbpair.failover.side_connections import AsyncClosable, BothSides, SyncClosable
-from sbpair.failover.steps import Call, Gather, Pause, Steps, Work, awaiting, blocking, drive, drive_async
+from sbpair.replication.copies import Copies, LockedMessage, Verdict
 from sbpair.replication.events import (
     SIDES,
     DuplicateCompleted,
@@ -35,18 +35,9 @@ from sbpair.replication.events import (
     SideBack,
     SideLost,
 )
-from sbpair.replication.keys import (
-    DAY_SECONDS,
-    KEYS,
-    Copies,
-    KeyOf,
-    KeyRule,
-    KeyStore,
-    LockedMessage,
-    Verdict,
-    Window,
-)
+from sbpair.replication.keys import DAY_SECONDS, KEYS, KeyOf, KeyRule, KeyStore, Window
 from sbpair.replication.side_receiver import MIN_WAIT_SECONDS, OPEN_SECONDS, SideReceiver, remove_duplicates
+from sbpair.sync_async import Call, Gather, Pause, Steps, Work, awaiting, blocking, drive, drive_async
 
 if TYPE_CHECKING:
     from datetime import datetime

@@ -27,9 +27,9 @@ from sbpair.failover.side_connections import (
     SyncClosable,
     send_action,
 )
-from sbpair.failover.steps import Gather, Pause, Steps, awaiting, blocking
 from sbpair.model.pair import Pair
 from sbpair.replication.events import SIDES, OneSideOnly, OnEvent, ReplicationReporter, RolesSwapped, Side, Unanswered
+from sbpair.sync_async import Gather, Pause, Steps, awaiting, blocking
 
 ACTIVE_SHARE = 2 / 3
 """Share of a passive send's time for the active side. Of 60 s it leaves 20, more than a partition needs."""

@@ -21,8 +21,8 @@ from sbpair.azure.credentials import token_getter
 from sbpair.azure.data_errors import UNREADABLE_HINT, is_answer
 from sbpair.errors import SbpairError, UnreadableMessage
 from sbpair.failover.side_connections import close_quietly
-from sbpair.failover.steps import Call, Steps
 from sbpair.model.backoff import Backoff
+from sbpair.sync_async import Call, Steps
 
 if TYPE_CHECKING:
     from sbpair.amqp.link import Delivery

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from sbpair.amqp.types import Value
-from sbpair.rules import values
+from sbpair.rules import operators, values
 from sbpair.rules.values import EQUALITY, NUMBER, SPAN, TEXT, TIME, EvaluationFailed, Truth
 from sbpair.rules.view import SYSTEM_PROPERTIES, MessageView, SystemProperty
 
@@ -205,8 +205,8 @@ class Compiler:
 
     def __init__(self, dialect: Dialect) -> None:
         self.dialect = dialect
-        self._compare = values.compare_leniently if dialect.checks else values.compare
-        self._calculate = values.calculate_leniently if dialect.checks else values.calculate
+        self._compare = operators.compare_leniently if dialect.checks else operators.compare
+        self._calculate = operators.calculate_leniently if dialect.checks else operators.calculate
 
     def compile(self, start: str, text: str) -> Any:
         """Compile a "filter" to a Part. Raises SqlMistake."""
@@ -264,14 +264,14 @@ class Compiler:
                 return None
             text, pattern, escape = found
             if not (isinstance(text, str) and isinstance(pattern, str)):
-                raise values.cannot_apply("LIKE", text, pattern)
+                raise operators.cannot_apply("LIKE", text, pattern)
             if sign is not None and not (isinstance(escape, str) and len(escape) == 1):
                 raise EvaluationFailed("An escape character is a text of one character.")
-            return (values.pattern(pattern, escape).fullmatch(text) is not None) is not negated
+            return (operators.like_pattern(pattern, escape).fullmatch(text) is not None) is not negated
 
         if sign is not None or not wanted.constant or wanted.kind != TEXT:
             return _made([subject, *others], run)
-        matches = values.pattern(wanted.constant[0]).fullmatch
+        matches = operators.like_pattern(wanted.constant[0]).fullmatch
 
         def run_usual(message: MessageView) -> Truth:
             # At half of the cost.
@@ -311,9 +311,9 @@ class Compiler:
         if self.dialect.checks and operand.kind not in ("", NUMBER, SPAN):
             raise SqlMistake(f"expected a number, got {operand.kind}", operand.at)
         if operand.constant and operand.kind == NUMBER:
-            value = values.signed(sign, operand.constant[0])
+            value = operators.signed(sign, operand.constant[0])
             return replace(operand, run=lambda _: value, constant=(value,), at=at)
-        return _made([operand], lambda message: values.signed(sign, run(message)), kind=operand.kind)
+        return _made([operand], lambda message: operators.signed(sign, run(message)), kind=operand.kind)
 
     def constant(self, parts: list[Token]) -> Part:
         [token] = parts
@@ -427,7 +427,7 @@ class Compiler:
         if not right.constant or right.kind not in (TEXT, NUMBER):
             return lambda message: compare(symbol, one(message), other(message))
         [wanted] = right.constant
-        kind, apply = type(wanted), values.COMPARE[symbol]
+        kind, apply = type(wanted), operators.COMPARE[symbol]
 
         def run(message: MessageView) -> Truth:
             # The usual case, at half of its cost.

@@ -10,7 +10,8 @@ from typing import Any, Final
 
 from sbpair.errors import SbpairError
 from sbpair.rules.compiler import Compiler, Dialect, Parameters, Predicate, SqlMistake
-from sbpair.rules.values import EvaluationFailed, Truth, TypedValue, equal
+from sbpair.rules.operators import equal
+from sbpair.rules.values import EvaluationFailed, Truth, TypedValue
 from sbpair.rules.view import SYSTEM_PROPERTIES, MessageView
 
 MAX_LENGTH: Final = 1024

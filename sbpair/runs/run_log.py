@@ -20,8 +20,8 @@ from typing import Annotated, NamedTuple
 
 from sbpair.errors import ExitCode, SbpairError, StateRefused, UsageError
 from sbpair.runs.database import Row, RunDatabase, now_ms
+from sbpair.runs.file_lease import Lock, is_locked
 from sbpair.runs.journal import ACCEPTED, DOUBTFUL, SENDING, Doubt, doubts_of
-from sbpair.runs.lease import Lock, is_locked
 
 log = logging.getLogger(__name__)
 

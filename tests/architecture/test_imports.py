@@ -30,7 +30,7 @@ LEVELS: list[set[str]] = [
     {"amqp"},
     {"http_tunnel"},
     {"model", "bounded_xml"},
-    {"operating_system", "template", "timespan"},
+    {"operating_system", "sync_async", "template", "timespan"},
     {"errors", "public_names"},
 ]
 LEVEL = {part: depth for depth, parts in enumerate(LEVELS) for part in parts}

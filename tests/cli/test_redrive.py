@@ -13,7 +13,7 @@ from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Ends
 from sbpair.move.message.route import BACKLOG_DEAD_LETTERS, INVALID
-from sbpair.runs.lease import hold_machine_leases
+from sbpair.runs.file_lease import hold_machine_leases
 from sbpair.syphon.move_spec import MoveSpec
 from sbpair.testing import EmulatorThread
 from tests.kit.command import Here, environment, untimed

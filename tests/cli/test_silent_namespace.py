@@ -12,7 +12,7 @@ from sbpair.__main__ import run
 from sbpair.amqp_client import client, stream
 from sbpair.azure import data_plane, http_client
 from sbpair.message_io import send_lines
-from sbpair.model import reachability
+from sbpair.model import connect_errors
 from tests.cli.test_bad_input import emulated
 
 # The SDK leaves a connection open whose opening is cancelled. It is freed below, and not in another test.
@@ -81,7 +81,7 @@ def test_a_silent_namespace_is_reported_and_ends_every_command(
 
 
 def test_the_limits_keep_every_command_below_half_a_minute() -> None:
-    limits = reachability
+    limits = connect_errors
     assert limits.CONNECT_SECONDS < limits.REPORT_SECONDS < 9
     # A call to each side; a call and a connection; a connection and its sign-in.
     assert 2 * limits.FIRST_ANSWER_SECONDS <= 25

@@ -13,7 +13,7 @@ from sbpair.failover import background
 from sbpair.failover.events import SyphonFaulted
 from sbpair.model.backoff import Backoff
 from sbpair.move.events import QueueOpened
-from sbpair.runs.lease import hold_machine_leases
+from sbpair.runs.file_lease import hold_machine_leases
 from sbpair.syphon import runner
 from tests.kit.failover_rig import KINDS, PAIRED_CLIENTS, PATIENCE_SECONDS, Rig, ids
 

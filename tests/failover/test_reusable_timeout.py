@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sbpair.failover.steps import ReusableTimeout
+from sbpair.sync_async import ReusableTimeout
 from tests.faults.simulation.loop import VirtualLoop
 
 

@@ -15,7 +15,7 @@ from azure.servicebus.exceptions import OperationTimeoutError
 from sbpair.failover import clients, pinger
 from sbpair.failover.pinger import MAX_CONCURRENT_TASKS, Pinger
 from sbpair.failover.shared_state import JITTER, FailoverState
-from sbpair.failover.steps import Call
+from sbpair.sync_async import Call
 from tests.failover.test_states import a_pair
 from tests.faults.simulation.loop import VirtualLoop
 

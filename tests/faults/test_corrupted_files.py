@@ -44,8 +44,8 @@ from sbpair.replay.segment import SegmentReader
 from sbpair.replay.task_lease import end_detached_tasks
 from sbpair.replay.verify import check_acknowledged, check_segments, plan_gc, prove_run
 from sbpair.runs.database import RunDatabase
+from sbpair.runs.file_lease import FILE_NAME, Lease
 from sbpair.runs.journal import Journal
-from sbpair.runs.lease import FILE_NAME, Lease
 from sbpair.runs.run_log import Figures, RunEntry, all_runs, timeline_of
 from sbpair.runs.session_lease import LeaseHolder
 from sbpair.spark.archive_frame import ArchiveFrame

@@ -19,7 +19,7 @@ from sbpair.errors import ExitCode, MachineLacks, PortInUse, SbpairError, UsageE
 from sbpair.operating_system import can_be_redrawn, end_of_input, file_lock, files, listen, require_posix, signals
 from sbpair.operating_system.signals import handlers_kept
 from sbpair.replay.archive import make_directories
-from sbpair.runs.lease import Lock, is_locked
+from sbpair.runs.file_lease import Lock, is_locked
 
 ROOT = Path(__file__).parents[2]
 

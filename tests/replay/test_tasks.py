@@ -31,8 +31,8 @@ from sbpair.replay.send_task import MAX_CHUNK, ShardSource, move_context
 from sbpair.replay.spark_task import SHORT_WAITS, TaskJob
 from sbpair.replay.task_lease import TaskLease
 from sbpair.runs.database import RunDatabase
+from sbpair.runs.file_lease import hold_machine_leases
 from sbpair.runs.journal import Journal
-from sbpair.runs.lease import hold_machine_leases
 from tests.kit.disks import full, read_only
 from tests.replay.segments import rows_of
 from tests.replay.tasks import QUICK, drain, go_on_sending, job_of, left, proof_of, send, stranded

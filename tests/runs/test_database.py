@@ -20,8 +20,8 @@ from sbpair.model.pair import Pair
 from sbpair.move.receipt import Receipt, Tally
 from sbpair.move.run_store import RunStore
 from sbpair.runs.database import FORMAT, RunDatabase, state_if_any
+from sbpair.runs.file_lease import Lease
 from sbpair.runs.journal import Journal
-from sbpair.runs.lease import Lease
 from sbpair.runs.run_log import MAX_KEPT, RunEntry, RunOutcome, all_runs, find_run, new_id
 from tests.runs.states import KEY, PAIR, accepted, endpoint, sending
 
@@ -194,7 +194,7 @@ HOLD = """
 import sys
 from pathlib import Path
 from sbpair.errors import SbpairError
-from sbpair.runs.lease import Lease
+from sbpair.runs.file_lease import Lease
 try:
     lease = Lease(Path(sys.argv[1]), sys.argv[2], clock_ms=lambda: 1_790_000_000_000)
 except SbpairError as error:

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from sbpair.errors import LeaseHeld, LeaseLost, NameInvalid, UsageError
 from sbpair.model.pair import Pair
-from sbpair.runs import lease
-from sbpair.runs.lease import hold_machine_leases, lease_directory, lease_name
+from sbpair.runs import file_lease
+from sbpair.runs.file_lease import hold_machine_leases, lease_directory, lease_name
 from sbpair.runs.session_lease import (
     VALID_SECONDS,
     ClockReading,
@@ -93,18 +93,18 @@ def test_an_unwritable_home_is_warned_about_and_the_state_is_still_locked(
 HOLD = """
 import sys
 from pathlib import Path
-from sbpair.runs import lease
+from sbpair.runs import file_lease
 from tests.runs.states import PAIR
 
-lease.MACHINE = sys.argv[1]
-with lease.hold_machine_leases(PAIR, Path(sys.argv[2]), "r1"):
+file_lease.MACHINE = sys.argv[1]
+with file_lease.hold_machine_leases(PAIR, Path(sys.argv[2]), "r1"):
     print("held", flush=True)
     sys.stdin.read()
 """
 
 
 def test_a_mover_with_another_home_is_refused_until_a_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    command = [sys.executable, "-c", HOLD, lease.MACHINE, str(tmp_path / "a")]
+    command = [sys.executable, "-c", HOLD, file_lease.MACHINE, str(tmp_path / "a")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
         assert first.stdout is not None
         assert first.stdout.readline() == "held\n"

@@ -10,7 +10,7 @@ from sbpair.cli.move_run import MoveTerms, run_move, run_syphon
 from sbpair.cli.next_command import next_command
 from sbpair.cli.options import moves
 from sbpair.cli.options.common import COUNT, NamespaceSelection, PairSelection, argument, flag, option
-from sbpair.cli.options.reach import backlog_dead_letters, checked_ends, reach_of
+from sbpair.cli.options.entity_addresses import backlog_dead_letters, checked_ends, reach_of
 from sbpair.cli.options.values import selected_profile
 from sbpair.cli.render.receipt import warn_of_failures
 from sbpair.cli.render.screen import Screen
@@ -22,7 +22,7 @@ from sbpair.move.context import MAX_MISSING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sbpair.cli.options.reach import Reach
+    from sbpair.cli.options.entity_addresses import Reach
     from sbpair.move.filter import MessageFilter
     from sbpair.syphon.move_spec import EntityAddress
 

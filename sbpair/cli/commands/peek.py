@@ -7,7 +7,7 @@ from sbpair.cli.command_loop import run
 from sbpair.cli.completion import backlog_queues
 from sbpair.cli.options import moves
 from sbpair.cli.options.common import NamespaceSelection, argument, flag, option
-from sbpair.cli.options.reach import reach_of
+from sbpair.cli.options.entity_addresses import reach_of
 from sbpair.cli.progress.reporting import PeekProgress
 from sbpair.cli.render.messages import print_peeked, shown_line
 from sbpair.cli.render.receipt import warn_of_failures

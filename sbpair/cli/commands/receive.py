@@ -12,7 +12,7 @@ from sbpair.cli.command_loop import run
 from sbpair.cli.commands.peek import peeked
 from sbpair.cli.next_command import next_command, not_confirmed
 from sbpair.cli.options.common import NamespaceSelection, Output, argument, duration, flag, option, option_group
-from sbpair.cli.options.reach import reach_of
+from sbpair.cli.options.entity_addresses import reach_of
 from sbpair.cli.render.messages import body_text, enqueued, print_peeked, shown_line
 from sbpair.cli.render.screen import Document, Screen, clean, plural
 from sbpair.errors import ExitCode, ServiceRefused, UsageError

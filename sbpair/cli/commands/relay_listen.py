@@ -128,8 +128,8 @@ class RequestBoard:
 
     def on_event(self, event: Any) -> None:
         """Note an event of the listener, and print it unless the table shows it."""
+        from sbpair.relay.answer_verdicts import TRACKING
         from sbpair.relay.events import RelayAnswerLost, RelayRequestFailed, RelaySideDown, RelaySideUp
-        from sbpair.relay.relay_decisions import TRACKING
 
         if isinstance(event, RelaySideUp):
             self._sides[event.side], self._reasons[event.side] = "up", ""

@@ -17,7 +17,7 @@ from sbpair.cli.completion import runs as runs_of_pair
 from sbpair.cli.logs import utc
 from sbpair.cli.next_command import next_command
 from sbpair.cli.options.common import Output, RunSelection, argument, option
-from sbpair.cli.options.reach import open_runs, owner_of_runs
+from sbpair.cli.options.entity_addresses import open_runs, owner_of_runs
 from sbpair.cli.render.receipt import (
     backing_off_lines,
     breakdown,

@@ -16,7 +16,7 @@ from sbpair.cli.command_loop import run_gracefully
 from sbpair.cli.next_command import next_command, with_options
 from sbpair.cli.options import moves
 from sbpair.cli.options.common import NamespaceSelection, argument, duration, flag, option
-from sbpair.cli.options.reach import reach_of
+from sbpair.cli.options.entity_addresses import reach_of
 from sbpair.cli.options.values import entity_names
 from sbpair.cli.render.screen import Document, Screen, clean, some
 from sbpair.cli.render.table import columns

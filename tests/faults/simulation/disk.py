@@ -14,8 +14,8 @@ from unittest.mock import patch
 
 from sbpair.runs import database
 from sbpair.runs.database import RunDatabase
+from sbpair.runs.file_lease import Lock, MachineName
 from sbpair.runs.journal import ACCEPTED, DELETE, INSERT, UPDATE, _decode_keys
-from sbpair.runs.lease import Lock, MachineName
 from tests.faults.simulation.loop import PROCESS, Process
 
 Message = tuple[str, str, int, int, str | None]

@@ -352,7 +352,7 @@ def simulated(the_plan: Plan, kind: type[Simulation] = Simulation) -> Verdict:
         simulation = kind(the_plan, loop, Path(directory))
         with (
             patch.dict(os.environ, XDG_STATE_HOME=directory),
-            patch("sbpair.runs.lease.MACHINE", directory),
+            patch("sbpair.runs.file_lease.MACHINE", directory),
             made_virtual(seed, loop, simulation.tool_time, simulation.control),
             simulation.disk.watching(),
         ):

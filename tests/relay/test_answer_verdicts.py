@@ -15,6 +15,14 @@ from sbpair import errors
 from sbpair.errors import ConnectionStringError, NameInvalid, SbpairError, UsageError
 from sbpair.model.backoff import StepBackoff
 from sbpair.model.pair import SasKey
+from sbpair.relay.answer_verdicts import (
+    IDEMPOTENT,
+    AnswerVerdict,
+    judged_answer,
+    judged_handshake,
+    judged_silence,
+    may_reissue,
+)
 from sbpair.relay.control_messages import (
     HOP_BY_HOP,
     AcceptMessage,
@@ -27,14 +35,6 @@ from sbpair.relay.control_messages import (
     response_message,
 )
 from sbpair.relay.relay_connections import RelayTokens, service_error
-from sbpair.relay.relay_decisions import (
-    IDEMPOTENT,
-    AnswerVerdict,
-    judged_answer,
-    judged_handshake,
-    judged_silence,
-    may_reissue,
-)
 from sbpair.relay.relay_endpoint import RelayEndpoint, RelayPair, checked_suffix, target_of
 from sbpair.relay.relay_listener import BACKOFF
 from tests.relay.relay_pairs import manual_clock

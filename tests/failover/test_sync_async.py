@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sbpair.failover.clients import AsyncPairedSender, PairedSender
-from sbpair.failover.steps import Call, Gather, Pause, Steps, drive, drive_async
+from sbpair.sync_async import Call, Gather, Pause, Steps, drive, drive_async
 
 
 def meeting(barrier: Any, name: str) -> Steps[str]:
