@@ -41,6 +41,7 @@ FOLLOWED: dict[str, Callable[[], MoveModel]] = {
     "move: 1 message, each fault": partial(MoveModel, "A", Budget(1, 1, 1, 1, 0, 0)),
     "move: 1 message, stop and pause": partial(MoveModel, "A", Budget(0, 1, 1, 1, 1, 1)),
     "move: 1 message, delivery limit": partial(MoveModel, "A", Budget(1, 1, 1), limit=1),
+    "move: 2 messages, lost lock, stop": partial(MoveModel, "AA", Budget(expiries=1, stops=1)),
     "move: 2 messages, crash": partial(MoveModel, "AA", Budget(crashes=1)),
     "move: 2 messages, lost lock, lost answer": partial(MoveModel, "AA", Budget(expiries=1, primary=1)),
     "move: 2 destinations, lost answer": partial(MoveModel, "ABA", Budget(primary=1)),

@@ -31,7 +31,7 @@ from sbpair.syphon.move_spec import MoveSpec
 from sbpair.syphon.run_plan import RunPlan
 from sbpair.syphon.worker_connections import WorkerConnections
 from tests.model import move_model as model
-from tests.model.move_model import DEAD, GONE, LEFT, LOCKED, READY, RELEASES, SENDS, SETTLES
+from tests.model.move_model import BURIES, DEAD, GONE, LEFT, LOCKED, READY, RELEASES, SENDS, SETTLES
 from tests.model.search import walks
 from tests.model.stepped_loop import SteppedLoop
 from tests.move.memory import FakeBatch, FakeMessage
@@ -51,7 +51,7 @@ def _at(message: FakeMessage) -> int:
 
 
 class Call:
-    """A call on its way, with its messages: SENDS, SETTLES or RELEASES. It returns what it is answered."""
+    """A call on its way, with its messages: SENDS, SETTLES, BURIES or RELEASES. It returns what it is answered."""
 
     def __init__(self, kind: str, messages: Sequence[Any]) -> None:
         self.kind = kind
@@ -90,7 +90,7 @@ class Namespaces:
             return
         for message in call.messages:
             if self.has(message):
-                self.end(message, GONE if call.kind == SETTLES else READY)
+                self.end(message, {SETTLES: GONE, BURIES: DEAD}.get(call.kind, READY))
 
     def disconnect(self) -> None:
         self.where = [LEFT if where == LOCKED else where for where in self.where]
@@ -159,6 +159,12 @@ class Connection:
         if self.error is not None:
             return [(message, self.error) for message in messages]
         return await self._called(kind, messages)
+
+    async def dead_letter(self, message: FakeMessage, reason: str, description: str) -> None:
+        del reason, description
+        failures = await self._settle(BURIES, [message])
+        if failures:
+            raise failures[0][1]
 
     async def settle_by_token(self, messages: Sequence[FakeMessage], outcome: object) -> list[Any]:
         if not self._settles_left:
@@ -229,6 +235,8 @@ class Run:
         self.loop = SteppedLoop()
         self.calls: list[Call] = []
         self.settles_left = True
+        self.buried: set[int] = set()
+        """Messages that it has dead-lettered, and knows that."""
         self.connection: Connection | None = None
         self.tally = Tally()
         self.spec = MoveSpec(PAIR)
@@ -259,7 +267,7 @@ class Run:
         for call in self.calls:
             numbers = sorted({_at(message) for message in call.messages})
             to = f"{SENDS} {self._to[numbers[0]]}" if call.kind == SENDS else ""
-            names[to or (RELEASES if call.kind == RELEASES else f"{SETTLES}{numbers[0]}")] = numbers
+            names[to or (RELEASES if call.kind == RELEASES else f"{call.kind}{numbers[0]}")] = numbers
         assert len(names) == len(self.calls), self.calls
         return names
 
@@ -299,6 +307,7 @@ class Run:
         runner._name_possible_duplicates(self.tally, self.store.journal, self.store.run, self.spec)
         receipt = self.tally.receipt()
         assert receipt.balanced, receipt
+        assert {named.sequence_number - 1 for named in receipt.dead_letters} == self.buried
         with self.store:
             self.store.finish(0)
         self.close()
@@ -327,7 +336,7 @@ class Follower:
         else:
             assert run is not None
             assert run.connection is not None
-            getattr(self, f"_{what}")(run, run.connection, *details)
+            getattr(self, f"_{what.replace(' ', '_')}")(run, run.connection, *details)
             if self._run is not None and run.task.done():
                 self._told |= run.end()
                 self._run = None
@@ -358,8 +367,11 @@ class Follower:
             self._namespaces.arrive(call)
         run.answer(call, errors.InDoubt("no answer came"))
 
-    def _refuse(self, run: Run, _: Connection, destination: str) -> None:
+    def _put_off(self, run: Run, _: Connection, destination: str) -> None:
         run.answer(run.call(f"{SENDS} {destination}"), AWAY)
+
+    def _refuse(self, run: Run, _: Connection, destination: str) -> None:
+        run.answer(run.call(f"{SENDS} {destination}"), errors.ServiceRefused("no"))
 
     def _retry(self, run: Run, _: Connection, destination: str) -> None:
         run.loop.end_wait(f"send to {destination}")
@@ -368,6 +380,7 @@ class Follower:
         call = run.call(name)
         late = [(message, LATE) for message in call.messages if not self._namespaces.has(message)]
         self._namespaces.arrive(call)
+        run.buried |= {_at(message) for message in call.messages if call.kind == BURIES and not late}
         run.answer(call, late)
 
     def _notice(self, run: Run, _: Connection) -> None:

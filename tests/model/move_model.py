@@ -16,10 +16,16 @@ from typing import NamedTuple, TypeAlias
 from tests.model.search import Wrong
 
 READY, LOCKED, LEFT, GONE, DEAD = "ready", "locked", "left", "gone", "dead"
-"""Where the source has a message. LEFT: its lock is that of a connection that has ended. DEAD: beyond its limit."""
+"""Where the source has a message. LEFT: its lock is that of a connection that has ended.
 
-WAITS, SENDS, RELEASES, SETTLES = "waits", "sends", "releases", "settles "
-"""What the run does with a delivery: SETTLES is followed by the first number of what is completed together."""
+DEAD: in the dead-letter queue, beyond its limit of deliveries, or since the primary refused it.
+"""
+
+WAITS, SENDS, RELEASES, SETTLES, BURIES = "waits", "sends", "releases", "settles ", "buries "
+"""What the run does with a delivery.
+
+SETTLES is followed by the first number of what is completed together, BURIES by that of a message it dead-letters.
+"""
 
 SENDING, ACCEPTED, CRASHED, REPORTED = "s", "a", "u", "e"
 """The journal's row of a message: sent by this run, accepted in it, in a crashed run, or in one with a receipt.
@@ -123,6 +129,13 @@ def completed(m: Message) -> Message:
 
 
 @cache
+def buried(m: Message) -> Message:
+    if m.lost:
+        return m._replace(hold="", lost=0)
+    return m._replace(source=DEAD, hold="", row=m.row.upper(), doubt=_ENDED[m.doubt])
+
+
+@cache
 def unlocked(m: Message) -> Message:
     held = m.again or not m.lost
     return m._replace(hold="", lost=0, again=False, source=READY if held else m.source)
@@ -133,6 +146,8 @@ def settled(m: Message) -> Message:
     """After a settlement that arrived, and whose confirmation did not."""
     if m.hold == RELEASES:
         return unlocked(m)
+    if m.hold.startswith(BURIES):
+        return m if m.lost else m._replace(source=DEAD)
     return m._replace(source=GONE) if m.hold.startswith(SETTLES) and not m.lost else m
 
 
@@ -168,6 +183,13 @@ def failed(m: Message, in_doubt: bool) -> Message:
     if in_doubt:
         return m._replace(hold=WAITS, row="", doubt=_IN_DOUBT[m.doubt])
     return m._replace(hold=WAITS, row=SENDING.upper())
+
+
+@cache
+def refused(m: Message, buries: str) -> Message:
+    """After the refusal of a message, which no later send would change. Without the backlog, it stays there."""
+    m = m._replace(hold=buries or WAITS, row=SENDING.upper())
+    return m if buries else left(m, True)
 
 
 @cache
@@ -218,6 +240,11 @@ def settled_left(m: Message) -> Message:
 def is_named(m: Message) -> bool:
     """Whether the receipt of a run that ends now names it as perhaps there twice."""
     return m.row in (ACCEPTED, CRASHED) or m.doubt not in ("", "o")
+
+
+def keeps_its_place(m: Message) -> bool:
+    """Whether it has to arrive before those behind it."""
+    return not (m.copies or m.slipped or m.doubt or m.source == DEAD or m.hold.startswith(BURIES))
 
 
 @cache
@@ -297,7 +324,9 @@ class MoveModel:
                     spent = state._replace(budget=budget._replace(primary=budget.primary - 1))
                     for has_arrived in (True, False):
                         yield ("doubt", destination, has_arrived), self._fail(spent, batch, True, has_arrived)
-                    yield ("refuse", destination), self._fail(spent, batch, False, False)
+                    yield ("put off", destination), self._fail(spent, batch, False, False)
+                    if len(batch) == 1:
+                        yield ("refuse", destination), self._refuse(spent, batch[0])
             elif destination in away:
                 yield ("retry", destination), self._go_on(state._replace(away=away - {destination}), messages)
         yield from self._confirmations(state)
@@ -313,6 +342,11 @@ class MoveModel:
         for hold in sorted({m.hold for m in messages if m.hold.startswith(SETTLES)}):
             after = [completed(m) if m.hold == hold else m for m in messages]
             yield ("settle", hold), self._go_on(state, [admitted(m, at) for at, m in enumerate(after)])
+        for at, m in enumerate(messages):
+            if m.hold.startswith(BURIES):
+                changed = [*messages]
+                changed[at] = admitted(buried(m), at)
+                yield ("settle", m.hold), self._go_on(state, changed)
         if any(m.hold == RELEASES for m in messages):
             yield ("settle", RELEASES), self._over(state, [unlocked(m) if m.hold else m for m in messages])
         if any(m.lost == 1 for m in messages) and state.run not in (LOSES, QUITS, LOST):
@@ -351,11 +385,16 @@ class MoveModel:
         away = state.away | {self.to[batch[0]]} if state.run == MOVES else state.away
         return self._go_on(state._replace(away=away), messages)
 
+    def _refuse(self, state: State, at: int) -> State:
+        messages = [*state.messages]
+        messages[at] = refused(messages[at], "" if state.run in (LOSES, QUITS) else f"{BURIES}{at}")
+        return self._go_on(state, messages)
+
     def _arrive(self, messages: Sequence[Message], batch: Sequence[int]) -> Messages:
         changed = [*messages]
         for at in batch:
             ahead = [m for before, m in enumerate(changed[:at]) if self.to[before] == self.to[at]]
-            if not changed[at].copies and any(not (m.copies or m.slipped or m.doubt) for m in ahead):
+            if not changed[at].copies and any(map(keeps_its_place, ahead)):
                 raise Wrong("a message overtook another one, of which neither a lock nor an outcome was lost")
             changed[at] = arrived(changed[at], self.detects_duplicates)
         return changed
@@ -380,7 +419,7 @@ class MoveModel:
         return state._replace(messages=tuple(map(written, changed) if has_sent else changed))
 
     def _finish(self, state: State, messages: Messages) -> State:
-        if any(m.hold == SENDS or m.hold.startswith(SETTLES) or m.hold == RELEASES for m in messages):
+        if any(m.hold not in ("", WAITS) for m in messages):
             return state._replace(messages=tuple(messages))
         if state.run in (LOSES, QUITS):
             return self._over(state, [left(m, True) if m.hold else m for m in messages])

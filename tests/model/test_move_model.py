@@ -9,7 +9,7 @@ from sbpair.move import mover, settlement
 from sbpair.runs import journal
 from tests.model import move_model
 from tests.model.move_code import follow_all
-from tests.model.move_model import Budget, Message, MoveModel, crashed, delivered, unlocked
+from tests.model.move_model import Budget, Message, MoveModel, crashed, delivered, refused, unlocked
 from tests.model.search import has_loop, search
 
 BOUNDS = {
@@ -35,11 +35,11 @@ def test_a_run_without_faults_ends() -> None:
 @pytest.mark.parametrize(
     "made",
     [
-        MoveModel("A", Budget(1, 0, 1, 1)),
+        MoveModel("A", Budget(1, 0, 1)),
+        MoveModel("A", Budget(0, 0, 1, 1)),
         MoveModel("A", Budget(0, 0, 0, 1, 1, 1)),
         MoveModel("A", Budget(1, 1), limit=1),
         MoveModel("AA", Budget(crashes=1)),
-        MoveModel("AA", Budget(0, 1, 0, 0, 1)),
     ],
     ids=lambda made: f"{made.to} {tuple(made.first.budget)}",
 )
@@ -69,12 +69,18 @@ def keep_locks(m: Message) -> Message:
     return unlocked(m)._replace(source=m.source)
 
 
+def complete_refused(m: Message, buries: str) -> Message:
+    after = refused(m, buries)
+    return after._replace(hold=f"{move_model.SETTLES}0") if buries else after
+
+
 @pytest.mark.parametrize(
     ("name", "changed", "bound", "wrong"),
     [
         ("is_named", forget_crashes, "limit", "a message is in both namespaces, and no receipt names it"),
         ("crashed", lose_doubts, "three", "a message is sent again that is known to have arrived"),
         ("delivered", complete_first, "three", "a message left the backlog, and the primary does not have it"),
+        ("refused", complete_refused, "faults", "a message left the backlog, and the primary does not have it"),
         ("unlocked", keep_locks, "faults", "a run holds a message while it is paused or over"),
     ],
 )
@@ -89,6 +95,11 @@ def test_a_defect_of_the_model_is_found(
     assert found.trace
 
 
+async def complete_instead(self: settlement.Settlement, message: Any, decision: Any) -> None:
+    del decision
+    await self._complete([message])
+
+
 async def complete_without_record(self: settlement.Settlement, messages: list[Any]) -> None:
     await self._complete(messages)
 
@@ -97,6 +108,7 @@ async def complete_without_record(self: settlement.Settlement, messages: list[An
     ("where", "name", "changed", "made"),
     [
         (settlement.Settlement, "_complete_accepted", complete_without_record, MoveModel("A", Budget(crashes=1))),
+        (settlement.Settlement, "_dead_letter", complete_instead, MoveModel("A", Budget(primary=1))),
         (journal.Journal, "was_accepted", lambda *_: False, MoveModel("A", Budget(crashes=1))),
         (journal.Journal, "unconfirmed", lambda _: [], MoveModel("A", Budget(1, 1), limit=1)),
         (journal.Journal, "note_in_doubt", journal.Journal.note_unsent, MoveModel("A", Budget(primary=1))),
