@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.errors import LeaseHeld, LeaseLost, SbpairError, Unavailable, Unreachable
-from sbpair.runs.session_lease import VALID_SECONDS, LeaseHolder, SessionLease, hold_lease
+from sbpair.runs.session_lease import RELEASE_SECONDS, VALID_SECONDS, LeaseHolder, SessionLease, hold_lease
 from sbpair.syphon import runner
 from sbpair.syphon.move_spec import MoveLimits
 from sbpair.timespan import TICKS_PER_SECOND
@@ -245,6 +245,16 @@ async def test_a_stalled_connection_ends_sends_before_the_lease_is_free(stage: S
     assert sent(stage) == count
     result = await running
     assert result.exit_code == 4
+
+
+@played()
+async def test_a_release_without_an_answer_is_given_up(stage: Stage) -> None:
+    queue = leases(stage)
+    async with hold_lease(stage.world.pair, LEASES, "r"):
+        [line] = [line for line in lease_lines(stage) if line.server in door_ends(stage, queue)]
+        line.client.out.silent = line.server.out.silent = True
+        left_at = stage.loop.time()
+    assert stage.loop.time() == pytest.approx(left_at + RELEASE_SECONDS)
 
 
 async def taken_by_another(stage: Stage, queue: Any) -> int:

@@ -114,6 +114,15 @@ def test_windows_locks_a_byte_beyond_the_content(failure: int, tmp_path: Path, m
             Lock(path)
 
 
+def test_checks_of_a_lock_do_not_see_each_other(tmp_path: Path) -> None:
+    with Lock(tmp_path / "lease"):
+        assert is_locked(tmp_path / "lease")
+    check = file_lock.open_lock_file(tmp_path / "lease", create=False)
+    file_lock.lock(check, shared=True)
+    assert not is_locked(tmp_path / "lease")
+    os.close(check)
+
+
 def test_a_name_is_taken_by_one_process_until_it_is_released() -> None:
     name = f"a test, {os.getpid()}"
     for _ in range(2):

@@ -27,7 +27,7 @@ class Entry(RunEntry):
 
 @pytest.fixture
 def entry(state: RunDatabase) -> Iterator[RunEntry]:
-    made = Entry(state, "syphon --watch", run_id="261122-101500-aaaa")
+    made = Entry(state, "syphon --watch", run_id="261122-101500-aaaa", clock_ms=lambda: 1_790_000_000_000)
     yield made
     made.close()
 
@@ -89,7 +89,7 @@ def test_a_cancelled_run_is_neither_paused_nor_resumed(state: RunDatabase, wante
 @pytest.mark.parametrize(
     ("end", "why"),
     [
-        (lambda entry: entry.finish({}, 0), r"ended at 20\d\d-.* UTC \(done, exit code 0\)"),
+        (lambda entry: entry.finish({}, 0), r"ended at 2026-09-21 14:13:20 UTC \(done, exit code 0\)"),
         (lambda entry: entry.finish({}, 130, stopped=True), r"\(stopped, exit code 130\)"),
         (lambda entry: entry.finish(None, 6, error="away"), r"\(failed, exit code 6\)"),
         (lambda _entry: None, "it crashed"),

@@ -20,7 +20,7 @@ from sbpair.model.pair import Pair
 from sbpair.move.receipt import Receipt, Tally
 from sbpair.move.run_store import RunStore
 from sbpair.runs.database import FORMAT, RunDatabase, state_if_any
-from sbpair.runs.file_lease import Lease
+from sbpair.runs.file_lease import Lease, lease_directory, lease_name
 from sbpair.runs.journal import Journal
 from sbpair.runs.run_log import MAX_KEPT, RunEntry, RunOutcome, all_runs, find_run, new_id
 from tests.runs.states import KEY, PAIR, accepted, endpoint, sending
@@ -278,10 +278,11 @@ def test_a_lost_lease_is_noticed_before_the_next_send(tmp_path: Path, lose: Spoi
             assert first.check().startswith("4 ")
 
 
-def test_a_lost_lease_prevents_sending(tmp_path: Path) -> None:
-    with RunStore(PAIR, tmp_path, "syphon", Receipt) as books:
+@pytest.mark.parametrize("on_disk", [True, False])
+def test_a_lost_lease_prevents_sending(tmp_path: Path, on_disk: bool) -> None:
+    with RunStore(PAIR, tmp_path if on_disk else None, "syphon", Receipt) as books:
         accepted(books.journal, sending(books.journal, [KEY], "orders"))
-        (tmp_path / "lease").unlink()
+        (tmp_path / "lease" if on_disk else lease_directory(os.environ) / lease_name(PAIR)).unlink()
         with pytest.raises(LeaseLost):
             sending(books.journal, [KEY], "orders")
         assert books.journal.in_doubt() == []
@@ -462,7 +463,7 @@ def test_without_a_directory_nothing_is_written(tmp_path: Path, monkeypatch: pyt
 
 def test_a_second_mover_is_refused_before_it_writes_anything(tmp_path: Path) -> None:
     with RunStore(PAIR, tmp_path, "syphon", Receipt) as books, RunDatabase(tmp_path, PAIR) as state:
-        with pytest.raises(SbpairError) as held:
+        with pytest.raises(SbpairError, match=f"run {books.run}, since") as held:
             RunStore(PAIR, tmp_path, "syphon", Receipt)
         assert held.value.exit_code == 4
         assert [run.id for run in all_runs(state)] == [books.run]

@@ -310,6 +310,7 @@ def test_a_clock_set_back_does_not_repeat_batch_numbers(state: RunDatabase) -> N
 
 
 def test_two_open_journals_do_not_interfere(tmp_path: Path) -> None:
+    RunDatabase(tmp_path, PAIR).close()
     with RunDatabase(tmp_path, PAIR) as one, RunDatabase(tmp_path, PAIR) as other:
         first, second = Journal(one, run="a"), Journal(other, run="b")
         flights = [sending(first, [key(1)], "orders"), sending(second, [key(2)], "orders")]
