@@ -234,8 +234,8 @@ class SkippedMessages:
             await asyncio.sleep(max(timings.min_renewal_seconds, soonest - loop.time()))
             due = loop.time() + timings.renew_before_seconds
             count = next((at for at, each in enumerate(self._renewals) if each.lock_until > due), len(self._renewals))
-            for _ in range(0, count, RENEWED_TOGETHER):
-                await self._renew_first(min(count, RENEWED_TOGETHER), context)
+            for start in range(0, count, RENEWED_TOGETHER):
+                await self._renew_first(min(count - start, RENEWED_TOGETHER), context)
 
     async def _renew_first(self, count: int, context: MoveContext) -> None:
         if self.source is not None:

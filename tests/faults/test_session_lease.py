@@ -141,7 +141,7 @@ async def test_nothing_is_sent_once_the_lease_is_known_to_be_lost(
     result = await running
     assert sent(stage) == count
     assert result.exit_code == 4
-    assert {type(error) for _, error in result.failures} == {LeaseLost}
+    assert {(type(error), error.hint.split()[0]) for _, error in result.failures} == {(LeaseLost, "start")}
     assert result.receipt.balanced
     assert result.receipt.released == result.receipt.received - count
     await asyncio.sleep(200.0)

@@ -239,6 +239,7 @@ def test_few_messages_are_sent_with_those_that_follow() -> None:
     async def scene(rig: Rig) -> None:
         for destination in ("orders", "invoices", "ORDERS"):
             assert rig.send(2, destination).rounds == 0
+        assert [task.get_name() for task in asyncio.all_tasks()].count("gather") == 1
         await rig.empty()
 
     assert play(scene) == [("orders", 4), ("invoices", 2)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from itertools import chain, repeat
 from typing import Any
 
 import pytest
@@ -14,8 +15,10 @@ from sbpair import errors
 from sbpair.model.backoff import Backoff
 from sbpair.model.cost import UNIT_BYTES, Operations
 from sbpair.move.context import MoveContext
+from sbpair.move.message.route import TimeToLive
 from sbpair.move.mover import Mover
 from sbpair.move.rate_limit import RateLimiter
+from sbpair.timespan import TICKS_PER_SECOND
 from tests.kit.costs import moved as moved_cost
 from tests.move.memory import (
     FAST,
@@ -50,11 +53,13 @@ async def test_a_message_in_doubt_is_named_once_wherever_it_ends(
     answers: list[Any], sent: int, dead_lettered: int, in_doubt: int, code: int
 ) -> None:
     context = fast_context()
-    await move(Memory(send=answers), [message(1)], context)
+    made = await move(Memory(send=answers), [message(1)], context)
     receipt = receipt_of(context)
     assert (receipt.sent, receipt.dead_lettered, receipt.in_doubt) == (sent, dead_lettered, in_doubt)
     assert (receipt.released, receipt.exit_code) == (0, code)
     assert [each.message_id for each in receipt.doubtful] == ["m1"]
+    assert [(each.message_id, each.destination) for each in context.journal.in_doubt()] == [("m1", "orders")]
+    assert not made._settlement._in_doubt
 
 
 @pytest.mark.parametrize("error", [LOST, UNREACHABLE, IN_DOUBT])
@@ -64,6 +69,18 @@ async def test_a_failed_dead_letter_is_counted_as_released(error: Exception) -> 
     receipt = receipt_of(context)
     assert (receipt.dead_lettered, receipt.released, receipt.dead_letters) == (0, 1, ())
     assert (made.settlement_error is None) == (error is LOST)
+    assert (len(made.refused), len(made.unsettled)) == ((0, 1) if error is IN_DOUBT else (1, 0))
+
+
+async def test_a_message_that_expires_while_it_waits_is_dead_lettered() -> None:
+    times = chain([1], repeat(60_000))
+    memory, context = Memory(), fast_context(ttl=TimeToLive.REMAINING, now_ms=lambda: next(times))
+    messages = [message(1), message(2)]
+    messages[0].facts = messages[0].facts._replace(ttl_ticks=TICKS_PER_SECOND)
+    await move(memory, messages, context)
+    assert sorted(memory.done) == [("complete", 2), ("dead_letter", 1), ("send", 2)]
+    receipt = receipt_of(context)
+    assert (receipt.sent, receipt.expired, receipt.dead_lettered) == (1, 1, 0)
 
 
 async def test_a_failed_completion_stays_in_the_journal() -> None:

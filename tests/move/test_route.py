@@ -18,6 +18,7 @@ from sbpair.move.message.route import (
     missing,
     refused,
     route,
+    router,
 )
 from sbpair.move.receipt import BUCKETS, MAX_DOUBTFUL, MAX_LISTED, NamedMessage, Tally
 
@@ -98,7 +99,7 @@ def test_what_is_past_its_time_expires_unless_it_could_go_nowhere():
     past = {"ttl": REMAINING, "now_ms": 1_060_000}
     expired = Expire("TTLExpiredException", "its time to live ended before it could be moved back")
     assert route(facts(**late), **past) == expired
-    assert route(facts(**late), **past) == expired
+    assert router(REMAINING, lambda: 1_060_000, 1_000)([facts(**late)]) == [expired]
     assert isinstance(route(facts(**late, path=None), **past), DeadLetter)
     assert isinstance(route(facts(**late), now_ms=1_060_000), Send)
 

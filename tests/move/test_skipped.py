@@ -1,6 +1,7 @@
 """Messages that a mover skips: kept locked, counted once, and released in the end."""
 
 import asyncio
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from sbpair import errors
 from sbpair.move.context import MoveContext
 from sbpair.move.filter import UndecodedMessages
-from sbpair.move.held import SkippedMessages
+from sbpair.move.held import RENEWED_TOGETHER, SkippedMessages
 from sbpair.move.intake import Intake
 from sbpair.move.message.fast_decode import MessageNumbers
 from sbpair.move.mover import Mover
@@ -184,6 +185,27 @@ async def test_locks_of_skipped_messages_are_renewed() -> None:
     await skip_and_move(memory, [2, 4, 6], context, then=wait)
     assert done(memory, "renew")[:6] == [2, 4, 6, 2, 4, 6]
     assert receipt_of(context).operations.renewals >= 6
+
+
+class Renewed(Memory):
+    """Locks that are renewed last for ever."""
+
+    async def renew(self, messages: Sequence[Any]) -> None:
+        await super().renew(messages)
+        for each in messages:
+            each.lock_until = math.inf
+
+
+async def test_each_lock_is_renewed_once_before_it_expires() -> None:
+    memory, numbers = Renewed(), list(range(2, 2 * RENEWED_TOGETHER + 102, 2))
+    context = choosing(timings=replace(FAST, renew_before_seconds=10_000.0))
+
+    async def wait(_mover: Mover) -> None:
+        while len(done(memory, "renew")) < len(numbers):  # noqa: ASYNC110  a turn of the loop is no sleep
+            await asyncio.sleep(0)
+
+    await skip_and_move(memory, numbers, context, then=wait)
+    assert done(memory, "renew") == numbers
 
 
 async def test_lost_lock_among_skipped_messages_is_found() -> None:
