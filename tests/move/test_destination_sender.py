@@ -275,6 +275,15 @@ def test_several_rounds_overlap_only_without_an_order(ordered: bool, rounds: int
     play(scene, limit=MIN_ROUND, ordered=ordered)
 
 
+async def test_a_halt_ends_a_wait_for_changes() -> None:
+    latch = FailureLatch(lambda: None)
+    waiting = asyncio.create_task(latch.wait_changed(1_000.0))
+    await asyncio.sleep(0)
+    latch.halt()
+    async with asyncio.timeout(10):
+        await waiting
+
+
 def test_no_round_starts_once_the_mover_is_stopping() -> None:
     async def scene(rig: Rig) -> None:
         rig.send(2)

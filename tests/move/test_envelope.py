@@ -31,13 +31,14 @@ from sbpair.move.message.envelope import (
     ACTIVE,
     LOCK_TOKEN,
     SERVICE_ANNOTATIONS,
+    lifetime_ms,
     locked_until,
     message_state,
     read_facts,
     restore,
     without_lock_token,
 )
-from sbpair.move.message.route import DeadLetter, Send, route
+from sbpair.move.message.route import DeadLetter, Send, kept_for, route
 
 NOW = 1_767_225_600_000
 MAXIMUM = 0xFFFFFFFF
@@ -251,6 +252,24 @@ def test_an_absolute_expiry_is_renewed_with_the_time_to_live():
     assert (properties.creation_time, properties.absolute_expiry_time) == (NOW, NOW + 60_000)
 
 
+@pytest.mark.parametrize(
+    ("ttl", "expires", "created", "left"),
+    [
+        (7, 99, 1, 7),
+        (0, 99, 1, None),
+        (MAXIMUM, 99, 1, 98),
+        (None, 99, None, 94),
+        (None, 5, None, None),
+        (None, 99, 0, None),
+        (None, None, 1, None),
+    ],
+)
+def test_a_life_is_what_the_header_or_the_expiry_states(
+    ttl: int | None, expires: int | None, created: int | None, left: int | None
+) -> None:
+    assert lifetime_ms(ttl, Properties(absolute_expiry_time=expires, creation_time=created), 5) == left
+
+
 def test_without_a_time_to_live_nothing_expires():
     assert moved(plain(Aliases("q"), header=Header(ttl=MAXIMUM, delivery_count=3).encode())).header == b""
 
@@ -283,6 +302,8 @@ def test_the_facts_say_what_is_known_of_a_message():
     assert (facts.size, facts.content_type, facts.flaw) == (len(payload), "text/plain", "")
     assert locked_until(sections) == NOW + 60_000
     assert message_state(sections) == ACTIVE
+    _, facts = read_facts("q", plain(Aliases("x"), header=Header(ttl=7).encode()), kept_for("to"))
+    assert (facts.path, facts.ttl_ticks) == ("to", 70_000)
 
 
 @pytest.mark.parametrize(

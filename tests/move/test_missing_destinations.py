@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbpair.move.context import MAX_MISSING, MissingDestinations
+from sbpair.move.receipt import MissingDestination
 
 MESSAGES = st.lists(st.tuples(st.sampled_from(["orders", "Orders", "refunds"]), st.integers(1, 100)), max_size=20)
 
@@ -35,7 +36,12 @@ def test_a_created_destination_is_held_no_longer_and_keeps_its_count() -> None:
     missing = MissingDestinations()
     assert missing.allow("orders", 100) == MAX_MISSING
     assert "--allow-missing" in missing.hold_error("orders").message
+    assert "once it exists" in missing.hold_error("orders").hint
+    missing.note_left("q/0", {"Orders": 50, "refunds": 1})
+    missing.note_left("q/1", {"orders": 30})
+    assert missing.result() == (MissingDestination("orders", MAX_MISSING, 80),)
     missing.found("ORDERS")
     assert not missing.is_held("orders")
+    assert missing.result() == (MissingDestination("orders", MAX_MISSING, 0),)
     assert missing.allow("orders", 1) == 0
     assert missing.is_held("orders")

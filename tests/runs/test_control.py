@@ -101,8 +101,9 @@ def test_a_run_that_is_not_live_is_refused(
 ) -> None:
     end(entry)
     entry.close()
-    with pytest.raises(UsageError, match=why):
+    with pytest.raises(UsageError, match=why) as refused:
         ask(state, wanted)
+    assert refused.value.hint
     assert state.read("SELECT * FROM controls") == []
 
 

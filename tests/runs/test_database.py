@@ -128,6 +128,25 @@ def test_an_unreliable_file_is_refused_and_unchanged(tmp_path: Path, spoilt: str
         assert path.read_bytes() == before
 
 
+@pytest.mark.parametrize(
+    "change",
+    ["receipt = '[1]'", "settings = '[1]'", "receipt = '{'", "exit_code = 'x'", "started_ms = 'x'", "command = ' '"],
+)
+def test_a_record_of_another_program_is_refused(state: RunDatabase, change: str) -> None:
+    run = RunEntry(state, "syphon")
+    run.finish({}, 0)
+    run.close()
+    state.write((f"UPDATE runs SET {change}", [()]))  # noqa: S608
+    with pytest.raises(StateRefused):
+        all_runs(state)
+
+
+@pytest.mark.parametrize("count", range(1, 4))
+def test_a_change_is_made_with_each_of_its_rows(state: RunDatabase, count: int) -> None:
+    state.write(("INSERT INTO controls VALUES (?, 'running', 'running')", [(str(run),) for run in range(count)]))
+    assert state.read("SELECT count(*) FROM controls") == [(count,)]
+
+
 def test_an_empty_file_is_initialized(tmp_path: Path) -> None:
     (tmp_path / "state.db").touch()
     RunDatabase(tmp_path, PAIR).close()
@@ -494,3 +513,7 @@ def test_messages_on_their_way_at_a_full_disk_are_named_when_sent_again(tmp_path
         [(doubt, sent)] = again.journal.ended_doubts()
         assert (doubt.run, doubt.message_id, sent) == (books.run, "m", True)
         again.finish(0)
+    with RunStore(PAIR, tmp_path, "syphon", Receipt) as last:
+        last.journal.note_completed([KEY])
+        assert last.journal.ended_doubts() == []
+        last.finish(0)

@@ -381,6 +381,7 @@ async def test_the_log_is_folded_in_a_thread_and_starts_again(tmp_path: Path, mo
             await journal.flush()
             sizes.append((tmp_path / "state.db-wal").stat().st_size)
         assert len(doubts_of(state, "r", ended=True)) == 100_000
+        assert state.read("PRAGMA wal_autocheckpoint") == [(0,)]
         journal.close()
     assert len(folding) > 3
     assert threading.main_thread() not in folding

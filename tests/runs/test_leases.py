@@ -54,8 +54,10 @@ def test_pairs_with_other_queues_are_independent(tmp_path: Path) -> None:
         hold_machine_leases(PAIR, tmp_path / "a", "r1"),
         hold_machine_leases(other_primary, tmp_path / "b", "r2"),
         hold_machine_leases(with_secondary("elsewhere.servicebus.windows.net"), tmp_path / "c", "r3"),
+        hold_machine_leases(PAIR, tmp_path / "a", "r4", "orders"),
+        hold_machine_leases(PAIR, tmp_path / "a", "r5", "invoices"),
     ):
-        assert len(list(lease_directory(os.environ).iterdir())) == 3
+        assert len(list(lease_directory(os.environ).iterdir())) == 5
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from sbpair.errors import MachineLacks, StateRefused
 from sbpair.model.pair import Pair, SasKey
+from sbpair.move.events import QueueDepths, QueuesFound
 from sbpair.move.receipt import Tally
 from sbpair.move.run_store import RunStore, ends_settings
 from sbpair.runs.database import FILE_NAME, FORMAT, RunDatabase
@@ -127,6 +128,9 @@ def test_a_run_has_settings_without_secrets_and_a_timeline(tmp_path: Path) -> No
     with RunStore(pair, tmp_path, "syphon --once", tally.receipt) as store:
         store.describe(**ends_settings(pair))
         store.describe(ttl="original")
+        observe = store.observing(lambda _event: None)
+        observe(QueuesFound(("q",), (), managed=True))
+        observe(QueueDepths("q", 9, 3))
         store.sample()
         tally.received("q", 2)
         tally.sent("q", "orders", 2, 10)
@@ -142,6 +146,7 @@ def test_a_run_has_settings_without_secrets_and_a_timeline(tmp_path: Path) -> No
     assert run.settings["primary_sign_in"] == "key Root ***"
     assert found[-1].figures.counts["sent"] == 2
     assert found[-1].figures.destinations == {"orders": 2}
+    assert (found[-1].figures.depth, found[-1].figures.oldest_ms) == (9, 3)
     assert b"a-secret-key" not in (tmp_path / FILE_NAME).read_bytes()
 
 
