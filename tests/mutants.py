@@ -38,8 +38,6 @@ from mutmut.mutation.mutators import mutation_operators
 
 FOLDER = Path(".mutants")
 WORKERS = 2
-SECONDS = 20
-"""The tests of one mutant take so long together, the likely killers and the fastest first."""
 UNMUTATED = (cst.Annotation, cst.Assert, cst.Decorator, cst.Parameters, cst.Raise)
 NOT_CALLED = {"cast", "debug", "info", "warning", "error", "exception", "log"}
 
@@ -198,7 +196,7 @@ class Tests:
         chosen, seconds = [], 0.0
         for test in sorted(tests, key=lambda test: (self._seconds[test] + 0.01) / (1 + self._kills[module, test])):
             seconds += self._seconds[test]
-            if not chosen or seconds < SECONDS:
+            if not chosen or seconds < self._options.seconds:
                 chosen.append(test)
         return chosen
 
@@ -260,6 +258,7 @@ def main() -> None:
     )
     parser.add_argument("--sample", type=int)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=20.0, help="for the tests of one mutant, the fastest first")
     parser.add_argument("--again", action="store_true")
     options = parser.parse_args()
     FOLDER.mkdir(exist_ok=True)
