@@ -195,9 +195,8 @@ class SkippedMessages:
         self._added.set()
 
     def detach(self) -> SkippedMessages:
-        """Return all that are locked, to be released apart from those to come. Both know the same times."""
+        """Return all that are locked, to be released apart from those to come."""
         detached = SkippedMessages(self.source)
-        detached.times = self.times
         detached._kept, self._kept = self._kept, {}
         self._renewals.clear()
         return detached

@@ -69,7 +69,7 @@ def without_cause(payload: bytes) -> bytes:
 
 
 def _is_cause(key: Value) -> bool:
-    return key in (REASON, DESCRIPTION) if isinstance(key, str) else False
+    return key in (REASON, DESCRIPTION)
 
 
 def _text(value: Value) -> str | None:
