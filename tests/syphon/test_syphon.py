@@ -155,6 +155,19 @@ async def test_more_destinations_than_links_are_served_all_the_same(monkeypatch:
             assert ids(w.destination(path)) == names(*range(number, 50, 10))
 
 
+async def test_an_idle_link_makes_room_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(raw_primary, "MAX_SENDERS", 3)
+    paths = [f"d{number}" for number in range(5)]
+    async with world(1, *paths) as w:
+        primary = raw_primary.RawPrimary(w.pair.primary)
+        links = [await primary.ready(path) for path in paths]
+        assert [link.sender.error is None for link in links] == [False, False, True, True, True]
+        assert await primary.ready("D2") is links[2]
+        await primary.ready("d0")
+        assert [link.sender.error is None for link in links] == [False, False, True, False, True]
+        await primary.close()
+
+
 async def test_a_mistake_in_a_callback_comes_out_as_itself() -> None:
     async with world() as w:
         w.strand(1)
