@@ -98,6 +98,11 @@ SESSIONS = ("a", "b", "c")
 SOURCES = ("queue", "session queue", "subscription", "session subscription", "partitioned")
 DESTINATIONS = ("queue", "session queue", "partitioned", "topic")
 KINDS = [*itertools.product(SOURCES, (False, True)), ("backlog", True)]
+WAYS = [
+    pytest.param(source, dead, to, (kind + place) % 2, id=f"{source}{'-dead' * dead}-to-{to}")
+    for (kind, (source, dead)), (place, to) in itertools.product(enumerate(KINDS), enumerate(DESTINATIONS))
+]
+"""Each source with each destination, in turns in the same namespace and in the other one."""
 
 
 def foreign_map(code: int, pairs: dict[Any, Any]) -> bytes:
@@ -151,9 +156,7 @@ _names = (f"name-{number}" for number in itertools.count())
 
 
 @pytest.mark.odd_messages
-@pytest.mark.parametrize("side", [0, 1], ids=["same-namespace", "other-namespace"])
-@pytest.mark.parametrize("destination", DESTINATIONS)
-@pytest.mark.parametrize(("source", "dead"), KINDS, ids=[f"{kind}{'-dead' * dead}" for kind, dead in KINDS])
+@pytest.mark.parametrize(("source", "dead", "destination", "side"), WAYS)
 @given(messages=MESSAGES)
 @settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
 def test_every_byte_arrives_from_any_source_at_any_destination(
