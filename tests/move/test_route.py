@@ -49,7 +49,7 @@ REMAINING = TimeToLive.REMAINING
 moments = st.integers(1, 4_000_000_000_000)
 
 
-@given(moments, st.integers(0, 10**12), st.none() | moments, st.integers(1, 2**63 - 1))
+@given(moments, st.integers(-(10**12), 10**12), st.none() | moments, st.integers(1, 2**63 - 1))
 def test_remaining_ttl_ends_at_the_original_deadline(came, later, scheduled, ticks):
     now = came + later
     begins = came if scheduled is None else max(came, scheduled)
@@ -63,16 +63,6 @@ def test_remaining_ttl_ends_at_the_original_deadline(came, later, scheduled, tic
         assert decision.ttl_ms is not None
         assert max(now, begins) + decision.ttl_ms == deadline
         assert decision.scheduled_at == scheduled
-
-
-@given(moments, moments, st.integers(1, 2**63 - 1), st.none() | moments)
-def test_what_remains_is_never_more_than_the_original(came, now, ticks, scheduled):
-    message = facts(enqueued_at=came, ttl_ticks=ticks, scheduled_at=scheduled)
-    whole, left = route(message), route(message, ttl=REMAINING, now_ms=now)
-    assert isinstance(whole, Send)
-    if isinstance(left, Send):
-        assert 0 < left.ttl_ms <= whole.ttl_ms
-        assert route(message, ttl=REMAINING, now_ms=min(now, came)) == whole  # the clocks differ: nothing is taken off
 
 
 @pytest.mark.parametrize(

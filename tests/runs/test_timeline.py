@@ -30,8 +30,8 @@ from tests.runs.states import PAIR, endpoint
 WEEK_MS = 7 * 86_400_000
 
 
-def sent(number: int, **more: int) -> Figures:
-    return Figures({"received": number, "sent": number}, **more)
+def sent(number: int) -> Figures:
+    return Figures({"received": number, "sent": number})
 
 
 def times(state: RunDatabase, run: str = "r") -> list[int]:
@@ -111,12 +111,6 @@ def test_a_resumed_run_goes_on_with_its_timeline(state: RunDatabase) -> None:
         later.add(SPACING_MS * 8 * number, sent(number))
     assert times(state)[0] == 0
     assert len(times(state)) <= 10
-
-
-def test_depth_and_age_are_read_back(state: RunDatabase) -> None:
-    TimelineWriter(state, "r").add(7, sent(1, depth=9, oldest_ms=3))
-    [sample] = timeline_of(state, "r")
-    assert sample == (7, Figures({"received": 1, "sent": 1}, {}, 9, 3))
 
 
 # The record of a run
