@@ -247,6 +247,8 @@ def measure(tests: list[str]) -> None:
     options = ["-q", "-n", "2", "--durations=0", "--cov", "--cov-context=test", "--cov-report="]
     command = [sys.executable, "-m", "pytest", *options, f"--cov-config={FOLDER / 'settings'}", *tests]
     run = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if run.returncode > 1:  # not only tests that fail
+        sys.exit(run.stdout)
     (FOLDER / "durations").write_text(run.stdout, "utf-8")
 
 

@@ -469,7 +469,7 @@ def _ways_of_unroutable(messages: "Sequence[NamedMessage]", words: MoveWording) 
 
 
 def _named(heading: str, messages: "Iterable[NamedMessage]") -> Iterator[str]:
-    """Yield one line for each reason, with the first few ids. JSON has the others."""
+    """Yield one line for each reason, with the first few ids. JSON has more of them."""
     by_reason: dict[str, list[str]] = {}
     for each in messages:
         by_reason.setdefault(each.reason, []).append(str(each.message_id or each.sequence_number))

@@ -151,9 +151,7 @@ class ShardSource:
     queue = "archive"
     service_ms = None
 
-    def __init__(
-        self, reader: MessageReader, archive: Archive, ledger: Ledger, may_refuse: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, reader: MessageReader, archive: Archive, ledger: Ledger, may_refuse: Callable[[], None]) -> None:
         self.stop_requested = StopPoll(archive).requested
         self._may_refuse = may_refuse
         self.error: SbpairError | None = None

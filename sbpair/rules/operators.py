@@ -27,7 +27,7 @@ from sbpair.rules.values import (
     Ticks,
     TimeSpanValue,
     Truth,
-    fitting,
+    checked_int64,
     kind_of,
     seconds,
     to_instant,
@@ -120,7 +120,7 @@ def calculate_leniently(symbol: str, left: Value, right: Value) -> Value:
         return calculate(symbol, left, right)
     if type(left) is TimeSpanValue and symbol in ("*", "/") and kind_of(right) == NUMBER:
         try:
-            return TimeSpanValue(fitting(int(_OPERATORS[symbol](int(left), float(right)))))
+            return TimeSpanValue(checked_int64(int(_OPERATORS[symbol](int(left), float(right)))))
         except (ArithmeticError, ValueError):
             raise EvaluationFailed(f"a duration {symbol} {right} has no result") from None
     if symbol in ("+", "-") and not isinstance(right, Ticks):
@@ -136,7 +136,7 @@ def signed(sign: str, value: Value) -> Value:
         raise EvaluationFailed(f"Operator '{sign}' cannot be applied to operand of type '{type_name(value)}'.")
     if sign == "+":
         return value
-    return type(value)(fitting(-value)) if isinstance(value, int) else -value
+    return type(value)(checked_int64(-value)) if isinstance(value, int) else -value
 
 
 def _text(value: Value) -> str:
@@ -153,18 +153,18 @@ def _with_ticks(symbol: str, left: Value, right: Value) -> Ticks:
         made = TimeSpanValue
     else:
         raise cannot_apply(symbol, left, right)
-    return made(fitting(int(left) + int(right) if symbol == "+" else int(left) - int(right)))
+    return made(checked_int64(int(left) + int(right) if symbol == "+" else int(left) - int(right)))
 
 
 def _with_integers(symbol: str, one: int, other: int) -> int:
     if symbol not in ("/", "%"):
-        return fitting(_OPERATORS[symbol](one, other))
+        return checked_int64(_OPERATORS[symbol](one, other))
     if other == 0:
         raise EvaluationFailed("Attempted to divide by zero.")
     quotient, remainder = divmod(abs(one), abs(other))
     if symbol == "%":
         return remainder if one >= 0 else -remainder
-    return fitting(quotient if (one < 0) == (other < 0) else -quotient)
+    return checked_int64(quotient if (one < 0) == (other < 0) else -quotient)
 
 
 def _with_doubles(symbol: str, one: float, other: float) -> float:

@@ -174,8 +174,8 @@ def to_span(text: str) -> TimeSpanValue | None:
         return None
 
 
-def fitting(result: int) -> int:
-    """Return an integer that an Int64 holds. Raises EvaluationFailed for another."""
+def checked_int64(result: int) -> int:
+    """Return an integer. Raises EvaluationFailed if an Int64 cannot hold it."""
     if not Long.LOW <= result <= Long.HIGH:
         raise EvaluationFailed("Arithmetic operation resulted in an overflow.")
     return result
@@ -184,7 +184,7 @@ def fitting(result: int) -> int:
 def seconds(number: Value) -> TimeSpanValue:
     """Return a duration of so many seconds."""
     try:
-        return TimeSpanValue(fitting(int(number * TICKS_PER_SECOND)))
+        return TimeSpanValue(checked_int64(int(number * TICKS_PER_SECOND)))
     except (ValueError, ArithmeticError):
         raise EvaluationFailed(f"{number} is not a number of seconds") from None
 

@@ -10,18 +10,16 @@ and a plot of them; a campaign that was interrupted goes on with the round after
 import argparse
 import asyncio
 import csv
-import os
 import shutil
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-import aiohttp
 import matplotlib as mpl
 from matplotlib import pyplot as plt
 
@@ -30,6 +28,7 @@ from sbpair.model.connection_string import endpoint_from_connection_string
 from tests.benchmarks.processes import emulated_environment, resident_mb
 from tests.benchmarks.replay import namespaces
 from tests.benchmarks.stranded import (
+    BATCH,
     DESTINATIONS,
     PRIMARY,
     QUEUES,
@@ -40,8 +39,9 @@ from tests.benchmarks.stranded import (
     backlog_queues,
     destination,
 )
-from tests.faults.trial.command import Command
+from tests.faults.trial.command import Command, end_offspring
 from tests.faults.trial.figures import Figures, Table
+from tests.kit.emulated import control
 from tests.kit.processes import offspring
 
 KILLED: Final = -signal.SIGKILL
@@ -91,6 +91,8 @@ class Campaign:
                 self.table.add(self.kind, self._figures)
                 seconds = f"{time.monotonic() - began:.0f} s"
                 say(f"{time.strftime('%H:%M:%S')} {self.kind} {number}: {seconds}, {detail}", *self._figures.findings)
+            if sampling.done():
+                sampling.result()
             sampling.cancel()
 
     async def _round(self, number: int, random: Random) -> str:
@@ -168,7 +170,7 @@ class Campaign:
             children = offspring(mover.process.pid)
             mover.signal(ending)
         code = await mover.end(codes, limit=LIMIT_SECONDS, max_mb=MAX_MB[self.kind])
-        await ended(children)
+        await end_offspring(children)
         self._receipt = mover.receipt()
         self._name(self._receipt)
         if words[0] == "syphon":
@@ -204,13 +206,7 @@ class Campaign:
             return [(await control.counts(queue)).total for queue in backlog_queues()]
 
     async def _control(self, side: str, method: str, path: str, body: object = None) -> Any:
-        url = f"http:{self._ready[side]['endpoint'].removeprefix('sb:').rstrip('/')}/$control/{path}"
-        async with (
-            aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as http,
-            http.request(method, url, json=body) as answer,
-        ):
-            answer.raise_for_status()
-            return await answer.json() if answer.content_type == "application/json" else None
+        return await control(self._ready[side]["endpoint"], method, path, body)
 
     async def _begin(self, side: str, **fault: int | str) -> str:
         return f"faults/{(await self._control(side, 'POST', 'faults', {'namespace': side, **fault}))['id']}"
@@ -255,7 +251,7 @@ class Campaign:
                 altered.append(str(error))
                 continue
             if found.times[number - stranded.numbers.start] == 1:
-                lane = (where, number // 100 % QUEUES, message.read_properties().group_id)
+                lane = (where, number // BATCH % QUEUES, message.read_properties().group_id)
                 # A replay keeps the order of sessions alone.
                 if SCHEDULE not in message.read_message_annotations() and (lane[2] or self.kind == "syphon"):
                     late += [f"{number} after {last[lane]}"] if number < last.get(lane, -1) else []
@@ -292,17 +288,6 @@ class Campaign:
                     lines.writerow([round(each, 1) for each in (seconds, moved, memory[0], files, *memory[1:], state)])
                     file.flush()
                 await asyncio.sleep(SAMPLE_SECONDS)
-
-
-async def ended(pids: Collection[int]) -> None:
-    """Wait until the children of a killed command have noticed; kill those that have not after a minute."""
-    for _ in range(300):
-        if not any(Path(f"/proc/{pid}").exists() for pid in pids):
-            return
-        await asyncio.sleep(0.2)
-    for pid in pids:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
 
 
 def samples(path: Path) -> list[dict[str, float]]:

@@ -11,6 +11,18 @@ import aiohttp
 from tests.kit import command
 
 
+async def control(endpoint: str, method: str, path: str, body: object = None) -> Any:
+    """Send a request to the control API of an emulator, and return the answer's document."""
+    url = f"http:{endpoint.removeprefix('sb:').rstrip('/')}/$control/{path}"
+    # An outage breaks whatever connection is not busy.
+    async with (
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as http,
+        http.request(method, url, json=body) as answer,
+    ):
+        answer.raise_for_status()
+        return await answer.json() if answer.content_type == "application/json" else None
+
+
 class EmulatorProcess:
     """The process, for the duration of an `async with`, or from `start` to `kill`. `words` are further options."""
 
@@ -53,15 +65,7 @@ class EmulatorProcess:
         return found
 
     async def control(self, method: str, path: str, body: object = None) -> Any:
-        """Send a request to the control API, and return the answer's document."""
-        url = f"http:{self.namespaces[0]['endpoint'].removeprefix('sb:').rstrip('/')}/$control/{path}"
-        # An outage breaks whatever connection is not busy.
-        async with (
-            aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as http,
-            http.request(method, url, json=body) as answer,
-        ):
-            answer.raise_for_status()
-            return await answer.json() if answer.content_type == "application/json" else None
+        return await control(self.namespaces[0]["endpoint"], method, path, body)
 
     async def begin_fault(self, kind: str, namespace: str, **wanted: int | str) -> str:
         """Begin a fault, and return its id for the control API."""

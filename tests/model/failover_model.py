@@ -15,7 +15,7 @@ from azure.servicebus.exceptions import OperationTimeoutError, ServiceBusAuthori
 from sbpair.failover.entity_states import SENDS_TO_BACKLOG, Deliver, EntityEvent, Ping, Probe, State, TimerTask
 from sbpair.failover.shared_state import FailoverState, SendTarget
 from tests.failover.test_states import Middle, a_pair
-from tests.model.search import Wrong
+from tests.model.search import ReplayedModel, Wrong
 
 ENTITY = "orders"
 AWAY, REFUSED = OperationTimeoutError(), ServiceBusAuthorizationError()
@@ -136,34 +136,19 @@ class Client:
             raise Wrong("a message would go to the wrong side")
 
 
-class FailoverModel:
+class FailoverModel(ReplayedModel):
     """The states that a client reaches, for `search`."""
 
     free = frozenset({"time", "done", "delivered"})
 
-    def __init__(self) -> None:
-        self.first = Client().figures()
-        self._ways: dict[Figures, tuple[Event, ...]] = {self.first: ()}
-
-    def next(self, state: Figures) -> Iterator[tuple[Event, Figures]]:
-        way = self._ways[state]
-        for event in list(self._made(way).events()):
-            client = self._made(way)
+    def made(self, way: tuple[Event, ...]) -> tuple[Figures, list[Event]]:
+        client = Client()
+        for event in way:
             client.take(event)
-            after = client.figures()
-            self._ways.setdefault(after, (*way, event))
-            yield event, after
-
-    def check(self, state: Figures) -> None:
-        self._made(self._ways[state]).check()
+        client.check()
+        return client.figures(), list(client.events())
 
     def ends(self, state: Figures) -> bool:
         """Whether nothing remains to be done: no timer is set, and no task runs."""
         *_, due, running = state
         return not due and not running
-
-    def _made(self, way: tuple[Event, ...]) -> Client:
-        client = Client()
-        for event in way:
-            client.take(event)
-        return client

@@ -15,7 +15,7 @@ from sbpair.model.pair import SasKey
 from sbpair.relay.answer_verdicts import AnswerVerdict, Reissue
 from sbpair.relay.relay_client import AsyncRelayClient, SideUnavailable
 from sbpair.relay.relay_endpoint import RelayEndpoint, RelayPair, Side
-from tests.model.search import Wrong
+from tests.model.search import ReplayedModel, Wrong
 from tests.model.stepped_loop import SteppedLoop
 
 Event: TypeAlias = tuple[Any, ...]
@@ -147,31 +147,16 @@ class Requests:
         self.loop.close()
 
 
-class RelayModel:
+class RelayModel(ReplayedModel):
     """The states of a client with some of the REQUESTS, by number, for `search`."""
 
     free = frozenset({"begin", "answers", "refuses", "absent", "silent", "swap"})
 
     def __init__(self, *numbers: int) -> None:
         self._requests = tuple(REQUESTS[number] for number in numbers)
-        self.first = self._with(())[0]
-        self._ways: dict[Figures, tuple[Event, ...]] = {self.first: ()}
+        super().__init__()
 
-    def next(self, state: Figures) -> Iterator[tuple[Event, Figures]]:
-        way = self._ways[state]
-        for event in self._with(way)[1]:
-            after, _ = self._with((*way, event))
-            self._ways.setdefault(after, (*way, event))
-            yield event, after
-
-    def check(self, state: Figures) -> None:
-        """Each state is checked when it is made."""
-
-    def ends(self, state: Figures) -> bool:
-        return len(state[2]) == len(self._requests) and not state[4]
-
-    def _with(self, way: tuple[Event, ...]) -> tuple[Figures, list[Event]]:
-        """Take events, check what the last one does, and return the figures and the events that may follow."""
+    def made(self, way: tuple[Event, ...]) -> tuple[Figures, list[Event]]:
         requests = Requests(self._requests)
         before: Side = "primary"
         for event in way:
@@ -184,3 +169,6 @@ class RelayModel:
             return requests.figures(), list(requests.events())
         finally:
             requests.close()
+
+    def ends(self, state: Figures) -> bool:
+        return len(state[2]) == len(self._requests) and not state[4]

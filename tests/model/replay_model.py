@@ -11,12 +11,13 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
-from itertools import product
+from itertools import compress, product
 from pathlib import Path
 from tempfile import mkdtemp
 from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeAlias
 from unittest.mock import patch
+from weakref import finalize
 
 from sbpair import errors
 from sbpair.model.backoff import Backoff
@@ -31,7 +32,7 @@ from sbpair.replay.verify import verify
 from sbpair.runs.journal import Journal
 from tests.kit.stranded import stranded
 from tests.model.move_code import AT_ONCE, MEMORY, Call, Connection
-from tests.model.search import Wrong
+from tests.model.search import ReplayedModel, Wrong
 from tests.model.stepped_loop import SteppedLoop
 from tests.replay.segments import rows_of, write_segment
 from tests.replay.tasks import planned
@@ -40,7 +41,7 @@ Event: TypeAlias = tuple[Any, ...]
 Figures: TypeAlias = tuple[Any, ...]
 
 QUEUE, RUN = "contoso/x-servicebus-transfer/0", "r1"
-DIED = errors.MachineLacks("the disk is full", hint="")
+FULL = errors.MachineLacks("the disk is full", hint="")
 
 
 class Budget(NamedTuple):
@@ -71,7 +72,7 @@ class Files(Archive):
 
     def _check(self) -> None:
         if self.full:
-            raise DIED
+            raise FULL
 
 
 class Attempt:
@@ -100,6 +101,7 @@ class Attempt:
         self.loop.run_until_quiet()
 
     def may_refuse(self) -> None:
+        """Check as for a send. Apart from that, so that a test can leave it out."""
         self._may_send()
 
     def _may_send(self) -> None:
@@ -204,11 +206,7 @@ class Sending:
             if self.budget.deaths:
                 pending = [each for each in attempt.destinations() if self.refused.isdisjoint(attempt.numbers(each))]
                 for choice in product((True, False), repeat=len(pending)):
-                    yield (
-                        "die",
-                        at,
-                        tuple(each for each, has_arrived in zip(pending, choice, strict=True) if has_arrived),
-                    )
+                    yield "die", at, tuple(compress(pending, choice))
             if self.budget.drivers and attempt.has_driver:
                 yield "lose driver", at
             if self.budget.disks and not attempt.files.full:
@@ -319,7 +317,7 @@ async def _at_once(function: Callable[..., Any], *arguments: Any) -> Any:
     return function(*arguments)
 
 
-class ReplayModel:
+class ReplayModel(ReplayedModel):
     """The states of the sending of messages to these destinations, for `search`."""
 
     free = frozenset({"start", "accept", "retry", "refuse"})
@@ -327,38 +325,28 @@ class ReplayModel:
     def __init__(self, to: str, budget: Budget) -> None:
         self._to, self._budget = to, budget
         self._source = Path(mkdtemp(dir=MEMORY if MEMORY.is_dir() else None))
+        finalize(self, shutil.rmtree, self._source)
         archive = Archive(str(self._source), RUN)
         archive.create()
         keys: list[Key] = [(QUEUE, number, 1, f"m{number}") for number in range(1, len(to) + 1)]
         messages = [stranded(f"m{number}", each) for number, each in enumerate(to, start=1)]
         write_segment(archive, "s", keys, messages, shards=1)
         self._rows = planned(SimpleNamespace(open=lambda: archive))  # type: ignore[arg-type]
-        self._over: dict[Figures, bool] = {}
-        self.first = self._with(())[0]
-        self._ways: dict[Figures, tuple[Event, ...]] = {self.first: ()}
+        self._over: set[Figures] = set()
+        super().__init__()
 
-    def next(self, state: Figures) -> Iterator[tuple[Event, Figures]]:
-        way = self._ways[state]
-        for event in self._with(way)[1]:
-            after, _ = self._with((*way, event))
-            self._ways.setdefault(after, (*way, event))
-            yield event, after
-
-    def check(self, state: Figures) -> None:
-        """Each state is checked when it is made."""
-
-    def ends(self, state: Figures) -> bool:
-        return self._over[state]
-
-    def _with(self, way: tuple[Event, ...]) -> tuple[Figures, list[Event]]:
-        """Take events, check what they did, and return the figures and the events that may follow."""
+    def made(self, way: tuple[Event, ...]) -> tuple[Figures, list[Event]]:
         sending = Sending(self._source, self._rows, len(self._to), self._budget)
         try:
             for event in way:
                 sending.take(event)
             sending.check()
             figures = sending.figures()
-            self._over[figures] = sending.is_over()
+            if sending.is_over():
+                self._over.add(figures)
             return figures, list(sending.events())
         finally:
             sending.close()
+
+    def ends(self, state: Figures) -> bool:
+        return state in self._over

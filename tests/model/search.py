@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
@@ -27,6 +28,34 @@ class Model(Protocol):
     def check(self, state: Any) -> None: ...
 
     def ends(self, state: Any) -> bool: ...
+
+
+class ReplayedModel(ABC):
+    """A model that is the code itself. It cannot be copied: a state is known by its figures, and made by its events."""
+
+    free: frozenset[str]
+
+    def __init__(self) -> None:
+        self.first, events = self.made(())
+        self._known: dict[Any, tuple[tuple[Any, ...], list[Any]]] = {self.first: ((), events)}
+
+    @abstractmethod
+    def made(self, way: tuple[Any, ...]) -> tuple[Any, list[Any]]:
+        """Take events from the start. Return the figures, and the events that may follow. Raises Wrong."""
+
+    @abstractmethod
+    def ends(self, state: Any) -> bool: ...
+
+    def next(self, state: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
+        way, events = self._known[state]
+        for event in events:
+            after, following = self.made((*way, event))
+            self._known.setdefault(after, ((*way, event), following))
+            yield event, after
+
+    def check(self, state: Any) -> None:
+        """Each state is checked when it is made."""
+        del state
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from random import Random
@@ -66,11 +66,11 @@ def archive(tmp_path: Path) -> Archive:
     return created(tmp_path)
 
 
-def source(archive: Archive, count: int) -> ShardSource:
+def source(archive: Archive, count: int, may_refuse: Callable[[], None] = lambda: None) -> ShardSource:
     # It looks for the segments before it looks at the rows.
     rows = list(batches(archive, count))
     ledger = Ledger(archive, SHARDS)
-    return ShardSource(ShardReader(iter(rows), archive, ledger), archive, ledger)
+    return ShardSource(ShardReader(iter(rows), archive, ledger), archive, ledger, may_refuse)
 
 
 async def all_of(made: ShardSource, limit: int = 5) -> list[Any]:
@@ -240,8 +240,7 @@ async def test_a_task_that_may_not_send_any_more_refuses_no_message(archive: Arc
     def lost() -> None:
         raise errors.LeaseLost("it was resumed", hint="")
 
-    ledger, rows = Ledger(archive, SHARDS), list(batches(archive, 4))
-    made = ShardSource(ShardReader(iter(rows), archive, ledger), archive, ledger, lost)
+    made = source(archive, 4, lost)
     [first, *_] = await all_of(made)
     with pytest.raises(errors.LeaseLost):
         await made.dead_letter(first, "MessageRefused", "why")

@@ -135,6 +135,17 @@ class Command:
         return found if isinstance(found, dict) else {}
 
 
+async def end_offspring(pids: Collection[int]) -> None:
+    """Wait until the children of a killed command have noticed that; kill those that have not after a minute."""
+    for _ in range(300):
+        if not any(Path(f"/proc/{pid}").exists() for pid in pids):
+            return
+        await asyncio.sleep(0.2)
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
 async def end_emulator(emulator: EmulatorProcess, figures: Figures) -> None:
     """Stop an emulator, and judge its end."""
     code, said = await emulator.kill(signal.SIGTERM)

@@ -1,7 +1,6 @@
 """Rounds with a mover: kills, cuts, full disks, broken files, jumps of the clock; then it runs until all is moved."""
 
 import asyncio
-import os
 import signal
 import subprocess
 from collections.abc import Awaitable, Callable, Iterator
@@ -11,7 +10,7 @@ from random import Random
 from typing import Final
 
 from tests.faults.test_corrupted_files import corrupted
-from tests.faults.trial.command import Clock, Command, end_emulator
+from tests.faults.trial.command import Clock, Command, end_emulator, end_offspring
 from tests.faults.trial.figures import Figures
 from tests.faults.trial.stage import MOVERS, NAMES, QUEUES, Stage
 from tests.kit.processes import offspring
@@ -226,14 +225,7 @@ async def end_replay(started: Command, random: Random) -> None:
     children = offspring(started.process.pid)
     started.signal(number)
     if number == signal.SIGKILL:
-        # Its Java and the workers have to notice.
-        for _ in range(300):
-            if not any(Path(f"/proc/{pid}").exists() for pid in children):
-                return
-            await asyncio.sleep(0.2)
-        for pid in children:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        await end_offspring(children)
 
 
 def round_of(act: Callable[[Stage], Awaitable[None]]) -> Callable[[Path, Random, Figures], Awaitable[None]]:
