@@ -5,13 +5,13 @@ Typer's own renderings change between its versions, and its panels cost the load
 
 import shutil
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from enum import Enum
 from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
-from sbpair.cli.options.rules import apply_rules, convert_plainly, rules_of
+from sbpair.cli.options.rules import apply_rules, convert_plainly, name_of, needs_of
 
 MAX_WIDTH = 100
 MIN_WIDTH = 50
@@ -102,13 +102,14 @@ def page(usage: str, text: str, listed: dict[str, list[Row]]) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def sections(params: Iterable[Any]) -> dict[str, list[Row]]:
+def sections(params: Collection[Any]) -> dict[str, list[Row]]:
     """Return rows of options by their title, which is each option's `rich_help_panel`."""
     listed: dict[str, list[Row]] = {title: [] for title in TITLES}
+    known = {name_of(param) for param in params}
     for param in params:
         if not getattr(param, "hidden", False):
             title = getattr(param, "rich_help_panel", None) or ("Arguments" if _is_argument(param) else "Options")
-            listed.setdefault(title, []).append(_row(param))
+            listed.setdefault(title, []).append(_row(param, known))
     return listed
 
 
@@ -120,8 +121,8 @@ def _is_required_option(param: Any) -> bool:
     return bool(param.required) and not _is_argument(param)
 
 
-def _row(param: Any) -> Row:
-    text = " ".join(filter(None, ((param.help or "").rstrip("."), _remark(param))))
+def _row(param: Any, known: Collection[str]) -> Row:
+    text = " ".join(filter(None, ((param.help or "").rstrip("."), _remark(param, known))))
     if param.opts == HELP_OPTIONS:
         text = "Show this help"
     if _is_argument(param):
@@ -130,11 +131,11 @@ def _row(param: Any) -> Row:
     return f"{names} {param.metavar}" if param.metavar else names, text
 
 
-def _remark(param: Any) -> str:
-    """Return `[required]`, or what the option needs, and the default where it has one that a user could write."""
+def _remark(param: Any, known: Collection[str]) -> str:
+    """Return `[required]`, or the `known` options that it needs, and the default where a user could write it."""
     if _is_required_option(param):
         return "[required]"
-    needs = "".join(rules_of(param).needs[:1]).partition(" or ")[0]
+    needs = " and ".join(needs_of(param, known))
     default = param.default.value if isinstance(param.default, Enum) else param.default
     has_default = not (default in (None, "") or isinstance(default, bool) or getattr(param, "count", False))
     return " ".join([*([f"[with {needs}]"] if needs else []), *([f"[default: {default}]"] if has_default else [])])

@@ -102,7 +102,7 @@ class MoveTerms:
     )
     canary: int | None = option("--canary N", "The same as --ramp N", at_least=1, at_most=MAX_CANARY)
     observe: float | None = duration(
-        "--observe TIME", "Time to observe each step [default: 30s]", at_most=86_400, needs="--ramp or --canary"
+        "--observe TIME", "Time per step [default: 30s]", at_most=86_400, needs="--ramp or --canary"
     )
     progress_interval: float = duration(
         "--progress-interval TIME",

@@ -152,7 +152,6 @@ def redrive_command(
 
     Examples:
       sbpair redrive orders --by-reason
-      sbpair redrive orders --reason Timeout --max 10
       sbpair redrive --backlog --reason DestinationNotFound
 
     Exit codes: 3 some stayed; 4 another process moves this source; 130 interrupted
