@@ -5,7 +5,7 @@ import signal
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.kit.async_tests import pytest_collection_finish, pytest_pyfunc_call
+from tests.kit.async_tests import pytest_collection_finish, pytest_pyfunc_call, pytest_runtest_logfinish
 
 pytest_plugins = [
     "tests.kit.disks",
@@ -15,7 +15,7 @@ pytest_plugins = [
     "tests.strict_amqp.recording",
 ]
 
-__all__ = ["pytest_collection_finish", "pytest_pyfunc_call"]
+__all__ = ["pytest_collection_finish", "pytest_pyfunc_call", "pytest_runtest_logfinish"]
 
 # On a busy machine drawing an example may take long for no fault of the test.
 settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])

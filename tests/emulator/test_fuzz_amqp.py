@@ -71,7 +71,7 @@ from tests.emulator.peer import ROOT_SIGN_IN
 
 Draw = Any
 QUEUE, SESSIONS, TOPIC = "orders", "sessions", "topic"
-MAX_SECONDS = 10.0
+MAX_SECONDS = 60.0
 
 OUTPUT_BOUND = 4 * MAX_OUTPUT
 MEMORY_BOUND = 8_000_000

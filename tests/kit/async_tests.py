@@ -9,6 +9,7 @@ import asyncio
 import functools
 import gc
 import inspect
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 
 TIMEOUT_SECONDS = 60
+MAX_COLLECTION_SECONDS = 0.02
 LAST_TURNS = 20
 """Turns of the loop in which a closed connection's tasks may end."""
 
@@ -33,8 +35,26 @@ class InLoop:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
     """Exempt what the imports made from collection: one after each test would take a tenth of a second otherwise."""
+    _exempt_what_lives()
+
+
+def _exempt_what_lives() -> None:
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_logfinish() -> None:
+    """Exempt what lives between two tests, such as modules that a test imported, once it makes a collection slow."""
+    if _Collection.seconds > MAX_COLLECTION_SECONDS:
+        _exempt_what_lives()
+        _Collection.seconds = 0.0
+
+
+class _Collection:
+    """How long the last one took."""
+
+    seconds = 0.0
 
 
 @pytest.hookimpl(wrapper=True)
@@ -45,7 +65,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
     with _synchronous(pyfuncitem, lambda test: _in_a_loop(test, seconds, unheard)) as found:
         result = yield
     if found:
+        began = time.perf_counter()
         gc.collect()  # the error of a task that is not awaited comes up when the task is freed
+        _Collection.seconds = time.perf_counter() - began
         if unheard:
             pytest.fail("errors reached only the event loop: " + "; ".join(unheard), pytrace=False)
     return result
