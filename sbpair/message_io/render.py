@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sbpair.amqp.message import DATA, VALUE, Header, Properties, Sections
-from sbpair.amqp.types import Array, Described, Map
+from sbpair.amqp.types import Array, Described, Map, type_of
 from sbpair.errors import ProtocolError, UnreadableMessage
 from sbpair.move.message import envelope
 from sbpair.move.message.dead_letters import cause_in
@@ -124,6 +124,8 @@ def plain_value(value: Any) -> Any:
         return plain_value(value.value)
     if isinstance(value, list | tuple | Array):
         return [plain_value(each) for each in value]
-    if value is None or isinstance(value, bool | int | float | str):
+    if type_of(value) is bool:
+        return bool(value)  # one in its long form is read as a number
+    if value is None or isinstance(value, int | float | str):
         return value
     return str(value)
