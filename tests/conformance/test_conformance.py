@@ -153,9 +153,10 @@ def test_wrong_arguments_are_refused_without_the_key(
     assert SECRET not in out + err
 
 
-def test_a_wrong_key_is_refused_without_the_key(another: Any) -> None:
+def test_a_wrong_key_is_refused_without_the_key(another: Any, capsys: pytest.CaptureFixture[str]) -> None:
     with another() as running:
-        done = run(running.connection_string.replace("SAS_KEY_VALUE", SECRET))
-    assert done.returncode == 6
-    assert "InvalidSignature" in done.stderr
-    assert SECRET not in done.stdout + done.stderr
+        code = main([running.connection_string.replace("SAS_KEY_VALUE", SECRET)])
+    out, err = capsys.readouterr()
+    assert code == 6
+    assert "InvalidSignature" in err
+    assert SECRET not in out + err

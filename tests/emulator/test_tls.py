@@ -40,15 +40,15 @@ def connecting(secure: Any) -> dict[str, Any]:
         "conn_str": ready.namespaces[0].tls_connection_string,
         "connection_verify": ready.ca_file,
         "custom_endpoint_address": f"sb://{secure.namespace.authority}",
-        "transport_type": TransportType.Amqp,
         "retry_total": 0,
     }
 
 
-def test_the_official_client_speaks_tls(secure: Any, connecting: dict[str, Any]) -> None:
+@pytest.mark.parametrize("transport", TransportType)
+def test_the_official_client_speaks_tls(secure: Any, connecting: dict[str, Any], transport: TransportType) -> None:
     queue = secure.queue()
     with (
-        ServiceBusClient.from_connection_string(**connecting) as client,
+        ServiceBusClient.from_connection_string(**connecting, transport_type=transport) as client,
         client.get_queue_sender(queue.path) as sender,
         client.get_queue_receiver(queue.path) as receiver,
     ):
