@@ -7,12 +7,8 @@ from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.entities.queue import EntityCounts, QueueEntity
 from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.service_errors import (
-    ArgumentInvalid,
-    EntityFull,
     EntityNotFound,
     MessageLockExpired,
-    MessageNotFound,
-    MessageTooLarge,
 )
 
 MINUTE = 60_000
@@ -36,19 +32,6 @@ def numbers(messages: list[StoredMessage]) -> list[int]:
     return [message.sequence_number for message in messages]
 
 
-def test_a_shorter_lock_duration_counts_for_new_locks_only(make_queue, put, clock, advance) -> None:
-    queue = make_queue("changing", lock_duration="PT5M")
-    put(2, to=queue)
-    queue.messages.receive(1)
-    queue.update(type(queue.description)())
-    queue.messages.receive(1)
-    assert queue.messages.next_deadline_ms() == clock.now_ms() + MINUTE
-    advance(MINUTE)
-    assert numbers(queue.messages.receive(2)) == [2]
-    advance(4 * MINUTE)
-    assert numbers(queue.messages.receive(2)) == [1, 2]
-
-
 def test_tokens_look_like_random_guids_and_never_repeat(queue, put) -> None:
     put(50)
     tokens = queue.messages.receive(50)
@@ -63,36 +46,6 @@ def test_an_expired_message_is_dropped_by_default(queue, put, advance) -> None:
     advance(1_000)
     assert queue.counts() == EntityCounts(active=1, dead_letter=0, scheduled=0)
     assert numbers(queue.messages.receive(9)) == [2]
-
-
-def test_all_scheduled_messages_are_cancelled_or_none(queue, put, clock, advance) -> None:
-    at = clock.now_ms() + MINUTE
-    put(3, scheduled_at_ms=at)
-    put()
-    with pytest.raises(MessageNotFound):
-        queue.cancel_scheduled([1, 4])
-    queue.cancel_scheduled([1, 2, 1])
-    assert queue.counts() == EntityCounts(active=1, dead_letter=0, scheduled=1)
-    advance(MINUTE)
-    assert numbers(queue.messages.receive(9)) == [4, 5]
-
-
-def test_a_batch_that_does_not_fit_leaves_nothing_behind(make_queue) -> None:
-    queue = make_queue("full", max_size_in_megabytes=1024)
-    queue.messages._store.size_bytes = 1024 * 1024 * 1024 - 150
-    with pytest.raises(EntityFull) as refused:
-        queue.send([StoredMessage(Sections(), 100), StoredMessage(Sections(), 100)])
-    assert (refused.value.condition, refused.value.sub_code) == ("amqp:resource-limit-exceeded", 40300)
-    assert len(queue.messages) == 0
-    queue.send([StoredMessage(Sections(), 100)])
-
-
-def test_a_message_larger_than_the_limit_is_refused(queue) -> None:
-    with pytest.raises(MessageTooLarge):
-        queue.send([StoredMessage(Sections(), 256 * 1024 + 1)])
-    with pytest.raises(ArgumentInvalid):
-        queue.send([StoredMessage(Sections(), 1) for _ in range(4501)])
-    assert queue.counts().total == 0
 
 
 def test_a_deleted_queue_drops_its_messages_and_notifies_once(namespace, queue, put, advance) -> None:
@@ -123,14 +76,6 @@ def test_messages_go_to_waiting_consumers(queue, put, bursts, credit, got) -> No
     for count in bursts:
         put(count)
     assert [receiver.got for receiver in receivers] == got
-
-
-def test_a_removed_consumer_is_not_woken(queue, put) -> None:
-    receiver = CreditConsumer(queue, credit=1)
-    receiver.wake()
-    queue.messages.remove_consumer(receiver)
-    put()
-    assert receiver.got == []
 
 
 def test_a_returned_message_wakes_a_waiting_consumer(queue, put, advance) -> None:
