@@ -8,7 +8,6 @@ from sbpair.amqp.message import Properties, Sections
 from sbpair.amqp.performatives import Error, Modified, Rejected
 from sbpair.amqp.types import Array
 from sbpair.emulator.entities import service_envelope
-from sbpair.emulator.entities.description import QueueDescription, SubscriptionDescription, TopicDescription, validate
 from sbpair.emulator.entities.stored_message import DEFERRED, StoredMessage
 from sbpair.emulator.frontends.amqp import management_operations
 from sbpair.emulator.frontends.amqp.outgoing_link import settle_all
@@ -23,7 +22,6 @@ from sbpair.emulator.service_errors import (
     OperationTimedOut,
     ServiceUnavailable,
 )
-from sbpair.timespan import parse
 
 MINUTE = 60_000
 
@@ -33,16 +31,6 @@ def named(*ids: str | None, **fields: object) -> list[StoredMessage]:
 
 
 # Duplicates
-
-
-def test_a_duplicate_gets_the_sequence_number_of_the_first(make_queue, clock) -> None:
-    queue = make_queue(requires_duplicate_detection=True)
-    at = clock.now_ms() + MINUTE
-    first = queue.schedule(named("a", scheduled_at_ms=at))
-    assert queue.schedule(named("a", scheduled_at_ms=at)) == first
-    queue.cancel_scheduled(first)
-    queue.send(named("a"))
-    assert queue.counts().total == 0
 
 
 def test_an_id_is_accepted_again_after_the_window(make_queue, clock) -> None:
@@ -55,23 +43,6 @@ def test_an_id_is_accepted_again_after_the_window(make_queue, clock) -> None:
     assert queue.counts().active == 6
     queue.send(named("c"))
     assert len(queue._duplicates.seen) == 1
-
-
-def test_a_shorter_window_applies_to_earlier_ids(make_queue, clock) -> None:
-    queue = make_queue(requires_duplicate_detection=True)
-    queue.send(named("a"))
-    clock.advance(MINUTE)
-    queue.update(replace(queue.description, duplicate_detection_history_time_window=parse("PT30S")))
-    queue.send(named("a"))
-    assert queue.counts().active == 2
-
-
-def test_a_topic_detects_duplicates_for_its_subscriptions(namespace) -> None:
-    topic = namespace.create_topic("topic", TopicDescription(requires_duplicate_detection=True))
-    subscription = topic.create_subscription("sub")
-    topic.send(named("a", "a"))
-    topic.send(named("a", "b"))
-    assert subscription.counts().active == 2
 
 
 # Forwarding
@@ -99,15 +70,6 @@ def test_a_forwarding_loop_ends(make_queue) -> None:
     assert queue.size_bytes == 2_500
 
 
-def test_hops_are_counted_through_topics(namespace, make_queue) -> None:
-    topic = namespace.create_topic("topic")
-    topic.create_subscription("sub", SubscriptionDescription(forward_to="orders"))
-    queue = make_queue(forward_to="topic")
-    queue.send(named(None))
-    subscription = topic.subscription("sub")
-    assert subscription.counts().transfer_dead_letter + queue.counts().transfer_dead_letter == 1
-
-
 @pytest.mark.parametrize(
     ("target", "reason"),
     [(None, "EntityNotFound"), ({"status": "Disabled"}, "EntityDisabled"), ({"requires_session": True}, "NotAllowed")],
@@ -133,19 +95,6 @@ def test_forwarding_waits_in_order_until_both_entities_are_up(make_queue, faults
     assert [message.message_id for message in second.messages.receive(9)] == ["a", "b", "c"]
     assert [message.delivery_count for message in second.messages.peek(0, 9)] == [0, 0, 0]
     assert first.counts().total == first.size_bytes == 0
-
-
-def test_dead_letters_and_subscriptions_wait_for_their_target(namespace, make_queue, faults) -> None:
-    make_queue("bin")
-    queue = make_queue(forward_dead_lettered_messages_to="bin")
-    subscription = namespace.create_topic("topic").create_subscription("s", SubscriptionDescription(forward_to="BIN"))
-    with faults.during("entity-down", "contoso", entity="Bin"):
-        queue.send(named(None))
-        queue.messages.dead_letter(queue.messages.receive(1)[0].lock_token, "bad", "very")
-        namespace.topic("topic").send(named(None))
-        assert (queue.counts().dead_letter, subscription.counts().transfer) == (1, 1)
-    assert namespace.queue("bin").counts().active == 2
-    assert queue.counts().total == subscription.counts().total == 0
 
 
 def test_a_target_deleted_while_down_receives_nothing(namespace, make_queue, faults) -> None:
@@ -212,12 +161,6 @@ def test_forwarding_can_begin_and_end_later(make_queue) -> None:
     queue.update(replace(queue.description, forward_to=None))
     queue.send(named(None))
     assert (queue.counts().active, target.counts().active) == (1, 1)
-
-
-def test_a_subscription_with_sessions_does_not_forward() -> None:
-    validate(QueueDescription(requires_session=True, forward_to="x"))
-    with pytest.raises(ArgumentInvalid, match="ForwardTo"):
-        validate(SubscriptionDescription(requires_session=True, forward_to="x"))
 
 
 @pytest.mark.parametrize("partitioned", [False, True])
@@ -364,22 +307,3 @@ def test_a_waiting_receiver_keeps_an_entity(namespace, make_queue, advance) -> N
     queue.messages.remove_consumer(waiting)
     advance(5 * MINUTE)
     assert namespace.find_queue("orders") is None
-
-
-def test_publishing_does_not_count_as_use_of_a_subscription(namespace, advance) -> None:
-    idle = parse("PT5M")
-    topic = namespace.create_topic("topic")
-    topic.create_subscription("sub", SubscriptionDescription(auto_delete_on_idle=idle))
-    for _ in range(2):
-        advance(3 * MINUTE)
-        topic.send(named("a"))
-    assert topic.find_subscription("sub") is None
-
-
-def test_the_idle_limit_can_be_set_and_removed_by_an_update(namespace, make_queue, advance) -> None:
-    queue = make_queue()
-    queue.update(replace(queue.description, auto_delete_on_idle=parse("PT5M")))
-    advance(4 * MINUTE)
-    queue.update(QueueDescription())
-    advance(60 * MINUTE)
-    assert namespace.find_queue("orders") is queue
