@@ -3,11 +3,9 @@
 import pytest
 
 from sbpair.amqp.message import Sections
-from sbpair.emulator.entities.description import QueueDescription, SubscriptionDescription, TopicDescription
-from sbpair.emulator.entities.partitions import PartitionedMessages, partition_of
-from sbpair.emulator.entities.rules import SubscriptionRule
+from sbpair.emulator.entities.description import QueueDescription, TopicDescription
+from sbpair.emulator.entities.partitions import partition_of
 from sbpair.emulator.entities.stored_message import StoredMessage
-from sbpair.emulator.entities.subqueue import SubQueue
 from sbpair.emulator.faults.active import BadField
 from sbpair.emulator.service_errors import EntityFull, MessageLockExpired, NotAllowed, OperationTimedOut
 
@@ -42,67 +40,11 @@ def drain(queue) -> list[StoredMessage]:
     return taken
 
 
-def test_an_unpartitioned_queue_has_the_plain_engine(make_queue) -> None:
-    plain = make_queue()
-    assert type(plain.messages) is type(plain.dead_letters) is SubQueue
-    assert plain.partitions is None
-
-
-def test_messages_without_a_key_rotate_over_partitions(queue) -> None:
-    sent = [message() for _ in range(32)]
-    for each in sent:
-        queue.send([each])
-    assert sorted(partitions(sent)) == sorted([*range(16), *range(16)])
-    assert {each.sequence_number & (1 << 48) - 1 for each in sent} == {1, 2}
-    assert {id(each) for each in drain(queue)} == {id(each) for each in sent}
-
-
 def test_a_batch_without_a_key_stays_together_in_its_order(queue) -> None:
     sent = [message() for _ in range(5)]
     queue.send(sent)
     assert len(set(partitions(sent))) == 1
     assert queue.messages.receive(10) == sent
-
-
-@pytest.mark.parametrize("fields", [{"session_id": "s"}, {"partition_key": "s"}])
-def test_a_key_always_means_the_same_partition(queue, fields) -> None:
-    sent = [message(**fields) for _ in range(10)]
-    for each in sent:
-        queue.send([each])
-    assert len(set(partitions(sent))) == 1
-    other = message(partition_key="s")
-    queue.send([other])
-    assert partitions([other]) == partitions(sent[:1])
-
-
-def test_different_keys_spread(queue) -> None:
-    sent = [message(partition_key=f"key-{number}") for number in range(200)]
-    for each in sent:
-        queue.send([each])
-    assert set(partitions(sent)) == set(range(16))
-
-
-def test_a_message_id_is_a_key_where_duplicates_are_detected(make_queue) -> None:
-    queue = make_queue("detecting", enable_partitioning=True, requires_duplicate_detection=True)
-    first, second = message(message_id="a"), message(message_id="b", session_id="a")
-    queue.send([first])
-    queue.send([second])
-    assert partitions([first]) == partitions([second])
-
-
-def test_only_messages_of_one_key_are_duplicates_in_partitions(make_queue) -> None:
-    # As documented: with partitioning, MessageId and PartitionKey together decide.
-    queue = make_queue("detecting", enable_partitioning=True, requires_duplicate_detection=True)
-    sent = [message(message_id="1", **key) for key in ({}, {"partition_key": "k"}, {"session_id": "s"}, {})]
-    sent += [message(message_id="1", partition_key="k"), message(message_id="1", session_id="s")]
-    for each in sent:
-        queue.send([each])
-    assert [each.sequence_number for each in sent[3:]] == [sent[index].sequence_number for index in (0, 1, 2)]
-    assert queue.counts().active == 3
-    plain = make_queue("plain", requires_duplicate_detection=True)
-    for key in ("a", "b"):
-        plain.send([message(message_id="1", partition_key=key)])
-    assert plain.counts().active == 1
 
 
 @pytest.mark.parametrize(
@@ -120,21 +62,6 @@ def test_keys_that_contradict_each_other_are_refused(queue, make_queue, batch) -
     assert refused.value.condition == "amqp:not-allowed"
     assert queue.counts().total == 0
     make_queue("plain").send([message(**fields) for fields in batch])
-
-
-def test_a_partition_that_is_down_refuses_its_keys_and_is_skipped(queue, faults) -> None:
-    keyed = message(partition_key="k")
-    queue.send([keyed])
-    (down,) = partitions([keyed])
-    with faults.during("partition-down", "contoso", entity="orders", partition=down):
-        with pytest.raises(OperationTimedOut, match=f"partition {down}"):
-            queue.send([message(partition_key="k")])
-        others = [message() for _ in range(32)]
-        for each in others:
-            queue.send([each])
-        assert down not in partitions(others)
-        assert keyed not in queue.messages.receive(100)
-    assert queue.messages.receive(100) == [keyed]
 
 
 def test_nothing_can_be_sent_with_all_partitions_down(queue, faults) -> None:
@@ -179,14 +106,6 @@ def test_peeks_return_at_most_the_limit_and_miss_nothing(queue) -> None:
         first = found[-1].sequence_number + 1
         calls += 1
     assert (len(seen), calls) == (40, 16)
-
-
-def test_a_dead_letter_keeps_its_partition_and_its_number(queue) -> None:
-    queue.send([message(partition_key="k")])
-    (held,) = queue.messages.receive(1)
-    queue.messages.dead_letter(held.lock_token)
-    assert isinstance(queue.dead_letters, PartitionedMessages)
-    assert [each.sequence_number for each in queue.dead_letters.receive(1)] == [held.sequence_number]
 
 
 def test_a_scheduled_message_stays_in_its_partition(queue, clock) -> None:
@@ -280,20 +199,6 @@ def test_a_session_in_a_partition_that_is_down_is_not_locked(make_queue, faults)
     assert [held.id for held in collector.held_sessions] == [up, "a"]
 
 
-def test_a_subscription_locks_no_session_of_a_partition_that_is_down(namespace, faults) -> None:
-    topic = namespace.create_topic("news", TopicDescription(enable_partitioning=True))
-    messages = topic.create_subscription("all", SubscriptionDescription(requires_session=True)).messages
-    held = messages.accept("a")
-    topic.send([message(session_id="a")])
-    with faults.during("partition-down", "contoso", entity="news", partition=topic.partitions.for_key("a")):
-        assert held.receive(1) == []
-        held.close()
-        with pytest.raises(OperationTimedOut):
-            messages.accept("a")
-        assert messages.accept_next(collector := SessionCollector()) is None
-    assert [held.id for held in collector.held_sessions] == ["a"]
-
-
 def test_a_held_session_continues_when_its_partition_is_up(make_queue, faults) -> None:
     queue = make_queue("sessions", enable_partitioning=True, requires_session=True)
     held, waiter = queue.messages.accept("a"), Waiter()
@@ -302,17 +207,3 @@ def test_a_held_session_continues_when_its_partition_is_up(make_queue, faults) -
         assert held.receive(1, waiter) == []
     assert waiter.woken == 1
     assert len(held.receive(1)) == 1
-
-
-def test_a_topic_hands_its_partitions_to_its_subscriptions(namespace, faults) -> None:
-    topic = namespace.create_topic("news", TopicDescription(enable_partitioning=True))
-    subscription = topic.create_subscription("all", SubscriptionDescription(), SubscriptionRule())
-    for number in range(64):
-        topic.send([message(partition_key=f"key-{number}")])
-        topic.send([message()])
-    assert isinstance(subscription.messages, PartitionedMessages)
-    assert subscription.counts().active == 128
-    assert len(subscription.messages.receive(200)) == 128
-    down = topic.partitions.for_key("key-0")
-    with faults.during("partition-down", "contoso", entity="news", partition=down), pytest.raises(OperationTimedOut):
-        topic.send([message(partition_key="key-0")])
