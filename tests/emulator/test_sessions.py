@@ -12,11 +12,9 @@ from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.frontends.amqp import management_operations
 from sbpair.emulator.frontends.amqp.request_links import AmqpRequest
 from sbpair.emulator.service_errors import (
-    ArgumentInvalid,
     MessageLockExpired,
     MessageNotFound,
     NotAllowed,
-    SessionLockExpired,
 )
 
 MINUTE = 60_000
@@ -115,14 +113,6 @@ def test_renewing_a_session_renews_its_messages(queue, send_to, clock, advance) 
         queue.messages.renew(message.lock_token)
 
 
-def test_a_session_lost_with_its_connection_counts_failures(queue, send_to) -> None:
-    send_to("a")
-    held = queue.messages.accept("a")
-    held.receive(1)
-    held.close(failed=True)
-    assert queue.messages.accept("a").receive(1)[0].delivery_count == 1
-
-
 def test_a_deferred_message_is_received_through_its_session(queue, send_to) -> None:
     mine, other = send_to("a", "b")
     for name in ("a", "b"):
@@ -189,29 +179,11 @@ def test_expired_messages_leave_their_session(queue, send_to, advance) -> None:
     assert queue.messages.accept_next(Waiter()).id == "b"
 
 
-def test_a_scheduled_message_joins_its_session_when_its_time_comes(queue, send_to, clock, advance) -> None:
-    waiter = Waiter()
-    send_to("a", scheduled_at_ms=clock.now_ms() + MINUTE)
-    assert queue.messages.accept_next(waiter) is None
-    advance(MINUTE)
-    assert len(waiter.held.receive(9)) == 1
-
-
 def test_one_session_can_be_peeked(queue, send_to) -> None:
     sent = send_to("a", "b", "a")
     assert numbers(queue.messages.peek_session("a", 0, 9)) == [sent[0], sent[2]]
     assert numbers(queue.messages.peek_session("a", sent[0] + 1, 9)) == [sent[2]]
     assert numbers(queue.messages.peek_session("a", 0, 1)) == [sent[0]]
-
-
-def test_messages_without_a_session_are_refused(queue, send_to) -> None:
-    with pytest.raises(NotAllowed):
-        queue.send([StoredMessage(Sections(), 1)])
-    with pytest.raises(ArgumentInvalid):
-        send_to("x" * 129)
-    assert queue.counts().total == 0
-    with pytest.raises(NotAllowed):
-        queue.messages.receive(1)
 
 
 def test_expiring_all_locks_releases_every_session(queue, send_to) -> None:
@@ -284,16 +256,6 @@ def test_a_waiter_keeps_a_session_that_another_lost(queue, send_to) -> None:
     queue.messages.expire_locks()
     assert held.session.holder is waiter.held is not None
     assert [message.delivery_count for message in waiter.held.receive(9)] == [0]
-
-
-def test_deleting_a_queue_ends_every_session_lock(namespace, queue, send_to) -> None:
-    send_to("a")
-    held = queue.messages.accept("a")
-    held.receive(1)
-    namespace.delete_queue("orders")
-    with pytest.raises(SessionLockExpired):
-        held.receive(1)
-    assert queue.size_bytes == 0
 
 
 def test_a_subscription_can_require_sessions(namespace) -> None:
