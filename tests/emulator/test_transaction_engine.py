@@ -20,7 +20,6 @@ from sbpair.emulator.faults.active import Faults
 from sbpair.emulator.service_errors import (
     EntityDisabled,
     EntityFull,
-    MessageLockExpired,
     NotAllowed,
     SessionLockExpired,
     TransactionRolledBack,
@@ -75,28 +74,6 @@ def test_dead_letters_are_settled_in_the_transaction_of_their_queue(queue, put, 
 
 
 # Duplicates, forwarding, expiry, schedules
-
-
-def test_a_rolled_back_message_id_is_not_a_duplicate(make_queue, begin) -> None:
-    queue = make_queue("q", requires_duplicate_detection=True)
-    rolled_back = begin()
-    rolled_back.send(queue, [a_message(message_id="a")])
-    rolled_back.roll_back()
-    transaction = begin()
-    transaction.send(queue, [a_message(message_id="a"), a_message(message_id="b")])
-    transaction.send(queue, [a_message(message_id="b")])
-    queue.send([a_message(message_id="a")])
-    transaction.commit()
-    assert numbers(queue.messages) == [1, 2]
-
-
-def test_sent_messages_are_forwarded_after_the_commit(make_queue, transaction) -> None:
-    target = make_queue("target")
-    source = make_queue("source", forward_to="target")
-    transaction.send(source, [a_message()])
-    assert len(target.messages) == 0
-    transaction.commit()
-    assert (len(source.messages), len(target.messages)) == (0, 1)
 
 
 @pytest.mark.parametrize("partitioned", [False, True])
@@ -169,16 +146,6 @@ def test_a_session_that_is_lost_fails_the_commit(make_queue, transaction, advanc
     assert len(queue.messages) == 1
 
 
-def test_a_failed_settlement_of_several_keeps_none(queue, put, transaction) -> None:
-    put(2)
-    first, second = queue.messages.receive(2)
-    queue.messages.complete(second.lock_token)
-    with pytest.raises(MessageLockExpired):
-        complete_in(transaction, queue, first, second)
-    transaction.commit()
-    assert queue.messages.locked_count == 1
-
-
 def test_an_entity_that_was_disabled_or_deleted_fails_the_commit(namespace, queue, make_queue, begin) -> None:
     first, second = begin(), begin()
     first.send(queue, [a_message()])
@@ -211,16 +178,6 @@ def test_a_quota_counts_what_the_transaction_has(make_queue, transaction, begin)
     assert len(queue.messages) == 1
 
 
-def test_a_partition_that_went_down_fails_the_commit(make_queue, faults: Faults, transaction) -> None:
-    queue = make_queue("q", enable_partitioning=True)
-    transaction.send(queue, [a_message(partition_key="k")])
-    assert queue.partitions is not None
-    faults.partition_down("contoso", queue.partitions.for_key("k"))
-    with pytest.raises(TransactionRolledBack):
-        transaction.commit()
-    assert len(queue.messages) == 0
-
-
 # Time
 
 
@@ -239,52 +196,9 @@ def test_a_hundred_messages_may_be_sent(queue, transaction) -> None:
 # One entity and one partition
 
 
-def test_a_topic_and_its_subscriptions_are_one(namespace, transaction) -> None:
-    topic = namespace.create_topic("t")
-    subscriptions = [topic.create_subscription("a"), topic.create_subscription("b")]
-    topic.send([a_message()])
-    for subscription in subscriptions:
-        (held,) = subscription.messages.receive(1)
-        complete_in(transaction, subscription, held)
-    transaction.send(topic, [a_message()])
-    transaction.commit()
-    assert [numbers(each.messages) for each in subscriptions] == [[2], [2]]
-
-
-def test_the_first_refused_operation_does_not_choose_the_entity(make_queue, queue, transaction) -> None:
-    other = make_queue("other", requires_session=True)
-    with pytest.raises(NotAllowed):
-        transaction.send(other, [a_message()])
-    transaction.send(queue, [a_message()])
-
-
 @pytest.fixture
 def partitioned(make_queue: MakeQueue) -> QueueEntity:
     return make_queue("partitioned", enable_partitioning=True)
-
-
-def test_partitioned_entities_need_a_key_in_a_transaction(partitioned, transaction) -> None:
-    with pytest.raises(NotAllowed, match="InvalidOperation"):
-        transaction.send(partitioned, [a_message()])
-    with pytest.raises(NotAllowed, match="InvalidOperation"):
-        transaction.send(partitioned, [a_message(partition_key="a", session_id="b")])
-    with pytest.raises(NotAllowed, match="InvalidOperation"):
-        transaction.send(partitioned, [a_message(partition_key="a"), a_message(partition_key="b")])
-    transaction.send(partitioned, [a_message(partition_key="a", session_id="a"), a_message(session_id="a")])
-    transaction.send(partitioned, [a_message(partition_key="a"), a_message(via="a")])
-    with pytest.raises(NotAllowed, match="cannot span"):
-        transaction.send(partitioned, [a_message(partition_key="b")])
-    with pytest.raises(NotAllowed, match="cannot span"):
-        transaction.send(partitioned, [a_message(session_id="b")])
-    transaction.commit()
-    assert len({each.sequence_number >> 48 for each in partitioned.messages.receive(9)}) == 1
-
-
-def test_the_message_id_is_a_key_where_duplicates_are_detected(make_queue, transaction) -> None:
-    queue = make_queue("q", enable_partitioning=True, requires_duplicate_detection=True)
-    transaction.send(queue, [a_message(message_id="a")])
-    with pytest.raises(NotAllowed):
-        transaction.send(queue, [a_message(message_id="b")])
 
 
 def test_settlements_of_different_partitions_are_refused(partitioned, transaction) -> None:
@@ -305,53 +219,12 @@ def test_settlements_of_different_partitions_are_refused(partitioned, transactio
     assert len(partitioned.messages) == 2
 
 
-def test_a_plain_send_uses_the_key_of_transfers_without_another(partitioned) -> None:
-    sent = [a_message(via="k"), a_message(partition_key="k"), a_message(session_id="k", via="other")]
-    for message in sent:
-        partitioned.send([message])
-    assert len({each.sequence_number >> 48 for each in sent}) == 1
-
-
 # Transfers
 
 
 @pytest.fixture
 def destination(make_queue: MakeQueue) -> QueueEntity:
     return make_queue("destination")
-
-
-def test_a_transfer_outside_a_transaction_arrives_at_once(queue, destination) -> None:
-    SendVia(queue, destination).send([a_message()])
-    assert (len(queue.messages), len(destination.messages)) == (0, 1)
-    (arrived,) = destination.messages.receive(1)
-    assert arrived.hops == 1
-
-
-def test_a_destination_that_refuses_fills_the_transfer_dead_letters(queue, destination, transaction) -> None:
-    transaction.send(SendVia(queue, destination), [a_message()])
-    destination.update(replace(destination.description, status="Disabled"))
-    transaction.commit()
-    assert (queue.counts().transfer_dead_letter, queue.counts().transfer) == (1, 0)
-    (dead,) = queue.transfer_dead_letters.receive(1)
-    assert dead.dead_letter is not None
-    assert (dead.dead_letter.reason, dead.dead_letter.source) == ("EntityDisabled", "orders")
-
-
-@pytest.mark.parametrize("via", ["orders", "partitioned"])
-def test_refused_messages_of_several_destinations_are_all_kept(make_queue, namespace, transaction, via) -> None:
-    through = make_queue(via, enable_partitioning=via == "partitioned")
-    refusing = [make_queue(f"refusing-{number}", requires_session=True) for number in range(3)]
-    for destination in refusing:
-        transaction.send(SendVia(through, destination), [a_message(via="k"), a_message(via="k")])
-    transaction.commit()
-    SendVia(through, refusing[0]).send([a_message(via="k")])
-    dead = namespace.entity(via).transfer_dead_letters
-    received = dead.receive(9)
-    assert [each.sequence_number for each in received] == [1, 2, 3, 4, 5, 6, 7]
-    assert (through.counts().transfer_dead_letter, through.size_bytes) == (7, 700)
-    for message in received:
-        dead.complete(message.lock_token)
-    assert (len(dead), through.counts().total, through.size_bytes) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("partitioned", [False, True])
@@ -367,16 +240,6 @@ def test_refused_forwards_and_transfers_are_all_kept(make_queue, partitioned) ->
     for message in received:
         dead.complete(message.lock_token)
     assert (via.counts().total, via.size_bytes) == (0, 0)
-
-
-def test_expired_transfers_of_several_destinations_are_all_kept(make_queue, faults: Faults, advance) -> None:
-    via = make_queue(dead_lettering_on_message_expiration=True)
-    for number in range(2):
-        destination = make_queue(f"down-{number}")
-        faults.entity_down("contoso", destination.path)
-        SendVia(via, destination).send([a_message(ttl_ms=1_000)])
-    advance(2_000)
-    assert (via.counts().transfer_dead_letter, numbers(via.transfer_dead_letters)) == (2, [1, 2])
 
 
 def test_an_update_applies_to_transfers_and_those_that_failed(make_queue, faults: Faults, advance) -> None:
