@@ -7,7 +7,6 @@ import pytest
 
 from sbpair.amqp.message import APPLICATION_PROPERTIES, MESSAGE_ANNOTATIONS, Properties, Sections, encode_map
 from sbpair.amqp.types import Array, Described, Int, Map, ULong, Value
-from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.entities.description import (
     QUEUE,
@@ -38,10 +37,8 @@ from sbpair.emulator.service_errors import (
     MessageTooLarge,
     NotAllowed,
     ServiceError,
-    Unauthorized,
 )
 from sbpair.timespan import TICKS_PER_SECOND
-from tests.kit.sas import sign
 
 
 @pytest.fixture
@@ -59,15 +56,6 @@ def a_message(properties: dict[str, Value] | None = None, **fields: Any) -> Stor
 
 def received(subscription: SubscriptionEntity) -> list[StoredMessage]:
     return subscription.messages.receive(100)
-
-
-def test_a_topic_without_subscriptions_stores_nothing(topic) -> None:
-    sent = a_message()
-    topic.send([sent])
-    assert sent.sequence_number == 1
-    assert topic.size_bytes == 0
-    later = topic.create_subscription("later")
-    assert received(later) == []
 
 
 def test_the_size_of_a_topic_is_that_of_its_subscriptions(topic) -> None:
@@ -219,6 +207,25 @@ def test_a_subscription_is_found_by_its_address_in_any_case(namespace, topic) ->
         topic.create_subscription("FIRST")
 
 
+@pytest.mark.parametrize("path", ["News/subscriptions/AUDIT", "/news/SUBSCRIPTIONS/audit/"])
+def test_the_path_of_a_subscription_is_no_other_entitys(namespace, path) -> None:
+    news = namespace.create_topic("news")
+    for create, delete in (
+        (namespace.create_queue, namespace.delete_queue),
+        (namespace.create_topic, namespace.delete_topic),
+    ):
+        first = create(path)
+        with pytest.raises(EntityExists, match="'news/Subscriptions/Audit' already exists"):
+            news.create_subscription("Audit")
+        assert namespace.resolve("news/subscriptions/audit").entity is first
+        delete(path)
+        audit = news.create_subscription("Audit")
+        with pytest.raises(EntityExists, match=path.strip("/")):
+            create(path)
+        assert namespace.resolve("news/subscriptions/audit").entity is audit
+        news.subscription("audit").delete()
+
+
 def test_a_topic_is_sent_to_and_a_subscription_received_from(topic) -> None:
     subscription = topic.create_subscription("s")
     with pytest.raises(NotAllowed):
@@ -249,15 +256,6 @@ def test_the_number_of_subscriptions_is_limited(topic, monkeypatch) -> None:
     topic.create_subscription("one")
     with pytest.raises(EntityFull):
         topic.create_subscription("two")
-
-
-def test_keys_of_a_topic_apply_to_its_subscriptions(namespace, clock) -> None:
-    rule = AuthorizationRule("listen", "key", "key-2", frozenset({AccessRight.LISTEN}))
-    namespace.create_topic("t", TopicDescription(authorization_rules=(rule,))).create_subscription("s")
-    token = sign(rule, "sb://host/t", clock.now_ms() // 1000 + 60)
-    namespace.authenticate(token, "t/subscriptions/s").require(AccessRight.LISTEN, "t/subscriptions/s", clock.now_ms())
-    with pytest.raises(Unauthorized):
-        namespace.authenticate(token, "t").require(AccessRight.SEND, "t", clock.now_ms())
 
 
 # Descriptions
