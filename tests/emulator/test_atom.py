@@ -5,11 +5,7 @@ import asyncio
 import pytest
 from aiohttp import ClientSession
 
-from sbpair.amqp.message import Sections
-from sbpair.emulator.access.bearer import AUDIENCE, Bearers, Issuer
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
-from sbpair.emulator.entities.stored_message import StoredMessage
-from sbpair.timespan import instant
 from tests.emulator.atom_client import ATOM, Manager, elements_of, entry, open_manager, read, sub_code
 from tests.emulator.peer import raw_connection
 from tests.kit.async_tests import InLoop
@@ -109,19 +105,6 @@ async def test_an_invalid_description_creates_nothing(manager: Manager, body) ->
     assert (status, sub_code(text)) == (400, 40000)
     assert read(text).findtext("Code") == "400"
     assert manager.namespace.queues() == []
-
-
-async def test_an_update_replaces_the_description_and_keeps_the_messages(manager: Manager) -> None:
-    await manager.put("orders", "<RequiresSession>true</RequiresSession><MaxDeliveryCount>3</MaxDeliveryCount>")
-    manager.namespace.queue("orders").send([StoredMessage(Sections(), 100, session_id="s")])
-    status, text = await manager.put("orders", "<LockDuration>PT30S</LockDuration>", If_Match="*")
-    assert status == 200
-    found = elements_of(text)
-    assert (found["LockDuration"], found["MaxDeliveryCount"], found["RequiresSession"]) == ("PT30S", "10", "true")
-    assert (found["MessageCount"], found["SizeInBytes"]) == ("1", "100")
-    status, text = await manager.put("orders", "<RequiresSession>false</RequiresSession>", If_Match="*")
-    assert (status, sub_code(text)) == (400, 40000)
-    assert "RequiresSession" in text
 
 
 async def test_a_list_has_pages_with_links(manager: Manager) -> None:
@@ -228,26 +211,6 @@ async def test_a_refusal_below_a_topic_is_a_reason_phrase(
         f"'sb://here{target}'. Tracking Id: "
     )
     assert "Content-Length: 0" in answer
-
-
-async def test_access_times_of_new_entities(manager: Manager) -> None:
-    manager.namespace.create_queue("orders")
-    subscription = manager.namespace.create_topic("topic").create_subscription("s")
-    for path, kind, accessed in (
-        ("orders", "Queue", "0001-01-01T00:00:00Z"),
-        ("topic", "Topic", "0001-01-01T00:00:00Z"),
-        (subscription.path, "Subscription", instant(subscription.created_at_ms)),
-    ):
-        _, text = await manager.ask("GET", path)
-        assert elements_of(text, f"{kind}Description")["AccessedAt"] == accessed
-
-
-@pytest.mark.parametrize("scheme", ["Bearer ", ""])
-async def test_a_bearer_token_comes_with_or_without_its_scheme(manager: Manager, scheme: str) -> None:
-    issuer = Issuer()
-    manager.namespace.bearers = Bearers(issuer)
-    token, _ = issuer.issue(AUDIENCE, manager.emulator.clock.now_ms())
-    assert (await manager.ask("PUT", "orders", entry(""), token=scheme + token))[0] == 201
 
 
 async def test_an_entitys_rules_are_kept_and_sign_tokens() -> None:
