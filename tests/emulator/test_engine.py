@@ -6,10 +6,7 @@ from sbpair.amqp.message import Sections
 from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.entities.queue import EntityCounts, QueueEntity
 from sbpair.emulator.entities.stored_message import StoredMessage
-from sbpair.emulator.service_errors import (
-    EntityNotFound,
-    MessageLockExpired,
-)
+from sbpair.emulator.service_errors import ArgumentInvalid, EntityNotFound, MessageLockExpired, MessageTooLarge
 
 MINUTE = 60_000
 
@@ -46,6 +43,14 @@ def test_an_expired_message_is_dropped_by_default(queue, put, advance) -> None:
     advance(1_000)
     assert queue.counts() == EntityCounts(active=1, dead_letter=0, scheduled=0)
     assert numbers(queue.messages.receive(9)) == [2]
+
+
+def test_a_message_larger_than_the_limit_is_refused(queue) -> None:
+    with pytest.raises(MessageTooLarge):
+        queue.send([StoredMessage(Sections(), 256 * 1024 + 1)])
+    with pytest.raises(ArgumentInvalid):
+        queue.send([StoredMessage(Sections(), 1) for _ in range(4501)])
+    assert queue.counts().total == 0
 
 
 def test_a_deleted_queue_drops_its_messages_and_notifies_once(namespace, queue, put, advance) -> None:

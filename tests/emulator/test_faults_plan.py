@@ -142,6 +142,8 @@ def test_faults_that_overlap_end_together(faults, namespace) -> None:
     assert faults.active() == {}
     assert not namespace.is_down
     assert namespace.fault_points.meters == []
+    with pytest.raises(ValueError, match="not down"):
+        namespace.bring_up()
 
 
 def test_a_fault_can_end_after_its_entity_is_deleted(faults, namespace, queue) -> None:

@@ -12,6 +12,7 @@ from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.frontends.amqp import management_operations
 from sbpair.emulator.frontends.amqp.request_links import AmqpRequest
 from sbpair.emulator.service_errors import (
+    ArgumentInvalid,
     MessageLockExpired,
     MessageNotFound,
     NotAllowed,
@@ -184,6 +185,16 @@ def test_one_session_can_be_peeked(queue, send_to) -> None:
     assert numbers(queue.messages.peek_session("a", 0, 9)) == [sent[0], sent[2]]
     assert numbers(queue.messages.peek_session("a", sent[0] + 1, 9)) == [sent[2]]
     assert numbers(queue.messages.peek_session("a", 0, 1)) == [sent[0]]
+
+
+def test_messages_without_a_session_are_refused(queue, send_to) -> None:
+    with pytest.raises(NotAllowed):
+        queue.send([StoredMessage(Sections(), 1)])
+    with pytest.raises(ArgumentInvalid):
+        send_to("x" * 129)
+    assert queue.counts().total == 0
+    with pytest.raises(NotAllowed):
+        queue.messages.receive(1)
 
 
 def test_expiring_all_locks_releases_every_session(queue, send_to) -> None:

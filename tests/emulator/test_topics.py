@@ -195,11 +195,16 @@ def test_a_subscription_is_found_by_its_address_in_any_case(namespace, topic) ->
     assert dead.messages is subscription.dead_letters
     assert dead.management
     assert namespace.resolve("orders").entity is topic
+    namespace.create_queue("queue")
     for missing in (
         "orders/subscriptions/other",
         "orders/$deadletterqueue",
         "other/subscriptions/first",
         "orders/first",
+        "queue/subscriptions/first",
+        "queue/$deadletterqueue/x",
+        "$management",
+        "",
     ):
         with pytest.raises(EntityNotFound):
             namespace.resolve(missing)
