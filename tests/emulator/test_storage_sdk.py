@@ -50,11 +50,10 @@ async def test_the_clock_does_not_go_back_and_due_messages_expire(options: Emula
         assert (counts.active, counts.dead_letter) == (0, 1)
 
 
-@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
-async def test_a_stopped_process_has_stored_everything(tmp_path: Path, stop: signal.Signals) -> None:
+async def test_a_stopped_process_has_stored_everything(tmp_path: Path) -> None:
     words = ("--data", str(tmp_path / "data.db"), "--namespace", "contoso=0")
     connection_strings = []
-    for run in range(2):
+    for run, stop in enumerate((signal.SIGTERM, signal.SIGINT, signal.SIGTERM)):
         process = await start("emulator", *words, env=environment(None))
         assert process.stdout is not None
         connection_strings.append((await process.stdout.readline()).decode().partition(": ")[2].strip())
@@ -62,11 +61,10 @@ async def test_a_stopped_process_has_stored_everything(tmp_path: Path, stop: sig
             if run == 0:
                 async with open_atom(endpoint_from_connection_string(connection_strings[-1])) as control:
                     await control.create(QueueSpec("orders"))
-                async with client.get_queue_sender("orders") as sender:
-                    await sender.send_messages([ServiceBusMessage("x" * 100) for _ in range(500)])
-            else:
-                async with client.get_queue_receiver("orders") as receiver:
-                    assert len(await receiver.receive_messages(1_000, max_wait_time=5)) > 0
+            async with client.get_queue_receiver("orders") as receiver:
+                assert len(await receiver.peek_messages(1_000)) == run * 100
+            async with client.get_queue_sender("orders") as sender:
+                await sender.send_messages([ServiceBusMessage("x" * 100) for _ in range(100)])
         process.send_signal(stop)
         await asyncio.wait_for(finished(process), 30)
-    assert connection_strings[0] == connection_strings[1]
+    assert len(set(connection_strings)) == 1
