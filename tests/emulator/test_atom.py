@@ -184,30 +184,18 @@ async def detail_of(manager: Manager, method: str, path: str, token: str) -> tup
 
 
 @pytest.mark.parametrize("exists", [True, False])
-@pytest.mark.parametrize(
-    ("method", "path", "operation"),
-    [
-        ("GET", "s", "GetSubscription"),
-        ("PUT", "s", "CreateOrUpdateSubscription"),
-        ("DELETE", "s", "DeleteSubscription"),
-        ("GET", "", "EnumerateSubscriptions"),
-        ("GET", "s/rules", "EnumerateRules"),
-    ],
-)
-async def test_a_refusal_below_a_topic_is_a_reason_phrase(
-    manager: Manager, method: str, path: str, operation: str, exists: bool
-) -> None:
+async def test_a_refusal_below_a_topic_is_a_reason_phrase(manager: Manager, exists: bool) -> None:
     listener = AuthorizationRule("listener", "key one", "key two", frozenset({AccessRight.LISTEN}))
     manager.namespace.keys += (listener,)
     if exists:
         manager.namespace.create_topic("topic").create_subscription("s")
     async with raw_connection(manager.namespace.authority) as (reader, writer):
-        target = f"/topic/Subscriptions/{path}".rstrip("/")
-        head = f"{method} {target}?api-version=2021-05 HTTP/1.1\r\nHost: here\r\n"
+        target = "/topic/Subscriptions/s/rules"
+        head = f"GET {target}?api-version=2021-05 HTTP/1.1\r\nHost: here\r\n"
         writer.write(f"{head}Authorization: {manager.token(listener)}\r\nContent-Length: 0\r\n\r\n".encode())
         answer = (await reader.readuntil(b"\r\n\r\n")).decode()
     assert answer.startswith(
-        f"HTTP/1.1 401 SubCode=40100: Unauthorized : Unauthorized access for '{operation}' operation on endpoint "
+        "HTTP/1.1 401 SubCode=40100: Unauthorized : Unauthorized access for 'EnumerateRules' operation on endpoint "
         f"'sb://here{target}'. Tracking Id: "
     )
     assert "Content-Length: 0" in answer
