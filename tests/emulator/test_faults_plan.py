@@ -67,9 +67,20 @@ def test_the_paths_within_an_entity(path, entity, whether) -> None:
         (Fault("refuse-requests", "contoso", status=200), "status"),
         (Fault("refuse-requests", "contoso", status=500, method="put"), "method"),
         (Fault("latency", "contoso", ms=1, status=500), "status"),
+        (Fault("partition-down", "contoso", partition=16), "partition"),
+        (Fault("partition-down", "contoso", "parts", partition=16), "partition"),
+        (Fault("partition-down", "contoso", "parts"), "partition"),
+        (Fault("partition-down", "contoso", "orders", partition=0), "entity"),
+        (Fault("relay-down", "contoso", "orders"), "entity"),
+        (Fault("relay-no-listeners", "contoso", "none"), "entity"),
+        (Fault("relay-down", "contoso", status=200), "status"),
+        (Fault("relay-drop-listeners", "contoso", count=1), "count"),
+        (Fault("relay-without-via", "contoso", ms=1), "ms"),
+        (Fault("relay-swallow-response", "fabrikam"), "namespace"),
     ],
 )
-def test_a_bad_field_of_a_fault_is_named(faults, fault, where) -> None:
+def test_a_bad_field_of_a_fault_is_named(faults, make_queue, fault, where) -> None:
+    make_queue("parts", enable_partitioning=True)
     with pytest.raises(BadField) as refused:
         faults.begin(fault)
     assert refused.value.where == where

@@ -6,7 +6,6 @@ from sbpair.amqp.message import Sections
 from sbpair.emulator.entities.description import QueueDescription, TopicDescription
 from sbpair.emulator.entities.partitions import partition_of
 from sbpair.emulator.entities.stored_message import StoredMessage
-from sbpair.emulator.faults.active import BadField
 from sbpair.emulator.service_errors import EntityFull, MessageLockExpired, NotAllowed, OperationTimedOut
 
 
@@ -154,23 +153,6 @@ def test_management_fails_while_one_partition_is_down(namespace, queue, faults) 
                 act()
         namespace.create_queue("plain")
     namespace.delete_queue("orders")
-
-
-@pytest.mark.parametrize(
-    ("wanted", "where"),
-    [
-        ({"partition": 16}, "partition"),
-        ({"partition": 16, "entity": "orders"}, "partition"),
-        ({"entity": "orders"}, "partition"),
-        ({"partition": 0, "entity": "plain"}, "entity"),
-    ],
-)
-@pytest.mark.usefixtures("queue")
-def test_an_unknown_partition_cannot_be_taken_down(make_queue, faults, wanted, where) -> None:
-    make_queue("plain")
-    with pytest.raises(BadField) as refused, faults.during("partition-down", "contoso", **wanted):
-        pass
-    assert refused.value.where == where
 
 
 class SessionCollector:

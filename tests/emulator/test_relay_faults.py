@@ -5,8 +5,6 @@ import asyncio
 import pytest
 from aiohttp import ClientConnectionError
 
-from sbpair.emulator.faults.active import BadField
-from sbpair.emulator.faults.fault_points import Fault
 from tests.emulator.relay_peers import RelayBench, RelayPeer, refusal
 
 LISTEN = "/$hc/hyco?sb-hc-action=listen"
@@ -90,22 +88,3 @@ async def test_a_dropped_listener_answers_over_the_rendezvous_address(bench: Rel
     meeting = await listener.meet(request["address"])
     await listener.answer(request["id"], 200, b"late, and whole", meeting)
     assert await (await asking).read() == b"late, and whole"
-
-
-@pytest.mark.parametrize(
-    ("fault", "where"),
-    [
-        (Fault("relay-down", "contoso", "orders"), "entity"),
-        (Fault("relay-no-listeners", "contoso", "none"), "entity"),
-        (Fault("relay-down", "contoso", status=200), "status"),
-        (Fault("relay-drop-listeners", "contoso", count=1), "count"),
-        (Fault("relay-without-via", "contoso", ms=1), "ms"),
-        (Fault("relay-swallow-response", "fabrikam"), "namespace"),
-        (Fault("relay-upside-down", "contoso"), "kind"),
-    ],
-)
-async def test_a_wrong_fault_is_refused_with_its_field(bench: RelayBench, fault: Fault, where: str) -> None:
-    bench.namespace.create_queue("orders")
-    with pytest.raises(BadField) as refused:
-        bench.emulator.faults.begin(fault)
-    assert refused.value.where == where

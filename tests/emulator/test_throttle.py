@@ -12,7 +12,7 @@ from azure.servicebus.exceptions import ServiceBusServerBusyError
 from sbpair.amqp_client.client import connect
 from sbpair.emulator.entities.description import SubscriptionDescription
 from sbpair.emulator.entities.rules import SubscriptionRule
-from sbpair.emulator.faults.fault_points import CreditBudget, FaultPoints
+from sbpair.emulator.faults.fault_points import CreditBudget
 from sbpair.emulator.service_errors import ServerBusy
 from sbpair.errors import Throttled, Unreachable
 from sbpair.model.connection_string import endpoint_from_connection_string
@@ -63,15 +63,6 @@ def test_deliveries_wait_for_credits(budget, advance, resumed) -> None:
     assert budget.allowed(50, "orders") == 50
     advance(10_000)
     assert resumed.call_count == 1
-
-
-def test_the_strictest_of_several_meters_decides(budget, namespace, clock, resumed) -> None:
-    both = FaultPoints()
-    both.meters += [budget, CreditBudget(10, clock, namespace.timers, resumed)]
-    assert both.allowed(50, "orders") == 10
-    both.record(10, "orders")
-    with pytest.raises(ServerBusy):
-        both.spend(1, "orders")
 
 
 def test_each_filter_of_a_topic_costs_a_credit(namespace, queue) -> None:
