@@ -1,14 +1,12 @@
 """Faults of connections and links, as the AMQP client sees them."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 
 import pytest
-from aiohttp import ClientSession
 
 from sbpair.amqp_client.client import AmqpClient, connect
 from sbpair.emulator.entities.queue import QueueEntity
@@ -176,16 +174,3 @@ async def test_a_throttled_namespace_is_busy_and_holds_deliveries(scene: Scene) 
         assert scene.queue.messages.locked_count == 0
         scene.faults.end(throttle)
         assert len(await receiver.take(1, seconds=SECONDS)) == 1
-
-
-async def test_the_control_api_begins_and_ends_faults(scene: Scene) -> None:
-    url = f"http://{scene.emulator.namespaces['contoso'].authority}/$control/faults"
-    asked = {"kind": "entity-down", "namespace": "contoso", "entity": "orders"}
-    async with ClientSession() as session, scene.wire() as wire:
-        async with session.post(url, data=json.dumps(asked)) as answer:
-            identity = (await answer.json())["id"]
-        with pytest.raises(Unreachable):
-            await wire.sender("orders")
-        async with session.delete(f"{url}/{identity}") as answer:
-            assert answer.status == 200
-        await wire.sender("orders")
