@@ -1,13 +1,16 @@
-"""Cached fields of properties equal the decoded ones, for every message id."""
+"""Properties as the emulator reads them: cached fields, ids that messages without one get, and damage."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sbpair.amqp import codec
 from sbpair.amqp.message import PROPERTIES, Properties, Sections, data_body, section
-from sbpair.amqp.types import ULong, text_of
+from sbpair.amqp.types import Symbol, ULong, text_of
 from sbpair.emulator.entities.service_envelope import PING_CONTENT_TYPE, read_message
 from sbpair.errors import ProtocolError
 
+BODY = data_body(b"x")
 texts = st.none() | st.text(max_size=9)
 times = st.none() | st.integers(0, 10_000)
 properties = st.builds(
@@ -22,7 +25,7 @@ properties = st.builds(
 
 
 def read(raw: bytes, *, with_id: bool) -> tuple[object, ...] | None:
-    message = read_message(raw + data_body(b"x"), with_id=with_id)
+    message = read_message(raw + BODY, with_id=with_id)
     return None if message is None else (message.session_id, message.ttl_ms, message.message_id)
 
 
@@ -54,17 +57,53 @@ def test_damaged_properties_are_refused_or_read_as_decoded(sender: Properties, d
     raw[data.draw(st.integers(3, len(raw) - 1))] = data.draw(st.integers(0, 255))
     try:
         wanted = decoded(bytes(raw), with_id=False)
-        Sections.split(bytes(raw) + data_body(b"x"))
+        Sections.split(bytes(raw) + BODY)
     except ProtocolError:
         return
     assert read(bytes(raw), with_id=False) == wanted
 
 
-def test_an_id_that_reaches_beyond_the_properties_is_refused() -> None:
-    raw = section(PROPERTIES, bytes((0xC0, 4, 1, 0xA1, 9)) + b"a")
-    for with_id in (False, True):
-        try:
-            read(raw, with_id=with_id)
-        except ProtocolError:
-            continue
-        raise AssertionError("it was taken in")
+@pytest.mark.parametrize("with_id", [False, True])
+def test_an_id_that_reaches_beyond_the_properties_is_refused(with_id: bool) -> None:
+    with pytest.raises(ProtocolError):
+        read(section(PROPERTIES, bytes((0xC0, 4, 1, 0xA1, 9)) + b"a"), with_id=with_id)
+
+
+def taken_in(properties: bytes) -> Sections:
+    message = read_message(properties + BODY)
+    assert message is not None
+    assert message.sections.body == BODY
+    return message.sections
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [b"", section(PROPERTIES, b"\x45"), section(PROPERTIES, b"\xc0\x01\x00"), section(PROPERTIES, b"\xc0\x02\x01\x40")],
+    ids=["no properties", "an empty list", "no fields", "one field of nothing"],
+)
+def test_a_message_without_id_gets_one(properties: bytes) -> None:
+    ids = {taken_in(properties).read_properties().message_id for _ in range(3)}
+    assert len(ids) == 3
+    assert {len(str(each)) for each in ids} == {32}
+
+
+@pytest.mark.parametrize("subject", ["s", "s" * 225, "s" * 1000])
+def test_the_other_properties_stay_unchanged(subject: str) -> None:
+    properties = Properties(subject=subject, content_type="text/plain", group_id="g", creation_time=5)
+    read = taken_in(properties.encode()).read_properties()
+    assert read.message_id is not None
+    read.message_id = None
+    assert read == properties
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        Properties(message_id="mine").encode(),
+        Properties(message_id=b"\x00").encode(),
+        Properties(message_id="").encode(),
+        b"\x00" + codec.encode(Symbol("amqp:properties:list")) + b"\xc0\x04\x01\xa1\x01x",
+    ],
+)
+def test_an_id_of_any_type_stays_unchanged(properties: bytes) -> None:
+    assert taken_in(properties).properties == properties
