@@ -20,12 +20,17 @@ OUR_CLIENTS = "sbpair-"
 SASL, AMQP = b"AMQP\x03\x01\x00\x00", b"AMQP\x00\x01\x00\x00"
 MIN_MAX_FRAME_SIZE, MAX_TAG = 512, 32
 SENDER, RECEIVER = False, True
-SERIAL = 0xFFFFFFFF
+SERIAL, SERIAL_HALF = 0xFFFFFFFF, 0x80000000
 
 
 def behind(one: int, other: int) -> bool:
     """Return whether a serial number comes before another one."""
-    return 0 < (other - one) & SERIAL < 0x80000000
+    return 0 < (other - one) & SERIAL < SERIAL_HALF
+
+
+def end_of(start: int, window: int) -> int:
+    """Return the first serial number outside of a window. One that is half of all numbers ahead would seem behind."""
+    return start + min(window, SERIAL_HALF - 1) & SERIAL
 
 
 @dataclass(eq=False)
@@ -209,8 +214,8 @@ class Checker:
         # What a side accepts counts from the id that the other one begins with.
         theirs = session.begins[1 - side]
         if theirs is not None:
-            session.window_end[1 - side] = theirs["next-outgoing-id"] + fields["incoming-window"] & SERIAL
-            session.window_end[side] = fields["next-outgoing-id"] + theirs["incoming-window"] & SERIAL
+            session.window_end[1 - side] = end_of(theirs["next-outgoing-id"], fields["incoming-window"])
+            session.window_end[side] = end_of(fields["next-outgoing-id"], theirs["incoming-window"])
         self._sessions[side][channel] = session
 
     def _on_session_frame(self, side: int, channel: int, name: str, fields: dict[str, Any], payload: bytes) -> None:
@@ -284,7 +289,7 @@ class Checker:
         if incoming is not None:
             if behind(session.next_out[1 - side], incoming):
                 raise Violation(f"next-incoming-id of flow is {incoming}, beyond {session.next_out[1 - side]}")
-            session.window_end[1 - side] = incoming + fields["incoming-window"] & SERIAL
+            session.window_end[1 - side] = end_of(incoming, fields["incoming-window"])
         if fields["handle"] is None:
             named = [name for name in ("delivery-count", "link-credit", "available") if fields[name] is not None]
             if named or fields["drain"]:

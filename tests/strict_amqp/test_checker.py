@@ -100,11 +100,12 @@ def findings(said: Sequence[Said]) -> list[str]:
         [*RECEIVING, *ours(Disposition(True, 0, 0, True, Accepted()), Detach(0, True, Error("x:y")), End(), Close())],
         [*GRANTED, *transfer(0, MESSAGE[:5], more=True), *transfer(0, MESSAGE[5:]), *transfer(1)],
         [*GRANTED, *transfer(0), *theirs(Flow(1, 100, 0, 100, 0, 1, 0)), *transfer(1)],  # it was queued by then
+        [*GRANTED, *theirs(Flow(0, 2**32 - 1, 0, 100)), *transfer(0)],
         [*OPEN, *theirs(Begin(None, 0, 100, 100), End()), *ours(Begin(0, 0, 100, 100), End())],
         [*OPEN, (OURS, b"\x00\x00\x00\x08\x02\x00\x00\x00")],
         [*OPEN, *theirs(Close(), Close()), *ours(b"nonsense")],  # the peer breaks a rule first
     ],
-    ids=["sends", "receives", "in parts", "queued", "ended at once", "heartbeat", "after the peer's breach"],
+    ids=["sends", "receives", "in parts", "queued", "widest", "ended at once", "heartbeat", "after the peer's breach"],
 )
 def test_a_correct_conversation_has_no_finding(said: list[Said]) -> None:
     assert findings(said) == []
