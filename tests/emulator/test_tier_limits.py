@@ -114,12 +114,13 @@ def test_premium_partitions_the_whole_namespace() -> None:
     assert namespace(PREMIUM).create_queue("orders").partitions is None
 
 
-def test_premium_has_a_thousand_entities_per_unit() -> None:
-    premium = namespace(PREMIUM, 2)
-    for number in range(2_000):
-        premium.create_queue(f"q{number}")
-    with pytest.raises(EntityFull, match="2000 entities") as refused:
-        premium.create_queue("one-too-many")
+@pytest.mark.parametrize(("tier", "partitions", "limit"), [(STANDARD, 1, 10_000), (PREMIUM, 2, 2_000)])
+def test_a_tier_limits_the_entities_of_a_namespace(tier, partitions, limit) -> None:
+    full = namespace(tier, partitions)
+    for number in range(limit):
+        full.create_queue(f"q{number}")
+    with pytest.raises(EntityFull, match=f"{limit} entities") as refused:
+        full.create_queue("one-too-many")
     assert (refused.value.status, refused.value.sub_code) == (403, 40300)
 
 
