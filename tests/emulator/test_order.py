@@ -14,6 +14,20 @@ def numbered(number: int) -> StoredMessage:
     return message
 
 
+@given(st.lists(st.integers(0, 5_000), unique=True), st.sets(st.integers(0, 5_000)), st.integers(0, 5_001))
+def test_a_message_store_reads_in_order_from_any_number(added, removed, start) -> None:
+    store = MessageStore()
+    for number in added:
+        store.add(numbered(number))
+    for number in removed & set(added):
+        store.remove(number)
+    left = sorted(set(added) - removed)
+    assert [message.sequence_number for message in store.read_from(start)] == [n for n in left if n >= start]
+    assert len(store) == len(left)
+    assert all(store.get(number).sequence_number == number for number in left)
+    assert all(store.get(number) is None for number in removed)
+
+
 def test_reading_from_the_middle_reads_one_page() -> None:
     class Counting(dict):
         looked_at = 0
