@@ -1,7 +1,7 @@
 """One namespace's management side over Atom.
 
-Thin: it requests, converts and translates errors. `atom_writer`, over azure-servicebus, is opened when something is
-created or changed. Durations are text, since TimeSpan.MaxValue does not fit a timedelta.
+Thin: it requests, converts and translates errors. `sdk_administration`, over azure-servicebus, is opened when something
+is created or changed. Durations are text, since TimeSpan.MaxValue does not fit a timedelta.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
     from xml.etree.ElementTree import Element
 
-    from sbpair.azure.atom_writer import AtomWriter
+    from sbpair.azure.sdk_administration import SdkAdministration
     from sbpair.model.entities import AnyEntity, Kind, Sized
     from sbpair.model.pair import Endpoint
 
@@ -91,8 +91,8 @@ class AtomNamespace:
         self._namespace = endpoint.name
         self._call_seconds = call_seconds
         self._stack = stack
-        self._writer: AtomWriter | None = None
-        self._writer_lock = asyncio.Lock()
+        self._administration: SdkAdministration | None = None
+        self._administration_lock = asyncio.Lock()
         self._wants_partitions = False
         self._capacity: Capacity | None = None
         self._capacity_lock = asyncio.Lock()
@@ -177,7 +177,7 @@ class AtomNamespace:
     async def set_status(self, path: str, status: str) -> None:
         """Set the status, such as `Active` or `SendDisabled`, and nothing else. Raises EntityMissing."""
         queue = await self.read(Queue(path))
-        await (await self._opened_writer()).set_status(queue, status)
+        await (await self._opened_administration()).set_status(queue, status)
 
     async def delete(self, path: str) -> None:
         """Delete a queue with its messages. Raises EntityMissing."""
@@ -232,20 +232,20 @@ class AtomNamespace:
 
     async def create_exact(self, entity: Described) -> bool:
         """Create an entity without adding partitions. Raises PartitionsWanted."""
-        return await (await self._opened_writer()).create(entity)
+        return await (await self._opened_administration()).create(entity)
 
     async def delete_rule(self, rule: Rule) -> None:
         with suppress(EntityMissing):
             await self._delete(f"delete the rule {rule.path}", *_address(rule))
 
-    async def _opened_writer(self) -> AtomWriter:
-        async with self._writer_lock:
-            if self._writer is None:
-                from sbpair.azure.atom_writer import open_writer
+    async def _opened_administration(self) -> SdkAdministration:
+        async with self._administration_lock:
+            if self._administration is None:
+                from sbpair.azure.sdk_administration import open_administration
 
-                writer = open_writer(self._endpoint, self._call_seconds)
-                self._writer = await self._stack.enter_async_context(writer)
-        return self._writer
+                administration = open_administration(self._endpoint, self._call_seconds)
+                self._administration = await self._stack.enter_async_context(administration)
+        return self._administration
 
     async def _listed(self, what: str, kind: str, *path: str) -> AsyncIterator[tuple[str, Element]]:
         skip, top = 0, PAGE_SIZE

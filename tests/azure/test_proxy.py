@@ -62,7 +62,7 @@ async def send_in_aio(endpoint: Endpoint) -> None:
         await sender.send(AmqpAnnotatedMessage(data_body=[b"aio"]), 10)
 
 
-async def test_both_kinds_of_clients_and_the_writer_go_through_the_proxy() -> None:
+async def test_both_kinds_of_clients_and_creations_go_through_the_proxy() -> None:
     async with running_proxy(login=True) as proxy, behind(proxy) as (emulator, endpoint):
         await asyncio.to_thread(send_in_sync, endpoint)
         await send_in_aio(endpoint)
@@ -91,14 +91,14 @@ async def test_a_refused_password_is_in_no_log_and_no_error(caplog: pytest.LogCa
         with pytest.raises(errors.NetworkRefused, match="407 Proxy Authentication Required") as by_aio:
             await send_in_aio(endpoint)
         async with open_namespace(endpoint) as namespace:
-            with pytest.raises(errors.NetworkRefused, match="407 Proxy Authentication Required") as by_writer:
+            with pytest.raises(errors.NetworkRefused, match="407 Proxy Authentication Required") as by_creation:
                 await namespace.create(QueueSpec("other"))
     translated = from_sdk_error(by_sync.value, "sending")
     assert type(translated) is errors.NetworkRefused
     assert not is_transient(by_sync.value)
     sent = [line for head in proxy.headers for line in head.splitlines() if line.startswith("Proxy-Authorization")]
     assert len(sent) >= 3
-    text = shown(caplog) + "".join(f"{each.value} {each.value!r}" for each in (by_sync, by_aio, by_writer))
+    text = shown(caplog) + "".join(f"{each.value} {each.value!r}" for each in (by_sync, by_aio, by_creation))
     assert "ClientHttpProxyError" in text
     for secret in ("nobody-may-see", *(line.rpartition(" ")[2] for line in sent), expected()):
         assert secret not in text

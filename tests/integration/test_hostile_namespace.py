@@ -15,8 +15,8 @@ import pytest
 from sbpair import errors
 from sbpair.azure.arm import open_arm, open_relay_arm
 from sbpair.azure.atom import open_atom
-from sbpair.azure.atom_writer import open_writer
 from sbpair.azure.credentials import token_getter_for
+from sbpair.azure.sdk_administration import open_administration
 from sbpair.model.entities import Queue, Topic
 from sbpair.model.pair import Endpoint, Identity, ResourceGroup, SasKey
 from sbpair.relay.relay_client import AsyncRelayClient
@@ -136,8 +136,8 @@ async def found(endpoint: Endpoint) -> object:
 
 
 async def written(endpoint: Endpoint) -> object:
-    async with open_writer(endpoint, 60) as writer:
-        return await writer.create(Topic("orders"))
+    async with open_administration(endpoint, 60) as administration:
+        return await administration.create(Topic("orders"))
 
 
 def json_answer(body: bytes, head: bytes = b"Content-Type: application/json") -> bytes:

@@ -50,7 +50,7 @@ RESTATED = ("max_size_in_megabytes", "default_message_time_to_live", "auto_delet
 
 
 @asynccontextmanager
-async def open_writer(endpoint: Endpoint, call_seconds: float) -> AsyncIterator[AtomWriter]:
+async def open_administration(endpoint: Endpoint, call_seconds: float) -> AsyncIterator[SdkAdministration]:
     """Open the namespace of `endpoint`. Nothing is connected before the first call; `call_seconds` limits each."""
     async with AsyncExitStack() as stack:
         # Coroutines may share the client, which keeps no state per request: its session is created for it.
@@ -62,11 +62,11 @@ async def open_writer(endpoint: Endpoint, call_seconds: float) -> AsyncIterator[
         else:
             text = connection_string(endpoint.authority, endpoint.credential)
             client = ServiceBusAdministrationClient.from_connection_string(text, transport=transport, retry_total=0)
-        yield AtomWriter(await stack.enter_async_context(client), endpoint)
+        yield SdkAdministration(await stack.enter_async_context(client), endpoint)
 
 
-class AtomWriter:
-    """Get one from `open_writer`. Every method raises only errors of `sbpair.errors`."""
+class SdkAdministration:
+    """Get one from `open_administration`. Every method raises only errors of `sbpair.errors`."""
 
     def __init__(self, client: ServiceBusAdministrationClient, endpoint: Endpoint) -> None:
         self._client = client
