@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sbpair.errors import MachineLacks
 from sbpair.metrics.http_port import HttpPort, Page, Render
-from sbpair.metrics.live_figures import METRICS, RUN_INFO, LiveFigures
+from sbpair.metrics.live_figures import LiveFigures
+from sbpair.metrics.metric_names import METRICS, RUN_INFO
 
 if TYPE_CHECKING:
-    from sbpair.metrics.live_figures import Metric
+    from sbpair.metrics.metric_names import Metric
     from sbpair.move.events import SyphonEvent
     from sbpair.move.interface import Destination
     from sbpair.move.run_store import LiveRun

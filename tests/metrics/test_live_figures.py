@@ -15,7 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import sbpair
 from sbpair.emulator.access.sas import AccessRight
-from sbpair.metrics.live_figures import MAX_DESTINATIONS, METRICS, OTHERS, LiveFigures
+from sbpair.metrics.live_figures import MAX_DESTINATIONS, OTHERS, LiveFigures
+from sbpair.metrics.metric_names import METRICS
 from sbpair.metrics.run_metrics import renderer
 from sbpair.move import events
 from sbpair.move.receipt import BUCKETS, SPENT, NamedMessage, Receipt
