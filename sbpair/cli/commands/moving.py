@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 from sbpair import backlog
 from sbpair.cli.command_loop import run
 from sbpair.cli.completion import backlog_queues
-from sbpair.cli.move_run import MoveTerms, run_move, run_syphon
+from sbpair.cli.move_run import run_move, run_syphon
 from sbpair.cli.next_command import next_command
 from sbpair.cli.options import moves
 from sbpair.cli.options.common import COUNT, NamespaceSelection, PairSelection, argument, flag, option
 from sbpair.cli.options.entity_addresses import backlog_dead_letters, checked_ends, reach_of
+from sbpair.cli.options.moves import MoveTerms
 from sbpair.cli.options.values import selected_profile
 from sbpair.cli.render.receipt import warn_of_failures
 from sbpair.cli.render.screen import Screen

@@ -5,8 +5,8 @@ from typing import Literal
 
 from sbpair import __version__
 from sbpair.cli.app import PROGRAM, load
-from sbpair.cli.move_run import MoveTerms
 from sbpair.cli.options.common import COUNT, OPTION_GROUPS, PairSelection, argument, option
+from sbpair.cli.options.moves import MoveTerms
 from sbpair.cli.options.rules import given_params, name_of
 from sbpair.cli.options.values import selected_pair
 from sbpair.cli.render.screen import Screen, clean

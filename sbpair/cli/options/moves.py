@@ -1,10 +1,12 @@
-"""Options of movers: limits, the lease, the archive of a replay, and the backlog queues that they select."""
+"""Options of movers: `MoveTerms` of a syphon, move or redrive; the archive of a replay; backlog queues to select."""
 
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from sbpair.cli.command_loop import run
 from sbpair.cli.completion import backlog_queues, replay_runs
-from sbpair.cli.options.common import argument, flag, option
+from sbpair.cli.options.common import STATE, argument, duration, flag, option, option_group
+from sbpair.cli.render.screen import clean
 from sbpair.errors import UsageError
 from sbpair.move import rate_limit
 from sbpair.move.context import DEFAULT_MAX_SKIPPED
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from sbpair.move.filter import MessageFilter
     from sbpair.replay.archive import Archive
     from sbpair.syphon.move_spec import MoveLimits
+    from sbpair.syphon.run_plan import MoveOptions, RampPlan
 
 
 Dedup = Literal["key", "message-id", "report"]
@@ -61,6 +64,127 @@ DEDUP = option(
     default="key",
 )
 ALLOW_MISSING = flag("--allow-missing", "Quarantine messages for missing queues and topics")
+
+MAX_PORT, MAX_DIGITS = 65_535, 6
+MAX_CANARY = 100_000
+"""As of a step of a ramp, whose module takes long to load."""
+
+LOOPBACK = "127.0.0.1"
+MODES = {"--once": "once", "--watch": "watch", "--dry-run": "dry_run"}
+ONE_MODE = "--once moves the messages that are there now; --watch keeps moving; --dry-run only previews"
+
+
+def _health_address(text: str) -> tuple[str, int]:
+    """Return host and port of --health-port. Raises UsageError."""
+    host, _, port = text.rpartition(":")
+    number = int(port) if port.isascii() and port.isdecimal() and len(port) < MAX_DIGITS else MAX_PORT + 1
+    if number > MAX_PORT or text.startswith(":"):
+        raise UsageError(
+            f"--health-port: expected a port from 0 to {MAX_PORT}, or HOST:PORT, got {clean(text)!r}",
+            hint="8081 serves this machine only; 0.0.0.0:8081 serves others, too; 0 is any free port",
+        )
+    return host.removeprefix("[").removesuffix("]") or LOOPBACK, number
+
+
+@option_group
+class MoveTerms:
+    """The options of every mover."""
+
+    once: bool = flag(
+        "--once",
+        "Move the messages that are there now, then exit",
+        excludes=("--watch", "--dry-run"),
+        why=ONE_MODE,
+    )
+    watch: bool = flag("--watch", "Keep moving until interrupted", excludes="--dry-run", why=ONE_MODE)
+    dry_run: bool = flag("--dry-run", "Move nothing; preview outcomes, duration and cost")
+    order: Literal["backlog", "none"] = option(
+        "--order ORDER", "backlog, or none: faster, in any order", default="backlog"
+    )
+    rate: float | None = RATE
+    share: float | None = CREDITS
+    ttl: Ttl = TTL
+    state: Path | None = STATE
+    lease: str | None = LEASE
+    no_lease: bool = NO_LEASE
+    no_wait_for_locks: bool = NO_WAIT_FOR_LOCKS
+    where: str | None = WHERE
+    max_skipped: int | None = MAX_SKIPPED
+    max_discard: int | None = MAX_DISCARD
+    allow_discard: bool = ALLOW_DISCARD
+    ramp: str | None = option(
+        "--ramp N,N,…", "Send N, observe dead letters, go on up to the next N", excludes="--canary"
+    )
+    canary: int | None = option("--canary N", "The same as --ramp N", at_least=1, at_most=MAX_CANARY)
+    observe: float | None = duration(
+        "--observe TIME", "Time per step [default: 30s]", at_most=86_400, needs="--ramp or --canary"
+    )
+    progress_interval: float = duration(
+        "--progress-interval TIME",
+        "Time between reports off a terminal",
+        panel="Output",
+        default="30s",
+        at_least=1,
+        at_most=86_400,
+    )
+    metrics_port: int | None = option(
+        "--metrics-port PORT",
+        "Serve metrics; 0 is a free port",
+        at_least=0,
+        at_most=MAX_PORT,
+        needs="--watch",
+        why="the receipt has the figures of a run that ends",
+    )
+    metrics_address: str | None = option(
+        "--metrics-address HOST", "Its address [default: 127.0.0.1]", needs="--metrics-port"
+    )
+    health_port: tuple[str, int] | None = option(
+        "--health-port [HOST:]PORT",
+        "Answer health probes",
+        needs="--watch",
+        why="a run that ends has an exit code",
+        parse=_health_address,
+    )
+
+    def checked_mode(self, default: str = "", limit: int | None = None) -> str:
+        """Return --once, --watch or --dry-run. Raises UsageError for none without a `default`, and for wrong options.
+
+        `limit` is that of --max.
+        """
+        mode = next((name for name, field in MODES.items() if getattr(self, field)), default)
+        if not mode:
+            raise UsageError(f"expected one of {', '.join([*MODES][:2])} and {[*MODES][2]}", hint=ONE_MODE)
+        if self.health_port and self.metrics_port and self.health_port[1] == self.metrics_port:
+            port = self.metrics_port
+            raise UsageError(f"--health-port and --metrics-port are both {port}", hint="choose another port")
+        self.ramp_plan(limit)
+        return mode
+
+    def ramp_plan(self, limit: int | None = None) -> "RampPlan | None":
+        """Return the steps of a ramp, if one is wanted; `limit` is that of --max. Raises UsageError."""
+        if self.ramp is None and self.canary is None:
+            return None
+        from sbpair.syphon.run_plan import OBSERVE_SECONDS, RampPlan, read_totals
+
+        if self.canary is not None and self.canary > (limit or MAX_CANARY):
+            raise UsageError(f"--canary is {self.canary}, and --max is {limit}", hint="raise --max, or leave it out")
+        totals = read_totals(self.ramp, limit) if self.ramp is not None else (self.canary or 0,)
+        return RampPlan(totals, self.observe or OBSERVE_SECONDS)
+
+    def move_options(self, **more: Any) -> "MoveOptions":
+        """Return the options of a run: these, and `more` that not every mover has."""
+        from sbpair.syphon.run_plan import MoveOptions
+
+        return MoveOptions(
+            ordered=self.order == "backlog",
+            limits=limits_of(self.rate, self.share, self.ttl),
+            max_discard=discard_limit(self.max_discard, allow=self.allow_discard),
+            max_skipped=self.max_skipped or DEFAULT_MAX_SKIPPED,
+            wait_for_locks=not self.no_wait_for_locks,
+            ramp=self.ramp_plan(),
+            count_remaining=True,
+            **more,
+        )
 
 
 def filter_of(screen: "Screen", text: str | None, reasons: "Collection[str]" = ()) -> "MessageFilter | None":
