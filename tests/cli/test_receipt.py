@@ -2,9 +2,16 @@
 
 import pytest
 
-from sbpair.cli.move_run import SYPHON, _table
 from sbpair.cli.render import table
-from sbpair.cli.render.receipt import ROWS_SHOWN, TEXT_SHOWN, backing_off_lines, breakdown, proof_lines
+from sbpair.cli.render.receipt import (
+    ROWS_SHOWN,
+    SYPHON,
+    TEXT_SHOWN,
+    backing_off_lines,
+    breakdown,
+    proof_lines,
+    receipt_table,
+)
 from sbpair.cli.render.table import Layout
 from sbpair.move.receipt import BUCKETS, MAX_BACKING_OFF, MAX_DOUBTFUL, BackingOff, NamedMessage, Tally
 from sbpair.syphon.runner import SyphonResult
@@ -106,7 +113,7 @@ def test_possible_duplicates_beyond_those_that_are_named_are_counted(more: int, 
     tally = Tally()
     for number in range(MAX_DOUBTFUL + more):
         tally.doubtful(NamedMessage("c/t/0", number, None, "orders", "no answer"))
-    lines = _table(SyphonResult(tally.receipt(), (), 1.0, False), "--once", SYPHON)
+    lines = receipt_table(SyphonResult(tally.receipt(), (), 1.0, False), "--once", SYPHON)
     found = [line for line in lines if line.startswith("possible duplicates: ")]
     assert len(found) == shown
     assert found[-1] == "possible duplicates: 20001 in all" or not more

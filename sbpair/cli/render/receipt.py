@@ -1,14 +1,22 @@
-"""Receipts of moves and proofs of replays as text, read from their JSON form."""
+"""Receipts of moves as JSON and text, with the commands to go on with; proofs of replays as text."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from sbpair.cli.next_command import next_command, way_back
+from sbpair.cli.options.moves import MoveTerms
 from sbpair.cli.render.screen import Screen, clean, plural, some, spoken
 from sbpair.cli.render.table import columns, limited, wrapped
+from sbpair.errors import SkipLimitReached
+from sbpair.move.message.dead_letters import parent_path
+from sbpair.move.message.route import INVALID, is_routable
 from sbpair.move.receipt import BUCKETS
 
 if TYPE_CHECKING:
     from sbpair.move.filter import MessageFilter
+    from sbpair.move.receipt import NamedMessage
+    from sbpair.syphon import runner
 
 ROWS_SHOWN = 40
 TEXT_SHOWN = 300
@@ -20,6 +28,118 @@ OPERATIONS = {
     "empty_receives": "empty receives",
     "management_calls": "to count and peek",
 }
+
+MAX_NUMBERS = 20
+"""Messages that a command chooses by their sequence numbers."""
+
+_OF_A_MOVE = frozenset(field.name for field in fields(MoveTerms)) | {
+    *("limit", "reason", "all_subscriptions", "all_backlog", "count")
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MoveWording:
+    """The words of one mover: its schema, its command with arguments, and what it leaves messages in.
+
+    `routed` is whether each dead letter names its destination.
+    """
+
+    schema: str
+    command: tuple[str, ...]
+    source: str = "the backlog"
+    routed: bool = False
+
+
+SYPHON = MoveWording("sbpair/syphon/1", ("syphon",))
+
+
+def receipt_document(result: "runner.SyphonResult", mode: str, words: MoveWording) -> dict[str, object]:
+    return {
+        "run": result.run,
+        **result.receipt.document(),
+        "failures": [{"queue": queue, "reason": error.message} for queue, error in result.failures],
+        "seconds": round(result.seconds, 3),
+        "stopped": result.stopped,
+        "remaining": result.remaining and asdict(result.remaining),
+        "missing_destinations": list(map(asdict, result.missing)),
+        "next_commands": list(_next_commands(result, mode, words).values()),
+        "limit": None if result.limit is None else {**result.limit._asdict()},
+    }
+
+
+def receipt_table(result: "runner.SyphonResult", mode: str, words: MoveWording) -> Iterator[str]:
+    receipt = result.receipt
+    counted = {bucket: getattr(receipt, bucket) for bucket in BUCKETS}
+    yield from columns(
+        [("MESSAGES", "COUNT"), ("received", receipt.received)]
+        + [(bucket.replace("_", " "), number) for bucket, number in counted.items()]
+        + ([("left locked", receipt.locked)] if receipt.locked else [])
+    )
+    document = receipt.document()
+    yield from filter_lines(document)
+    yield from breakdown(document)
+    if result.limit is not None:
+        yield str(result.limit)
+    yield from _named("dead-lettered", receipt.dead_letters)
+    yield from _named("came back", receipt.ramp.came_back if receipt.ramp else ())
+    yield from stayed_lines(document)
+    yield from backing_off_lines(document)
+    yield from discard_lines(document)
+    yield from _named("possible duplicates", receipt.doubtful)
+    if receipt.doubtful_total > len(receipt.doubtful):
+        yield f"possible duplicates: {receipt.doubtful_total} in all"
+    if not receipt.balanced:
+        yield "the counts do not add up: please report this"
+    left, ended = result.remaining, "was stopped" if result.stopped else "ended"
+    number = left and f"{'' if left.exact else 'at least '}{plural(left.messages, 'message')}"
+    text = f"; {number} in {words.source}" if number else ""
+    yield from wrapped(f"run {result.run} {ended} after {spoken(result.seconds)}{text}")
+    for purpose, command in _next_commands(result, mode, words).items():
+        yield f"{purpose}: {command}"
+
+
+def _next_commands(result: "runner.SyphonResult", mode: str, words: MoveWording) -> dict[str, str]:
+    """Return the commands to go on with, by purpose."""
+    commands = {}
+    if result.stopped or result.failures or (result.remaining and result.remaining.messages):
+        without = {"no_wait_for_locks"}
+        if any(isinstance(error, SkipLimitReached) for _, error in result.failures):
+            without.add("max_skipped")
+        commands["to continue"] = next_command(words.command[0], *words.command[1:], mode, without=without)
+    if (ramp := result.receipt.ramp) is not None and ramp.destinations:
+        side = words.command[-1].rpartition(":")[0]
+        entity = f"{side}:{ramp.destinations[0]}" if side else ramp.destinations[0]
+        commands["to see the dead letters"] = next_command("redrive", entity, "--by-reason", without=_OF_A_MOVE)
+    if dead_letters := result.receipt.dead_lettered + result.receipt.expired:
+        commands["to send the dead letters"] = way_back(dead_letters)
+    unroutable = [each for each in result.receipt.stayed if words.routed and not is_routable(each.destination)]
+    if unroutable:
+        commands |= _ways_of_unroutable(unroutable, words)
+    return commands
+
+
+def _ways_of_unroutable(messages: "Sequence[NamedMessage]", words: MoveWording) -> dict[str, str]:
+    """Return the commands for dead letters that no alias gives a way: those of one queue."""
+    queue = messages[0].queue
+    numbers = [str(each.sequence_number) for each in messages if each.queue == queue]
+    chosen = f"sys.SequenceNumber IN ({', '.join(numbers)})" if len(numbers) <= MAX_NUMBERS else f"reason = '{INVALID}'"
+    entity = words.command[1] if len(words.command) > 1 else parent_path(queue)
+    these = ("--dead-letters", "--where", chosen)
+    return {
+        "to see those without a destination": next_command("peek", entity, *these, "--body", without=_OF_A_MOVE),
+        "to choose their destination": next_command(
+            "move", entity, "QUEUE", *these, without=_OF_A_MOVE - {"state", "lease", "no_lease"}
+        ),
+    }
+
+
+def _named(heading: str, messages: "Iterable[NamedMessage]") -> Iterator[str]:
+    """Yield one line for each reason, with the first few ids. JSON has more of them."""
+    by_reason: dict[str, list[str]] = {}
+    for each in messages:
+        by_reason.setdefault(each.reason, []).append(str(each.message_id or each.sequence_number))
+    for reason, ids in by_reason.items():
+        yield from wrapped(clean(f"{heading}: {plural(len(ids), 'message')} ({some(ids)}): {reason}"))
 
 
 def breakdown(receipt: Mapping[str, Any]) -> Iterator[str]:
