@@ -22,11 +22,12 @@ from typing import Any, Final, NamedTuple, TypeVar
 from sbpair.emulator.access.sas import scope_of
 from sbpair.emulator.clock import ManualClock
 from sbpair.emulator.entities import rules
-from sbpair.emulator.entities.description import SUBSCRIPTION, TIERS, QueueDescription
+from sbpair.emulator.entities.description import TIERS, QueueDescription
 from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.emulator.entities.rules import TypedValue, read_typed
 from sbpair.emulator.entities.topic import SubscriptionEntity, TopicEntity
+from sbpair.emulator.frontends.http.description_elements import SUBSCRIPTION
 from sbpair.emulator.frontends.http.management_parts import (
     FORWARDS,
     EntityCollection,

@@ -2,14 +2,8 @@
 
 import pytest
 
-from sbpair.emulator.entities.description import (
-    QUEUE,
-    SETTABLE,
-    QueueDescription,
-    check_path,
-    format_value,
-    from_elements,
-)
+from sbpair.emulator.entities.description import QueueDescription, check_path
+from sbpair.emulator.frontends.http.description_elements import QUEUE, SETTABLE, format_value, from_elements
 from sbpair.emulator.service_errors import ArgumentInvalid
 
 FOR_EVER = "P10675199DT2H48M5.4775807S"

@@ -5,21 +5,12 @@ import pytest
 from sbpair import timespan
 from sbpair.amqp.message import Sections
 from sbpair.emulator.clock import ManualClock
-from sbpair.emulator.entities.description import (
-    BASIC,
-    PREMIUM,
-    QUEUE,
-    STANDARD,
-    TIERS,
-    EmulatedTier,
-    QueueDescription,
-    format_value,
-    from_elements,
-)
+from sbpair.emulator.entities.description import BASIC, PREMIUM, STANDARD, TIERS, EmulatedTier, QueueDescription
 from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.entities.partitions import partition_of
 from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.frontends.http import atom_xml
+from sbpair.emulator.frontends.http.description_elements import QUEUE, format_value, from_elements
 from sbpair.emulator.server import Emulator, RequestedNamespace
 from sbpair.emulator.service_errors import ArgumentInvalid, EntityFull, MessageTooLarge
 from sbpair.errors import UsageError

@@ -8,14 +8,7 @@ import pytest
 from sbpair.amqp.message import APPLICATION_PROPERTIES, MESSAGE_ANNOTATIONS, Properties, Sections, encode_map
 from sbpair.amqp.types import Array, Described, Int, Map, ULong, Value
 from sbpair.emulator.entities import service_envelope
-from sbpair.emulator.entities.description import (
-    QUEUE,
-    SUBSCRIPTION,
-    TOPIC,
-    SubscriptionDescription,
-    TopicDescription,
-    from_elements,
-)
+from sbpair.emulator.entities.description import SubscriptionDescription, TopicDescription
 from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.entities.rules import (
     CorrelationRuleFilter,
@@ -29,6 +22,7 @@ from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.entities.topic import SubscriptionEntity, TopicEntity
 from sbpair.emulator.frontends.amqp import management_operations
 from sbpair.emulator.frontends.amqp.request_links import AmqpRequest, Reply
+from sbpair.emulator.frontends.http.description_elements import QUEUE, SUBSCRIPTION, TOPIC, from_elements
 from sbpair.emulator.service_errors import (
     ArgumentInvalid,
     EntityExists,

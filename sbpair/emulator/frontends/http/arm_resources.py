@@ -12,16 +12,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities import rules
-from sbpair.emulator.entities.description import (
-    SETTABLE,
-    SUBSCRIPTION,
-    TOPIC,
-    Settable,
-    check_authorization_rules,
-    format_value,
-)
+from sbpair.emulator.entities.description import check_authorization_rules
 from sbpair.emulator.entities.rules import read_typed
 from sbpair.emulator.entities.topic import SubscriptionEntity, TopicEntity
+from sbpair.emulator.frontends.http.description_elements import SETTABLE, SUBSCRIPTION, TOPIC, Settable, format_value
 from sbpair.emulator.frontends.http.management_parts import (
     FORWARDS,
     EntityCollection,

@@ -16,11 +16,12 @@ from xml.etree.ElementTree import Element
 from aiohttp import web
 
 from sbpair.emulator.access.sas import AccessRight, scope_of
-from sbpair.emulator.entities.description import QUEUE, SUBSCRIPTION, check_path
+from sbpair.emulator.entities.description import check_path
 from sbpair.emulator.entities.queue import entity_not_found
 from sbpair.emulator.entities.rules import SubscriptionRule
 from sbpair.emulator.entities.topic import SubscriptionEntity
 from sbpair.emulator.frontends.http import atom_xml as xml
+from sbpair.emulator.frontends.http.description_elements import QUEUE, SUBSCRIPTION
 from sbpair.emulator.frontends.http.management_parts import (
     EntityCollection,
     queues_of,

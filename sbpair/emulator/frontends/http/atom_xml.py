@@ -15,9 +15,10 @@ from xml.etree.ElementTree import Element
 from sbpair.bounded_xml import parse_xml
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities import rules
-from sbpair.emulator.entities.description import PREMIUM, DescriptionSchema, format_value
+from sbpair.emulator.entities.description import PREMIUM
 from sbpair.emulator.entities.rules import TypedValue, read_typed
 from sbpair.emulator.entities.topic import TopicEntity
+from sbpair.emulator.frontends.http.description_elements import DescriptionSchema, format_value
 from sbpair.emulator.frontends.http.management_parts import new_key, read_rights, reported_counts, reported_times
 from sbpair.emulator.service_errors import ArgumentInvalid
 from sbpair.timespan import instant

@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qsl, unquote
 
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule, path_of
-from sbpair.emulator.entities.description import (
+from sbpair.emulator.entities.description import QueueDescription, SubscriptionDescription, TopicDescription
+from sbpair.emulator.frontends.http.description_elements import (
     QUEUE,
     SUBSCRIPTION,
     TOPIC,
     DescriptionSchema,
-    QueueDescription,
-    SubscriptionDescription,
-    TopicDescription,
     format_value,
     from_elements,
 )
