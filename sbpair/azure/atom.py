@@ -169,9 +169,9 @@ class AtomNamespace:
             )
         return counts
 
-    async def description(self, path: str) -> dict[str, str]:
-        """Return the elements of a queue's description, by name, exactly as the service wrote them."""
-        found = await self._described(f"read the queue {path}", Queue.kind, path)
+    async def description(self, path: str, kind: str = Queue.kind) -> dict[str, str]:
+        """Return the elements of an entity's description, by name, exactly as the service wrote them."""
+        found = await self._described(f"read the {kind} {path}", kind, *_source_address(path)[1:])
         return {each.tag.rpartition("}")[2]: each.text or "" for each in found.iter()}
 
     async def set_status(self, path: str, status: str) -> None:
@@ -180,8 +180,9 @@ class AtomNamespace:
         await (await self._opened_administration()).set_status(queue, status)
 
     async def delete(self, path: str) -> None:
-        """Delete a queue with its messages. Raises EntityMissing."""
-        await self._delete(f"delete the queue {path}", path)
+        """Delete a queue, a topic or a subscription with its messages. Raises EntityMissing."""
+        kind, *address = _source_address(path)
+        await self._delete(f"delete the {kind} {path}", *address)
 
     # Entities of every kind
 
@@ -191,6 +192,19 @@ class AtomNamespace:
             listed = self._listed(what, kind.kind, "$Resources", f"{kind.kind}s")
             found = [(read(kind(path), of_xml(each)), bytes_of(of_xml(each))) async for path, each in listed]
         return [(await self._with_chosen_size(entity), size) for entity, size in found]
+
+    async def list_counted(self) -> list[tuple[str, QueueState]]:
+        """List every queue, topic and subscription with its counts, each with its kind."""
+        found = []
+        with self._reading("list the entities") as what:
+            for kind in (Queue.kind, Topic.kind):
+                async for path, each in self._listed(what, kind, "$Resources", f"{kind}s"):
+                    found.append((kind, queue_state(path, of_xml(each), counted=True)))
+            for topic in [state.spec.path for kind, state in found if kind == Topic.kind]:
+                async for name, each in self._listed(what, Subscription.kind, topic, "subscriptions"):
+                    path = f"{topic}/subscriptions/{name}"
+                    found.append((Subscription.kind, queue_state(path, of_xml(each), counted=True)))
+        return found
 
     async def subscriptions(self, topic: str) -> list[Subscription]:
         with self._reading(f"list the subscriptions of {topic}") as what:

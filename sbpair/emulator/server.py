@@ -27,7 +27,7 @@ from sbpair.operating_system import listen
 if TYPE_CHECKING:
     from aiohttp import web
 
-    from sbpair.emulator.frontends.http.http_frontend import IdentityEndpoint, IdentityFrontend
+    from sbpair.emulator.frontends.http.http_frontend import IdentityEndpoint, IdentityFrontend, Page
     from sbpair.emulator.storage.storage import Storage
     from sbpair.emulator.tls import Tls
 
@@ -35,6 +35,7 @@ WITHOUT_TLS: Final = ";UseDevelopmentEmulator=true"
 """Makes the official clients connect without TLS."""
 
 CreateEntities = Callable[[Namespace], None]
+MakePage = Callable[[EmulatorControl], "Page"]
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,48}[A-Za-z0-9]")
 
@@ -132,6 +133,7 @@ class Emulator(EmulatorControl):
     """Namespaces on ports of their own, for the duration of an `async with`. Port 0 chooses a free port.
 
     `ready` has the addresses and credentials. `create_entities` is called with each namespace before its port opens.
+    `page` makes what is served to browsers, when the first request by HTTP comes.
 
     Raises PortInUse if a port is taken, before any port opens. Raises MachineLacks if a port cannot be opened,
     NameInvalid and UsageError for invalid names and port numbers. Raises StateRefused for a data file that is broken,
@@ -147,10 +149,13 @@ class Emulator(EmulatorControl):
         amqp_factory: AmqpFactory | None = None,
         options: EmulatorOptions = DEFAULT_OPTIONS,
         create_entities: CreateEntities | None = None,
+        page: MakePage | None = None,
     ) -> None:
         super().__init__(host, clock or SystemClock())
         self._options = options
         self._create_entities = create_entities
+        self._make_page = page
+        self._page: Page | None = None
         self.identity: IdentityFrontend | None = None
         self._tls: Tls | None = None
         self._requested = [RequestedNamespace(*each) for each in namespaces]
@@ -241,11 +246,18 @@ class Emulator(EmulatorControl):
                 port = Port(namespace, each, self._amqp or AmqpConnection, http, tls)
                 await port.start()
                 stack.push_async_callback(port.stop)
+        stack.push_async_callback(self._close_page)
 
     def _http_server(self, namespace: Namespace) -> web.Server:
         from sbpair.emulator.frontends.http.http_frontend import http_server
 
-        return http_server(self, namespace, self.identity)
+        if self._page is None and self._make_page is not None:
+            self._page = self._make_page(self)
+        return http_server(self, namespace, self.identity, self._page)
+
+    async def _close_page(self) -> None:
+        if self._page is not None:
+            await self._page.close()
 
     async def __aexit__(self, *_: object) -> None:
         self.faults.end_all()
@@ -287,11 +299,12 @@ async def serve(
     on_ready: Callable[[Ready], None] | None = None,
     options: EmulatorOptions = DEFAULT_OPTIONS,
     create_entities: CreateEntities | None = None,
+    page: MakePage | None = None,
 ) -> None:
     """Run an emulator until cancelled, then stop it. Raises as Emulator does, and MachineLacks for the ready file."""
     if ready_file is not None:
         remove_ready_file(ready_file)
-    async with Emulator(namespaces, host=host, options=options, create_entities=create_entities) as emulator:
+    async with Emulator(namespaces, host=host, options=options, create_entities=create_entities, page=page) as emulator:
         if ready_file is not None:
             write_ready_file(ready_file, emulator.ready)
         if on_ready is not None:

@@ -14,7 +14,9 @@ from sbpair.errors import PortInUse, UsageError
 from sbpair.model.pair import is_loopback
 
 if TYPE_CHECKING:
+    from sbpair.cli.page.server import PageServer
     from sbpair.emulator.declared_entities import ConfigFile
+    from sbpair.emulator.emulator_control import EmulatorControl
     from sbpair.emulator.entities.namespace import Namespace
     from sbpair.emulator.server import Ready, RequestedNamespace
 
@@ -43,6 +45,7 @@ def command(
     ),
     host: str = option("--host ADDRESS", "Address to listen on", default="127.0.0.1"),
     expose: bool = flag("--expose", "Allow a non-loopback --host; the key is public"),
+    page_acts: bool = flag("--page-acts", "Also let the page in a browser change things", needs="--expose"),
     ready_file: Path | None = option("--ready-file FILE", "Write connection details here when ready"),
     tls: bool = flag("--tls", "Also accept TLS, with a new certificate"),
     ca_file: Path | None = option("--ca-file FILE", "Write the CA here [default: a temporary file]", needs="--tls"),
@@ -57,7 +60,8 @@ def command(
 ) -> int:
     """Run Service Bus namespaces on this machine.
 
-    Each namespace has one port for AMQP, Atom and Azure Resource Manager. Nothing is kept after it stops, except with
+    Each namespace has one port for AMQP, Atom and Azure Resource Manager, and for a browser, which shows what it holds
+    and sends, resubmits and removes messages. Nothing is kept after it stops, except with
     --data. Paste its output into a shell to point the other commands at it. Ctrl-C stops it.
 
     Examples:
@@ -99,6 +103,7 @@ def command(
                     tls, ca_file, identity, accept_any_token, credits_a_second, data, durable
                 ),
                 create_entities=_entities(config, relay or [], read) if config or relay else None,
+                page=lambda emulator: _page(emulator, may_act=page_acts or not expose),
             )
         )
     except KeyboardInterrupt:
@@ -108,6 +113,22 @@ def command(
         error.hint = f"stop what uses it, or take any free ports: {_with_any_port(read)}{anywhere}"
         raise
     return 0
+
+
+def _page(emulator: "EmulatorControl", *, may_act: bool) -> "PageServer":
+    from sbpair.cli.page.acts import EmulatorActs
+    from sbpair.cli.page.documents import PageDocuments
+    from sbpair.cli.page.emulator_source import EmulatorSource
+    from sbpair.cli.page.server import PageServer
+
+    source = EmulatorSource(emulator)
+    return PageServer(
+        PageDocuments(source),
+        is_own=emulator.is_addressed_by,
+        prefix="/$page/",
+        act=EmulatorActs(emulator, source.endpoints) if may_act else None,
+        refusal="" if may_act else "other machines can reach the emulator: it acts here with --page-acts only",
+    )
 
 
 def _entities(
@@ -189,6 +210,8 @@ def _show(screen: Screen, ready: "Ready", *, vendor: bool) -> None:
             screen.write(f"# {each.name}, administration: {each.http_connection_string}")
         for connection_string in each.hybrid_connections:
             screen.write(f"# {each.name}, relay: {connection_string}")
+    for each in ready.namespaces[:1]:
+        screen.write(f"# page: http{each.endpoint.removeprefix('sb')}/")
     if ready.ca_file:
         screen.write(f"# CA file: {ready.ca_file}")
     for name, value in _variables(ready).items():

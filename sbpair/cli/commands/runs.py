@@ -77,7 +77,7 @@ def list_runs(*, connection: RunSelection, screen: Screen) -> int:
     entries, rows = [], []
     for run in found:
         with run.reading():
-            entries.append(_entry(run))
+            entries.append(run_document(run))
             rows.append(_row(run))
     heading = ("RUN", "KIND", "COMMAND", "STARTED", "TOOK", "OUTCOME", "RECEIVED", "SENT", "IN DOUBT")
     table = columns([heading, *rows], optional=("STARTED", "COMMAND", "KIND")) if found else []
@@ -107,7 +107,7 @@ def show_run(
     doubtful = [{key: value for key, value in asdict(doubt).items() if key != "run"} for doubt in run.doubts]
     receipt = {key: value for key, value in (run.receipt or {}).items() if key != "archive"}
     with run.reading():
-        found = {**_entry(run), "receipt": receipt or None, "doubtful": doubtful}
+        found = {**run_document(run), "receipt": receipt or None, "doubtful": doubtful}
         screen.result(SCHEMA, {"runs": [found]}, _page(run), [found])
     return 0
 
@@ -139,7 +139,7 @@ def report_run(
     owner = owner_of_runs(connection, screen)
     with ExitStack() as stack:
         targets = {name: stack.enter_context(replaced_file(file)) for name, file in wanted.items() if file != STDOUT}
-        report, texts = _rendered(owner.directory, owner.ends, run_id, wanted)
+        report, texts = rendered_report(owner.directory, owner.ends, run_id, wanted)
         for name, target in targets.items():
             target.write_text(texts[name], "utf-8")
     if STDOUT in wanted.values():
@@ -228,7 +228,7 @@ SUBCOMMANDS = {
 }
 
 
-def _entry(run: "RunRecord") -> dict[str, object]:
+def run_document(run: "RunRecord") -> dict[str, object]:
     return {
         "id": run.id,
         "kind": run.kind,
@@ -259,7 +259,7 @@ def _row(run: "RunRecord") -> list[object]:
 def _page(run: "RunRecord") -> Iterator[str]:
     receipt = run.receipt or {}
     replayed = run.kind == "replay"
-    facts = {**({} if replayed else receipt), **_entry(run), "took": _took(run)}
+    facts = {**({} if replayed else receipt), **run_document(run), "took": _took(run)}
     shown = [(name.replace("_", " "), str(facts[name])) for name in SHOWN if facts.get(name) not in (None, "")]
     yield from columns(shown)
     if not replayed:
@@ -351,7 +351,9 @@ def replaced_file(file: str) -> Iterator[Path]:
         raise MachineLacks(f"{file} cannot be written: {error.strerror}", hint="choose a writable path") from error
 
 
-def _rendered(directory: Path, pair: "Ends", run_id: str, formats: Iterable[str]) -> tuple["RunReport", dict[str, str]]:
+def rendered_report(
+    directory: Path, pair: "Ends", run_id: str, formats: Iterable[str]
+) -> tuple["RunReport", dict[str, str]]:
     from sbpair.cli.report.run_facts import report_of
     from sbpair.runs.database import state_if_any
     from sbpair.runs.run_log import find_run, timeline_of

@@ -240,6 +240,16 @@ class SessionMessages(SubQueue):
             return sorted(session.id for session in sessions if session.is_listed)
         return sorted(session.id for session in sessions if session.state_changed_ms > changed_after_ms)
 
+    def locks(self) -> list[tuple[str, int | None, int, str]]:
+        """Return id, end of the lock in ms since 1970, number of locked messages, and owner of each listed session."""
+        self.advance_if_due()
+        listed = [each for each in self._sessions.sessions.values() if each.is_listed or each.holder is not None]
+        return [
+            (each.id, held.locked_until_ms if held else None, len(each.locked), held.owner if held else "")
+            for each in sorted(listed, key=lambda each: each.id)
+            for held in [each.holder]
+        ]
+
     # Wake receivers
 
     def _wake_soon(self) -> None:
@@ -297,7 +307,8 @@ class HeldSession:
     """A session under lock: received from and settled on like a sub-queue, by one consumer at most.
 
     `number` distinguishes this lock from every other of the same sub-queue. `on_lock_lost` is called when the lock
-    expires. Everything raises SessionLockExpired after the lock has ended.
+    expires. `owner` is the name of the connection that holds it, as its client gave it. Everything raises
+    SessionLockExpired after the lock has ended.
     """
 
     def __init__(self, messages: SessionMessages, session: SessionState, number: int) -> None:
@@ -305,6 +316,7 @@ class HeldSession:
         self.id = session.id
         self.number = number
         self.locked_until_ms = 0
+        self.owner = ""
         self.on_lock_lost: Callable[[SessionLockExpired], None] | None = None
         self._messages = messages
         self._consumer: Consumer | None = None

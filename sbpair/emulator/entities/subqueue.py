@@ -290,6 +290,10 @@ class SubQueue:
         self.accessed_at_ms = self.read_at_ms = self.advance_if_due()
         return list(islice(self._store.read_from(from_sequence), max(0, max_messages)))
 
+    def oldest_ms(self) -> int | None:
+        """Return when the first message was enqueued, in ms since 1970; None without messages. This is no access."""
+        return next((each.enqueued_at_ms for each in self._store.read_from(0)), None)
+
     def delete(self, max_messages: int, before_ms: int, session_id: str | None = None) -> int:
         """Delete up to `max_messages` ready messages that were enqueued before a time; return how many."""
         self.accessed_at_ms = self.read_at_ms = self.advance_if_due()

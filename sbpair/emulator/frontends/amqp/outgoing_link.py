@@ -224,6 +224,7 @@ class OutgoingSessionLink(OutgoingLink):
         locked_until = Long(held.locked_until_ms * TICKS_PER_MS + _TICKS_TO_1970)
         super().__init__(owner, link, target, path, held, filters=filters, properties={LOCKED_UNTIL: locked_until})
         self._held = held
+        held.owner = owner.peer.container_id or ""
         self._detaching: Deadline | None = None
         held.on_lock_lost = self._on_lock_lost
 

@@ -14,9 +14,10 @@ import json
 import logging
 import secrets
 import uuid
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, field
 from email.utils import formatdate
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -40,7 +41,17 @@ logger = logging.getLogger(__name__)
 
 CONTROL: Final = "$control"
 IDENTITY: Final = "$identity"
+PAGE: Final = "$page"
 IDENTITY_VERSION: Final = "2019-08-01"
+
+
+class Page(Protocol):
+    """A page for browsers at `/$page/`: whoever starts the emulator has one."""
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse: ...
+
+    async def close(self) -> None:
+        """End the answers that are still being sent."""
 
 
 class QuietLog(logging.LoggerAdapter[logging.Logger]):
@@ -66,18 +77,35 @@ class HttpServer(web.Server):
 
 
 def http_server(
-    emulator: EmulatorControl, namespace: Namespace, identity: IdentityFrontend | None = None
+    emulator: EmulatorControl,
+    namespace: Namespace,
+    identity: IdentityFrontend | None = None,
+    page: Page | None = None,
 ) -> web.Server:
-    atom, arm = AtomFrontend(namespace), ArmFrontend(emulator.namespaces)
-
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
         path = request.raw_path.lower().lstrip("/").replace("%24", "$")
         if path.startswith(CONTROL):
             return await answer_control(emulator, namespace, request)
+        if page is not None and is_for_page(request, path):
+            return await page.handle(request)
         if is_health_check(request) and namespace.hybrid_connections.find("health") is None:
             return health(namespace)
         if identity is not None and path.startswith(IDENTITY):
             return identity.handle(request)
+        return await serve(request)
+
+    # The relay passes bodies on as they are.
+    serve = service_of(emulator, namespace)
+    return HttpServer(handle, access_log=None, logger=QuietLog(logger), auto_decompress=False)
+
+
+def service_of(
+    emulator: EmulatorControl, namespace: Namespace
+) -> Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]:
+    """Return what answers requests to the service itself: Resource Manager, the relay and Atom."""
+    atom, arm = AtomFrontend(namespace), ArmFrontend(emulator.namespaces)
+
+    async def serve(request: web.BaseRequest) -> web.StreamResponse:
         if namespace.is_down:
             if request.transport is not None:
                 request.transport.abort()
@@ -95,8 +123,12 @@ def http_server(
         response.headers[hdrs.DATE] = formatdate(namespace.clock.now_ms() / 1000, usegmt=True)
         return response
 
-    # The relay passes bodies on as they are.
-    return HttpServer(handle, access_log=None, logger=QuietLog(logger), auto_decompress=False)
+    return serve
+
+
+def is_for_page(request: web.BaseRequest, path: str) -> bool:
+    """Return whether a browser asks for the page: there, or at the root of the port."""
+    return path.startswith(f"{PAGE}/") or (not path and "text/html" in request.headers.get(hdrs.ACCEPT, ""))
 
 
 def is_relayed(namespace: Namespace, request: web.BaseRequest) -> bool:
@@ -194,7 +226,7 @@ def hybrid_connections_state(namespace: Namespace) -> dict[str, object]:
     return {"hybrid_connections": listed} if listed else {}
 
 
-def state_of(emulator: EmulatorControl) -> dict[str, object]:
+def state_of(emulator: EmulatorControl) -> dict[str, Any]:
     faults = {
         identity: {name: value for name, value in asdict(fault).items() if value is not None}
         for identity, fault in emulator.faults.active().items()
@@ -220,7 +252,10 @@ def queue_state(queue: QueueEntity) -> dict[str, object]:
         "locked": queue.messages.locked_count,
         "scheduled": counts.scheduled,
         "dead_letter": counts.dead_letter,
+        "transfer": counts.transfer,
+        "transfer_dead_letter": counts.transfer_dead_letter,
         "size_bytes": queue.size_bytes,
+        "oldest_ms": queue.messages.oldest_ms(),
     }
 
 

@@ -1,0 +1,168 @@
+"""What the page of an emulator does: as a client of its namespaces, and through its faults and its clock."""
+
+import json
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import fields, replace
+from typing import Any, Final
+
+from sbpair import backlog
+from sbpair.amqp.types import Int, Timestamp
+from sbpair.amqp_client.client import connect
+from sbpair.azure.atom import open_atom
+from sbpair.azure.data_plane import open_sender
+from sbpair.cli.page.documents import ends_of
+from sbpair.cli.render.screen import Document
+from sbpair.emulator.emulator_control import EmulatorControl
+from sbpair.emulator.faults.active import BadField, read_count, read_fault
+from sbpair.emulator.service_errors import ServiceError
+from sbpair.errors import EntityMissing, ServiceRefused, UsageError
+from sbpair.message_io.message_json import parse_json
+from sbpair.model.entities import Queue, Subscription, Topic, subscription_of
+from sbpair.model.pair import Endpoint, Ends
+from sbpair.move.filter import MessageFilter
+from sbpair.move.message.dead_letters import dead_letter_path
+from sbpair.move.message.route import BACKLOG_DEAD_LETTERS, kept_for
+from sbpair.syphon.move_spec import MoveSpec
+from sbpair.syphon.run_plan import MoveOptions
+from sbpair.syphon.runner import run
+
+SEND_SECONDS: Final = 30.0
+MAX_DELETED: Final = 4_000
+LATER_SECONDS: Final = 86_400
+KINDS: Final = {"queue": Queue, "topic": Topic}
+
+Values = Mapping[str, Any]
+
+
+class EmulatorActs:
+    """Carries out acts by name: an instance is the `act` of a PageServer."""
+
+    def __init__(self, emulator: EmulatorControl, endpoints: Mapping[str, Endpoint]) -> None:
+        self._emulator = emulator
+        self._endpoints = endpoints
+        self._acts: dict[str, Callable[[Values], Awaitable[Document]]] = {
+            "send": self._send,
+            "resubmit": self._resubmit,
+            "remove": self._remove,
+            "purge": self._purge,
+            "create": self._create,
+            "delete": self._delete,
+            "fault": self._fault,
+            "end-fault": self._end_fault,
+            "clock": self._clock,
+        }
+
+    async def __call__(self, name: str, values: Values) -> Document:
+        if name not in self._acts:
+            raise EntityMissing(f"there is no act {name[:100]!r}", hint=f"it is one of {', '.join(self._acts)}")
+        try:
+            return await self._acts[name](values)
+        except BadField as error:
+            raise UsageError(f"{error.where}: {error.message}", hint="see sbpair help emulator") from error
+        except ServiceError as error:
+            raise ServiceRefused(error.message, hint="choose another entity, or change it first") from error
+
+    async def _send(self, values: Values) -> Document:
+        """Send one message, which is an object as `sbpair send --json` reads it."""
+        endpoint, path = self._target(values)
+        message = parse_json(json.dumps(values.get("message")).encode())
+        async with open_sender(endpoint, path) as sender:
+            await sender.send(message, SEND_SECONDS)
+        return {"sent": 1}
+
+    async def _resubmit(self, values: Values) -> Document:
+        """Move dead letters back, all or those of one reason, as `sbpair redrive` does."""
+        endpoint, path = self._target(values)
+        subscription = subscription_of(path)
+        ends, form = ends_of(endpoint), kept_for(subscription.topic if subscription else path)
+        if (primary := backlog.primary_of(path)) is not None:
+            ends, form = self._pair_of(primary, endpoint), BACKLOG_DEAD_LETTERS
+        is_session = (await self._description(endpoint, path)).get("RequiresSession", "").lower() == "true"
+        spec = MoveSpec(ends, "redrive", form, dead_letter_path(path), is_session, keeps_refused=True)
+        reason = values.get("reason")
+        where = None if reason is None else MessageFilter("", reasons=[str(reason)])
+        result = await run(ends, MoveOptions(where=where), once=True, spec=spec, lease=False)
+        for _, error in result.failures:
+            raise error
+        return {"sent": result.receipt.sent, "stayed": result.receipt.received - result.receipt.sent}
+
+    async def _remove(self, values: Values) -> Document:
+        """Delete the dead letters of an entity."""
+        endpoint, path = self._target(values)
+        return await self._delete_messages(endpoint, dead_letter_path(path))
+
+    async def _purge(self, values: Values) -> Document:
+        """Delete the messages of an entity that are neither locked, deferred nor scheduled."""
+        return await self._delete_messages(*self._target(values))
+
+    async def _delete_messages(self, endpoint: Endpoint, address: str) -> Document:
+        deleted = 0
+        # The emulator's clock may be ahead.
+        before = Timestamp(max(self._emulator.clock.now_ms(), int(time.time() * 1000)) + LATER_SECONDS * 1000)
+        async with connect(endpoint) as client:
+            while True:
+                wanted = {"message-count": Int(MAX_DELETED), "enqueued-time-utc": before}
+                answer = await client.request(address, "batch-delete-messages", dict(wanted))
+                if answer.status != 200:
+                    break
+                deleted += int(answer.body.get("message-count") or 0)
+        if answer.status != 204:
+            raise ServiceRefused(answer.description, hint=f"{deleted} messages were deleted before that")
+        return {"deleted": deleted}
+
+    async def _create(self, values: Values) -> Document:
+        """Create a queue, a topic or a subscription, with properties by their names in Python's SDK."""
+        endpoint, path = self._target(values)
+        properties = values.get("properties") or {}
+        subscription = subscription_of(path)
+        if subscription is None and values.get("kind") not in KINDS:
+            raise UsageError("kind is not queue or topic", hint="a subscription is TOPIC/subscriptions/NAME")
+        like: Queue | Topic | Subscription = subscription or KINDS[str(values["kind"])](path)
+        known = {each.name for each in fields(like)}
+        if unknown := [name for name in properties if name not in known]:
+            raise UsageError(f"{unknown[0][:100]} is not a property of a {like.kind}", hint=", ".join(sorted(known)))
+        async with open_atom(endpoint) as control:
+            created = await control.create(replace(like, **properties))
+        if not created:
+            raise UsageError(f"{path} exists already", hint="delete it first, or choose another name")
+        return {"created": path}
+
+    async def _delete(self, values: Values) -> Document:
+        """Delete an entity with all its messages."""
+        endpoint, path = self._target(values)
+        async with open_atom(endpoint) as control:
+            await control.delete(path)
+        return {"deleted": path}
+
+    async def _fault(self, values: Values) -> Document:
+        """Begin a fault, as a request to the control API describes it."""
+        return {"id": self._emulator.faults.begin(read_fault(dict(values)))}
+
+    async def _end_fault(self, values: Values) -> Document:
+        self._emulator.faults.end(str(values.get("id")))
+        return {"id": values.get("id")}
+
+    async def _clock(self, values: Values) -> Document:
+        """Advance the emulator's clock."""
+        self._emulator.advance(read_count("advance_ms", values.get("advance_ms")))
+        return {"now_ms": self._emulator.clock.now_ms()}
+
+    def _target(self, values: Values) -> tuple[Endpoint, str]:
+        side, path = str(values.get("side", "")), str(values.get("path", "")).strip("/")
+        if side not in self._endpoints:
+            raise EntityMissing(f"there is no namespace {side[:100]!r}", hint=", ".join(self._endpoints))
+        if not path:
+            raise UsageError("the entity has no path", hint="name a queue, a topic, or TOPIC/subscriptions/NAME")
+        return self._endpoints[side], path
+
+    def _pair_of(self, primary: str, secondary: Endpoint) -> Ends:
+        for name, endpoint in self._endpoints.items():
+            if name.lower() == primary.lower():
+                return Ends(primary, endpoint, secondary)
+        raise EntityMissing(f"the emulator has no namespace {primary!r}", hint="the backlog's messages belong there")
+
+    async def _description(self, endpoint: Endpoint, path: str) -> dict[str, str]:
+        kind = Queue.kind if subscription_of(path) is None else Subscription.kind
+        async with open_atom(endpoint) as control:
+            return await control.description(path, kind)

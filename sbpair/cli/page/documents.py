@@ -1,0 +1,181 @@
+"""The documents that the page shows: those of `peek`, `deadletters list` and `runs`, and what an entity is."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any, Final, Protocol
+
+from sbpair.amqp.message import Header
+from sbpair.amqp.types import Map, type_of
+from sbpair.azure.atom import open_atom
+from sbpair.cli.commands.runs import run_document
+from sbpair.cli.page.overview import NamespaceReading
+from sbpair.cli.render.messages import group_document
+from sbpair.cli.render.screen import Document
+from sbpair.errors import EntityMissing, UsageError
+from sbpair.message_io.peek import PeekSource, count_dead_letters, peek_messages
+from sbpair.message_io.render import plain_value, readable, render_peeked
+from sbpair.model.entities import Queue, subscription_of
+from sbpair.model.pair import Endpoint, Ends
+from sbpair.move.message.dead_letters import dead_letter_path
+from sbpair.move.peek.peeker import PeekedMessage
+from sbpair.runs.database import RunDatabase
+from sbpair.runs.run_log import LIVE, RunRecord, all_runs, timeline_of
+
+PAGE: Final = 50
+MAX_COUNTED: Final = 1_000
+"""Dead letters of an entity that are grouped: more of them are counted as at least so many."""
+
+TYPE_NAMES: Final = {"bool": "boolean", "str": "string", "bytes": "binary", "float": "double", "nonetype": "null"}
+
+OpenRuns = Callable[[], AbstractContextManager[RunDatabase | None]]
+
+
+class Source(Protocol):
+    """What the page shows: a pair, or the namespaces of an emulator."""
+
+    endpoints: Mapping[str, Endpoint]
+
+    async def read(self) -> Sequence[NamespaceReading]: ...
+
+    async def sessions(self, side: str, path: str) -> list[Document]:
+        """Return the first sessions of an entity, with their locks where those are known."""
+
+    def control(self) -> Document:
+        """Return the clock and the faults of an emulator. Raises EntityMissing."""
+
+
+class PageDocuments:
+    """Reads documents for the page: nothing is locked, settled or changed.
+
+    `open_runs` opens the state with the runs; `render_report` makes the page of one of them.
+    """
+
+    def __init__(
+        self, source: Source, open_runs: OpenRuns | None = None, render_report: Callable[[str], str] | None = None
+    ) -> None:
+        self.source = source
+        self._open_runs = open_runs
+        self._render_report = render_report
+
+    async def read(self, name: str, query: Mapping[str, str]) -> Document:
+        """Return the document of a name. Raises SbpairError; UsageError for a name that there is not."""
+        match name:
+            case "peek":
+                return await self._peek(query)
+            case "deadletters":
+                return await self._dead_letters(query)
+            case "entity":
+                return await self._entity(query)
+            case "runs":
+                return self._runs()
+            case "control":
+                return self.source.control()
+        raise EntityMissing("the page has no such document", hint="load the page again")
+
+    async def report(self, run: str) -> str:
+        """Return the page that `sbpair runs report` writes."""
+        if self._render_report is None:
+            raise EntityMissing("no state directory is shown here", hint="see sbpair page")
+        return self._render_report(run)
+
+    def endpoint(self, query: Mapping[str, Any]) -> Endpoint:
+        """Return the namespace that a request names. Raises EntityMissing."""
+        side = str(query.get("side", ""))
+        if side not in self.source.endpoints:
+            raise EntityMissing(f"there is no namespace {side[:100]!r}", hint="load the page again")
+        return self.source.endpoints[side]
+
+    async def _peek(self, query: Mapping[str, str]) -> Document:
+        endpoint, path = self.endpoint(query), query.get("path", "")
+        address = dead_letter_path(path) if query.get("dead_letters") else path
+        sources = [PeekSource(query["side"], address)]
+        result = await peek_messages(ends_of(endpoint), sources, limit=PAGE, start=_number(query, "from"))
+        messages = [{"from": query["side"], **_message(message)} for _, message in result.messages]
+        head = {"namespace": endpoint.name, "side": query["side"], "entity": address, "complete": result.complete}
+        return {"schema": "sbpair/peek/1", **head, "messages": messages, "hidden": bool(result.hidden)}
+
+    async def _dead_letters(self, query: Mapping[str, str]) -> Document:
+        endpoint, path = self.endpoint(query), query.get("path", "")
+        source = PeekSource(query["side"], dead_letter_path(path))
+        found = await count_dead_letters(ends_of(endpoint), [source], limit=MAX_COUNTED)
+        now = time.time()
+        groups = [group_document(each, now) for each in sorted(found, key=lambda each: -each.messages)]
+        return {
+            "schema": "sbpair/deadletters-list/1",
+            "messages": sum(each.messages for each in found),
+            "exact": all(each.exact for each in found),
+            "groups": groups,
+        }
+
+    async def _entity(self, query: Mapping[str, str]) -> Document:
+        endpoint, path = self.endpoint(query), query.get("path", "")
+        subscription = subscription_of(path)
+        async with open_atom(endpoint) as control:
+            description = await control.description(path, query.get("kind", Queue.kind))
+            rules = await control.rules(subscription.topic, subscription.name) if subscription else []
+        has_sessions = description.get("RequiresSession", "").lower() == "true"
+        return {
+            "description": description,
+            "rules": [{"name": each.name, "filter": str(each.filter), "action": each.action} for each in rules],
+            "sessions": await self.source.sessions(query["side"], path) if has_sessions else [],
+        }
+
+    def _runs(self) -> Document:
+        if self._open_runs is None:
+            return {"schema": "sbpair/runs/1", "runs": []}
+        with self._open_runs() as kept:
+            runs = all_runs(kept) if kept else []
+            return {"schema": "sbpair/runs/1", "runs": [self._run(kept, each) for each in runs if kept]}
+
+    def _run(self, kept: RunDatabase, run: RunRecord) -> Document:
+        with run.reading():
+            found = run_document(run)
+        if run.outcome not in LIVE:
+            return found
+        samples = [{"at_ms": each.at_ms, **asdict(each.figures)} for each in timeline_of(kept, run.id)[-2:]]
+        return {**found, "samples": samples}
+
+
+def ends_of(endpoint: Endpoint) -> Ends:
+    """Return a namespace as both ends."""
+    return Ends(endpoint.name, endpoint, endpoint)
+
+
+def _number(query: Mapping[str, str], name: str) -> int:
+    text = query.get(name, "0")
+    if not (text.isascii() and text.isdigit() and len(text) <= 19):
+        raise UsageError(f"{name} is not a sequence number", hint="it is a whole number from 0")
+    return int(text)
+
+
+def _message(message: PeekedMessage) -> Document:
+    """Return a message as `peek --body` prints it, with its annotations, and the types of its properties."""
+    sections = message.sections
+    annotations = readable(sections.read_message_annotations, Map())
+    properties = readable(sections.read_application_properties, Map())
+    ttl = readable(sections.read_header, Header()).ttl
+    enqueued = message.facts.enqueued_at
+    expires = enqueued + ttl if ttl and enqueued > 0 else None
+    return {
+        **render_peeked(message, body=True),
+        "expires_at": _moment(expires),
+        "locked_until": plain_value(annotations.get("x-opt-locked-until")),
+        "annotations": plain_value(annotations),
+        "types": {str(plain_value(name)): _type_name(value) for name, value in properties.pairs},
+    }
+
+
+def _type_name(value: object) -> str:
+    """Return the AMQP name of a value's type."""
+    name = type_of(value).__name__.lower()
+    return TYPE_NAMES.get(name, name)
+
+
+def _moment(ms: int | None) -> str | None:
+    try:
+        return None if ms is None else datetime.fromtimestamp(ms / 1000, UTC).isoformat()
+    except (OverflowError, ValueError, OSError):
+        return None  # later than the year 9999: it never expires

@@ -1,0 +1,64 @@
+"""The namespaces of an emulator of this process, as the page reads them: from its counters."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from sbpair import backlog
+from sbpair.cli.page.overview import EntityRow, NamespaceReading
+from sbpair.cli.page.pair_source import MAX_SESSIONS
+from sbpair.cli.render.screen import Document
+from sbpair.emulator.emulator_control import EmulatorControl
+from sbpair.emulator.entities.sessions import SessionMessages
+from sbpair.emulator.frontends.http.http_frontend import state_of
+from sbpair.model.connection_string import endpoint_from_connection_string
+from sbpair.model.pair import Endpoint
+
+
+class EmulatorSource:
+    """The namespaces of an emulator, from the document of its control API: they are shown while they are down, too.
+
+    The backlog queues of a namespace are those of any other namespace of the emulator.
+    """
+
+    def __init__(self, emulator: EmulatorControl) -> None:
+        self._emulator = emulator
+        self.endpoints: Mapping[str, Endpoint] = {
+            name: replace(endpoint_from_connection_string(each.connection_string), name=name)
+            for name, each in emulator.namespaces.items()
+        }
+
+    async def read(self) -> Sequence[NamespaceReading]:
+        return [self._reading(each) for each in state_of(self._emulator)["namespaces"]]
+
+    async def sessions(self, side: str, path: str) -> list[Document]:
+        entity = self._emulator.namespaces[side].find(path)
+        if entity is None or not isinstance(entity.messages, SessionMessages):
+            return []
+        return [
+            {"id": name, "locked_until": until, "locked": locked, "owner": owner}
+            for name, until, locked, owner in entity.messages.locks()[:MAX_SESSIONS]
+        ]
+
+    def control(self) -> Document:
+        """Return the time and the faults, as the control API does."""
+        state = state_of(self._emulator)
+        return {name: state[name] for name in ("now_ms", "faults")}
+
+    def _reading(self, found: Mapping[str, Any]) -> NamespaceReading:
+        rows = []
+        for queue in found["queues"]:
+            kind = "queue" if backlog.primary_of(queue["path"]) is None else "backlog"
+            rows.append(_emulated(kind, queue["path"], queue))
+        for topic in found["topics"]:
+            rows.append(_emulated("topic", topic["path"], topic))
+            rows += (_emulated("subscription", each["path"], each) for each in topic["subscriptions"])
+        reason = "a fault takes the namespace down" if found["down"] else ""
+        return NamespaceReading(found["name"], found["name"], rows, reason)
+
+
+def _emulated(kind: str, path: str, state: Mapping[str, Any]) -> EntityRow:
+    names = ("active", "dead_letter", "scheduled", "transfer", "transfer_dead_letter", "size_bytes")
+    oldest = state.get("oldest_ms")
+    counts: dict[str, Any] = {name: state.get(name) for name in names}
+    return EntityRow(path, kind, **counts, oldest=None if oldest is None else oldest / 1000)

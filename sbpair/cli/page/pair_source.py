@@ -1,0 +1,122 @@
+"""The namespaces of a pair as the page reads them: as a client that changes nothing."""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Final
+
+from sbpair import backlog, status
+from sbpair.amqp.types import Int, Timestamp
+from sbpair.amqp_client.client import AmqpClient, connect
+from sbpair.azure.atom import open_atom
+from sbpair.azure.credentials import signed_in
+from sbpair.cli.page.overview import EntityRow, NamespaceReading
+from sbpair.cli.render.screen import Document
+from sbpair.errors import AccessError, EntityMissing, ProtocolError, SbpairError
+from sbpair.model.pair import Endpoint, Pair
+from sbpair.model.queues import QueueState
+from sbpair.move.raw_source import peek_headers
+
+MAX_SESSIONS: Final = 100
+ALL_SESSIONS: Final = {
+    "last-updated-time": Timestamp(253_402_300_799_000),
+    "skip": Int(0),
+    "top": Int(MAX_SESSIONS),
+}
+"""With the end of the year 9999, the service lists all sessions that have messages or a state."""
+
+MAX_OLDEST: Final = 20
+"""Entities of a namespace whose first message is peeked in one reading: the others keep what was peeked before."""
+
+
+class PairSource:
+    """The namespaces of a pair, read with Listen and Manage. Without Manage, the backlog queues are peeked."""
+
+    def __init__(self, pair: Pair) -> None:
+        self.endpoints: Mapping[str, Endpoint] = {"primary": pair.primary, "secondary": pair.secondary}
+        self._pair = pair
+        self._oldest: dict[str, dict[str, tuple[float, float | None]]] = {side: {} for side in self.endpoints}
+
+    async def read(self) -> Sequence[NamespaceReading]:
+        return await asyncio.gather(*(self._read(side, endpoint) for side, endpoint in self.endpoints.items()))
+
+    async def _read(self, side: str, endpoint: Endpoint) -> NamespaceReading:
+        try:
+            async with open_atom(endpoint) as control:
+                found = await control.list_counted()
+        except AccessError as error:
+            return await self._peeked(side, endpoint, error)
+        except SbpairError as error:
+            return NamespaceReading(side, endpoint.name, reason=error.message)
+        rows = [self._row(kind, state) for kind, state in found]
+        return NamespaceReading(side, endpoint.name, await self._with_oldest(side, endpoint, rows))
+
+    def _row(self, kind: str, state: QueueState) -> EntityRow:
+        counts, path = state.counts, state.spec.path
+        is_backlog = kind == "queue" and backlog.under_prefix(self._pair.primary.name, path)
+        size = state.usage.size_bytes if state.usage else None
+        shown = "backlog" if is_backlog else kind
+        if counts is None:
+            return EntityRow(path, shown, size_bytes=size)
+        named = (counts.active, counts.dead_letter, counts.scheduled)
+        transfers = (counts.transfer, counts.transfer_dead_letter)
+        deferred = max(0, counts.total - sum(named) - sum(transfers))
+        return EntityRow(path, shown, *named, deferred, *transfers, size)
+
+    async def _with_oldest(self, side: str, endpoint: Endpoint, rows: Sequence[EntityRow]) -> list[EntityRow]:
+        known = self._oldest[side]
+        holding = {each.path for each in rows if each.active and each.kind != "topic"}
+        for path in known.keys() - holding:
+            del known[path]
+        due = sorted(holding, key=lambda path: known.get(path, (0.0, None))[0])[:MAX_OLDEST]
+        if due:
+            with suppress(SbpairError):
+                async with signed_in(connect, endpoint) as client:
+                    for path in due:
+                        known[path] = (time.monotonic(), await _first_enqueued(client, path))
+        return [each._replace(oldest=known[each.path][1]) if each.path in known else each for each in rows]
+
+    async def _peeked(self, side: str, endpoint: Endpoint, error: AccessError) -> NamespaceReading:
+        """Read what Listen alone shows: the backlog queues of the secondary."""
+        if side == "primary":
+            return NamespaceReading(side, endpoint.name, note=error.message)
+        try:
+            found = await status.read_status(self._pair)
+        except SbpairError as failure:
+            return NamespaceReading(side, endpoint.name, reason=failure.message)
+        now = time.time()
+        rows = [
+            EntityRow(
+                each.path,
+                "backlog",
+                each.messages,
+                each.dead_letters,
+                each.scheduled,
+                oldest=None if each.oldest_seconds is None else now - each.oldest_seconds,
+                exact=each.exact,
+            )
+            for each in found.queues
+        ]
+        return NamespaceReading(side, endpoint.name, rows, note=error.message)
+
+    async def sessions(self, side: str, path: str) -> list[Document]:
+        """Return the ids of the first sessions with messages or a state: a client does not see who holds them."""
+        try:
+            async with signed_in(connect, self.endpoints[side]) as client:
+                answer = await client.request(path, "get-message-sessions", dict(ALL_SESSIONS))
+        except SbpairError:
+            return []
+        return [{"id": str(each)} for each in answer.body.get("sessions-ids") or ()] if answer.status == 200 else []
+
+    def control(self) -> Document:
+        raise EntityMissing("a pair has no faults and no clock", hint="those are an emulator's")
+
+
+async def _first_enqueued(client: AmqpClient, path: str) -> float | None:
+    """Return when the first message that is neither scheduled nor deferred was enqueued; None if unknown."""
+    try:
+        headers = await peek_headers(client, path, 0, 10)
+    except (SbpairError, ProtocolError):
+        return None
+    return next((each.enqueued_at / 1000 for each in headers if each.active), None)

@@ -1,0 +1,162 @@
+"""The page over HTTP: its files, what has changed as server-sent events, and the documents of the commands.
+
+Invariant: a page of another origin reads nothing and does nothing here. The Host of a request must be a name of this
+machine, the answers allow no other origin, and an act needs the token that only the page has.
+"""
+
+import asyncio
+import hmac
+import json
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from importlib.resources import files
+from typing import Any, Final
+
+from aiohttp import hdrs, web
+
+from sbpair.cli.page.documents import PageDocuments
+from sbpair.cli.page.overview import Overview
+from sbpair.cli.render.screen import Document
+from sbpair.errors import EntityMissing, SbpairError, UsageError
+
+log = logging.getLogger(__name__)
+
+TOKEN_HEADER: Final = "X-Page-Token"  # noqa: S105  # the name of a header
+MAX_BODY: Final = 1_100_000
+FILES: Final = {"": "text/html", "page.js": "text/javascript", "page.css": "text/css"}
+POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; frame-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+REPORT_POLICY: Final = (
+    "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'; sandbox"
+)
+COMMON: Final = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    hdrs.CACHE_CONTROL: "no-store",
+}
+
+Act = Callable[[str, Mapping[str, Any]], Awaitable[Document]]
+"""Carries out the act of a name with the values of a JSON object. Raises SbpairError."""
+
+
+class PageServer:
+    """Answers requests whose path begins with `prefix`.
+
+    `is_own` tells whether a Host is a name of this server. `act` is None for a page that only reads; `refusal` is why,
+    where a user could expect acts.
+    """
+
+    def __init__(
+        self,
+        documents: PageDocuments,
+        *,
+        is_own: Callable[[str], bool],
+        prefix: str = "/",
+        act: Act | None = None,
+        refusal: str = "",
+    ) -> None:
+        self._documents = documents
+        self._overview = Overview(documents.source.read)
+        self._is_own = is_own
+        self._prefix = prefix
+        self._act = act
+        self._refusal = refusal
+        self._token = secrets.token_urlsafe(24)
+        self._closing = asyncio.Event()
+
+    async def close(self) -> None:
+        """End the streams of open pages, and readings."""
+        self._closing.set()
+        await self._overview.close()
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer a request; 404 outside the prefix, and for what the page does not have."""
+        if request.path == "/" != self._prefix:
+            return web.Response(status=302, headers={hdrs.LOCATION: self._prefix})
+        name = request.path.removeprefix(self._prefix)
+        if not self._is_own(request.headers.get(hdrs.HOST, "")):
+            return _refused(403, "the Host of the request is not a name of this page")
+        if request.headers.get("Sec-Fetch-Site", "same-origin") not in ("same-origin", "none"):
+            return _refused(403, "a page of another origin sent the request")
+        try:
+            match request.method, name.partition("/"):
+                case "GET", [("" | "page.js" | "page.css") as file, "", _]:
+                    return self._file(file)
+                case "GET", ["events", "", _]:
+                    return await self._stream(request)
+                case "GET", ["runs", "/", run]:
+                    return _answer(await self._documents.report(run), "text/html", REPORT_POLICY)
+                case "GET", [document, "", _]:
+                    return _json(await self._documents.read(document, dict(request.query)))
+                case "POST", ["acts", "/", act]:
+                    return _json(await self._carry_out(request, act))
+        except SbpairError as error:
+            status = 404 if isinstance(error, EntityMissing | LookupError) else 400
+            return _refused(status, error.message, error.hint)
+        return _refused(404, "the page has no such document")
+
+    def _file(self, name: str) -> web.Response:
+        text = (files(__package__) / "static" / (name or "page.html")).read_text(encoding="utf-8")
+        if not name:
+            may_act = self._act is not None
+            text = text.replace("{{token}}", self._token if may_act else "").replace("{{refusal}}", self._refusal)
+        return _answer(text, FILES[name], POLICY)
+
+    async def _stream(self, request: web.BaseRequest) -> web.StreamResponse:
+        response = web.StreamResponse(headers={**COMMON, hdrs.CONTENT_TYPE: "text/event-stream"})
+        await response.prepare(request)
+        closing = asyncio.create_task(self._closing.wait(), name="wait for the end of the page")
+        events = self._overview.events()
+        try:
+            while not closing.done():
+                event = asyncio.ensure_future(anext(events))
+                await asyncio.wait((event, closing), return_when=asyncio.FIRST_COMPLETED)
+                if not event.done():
+                    event.cancel()
+                    break
+                document = event.result()
+                await response.write(f"data: {document}\n\n".encode() if document else b":\n\n")
+        except (ConnectionError, TimeoutError):
+            log.debug("a page has gone")
+        finally:
+            closing.cancel()
+            await asyncio.gather(closing, return_exceptions=True)
+            await events.aclose()  # type: ignore[attr-defined]  # an async generator
+        return response
+
+    async def _carry_out(self, request: web.BaseRequest, name: str) -> Document:
+        if self._act is None:
+            raise UsageError("the page only reads here", hint=self._refusal or "acts are for an emulator")
+        if not hmac.compare_digest(request.headers.get(TOKEN_HEADER, "").encode(), self._token.encode()):
+            raise UsageError(
+                f"the header {TOKEN_HEADER} is missing, or not the token of this page", hint="load the page again"
+            )
+        if (request.content_length or 0) > MAX_BODY:
+            raise UsageError(f"the request is larger than {MAX_BODY} bytes", hint="send a smaller message")
+        try:
+            values = json.loads(await request.read())
+        except (ValueError, RecursionError) as error:
+            raise UsageError("the request is not JSON", hint="send an object of the act's values") from error
+        if not isinstance(values, dict):
+            raise UsageError("the request is not a JSON object", hint="send an object of the act's values")
+        done = await self._act(name, values)
+        await self._overview.read_again()
+        return done
+
+
+def _json(document: Document) -> web.Response:
+    return _answer(json.dumps(document, separators=(",", ":")), "application/json", POLICY)
+
+
+def _refused(status: int, reason: str, hint: str = "") -> web.Response:
+    text = json.dumps({"error": {"message": reason, "hint": hint}})
+    return _answer(text, "application/json", POLICY, status)
+
+
+def _answer(text: str, kind: str, policy: str, status: int = 200) -> web.Response:
+    headers = {**COMMON, "Content-Security-Policy": policy}
+    return web.Response(text=text, content_type=kind, charset="utf-8", headers=headers, status=status)

@@ -1,0 +1,494 @@
+"use strict";
+// Everything that is shown becomes text of a node: no string is ever parsed as HTML.
+
+const TOKEN = document.querySelector("meta[name=token]").content;
+const REFUSAL = document.querySelector("meta[name=refusal]").content;
+const SHOWN = 500, SAMPLES = 60, SAMPLE_MS = 30000, RUNS_MS = 3000;
+const COUNTS = ["active", "dead_letter", "scheduled", "deferred", "transfer", "transfer_dead_letter", "size_bytes"];
+const HEADINGS = { active: "Active", dead_letter: "Dead", scheduled: "Scheduled", deferred: "Deferred",
+  transfer: "Transfer", transfer_dead_letter: "Transfer dead", size_bytes: "Size" };
+const WIDE = new Set(["scheduled", "deferred", "transfer", "transfer_dead_letter", "size_bytes"]);
+const RARE = ["scheduled", "deferred", "transfer", "transfer_dead_letter"]; // shown where there are some
+const SVG = "http://www.w3.org/2000/svg";
+
+const main = document.getElementById("main"), live = document.getElementById("live");
+const namespaces = new Map(); // side -> {head, entities: Map(path -> row)}
+let filter = "", view = { update() {}, close() {} };
+
+// Words
+
+const number = new Intl.NumberFormat("en", { useGrouping: true });
+const grouped = n => number.format(n).replaceAll(",", "\u202f");
+
+function bytes(n) {
+  if (n === undefined) return "";
+  for (const unit of ["B", "KB", "MB", "GB"]) {
+    if (n < 1000 || unit === "GB") return `${n < 10 && unit !== "B" ? n.toFixed(1) : Math.round(n)} ${unit}`;
+    n /= 1000;
+  }
+}
+
+function age(seconds) {
+  const at = Math.max(0, Date.now() / 1000 - seconds);
+  for (const [unit, size] of [["d", 86400], ["h", 3600], ["m", 60]]) if (at >= size) return `${Math.floor(at / size)}${unit}`;
+  return `${Math.floor(at)}s`;
+}
+
+const moment = text => text ? text.slice(0, 19).replace("T", " ") + "Z" : "";
+const isoOf = ms => new Date(ms).toISOString();
+const plural = (n, one, many = one + "s") => `${grouped(n)} ${n === 1 ? one : many}`;
+
+// Nodes
+
+function h(tag, properties = {}, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (value === undefined || value === false) continue;
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (name === "class") node.className = value;
+    else if (name === "value") node.value = value;
+    else node.setAttribute(name, value === true ? "" : value);
+  }
+  node.append(...children.flat().filter(each => each !== null && each !== undefined && each !== false));
+  return node;
+}
+
+const heading = (name, isNumber, more = "") => h("th", { scope: "col", class: `${isNumber ? "n " : ""}${more}` }, name);
+const classOf = name => WIDE.has(name) ? `wide ${name}` : name;
+const table = (head, rows, label) => h("div", { class: "scroll" },
+  h("table", { "aria-label": label }, h("thead", {}, h("tr", {}, head)), h("tbody", {}, rows)));
+const pairs = entries => h("dl", {}, entries.flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
+
+function setText(node, text) {
+  if (node.textContent !== text) node.textContent = text;
+}
+
+// The server
+
+const query = values => new URLSearchParams(Object.entries(values).filter(([, value]) => value !== undefined)).toString();
+
+async function get(name, values = {}) {
+  const response = await fetch(`${name}?${query(values)}`);
+  const found = await response.json();
+  if (!response.ok) throw new Error([found.error.message, found.error.hint].filter(Boolean).join("; "));
+  return found;
+}
+
+const quoted = text => `'${text.replaceAll("'", "'\\''")}'`;
+const curlOf = (name, values) => `curl -H ${quoted(`X-Page-Token: ${TOKEN}`)} -d ${quoted(JSON.stringify(values))} `
+  + quoted(new URL(`acts/${name}`, location.href.split("#")[0]).href);
+
+async function act(name, values, say) {
+  const response = await fetch(`acts/${name}`, { method: "POST", headers: { "X-Page-Token": TOKEN }, body: JSON.stringify(values) });
+  const found = await response.json();
+  const said = response.ok ? say(found) : `refused: ${[found.error.message, found.error.hint].filter(Boolean).join("; ")}`;
+  const done = document.getElementById("done");
+  done.replaceChildren(h("p", { class: response.ok ? "" : "down" }, said, " ",
+    h("button", { type: "button", onclick: () => done.replaceChildren() }, "Close")),
+    h("details", {}, h("summary", {}, "as curl"), h("pre", {}, curlOf(name, values))));
+  if (response.ok) view.refresh?.();
+  return response.ok;
+}
+
+function listen() {
+  const source = new EventSource("events");
+  source.onmessage = event => receive(JSON.parse(event.data));
+  source.onerror = () => setText(live, `the server does not answer since ${new Date().toLocaleTimeString()}; what is shown is older`);
+}
+
+function receive(event) {
+  if (event.all) namespaces.clear();
+  for (const { entities, ...head } of event.namespaces) {
+    const known = namespaces.get(head.side) ?? { entities: new Map() };
+    known.head = head;
+    for (const row of entities) {
+      row.line ??= known.entities.get(row.path)?.line ?? [];
+      known.entities.set(row.path, row);
+    }
+    namespaces.set(head.side, known);
+  }
+  setText(live, `read at ${new Date(event.time * 1000).toLocaleTimeString()}`);
+  view.update(event.all);
+}
+
+setInterval(() => {
+  for (const { entities } of namespaces.values()) for (const row of entities.values()) {
+    row.line.push(row.active ?? -1);
+    row.line.splice(0, row.line.length - SAMPLES);
+  }
+  view.update(false);
+}, SAMPLE_MS);
+
+// The overview
+
+function lineOf(row) {
+  const drawn = document.createElementNS(SVG, "svg"), line = document.createElementNS(SVG, "polyline");
+  drawn.setAttribute("class", "line");
+  drawn.setAttribute("viewBox", `0 0 ${SAMPLES - 1} 16`);
+  drawn.setAttribute("preserveAspectRatio", "none");
+  drawn.setAttribute("role", "img");
+  drawn.append(line);
+  drawn.draw = values => {
+    const most = Math.max(1, ...values), from = SAMPLES - values.length;
+    line.setAttribute("points", values.map((value, at) => `${from + at},${value < 0 ? 15 : 15 - 14 * value / most}`).join(" "));
+    drawn.setAttribute("aria-label", values.length ? `active in the last ${Math.ceil(values.length / 2)} minutes: from ${values[0]} to ${values.at(-1)}, at most ${most}` : "no readings yet");
+  };
+  drawn.draw(row.line);
+  return drawn;
+}
+
+const sample = (row, name) => name === "active" && row.exact === false ? "~" : "";
+function cellText(row, name) {
+  if (name === "size_bytes") return bytes(row[name]);
+  if (row[name] === null || row[name] === undefined) return name === "active" && row.kind !== "topic" ? "?" : "";
+  return row[name] || name === "active" ? sample(row, name) + grouped(row[name]) : "";
+}
+
+const entityLink = (side, row) => `#entity/${[side, row.kind, row.path].map(encodeURIComponent).join("/")}`;
+
+function overviewRow(side, row) {
+  const cells = COUNTS.map(name => h("td", { class: `n ${classOf(name)}${name.includes("dead") ? " dead" : ""}` }));
+  const oldest = h("td", { class: "n" }), line = lineOf(row);
+  const shown = row.kind === "subscription" ? row.path.split(/\/subscriptions\//i)[1] : row.kind === "backlog" ? row.path.split("/").at(-1) : row.path;
+  const node = h("tr", {}, h("td", { class: row.kind === "subscription" ? "name inner" : "name" },
+    h("a", { href: entityLink(side, row), "aria-label": `${row.kind} ${row.path}` }, shown)), cells, oldest, h("td", { class: "wide" }, line));
+  node.show = row => {
+    COUNTS.forEach((name, at) => setText(cells[at], cellText(row, name)));
+    setText(oldest, row.oldest ? age(row.oldest) : "");
+    line.draw(row.line);
+  };
+  return node;
+}
+
+function part(side, title, kinds) {
+  const body = h("tbody"), total = COUNTS.map(name => h("td", { class: `n ${classOf(name)}` })), more = h("p", { class: "soft" });
+  const totalName = h("td", {}), drawn = h("table", {}, h("thead", {}, h("tr", {}, heading("Name"), COUNTS.map(name => heading(HEADINGS[name], true, classOf(name))),
+    heading("Oldest", true), heading("30 minutes", false, "wide"))), body, h("tfoot", {}, h("tr", {}, totalName, total, h("td"), h("td", { class: "wide" }))));
+  const node = h("section", { "aria-label": `${title} of ${side}` }, h("h2", {}, title), h("div", { class: "scroll" }, drawn), more);
+  const rows = new Map();
+  node.update = entities => {
+    const found = [...entities.values()].filter(row => kinds.includes(row.kind) && row.path.toLowerCase().includes(filter));
+    found.sort((a, b) => a.path.localeCompare(b.path, "en", { numeric: true, sensitivity: "base" }));
+    const shown = found.slice(0, SHOWN), paths = new Set(shown.map(row => row.path));
+    for (const [path, each] of rows) if (!paths.has(path)) { each.remove(); rows.delete(path); }
+    shown.forEach((row, at) => {
+      if (!rows.has(row.path)) rows.set(row.path, overviewRow(side, row));
+      const each = rows.get(row.path);
+      each.show(row);
+      if (body.children[at] !== each) body.insertBefore(each, body.children[at] ?? null);
+    });
+    setText(totalName, plural(found.length, "entity", "entities"));
+    COUNTS.forEach((name, at) => {
+      const counted = found.filter(row => row.kind !== "topic" || name !== "active");
+      const sum = counted.reduce((all, row) => all + (row[name] ?? 0), 0), isSample = counted.some(row => sample(row, name));
+      setText(total[at], name === "size_bytes" ? bytes(sum) : (isSample ? "~" : "") + grouped(sum));
+      drawn.classList.toggle(`no-${name}`, !sum && RARE.includes(name));
+    });
+    setText(more, found.length > shown.length ? `${grouped(found.length - shown.length)} more: type a part of a name to find them` : "");
+    node.hidden = !found.length;
+  };
+  return node;
+}
+
+function headOf(head) {
+  const word = head.reason ? "down" : "up";
+  return [h("span", { class: word }, word), ` since ${new Date(head.since * 1000).toLocaleTimeString()}`, head.reason ? `: ${head.reason}` : ""];
+}
+
+function overview() {
+  const input = h("input", { type: "search", value: filter, "aria-label": "Filter by name", placeholder: "Filter by name  (/)", oninput: () => {
+    filter = input.value.toLowerCase();
+    view.update(false);
+  } });
+  const sides = h("div", { class: "sides" }), shown = new Map();
+  main.replaceChildren(h("div", { class: "row" }, input), sides);
+  return {
+    input, close() {},
+    update() {
+      for (const [side, { head, entities }] of namespaces) {
+        if (!shown.has(side)) {
+          const parts = [part(side, "Backlog queues", ["backlog"]), part(side, "Queues", ["queue"]), part(side, "Topics and subscriptions", ["topic", "subscription"])];
+          const state = h("p"), note = h("p", { class: "note" });
+          const title = head.side === head.name ? head.name : `${head.name} (${head.side})`;
+          const create = TOKEN && h("details", {}, h("summary", {}, "Create an entity"), createForm(side));
+          shown.set(side, { parts, state, note });
+          sides.append(h("section", { "aria-label": title }, h("h1", {}, title), state, note, parts, create));
+        }
+        const { parts, state, note } = shown.get(side);
+        state.replaceChildren(...headOf(head));
+        setText(note, head.note);
+        parts.forEach(each => each.update(entities));
+      }
+    },
+  };
+}
+
+// Acts
+
+/** A form of an act: its values are read from its fields, and shown as the curl line that does the same. */
+function actForm(name, label, fields, valuesOf, say) {
+  const curl = h("pre", {});
+  const values = () => valuesOf(Object.fromEntries(new FormData(form)));
+  const form = h("form", { onsubmit: async event => {
+    event.preventDefault();
+    try { await act(name, values(), say); } catch (error) { await act(name, { error: error.message }, say); }
+  } }, fields, h("div", { class: "row" }, h("button", {}, label)), h("details", {}, h("summary", {}, "as curl"), curl));
+  const show = () => {
+    try { setText(curl, curlOf(name, values())); } catch (error) { setText(curl, error.message); }
+  };
+  form.addEventListener("input", show);
+  show();
+  return form;
+}
+
+const input = (name, label, more = {}) => h("label", {}, label, h("input", { name, ...more }));
+
+function sendForm(side, path) {
+  return actForm("send", "Send", [
+    h("label", {}, "Body", h("textarea", { name: "body", value: "hello" })),
+    h("div", { class: "row" }, input("message_id", "Message id"), input("session_id", "Session id"), input("subject", "Subject"),
+      input("content_type", "Content type"), input("time_to_live", "Time to live", { placeholder: "PT1H" }),
+      input("scheduled_enqueue_time", "Enqueue at, UTC", { placeholder: "2030-01-31T10:00:00Z" })),
+    h("label", {}, "Properties, as JSON", h("input", { name: "properties", placeholder: "{\"n\": 1}" })),
+  ], ({ body, properties, ...named }) => {
+    const message = { body, ...Object.fromEntries(Object.entries(named).filter(([, value]) => value)) };
+    if (properties) message.properties = JSON.parse(properties);
+    return { side, path, message };
+  }, () => `sent one message to ${path}`);
+}
+
+function createForm(side) {
+  const choice = h("select", { name: "kind" }, ["queue", "topic", "subscription"].map(kind => h("option", {}, kind)));
+  return actForm("create", "Create", [
+    h("div", { class: "row" }, h("label", {}, "Kind", choice), input("path", "Path", { required: true, placeholder: "orders, or TOPIC/subscriptions/NAME" })),
+    h("label", {}, "Properties, as JSON", h("input", { name: "properties", placeholder: "{\"requires_session\": true}" })),
+  ], ({ kind, path, properties }) => ({ side, kind, path, properties: properties ? JSON.parse(properties) : {} }),
+  found => `created ${found.created}`);
+}
+
+const actButton = (name, label, values, say) => actForm(name, label, [], () => values, say);
+
+// An entity
+
+function bodyViews(message) {
+  const raw = message.body_base64 ? Uint8Array.from(atob(message.body_base64), each => each.charCodeAt(0))
+    : new TextEncoder().encode(typeof message.body === "string" ? message.body : JSON.stringify(message.body));
+  const views = { text: () => message.body_base64 ? "not text; see hex" : typeof message.body === "string" ? message.body : JSON.stringify(message.body) };
+  try {
+    const parsed = typeof message.body === "string" ? JSON.parse(message.body) : message.body;
+    if (!message.body_base64) views.JSON = () => JSON.stringify(parsed, null, 2);
+  } catch { /* it is not JSON */ }
+  views.hex = () => {
+    const lines = [];
+    for (let at = 0; at < Math.min(raw.length, 65536); at += 16) {
+      const bytes = [...raw.slice(at, at + 16)];
+      lines.push(`${at.toString(16).padStart(6, "0")}  ${bytes.map(each => each.toString(16).padStart(2, "0")).join(" ").padEnd(48)} ${bytes.map(each => each > 31 && each < 127 ? String.fromCharCode(each) : ".").join("")}`);
+    }
+    return lines.join("\n");
+  };
+  return views;
+}
+
+function messageDetails(message) {
+  const body = h("pre", { tabindex: 0, "aria-label": "Body" }), views = bodyViews(message);
+  const buttons = Object.keys(views).map(name => h("button", { type: "button", onclick: () => choose(name) }, name));
+  const choose = name => {
+    body.textContent = views[name]();
+    buttons.forEach(each => each.setAttribute("aria-pressed", String(each.textContent === name)));
+  };
+  choose(message.body_base64 ? "hex" : views.JSON && typeof message.body !== "string" ? "JSON" : "text");
+  const facts = [["Message id", message.message_id ?? ""], ["Sequence number", String(message.sequence_number)], ["Session", message.session_id],
+    ["Subject", message.subject], ["Content type", message.content_type], ["Correlation id", message.correlation_id],
+    ["Enqueued", moment(message.enqueued_at)], ["Expires", moment(message.expires_at)], ["State", message.state],
+    ["Dead-letter reason", message.dead_letter_reason], ["Dead-letter description", message.dead_letter_description],
+    ["Destination", message.destination && `${message.destination}: where this stranded message belongs`]];
+  const properties = Object.entries(message.properties).map(([name, value]) =>
+    h("tr", {}, h("td", { class: "name" }, name), h("td", {}, message.types[name] ?? ""), h("td", { class: "name" }, typeof value === "string" ? value : JSON.stringify(value))));
+  return h("div", {}, pairs(facts.filter(([, value]) => value !== null && value !== undefined && value !== "")),
+    properties.length > 0 && table([heading("Property"), heading("Type"), heading("Value")], properties, "Properties"),
+    h("div", { class: "row" }, h("strong", {}, "Body"), buttons), body,
+    h("details", {}, h("summary", {}, "Annotations"), pairs(Object.entries(message.annotations).map(([name, value]) => [name, String(value)]))));
+}
+
+function messageRow(message) {
+  const details = h("td", { colspan: 9 }), below = h("tr", { hidden: true }, details);
+  const button = h("button", { type: "button", "aria-expanded": "false", "aria-label": `message ${message.sequence_number}`, onclick: () => {
+    if (!details.firstChild) details.append(messageDetails(message));
+    below.hidden = !below.hidden;
+    button.setAttribute("aria-expanded", String(!below.hidden));
+  } }, String(message.sequence_number));
+  const cell = (text, more = "") => h("td", { class: more }, text ?? "");
+  return [h("tr", {}, h("td", {}, button), cell(message.message_id, "name"), cell(message.session_id), cell(moment(message.enqueued_at)),
+    cell(moment(message.expires_at), "wide"), cell(String(message.delivery_count), "n"),
+    cell(message.locked_until ? moment(isoOf(message.locked_until)) : message.state === "active" ? "" : message.state, "wide"), cell(bytes(message.size), "n"),
+    cell([message.dead_letter_reason, message.dead_letter_description].filter(Boolean).join(": ") || message.destination, "name")), below];
+}
+
+function messageList(target, deadLetters) {
+  const list = h("div", {}), from = [0];
+  async function show() {
+    try {
+      const found = await get("peek", { ...target, from: from.at(-1), dead_letters: deadLetters ? 1 : undefined });
+      const next = found.complete || !found.messages.length ? null : found.messages.at(-1).sequence_number + 1;
+      list.replaceChildren(found.messages.length ? table([heading("Sequence"), heading("Id"), heading("Session"), heading("Enqueued"), heading("Expires", false, "wide"),
+        heading("Deliveries", true), heading("Locked until, or state", false, "wide"), heading("Size", true), heading(deadLetters ? "Reason" : "Destination")],
+      found.messages.flatMap(messageRow), deadLetters ? "Dead letters" : "Messages") : h("p", { class: "soft" }, from.length > 1 ? "no more messages" : "no messages"),
+      h("div", { class: "row" },
+        h("button", { type: "button", onclick: () => { from.splice(1); show(); } }, "First"),
+        h("button", { type: "button", disabled: next === null, onclick: () => { from.push(next); show(); } }, "Next 50"),
+        found.hidden && h("span", { class: "note" }, "a message cannot be read: those after it are not shown")));
+    } catch (error) {
+      list.replaceChildren(h("p", { class: "down" }, error.message));
+    }
+  }
+  list.refresh = show;
+  show();
+  return list;
+}
+
+function deadLetterGroups(target, mayAct) {
+  const list = h("div", {});
+  list.refresh = async () => {
+    try {
+      const found = await get("deadletters", target);
+      const { side, path } = target;
+      list.replaceChildren(found.groups.length ? table([heading("Number", true), heading("Reason"), heading("Destination"), heading("")], found.groups.map(group => h("tr", {},
+        h("td", { class: "n" }, (group.exact ? "" : "~") + grouped(group.messages)), h("td", { class: "name" }, group.reason ?? "(none)"), h("td", { class: "name" }, group.destination ?? ""),
+        h("td", {}, mayAct && actButton("resubmit", "Resubmit these", { side, path, reason: group.reason ?? "" }, resubmitted)))), "Dead letters by reason") : h("p", { class: "soft" }, "no dead letters"),
+      mayAct && found.groups.length > 0 && h("div", { class: "row" }, actButton("resubmit", "Resubmit all", { side, path }, resubmitted), actButton("remove", "Remove all dead letters", { side, path }, removed)));
+    } catch (error) {
+      list.replaceChildren(h("p", { class: "down" }, error.message));
+    }
+  };
+  list.refresh();
+  return list;
+}
+
+const resubmitted = found => `resubmitted ${plural(found.sent, "dead letter")}${found.stayed ? `; ${grouped(found.stayed)} stayed` : ""}`;
+const removed = found => `removed ${plural(found.deleted, "message")}`;
+
+function entityView(side, kind, path) {
+  const target = { side, path }, counts = h("p", { role: "status" }), about = h("div", {});
+  const holds = kind !== "topic", lists = holds ? [messageList(target, false), deadLetterGroups(target, !!TOKEN), messageList(target, true)] : [];
+  const parts = [h("p", {}, h("a", { href: "#" }, "← Overview")), h("h1", {}, path), h("p", { class: "soft" }, `${kind === "backlog" ? "backlog queue" : kind} of ${side}`), counts];
+  if (TOKEN && kind !== "subscription") parts.push(h("details", {}, h("summary", {}, "Send a message"), sendForm(side, path)));
+  const tabs = new Map();
+  if (holds) {
+    tabs.set("Messages", h("section", { "aria-label": "Messages" }, lists[0], TOKEN && actButton("purge", "Purge: remove all active messages", target, removed)));
+    tabs.set("Dead letters", h("section", { "aria-label": "Dead letters" }, lists[1], lists[2]));
+  }
+  tabs.set("Description", h("section", { "aria-label": "Description" }, about,
+    TOKEN && actButton("delete", `Delete this ${kind}`, target, found => { location.hash = ""; return `deleted ${found.deleted}`; })));
+  const choose = chosen => {
+    for (const [name, tab] of tabs) tab.hidden = name !== chosen;
+    buttons.forEach(each => each.setAttribute("aria-pressed", String(each.dataset.tab === chosen)));
+  };
+  const buttons = [...tabs.keys()].map(name => h("button", { type: "button", "data-tab": name, onclick: () => choose(name) }, name));
+  const again = h("button", { type: "button", onclick: () => lists.forEach(each => each.refresh()) }, "Read again");
+  main.replaceChildren(...parts, h("p", { class: "row" }, buttons, holds && again), ...tabs.values());
+  choose(buttons[0].dataset.tab);
+  get("entity", { ...target, kind: kind === "backlog" ? "queue" : kind }).then(found => about.replaceChildren(
+    found.sessions.length ? h("div", {}, h("h2", {}, "Sessions"), table([heading("Session"), heading("Locked until"), heading("Owner"), heading("Messages locked", true)], found.sessions.map(each =>
+      h("tr", {}, h("td", { class: "name" }, each.id), h("td", {}, each.locked_until ? moment(isoOf(each.locked_until)) : ""), h("td", { class: "name" }, each.owner ?? ""), h("td", { class: "n" }, each.locked === undefined ? "" : String(each.locked)))), "Sessions")) : "",
+    found.rules.length ? h("div", {}, h("h2", {}, "Rules"), table([heading("Rule"), heading("Filter"), heading("Action")], found.rules.map(rule =>
+      h("tr", {}, h("td", { class: "name" }, rule.name), h("td", { class: "name" }, rule.filter), h("td", { class: "name" }, rule.action))), "Rules")) : "",
+    pairs(Object.entries(found.description).filter(([, value]) => value.trim()))), error => about.replaceChildren(h("p", { class: "down" }, error.message)));
+  return {
+    close() {},
+    refresh() { lists.forEach(each => each.refresh()); },
+    update() {
+      const row = namespaces.get(side)?.entities.get(path);
+      buttons.filter(each => each.dataset.tab === "Dead letters").forEach(each => setText(each, `Dead letters${row?.dead_letter ? ` (${grouped(row.dead_letter)})` : ""}`));
+      setText(counts, row ? [...COUNTS.filter(name => cellText(row, name)).map(name => `${cellText(row, name)} ${HEADINGS[name].toLowerCase()}`), row.oldest ? `oldest ${age(row.oldest)}` : ""].filter(Boolean).join(", ") : "it is not there, or not read yet");
+    },
+  };
+}
+
+// Runs
+
+function liveFigures(run) {
+  const [before, last] = run.samples ?? [];
+  const sum = sample => Object.values(sample.destinations).reduce((all, each) => all + each, 0);
+  if (!last) return "running";
+  const rate = (sum(last) - sum(before)) / Math.max(0.001, (last.at_ms - before.at_ms) / 1000);
+  const left = last.depth === null ? "" : `, ${grouped(last.depth)} left${rate > 0 ? `, about ${Math.ceil(last.depth / rate / 60)} min` : ""}`;
+  const most = Object.entries(last.destinations).sort((a, b) => b[1] - a[1]).slice(0, 5).map(([name, count]) => `${name} ${grouped(count)}`).join(", ");
+  return `${grouped(Math.round(rate))}/s${left}; ${most}`;
+}
+
+function runs() {
+  const list = h("div", {});
+  const show = async () => {
+    try {
+      const found = await get("runs");
+      list.replaceChildren(found.runs.length ? table([heading("Run"), heading("Command"), heading("Started"), heading("Outcome"), heading("In doubt", true), heading("Now")], found.runs.slice(0, SHOWN).map(run =>
+        h("tr", {}, h("td", {}, h("a", { href: `#run/${encodeURIComponent(run.id)}` }, run.id)), h("td", { class: "name" }, run.command), h("td", {}, moment(run.started)), h("td", {}, run.outcome),
+          h("td", { class: "n" }, run.in_doubt ? grouped(run.in_doubt) : ""), h("td", {}, run.samples ? liveFigures(run) : ""))), "Runs")
+        : h("p", { class: "soft" }, "no runs in this state directory"));
+    } catch (error) {
+      list.replaceChildren(h("p", { class: "down" }, error.message));
+    }
+  };
+  main.replaceChildren(h("h1", {}, "Runs"), list);
+  show();
+  const timer = setInterval(show, RUNS_MS);
+  return { update() {}, close() { clearInterval(timer); } };
+}
+
+function runView(id) {
+  main.replaceChildren(h("p", {}, h("a", { href: "#runs" }, "← Runs")), h("h1", {}, id), h("iframe", { src: `runs/${encodeURIComponent(id)}`, title: `Report of ${id}` }));
+  return { update() {}, close() {} };
+}
+
+// Faults and the clock of an emulator
+
+function controlView() {
+  const clock = h("p"), faults = h("div", {});
+  const show = async () => {
+    const found = await get("control");
+    setText(clock, `The clock is at ${moment(isoOf(found.now_ms))}.`);
+    faults.replaceChildren(...Object.entries(found.faults).map(([id, fault]) =>
+      h("div", { class: "row" }, h("code", {}, JSON.stringify(fault)), actButton("end-fault", `End ${id}`, { id }, () => `ended ${id}`))));
+    if (!faults.firstChild) faults.append(h("p", { class: "soft" }, "no fault is on"));
+  };
+  const kinds = ["namespace-down", "entity-down", "latency", "throttle", "drop", "stall", "swallow-acks", "expire-locks", "detach", "refuse-requests"];
+  const ofNumber = fields => Object.fromEntries(Object.entries(fields).filter(([, value]) => value).map(([name, value]) => [name, /^\d+$/.test(value) && name !== "entity" ? Number(value) : value]));
+  main.replaceChildren(h("h1", {}, "Faults and clock"), clock,
+    actForm("clock", "Advance the clock", [input("seconds", "Seconds", { type: "number", min: 1, value: "60" })], ({ seconds }) => ({ advance_ms: Math.round(Number(seconds) * 1000) }), found => `the clock is at ${moment(isoOf(found.now_ms))}`),
+    h("h2", {}, "Faults that are on"), faults, h("h2", {}, "Begin a fault"),
+    actForm("fault", "Begin", [h("div", { class: "row" }, h("label", {}, "Kind", h("select", { name: "kind" }, kinds.map(kind => h("option", {}, kind)))),
+      h("label", {}, "Namespace", h("select", { name: "namespace" }, [...namespaces.keys()].map(side => h("option", {}, side)))), input("entity", "Entity"), input("ms", "Milliseconds"), input("count", "Count"), input("status", "Status"))],
+    ofNumber, found => `${found.id} is on`));
+  show();
+  return { update() {}, close() {}, refresh: show };
+}
+
+// Ways
+
+function route() {
+  const [name, ...words] = location.hash.slice(1).split("/").map(decodeURIComponent);
+  view.close();
+  if (name === "entity") view = entityView(...words);
+  else if (name === "runs") view = runs();
+  else if (name === "run") view = runView(words[0]);
+  else if (name === "control") view = controlView();
+  else view = overview();
+  view.update(true);
+}
+
+addEventListener("hashchange", () => {
+  route();
+  main.focus();
+  scrollTo(0, 0);
+});
+addEventListener("keydown", event => {
+  const isTyping = /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName);
+  if (event.key === "/" && !isTyping && view.input) {
+    event.preventDefault();
+    view.input.focus();
+  } else if (event.key === "Escape" && location.hash) location.hash = "";
+});
+if (TOKEN) document.querySelector("a[href='#control']").hidden = false;
+if (REFUSAL) document.querySelector("nav").append(h("span", { class: "soft" }, ` ${REFUSAL}`));
+route();
+listen();
