@@ -103,7 +103,7 @@ def command(
                     tls, ca_file, identity, accept_any_token, credits_a_second, data, durable
                 ),
                 create_entities=_entities(config, relay or [], read) if config or relay else None,
-                page=lambda emulator: _page(emulator, may_act=page_acts or not expose),
+                page=lambda emulator: page_of(emulator, may_act=page_acts or not expose),
             )
         )
     except KeyboardInterrupt:
@@ -115,7 +115,7 @@ def command(
     return 0
 
 
-def _page(emulator: "EmulatorControl", *, may_act: bool) -> "PageServer":
+def page_of(emulator: "EmulatorControl", *, may_act: bool) -> "PageServer":
     from sbpair.cli.page.acts import EmulatorActs
     from sbpair.cli.page.documents import PageDocuments
     from sbpair.cli.page.emulator_source import EmulatorSource

@@ -114,14 +114,20 @@ class EmulatorActs:
     async def _create(self, values: Values) -> Document:
         """Create a queue, a topic or a subscription, with properties by their names in Python's SDK."""
         endpoint, path = self._target(values)
-        properties = values.get("properties") or {}
+        properties = values.get("properties", {})
         subscription = subscription_of(path)
         if subscription is None and values.get("kind") not in KINDS:
             raise UsageError("kind is not queue or topic", hint="a subscription is TOPIC/subscriptions/NAME")
         like: Queue | Topic | Subscription = subscription or KINDS[str(values["kind"])](path)
-        known = {each.name for each in fields(like)}
-        if unknown := [name for name in properties if name not in known]:
-            raise UsageError(f"{unknown[0][:100]} is not a property of a {like.kind}", hint=", ".join(sorted(known)))
+        known = {each.name: each.default for each in fields(like)}
+        if not isinstance(properties, dict):
+            raise UsageError("properties is not an object", hint='such as {"requires_session": true}')
+        for name, value in properties.items():
+            if name not in known or type(value) is not type(known[name]):
+                raise UsageError(
+                    f"{name[:100]} is not a property of a {like.kind}, or has another type",
+                    hint=", ".join(sorted(known)),
+                )
         async with open_atom(endpoint) as control:
             created = await control.create(replace(like, **properties))
         if not created:

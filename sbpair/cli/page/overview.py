@@ -8,7 +8,7 @@ import asyncio
 import json
 import time
 from array import array
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
@@ -94,22 +94,27 @@ class Overview:
         self._version = 0
         self._removed_at = 0
         self._changed = asyncio.Event()
+        self._closed = False
         self._readers = 0
         self._sampled_at = self._left_at = 0.0
         self._reading: asyncio.Task[None] | None = None
         self._encoded: tuple[tuple[int, int], str] = ((0, 0), "")
 
-    async def events(self) -> AsyncIterator[str]:
-        """Iterate over JSON documents: all that is known, then what has changed; "" now and then without a change."""
+    async def events(self) -> AsyncGenerator[str]:
+        """Iterate over JSON documents: all that is known, then what has changed; "" now and then without a change.
+
+        Ends when this is closed.
+        """
         self._readers += 1
         if self._reading is None or self._reading.done():
             self._reading = asyncio.create_task(self._run(), name="read what namespaces hold")
         seen = -1
         try:
-            while True:
+            while not self._closed:
                 if self._version and seen != self._version:
                     document, seen = self._since(seen), self._version
                     yield document
+                    continue
                 changed = self._changed
                 with suppress(TimeoutError):
                     await asyncio.wait_for(changed.wait(), BEAT_SECONDS)
@@ -120,6 +125,8 @@ class Overview:
             self._left_at = self._clock()
 
     async def close(self) -> None:
+        self._closed = True
+        self._changed.set()
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)
@@ -178,6 +185,7 @@ class Overview:
         return is_changed
 
     def _sample(self) -> None:
+        self._encoded = ((0, 0), "")
         for namespace in self._namespaces.values():
             for entity in namespace.entities.values():
                 entity.line.append(-1 if entity.row.active is None else entity.row.active)

@@ -4,12 +4,11 @@ Invariant: a page of another origin reads nothing and does nothing here. The Hos
 machine, the answers allow no other origin, and an act needs the token that only the page has.
 """
 
-import asyncio
 import hmac
 import json
-import logging
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import aclosing, suppress
 from importlib.resources import files
 from typing import Any, Final
 
@@ -19,8 +18,6 @@ from sbpair.cli.page.documents import PageDocuments
 from sbpair.cli.page.overview import Overview
 from sbpair.cli.render.screen import Document
 from sbpair.errors import EntityMissing, SbpairError, UsageError
-
-log = logging.getLogger(__name__)
 
 TOKEN_HEADER: Final = "X-Page-Token"  # noqa: S105  # the name of a header
 MAX_BODY: Final = 1_100_000
@@ -66,11 +63,9 @@ class PageServer:
         self._act = act
         self._refusal = refusal
         self._token = secrets.token_urlsafe(24)
-        self._closing = asyncio.Event()
 
     async def close(self) -> None:
         """End the streams of open pages, and readings."""
-        self._closing.set()
         await self._overview.close()
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -109,23 +104,11 @@ class PageServer:
     async def _stream(self, request: web.BaseRequest) -> web.StreamResponse:
         response = web.StreamResponse(headers={**COMMON, hdrs.CONTENT_TYPE: "text/event-stream"})
         await response.prepare(request)
-        closing = asyncio.create_task(self._closing.wait(), name="wait for the end of the page")
-        events = self._overview.events()
-        try:
-            while not closing.done():
-                event = asyncio.ensure_future(anext(events))
-                await asyncio.wait((event, closing), return_when=asyncio.FIRST_COMPLETED)
-                if not event.done():
-                    event.cancel()
-                    break
-                document = event.result()
-                await response.write(f"data: {document}\n\n".encode() if document else b":\n\n")
-        except (ConnectionError, TimeoutError):
-            log.debug("a page has gone")
-        finally:
-            closing.cancel()
-            await asyncio.gather(closing, return_exceptions=True)
-            await events.aclose()  # type: ignore[attr-defined]  # an async generator
+        async with aclosing(self._overview.events()) as events:
+            with suppress(ConnectionError, TimeoutError):
+                async for document in events:
+                    await response.write(f"data: {document}\n\n".encode() if document else b":\n\n")
+                await response.write_eof()
         return response
 
     async def _carry_out(self, request: web.BaseRequest, name: str) -> Document:

@@ -81,13 +81,14 @@ const curlOf = (name, values) => `curl -H ${quoted(`X-Page-Token: ${TOKEN}`)} -d
 async function act(name, values, say) {
   const response = await fetch(`acts/${name}`, { method: "POST", headers: { "X-Page-Token": TOKEN }, body: JSON.stringify(values) });
   const found = await response.json();
-  const said = response.ok ? say(found) : `refused: ${[found.error.message, found.error.hint].filter(Boolean).join("; ")}`;
-  const done = document.getElementById("done");
-  done.replaceChildren(h("p", { class: response.ok ? "" : "down" }, said, " ",
-    h("button", { type: "button", onclick: () => done.replaceChildren() }, "Close")),
-    h("details", {}, h("summary", {}, "as curl"), h("pre", {}, curlOf(name, values))));
+  if (response.ok) tell(say(found), "", h("details", {}, h("summary", {}, "as curl"), h("pre", {}, curlOf(name, values))));
+  else tell(`refused: ${[found.error.message, found.error.hint].filter(Boolean).join("; ")}`, "down");
   if (response.ok) view.refresh?.();
-  return response.ok;
+}
+
+function tell(text, kind, ...more) {
+  const done = document.getElementById("done");
+  done.replaceChildren(h("p", { class: kind }, text, " ", h("button", { type: "button", onclick: () => done.replaceChildren() }, "Close")), ...more);
 }
 
 function listen() {
@@ -231,7 +232,7 @@ function actForm(name, label, fields, valuesOf, say) {
   const values = () => valuesOf(Object.fromEntries(new FormData(form)));
   const form = h("form", { onsubmit: async event => {
     event.preventDefault();
-    try { await act(name, values(), say); } catch (error) { await act(name, { error: error.message }, say); }
+    try { await act(name, values(), say); } catch (error) { tell(error.message, "down"); }
   } }, fields, h("div", { class: "row" }, h("button", {}, label)), h("details", {}, h("summary", {}, "as curl"), curl));
   const show = () => {
     try { setText(curl, curlOf(name, values())); } catch (error) { setText(curl, error.message); }

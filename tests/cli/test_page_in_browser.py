@@ -1,0 +1,153 @@
+"""The page in a real browser: each view, acts, live changes, hostile contents, and a server that comes back."""
+
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from sbpair.cli.commands.emulator import page_of
+from sbpair.testing import Emulator
+from tests.cli.page_world import BACKLOG, HOSTILE, PageWorld, message, page_world
+from tests.kit.stranded import put
+
+playwright = pytest.importorskip("playwright.async_api")
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: Debian's package chromium"),
+    pytest.mark.timeout_seconds(120),
+]
+
+ORDERS = "#entity/contoso/queue/orders"
+
+
+@asynccontextmanager
+async def browsing(world: PageWorld, *, width: int = 1280, theme: str = "light") -> AsyncIterator[playwright.Page]:
+    """Open the page in a browser. No script fails, nothing else is loaded, and no content of a message runs."""
+    wrong: list[str] = []
+    async with playwright.async_playwright() as started:
+        browser = await started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        context = await browser.new_context(viewport={"width": width, "height": 900}, color_scheme=theme)
+        page = await context.new_page()
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("console", lambda said: wrong.append(said.text) if "Content Security" in said.text else None)
+        page.on("request", lambda asked: wrong.append(asked.url) if not asked.url.startswith(world.url) else None)
+        await page.goto(world.url)
+        await page.get_by_role("link", name="queue orders").wait_for()
+        yield page
+        assert await page.title() == "sbpair"
+        await browser.close()
+    assert wrong == []
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1280, 2560])
+async def test_no_view_scrolls_sideways(width: int, theme: str) -> None:
+    async with page_world() as world, browsing(world, width=width, theme=theme) as page:
+        for view in ("#", ORDERS, "#runs", "#control"):
+            await page.goto(world.url + view)
+            await page.locator("main > *").first.wait_for()
+            assert await page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+async def test_the_overview_is_live_and_filtered_as_one_types() -> None:
+    async with page_world() as world, browsing(world) as page:
+        row = page.locator("tr", has=page.get_by_role("link", name="queue orders"))
+        assert (await row.inner_text()).split()[:3] == ["orders", "3", "2"]
+        put(world.orders, message(9))
+        await row.get_by_text("4", exact=True).wait_for()
+        assert await page.get_by_role("img", name="active in the last").count()
+        await page.keyboard.press("/")
+        await page.keyboard.type("VIS")
+        await page.get_by_role("link", name="queue orders").wait_for(state="detached")
+        assert await page.get_by_role("link", name="queue visits").is_visible()
+
+
+async def test_a_message_and_why_it_is_dead_are_shown_as_text() -> None:
+    async with page_world() as world, browsing(world) as page:
+        await page.get_by_role("link", name="queue orders").click()
+        await page.get_by_role("button", name="message 3").click()
+        for text in (HOSTILE, "boolean", '{"number": 2}'):
+            await page.get_by_text(text).first.wait_for()
+        await page.get_by_role("button", name="hex").click()
+        await page.get_by_text("7b 22 6e 75").wait_for()
+        await page.get_by_role("button", name="Dead letters (2)").click()
+        await (
+            page.get_by_role("table", name="Dead letters by reason").get_by_text("CardDeclined", exact=True).wait_for()
+        )
+        await page.goto(f"{world.url}#entity/contoso-dr/backlog/{BACKLOG.replace('/', '%2F')}")
+        await page.get_by_role("button", name="message 1").click()
+        await page.get_by_text("orders: where this stranded message belongs").wait_for()
+
+
+async def test_acts_are_done_by_one_click_and_shown_as_curl() -> None:
+    async with page_world() as world, browsing(world) as page:
+        await page.goto(world.url + ORDERS)
+        await page.get_by_text("Send a message").click()
+        await page.get_by_label("Body", exact=True).first.fill("it's <b>new</b>")
+        await page.get_by_label("Properties, as JSON").fill('{"n": 1}')
+        await page.get_by_role("button", name="Send", exact=True).click()
+        await page.get_by_text("sent one message to orders").wait_for()
+        assert len(world.orders.messages.peek(0, 9)) == 4
+        await page.locator("#done").get_by_text("as curl").click()
+        assert "acts/send'" in await page.locator("#done pre").inner_text()
+        await page.get_by_label("Properties, as JSON").fill("no JSON")
+        await page.get_by_role("button", name="Send", exact=True).click()
+        await page.locator("#done").get_by_text("not valid JSON").wait_for()
+        assert len(world.orders.messages.peek(0, 9)) == 4
+        await page.get_by_role("button", name="Dead letters (2)").click()
+        await page.get_by_role("button", name="Resubmit these").click()
+        await page.get_by_text("resubmitted 2 dead letters").wait_for()
+        await page.get_by_role("button", name="Messages", exact=True).click()
+        await page.get_by_role("button", name="Purge").click()
+        await page.get_by_text("removed 6 messages").wait_for()
+        await page.get_by_role("button", name="Description").click()
+        await page.get_by_role("button", name="Delete this queue").click()
+        await page.get_by_text("deleted orders").wait_for()
+        assert world.primary.find("orders") is None
+
+
+async def test_an_entity_and_a_fault_are_made_by_keyboard_only() -> None:
+    async with page_world() as world, browsing(world) as page:
+
+        async def reach(name: str) -> None:
+            for _ in range(80):
+                await page.keyboard.press("Tab")
+                at = await page.evaluate(
+                    "(document.activeElement.name || document.activeElement.textContent || '').trim()"
+                )
+                if at == name:
+                    return
+            raise AssertionError(f"{name} cannot be reached by Tab")
+
+        await reach("Create an entity")
+        await page.keyboard.press("Enter")
+        await reach("path")
+        await page.keyboard.type("typed")
+        await page.keyboard.press("Enter")
+        await page.get_by_role("link", name="queue typed").wait_for()
+        await page.goto(f"{world.url}#control")
+        await reach("kind")
+        await page.keyboard.type("entity-down")
+        await reach("entity")
+        await page.keyboard.type("orders")
+        await reach("Begin")
+        await page.keyboard.press("Enter")
+        await page.get_by_text("fault-1 is on").wait_for()
+        assert [fault.entity for fault in world.emulator.faults.active().values()] == ["orders"]
+        await page.get_by_role("button", name="End fault-1").click()
+        await page.get_by_text("no fault is on").wait_for()
+        await page.keyboard.press("Escape")
+        await page.get_by_role("link", name="queue orders").wait_for()
+
+
+async def test_a_page_finds_its_server_again() -> None:
+    async with page_world() as world, browsing(world) as page:
+        port = int(world.primary.authority.rpartition(":")[2])
+        await world.emulator.__aexit__()
+        await page.get_by_text("the server does not answer").wait_for()
+        again = Emulator([("contoso", port)], page=lambda emulator: page_of(emulator, may_act=True))
+        async with again as emulator:
+            emulator.namespaces["contoso"].create_queue("orders")
+            emulator.namespaces["contoso"].create_queue("later")
+            await page.get_by_role("link", name="queue later").wait_for()
