@@ -46,7 +46,7 @@ GROUPS = {
         "status": "Show the health of both namespaces and the size of the backlog.",
         "audit": "Compare backlog queues with the expected ones; count messages.",
         "deadletters": "Show the dead letters of the backlog queues and their reasons.",
-        "page": "Show both namespaces and the runs in a browser, and change nothing.",
+        "page": "Show both namespaces and the runs in a browser.",
     },
     "Plan": {
         "cost": "Estimate the cost of an outage, and when the backlog is full.",

@@ -27,11 +27,11 @@ def command(
     connection: PairSelection,
     screen: Screen,
 ) -> int:
-    """Show both namespaces and the runs in a browser, and change nothing.
+    """Show both namespaces and the runs in a browser.
 
     Queues, topics, subscriptions and backlog queues with their counts, their messages by peeking, dead letters by
-    reason, and the runs of the state directory with their reports. It is read again while a page is open. Needs Manage
-    on both; with Listen only, it peeks the backlog queues. Only this machine can reach it. Ctrl-C stops it.
+    reason, and the runs of the state directory with their reports. Locks and changes nothing. Needs Manage on both;
+    with Listen only, it peeks the backlog queues. Only this machine can reach it. Ctrl-C stops it.
 
     Examples:
       sbpair page --open

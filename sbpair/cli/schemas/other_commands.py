@@ -360,6 +360,8 @@ EMULATOR = document(
     ),
 )
 
+PAGE = document("sbpair/page/1", "Where a browser finds the page.", url=text("Its URL, with the port"))
+
 _MESSAGE = fields(
     **{"from": text("Namespace it came from: primary, secondary, or its own name")},
     message_id=nullable(text("Message id")),

@@ -108,7 +108,7 @@ function receive(event) {
     }
     namespaces.set(head.side, known);
   }
-  setText(live, `read at ${new Date(event.time * 1000).toLocaleTimeString()}`);
+  setText(live, `live; last change at ${new Date(event.time * 1000).toLocaleTimeString()}`);
   view.update(event.all);
 }
 
