@@ -13,7 +13,8 @@ const SVG = "http://www.w3.org/2000/svg";
 
 const main = document.getElementById("main"), live = document.getElementById("live");
 const namespaces = new Map(); // side -> {head, entities: Map(path -> row)}
-let filter = "", view = { update() {}, close() {} };
+const EMPTY = { update() {}, close() {}, refresh() {} };
+let filter = "", view = EMPTY;
 
 // Words
 
@@ -59,6 +60,20 @@ const table = (head, rows, label) => h("div", { class: "scroll" },
   h("table", { "aria-label": label }, h("thead", {}, h("tr", {}, head)), h("tbody", {}, rows)));
 const pairs = entries => h("dl", {}, entries.flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
 
+/** A part of the page that is read from the server, now and with each `refresh`. */
+function read(nodesOf) {
+  const list = h("div", {});
+  list.refresh = async () => {
+    try {
+      list.replaceChildren(...(await nodesOf()).filter(Boolean));
+    } catch (error) {
+      list.replaceChildren(h("p", { class: "down" }, error.message));
+    }
+  };
+  list.refresh();
+  return list;
+}
+
 function setText(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
@@ -83,7 +98,7 @@ async function act(name, values, say) {
   const found = await response.json();
   if (response.ok) tell(say(found), "", h("details", {}, h("summary", {}, "as curl"), h("pre", {}, curlOf(name, values))));
   else tell(`refused: ${[found.error.message, found.error.hint].filter(Boolean).join("; ")}`, "down");
-  if (response.ok) view.refresh?.();
+  if (response.ok) view.refresh();
 }
 
 function tell(text, kind, ...more) {
@@ -204,7 +219,7 @@ function overview() {
   const sides = h("div", { class: "sides" }), shown = new Map();
   main.replaceChildren(h("div", { class: "row" }, input), sides);
   return {
-    input, close() {},
+    input,
     update() {
       for (const [side, { head, entities }] of namespaces) {
         if (!shown.has(side)) {
@@ -326,51 +341,48 @@ function messageRow(message) {
 }
 
 function messageList(target, deadLetters) {
-  const list = h("div", {}), from = [0];
-  async function show() {
-    try {
-      const found = await get("peek", { ...target, from: from.at(-1), dead_letters: deadLetters ? 1 : undefined });
-      const next = found.complete || !found.messages.length ? null : found.messages.at(-1).sequence_number + 1;
-      list.replaceChildren(found.messages.length ? table([heading("Sequence"), heading("Id"), heading("Session"), heading("Enqueued"), heading("Expires", false, "wide"),
+  let from = 0;
+  const list = read(async () => {
+    const found = await get("peek", { ...target, from, dead_letters: deadLetters ? 1 : undefined });
+    const next = found.complete || !found.messages.length ? null : found.messages.at(-1).sequence_number + 1;
+    const goTo = start => { from = start; list.refresh(); };
+    return [found.messages.length ? table([heading("Sequence"), heading("Id"), heading("Session"), heading("Enqueued"), heading("Expires", false, "wide"),
         heading("Deliveries", true), heading("Locked until, or state", false, "wide"), heading("Size", true), heading(deadLetters ? "Reason" : "Destination")],
-      found.messages.flatMap(messageRow), deadLetters ? "Dead letters" : "Messages") : h("p", { class: "soft" }, from.length > 1 ? "no more messages" : "no messages"),
-      h("div", { class: "row" },
-        h("button", { type: "button", onclick: () => { from.splice(1); show(); } }, "First"),
-        h("button", { type: "button", disabled: next === null, onclick: () => { from.push(next); show(); } }, "Next 50"),
-        found.hidden && h("span", { class: "note" }, "a message cannot be read: those after it are not shown")));
-    } catch (error) {
-      list.replaceChildren(h("p", { class: "down" }, error.message));
-    }
-  }
-  list.refresh = show;
-  show();
+    found.messages.flatMap(messageRow), deadLetters ? "Dead letters" : "Messages") : h("p", { class: "soft" }, from ? "no more messages" : "no messages"),
+    h("div", { class: "row" },
+      h("button", { type: "button", onclick: () => goTo(0) }, "First"),
+      h("button", { type: "button", disabled: next === null, onclick: () => goTo(next) }, "Next 50"),
+      found.hidden && h("span", { class: "note" }, "a message cannot be read: those after it are not shown"))];
+  });
   return list;
 }
 
 function deadLetterGroups(target, mayAct) {
-  const list = h("div", {});
-  list.refresh = async () => {
-    try {
-      const found = await get("deadletters", target);
-      const { side, path } = target;
-      list.replaceChildren(found.groups.length ? table([heading("Number", true), heading("Reason"), heading("Destination"), heading("")], found.groups.map(group => h("tr", {},
+  const { side, path } = target;
+  return read(async () => {
+    const found = await get("deadletters", target);
+    return [found.groups.length ? table([heading("Number", true), heading("Reason"), heading("Destination"), heading("")], found.groups.map(group => h("tr", {},
         h("td", { class: "n" }, (group.exact ? "" : "~") + grouped(group.messages)), h("td", { class: "name" }, group.reason ?? "(none)"), h("td", { class: "name" }, group.destination ?? ""),
         h("td", {}, mayAct && actButton("resubmit", "Resubmit these", { side, path, reason: group.reason ?? "" }, resubmitted)))), "Dead letters by reason") : h("p", { class: "soft" }, "no dead letters"),
-      mayAct && found.groups.length > 0 && h("div", { class: "row" }, actButton("resubmit", "Resubmit all", { side, path }, resubmitted), actButton("remove", "Remove all dead letters", { side, path }, removed)));
-    } catch (error) {
-      list.replaceChildren(h("p", { class: "down" }, error.message));
-    }
-  };
-  list.refresh();
-  return list;
+    mayAct && found.groups.length > 0 && h("div", { class: "row" }, actButton("resubmit", "Resubmit all", { side, path }, resubmitted), actButton("remove", "Remove all dead letters", { side, path }, removed))];
+  });
 }
 
 const resubmitted = found => `resubmitted ${plural(found.sent, "dead letter")}${found.stayed ? `; ${grouped(found.stayed)} stayed` : ""}`;
 const removed = found => `removed ${plural(found.deleted, "message")}`;
 
 function entityView(side, kind, path) {
-  const target = { side, path }, counts = h("p", { role: "status" }), about = h("div", {});
+  const target = { side, path }, counts = h("p", { role: "status" });
   const holds = kind !== "topic", lists = holds ? [messageList(target, false), deadLetterGroups(target, !!TOKEN), messageList(target, true)] : [];
+  const titled = (title, head, rows) => rows.length > 0 && h("div", {}, h("h2", {}, title), table(head.map(name => heading(name)), rows.map(cells =>
+    h("tr", {}, cells.map(text => h("td", { class: "name" }, text ?? "")))), title));
+  const about = read(async () => {
+    const found = await get("entity", { ...target, kind: kind === "backlog" ? "queue" : kind });
+    return [
+      titled("Sessions", ["Session", "Locked until", "Owner", "Messages locked"], found.sessions.map(each => [each.id, each.locked_until ? moment(isoOf(each.locked_until)) : "", each.owner, each.locked === undefined ? "" : String(each.locked)])),
+      titled("Rules", ["Rule", "Filter", "Action"], found.rules.map(rule => [rule.name, rule.filter, rule.action])),
+      pairs(Object.entries(found.description).filter(([, value]) => value.trim()))];
+  });
   const parts = [h("p", {}, h("a", { href: "#" }, "← Overview")), h("h1", {}, path), h("p", { class: "soft" }, `${kind === "backlog" ? "backlog queue" : kind} of ${side}`), counts];
   if (TOKEN && kind !== "subscription") parts.push(h("details", {}, h("summary", {}, "Send a message"), sendForm(side, path)));
   const tabs = new Map();
@@ -388,14 +400,7 @@ function entityView(side, kind, path) {
   const again = h("button", { type: "button", onclick: () => lists.forEach(each => each.refresh()) }, "Read again");
   main.replaceChildren(...parts, h("p", { class: "row" }, buttons, holds && again), ...tabs.values());
   choose(buttons[0].dataset.tab);
-  get("entity", { ...target, kind: kind === "backlog" ? "queue" : kind }).then(found => about.replaceChildren(
-    found.sessions.length ? h("div", {}, h("h2", {}, "Sessions"), table([heading("Session"), heading("Locked until"), heading("Owner"), heading("Messages locked", true)], found.sessions.map(each =>
-      h("tr", {}, h("td", { class: "name" }, each.id), h("td", {}, each.locked_until ? moment(isoOf(each.locked_until)) : ""), h("td", { class: "name" }, each.owner ?? ""), h("td", { class: "n" }, each.locked === undefined ? "" : String(each.locked)))), "Sessions")) : "",
-    found.rules.length ? h("div", {}, h("h2", {}, "Rules"), table([heading("Rule"), heading("Filter"), heading("Action")], found.rules.map(rule =>
-      h("tr", {}, h("td", { class: "name" }, rule.name), h("td", { class: "name" }, rule.filter), h("td", { class: "name" }, rule.action))), "Rules")) : "",
-    pairs(Object.entries(found.description).filter(([, value]) => value.trim()))), error => about.replaceChildren(h("p", { class: "down" }, error.message)));
   return {
-    close() {},
     refresh() { lists.forEach(each => each.refresh()); },
     update() {
       const row = namespaces.get(side)?.entities.get(path);
@@ -418,40 +423,33 @@ function liveFigures(run) {
 }
 
 function runs() {
-  const list = h("div", {});
-  const show = async () => {
-    try {
-      const found = await get("runs");
-      list.replaceChildren(found.runs.length ? table([heading("Run"), heading("Command"), heading("Started"), heading("Outcome"), heading("In doubt", true), heading("Now")], found.runs.slice(0, SHOWN).map(run =>
+  const list = read(async () => {
+    const found = await get("runs");
+    return [found.runs.length ? table([heading("Run"), heading("Command"), heading("Started"), heading("Outcome"), heading("In doubt", true), heading("Now")], found.runs.slice(0, SHOWN).map(run =>
         h("tr", {}, h("td", {}, h("a", { href: `#run/${encodeURIComponent(run.id)}` }, run.id)), h("td", { class: "name" }, run.command), h("td", {}, moment(run.started)), h("td", {}, run.outcome),
           h("td", { class: "n" }, run.in_doubt ? grouped(run.in_doubt) : ""), h("td", {}, run.samples ? liveFigures(run) : ""))), "Runs")
-        : h("p", { class: "soft" }, "no runs in this state directory"));
-    } catch (error) {
-      list.replaceChildren(h("p", { class: "down" }, error.message));
-    }
-  };
+      : h("p", { class: "soft" }, "no runs in this state directory")];
+  });
   main.replaceChildren(h("h1", {}, "Runs"), list);
-  show();
-  const timer = setInterval(show, RUNS_MS);
-  return { update() {}, close() { clearInterval(timer); } };
+  const timer = setInterval(list.refresh, RUNS_MS);
+  return { close() { clearInterval(timer); } };
 }
 
 function runView(id) {
   main.replaceChildren(h("p", {}, h("a", { href: "#runs" }, "← Runs")), h("h1", {}, id), h("iframe", { src: `runs/${encodeURIComponent(id)}`, title: `Report of ${id}` }));
-  return { update() {}, close() {} };
+  return {};
 }
 
 // Faults and the clock of an emulator
 
 function controlView() {
-  const clock = h("p"), faults = h("div", {});
-  const show = async () => {
-    const found = await get("control");
+  const clock = h("p"), faults = read(async () => {
+    const found = await get("control"), on = Object.entries(found.faults);
     setText(clock, `The clock is at ${moment(isoOf(found.now_ms))}.`);
-    faults.replaceChildren(...Object.entries(found.faults).map(([id, fault]) =>
-      h("div", { class: "row" }, h("code", {}, JSON.stringify(fault)), actButton("end-fault", `End ${id}`, { id }, () => `ended ${id}`))));
-    if (!faults.firstChild) faults.append(h("p", { class: "soft" }, "no fault is on"));
-  };
+    return on.length ? on.map(([id, fault]) =>
+      h("div", { class: "row" }, h("code", {}, JSON.stringify(fault)), actButton("end-fault", `End ${id}`, { id }, () => `ended ${id}`)))
+      : [h("p", { class: "soft" }, "no fault is on")];
+  });
   const kinds = ["namespace-down", "entity-down", "latency", "throttle", "drop", "stall", "swallow-acks", "expire-locks", "detach", "refuse-requests"];
   const ofNumber = fields => Object.fromEntries(Object.entries(fields).filter(([, value]) => value).map(([name, value]) => [name, /^\d+$/.test(value) && name !== "entity" ? Number(value) : value]));
   main.replaceChildren(h("h1", {}, "Faults and clock"), clock,
@@ -460,8 +458,7 @@ function controlView() {
     actForm("fault", "Begin", [h("div", { class: "row" }, h("label", {}, "Kind", h("select", { name: "kind" }, kinds.map(kind => h("option", {}, kind)))),
       h("label", {}, "Namespace", h("select", { name: "namespace" }, [...namespaces.keys()].map(side => h("option", {}, side)))), input("entity", "Entity"), input("ms", "Milliseconds"), input("count", "Count"), input("status", "Status"))],
     ofNumber, found => `${found.id} is on`));
-  show();
-  return { update() {}, close() {}, refresh: show };
+  return { refresh: faults.refresh };
 }
 
 // Ways
@@ -469,11 +466,8 @@ function controlView() {
 function route() {
   const [name, ...words] = location.hash.slice(1).split("/").map(decodeURIComponent);
   view.close();
-  if (name === "entity") view = entityView(...words);
-  else if (name === "runs") view = runs();
-  else if (name === "run") view = runView(words[0]);
-  else if (name === "control") view = controlView();
-  else view = overview();
+  const views = { entity: entityView, runs, run: runView, control: controlView };
+  view = { ...EMPTY, ...(views[name] ?? overview)(...words) };
   view.update(true);
 }
 
