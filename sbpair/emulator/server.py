@@ -27,7 +27,7 @@ from sbpair.operating_system import listen
 if TYPE_CHECKING:
     from aiohttp import web
 
-    from sbpair.emulator.frontends.http.http_frontend import IdentityEndpoint, IdentityFrontend, Page
+    from sbpair.emulator.frontends.http.http_frontend import BrowserPage, IdentityEndpoint, IdentityFrontend
     from sbpair.emulator.storage.storage import Storage
     from sbpair.emulator.tls import Tls
 
@@ -35,7 +35,7 @@ WITHOUT_TLS: Final = ";UseDevelopmentEmulator=true"
 """Makes the official clients connect without TLS."""
 
 CreateEntities = Callable[[Namespace], None]
-MakePage = Callable[[EmulatorControl], "Page"]
+MakePage = Callable[[EmulatorControl], "BrowserPage"]
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,48}[A-Za-z0-9]")
 
@@ -155,7 +155,7 @@ class Emulator(EmulatorControl):
         self._options = options
         self._create_entities = create_entities
         self._make_page = page
-        self._page: Page | None = None
+        self._page: BrowserPage | None = None
         self.identity: IdentityFrontend | None = None
         self._tls: Tls | None = None
         self._requested = [RequestedNamespace(*each) for each in namespaces]

@@ -54,7 +54,7 @@ USERS_OF_CONFIG = {"cli", "relay", "spark", "__init__"}
 
 DOORS = {
     "azure": {"azure", "failover", "replication", "message_io"},
-    "aiohttp": {"azure", "emulator", "relay"},
+    "aiohttp": {"azure", "cli", "emulator", "relay"},
     "cryptography": {"emulator"},
     "websockets": {"amqp_client", "emulator", "relay"},
     "lark": {"rules"},

@@ -324,7 +324,8 @@ async def test_advancing_the_clock_runs_due_timers(emulator: Emulator) -> None:
     _, answer = await post(emulator, "clock", {"advance_ms": 60_000})
     assert answer["now_ms"] >= before + 60_000
     _, state = await call(emulator, "GET", "state")
-    expected = {"path": "orders", "active": 1, "locked": 0, "scheduled": 0, "dead_letter": 0, "size_bytes": 10}
+    zeros = dict.fromkeys(("locked", "scheduled", "dead_letter", "transfer", "transfer_dead_letter"), 0)
+    expected = {"path": "orders", "active": 1, **zeros, "size_bytes": 10, "oldest_ms": queue.messages.oldest_ms()}
     assert state["namespaces"][0]["queues"] == [expected]
 
 

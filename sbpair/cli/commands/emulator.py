@@ -14,7 +14,7 @@ from sbpair.errors import PortInUse, UsageError
 from sbpair.model.pair import is_loopback
 
 if TYPE_CHECKING:
-    from sbpair.cli.page.server import PageServer
+    from sbpair.cli.page.page_server import PageServer
     from sbpair.emulator.declared_entities import ConfigFile
     from sbpair.emulator.emulator_control import EmulatorControl
     from sbpair.emulator.entities.namespace import Namespace
@@ -119,7 +119,7 @@ def page_of(emulator: "EmulatorControl", *, may_act: bool) -> "PageServer":
     from sbpair.cli.page.acts import EmulatorActs
     from sbpair.cli.page.documents import PageDocuments
     from sbpair.cli.page.emulator_source import EmulatorSource
-    from sbpair.cli.page.server import PageServer
+    from sbpair.cli.page.page_server import PageServer
 
     source = EmulatorSource(emulator)
     return PageServer(

@@ -44,8 +44,8 @@ def command(
 
     from sbpair.cli.commands.runs import rendered_report
     from sbpair.cli.page.documents import PageDocuments
+    from sbpair.cli.page.page_server import PageServer
     from sbpair.cli.page.pair_source import PairSource
-    from sbpair.cli.page.server import PageServer
     from sbpair.operating_system import listen
     from sbpair.runs.database import state_if_any
 

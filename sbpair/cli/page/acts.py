@@ -1,4 +1,4 @@
-"""What the page of an emulator does: as a client of its namespaces, and through its faults and its clock."""
+"""The acts of an emulator's page: as a client of its namespaces, and through its faults and its clock."""
 
 import json
 import time

@@ -33,8 +33,8 @@ TYPE_NAMES: Final = {"bool": "boolean", "str": "string", "bytes": "binary", "flo
 OpenRuns = Callable[[], AbstractContextManager[RunDatabase | None]]
 
 
-class Source(Protocol):
-    """What the page shows: a pair, or the namespaces of an emulator."""
+class PageSource(Protocol):
+    """A pair, or the namespaces of an emulator."""
 
     endpoints: Mapping[str, Endpoint]
 
@@ -54,7 +54,7 @@ class PageDocuments:
     """
 
     def __init__(
-        self, source: Source, open_runs: OpenRuns | None = None, render_report: Callable[[str], str] | None = None
+        self, source: PageSource, open_runs: OpenRuns | None = None, render_report: Callable[[str], str] | None = None
     ) -> None:
         self.source = source
         self._open_runs = open_runs

@@ -1,4 +1,4 @@
-"""What namespaces hold, read again and again while somebody looks, and what has changed since a reader's last look.
+"""The contents of namespaces, read again and again while somebody looks, and their changes since a reader's last look.
 
 Invariant: a reader that takes long gets the newest state of what it missed, never a queue of it; and readings stop some
 time after the last reader has left.
@@ -73,7 +73,7 @@ class _Entity:
 
 
 @dataclass(slots=True)
-class _Namespace:
+class _ShownNamespace:
     name: str
     since: float
     reason: str = ""
@@ -90,7 +90,7 @@ class Overview:
     def __init__(self, read: Read, *, clock: Callable[[], float] = time.time) -> None:
         self._read = read
         self._clock = clock
-        self._namespaces: dict[str, _Namespace] = {}
+        self._namespaces: dict[str, _ShownNamespace] = {}
         self._version = 0
         self._removed_at = 0
         self._changed = asyncio.Event()
@@ -149,7 +149,7 @@ class Overview:
         for reading in readings:
             known = self._namespaces.get(reading.side)
             if known is None:
-                known = self._namespaces[reading.side] = _Namespace(reading.name, now)
+                known = self._namespaces[reading.side] = _ShownNamespace(reading.name, now)
                 is_changed = True
             if bool(known.reason) != bool(reading.reason):
                 known.since = now
@@ -166,7 +166,7 @@ class Overview:
             changed, self._changed = self._changed, asyncio.Event()
             changed.set()
 
-    def _apply_rows(self, known: _Namespace, rows: Sequence[EntityRow], version: int) -> bool:
+    def _apply_rows(self, known: _ShownNamespace, rows: Sequence[EntityRow], version: int) -> bool:
         is_changed = False
         entities = known.entities
         for row in rows:

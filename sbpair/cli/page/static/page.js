@@ -62,7 +62,7 @@ const pairs = entries => h("dl", {}, entries.flatMap(([name, value]) => [h("dt",
 
 /** A part of the page that is read from the server, now and with each `refresh`. */
 function read(nodesOf) {
-  const list = h("div", {});
+  const list = h("div", {}, h("p", { class: "soft" }, "reading…"));
   list.refresh = async () => {
     try {
       list.replaceChildren(...(await nodesOf()).filter(Boolean));

@@ -45,7 +45,7 @@ PAGE: Final = "$page"
 IDENTITY_VERSION: Final = "2019-08-01"
 
 
-class Page(Protocol):
+class BrowserPage(Protocol):
     """A page for browsers at `/$page/`: whoever starts the emulator has one."""
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse: ...
@@ -80,7 +80,7 @@ def http_server(
     emulator: EmulatorControl,
     namespace: Namespace,
     identity: IdentityFrontend | None = None,
-    page: Page | None = None,
+    page: BrowserPage | None = None,
 ) -> web.Server:
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
         path = request.raw_path.lower().lstrip("/").replace("%24", "$")
