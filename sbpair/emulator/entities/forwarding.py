@@ -9,14 +9,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from sbpair.emulator.entities import service_envelope
+from sbpair.emulator.entities.stored_message import ForwardedMessage
 from sbpair.emulator.service_errors import EntityUnavailable, OperationTimedOut
 
 if TYPE_CHECKING:
+    from sbpair.emulator.entities.description import QueueDescription
     from sbpair.emulator.entities.sessions import HeldSession, SessionMessages
     from sbpair.emulator.entities.stored_message import StoredMessage
     from sbpair.emulator.entities.subqueue import SubQueue
 
+MAX_HOPS: Final = 4
+HOPS_EXCEEDED: Final = "MaxTransferHopCountExceeded"
 _BATCH: Final = 100
+
+
+def forwarded_copy(message: StoredMessage, target: QueueDescription) -> ForwardedMessage:
+    """Return a message for the target: with its keys, its first sequence number and one hop more."""
+    copied = ForwardedMessage.copy(message, service_envelope.forwarded_sections(message), hops=message.hops + 1)
+    if target.requires_duplicate_detection and copied.message_id is None:
+        copied.message_id = service_envelope.message_id_of(message)
+    return copied
 
 
 class Forwarder:

@@ -15,13 +15,12 @@ from typing import Final, TypeVar
 from sbpair.emulator.access.bearer import Bearers
 from sbpair.emulator.access.sas import AuthorizationRule, path_of, scope_of
 from sbpair.emulator.clock import NEVER, Runtime
-from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.entities.description import MEGABYTE, QueueDescription
 from sbpair.emulator.entities.duplicates import DuplicateDetector
-from sbpair.emulator.entities.forwarding import Forwarder, SessionForwarder
+from sbpair.emulator.entities.forwarding import HOPS_EXCEEDED, MAX_HOPS, Forwarder, SessionForwarder, forwarded_copy
 from sbpair.emulator.entities.partitions import PartitionedMessages, PartitionedSessions, Partitions
 from sbpair.emulator.entities.sessions import SessionMessages
-from sbpair.emulator.entities.stored_message import DeadLetterReason, ForwardedMessage, StoredMessage
+from sbpair.emulator.entities.stored_message import DeadLetterReason, StoredMessage
 from sbpair.emulator.entities.subqueue import OnDeadLettered, SubQueue
 from sbpair.emulator.faults.fault_points import FaultPoints
 from sbpair.emulator.service_errors import (
@@ -46,8 +45,6 @@ MAX_BATCH_BYTES: Final = 1_048_576
 """The limit of a batch, also where a single message may be larger."""
 
 SUBSCRIPTIONS_SEGMENT: Final = "Subscriptions"
-MAX_HOPS: Final = 4
-HOPS_EXCEEDED: Final = "MaxTransferHopCountExceeded"
 
 Watcher = Callable[[ServiceError], None]
 """Called when the entity cannot be used any more, or not in every way. It closes its links to the entity."""
@@ -229,7 +226,7 @@ class QueueEntity:
             return
         try:
             target = self.namespace.find_target(address)
-            target.send([target.forwarded_copy(message)])
+            target.send([forwarded_copy(message, target.description)])
         except ServiceError as error:
             self.add_transfer_dead_letter(message, dead_letter_reason(error), error.message)
 
@@ -241,15 +238,7 @@ class QueueEntity:
             target = self.namespace.find_target(address)
             check(target.path.lower())
             if target.partitions is not None:
-                target.partitions.check_batch([target.forwarded_copy(message)])
-
-    def forwarded_copy(self, message: StoredMessage) -> ForwardedMessage:
-        """Return a message for this entity: with its keys, its first sequence number and one hop more."""
-        sections = service_envelope.forwarded_sections(message)
-        copied = ForwardedMessage.copy(message, sections, hops=message.hops + 1)
-        if self.description.requires_duplicate_detection and copied.message_id is None:
-            copied.message_id = service_envelope.message_id_of(message)
-        return copied
+                target.partitions.check_batch([forwarded_copy(message, target.description)])
 
     def resume(self) -> None:
         """Wake receivers, and forward the messages that waited: something that was down is up again."""
