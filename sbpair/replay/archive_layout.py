@@ -1,4 +1,4 @@
-"""Paths and schemas of a run's files. Pure.
+"""Paths, schemas and sizes of a run's files. Pure.
 
 Schemas have one row per message: times are ms since 1970, `ttl_ticks` units of 100 ns, `size` bytes. `message` is the
 message as it was in the backlog: its raw AMQP sections, concatenated. A segment's row has a destination or a `flaw`.
@@ -26,6 +26,9 @@ OUTCOMES = (*BUCKETS,)  # a message has exactly one
 NOT_SENT = (EXPIRED, QUARANTINE)
 REMOVABLE = (SEGMENTS, DEDUPLICATED, LEDGER, DOUBTFUL, HELD)
 """Directories that `gc` removes in any case, in this order; those of NOT_SENT only on request."""
+
+SEGMENT_BYTES, SEGMENT_MESSAGES = 64 * 1024 * 1024, 100_000
+"""Size from which a segment is full: bytes of its messages, or their number."""
 
 VERSION = 1  # version of the archive, in run.json and in the metadata of every file
 KEY = ("queue", "sequence_number", "enqueued_at_ms", "message_id")

@@ -19,7 +19,7 @@ from sbpair.move.message import dead_letters
 from sbpair.move.message.route import TimeToLive
 from sbpair.move.peek.locked import MAX_LOCK_SECONDS
 from sbpair.replay.archive import Archive
-from sbpair.replay.archive_layout import RUN_FILE, VERSION
+from sbpair.replay.archive_layout import RUN_FILE, SEGMENT_BYTES, SEGMENT_MESSAGES, VERSION
 from sbpair.replay.outcomes import normalize_destinations
 from sbpair.replay.secret_references import read_secret
 from sbpair.replay.spark import (
@@ -107,8 +107,8 @@ class ReplayOptions:
     rate: float | None = None
     allow_missing: bool = False
     max_discard: int | None = 0
-    segment_bytes: int = 64 * 1024 * 1024
-    segment_messages: int = 100_000
+    segment_bytes: int = SEGMENT_BYTES
+    segment_messages: int = SEGMENT_MESSAGES
     empty_seconds: float = 2.0
     locked_seconds: float = MAX_LOCK_SECONDS + LATE_SECONDS
     selection: Selection = EVERYTHING
