@@ -1,7 +1,5 @@
 """The names, units and labels of the metrics of a run."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final, get_type_hints
 

@@ -1,15 +1,10 @@
 """Duplicate detection: the message ids that an entity has seen."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from sbpair.emulator.entities.partitions import partition_key_of
-
-if TYPE_CHECKING:
-    from sbpair.emulator.entities.stored_message import StoredMessage
+from sbpair.emulator.entities.stored_message import StoredMessage
 
 
 class DuplicateDetector:

@@ -1,7 +1,5 @@
 """The elements of descriptions in requests and answers: their order, which of them a client sets, and their values."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Final, Literal
