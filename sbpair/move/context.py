@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from sbpair.errors import Unavailable
-from sbpair.model.backoff import Backoff
 from sbpair.move.message.route import TimeToLive
 from sbpair.move.receipt import MissingDestination, Tally
+from sbpair.move.timings import DEFAULT_MOVE_TIMINGS, MoveTimings
 from sbpair.runs.database import now_ms
 from sbpair.runs.journal import Journal
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from sbpair.move.rate_limit import RateLimiter
     from sbpair.move.topic_guard import TopicGuard
 
-DEFAULT_BACKOFF = Backoff(first_seconds=1.0, max_seconds=60.0)
 DEFAULT_MAX_SKIPPED = 100_000
 
 MAX_MISSING = 20
@@ -54,25 +53,6 @@ class BatchLimits:
 
 DEFAULT_BATCH_LIMITS = BatchLimits(prefetch=480, min_round=50, min_contiguous=100, max_unsettled=400)
 """For a worker: larger limits cost memory and gain nothing."""
-
-
-@dataclass(frozen=True, slots=True)
-class MoveTimings:
-    """`gather_seconds`: how long a few messages wait for more to fill a batch.
-
-    `settle_seconds`: how long an accepted message waits for those in front of it. `renew_before_seconds`: how long
-    before a lock expires it is renewed. `min_renewal_seconds`: the shortest time between two checks of the locks, for
-    queues with a shorter lock.
-    """
-
-    backoff: Backoff = DEFAULT_BACKOFF
-    gather_seconds: float = 0.02
-    settle_seconds: float = 0.5
-    renew_before_seconds: float = 25.0
-    min_renewal_seconds: float = 1.0
-
-
-DEFAULT_MOVE_TIMINGS = MoveTimings()
 
 
 class MissingDestinations:

@@ -7,16 +7,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sbpair.errors import UsageError
-from sbpair.move.context import (
-    DEFAULT_BACKOFF,
-    DEFAULT_MAX_SKIPPED,
-    DEFAULT_MOVE_TIMINGS,
-    MAX_MISSING,
-    MoveTimings,
-)
+from sbpair.move.context import DEFAULT_MAX_SKIPPED, MAX_MISSING
 from sbpair.move.filter import marked
 from sbpair.move.message.dead_letters import is_dead_letter_path, parent_path
 from sbpair.move.peek.locked import ASSUMED_LOCK_SECONDS
+from sbpair.move.timings import DEFAULT_BACKOFF, DEFAULT_MOVE_TIMINGS, MoveTimings
 from sbpair.runs.database import now_ms
 from sbpair.syphon.intake_gate import IntakeGate
 from sbpair.syphon.worker_connections import PairState

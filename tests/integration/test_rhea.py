@@ -23,7 +23,7 @@ from sbpair.backlog import queue_path
 from sbpair.drill.drill_messages import OriginalMessage, message_differences, originals
 from sbpair.model.backoff import Backoff
 from sbpair.model.pair import Endpoint, Pair, SasKey
-from sbpair.move.context import MoveTimings
+from sbpair.move.timings import MoveTimings
 from sbpair.syphon import runner
 from sbpair.syphon.run_plan import RunTimings
 from tests.kit.moves import run_syphon

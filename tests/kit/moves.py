@@ -14,8 +14,8 @@ from sbpair.emulator.entities.stored_message import DeadLetterReason, StoredMess
 from sbpair.model.backoff import Backoff
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Ends
-from sbpair.move.context import MoveTimings
 from sbpair.move.message.route import kept_for
+from sbpair.move.timings import MoveTimings
 from sbpair.syphon import runner
 from sbpair.syphon.move_checks import check_ends, check_names
 from sbpair.syphon.move_spec import EntityAddress, MoveSpec

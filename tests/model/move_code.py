@@ -21,10 +21,11 @@ from unittest.mock import patch
 from sbpair import errors
 from sbpair.amqp_client.raw_links import ACCEPTED
 from sbpair.model.backoff import Backoff
-from sbpair.move.context import BatchLimits, MoveContext, MoveTimings
+from sbpair.move.context import BatchLimits, MoveContext
 from sbpair.move.message.route import Facts
 from sbpair.move.receipt import Tally
 from sbpair.move.run_store import RunStore
+from sbpair.move.timings import MoveTimings
 from sbpair.runs import journal as journals
 from sbpair.syphon import runner, worker
 from sbpair.syphon.move_spec import MoveSpec

@@ -21,7 +21,8 @@ from weakref import finalize
 
 from sbpair import errors
 from sbpair.model.backoff import Backoff
-from sbpair.move.context import MoveContext, MoveTimings
+from sbpair.move.context import MoveContext
+from sbpair.move.timings import MoveTimings
 from sbpair.replay import send_task
 from sbpair.replay.archive import Archive
 from sbpair.replay.archive_layout import DOUBTFUL, LEDGER, NOT_SENT, OUTCOMES

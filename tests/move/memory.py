@@ -12,12 +12,13 @@ from typing import Any
 from sbpair import errors
 from sbpair.model.backoff import Backoff
 from sbpair.model.message_key import NO_KEY, Key
-from sbpair.move.context import MoveContext, MoveTimings
+from sbpair.move.context import MoveContext
 from sbpair.move.held import SkippedMessages
 from sbpair.move.interface import KeptMessage, RoutedMessage, SendOutcome
 from sbpair.move.message.route import Facts
 from sbpair.move.mover import Mover
 from sbpair.move.receipt import Receipt
+from sbpair.move.timings import MoveTimings
 
 UNREACHABLE = errors.Unreachable("it is away")
 IN_DOUBT = errors.InDoubt("no answer came")

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbpair.model.message_key import NO_KEY, Key
-from sbpair.move.context import DEFAULT_BATCH_LIMITS, MoveContext, MoveTimings
+from sbpair.move.context import DEFAULT_BATCH_LIMITS, MoveContext
 from sbpair.move.destination_sender import (
     MAX_ROUND,
     UNORDERED_ROUNDS,
@@ -22,6 +22,7 @@ from sbpair.move.destination_sender import (
 from sbpair.move.failure_latch import FailureLatch
 from sbpair.move.interface import RoutedMessage
 from sbpair.move.message.route import Facts, Send
+from sbpair.move.timings import MoveTimings
 
 
 @dataclass(eq=False)

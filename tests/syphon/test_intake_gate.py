@@ -12,8 +12,8 @@ from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.emulator.entities.sessions import SessionMessages
 from sbpair.model.backoff import Backoff
 from sbpair.move import events
-from sbpair.move.context import MoveTimings
 from sbpair.move.filter import MessageFilter
+from sbpair.move.timings import MoveTimings
 from sbpair.syphon.intake_gate import IntakeGate
 from tests.kit.moves import HASTY
 from tests.kit.moves import peeked as held_in
