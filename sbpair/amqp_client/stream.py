@@ -32,6 +32,9 @@ CLOSE_SECONDS = 5.0
 SILENT_SECONDS = 15.0
 """How long a peer may be silent after a request: a partition has time to move."""
 
+MAX_FRAME_SIZE = 65_536
+"""The largest frame that a peer may send: the open frame announces it."""
+
 _LINK_EVENTS = (LinkAttached, LinkDetached, CreditChanged)
 _link_of = attrgetter("link")
 _OUTCOMES = (Accepted, Rejected, Released, Modified)
@@ -42,8 +45,13 @@ class Stream(asyncio.Protocol):
 
     def __init__(self, endpoint: Endpoint, container_id: str) -> None:
         self._loop = asyncio.get_running_loop()
-        name = endpoint.tls_name
-        self.connection = Connection(SaslClient(), container_id=container_id, hostname=name, now=self._loop.time())
+        self.connection = Connection(
+            SaslClient(),
+            container_id=container_id,
+            hostname=endpoint.tls_name,
+            max_frame_size=MAX_FRAME_SIZE,
+            now=self._loop.time(),
+        )
         self.address = endpoint.authority
         self.peer = endpoint.amqp_address
         self.opened: asyncio.Future[None] = self._loop.create_future()
