@@ -225,6 +225,9 @@ async def test_a_wrong_request_is_refused(path: str, headers: dict[str, str], st
         ("send", {"side": "contoso", "path": "missing", "message": {"body": "x"}}, {}, "missing"),
         ("create", {**DEAD, "kind": "queue"}, {}, "exists already"),
         ("create", {"side": "contoso", "kind": "room", "path": "a"}, {}, "kind is not queue or topic"),
+        ("create", {"side": "contoso", "kind": ["queue"], "path": "a"}, {}, "kind is not queue or topic"),
+        ("create", {"side": ["contoso"], "kind": "queue", "path": "a"}, {}, "no namespace"),
+        ("create", {"side": "contoso", "kind": "queue", "path": "a?b"}, {}, "not allowed"),
         (
             "create",
             {"side": "contoso", "kind": "queue", "path": "a", "properties": {"x": 1}},

@@ -59,7 +59,7 @@ class EmulatorActs:
         try:
             return await self._acts[name](values)
         except BadField as error:
-            raise UsageError(f"{error.where}: {error.message}", hint="see sbpair help emulator") from error
+            raise UsageError(error.message, hint="see sbpair help emulator") from error
         except ServiceError as error:
             raise ServiceRefused(error.message, hint="choose another entity, or change it first") from error
 
@@ -116,7 +116,7 @@ class EmulatorActs:
         endpoint, path = self._target(values)
         properties = values.get("properties", {})
         subscription = subscription_of(path)
-        if subscription is None and values.get("kind") not in KINDS:
+        if subscription is None and str(values.get("kind")) not in KINDS:
             raise UsageError("kind is not queue or topic", hint="a subscription is TOPIC/subscriptions/NAME")
         like: Queue | Topic | Subscription = subscription or KINDS[str(values["kind"])](path)
         known = {each.name: each.default for each in fields(like)}
