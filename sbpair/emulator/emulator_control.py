@@ -7,12 +7,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from ipaddress import ip_address
+from typing import Final
 from urllib.parse import urlsplit
 
 from sbpair.emulator.clock import Clock, Timers, milliseconds
 from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.faults.active import Faults
 from sbpair.emulator.port import EVERY_ADDRESS
+from sbpair.emulator.service_errors import ArgumentInvalid
+
+MAX_NOW_MS: Final = 253_370_764_800_000
+"""The first of January of the year 9999: the service writes no time after that year."""
 
 
 class EmulatorControl:
@@ -34,7 +39,12 @@ class EmulatorControl:
     # Time
 
     def advance(self, ms: int | timedelta) -> None:
-        """Advance the clock, by milliseconds or a timedelta, and run at once all timers that become due."""
+        """Advance the clock, by milliseconds or a timedelta, and run at once all timers that become due.
+
+        Raises ArgumentInvalid for a time that the service could not write.
+        """
+        if self.clock.now_ms() + milliseconds(ms) > MAX_NOW_MS:
+            raise ArgumentInvalid("The clock ends with the year 9998.")
         self.clock.advance(milliseconds(ms))
         for callback in self.on_clock_advanced:
             callback()

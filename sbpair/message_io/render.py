@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -126,6 +127,8 @@ def plain_value(value: Any) -> Any:
         return [plain_value(each) for each in value]
     if type_of(value) is bool:
         return bool(value)  # one in its long form is read as a number
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # JSON has no such number
     if value is None or isinstance(value, int | float | str):
         return value
     return str(value)

@@ -18,6 +18,7 @@ from sbpair.cli.page.pair_source import PairSource
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.queue import QueueEntity
 from tests.cli.page_world import BACKLOG, HOSTILE, message, page_world
+from tests.faults.simulation.loop import VirtualLoop
 from tests.kit import command
 from tests.kit.pairs import pair_on
 from tests.kit.stranded import put
@@ -172,11 +173,24 @@ async def test_the_dead_letters_of_a_backlog_queue_go_where_they_belong() -> Non
         assert held(world.orders) == 4
 
 
+async def test_dead_letters_of_a_session_go_back_into_it() -> None:
+    async with page_world() as world:
+        put(world.visits, message(1, properties=Properties(message_id="v", group_id="s1").encode()))
+        lock = world.visits.messages.accept("s1")  # type: ignore[attr-defined]  # a queue with sessions
+        lock.dead_letter(lock.receive(1)[0].lock_token)
+        lock.close(failed=False)
+        assert await world.act("resubmit", {**DEAD, "path": "visits"}) == (200, {"sent": 1, "stayed": 0})
+        assert world.visits.messages.list_sessions() == ["s1"]  # type: ignore[attr-defined]
+
+
 async def test_the_clock_goes_forward_and_a_fault_ends() -> None:
     async with page_world() as world:
         before = world.emulator.clock.now_ms()
-        _, found = await world.act("clock", {"advance_ms": 3_600_000})
-        assert found["now_ms"] - before >= 3_600_000
+        _, found = await world.act("clock", {"advance_ms": 7_200_000})
+        assert found["now_ms"] - before >= 7_200_000
+        assert (await world.get("peek?side=contoso&path=orders"))[0] == 200
+        assert (await world.act("send", {**DEAD, "message": {"body": "x"}}))[0] == 200
+        assert (await world.act("clock", {"advance_ms": 283_824_000_000_000}))[0] == 400
         _, begun = await world.act("fault", {"kind": "latency", "namespace": "contoso", "ms": 1})
         assert (await world.get("control"))[1]["faults"].keys() == {begun["id"]}
         assert await world.act("end-fault", begun) == (200, begun)
@@ -199,6 +213,7 @@ async def test_the_clock_goes_forward_and_a_fault_ends() -> None:
         ("peek?side=contoso&path=missing", {}, 404, "missing"),
         ("peek?side=contoso&path=events", {}, 400, "topic"),
         ("peek?side=contoso&path=orders&from=-1", {}, 400, "sequence number"),
+        ("peek?side=contoso&path=orders&from=9223372036854775808", {}, 400, "sequence number"),
         ("entity?side=contoso&path=missing&kind=queue", {}, 404, "missing"),
     ],
 )
@@ -218,6 +233,9 @@ async def test_a_wrong_request_is_refused(path: str, headers: dict[str, str], st
         ("purge", [], {}, "not a JSON object"),
         ("empty", DEAD, {}, "no act 'empty'"),
         ("purge", {"side": "contoso"}, {}, "has no path"),
+        ("purge", {"side": "contoso", "path": None}, {}, "has no path"),
+        ("purge", {"side": "contoso", "path": "\ud800"}, {}, "has no path"),
+        ("resubmit", {**DEAD, "reason": ["x"]}, {}, "reason is not a text"),
         ("purge", {"side": "x", "path": "orders"}, {}, "no namespace 'x'"),
         ("purge", {"side": "contoso", "path": "missing"}, {}, "missing"),
         ("send", {**DEAD, "message": {"body": "x", "colour": "red"}}, {}, "unknown field 'colour'"),
@@ -296,20 +314,32 @@ async def test_a_slow_reader_gets_the_newest_of_what_it_missed() -> None:
     await overview.close()
 
 
-async def test_a_line_has_half_an_hour_and_readings_end_after_the_last_reader() -> None:
-    now, source = 1_000.0, Readings()
-    overview = Overview(source.read, clock=lambda: now)
-    async with aclosing(overview.events()) as reader:
-        await anext(reader)
-        for _ in range(100):
-            now += SAMPLE_SECONDS
-            await overview.read_again()
-    async with aclosing(overview.events()) as reader:
-        assert len(rows_of(json.loads(await anext(reader)))["a"]["line"]) == KEEP_SECONDS / SAMPLE_SECONDS
-    now += KEEP_SECONDS + 1
-    before = source.number
-    await overview.close()
-    assert source.number == before
+def test_readings_end_after_the_last_reader_and_begin_with_the_next() -> None:
+    async def main() -> None:
+        loop, source = asyncio.get_running_loop(), Readings()
+        overview = Overview(source.read, clock=loop.time)
+        async with aclosing(overview.events()) as reader:
+            await anext(reader)
+            assert await anext(reader) == ""
+        number = source.number
+        assert number > 2
+        await asyncio.sleep(SAMPLE_SECONDS / 2)
+        source.rows[0] = EntityRow("a", "queue", 9)
+        async with aclosing(overview.events()) as reader:
+            await anext(reader)
+            began = loop.time()
+            assert rows_of(json.loads(await anext(reader)))["a"]["active"] == 9
+            assert loop.time() - began < 1
+        await asyncio.sleep(KEEP_SECONDS + 2 * SAMPLE_SECONDS)
+        number = source.number
+        await asyncio.sleep(KEEP_SECONDS)
+        assert source.number == number
+        async with aclosing(overview.events()) as reader:
+            assert len(rows_of(json.loads(await anext(reader)))["a"]["line"]) == KEEP_SECONDS / SAMPLE_SECONDS
+        await overview.close()
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(main())
 
 
 # A pair

@@ -141,6 +141,31 @@ async def test_an_entity_and_a_fault_are_made_by_keyboard_only() -> None:
         await page.get_by_role("link", name="queue orders").wait_for()
 
 
+async def test_more_pages_may_be_open_than_a_browser_has_connections() -> None:
+    async with page_world() as world, browsing(world) as first:
+        others = [await first.context.new_page() for _ in range(7)]
+        for each in others:
+            await each.goto(world.url)
+            await each.bring_to_front()
+            await each.get_by_role("link", name="queue orders").wait_for()
+            # A browser without windows hides no page by itself.
+            await each.evaluate("Object.defineProperty(document, 'hidden', {value: true})")
+            await each.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+
+
+async def test_what_is_typed_stays_and_wrong_links_lead_to_the_overview() -> None:
+    async with page_world() as world, browsing(world) as page:
+        await page.goto(world.url + ORDERS)
+        await page.get_by_text("Send a message").click()
+        body = page.get_by_label("Body", exact=True).first
+        await body.fill("typed")
+        await body.press("Escape")
+        assert await body.input_value() == "typed"
+        for wrong in ("#%", "#constructor", "#entity", "#nothing"):
+            await page.goto(world.url + wrong)
+            await page.get_by_role("link", name="queue orders").wait_for()
+
+
 async def test_a_page_finds_its_server_again() -> None:
     async with page_world() as world, browsing(world) as page:
         port = int(world.primary.authority.rpartition(":")[2])

@@ -70,6 +70,7 @@ def peeked(**sections: bytes) -> PeekedMessage:
         (section(SEQUENCE, codec.encode([Int(1), "x"])), {"body": [[1, "x"]]}),
         (section(VALUE, b"\xc0\x02\x01\xff"), {"body": None}),
         (section(VALUE, b"\x56\x01"), {"body": True}),
+        (value_body(float("nan")), {"body": "nan"}),
         (b"", {"body": ""}),
     ],
 )

@@ -126,7 +126,7 @@ def page_of(emulator: "EmulatorControl", *, may_act: bool) -> "PageServer":
         PageDocuments(source),
         is_own=emulator.is_addressed_by,
         prefix="/$page/",
-        act=EmulatorActs(emulator, source.endpoints) if may_act else None,
+        act=EmulatorActs(emulator, source) if may_act else None,
         refusal="" if may_act else "other machines can reach the emulator: it acts here with --page-acts only",
     )
 

@@ -11,7 +11,8 @@ from sbpair.amqp.types import Int, Timestamp
 from sbpair.amqp_client.client import connect
 from sbpair.azure.atom import open_atom
 from sbpair.azure.data_plane import open_sender
-from sbpair.cli.page.documents import ends_of
+from sbpair.cli.page.documents import entity_of
+from sbpair.cli.page.emulator_source import EmulatorSource
 from sbpair.cli.render.screen import Document
 from sbpair.emulator.emulator_control import EmulatorControl
 from sbpair.emulator.faults.active import BadField, read_count, read_fault
@@ -23,7 +24,8 @@ from sbpair.model.pair import Endpoint, Ends
 from sbpair.move.filter import MessageFilter
 from sbpair.move.message.dead_letters import dead_letter_path
 from sbpair.move.message.route import BACKLOG_DEAD_LETTERS, kept_for
-from sbpair.syphon.move_spec import MoveSpec
+from sbpair.syphon.move_checks import check_ends
+from sbpair.syphon.move_spec import EntityAddress, MoveSpec
 from sbpair.syphon.run_plan import MoveOptions
 from sbpair.syphon.runner import run
 
@@ -38,9 +40,9 @@ Values = Mapping[str, Any]
 class EmulatorActs:
     """Carries out acts by name: an instance is the `act` of a PageServer."""
 
-    def __init__(self, emulator: EmulatorControl, endpoints: Mapping[str, Endpoint]) -> None:
+    def __init__(self, emulator: EmulatorControl, source: EmulatorSource) -> None:
         self._emulator = emulator
-        self._endpoints = endpoints
+        self._source = source
         self._acts: dict[str, Callable[[Values], Awaitable[Document]]] = {
             "send": self._send,
             "resubmit": self._resubmit,
@@ -58,6 +60,8 @@ class EmulatorActs:
             raise EntityMissing(f"there is no act {name[:100]!r}", hint=f"it is one of {', '.join(self._acts)}")
         try:
             return await self._acts[name](values)
+        except OverflowError as error:
+            raise UsageError("a value is out of range", hint="choose a smaller number or a shorter time") from error
         except BadField as error:
             raise UsageError(error.message, hint="see sbpair help emulator") from error
         except ServiceError as error:
@@ -65,23 +69,27 @@ class EmulatorActs:
 
     async def _send(self, values: Values) -> Document:
         """Send one message, which is an object as `sbpair send --json` reads it."""
-        endpoint, path = self._target(values)
+        entity = entity_of(self._source.endpoints, values)
         message = parse_json(json.dumps(values.get("message")).encode())
-        async with open_sender(endpoint, path) as sender:
+        async with open_sender(entity.endpoint, entity.path) as sender:
             await sender.send(message, SEND_SECONDS)
         return {"sent": 1}
 
     async def _resubmit(self, values: Values) -> Document:
         """Move dead letters back, all or those of one reason, as `sbpair redrive` does."""
-        endpoint, path = self._target(values)
-        subscription = subscription_of(path)
-        ends, form = ends_of(endpoint), kept_for(subscription.topic if subscription else path)
-        if (primary := backlog.primary_of(path)) is not None:
-            ends, form = self._pair_of(primary, endpoint), BACKLOG_DEAD_LETTERS
-        is_session = (await self._description(endpoint, path)).get("RequiresSession", "").lower() == "true"
-        spec = MoveSpec(ends, "redrive", form, dead_letter_path(path), is_session, keeps_refused=True)
-        reason = values.get("reason")
-        where = None if reason is None else MessageFilter("", reasons=[str(reason)])
+        entity, reason = entity_of(self._source.endpoints, values), values.get("reason")
+        if not isinstance(reason, str | None):
+            raise UsageError("reason is not a text", hint="leave it out for all dead letters")
+        where = None if reason is None else MessageFilter("", reasons=[reason])
+        source = entity._replace(path=dead_letter_path(entity.path))
+        subscription = subscription_of(entity.path)
+        to = entity._replace(path=subscription.topic) if subscription else entity
+        if (primary := backlog.primary_of(entity.path)) is None:
+            found, ends, form = await check_ends(source, to, None, allow_discard=True), entity.alone, kept_for(to.path)
+        else:
+            found, form = await check_ends(source, None, None), BACKLOG_DEAD_LETTERS
+            ends = self._pair_of(primary, entity.endpoint)
+        spec = MoveSpec(ends, "redrive", form, source.path, found.sessions, keeps_refused=True)
         result = await run(ends, MoveOptions(where=where), once=True, spec=spec, lease=False)
         for _, error in result.failures:
             raise error
@@ -89,21 +97,21 @@ class EmulatorActs:
 
     async def _remove(self, values: Values) -> Document:
         """Delete the dead letters of an entity."""
-        endpoint, path = self._target(values)
-        return await self._delete_messages(endpoint, dead_letter_path(path))
+        entity = entity_of(self._source.endpoints, values)
+        return await self._delete_messages(entity._replace(path=dead_letter_path(entity.path)))
 
     async def _purge(self, values: Values) -> Document:
         """Delete the messages of an entity that are neither locked, deferred nor scheduled."""
-        return await self._delete_messages(*self._target(values))
+        return await self._delete_messages(entity_of(self._source.endpoints, values))
 
-    async def _delete_messages(self, endpoint: Endpoint, address: str) -> Document:
+    async def _delete_messages(self, entity: EntityAddress) -> Document:
         deleted = 0
         # The emulator's clock may be ahead.
         before = Timestamp(max(self._emulator.clock.now_ms(), int(time.time() * 1000)) + LATER_SECONDS * 1000)
-        async with connect(endpoint) as client:
+        async with connect(entity.endpoint) as client:
             while True:
                 wanted = {"message-count": Int(MAX_DELETED), "enqueued-time-utc": before}
-                answer = await client.request(address, "batch-delete-messages", dict(wanted))
+                answer = await client.request(entity.path, "batch-delete-messages", dict(wanted))
                 if answer.status != 200:
                     break
                 deleted += int(answer.body.get("message-count") or 0)
@@ -113,33 +121,32 @@ class EmulatorActs:
 
     async def _create(self, values: Values) -> Document:
         """Create a queue, a topic or a subscription, with properties by their names in Python's SDK."""
-        endpoint, path = self._target(values)
-        properties = values.get("properties", {})
-        subscription = subscription_of(path)
+        entity, properties = entity_of(self._source.endpoints, values), values.get("properties", {})
+        subscription = subscription_of(entity.path)
         if subscription is None and str(values.get("kind")) not in KINDS:
             raise UsageError("kind is not queue or topic", hint="a subscription is TOPIC/subscriptions/NAME")
-        like: Queue | Topic | Subscription = subscription or KINDS[str(values["kind"])](path)
+        like: Queue | Topic | Subscription = subscription or KINDS[str(values["kind"])](entity.path)
         known = {each.name: each.default for each in fields(like)}
         if not isinstance(properties, dict):
             raise UsageError("properties is not an object", hint='such as {"requires_session": true}')
         for name, value in properties.items():
-            if name not in known or type(value) is not type(known[name]):
+            if name not in known or type(value) is not (int if known[name] is None else type(known[name])):
                 raise UsageError(
                     f"{name[:100]} is not a property of a {like.kind}, or has another type",
                     hint=", ".join(sorted(known)),
                 )
-        async with open_atom(endpoint) as control:
+        async with open_atom(entity.endpoint) as control:
             created = await control.create(replace(like, **properties))
         if not created:
-            raise UsageError(f"{path} exists already", hint="delete it first, or choose another name")
-        return {"created": path}
+            raise UsageError(f"{entity.path} exists already", hint="delete it first, or choose another name")
+        return {"created": entity.path}
 
     async def _delete(self, values: Values) -> Document:
         """Delete an entity with all its messages."""
-        endpoint, path = self._target(values)
-        async with open_atom(endpoint) as control:
-            await control.delete(path)
-        return {"deleted": path}
+        entity = entity_of(self._source.endpoints, values)
+        async with open_atom(entity.endpoint) as control:
+            await control.delete(entity.path)
+        return {"deleted": entity.path}
 
     async def _fault(self, values: Values) -> Document:
         """Begin a fault, as a request to the control API describes it."""
@@ -154,21 +161,8 @@ class EmulatorActs:
         self._emulator.advance(read_count("advance_ms", values.get("advance_ms")))
         return {"now_ms": self._emulator.clock.now_ms()}
 
-    def _target(self, values: Values) -> tuple[Endpoint, str]:
-        side, path = str(values.get("side", "")), str(values.get("path", "")).strip("/")
-        if side not in self._endpoints:
-            raise EntityMissing(f"there is no namespace {side[:100]!r}", hint=", ".join(self._endpoints))
-        if not path:
-            raise UsageError("the entity has no path", hint="name a queue, a topic, or TOPIC/subscriptions/NAME")
-        return self._endpoints[side], path
-
     def _pair_of(self, primary: str, secondary: Endpoint) -> Ends:
-        for name, endpoint in self._endpoints.items():
+        for name, endpoint in self._source.endpoints.items():
             if name.lower() == primary.lower():
                 return Ends(primary, endpoint, secondary)
         raise EntityMissing(f"the emulator has no namespace {primary!r}", hint="the backlog's messages belong there")
-
-    async def _description(self, endpoint: Endpoint, path: str) -> dict[str, str]:
-        kind = Queue.kind if subscription_of(path) is None else Subscription.kind
-        async with open_atom(endpoint) as control:
-            return await control.description(path, kind)

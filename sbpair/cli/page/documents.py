@@ -18,13 +18,15 @@ from sbpair.errors import EntityMissing, UsageError
 from sbpair.message_io.peek import PeekSource, count_dead_letters, peek_messages
 from sbpair.message_io.render import plain_value, readable, render_peeked
 from sbpair.model.entities import Queue, subscription_of
-from sbpair.model.pair import Endpoint, Ends
+from sbpair.model.pair import Endpoint
 from sbpair.move.message.dead_letters import dead_letter_path
 from sbpair.move.peek.peeker import PeekedMessage
 from sbpair.runs.database import RunDatabase
 from sbpair.runs.run_log import LIVE, RunRecord, all_runs, timeline_of
+from sbpair.syphon.move_spec import EntityAddress
 
 PAGE: Final = 50
+MAX_SEQUENCE: Final = 2**63 - 1
 MAX_COUNTED: Final = 1_000
 """Dead letters of an entity that are grouped: more of them are counted as at least so many."""
 
@@ -36,7 +38,8 @@ OpenRuns = Callable[[], AbstractContextManager[RunDatabase | None]]
 class PageSource(Protocol):
     """A pair, or the namespaces of an emulator."""
 
-    endpoints: Mapping[str, Endpoint]
+    @property
+    def endpoints(self) -> Mapping[str, Endpoint]: ...
 
     async def read(self) -> Sequence[NamespaceReading]: ...
 
@@ -81,26 +84,19 @@ class PageDocuments:
             raise EntityMissing("no state directory is shown here", hint="see sbpair page")
         return self._render_report(run)
 
-    def endpoint(self, query: Mapping[str, Any]) -> Endpoint:
-        """Return the namespace that a request names. Raises EntityMissing."""
-        side = str(query.get("side", ""))
-        if side not in self.source.endpoints:
-            raise EntityMissing(f"there is no namespace {side[:100]!r}", hint="load the page again")
-        return self.source.endpoints[side]
-
     async def _peek(self, query: Mapping[str, str]) -> Document:
-        endpoint, path = self.endpoint(query), query.get("path", "")
-        address = dead_letter_path(path) if query.get("dead_letters") else path
-        sources = [PeekSource(query["side"], address)]
-        result = await peek_messages(ends_of(endpoint), sources, limit=PAGE, start=_number(query, "from"))
-        messages = [{"from": query["side"], **_message(message)} for _, message in result.messages]
-        head = {"namespace": endpoint.name, "side": query["side"], "entity": address, "complete": result.complete}
+        entity = entity_of(self.source.endpoints, query)
+        path = dead_letter_path(entity.path) if query.get("dead_letters") else entity.path
+        sources = [PeekSource(entity.side, path)]
+        result = await peek_messages(entity.alone, sources, limit=PAGE, start=_number(query, "from"))
+        messages = [{"from": entity.side, **_message(message)} for _, message in result.messages]
+        head = {"namespace": entity.endpoint.name, "side": entity.side, "entity": path, "complete": result.complete}
         return {"schema": "sbpair/peek/1", **head, "messages": messages, "hidden": bool(result.hidden)}
 
     async def _dead_letters(self, query: Mapping[str, str]) -> Document:
-        endpoint, path = self.endpoint(query), query.get("path", "")
-        source = PeekSource(query["side"], dead_letter_path(path))
-        found = await count_dead_letters(ends_of(endpoint), [source], limit=MAX_COUNTED)
+        entity = entity_of(self.source.endpoints, query)
+        source = PeekSource(entity.side, dead_letter_path(entity.path))
+        found = await count_dead_letters(entity.alone, [source], limit=MAX_COUNTED)
         now = time.time()
         groups = [group_document(each, now) for each in sorted(found, key=lambda each: -each.messages)]
         return {
@@ -111,16 +107,16 @@ class PageDocuments:
         }
 
     async def _entity(self, query: Mapping[str, str]) -> Document:
-        endpoint, path = self.endpoint(query), query.get("path", "")
-        subscription = subscription_of(path)
-        async with open_atom(endpoint) as control:
-            description = await control.description(path, query.get("kind", Queue.kind))
+        entity = entity_of(self.source.endpoints, query)
+        subscription = subscription_of(entity.path)
+        async with open_atom(entity.endpoint) as control:
+            description = await control.description(entity.path, query.get("kind", Queue.kind))
             rules = await control.rules(subscription.topic, subscription.name) if subscription else []
         has_sessions = description.get("RequiresSession", "").lower() == "true"
         return {
             "description": description,
             "rules": [{"name": each.name, "filter": str(each.filter), "action": each.action} for each in rules],
-            "sessions": await self.source.sessions(query["side"], path) if has_sessions else [],
+            "sessions": await self.source.sessions(entity.side, entity.path) if has_sessions else [],
         }
 
     def _runs(self) -> Document:
@@ -139,14 +135,19 @@ class PageDocuments:
         return {**found, "samples": samples}
 
 
-def ends_of(endpoint: Endpoint) -> Ends:
-    """Return a namespace as both ends."""
-    return Ends(endpoint.name, endpoint, endpoint)
+def entity_of(endpoints: Mapping[str, Endpoint], values: Mapping[str, Any]) -> EntityAddress:
+    """Return the entity that a request names by `side` and `path`. Raises EntityMissing and UsageError."""
+    side, path = (values.get(name) for name in ("side", "path"))
+    if not isinstance(side, str) or side not in endpoints:
+        raise EntityMissing(f"there is no namespace {str(side)[:100]!r}", hint=", ".join(endpoints))
+    if not (isinstance(path, str) and path.strip("/") and path.isprintable()):
+        raise UsageError("the entity has no path", hint="name a queue, a topic, or TOPIC/subscriptions/NAME")
+    return EntityAddress(side, endpoints[side], path.strip("/"))
 
 
 def _number(query: Mapping[str, str], name: str) -> int:
     text = query.get(name, "0")
-    if not (text.isascii() and text.isdigit() and len(text) <= 19):
+    if not (text.isascii() and text.isdigit() and len(text) <= 19 and int(text) <= MAX_SEQUENCE):
         raise UsageError(f"{name} is not a sequence number", hint="it is a whole number from 0")
     return int(text)
 

@@ -12,7 +12,8 @@ from sbpair.emulator.emulator_control import EmulatorControl
 from sbpair.emulator.entities.sessions import SessionMessages
 from sbpair.emulator.frontends.http.http_frontend import state_of
 from sbpair.model.connection_string import endpoint_from_connection_string
-from sbpair.model.pair import Endpoint
+from sbpair.model.pair import Endpoint, SasKey, SasToken
+from sbpair.model.signature import SAS_SECONDS, sign
 
 
 class EmulatorSource:
@@ -23,9 +24,19 @@ class EmulatorSource:
 
     def __init__(self, emulator: EmulatorControl) -> None:
         self._emulator = emulator
-        self.endpoints: Mapping[str, Endpoint] = {
-            name: replace(endpoint_from_connection_string(each.connection_string), name=name)
-            for name, each in emulator.namespaces.items()
+
+    @property
+    def endpoints(self) -> Mapping[str, Endpoint]:
+        """The namespaces with tokens that are valid by the emulator's clock, which can be ahead."""
+        expires_at = self._emulator.clock.now_ms() // 1000 + SAS_SECONDS
+        return {
+            name: replace(
+                endpoint_from_connection_string(each.connection_string),
+                name=name,
+                credential=SasToken(sign(f"{each.endpoint}/", SasKey(key.key_name, key.primary_key), expires_at)),
+            )
+            for name, each in self._emulator.namespaces.items()
+            for key in each.keys[:1]
         }
 
     async def read(self) -> Sequence[NamespaceReading]:

@@ -1,7 +1,7 @@
-"""The contents of namespaces, read again and again while somebody looks, and their changes since a reader's last look.
+"""The contents of namespaces: read periodically while a page is open, and the changes that a page has not got yet.
 
-Invariant: a reader that takes long gets the newest state of what it missed, never a queue of it; and readings stop some
-time after the last reader has left.
+Invariant: a slow page gets the newest state of what it missed, never a queue of it; and readings stop some time after
+the last page was closed.
 """
 
 import asyncio
@@ -10,14 +10,12 @@ import time
 from array import array
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
-
-from sbpair.cli.render.screen import Document
 
 READ_SECONDS: Final = 2.0
 SHARE: Final = 40
-"""After a reading, it waits for so many times as long as that took: readings take a fortieth of a processor at most."""
+"""The wait after a reading is so many times as long as the reading took, within the limits here."""
 
 MAX_WAIT_SECONDS: Final = 60.0
 BEAT_SECONDS: Final = 15.0
@@ -27,8 +25,6 @@ SAMPLE_SECONDS: Final = 30.0
 SAMPLES: Final = 60
 KEEP_SECONDS: Final = SAMPLE_SECONDS * SAMPLES
 """Readings go on for so long after the last reader, for the line that the next one sees."""
-
-COUNTS: Final = ("active", "dead_letter", "scheduled", "deferred", "transfer", "transfer_dead_letter", "size_bytes")
 
 
 class EntityRow(NamedTuple):
@@ -74,14 +70,11 @@ class _Entity:
 
 @dataclass(slots=True)
 class _ShownNamespace:
-    name: str
-    since: float
-    reason: str = ""
-    note: str = ""
-    entities: dict[str, _Entity] = field(default_factory=dict)
+    """The newest reading without its rows, and since when it has been up or down."""
 
-    def head(self, side: str) -> Document:
-        return {"side": side, "name": self.name, "since": self.since, "reason": self.reason, "note": self.note}
+    reading: NamespaceReading
+    since: float
+    entities: dict[str, _Entity] = field(default_factory=dict)
 
 
 class Overview:
@@ -93,7 +86,7 @@ class Overview:
         self._namespaces: dict[str, _ShownNamespace] = {}
         self._version = 0
         self._removed_at = 0
-        self._changed = asyncio.Event()
+        self._changed, self._opened = asyncio.Event(), asyncio.Event()
         self._closed = False
         self._readers = 0
         self._sampled_at = self._left_at = 0.0
@@ -106,6 +99,7 @@ class Overview:
         Ends when this is closed.
         """
         self._readers += 1
+        self._opened.set()
         if self._reading is None or self._reading.done():
             self._reading = asyncio.create_task(self._run(), name="read what namespaces hold")
         seen = -1
@@ -127,6 +121,7 @@ class Overview:
     async def close(self) -> None:
         self._closed = True
         self._changed.set()
+        self._opened.set()
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)
@@ -136,25 +131,27 @@ class Overview:
         self._apply(await self._read())
 
     async def _run(self) -> None:
-        while self._readers or self._clock() - self._left_at < KEEP_SECONDS:
+        while not self._closed and (self._readers or self._clock() - self._left_at < KEEP_SECONDS):
             began = time.monotonic()
             await self.read_again()
             took = time.monotonic() - began
             least = READ_SECONDS if self._readers else SAMPLE_SECONDS
-            await asyncio.sleep(min(MAX_WAIT_SECONDS, max(least, SHARE * took)))
+            self._opened.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._opened.wait(), min(MAX_WAIT_SECONDS, max(least, SHARE * took)))
 
     def _apply(self, readings: Sequence[NamespaceReading]) -> None:
         now, version = self._clock(), self._version + 1
         is_changed = False
         for reading in readings:
-            known = self._namespaces.get(reading.side)
+            head, known = replace(reading, rows=()), self._namespaces.get(reading.side)
             if known is None:
-                known = self._namespaces[reading.side] = _ShownNamespace(reading.name, now)
+                known = self._namespaces[reading.side] = _ShownNamespace(head, now)
                 is_changed = True
-            if bool(known.reason) != bool(reading.reason):
+            if bool(known.reading.reason) != bool(head.reason):
                 known.since = now
-            is_changed |= (known.reason, known.note) != (reading.reason, reading.note)
-            known.reason, known.note = reading.reason, reading.note
+            is_changed |= known.reading != head
+            known.reading = head
             if reading.reason and not reading.rows:
                 continue  # what was there when it was last seen
             is_changed |= self._apply_rows(known, reading.rows, version)
@@ -197,10 +194,12 @@ class Overview:
         if self._encoded[0] != key:
             everything = seen < self._removed_at or seen < 0
             namespaces = []
-            for side, namespace in self._namespaces.items():
+            for namespace in self._namespaces.values():
                 changed = [each for each in namespace.entities.values() if everything or each.version > seen]
-                shown: list[Document] = [_document(each, with_line=everything) for each in changed]
-                namespaces.append({**namespace.head(side), "entities": shown})
+                shown = [_document(each, with_line=everything) for each in changed]
+                reading = namespace.reading
+                head = {"side": reading.side, "name": reading.name, "reason": reading.reason, "note": reading.note}
+                namespaces.append({**head, "since": namespace.since, "entities": shown})
             document = {"time": self._clock(), "all": everything, "namespaces": namespaces}
             self._encoded = (key, json.dumps(document, separators=(",", ":")))
         return self._encoded[1]

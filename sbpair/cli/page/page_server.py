@@ -90,7 +90,7 @@ class PageServer:
                 case "POST", ["acts", "/", act]:
                     return _json(await self._carry_out(request, act))
         except SbpairError as error:
-            status = 404 if isinstance(error, EntityMissing | LookupError) else 400
+            status = 404 if isinstance(error, EntityMissing) else 400
             return _refused(status, error.message, error.hint)
         return _refused(404, "the page has no such document")
 
@@ -114,7 +114,8 @@ class PageServer:
     async def _carry_out(self, request: web.BaseRequest, name: str) -> Document:
         if self._act is None:
             raise UsageError("the page only reads here", hint=self._refusal or "acts are for an emulator")
-        if not hmac.compare_digest(request.headers.get(TOKEN_HEADER, "").encode(), self._token.encode()):
+        given = request.headers.get(TOKEN_HEADER, "").encode(errors="replace")
+        if not hmac.compare_digest(given, self._token.encode()):
             raise UsageError(
                 f"the header {TOKEN_HEADER} is missing, or not the token of this page", hint="load the page again"
             )

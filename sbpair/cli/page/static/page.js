@@ -106,8 +106,12 @@ function tell(text, kind, ...more) {
   done.replaceChildren(h("p", { class: kind }, text, " ", h("button", { type: "button", onclick: () => done.replaceChildren() }, "Close")), ...more);
 }
 
+let source;
 function listen() {
-  const source = new EventSource("events");
+  // A browser opens six connections to a server at most: a hidden page leaves its own to the others.
+  source?.close();
+  if (document.hidden) return;
+  source = new EventSource("events");
   source.onmessage = event => receive(JSON.parse(event.data));
   source.onerror = () => setText(live, `the server does not answer since ${new Date().toLocaleTimeString()}; what is shown is older`);
 }
@@ -464,10 +468,11 @@ function controlView() {
 // Ways
 
 function route() {
-  const [name, ...words] = location.hash.slice(1).split("/").map(decodeURIComponent);
+  let [name, ...words] = [""];
+  try { [name, ...words] = location.hash.slice(1).split("/").map(decodeURIComponent); } catch { /* it is no link of this page */ }
   view.close();
   const views = { entity: entityView, runs, run: runView, control: controlView };
-  view = { ...EMPTY, ...(views[name] ?? overview)(...words) };
+  view = { ...EMPTY, ...(Object.hasOwn(views, name) && (name !== "entity" || words.length === 3) ? views[name] : overview)(...words) };
   view.update(true);
 }
 
@@ -481,9 +486,10 @@ addEventListener("keydown", event => {
   if (event.key === "/" && !isTyping && view.input) {
     event.preventDefault();
     view.input.focus();
-  } else if (event.key === "Escape" && location.hash) location.hash = "";
+  } else if (event.key === "Escape" && !isTyping && location.hash) location.hash = "";
 });
 if (TOKEN) document.querySelector("a[href='#control']").hidden = false;
 if (REFUSAL) document.querySelector("nav").append(h("span", { class: "soft" }, ` ${REFUSAL}`));
+document.addEventListener("visibilitychange", listen);
 route();
 listen();

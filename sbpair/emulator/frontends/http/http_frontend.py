@@ -46,7 +46,7 @@ IDENTITY_VERSION: Final = "2019-08-01"
 
 
 class BrowserPage(Protocol):
-    """A page for browsers at `/$page/`: whoever starts the emulator has one."""
+    """A page for browsers at `/$page/`. The caller that starts the emulator provides it."""
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse: ...
 
