@@ -9,7 +9,6 @@ import os
 import pty
 import resource
 import shlex
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -22,8 +21,6 @@ from unittest.mock import patch
 import pyarrow as pa
 import pytest
 
-from sbpair.__main__ import run
-from sbpair.operating_system.signals import SIGNALS
 from sbpair.replay.archive import Archive
 from sbpair.replay.archive_layout import (
     DEDUPLICATED,
@@ -73,13 +70,8 @@ def environment(home: Path | None, changed: dict[str, str]) -> dict[str, str]:
 
 def sbpair(*words: str, home: Path | None = None, **changed: str) -> subprocess.CompletedProcess[str]:
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
-    handlers = {number: signal.getsignal(number) for number in SIGNALS}
     with patch.dict(os.environ, environment(home, changed), clear=True), redirect_stdout(out), redirect_stderr(err):
-        try:
-            code = run(("replay", *words))
-        finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
+        code = command.run_here(("replay", *words))
     said = (stream.buffer.getvalue().decode() for stream in (out, err))  # type: ignore[attr-defined]
     return subprocess.CompletedProcess(words, code, *said)
 

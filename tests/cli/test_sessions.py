@@ -19,13 +19,12 @@ from unittest import mock
 
 import pytest
 
-from sbpair import __main__
 from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
 from sbpair.amqp.types import Char, Int
 from sbpair.backlog import Aliases, write_aliases
 from sbpair.syphon.run_plan import RunTimings
 from sbpair.testing import EmulatorThread, QueueDescription
-from tests.kit.command import Here, environment, untimed
+from tests.kit.command import Here, environment, run_here, untimed
 from tests.kit.stranded import put
 
 FOLDER = Path(__file__).parent / "sessions"
@@ -225,7 +224,7 @@ def regenerate() -> None:
     def run(words: list[str], environ: dict[str, str]) -> tuple[int, str, str]:
         out, err = io.StringIO(), io.StringIO()
         with mock.patch.dict(os.environ, environ), redirect_stdout(out), redirect_stderr(err):
-            code = __main__.run(words)
+            code = run_here(words)
         return code, out.getvalue(), err.getvalue()
 
     texts: dict[str, str] = {}

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from sbpair.__main__ import run
 from sbpair.amqp_client import client, stream
 from sbpair.azure import data_plane, http_client
 from sbpair.message_io import send_lines
 from sbpair.model import connect_errors
 from tests.cli.test_bad_input import emulated
+from tests.kit.command import run_here
 
 # The SDK leaves a connection open whose opening is cancelled. It is freed below, and not in another test.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -72,7 +72,7 @@ def test_a_silent_namespace_is_reported_and_ends_every_command(
     secondary = emulated(silent_port).replace("127.0.0.1", "localhost")
     monkeypatch.setenv("SBPAIR_SECONDARY_CONNECTION_STRING", secondary)
     (tmp_path / "line").write_text("hello\n")
-    code = run(shlex.split(words.format(tmp_path)))
+    code = run_here(shlex.split(words.format(tmp_path)))
     out, err = capfd.readouterr()
     assert code == 6
     assert "no answer within" in out + err

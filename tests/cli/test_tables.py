@@ -17,7 +17,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sbpair import __main__
 from sbpair.backlog import queue_path
 from sbpair.cli.render.screen import shortened
 from sbpair.cli.render.table import Layout, columns, cut
@@ -40,6 +39,7 @@ from sbpair.status import DestinationStatus, SideStatus, Status
 from sbpair.syphon.forecast import DeadLetterGroup, FlowStats, Forecast
 from sbpair.syphon.move_spec import EffectiveLimits, PairTiers
 from sbpair.syphon.runner import SyphonResult
+from tests.kit.command import run_here
 
 SCREENS = Path(__file__).parent / "drawings" / "tables"
 WIDTHS = (80, 100, 160)
@@ -251,7 +251,7 @@ def printed(name: str, layout: Layout, *more: str) -> str:
         stack.enter_context(patch.dict(os.environ, ENVIRON, clear=True))
         stack.enter_context(redirect_stdout(out))
         stack.enter_context(redirect_stderr(io.StringIO()))
-        __main__.run([*words, *more])
+        run_here([*words, *more])
     return out.getvalue()
 
 

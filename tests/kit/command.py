@@ -1,6 +1,8 @@
 """The command line in a process, with an emulated pair in its environment."""
 
 import asyncio
+import gc
+import logging
 import os
 import re
 import signal
@@ -12,6 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from sbpair import __main__
+from sbpair.operating_system.signals import SIGNALS
 from sbpair.testing import Emulator
 from tests.kit.fork_server import STRICT, Forked, can_fork, fork
 
@@ -53,6 +57,23 @@ def run(*words: str, env: dict[str, str], **more: Any) -> subprocess.CompletedPr
             return await finished(await start(*words, env=env))
 
     return subprocess.CompletedProcess(words, *asyncio.run(ran()))
+
+
+def run_here(words: Sequence[str]) -> int:
+    """Run the command line in this process, and undo what it sets there. Returns the exit code."""
+    thresholds, loggers = gc.get_threshold(), [logging.getLogger(name) for name in (None, "azure", "sbpair")]
+    before = [(logger, logger.level, list(logger.handlers)) for logger in loggers]
+    signals = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        return __main__.run(words)
+    finally:
+        for logger, level, handlers in before:
+            logger.level, logger.handlers = level, handlers
+        logging.getLogger().manager._clear_cache()  # type: ignore[attr-defined]
+        for number, handler in signals.items():
+            signal.signal(number, handler)
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()
 
 
 class Process:

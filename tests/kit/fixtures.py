@@ -7,9 +7,7 @@ else uses, between two lines of the test. The clients are unmodified; only the t
 import asyncio
 import gc
 import inspect
-import logging
 import os
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,13 +22,11 @@ from azure.servicebus.aio import ServiceBusClient as AioServiceBusClient
 from azure.servicebus.aio.management import ServiceBusAdministrationClient as AioAdministrationClient
 from azure.servicebus.management import ServiceBusAdministrationClient
 
-from sbpair import __main__
 from sbpair.failover import failover_send
-from sbpair.operating_system.signals import SIGNALS
 from sbpair.syphon import runner as syphon_runner
 from sbpair.syphon.run_plan import RunTimings
 from tests.integration.node import install
-from tests.kit.command import Here
+from tests.kit.command import Here, run_here
 from tests.kit.failover_rig import Rig
 from tests.kit.running import Running
 
@@ -193,7 +189,7 @@ def rig() -> Iterator[Rig]:
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Here]:
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Here:
     """Return a function that runs a command line in this process, with the given configuration only.
 
     For what does not depend on the process: to start one takes a third of a second of CPU time.
@@ -202,25 +198,15 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         if name.startswith(("SBPAIR_", "XDG_")):
             monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
-    thresholds, loggers = gc.get_threshold(), {name: logging.getLogger(name) for name in (None, "azure", "sbpair")}
-    before = {name: (logger.level, list(logger.handlers)) for name, logger in loggers.items()}
-    signals = {number: signal.getsignal(number) for number in SIGNALS}
 
     def invoke(*words: str, **environ: str) -> tuple[int, str, str]:
         with monkeypatch.context() as patch:
             for name, value in environ.items():
                 patch.setenv(name, value)
-            code = __main__.run(words)
+            code = run_here(words)
         return code, *capsys.readouterr()
 
-    yield invoke
-    for name, (level, handlers) in before.items():
-        loggers[name].level, loggers[name].handlers = level, handlers
-    logging.getLogger().manager._clear_cache()  # type: ignore[attr-defined]
-    for number, handler in signals.items():
-        signal.signal(number, handler)
-    gc.set_threshold(*thresholds)
-    gc.unfreeze()
+    return invoke
 
 
 @pytest.fixture
