@@ -258,11 +258,12 @@ class FailoverState:
         self.timers.set(Probe(queue), now + self._delays.ping())
 
     def _may_deliver(self, entity: str, now: float) -> bool:
+        # Before the target is asked for: that may fail over, which would make a second delivery due.
+        self._outbox[entity.lower()].delivering = True
         if self.target_for(entity, None, now) is None:
             # The event that brings a side back makes the delivery due at once.
             self._deliver_at(entity.lower(), now + self._delays.ping())
             return False
-        self._outbox[entity.lower()].delivering = True
         return True
 
     def _deliver_now(self, key: str, now: float) -> None:

@@ -432,3 +432,10 @@ def test_a_lasting_refusal_is_reported_once_and_kept_as_stuck() -> None:
     assert failover_state.pop_due(15) == Deliver("orders")
     failover_state.outbox_remains("orders", TimeoutError(), failover_state.target_for("orders", None, 15), 15)
     assert failover_state.outbox_stuck("orders") is None
+
+
+def test_a_failover_within_a_delivery_starts_no_second_one() -> None:
+    failover_state = new_state(failover_interval=5, ping_interval=5)
+    failover_state.outbox_stored("orders", ValueError("both away"), 0)
+    failover_state.primary_failed("orders", ValueError("gone"), 0)
+    assert [failover_state.pop_due(5) for _ in range(2)] == [Deliver("orders"), None]

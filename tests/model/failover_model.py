@@ -38,9 +38,11 @@ class Client:
     def entity(self) -> State:
         return self.state.states()[ENTITY]
 
-    def due(self) -> dict[TimerTask, float]:
-        """Return when each timer is due, in seconds from now."""
-        return {task: when - self.now for task, when in self.state.timers._due.items()}
+    def due(self) -> tuple[tuple[TimerTask, float], ...]:
+        """Return when each timer is due, in seconds from now, in the order in which they will be taken."""
+        timers = self.state.timers
+        tasks = {task: when - self.now for when, _, task in sorted(timers._heap) if timers._due.get(task) == when}
+        return tuple(tasks.items())
 
     def figures(self) -> Figures:
         status = self.state._statuses[ENTITY]
@@ -49,7 +51,7 @@ class Client:
             *(status.state, status.timer is None, status.pinging, status.error is REFUSED, self.holds),
             None if outbox is None else (outbox.delivering, outbox.stuck is None),
             frozenset(self.state.queues_out),
-            frozenset(self.due().items()),
+            self.due(),
             frozenset(self.running),
         )
 
@@ -135,20 +137,16 @@ class Client:
         if entity is not State.BROKEN and self.state.to_backlog(ENTITY, self.now) != (entity in SENDS_TO_BACKLOG):
             raise Wrong("a message would go to the wrong side")
 
+    def is_over(self) -> bool:
+        return not self.state.timers._due and not self.running
+
+    def close(self) -> None: ...
+
 
 class FailoverModel(ReplayedModel):
     """The states that a client reaches, for `search`."""
 
     free = frozenset({"time", "done", "delivered"})
 
-    def made(self, way: tuple[Event, ...]) -> tuple[Figures, list[Event]]:
-        client = Client()
-        for event in way:
-            client.take(event)
-        client.check()
-        return client.figures(), list(client.events())
-
-    def ends(self, state: Figures) -> bool:
-        """Whether nothing remains to be done: no timer is set, and no task runs."""
-        *_, due, running = state
-        return not due and not running
+    def start(self) -> Client:
+        return Client()

@@ -61,6 +61,8 @@ class Requests:
         self.executed: list[list[Side]] = [[] for _ in made]
         self.failed: list[list[Side]] = [[] for _ in made]
         self.swaps_left = 1
+        self._before = self.client.active
+        self._last: Event = ("swap",)
 
     def figures(self) -> Figures:
         ends = tuple(type(self._end(at)).__name__ if self._is_over(at) else "" for at in range(len(self._made)))
@@ -78,6 +80,7 @@ class Requests:
             yield from (("answers", at), ("refuses", at), ("absent", at), ("silent", at, True), ("silent", at, False))
 
     def take(self, event: Event) -> None:
+        self._before, self._last = self.client.active, event
         what, *details = event
         if what == "swap":
             self.swaps_left -= 1
@@ -116,6 +119,7 @@ class Requests:
                 raise Wrong("a request was executed twice that must not be")
             if self._is_over(at):
                 self._check_end(self._end(at), executed)
+        self._check_roles()
 
     def _check_end(self, end: Any, executed: list[Side]) -> None:
         if isinstance(end, Response):
@@ -127,18 +131,21 @@ class Requests:
         elif executed and not isinstance(end, InDoubt):
             raise Wrong("a request was executed, and its error denies that")
 
-    def check_roles(self, before: Side, event: Event) -> None:
-        """Raise Wrong if an event has changed the roles that must not."""
-        active, what = self.client.active, event[0]
+    def _check_roles(self) -> None:
+        """Raise Wrong if the last event has changed the roles that must not."""
+        active, what = self.client.active, self._last[0]
         if what == "swap":
             return
-        at = event[1]
+        at = self._last[1]
         gave_up = self._is_over(at) and not isinstance(self._end(at), BothFailed | ServiceRefused)
         first = self.failed[at][0] if self.failed[at] else None
         if gave_up and first == active:
             raise Wrong("the side that failed stays active after its request went to the other")
-        if active != before and not (gave_up and first == before):
+        if active != self._before and not (gave_up and first == self._before):
             raise Wrong("the roles were swapped without a failure of the active side")
+
+    def is_over(self) -> bool:
+        return len(self.tasks) == len(self._made) and not self.client.attempts
 
     def close(self) -> None:
         for task in self.tasks.values():
@@ -156,19 +163,5 @@ class RelayModel(ReplayedModel):
         self._requests = tuple(REQUESTS[number] for number in numbers)
         super().__init__()
 
-    def made(self, way: tuple[Event, ...]) -> tuple[Figures, list[Event]]:
-        requests = Requests(self._requests)
-        before: Side = "primary"
-        for event in way:
-            before = requests.client.active
-            requests.take(event)
-        try:
-            requests.check()
-            if way:
-                requests.check_roles(before, way[-1])
-            return requests.figures(), list(requests.events())
-        finally:
-            requests.close()
-
-    def ends(self, state: Figures) -> bool:
-        return len(state[2]) == len(self._requests) and not state[4]
+    def start(self) -> Requests:
+        return Requests(self._requests)

@@ -333,21 +333,7 @@ class ReplayModel(ReplayedModel):
         messages = [stranded(f"m{number}", each) for number, each in enumerate(to, start=1)]
         write_segment(archive, "s", keys, messages, shards=1)
         self._rows = planned(SimpleNamespace(open=lambda: archive))  # type: ignore[arg-type]
-        self._over: set[Figures] = set()
         super().__init__()
 
-    def made(self, way: tuple[Event, ...]) -> tuple[Figures, list[Event]]:
-        sending = Sending(self._source, self._rows, len(self._to), self._budget)
-        try:
-            for event in way:
-                sending.take(event)
-            sending.check()
-            figures = sending.figures()
-            if sending.is_over():
-                self._over.add(figures)
-            return figures, list(sending.events())
-        finally:
-            sending.close()
-
-    def ends(self, state: Figures) -> bool:
-        return state in self._over
+    def start(self) -> Sending:
+        return Sending(self._source, self._rows, len(self._to), self._budget)

@@ -9,6 +9,8 @@ from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+WALK, WAY_ON = 100, 4
+
 
 class Wrong(Exception):
     """A property of a model does not hold."""
@@ -30,28 +32,102 @@ class Model(Protocol):
     def ends(self, state: Any) -> bool: ...
 
 
+class System(Protocol):
+    """The code itself, in one state of its model. `figures` are all that tells its states apart."""
+
+    def figures(self) -> Hashable: ...
+
+    def events(self) -> Iterable[tuple[Any, ...]]: ...
+
+    def take(self, event: tuple[Any, ...]) -> None: ...
+
+    def check(self) -> None: ...
+
+    def is_over(self) -> bool: ...
+
+    def close(self) -> None: ...
+
+
 class ReplayedModel(ABC):
-    """A model that is the code itself. It cannot be copied: a state is known by its figures, and made by its events."""
+    """A model that is the code itself. It cannot be copied: a state is made again by the events that lead to it.
+
+    A walk goes on from there while it can take transitions that none has taken, since events are dear.
+    """
 
     free: frozenset[str]
 
     def __init__(self) -> None:
-        self.first, events = self.made(())
-        self._known: dict[Any, tuple[tuple[Any, ...], list[Any]]] = {self.first: ((), events)}
+        self._ways: dict[Any, tuple[tuple[Any, ...], ...]] = {}
+        self._untaken: dict[Any, list[tuple[Any, ...]]] = {}
+        self._after: dict[Any, list[tuple[tuple[Any, ...], Any]]] = {}
+        self._over: set[Any] = set()
+        system = self.start()
+        self.first = self._note(system, ())
+        system.close()
 
     @abstractmethod
-    def made(self, way: tuple[Any, ...]) -> tuple[Any, list[Any]]:
-        """Take events from the start. Return the figures, and the events that may follow. Raises Wrong."""
+    def start(self) -> System: ...
 
-    @abstractmethod
-    def ends(self, state: Any) -> bool: ...
+    def ends(self, state: Any) -> bool:
+        return state in self._over
 
     def next(self, state: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
-        way, events = self._known[state]
-        for event in events:
-            after, following = self.made((*way, event))
-            self._known.setdefault(after, ((*way, event), following))
+        while self._untaken[state]:
+            self._walk(state)
+        for event, after in self._after[state]:
+            if isinstance(after, Wrong):
+                raise after
             yield event, after
+
+    def _walk(self, state: Any) -> None:
+        """Take transitions from a state on. The limit is for code with a defect, whose states may have no end."""
+        system = self.start()
+        try:
+            for event in self._ways[state]:
+                system.take(event)
+            for _ in range(WALK):
+                for event, state in self._way_on(state):
+                    system.take(event)
+                if not self._untaken[state]:
+                    return
+                event = self._untaken[state].pop()
+                way = (*self._ways[state], event)
+                try:
+                    system.take(event)
+                    system.check()
+                except Wrong as wrong:
+                    self._after[state].append((event, wrong))
+                    return
+                after = self._note(system, way)
+                self._after[state].append((event, after))
+                state = after
+        finally:
+            system.close()
+
+    def _way_on(self, state: Any) -> list[tuple[tuple[Any, ...], Any]]:
+        """Return a short way to a state from where not all transitions are taken, if there is one. Each step has its
+        event, and the state after it.
+        """
+        ways: dict[Any, list[tuple[tuple[Any, ...], Any]]] = {state: []}
+        for at in (left := [state]):
+            if self._untaken[at]:
+                return ways[at]
+            if len(ways[at]) < WAY_ON:
+                new = {after: event for event, after in self._after[at] if after not in ways and after in self._ways}
+                ways |= {after: [*ways[at], (event, after)] for after, event in new.items()}
+                left.extend(new)
+        return []
+
+    def _note(self, system: System, way: tuple[tuple[Any, ...], ...]) -> Any:
+        """Return the state that a system is in, with its events and the shortest known way there."""
+        state = system.figures()
+        if state not in self._ways:
+            self._untaken[state], self._after[state] = list(system.events()), []
+            if system.is_over():
+                self._over.add(state)
+        if len(way) <= len(self._ways.get(state, way)):
+            self._ways[state] = way
+        return state
 
     def check(self, state: Any) -> None:
         """Each state is checked when it is made."""
