@@ -140,15 +140,15 @@ class EntityTimers:
 
     def __init__(self) -> None:
         self.on_earlier: Callable[[], None] = lambda: None
-        self._due: dict[TimerTask, float] = {}
+        self._due: dict[TimerTask, tuple[float, int, TimerTask]] = {}
         self._heap: list[tuple[float, int, TimerTask]] = []
         self._count = 0
 
     def set(self, task: TimerTask, when: float) -> None:
         first = self._heap[0][0] if self._heap else None
         self._count += 1
-        self._due[task] = when
-        heapq.heappush(self._heap, (when, self._count, task))
+        self._due[task] = when, self._count, task
+        heapq.heappush(self._heap, self._due[task])
         if first is None or when < first:
             self.on_earlier()
 
@@ -157,7 +157,7 @@ class EntityTimers:
 
     def next_due(self) -> float | None:
         """Return when the first task is due, or None without tasks."""
-        while self._heap and self._due.get(self._heap[0][2]) != self._heap[0][0]:
+        while self._heap and self._due.get(self._heap[0][2]) != self._heap[0]:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 

@@ -63,16 +63,16 @@ def broken_texts(draw: Draw, sound: list[str]) -> str:
 
 
 def survive(text: str, *, action: bool) -> None:
-    before = time.monotonic()
+    before = time.process_time()
     try:
         made = SqlAction(text) if action else None
         rule = SubscriptionRule("r", TrueRuleFilter() if action else SqlRuleFilter(text), made)
     except ArgumentInvalid:
         return
     finally:
-        assert time.monotonic() - before < MAX_SECONDS
+        assert time.process_time() - before < MAX_SECONDS
     selected = select_copies([rule], StoredView(ODD))
-    assert time.monotonic() - before < MAX_SECONDS
+    assert time.process_time() - before < MAX_SECONDS
     assert selected.failure is None or selected.failure.description
 
 

@@ -40,9 +40,7 @@ class Client:
 
     def due(self) -> tuple[tuple[TimerTask, float], ...]:
         """Return when each timer is due, in seconds from now, in the order in which they will be taken."""
-        timers = self.state.timers
-        tasks = {task: when - self.now for when, _, task in sorted(timers._heap) if timers._due.get(task) == when}
-        return tuple(tasks.items())
+        return tuple((task, when - self.now) for when, _, task in sorted(self.state.timers._due.values()))
 
     def figures(self) -> Figures:
         status = self.state._statuses[ENTITY]

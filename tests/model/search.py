@@ -85,6 +85,7 @@ class ReplayedModel(ABC):
         try:
             for event in self._ways[state]:
                 system.take(event)
+            assert system.figures() == state, "the figures lack what tells two states apart"
             for _ in range(WALK):
                 for event, state in self._way_on(state):
                     system.take(event)
