@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 from sbpair.errors import ExitCode, SbpairError
 from sbpair.model.pair import sign_in
-from sbpair.move.events import BacklogDepth
+from sbpair.move.events import BacklogDepth, LimitChanged
+from sbpair.move.rate_limit import Limit
 from sbpair.move.receipt import BUCKETS, Tally
 from sbpair.public_names import __version__
 from sbpair.runs.control import RunControl
@@ -80,6 +81,7 @@ class RunStore:
         self._recorded: RunEntry | None = None
         self._last: Receipt | None = None
         self._depth = BacklogDepth()
+        self._limit = ""
         self._settings: dict[str, object] = {}
         with ExitStack() as stack:
             if lease:
@@ -114,6 +116,9 @@ class RunStore:
 
         def take(event: SyphonEvent) -> None:
             self._depth.take(event)
+            if isinstance(event, LimitChanged):
+                per_second, by = event.per_second, event.by
+                self._limit = "" if per_second is None or by is None else str(Limit(per_second, by))
             on_event(event)
 
         return on_event if self._recorded is None else take
@@ -124,7 +129,7 @@ class RunStore:
             receipt = self._receipt()
             counts = {name: int(getattr(receipt, name)) for name in ("received", *BUCKETS)}
             depth = (self._depth.messages(), self._depth.oldest_ms())
-            self._recorded.sample(Figures(counts, receipt.destinations, *depth), last=last)
+            self._recorded.sample(Figures(counts, receipt.destinations, *depth, self._limit), last=last)
 
     def record(self) -> None:
         """Record the figures, if they have changed."""

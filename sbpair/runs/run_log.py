@@ -299,13 +299,15 @@ class Figures:
     """The figures of a run at a moment, all since its start. `counts` are messages by bucket.
 
     `destinations` has the messages that each has accepted. `depth` is how many messages the sources have, `oldest_ms`
-    when the oldest of them was enqueued, in ms since 1970; None if unknown.
+    when the oldest of them was enqueued, in ms since 1970; None if unknown. `limit` is what slows the run down, if
+    anything does.
     """
 
     counts: Mapping[str, int]
     destinations: Mapping[str, int] = field(default_factory=dict)
     depth: int | None = None
     oldest_ms: int | None = None
+    limit: str = ""
 
     def encode(self) -> str:
         largest = sorted(self.destinations.items(), key=lambda each: (-each[1], each[0]))[:MAX_DESTINATIONS]

@@ -54,6 +54,10 @@ class PageWorld:
             found = await answer.json() if answer.content_type == "application/json" else await answer.text()
             return answer.status, found
 
+    async def head(self, path: str) -> tuple[int, bytes]:
+        async with self._http.head(f"{self.url}{path}") as answer:
+            return answer.status, await answer.read()
+
     async def act(self, name: str, values: object, **headers: str) -> tuple[int, Any]:
         given = {"X-Page-Token": await self.token(), **headers}
         async with self._http.post(f"{self.url}acts/{name}", json=values, headers=given) as answer:

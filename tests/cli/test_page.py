@@ -17,6 +17,7 @@ from sbpair.cli.page.overview import KEEP_SECONDS, SAMPLE_SECONDS, EntityRow, Na
 from sbpair.cli.page.pair_source import PairSource
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.queue import QueueEntity
+from sbpair.errors import Unreachable
 from tests.cli.page_world import BACKLOG, HOSTILE, message, page_world
 from tests.faults.simulation.loop import VirtualLoop
 from tests.kit import command
@@ -197,6 +198,12 @@ async def test_the_clock_goes_forward_and_a_fault_ends() -> None:
         assert not world.emulator.faults.active()
 
 
+async def test_head_has_the_status_of_get_and_no_body() -> None:
+    async with page_world() as world:
+        for path, status in (("", 200), ("page.js", 200), ("control", 200), ("nothing", 404)):
+            assert await world.head(path) == (status, b"")
+
+
 # What it refuses
 
 
@@ -245,12 +252,24 @@ async def test_a_wrong_request_is_refused(path: str, headers: dict[str, str], st
         ("create", {"side": "contoso", "kind": "room", "path": "a"}, {}, "kind is not queue or topic"),
         ("create", {"side": "contoso", "kind": ["queue"], "path": "a"}, {}, "kind is not queue or topic"),
         ("create", {"side": ["contoso"], "kind": "queue", "path": "a"}, {}, "no namespace"),
-        ("create", {"side": "contoso", "kind": "queue", "path": "a?b"}, {}, "not allowed"),
+        ("create", {"side": "contoso", "kind": "queue", "path": "a?b"}, {}, "not a valid path"),
         (
             "create",
             {"side": "contoso", "kind": "queue", "path": "a", "properties": {"x": 1}},
             {},
             "x is not a property",
+        ),
+        (
+            "create",
+            {"side": "contoso", "kind": "queue", "path": "a", "properties": {"lock_duration": "5 minutes"}},
+            {},
+            "expected a duration such as 90s",
+        ),
+        (
+            "create",
+            {"side": "contoso", "kind": "queue", "path": "a", "properties": {"max_message_size_in_kilobytes": 9}},
+            {},
+            "refused it",
         ),
         ("create", {"side": "contoso", "kind": "queue", "path": "a", "properties": 7}, {}, "not an object"),
         ("delete", {"side": "contoso", "path": "missing"}, {}, "missing"),
@@ -289,7 +308,9 @@ class Readings:
 
     async def read(self) -> Sequence[NamespaceReading]:
         self.number += 1
-        return [NamespaceReading("primary", "contoso", [] if self.reason else self.rows, self.reason)]
+        if self.reason:
+            return [NamespaceReading.failed("primary", "contoso", Unreachable(self.reason))]
+        return [NamespaceReading("primary", "contoso", self.rows)]
 
 
 async def test_a_slow_reader_gets_the_newest_of_what_it_missed() -> None:
@@ -309,7 +330,7 @@ async def test_a_slow_reader_gets_the_newest_of_what_it_missed() -> None:
         source.reason = "it is away"
         await overview.read_again()
         away = json.loads(await anext(slow))["namespaces"][0]
-        assert (away["reason"], away["entities"]) == ("it is away", [])
+        assert (away["state"], away["reason"], away["entities"]) == ("down", "it is away", [])
         assert rows_of(json.loads(await anext(other))).keys() == {"a"}
     await overview.close()
 
@@ -356,7 +377,7 @@ async def test_a_pair_is_read_as_by_a_client() -> None:
         assert rows[BACKLOG].kind == "backlog"
         world.primary.take_down()
         primary, _ = await source.read()
-        assert (primary.rows, bool(primary.reason)) == ((), True)
+        assert (primary.rows, primary.state, bool(primary.reason)) == ((), "down", True)
         world.primary.bring_up()
 
 
@@ -367,7 +388,10 @@ async def test_without_manage_the_backlog_is_peeked() -> None:
         credential = replace(pair_on(world.emulator).secondary.credential, name="listen")  # type: ignore[type-var]
         _, secondary = await PairSource(pair_on(world.emulator, 1, credential=credential)).read()
         [row] = secondary.rows
-        assert (row.path, row.active, secondary.reason, bool(secondary.note)) == (BACKLOG, 1, "", True)
+        assert (row.path, row.active, secondary.state, bool(secondary.note)) == (BACKLOG, 1, "up", True)
+        unknown = replace(credential, name="nobody")
+        _, secondary = await PairSource(pair_on(world.emulator, 1, credential=unknown)).read()
+        assert (secondary.rows, secondary.state, bool(secondary.reason)) == ((), "refused", True), secondary
 
 
 async def test_the_command_shows_a_pair_its_runs_and_acts_on_nothing(tmp_path: Path) -> None:

@@ -6,6 +6,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from sbpair.amqp.codec import encode
+from sbpair.amqp.message import APPLICATION_PROPERTIES, SEQUENCE, Properties, data_body, encode_map, section, value_body
+from sbpair.amqp.types import Long
 from sbpair.cli.commands.emulator import page_of
 from sbpair.testing import Emulator
 from tests.cli.page_world import BACKLOG, HOSTILE, PageWorld, message, page_world
@@ -78,6 +81,53 @@ async def test_a_message_and_why_it_is_dead_are_shown_as_text() -> None:
         await page.goto(f"{world.url}#entity/contoso-dr/backlog/{BACKLOG.replace('/', '%2F')}")
         await page.get_by_role("button", name="message 1").click()
         await page.get_by_text("orders: where this stranded message belongs").wait_for()
+
+
+async def test_numbers_marks_and_long_bodies_are_shown_as_they_are() -> None:
+    async with page_world() as world, browsing(world) as page:
+        large = {"number": Long(2**53 + 1)}
+        body = b'{"number": 9007199254740993, "text": "' + b"x" * 65_536 + b'"}'
+        put(
+            world.visits,
+            message(
+                9,
+                properties=Properties(message_id="order\u202e9", group_id="s").encode(),
+                application_properties=encode_map(APPLICATION_PROPERTIES, large),
+                body=data_body(body),
+            ),
+        )
+        await page.goto(world.url + "#entity/contoso/queue/visits")
+        await page.get_by_role("button", name="message 1").click()
+        for shown in ("order\\u202e9", "9007199254740993"):
+            await page.get_by_text(shown, exact=True).first.wait_for()
+        await page.get_by_role("button", name="JSON").click()
+        await page.get_by_text('"number": 9007199254740993').wait_for()
+        await page.get_by_role("button", name="hex").click()
+        await page.get_by_text("40 bytes more").wait_for()
+
+
+async def test_bodies_that_are_values_or_sequences_are_shown() -> None:
+    async with page_world() as world, browsing(world) as page:
+        bodies = (value_body("a value"), section(SEQUENCE, encode([Long(1), "two"])))
+        for number, body in enumerate(bodies):
+            put(world.backlog, message(number, body=body))
+        await page.goto(f"{world.url}#entity/contoso-dr/backlog/{BACKLOG.replace('/', '%2F')}")
+        for number, shown in ((2, "a value"), (3, "two")):
+            await page.get_by_role("button", name=f"message {number}", exact=True).click()
+            await page.get_by_label("Body", exact=True).filter(has_text=shown).wait_for()
+
+
+async def test_what_is_gone_is_no_error() -> None:
+    async with page_world() as world, browsing(world) as page:
+        said: list[str] = []
+        page.on("console", lambda each: said.append(each.text))
+        await page.goto(world.url + ORDERS)
+        await page.get_by_role("button", name="Description").click()
+        await page.get_by_role("button", name="Delete this queue").click()
+        await page.get_by_role("link", name="queue visits").wait_for()
+        assert said == []
+        await page.goto(world.url + "#run/260101")
+        await page.get_by_text("no state directory is shown here").wait_for()
 
 
 async def test_acts_are_done_by_one_click_and_shown_as_curl() -> None:
@@ -176,3 +226,6 @@ async def test_a_page_finds_its_server_again() -> None:
             emulator.namespaces["contoso"].create_queue("orders")
             emulator.namespaces["contoso"].create_queue("later")
             await page.get_by_role("link", name="queue later").wait_for()
+            await page.get_by_role("link", name="Faults and clock").click()
+            await page.get_by_role("button", name="Advance the clock").click()
+            await page.locator("#done").get_by_text("the clock is at").wait_for()

@@ -87,8 +87,9 @@ class ReplayedModel(ABC):
                 system.take(event)
             assert system.figures() == state, "the figures lack what tells two states apart"
             for _ in range(WALK):
-                for event, state in self._way_on(state):
+                for event, after in self._way_on(state):
                     system.take(event)
+                    state = after
                 if not self._untaken[state]:
                     return
                 event = self._untaken[state].pop()

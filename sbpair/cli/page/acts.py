@@ -18,8 +18,9 @@ from sbpair.emulator.emulator_control import EmulatorControl
 from sbpair.emulator.faults.active import BadField, read_count, read_fault
 from sbpair.emulator.service_errors import ServiceError
 from sbpair.errors import EntityMissing, ServiceRefused, UsageError
+from sbpair.management.entity_limits import violations
 from sbpair.message_io.message_json import parse_json
-from sbpair.model.entities import Queue, Subscription, Topic, subscription_of
+from sbpair.model.entities import DURATIONS, Queue, Subscription, Topic, subscription_of
 from sbpair.model.pair import Endpoint, Ends
 from sbpair.move.filter import MessageFilter
 from sbpair.move.message.dead_letters import dead_letter_path
@@ -28,6 +29,7 @@ from sbpair.syphon.move_checks import check_ends
 from sbpair.syphon.move_spec import EntityAddress, MoveSpec
 from sbpair.syphon.run_plan import MoveOptions
 from sbpair.syphon.runner import run
+from sbpair.timespan import iso_duration, ticks
 
 SEND_SECONDS: Final = 30.0
 MAX_DELETED: Final = 4_000
@@ -135,8 +137,14 @@ class EmulatorActs:
                     f"{name[:100]} is not a property of a {like.kind}, or has another type",
                     hint=", ".join(sorted(known)),
                 )
+        given: dict[str, Any] = {
+            name: iso_duration(ticks(value)) if name in DURATIONS else value for name, value in properties.items()
+        }
+        wanted = replace(like, **given)
+        for wrong in violations(wanted):
+            raise UsageError(wrong.message, hint=wrong.hint)
         async with open_atom(entity.endpoint) as control:
-            created = await control.create(replace(like, **properties))
+            created = await control.create(wanted)
         if not created:
             raise UsageError(f"{entity.path} exists already", hint="delete it first, or choose another name")
         return {"created": entity.path}

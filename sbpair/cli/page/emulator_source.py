@@ -64,8 +64,8 @@ class EmulatorSource:
         for topic in found["topics"]:
             rows.append(_emulated("topic", topic["path"], topic))
             rows += (_emulated("subscription", each["path"], each) for each in topic["subscriptions"])
-        reason = "a fault takes the namespace down" if found["down"] else ""
-        return NamespaceReading(found["name"], found["name"], rows, reason)
+        state = ("down", "a fault takes the namespace down") if found["down"] else ("up", "")
+        return NamespaceReading(found["name"], found["name"], rows, *state)
 
 
 def _emulated(kind: str, path: str, state: Mapping[str, Any]) -> EntityRow:

@@ -13,6 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
+from sbpair.errors import AccessError, SbpairError
+
 READ_SECONDS: Final = 2.0
 SHARE: Final = 40
 """The wait after a reading is so many times as long as the reading took, within the limits here."""
@@ -49,13 +51,18 @@ class EntityRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NamespaceReading:
-    """The entities of a namespace, which is down for the `reason`, or up without one. `note` is what it cannot show."""
+    """The entities of a namespace. `state` is up, down or refused, for the `reason`. `note` is what it cannot show."""
 
     side: str
     name: str
     rows: Sequence[EntityRow] = ()
+    state: str = "up"
     reason: str = ""
     note: str = ""
+
+    @classmethod
+    def failed(cls, side: str, name: str, error: SbpairError) -> "NamespaceReading":
+        return cls(side, name, state="refused" if isinstance(error, AccessError) else "down", reason=error.message)
 
 
 Read = Callable[[], Awaitable[Sequence[NamespaceReading]]]
@@ -78,9 +85,13 @@ class _ShownNamespace:
 
 
 class Overview:
-    """The newest reading of each namespace, with versions of what has changed. `clock` is in seconds since 1970."""
+    """The newest reading of each namespace, with versions of what has changed.
 
-    def __init__(self, read: Read, *, clock: Callable[[], float] = time.time) -> None:
+    `clock` is in seconds since 1970. `server` tells a page whether the server that it came from has restarted.
+    """
+
+    def __init__(self, read: Read, *, server: str = "", clock: Callable[[], float] = time.time) -> None:
+        self._server = server
         self._read = read
         self._clock = clock
         self._namespaces: dict[str, _ShownNamespace] = {}
@@ -148,7 +159,7 @@ class Overview:
             if known is None:
                 known = self._namespaces[reading.side] = _ShownNamespace(head, now)
                 is_changed = True
-            if bool(known.reading.reason) != bool(head.reason):
+            if known.reading.state != head.state:
                 known.since = now
             is_changed |= known.reading != head
             known.reading = head
@@ -198,9 +209,10 @@ class Overview:
                 changed = [each for each in namespace.entities.values() if everything or each.version > seen]
                 shown = [_document(each, with_line=everything) for each in changed]
                 reading = namespace.reading
-                head = {"side": reading.side, "name": reading.name, "reason": reading.reason, "note": reading.note}
+                head = {name: getattr(reading, name) for name in ("side", "name", "state", "reason", "note")}
                 namespaces.append({**head, "since": namespace.since, "entities": shown})
-            document = {"time": self._clock(), "all": everything, "namespaces": namespaces}
+            head = {"time": self._clock(), "server": self._server, "all": everything}
+            document = {**head, "namespaces": namespaces}
             self._encoded = (key, json.dumps(document, separators=(",", ":")))
         return self._encoded[1]
 

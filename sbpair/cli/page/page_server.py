@@ -57,7 +57,8 @@ class PageServer:
         refusal: str = "",
     ) -> None:
         self._documents = documents
-        self._overview = Overview(documents.source.read)
+        self._server = secrets.token_urlsafe(6)
+        self._overview = Overview(documents.source.read, server=self._server)
         self._is_own = is_own
         self._prefix = prefix
         self._act = act
@@ -79,13 +80,13 @@ class PageServer:
             return _refused(403, "a page of another origin sent the request")
         try:
             match request.method, name.partition("/"):
-                case "GET", [("" | "page.js" | "page.css") as file, "", _]:
+                case "GET" | "HEAD", [("" | "page.js" | "page.css") as file, "", _]:
                     return self._file(file)
                 case "GET", ["events", "", _]:
                     return await self._stream(request)
-                case "GET", ["runs", "/", run]:
+                case "GET" | "HEAD", ["runs", "/", run]:
                     return _answer(await self._documents.report(run), "text/html", REPORT_POLICY)
-                case "GET", [document, "", _]:
+                case "GET" | "HEAD", [document, "", _] if document != "events":
                     return _json(await self._documents.read(document, dict(request.query)))
                 case "POST", ["acts", "/", act]:
                     return _json(await self._carry_out(request, act))
@@ -98,7 +99,9 @@ class PageServer:
         text = (files(__package__) / "static" / (name or "page.html")).read_text(encoding="utf-8")
         if not name:
             may_act = self._act is not None
-            text = text.replace("{{token}}", self._token if may_act else "").replace("{{refusal}}", self._refusal)
+            token = self._token if may_act else ""
+            for key, value in (("token", token), ("server", self._server), ("refusal", self._refusal)):
+                text = text.replace(f"{{{{{key}}}}}", value)
         return _answer(text, FILES[name], POLICY)
 
     async def _stream(self, request: web.BaseRequest) -> web.StreamResponse:

@@ -48,7 +48,7 @@ class PairSource:
         except AccessError as error:
             return await self._peeked(side, endpoint, error)
         except SbpairError as error:
-            return NamespaceReading(side, endpoint.name, reason=error.message)
+            return NamespaceReading.failed(side, endpoint.name, error)
         rows = [self._row(kind, state) for kind, state in found]
         return NamespaceReading(side, endpoint.name, await self._with_oldest(side, endpoint, rows))
 
@@ -80,11 +80,13 @@ class PairSource:
     async def _peeked(self, side: str, endpoint: Endpoint, error: AccessError) -> NamespaceReading:
         """Read what Listen alone shows: the backlog queues of the secondary."""
         if side == "primary":
-            return NamespaceReading(side, endpoint.name, note=error.message)
+            return NamespaceReading.failed(side, endpoint.name, error)
         try:
             found = await status.read_status(self._pair)
         except SbpairError as failure:
-            return NamespaceReading(side, endpoint.name, reason=failure.message)
+            return NamespaceReading.failed(side, endpoint.name, failure)
+        if found.secondary.error is not None:
+            return NamespaceReading.failed(side, endpoint.name, found.secondary.error)
         now = time.time()
         rows = [
             EntityRow(

@@ -1,9 +1,8 @@
 "use strict";
 // Everything that is shown becomes text of a node: no string is ever parsed as HTML.
 
-const TOKEN = document.querySelector("meta[name=token]").content;
-const REFUSAL = document.querySelector("meta[name=refusal]").content;
-const SHOWN = 500, SAMPLES = 60, SAMPLE_MS = 30000, RUNS_MS = 3000;
+const [TOKEN, SERVER, REFUSAL] = ["token", "server", "refusal"].map(name => document.querySelector(`meta[name=${name}]`).content);
+const SHOWN = 500, HEX_BYTES = 65536, SAMPLES = 60, SAMPLE_MS = 30000, RUNS_MS = 3000;
 const COUNTS = ["active", "dead_letter", "scheduled", "deferred", "transfer", "transfer_dead_letter", "size_bytes"];
 const HEADINGS = { active: "Active", dead_letter: "Dead", scheduled: "Scheduled", deferred: "Deferred",
   transfer: "Transfer", transfer_dead_letter: "Transfer dead", size_bytes: "Size" };
@@ -39,6 +38,15 @@ const moment = text => text ? text.slice(0, 19).replace("T", " ") + "Z" : "";
 const isoOf = ms => new Date(ms).toISOString();
 const plural = (n, one, many = one + "s") => `${grouped(n)} ${n === 1 ? one : many}`;
 
+/** Numbers that JavaScript would round stay as they are written, where the browser can tell. */
+const parse = text => JSON.parse(text, (_, value, at) =>
+  typeof value === "number" && Math.abs(value) > Number.MAX_SAFE_INTEGER && at?.source ? JSON.rawJSON(at.source) : value);
+const whole = value => BigInt(value.rawJSON ?? value);
+const textOf = value => typeof value === "string" ? value : JSON.stringify(value);
+
+/** Marks that change the direction of a text show their number: a name must not look like another. */
+const visible = text => text.replace(/[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/g, mark => `\\u${mark.charCodeAt(0).toString(16).padStart(4, "0")}`);
+
 // Nodes
 
 function h(tag, properties = {}, ...children) {
@@ -50,7 +58,8 @@ function h(tag, properties = {}, ...children) {
     else if (name === "value") node.value = value;
     else node.setAttribute(name, value === true ? "" : value);
   }
-  node.append(...children.flat().filter(each => each !== null && each !== undefined && each !== false));
+  const shown = children.flat(2).filter(each => each !== null && each !== undefined && each !== false);
+  node.append(...shown.map(each => typeof each === "string" ? visible(each) : each));
   return node;
 }
 
@@ -58,6 +67,7 @@ const heading = (name, isNumber, more = "") => h("th", { scope: "col", class: `$
 const classOf = name => WIDE.has(name) ? `wide ${name}` : name;
 const table = (head, rows, label) => h("div", { class: "scroll" },
   h("table", { "aria-label": label }, h("thead", {}, h("tr", {}, head)), h("tbody", {}, rows)));
+const clamped = text => h("div", { class: "clamped", title: text }, text);
 const pairs = entries => h("dl", {}, entries.flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
 
 /** A part of the page that is read from the server, now and with each `refresh`. */
@@ -75,30 +85,35 @@ function read(nodesOf) {
 }
 
 function setText(node, text) {
-  if (node.textContent !== text) node.textContent = text;
+  if (node.textContent !== visible(text)) node.textContent = visible(text);
 }
 
 // The server
 
 const query = values => new URLSearchParams(Object.entries(values).filter(([, value]) => value !== undefined)).toString();
 
-async function get(name, values = {}) {
-  const response = await fetch(`${name}?${query(values)}`);
-  const found = await response.json();
-  if (!response.ok) throw new Error([found.error.message, found.error.hint].filter(Boolean).join("; "));
-  return found;
+/** Return the text of an answer. Throws the error that it describes. */
+async function answered(request) {
+  const response = await request, text = await response.text();
+  if (response.ok) return text;
+  const { message, hint } = parse(text).error;
+  throw new Error([message, hint].filter(Boolean).join("; "));
 }
+
+const get = async (name, values = {}) => parse(await answered(fetch(`${name}?${query(values)}`)));
 
 const quoted = text => `'${text.replaceAll("'", "'\\''")}'`;
 const curlOf = (name, values) => `curl -H ${quoted(`X-Page-Token: ${TOKEN}`)} -d ${quoted(JSON.stringify(values))} `
   + quoted(new URL(`acts/${name}`, location.href.split("#")[0]).href);
 
 async function act(name, values, say) {
-  const response = await fetch(`acts/${name}`, { method: "POST", headers: { "X-Page-Token": TOKEN }, body: JSON.stringify(values) });
-  const found = await response.json();
-  if (response.ok) tell(say(found), "", h("details", {}, h("summary", {}, "as curl"), h("pre", {}, curlOf(name, values))));
-  else tell(`refused: ${[found.error.message, found.error.hint].filter(Boolean).join("; ")}`, "down");
-  if (response.ok) view.refresh();
+  try {
+    const found = parse(await answered(fetch(`acts/${name}`, { method: "POST", headers: { "X-Page-Token": TOKEN }, body: JSON.stringify(values) })));
+    tell(say(found), "", h("details", {}, h("summary", {}, "as curl"), h("pre", {}, curlOf(name, values))));
+    view.refresh();
+  } catch (error) {
+    tell(`refused: ${error.message}`, "down");
+  }
 }
 
 function tell(text, kind, ...more) {
@@ -112,11 +127,12 @@ function listen() {
   source?.close();
   if (document.hidden) return;
   source = new EventSource("events");
-  source.onmessage = event => receive(JSON.parse(event.data));
+  source.onmessage = event => receive(parse(event.data));
   source.onerror = () => setText(live, `the server does not answer since ${new Date().toLocaleTimeString()}; what is shown is older`);
 }
 
 function receive(event) {
+  if (event.server !== SERVER) location.reload(); // another one, which knows neither this page nor its token
   if (event.all) namespaces.clear();
   for (const { entities, ...head } of event.namespaces) {
     const known = namespaces.get(head.side) ?? { entities: new Map() };
@@ -169,7 +185,7 @@ const entityLink = (side, row) => `#entity/${[side, row.kind, row.path].map(enco
 function overviewRow(side, row) {
   const cells = COUNTS.map(name => h("td", { class: `n ${classOf(name)}${name.includes("dead") ? " dead" : ""}` }));
   const oldest = h("td", { class: "n" }), line = lineOf(row);
-  const shown = row.kind === "subscription" ? row.path.split(/\/subscriptions\//i)[1] : row.kind === "backlog" ? row.path.split("/").at(-1) : row.path;
+  const shown = row.kind === "subscription" ? row.path.split(/\/subscriptions\//i)[1] : row.kind === "backlog" ? row.path.replace(/\/x-servicebus-transfer\//i, "/…/") : row.path;
   const node = h("tr", {}, h("td", { class: row.kind === "subscription" ? "name inner" : "name" },
     h("a", { href: entityLink(side, row), "aria-label": `${row.kind} ${row.path}` }, shown)), cells, oldest, h("td", { class: "wide" }, line));
   node.show = row => {
@@ -211,8 +227,7 @@ function part(side, title, kinds) {
 }
 
 function headOf(head) {
-  const word = head.reason ? "down" : "up";
-  return [h("span", { class: word }, word), ` since ${new Date(head.since * 1000).toLocaleTimeString()}`, head.reason ? `: ${head.reason}` : ""];
+  return [h("span", { class: head.state }, head.state), ` since ${new Date(head.since * 1000).toLocaleTimeString()}`, head.reason ? `: ${head.reason}` : ""];
 }
 
 function overview() {
@@ -251,7 +266,9 @@ function actForm(name, label, fields, valuesOf, say) {
   const values = () => valuesOf(Object.fromEntries(new FormData(form)));
   const form = h("form", { onsubmit: async event => {
     event.preventDefault();
-    try { await act(name, values(), say); } catch (error) { tell(error.message, "down"); }
+    let given;
+    try { given = values(); } catch (error) { return tell(error.message, "down"); }
+    await act(name, given, say);
   } }, fields, h("div", { class: "row" }, h("button", {}, label)), h("details", {}, h("summary", {}, "as curl"), curl));
   const show = () => {
     try { setText(curl, curlOf(name, values())); } catch (error) { setText(curl, error.message); }
@@ -272,7 +289,7 @@ function sendForm(side, path) {
     h("label", {}, "Properties, as JSON", h("input", { name: "properties", placeholder: "{\"n\": 1}" })),
   ], ({ body, properties, ...named }) => {
     const message = { body, ...Object.fromEntries(Object.entries(named).filter(([, value]) => value)) };
-    if (properties) message.properties = JSON.parse(properties);
+    if (properties) message.properties = parse(properties);
     return { side, path, message };
   }, () => `sent one message to ${path}`);
 }
@@ -282,7 +299,7 @@ function createForm(side) {
   return actForm("create", "Create", [
     h("div", { class: "row" }, h("label", {}, "Kind", choice), input("path", "Path", { required: true, placeholder: "orders, or TOPIC/subscriptions/NAME" })),
     h("label", {}, "Properties, as JSON", h("input", { name: "properties", placeholder: "{\"requires_session\": true}" })),
-  ], ({ kind, path, properties }) => ({ side, kind, path, properties: properties ? JSON.parse(properties) : {} }),
+  ], ({ kind, path, properties }) => ({ side, kind, path, properties: properties ? parse(properties) : {} }),
   found => `created ${found.created}`);
 }
 
@@ -291,19 +308,19 @@ const actButton = (name, label, values, say) => actForm(name, label, [], () => v
 // An entity
 
 function bodyViews(message) {
-  const raw = message.body_base64 ? Uint8Array.from(atob(message.body_base64), each => each.charCodeAt(0))
-    : new TextEncoder().encode(typeof message.body === "string" ? message.body : JSON.stringify(message.body));
-  const views = { text: () => message.body_base64 ? "not text; see hex" : typeof message.body === "string" ? message.body : JSON.stringify(message.body) };
+  const raw = message.body_base64 ? Uint8Array.from(atob(message.body_base64), each => each.charCodeAt(0)) : new TextEncoder().encode(textOf(message.body));
+  const views = { text: () => message.body_base64 ? "not text; see hex" : textOf(message.body) };
   try {
-    const parsed = typeof message.body === "string" ? JSON.parse(message.body) : message.body;
+    const parsed = typeof message.body === "string" ? parse(message.body) : message.body;
     if (!message.body_base64) views.JSON = () => JSON.stringify(parsed, null, 2);
   } catch { /* it is not JSON */ }
   views.hex = () => {
     const lines = [];
-    for (let at = 0; at < Math.min(raw.length, 65536); at += 16) {
+    for (let at = 0; at < Math.min(raw.length, HEX_BYTES); at += 16) {
       const bytes = [...raw.slice(at, at + 16)];
       lines.push(`${at.toString(16).padStart(6, "0")}  ${bytes.map(each => each.toString(16).padStart(2, "0")).join(" ").padEnd(48)} ${bytes.map(each => each > 31 && each < 127 ? String.fromCharCode(each) : ".").join("")}`);
     }
+    if (raw.length > HEX_BYTES) lines.push(`${plural(raw.length - HEX_BYTES, "byte")} more; sbpair peek --body prints all`);
     return lines.join("\n");
   };
   return views;
@@ -313,45 +330,45 @@ function messageDetails(message) {
   const body = h("pre", { tabindex: 0, "aria-label": "Body" }), views = bodyViews(message);
   const buttons = Object.keys(views).map(name => h("button", { type: "button", onclick: () => choose(name) }, name));
   const choose = name => {
-    body.textContent = views[name]();
+    setText(body, views[name]());
     buttons.forEach(each => each.setAttribute("aria-pressed", String(each.textContent === name)));
   };
   choose(message.body_base64 ? "hex" : views.JSON && typeof message.body !== "string" ? "JSON" : "text");
-  const facts = [["Message id", message.message_id ?? ""], ["Sequence number", String(message.sequence_number)], ["Session", message.session_id],
+  const facts = [["Message id", message.message_id ?? ""], ["Sequence number", textOf(message.sequence_number)], ["Session", message.session_id],
     ["Subject", message.subject], ["Content type", message.content_type], ["Correlation id", message.correlation_id],
     ["Enqueued", moment(message.enqueued_at)], ["Expires", moment(message.expires_at)], ["State", message.state],
     ["Dead-letter reason", message.dead_letter_reason], ["Dead-letter description", message.dead_letter_description],
     ["Destination", message.destination && `${message.destination}: where this stranded message belongs`]];
   const properties = Object.entries(message.properties).map(([name, value]) =>
-    h("tr", {}, h("td", { class: "name" }, name), h("td", {}, message.types[name] ?? ""), h("td", { class: "name" }, typeof value === "string" ? value : JSON.stringify(value))));
+    h("tr", {}, h("td", { class: "name" }, name), h("td", {}, message.types[name] ?? ""), h("td", { class: "name" }, textOf(value))));
   return h("div", {}, pairs(facts.filter(([, value]) => value !== null && value !== undefined && value !== "")),
     properties.length > 0 && table([heading("Property"), heading("Type"), heading("Value")], properties, "Properties"),
     h("div", { class: "row" }, h("strong", {}, "Body"), buttons), body,
-    h("details", {}, h("summary", {}, "Annotations"), pairs(Object.entries(message.annotations).map(([name, value]) => [name, String(value)]))));
+    h("details", {}, h("summary", {}, "Annotations"), pairs(Object.entries(message.annotations).map(([name, value]) => [name, textOf(value)]))));
 }
 
 function messageRow(message) {
   const details = h("td", { colspan: 9 }), below = h("tr", { hidden: true }, details);
-  const button = h("button", { type: "button", "aria-expanded": "false", "aria-label": `message ${message.sequence_number}`, onclick: () => {
+  const button = h("button", { type: "button", "aria-expanded": "false", "aria-label": `message ${textOf(message.sequence_number)}`, onclick: () => {
     if (!details.firstChild) details.append(messageDetails(message));
     below.hidden = !below.hidden;
     button.setAttribute("aria-expanded", String(!below.hidden));
-  } }, String(message.sequence_number));
+  } }, textOf(message.sequence_number));
   const cell = (text, more = "") => h("td", { class: more }, text ?? "");
-  return [h("tr", {}, h("td", {}, button), cell(message.message_id, "name"), cell(message.session_id), cell(moment(message.enqueued_at)),
-    cell(moment(message.expires_at), "wide"), cell(String(message.delivery_count), "n"),
-    cell(message.locked_until ? moment(isoOf(message.locked_until)) : message.state === "active" ? "" : message.state, "wide"), cell(bytes(message.size), "n"),
-    cell([message.dead_letter_reason, message.dead_letter_description].filter(Boolean).join(": ") || message.destination, "name")), below];
+  return [h("tr", {}, h("td", {}, button), cell(message.message_id, "name"), cell(message.session_id, "wide"), cell(moment(message.enqueued_at), "wide"),
+    cell(moment(message.expires_at), "wide"), cell(String(message.delivery_count), "n wide"),
+    cell(message.locked_until ? moment(isoOf(message.locked_until)) : message.state === "active" ? "" : message.state, "wide"), cell(bytes(message.size), "n wide"),
+    h("td", { class: "name" }, clamped([message.dead_letter_reason, message.dead_letter_description].filter(Boolean).join(": ") || message.destination))), below];
 }
 
 function messageList(target, deadLetters) {
   let from = 0;
   const list = read(async () => {
     const found = await get("peek", { ...target, from, dead_letters: deadLetters ? 1 : undefined });
-    const next = found.complete || !found.messages.length ? null : found.messages.at(-1).sequence_number + 1;
+    const next = found.complete || !found.messages.length ? null : whole(found.messages.at(-1).sequence_number) + 1n;
     const goTo = start => { from = start; list.refresh(); };
-    return [found.messages.length ? table([heading("Sequence"), heading("Id"), heading("Session"), heading("Enqueued"), heading("Expires", false, "wide"),
-        heading("Deliveries", true), heading("Locked until, or state", false, "wide"), heading("Size", true), heading(deadLetters ? "Reason" : "Destination")],
+    return [found.messages.length ? table([heading("Sequence"), heading("Id"), heading("Session", false, "wide"), heading("Enqueued", false, "wide"), heading("Expires", false, "wide"),
+        heading("Deliveries", true, "wide"), heading("Locked until, or state", false, "wide"), heading("Size", true, "wide"), heading(deadLetters ? "Reason" : "Destination")],
     found.messages.flatMap(messageRow), deadLetters ? "Dead letters" : "Messages") : h("p", { class: "soft" }, from ? "no more messages" : "no messages"),
     h("div", { class: "row" },
       h("button", { type: "button", onclick: () => goTo(0) }, "First"),
@@ -365,8 +382,8 @@ function deadLetterGroups(target, mayAct) {
   const { side, path } = target;
   return read(async () => {
     const found = await get("deadletters", target);
-    return [found.groups.length ? table([heading("Number", true), heading("Reason"), heading("Destination"), heading("")], found.groups.map(group => h("tr", {},
-        h("td", { class: "n" }, (group.exact ? "" : "~") + grouped(group.messages)), h("td", { class: "name" }, group.reason ?? "(none)"), h("td", { class: "name" }, group.destination ?? ""),
+    return [found.groups.length ? table([heading("Number", true), heading("Reason"), heading("Destination", false, "wide"), heading("")], found.groups.map(group => h("tr", {},
+        h("td", { class: "n" }, (group.exact ? "" : "~") + grouped(group.messages)), h("td", { class: "name" }, clamped(group.reason ?? "(none)")), h("td", { class: "name wide" }, group.destination ?? ""),
         h("td", {}, mayAct && actButton("resubmit", "Resubmit these", { side, path, reason: group.reason ?? "" }, resubmitted)))), "Dead letters by reason") : h("p", { class: "soft" }, "no dead letters"),
     mayAct && found.groups.length > 0 && h("div", { class: "row" }, actButton("resubmit", "Resubmit all", { side, path }, resubmitted), actButton("remove", "Remove all dead letters", { side, path }, removed))];
   });
@@ -387,6 +404,7 @@ function entityView(side, kind, path) {
       titled("Rules", ["Rule", "Filter", "Action"], found.rules.map(rule => [rule.name, rule.filter, rule.action])),
       pairs(Object.entries(found.description).filter(([, value]) => value.trim()))];
   });
+  const refresh = () => [...lists, about].forEach(each => each.refresh());
   const parts = [h("p", {}, h("a", { href: "#" }, "← Overview")), h("h1", {}, path), h("p", { class: "soft" }, `${kind === "backlog" ? "backlog queue" : kind} of ${side}`), counts];
   if (TOKEN && kind !== "subscription") parts.push(h("details", {}, h("summary", {}, "Send a message"), sendForm(side, path)));
   const tabs = new Map();
@@ -395,17 +413,17 @@ function entityView(side, kind, path) {
     tabs.set("Dead letters", h("section", { "aria-label": "Dead letters" }, lists[1], lists[2]));
   }
   tabs.set("Description", h("section", { "aria-label": "Description" }, about,
-    TOKEN && actButton("delete", `Delete this ${kind}`, target, found => { location.hash = ""; return `deleted ${found.deleted}`; })));
+    TOKEN && actButton("delete", `Delete this ${kind}`, target, found => { view = EMPTY; location.hash = ""; return `deleted ${found.deleted}`; })));
   const choose = chosen => {
     for (const [name, tab] of tabs) tab.hidden = name !== chosen;
     buttons.forEach(each => each.setAttribute("aria-pressed", String(each.dataset.tab === chosen)));
   };
   const buttons = [...tabs.keys()].map(name => h("button", { type: "button", "data-tab": name, onclick: () => choose(name) }, name));
-  const again = h("button", { type: "button", onclick: () => lists.forEach(each => each.refresh()) }, "Read again");
-  main.replaceChildren(...parts, h("p", { class: "row" }, buttons, holds && again), ...tabs.values());
+  const again = h("button", { type: "button", onclick: refresh }, "Read again");
+  main.replaceChildren(...parts, h("p", { class: "row" }, buttons, again), ...tabs.values());
   choose(buttons[0].dataset.tab);
   return {
-    refresh() { lists.forEach(each => each.refresh()); },
+    refresh,
     update() {
       const row = namespaces.get(side)?.entities.get(path);
       buttons.filter(each => each.dataset.tab === "Dead letters").forEach(each => setText(each, `Dead letters${row?.dead_letter ? ` (${grouped(row.dead_letter)})` : ""}`));
@@ -423,7 +441,7 @@ function liveFigures(run) {
   const rate = (sum(last) - sum(before)) / Math.max(0.001, (last.at_ms - before.at_ms) / 1000);
   const left = last.depth === null ? "" : `, ${grouped(last.depth)} left${rate > 0 ? `, about ${Math.ceil(last.depth / rate / 60)} min` : ""}`;
   const most = Object.entries(last.destinations).sort((a, b) => b[1] - a[1]).slice(0, 5).map(([name, count]) => `${name} ${grouped(count)}`).join(", ");
-  return `${grouped(Math.round(rate))}/s${left}; ${most}`;
+  return [`${grouped(Math.round(rate))}/s${left}`, last.limit, most].filter(Boolean).join("; ");
 }
 
 function runs() {
@@ -440,7 +458,11 @@ function runs() {
 }
 
 function runView(id) {
-  main.replaceChildren(h("p", {}, h("a", { href: "#runs" }, "← Runs")), h("h1", {}, id), h("iframe", { src: `runs/${encodeURIComponent(id)}`, title: `Report of ${id}` }));
+  const src = `runs/${encodeURIComponent(id)}`;
+  main.replaceChildren(h("p", {}, h("a", { href: "#runs" }, "← Runs")), h("h1", {}, id), read(async () => {
+    await answered(fetch(src));
+    return [h("iframe", { src, title: `Report of ${id}` })];
+  }));
   return {};
 }
 
