@@ -1,11 +1,13 @@
 """Command lines that are refused before anything is contacted or written: `refused.txt` has each with what it prints.
 
-A line may begin with variables of its environment; after `env -i`, nothing else is configured. The exit code is 2
-unless it is named. `python tests/cli/test_golden.py` writes the file again.
+Lines that print the same stand together. `declared.txt` has the refusals that declarations demand. A line may begin
+with variables of its environment; after `env -i`, nothing else is configured. The exit code is 2 unless it is named.
+`python tests/cli/test_golden.py` writes the file again.
 """
 
 import io
 import os
+import re
 import shlex
 import tempfile
 from collections.abc import Iterator
@@ -16,9 +18,6 @@ from unittest import mock
 import pytest
 
 from sbpair import __main__
-from sbpair.cli.app import find_command
-from sbpair.cli.man_page import page_paths
-from sbpair.cli.options.rules import name_of, needs_of, rules_of
 from tests.kit.command import Here, untimed
 
 TABLE = Path(__file__).parent / "refused.txt"
@@ -45,11 +44,10 @@ CONFIGURED = {
 }
 
 
-def blocks() -> Iterator[tuple[str, str]]:
+def rows() -> Iterator[tuple[str, str]]:
     """Yield each line of the table with what it prints."""
-    for block in TABLE.read_text().split("$ ")[1:]:
-        line, _, printed = block.partition("\n")
-        yield line, printed
+    for lines, printed in re.findall(r"((?:^\$ .*\n)+)((?:^(?!\$ ).*\n)+)", TABLE.read_text(), re.MULTILINE):
+        yield from ((line.removeprefix("$ "), printed) for line in lines.splitlines())
 
 
 def parsed(line: str) -> tuple[list[str], dict[str, str]]:
@@ -66,7 +64,7 @@ def shown(code: int, err: str, home: str) -> str:
     return err if code == 2 else f"{err}exit {code}\n"
 
 
-@pytest.mark.parametrize(("line", "printed"), list(blocks()), ids=[line[:60] for line, _ in blocks()])
+@pytest.mark.parametrize(("line", "printed"), list(rows()), ids=[line[:60] for line, _ in rows()])
 def test_a_wrong_command_line_has_its_error_and_hint(
     line: str, printed: str, here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,61 +82,21 @@ def test_a_wrong_command_line_has_its_error_and_hint(
 
 
 def test_every_refusal_is_an_error_and_a_hint() -> None:
-    for line, printed in blocks():
+    for line, printed in rows():
         *_excerpt, hint = [each for each in printed.splitlines() if not each.startswith(("exit ", "warning: "))]
         assert "error: " in printed, line
         assert hint.startswith("hint: "), line
 
 
-def declared() -> Iterator[tuple[str, str]]:
-    """Yield a command line for each bound and each relation of each option, and the error that it must have."""
-    for path in filter(None, page_paths()):
-        params = getattr(find_command(path), "params", [])
-        known = {name_of(param): param for param in params}
-        needed = [word for param in params if param.required for word in _given(param, "1")]
-        for name, param in known.items():
-            rules, line = rules_of(param), ["sbpair", *path, *needed]
-            for other in rules.excludes:
-                if other in known:
-                    words = [*line, *_given(param, "1"), *_given(known[other], "1")]
-                    yield shlex.join(words), f"{name} and {other} exclude each other"
-            leaders = needs_of(param, known)
-            if leaders and name not in needed:
-                yield shlex.join([*line, *_given(param, "1")]), f"{name} goes with {leaders[0]} only"
-            elif not leaders:
-                bounds = (rules.at_least, -1), (rules.at_most, 1)
-                for value in (bound + beyond for bound, beyond in bounds if bound is not None):
-                    yield shlex.join([*line, *_given(param, str(value))]), f"{name} is {value}, and must be "
-
-
-def _given(param: object, value: str) -> list[str]:
-    """Return the words that give a parameter a value that typer accepts."""
-    info = param.type_descriptor.annotation  # type: ignore[attr-defined]
-    value = str(getattr(info, "__args__", (value,))[0]) if "Literal" in str(info) else value
-    if param.param_type_name == "argument":  # type: ignore[attr-defined]
-        return [value]
-    return [name_of(param)] if param.is_flag else [f"{name_of(param)}={value}"]  # type: ignore[attr-defined]
-
-
-DECLARED = list(declared())
-
-
-@pytest.mark.parametrize(("line", "error"), DECLARED, ids=[line[7:70] for line, _ in DECLARED])
-def test_a_declared_bound_or_relation_is_checked_before_anything_else(line: str, error: str, here: Here) -> None:
-    code, out, err = here(*shlex.split(line)[1:], NO_COLOR="1")
-    assert (code, out) == (2, "")
-    assert err.startswith(f"error: {error}")
-
-
 def regenerate() -> None:
     """Write what each line of the table prints now."""
-    text = []
-    for line, _ in blocks():
+    lines: dict[str, list[str]] = {}
+    for line, _ in rows():
         words, environ = parsed(line)
         with tempfile.TemporaryDirectory() as home, chdir(home), mock.patch.dict(os.environ, clear=True):
             Path("sbpair.toml").write_text(FILE)
             os.environ.update({"HOME": home, "NO_COLOR": "1", "COLUMNS": "80", **environ})
             with redirect_stderr(io.StringIO()) as err, redirect_stdout(io.StringIO()):
                 code = __main__.run(words)
-        text.append(f"$ {line}\n{shown(code, err.getvalue(), home)}")
-    TABLE.write_text("".join(text))
+        lines.setdefault(shown(code, err.getvalue(), home), []).append(f"$ {line}\n")
+    TABLE.write_text("".join("".join(each) + printed for printed, each in lines.items()))
