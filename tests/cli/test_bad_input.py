@@ -91,18 +91,6 @@ def test_a_port_in_use_is_a_lack_of_this_machine(tmp_path: Path, taken_port: int
     assert (done.returncode, done.stdout, ready.exists()) == (7, "", False)
 
 
-@pytest.mark.parametrize("words", [("syphon", "--once"), ("runs", "list"), ("runs", "show", "26")])
-def test_a_state_that_is_a_file_is_a_lack_of_this_machine(here: Here, tmp_path: Path, words: tuple[str, ...]) -> None:
-    state = tmp_path / "file"
-    state.touch()
-    code, out, err = here(*words, "--state", str(state), **PAIR)
-    assert err.splitlines() == [
-        f"error: {state} cannot be used for state: it is not a directory",
-        "hint: pass --state DIR for a writable directory",
-    ]
-    assert (code, out) == (7, "")
-
-
 def test_debug_shows_the_traceback_and_the_two_lines_all_the_same(tmp_path: Path) -> None:
     done = sbpair(tmp_path, "audit", "--debug")
     assert done.stderr.startswith("Traceback")

@@ -207,12 +207,6 @@ async def test_without_a_yes_or_a_place_for_the_result_nothing_is_made(
     assert words in err
 
 
-async def test_assumptions_need_a_namespace(home: Path) -> None:
-    code, out, err = await finished(["doctor", "--assumptions", "--yes"], environment(None, home))
-    assert (code, out) == (2, "")
-    assert err.startswith("error: ")
-
-
 async def test_ctrl_c_leaves_neither_queues_nor_a_file_of_assumptions(home: Path) -> None:
     async with Emulator() as emulator:
         words = ["doctor", "--assumptions", "--yes", "--write", str(home / "result.json")]
@@ -306,15 +300,6 @@ def test_of_a_secret_not_even_the_length_is_shown(here: Here, form: str) -> None
     assert shown("") == shown("=" * 50)
 
 
-def test_nothing_configured_is_an_error_that_points_to_config_init(here: Here, home: Path) -> None:
-    code, out, err = here("config")
-    assert (code, out) == (2, "")
-    file = f"{home}/.config/sbpair/config.toml"
-    first = f"error: nothing is configured: {file} does not exist, and no SBPAIR_ variable is set"
-    assert err.splitlines()[0] == first
-    assert "sbpair config --init" in err.splitlines()[1]
-
-
 def test_the_example_is_a_configuration_and_the_path_is_where_it_goes(here: Here) -> None:
     _, example, _ = here("config", "--example")
     _, path, _ = here("config", "--path")
@@ -327,30 +312,12 @@ def test_the_example_is_a_configuration_and_the_path_is_where_it_goes(here: Here
     assert code == 0
     assert "[pairs.orders.primary]" in out
     assert json.loads(here("config", "--path", "-o", "json")[1])["exists"] is True
-    file.write_text(example + "# mine")
-    code, out, err = here("config", "--init")
-    assert (code, out) == (2, "")
-    assert err.splitlines()[0] == f"error: {file} exists, and is not overwritten"
-    assert file.read_text().endswith("# mine")
 
 
 def test_the_example_has_every_key_of_the_file(here: Here) -> None:
     _, example, _ = here("config", "--example")
     found = set(re.findall(r"^(?:# )?(\w+) = ", example, re.MULTILINE))
     assert found == {*PAIR_KEYS, *SIDE_KEYS, *RELAY_SIDE_KEYS}
-
-
-def test_a_file_is_not_created_where_that_is_impossible(here: Here, home: Path) -> None:
-    (home / "file").write_text("")
-    code, out, err = here("config", "--init", "--config", str(home / "file" / "config.toml"))
-    assert (code, out) == (7, "")
-    assert err.splitlines()[0].endswith("cannot be created: a part of its path is not a directory")
-    code, out, err = here("config", "--init", "--config", str(home))
-    assert (code, out) == (2, "")
-    assert err.splitlines() == [
-        f"error: {home} is a directory",
-        "hint: name a file, with --config or SBPAIR_CONFIG",
-    ]
 
 
 @pytest.mark.parametrize("words", [["config"], ["runs", "list"], ["audit"], ["doctor"]])

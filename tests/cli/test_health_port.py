@@ -46,6 +46,4 @@ async def test_a_port_that_is_taken_ends_before_anything_is_received(tmp_path: P
             code, out, err = await pair.run("syphon", "--watch", "--health-port", port)
         assert (code, out) == (7, "")
         assert err.startswith(f"error: --health-port: port {port} on 127.0.0.1 is in use\nhint: ")
-        code, _, err = await pair.run("syphon", "--watch", "--health-port", "192.0.2.1:8081")
-        assert (code, err.split("\n")[0]) == (2, "error: --health-port: '192.0.2.1' is not an address of this machine")
         assert pair.arrived == 0

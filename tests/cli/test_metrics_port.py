@@ -107,8 +107,6 @@ async def test_a_port_that_is_taken_ends_before_anything_is_received(tmp_path: P
         assert (code, out) == (7, "")
         assert err.startswith(f"error: --metrics-port: port {port} on 127.0.0.1 is in use\nhint: ")
         assert list(tmp_path.iterdir()) == []
-        code, _, err = await pair.run("syphon", "--watch", "--metrics-port", "0", "--metrics-address", "a..b")
-        assert (code, err.split("\n")[0]) == (2, "error: --metrics-address: 'a..b' is not an address of this machine")
         assert pair.arrived == 0
 
 

@@ -27,8 +27,6 @@ from sbpair.testing import Emulator
 from tests.kit import command
 from tests.kit.command import environment
 
-ESCAPE = "\x1b[31mred\x07"
-
 
 def encoded(name: str, body: bytes = b"body", **properties: Any) -> bytes:
     return Sections(
@@ -73,20 +71,6 @@ async def open_world() -> AsyncIterator[World]:
         for namespace in emulator.namespaces.values():
             namespace.create_queue("orders")
         yield World(emulator, environment(emulator, NO_COLOR="1"))
-
-
-async def test_without_dedup_messages_come_from_the_primary_and_are_removed() -> None:
-    async with open_world() as world:
-        world.put("contoso", encoded("one", ESCAPE.encode()), encoded("two\x1b", b"\xff\xfe"))
-        world.put("contoso-dr", encoded("one"))
-        code, out, err = await world.remove()
-        assert (code, command.untimed(err)) == (0, "2 messages removed\n")
-        assert [line.split()[1] for line in out.splitlines()] == ["FROM", "primary", "primary"]
-        assert "\x1b" not in out
-        assert "\x07" not in out
-        assert "red" in out
-        assert "(2 bytes, not text)" in out
-        assert world.left == (0, 1)
 
 
 async def test_a_due_scheduled_message_that_is_locked_is_counted_alone() -> None:

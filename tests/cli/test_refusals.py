@@ -78,7 +78,7 @@ def test_a_wrong_command_line_has_its_error_and_hint(
         "if it should change: python tests/cli/test_golden.py"
     )
     assert KEY not in err
-    assert [each.name for each in tmp_path.iterdir()] == ["sbpair.toml"]
+    assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [("sbpair.toml", FILE)]
 
 
 def test_every_refusal_is_an_error_and_a_hint() -> None:

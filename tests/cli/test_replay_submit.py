@@ -46,13 +46,6 @@ def test_the_package_is_pure_without_secrets_and_reproducible(package: Path, tmp
     assert [name for name in names if name.endswith((".so", ".pyd", ".pyc")) or ".." in name] == []
 
 
-def test_an_unwritable_package_is_reported(tmp_path: Path) -> None:
-    done = sbpair("package", str(tmp_path / "orders.csv"))
-    assert (done.returncode, "ends in .zip" in done.stderr) == (2, True)
-    done = sbpair("package", str(tmp_path / "nowhere" / "sbpair.zip"))
-    assert (done.returncode, "cannot be written" in done.stderr) == (7, True)
-
-
 def test_a_file_that_is_not_a_package_is_refused(tmp_path: Path) -> None:
     java = java_in(tmp_path)
     (tmp_path / "text.zip").write_text("nonsense")

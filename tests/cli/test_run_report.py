@@ -240,13 +240,6 @@ def test_a_report_does_not_follow_the_link_of_another_user(tmp_path: Path) -> No
     assert precious.read_text() == "x"
 
 
-def test_an_unknown_run_leaves_the_file_as_it_was(tmp_path: Path) -> None:
-    (tmp_path / "r.md").write_text("before")
-    done = run(tmp_path / "state", "2611", "--markdown", str(tmp_path / "r.md"))
-    assert (done.returncode, (tmp_path / "r.md").read_text()) == (2, "before")
-    assert [path.name for path in tmp_path.iterdir()] == ["r.md"]
-
-
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
 

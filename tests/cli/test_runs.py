@@ -98,41 +98,6 @@ async def first_send(pair: Pair) -> asyncio.Event:
     return taken
 
 
-async def test_a_run_is_listed_and_shown(tmp_path: Path) -> None:
-    async with open_pair(tmp_path) as pair:
-        await pair.strand(3)
-        code, out, _ = await pair.run("syphon", "--once", "--output", "json")
-        receipt = json.loads(out)
-        assert (code, receipt["sent"]) == (0, 3)
-        [listed] = await pair.runs()
-        assert listed == listed | {
-            "id": receipt["run"],
-            "kind": "syphon",
-            "command": "syphon --once",
-            "archive": None,
-            "outcome": "done",
-            "exit_code": 0,
-            "error": "",
-            "in_doubt": 0,
-        }
-        assert listed["started"] <= listed["ended"]
-        shown = await pair.shown(receipt["run"][:8])
-        assert shown == {**listed, "receipt": shown["receipt"], "doubtful": []}
-        assert {key: receipt[key] for key in shown["receipt"]} == shown["receipt"]
-
-        _, out, _ = await pair.run("runs", "list")
-        heading, row = out.splitlines()
-        assert heading.split() == [
-            *("RUN", "KIND", "COMMAND", "STARTED", "TOOK", "OUTCOME", "RECEIVED", "SENT", "IN", "DOUBT")
-        ]
-        assert row.split()[0] == receipt["run"]
-        assert row.split()[-4:] == ["done", "3", "3", "0"]
-        _, out, _ = await pair.run("runs", "show", receipt["run"])
-        assert ["received", "3"] in [line.split() for line in out.splitlines()]
-        _, out, _ = await pair.run("runs", "list", "--output", "jsonl")
-        assert json.loads(out) == {"schema": "sbpair/runs/1", **listed}
-
-
 async def test_a_crashed_run_lists_messages_in_doubt_and_the_next_resends_them(tmp_path: Path) -> None:
     async with open_pair(tmp_path) as pair:
         await pair.strand(1)
@@ -221,20 +186,6 @@ async def test_runs_of_a_directory_that_cannot_be_written_are_shown(own_disk: Pa
         assert (await pair.run("syphon", "--once", "--no-wait-for-locks"))[0] in ((0, 3) if killed else (0,))
 
 
-async def test_every_command_refuses_the_state_of_another_pair(tmp_path: Path) -> None:
-    async with open_pair(tmp_path) as pair:
-        await pair.strand(1)
-        assert (await pair.run("syphon", "--once"))[0] == 0
-        for words in (["syphon", "--once"], ["runs", "list"], ["runs", "show", "2"]):
-            code, out, err = await pair.run(*words, SBPAIR_PRIMARY_NAME="fabrikam")
-            assert (code, out) == (4, "")
-            whose = "is the state of contoso and contoso-dr, not of fabrikam and contoso-dr"
-            assert err.splitlines() == [
-                f"error: {tmp_path / 'state.db'} {whose}",
-                "hint: pass --state DIR for another directory",
-            ]
-
-
 async def test_a_state_that_may_not_grow_leaves_every_message_where_it_is(tmp_path: Path) -> None:
     def no_room() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, 1_000))
@@ -246,32 +197,3 @@ async def test_a_state_that_may_not_grow_leaves_every_message_where_it_is(tmp_pa
         assert (code, out, pair.arrived) == (7, "", 0)
         assert what.startswith(f"error: {tmp_path / 'state.db'} cannot be used: ")
         assert to_do.startswith("hint: check its permissions and the free space")
-
-
-async def test_verbose_output_has_each_value_and_its_source_but_no_secret(tmp_path: Path) -> None:
-    async with open_pair(tmp_path / "none") as pair:
-        _, _, err = await pair.run("runs", "list", "-v", SBPAIR_PRIMARY_NAME="fabrikam")
-        lines = command.untimed(err).splitlines()
-        key = "key RootManageSharedAccessKey ***"
-        for line in (
-            f"state: {tmp_path / 'none'} (--state)",
-            "primary.name: fabrikam (SBPAIR_PRIMARY_NAME)",
-            f"secondary.sign_in: {key} (SBPAIR_SECONDARY_CONNECTION_STRING)",
-            "secondary.tls: no (derived from secondary.namespace)",
-            "failover_interval: 60 s (default)",
-        ):
-            assert line in lines
-        assert "SharedAccessKey=" not in err
-
-
-async def test_before_the_first_run_there_is_nothing_to_list_and_nothing_is_made(tmp_path: Path) -> None:
-    async with open_pair(tmp_path / "none") as pair:
-        assert await pair.run("runs", "list", "--quiet") == (0, "", "")
-        assert json.loads((await pair.run("runs", "list", "--quiet", "--output", "json"))[1])["runs"] == []
-        code, out, err = await pair.run("runs", "show", "260730", "--quiet")
-        assert (code, out) == (2, "")
-        assert err.splitlines() == [
-            "error: run '260730' does not exist",
-            f"hint: list the runs with sbpair runs list --state {tmp_path / 'none'}",
-        ]
-    assert list(tmp_path.iterdir()) == []

@@ -78,12 +78,6 @@ def test_a_schema_is_printed_by_its_short_or_full_name(name: str) -> None:
     assert json.loads(printed) == all_schemas()["sbpair/audit/1"]
 
 
-def test_an_unknown_name_is_a_usage_error() -> None:
-    done = sbpair("schema", "nope")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "error: 'nope' is not a schema\nhint: run sbpair schema for the names\n"
-
-
 def test_the_tests_refuse_a_document_with_an_unknown_key() -> None:
     with pytest.raises(AssertionError, match="nope"):
         parse_validated('{"schema": "sbpair/schemas/1", "schemas": [], "nope": 1}')

@@ -17,7 +17,6 @@ import pytest
 from sbpair.cli.options.common import Display
 from sbpair.cli.progress.reporting import PeekProgress
 from sbpair.cli.render.screen import Screen
-from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.model.queues import SecondSample
 from sbpair.move.peek.peeker import Peeked
 from sbpair.testing import Emulator
@@ -83,43 +82,6 @@ def read_until(descriptor: int, *ends: bytes) -> str:
 
 
 # Samples and dead letters
-
-
-async def test_a_sample_is_marked_in_text_and_not_exact_in_json() -> None:
-    async with world() as w:
-        w.strand(251)
-        printed = await w.document("status")
-        assert [(each["waiting"], each["exact"]) for each in printed["entities"]] == [(250, False)]
-        assert [(each["messages"], each["exact"]) for each in printed["queues"]] == [(251, True), (0, True)]
-        out = (await w.run("status"))[1]
-        assert ["entity", "orders", "up", "~250"] in [line.split() for line in out.splitlines()]
-        assert "\n~ is at least so many: not all messages were peeked\n251 waiting, 2 dead-lettered, oldest " in out
-        audit = ("audit", "--sample", "0", "--peek", "250")
-        assert [(each["messages"], each["exact"]) for each in (await w.document(*audit))["destinations"]] == [
-            (250, False)
-        ]
-        out = (await w.run(*audit))[1]
-        assert "orders" in out
-        assert "  ~250  yes" in out
-        assert "\n~ is at least so many: not all messages were peeked; --peek N peeks more\n251 waiting" in out
-
-
-async def test_a_complete_count_is_exact() -> None:
-    async with world() as w:
-        w.strand(250)
-        assert [(each["waiting"], each["exact"]) for each in (await w.document("status"))["entities"]] == [(250, True)]
-        assert "~" not in (await w.run("status"))[1] + (await w.run("audit", "--sample", "0"))[1]
-        [found] = (await w.document("audit", "--sample", "0"))["destinations"]
-        assert (found["messages"], found["exact"]) == (250, True)
-
-
-async def test_lines_of_an_audit_name_their_kind() -> None:
-    async with world() as w:
-        w.strand(1)
-        w.emulator.faults.namespace_down("contoso")
-        _, out, _ = await w.run("audit", "--sample", "0", "-o", "jsonl", "--fail-on", "none")
-        kinds = [json.loads(line)["kind"] for line in out.splitlines()]
-        assert kinds == ["queue", "queue", "destination", "skipped"]
 
 
 def test_while_it_waits_for_its_second_sample_an_audit_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,18 +170,3 @@ async def test_a_terminal_has_the_table_in_its_width() -> None:
                 os.close(terminal)
             assert max(map(len, seen.splitlines())) <= columns
             assert seen.startswith("backlog queues contoso/x-servicebus-transfer/…\r\n")
-
-
-async def test_a_refused_credential_is_not_up_and_one_without_manage_is() -> None:
-    async with world() as w:
-        variable = "SBPAIR_PRIMARY_CONNECTION_STRING"
-        given = w.environ[variable]
-        w.environ[variable] = given.replace("SharedAccessKey=SAS_KEY_VALUE", "SharedAccessKey=d3Jvbmc=")
-        code, out, err = await w.run("status", "-o", "json")
-        found = json.loads(out)
-        assert (code, found["primary"]["health"], found["secondary"]["health"]) == (5, "refused", "up"), err
-        assert found["primary"]["hint"]
-        w.primary.keys = (*w.primary.keys, AuthorizationRule("listen", "key", "key", frozenset({AccessRight.LISTEN})))
-        w.environ[variable] = given.replace("RootManageSharedAccessKey", "listen").replace("SAS_KEY_VALUE", "key")
-        found = await w.document("status")
-        assert found["primary"]["health"] == "up"

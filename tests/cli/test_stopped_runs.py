@@ -159,23 +159,6 @@ async def test_a_watch_with_dead_letters_ends_with_3_and_names_the_way_back(tmp_
 
 
 @pytest.mark.parametrize(
-    ("words", "dead", "held"), [([], 20, 10), (["--max-missing", "3"], 3, 27), (["--allow-missing"], 30, 0)]
-)
-async def test_a_missing_destination_costs_at_most_max_missing(
-    tmp_path: Path, words: list[str], dead: int, held: int
-) -> None:
-    async with open_pair(tmp_path) as pair:
-        await pair.strand(1)
-        await strand_for(pair, "gone", 30)
-        done, out, err = await pair.run("syphon", "--once", "--output", "json", *words)
-        receipt = json.loads(out)
-        assert (done, receipt["sent"], receipt["dead_lettered"], receipt["released"]) == (3, 1, dead, held)
-        assert receipt["missing_destinations"] == [{"destination": "gone", "dead_lettered": dead, "held": held}]
-        assert receipt["remaining"] == ({"messages": held, "exact": True} if held else None)
-        assert ("gone does not exist" in err) == bool(held)
-
-
-@pytest.mark.parametrize(
     "has_home",
     [False, pytest.param(True, marks=pytest.mark.skipif(sys.platform != "linux", reason="only Linux has such names"))],
 )

@@ -18,7 +18,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sbpair.backlog import queue_path
-from sbpair.cli.render.screen import shortened
+from sbpair.cli.render.forecast import size
+from sbpair.cli.render.messages import message_table
+from sbpair.cli.render.screen import shortened, spoken
 from sbpair.cli.render.table import Layout, columns, cut
 from sbpair.doctor.check import failed, note, ok, unknown
 from sbpair.errors import AccessError, EntityMissing
@@ -288,6 +290,55 @@ def test_doctor_folds_nothing_with_verbose() -> None:
 
 def test_there_is_no_screen_too_many() -> None:
     assert {path.stem for path in SCREENS.iterdir()} == CASES.keys()
+
+
+SCREEN = """\
+backlog queues contoso/x-servicebus-transfer/…
+QUEUE  SEQUENCE  ENQUEUED              DESTINATION  ID
+…/0           1  2026-11-22T10:15:00Z  sales/eu     5843cdde-0384…9-85926a0d4412
+  DestinationNotFound: queue or topic 'sales/eu' does not exist in the primary
+    namespace
+…/1    72057595  2026-11-22T10:15:01Z  sales/eu     3fd7f13b-e082…b-0cbb5076d0c7
+  DestinationNotFound: queue or topic 'sales/eu' does not exist in the primary
+    namespace
+"""
+
+
+def test_shown_dead_letters_fit_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sbpair.cli.render.table.stdout_layout", lambda: Layout(80))
+    ids = "5843cdde-0384-4cf6-ab89-85926a0d4412", "3fd7f13b-e082-46a0-9cbb-0cbb5076d0c7"
+    entries = [
+        {
+            "from": "secondary",
+            "state": "active",
+            "destination": "sales/eu",
+            "size": 505,
+            "queue": queue,
+            "sequence_number": number,
+            "enqueued_at": f"2026-11-22T10:15:0{at}.250000+00:00",
+            "message_id": ids[at],
+            "dead_letter_reason": "DestinationNotFound",
+            "dead_letter_description": "queue or topic 'sales/eu' does not exist in the primary namespace",
+        }
+        for at, (queue, number) in enumerate(zip(PATHS, (1, 72057595), strict=False))
+    ]
+    assert "".join(f"{line}\n" for line in message_table(entries)) == SCREEN
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0s"), (0.6, "1s"), (59.4, "59s"), (60, "1m"), (90, "1m 30s"), (3_605, "1h 5s"), (93_784, "1d 2h")],
+)
+def test_a_time_in_words(seconds: float, text: str) -> None:
+    assert spoken(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0, "0 B"), (1_023, "1023 B"), (1_536, "1.5 KB"), (5 * 2**20, "5.0 MB"), (2**40, "1.0 TB"), (2**50, "1024.0 TB")],
+)
+def test_a_size_in_words(number: int, text: str) -> None:
+    assert size(number) == text
 
 
 def test_outcomes_are_coloured_by_their_meaning_and_only_with_colours() -> None:

@@ -81,16 +81,6 @@ async def test_progress_comes_at_intervals_and_names_a_limit(tmp_path: Path) -> 
         assert (code, json.loads(out)["limit"]) == (0, {"per_second": 10.0, "by": "--rate"})
 
 
-async def test_quiet_leaves_the_warnings_about_dead_letters(tmp_path: Path) -> None:
-    async with open_pair(tmp_path) as pair:
-        await pair.strand(3)
-        pair.emulator.namespaces["contoso"].delete_queue("orders")
-        _, _, err = await pair.run("syphon", "--once", "--quiet", "--allow-missing")
-        first, more = untimed(err).splitlines()
-        assert first.startswith("warning: message m0 for orders dead-lettered: DestinationNotFound: queue or topic 'or")
-        assert more == "warning: 2 more messages for orders dead-lettered: DestinationNotFound"
-
-
 async def test_a_dumb_terminal_gets_lines(tmp_path: Path) -> None:
     async with open_pair(tmp_path) as pair:
         await pair.strand(3)

@@ -1,7 +1,6 @@
-"""`sbpair audit` and `sbpair prune`: documents, questions, exit codes, and the state after a kill."""
+"""`sbpair prune`: its question on a terminal, and the state after a kill."""
 
 import asyncio
-import json
 import os
 import pty
 import signal
@@ -12,11 +11,8 @@ from typing import Any
 
 import pytest
 
-from sbpair.amqp.message import APPLICATION_PROPERTIES, Sections, data_body, encode_map
-from sbpair.backlog import Aliases, queue_path, write_aliases
-from sbpair.emulator.entities import service_envelope
+from sbpair.backlog import queue_path
 from sbpair.emulator.entities.description import QueueDescription
-from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.management.auditing import audit
 from sbpair.management.pruning import prune
 from sbpair.model.connection_string import endpoint_from_connection_string
@@ -50,11 +46,6 @@ class World:
     def environ(self) -> dict[str, str]:
         return environment(self.emulator, NO_COLOR="1")
 
-    def strand(self, queue: QueueEntity, to: str) -> None:
-        properties = encode_map(APPLICATION_PROPERTIES, write_aliases(Aliases(to)))
-        payload = Sections(application_properties=properties, body=data_body(b"body")).join()
-        queue.send(service_envelope.read_delivery(payload, 0))
-
     async def start(self, *words: str, **options: Any) -> asyncio.subprocess.Process:
         return await command.start(*words, "--count", "1", env=self.environ, **options)
 
@@ -62,9 +53,6 @@ class World:
         process = await self.start(*words, stdin=terminal, stdout=terminal, stderr=terminal, **options)
         os.close(terminal)
         return process
-
-    async def sbpair(self, *words: str) -> tuple[int, str, str]:
-        return await command.finished(await self.start(*words))
 
     def stalled_at(self, step: str) -> asyncio.Event:
         """Return an event that is set once a prune has changed the queue, or peeked its dead letters; then it stalls.
@@ -89,54 +77,6 @@ class World:
 async def world() -> AsyncIterator[World]:
     async with asyncio.timeout(60), Emulator() as emulator:
         yield World(emulator)
-
-
-# The audit
-
-
-async def test_a_document_has_all_findings_and_the_exit_code_obeys_fail_on() -> None:
-    async with world() as w:
-        w.primary.create_queue("orders")
-        w.secondary.create_queue("fabrikam/x-servicebus-transfer/0")
-        for to in ("orders", "gone\x1b[2J"):
-            w.strand(w.first, to)
-        code, out, err = await w.sbpair("audit", "--output", "json", "--sample", "0", "--fail-on", "missing,full")
-        printed = json.loads(out)
-        assert (code, err, printed["schema"]) == (0, "", "sbpair/audit/1")
-        assert [len(printed[each]) for each in ("missing", "extra", "drifted", "ok", "foreign")] == [0, 1, 0, 1, 1]
-        [right] = printed["ok"]
-        assert right["counts"]["active"] == 2
-        assert (right["fill"]["peeked"], right["fill"]["complete"]) == (2, True)
-        assert right["fill"]["effective_max_size_mb"] == 5120
-        assert {each["name"]: (each["messages"], each["found"]) for each in printed["destinations"]} == {
-            "": (1, None),
-            "orders": (1, True),
-        }
-        assert printed["findings"] == ["destinations", "duplicates", "extra", "foreign", "messages"]
-        code, out, err = await w.sbpair("audit", "--sample", "0", "--peek", "1")
-        assert code == 3
-        assert "peeked only the first 1" in out
-        assert "\x1b" not in out + err
-
-
-async def test_each_finding_is_one_line_and_warnings_name_skipped_destinations() -> None:
-    async with world() as w:
-        w.strand(w.first, "orders")
-        w.emulator.faults.namespace_down("contoso")
-        code, out, err = await w.sbpair("audit", "--output", "jsonl", "--sample", "0", "--fail-on", "unseen")
-        kinds = [json.loads(line)["outcome"] for line in out.splitlines()]
-        assert (code, kinds) == (3, ["ok", "extra", "destination", "skipped"])
-        assert command.untimed(err).startswith("warning: skipped contoso: the destinations: ")
-
-
-async def test_where_all_of_them_hold_messages_it_refuses() -> None:
-    async with world() as w:
-        w.strand(w.extra, "orders")
-        code, out, err = await w.sbpair("prune", "--yes")
-        assert code == 4
-        assert "it holds 1 message (1 active)" in out
-        assert "move all but dead letters with sbpair syphon --once" in err
-        assert w.extra.description == BACKLOG
 
 
 @pytest.mark.parametrize(("answer", "code", "left"), [(b"y\n", 0, 1), (b"\n", 4, 2), (b"\x03", 130, 2)])
