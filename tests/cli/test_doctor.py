@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import os
-import pty
 import re
 import signal
 from pathlib import Path
@@ -15,6 +13,7 @@ from sbpair.config.file import PAIR_KEYS, RELAY_SIDE_KEYS, SIDE_KEYS
 from sbpair.testing import Emulator
 from tests.kit import command
 from tests.kit.command import Here
+from tests.kit.terminal import PseudoTerminal
 
 KEY = "a-key-that-nobody-may-see"
 EXPECTED = {"name", "outcome", "reason", "hint", "exit_code"}
@@ -129,13 +128,13 @@ async def test_live_shows_what_is_observed_beside_what_is_assumed(home: Path) ->
 @pytest.mark.parametrize(("answer", "code"), [(b"\n", 4), (b"yess\n", 4), (b"\xff\n", 4), (b"y\n", 0)])
 async def test_on_a_terminal_it_asks_first(home: Path, answer: bytes, code: int) -> None:
     async with Emulator() as emulator:
-        terminal, inside = pty.openpty()
-        process = await started(["doctor", "--live"], environment(emulator, home), stdin=inside, stderr=inside)
-        os.close(inside)
-        os.write(terminal, answer)
-        out, _ = await process.communicate()
-        shown = os.read(terminal, 65_536).decode(errors="replace")
-        os.close(terminal)
+        with PseudoTerminal() as terminal:
+            streams = {"stdin": terminal.theirs, "stderr": terminal.theirs}
+            process = await started(["doctor", "--live"], environment(emulator, home), **streams)
+            terminal.hand_over()
+            terminal.write(answer)
+            out, _ = await process.communicate()
+            shown = terminal.read()
         assert (process.returncode, bool(out)) == (code, code == 0)
         assert "Continue? [y/N]" in shown
         assert made(emulator) == set()

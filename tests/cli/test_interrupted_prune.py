@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import pty
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,46 +11,33 @@ from typing import Any
 import pytest
 
 from sbpair.backlog import queue_path
-from sbpair.emulator.entities.description import QueueDescription
 from sbpair.management.auditing import audit
 from sbpair.management.pruning import prune
-from sbpair.model.connection_string import endpoint_from_connection_string
-from sbpair.model.pair import Pair
 from sbpair.model.report import Outcome
 from sbpair.testing import Emulator
 from tests.kit import command
 from tests.kit.command import environment
+from tests.kit.pairs import BACKLOG, BacklogWorld
+from tests.kit.terminal import PseudoTerminal
 
-BACKLOG = QueueDescription(
-    max_size_in_megabytes=5120, max_delivery_count=2**31 - 1, dead_lettering_on_message_expiration=True
-)
 EXTRA = queue_path("contoso", 7)
 
 
-class World:
+class World(BacklogWorld):
     """A pair that should have one backlog queue, and has the extra queue `/7`."""
 
     def __init__(self, emulator: Emulator) -> None:
-        self.emulator = emulator
-        self.sides = [emulator.namespaces[name] for name in ("contoso", "contoso-dr")]
-        self.primary, self.secondary = self.sides
-        self.first, self.extra = (self.secondary.create_queue(queue_path("contoso", each), BACKLOG) for each in (0, 7))
-
-    @property
-    def pair(self) -> Pair:
-        ends = (endpoint_from_connection_string(each.connection_string, name=each.name) for each in self.sides)
-        return Pair("p", *ends, backlog_queues=1)
-
-    @property
-    def environ(self) -> dict[str, str]:
-        return environment(self.emulator, NO_COLOR="1")
+        super().__init__(emulator, 1)
+        self.queue(0)
+        self.extra = self.queue(7)
 
     async def start(self, *words: str, **options: Any) -> asyncio.subprocess.Process:
-        return await command.start(*words, "--count", "1", env=self.environ, **options)
+        return await command.start(*words, "--count", "1", env=environment(self.emulator, NO_COLOR="1"), **options)
 
-    async def start_on(self, terminal: int, *words: str, **options: Any) -> asyncio.subprocess.Process:
-        process = await self.start(*words, stdin=terminal, stdout=terminal, stderr=terminal, **options)
-        os.close(terminal)
+    async def start_on(self, terminal: PseudoTerminal, *words: str, **options: Any) -> asyncio.subprocess.Process:
+        end = terminal.theirs
+        process = await self.start(*words, stdin=end, stdout=end, stderr=end, **options)
+        terminal.hand_over()
         return process
 
     def stalled_at(self, step: str) -> asyncio.Event:
@@ -82,37 +68,23 @@ async def world() -> AsyncIterator[World]:
 @pytest.mark.parametrize(("answer", "code", "left"), [(b"y\n", 0, 1), (b"\n", 4, 2), (b"\x03", 130, 2)])
 async def test_on_a_terminal_it_asks(answer: bytes, code: int, left: int) -> None:
     async with world() as w:
-        ours, theirs = pty.openpty()
-        # A controlling terminal, for a Ctrl-C that is typed there.
-        process = await w.start_on(theirs, "prune", prepare=partial(os.login_tty, 0))
-        try:
-            await asyncio.to_thread(read_until, ours, b"[y/N] ")
-            os.write(ours, answer)
+        with PseudoTerminal() as terminal:
+            # A controlling terminal, for a Ctrl-C that is typed there.
+            process = await w.start_on(terminal, "prune", prepare=partial(os.login_tty, 0))
+            await terminal.shown("[y/N] ")
+            terminal.write(answer)
             assert await process.wait() == code
-            assert os.read(ours, 65_536).endswith(b"\r\n")
-        finally:
-            os.close(ours)
+            assert terminal.read().endswith("\r\n")
         assert len(w.secondary.queues()) == left
 
 
 async def test_a_dry_run_asks_no_confirmation_and_deletes_nothing() -> None:
     async with world() as w:
-        ours, theirs = pty.openpty()
-        process = await w.start_on(theirs, "prune", "--dry-run")
-        try:
-            said = await asyncio.to_thread(read_until, ours, b"sbpair prune --yes --count 1\r\n")
+        with PseudoTerminal() as terminal:
+            process = await w.start_on(terminal, "prune", "--dry-run")
+            assert "would remove" in await terminal.shown("sbpair prune --yes --count 1\r\n")
             assert await process.wait() == 0
-        finally:
-            os.close(ours)
-        assert b"would remove" in said
         assert len(w.secondary.queues()) == 2
-
-
-def read_until(descriptor: int, end: bytes) -> bytes:
-    said = b""
-    while not said.endswith(end):
-        said += os.read(descriptor, 1024)
-    return said
 
 
 @pytest.mark.parametrize("step", ["update", "peek"])

@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import os
-import pty
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -26,6 +24,7 @@ from sbpair.emulator.entities import service_envelope
 from sbpair.testing import Emulator
 from tests.kit import command
 from tests.kit.command import environment
+from tests.kit.terminal import PseudoTerminal
 
 
 def encoded(name: str, body: bytes = b"body", **properties: Any) -> bytes:
@@ -92,31 +91,17 @@ async def test_a_due_scheduled_message_that_is_locked_is_counted_alone() -> None
 async def test_remove_asks_on_a_terminal(answer: bytes, code: int, left: int) -> None:
     async with open_world() as world:
         world.put("contoso", encoded("one"))
-        ours, theirs = pty.openpty()
-        process = await command.start(
-            *("receive", "orders", "--remove", "--wait", "1s"),
-            env={**world.environ, "TERM": "xterm"},
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
-        )
-        os.close(theirs)
-        try:
-            shown = await asyncio.to_thread(read_until, ours, b"[y/N] ")
-            assert shown.endswith(b"Remove up to 10 messages from orders in contoso? [y/N] ")
+        with PseudoTerminal() as terminal:
+            streams = dict.fromkeys(("stdin", "stdout", "stderr"), terminal.theirs)
+            words = ("receive", "orders", "--remove", "--wait", "1s")
+            process = await command.start(*words, env={**world.environ, "TERM": "xterm"}, **streams)
+            terminal.hand_over()
+            shown = await terminal.shown("[y/N] ")
+            assert shown.endswith("Remove up to 10 messages from orders in contoso? [y/N] ")
             assert world.left == (1, 0)
-            os.write(ours, answer)
+            terminal.write(answer)
             assert await process.wait() == code
-        finally:
-            os.close(ours)
         assert world.left == (left, 0)
-
-
-def read_until(terminal: int, end: bytes) -> bytes:
-    shown = b""
-    while not shown.endswith(end):
-        shown += os.read(terminal, 4096)
-    return shown
 
 
 @pytest.mark.odd_messages

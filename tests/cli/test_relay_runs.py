@@ -1,17 +1,12 @@
 """`sbpair relay` in processes: signals, terminals, stdin, TLS through a proxy, and servers that answer garbage."""
 
 import asyncio
-import fcntl
 import http.server
-import os
-import pty
 import re
 import signal
 import socketserver
-import struct
 import subprocess
 import sys
-import termios
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +24,7 @@ from tests.cli.relay_world import PATHS, RelayWorld
 from tests.kit.command import STRICT, Here, environment, finished, run, start, untimed
 from tests.kit.json_schemas import parse_validated
 from tests.kit.proxy import PASSWORD, running_proxy
+from tests.kit.terminal import PseudoTerminal
 
 
 @pytest.fixture
@@ -179,17 +175,18 @@ def test_the_body_comes_from_stdin(world: RelayWorld) -> None:
 
 @pytest.mark.parametrize(("typed", "size"), [(b"hello\n\x04", 6), (b"\x04", 0), (None, 0)])
 def test_the_body_can_be_typed_at_a_terminal(world: RelayWorld, typed: bytes | None, size: int) -> None:
-    ours, theirs = terminal()
     words = ("send", "default", "--data", "-")
-    with world.listener(), process(world, *words, stdin=theirs, start_new_session=True) as sending:
+    with (
+        world.listener(),
+        PseudoTerminal() as terminal,
+        process(world, *words, stdin=terminal.theirs, start_new_session=True) as sending,
+    ):
         assert line(sending.stderr) == "type the body; Ctrl-D on a line of its own ends it\n"
         if typed is None:
             sending.send_signal(signal.SIGINT)
         else:
-            os.write(ours, typed)
+            terminal.write(typed)
         out, _err = sending.communicate(timeout=20)
-        os.close(theirs)
-    os.close(ours)
     if typed is None:
         assert (sending.returncode, out) == (130, "")
     else:
@@ -220,53 +217,39 @@ def until_counts(next_counts: Any, wanted: list[int | None]) -> None:
     raise AssertionError(f"never {wanted}")
 
 
-def terminal(columns: int = 80) -> tuple[int, int]:
-    """Open a terminal; return our end and the other one."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    return ours, theirs
-
-
-def read_until(descriptor: int, end: str, seen: str = "") -> str:
-    """Read a terminal until a text has come."""
-    while end not in seen:
-        seen += os.read(descriptor, 65_536).decode(errors="replace")
-    return seen
-
-
 def test_watched_status_is_redrawn_on_a_terminal(world: RelayWorld) -> None:
-    ours, theirs = terminal()
     world.environ["TERM"] = "xterm"
-    with process(world, "status", "--watch", "--interval", "50ms", stdout=theirs) as watching:
-        os.close(theirs)
-        text = read_until(ours, "\x1b[4F")
+    with (
+        PseudoTerminal() as terminal,
+        process(world, "status", "--watch", "--interval", "50ms", stdout=terminal.theirs) as watching,
+    ):
+        terminal.hand_over()
+        text = terminal.read_until("\x1b[4F")
         watching.send_signal(signal.SIGINT)
         watching.wait(20)
-    os.close(ours)
     assert watching.returncode == 0
     assert "first reading - Ctrl-C to stop" in text
     assert f"primary    {PATHS['contoso']} in 127.0.0.1:" in text
 
 
 def test_the_table_of_listen_fits_its_terminal_in_a_failover(world: RelayWorld) -> None:
-    ours, theirs = terminal()
     world.environ["TERM"] = "xterm"
     with (
         serving(Server) as address,
-        process(world, "listen", "default", "--to", f"http://{address}", stdout=theirs) as up,
+        PseudoTerminal() as terminal,
+        process(world, "listen", "default", "--to", f"http://{address}", stdout=terminal.theirs) as up,
     ):
-        os.close(theirs)
-        read_until(ours, "secondary  up        0       0")
+        terminal.hand_over()
+        terminal.read_until("secondary  up        0       0")
         assert world.run("send", "default", f"/{'long/' * 40}", "--first", "primary")[0] == 0
-        read_until(ours, "primary    up        0       1")
+        terminal.read_until("primary    up        0       1")
         with world.during("namespace-down", "contoso"):
-            text = read_until(ours, "primary    down      0       1  ")
+            text = terminal.read_until("primary    down      0       1  ")
             assert world.run("send", "default", "/x", "--first", "primary")[:2] == (0, "ok")
-            text = read_until(ours, "secondary  GET     /x", text)
+            text += terminal.read_until("secondary  GET     /x")
         up.send_signal(signal.SIGINT)
-        text = read_until(ours, "stopped", text)
+        text += terminal.read_until("stopped")
         up.wait(20)
-    os.close(ours)
     assert up.returncode == 0
     assert "the server at" in text
     lines = re.sub(r"\x1b\[[0-9?]*[A-Za-z]", "", text).splitlines()

@@ -6,7 +6,6 @@ Most run in this process: another one takes longer to start than to answer.
 import io
 import json
 import os
-import pty
 import resource
 import shlex
 import subprocess
@@ -35,6 +34,7 @@ from sbpair.replay.archive_layout import (
 from sbpair.replay.ledger import Entry, Ledger
 from sbpair.replay.run import ReplayMode, ReplayOptions, ReplayRun, save_run
 from tests.kit import command
+from tests.kit.terminal import PseudoTerminal
 
 NAMESPACES = {
     "SBPAIR_PRIMARY_CONNECTION_STRING": "Endpoint=sb://127.0.0.1:9/;SharedAccessKeyName=k;SharedAccessKey=c2VjcmV0;"
@@ -268,25 +268,17 @@ def test_with_yes_messages_are_removed_and_the_receipt_stays(proved: Archive) ->
 
 @pytest.mark.parametrize(
     ("typed", "said", "left"),
-    [(b"y\n", b"deleted 2", 0), (b"N\n", b"nothing was deleted", 1), (b"\n", b"nothing was deleted", 1)],
+    [(b"y\n", "deleted 2", 0), (b"N\n", "nothing was deleted", 1), (b"\n", "nothing was deleted", 1)],
 )
-def test_on_a_terminal_it_asks(proved: Archive, typed: bytes, said: bytes, left: int) -> None:
-    ours, theirs = pty.openpty()
-    words = ["gc", "r1", "--archive", proved.url]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "sbpair", "replay", *words], stdin=theirs, stdout=theirs, stderr=theirs
-    )
-    os.close(theirs)
-    try:
-        seen = b""
-        while b"[y/N] " not in seen:
-            seen += os.read(ours, 4_096)
-        assert b"Delete 2 files of run r1" in seen
-        os.write(ours, typed)
+def test_on_a_terminal_it_asks(proved: Archive, typed: bytes, said: str, left: int) -> None:
+    words = [sys.executable, "-m", "sbpair", "replay", "gc", "r1", "--archive", proved.url]
+    with PseudoTerminal() as terminal:
+        process = subprocess.Popen(words, stdin=terminal.theirs, stdout=terminal.theirs, stderr=terminal.theirs)
+        terminal.hand_over()
+        assert "Delete 2 files of run r1" in terminal.read_until("[y/N] ")
+        terminal.write(typed)
         assert process.wait(60) == (4 if left else 0)
-        assert said in os.read(ours, 65_536)
-    finally:
-        os.close(ours)
+        assert said in terminal.read()
     assert len(proved.files("segments")) == left
 
 

@@ -1,8 +1,6 @@
 """The emulator command in a process of its own: output, signals, and commands on it."""
 
 import json
-import os
-import pty
 import signal
 import subprocess
 import sys
@@ -13,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit import command
+from tests.kit.terminal import PseudoTerminal
 
 EMULATOR = ["emulator", "--namespace", "contoso=0", "--namespace", "contoso-dr=0"]
 
@@ -108,15 +107,12 @@ def test_the_emulators_exports_with_an_identity_allow_via_arm() -> None:
 
 
 async def test_a_drill_on_a_dumb_terminal_prints_lines() -> None:
-    ours, theirs = pty.openpty()
     words = ("drill", "--messages", "10", "--count", "1")
-    process = await command.start(*words, env=environment(TERM="dumb"), python=(), stderr=theirs)
-    os.close(theirs)
-    try:
+    with PseudoTerminal() as terminal:
+        process = await command.start(*words, env=environment(TERM="dumb"), python=(), stderr=terminal.theirs)
+        terminal.hand_over()
         out = (await process.communicate())[0].decode()
-        seen = os.read(ours, 65_536).decode()
-    finally:
-        os.close(ours)
+        seen = terminal.read()
     assert process.returncode == 0
     assert out.splitlines()[0] == "MESSAGES    STRANDED  LIVE"
     assert "\x1b" not in seen + out

@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import os
-import pty
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -23,6 +21,7 @@ from sbpair.model.pair import Pair
 from sbpair.testing import Emulator
 from tests.kit import command
 from tests.kit.command import environment
+from tests.kit.terminal import PseudoTerminal
 from tests.kit.waiting import until
 
 pytestmark = pytest.mark.timeout_seconds(90)
@@ -78,16 +77,13 @@ async def test_an_interrupt_prints_the_receipt_and_the_command_to_continue(tmp_p
 
 async def test_typed_lines_are_not_skipped_by_the_command_to_continue(tmp_path: Path) -> None:
     async with open_terminal(tmp_path) as terminal:
-        ours, theirs = pty.openpty()
-        process = await command.start("send", "orders", env=terminal.environ, python=(), stdin=theirs)
-        os.close(theirs)
-        try:
-            os.write(ours, b"a\n")
+        with PseudoTerminal() as typing:
+            process = await command.start("send", "orders", env=terminal.environ, python=(), stdin=typing.theirs)
+            typing.hand_over()
+            typing.write(b"a\n")
             await until(lambda: terminal.orders.counts().active == 1)
             process.send_signal(signal.SIGINT)
             _, err = await process.communicate()
-        finally:
-            os.close(ours)
         assert process.returncode == 130
         assert command.untimed(err.decode()).splitlines()[-1] == "continue with sbpair send orders"
 

@@ -2,14 +2,9 @@
 
 import asyncio
 import json
-import os
-import pty
 import signal
-import struct
-import termios
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from fcntl import ioctl
 from typing import Any
 
 import pytest
@@ -23,6 +18,7 @@ from sbpair.testing import Emulator
 from tests.kit import command
 from tests.kit.pairs import BacklogWorld
 from tests.kit.stranded import put, stranded
+from tests.kit.terminal import PseudoTerminal
 
 pytestmark = pytest.mark.timeout_seconds(90)
 
@@ -54,34 +50,21 @@ class World(BacklogWorld):
     async def document(self, *words: str) -> dict[str, Any]:
         return json.loads((await self.run(*words, "-o", "json"))[1])
 
+    @asynccontextmanager
     async def on_terminal(
         self, *words: str, columns: int = 80, **changed: str
-    ) -> tuple[asyncio.subprocess.Process, int]:
-        """Start a command on a terminal; return the process and our end of it."""
-        ours, theirs = pty.openpty()
-        ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-        process = await self.start(*words, stdin=theirs, stdout=theirs, changed=changed)
-        os.close(theirs)
-        return process, ours
+    ) -> AsyncIterator[tuple[asyncio.subprocess.Process, PseudoTerminal]]:
+        """Start a command on a terminal."""
+        with PseudoTerminal(columns) as terminal:
+            process = await self.start(*words, stdin=terminal.theirs, stdout=terminal.theirs, changed=changed)
+            terminal.hand_over()
+            yield process, terminal
 
 
 @asynccontextmanager
 async def world() -> AsyncIterator[World]:
     async with Emulator() as emulator:
         yield World(emulator)
-
-
-def read_until(descriptor: int, *ends: bytes) -> str:
-    """Read a terminal until these texts have come, in this order."""
-    seen, after = b"", 0
-    for end in ends:
-        while (at := seen.find(end, after)) < 0:
-            seen += os.read(descriptor, 4096)
-        after = at + len(end)
-    return seen.decode(errors="replace")
-
-
-# Samples and dead letters
 
 
 def test_while_it_waits_for_its_second_sample_an_audit_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,36 +107,29 @@ async def test_off_a_terminal_a_watch_prints_a_line_for_each_reading(form: str) 
 
 
 async def test_on_a_terminal_a_watch_redraws_in_place() -> None:
-    async with world() as w:
-        process, terminal = await w.on_terminal("status", "--watch", "--interval", "10ms")
-        try:
-            foot = b" - Ctrl-C to stop"
-            seen = await asyncio.to_thread(read_until, terminal, b"first reading", foot, foot, foot)
-            first, second, *_ = seen.split("\x1b[?7l")[2:]
-            lines = first.split("\x1b[?7h")[0].splitlines()
-            assert lines[0] == "backlog queues contoso/x-servicebus-transfer/…"
-            assert lines[-2] == "0 waiting, 2 dead-lettered"
-            # The second drawing begins where the first one did.
-            assert f"\x1b[{len(lines)}F\x1b[J" in first
-            assert second
-            os.set_blocking(terminal, False)
-            process.send_signal(signal.SIGINT)
-            assert await process.wait() == 0
-        finally:
-            os.close(terminal)
+    words = ("status", "--watch", "--interval", "10ms")
+    async with world() as w, w.on_terminal(*words) as (process, terminal):
+        foot = " - Ctrl-C to stop"
+        seen = await terminal.shown("first reading", foot, foot, foot)
+        first, second, *_ = seen.split("\x1b[?7l")[2:]
+        lines = first.split("\x1b[?7h")[0].splitlines()
+        assert lines[0] == "backlog queues contoso/x-servicebus-transfer/…"
+        assert lines[-2] == "0 waiting, 2 dead-lettered"
+        # The second drawing begins where the first one did.
+        assert f"\x1b[{len(lines)}F\x1b[J" in first
+        assert second
+        process.send_signal(signal.SIGINT)
+        await asyncio.to_thread(terminal.read_to_the_end)
+        assert await process.wait() == 0
 
 
 async def test_a_dumb_terminal_gets_lines() -> None:
-    async with world() as w:
-        process, terminal = await w.on_terminal("status", "--watch", "--interval", "10ms", TERM="dumb")
-        try:
-            seen = await asyncio.to_thread(read_until, terminal, b"dead-lettered\r\n", b"dead-lettered\r\n")
-            assert "\x1b" not in seen
-            os.set_blocking(terminal, False)
-            process.send_signal(signal.SIGTERM)
-            assert await process.wait() == 0
-        finally:
-            os.close(terminal)
+    words = ("status", "--watch", "--interval", "10ms")
+    async with world() as w, w.on_terminal(*words, TERM="dumb") as (process, terminal):
+        assert "\x1b" not in await terminal.shown("dead-lettered\r\n", "dead-lettered\r\n")
+        process.send_signal(signal.SIGTERM)
+        await asyncio.to_thread(terminal.read_to_the_end)
+        assert await process.wait() == 0
 
 
 # Terminals
@@ -162,11 +138,8 @@ async def test_a_dumb_terminal_gets_lines() -> None:
 async def test_a_terminal_has_the_table_in_its_width() -> None:
     async with world() as w:
         for columns in (80, 100, 160):
-            process, terminal = await w.on_terminal("audit", "--sample", "0", columns=columns)
-            try:
-                seen = await asyncio.to_thread(read_until, terminal, b"dead-lettered\r\n", b"dead-lettered\r\n")
+            async with w.on_terminal("audit", "--sample", "0", columns=columns) as (process, terminal):
+                seen = await terminal.shown("dead-lettered\r\n", "dead-lettered\r\n")
                 assert await process.wait() == 0
-            finally:
-                os.close(terminal)
             assert max(map(len, seen.splitlines())) <= columns
             assert seen.startswith("backlog queues contoso/x-servicebus-transfer/…\r\n")

@@ -1,14 +1,9 @@
 """The end of a run at the terminal: receipts of stopped runs, SIGHUP, missing destinations and exit codes."""
 
-import asyncio
-import fcntl
 import json
-import os
-import pty
 import re
 import signal
 import sys
-import termios
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +15,7 @@ from tests.cli.test_runs import BACKLOG, Pair, open_pair
 from tests.kit import command
 from tests.kit.disks import full
 from tests.kit.stranded import stranded
+from tests.kit.terminal import PseudoTerminal
 from tests.kit.waiting import until
 
 pytestmark = pytest.mark.timeout_seconds(90)
@@ -78,16 +74,11 @@ async def test_a_hangup_stops_a_run_in_order(tmp_path: Path, mode: str, code: in
 async def test_a_lost_terminal_stops_a_run_in_order(tmp_path: Path) -> None:
     async with open_pair(tmp_path) as pair:
         await pair.strand(3)
-        terminal, end = pty.openpty()
-
-        def take_terminal() -> None:
-            os.setsid()
-            fcntl.ioctl(end, termios.TIOCSCTTY, 0)
-
-        process = await pair.start("syphon", "--watch", stdout=end, stderr=end, prepare=take_terminal, TERM="xterm")
-        os.close(end)
-        await until(lambda: pair.arrived == 3)
-        os.close(terminal)
+        with PseudoTerminal() as terminal:
+            streams = {"stdout": terminal.theirs, "stderr": terminal.theirs, "prepare": terminal.take}
+            process = await pair.start("syphon", "--watch", **streams, TERM="xterm")
+            terminal.hand_over()
+            await until(lambda: pair.arrived == 3)
         await process.communicate()
         assert process.returncode == 7  # nobody can read the receipt
         [run] = await pair.runs()
@@ -98,20 +89,17 @@ async def test_a_lost_terminal_stops_a_run_in_order(tmp_path: Path) -> None:
 async def test_a_stopping_run_shows_that_the_next_interrupt_stops_it_at_once(tmp_path: Path) -> None:
     async with open_pair(tmp_path) as pair:
         await pair.strand(3)
-        terminal, end = pty.openpty()
         pair.emulator.faults.swallow_acks("contoso", "orders")
-        process = await pair.start("syphon", "--once", stderr=end, TERM="xterm")
-        os.close(end)
-        await until(lambda: pair.arrived == 3)
-        process.send_signal(signal.SIGINT)
-        shown = b""
-        while b" - Ctrl-C stops at once" not in shown:
-            shown += await asyncio.to_thread(os.read, terminal, 65_536)
-        process.send_signal(signal.SIGINT)
-        await process.communicate()
-        os.close(terminal)
+        with PseudoTerminal() as terminal:
+            process = await pair.start("syphon", "--once", stderr=terminal.theirs, TERM="xterm")
+            terminal.hand_over()
+            await until(lambda: pair.arrived == 3)
+            process.send_signal(signal.SIGINT)
+            shown = await terminal.shown(" - Ctrl-C stops at once")
+            process.send_signal(signal.SIGINT)
+            await process.communicate()
         assert process.returncode == 130
-        assert b"stopping " in shown
+        assert "stopping " in shown
 
 
 async def test_a_run_under_nohup_ignores_a_hangup(tmp_path: Path) -> None:

@@ -3,13 +3,9 @@
 import asyncio
 import json
 import os
-import pty
 import re
 import signal
-import struct
-import termios
 from collections.abc import Callable
-from fcntl import ioctl
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +13,7 @@ import pytest
 
 from tests.cli.test_runs import open_pair
 from tests.kit.command import untimed
+from tests.kit.terminal import PseudoTerminal
 
 pytestmark = pytest.mark.timeout_seconds(90)
 
@@ -56,12 +53,9 @@ async def test_a_pipe_gets_lines_of_json_and_stdout_the_receipt_alone(tmp_path: 
         assert receipt["operations"]["sent"] == 3
 
 
-async def test_once_writes_text_or_json_off_a_terminal(tmp_path: Path) -> None:
+async def test_once_writes_json_on_request(tmp_path: Path) -> None:
     async with open_pair(tmp_path) as pair:
         await pair.strand(1)
-        _, _, err = await pair.run("syphon", "--once")
-        assert untimed(err).splitlines()[0] == "moving 1 backlog queue to contoso"
-        await pair.strand_more()
         _, _, err = await pair.run("syphon", "--once", "--log-format", "json")
         events = [json.loads(line)["event"] for line in err.splitlines()]
         assert events[:2] == ["queues-found", "queue-opened"]
@@ -84,15 +78,14 @@ async def test_progress_comes_at_intervals_and_names_a_limit(tmp_path: Path) -> 
 async def test_a_dumb_terminal_gets_lines(tmp_path: Path) -> None:
     async with open_pair(tmp_path) as pair:
         await pair.strand(3)
-        terminal, end = pty.openpty()
-        process = await pair.start("syphon", "--watch", stderr=end, TERM="dumb")
-        os.close(end)
-        seen = await read_until(terminal, "3 sent")
-        assert "moving 1 backlog queue to contoso\r\n" in seen
-        assert "\x1b" not in seen
-        process.send_signal(signal.SIGTERM)
-        await process.communicate()
-        os.close(terminal)
+        with PseudoTerminal() as terminal:
+            process = await pair.start("syphon", "--watch", stderr=terminal.theirs, TERM="dumb")
+            terminal.hand_over()
+            seen = await terminal.shown("3 sent")
+            assert "moving 1 backlog queue to contoso\r\n" in seen
+            assert "\x1b" not in seen
+            process.send_signal(signal.SIGTERM)
+            await process.communicate()
 
 
 async def test_quiet_writes_nothing_for_a_watch_without_trouble(tmp_path: Path) -> None:
@@ -125,38 +118,34 @@ async def test_a_closed_pipe_does_not_keep_messages_from_being_moved(tmp_path: P
         assert b"received" in out
 
 
-async def read_until(terminal: int, wanted: str, seen: str = "") -> str:
-    loop = asyncio.get_running_loop()
+async def shown_plainly(terminal: PseudoTerminal, wanted: str) -> str:
+    """Return what is shown until a text has come, whose escapes do not count."""
+    seen = ""
     while wanted not in ESCAPE.sub("", seen):
-        seen += (await loop.run_in_executor(None, os.read, terminal, 65_536)).decode(errors="replace")
+        seen += await asyncio.to_thread(terminal.read)
     return seen
 
 
 async def test_a_terminal_gets_a_picture_that_is_gone_in_the_end(tmp_path: Path) -> None:
     async with open_pair(tmp_path) as pair:
         await pair.strand(3)
-        terminal, end = pty.openpty()
-        ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-        process = await pair.start("syphon", "--watch", stderr=end, TERM="xterm", NO_COLOR="1", COLUMNS="", LINES="")
-        os.close(end)
-        seen = await read_until(terminal, "orders")
-        plain = ESCAPE.sub("", seen)
-        assert "QUEUE" in plain
-        assert "…/0" in plain
-        assert "DESTINATION" in plain
-        assert '"schema"' not in plain
-        ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 40, 0, 0))
-        seen += await read_until(terminal, "SENT  MSG/S  ETA\r\n")
-        assert "\x1b[2J" not in seen, "some terminals move what is cleared to the scrollback"
-        assert not [code for code in re.findall(r"\x1b\[([0-9;]*)m", seen) if re.search(r"\b[34]\d\b", code)]
-        process.send_signal(signal.SIGTERM)
-        out, _ = await process.communicate()
-        while True:
-            try:
-                seen += os.read(terminal, 65_536).decode(errors="replace")
-            except OSError:  # that was all
-                break
-        os.close(terminal)
+        with PseudoTerminal() as terminal:
+            plain_terminal = {"TERM": "xterm", "NO_COLOR": "1", "COLUMNS": "", "LINES": ""}
+            process = await pair.start("syphon", "--watch", stderr=terminal.theirs, **plain_terminal)
+            terminal.hand_over()
+            seen = await shown_plainly(terminal, "orders")
+            plain = ESCAPE.sub("", seen)
+            assert "QUEUE" in plain
+            assert "…/0" in plain
+            assert "DESTINATION" in plain
+            assert '"schema"' not in plain
+            terminal.resize(40)
+            seen += await shown_plainly(terminal, "SENT  MSG/S  ETA\r\n")
+            assert "\x1b[2J" not in seen, "some terminals move what is cleared to the scrollback"
+            assert not [code for code in re.findall(r"\x1b\[([0-9;]*)m", seen) if re.search(r"\b[34]\d\b", code)]
+            process.send_signal(signal.SIGTERM)
+            out, _ = await process.communicate()
+            seen += terminal.read_to_the_end()
         assert seen.rstrip().endswith("\x1b[2K")  # the last that is done to a line is to wipe it
         assert "\x1b[?25h" in seen  # the cursor is back
         lines = [" ".join(line.split()) for line in out.decode().splitlines()]
