@@ -34,7 +34,7 @@ from sbpair.amqp.sasl import OK, SaslClient, SaslServer, offered, refusal
 from sbpair.amqp.session import Disposed, Session, SessionBegun, SessionEnded, WindowOpened
 from sbpair.errors import ProtocolError
 
-MAX_FRAME_SIZE = 65_536
+DEFAULT_MAX_FRAME_SIZE = 65_536
 CHANNEL_MAX = 255
 IDLE_SECONDS = 240.0
 """How long a peer may be silent. The open frame states half of it, so that its heartbeats are in time."""
@@ -86,7 +86,7 @@ class Connection(ProtocolEndpoint):
         container_id: str,
         hostname: str | None = None,
         idle_seconds: float = IDLE_SECONDS,
-        max_frame_size: int = MAX_FRAME_SIZE,
+        max_frame_size: int = DEFAULT_MAX_FRAME_SIZE,
         now: float = 0.0,
     ) -> None:
         super().__init__()
