@@ -102,13 +102,6 @@ async def test_doctor_checks_the_machine_even_if_nothing_is_configured(home: Pat
     assert {each["name"] for each in printed["checks"]} >= {"python", "azure-servicebus", "java"}
 
 
-async def test_a_namespace_that_is_away_is_unreachable(home: Path) -> None:
-    async with Emulator() as emulator:
-        emulator.faults.namespace_down("contoso")
-        code, out, _ = await finished(["doctor", "--output", "json"], environment(emulator, home))
-        assert (code, failing(out)) == (6, {"primary.amqp": 6, "primary.http": 6})
-
-
 async def test_live_shows_what_is_observed_beside_what_is_assumed(home: Path) -> None:
     async with Emulator() as emulator:
         environ = environment(emulator, home)

@@ -67,7 +67,12 @@ CASES: list[tuple[str, int, Callable[[Shell], int], tuple[int, int]]] = [
     (f"sbpair prune -n 3 {PAIR} -o json", 4, Shell.queues, (4, 3)),
     (f"sbpair prune --dry-run {PAIR}", 0, Shell.queues, (4, 2)),
     (f"sbpair audit -n 6 --sample 0 {PAIR}", 3, Shell.queues, (4, 6)),
-    ("sbpair drill --against alpha --config '{home}/my config.toml' -n 1 --rate 100", 4, Shell.queues, (4, 4)),
+    (
+        "sbpair drill --against alpha --config '{home}/my config.toml' -n 1 --failover-interval 0",
+        4,
+        Shell.queues,
+        (4, 4),
+    ),
 ]
 
 

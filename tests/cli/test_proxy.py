@@ -69,7 +69,7 @@ COMMANDS = (
     "status --count 2",
     "audit --count 2",
     "peek orders",
-    "receive orders --remove --yes",
+    "receive orders --remove --yes --wait 1s",
     "syphon --once --count 2",
 )
 
@@ -138,8 +138,8 @@ async def test_a_send_through_a_dead_proxy_has_failed(tmp_path: Path, hangs: boo
         with closed_port() as port:
             address = here.proxy.address if hangs else f"127.0.0.1:{port}"
             more = {"HTTPS_PROXY": f"http://me:nobody-may-see@{address}"}
-            command = "send orders --transport websocket --timeout 16s --failover-interval 1s"
-            ended, out, err = await here.run(command, "hello\n", **more)
+            command = "send orders --transport websocket --timeout 4s --failover-interval 1s"
+            ended, out, err = await here.run(command, "hello\n", program=("-c", HASTY.format(divisor=10)), **more)
     assert ended == 6
     assert dict(re.findall("(in doubt|failed) +([0-9]+)", out)) == {"in doubt": "0", "failed": "1"}
     assert " object at " not in err

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from sbpair.runs.control import WAIT_SECONDS, Wanted
 from tests.cli.test_runs import BACKLOG, Pair, open_pair
+from tests.kit.command import Here
 from tests.kit.json_schemas import parse_validated
 from tests.kit.waiting import until
 
@@ -78,14 +80,17 @@ async def test_a_paused_run_says_so_and_ends_at_an_interruption(tmp_path: Path) 
         assert (code, "is not running: it ended at" in err, "(stopped, exit code 0)" in err) == (2, True, True)
 
 
-async def test_a_run_that_cannot_answer_is_reported_and_a_killed_one_refused(tmp_path: Path) -> None:
+async def test_a_run_that_cannot_answer_is_reported_and_a_killed_one_refused(
+    tmp_path: Path, here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(WAIT_SECONDS, Wanted.PAUSED, 1.0)
     async with open_pair(tmp_path) as pair:
         await pair.strand(0)
         process, run = await watching(pair)
         os.kill(process.pid, signal.SIGSTOP)
-        code, out, err = await pair.run("runs", "pause", run)
+        code, out, err = here("runs", "pause", run, "--state", str(tmp_path), **pair.environ)
         assert (code, out) == (3, f"{run} running\n")
-        assert "no confirmation within 10" in err
+        assert "no confirmation within 1s" in err
         os.kill(process.pid, signal.SIGKILL)
         await process.wait()
         for action in ("pause", "resume", "cancel"):
