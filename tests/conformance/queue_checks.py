@@ -334,10 +334,10 @@ async def a_message_states_the_end_of_its_lock(bench: Bench) -> None:
 @check("locks", of.EXPIRATION)
 async def a_locked_message_outlives_its_time(bench: Bench) -> None:
     queue = await bench.queue(dead_lettering_on_message_expiration=True)
-    await bench.send(queue, ServiceBusMessage("short", time_to_live=timedelta(seconds=MARGIN_SECONDS)))
-    async with bench.receiver(queue) as receiver:
+    async with bench.receiver(queue) as receiver:  # which is open before the message's time begins
+        await bench.send(queue, ServiceBusMessage("short", time_to_live=timedelta(seconds=3 * MARGIN_SECONDS)))
         message = await one(receiver)
-        await asyncio.sleep(2 * MARGIN_SECONDS)
+        await asyncio.sleep(4 * MARGIN_SECONDS)
         await receiver.complete_message(message)
     async with bench.receiver(queue, sub_queue=ServiceBusSubQueue.DEAD_LETTER) as dead:
         await nothing(dead)
