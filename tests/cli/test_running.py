@@ -73,24 +73,10 @@ def test_the_emulator_prints_on_one_line_what_the_ready_file_holds(tmp_path: Pat
 def test_what_the_emulator_prints_makes_the_other_commands_use_it() -> None:
     with emulator() as (process, _first):
         environ = exports(process)
-        code, output = finished("provision", "--count", "2", "--dry-run", "--output", "json", **environ)
-        would_create = [each["name"] for each in json.loads(output)["would_create"]]
-        assert (code, would_create) == (0, ["contoso/x-servicebus-transfer/0", "contoso/x-servicebus-transfer/1"])
-
         code, output = finished("provision", "--count", "2", "--output", "json", **environ)
         document = json.loads(output)
         assert (code, document["schema"], document["dry_run"]) == (0, "sbpair/provision/1", False)
         assert [each["index"] for each in document["created"]] == [0, 1]
-        assert document["existing"] == document["drifted"] == document["failed"] == document["would_create"] == []
-
-        code, output = finished("audit", "--count", "1", "--output", "json", **environ)
-        document = json.loads(output)
-        assert (code, document["schema"]) == (3, "sbpair/audit/1")
-        assert [each["name"] for each in document["extra"]] == ["contoso/x-servicebus-transfer/1"]
-        assert set(document["ok"][0]["counts"].values()) == {0}
-
-        code, output = finished("audit", "--count", "1", "--output", "jsonl", **environ)
-        assert [json.loads(line)["outcome"] for line in output.splitlines()] == ["ok", "extra"]
 
         code, output = finished("syphon", "--once", "--count", "1", "--output", "json", **environ)
         receipt = json.loads(output)
@@ -107,7 +93,7 @@ def test_the_emulators_exports_with_an_identity_allow_via_arm() -> None:
 
 
 async def test_a_drill_on_a_dumb_terminal_prints_lines() -> None:
-    words = ("drill", "--messages", "10", "--count", "1")
+    words = ("drill", "--messages", "10", "--count", "1", "--failover-interval", "0")
     with PseudoTerminal() as terminal:
         process = await command.start(*words, env=environment(TERM="dumb"), python=(), stderr=terminal.theirs)
         terminal.hand_over()

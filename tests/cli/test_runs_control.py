@@ -99,19 +99,3 @@ async def test_a_run_that_cannot_answer_is_reported_and_a_killed_one_refused(
         _process, other = await watching(pair)  # a new run is not paused
         assert (await asked(pair, "cancel", other))["outcome"] == "stopped"
         await _process.communicate()
-
-
-@pytest.mark.parametrize("action", ["pause", "resume", "cancel"])
-async def test_a_run_that_does_not_exist_is_refused(action: str, tmp_path: Path) -> None:
-    async with open_pair(tmp_path / "state") as pair:
-        await pair.strand(1)
-        code, _, err = await pair.run("runs", action, "26")
-        assert (code, "run '26' does not exist" in err) == (2, True)
-        assert not (tmp_path / "state").exists()
-        await pair.run("syphon", "--once")
-        [run] = await pair.runs()
-        for wrong in ("", "nope", f"{run['id']}x"):
-            code, _, err = await pair.run("runs", action, wrong)
-            assert (code, "does not exist" in err) == (2, True)
-        code, _, err = await pair.run("runs", action, run["id"].upper())
-        assert (code, "(done, exit code 0)" in err) == (2, True)
