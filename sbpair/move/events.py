@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
+from sbpair.move.rate_limit import Limit
 from sbpair.move.receipt import RampState
 
 Queue = Annotated[str, "Path of the backlog queue"]
@@ -144,6 +145,10 @@ class LimitChanged:
 
     per_second: Annotated[float | None, "Messages a second that the run is limited to; null if no limit slows it down"]
     by: Annotated[str | None, "What sets the limit", {"examples": ["--credits 50%"]}]
+
+    @property
+    def limit(self) -> Limit | None:
+        return None if self.per_second is None or self.by is None else Limit(self.per_second, self.by)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 from sbpair.errors import ExitCode, SbpairError
 from sbpair.model.pair import sign_in
 from sbpair.move.events import BacklogDepth, LimitChanged
-from sbpair.move.rate_limit import Limit
 from sbpair.move.receipt import BUCKETS, Tally
 from sbpair.public_names import __version__
 from sbpair.runs.control import RunControl
@@ -117,8 +116,7 @@ class RunStore:
         def take(event: SyphonEvent) -> None:
             self._depth.take(event)
             if isinstance(event, LimitChanged):
-                per_second, by = event.per_second, event.by
-                self._limit = "" if per_second is None or by is None else str(Limit(per_second, by))
+                self._limit = str(event.limit or "")
             on_event(event)
 
         return on_event if self._recorded is None else take

@@ -51,6 +51,17 @@ async def test_no_view_scrolls_sideways(width: int, theme: str) -> None:
             await page.goto(world.url + view)
             await page.locator("main > *").first.wait_for()
             assert await page.evaluate("document.documentElement.scrollWidth") <= width
+        await page.goto(world.url + ORDERS)
+        await page.get_by_role("button", name="Dead letters (2)").click()
+        for shown in (
+            page.get_by_role("table", name="Dead letters by reason").get_by_text("CardDeclined", exact=True),
+            page.get_by_role("button", name="Resubmit these"),
+        ):
+            await shown.wait_for()
+            box = await shown.bounding_box()
+            assert box["x"] + box["width"] <= width
+        await page.goto(world.url)
+        await page.get_by_text("contoso/…/0", exact=True).wait_for()
 
 
 async def test_the_overview_is_live_and_filtered_as_one_types() -> None:

@@ -9,7 +9,8 @@ from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-WALK, WAY_ON = 100, 4
+MAX_WALK, MAX_WAY_ON = 100, 4
+"""The transitions of one walk, and those on the way to the next one that none has taken."""
 
 
 class Wrong(Exception):
@@ -86,7 +87,7 @@ class ReplayedModel(ABC):
             for event in self._ways[state]:
                 system.take(event)
             assert system.figures() == state, "the figures lack what tells two states apart"
-            for _ in range(WALK):
+            for _ in range(MAX_WALK):
                 for event, after in self._way_on(state):
                     system.take(event)
                     state = after
@@ -114,7 +115,7 @@ class ReplayedModel(ABC):
         for at in (left := [state]):
             if self._untaken[at]:
                 return ways[at]
-            if len(ways[at]) < WAY_ON:
+            if len(ways[at]) < MAX_WAY_ON:
                 new = {after: event for event, after in self._after[at] if after not in ways and after in self._ways}
                 ways |= {after: [*ways[at], (event, after)] for after, event in new.items()}
                 left.extend(new)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sbpair.errors import MachineLacks, StateRefused
 from sbpair.model.pair import Pair, SasKey
-from sbpair.move.events import QueueDepths, QueuesFound
+from sbpair.move.events import LimitChanged, QueueDepths, QueuesFound
 from sbpair.move.receipt import Tally
 from sbpair.move.run_store import RunStore, ends_settings
 from sbpair.runs.database import FILE_NAME, FORMAT, RunDatabase
@@ -114,6 +114,21 @@ def test_a_resumed_run_goes_on_with_its_timeline(state: RunDatabase) -> None:
 
 
 # The record of a run
+
+
+def test_a_sample_names_the_limit_that_slows_the_run_down(tmp_path: Path) -> None:
+    with RunStore(PAIR, tmp_path, "syphon --once", Tally().receipt) as store:
+        observe = store.observing(lambda _event: None)
+        for event, said in (
+            (LimitChanged(500.0, "--rate"), "500 messages/s by --rate"),
+            (LimitChanged(None, None), ""),
+        ):
+            observe(event)
+            store.sample(last=True)
+            with RunDatabase(tmp_path, PAIR) as state:
+                limit = timeline_of(state, store.run)[-1].figures.limit
+            assert limit.removeprefix("limited to ") == said
+        store.finish(0)
 
 
 def test_a_run_has_settings_without_secrets_and_a_timeline(tmp_path: Path) -> None:

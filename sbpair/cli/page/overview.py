@@ -6,6 +6,7 @@ the last page was closed.
 
 import asyncio
 import json
+import secrets
 import time
 from array import array
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -62,6 +63,7 @@ class NamespaceReading:
 
     @classmethod
     def failed(cls, side: str, name: str, error: SbpairError) -> "NamespaceReading":
+        """Return the reading of a namespace that refused the credential, or could not be read."""
         return cls(side, name, state="refused" if isinstance(error, AccessError) else "down", reason=error.message)
 
 
@@ -90,8 +92,8 @@ class Overview:
     `clock` is in seconds since 1970. `server` tells a page whether the server that it came from has restarted.
     """
 
-    def __init__(self, read: Read, *, server: str = "", clock: Callable[[], float] = time.time) -> None:
-        self._server = server
+    def __init__(self, read: Read, *, clock: Callable[[], float] = time.time) -> None:
+        self.server = secrets.token_urlsafe(6)
         self._read = read
         self._clock = clock
         self._namespaces: dict[str, _ShownNamespace] = {}
@@ -211,8 +213,7 @@ class Overview:
                 reading = namespace.reading
                 head = {name: getattr(reading, name) for name in ("side", "name", "state", "reason", "note")}
                 namespaces.append({**head, "since": namespace.since, "entities": shown})
-            head = {"time": self._clock(), "server": self._server, "all": everything}
-            document = {**head, "namespaces": namespaces}
+            document = {"time": self._clock(), "server": self.server, "all": everything, "namespaces": namespaces}
             self._encoded = (key, json.dumps(document, separators=(",", ":")))
         return self._encoded[1]
 

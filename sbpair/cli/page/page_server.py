@@ -57,8 +57,7 @@ class PageServer:
         refusal: str = "",
     ) -> None:
         self._documents = documents
-        self._server = secrets.token_urlsafe(6)
-        self._overview = Overview(documents.source.read, server=self._server)
+        self._overview = Overview(documents.source.read)
         self._is_own = is_own
         self._prefix = prefix
         self._act = act
@@ -100,7 +99,7 @@ class PageServer:
         if not name:
             may_act = self._act is not None
             token = self._token if may_act else ""
-            for key, value in (("token", token), ("server", self._server), ("refusal", self._refusal)):
+            for key, value in (("token", token), ("server", self._overview.server), ("refusal", self._refusal)):
                 text = text.replace(f"{{{{{key}}}}}", value)
         return _answer(text, FILES[name], POLICY)
 

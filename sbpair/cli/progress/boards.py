@@ -239,8 +239,8 @@ class Board:
                     self._give_back(state)
             case events.RampProgress():
                 self._ramp = event, now
-            case events.LimitChanged(per_second, by):
-                self._limit = None if per_second is None or by is None else Limit(per_second, by)
+            case events.LimitChanged():
+                self._limit = event.limit
 
     def _queue(self, queue: str) -> _QueueState:
         if queue not in self._queues:

@@ -41,7 +41,6 @@ const plural = (n, one, many = one + "s") => `${grouped(n)} ${n === 1 ? one : ma
 /** Numbers that JavaScript would round stay as they are written, where the browser can tell. */
 const parse = text => JSON.parse(text, (_, value, at) =>
   typeof value === "number" && Math.abs(value) > Number.MAX_SAFE_INTEGER && at?.source ? JSON.rawJSON(at.source) : value);
-const whole = value => BigInt(value.rawJSON ?? value);
 const textOf = value => typeof value === "string" ? value : JSON.stringify(value);
 
 /** Marks that change the direction of a text show their number: a name must not look like another. */
@@ -132,7 +131,7 @@ function listen() {
 }
 
 function receive(event) {
-  if (event.server !== SERVER) location.reload(); // another one, which knows neither this page nor its token
+  if (event.server !== SERVER) return location.reload(); // it has restarted, and refuses the token of this page
   if (event.all) namespaces.clear();
   for (const { entities, ...head } of event.namespaces) {
     const known = namespaces.get(head.side) ?? { entities: new Map() };
@@ -365,7 +364,7 @@ function messageList(target, deadLetters) {
   let from = 0;
   const list = read(async () => {
     const found = await get("peek", { ...target, from, dead_letters: deadLetters ? 1 : undefined });
-    const next = found.complete || !found.messages.length ? null : whole(found.messages.at(-1).sequence_number) + 1n;
+    const next = found.complete || !found.messages.length ? null : BigInt(textOf(found.messages.at(-1).sequence_number)) + 1n;
     const goTo = start => { from = start; list.refresh(); };
     return [found.messages.length ? table([heading("Sequence"), heading("Id"), heading("Session", false, "wide"), heading("Enqueued", false, "wide"), heading("Expires", false, "wide"),
         heading("Deliveries", true, "wide"), heading("Locked until, or state", false, "wide"), heading("Size", true, "wide"), heading(deadLetters ? "Reason" : "Destination")],
