@@ -183,14 +183,14 @@ def _preview_move(
     """Print the forecast of a move, and return the exit code."""
     from sbpair.cli.progress.reporting import PeekProgress
     from sbpair.cli.render import forecast
-    from sbpair.move.message.route import MISSING
+    from sbpair.move.message.route import NotSentReason
     from sbpair.syphon.preview import make_forecast
 
     with PeekProgress(screen) as progress:
         result = run(make_forecast(ends, options.limits, spec=spec, where=options.where, on_event=progress))
     notes = list(result.notes)
     most = math.inf if spec is not None or options.allow_missing else options.max_missing
-    if any(each.reason == MISSING and each.messages > most for each in result.dead_letters):
+    if any(each.reason == NotSentReason.MISSING and each.messages > most for each in result.dead_letters):
         note = f"of each missing destination a run dead-letters {most} messages and leaves the others"
         notes.append(f"{note}: create it, or pass --allow-missing")
     if result.where is not None and result.where.skipped > options.max_skipped:

@@ -35,7 +35,7 @@ from sbpair.management.comparison import desired_queues, plan_backlog
 from sbpair.model import tiers
 from sbpair.model.queues import Listed, SecondSample
 from sbpair.move.message.envelope import restore
-from sbpair.move.message.route import MISSING, DeadLetter, Send, route
+from sbpair.move.message.route import DeadLetter, NotSentReason, Send, route
 from sbpair.move.peek.destination_lookup import DestinationLookup
 from sbpair.move.peek.peeker import Peeker, PeekPosition
 from sbpair.move.rate_limit import RateLimiter
@@ -285,7 +285,7 @@ class BacklogScan:
                 discarded=discarded,
                 reason=f"{discarded} of {messages} match no subscription" if discarded else "",
             )
-        if isinstance(found, DeadLetter) and found.reason == MISSING:
+        if isinstance(found, DeadLetter) and found.reason == NotSentReason.MISSING:
             missing = f"{self.pair.primary.name} has no such queue or topic"
             return DestinationSummary(name, messages, found=False, reason=missing)
         return DestinationSummary(name, messages, reason=found.description if found else "")

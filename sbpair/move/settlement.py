@@ -267,10 +267,10 @@ class Settlement:
             self.count_returned(message)
 
     async def _dead_letter(self, message: ReceivedMessage, decision: DeadLetter | Expire) -> None:
-        context = self._context
+        context, reason = self._context, decision.reason.value
         self.spend("received", [message])
         try:
-            await self._source.dead_letter(message, decision.reason, decision.description)
+            await self._source.dead_letter(message, reason, decision.description)
         except SbpairError as error:
             # Not released, or it would come again at once: it stays locked until its lock expires.
             count, _ = context.dead_letter_refusals.get(message.key, (0, ""))
@@ -284,11 +284,9 @@ class Settlement:
         context.dead_letter_refusals.pop(message.key, None)
         named = _named(message, decision.description)
         bucket = "expired" if isinstance(decision, Expire) else "dead_lettered"
-        context.tally.dead_lettered(named, decision.reason, bucket=bucket)
+        context.tally.dead_lettered(named, reason, bucket=bucket)
         context.on_event(
-            DeadLettered(
-                named.queue, named.sequence_number, named.message_id, decision.reason, named.reason, named.destination
-            )
+            DeadLettered(named.queue, named.sequence_number, named.message_id, reason, named.reason, named.destination)
         )
         context.journal.note_completed([message.key])
         self._end(message, None)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import pyarrow as pa
 
 from sbpair.errors import SbpairError, StateRefused
-from sbpair.move.message.route import EXPIRED as EXPIRED_REASON
+from sbpair.move.message.route import NotSentReason
 from sbpair.replay.archive_layout import DOUBTFUL, EXPIRED, HELD, KEY, LINES, OUTCOME, OUTCOMES, QUARANTINE
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Ledger:
 
     async def write_unsent(self, shard: Shard, entry: Entry, reason: str, description: str) -> None:
         """Write an entry of a message that is not sent, once per turn of the loop with others. Raises MachineLacks."""
-        kind = EXPIRED if reason == EXPIRED_REASON else QUARANTINE
+        kind = EXPIRED if reason == NotSentReason.EXPIRED else QUARANTINE
         self._unsent.setdefault((kind, shard), []).append(entry._replace(reason=f"{reason}: {description}"))
         if self._unsent_written is None:
             loop = asyncio.get_running_loop()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from sbpair.errors import ExitCode
 from sbpair.model import cost
-from sbpair.move.message.route import DUPLICATE, OTHERS, DeadLetter, Expire, Facts, TimeToLive, route, router
+from sbpair.move.message.route import OTHERS, DeadLetter, Expire, Facts, NotSentReason, TimeToLive, route, router
 from sbpair.move.receipt import FilterCounts, NamedMessage
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class ForecastBuilder:
         self._flow(facts.queue, destination).overdue += expired
         group = self._group(decision)
         group.messages += 1
-        if decision.reason == DUPLICATE:
+        if decision.reason == NotSentReason.DUPLICATE:
             group.description = max(group.description, decision.description)  # the latest time
         if len(group.examples) < EXAMPLES:
             name = NamedMessage(facts.queue, facts.sequence_number, facts.message_id, destination, decision.description)
@@ -162,7 +162,10 @@ class ForecastBuilder:
         return flow
 
     def _group(self, decision: DeadLetter | Expire) -> DeadLetterGroup:
-        key = (decision.reason, "" if decision.reason == DUPLICATE else decision.description)
+        key: tuple[str, str] = (
+            decision.reason,
+            "" if decision.reason == NotSentReason.DUPLICATE else decision.description,
+        )
         if key not in self._dead_letters and len(self._dead_letters) >= MAX_REASONS:
             key = ("", "for other reasons than those listed")
         return self._dead_letters.setdefault(key, DeadLetterGroup(*key))

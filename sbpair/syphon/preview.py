@@ -19,11 +19,11 @@ from sbpair.model import cost
 from sbpair.move.message.envelope import DEFERRED, SCHEDULED, message_state, restore
 from sbpair.move.message.route import (
     BACKLOG,
-    DUPLICATE,
     DeadLetter,
     Expire,
     Facts,
     MessageForm,
+    NotSentReason,
     Send,
     refused,
 )
@@ -178,7 +178,7 @@ class _PreviewScan:
     async def _judge(self, seen: PeekedMessage) -> None:
         facts, sections = seen
         decision, stays = self.sums.decide(facts), _STAYS.get(message_state(sections))
-        known = not isinstance(decision, DeadLetter) or decision.reason == DUPLICATE
+        known = not isinstance(decision, DeadLetter) or decision.reason == NotSentReason.DUPLICATE
         destination = self.lookup.name(facts.path or "") if known else None
         if stays is not None:
             self.sums.add(facts, destination, stays, received=False)

@@ -6,13 +6,10 @@ from hypothesis import strategies as st
 
 from sbpair.model.message_key import message_key
 from sbpair.move.message.route import (
-    EXPIRED,
-    INVALID,
-    MISSING,
-    REFUSED,
     DeadLetter,
     Expire,
     Facts,
+    NotSentReason,
     Send,
     TimeToLive,
     missing,
@@ -57,7 +54,7 @@ def test_remaining_ttl_ends_at_the_original_deadline(came, later, scheduled, tic
     decision = route(facts(enqueued_at=came, ttl_ticks=ticks, scheduled_at=scheduled), ttl=REMAINING, now_ms=now)
     if deadline <= now:
         assert isinstance(decision, Expire)
-        assert decision.reason == EXPIRED
+        assert decision.reason == NotSentReason.EXPIRED
     else:
         assert isinstance(decision, Send)
         assert decision.ttl_ms is not None
@@ -87,7 +84,7 @@ def test_what_remains_of_a_time_to_live(changed, now, expected):
 def test_what_is_past_its_time_expires_unless_it_could_go_nowhere():
     late = {"ttl_ticks": 600_000_000, "enqueued_at": 1_000_000}
     past = {"ttl": REMAINING, "now_ms": 1_060_000}
-    expired = Expire("TTLExpiredException", "its time to live ended before it could be moved back")
+    expired = Expire(NotSentReason.EXPIRED, "its time to live ended before it could be moved back")
     assert route(facts(**late), **past) == expired
     assert router(REMAINING, lambda: 1_060_000, 1_000)([facts(**late)]) == [expired]
     assert isinstance(route(facts(**late, path=None), **past), DeadLetter)
@@ -95,8 +92,8 @@ def test_what_is_past_its_time_expires_unless_it_could_go_nowhere():
 
 
 def test_a_message_without_a_path_is_dead_lettered_with_its_flaw():
-    assert route(facts(path=None, flaw="it is bad")) == DeadLetter(INVALID, "it is bad")
-    assert route(facts(path=None)) == DeadLetter(INVALID, "the message has no destination")
+    assert route(facts(path=None, flaw="it is bad")) == DeadLetter(NotSentReason.INVALID, "it is bad")
+    assert route(facts(path=None)) == DeadLetter(NotSentReason.INVALID, "the message has no destination")
 
 
 @pytest.mark.parametrize(
@@ -115,8 +112,10 @@ def test_slashes_around_a_path_are_nothing():
 
 def test_a_refusal_names_the_destination_and_the_error():
     text = "queue or topic 'orders' does not exist in the primary namespace"
-    assert missing("orders") == DeadLetter(MISSING, text)
-    assert refused("orders", "too large") == DeadLetter(REFUSED, "'orders' refused the message: too large")
+    assert missing("orders") == DeadLetter(NotSentReason.MISSING, text)
+    assert refused("orders", "big") == DeadLetter(
+        NotSentReason.REFUSED, "'orders' refused the message: too large"
+    )
 
 
 def test_all_five_parts_tell_one_message_from_another():

@@ -326,10 +326,10 @@ SUBCOMMANDS = {
 
 
 def _plan_notes(found: "Forecast", outlook: "PlanPreview", *, allow_missing: bool) -> list[str]:
-    from sbpair.move.message.route import MISSING
+    from sbpair.move.message.route import NotSentReason
 
     notes = []
-    missing = sum(each.messages for each in found.dead_letters if each.reason == MISSING)
+    missing = sum(each.messages for each in found.dead_letters if each.reason == NotSentReason.MISSING)
     if missing and not allow_missing:
         notes.append(
             f"a run would archive everything and send nothing: the primary lacks destinations of {missing} messages;"

@@ -10,7 +10,7 @@ from sbpair.cli.render.screen import Screen, clean, plural, some, spoken
 from sbpair.cli.render.table import columns, limited, wrapped
 from sbpair.errors import SkipLimitReached
 from sbpair.move.message.dead_letters import parent_path
-from sbpair.move.message.route import INVALID, is_routable
+from sbpair.move.message.route import NotSentReason, is_routable
 from sbpair.move.receipt import BUCKETS
 
 if TYPE_CHECKING:
@@ -122,7 +122,8 @@ def _ways_of_unroutable(messages: "Sequence[NamedMessage]", words: MoveWording) 
     """Return the commands for dead letters that no alias gives a way: those of one queue."""
     queue = messages[0].queue
     numbers = [str(each.sequence_number) for each in messages if each.queue == queue]
-    chosen = f"sys.SequenceNumber IN ({', '.join(numbers)})" if len(numbers) <= MAX_NUMBERS else f"reason = '{INVALID}'"
+    by_reason = f"reason = '{NotSentReason.INVALID}'"
+    chosen = f"sys.SequenceNumber IN ({', '.join(numbers)})" if len(numbers) <= MAX_NUMBERS else by_reason
     entity = words.command[1] if len(words.command) > 1 else parent_path(queue)
     these = ("--dead-letters", "--where", chosen)
     return {

@@ -100,11 +100,21 @@ class Send(NamedTuple):
     scheduled_at: int | None
 
 
+class NotSentReason(StrEnum):
+    """The reason in the dead letter of a message that is not sent. EXPIRED is the service's own word for it."""
+
+    INVALID = "InvalidBacklogMessage"
+    REFUSED = "RefusedByPrimary"
+    MISSING = "DestinationNotFound"
+    DUPLICATE = "DuplicateDetection"
+    EXPIRED = "TTLExpiredException"
+
+
 @dataclass(frozen=True, slots=True)
 class Expire:
     """Dead-letter the message as expired."""
 
-    reason: str
+    reason: NotSentReason
     description: str
 
 
@@ -112,32 +122,24 @@ class Expire:
 class DeadLetter:
     """Keep the message, which has no destination, in the backlog's dead-letter queue, with the reason."""
 
-    reason: str
+    reason: NotSentReason
     description: str
 
 
 Route: TypeAlias = Send | Expire | DeadLetter
 
 
-INVALID = "InvalidBacklogMessage"
-REFUSED = "RefusedByPrimary"
-MISSING = "DestinationNotFound"
-DUPLICATE = "DuplicateDetection"
-EXPIRED = "TTLExpiredException"
-"""The service's own reason, so that a search for expired messages finds these too."""
-
-
 def route(facts: Facts, *, ttl: TimeToLive = TimeToLive.ORIGINAL, now_ms: int = 0) -> Route:
     """Return the decision. `now_ms`, the service's clock in ms since 1970, matters only for TimeToLive.REMAINING."""
     if facts.path is None:
-        return DeadLetter(INVALID, facts.flaw or "the message has no destination")
+        return DeadLetter(NotSentReason.INVALID, facts.flaw or "the message has no destination")
     decision = _decide(facts.path, facts.session_id, facts.ttl_ticks, facts.scheduled_at)
     if isinstance(decision, DeadLetter):
         return decision
     if decision.ttl_ms is not None and ttl is TimeToLive.REMAINING:
         left_ms = decision.ttl_ms - waited_ms(facts, now_ms)
         if left_ms <= 0:
-            return Expire(EXPIRED, "its time to live ended before it could be moved back")
+            return Expire(NotSentReason.EXPIRED, "its time to live ended before it could be moved back")
         decision = decision._replace(ttl_ms=left_ms)
     return decision
 
@@ -167,7 +169,7 @@ def router(
 
 def _known_until(at_ms: int) -> DeadLetter:
     until = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(-(-at_ms // 1000)))
-    return DeadLetter(DUPLICATE, f"the destination detects duplicates, and may drop it until {until}")
+    return DeadLetter(NotSentReason.DUPLICATE, f"the destination detects duplicates, and may drop it until {until}")
 
 
 def _route_original(many: Sequence[Facts]) -> list[Route]:
@@ -185,7 +187,7 @@ def _decide(path: str, session_id: str | None, ttl_ticks: int | None, scheduled_
     """Route by content; cached, since most messages repeat an earlier one."""
     destination = path.strip("/")
     if not is_routable(destination):
-        return DeadLetter(INVALID, f"{PATH} is {path[:PATH_LIMIT]!r}, which is not a valid path")
+        return DeadLetter(NotSentReason.INVALID, f"{PATH} is {path[:PATH_LIMIT]!r}, which is not a valid path")
     ttl_ms = None if ttl_ticks is None else -(-ttl_ticks // TICKS_PER_MS)
     return Send(destination, session_id, ttl_ms, scheduled_at)
 
@@ -208,9 +210,9 @@ def waited_ms(facts: Facts, now_ms: int) -> int:
 
 def refused(destination: str, why: str) -> DeadLetter:
     """Return the decision for a message that the primary refuses for good."""
-    return DeadLetter(REFUSED, f"{destination!r} refused the message: {why}")
+    return DeadLetter(NotSentReason.REFUSED, f"{destination!r} refused the message: {why}")
 
 
 def missing(destination: str) -> DeadLetter:
     """Return the decision for a message whose destination does not exist."""
-    return DeadLetter(MISSING, f"queue or topic {destination!r} does not exist in the primary namespace")
+    return DeadLetter(NotSentReason.MISSING, f"queue or topic {destination!r} does not exist in the primary namespace")
