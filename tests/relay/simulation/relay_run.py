@@ -21,7 +21,7 @@ from sbpair.emulator.faults.fault_points import Fault
 from sbpair.emulator.relay.frame_connection import FrameConnection
 from sbpair.emulator.relay.listener_channel import ListenerChannel
 from sbpair.emulator.relay.relay_gateway import OfferedSocket
-from sbpair.emulator.relay.relayed_request import RelayedRequest
+from sbpair.emulator.relay.relayed_request import RESPONSE_MS, RelayedRequest
 from sbpair.errors import BothFailed, InDoubt, RelayRejected, SbpairError
 from sbpair.relay.control_messages import RelayAnswer
 from sbpair.relay.handled_request import HandledRequest, RelayOffer, RelayRequest
@@ -49,8 +49,8 @@ END_SECONDS: Final = 400.0
 
 RECOVERY_SECONDS: Final = 200.0
 CLOSE_SECONDS: Final = 120.0
-QUIET_SECONDS: Final = 45.0
-"""By then each connection that was not closed well has been given up."""
+QUIET_SECONDS: Final = RESPONSE_MS / 1000 + 5
+"""By then each connection that was not closed well has been given up, and each request that no listener answers."""
 
 KEPT: Final = (FrameConnection, ListenerChannel, RelayedRequest, OfferedSocket, HandledRequest, RelayOffer)
 
