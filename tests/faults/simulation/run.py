@@ -239,6 +239,8 @@ class Simulation:
             self.history.tell("nothing is wrong any more")
             await self._recover()
             supervising.cancel()
+            self.ask_to_stop()
+            await self._all_ended("asked to stop")
         await asyncio.sleep(QUIET_SECONDS)
         await self._clean_up()
 
@@ -290,8 +292,6 @@ class Simulation:
             await asyncio.sleep(5.0)
         if not self._drained():
             self.history.accuse(f"not drained within {RECOVERY_SECONDS:g} s")
-        self.ask_to_stop()
-        await self._all_ended("asked to stop")
 
     def _drained(self) -> bool:
         if "backlog-remade" in self.plan.kinds:
