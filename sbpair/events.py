@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from sbpair.failover.events import SendInDoubt as SendInDoubt
     from sbpair.failover.events import SizeUnknown as SizeUnknown
     from sbpair.failover.events import SyphonFaulted as SyphonFaulted
-    from sbpair.model.queues import Listed as Listed
-    from sbpair.model.queues import QueueProvisioned as QueueProvisioned
-    from sbpair.model.queues import Retrying as Retrying
+    from sbpair.model.management_events import Listed as Listed
+    from sbpair.model.management_events import QueueProvisioned as QueueProvisioned
+    from sbpair.model.management_events import Retrying as Retrying
     from sbpair.move.events import DeadLettered as DeadLettered
     from sbpair.move.events import DestinationBackingOff as DestinationBackingOff
     from sbpair.move.events import DestinationProgress as DestinationProgress
@@ -79,7 +79,7 @@ __getattr__, __dir__ = lazy_names(
             "EntityChanged, OutboxBegun, OutboxClosed, OutboxEmptied, OutboxExpired, OutboxRefused, OutboxStuck, "
             "QueueLeft, QueueReturned, SendInDoubt, SenderEvent, SizeUnknown, SyphonFaulted"
         ),
-        "sbpair.model.queues": "Listed, QueueProvisioned, Retrying",
+        "sbpair.model.management_events": "Listed, QueueProvisioned, Retrying",
         "sbpair.move.events": (
             "DeadLettered, DestinationBackingOff, DestinationProgress, DestinationRecovered, LimitChanged, "
             "MessagesLocked, QueueBlocked, QueueDepths, QueueDone, QueueFailed, QueueOpened, QueueProgress, "

@@ -17,8 +17,8 @@ from sbpair import errors
 from sbpair.http_tunnel import refused_by_proxy
 from sbpair.model.backoff import Backoff
 from sbpair.model.connect_errors import REACH_HINT, FirstAnswerTimeout, key_hint, unreachable
+from sbpair.model.management_events import Retrying
 from sbpair.model.pair import authority_of
-from sbpair.model.queues import Retrying
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -267,7 +267,7 @@ JITTER = 0.5
 MAX_WAIT_SECONDS = 120.0
 """A longer wait is not begun: the error is raised instead."""
 
-BACKOFF = Backoff(first_seconds=1.0, max_seconds=MAX_WAIT_SECONDS, growth=4.0)
+REQUEST_BACKOFF = Backoff(first_seconds=1.0, max_seconds=MAX_WAIT_SECONDS, growth=4.0)
 
 
 async def attempt(
@@ -296,7 +296,7 @@ async def attempt(
 
 def wait_seconds(number: int, error: errors.SbpairError, chance: float) -> float:
     """Return how long to wait after the failed attempt `number`, counted from 1."""
-    wait = BACKOFF.seconds(number)
+    wait = REQUEST_BACKOFF.seconds(number)
     requested = error.retry_after_seconds if isinstance(error, errors.Unavailable) else None
     if requested is not None:
         wait = max(wait, requested)

@@ -1,7 +1,7 @@
 """Diagnosis of this machine and both namespaces, with a hint for each failed check.
 
 Read-only: nothing is sent, received or changed. Checks run concurrently, each with a time limit. A check that depends
-on a failed one is unknown. `live_questions` checks more, and creates queues for it.
+on a failed one is unknown. `live_checks` checks more, and creates queues for it.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from sbpair.model.backoff import Backoff
 if TYPE_CHECKING:
     from sbpair.syphon.runner import SyphonResult
 
-BACKOFF = Backoff(first_seconds=1.0, max_seconds=300.0)
+RESTART_BACKOFF = Backoff(first_seconds=1.0, max_seconds=300.0)
 LEASE_WAIT_SECONDS = 30.0
 """How often the syphon checks whether another mover has ended."""
 
@@ -104,9 +104,9 @@ class SyphonSupervisor:
             if self._stop.is_set():
                 return
             failures += 1
-            if time.monotonic() - started > BACKOFF.seconds(failures):
+            if time.monotonic() - started > RESTART_BACKOFF.seconds(failures):
                 failures = 1
-            seconds = LEASE_WAIT_SECONDS if isinstance(fault, LeaseHeld) else BACKOFF.seconds(failures)
+            seconds = LEASE_WAIT_SECONDS if isinstance(fault, LeaseHeld) else RESTART_BACKOFF.seconds(failures)
             reason = fault.message if isinstance(fault, SbpairError) else f"unexpected {type(fault).__name__}"
             self._publish(SyphonFaulted(reason, seconds))
             with suppress(TimeoutError):

@@ -22,7 +22,6 @@ from sbpair.failover.failover_send import FailoverSend, OnFailure, SendPolicy, c
 from sbpair.failover.failures import FailoverOn, failover_rule
 from sbpair.failover.outbox import MAX_BYTES, MAX_MESSAGES, Outbox
 from sbpair.failover.outbox_delivery import OutboxDelivery
-from sbpair.failover.pinger import DeliverEntity, Pinger
 from sbpair.failover.shared_state import FailoverState
 from sbpair.failover.side_connections import (
     AsyncClosable,
@@ -32,6 +31,7 @@ from sbpair.failover.side_connections import (
     SyncClosable,
     close_quietly,
 )
+from sbpair.failover.timer_runner import DeliverEntity, TimerRunner
 from sbpair.sync_async import GRACE_SECONDS, ReusableTimeout, Steps, awaiting, blocking, drive, drive_async
 
 if TYPE_CHECKING:
@@ -141,8 +141,8 @@ class ClientBase(Closable, ABC, Generic[SenderT, SyphonT]):
         if outbox is not None:
             self.outbox = Outbox(outbox, pair, max_messages=outbox_messages, max_bytes=outbox_bytes)
             deliver = OutboxDelivery(pair, self.failover_state, self.outbox, self.policy.counts, self.now).run
-        self._pinger = Pinger(pair, self.failover_state, self.now, deliver, outage)
-        self.failover_state.timers.on_earlier = self._wake_pinger
+        self._timer_runner = TimerRunner(pair, self.failover_state, self.now, deliver, outage)
+        self.failover_state.timers.on_earlier = self._wake_timers
         for entity in self.outbox.entities() if self.outbox is not None else ():
             self.failover_state.outbox_stored(entity, None, self.now())
 
@@ -203,8 +203,8 @@ class ClientBase(Closable, ABC, Generic[SenderT, SyphonT]):
         self._senders = [each for each in self._senders if each is not sender]
 
     @abstractmethod
-    def _wake_pinger(self) -> None:
-        """Start the pinger, or interrupt its wait because a timer is now due earlier."""
+    def _wake_timers(self) -> None:
+        """Start the timer runner, or interrupt its wait because a timer is now due earlier."""
 
     def _get_sender(self, entity: str, *, topic: bool) -> SenderT:
         if self._closed:
@@ -257,26 +257,26 @@ class PairedClient(ClientBase[PairedSender, BackgroundSyphon], SyncClosable):
     __doc__ = ClientBase.__doc__
     _sender_class = PairedSender
     _syphon_class = BackgroundSyphon
-    _pinger_thread: LoopThread | None = None
+    _timer_thread: LoopThread | None = None
 
     def close(self) -> None:
         """Stop its syphon and its pings, and close its senders. Messages in the outbox stay in its file."""
         if self._syphon is not None:
             self._syphon.stop()
         self._closed = True
-        if self._pinger_thread is not None:
-            self._pinger_thread.end(STOP_SECONDS)
+        if self._timer_thread is not None:
+            self._timer_thread.end(STOP_SECONDS)
         for sender in self._senders:
             sender.close()
         self._close_outbox()
         drive(self.sdk_clients.close())
 
-    def _wake_pinger(self) -> None:
+    def _wake_timers(self) -> None:
         if self._closed:
             return
-        if self._pinger_thread is None:
-            self._pinger_thread = LoopThread("sbpair pinger", self._pinger.run())
-        self._pinger_thread.call(self._pinger.wake)
+        if self._timer_thread is None:
+            self._timer_thread = LoopThread("sbpair timers", self._timer_runner.run())
+        self._timer_thread.call(self._timer_runner.wake)
 
 
 class AsyncPairedSender(SenderBase, AsyncClosable):
@@ -320,41 +320,41 @@ class AsyncPairedClient(ClientBase[AsyncPairedSender, AsyncBackgroundSyphon], As
     __doc__ = ClientBase.__doc__
     _sender_class = AsyncPairedSender
     _syphon_class = AsyncBackgroundSyphon
-    _pinger_task: asyncio.Task[None] | None = None
+    _timer_task: asyncio.Task[None] | None = None
 
     async def close(self) -> None:
         """Stop its syphon and its pings, and close its senders. Messages in the outbox stay in its file."""
         if self._syphon is not None:
             await self._syphon.stop()
         self._closed = True
-        if self._pinger_task is not None:
-            self._pinger_task.cancel()
-            await asyncio.wait((self._pinger_task,))
+        if self._timer_task is not None:
+            self._timer_task.cancel()
+            await asyncio.wait((self._timer_task,))
         for sender in self._senders:
             await sender.close()
         self._close_outbox()
         await drive_async(self.sdk_clients.close())
 
     async def __aenter__(self) -> Self:
-        self._start_late_pinger()
+        self._start_late_timers()
         return self
 
-    def _wake_pinger(self) -> None:
+    def _wake_timers(self) -> None:
         if self._closed:
             return
-        if self._pinger_task is None:
+        if self._timer_task is None:
             try:
                 loop = asyncio.get_running_loop()
             except RuntimeError:
-                # The client was created before the loop. The pinger starts with `async with` or the first sender.
+                # The client was created before the loop. It starts with `async with` or the first sender.
                 return
-            self._pinger_task = loop.create_task(self._pinger.run(), name="sbpair pinger")
-        self._pinger.wake()
+            self._timer_task = loop.create_task(self._timer_runner.run(), name="sbpair timers")
+        self._timer_runner.wake()
 
-    def _start_late_pinger(self) -> None:
-        if self._pinger_task is None and self.failover_state.next_due() is not None:
-            self._wake_pinger()
+    def _start_late_timers(self) -> None:
+        if self._timer_task is None and self.failover_state.next_due() is not None:
+            self._wake_timers()
 
     def _get_sender(self, entity: str, *, topic: bool) -> AsyncPairedSender:
-        self._start_late_pinger()
+        self._start_late_timers()
         return super()._get_sender(entity, topic=topic)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 OnFailure: TypeAlias = Literal["raise", "wait", "backlog-now"]
 
-BACKOFF = Backoff(first_seconds=0.8, max_seconds=5.0)
+SEND_BACKOFF = Backoff(first_seconds=0.8, max_seconds=5.0)
 """Pause before the first retry, doubled for each further one as the SDK does, and its maximum."""
 
 PRIMARY_SHARE = 0.75
@@ -248,7 +248,7 @@ class FailoverSend(Closable):
         The first retries replace the SDK's own, which do not report messages that they send again.
         """
         now, policy, entity = self._now(), self._policy, self.entity_name
-        pause = BACKOFF.seconds(attempts + 1)
+        pause = SEND_BACKOFF.seconds(attempts + 1)
         if attempts < policy.retries and is_transient(error) and pause < (deadline - now) * self._share:
             return pause
         if not policy.counts(error):

@@ -247,7 +247,7 @@ class FailoverState:
         return status
 
     def _failed_over_if_due(self, entity: str, now: float) -> EntityStatus:
-        """Apply the timer of a failing entity. The pinger may do the same: applied twice, it would start no ping."""
+        """Apply the timer of a failing entity. The timer runner may do the same: applied twice, it starts no ping."""
         with self._events.changing():
             status = self._statuses[entity.lower()]
             if status.state is State.FAILING and status.timer is not None and status.timer <= now:

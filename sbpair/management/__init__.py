@@ -49,14 +49,14 @@ if TYPE_CHECKING:
     from sbpair.model.entities import SqlFilter as SqlFilter
     from sbpair.model.entities import Subscription as Subscription
     from sbpair.model.entities import Topic as Topic
+    from sbpair.model.management_events import Listed as Listed
+    from sbpair.model.management_events import QueueProvisioned as QueueProvisioned
+    from sbpair.model.management_events import Retrying as Retrying
     from sbpair.model.pair import ResourceGroup as ResourceGroup
     from sbpair.model.queues import Counts as Counts
     from sbpair.model.queues import Difference as Difference
-    from sbpair.model.queues import Listed as Listed
     from sbpair.model.queues import QueueFinding as QueueFinding
-    from sbpair.model.queues import QueueProvisioned as QueueProvisioned
     from sbpair.model.queues import QueueSpec as QueueSpec
-    from sbpair.model.queues import Retrying as Retrying
     from sbpair.model.queues import Utilisation as Utilisation
     from sbpair.model.report import Outcome as Outcome
     from sbpair.model.report import Report as Report
@@ -81,9 +81,8 @@ __getattr__, __dir__ = lazy_names(
         "sbpair.management.pruning": "QueueReport, prune, prune_exit_code",
         "sbpair.model.entities": "CorrelationFilter, Queue, Rule, SqlFilter, Subscription, Topic",
         "sbpair.model.pair": "ResourceGroup",
-        "sbpair.model.queues": (
-            "Counts, Difference, Listed, QueueFinding, QueueProvisioned, QueueSpec, Retrying, Utilisation"
-        ),
+        "sbpair.model.management_events": "Listed, QueueProvisioned, Retrying",
+        "sbpair.model.queues": "Counts, Difference, QueueFinding, QueueSpec, Utilisation",
         "sbpair.model.report": "Outcome, Report, ReportItem",
     },
 )

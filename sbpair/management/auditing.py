@@ -33,7 +33,7 @@ from sbpair.management.audit_findings import (
 )
 from sbpair.management.comparison import desired_queues, plan_backlog
 from sbpair.model import tiers
-from sbpair.model.queues import Listed, SecondSample
+from sbpair.model.management_events import Listed, SecondSample
 from sbpair.move.message.envelope import restore
 from sbpair.move.message.route import DeadLetter, NotSentReason, Send, route
 from sbpair.move.peek.destination_lookup import DestinationLookup
@@ -44,8 +44,9 @@ from sbpair.move.topic_guard import takes
 if TYPE_CHECKING:
     from sbpair.azure import NamespaceControl
     from sbpair.management.calls import Sleep
+    from sbpair.model.management_events import ControlEvent
     from sbpair.model.pair import Pair, ResourceGroup
-    from sbpair.model.queues import ControlEvent, QueueState, Utilisation
+    from sbpair.model.queues import QueueState, Utilisation
     from sbpair.move.peek.peeker import Peeked, PeekedMessage
 
 

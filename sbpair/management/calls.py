@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from sbpair.azure.management_errors import attempt
 from sbpair.errors import AccessError, SbpairError, first_error
-from sbpair.model.queues import ControlEvent
+from sbpair.model.management_events import ControlEvent
 
 Result = TypeVar("Result")
 Sleep = Callable[[float], Awaitable[object]]

@@ -52,8 +52,9 @@ from sbpair.management.entities_file import NO_ENTITIES, EntitiesDocument
 from sbpair.management.entity_limits import fit_to_tier, tier_violations, violations, without_namespace_partitions
 from sbpair.model import tiers
 from sbpair.model.entities import DEFAULT_RULE, AnyEntity, Described, Queue, Rule, Subscription, Topic
+from sbpair.model.management_events import Listed, QueueProvisioned, Retrying
 from sbpair.model.pair import Endpoint, Pair, ResourceGroup
-from sbpair.model.queues import Difference, Listed, QueueProvisioned, QueueSpec, QueueState, Retrying
+from sbpair.model.queues import Difference, QueueSpec, QueueState
 from sbpair.model.report import Outcome, Report, ReportItem
 from sbpair.model.tiers import Tier
 

@@ -26,7 +26,8 @@ from sbpair.management.comparison import (
     plan_backlog,
     why_unexpected,
 )
-from sbpair.model.queues import Listed, QueueFinding, QueueProvisioned, QueueState
+from sbpair.model.management_events import Listed, QueueProvisioned
+from sbpair.model.queues import QueueFinding, QueueState
 from sbpair.model.report import Outcome, Report, ReportItem
 from sbpair.move.peek.peeker import Peeker, PeekPosition
 from sbpair.move.rate_limit import RateLimiter

@@ -1,4 +1,4 @@
-"""Queues as specified and as found, their differences, and the events of management calls."""
+"""Queues as specified and as found, and their differences."""
 
 from __future__ import annotations
 
@@ -116,41 +116,3 @@ class QueueFinding:
     differences: tuple[Difference, ...] = ()
     partitioned: bool = False
     fill: Utilisation | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Listed:
-    """Event: the backlog queues of a namespace were read."""
-
-    namespace: str
-    queues: int
-
-
-@dataclass(frozen=True, slots=True)
-class Retrying:
-    """Event: something failed for now, and is retried after `wait_seconds`."""
-
-    what: str
-    attempt: int
-    wait_seconds: float
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class QueueProvisioned:
-    """Event: one queue of `total` is done. `outcome` is a value of `report.Outcome`."""
-
-    path: str
-    outcome: str
-    done: int
-    total: int
-
-
-@dataclass(frozen=True, slots=True)
-class SecondSample:
-    """Event: all messages are peeked, and the queues are counted again in `seconds`."""
-
-    seconds: float
-
-
-ControlEvent = Listed | Retrying | QueueProvisioned | SecondSample

@@ -53,7 +53,7 @@ from sbpair.relay.relay_endpoint import SIDES, RelayEndpoint, RelayPair, Side
 if TYPE_CHECKING:
     import aiohttp
 
-BACKOFF: Final = StepBackoff((0.0, 1.0, 2.0, 5.0, 10.0, 30.0))
+CONNECT_BACKOFF: Final = StepBackoff((0.0, 1.0, 2.0, 5.0, 10.0, 30.0))
 SLOW_SECONDS: Final = 60.0
 """Pause after a refusal that only a change of the endpoint or its keys can end."""
 
@@ -107,7 +107,7 @@ class ListenerSide:
                 if self._stopping.is_set():
                     return
                 slow = isinstance(error, (AccessError, EntityMissing, UsageError))
-                seconds = SLOW_SECONDS if slow else BACKOFF.seconds(failures)
+                seconds = SLOW_SECONDS if slow else CONNECT_BACKOFF.seconds(failures)
                 # The text of the service has an id of its own in each refusal.
                 reason = error.message.partition(TRACKING)[0]
                 if reason != self._last_reason:

@@ -41,7 +41,7 @@ A busy namespace may settle for a while before it delivers more.
 
 STOP_POLL_SECONDS = 0.5  # how often a task checks whether a stop is requested
 MAX_TRIES = 8
-BACKOFF = Backoff(first_seconds=1.0, max_seconds=30.0)
+RECONNECT_BACKOFF = Backoff(first_seconds=1.0, max_seconds=30.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ async def retry(operation: Callable[[], Awaitable[T]]) -> T:
     for failures in range(1, MAX_TRIES):
         with suppress(Unavailable):
             return await operation()
-        await asyncio.sleep(BACKOFF.seconds(failures))
+        await asyncio.sleep(RECONNECT_BACKOFF.seconds(failures))
     return await operation()
 
 
@@ -181,7 +181,7 @@ async def retry_while_progressing(
             if failures >= MAX_TRIES or archive.stop_requested():
                 raise
             log.info("%s: %s; trying again", name, error.message)
-            until = time.monotonic() + BACKOFF.seconds(failures)
+            until = time.monotonic() + RECONNECT_BACKOFF.seconds(failures)
             while (left := until - time.monotonic()) > 0 and not archive.stop_requested():  # noqa: ASYNC110  a file
                 await asyncio.sleep(min(left, STOP_POLL_SECONDS))
 

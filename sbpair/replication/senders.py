@@ -67,7 +67,7 @@ class SideSend:
             except Exception as error:  # noqa: BLE001  the other side may accept the message
                 if self._connections.unanswered and not isinstance(error, NotSent):
                     unanswered = error
-                pause = failover_send.BACKOFF.seconds(attempts + 1)
+                pause = failover_send.SEND_BACKOFF.seconds(attempts + 1)
                 if attempts >= retries or not is_transient(error) or time.monotonic() + pause >= deadline:
                     self._was_available = False
                     return SideOutcome(error, unanswered)

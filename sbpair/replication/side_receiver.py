@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 OPEN_SECONDS = 10.0
 
-BACKOFF = Backoff(first_seconds=1.0, max_seconds=30.0)
+SIDE_BACKOFF = Backoff(first_seconds=1.0, max_seconds=30.0)
 """Pause after a first failure of a side, doubled for each further one, and its maximum."""
 
 BACKOFF_FACTOR = 4
@@ -138,7 +138,7 @@ class SideReceiver:
         """Pause this side. Returns whether this is its first failure."""
         self.error = error
         self.failures += 1
-        self.backs_off_until = now + max(BACKOFF.seconds(self.failures), took_seconds * BACKOFF_FACTOR)
+        self.backs_off_until = now + max(SIDE_BACKOFF.seconds(self.failures), took_seconds * BACKOFF_FACTOR)
         return self.failures == 1
 
     def recover(self) -> bool:

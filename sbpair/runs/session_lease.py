@@ -46,7 +46,7 @@ from sbpair.runs.database import now_ms
 log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 1.0
-BACKOFF = Backoff(first_seconds=RETRY_SECONDS, max_seconds=30.0)
+LEASE_BACKOFF = Backoff(first_seconds=RETRY_SECONDS, max_seconds=30.0)
 """Delay before a failed operation is tried again: the first, and the longest."""
 
 RELEASE_SECONDS = 2.0
@@ -207,7 +207,7 @@ class SessionLease:
             failures += 1
 
     async def _wait_to_retry(self, failures: int) -> None:
-        seconds = BACKOFF.seconds(failures) if failures else 0.0
+        seconds = LEASE_BACKOFF.seconds(failures) if failures else 0.0
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._closing.wait()

@@ -92,7 +92,7 @@ HASTY = """
 from sbpair import __main__, http_tunnel
 from sbpair.azure import management_errors
 from sbpair.model.backoff import Backoff
-management_errors.BACKOFF = Backoff(0.01, management_errors.MAX_WAIT_SECONDS)
+management_errors.REQUEST_BACKOFF = Backoff(0.01, management_errors.MAX_WAIT_SECONDS)
 http_tunnel.TUNNEL_SECONDS /= {divisor}
 __main__.main()
 """

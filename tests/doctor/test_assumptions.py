@@ -12,7 +12,7 @@ import pytest
 from sbpair.amqp.message import Sections
 from sbpair.amqp_client.client import connect
 from sbpair.amqp_client.raw_links import RawReceiver
-from sbpair.doctor import live_questions
+from sbpair.doctor import live_checks
 from sbpair.doctor.assumption_checks import CHECKS
 from sbpair.doctor.assumptions import ASSUMED, AssumptionTrial, assumptions, entities
 from sbpair.doctor.check import Check, diagnosis_exit_code
@@ -85,10 +85,8 @@ def advancing(emulator: Emulator) -> Any:
     return sleep
 
 
-async def ask(
-    emulator: Emulator, on_event: live_questions.OnEvent = lambda _event: None
-) -> tuple[dict[str, Check], int]:
-    diagnosis = await live_questions.ask_live(
+async def ask(emulator: Emulator, on_event: live_checks.OnEvent = lambda _event: None) -> tuple[dict[str, Check], int]:
+    diagnosis = await live_checks.run_live(
         {"primary": endpoint_on(emulator, "contoso")},
         TAG,
         seconds=5.0,
@@ -122,7 +120,7 @@ async def test_the_emulator_confirms_every_assumption_that_its_tier_has(tier: st
 async def trial(emulator: Emulator, name: str) -> AsyncIterator[AssumptionTrial]:
     """Create the queue of one check, and connect to it."""
     endpoint = endpoint_on(emulator, "contoso")
-    wanted = entities(live_questions.queue_names(TAG, assumptions=True), basic=False)[CHECKS[name].queue]
+    wanted = entities(live_checks.queue_names(TAG, assumptions=True), basic=False)[CHECKS[name].queue]
     async with open_temporary_queues(endpoint, lambda *_: None) as queues, connect(endpoint) as client:
         yield AssumptionTrial(client, await queues.create(wanted), 0.2, advancing(emulator))
 
@@ -296,8 +294,8 @@ async def test_what_is_not_as_assumed_is_not_confirmed_and_its_neighbours_are(mo
 async def test_a_busy_namespace_is_not_taken_for_another_behaviour() -> None:
     async with Emulator([("contoso", 0)]) as emulator:
 
-        def on_event(event: live_questions.LiveEvent) -> None:
-            if isinstance(event, live_questions.QuestionAsked) and event.name.endswith(".acceptance"):
+        def on_event(event: live_checks.LiveEvent) -> None:
+            if isinstance(event, live_checks.CheckBegun) and event.name.endswith(".acceptance"):
                 emulator.faults.begin(Fault("throttle", "contoso", count=1))
 
         checks, _ = await ask(emulator, on_event)
@@ -310,8 +308,8 @@ async def test_a_busy_namespace_is_not_taken_for_another_behaviour() -> None:
 async def test_a_cancellation_during_a_wait_leaves_nothing_behind() -> None:
     async with Emulator([("contoso", 0)]) as emulator:
 
-        def on_event(event: live_questions.LiveEvent) -> None:
-            if isinstance(event, live_questions.QuestionAsked) and event.name.endswith(".lock_expires"):
+        def on_event(event: live_checks.LiveEvent) -> None:
+            if isinstance(event, live_checks.CheckBegun) and event.name.endswith(".lock_expires"):
                 asyncio.get_running_loop().call_soon(asking.cancel)
 
         asking = asyncio.create_task(ask(emulator, on_event))

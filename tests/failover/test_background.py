@@ -40,7 +40,7 @@ class Arrivals:
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background, "BACKOFF", Backoff(0.05, 300.0))
+    monkeypatch.setattr(background, "RESTART_BACKOFF", Backoff(0.05, 300.0))
     monkeypatch.setattr(background, "LEASE_WAIT_SECONDS", 0.05)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sbpair.failover.failover_send import FailoverSend
-from sbpair.failover.pinger import Pinger
+from sbpair.failover.timer_runner import TimerRunner
 from tests.failover.simulation.failover_plan import PlannedSend, failover_plan
 from tests.failover.simulation.failover_run import simulate_failover
 from tests.faults.schedules import failure
@@ -70,8 +70,8 @@ def test_a_client_that_names_no_possible_duplicate_is_caught(monkeypatch: pytest
 
 
 def test_a_client_that_never_pings_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def run(_: Pinger) -> None:
+    async def run(_: TimerRunner) -> None:
         """Return at once."""
 
-    monkeypatch.setattr(Pinger, "run", run)
+    monkeypatch.setattr(TimerRunner, "run", run)
     assert caught("is failed over after")

@@ -17,7 +17,7 @@ pytestmark = PAIRED_CLIENTS
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failover_send, "BACKOFF", Backoff(0.01, 5.0))
+    monkeypatch.setattr(failover_send, "SEND_BACKOFF", Backoff(0.01, 5.0))
 
 
 @SYNC_FIRST

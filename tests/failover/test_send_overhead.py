@@ -12,9 +12,9 @@ import pytest
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import OperationTimeoutError
 
-from sbpair.failover import clients, pinger
-from sbpair.failover.pinger import MAX_CONCURRENT_TASKS, Pinger
+from sbpair.failover import clients, timer_runner
 from sbpair.failover.shared_state import JITTER, FailoverState
+from sbpair.failover.timer_runner import MAX_CONCURRENT_TASKS, TimerRunner
 from sbpair.sync_async import Call
 from tests.failover.test_states import a_pair
 from tests.faults.simulation.loop import VirtualLoop
@@ -111,13 +111,13 @@ def test_ten_thousand_failed_over_entities_share_a_task_and_a_timer(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level("ERROR", "sbpair")
-    monkeypatch.setattr(pinger, "send_ping", unanswered)
+    monkeypatch.setattr(timer_runner, "send_ping", unanswered)
 
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
         pair = a_pair(failover_interval=60, ping_interval=60)
         state = FailoverState(pair, chance=random.Random(7))
-        pings = Pinger(pair, state, loop.time)
+        pings = TimerRunner(pair, state, loop.time)
         state.timers.on_earlier = pings.wake
         running = asyncio.create_task(pings.run())
         before = threading.active_count()

@@ -17,8 +17,9 @@ from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.management.audit_findings import Audit, AuditFinding, DestinationSummary, Unseen, audit_exit_code
 from sbpair.management.auditing import audit
+from sbpair.model.management_events import Listed, SecondSample
 from sbpair.model.pair import SasKey
-from sbpair.model.queues import Difference, Listed, SecondSample, Utilisation
+from sbpair.model.queues import Difference, Utilisation
 from sbpair.model.report import Outcome
 from sbpair.move.peek.peeker import Peeked
 from sbpair.testing import Emulator

@@ -17,8 +17,8 @@ from sbpair.management import comparison
 from sbpair.management.entities_file import EntitiesDocument, parse_entities
 from sbpair.management.provisioning import EntityReport, provision, provision_exit_code
 from sbpair.model.entities import CorrelationFilter, Queue, Rule, SqlFilter, Subscription, Topic
+from sbpair.model.management_events import Listed, Retrying
 from sbpair.model.pair import Endpoint
-from sbpair.model.queues import Listed, Retrying
 from sbpair.model.report import Outcome
 from sbpair.testing import Emulator
 from tests.kit.pairs import endpoint_on, pair_on, unconnected_pair

@@ -36,7 +36,7 @@ from sbpair.relay.control_messages import (
 )
 from sbpair.relay.relay_connections import RelayTokens, service_error
 from sbpair.relay.relay_endpoint import RelayEndpoint, RelayPair, checked_suffix, target_of
-from sbpair.relay.relay_listener import BACKOFF
+from sbpair.relay.relay_listener import CONNECT_BACKOFF
 from tests.relay.relay_pairs import manual_clock
 
 KEY = SasKey("send", "c2VjcmV0LWtleQ==")
@@ -87,7 +87,7 @@ def test_silence_is_in_doubt_once_the_request_has_left() -> None:
 
 
 def test_the_pauses_are_those_of_the_vendors_clients() -> None:
-    assert [BACKOFF.seconds(each) for each in range(1, 9)] == [0, 1, 2, 5, 10, 30, 30, 30]
+    assert [CONNECT_BACKOFF.seconds(each) for each in range(1, 9)] == [0, 1, 2, 5, 10, 30, 30, 30]
     assert StepBackoff((3.0,)).seconds(0) == 3.0
 
 

@@ -14,7 +14,7 @@ from tests.replication.both import Both
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(receivers, "TURN_SECONDS", 0.1)
-    monkeypatch.setattr(side_receiver, "BACKOFF", Backoff(0.2, 30.0))
+    monkeypatch.setattr(side_receiver, "SIDE_BACKOFF", Backoff(0.2, 30.0))
     monkeypatch.setattr(side_receiver, "OPEN_SECONDS", 2.0)
     # Opening a link takes the SDK half a second at least.
     monkeypatch.setattr(senders, "ACTIVE_SHARE", 0.4)

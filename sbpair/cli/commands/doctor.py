@@ -20,7 +20,7 @@ from sbpair.model.report import Outcome, Report
 
 if TYPE_CHECKING:
     from sbpair.doctor import Check, Diagnosis
-    from sbpair.doctor.live_questions import LiveEvent
+    from sbpair.doctor.live_checks import LiveEvent
 
 MAX_SECONDS = 600.0
 LIVE = "--live or --assumptions"
@@ -64,15 +64,14 @@ def command(
     """
     flags = flags_of(connection, state=state)
     survey = config.survey(flags, os.environ)
-    from sbpair.doctor import CheckSubject, diagnose, diagnosis_exit_code
-    from sbpair.doctor import live_questions as questions
+    from sbpair.doctor import CheckSubject, diagnose, diagnosis_exit_code, live_checks
 
     tag = uuid.uuid4().hex[:12]
     if assumptions and not survey.endpoints:
         raise survey.errors[0]
     if (live or assumptions) and survey.endpoints:
         names = " and ".join(each.name for each in survey.endpoints.values())
-        created = ", ".join(questions.queue_names(tag, assumptions=assumptions).values())
+        created = ", ".join(live_checks.queue_names(tag, assumptions=assumptions).values())
         plan = f"creates, uses and deletes in {names}: {created}"
         screen.confirm("--assumptions" if assumptions else "--live", plan, next_command("doctor", "--yes"), yes=yes)
     on_event = partial(_show, screen)
@@ -95,7 +94,7 @@ def command(
     diagnosis = run(diagnose(subject, seconds=timeout, on_event=on_event))
     diagnosis = Report((*_configuration(survey, config.unknown_variables(flags, os.environ)), *diagnosis))
     if live:
-        asked = partial(questions.ask_live, survey.endpoints, tag, seconds=timeout, slow=include_idle_test)
+        asked = partial(live_checks.run_live, survey.endpoints, tag, seconds=timeout, slow=include_idle_test)
         diagnosis = Report((*diagnosis, *run(asked(on_event=on_event))))
     entries = [_entry(check) for check in diagnosis]
     answers = [each for each in entries if str(each["name"]).startswith("live.")]
@@ -174,12 +173,12 @@ def _as_words(name: str) -> str:
 
 
 def _show(screen: Screen, event: "LiveEvent") -> None:
-    from sbpair.doctor.live_questions import QuestionAsked, QuestionPending
+    from sbpair.doctor.live_checks import CheckBegun, CheckPending
 
     match event:
-        case QuestionAsked(name):
+        case CheckBegun(name):
             screen.say(f"testing: {_as_words(name)}")
-        case QuestionPending(name, seconds):
+        case CheckPending(name, seconds):
             screen.say(f"waiting for {_as_words(name)}, about {spoken(seconds)}")
         case _:
             screen.detail(f"{_as_words(event.name)}: {event.outcome}, {event.reason}")

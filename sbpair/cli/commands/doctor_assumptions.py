@@ -19,7 +19,7 @@ from sbpair.model.report import Outcome
 if TYPE_CHECKING:
     from sbpair.doctor import Check, Diagnosis
     from sbpair.doctor.assumptions import Assumption
-    from sbpair.doctor.live_questions import LiveEvent
+    from sbpair.doctor.live_checks import LiveEvent
 
 SCHEMA = "sbpair/assumptions/1"
 CONFIRMED, NOT_CONFIRMED, NOT_CHECKED = "confirmed", "not_confirmed", "not_checked"
@@ -50,11 +50,10 @@ def check_assumptions(
 
     Raises the error of the configuration if no namespace is configured, and MachineLacks if `write` cannot be written.
     """
-    from sbpair.doctor import diagnosis_exit_code
-    from sbpair.doctor import live_questions as questions
+    from sbpair.doctor import diagnosis_exit_code, live_checks
 
     with replaced_file(str(write)) if write else nullcontext() as target:
-        asked = partial(questions.ask_live, survey.endpoints, tag, seconds=seconds, slow=slow, assumptions=True)
+        asked = partial(live_checks.run_live, survey.endpoints, tag, seconds=seconds, slow=slow, assumptions=True)
         diagnosis = run(asked(on_event=on_event))
         findings = list(_findings(diagnosis, list(survey.endpoints)))
         document = {

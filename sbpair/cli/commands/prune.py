@@ -9,8 +9,8 @@ from sbpair.cli.options.common import COUNT, PairSelection, flag
 from sbpair.cli.options.values import selected_pair
 from sbpair.cli.render import queues
 from sbpair.cli.render.screen import Screen, plural
+from sbpair.model.management_events import ControlEvent, QueueProvisioned
 from sbpair.model.pair import Pair
-from sbpair.model.queues import ControlEvent, QueueProvisioned
 from sbpair.model.report import Outcome
 
 LISTS = (Outcome.WOULD_REMOVE, Outcome.REMOVED, Outcome.KEPT, Outcome.GONE, Outcome.FAILED)

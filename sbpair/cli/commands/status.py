@@ -1,4 +1,4 @@
-"""`sbpair status` and `ping`: run `sbpair.status` and `sbpair.failover.pinger`, and print the answers."""
+"""`sbpair status` and `ping`: run `sbpair.status` and `sbpair.failover.ping`, and print the answers."""
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -15,7 +15,7 @@ from sbpair.cli.render.table import columns, wrapped
 from sbpair.errors import ExitCode
 
 if TYPE_CHECKING:
-    from sbpair.failover.pinger import PingResult
+    from sbpair.failover.ping import PingResult
     from sbpair.status import Status
 
 SCHEMA = "sbpair/status/1"
@@ -125,12 +125,12 @@ def ping_command(
     """
     pair = values.selected_pair(connection, screen)
     names = values.entity_names(entities)
-    from sbpair.failover import pinger
+    from sbpair.failover.ping import ping_all, ping_exit_code
 
     def on_event(each: "PingResult") -> None:
         screen.detail(f"{each.entity} is {each.health} after {each.seconds:.2f} s")
 
-    answers = run(pinger.ping_all(pair.primary, names, seconds=timeout, on_event=on_event))
+    answers = run(ping_all(pair.primary, names, seconds=timeout, on_event=on_event))
     entries = [
         {"name": each.entity, "health": str(each.health), **render.answered(each.seconds, each.error)}
         for each in answers
@@ -142,4 +142,4 @@ def ping_command(
     table = columns([("ENTITY", "HEALTH", "AFTER", "WHY"), *rows])
     screen.result("sbpair/ping/1", {"namespace": pair.primary.name, "entities": entries}, table, entries)
     screen.hints(each.error for each in answers if each.error)
-    return pinger.ping_exit_code(answers)
+    return ping_exit_code(answers)

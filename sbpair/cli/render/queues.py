@@ -6,7 +6,8 @@ from typing import TypeVar
 
 from sbpair.cli.render.screen import Document, Screen, spoken
 from sbpair.cli.render.table import columns
-from sbpair.model.queues import ControlEvent, Listed, QueueFinding, QueueProvisioned, Retrying, SecondSample
+from sbpair.model.management_events import ControlEvent, Listed, QueueProvisioned, Retrying, SecondSample
+from sbpair.model.queues import QueueFinding
 from sbpair.model.report import Outcome, Report, ReportItem
 
 QueueItem = ReportItem[QueueFinding]

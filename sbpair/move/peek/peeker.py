@@ -18,8 +18,8 @@ from sbpair.move.message.route import BACKLOG, Facts, MessageForm
 
 if TYPE_CHECKING:
     from sbpair.amqp_client.client import AmqpClient, GetToken
+    from sbpair.model.management_events import Retrying
     from sbpair.model.pair import Endpoint
-    from sbpair.model.queues import Retrying
     from sbpair.move.rate_limit import RateLimiter
 
 PAGE = 250

@@ -55,25 +55,25 @@ def queue_names(tag: str, *, assumptions: bool = False) -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class QuestionAsked:
+class CheckBegun:
     """Event: a check of a namespace begins."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class QuestionPending:
+class CheckPending:
     """Event: a check needs so many seconds if the assumption holds."""
 
     name: str
     seconds: float
 
 
-LiveEvent = QuestionAsked | QuestionPending | Check
+LiveEvent = CheckBegun | CheckPending | Check
 OnEvent = Callable[[LiveEvent], object]
 
 
-async def ask_live(
+async def run_live(
     endpoints: Mapping[str, Endpoint],
     tag: str,
     *,
@@ -94,9 +94,9 @@ async def ask_live(
         async with asyncio.TaskGroup() as group:
             tasks = [
                 group.create_task(
-                    _Questions(
+                    _LiveChecks(
                         side, endpoint, seconds, on_event, now, sleep, queue_names(tag, assumptions=assumptions)
-                    ).ask_all(slow=slow, assumptions=assumptions),
+                    ).run_all(slow=slow, assumptions=assumptions),
                     name=f"live checks of {side}",
                 )
                 for side, endpoint in endpoints.items()
@@ -105,7 +105,7 @@ async def ask_live(
 
 
 @dataclass
-class _Questions:
+class _LiveChecks:
     """The live checks of one namespace."""
 
     side: str
@@ -117,7 +117,7 @@ class _Questions:
     paths: Mapping[str, str]
     checks: list[Check] = field(default_factory=list)
 
-    async def ask_all(self, *, slow: bool, assumptions: bool) -> list[Check]:
+    async def run_all(self, *, slow: bool, assumptions: bool) -> list[Check]:
         def left_behind(path: str, error: SbpairError) -> None:
             what = f"{path} remains in {self.endpoint.name}: {error.message}"
             self._record(failed(self._name("removed"), what, "delete that queue by hand", error.exit_code))
@@ -140,11 +140,11 @@ class _Questions:
     # Management
 
     async def _ask_management(self, queues: TemporaryQueues, tier: str) -> None:
-        await self._ask("partitioned_size", self._partitioned_size(queues, tier))
+        await self._run("partitioned_size", self._partitioned_size(queues, tier))
         if tier == "Basic":
             self._record(unknown(self._name("description"), "a Basic namespace cannot hold a backlog queue"))
         else:
-            await self._ask("description", self._description(queues))
+            await self._run("description", self._description(queues))
 
     async def _description(self, queues: TemporaryQueues) -> Check:
         spec = backlog.queue_spec("any", 0)
@@ -186,11 +186,11 @@ class _Questions:
 
     async def _ask_links(self, queues: TemporaryQueues, client: AmqpClient, tier: str, *, slow: bool) -> None:
         path = await queues.create(replace(TRIAL, path=self.paths["messages"]))
-        await self._ask("message_size", self._message_size(client, path, tier))
-        await self._ask("largest_message", self._largest_message(client, path))
-        await self._ask("ping", self._ping(client, path))
+        await self._run("message_size", self._message_size(client, path, tier))
+        await self._run("largest_message", self._largest_message(client, path))
+        await self._run("ping", self._ping(client, path))
         if slow:
-            await self._ask("idle_detach", self._idle_detach(client, path), seconds=MAX_IDLE_SECONDS)
+            await self._run("idle_detach", self._idle_detach(client, path), seconds=MAX_IDLE_SECONDS)
 
     async def _ask_assumptions(self, queues: TemporaryQueues, client: AmqpClient, tier: str) -> None:
         wanted = entities(self.paths, basic=tier == "Basic")
@@ -198,7 +198,7 @@ class _Questions:
         for each in CHECKS.values():
             if each.queue in paths:
                 trial = AssumptionTrial(client, paths[each.queue], self.seconds, self.sleep)
-                await self._ask(each.name, self._assumption(each, trial), seconds=4 * self.seconds + 2 * LOCK_SECONDS)
+                await self._run(each.name, self._assumption(each, trial), seconds=4 * self.seconds + 2 * LOCK_SECONDS)
             else:
                 self._record(unknown(self._name(each.name), f"a Basic namespace has no {each.queue}"))
 
@@ -246,7 +246,7 @@ class _Questions:
         receiver = await client.receiver(path)
         receiver.grant(1)
         began = self.now()
-        self.on_event(QuestionPending(self._name("idle_detach"), IDLE_SECONDS))
+        self.on_event(CheckPending(self._name("idle_detach"), IDLE_SECONDS))
         try:
             await receiver.take(1, seconds=MAX_IDLE_SECONDS)
         except Unavailable as error:
@@ -259,14 +259,12 @@ class _Questions:
 
     # Results
 
-    async def _ask(
-        self, what: str, question: Coroutine[object, object, Check], *, seconds: float | None = None
-    ) -> None:
+    async def _run(self, what: str, check: Coroutine[object, object, Check], *, seconds: float | None = None) -> None:
         name = self._name(what)
-        with closing(question):  # it is not begun if `on_event` raises
-            self.on_event(QuestionAsked(name))
+        with closing(check):  # it is not begun if `on_event` raises
+            self.on_event(CheckBegun(name))
             # A check has several requests, each with its own limit.
-            self._record(await bounded(name, seconds or 4 * self.seconds, question))
+            self._record(await bounded(name, seconds or 4 * self.seconds, check))
 
     def _judged(self, what: str, assumed: str, observed: str) -> Check:
         name = self._name(what)

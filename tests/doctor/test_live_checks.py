@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sbpair.azure.atom import open_atom
-from sbpair.doctor import live_questions
+from sbpair.doctor import live_checks
 from sbpair.doctor.check import Check, diagnosis_exit_code
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.description import QueueDescription
@@ -26,10 +26,10 @@ ANSWERS = ("description", "timespan_max", "partitioned_size", "message_size", "l
 ALL = (*ANSWERS, "idle_detach")
 
 
-def on(kind: Any, action: Callable[[], object], name: str = "") -> live_questions.OnEvent:
+def on(kind: Any, action: Callable[[], object], name: str = "") -> live_checks.OnEvent:
     """Return a listener that calls `action` soon after each event of that kind and end of its name."""
 
-    def listen(event: live_questions.LiveEvent) -> None:
+    def listen(event: live_checks.LiveEvent) -> None:
         if isinstance(event, kind) and event.name.endswith(name):
             asyncio.get_running_loop().call_soon(action)
 
@@ -41,17 +41,17 @@ def paths(emulator: Emulator) -> set[str]:
 
 
 async def ask(
-    emulator: Emulator, on_event: live_questions.OnEvent = lambda _event: None, **options: object
+    emulator: Emulator, on_event: live_checks.OnEvent = lambda _event: None, **options: object
 ) -> tuple[dict[str, Check], int]:
     given = {"seconds": 10.0, "sleep": no_wait, **options}
     end = given.pop("end", None) or endpoint_on(emulator, "contoso")
-    diagnosis = await live_questions.ask_live({"primary": end}, TAG, on_event=on_event, **given)
+    diagnosis = await live_checks.run_live({"primary": end}, TAG, on_event=on_event, **given)
     return {check.name.removeprefix("live.primary."): check for check in diagnosis}, diagnosis_exit_code(diagnosis)
 
 
 async def test_a_listener_that_fails_ends_it_and_leaves_nothing() -> None:
-    def fail(event: live_questions.LiveEvent) -> None:
-        if isinstance(event, live_questions.QuestionAsked):
+    def fail(event: live_checks.LiveEvent) -> None:
+        if isinstance(event, live_checks.CheckBegun):
             raise BrokenPipeError
 
     async with Emulator([("contoso", 0)]) as emulator:
@@ -115,7 +115,7 @@ async def test_live_check_uses_only_its_own_queue_names() -> None:
 
     async with Emulator([("contoso", 0)]) as emulator:
         await ask(emulator, lambda _event: seen.update(paths(emulator)))
-        assert seen == {*live_questions.queue_names(TAG).values()}
+        assert seen == {*live_checks.queue_names(TAG).values()}
         assert all(path.startswith(f"sbpair-doctor-{TAG}-") and "/" not in path for path in seen)
 
 
@@ -123,9 +123,9 @@ async def test_a_link_that_is_let_go_of_after_ten_minutes_is_as_assumed() -> Non
     async with Emulator([("contoso", 0)]) as emulator:
         passed = 0.0
 
-        def on_event(event: live_questions.LiveEvent) -> None:
+        def on_event(event: live_checks.LiveEvent) -> None:
             nonlocal passed
-            if isinstance(event, live_questions.QuestionPending):
+            if isinstance(event, live_checks.CheckPending):
                 passed = 601.0
                 asyncio.get_running_loop().call_soon(emulator.advance, 601_000)
 
@@ -135,7 +135,7 @@ async def test_a_link_that_is_let_go_of_after_ten_minutes_is_as_assumed() -> Non
 
 async def test_early_idle_detach_is_reported_beside_the_assumption() -> None:
     async with Emulator([("contoso", 0)]) as emulator:
-        pending = on(live_questions.QuestionPending, lambda: emulator.advance(601_000))
+        pending = on(live_checks.CheckPending, lambda: emulator.advance(601_000))
         checks, code = await ask(emulator, pending, slow=True)
         idle = checks["idle_detach"]
         assert (idle.outcome, code) == (Outcome.FAILED, 3)
@@ -146,7 +146,7 @@ async def test_early_idle_detach_is_reported_beside_the_assumption() -> None:
 
 async def test_a_link_that_ends_for_another_reason_is_not_taken_for_idle() -> None:
     async with Emulator([("contoso", 0)]) as emulator:
-        pending = on(live_questions.QuestionPending, lambda: emulator.faults.detach("contoso"))
+        pending = on(live_checks.CheckPending, lambda: emulator.faults.detach("contoso"))
         checks, code = await ask(emulator, pending, slow=True)
         assert "force detached" in checks["idle_detach"].detail.observed
         assert code == 3
@@ -164,11 +164,11 @@ async def test_smaller_message_size_is_reported_beside_the_assumption() -> None:
         assert (checks["largest_message"].outcome, code) == (Outcome.OK, 3)
 
 
-@pytest.mark.parametrize("question", [*ANSWERS[:1], *ANSWERS[2:], "idle_detach"])
-async def test_a_cancellation_at_any_question_leaves_no_queue_behind(question: str) -> None:
+@pytest.mark.parametrize("check", [*ANSWERS[:1], *ANSWERS[2:], "idle_detach"])
+async def test_a_cancellation_at_any_question_leaves_no_queue_behind(check: str) -> None:
     async with Emulator([("contoso", 0)]) as emulator:
-        either = live_questions.QuestionAsked | live_questions.QuestionPending
-        cancel = on(either, lambda: asking.cancel("asked"), f"live.primary.{question}")
+        either = live_checks.CheckBegun | live_checks.CheckPending
+        cancel = on(either, lambda: asking.cancel("asked"), f"live.primary.{check}")
         asking = asyncio.create_task(ask(emulator, cancel, slow=True))
         with pytest.raises(asyncio.CancelledError):
             await asking
@@ -179,8 +179,8 @@ async def test_queue_in_creation_at_a_cancellation_is_deleted() -> None:
     async with Emulator([("contoso", 0)]) as emulator:
         emulator.faults.begin(Fault("latency", "contoso", ms=200))
 
-        def on_event(event: live_questions.LiveEvent) -> None:
-            if isinstance(event, live_questions.QuestionAsked):
+        def on_event(event: live_checks.LiveEvent) -> None:
+            if isinstance(event, live_checks.CheckBegun):
                 asyncio.get_running_loop().call_later(0.05, asking.cancel)
 
         asking = asyncio.create_task(ask(emulator, on_event))
@@ -201,7 +201,7 @@ async def test_being_cancelled_again_and_again_leaves_no_queue_behind() -> None:
                 asking.cancel()
                 loop.call_soon(cancel_on)
 
-        asking = asyncio.create_task(ask(emulator, on(live_questions.QuestionAsked, cancel_on, ".ping")))
+        asking = asyncio.create_task(ask(emulator, on(live_checks.CheckBegun, cancel_on, ".ping")))
         with pytest.raises(asyncio.CancelledError):
             await asking
         assert paths(emulator) == set()
@@ -210,8 +210,8 @@ async def test_being_cancelled_again_and_again_leaves_no_queue_behind() -> None:
 async def test_queue_that_could_not_be_deleted_is_reported() -> None:
     async with Emulator([("contoso", 0)]) as emulator:
 
-        def on_event(event: live_questions.LiveEvent) -> None:
-            if isinstance(event, live_questions.QuestionAsked) and event.name.endswith(".ping"):
+        def on_event(event: live_checks.LiveEvent) -> None:
+            if isinstance(event, live_checks.CheckBegun) and event.name.endswith(".ping"):
                 emulator.faults.namespace_down("contoso")
 
         checks, code = await ask(emulator, on_event)
@@ -219,7 +219,7 @@ async def test_queue_that_could_not_be_deleted_is_reported() -> None:
         assert "remains in contoso" in checks["removed"].reason
         assert "by hand" in checks["removed"].detail.hint
         assert code == 6
-        assert paths(emulator) == {*live_questions.queue_names(TAG).values()}
+        assert paths(emulator) == {*live_checks.queue_names(TAG).values()}
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ async def test_a_namespace_that_is_not_there_cannot_be_asked() -> None:
 
 async def test_existing_queue_of_that_name_is_not_touched() -> None:
     async with Emulator([("contoso", 0)]) as emulator:
-        description = live_questions.queue_names(TAG)["description"]
+        description = live_checks.queue_names(TAG)["description"]
         emulator.namespaces["contoso"].create_queue(description)
         checks, _ = await ask(emulator)
         assert checks["description"].outcome is Outcome.FAILED
@@ -253,4 +253,4 @@ async def test_existing_queue_of_that_name_is_not_touched() -> None:
 
 @pytest.mark.parametrize("size", [300, 65_536, 262_144, 1_048_576])
 def test_the_largest_message_has_exactly_that_size(size: int) -> None:
-    assert len(live_questions.message_of(size)) == size
+    assert len(live_checks.message_of(size)) == size
