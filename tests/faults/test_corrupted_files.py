@@ -50,7 +50,7 @@ from sbpair.runs.run_log import Figures, RunEntry, all_runs, timeline_of
 from sbpair.runs.session_lease import LeaseHolder
 from sbpair.spark.archive_frame import ArchiveFrame
 from sbpair.spark.write_run import OWNER_FILE, RUN_SCHEMA, WRITE_FILE, read_mark, read_owner
-from tests.kit.command import Here, environment, run
+from tests.kit.command import Here, environment
 from tests.kit.pairs import BACKLOG, UNDER_CONTOSO
 from tests.kit.running import Running
 from tests.kit.stranded import numbered, put
@@ -459,13 +459,3 @@ def test_what_once_ended_commands_is_read_or_refused(command: Here, tmp_path: Pa
     file = Corrupting(kind, tmp_path)
     for line in file.kind.commands:
         file.check(line, seed, command)
-
-
-@pytest.mark.parametrize("kind", ["state", "data", "archive run.json"])
-def test_a_process_refuses_a_corrupted_file(pair: Running, tmp_path: Path, kind: str) -> None:
-    def in_process(*words: str) -> tuple[int, str, str]:
-        ended = run(*words, env=environment(pair.emulator))
-        return ended.returncode, ended.stdout, ended.stderr
-
-    file = Corrupting(kind, tmp_path)
-    assert file.check(file.kind.commands[0], 0, in_process)

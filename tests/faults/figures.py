@@ -1,4 +1,4 @@
-"""The figures of a trial by kind of round: a file that is written after every round, and the table of it."""
+"""The figures of a campaign by kind: a file that is written after every round, and the table of it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Figures:
 
 
 class Table:
-    """The figures of each kind. The file of an interrupted trial is continued."""
+    """The figures of each kind. The file of an interrupted campaign is continued."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path

@@ -8,36 +8,18 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from tests.faults.trial.figures import Figures
+from tests.faults.figures import Figures
 from tests.kit import command
-from tests.kit.emulated import EmulatorProcess
 from tests.kit.processes import offspring, read
 
-FAKETIME: Final = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
-LIMIT_SECONDS: Final = 240.0
-MAX_MB: Final = 400.0
 SAMPLE_SECONDS: Final = 0.2
 _PEAK = re.compile(r"^VmHWM:\s+(\d+) kB", re.MULTILINE)
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-_KEYS = re.compile(r"SharedAccessKey=([^;]+)")
-
-
-class Clock:
-    """The clock of commands with its `environment`, which may jump: libfaketime reads its offset from a file."""
-
-    def __init__(self, directory: Path) -> None:
-        self._offset = directory / "offset"
-        self.jump(0)
-        self.environment = {"LD_PRELOAD": str(FAKETIME), "FAKETIME_TIMESTAMP_FILE": str(self._offset)}
-        self.environment |= {"FAKETIME_NO_CACHE": "1", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
-
-    def jump(self, seconds: int) -> None:
-        self._offset.write_text(f"{seconds:+}s")
 
 
 class Command:
@@ -57,10 +39,8 @@ class Command:
         self._sampling = asyncio.create_task(self._sample())
 
     @classmethod
-    async def start(
-        cls, *words: str, env: dict[str, str], figures: Figures, prepare: Callable[[], object] | None = None
-    ) -> Command:
-        return cls(words, await command.start(*words, env=env, prepare=prepare), figures)
+    async def start(cls, *words: str, env: dict[str, str], figures: Figures) -> Command:
+        return cls(words, await command.start(*words, env=env), figures)
 
     async def _read(self, name: str, stream: Any) -> None:
         while data := await stream.read(65_536):
@@ -72,15 +52,6 @@ class Command:
             peaks = (_PEAK.search(read(Path(f"/proc/{pid}/status"))) for pid in pids)
             self._peak_mb = max(self._peak_mb, sum(int(found[1]) for found in peaks if found) * 1024 / 1e6)
             await asyncio.sleep(SAMPLE_SECONDS)
-
-    async def says(self, pattern: str, seconds: float = 60.0) -> re.Match[str] | None:
-        """Wait for a text on stderr or stdout."""
-        end = time.monotonic() + seconds
-        while (found := re.search(pattern, self.err + self.out)) is None:
-            if self.process.returncode is not None or time.monotonic() > end:
-                return None
-            await asyncio.sleep(0.05)
-        return found
 
     def signal(self, number: int) -> None:
         self.acted = time.monotonic()
@@ -95,9 +66,7 @@ class Command:
         await self.process.wait()
         await asyncio.wait([*self._reading, self._sampling], timeout=10)
 
-    async def end(
-        self, codes: Collection[int], *, limit: float = LIMIT_SECONDS, max_mb: float = MAX_MB, secrets: str = ""
-    ) -> int:
+    async def end(self, codes: Collection[int], *, limit: float = 240.0, max_mb: float = 400.0) -> int:
         """Wait for the end, judge it, and return the exit code."""
         what = f"sbpair {' '.join(self.words)}"
         try:
@@ -120,8 +89,6 @@ class Command:
             figures.find("other", f"{what}: exit code {code} without a word")
         if found := _CONTROLS.search(said):
             figures.find("other", f"{what}: a control character: {said[max(0, found.start() - 100) :][:200]!r}")
-        if secrets and any(key in said for key in _KEYS.findall(secrets)):
-            figures.find("other", f"{what}: the output has the key")
         if self._peak_mb > max_mb:
             figures.find("other", f"{what}: {self._peak_mb:.0f} MB")
         return code
@@ -144,10 +111,3 @@ async def end_offspring(pids: Collection[int]) -> None:
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-
-
-async def end_emulator(emulator: EmulatorProcess, figures: Figures) -> None:
-    """Stop an emulator, and judge its end."""
-    code, said = await emulator.kill(signal.SIGTERM)
-    if code or "Traceback" in said:
-        figures.find("tracebacks", f"the emulator: exit code {code}: {said[-1_000:]}")
