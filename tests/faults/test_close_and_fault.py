@@ -8,6 +8,7 @@ import pytest
 from sbpair.amqp.connection import IDLE_SECONDS
 from sbpair.errors import ConnectionFaulted
 from sbpair.move import events
+from sbpair.move.filter import MessageFilter
 from sbpair.syphon.worker import RELEASE_SECONDS
 from sbpair.syphon.worker_connections import FAULT_SECONDS
 from tests.faults.simulation.stage import Stage, played
@@ -196,6 +197,23 @@ async def test_a_second_signal_ends_it_within_seconds_without_one_side(stage: St
     assert receipt.balanced
     assert [named.message_id for named in receipt.doubtful] == ["m9"]
     assert stage.connected("primary") + stage.connected("backlog") == []
+
+
+@played()
+async def test_a_second_signal_unlocks_what_the_filter_left(stage: Stage) -> None:
+    engine: Any = stage.backlog().messages
+    stage.destination()
+    watching = stage.start(where=MessageFilter("sys.MessageId IN ('m3', 'm4')"))
+    await opened(stage)
+    fall_silent(stage, "primary", server=True)
+    stage.strand(*range(10))
+    await stage.until(lambda: len(stage.ids(stage.destination())) == 2 and engine.locked_count == 10)
+    stage.stop.set()
+    await stage.until(lambda: engine.locked_count == 2, seconds=1.0)  # before the pending sends have ended
+    stage.hurry.set()
+    receipt = (await asyncio.wait_for(watching, RELEASE_SECONDS + A_LITTLE)).receipt
+    assert (receipt.received, receipt.in_doubt, receipt.skipped, engine.locked_count) == (10, 2, 8, 0)
+    assert {message.delivery_count for message in engine.peek(0, 10)} == {0}
 
 
 @played()

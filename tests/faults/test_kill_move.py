@@ -1,5 +1,6 @@
-"""`kill -9` of a move and of a redrive at each step of their journal; then the next run, and a count."""
+"""`kill -9` of a syphon, a move and a redrive at each step of their journal; then the next run, and a count."""
 
+import asyncio
 import json
 import signal
 from collections import Counter
@@ -13,7 +14,6 @@ import pytest
 from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
 from sbpair.backlog import ALIASES, queue_path
 from sbpair.testing import Emulator
-from tests.faults.test_kill_syphon import finished
 from tests.kit.command import environment, start
 from tests.kit.moves import World, bury, by_session, ids, stored
 from tests.kit.stranded import numbered, put
@@ -21,7 +21,9 @@ from tests.kit.stranded import numbered, put
 MESSAGES, SESSIONS = 5, ("S0", "S1", "S2")
 LARGE = 100_000  # a batch has two of these
 STEPS_OF_A_BATCH = 3
-KINDS = ("queue", "session queue", "dead letters", "dead letters of sessions", "backlog", "all of the backlog")
+LOCK_MS = 61_000
+KINDS = ("queue", "session queue", "dead letters", "dead letters of sessions", "backlog")
+KINDS += ("all of the backlog", "syphon")
 
 
 class Course:
@@ -30,11 +32,12 @@ class Course:
     def __init__(self, w: World, kind: str, name: str) -> None:
         sessions = "session" in kind
         _, self.there, _ = w.create("session queue" if sessions else "queue", f"to-{name}", 1)
-        if "backlog" in kind:
-            paths = [queue_path("contoso", 2 * int(name) + odd) for odd in range(2 if "all" in kind else 1)]
+        if "backlog" in kind or kind == "syphon":
+            paths = [queue_path("contoso", 2 * int(name) + odd) for odd in range(1 if kind == "backlog" else 2)]
             self.sources = [w.create("queue", path, 1)[1] for path in paths]
             _, self.there, _ = w.create("queue", f"to-{name}")
-            self.command = ["redrive", "--backlog" if "all" in kind else f"secondary:{paths[0]}"]
+            redrive = ["redrive", "--backlog" if "all" in kind else f"secondary:{paths[0]}"]
+            self.command = ["syphon", "--once"] if kind == "syphon" else redrive
         elif kind.startswith("dead"):
             path, self.there, _ = w.create("session queue" if sessions else "queue", f"from-{name}")
             self.sources, self.command = [self.there], ["redrive", path]
@@ -54,7 +57,7 @@ class Course:
             assert not stored(source)
 
     def _message(self, number: int, kind: str, name: str) -> bytes:
-        if "backlog" in kind:
+        if "backlog" in kind or kind == "syphon":
             return numbered(number, f"to-{name}", size=LARGE)
         group = SESSIONS[number % 3] if "session" in kind else None
         properties = Properties(message_id=f"m{number}", group_id=group).encode()
@@ -71,6 +74,21 @@ class Course:
 
     def left(self) -> list[object]:
         return [message_id for source in self.sources for message_id in ids(source, dead=self.dead)]
+
+
+async def finished(emulator: Emulator, process: Any) -> tuple[bytes, str]:
+    """Return what a process prints. As soon as it waits for locks, they run out."""
+    lines: list[str] = []
+
+    async def listen() -> None:
+        async for line in process.stderr:
+            lines.append(line.decode())
+            if "waiting (--no-wait-for-locks" in lines[-1]:
+                emulator.advance(LOCK_MS)
+
+    _, out = await asyncio.gather(listen(), process.stdout.read())
+    await process.wait()
+    return out, "".join(lines)
 
 
 async def run_once(emulator: Emulator, course: Course, directory: Path, *kill: str) -> tuple[int, dict[str, Any]]:
@@ -121,11 +139,11 @@ def check(course: Course, receipt: dict[str, Any], accepted: Counter[Any], remai
 @pytest.mark.slow
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_killed_move_loses_nothing_at_any_step(kind: str, when: str, tmp_path: Path) -> None:
+async def test_a_killed_mover_loses_nothing_at_any_step(kind: str, when: str, tmp_path: Path) -> None:
     assert await kill_at_each_step(kind, when, tmp_path) >= STEPS_OF_A_BATCH
 
 
 @pytest.mark.timeout_seconds(120)
-@pytest.mark.parametrize("kind", ["session queue", "all of the backlog"])
-async def test_a_move_killed_in_its_first_batch_loses_nothing(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["session queue", "all of the backlog", "syphon"])
+async def test_a_mover_killed_in_its_first_batch_loses_nothing(kind: str, tmp_path: Path) -> None:
     assert await kill_at_each_step(kind, "after", tmp_path, STEPS_OF_A_BATCH) == STEPS_OF_A_BATCH

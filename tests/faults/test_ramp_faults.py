@@ -1,22 +1,17 @@
 """Ramps in virtual time: how long they observe, also while the primary is away or throttles; and after a kill."""
 
 import asyncio
-import json
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sbpair.emulator.entities.description import QueueDescription
 from sbpair.move.events import RampProgress
 from sbpair.move.receipt import RampState
 from sbpair.syphon.run_plan import RampPlan
-from sbpair.testing import Emulator
+from tests.faults.simulation.loop import Process
 from tests.faults.simulation.stage import Stage, played
-from tests.kit import command
-from tests.kit.stranded import put, stranded
+from tests.kit.moves import run_syphon
 
 STEPS = RampPlan((1, 10, 100), 30.0)
 
@@ -127,33 +122,18 @@ async def test_destination_that_is_full_for_a_while_keeps_the_step_exact(stage: 
     assert (await running).receipt.sent == 10
 
 
-async def test_run_after_a_kill_in_an_observation_begins_again_and_loses_nothing(tmp_path: Path) -> None:
-    async with Emulator() as emulator:
-        primary = emulator.namespaces["contoso"]
-        old = primary.create_queue("old", QueueDescription())
-        orders = primary.create_queue("orders")
-        for number in range(20):
-            put(old, stranded(f"m{number}", None))
-        env = command.environment(emulator, HOME=str(tmp_path))
-        words = ("move", "old", "orders", "--log-format", "json", "-o", "json")
-        process = await command.start(*words, "--ramp", "5,10", "--observe", "1h", env=env)
-        assert process.stderr is not None
-        async for line in process.stderr:
-            event = json.loads(line)
-            if event.get("event") == "ramp-progress" and event["state"] == "observing":
-                os.kill(process.pid, signal.SIGKILL)
-                break
-        await process.communicate()
-        assert (orders.counts().active, old.counts().active, old.messages.locked_count) == (5, 15, 0)
-        for message in orders.messages.receive(1):
-            orders.messages.dead_letter(message.lock_token, "Poison", "")
-        done, out, err = await command.finished(
-            await command.start(*words, "--ramp", "1,5,10", "--observe", "1s", env=env)
-        )
-        receipt = json.loads(out)
-        assert (done, receipt["sent"], receipt["already_sent"]) == (0, 15, 0), err
-        assert [(each["total"], each["sent"]) for each in receipt["ramp"]["steps"]] == [(1, 1), (5, 5), (10, 10)]
-        assert (orders.counts().active, orders.counts().dead_letter, old.counts().total) == (19, 1, 0)
-        shown = await command.finished(await command.start("runs", "list", "-o", "json", env=env))
-        runs = json.loads(shown[1])["runs"]
-        assert [each["outcome"] for each in runs] == ["done", "crashed"]
+@played()
+async def test_run_after_a_kill_in_an_observation_begins_again_and_loses_nothing(stage: Stage, tmp_path: Path) -> None:
+    orders = stage.destination()
+    stage.strand(*range(20))
+    killed, terms = Process("killed"), {"once": True, "state": tmp_path, "lease": False}
+    killed.start(stage.loop, run_syphon(stage.world.pair, ramp=RampPlan((5, 10), 3_600.0), **terms))
+    await stage.until(lambda: len(stage.ids(orders)) == 5)
+    await asyncio.sleep(10.0)
+    stage.network.kill(killed)
+    bury(orders)
+    result = await stage.start(ramp=RampPlan((1, 5, 10), 1.0), **terms)
+    assert (result.exit_code, result.receipt.sent, result.receipt.already_sent) == (0, 15, 0)
+    assert [(each.total, each.sent) for each in result.receipt.ramp.steps] == [(1, 1), (5, 5), (10, 10)]
+    assert stage.ids(orders) == [f"m{number}" for number in range(1, 20)]
+    await killed.bury(stage.loop)

@@ -1,8 +1,6 @@
 """The lease across machines, over real sockets: sessions by the wire client, and syphons with state of their own."""
 
-import asyncio
 import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,6 @@ from sbpair.emulator.access.sas import AccessRight
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.errors import (
     EntityMissing,
-    LeaseHeld,
     NotAuthorized,
     SbpairError,
     ServiceRefused,
@@ -24,16 +21,13 @@ from sbpair.errors import (
     SessionLockLost,
     UsageError,
 )
-from sbpair.runs import session_lease
 from sbpair.timespan import TICKS_PER_SECOND
 from tests.amqp_client.peers import scripted
-from tests.faults.test_kill_syphon import syphon as start
+from tests.kit.command import environment, finished, start
 from tests.kit.waiting import until
-from tests.syphon.worlds import World, after, world
+from tests.syphon.worlds import World, world
 
 LEASES = "leases"
-SLOWLY = ("--rate", "1/h")
-"""A message leaves at once, and the next one long after the test is over."""
 
 
 def sessions(world: World, lock: int = 60) -> Any:
@@ -132,72 +126,17 @@ async def test_a_key_without_listen_gets_no_lease() -> None:
         assert refused.value.exit_code == 5
 
 
-# Processes
-
-PROCESSES = pytest.mark.timeout_seconds(180)
-"""A process may take half a minute to start on a busy machine."""
-
-
-async def holding(made: World, state: Path, *options: str) -> asyncio.subprocess.Process:
-    """A syphon in a process of its own that has the lease, and has moved one message.
-
-    The wait for it is idle: a busy one would take the processor from the process that starts.
-    """
-    stranded, moved = made.backlog().counts().total, asyncio.Event()
-    after(made.backlog().messages, "complete_all", moved.set)
-    process = await start(made.emulator, "--watch", "--count", "1", "--lease", LEASES, "--state", str(state), *options)
-    waits = [asyncio.create_task(each) for each in (moved.wait(), process.wait())]
-    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    for each in waits:
-        each.cancel()
-    if process.returncode is not None:
-        pytest.fail((await process.communicate())[1].decode())
-    assert made.backlog().counts().total == stranded - 1
-    return process
-
-
-@PROCESSES
+@pytest.mark.timeout_seconds(180)
 async def test_two_processes_with_state_of_their_own_do_not_move_the_same_pair(tmp_path: Path) -> None:
     async with world() as made:
         sessions(made)
-        made.strand(1, 2, 3)
-        first = await holding(made, tmp_path / "a", *SLOWLY)
-        second = await start(made.emulator, "--once", "--lease", LEASES, "--state", str(tmp_path / "b"))
-        out, said = await second.communicate()
-        assert (second.returncode, out) == (4, b"")
-        assert f"process {first.pid} on " in said.decode()
-        assert "Traceback" not in said.decode()
-        first.send_signal(signal.SIGINT)
-        await first.communicate()
-        assert first.returncode == 0
+        made.strand(1)
+        async with made.watching(lease_queue=LEASES, state=tmp_path / "a"):
+            await until(lambda: made.destination().counts().active == 1)
+            words = ("syphon", "--once", "--lease", LEASES, "--state", str(tmp_path / "b"))
+            code, out, said = await finished(await start(*words, env=environment(made.emulator)))
+        assert (code, out) == (4, "")
+        assert f"process {os.getpid()} on " in said
         # It was given back: nobody has to be waited for.
-        result = await made.run(lease_queue=LEASES)
-        assert (result.receipt.sent, made.destination().counts().active) == (2, 3)
-
-
-@PROCESSES
-async def test_a_stopped_process_that_wakes_up_sends_nothing_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(session_lease, "VALID_SECONDS", 0.3)
-    async with world() as made:
-        sessions(made)
-        made.strand(*range(20))
-        first = await holding(made, tmp_path / "a", *SLOWLY, "--max-held", "2")
-        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another machine"))
-        try:
-            first.send_signal(signal.SIGSTOP)
-            with pytest.raises(LeaseHeld):
-                await made.run(lease_queue=LEASES, state=tmp_path / "b")
-            made.emulator.advance(61_000)
-            async with made.watching(lease_queue=LEASES, state=tmp_path / "b"):
-                await until(lambda: made.destination().counts().active >= 15)
-                first.send_signal(signal.SIGCONT)
-                _, said = await first.communicate()
-                await until(lambda: made.backlog().counts().total == 0)
-        finally:
-            if first.returncode is None:
-                first.kill()
-        assert first.returncode == 4, said.decode()
-        assert "lease" in said.decode()
-        assert made.destination().counts().active == 20
+        made.stop.clear()
+        assert (await made.run(lease_queue=LEASES)).exit_code == 0
