@@ -1,8 +1,7 @@
-"""One schedule over real sockets and processes: `sbpair emulator` here, `sbpair syphon` there, and the same checker.
+"""One schedule over real sockets: an emulator in this process, `sbpair syphon` in others, and the same checker.
 
 The vocabulary is that of the simulated schedules, less what only a simulated network can do. A seed draws the same
-workload and the same faults every time; when exactly they meet each other is the machine's business. Faults and the
-clock are what the control door is asked for; what happened, and what is done to entities, is `observed`'s part.
+workload and the same faults every time; when exactly they meet each other is the machine's business.
 """
 
 import asyncio
@@ -12,141 +11,78 @@ import signal
 import sys
 import time
 from asyncio.subprocess import DEVNULL, PIPE
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import asdict, dataclass, field
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
-from typing import Any, Final, Self
+from typing import Any, Final
 
-import aiohttp
-
-from tests.faults.observed import INSIDE, PRIMARY, SECONDARY, real_plan
-from tests.faults.simulation.faults import fault_of
-from tests.faults.simulation.plan import EMULATOR, Plan, Step
-from tests.kit.command import untimed
+from sbpair.move.receipt import NamedMessage, Receipt
+from sbpair.testing import Emulator
+from tests.faults.simulation.checker import Course, check
+from tests.faults.simulation.faults import KINDS
+from tests.faults.simulation.history import History
+from tests.faults.simulation.plan import SIMULATED_ONLY, Plan, Step, plan
+from tests.faults.simulation.run import set_the_stage
+from tests.faults.simulation.workload import messages
+from tests.kit.command import environment
 
 RECOVERY_SECONDS: Final = 200.0
 STOP_SECONDS: Final = 150.0
 START_SECONDS: Final = 300.0
 LOCK_MS: Final = 61_000
 
+SPAN_MS: Final = 6_000
+MAX_LASTS_MS: Final = 2_000
+MAX_JUMP_MS: Final = 30_000
+SLOW: Final = 5.0
+"""A rate that a plan may have, in messages a second."""
+
+
+def real_plan(seed: int, now_ms: int) -> Plan:
+    """The plan of a seed, made shorter. The clocks may differ by less than a minute, however often one jumps."""
+    drawn = plan(seed, now_ms=now_ms, without=SIMULATED_ONLY, span_ms=SPAN_MS)
+    jumps = max(1, sum(step.kind == "clock" for step in drawn.steps))
+    limits = {"clock": MAX_JUMP_MS // jumps, "latency": 500}
+    steps = [
+        replace(
+            step,
+            lasts_ms=min(step.lasts_ms, MAX_LASTS_MS),
+            number=min(step.number, limits.get(step.kind, step.number)),
+        )
+        for step in drawn.steps
+    ]
+    return _busy(replace(drawn, steps=tuple(steps)), now_ms)
+
+
+def _busy(drawn: Plan, now_ms: int) -> Plan:
+    """With more to do: what is there at the start is moved within milliseconds, and faults would strike the idle."""
+    if "freeze" in drawn.kinds:
+        return drawn  # it wants a backlog that nothing is added to
+    random = Random(f"more for {drawn.seed}")
+    moments = [max(0, step.at_ms - random.randrange(40)) for step in drawn.steps]
+    moments += [random.randrange(SPAN_MS) for _ in range(4)]
+    flawed, limit = random.choice((0.0, 0.05)), 3 if drawn.rate == SLOW else 30
+    steps = list(drawn.steps)
+    for at_ms in moments:
+        step = Step(at_ms, 0, "strand", primary=False, number=random.randrange(1_000_000))
+        count = random.randint(1, limit)
+        more = messages(random, count, drawn.queues, drawn.goals, now_ms=now_ms, flawed=flawed)
+        steps.append(replace(step, messages=tuple(more)))
+    return replace(drawn, steps=tuple(sorted(steps, key=lambda each: each.at_ms)))
+
 
 @dataclass(frozen=True)
 class Played:
-    """What came of a schedule. `struck` are the kinds of the faults that did: what came too late for its entity, or
-    found nobody to kill, did not."""
+    """What came of a schedule. `struck` are the kinds of its faults, of crashes those that killed a process."""
 
     wrong: tuple[str, ...]
     lines: tuple[str, ...]
     struck: tuple[str, ...]
     messages: int
     again: int
-
-
-class Service:
-    """The emulator's process: its control door, and what it tells."""
-
-    def __init__(self, running: asyncio.subprocess.Process, http: aiohttp.ClientSession) -> None:
-        self._running = running
-        self._http = http
-        self._ready: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        self._verdict: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        self.locked = asyncio.Event()
-        self.drained = asyncio.Event()
-        self.left = 0
-        self.kills = 0
-        self._listening = asyncio.create_task(self._listen(), name="listen to the emulator")
-        assert running.stderr is not None
-        self._complaints = asyncio.create_task(running.stderr.read(), name="hear the emulator complain")
-
-    @classmethod
-    @asynccontextmanager
-    async def start(cls, seed: int, now_ms: int) -> AsyncIterator[Self]:
-        running = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tests.faults.observed", str(seed), str(now_ms), repr(time.monotonic())),
-            env=environment(),
-            stdin=PIPE,
-            stdout=PIPE,
-            stderr=PIPE,
-            limit=1 << 26,  # its verdict has every line
-        )
-        try:
-            # An outage breaks whatever connection is not busy.
-            async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as http:
-                service = cls(running, http)
-                async with asyncio.timeout(START_SECONDS):
-                    await service._ready
-                yield service
-                running.send_signal(signal.SIGTERM)
-                complaints = untimed((await service._complaints).decode())
-                assert (await running.wait(), complaints) == (0, "stopped\n"), complaints
-        finally:
-            if running.returncode is None:
-                running.kill()
-                await running.wait()
-
-    async def _listen(self) -> None:
-        assert self._running.stdout is not None
-        try:
-            async for line in self._running.stdout:
-                self._hear(json.loads(line))
-        finally:
-            for awaited in (self._ready, self._verdict):
-                if not awaited.done():
-                    awaited.set_exception(EOFError("the emulator has ended"))
-                    awaited.exception()
-
-    def _hear(self, said: dict[str, Any]) -> None:
-        if "schema" in said:
-            self._ready.set_result(said)
-        elif "wrong" in said:
-            self._verdict.set_result(said)
-        else:
-            self._note(said["line"], said["left"])
-
-    def _note(self, line: str, left: int) -> None:
-        self.left = left
-        self.kills += line.startswith("kill ")
-        if line.startswith("locked "):
-            self.locked.set()
-        (self.drained.clear if left else self.drained.set)()
-
-    def say(self, **command: Any) -> None:
-        assert self._running.stdin is not None
-        self._running.stdin.write(json.dumps(command).encode() + b"\n")
-
-    async def judge(self, receipts: list[dict[str, Any]]) -> dict[str, Any]:
-        self.say(judge=receipts)
-        return await self._verdict
-
-    @property
-    def namespaces(self) -> list[dict[str, str]]:
-        listed: list[dict[str, str]] = self._ready.result()["namespaces"]
-        return listed
-
-    # The control door
-
-    def _url(self, path: str) -> str:
-        return f"http:{self.namespaces[0]['endpoint'].removeprefix('sb:').rstrip('/')}/$control/{path}"
-
-    async def advance(self, ms: int) -> None:
-        async with self._http.post(self._url("clock"), json={"advance_ms": ms}) as answer:
-            assert answer.status == 200, await answer.text()
-
-    @asynccontextmanager
-    async def during(self, step: Step) -> AsyncIterator[bool]:
-        """Whether it strikes: what its entity is too late for does not happen."""
-        fault = asdict(fault_of(step, PRIMARY if step.primary else SECONDARY))
-        wanted = {name: value for name, value in fault.items() if value is not None}
-        async with self._http.post(self._url("faults"), json=wanted) as answer:
-            told = await answer.json()
-        assert answer.status in (201, 400), told
-        yield answer.status == 201
-        if answer.status == 201:
-            async with self._http.delete(self._url(f"faults/{told['id']}")) as answer:
-                assert answer.status == 200, await answer.text()
 
 
 @dataclass(eq=False)
@@ -170,31 +106,58 @@ class Syphon:
             os.kill(self.running.pid, number)
 
 
-class Schedule:
-    """The course of it, from outside."""
+class RealHistory(History):
+    """A history that wakes those who wait for the first lock, and for the end of the backlog."""
 
-    def __init__(self, the_plan: Plan, service: Service, directory: Path, tasks: asyncio.TaskGroup) -> None:
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.locked, self.drained = asyncio.Event(), asyncio.Event()
+
+    def tell(self, text: str) -> None:
+        super().tell(text)
+        if text.startswith("locked "):
+            self.locked.set()
+        left = any(not (each.completed or each.dead or each.deleted) for each in self.tracks.values())
+        (self.drained.clear if left else self.drained.set)()
+
+
+class Schedule:
+    """The course of it. Faults see it as their stage; `world` has what they want of one."""
+
+    def __init__(self, the_plan: Plan, emulator: Emulator, directory: Path, tasks: asyncio.TaskGroup) -> None:
         """`directory` is for the state that the syphons keep."""
+        began = time.monotonic()
         self.plan = the_plan
-        self.struck: list[str] = []
-        self.receipts: list[dict[str, Any]] = []
-        self._service = service
+        self.world = self
+        self.faults = emulator.faults
+        self.primary, self.secondary = emulator.namespaces.values()
+        self.history = RealHistory(lambda: round((time.monotonic() - began) * 1000), self._holder, self._sender)
+        self.course = Course(the_plan, self.history)
+        self.missing = self.course.missing
+        self.kills = 0
+        self._emulator = emulator
         self._directory = directory
         self._tasks = tasks
         self._random = Random(the_plan.seed)
+        self._connections: dict[Any, int] = {}
         self._alive: dict[Syphon, asyncio.Task[None]] = {}
         self._started = 0
         self._over = False
 
-    def _tell(self, text: str) -> None:
-        self._service.say(tell=text)
+    def _holder(self, consumer: Any) -> tuple[str, int]:
+        door = getattr(consumer, "_connection", None)
+        return ("syphon", self._connections.setdefault(door, len(self._connections)))
+
+    def _sender(self) -> str | None:
+        # Of two at the same time nobody here can say which it was.
+        return None if "second" in self.plan.kinds else "syphon"
 
     # Syphons
 
     async def _launch(self, *, once: bool, second: bool = False, apart: bool = False, clean: bool = False) -> Syphon:
         self._started += 1
         name = f"syphon-{self._started}"
-        self._tell(f"start {name} {'--once' if once else '--watch'}")
+        self.history.tell(f"start {name} {'--once' if once else '--watch'}")
         running = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "sbpair", "syphon", "--once" if once else "--watch", "--output", "json"),
             *("--max-held", str(self.plan.hold), "--count", str(self.plan.queues)),
@@ -203,12 +166,11 @@ class Schedule:
             *("--ttl", "remaining" if self.plan.remaining else "original"),
             *(["--where", self.plan.choice.text] if self.plan.choice and not clean else []),
             *("--credits", "none", *(["--rate", f"{self.plan.rate:g}"] if self.plan.rate else [])),
-            env=environment(*self._service.namespaces),
+            env=environment(self._emulator),
             stdin=DEVNULL,
             stdout=PIPE,
             stderr=PIPE,
         )
-        self._service.say(started=[name, running.pid])
         syphon = Syphon(name, running)
         self._alive[syphon] = self._tasks.create_task(self._read(syphon), name=f"read {name}")
         return syphon
@@ -220,81 +182,74 @@ class Schedule:
             syphon.signal(signal.SIGKILL)
         code = syphon.running.returncode
         del self._alive[syphon]
-        self._service.say(ended=syphon.name)
-        self._tell(f"end {syphon.name} {code}")
+        self.history.tell(f"end {syphon.name} {code}")
         if code == 1:
-            self._service.say(accuse=f"{syphon.name} ended with 1: {said.decode()[-500:]}")
+            self.history.accuse(f"{syphon.name} ended with 1: {said.decode()[-500:]}")
         if code != -signal.SIGKILL and out.strip():
-            self.receipts.append(json.loads(out))
+            self.course.receipts.append(receipt_of(json.loads(out)))
 
     async def _gone(self, syphon: Syphon) -> None:
         reading = self._alive.get(syphon)
         if reading is not None and (await asyncio.wait([reading], timeout=STOP_SECONDS))[1]:
-            self._service.say(accuse=f"{syphon.name} did not end within {STOP_SECONDS:g} s")
+            self.history.accuse(f"{syphon.name} did not end within {STOP_SECONDS:g} s")
             syphon.signal(signal.SIGKILL)
             await reading
 
+    def kill(self) -> None:
+        for each in self._alive:
+            each.signal(signal.SIGKILL)
+            self.history.tell(f"kill {each.name}")
+            self.kills += 1
+        for track in self.history.tracks.values():
+            if self._alive and track.held_by and (not track.completed or len(track.arrivals) > 1):
+                self.course.in_flight_at_death.add(track.stranded.id)
+
+    kill_soon = kill
+
+    def ask_to_stop(self) -> None:
+        for each in self._alive:
+            self.history.tell(f"stop {each.name}")
+            each.ask_to_stop()
+
     # Faults
 
-    def _during(self, step: Step) -> AbstractAsyncContextManager[bool]:
-        if step.kind in EMULATOR:
-            return self._service.during(step)
-        if step.kind in INSIDE:
-            return self._inside(step)
-        mine = {"freeze": self._freeze, "stop": self._stop, "second": self._second}
-        return mine[step.kind](step)
-
     @asynccontextmanager
-    async def _inside(self, step: Step) -> AsyncIterator[bool]:
-        number = self.plan.steps.index(step)
-        self._service.say(begin=number)
-        yield step.kind != "crash"
-        self._service.say(end=number)
+    async def _during(self, step: Step) -> AsyncIterator[None]:
+        if step.kind == "second":
+            other = await self._launch(once=step.number % 2 == 0, second=True, apart=step.number % 3 > 0)
+            yield
+            other.ask_to_stop()
+        else:
+            with KINDS[step.kind](self, step):  # type: ignore[arg-type]  # it has what they want
+                yield
 
-    @asynccontextmanager
-    async def _freeze(self, step: Step) -> AsyncIterator[bool]:
+    @contextmanager
+    def freeze(self, step: Step) -> Iterator[None]:
         """Now and then for longer than a lock lives, by the service's clock."""
         frozen = list(self._alive)
         for each in frozen:
             each.signal(signal.SIGSTOP)
         # To `--once`, what is put in after such a jump would be newer than its start for ever.
         if step.number % 2 and not self.plan.kinds & {"strand", "backlog-remade", "clock"}:
-            await self._service.advance(LOCK_MS)
-        yield bool(frozen)
+            self._emulator.advance(LOCK_MS)
+        yield
         for each in frozen:
             each.signal(signal.SIGCONT)
-
-    @asynccontextmanager
-    async def _stop(self, _: Step) -> AsyncIterator[bool]:
-        asked = list(self._alive)
-        self._ask_to_stop()
-        yield bool(asked)
-
-    @asynccontextmanager
-    async def _second(self, step: Step) -> AsyncIterator[bool]:
-        other = await self._launch(once=step.number % 2 == 0, second=True, apart=step.number % 3 > 0)
-        yield True
-        other.ask_to_stop()
-
-    def _ask_to_stop(self) -> None:
-        for each in self._alive:
-            self._tell(f"stop {each.name}")
-            each.ask_to_stop()
 
     # The course of it
 
     async def play(self) -> None:
+        set_the_stage(self)
         supervising = self._tasks.create_task(self._supervise(), name="supervise")
         # The first seconds are Python's: nothing strikes a syphon that is not there yet.
         async with asyncio.timeout(START_SECONDS):
-            await self._service.locked.wait()
+            await self.history.locked.wait()
         await self._strike()
-        self._tell("nothing is wrong any more")
+        self.history.tell("nothing is wrong any more")
         await self._drain()
         await self._stop_all(supervising)
-        await self._service.advance(LOCK_MS)
+        self._emulator.advance(LOCK_MS)
         await self._gone(await self._launch(once=True, clean=True))
-        self.struck += ["crash"] * self._service.kills
 
     async def _supervise(self) -> None:
         while not self._over:
@@ -313,49 +268,55 @@ class Schedule:
                 tasks.create_task(self._step(step), name=step.kind)
 
     async def _step(self, step: Step) -> None:
-        self._tell(f"begin {step}")
-        async with self._during(step) as strikes:
-            self.struck += [step.kind] * strikes
+        self.history.tell(f"begin {step}")
+        async with self._during(step):
             await asyncio.sleep(step.lasts_ms / 1000)
-        self._tell(f"over {step.kind} {step.at_ms}")
+        self.history.tell(f"over {step.kind} {step.at_ms}")
 
     async def _drain(self) -> None:
         if "backlog-remade" in self.plan.kinds or self.plan.choice is not None:
             return
         try:
             async with asyncio.timeout(RECOVERY_SECONDS):
-                await self._service.drained.wait()
+                await self.history.drained.wait()
         except TimeoutError:
-            self._service.say(accuse=f"not drained within {RECOVERY_SECONDS:g} s")
+            self.history.accuse(f"not drained within {RECOVERY_SECONDS:g} s")
 
     async def _stop_all(self, supervising: asyncio.Task[None]) -> None:
         self._over = True
-        self._ask_to_stop()
+        self.ask_to_stop()
         for each in list(self._alive):
             await self._gone(each)
         await supervising
         for each in list(self._alive):
             await self._gone(each)
 
+    @property
+    def played(self) -> Played:
+        struck = [step.kind for step in self.plan.steps if step.kind != "crash"] + ["crash"] * self.kills
+        history = self.history
+        wrong = check(self.course)
+        return Played(tuple(wrong), tuple(history.lines), tuple(struck), len(history.tracks), history.again)
 
-def environment(*namespaces: dict[str, str]) -> dict[str, str]:
-    """Where a command finds the pair."""
-    given = {key: value for key, value in os.environ.items() if not key.startswith("SBPAIR_")}
-    for side, namespace in zip(("PRIMARY", "SECONDARY"), namespaces, strict=False):
-        given[f"SBPAIR_{side}_CONNECTION_STRING"] = namespace["connection_string"]
-        given[f"SBPAIR_{side}_NAME"] = namespace["name"]
-    return given
+
+def receipt_of(document: dict[str, Any]) -> Receipt:
+    known = {name: value for name, value in document.items() if name in Receipt.__dataclass_fields__}
+    for name in ("dead_letters", "doubtful"):
+        known[name] = tuple(
+            NamedMessage(**{key: each.get(key) for key in NamedMessage.__dataclass_fields__})
+            for each in document.get(name, ())
+        )
+    return Receipt(**known)
 
 
 async def _carry_out(seed: int, directory: Path) -> Played:
-    now_ms = time.time_ns() // 1_000_000
-    async with Service.start(seed, now_ms) as service:
-        async with asyncio.TaskGroup() as tasks:
-            schedule = Schedule(real_plan(seed, now_ms), service, directory, tasks)
-            await schedule.play()
-        verdict = await service.judge(schedule.receipts)
-    told = {name: tuple(verdict[name]) for name in ("wrong", "lines")}
-    return Played(**told, struck=tuple(schedule.struck), messages=verdict["messages"], again=verdict["again"])
+    the_plan = real_plan(seed, time.time_ns() // 1_000_000)
+    async with Emulator() as emulator, asyncio.TaskGroup() as tasks:
+        schedule = Schedule(the_plan, emulator, directory, tasks)
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: schedule.history.accuse(f"the emulator: {context}"))
+        await schedule.play()
+    return schedule.played
 
 
 def carry_out(seed: int) -> Played:

@@ -5,8 +5,7 @@ The rest: python -m tests.faults.schedules --real-seeds 0:200
 
 from collections import Counter
 
-from tests.faults.observed import MAX_LASTS_MS, SPAN_MS, real_plan
-from tests.faults.real import carry_out
+from tests.faults.real import MAX_LASTS_MS, SPAN_MS, carry_out, real_plan
 from tests.faults.simulation.plan import SIMULATED_ONLY
 
 NOW_MS = 1_790_000_000_000

@@ -281,15 +281,5 @@ def simulate_failover(plan: FailoverPlan) -> FailoverVerdict:
             except (Stuck, ExceptionGroup) as broken:
                 simulation.accuse(f"the schedule broke off: {broken!r}")
             deviations = tuple(loop.decisions.made)
-            _tidy(loop, simulation)
+            loop.end_all(simulation.bury())
     return FailoverVerdict(plan, tuple(simulation.wrong), tuple(simulation.lines), simulation.counts, deviations)
-
-
-def _tidy(loop: VirtualLoop, simulation: FailoverSimulation) -> None:
-    """End tasks of the SDK, which outlive their connections, and what is stuck."""
-    loop.be_patient()
-    loop.run_until_complete(simulation.bury())
-    if left := asyncio.all_tasks(loop):
-        for task in left:
-            task.cancel()
-        loop.run_until_complete(asyncio.wait(left, timeout=CLOSE_SECONDS))

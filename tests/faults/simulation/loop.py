@@ -131,6 +131,10 @@ def _name(process: Process | None) -> str:
     return process.name if process else "service"
 
 
+def _busy(ready: deque[asyncio.Handle]) -> str:
+    return ", ".join(dict.fromkeys(_name(_process(handle)) for handle in list(ready)))
+
+
 def _lane(handle: asyncio.Handle) -> Lane:
     """Return the lane of a timer. An object whose method is called may name its `source`."""
     process, callback = _process(handle), handle._callback  # type: ignore[attr-defined]
@@ -188,13 +192,14 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         ready.extendleft(reversed(self._resting))
         self._resting.clear()
         if ready and (soon := self._next_time()) is not None and 0 < soon - self._now <= SLOW_SECONDS:
-            busy = ", ".join(dict.fromkeys(_name(_process(handle)) for handle in list(ready)))
-            if self._is_late("clock", f"goes on to the next event while {busy} is busy"):
+            if self._is_late("clock", lambda: f"goes on to the next event while {_busy(ready)} is busy"):
                 self._now = soon
-            elif self._is_late("callback", f"of {busy} takes {SLOW_SECONDS:g} s"):
+            elif self._is_late("callback", lambda: f"of {_busy(ready)} takes {SLOW_SECONDS:g} s"):
                 self._now += SLOW_SECONDS
         due = self._due()
         resting = self._rest(ready)
+        if not due:
+            return
         lanes = dict.fromkeys(map(_lane, due))
         rivals = Counter(process for process, _ in lanes)
         rivals.update({_process(handle) for handle in list(ready)})
@@ -207,7 +212,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         for handle in due:
             (self._late if _lane(handle) in late else ready).append(handle)
 
-    def _is_late(self, subject: str, what: str) -> bool:
+    def _is_late(self, subject: str, what: str | Callable[[], str]) -> bool:
         return self.decisions.is_late(subject, self._now, what)
 
     def _rest(self, ready: deque[asyncio.Handle]) -> set[Process | None]:
@@ -219,8 +224,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         for process in awake:
             if len(resting) < len(awake) - 1 and self._is_late(_name(process), "rests for a turn"):
                 resting.add(process)
-        self._resting += [handle for handle in handles if _process(handle) in resting]
-        ready.extendleft(handle for handle in reversed(handles) if _process(handle) not in resting)
+        if resting:
+            self._resting += [handle for handle in handles if _process(handle) in resting]
+            handles = [handle for handle in handles if _process(handle) not in resting]
+        ready.extendleft(reversed(handles))
         return resting
 
     def _next_time(self) -> float | None:
@@ -243,9 +250,16 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             due.append(self._pop_timer())
         return due
 
-    def be_patient(self) -> None:
-        """What went wrong has been noted: let it end."""
+    def end_all(self, burial: Coroutine[Any, Any, None] | None = None) -> None:
+        """End what was killed or is stuck, so that nothing of it is left to complain later."""
         self._turns = self._turns_now = 0
+        if burial is not None:
+            self.run_until_complete(burial)
+        left = asyncio.all_tasks(self)
+        for task in left:
+            task.cancel()
+        if left:
+            self.run_until_complete(asyncio.wait(left, timeout=900.0))
 
     def _make_task(self, _: Any, coroutine: Any, **options: Any) -> Numbered:
         self._tasks_made += 1

@@ -7,7 +7,7 @@ this subject, or by its time: with fewer messages in a schedule, one of them oft
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, MutableSet
+from collections.abc import Callable, Iterable, Iterator, MutableSet
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Final
@@ -66,7 +66,7 @@ class Decisions:
         self._numbers: Counter[str] = Counter()
         self._wanted = Counter((each.subject, each.at if order.by_time else each.number) for each in order.deviations)
 
-    def is_late(self, subject: str, at: float, what: str) -> bool:
+    def is_late(self, subject: str, at: float, what: str | Callable[[], str]) -> bool:
         number = self._numbers[subject] = self._numbers[subject] + 1
         if self._order.seed:
             late = self._random.random() < self._order.rate
@@ -75,7 +75,7 @@ class Decisions:
             late = self._wanted[key] > 0
             self._wanted[key] -= late
         if late:
-            self.made.append(Deviation(subject, number, at, what))
+            self.made.append(Deviation(subject, number, at, what() if callable(what) else what))
         return late
 
 

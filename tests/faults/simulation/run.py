@@ -68,6 +68,17 @@ class Verdict:
     deviations: tuple[Deviation, ...]
 
 
+def set_the_stage(stage: Any) -> None:
+    """Create the entities of a plan, and strand its messages."""
+    for goal in stage.plan.goals:
+        stage.history.watch_primary(make_goal(stage.world.primary, goal))
+    for index in range(stage.plan.queues):
+        queue = make_backlog(stage.world.secondary, index)
+        stranded, dead = [each for each in stage.plan.messages if each.queue == index], stage.plan.mover == REDRIVE
+        stage.history.watch_backlog(queue, dead=dead)
+        stage.history.strand(queue, stranded, dead=dead)
+
+
 class Simulation:
     """The stage that faults act on. `world` is there once it has begun."""
 
@@ -246,13 +257,7 @@ class Simulation:
 
     def _set_the_stage(self) -> None:
         self.world = World(self.loop, self.network, queues=self.plan.queues)
-        for goal in self.plan.goals:
-            self.history.watch_primary(make_goal(self.world.primary, goal))
-        for index in range(self.plan.queues):
-            queue = make_backlog(self.world.secondary, index)
-            stranded, dead = [each for each in self.plan.messages if each.queue == index], self.plan.mover == REDRIVE
-            self.history.watch_backlog(queue, dead=dead)
-            self.history.strand(queue, stranded, dead=dead)
+        set_the_stage(self)
 
     async def _strike(self, tasks: asyncio.TaskGroup) -> None:
         self._lasting: list[asyncio.Task[None]] = []
@@ -359,7 +364,7 @@ def simulated(the_plan: Plan, kind: type[Simulation] = Simulation) -> Verdict:
             wrong = _carry_out(loop, simulation)
             history = simulation.history
             digest, lines, deviations = history.digest, tuple(history.lines), tuple(loop.decisions.made)
-            _tidy(loop, simulation)
+            loop.end_all(simulation.bury())
     return Verdict(seed, tuple(wrong), lines, digest, the_plan, len(history.tracks), history.again, deviations)
 
 
@@ -371,14 +376,3 @@ def _carry_out(loop: VirtualLoop, simulation: Simulation) -> list[str]:
         wrong.append(f"the schedule broke off: {broken!r}")
     wrong += simulation.judge()
     return wrong + [repr(context.get("exception") or context["message"]) for context in loop.broken]
-
-
-def _tidy(loop: VirtualLoop, simulation: Simulation) -> None:
-    """End what was killed or is stuck, so that nothing of it is left to complain later."""
-    loop.be_patient()
-    loop.run_until_complete(simulation.bury())
-    left = asyncio.all_tasks(loop)
-    for task in left:
-        task.cancel()
-    if left:
-        loop.run_until_complete(asyncio.wait(left, timeout=STOP_SECONDS))

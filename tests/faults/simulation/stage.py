@@ -163,16 +163,6 @@ class Asked:
             self.counted["receives"] += 1
 
 
-def _tidy(loop: VirtualLoop) -> None:
-    """Where a scene has failed, what it has begun still has to end."""
-    left = asyncio.all_tasks(loop)
-    for task in left:
-        task.cancel()
-    if left:
-        loop.be_patient()
-        loop.run_until_complete(asyncio.wait(left, timeout=60.0))
-
-
 def play(scene: Callable[[Stage], Awaitable[None]], *, queues: int = 1, managed: bool = True) -> None:
     """Carry out a scene in virtual time, and see that it leaves no task and no unheard error behind."""
     loop = VirtualLoop()
@@ -189,7 +179,7 @@ def play(scene: Callable[[Stage], Awaitable[None]], *, queues: int = 1, managed:
             try:
                 loop.run_until_complete(main())
             finally:
-                _tidy(loop)
+                loop.end_all()
     finally:
         loop.close()
     assert not loop.broken

@@ -438,7 +438,7 @@ def simulate_relay(plan: RelayPlan | int, *, counts_objects: bool = False) -> Re
                 course.accuse(f"the schedule broke off: {broken!r}")
             course.judge()
             deviations = tuple(loop.decisions.made)
-            _tidy(loop, simulation)
+            loop.end_all(simulation.bury())
         if counts_objects:
             simulation.network.lines.clear()
             gc.collect()
@@ -455,13 +455,3 @@ def _kept_objects() -> dict[str, int]:
         if isinstance(each, KEPT):
             found[type(each).__name__] = found.get(type(each).__name__, 0) + 1
     return found
-
-
-def _tidy(loop: RelayLoop, simulation: RelaySimulation) -> None:
-    """End what is stuck, so that nothing of it is left to complain later."""
-    loop.be_patient()
-    loop.run_until_complete(simulation.bury())
-    if left := asyncio.all_tasks(loop):
-        for task in left:
-            task.cancel()
-        loop.run_until_complete(asyncio.wait(left, timeout=QUIET_SECONDS))
