@@ -6,6 +6,8 @@ The rest: python -m tests.faults.schedules --seeds 0:2000 --real 200
 """
 
 import asyncio
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -21,18 +23,17 @@ from sbpair.move.raw_source import RawSource
 from sbpair.move.receipt import Tally
 from sbpair.runs.journal import Journal
 from sbpair.syphon import runner
-from tests.faults.schedules import failure, parsed
+from tests.faults.schedules import KINDS, failure, parsed
 from tests.faults.simulation.faults import CRASHES
 from tests.faults.simulation.order import PLAIN
-from tests.faults.simulation.plan import Plan, Step, move_plan, plan
+from tests.faults.simulation.plan import Plan, Step
 from tests.faults.simulation.run import Verdict, simulated
-from tests.faults.simulation.world import BEGAN_MS
 
 pytestmark = pytest.mark.odd_messages
 
+of_syphon, of_move = (KINDS[kind]().plan for kind in ("syphon", "move"))
 QUICK, MORE = range(10), range(10, 100)
 SEEDS_A_TEST = 10
-ENOUGH_TO_CATCH = range(30)
 
 ONCE_WRONG = (16, 23, 88, 100, 322, 334, 1393, 1551, 2137, 3043, 3926)
 """Seeds that have found something, such as a link that was gone, copies of a message that wait for each other, or a
@@ -55,101 +56,70 @@ def test_nothing_is_lost_by_moves_and_redrives_under_seeded_faults(first: int) -
     assert not failure("move", range(first, first + SEEDS_A_TEST))
 
 
-def simulate(seed: int) -> Verdict:
-    return simulated(plan(seed, now_ms=BEGAN_MS))
-
-
-def simulate_move(seed: int) -> Verdict:
-    return simulated(move_plan(seed, now_ms=BEGAN_MS))
-
-
-def test_a_move_that_dead_letters_what_is_refused_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "MoveContext", partial(dead_lettering, runner.MoveContext))
-    assert any(line.startswith("dead-lettered for") for seed in range(0, 40, 2) for line in simulate_move(seed).wrong)
-
-
-def dead_lettering(really: Any, **options: Any) -> Any:
-    return really(**options | {"keeps_refused": False})
-
-
-def test_a_move_that_drops_messages_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RawDestinationLink, "send", lambda *_: accepted)
-    assert any(line.startswith("lost") for seed in range(4) for line in simulate_move(seed).wrong)
+def is_waited_for(drawn: Plan) -> bool:
+    return drawn.remaining and any(step.messages for step in drawn.steps)
 
 
 @pytest.mark.parametrize("seed", ONCE_WRONG)
 def test_what_a_schedule_has_found_once_stays_mended(seed: int) -> None:
-    assert not simulated(replace(plan(seed, now_ms=BEGAN_MS), order=PLAIN)).wrong
+    assert not simulated(replace(of_syphon(seed), order=PLAIN)).wrong
 
 
 def test_a_seed_replays_the_whole_run() -> None:
     for seed in range(200, 203):
-        once, again = simulate(seed), simulate(seed)
+        once, again = simulated(of_syphon(seed)), simulated(of_syphon(seed))
         assert once.lines == again.lines
         assert once.digest == again.digest
         assert len(once.lines) > 5
 
 
 def test_another_seed_is_another_run() -> None:
-    assert len({simulate(seed).digest for seed in range(5)}) == 5
+    assert len({simulated(of_syphon(seed)).digest for seed in range(5)}) == 5
 
 
-# The checker has to catch a syphon that is wrong
+def crashing(seed: int, moment: str = "arrived") -> Plan:
+    """A schedule with nothing but a crash: by default when the primary has a message, and nobody knows."""
+    crash = Step(at_ms=0, lasts_ms=10_000, kind="crash", primary=True, number=CRASHES.index(moment))
+    return replace(of_syphon(seed), span_ms=20_000, steps=(crash,))
 
 
-def caught(complaint: str) -> bool:
-    return any(line.startswith(complaint) for seed in ENOUGH_TO_CATCH for line in simulate(seed).wrong)
+known_crash = partial(crashing, moment="known to have arrived")
+
+
+@pytest.mark.parametrize(
+    ("make", "holds"),
+    [
+        (known_crash, lambda verdict: any("'already_sent': 1" in line for line in verdict.lines)),
+        (crashing, lambda verdict: verdict.again),
+    ],
+    ids=["what is known to have arrived is not", "what is in doubt is"],
+)
+def test_after_a_crash_messages_are_resent(make: Callable[[int], Plan], holds: Callable[[Verdict], bool]) -> None:
+    verdicts = [simulated(make(seed)) for seed in range(10)]
+    assert not [line for verdict in verdicts for line in verdict.wrong]
+    assert any(map(holds, verdicts))
+
+
+# The checker has to catch a mover that is wrong.
+
+leave, in_order = RawDestinationLink.send, DestinationQueue.next_round
 
 
 async def accepted() -> None:
     """The outcome of a batch, before anybody has asked."""
 
 
-def test_a_syphon_that_drops_messages_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RawDestinationLink, "send", lambda *_: accepted)
-    assert caught("lost")
+def settled_early(*arguments: Any) -> Any:
+    leave(*arguments)
+    return accepted
 
 
-def test_a_syphon_that_settles_before_acceptance_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    leave = RawDestinationLink.send
-
-    def post(*arguments: Any) -> Any:
-        leave(*arguments)
-        return accepted
-
-    monkeypatch.setattr(RawDestinationLink, "send", post)
-    assert caught("completed before it was accepted")
+def sent_twice(*arguments: Any) -> Any:
+    leave(*arguments)
+    return leave(*arguments)
 
 
-def test_a_syphon_that_sends_twice_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    once = RawDestinationLink.send
-
-    def post(*arguments: Any) -> Any:
-        once(*arguments)
-        return once(*arguments)
-
-    monkeypatch.setattr(RawDestinationLink, "send", post)
-    assert caught("arrived 2 times")
-
-
-def test_a_syphon_that_changes_the_order_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    in_order = DestinationQueue.next_round
-
-    def next_round(*arguments: Any) -> Any:
-        return [group[::-1] for group in in_order(*arguments)]
-
-    monkeypatch.setattr(DestinationQueue, "next_round", next_round)
-    assert caught("overtaken in hand")
-    assert caught("out of order")
-
-
-def test_a_syphon_that_alters_messages_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    for kind in (TemplateMessage, GenericMessage):
-        monkeypatch.setattr(kind, "restore", altering(kind.restore))
-    assert caught("altered")
-
-
-def altering(exact: Any) -> Any:
+def altered(exact: Any) -> Any:
     def restore(*arguments: Any) -> tuple[int, tuple[bytes, ...]]:
         size, (*parts, last) = exact(*arguments)
         return size, (*parts, last[:-1] + b"?")
@@ -157,75 +127,74 @@ def altering(exact: Any) -> Any:
     return restore
 
 
-def test_a_syphon_that_does_not_count_released_messages_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Tally, "ended", lambda *_: None)
-    assert caught("a receipt does not balance")
+def dead_lettering(really: Any, **options: Any) -> Any:
+    return really(**options | {"keeps_refused": False})
 
 
-def is_waited_for(drawn: Plan) -> bool:
-    return drawn.remaining and any(step.messages for step in drawn.steps)
+async def written_later(_: Journal) -> None:
+    return
 
 
-def test_a_syphon_that_ignores_the_time_in_the_backlog_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(route, "waited_ms", lambda *_: 0)
-    remaining = [seed for seed in range(200) if is_waited_for(plan(seed, now_ms=0))]
-    assert any(line.endswith("ms to live") for seed in remaining for line in simulate(seed).wrong)
+async def never(_: Any) -> None:
+    await asyncio.Event().wait()
 
 
-def test_a_syphon_that_sends_before_the_journal_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def flush(_: Journal) -> None:
-        return
-
-    monkeypatch.setattr(Journal, "flush", flush)
-    assert caught("sent before that was written down")
+async def nothing(*_: Any, **__: Any) -> list[Any]:
+    await asyncio.sleep(0)
+    return []
 
 
-def test_a_syphon_that_forgets_accepted_messages_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Journal, "was_accepted", lambda *_: False)
-    crashed = (simulated(crashing(seed, "known to have arrived")) for seed in range(20))
-    assert any("sends again what it knew the primary to have" in line for each in crashed for line in each.wrong)
+MANY, WATCH = range(30), next(seed for seed in range(100) if not of_syphon(seed).once)
+REMAINING = [seed for seed in range(200) if is_waited_for(of_syphon(seed))]
+DEFECTS: dict[str, tuple[list[tuple[Any, str, Any]], Callable[[int], Plan], Iterable[int], tuple[str, ...]]] = {
+    "drops messages": ([(RawDestinationLink, "send", lambda *_: accepted)], of_syphon, MANY, ("^lost",)),
+    "drops messages of a move": ([(RawDestinationLink, "send", lambda *_: accepted)], of_move, range(4), ("^lost",)),
+    "dead-letters what a move keeps": (
+        [(runner, "MoveContext", partial(dead_lettering, runner.MoveContext))],
+        *(of_move, range(0, 40, 2), ("^dead-lettered for",)),
+    ),
+    "settles before acceptance": (
+        [(RawDestinationLink, "send", settled_early)],
+        *(of_syphon, MANY, ("^completed before it was accepted",)),
+    ),
+    "sends twice": ([(RawDestinationLink, "send", sent_twice)], of_syphon, MANY, ("^arrived 2 times",)),
+    "changes the order": (
+        [(DestinationQueue, "next_round", lambda *given: [group[::-1] for group in in_order(*given)])],
+        *(of_syphon, MANY, ("^overtaken in hand", "^out of order")),
+    ),
+    "alters messages": (
+        [(kind, "restore", altered(kind.restore)) for kind in (TemplateMessage, GenericMessage)],
+        *(of_syphon, MANY, ("^altered",)),
+    ),
+    "counts no released messages": (
+        [(Tally, "ended", lambda *_: None)],
+        *(of_syphon, MANY, ("^a receipt does not balance",)),
+    ),
+    "ignores the time in the backlog": ([(route, "waited_ms", lambda *_: 0)], of_syphon, REMAINING, ("ms to live$",)),
+    "sends before the journal": (
+        [(Journal, "flush", written_later)],
+        *(of_syphon, MANY, ("^sent before that was written down",)),
+    ),
+    "forgets accepted messages": (
+        [(Journal, "was_accepted", lambda *_: False)],
+        *(known_crash, range(20), ("sends again what it knew the primary to have",)),
+    ),
+    "hides earlier doubts": (
+        [(runner, "_possible_duplicates", lambda *_: [])],
+        *(crashing, range(20), ("no receipt says so",)),
+    ),
+    "never ends": ([(RawPrimary, "close", never)], of_syphon, range(3), ("did not end",)),
+    "is a busy loop": ([(RawSource, "receive", nothing)], of_syphon, [WATCH], ("busy loop",)),
+}
 
 
-def test_a_syphon_that_hides_earlier_doubts_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "_possible_duplicates", lambda *_: [])
-    assert any("no receipt says so" in line for seed in range(20) for line in simulated(crashing(seed)).wrong)
-
-
-def crashing(seed: int, moment: str = "arrived") -> Plan:
-    """A schedule with nothing but a crash: by default when the primary has a message, and nobody knows."""
-    crash = Step(at_ms=0, lasts_ms=10_000, kind="crash", primary=True, number=CRASHES.index(moment))
-    drawn = plan(seed, now_ms=BEGAN_MS)
-    return replace(drawn, span_ms=20_000, steps=(crash,))
-
-
-def test_after_a_crash_no_message_known_as_accepted_is_resent() -> None:
-    verdicts = [simulated(crashing(seed, "known to have arrived")) for seed in range(10)]
-    assert not [line for verdict in verdicts for line in verdict.wrong]
-    assert any("'already_sent': 1" in line for verdict in verdicts for line in verdict.lines)
-
-
-def test_after_a_crash_only_pending_messages_are_resent() -> None:
-    verdicts = [simulated(crashing(seed)) for seed in range(10)]
-    assert not [line for verdict in verdicts for line in verdict.wrong]
-    assert any(verdict.again for verdict in verdicts)
-
-
-def test_a_syphon_that_never_ends_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def close(_: Any) -> None:
-        await asyncio.Event().wait()
-
-    monkeypatch.setattr(RawPrimary, "close", close)
-    assert any("did not end" in line for seed in range(3) for line in simulate(seed).wrong)
-
-
-def test_a_syphon_in_a_busy_loop_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def take(*_: Any, **__: Any) -> Any:
-        await asyncio.sleep(0)
-        return []
-
-    monkeypatch.setattr(RawSource, "receive", take)
-    watching = next(seed for seed in range(100) if not plan(seed, now_ms=0).once)
-    assert any("busy loop" in line for line in simulate(watching).wrong)
+@pytest.mark.parametrize("defect", DEFECTS)
+def test_a_mover_with_a_defect_is_caught(defect: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    changes, make, seeds, complaints = DEFECTS[defect]
+    for owner, name, changed in changes:
+        monkeypatch.setattr(owner, name, changed)
+    for complaint in complaints:
+        assert any(re.search(complaint, line) for seed in seeds for line in simulated(make(seed)).wrong)
 
 
 # The arguments of the command

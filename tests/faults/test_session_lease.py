@@ -234,20 +234,6 @@ async def test_unanswered_renewals_end_sends_before_the_lock_expires(stage: Stag
 
 
 @played()
-async def test_a_stalled_connection_ends_sends_before_the_lease_is_free(stage: Stage) -> None:
-    queue = leases(stage)
-    running = await start(stage, 300)
-    [server] = door_ends(stage, queue)
-    line = next(line for line in lease_lines(stage) if line.server is server)
-    line.client.out.silent = line.server.out.silent = True
-    count = await taken_by_another(stage, queue)
-    await asyncio.sleep(100.0)
-    assert sent(stage) == count
-    result = await running
-    assert result.exit_code == 4
-
-
-@played()
 async def test_a_release_without_an_answer_is_given_up(stage: Stage) -> None:
     queue = leases(stage)
     async with hold_lease(stage.world.pair, LEASES, "r"):

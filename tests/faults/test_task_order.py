@@ -12,15 +12,16 @@ from sbpair.errors import Throttled
 from sbpair.move.destination_sender import DestinationQueue
 from sbpair.move.raw_primary import RawDestinationLink, RawPrimary
 from sbpair.move.raw_source import ACCEPTED
+from tests.faults.schedules import KINDS
 from tests.faults.simulation.loop import PROCESS, Process, VirtualLoop
 from tests.faults.simulation.order import PLAIN, Decisions, Deviation, Order
-from tests.faults.simulation.plan import Plan, move_plan, plan
+from tests.faults.simulation.plan import Plan
 from tests.faults.simulation.run import simulated
 from tests.faults.simulation.shrinking import Shrunk, kind_of, shrunk
-from tests.faults.simulation.world import BEGAN_MS
 
 pytestmark = pytest.mark.odd_messages
 
+of_syphon, of_move = (KINDS[kind]().plan for kind in ("syphon", "move"))
 OFTEN = Order(7, 0.5)
 SEEDS = range(4, 8)
 MAX_RUNS = 150
@@ -109,7 +110,7 @@ def test_what_no_loop_promises_happens_in_any_order(
 
 
 def test_the_deviations_of_a_run_repeat_it() -> None:
-    drawn = replace(plan(4, now_ms=BEGAN_MS), order=OFTEN)
+    drawn = replace(of_syphon(4), order=OFTEN)
     once = simulated(drawn)
     again = simulated(replace(drawn, order=Order(deviations=once.deviations)))
 
@@ -118,7 +119,7 @@ def test_the_deviations_of_a_run_repeat_it() -> None:
 
 
 def test_plain_order_has_no_deviations() -> None:
-    assert not simulated(replace(plan(4, now_ms=BEGAN_MS), order=PLAIN)).deviations
+    assert not simulated(replace(of_syphon(4), order=PLAIN)).deviations
 
 
 # The shrinker
@@ -252,14 +253,6 @@ def first_failure(seeds: range, make: Callable[[int], Plan], **changes: Any) -> 
         if verdict.wrong:
             return shrunk(simulated, drawn, verdict, MAX_RUNS)
     return None
-
-
-def of_syphon(seed: int) -> Plan:
-    return plan(seed, now_ms=BEGAN_MS)
-
-
-def of_move(seed: int) -> Plan:
-    return move_plan(seed, now_ms=BEGAN_MS)
 
 
 @pytest.mark.parametrize(
