@@ -3,13 +3,12 @@
 import itertools
 import json
 import os
-import signal
 import sqlite3
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -209,76 +208,6 @@ def test_reading_a_missing_state_creates_nothing(tmp_path: Path) -> None:
 # The lease
 
 
-HOLD = """
-import sys
-from pathlib import Path
-from sbpair.errors import SbpairError
-from sbpair.runs.file_lease import Lease
-try:
-    lease = Lease(Path(sys.argv[1]), sys.argv[2], clock_ms=lambda: 1_790_000_000_000)
-except SbpairError as error:
-    print(error.exit_code, error.message, flush=True)
-    sys.exit()
-print("held", flush=True)
-for line in sys.stdin:
-    try:
-        lease.check()
-        print("held", flush=True)
-    except SbpairError as error:
-        print(error.exit_code, error.message, flush=True)
-"""
-
-
-class Holder:
-    """A process that takes the lease, and looks at it whenever it is asked to."""
-
-    def __init__(self, directory: Path, run: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", HOLD, str(directory), run], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        self.first = self.answer()
-
-    def answer(self) -> str:
-        assert self.process.stdout
-        return self.process.stdout.readline().strip()
-
-    def check(self) -> str:
-        assert self.process.stdin
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-        return self.answer()
-
-
-@contextmanager
-def holder(directory: Path, run: str = "r1") -> Iterator[Holder]:
-    made = Holder(directory, run)
-    with made.process:
-        try:
-            yield made
-        finally:
-            made.process.kill()
-
-
-def test_a_second_process_is_refused_and_the_holder_named(tmp_path: Path) -> None:
-    with holder(tmp_path) as first, holder(tmp_path, "r2") as second:
-        assert first.first == "held"
-        assert second.first == (
-            f"4 process {first.process.pid} (run r1, since 2026-09-21 14:13:20 UTC) is moving messages of this pair"
-        )
-        with pytest.raises(LeaseHeld) as held:
-            Lease(tmp_path, "r3")
-        assert "--no-lease" in held.value.hint
-        assert first.check() == "held"
-
-
-def test_a_kill_releases_the_lease(tmp_path: Path) -> None:
-    with holder(tmp_path) as first:
-        first.process.send_signal(signal.SIGKILL)
-        first.process.wait()
-    with holder(tmp_path, "r2") as second:
-        assert second.first == "held"
-
-
 def replaced(lease: Path) -> None:
     lease.unlink()
     lease.write_text("{}")
@@ -289,12 +218,16 @@ def replaced(lease: Path) -> None:
 )
 def test_a_lost_lease_is_noticed_before_the_next_send(tmp_path: Path, lose: Spoil) -> None:
     home = tmp_path / "orders"
-    with holder(home) as first:
+    held = rf"^process {os.getpid()} \(run r1, since 2026-09-21 14:13:20 UTC\) is moving messages of this pair$"
+    with Lease(home, "r1", clock_ms=lambda: 1_790_000_000_000) as lease:
+        with pytest.raises(LeaseHeld, match=held):
+            Lease(home, "r2")
+        lease.check()
         lose(home / "lease")
-        assert first.check() == f"4 the lease {home / 'lease'} was deleted or replaced"
-        with holder(home, "r2") as second:
-            assert second.first == "held"
-            assert first.check().startswith("4 ")
+        with pytest.raises(LeaseLost, match=f"the lease {home / 'lease'} was deleted or replaced"):
+            lease.check()
+        with Lease(home, "r2"), pytest.raises(LeaseLost):
+            lease.check()
 
 
 @pytest.mark.parametrize("on_disk", [True, False])

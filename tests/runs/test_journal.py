@@ -1,14 +1,10 @@
-"""The journal against what it stands for, also when it is opened again, and what a kill between two calls leaves."""
+"""The journal against what it stands for, also when it is opened again, after a crash too."""
 
 import asyncio
 import functools
 import itertools
-import json
 import shutil
-import signal
 import sqlite3
-import subprocess
-import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -439,124 +435,3 @@ async def test_a_log_that_cannot_be_folded_is_retried_when_it_has_grown(
     with RunDatabase(tmp_path, PAIR) as state:
         assert len(doubts_of(state, "r", ended=True)) == 10_000
     assert 1 <= len(tries) <= 6
-
-
-# In a process of its own
-
-
-PROGRAM = """
-import json, os, resource, signal, sys
-from pathlib import Path
-sys.path.insert(0, {tests!r})
-from test_journal import PAIR, accepted, key, sending
-from sbpair.runs.journal import Journal
-from sbpair.runs.database import RunDatabase
-
-state = RunDatabase(Path({directory!r}), PAIR)
-journal = Journal(state, run="r")
-"""
-
-STEPS = """
-left = {kill_after}
-def step(call, *arguments):
-    global left
-    if left == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-    left -= 1
-    return call(*arguments)
-
-def batch(first):
-    return [key(number) for number in range(first, first + 5)]
-
-a = step(sending, journal, batch(0), "orders")
-b = step(sending, journal, batch(10), "invoices")
-step(accepted, journal, a)
-c = step(sending, journal, batch(20), "orders")
-step(journal.note_completed, batch(0)[:2])
-step(journal.note_unsent, b)
-d = step(sending, journal, batch(10), "invoices")
-step(journal.note_in_doubt, c)
-step(accepted, journal, d)
-step(journal.note_completed, batch(0)[2:])
-e = step(sending, journal, batch(20), "orders")
-step(accepted, journal, e)
-step(journal.note_completed, batch(10))
-step(journal.close)
-step(print, "ended")
-"""
-
-# After so many calls: batches that were accepted, and not completed to the last message; batches that are in doubt;
-# and batches that may be, for what was refused is written down with the next flight.
-LEFT: list[tuple[set[int], set[int], set[int]]] = [
-    (set(), set(), set()),
-    (set(), {0}, set()),
-    (set(), {0, 10}, set()),
-    ({0}, {10}, set()),
-    ({0}, {10, 20}, set()),
-    ({0}, {10, 20}, set()),
-    ({0}, {20}, {10}),
-    ({0}, {10, 20}, set()),
-    ({0}, {10, 20}, set()),
-    ({0, 10}, {20}, set()),
-    ({10}, {20}, set()),
-    ({10}, {20}, set()),
-    ({10, 20}, {20}, set()),
-    ({20}, {20}, set()),
-    ({20}, {20}, set()),
-]
-
-
-def run_in_process(program: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
-
-
-@pytest.mark.parametrize("kill_after", range(len(LEFT)))
-def test_a_kill_between_any_two_calls_keeps_accepted_messages(tmp_path: Path, kill_after: int) -> None:
-    program = PROGRAM.format(tests=str(Path(__file__).parent), directory=str(tmp_path))
-    done = run_in_process(program + STEPS.format(kill_after=kill_after))
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    accepted, doubtful, perhaps = LEFT[kill_after]
-    with RunDatabase(tmp_path, PAIR) as state:
-        journal = Journal(state, run="next")
-        found = {doubt.sequence_number for doubt in doubts_of(state, "r", ended=True)}
-    for first in (0, 10, 20):
-        numbers = range(first, first + 5)
-        if first in accepted:
-            assert all(journal.was_accepted(key(number)) for number in numbers[2:])
-        in_doubt = [number in found for number in numbers]
-        assert all(in_doubt) if first in doubtful else not any(in_doubt) or first in perhaps
-
-
-def test_the_steps_run_to_the_end() -> None:
-    assert len(LEFT) == STEPS.count("step(") - 1
-
-
-WRITES = """
-resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
-from sbpair.errors import MachineLacks
-sent = []
-try:
-    for first in range(0, 10**9, 100):
-        batch = [key(number) for number in range(first, first + 100)]
-        flight = sending(journal, batch, "orders")
-        sent.append(first)
-        accepted(journal, flight)
-except MachineLacks as error:
-    print(json.dumps([sent, error.exit_code, error.message]))
-"""
-
-
-def test_a_file_that_cannot_grow_keeps_accepted_messages(tmp_path: Path) -> None:
-    program = PROGRAM.format(tests=str(Path(__file__).parent), directory=str(tmp_path))
-    done = run_in_process(program + WRITES)
-    sent, code, message = json.loads(done.stdout)
-    assert code == 7
-    assert str(tmp_path) in message
-    with RunDatabase(tmp_path, PAIR) as state:
-        journal = Journal(state)
-        in_doubt = {doubt.sequence_number for doubt in doubts_of(state, "r", ended=True)}
-    assert len(sent) > 3
-    for first in sent[:-1]:
-        assert journal.was_accepted(key(first))
-    # The last one may have been written down as sent alone.
-    assert journal.was_accepted(key(sent[-1])) or sent[-1] in in_doubt
