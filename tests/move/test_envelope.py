@@ -228,28 +228,29 @@ def test_a_move_keeps_what_it_promises(own, annotations, header, properties, bod
         assert name in changed or same(getattr(had, name), getattr(has, name))
 
 
-def test_the_longest_time_to_live_that_fits_the_header_stays_in_the_header():
-    after = moved(plain(Aliases("q", ttl_ticks=MAXIMUM * 10_000)))
-    assert after.read_header().ttl == MAXIMUM
-    assert after.properties == b""
+HUNDRED_DAYS_MS = 100 * 24 * 3_600_000
+STALE = {"properties": Properties(absolute_expiry_time=NOW - 1, creation_time=NOW - 2).encode()}
 
 
-def test_a_time_to_live_of_more_than_49_days_is_written_as_two_times():
-    hundred_days_ms = 100 * 24 * 3_600_000
-    after = moved(plain(Aliases("q", ttl_ticks=hundred_days_ms * 10_000)))
+@pytest.mark.parametrize(
+    ("ticks", "had", "ttl", "times"),
+    [
+        (MAXIMUM * 10_000, {}, MAXIMUM, (None, None)),
+        # More than 49 days do not fit the header.
+        (HUNDRED_DAYS_MS * 10_000, {}, MAXIMUM, (NOW, NOW + HUNDRED_DAYS_MS)),
+        (1, {}, 1, (None, None)),
+        (MINUTE_TICKS, STALE, 60_000, (NOW, NOW + 60_000)),
+        # One that is no alias is what the sender wished, unless it is the largest, which is none.
+        (None, {"header": Header(ttl=5_000).encode()}, 5_000, (None, None)),
+        (None, {"header": Header(ttl=MAXIMUM, delivery_count=3).encode()}, None, (None, None)),
+    ],
+)
+def test_a_time_to_live_is_in_the_header_or_in_two_times(ticks, had, ttl, times):
+    after = moved(plain(Aliases("q", ttl_ticks=ticks), **had))
     properties = after.read_properties()
-    assert after.read_header().ttl == MAXIMUM
-    assert (properties.creation_time, properties.absolute_expiry_time) == (NOW, NOW + hundred_days_ms)
-
-
-def test_part_of_a_millisecond_to_live_is_one_and_not_none():
-    assert moved(plain(Aliases("q", ttl_ticks=1))).read_header().ttl == 1
-
-
-def test_an_absolute_expiry_is_renewed_with_the_time_to_live():
-    stale = Properties(absolute_expiry_time=NOW - 1, creation_time=NOW - 2).encode()
-    properties = moved(plain(Aliases("q", ttl_ticks=MINUTE_TICKS), properties=stale)).read_properties()
-    assert (properties.creation_time, properties.absolute_expiry_time) == (NOW, NOW + 60_000)
+    assert after.read_header().ttl == ttl
+    assert (properties.creation_time, properties.absolute_expiry_time) == times
+    assert bool(after.header) == (ttl is not None)
 
 
 @pytest.mark.parametrize(
@@ -268,14 +269,6 @@ def test_a_life_is_what_the_header_or_the_expiry_states(
     ttl: int | None, expires: int | None, created: int | None, left: int | None
 ) -> None:
     assert lifetime_ms(ttl, Properties(absolute_expiry_time=expires, creation_time=created), 5) == left
-
-
-def test_without_a_time_to_live_nothing_expires():
-    assert moved(plain(Aliases("q"), header=Header(ttl=MAXIMUM, delivery_count=3).encode())).header == b""
-
-
-def test_a_time_to_live_that_is_no_alias_is_somebodys_wish():
-    assert moved(plain(Aliases("q"), header=Header(ttl=5_000).encode())).read_header().ttl == 5_000
 
 
 def test_a_schedule_replaces_an_older_one():

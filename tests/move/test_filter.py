@@ -1,11 +1,10 @@
-"""Filters: true, false, unknown or failed for a message; mistakes with their column; and two other opinions."""
+"""Filters: true, false, unknown or failed for a message; mistakes with their column; and another opinion."""
 
 import uuid
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given, settings
 
 from sbpair.amqp.message import (
     APPLICATION_PROPERTIES,
@@ -17,12 +16,9 @@ from sbpair.amqp.message import (
     encode_map,
 )
 from sbpair.amqp.types import Decimal128, Described, Float, Int, Long, Map, Symbol, Timestamp, UInt, ULong
-from sbpair.amqp_client.client import connect
 from sbpair.backlog import Aliases, write_aliases
-from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.move.filter import MAX_TEXT, FilteredMessage, FilterInvalid, MessageFilter
 from sbpair.move.message.decode import Decoder
-from sbpair.testing import EmulatedNamespace, EmulatorThread
 from tests.move import filter_trees as trees
 
 NOW_MS = 1_800_000_000_000
@@ -251,70 +247,3 @@ def payload_of(message: dict[str, Any]) -> bytes:
 
 
 SYSTEM_FIELDS = {"message_id": "MessageId", "subject": "Label", "to": "To", "correlation_id": "CorrelationId"}
-
-
-# Against the service's rules, as the emulator has them.
-
-
-@pytest.fixture(scope="module")
-def namespace() -> Iterator[EmulatedNamespace]:
-    with EmulatorThread() as thread:
-        yield thread["contoso"]
-
-
-def drawn(strategy: Any, count: int) -> list[Any]:
-    """Draw different values, the same in each run."""
-    found: list[Any] = []
-
-    @settings(
-        max_examples=count,
-        database=None,
-        derandomize=True,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(strategy)
-    def collect(value: Any) -> None:
-        found.append(value)
-
-    collect()
-    return found
-
-
-async def test_filter_chooses_what_a_subscription_rule_does(namespace: EmulatedNamespace) -> None:
-    texts = list(dict.fromkeys([*map(trees.text_of, drawn(trees.conditions, 120)), *EMULATED]))
-    rules = {f"s{number}": text for number, text in enumerate(texts)}
-    namespace.declare(topics={"news": {"all": {}, **rules}})
-    messages = drawn(trees.messages, 40)
-    endpoint = endpoint_from_connection_string(namespace.connection_string)
-    async with connect(endpoint) as client:
-        sender = await client.sender("news")
-        for number, message in enumerate(messages):
-            await sender.send(payload_of({"sys.MessageId": f"m{number}", **message}))
-        sent = await peeked(client, "all")
-        assert len(sent) == len(messages)
-        for name, text in rules.items():
-            made = MessageFilter(text)
-            ours = {each.facts.message_id for each in sent if made.matches(each)}
-            assert ours == {each.facts.message_id for each in await peeked(client, name)}, text
-
-
-EMULATED = split(
-    """
-    sys.SequenceNumber > 20 | sys.DeliveryCount = 0 | sys.EnqueuedTimeUtc = sys.EnqueuedTimeUtc
-    sys.MessageId LIKE 'm_' | p('a') = 1 | a IN (1, 2) AND b IS NOT NULL | sys.TimeToLive > sys.TimeToLive
-    property('b') = 'ab' OR sys.To IN ('a', 'ab') | sys.PartitionKey = 'p' | sys.SessionId = 's' | NOT a = 1
-    sys.EnqueuedSequenceNumber = sys.SequenceNumber | a * 2 > 3 AND c % 2 = 1 | sys.Subject = sys.Label
-    newid() = newid() | sys.ExpiresAtUtc > sys.EnqueuedTimeUtc
-""".replace("\n", " | ")
-)
-
-
-async def peeked(client: Any, subscription: str) -> list[FilteredMessage]:
-    found: list[FilteredMessage] = []
-    start = 0
-    while page := await client.peek(f"news/subscriptions/{subscription}", start, 100):
-        decoded = Decoder("q").decode(page)
-        found += [FilteredMessage(each.facts, each.content, NOW_MS) for each in decoded]
-        start = found[-1].facts.sequence_number + 1
-    return found

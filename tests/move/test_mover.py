@@ -35,15 +35,6 @@ from tests.move.memory import (
 )
 
 
-async def test_a_message_is_completed_only_after_it_is_sent() -> None:
-    memory, context = Memory(), fast_context()
-    await move(memory, [message(1), message(2)], context)
-    assert [what for what, number in memory.done if number == 1] == ["send", "complete"]
-    assert [number for what, number in memory.done if what == "send"] == [1, 2]
-    assert receipt_of(context).sent == 2
-    assert not context.journal.unconfirmed()
-
-
 @pytest.mark.parametrize(
     ("answers", "sent", "dead_lettered", "in_doubt", "code"),
     [([IN_DOUBT, IN_DOUBT, None], 1, 0, 0, 0), ([IN_DOUBT, REFUSED], 0, 1, 0, 3), ([IN_DOUBT] * 50, 0, 0, 1, 3)],
@@ -81,20 +72,6 @@ async def test_a_message_that_expires_while_it_waits_is_dead_lettered() -> None:
     assert sorted(memory.done) == [("complete", 2), ("dead_letter", 1), ("send", 2)]
     receipt = receipt_of(context)
     assert (receipt.sent, receipt.expired, receipt.dead_lettered) == (1, 1, 0)
-
-
-async def test_a_failed_completion_stays_in_the_journal() -> None:
-    memory, context = Memory(complete=[UNREACHABLE]), fast_context()
-    made = await move(memory, [message(1)], context)
-    assert receipt_of(context).sent == 1
-    assert len(context.journal.unconfirmed()) == 1
-    assert made.settlement_error is UNREACHABLE
-    again = Memory()
-    await move(again, [message(1)], context)
-    receipt = receipt_of(context)
-    assert again.done == [("complete", 1)]
-    assert (receipt.sent, receipt.already_sent, receipt.distinct) == (1, 1, 1)
-    assert not context.journal.unconfirmed()
 
 
 class BusyOnce(Memory):
@@ -285,15 +262,6 @@ async def test_a_lost_lock_is_not_renewed_again() -> None:
     assert ("release", 3) not in memory.done
     assert ("release", 2) in memory.done
     assert receipt_of(context).released == 3
-
-
-async def test_a_redelivery_of_a_held_message_is_sent_once() -> None:
-    memory, context = Memory(), fast_context()
-    await move(memory, [message(1), message(2), message(1), message(2)], context)
-    assert sorted(number for what, number in memory.done if what == "send") == [1, 2]
-    receipt = receipt_of(context)
-    assert (receipt.received, receipt.distinct, receipt.sent) == (4, 2, 2)
-    assert receipt.exit_code == 0
 
 
 async def test_room_is_limited_by_messages_and_bytes() -> None:
