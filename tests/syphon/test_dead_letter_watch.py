@@ -4,7 +4,7 @@ import asyncio
 from bisect import bisect_left
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,15 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbpair.azure.atom import open_atom
-from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
+from sbpair.emulator.access.sas import AccessRight
 from sbpair.emulator.entities.description import QueueDescription, SubscriptionDescription
 from sbpair.errors import NotAuthorized
-from sbpair.model.connection_string import endpoint_from_connection_string
-from sbpair.model.pair import SasKey
 from sbpair.move.receipt import Tally
 from sbpair.syphon.dead_letter_watch import DeadLetterWatch, highest_numbers
-from sbpair.testing import Emulator
 from tests.kit.stranded import put, stranded
+from tests.syphon import worlds
 
 NUMBERS = st.sets(st.integers(1, 2_000) | st.integers(1, 2**48 - 1), max_size=30)
 
@@ -41,22 +39,17 @@ def test_highest_numbers_are_those_of_a_whole_peek(by_partition: dict[int, set[i
     assert calls <= 1 + 100 * len(found)
 
 
-class World:
-    """A namespace, and a watch of its dead letters."""
+class World(worlds.World):
+    """A pair, and watches of dead letters in its primary."""
 
-    def __init__(self, emulator: Emulator) -> None:
-        self.namespace = emulator.namespaces["contoso"]
-        self.endpoint = endpoint_from_connection_string(self.namespace.connection_string, name="contoso")
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
         self.tally = Tally()
-
-    def may_only(self, *claims: AccessRight) -> None:
-        self.namespace.keys = (*self.namespace.keys, AuthorizationRule("only", "key", "other", frozenset(claims)))
-        self.endpoint = replace(self.endpoint, credential=SasKey("only", "key"))
 
     @asynccontextmanager
     async def watch(self, *destinations: str) -> AsyncIterator[DeadLetterWatch]:
-        async with open_atom(self.endpoint) as control:
-            watch = DeadLetterWatch(self.endpoint, control, None, self.tally)
+        async with open_atom(self.pair.primary) as control:
+            watch = DeadLetterWatch(self.pair.primary, control, None, self.tally)
             try:
                 for each in destinations:
                     await watch.add(each)
@@ -68,16 +61,13 @@ class World:
         """Send messages to an entity, and dead-letter them in the one that gets them."""
         sent_to, _, _ = path.partition("/subscriptions/")
         for name in names:
-            put(self.namespace.entity(sent_to), stranded(name, None))
-        messages = self.namespace.entity(path).messages
+            put(self.primary.entity(sent_to), stranded(name, None))
+        messages = self.primary.entity(path).messages
         for each in messages.receive(len(names)):
             messages.dead_letter(each.lock_token, reason, "why")
 
 
-@asynccontextmanager
-async def world() -> AsyncIterator[World]:
-    async with Emulator() as emulator:
-        yield World(emulator)
+world = partial(worlds.world, 0, "spare", kind=World)
 
 
 async def found(watch: DeadLetterWatch) -> list[Any]:
@@ -87,7 +77,7 @@ async def found(watch: DeadLetterWatch) -> list[Any]:
 @pytest.mark.parametrize("partitioned", [False, True])
 async def test_new_dead_letters_of_a_queue_are_found_behind_many_old_ones(partitioned: bool) -> None:
     async with world() as w:
-        w.namespace.create_queue("orders", QueueDescription(enable_partitioning=partitioned))
+        w.primary.create_queue("orders", QueueDescription(enable_partitioning=partitioned))
         w.bury("orders", *(f"old{number}" for number in range(600)))
         async with w.watch("orders") as watch:
             calls = w.tally.receipt().operations.management_calls
@@ -102,7 +92,7 @@ async def test_new_dead_letters_of_a_queue_are_found_behind_many_old_ones(partit
 
 async def test_topic_is_observed_in_all_subscriptions_also_new_ones() -> None:
     async with world() as w:
-        topic = w.namespace.create_topic("news")
+        topic = w.primary.create_topic("news")
         topic.create_subscription("a")
         w.bury("news/subscriptions/a", "old")
         async with w.watch("news") as watch:
@@ -114,28 +104,28 @@ async def test_topic_is_observed_in_all_subscriptions_also_new_ones() -> None:
 async def test_forwarded_messages_and_dead_letters_are_observed_where_they_go() -> None:
     async with world() as w:
         for path in ("collector", "end"):
-            w.namespace.create_queue(path)
-        w.namespace.create_queue("middle", QueueDescription(forward_dead_lettered_messages_to="collector"))
-        w.namespace.create_topic("news").create_subscription("a", SubscriptionDescription(forward_to="end"))
-        put(w.namespace.entity("collector"), stranded("of its own", None))
+            w.primary.create_queue(path)
+        w.primary.create_queue("middle", QueueDescription(forward_dead_lettered_messages_to="collector"))
+        w.primary.create_topic("news").create_subscription("a", SubscriptionDescription(forward_to="end"))
+        put(w.primary.entity("collector"), stranded("of its own", None))
         async with w.watch("middle", "news") as watch:
             w.bury("middle", "m1")
             w.bury("end", "m2")
-            put(w.namespace.entity("collector"), stranded("of its own too", None))
+            put(w.primary.entity("collector"), stranded("of its own too", None))
             assert sorted(await found(watch)) == [("end", "m2", "Poison: why"), ("middle", "m1", "Poison: why")]
 
 
 async def test_missing_destination_is_observed_once_it_exists() -> None:
     async with world() as w, w.watch("orders") as watch:
         assert await found(watch) == []
-        w.namespace.create_queue("orders")
+        w.primary.create_queue("orders")
         w.bury("orders", "m1")
         assert await found(watch) == [("orders", "m1", "Poison: why")]
 
 
 async def test_dead_letters_with_lower_numbers_are_counted() -> None:
     async with world() as w:
-        orders = w.namespace.create_queue("orders")
+        orders = w.primary.create_queue("orders")
         put(orders, stranded("early", None))
         [early] = orders.messages.receive(1)
         w.bury("orders", "old")
@@ -147,9 +137,9 @@ async def test_dead_letters_with_lower_numbers_are_counted() -> None:
 
 async def test_listen_is_enough_for_a_queue_and_not_for_a_topic() -> None:
     async with world() as w:
-        w.namespace.create_queue("orders")
-        w.namespace.create_topic("news").create_subscription("a")
-        w.may_only(AccessRight.LISTEN)
+        w.primary.create_queue("orders")
+        w.primary.create_topic("news").create_subscription("a")
+        w.may_only("primary", AccessRight.LISTEN)
         async with w.watch("orders", "missing") as watch:
             w.bury("orders", "m1")
             assert await found(watch) == [("orders", "m1", "Poison: why")]
@@ -160,8 +150,8 @@ async def test_listen_is_enough_for_a_queue_and_not_for_a_topic() -> None:
 
 async def test_destination_without_listen_cannot_be_observed() -> None:
     async with world() as w:
-        w.namespace.create_queue("orders")
-        w.may_only(AccessRight.SEND)
+        w.primary.create_queue("orders")
+        w.may_only("primary", AccessRight.SEND)
         with pytest.raises(NotAuthorized, match="the dead letters of orders cannot be observed"):
             async with w.watch("orders"):
                 pass

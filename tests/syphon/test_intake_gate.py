@@ -49,39 +49,6 @@ async def close(gate: IntakeGate, by: str = "test") -> None:
         await gate.wait_quiet()
 
 
-async def test_a_closed_gate_ends_a_long_poll_and_an_open_one_goes_on() -> None:
-    gate = IntakeGate()
-    async with world() as w, w.watching(gate=gate, timings=POLLING) as task:
-        await w.told_of(events.QueueOpened)
-        await until(lambda: len(gate._inside) == 1)
-        await close(gate)
-        w.strand(1)
-        assert len(unlocked(w.backlog())) == 1
-        gate.open("test")
-        await until(lambda: w.destination().counts().active == 1)
-        assert len(w.of(events.QueueOpened)) == 1
-    assert task.result().receipt.sent == 1
-
-
-async def test_held_and_skipped_messages_go_back_with_their_delivery_counts() -> None:
-    gate, where = IntakeGate(), MessageFilter("number >= 100")
-    async with world(1, "orders", "full") as w:
-        make_room = fill(w.destination("full"))
-        w.strand(*range(150), to="full")
-        async with w.watching(gate=gate, where=where, timings=POLLING) as task:
-            await w.told_of(events.QueueProgress, lambda at: (at.held, at.skipped) == (50, 100))
-            await w.told_of(events.DestinationBackingOff)
-            await close(gate)
-            found = unlocked(w.backlog())
-            assert (len(found), {count for _, count in found}) == (150, {0})
-            make_room()
-            gate.open("test")
-            await until(lambda: len(held_in(w.backlog())) == 100)
-        receipt = task.result().receipt
-        assert (receipt.sent, receipt.skipped, receipt.released, receipt.distinct) == (50, 100, 50, 150)
-        assert {message.delivery_count for message in held_in(w.backlog())} == {0}
-
-
 async def test_a_worker_that_waits_for_room_leaves_at_once() -> None:
     gate = IntakeGate()
     async with world(1, "full") as w:

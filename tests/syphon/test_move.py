@@ -3,10 +3,8 @@
 import asyncio
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
-from azure.servicebus import ServiceBusClient
 
 from sbpair import errors
 from sbpair.amqp.message import (
@@ -19,31 +17,12 @@ from sbpair.emulator.entities.description import QueueDescription, SubscriptionD
 from sbpair.model.pair import Ends, Pair
 from sbpair.move.context import MissingDestinations
 from sbpair.move.message.dead_letters import dead_letter_path
-from sbpair.move.message.route import BACKLOG_DEAD_LETTERS, kept_for
+from sbpair.move.message.route import kept_for
 from sbpair.syphon.move_checks import check_ends
 from sbpair.syphon.move_spec import MoveSpec
 from sbpair.syphon.preview import make_forecast
 from tests.kit.moves import HASTY, bury, ids, run_syphon, stored, world
 from tests.kit.stranded import numbered, put
-
-
-async def test_the_official_client_reads_a_moved_dead_letter_without_its_cause() -> None:
-    async with world() as w:
-        path, takes, has = w.create("queue", "from")
-        put(takes, numbered(1, "orders"))
-        bury(has)
-        w.create("queue", "to")
-        await w.move(dead_letter_path(path), "to")
-
-        def read() -> Any:
-            with (
-                ServiceBusClient.from_connection_string(w.namespaces[0].connection_string) as client,
-                client.get_queue_receiver("to") as receiver,
-            ):
-                return receiver.receive_messages(1, max_wait_time=10)[0]
-
-        message = await asyncio.to_thread(read)
-    assert (message.message_id, message.dead_letter_reason, message.dead_letter_source) == ("m1", None, None)
 
 
 async def test_a_refused_message_stays_and_is_named_and_the_others_are_moved() -> None:
@@ -139,25 +118,6 @@ async def test_a_stale_absolute_expiry_does_not_expire_a_moved_message() -> None
     assert properties.creation_time is not None
     assert properties.absolute_expiry_time - properties.creation_time == 3_600_000
     assert properties.creation_time >= now_ms
-
-
-async def test_dead_letters_of_a_backlog_queue_go_where_their_aliases_say(tmp_path: Path) -> None:
-    async with world() as w:
-        backlog = w.namespaces[1].create_queue("contoso/x-servicebus-transfer/0")
-        for number in range(3):
-            put(backlog, numbered(number, "orders"))
-        bury(backlog)
-        orders = w.namespaces[0].create_queue("orders")
-        ends = Ends("p", *w.endpoints)
-        source = dead_letter_path(backlog.path)
-        spec = MoveSpec(ends, "redrive", BACKLOG_DEAD_LETTERS, source, keeps_refused=True)
-        result = await run_syphon(ends, once=True, spec=spec, timings=HASTY, state=tmp_path, lease=False)
-        assert result.receipt.sent == 3
-        names = [str(name) for each in stored(orders) for name in each.read_application_properties()]
-        assert not [name for name in names if name.startswith(("x-ms-", "DeadLetter"))]
-        assert ids(orders) == ["m0", "m1", "m2"]
-        assert len(stored(backlog)) == 3
-        assert not stored(backlog, dead=True)
 
 
 async def test_two_moves_of_one_source_exclude_each_other_and_of_two_do_not(

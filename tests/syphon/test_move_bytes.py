@@ -28,23 +28,7 @@ from sbpair.amqp.message import (
     section,
     value_body,
 )
-from sbpair.amqp.types import (
-    Array,
-    Byte,
-    Char,
-    Described,
-    Float,
-    Int,
-    Long,
-    Map,
-    Short,
-    Symbol,
-    Timestamp,
-    UByte,
-    UInt,
-    ULong,
-    UShort,
-)
+from sbpair.amqp.types import Map, Symbol, ULong
 from sbpair.backlog import Aliases, queue_path, write_aliases
 from sbpair.model.pair import Ends
 from sbpair.move.message import envelope
@@ -52,36 +36,13 @@ from sbpair.move.message.dead_letters import dead_letter_path
 from sbpair.move.message.route import BACKLOG_DEAD_LETTERS
 from sbpair.syphon import runner
 from sbpair.syphon.move_spec import MoveSpec
+from tests.amqp.test_codec import deeper, scalars
 from tests.kit.moves import HASTY, World, bury, by_session, run_syphon, stored
 from tests.kit.running import Running
 from tests.kit.stranded import put
 
 TEXT = st.text(max_size=10)
-SCALARS = st.one_of(
-    *(st.none(), st.booleans(), TEXT, TEXT.map(lambda text: Symbol(text.encode("ascii", "replace").decode()))),
-    *(st.binary(max_size=300), st.uuids(), st.floats(), st.floats(width=32).map(Float), st.characters().map(Char)),
-    *(
-        kind_of.map(kind)
-        for kind, kind_of in (
-            (UByte, st.integers(0, 2**8 - 1)),
-            (UShort, st.integers(0, 2**16 - 1)),
-            (UInt, st.integers(0, 2**32 - 1)),
-            (ULong, st.integers(0, 2**64 - 1)),
-            (Byte, st.integers(-(2**7), 2**7 - 1)),
-            (Short, st.integers(-(2**15), 2**15 - 1)),
-            (Int, st.integers(-(2**31), 2**31 - 1)),
-            (Long, st.integers(-(2**63), 2**63 - 1)),
-            (Timestamp, st.integers(0, 2**48)),
-        )
-    ),
-)
-VALUES = st.one_of(
-    SCALARS,
-    st.lists(SCALARS, max_size=3),
-    st.lists(st.integers(0, 9).map(Int), max_size=3).map(Array),
-    st.lists(st.tuples(TEXT, SCALARS), max_size=3, unique_by=lambda pair: pair[0]).map(Map),
-    st.integers(0, 9).map(lambda number: Described(Symbol("com.microsoft:timespan"), Long(number))),
-)
+VALUES = scalars | deeper(scalars)
 AMQP_SEQUENCE = 0x76
 BODIES = {
     "empty data": st.just(data_body(b"")),
@@ -90,7 +51,7 @@ BODIES = {
     "several data": st.lists(st.binary(max_size=9).map(data_body), min_size=2, max_size=3).map(b"".join),
     "value": VALUES.map(value_body),
     "sequence": st.lists(VALUES, max_size=3).map(lambda values: section(AMQP_SEQUENCE, codec.encode(values))),
-    "several sequences": st.lists(SCALARS, min_size=2, max_size=3).map(
+    "several sequences": st.lists(scalars, min_size=2, max_size=3).map(
         lambda values: b"".join(section(AMQP_SEQUENCE, codec.encode([value])) for value in values)
     ),
 }

@@ -1,7 +1,6 @@
 """Moves that meet trouble half-way: what is not moved stays in its source, and the receipt says so."""
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -12,11 +11,11 @@ from sbpair.amqp.message import Properties, Sections, data_body
 from sbpair.cli.render.receipt import backing_off_lines
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.queue import QueueEntity
-from sbpair.emulator.service_errors import EntityFull
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.move.message.dead_letters import dead_letter_path
 from tests.kit.moves import World, bury, ids, peeked, stored, world
 from tests.kit.stranded import put
+from tests.syphon import worlds
 
 MESSAGES = 20
 KEY = "a2V5"
@@ -54,10 +53,7 @@ def disable(_: World, queue: QueueEntity) -> None:
 
 
 def run_full(_: World, queue: QueueEntity) -> None:
-    def refuse(_messages: Any) -> None:
-        raise EntityFull(f"The maximum entity size of '{queue.path}' has been reached.")
-
-    queue.send, queue.try_send_each = refuse, lambda _messages: False  # type: ignore[method-assign,assignment]
+    worlds.fill(queue)
 
 
 REASONS: dict[Callable[[World, QueueEntity], None], tuple[str, str]] = {
@@ -100,20 +96,6 @@ async def test_messages_stay_that_a_destination_stops_accepting(
     assert line.startswith(f"to took no more: {named.reason}; {named.hint}; ")
     assert result.remaining is not None
     assert (result.remaining.messages, result.remaining.exact) == (len(left), True)
-
-
-async def test_messages_whose_locks_are_lost_half_way_are_moved_once_more() -> None:
-    async with world() as w:
-        path, takes, has = w.create("queue", "from")
-        wanted = fill(takes)
-        _, _, there = w.create("queue", "to")
-        after(there, 4, lambda: has.namespace.clock.advance(61_000))
-        result = await w.move(path, "to", max_held=5)
-        arrived = Counter(ids(there))
-        assert set(arrived) == wanted
-        assert not stored(has)
-    twice = {name for name, times in arrived.items() if times > 1}
-    assert twice <= {each.message_id for each in result.receipt.doubtful}
 
 
 @pytest.mark.parametrize("dead", [False, True], ids=["active", "dead"])

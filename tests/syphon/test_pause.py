@@ -130,12 +130,3 @@ async def test_a_pause_does_not_prolong_the_last_observation_of_a_ramp(tmp_path:
             await ask(w, runs.pause, tmp_path)
             result = await task
         assert (result.exit_code, result.receipt.sent, result.stopped) == (0, 3, False)
-
-
-async def test_an_interruption_ends_a_paused_run(tmp_path: Path) -> None:
-    async with world() as w, moving(w, tmp_path, once=False) as task:
-        await w.told_of(events.QueueOpened)
-        await ask(w, runs.pause, tmp_path)
-        w.stop.set()
-        async with asyncio.timeout(EFFECT_SECONDS):
-            assert (await task).stopped

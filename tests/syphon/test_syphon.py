@@ -1,8 +1,6 @@
 """The syphon between two emulated namespaces: what it moves, what it leaves, and what it says of both."""
 
 import asyncio
-from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,19 +12,12 @@ from sbpair.amqp.types import Int, Long, Timestamp
 from sbpair.backlog import queue_path
 from sbpair.emulator.access.sas import AccessRight
 from sbpair.emulator.entities import service_envelope
-from sbpair.emulator.frontends.amqp.outgoing_link import OutgoingLink
-from sbpair.move import events, intake, raw_primary, raw_source
-from sbpair.move.context import MoveContext
-from sbpair.syphon import run_plan, runner, worker
-from sbpair.syphon.move_spec import MoveSpec
-from tests.kit.moves import HASTY, ids
+from sbpair.move import events, raw_primary
+from tests.kit.moves import ids
 from tests.kit.moves import peeked as held_in
 from tests.kit.stranded import numbered
 from tests.kit.waiting import until
-from tests.syphon.worlds import after, fill, names, with_property, world
-
-RENEWING = replace(HASTY, move=replace(HASTY.move, renew_before_seconds=1_000.0, min_renewal_seconds=0.01))
-
+from tests.syphon.worlds import fill, names, with_property, world
 
 # Once
 
@@ -113,14 +104,6 @@ async def test_no_backlog_queue_at_all_is_an_error(claims: tuple[AccessRight, ..
             await w.run()
 
 
-async def test_a_watch_waits_for_a_backlog_queue_and_can_be_stopped_meanwhile() -> None:
-    async with world(1) as w:
-        w.secondary.delete_queue(queue_path("contoso", 0))
-        async with w.watching() as task:
-            await w.told_of(events.QueuesFound)
-        assert task.result().receipt.received == 0
-
-
 async def test_a_missing_queue_is_told_of_and_the_others_are_emptied() -> None:
     async with world(3) as w:
         w.may_only("secondary", AccessRight.LISTEN)
@@ -132,15 +115,6 @@ async def test_a_missing_queue_is_told_of_and_the_others_are_emptied() -> None:
         (failed,) = w.of(events.QueueFailed)
         assert (failed.queue, failed.retry_seconds) == (queue_path("contoso", 1), None)
         assert failed.reason == "not found in contoso-dr; sbpair provision creates missing queues"
-
-
-async def test_a_clock_that_is_behind_the_services_leaves_nothing_behind() -> None:
-    async with world() as w:
-        w.emulator.advance(600_000)
-        w.strand(*range(20))
-        result = await w.run()
-        assert (result.exit_code, result.receipt.sent) == (0, 20)
-        assert held_in(w.backlog()) == []
 
 
 async def test_more_destinations_than_links_are_served_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,116 +204,6 @@ async def test_a_lane_holds_no_more_than_it_may_and_says_what_blocks_it() -> Non
         (blocked,) = w.of(events.QueueBlocked)
         assert blocked.destinations == ("full",)
         assert w.backlog().messages.locked_count == 0
-
-
-async def test_a_worker_holds_no_more_bytes_than_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MoveContext, "max_held_bytes", 100_000)
-    monkeypatch.setattr(intake, "ASSUMED_BYTES", 25_000)
-    original = runner.MoveContext
-    monkeypatch.setattr(
-        runner, "MoveContext", lambda *given, **terms: original(*given, **terms, max_held_bytes=100_000)
-    )
-    async with world() as w:
-        fill(w.destination())
-        w.strand(*range(30), size=20_000)
-        result = await w.run()
-        assert 4 <= result.receipt.received <= 6
-        assert result.receipt.released == result.receipt.received
-        assert w.of(events.QueueBlocked)
-
-
-async def test_locks_of_what_is_held_are_renewed() -> None:
-    async with world() as w:
-        room = fill(w.destination())
-        w.strand(1, 2)
-        renewed = asyncio.Event()
-        after(w.backlog().messages, "renew", renewed.set, skip=3)
-        async with w.watching(timings=RENEWING):
-            await renewed.wait()
-            w.emulator.advance(59_000)
-            renewed.clear()
-            after(w.backlog().messages, "renew", renewed.set, skip=3)
-            await renewed.wait()
-            w.emulator.advance(59_000)
-            room()
-            await until(lambda: ids(w.destination()) == names(1, 2))
-            await until(lambda: held_in(w.backlog()) == [])
-
-
-# Watching
-
-
-async def test_a_stop_while_the_primary_cannot_be_reached_does_not_wait_for_it() -> None:
-    async with world() as w:
-        called = asyncio.Event()
-
-        class Silent(asyncio.Protocol):
-            def connection_made(self, _transport: asyncio.BaseTransport) -> None:
-                called.set()
-
-        silent = await asyncio.get_running_loop().create_server(Silent, "127.0.0.1", 0)
-        port = silent.sockets[0].getsockname()[1]
-        w.pair = replace(w.pair, primary=replace(w.pair.primary, port=port))
-        w.strand(1, 2)
-        async with w.watching() as task:
-            await called.wait()
-        silent.close()
-        await silent.wait_closed()
-        receipt = task.result().receipt
-        assert (receipt.received, receipt.doubtful) == (0, ())
-        assert ids(w.backlog()) == names(1, 2)
-
-
-async def test_a_stop_while_the_secondary_does_not_answer_does_not_wait_for_it() -> None:
-    async with world() as w:
-        silent = await asyncio.get_running_loop().create_server(asyncio.Protocol, "127.0.0.1", 0)
-        port = silent.sockets[0].getsockname()[1]
-        pair = replace(w.pair, secondary=replace(w.pair.secondary, port=port))
-        context = MoveContext("contoso-dr", on_event=w.tell)
-        plan = run_plan.RunPlan(False, context, w.stop, MoveSpec(pair))
-        waiting = worker.QueueWorker(queue_path("contoso", 0), plan)
-        task = asyncio.create_task(waiting.run())
-        await asyncio.sleep(0)
-        w.stop.set()
-        waiting.interrupt()
-        await task
-        silent.close()
-        await silent.wait_closed()
-        assert waiting.error is None
-
-
-async def test_an_idle_watch_asks_for_messages_four_times_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run_plan.DEFAULT_TIMINGS.long_poll_seconds == 15 * 60
-    asked, polled = Counter[str](), asyncio.Event()
-    on_flow, taking = OutgoingLink.on_flow, raw_source.RawSource.receive
-
-    def counted(outlet: OutgoingLink) -> None:
-        asked["flows"] += 1
-        on_flow(outlet)
-
-    async def take(source: Any, limit: int, *, seconds: float) -> Any:
-        asked["polls"] += 1
-        if asked["polls"] == 5:
-            polled.set()
-        return await taking(source, limit, seconds=seconds)
-
-    monkeypatch.setattr(OutgoingLink, "on_flow", counted)
-    monkeypatch.setattr(raw_source.RawSource, "receive", take)
-    async with world() as w, w.watching(timings=replace(HASTY, long_poll_seconds=0.02)):
-        await polled.wait()
-        assert asked["polls"] - 1 <= asked["flows"] <= asked["polls"]
-
-
-async def test_an_idle_link_closed_by_the_service_is_reopened() -> None:
-    async with world() as w, w.watching():
-        await w.told_of(events.QueueOpened)
-        for number in range(3):
-            w.emulator.advance(601_000)
-            w.strand(number)
-            await until(lambda: ids(w.destination()) == names(*range(number + 1)))  # noqa: B023
-            await until(lambda: w.backlog().counts().total == 0)
-        assert w.of(events.QueueFailed) == []
-        assert len(w.of(events.QueueOpened)) == 1
 
 
 # The end of patience

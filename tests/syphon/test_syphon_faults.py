@@ -1,7 +1,6 @@
 """The syphon while a side fails, refuses its key, or lacks a destination: nothing is lost, and doubts are named."""
 
 import asyncio
-import contextlib
 import functools
 from collections import Counter
 from dataclasses import replace
@@ -18,11 +17,10 @@ from sbpair.move.receipt import MissingDestination, Receipt, RemainingMessages
 from sbpair.move.run_store import RunStore
 from sbpair.runs.database import RunDatabase
 from sbpair.runs.run_log import all_runs
-from sbpair.syphon import worker_connections
 from tests.kit.moves import ids
 from tests.kit.moves import peeked as held_in
 from tests.kit.waiting import until
-from tests.syphon.worlds import after, fill, names, world
+from tests.syphon.worlds import after, names, world
 
 
 @pytest.fixture
@@ -105,17 +103,6 @@ async def test_what_a_crashed_run_sent_and_nobody_completed_is_named_once(tmp_pa
     assert [receipt.get("doubtful", []) for receipt in receipts] == [[], [named], []]
 
 
-async def test_a_settlement_that_comes_too_late_is_made_up_for() -> None:
-    async with world() as w:
-        w.strand(1, 2, 3)
-        after(w.destination().messages, "enqueue", lambda: w.emulator.advance(61_000))
-        result = await w.run()
-        assert (result.exit_code, result.receipt.sent) == (0, 3)
-        assert result.receipt.already_sent >= 1
-        assert sorted(ids(w.destination())) == names(1, 2, 3)
-        assert held_in(w.backlog()) == []
-
-
 @pytest.mark.parametrize("once", [True, False])
 async def test_a_wrong_key_for_the_primary_stops_everything_and_harms_no_message(once: bool) -> None:
     async with world(2) as w:
@@ -156,21 +143,6 @@ async def test_a_wrong_secondary_key_raises_before_any_receive() -> None:
         w.may_only("secondary", *AccessRight, key="wrong")
         with pytest.raises(errors.NotAuthenticated):
             await w.run()
-
-
-async def test_a_queue_that_is_deleted_under_it_ends_that_lane_only() -> None:
-    async with world(2) as w:
-        fill(w.destination())
-        w.destination("other")
-        w.strand(*range(5), index=0)
-        async with w.watching() as task:
-            await w.told_of(events.DestinationBackingOff)
-            w.secondary.delete_queue(queue_path("contoso", 0))
-            await w.told_of(events.QueueFailed, lambda event: event.retry_seconds is None)
-            w.strand(9, to="other", index=1)
-            await until(lambda: ids(w.destination("other")) == names(9))
-        receipt = task.result().receipt
-        assert (receipt.sent, receipt.released) == (1, 5)
 
 
 # Destinations that the primary lacks
@@ -245,60 +217,3 @@ async def test_a_destination_deleted_between_sends_is_held() -> None:
             await w.told_of(events.DestinationBackingOff, lambda event: "does not exist" in event.reason)
         receipt = task.result().receipt
         assert (receipt.dead_lettered, receipt.sent + receipt.released) == (3, 57)
-
-
-# One side breaks, over real sockets
-
-
-class Door:
-    """Connections pass through it to a server, until it shuts."""
-
-    def __init__(self) -> None:
-        self.port = 0
-        self._server: asyncio.Server | None = None
-        self._pipes: set[asyncio.Transport] = set()
-
-    async def open(self, to: int, port: int = 0) -> None:
-        async def passing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            out_reader, out = await asyncio.open_connection("127.0.0.1", to)
-            self._pipes |= {writer.transport, out.transport}
-            with contextlib.suppress(ConnectionError):
-                await asyncio.gather(carry(reader, out), carry(out_reader, writer))
-            writer.close()
-            out.close()
-
-        async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            while data := await reader.read(65_536):
-                writer.write(data)
-            writer.close()
-
-        self._server = await asyncio.start_server(passing, "127.0.0.1", port)
-        self.port = self._server.sockets[0].getsockname()[1]
-
-    async def shut(self) -> None:
-        """Nobody gets through any more, and who was through is cut off."""
-        assert self._server is not None
-        self._server.close()
-        for transport in self._pipes:
-            transport.abort()
-        self._pipes.clear()
-        await self._server.wait_closed()
-
-
-@pytest.mark.parametrize("side", ["primary", "secondary"])
-async def test_a_side_that_is_cut_off_ends_the_other_and_the_run_with_6(
-    side: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(worker_connections, "FAULT_SECONDS", 0.2)
-    async with world() as w:
-        door = Door()
-        await door.open(getattr(w.pair, side).port)
-        w.pair = replace(w.pair, **{side: replace(getattr(w.pair, side), port=door.port)})
-        w.destination()
-        async with w.watching(reconnect=False) as task:
-            w.strand(1)
-            await w.told_of(events.QueueProgress, lambda at: (at.sent, at.held) == (1, 0))
-            await door.shut()
-            result = await task
-        assert (result.exit_code, result.receipt.sent) == (6, 1)
-        assert isinstance(result.failures[0][1], errors.ConnectionFaulted)

@@ -3,8 +3,6 @@
 from typing import Any
 
 import pytest
-from azure.servicebus import ServiceBusMessage
-from azure.servicebus.aio import ServiceBusClient
 
 from sbpair.amqp.types import Int
 from sbpair.emulator.access.sas import AccessRight
@@ -173,28 +171,6 @@ async def test_without_manage_the_run_says_once_that_it_cannot_know() -> None:
         receipt = (await w.run()).receipt
         assert (receipt.sent, len(w.of(events.TopicsUnchecked))) == (10, 1)
         assert "Manage" in receipt.topics_unchecked
-
-
-async def test_a_message_in_doubt_is_counted_once() -> None:
-    async with world(1) as w:
-        topic(w, one(FalseRuleFilter()))
-        w.strand(*range(3), to="events")
-        receipt = (await w.run(max_discard=3, ordered=False)).receipt
-        assert receipt.discarded == {"events": 3}
-        assert (await w.run()).receipt.received == 0
-
-
-async def test_the_service_discards_what_no_subscription_takes() -> None:
-    async with world(1) as w:
-        made = topic(w, one(sql("color = 'red'")))
-        async with ServiceBusClient.from_connection_string(w.primary.connection_string) as client:
-            async with client.get_topic_sender("events") as sender:
-                for color in ("red", "blue"):
-                    message = ServiceBusMessage(color, message_id=color, application_properties={"color": color})
-                    await sender.send_messages(message)
-            async with client.get_subscription_receiver("events", "s", max_wait_time=1) as receiver:
-                assert [each.message_id async for each in receiver] == ["red"]
-        assert ids(made.subscription("s")) == ["red"]
 
 
 async def test_audit_and_status_name_topics_that_discard() -> None:
