@@ -147,6 +147,8 @@ def write_archive(directory: Path, *, damaged: str) -> Path:
     archive.write_json(DRAINED_FILE, {"messages": 60, "remaining_in_queues": {QUEUE: 0}, "locked": 1})
     archive.write_json(RECEIPT_FILE, {"acknowledged": 50, "balanced": True, "stopped": False, "unsent": 0})
     archive.write_json(ACCEPTED_FILE, {"keys": [["contoso-dr", *key] for key in KEYS]})
+    archive.write_json(WRITE_FILE, {"schema": RUN_SCHEMA, "version": 1, "run": RUN.id, "mark": "a" * 32})
+    archive.write_json(OWNER_FILE, {"job": "a", "number": 1})
     archive.write_json(f"{LEASE}/detached-a.json", {"number": 1, "valid_seconds": 0.1, "lost": "it ended"})
     with (
         RunDatabase(directory / "state", PAIR) as state,
@@ -175,6 +177,11 @@ def read_all_held(archive: Archive) -> None:
         list(read_held(archive, path))
 
 
+def read_outcomes(archive: Archive) -> None:
+    for each in archive.files(LEDGER):
+        archive.read_table(each, ["sequence_number", "enqueued_at_ms"], OUTCOME)
+
+
 def read_segments(archive: Archive) -> None:
     check_segments(archive)
     SegmentReader(archive).read([("one", at) for at in range(len(KEYS))])
@@ -191,6 +198,9 @@ ARCHIVE_READS = tuple(
     partial(read_archive, read=each)
     for each in (
         load_run,
+        read_mark,
+        read_owner,
+        read_outcomes,
         run_status,
         run_summary,
         prove,
@@ -209,26 +219,6 @@ ARCHIVE_FILES = (
 )
 
 
-def write_spark_run(directory: Path, *, damaged: str) -> Path:
-    """Write the files of a run of the data source; return the first that is, or is below, `damaged`."""
-    archive = Archive(str(directory), RUN.id)
-    archive.create()
-    archive.write_json(WRITE_FILE, {"schema": RUN_SCHEMA, "version": 1, "run": RUN.id, "mark": "a" * 32})
-    archive.write_json(OWNER_FILE, {"job": "a", "number": 1})
-    keys: list[Key] = [("batch", number, number * 7, f"m{number}") for number in range(60)]
-    Ledger(archive, 4, "a").write(LEDGER, 1, [Entry(key, "orders", "") for key in keys])
-    path = Path(archive.root, damaged)
-    return next(each for each in sorted(path.rglob("*")) if each.is_file()) if path.is_dir() else path
-
-
-def read_spark_run(path: Path) -> None:
-    archive = Archive(str(next(each for each in path.parents if each.name == RUN.id).parent), RUN.id)
-    read_mark(archive)
-    read_owner(archive)
-    for each in archive.files(LEDGER):
-        archive.read_table(each, ["sequence_number", "enqueued_at_ms"], OUTCOME)
-
-
 def write_lease(directory: Path) -> Path:
     with Lease(directory, "r1"):
         return directory / FILE_NAME
@@ -240,9 +230,6 @@ def read_lease(path: Path) -> None:
     with Lease(path.parent, "r1"):
         path.write_bytes(damaged)
         Lease(path.parent, "r2")
-
-
-SPARK_FILES = (WRITE_FILE, OWNER_FILE, LEDGER)
 
 
 STATE_COMMANDS = (
@@ -291,7 +278,7 @@ KINDS: dict[str, Kind] = {
     "data": Kind(write_data, (read_data,), DATA_COMMANDS),
     "values of data": Kind(write_data, (read_data,), DATA_COMMANDS, values=True),
     "lease": Kind(write_lease, (read_lease,), ("syphon --once --state {place}",)),
-    **{f"Spark {name}": Kind(partial(write_spark_run, damaged=name), (read_spark_run,)) for name in SPARK_FILES},
+    **{f"Spark {name}": Kind(partial(write_archive, damaged=name), ARCHIVE_READS) for name in (WRITE_FILE, OWNER_FILE)},
     **{
         f"archive {name}": Kind(partial(write_archive, damaged=name), ARCHIVE_READS, ARCHIVE_COMMANDS)
         for name in ARCHIVE_FILES

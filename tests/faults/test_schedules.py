@@ -144,8 +144,9 @@ async def nothing(*_: Any, **__: Any) -> list[Any]:
     return []
 
 
-MANY, WATCH = range(30), next(seed for seed in range(100) if not of_syphon(seed).once)
-REMAINING = [seed for seed in range(200) if is_waited_for(of_syphon(seed))]
+MANY = range(30)
+WATCHES = (seed for seed in range(100) if not of_syphon(seed).once)
+REMAINING = (seed for seed in range(200) if is_waited_for(of_syphon(seed)))
 DEFECTS: dict[str, tuple[list[tuple[Any, str, Any]], Callable[[int], Plan], Iterable[int], tuple[str, ...]]] = {
     "drops messages": ([(RawDestinationLink, "send", lambda *_: accepted)], of_syphon, MANY, ("^lost",)),
     "drops messages of a move": ([(RawDestinationLink, "send", lambda *_: accepted)], of_move, range(4), ("^lost",)),
@@ -184,7 +185,7 @@ DEFECTS: dict[str, tuple[list[tuple[Any, str, Any]], Callable[[int], Plan], Iter
         *(crashing, range(20), ("no receipt says so",)),
     ),
     "never ends": ([(RawPrimary, "close", never)], of_syphon, range(3), ("did not end",)),
-    "is a busy loop": ([(RawSource, "receive", nothing)], of_syphon, [WATCH], ("busy loop",)),
+    "is a busy loop": ([(RawSource, "receive", nothing)], of_syphon, WATCHES, ("busy loop",)),
 }
 
 

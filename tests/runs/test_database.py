@@ -5,8 +5,6 @@ import json
 import os
 import sqlite3
 import stat
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -14,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from sbpair.errors import LeaseHeld, LeaseLost, MachineLacks, SbpairError, StateRefused, UsageError
+from sbpair.errors import LeaseHeld, LeaseLost, MachineLacks, StateRefused, UsageError
 from sbpair.model.pair import Pair
 from sbpair.move.receipt import Receipt, Tally
 from sbpair.move.run_store import RunStore
 from sbpair.runs.database import FORMAT, RunDatabase, state_if_any
 from sbpair.runs.file_lease import Lease, lease_directory, lease_name
 from sbpair.runs.journal import Journal
-from sbpair.runs.run_log import MAX_KEPT, RunEntry, RunOutcome, all_runs, find_run, new_id
+from sbpair.runs.run_log import MAX_KEPT, RunEntry, all_runs, find_run, new_id
 from tests.runs.states import KEY, PAIR, accepted, endpoint, sending
 
 
@@ -282,41 +280,19 @@ def test_a_run_is_recorded_with_its_outcome(tmp_path: Path, ending: dict, outcom
     assert not list(tmp_path.glob("*.running"))
 
 
-CRASH = """
-import os, signal, sys
-from pathlib import Path
-sys.path.insert(0, {tests!r})
-from tests.runs.states import KEY, PAIR, sending
-from sbpair.move.run_store import RunStore
-from sbpair.move.receipt import Tally
-tally = Tally()
-books = RunStore(PAIR, Path({directory!r}), "syphon --watch", tally.receipt)
-tally.received("q", 1)
-books.record()
-sending(books.journal, [KEY], "orders")
-print(books.run, flush=True)
-sys.stdin.readline()
-"""
-
-
-def test_a_killed_run_is_crashed_and_the_next_reports_its_doubts(tmp_path: Path) -> None:
-    program = CRASH.format(tests=str(Path(__file__).parents[2]), directory=str(tmp_path))
-    with subprocess.Popen(
-        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout
-        name = process.stdout.readline().strip()
-        with RunDatabase(tmp_path, PAIR) as state:
-            going_on = find_run(state, name)
-        process.kill()
+def test_a_crashed_run_is_listed_and_the_next_reports_its_doubts(tmp_path: Path) -> None:
     with RunDatabase(tmp_path, PAIR) as state:
-        crashed = find_run(state, name)
+        run = RunEntry(state, "syphon --watch")
+        run.record({"received": 1})
+        sending(Journal(state, run=run.id), [KEY], "orders")
+        going_on = find_run(state, run.id)
+        run.close()  # as a kill does
+        crashed = find_run(state, run.id)
     assert (going_on.outcome, going_on.doubts) == ("running", ())
     assert (crashed.outcome, crashed.ended_ms, crashed.exit_code) == ("crashed", None, None)
-    assert crashed.receipt is not None
-    assert crashed.receipt["received"] == 1
+    assert crashed.receipt == {"received": 1}
     [doubt] = crashed.doubts
-    assert (doubt.run, doubt.queue, doubt.message_id, doubt.destination) == (name, "q", "m", "orders")
+    assert (doubt.run, doubt.queue, doubt.message_id, doubt.destination) == (run.id, "q", "m", "orders")
 
     for expected in ([doubt], []):
         with RunStore(PAIR, tmp_path, "syphon", Receipt) as books:
@@ -324,7 +300,7 @@ def test_a_killed_run_is_crashed_and_the_next_reports_its_doubts(tmp_path: Path)
             assert not books.journal.was_accepted(KEY)
             books.finish(0)
     with RunDatabase(tmp_path, PAIR) as state:
-        assert find_run(state, name).doubts == (doubt,)
+        assert find_run(state, run.id).doubts == (doubt,)
         assert [run.outcome for run in all_runs(state)] == ["done", "done", "crashed"]
 
 
@@ -411,18 +387,6 @@ def test_without_a_directory_nothing_is_written(tmp_path: Path, monkeypatch: pyt
         books.record()
         books.finish(0)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_second_mover_is_refused_before_it_writes_anything(tmp_path: Path) -> None:
-    with RunStore(PAIR, tmp_path, "syphon", Receipt) as books, RunDatabase(tmp_path, PAIR) as state:
-        with pytest.raises(SbpairError, match=f"run {books.run}, since") as held:
-            RunStore(PAIR, tmp_path, "syphon", Receipt)
-        assert held.value.exit_code == 4
-        assert [run.id for run in all_runs(state)] == [books.run]
-        with RunStore(PAIR, tmp_path, "syphon", Receipt, lease=False) as second:
-            assert {run.outcome for run in all_runs(state)} == {RunOutcome.RUNNING}
-            second.finish(0)
-        books.finish(0)
 
 
 def test_a_run_whose_end_cannot_be_written_still_has_a_result(tmp_path: Path) -> None:
