@@ -22,8 +22,10 @@ MESSAGES, SESSIONS = 5, ("S0", "S1", "S2")
 LARGE = 100_000  # a batch has two of these
 STEPS_OF_A_BATCH = 3
 LOCK_MS = 61_000
-KINDS = ("queue", "session queue", "dead letters", "dead letters of sessions", "backlog")
-KINDS += ("all of the backlog", "syphon")
+KINDS = (
+    *("queue", "session queue", "dead letters", "dead letters of sessions"),
+    *("backlog", "all of the backlog", "syphon"),
+)
 
 
 class Course:

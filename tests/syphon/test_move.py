@@ -71,18 +71,6 @@ async def test_a_limited_move_ends_after_so_many_messages(kind: str) -> None:
         assert {each.delivery_count for each in has.messages.peek(0, 99)} == {0}
 
 
-async def test_messages_that_the_destination_may_know_stay_until_its_window_ends() -> None:
-    async with world() as w:
-        path, takes, has = w.create("queue", "from")
-        put(takes, numbered(1, "orders"))
-        w.create("queue", "to")
-        result = await w.move(path, "to", duplicate_window_ms=600_000)
-        assert ids(has) == ["m1"]
-    [stayed] = result.receipt.stayed
-    assert "detects duplicates" in stayed.reason
-    assert result.exit_code == 3
-
-
 async def test_forecast_has_until_when_possible_duplicates_stay() -> None:
     async with world() as w:
         path, takes, has = w.create("queue", "from")

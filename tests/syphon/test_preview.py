@@ -287,15 +287,6 @@ async def test_a_primary_that_is_down_does_not_keep_it_from_looking() -> None:
         assert any(note.startswith("destinations were not checked: ") for note in said.notes)
 
 
-@pytest.mark.parametrize("side", ["primary", "secondary"])
-async def test_a_wrong_key_is_told(side: str) -> None:
-    async with world() as w:
-        w.may_only(side, *AccessRight, key="wrong")
-        w.strand(1)
-        with pytest.raises(errors.NotAuthenticated):
-            await w.look()
-
-
 async def test_without_manage_on_the_secondary_queues_follow_the_count() -> None:
     async with world(3) as w:
         w.may_only("secondary", AccessRight.LISTEN)

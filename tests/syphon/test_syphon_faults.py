@@ -118,16 +118,6 @@ async def test_a_wrong_key_for_the_primary_stops_everything_and_harms_no_message
         assert "s3cret" not in str(result) + str(w.told)
 
 
-async def test_a_primary_key_without_send_stops_the_run_unharmed() -> None:
-    async with world() as w:
-        w.may_only("primary", AccessRight.LISTEN)
-        w.strand(1, 2)
-        result = await w.run()
-        assert result.exit_code == 5
-        assert isinstance(result.failures[0][1], errors.NotAuthorized)
-        assert ids(w.backlog()) == names(1, 2)
-
-
 async def test_a_primary_that_is_configured_wrongly_harms_no_message() -> None:
     async with world() as w:
         w.pair = replace(w.pair, primary=replace(w.pair.primary, tls=True, ca_file="/nowhere/ca.pem"))
@@ -136,13 +126,6 @@ async def test_a_primary_that_is_configured_wrongly_harms_no_message() -> None:
         assert result.exit_code == 2
         assert isinstance(result.failures[0][1], errors.UsageError)
         assert (ids(w.backlog()), held_in(w.backlog(), dead=True)) == (names(1, 2), [])
-
-
-async def test_a_wrong_secondary_key_raises_before_any_receive() -> None:
-    async with world() as w:
-        w.may_only("secondary", *AccessRight, key="wrong")
-        with pytest.raises(errors.NotAuthenticated):
-            await w.run()
 
 
 # Destinations that the primary lacks
@@ -196,14 +179,6 @@ async def test_without_manage_the_remainder_is_at_least_what_went_back() -> None
         w.strand(*range(50), to="gone")
         result = await w.run(count_remaining=True)
         assert result.remaining == RemainingMessages(30, exact=False)
-
-
-@pytest.mark.parametrize(("terms", "dead"), [({"allow_missing": True}, 100), ({"max_missing": 0}, 0), ({}, 20)])
-async def test_messages_of_missing_destinations_are_dead_lettered_as_allowed(terms: dict[str, Any], dead: int) -> None:
-    async with world(1) as w:
-        w.strand(*range(100), to="gone")
-        result = await w.run(**terms)
-        assert (result.exit_code, result.receipt.dead_lettered, result.receipt.released) == (3, dead, 100 - dead)
 
 
 @pytest.mark.usefixtures("one_by_one")
