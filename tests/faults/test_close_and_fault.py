@@ -126,16 +126,6 @@ async def test_a_silent_connection_is_noticed_and_both_are_ended(stage: Stage, s
 
 
 @played()
-async def test_heartbeats_alone_keep_both_connections(stage: Stage) -> None:
-    watching = stage.start()
-    await opened(stage)
-    await asyncio.sleep(10 * IDLE_SECONDS)
-    assert (len(stage.network.lines), stage.of(events.QueueFailed)) == (2, [])
-    stage.stop.set()
-    await watching
-
-
-@played()
 async def test_pending_sends_get_five_seconds_when_the_backlog_is_lost(stage: Stage) -> None:
     stage.destination()
     watching = stage.start()

@@ -5,12 +5,11 @@ import itertools
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
-from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusSubQueue
-from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageHeader
+from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -176,9 +175,6 @@ async def redrive(w: World, source: str, side: int) -> runner.SyphonResult:
     return await run_syphon(ends, once=True, spec=spec, timings=HASTY, lease=False)
 
 
-# The fast path, and the official client
-
-
 @pytest.mark.parametrize("dead", [False, True], ids=["active", "dead"])
 @pytest.mark.parametrize("source", SOURCES)
 def test_ordinary_messages_take_the_fast_path(
@@ -218,72 +214,3 @@ def ordinary(number: int, session: str) -> ServiceBusMessage:
         time_to_live=timedelta(hours=1),
         application_properties={"number": number, "kind": "order"} if number % 2 else None,
     )
-
-
-TYPED = {
-    "int": 2**31 - 1,
-    "negative": -1,
-    "float": 1.5,
-    "true": True,
-    "text": "Grüße",
-    "bytes": b"bytes",
-    "uuid": uuid.UUID(int=7),
-    "time": datetime(2026, 1, 2, tzinfo=UTC),
-}
-
-
-@pytest.mark.parametrize("dead", [False, True], ids=["active", "dead"])
-def test_the_official_client_reads_the_same_before_and_after_a_move(emulator: Running, dead: bool) -> None:
-    w, name = World(emulator.emulator), next(_names)
-    path, _, _ = emulator.do(lambda: w.create("queue", f"from-{name}"))
-    to, _, _ = emulator.do(lambda: w.create("queue", f"to-{name}"))
-    header, numbered = AmqpMessageHeader(priority=7, durable=True), {"properties": {"message_id": "a"}, "header": None}
-    bodies: list[dict[str, Any]] = [
-        {"data_body": [b"one", b"two"]},
-        {"value_body": {"k": [1, 2.5, "three"]}},
-        {"sequence_body": [[1, "two"], [b"three"]]},
-    ]
-    sub_queue = ServiceBusSubQueue.DEAD_LETTER if dead else None
-    with ServiceBusClient.from_connection_string(emulator.connection_string) as client:
-        with client.get_queue_sender(path) as sender:
-            sender.send_messages(ServiceBusMessage("plain", message_id="p", application_properties=dict(TYPED)))
-            for body in bodies:
-                sender.send_messages(
-                    AmqpAnnotatedMessage(
-                        **body,
-                        **(numbered | {"header": header}),
-                        application_properties=dict(TYPED),
-                        annotations={"own": "a"},
-                        delivery_annotations={"own": 1},
-                        footer={"own": 2},
-                    )
-                )
-        if dead:
-            with client.get_queue_receiver(path) as receiver:
-                for each in receiver.receive_messages(9, max_wait_time=5):
-                    receiver.dead_letter_message(each, reason="Bad", error_description="why")
-        with client.get_queue_receiver(path, sub_queue=sub_queue) as receiver:
-            before = [read(each) for each in receiver.peek_messages(9)]
-        result = asyncio.run(w.move(dead_letter_path(path) if dead else path, to))
-        with client.get_queue_receiver(to) as receiver:
-            after = [read(each) for each in receiver.receive_messages(9, max_wait_time=5)]
-    assert result.receipt.sent == len(before) == 1 + len(bodies)
-    assert after == before
-
-
-def read(message: Any) -> Any:
-    """Return all that an application sees of a message, with the types of its values."""
-    raw = message.raw_amqp_message
-    body = [*raw.body] if str(raw.body_type).endswith(("DATA", "SEQUENCE")) else raw.body
-    own = {key: value for key, value in message.application_properties.items() if not key.startswith(b"DeadLetter")}
-    annotations = [{k: v for k, v in (each or {}).items() if k == b"own"} for each in (raw.annotations, raw.footer)]
-    properties = {name: value for name, value in dict(raw.properties).items() if value is not None}
-    return typed([str(raw.body_type), body, own, annotations, properties, raw.header.priority, raw.header.durable])
-
-
-def typed(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: typed(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [typed(each) for each in value]
-    return type(value).__name__, value
