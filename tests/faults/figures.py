@@ -3,24 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Final
 
 MAX_FINDINGS: Final = 100
-HEADS: Final = {
-    "kind": "kind",
-    "rounds": "rounds",
-    "messages": "messages",
-    "lost": "lost",
-    "altered": "altered",
-    "unnamed": "duplicates unnamed",
-    "late": "late",
-    "tracebacks": "traceback/exit 1",
-    "other": "other",
-    "peak_mb": "peak MB",
-    "longest_s": "longest s",
-}
 
 
 @dataclass
@@ -79,18 +66,5 @@ class Table:
             beside.replace(self._path)
 
     def __str__(self) -> str:
-        total = Figures()
-        for each in self.kinds.values():
-            total.add(each)
-        shown = {**self.kinds, "all": total}
-        rows = [list(HEADS.values())]
-        for kind, each in shown.items():
-            values = {"kind": kind, **asdict(each)}
-            rows.append(
-                [f"{values[name]:.1f}" if name.endswith(("_mb", "_s")) else str(values[name]) for name in HEADS]
-            )
-        widths = [max(len(row[column]) for row in rows) for column in range(len(HEADS))]
-        return "\n".join(
-            "  ".join(f"{cell:{'<' if column == 0 else '>'}{widths[column]}}" for column, cell in enumerate(row))
-            for row in rows
-        )
+        kinds = {kind: asdict(replace(each, findings=[])) for kind, each in self.kinds.items()}
+        return "\n".join(f"{kind}: {figures}" for kind, figures in kinds.items())

@@ -40,4 +40,4 @@ def test_a_table_goes_on_from_its_file(tmp_path: Path) -> None:
     figures = Table(tmp_path / "table.json").of("syphon")
     assert (figures.rounds, figures.messages, figures.lost, figures.peak_mb) == (2, 15, 1, 40.0)
     assert figures.findings == ["one", "two"]
-    assert str(again).splitlines()[-1].split()[:4] == ["all", "2", "15", "1"]
+    assert str(again).startswith("syphon: {'rounds': 2, 'messages': 15, 'lost': 1, ")

@@ -4,71 +4,68 @@ The vocabulary is one for the simulated runs and for those over real sockets: a 
 SIMULATED_ONLY.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import exp, log
 from random import Random
-from typing import ClassVar, Final
+from typing import ClassVar, Final, NamedTuple
 
 from sbpair.syphon.run_plan import RampPlan
 from tests.faults.simulation.network import Weather
 from tests.faults.simulation.order import PLAIN, Order, order_of
 from tests.faults.simulation.workload import INVALID, TOPIC, Goal, Stranded, goals, messages, moved
 
-EMULATOR: Final = frozenset(
-    {
-        "namespace-down",
-        "entity-down",
-        "partition-down",
-        "latency",
-        "drop",
-        "stall",
-        "reset",
-        "swallow-acks",
-        "detach",
-        "expire-locks",
-        "throttle",
-        "clock",
-    }
-)
-"""Kinds that the emulator has itself."""
+BY_EMULATOR, BY_SIMULATION, ONE, SOME = "emulator", "simulation", "one", "some"
 
-SIMULATED_ONLY: Final = frozenset({"hold", "cut", "silence", "refuse", "no-answer", "tool-clock"})
 
-HARMLESS: Final = frozenset({"latency", "throttle", "quota", "strand", "stop", "refuse", "no-answer"})
-"""Kinds that leave no doubt about any message: each has to arrive exactly once."""
+class Draw(NamedTuple):
+    """How a kind of step is drawn, and who makes it happen, where only one can.
+
+    `primary` is None for either side. `names`: it names ONE entity, or does so at times (SOME). A `harmless` kind
+    leaves no doubt about any message: each has to arrive exactly once.
+    """
+
+    weight: int
+    by: str = ""
+    primary: bool | None = None
+    names: str = ""
+    numbers: Sequence[int] = range(1_000_000)
+    counts: tuple[int | None, ...] = (None,)
+    harmless: bool = False
+
+
+DRAWS: Final = {
+    "namespace-down": Draw(3, BY_EMULATOR),
+    "entity-down": Draw(3, BY_EMULATOR, names=ONE),
+    "partition-down": Draw(2, BY_EMULATOR, primary=True, numbers=range(16)),
+    "latency": Draw(2, BY_EMULATOR, numbers=(1, 30, 500, 5_000), harmless=True),
+    **dict.fromkeys(("drop", "stall", "reset"), Draw(4, BY_EMULATOR, None, SOME, range(61), (1, 2, 3))),
+    "swallow-acks": Draw(4, BY_EMULATOR, primary=True, names=SOME, counts=(None, 1, 2, 5)),
+    "detach": Draw(4, BY_EMULATOR, names=SOME),
+    "expire-locks": Draw(4, BY_EMULATOR, primary=False, names=SOME),
+    "throttle": Draw(5, BY_EMULATOR, names=SOME, counts=(None, 1, 2, 5), harmless=True),
+    "clock": Draw(3, BY_EMULATOR, numbers=(1_000, 30_000, 61_000, 600_000)),
+    "quota": Draw(4, primary=True, names=ONE, harmless=True),
+    "disable": Draw(2, primary=True, names=ONE),
+    "destination-gone": Draw(3, primary=True, names=ONE),
+    "backlog-remade": Draw(3, primary=False, names=ONE),
+    "crash": Draw(4),
+    "freeze": Draw(3),
+    "second": Draw(3),
+    "stop": Draw(3, harmless=True),
+    "strand": Draw(3, harmless=True),
+    "hold": Draw(3, BY_SIMULATION),
+    "cut": Draw(4, BY_SIMULATION),
+    "silence": Draw(3, BY_SIMULATION),
+    "refuse": Draw(2, BY_SIMULATION, harmless=True),
+    "no-answer": Draw(1, BY_SIMULATION, harmless=True),
+    "tool-clock": Draw(2, BY_SIMULATION, numbers=(-600_000, -61_000, -1_000, 1_000, 61_000, 600_000)),
+}
+EMULATOR: Final = frozenset(kind for kind, each in DRAWS.items() if each.by == BY_EMULATOR)
+SIMULATED_ONLY: Final = frozenset(kind for kind, each in DRAWS.items() if each.by == BY_SIMULATION)
+HARMLESS: Final = frozenset(kind for kind, each in DRAWS.items() if each.harmless)
 
 SYPHON, MOVE, REDRIVE = "syphon", "move", "redrive"
-
-_WEIGHTS: Final = {
-    "namespace-down": 3,
-    "entity-down": 3,
-    "partition-down": 2,
-    "latency": 2,
-    "drop": 4,
-    "stall": 4,
-    "reset": 4,
-    "swallow-acks": 4,
-    "detach": 4,
-    "expire-locks": 4,
-    "throttle": 5,
-    "clock": 3,
-    "quota": 4,
-    "disable": 2,
-    "destination-gone": 3,
-    "backlog-remade": 3,
-    "crash": 4,
-    "freeze": 3,
-    "second": 3,
-    "stop": 3,
-    "strand": 3,
-    "hold": 3,
-    "cut": 4,
-    "silence": 3,
-    "refuse": 2,
-    "no-answer": 1,
-    "tool-clock": 2,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,8 +208,8 @@ def plan(seed: int, *, now_ms: int, without: frozenset[str] = frozenset(), span_
     span = span_ms or random.choice((3_000, 20_000, 60_000, 240_000))
     stranded = messages(random, count, queues, to, now_ms=now_ms, flawed=flawed)
     strikes = random.choice((0, 1, 1, 2, 2, 3, 4, 6, 9))
-    kinds = [kind for kind in _WEIGHTS if kind not in without]
-    drawn = random.choices(kinds, [_WEIGHTS[kind] for kind in kinds], k=strikes)
+    kinds = [kind for kind in DRAWS if kind not in without]
+    drawn = random.choices(kinds, [DRAWS[kind].weight for kind in kinds], k=strikes)
     if "destination-gone" in drawn:
         # Nothing that has partitions can be deleted or made while one of them is down.
         drawn = [kind for kind in drawn if kind != "partition-down"]
@@ -303,28 +300,11 @@ def drawn_weather(random: Random) -> Weather:
     )
 
 
-_ALWAYS_PRIMARY: Final = frozenset({"swallow-acks", "quota", "disable", "destination-gone", "partition-down"})
-_ALWAYS_SECONDARY: Final = frozenset({"backlog-remade", "expire-locks"})
-_NAMES_ONE: Final = frozenset({"entity-down", "quota", "disable", "destination-gone", "backlog-remade"})
-_MAY_NAME_ONE: Final = frozenset({"swallow-acks", "expire-locks", "drop", "stall", "reset", "detach", "throttle"})
-
-_NUMBERS: Final[dict[str, tuple[int, ...]]] = {
-    "latency": (1, 30, 500, 5_000),
-    "clock": (1_000, 30_000, 61_000, 600_000),
-    "tool-clock": (-600_000, -61_000, -1_000, 1_000, 61_000, 600_000),
-    "partition-down": tuple(range(16)),
-    **dict.fromkeys(("drop", "stall", "reset"), tuple(range(61))),
-}
-_COUNTS: Final[dict[str, tuple[int | None, ...]]] = {
-    **dict.fromkeys(("drop", "stall", "reset"), (1, 2, 3)),
-    **dict.fromkeys(("swallow-acks", "throttle"), (None, 1, 2, 5)),
-}
-
-
 def drawn_step(random: Random, kind: str, span: int, queues: int, to: tuple[Goal, ...]) -> Step:
-    primary = kind in _ALWAYS_PRIMARY or (kind not in _ALWAYS_SECONDARY and random.random() < 0.6)
+    draw = DRAWS[kind]
+    primary = random.random() < 0.6 if draw.primary is None else draw.primary
     one = random.choice(to).name if primary else random.randrange(queues)
-    named = kind in _NAMES_ONE or (kind in _MAY_NAME_ONE and random.random() < 0.5)
+    named = draw.names == ONE or (draw.names == SOME and random.random() < 0.5)
     return Step(
         # As often in the first milliseconds as in the last seconds: most of the work is done soon.
         at_ms=int(exp(random.uniform(0.0, log(span)))),
@@ -332,6 +312,6 @@ def drawn_step(random: Random, kind: str, span: int, queues: int, to: tuple[Goal
         kind=kind,
         primary=primary,
         entity=one if named else None,
-        number=random.choice(_NUMBERS[kind]) if kind in _NUMBERS else random.randrange(1_000_000),
-        count=random.choice(_COUNTS[kind]) if kind in _COUNTS else None,
+        number=random.choice(draw.numbers),
+        count=None if len(draw.counts) == 1 else random.choice(draw.counts),
     )
