@@ -25,7 +25,7 @@ from tests.faults.simulation.checker import Course, check
 from tests.faults.simulation.faults import KINDS
 from tests.faults.simulation.history import History
 from tests.faults.simulation.plan import SIMULATED_ONLY, Plan, Step, plan
-from tests.faults.simulation.run import set_the_stage
+from tests.faults.simulation.run import Verdict, set_the_stage
 from tests.faults.simulation.workload import messages
 from tests.kit.command import environment
 
@@ -72,17 +72,6 @@ def _busy(drawn: Plan, now_ms: int) -> Plan:
         more = messages(random, count, drawn.queues, drawn.goals, now_ms=now_ms, flawed=flawed)
         steps.append(replace(step, messages=tuple(more)))
     return replace(drawn, steps=tuple(sorted(steps, key=lambda each: each.at_ms)))
-
-
-@dataclass(frozen=True)
-class Played:
-    """What came of a schedule. `struck` are the kinds of its faults, of crashes those that killed a process."""
-
-    wrong: tuple[str, ...]
-    lines: tuple[str, ...]
-    struck: tuple[str, ...]
-    messages: int
-    again: int
 
 
 @dataclass(eq=False)
@@ -134,7 +123,6 @@ class Schedule:
         self.history = RealHistory(lambda: round((time.monotonic() - began) * 1000), self._holder, self._sender)
         self.course = Course(the_plan, self.history)
         self.missing = self.course.missing
-        self.kills = 0
         self._emulator = emulator
         self._directory = directory
         self._tasks = tasks
@@ -199,7 +187,6 @@ class Schedule:
         for each in self._alive:
             each.signal(signal.SIGKILL)
             self.history.tell(f"kill {each.name}")
-            self.kills += 1
         for track in self.history.tracks.values():
             if self._alive and track.held_by and (not track.completed or len(track.arrivals) > 1):
                 self.course.in_flight_at_death.add(track.stranded.id)
@@ -291,13 +278,6 @@ class Schedule:
         for each in list(self._alive):
             await self._gone(each)
 
-    @property
-    def played(self) -> Played:
-        struck = [step.kind for step in self.plan.steps if step.kind != "crash"] + ["crash"] * self.kills
-        history = self.history
-        wrong = check(self.course)
-        return Played(tuple(wrong), tuple(history.lines), tuple(struck), len(history.tracks), history.again)
-
 
 def receipt_of(document: dict[str, Any]) -> Receipt:
     known = {name: value for name, value in document.items() if name in Receipt.__dataclass_fields__}
@@ -309,17 +289,19 @@ def receipt_of(document: dict[str, Any]) -> Receipt:
     return Receipt(**known)
 
 
-async def _carry_out(seed: int, directory: Path) -> Played:
+async def _carry_out(seed: int, directory: Path) -> Verdict:
     the_plan = real_plan(seed, time.time_ns() // 1_000_000)
     async with Emulator() as emulator, asyncio.TaskGroup() as tasks:
         schedule = Schedule(the_plan, emulator, directory, tasks)
+        history = schedule.history
         loop = asyncio.get_running_loop()
-        loop.set_exception_handler(lambda _, context: schedule.history.accuse(f"the emulator: {context}"))
+        loop.set_exception_handler(lambda _, context: history.accuse(f"the emulator: {context}"))
         await schedule.play()
-    return schedule.played
+    wrong, lines = tuple(check(schedule.course)), tuple(history.lines)
+    return Verdict(seed, wrong, lines, "", the_plan, len(history.tracks), history.again, ())
 
 
-def carry_out(seed: int) -> Played:
-    """What came of it, and what was wrong."""
+def carry_out(seed: int) -> Verdict:
+    """Carry out a plan, and judge it."""
     with TemporaryDirectory() as directory:
         return asyncio.run(_carry_out(seed, Path(directory)))

@@ -30,7 +30,7 @@ SCHEMA: Final = "sbpair/schedules/1"
 class Outcome:
     """What came of one schedule; `wrong` is empty where all that was promised held.
 
-    `faults` are the kinds of those that struck; of a simulated one, those that were meant to.
+    `faults` are the kinds of those that were meant to strike.
     `again` is how often a message has arrived that was there already: how much the faults have made of themselves.
     """
 
@@ -115,18 +115,25 @@ def simulated(seed: int, *, kind: str, thorough: bool = False, verbose: bool = F
     run = (thorough and made.run_thoroughly) or made.run
     plan = made.plan(seed)
     verdict = run(plan)
+    story = tuple(shrunk(run, plan, verdict).story) if verdict.wrong else ()
+    return outcome_of(kind, seed, verdict, began, verbose=verbose, story=story)
+
+
+def outcome_of(
+    kind: str, seed: int, verdict: Any, began: float, *, verbose: bool, story: tuple[str, ...] = ()
+) -> Outcome:
     return Outcome(
         kind=kind,
         seed=seed,
         wrong=verdict.wrong,
-        faults=tuple(step.kind for step in plan.steps),
+        faults=tuple(step.kind for step in verdict.plan.steps),
         messages=verdict.messages,
         again=verdict.again,
         digest=verdict.digest,
         seconds=time.perf_counter() - began,
         deviations=len(verdict.deviations),
         lines=verdict.lines if verbose else (),
-        story=tuple(shrunk(run, plan, verdict).story) if verdict.wrong else (),
+        story=story,
     )
 
 
@@ -153,18 +160,7 @@ def real(seed: int, *, verbose: bool = False) -> Outcome:
     from tests.faults.real import carry_out
 
     began = time.perf_counter()
-    played = carry_out(seed)
-    return Outcome(
-        kind="real",
-        seed=seed,
-        wrong=played.wrong,
-        faults=played.struck,
-        messages=played.messages,
-        again=played.again,
-        digest="",
-        seconds=time.perf_counter() - began,
-        lines=played.lines if verbose else (),
-    )
+    return outcome_of("real", seed, carry_out(seed), began, verbose=verbose)
 
 
 def outcomes(run: Callable[[int], T], seeds: Iterable[int], processes: int) -> Iterator[T]:

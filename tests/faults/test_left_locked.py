@@ -1,5 +1,7 @@
 """Locks that outlive their link: what a lost connection held is settled over the next one, not a minute later."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -104,22 +106,28 @@ async def test_what_was_prefetched_from_a_lost_backlog_is_unlocked_too(
     assert (await running).receipt.received < 40
 
 
+@asynccontextmanager
+async def held(count: int) -> AsyncIterator[tuple[Any, RawSource, list[Any]]]:
+    """A queue whose messages a source has received over a real socket."""
+    async with emulated() as (emulator, endpoint), connect(endpoint) as wire:
+        sender = await wire.sender(QUEUE)
+        for _ in range(count):
+            await sender.send(b"\x00\x53\x75\xa0\x01x")
+        source = await RawSource.open(wire, QUEUE)
+        source.grant(count)
+        messages: list[Any] = []
+        while len(messages) < count:
+            messages += await source.receive(count, seconds=5.0)
+        yield emulator.namespaces["contoso"].queue(QUEUE), source, messages
+
+
 @pytest.mark.parametrize(
     ("outcome", "active", "dead"),
     [(ACCEPTED, 0, 0), (RELEASED, 3, 0), (dead_letter("Why", "because"), 0, 3)],
     ids=["completed", "released", "dead-lettered"],
 )
 async def test_messages_of_a_link_that_is_gone_are_settled(outcome: Any, active: int, dead: int) -> None:
-    async with emulated() as (emulator, endpoint), connect(endpoint) as wire:
-        queue = emulator.namespaces["contoso"].queue(QUEUE)
-        sender = await wire.sender(QUEUE)
-        for _ in range(3):
-            await sender.send(b"\x00\x53\x75\xa0\x01x")
-        source = await RawSource.open(wire, QUEUE)
-        source.grant(3)
-        messages: list[Any] = []
-        while len(messages) < 3:
-            messages += await source.receive(3, seconds=5.0)
+    async with held(3) as (queue, source, messages):
         source._receiver.close()
         assert queue.messages.locked_count == 3
         assert await source._settle(messages, outcome) == []
@@ -130,16 +138,7 @@ async def test_messages_of_a_link_that_is_gone_are_settled(outcome: Any, active:
 
 
 async def test_one_lost_lock_does_not_keep_the_others_from_being_settled() -> None:
-    async with emulated() as (emulator, endpoint), connect(endpoint) as wire:
-        queue = emulator.namespaces["contoso"].queue(QUEUE)
-        sender = await wire.sender(QUEUE)
-        for _ in range(10):
-            await sender.send(b"\x00\x53\x75\xa0\x01x")
-        source = await RawSource.open(wire, QUEUE)
-        source.grant(10)
-        messages: list[Any] = []
-        while len(messages) < 10:
-            messages += await source.receive(10, seconds=5.0)
+    async with held(10) as (queue, source, messages):
         assert await source.complete(messages[3:5]) == []
         source._receiver.close()
         failures = await source.settle_by_token(messages, ACCEPTED)

@@ -36,13 +36,6 @@ class ShrinkablePlan(Protocol):
         """Yield a line for each message, fault and other thing that is not plain."""
 
 
-class ShrinkableVerdict(Protocol):
-    @property
-    def wrong(self) -> tuple[str, ...]: ...
-    @property
-    def deviations(self) -> tuple[Deviation, ...]: ...
-
-
 P = TypeVar("P", bound=ShrinkablePlan)
 T = TypeVar("T", bound=Hashable)
 
@@ -73,7 +66,7 @@ class Shrunk(Generic[P]):
         return [f"shrunk in {self.runs} runs to {sizes}", *self.plan.told(), *deviations, *wrong]
 
 
-def sizes_of(plan: Any, verdict: ShrinkableVerdict) -> dict[str, int]:
+def sizes_of(plan: Any, verdict: Any) -> dict[str, int]:
     return {name: len(getattr(plan, name)) for name in plan.PARTS} | {"deviations": len(verdict.deviations)}
 
 
