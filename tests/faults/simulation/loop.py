@@ -197,7 +197,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             elif self._is_late("callback", lambda: f"of {_busy(ready)} takes {SLOW_SECONDS:g} s"):
                 self._now += SLOW_SECONDS
         due = self._due()
-        resting = self._rest(ready)
+        resting: set[Process | None] = self._rest(ready) if len(ready) > 1 else set()
+        if not ready and len(due) == 1:
+            ready.append(due.pop())
         if not due:
             return
         lanes = dict.fromkeys(map(_lane, due))
