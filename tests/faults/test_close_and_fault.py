@@ -40,7 +40,7 @@ async def test_a_lost_side_ends_the_other_and_a_watch_reconnects(stage: Stage, s
     await opened(stage)
     stage.cut(side)
     assert await both_ended(stage, stage.loop.time()) <= FAULT_SECONDS + A_LITTLE
-    await asyncio.sleep(600.0)
+    await asyncio.sleep(60.0)
     assert not watching.done()
     stage.restore(side)
     stage.strand(1)
@@ -153,7 +153,7 @@ async def test_held_messages_are_released_when_the_primary_is_lost(stage: Stage)
     await stage.until(lambda: engine.locked_count == 20)
     stage.cut("primary")
     await stage.until(lambda: stage.of(events.QueueFailed))
-    for _ in range(600):
+    for _ in range(60):
         await asyncio.sleep(1.0)
         assert engine.locked_count == 0
     let()

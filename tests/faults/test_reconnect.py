@@ -10,7 +10,7 @@ from tests.faults.simulation.stage import Stage, played
 QUEUES = 10
 
 
-@pytest.mark.parametrize("away_seconds", [3.0, 30.0, 600.0])
+@pytest.mark.parametrize("away_seconds", [3.0, 120.0])
 @pytest.mark.parametrize("side", ["primary", "secondary"])
 @played(queues=QUEUES)
 async def test_every_queue_goes_on_within_two_seconds(stage: Stage, side: str, away_seconds: float) -> None:

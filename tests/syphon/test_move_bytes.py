@@ -195,12 +195,12 @@ def test_ordinary_messages_take_the_fast_path(
         for session in SESSIONS:
             # The service refuses a batch of several sessions.
             with client.get_topic_sender(takes.path) as sender:
-                sender.send_messages([ordinary(number, session) for number in range(100)])
+                sender.send_messages([ordinary(number, session) for number in range(30)])
     if dead:
         emulator.do(lambda: bury(has))
         path = dead_letter_path(path)
     result = asyncio.run(w.move(path, to))
-    assert (result.receipt.sent, len(emulator.do(lambda: stored(there)))) == (300, 300)
+    assert (result.receipt.sent, len(emulator.do(lambda: stored(there)))) == (90, 90)
     assert len(learnt) <= 2
 
 

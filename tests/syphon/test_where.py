@@ -99,7 +99,7 @@ async def test_session_with_a_skipped_message_stays_locked_until_the_run_ends() 
 
         def receive(session: str) -> list[str]:
             with (
-                ServiceBusClient.from_connection_string(w.namespaces[0].connection_string) as client,
+                ServiceBusClient.from_connection_string(w.namespaces[0].connection_string, retry_total=0) as client,
                 client.get_queue_receiver("from", session_id=session, max_wait_time=1) as receiver,
             ):
                 return [str(each.message_id) for each in receiver]
