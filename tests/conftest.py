@@ -11,7 +11,6 @@ pytest_plugins = [
     "tests.kit.disks",
     "tests.kit.fixtures",
     "tests.kit.json_schemas",
-    "tests.kit.proton_client",
     "tests.strict_amqp.recording",
 ]
 

@@ -1,6 +1,7 @@
 """Values to bytes and back: same value, same AMQP type, same bytes, whatever constructor a peer has picked."""
 
 import math
+import re
 import struct
 import uuid
 from typing import Any
@@ -33,6 +34,7 @@ from sbpair.amqp.types import (
     type_of,
 )
 from sbpair.errors import ProtocolError
+from tests.strict_amqp.values import Value, Violation, decode
 
 
 def integers(cls: Any) -> st.SearchStrategy[Any]:
@@ -75,23 +77,38 @@ def deeper(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 values = st.recursive(scalars | arrays, deeper, max_leaves=12)
 
 
+def specified(value: Any) -> Value:
+    """Return a value as the decoder that is made from the specification reads it."""
+    if isinstance(value, Described):
+        return Value("described", specified(value.value), specified(value.descriptor))
+    if isinstance(value, Array) and value.descriptor is not None:
+        return Value("array", [specified(Described(value.descriptor, each)) for each in value])
+    if isinstance(value, list | Array):
+        return Value("array" if isinstance(value, Array) else "list", [specified(each) for each in value])
+    if isinstance(value, Map):
+        return Value("map", [(specified(key), specified(each)) for key, each in value.pairs])
+    kind = type_of(value)
+    if issubclass(kind, float):
+        return Value("float" if kind is Float else "double", struct.pack(">f" if kind is Float else ">d", value))
+    plain = {bool: "boolean", bytes: "binary", str: "string", type(None): "null"}
+    return Value(plain.get(kind, kind.__name__.lower()), value.bytes if kind is uuid.UUID else value)
+
+
+def assert_as_specified(value: Any, raw: bytes) -> None:
+    try:
+        read = decode(raw, 0)
+    except Violation as violation:
+        assert re.search("key twice|not utf-32", str(violation))  # noqa: PT017  the codec does not judge these
+    else:
+        assert read == (specified(value), len(raw))
+
+
 @given(values)
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=250)
 def test_a_value_round_trips_with_its_type(value: Any) -> None:
-    assert same(codec.decode_all(codec.encode(value)), value)
-
-
-@pytest.mark.parametrize("name", SCALARS)
-def test_every_type_round_trips_alone_and_in_an_array(name: str) -> None:
-    @given(SCALARS[name])
-    @settings(deadline=None, max_examples=40)
-    def comes_back(value: Any) -> None:
-        for sent in (value, Array([value, value])):
-            raw = codec.encode(sent)
-            assert same(codec.decode_all(raw), sent)
-            assert codec.encode(codec.decode_all(raw)) == raw
-
-    comes_back()
+    raw = codec.encode(value)
+    assert same(codec.decode_all(raw), value)
+    assert_as_specified(value, raw)
 
 
 # Bytes, made without the encoder under test: every constructor, also where a shorter one would do.
@@ -175,6 +192,7 @@ def test_bytes_round_trip(raw: bytes) -> None:
     value, end = codec.decode(b"before" + raw + b"behind", 6)
     assert end == 6 + len(raw)
     assert codec.encode(value) == raw
+    assert_as_specified(value, raw)
 
 
 @pytest.mark.parametrize("code", RAW_SCALARS)
@@ -206,6 +224,8 @@ SPECIFIED = [
     ("71ffffff7f", Int(-129)),
     ("723fc00000", Float(1.5)),
     ("730001f600", Char("\U0001f600")),
+    ("730000d800", Char("\ud800")),
+    ("730000dfff", Char("\udfff")),
     ("823ff8000000000000", 1.5),
     ("830000019b76daa800", Timestamp(1_767_225_600_000)),
     ("9800112233445566778899aabbccddeeff", uuid.UUID("00112233-4455-6677-8899-aabbccddeeff")),
@@ -237,12 +257,6 @@ def test_a_nan_keeps_its_bits_signalling_or_quiet(raw: str) -> None:
     assert codec.encode(codec.decode_all(bytes.fromhex(array))).hex() == array
 
 
-@pytest.mark.parametrize("point", [0xD800, 0xDBFF, 0xDC00, 0xDFFF])
-def test_half_of_a_surrogate_pair_is_a_char(point: int) -> None:
-    raw = b"\x73" + struct.pack(">I", point)
-    assert codec.encode(codec.decode_all(raw)) == raw
-
-
 @pytest.mark.parametrize("count", [0, 1, 84, 85, 127, 128, 254, 255, 256, 300, 5_000])
 def test_compounds_round_trip_around_each_size_limit(count: int) -> None:
     numbers = [UByte(7)] * count
@@ -250,14 +264,6 @@ def test_compounds_round_trip_around_each_size_limit(count: int) -> None:
         raw = codec.encode(value)
         assert same(codec.decode_all(raw), value)
         assert codec.encode(codec.decode_all(raw)) == raw
-
-
-def test_a_value_keeps_its_constructor_and_type() -> None:
-    for raw, plain in (("7000000005", UInt), ("8000000000000000ff", ULong), ("5600", bool), ("b000000000", bytes)):
-        value = codec.decode_all(bytes.fromhex(raw))
-        assert type_of(value) is plain
-        assert value == plain(value)
-        assert codec.encode(value).hex() == raw
 
 
 @pytest.mark.parametrize(

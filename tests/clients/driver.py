@@ -23,7 +23,7 @@ from tests.kit.running import Running
 HERE = Path(__file__).parent
 ANSWER_SECONDS = 40
 SETTLES = ("accept", "release", "modify", "defer", "reject")
-ABILITIES = (*SETTLES, "sessions", "schedule", "dead-letters", "raw", "requests", "token", "reconnect")
+ABILITIES = (*SETTLES, "sessions", "schedule", "dead-letters", "raw", "requests", "token", "transactions", "reconnect")
 """`raw`: receives messages of others; `requests`: to $management; `token`: signs in on $cbs."""
 
 
@@ -55,7 +55,7 @@ CLIENTS = (
     client("rhea", "rhea.mjs", f"{PLAIN_LINKS} token reconnect"),
     client("amqp10", "amqp10.mjs", f"{PLAIN_LINKS} token reconnect"),
     client("NestJS", "nest.mjs", "accept modify defer reject schedule reconnect"),
-    client("Proton", "proton_blocking.py", f"{PLAIN_LINKS} token", python_packages.PROTON),
+    client("Proton", "proton_blocking.py", f"{PLAIN_LINKS} token transactions", python_packages.PROTON),
     client("uamqp", "uamqp_clients.py", PLAIN_LINKS, "uamqp==1.6.11"),
     client(
         "azure-servicebus 7.8", "azure_servicebus.py",

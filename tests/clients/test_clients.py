@@ -221,6 +221,22 @@ def test_a_token_opens_links_after_an_anonymous_sign_in(served: Running, client:
         assert receive(driver, queue.path)["body"] == "x"
 
 
+@able("transactions")
+def test_a_transaction_exchanges_a_message_for_another_or_does_nothing(started: Driver, served: Running) -> None:
+    for commits, late, ended, left in (
+        (False, 0, "aborted", "in"),
+        (True, 0, "committed", "out"),
+        (True, 60, "refused", "in"),
+    ):
+        queue = served.queue()
+        started("send", to=queue.path, body="in")
+        received = receive(started, queue.path)
+        started("begin-exchange", delivery=received["delivery"], to=queue.path, body="out")
+        served.advance(late)
+        assert started("end-exchange", commits=commits) == ended
+        assert receive(started, queue.path)["body"] == left
+
+
 @able("reconnect")
 def test_a_client_goes_on_after_a_restart(client: Client, tmp_path: Path) -> None:
     options = EmulatorOptions(tls=True, ca_file=tmp_path / "ca.pem", data=tmp_path / "data")

@@ -19,6 +19,7 @@ import pytest
 from sbpair.amqp.codec import encode
 from sbpair.amqp.message import BATCH_FORMAT, DATA, Sections, section
 from sbpair.amqp_client.client import connect
+from sbpair.amqp_client.raw_links import ABANDONED, ACCEPTED, RELEASED, dead_letter
 from sbpair.backlog import queue_path
 from sbpair.drill.drill_messages import OriginalMessage, message_differences, originals
 from sbpair.model.backoff import Backoff
@@ -26,6 +27,7 @@ from sbpair.model.pair import Endpoint, Pair, SasKey
 from sbpair.move.timings import MoveTimings
 from sbpair.syphon import runner
 from sbpair.syphon.run_plan import RunTimings
+from tests.amqp_client.peers import take
 from tests.kit.moves import run_syphon
 
 BROKER = Path(__file__).parent / "node" / "broker.mjs"
@@ -221,6 +223,25 @@ async def test_a_batch_arrives_as_its_messages(node: str, modules: Path) -> None
     assert broker.record["violations"] == []
     assert [base64.b64decode(raw) for _, raw, _ in broker.of("stored")] == [each.sections.join() for each in messages]
     assert [message_format for *_, message_format in broker.of("answered")] == [BATCH_FORMAT]
+
+
+async def test_each_outcome_of_the_client_and_its_drain_are_understood(node: str, modules: Path) -> None:
+    refused = dead_letter("why", "text")
+    outcomes = {"accepted": ACCEPTED, "released": RELEASED, "modified": ABANDONED, "rejected": refused}
+    queue, messages = queue_path("contoso", 0), corpus(2 * len(outcomes))
+
+    async with asyncio.timeout(TEST_SECONDS), running(node, modules, in_backlog(messages)) as broker:
+        async with connect(broker.pair.secondary) as wire:
+            receiver = await wire.receiver(queue)
+            receiver.grant(len(outcomes))
+            for delivery, outcome in zip(await take(receiver, len(outcomes)), outcomes.values(), strict=True):
+                await receiver.settle([delivery], outcome)
+            receiver.grant(100)
+            await receiver.drain(seconds=600)
+            assert receiver.credit == 0
+        await broker.stop()
+    assert broker.record["violations"] == []
+    assert [outcome for _, outcome, _ in broker.of("settled")] == list(outcomes)
 
 
 @pytest.mark.parametrize("second", [False, True], ids=["settled at once", "settled by the sender first"])

@@ -7,6 +7,7 @@ from typing import Any
 
 from lines import serve
 from proton import UNDESCRIBED, Array, Condition, Data, Delivery, Described, Message, int32, symbol, timestamp
+from proton.handlers import TransactionHandler
 from proton.reactor import Filter, LinkOption
 from proton.utils import BlockingConnection
 
@@ -26,6 +27,7 @@ connection = BlockingConnection(
 )
 links: dict[Any, Any] = {}
 deliveries: list[Any] = []
+exchanges: list["Exchange"] = []
 
 
 def link(key: tuple[Any, ...], make: Any) -> Any:
@@ -68,6 +70,42 @@ def settle(delivery: int, how: str) -> None:
     got.settle()
 
 
+class Exchange(TransactionHandler):
+    """The course of a transaction: `ended` is None until it is committed, aborted or refused."""
+
+    transaction: Any = None
+    ended: str | None = None
+
+    def on_transaction_declared(self, event: Any) -> None:
+        self.transaction = event.transaction
+
+    def on_transaction_committed(self, _event: Any) -> None:
+        self.ended = "committed"
+
+    def on_transaction_aborted(self, _event: Any) -> None:
+        self.ended = "aborted"
+
+    def on_transaction_commit_failed(self, _event: Any) -> None:
+        self.ended = "refused"
+
+
+def begin_exchange(delivery: int, to: str, body: str) -> None:
+    """Accept a delivery and send another message in one transaction."""
+    exchanges.append(exchange := Exchange())
+    connection.container.declare_transaction(connection.conn, handler=exchange)
+    connection.wait(lambda: exchange.transaction)
+    exchange.transaction.accept(deliveries[delivery])
+    sent = exchange.transaction.send(link(("to", to), lambda: connection.create_sender(to)).link, Message(body=body))
+    connection.wait(lambda: sent.settled)
+
+
+def end_exchange(commits: bool) -> str | None:
+    exchange = exchanges.pop()
+    (exchange.transaction.commit if commits else exchange.transaction.abort)()
+    connection.wait(lambda: exchange.ended)
+    return exchange.ended
+
+
 def value(given: dict[str, Any]) -> Any:
     ((kind, inner),) = given.items()
     return {
@@ -96,4 +134,11 @@ def request(node: str, properties: dict[str, str], body: dict[str, Any]) -> dict
     return {"status": status, "keys": sorted(answer.body or {})}
 
 
-serve({"send": send, "receive": receive, "settle": settle, "request": request})
+serve({
+    "send": send,
+    "receive": receive,
+    "settle": settle,
+    "request": request,
+    "begin-exchange": begin_exchange,
+    "end-exchange": end_exchange,
+})  # fmt: skip
