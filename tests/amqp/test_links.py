@@ -137,12 +137,6 @@ def test_a_closed_link_is_detached_once_per_side_and_frees_its_handle(pair: Any,
     assert not pair.server.connection.over
 
 
-def test_a_peer_that_takes_a_handle_again_before_it_is_free_breaks_the_law(pair: Any) -> None:
-    pair.sender()
-    pair.tell("server", Attach("other", 0, True))
-    assert pair.server.closed.error.condition == "amqp:session:handle-in-use"
-
-
 def test_handles_run_out_with_an_error(pair: Any) -> None:
     session, _ = pair.session()
     for number in range(session_module.HANDLE_MAX + 1):
@@ -206,30 +200,6 @@ def test_the_links_of_a_session_end_with_it_and_are_reported_before_it(pair: Any
 
 
 # Deliveries in many frames.
-
-
-@given(st.lists(st.integers(0, 2_000), min_size=1, max_size=6), st.integers(1, 700), st.booleans())
-@settings(deadline=None, max_examples=50)
-def test_messages_of_any_size_arrive_whole_through_the_smallest_frames(
-    new_pair: Pairs, sizes: list[int], piece: int, settled: bool
-) -> None:
-    pair = new_pair(server={"max_frame_size": 512})
-    link, theirs = pair.sender(credit=10)
-    payloads = [bytes([number + 1]) * size for number, size in enumerate(sizes)]
-    for payload in payloads:
-        link.send(payload, b"t" * 32, message_format=0x80013700, settled=settled)
-    pair.piece = piece
-    data = pair.client.connection.take()
-    sizes_said = frame_sizes(data)
-    pair.carry("client", data, pair.server)
-    assert max(sizes_said) <= 512
-    arrived = pair.server.of(Delivery)
-    assert [delivery.payload for delivery in arrived] == payloads
-    assert all(
-        (delivery.format, delivery.tag, delivery.settled) == (0x80013700, b"t" * 32, settled) for delivery in arrived
-    )
-    assert (link.credit, theirs.credit) == (10 - len(sizes), 10 - len(sizes))
-    assert len(theirs.session.received) == len(link.session.sent) == (0 if settled else len(sizes))
 
 
 @pytest.mark.parametrize("over", [0, 1])
@@ -390,24 +360,6 @@ def test_deliveries_stay_known_until_they_are_settled(pair: Any) -> None:
     assert link.session.sent == theirs.session.received == {}
 
 
-def test_a_range_may_cover_deliveries_of_two_links(pair: Any) -> None:
-    session, theirs = pair.session()
-    links = [session.sender(name) for name in ("a", "b")]
-    for link in links:
-        link.open(source=Source("s"), target=Target("t"))
-    pair.pump()
-    for event in pair.server.of(LinkAttaching):
-        event.link.accept()
-        event.link.grant(5)
-    pair.pump()
-    send(links[0], b"1")
-    send(links[1], b"2")
-    pair.pump()
-    theirs.dispose(0, 1, Accepted(), receiver=True, settled=True)
-    pair.pump()
-    assert [sent.link for sent in pair.client.of(Disposed)[0].deliveries] == links
-
-
 def test_a_disposition_of_a_huge_range_settles_only_existing_deliveries(pair: Any) -> None:
     link, _ = exchange(pair, 3)
     pair.tell("client", Disposition(True, 1, 0x7FFFFFFF, True, Accepted()))
@@ -420,14 +372,6 @@ def test_a_range_of_nothing_that_is_known_is_no_news(pair: Any) -> None:
     pair.tell("client", Disposition(True, 50, 60, True, Accepted()), Disposition(False, 0, 2, True, Accepted()))
     assert pair.client.of(Disposed) == []
     assert not pair.client.connection.over
-
-
-def test_a_message_may_be_sent_settled(pair: Any) -> None:
-    link, theirs = pair.sender(credit=1)
-    link.send(b"x", b"t", settled=True)
-    pair.pump()
-    assert pair.server.of(Delivery)[0].settled
-    assert link.session.sent == theirs.session.received == {}
 
 
 @pytest.mark.parametrize("who", ["owner", "peer", "session"])

@@ -49,13 +49,6 @@ def test_any_bytes_are_a_value_or_a_protocol_error(raw: bytes) -> None:
         assert codec.encode(value) == raw
 
 
-@given(st.data())
-@settings(deadline=None, max_examples=300)
-def test_bytes_after_a_valid_constructor_decode_or_raise_protocol_error(data: st.DataObject) -> None:
-    code = data.draw(st.sampled_from([0x00, 0x56, 0x73, 0xA1, 0xB1, 0xA3, 0xC0, 0xC1, 0xD0, 0xD1, 0xE0, 0xF0]))
-    read_or_refuse(bytes((code,)) + data.draw(st.binary(max_size=60)))
-
-
 def test_a_value_cut_short_at_any_byte_is_a_protocol_error() -> None:
     for end in range(len(RICH)):
         with pytest.raises(ProtocolError):
