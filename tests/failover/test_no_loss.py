@@ -14,7 +14,7 @@ from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.server import EmulatorOptions
 from sbpair.failover.entity_states import State
 from sbpair.model.pair import Identity
-from tests.kit.failover_rig import AIO_FIRST, PAIRED_CLIENTS, PRIMARY, SECONDARY, SLOW, Rig, ids
+from tests.kit.failover_rig import PAIRED_CLIENTS, PRIMARY, SECONDARY, SLOW, Rig, ids
 from tests.kit.running import Running
 
 pytestmark = [pytest.mark.usefixtures("impatient"), *PAIRED_CLIENTS]
@@ -100,20 +100,6 @@ def test_all_sends_return_and_arrive_during_an_outage(rig: Rig, tmp_path: Path, 
         promised.send("after")
         outbox_is_empty(client)
     assert log.path[:3] == [State.FAILING, State.FAILED_OVER, State.HEALTHY]
-    assert not promised.raised
-    promised.are_kept(rig, log.doubtful_ids)
-
-
-@AIO_FIRST
-def test_flapping_loses_nothing_and_reports_possible_duplicates(rig: Rig, tmp_path: Path, kind: str) -> None:
-    with rig.client(kind, outbox=tmp_path / "outbox.db") as (client, log):
-        promised = Promised(client.get_queue_sender("orders"))
-        for turn, fault in enumerate(("the namespace", "both", "throttled", "a queue too")):
-            with rig.all_broken(*FAULTS[fault]):
-                promised.send(f"away{turn}")
-            # Wherever the entity is by now, and whatever is being delivered.
-            promised.send(f"between{turn}")
-        outbox_is_empty(client)
     assert not promised.raised
     promised.are_kept(rig, log.doubtful_ids)
 

@@ -62,21 +62,6 @@ async def test_a_permanent_refusal_is_retried_slowly(bench: RelayPairBench, prob
             await until(lambda: listener.up_sides == ("primary",))
 
 
-async def test_tokens_are_renewed_before_they_expire(bench: RelayPairBench) -> None:
-    listener = await bench.listen(side="primary")
-    connected = listeners(bench)[0]
-    for _ in range(4):
-        await until(lambda: bench.clock.waits == [pytest.approx(3_300, abs=1)])
-        bench.clock.advance(3_300)
-        await until(lambda: max(bench.clock.waits, default=0) > 3_000)
-        # The service reads the renewal before this answer.
-        client = await bench.client()
-        assert (await client.request("GET")).status == 200
-    assert listeners(bench) == [connected]
-    assert listener.up_sides == ("primary",)
-    assert downs(bench) == []
-
-
 async def test_a_renewal_that_fails_is_reported_and_tried_again_in_time() -> None:
     async with open_pair(identity=True) as bench:
         failures = [OSError("no route")]
@@ -117,21 +102,6 @@ async def test_a_given_signature_ends_the_channel_when_it_expires(bench: RelayPa
         await until(lambda: 60.0 in bench.clock.waits)
         assert [each.retry_seconds for each in downs(bench)] == [0.0, 60.0]
         assert "code 1008" in downs(bench)[0].reason
-
-
-@pytest.mark.parametrize("size", [0, 10, 100_000])
-async def test_a_request_accepted_before_the_restart_is_answered_after_it(bench: RelayPairBench, size: int) -> None:
-    gate = Gate(RelayAnswer(201, {}, b"z" * size))
-    listener = await bench.listen(gate, side="primary")
-    client = await bench.client()
-    asking = asyncio.create_task(client.request("POST", body=b"x"))
-    await gate.started.wait()
-    bench.emulator.faults.relay_drop_listeners("contoso", PATHS["primary"])
-    await until(lambda: bench.kinds("SideUp") == ["SideUp"] * 2 and listener.up_sides)
-    gate.opened.set()
-    response = await asking
-    assert (response.status, await response.read()) == (201, b"z" * size)
-    assert bench.kinds("AnswerLost", "SideFailed") == []
 
 
 async def test_an_unconfirmed_answer_that_cannot_be_sent_again_is_reported(
@@ -271,22 +241,6 @@ async def test_a_listener_without_handlers_answers_501(bench: RelayPairBench) ->
     async with AsyncRelayListener(bench.pair, clock=bench.clock):
         client = await bench.client()
         assert (await client.request("GET")).status == 501
-
-
-async def test_several_listeners_share_the_requests(bench: RelayPairBench) -> None:
-    counts = [0, 0]
-    for index in (0, 1):
-
-        def count(_request: RelayRequest, index: int = index) -> RelayAnswer:
-            counts[index] += 1
-            return RelayAnswer()
-
-        await bench.listen(count)
-    client = await bench.client()
-    for _ in range(40):
-        await (await client.request("GET")).read()
-    assert sum(counts) == 40
-    assert min(counts) > 0
 
 
 @pytest.mark.parametrize("limits", [{"max_requests": 0}, {"max_sockets": 0}, {"max_message_bytes": -1}])

@@ -133,14 +133,6 @@ def wrong_of(body: PlannedBody, *steps: RelayStep) -> str:
     return "; ".join(simulate_relay(posting(body, steps)).wrong)
 
 
-def test_a_client_that_reissues_a_request_in_doubt_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def always(verdict: AnswerVerdict, *_: Any, is_complete: bool) -> bool:
-        return verdict.is_unavailable and is_complete
-
-    monkeypatch.setattr(relay_client, "may_reissue", always)
-    assert "was executed 2 times" in wrong_of(SMALL, RelayStep(0.0, 90.0, "swallow", "primary", 2))
-
-
 def test_a_client_that_takes_silence_for_no_execution_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay_client, "judged_silence", lambda **_: AnswerVerdict.NOT_EXECUTED)
     assert "was executed 2 times" in wrong_of(SMALL, RelayStep(5.4, 1.0, "outage", "primary", 0))

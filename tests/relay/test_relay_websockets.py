@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from aiohttp import WSMsgType
 
-from sbpair.errors import BothFailed, NotAuthenticated, RelayRejected, UsageError
+from sbpair.errors import NotAuthenticated, RelayRejected, UsageError
 from sbpair.model.pair import SasKey
 from sbpair.relay import relay_connections
 from sbpair.relay.handled_request import RelayOffer
@@ -120,14 +120,6 @@ async def test_a_connect_goes_to_the_backup_and_swaps(bench: RelayPairBench, fau
     assert await socket.receive_str() == "x"
     assert (sides, client.active) == (["secondary"], "secondary")
     await socket.close()
-
-
-async def test_without_any_listener_both_fail(bench: RelayPairBench) -> None:
-    client = await bench.client()
-    with pytest.raises(BothFailed) as failed:
-        await client.connect()
-    assert failed.value.in_doubt == ()
-    assert client.active == "primary"
 
 
 async def test_a_wrong_key_refuses_the_connect(bench: RelayPairBench) -> None:
