@@ -1,6 +1,7 @@
 """Values to bytes and back: same value, same AMQP type, same bytes, whatever constructor a peer has picked."""
 
 import math
+import random
 import re
 import struct
 import uuid
@@ -34,7 +35,7 @@ from sbpair.amqp.types import (
     type_of,
 )
 from sbpair.errors import ProtocolError
-from tests.strict_amqp.values import Value, Violation, decode
+from tests.strict_amqp.values import Value, Violation, decode, encode
 
 
 def integers(cls: Any) -> st.SearchStrategy[Any]:
@@ -94,117 +95,39 @@ def specified(value: Any) -> Value:
     return Value(plain.get(kind, kind.__name__.lower()), value.bytes if kind is uuid.UUID else value)
 
 
-def assert_as_specified(value: Any, raw: bytes) -> None:
+def assert_as_specified(value: Any, encodings: random.Random) -> None:
+    """Check the encoding of a value, and what is read from any other one, which is kept."""
+    raw, meant = codec.encode(value), specified(value)
+    assert same(codec.decode_all(raw), value)
     try:
-        read = decode(raw, 0)
+        assert decode(raw, 0) == (meant, len(raw))
     except Violation as violation:
         assert re.search("key twice|not utf-32", str(violation))  # noqa: PT017  the codec does not judge these
-    else:
-        assert read == (specified(value), len(raw))
+    other = encode(meant, encodings.choice)
+    read, end = codec.decode(b"before" + other + b"behind", 6)
+    assert end == 6 + len(other)
+    assert specified(read) == meant
+    assert codec.encode(read) == other
 
 
-@given(values)
-@settings(deadline=None, max_examples=250)
-def test_a_value_round_trips_with_its_type(value: Any) -> None:
-    raw = codec.encode(value)
-    assert same(codec.decode_all(raw), value)
-    assert_as_specified(value, raw)
+encodings = st.integers(0, 2**32).map(random.Random)
 
 
-# Bytes, made without the encoder under test: every constructor, also where a shorter one would do.
+@given(values, encodings)
+@settings(deadline=None, max_examples=300)
+def test_a_value_round_trips_in_any_encoding(value: Any, encodings: random.Random) -> None:
+    assert_as_specified(value, encodings)
 
 
-def fixed(code: int, width: int) -> st.SearchStrategy[tuple[int, bytes]]:
-    return st.tuples(st.just(code), st.binary(min_size=width, max_size=width) | st.just(bytes(width)))
-
-
-def sized(code: int, contents: st.SearchStrategy[bytes]) -> st.SearchStrategy[tuple[int, bytes]]:
-    width = ">B" if code < 0xB0 else ">I"
-    return contents.map(lambda raw: (code, struct.pack(width, len(raw)) + raw))
-
-
-utf8 = st.text(max_size=60).map(str.encode)
-plain_ascii = st.text(st.characters(max_codepoint=127), max_size=80).map(str.encode)
-RAW_SCALARS: dict[int, st.SearchStrategy[tuple[int, bytes]]] = {
-    **{code: fixed(code, 0) for code in (0x40, 0x41, 0x42, 0x43, 0x44, 0x45)},
-    **{code: fixed(code, 1) for code in (0x50, 0x51, 0x52, 0x53, 0x54, 0x55)},
-    0x56: st.sampled_from([(0x56, b"\x00"), (0x56, b"\x01")]),
-    **{code: fixed(code, 2) for code in (0x60, 0x61)},
-    **{code: fixed(code, 4) for code in (0x70, 0x71, 0x72, 0x74)},
-    0x73: st.integers(0, 0x10FFFF).map(lambda point: (0x73, struct.pack(">I", point))),
-    **{code: fixed(code, 8) for code in (0x80, 0x81, 0x82, 0x83, 0x84)},
-    **{code: fixed(code, 16) for code in (0x94, 0x98)},
-    0xA0: sized(0xA0, st.binary(max_size=255)),
-    0xB0: sized(0xB0, st.binary(max_size=400)),
-    0xA1: sized(0xA1, utf8.filter(lambda raw: len(raw) < 256)),
-    0xB1: sized(0xB1, utf8),
-    0xA3: sized(0xA3, plain_ascii),
-    0xB3: sized(0xB3, plain_ascii),
-}
-
-
-def raw_compound(code: int, count: int, body: bytes) -> tuple[int, bytes]:
-    """`code` is the wide one: it is kept where the body does not fit a narrow one, or with the wish for it."""
-    return code, struct.pack(">II", len(body) + 4, count) + body
-
-
-def either_width(wide_code: int, count: int, body: bytes) -> st.SearchStrategy[tuple[int, bytes]]:
-    wide = st.just(raw_compound(wide_code, count, body))
-    if len(body) < 255 and count < 256:
-        return wide | st.just((wide_code - 0x10, bytes((len(body) + 1, count)) + body))
-    return wide
-
-
-def whole(parts: tuple[int, bytes]) -> bytes:
-    return bytes((parts[0],)) + parts[1]
-
-
-@st.composite
-def raw_array(draw: st.DrawFn, elements: dict[int, Any]) -> tuple[int, bytes]:
-    code = draw(st.sampled_from(sorted(elements)))
-    bodies = draw(st.lists(elements[code].map(lambda parts: parts[1]), max_size=8))
-    descriptor = draw(st.just(b"") | plain_ascii.map(lambda raw: b"\x00\xa3" + bytes((len(raw),)) + raw))
-    return draw(either_width(0xF0, len(bodies), descriptor + bytes((code,)) + b"".join(bodies)))
-
-
-@st.composite
-def raw_described(draw: st.DrawFn, inner: st.SearchStrategy[bytes]) -> bytes:
-    return b"\x00" + draw(inner) + draw(inner)
-
-
-def raw_deeper(inner: st.SearchStrategy[bytes]) -> st.SearchStrategy[bytes]:
-    lists = st.lists(inner, max_size=5).flatmap(lambda items: either_width(0xD0, len(items), b"".join(items)))
-    maps = st.lists(st.tuples(inner, inner).map(b"".join), max_size=4).flatmap(
-        lambda pairs: either_width(0xD1, 2 * len(pairs), b"".join(pairs))
-    )
-    wide_lists = st.lists(inner, max_size=3).map(lambda items: raw_compound(0xD0, len(items), b"".join(items)))
-    nested_arrays = raw_array({**RAW_SCALARS, 0xD0: wide_lists})
-    return (lists | maps | nested_arrays).map(whole) | raw_described(inner)
-
-
-raw_scalars = st.one_of(list(RAW_SCALARS.values())).map(whole)
-raw_values = st.recursive(raw_scalars | raw_array(RAW_SCALARS).map(whole), raw_deeper, max_leaves=10)
-
-
-@given(raw_values)
-@settings(deadline=None, max_examples=250)
-def test_bytes_round_trip(raw: bytes) -> None:
-    value, end = codec.decode(b"before" + raw + b"behind", 6)
-    assert end == 6 + len(raw)
-    assert codec.encode(value) == raw
-    assert_as_specified(value, raw)
-
-
-@pytest.mark.parametrize("code", RAW_SCALARS)
-def test_every_constructor_round_trips_alone_and_nested(code: int) -> None:
-    @given(RAW_SCALARS[code], raw_array({code: RAW_SCALARS[code]}))
-    @settings(deadline=None, max_examples=25)
-    def comes_back(parts: tuple[int, bytes], array: tuple[int, bytes]) -> None:
-        one = whole(parts)
-        listed = b"\xd0" + struct.pack(">II", 4 + 2 * len(one), 2) + one + one
-        mapped = b"\xd1" + struct.pack(">II", 4 + 2 * len(one), 2) + one + one
-        for raw in (one, listed, mapped, whole(array), b"\x00\xa3\x01x" + one):
-            assert codec.encode(codec.decode_all(raw)) == raw
+@pytest.mark.parametrize("name", SCALARS)
+def test_every_type_round_trips_alone_and_nested(name: str) -> None:
+    @given(SCALARS[name], st.lists(SCALARS[name], max_size=8), encodings)
+    @settings(deadline=None, max_examples=40)
+    def comes_back(one: Any, several: list[Any], encodings: random.Random) -> None:
+        for value in (one, several, Map([(one, one)]), Array(several), Described(Symbol("x"), one)):
+            assert_as_specified(value, encodings)
+        described = Array(several, descriptor=Symbol("x"))
+        assert_as_specified(described, encodings)
 
     comes_back()
 

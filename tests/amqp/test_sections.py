@@ -31,19 +31,10 @@ from sbpair.amqp.message import (
 )
 from sbpair.amqp.types import Described, Int, Map, Symbol, Timestamp, UInt, ULong, same, text_of
 from sbpair.errors import ProtocolError
+from tests.strict_amqp.values import TYPES
 
 HEAD = b"\x00\x53\x75"
-NAMES = {
-    HEADER: "amqp:header:list",
-    DELIVERY_ANNOTATIONS: "amqp:delivery-annotations:map",
-    MESSAGE_ANNOTATIONS: "amqp:message-annotations:map",
-    PROPERTIES: "amqp:properties:list",
-    APPLICATION_PROPERTIES: "amqp:application-properties:map",
-    DATA: "amqp:data:binary",
-    SEQUENCE: "amqp:amqp-sequence:list",
-    VALUE: "amqp:amqp-value:*",
-    FOOTER: "amqp:footer:map",
-}
+NAMES = {code: name for name, code in (each["descriptor"] for each in TYPES.values() if "descriptor" in each)}
 SLOT = {code: ORDER[code - HEADER] for code in range(HEADER, DATA)} | {FOOTER: "footer"}
 
 maps = st.lists(st.tuples(st.text(max_size=9), st.none() | st.binary(max_size=300)), max_size=3).map(Map)

@@ -1,5 +1,6 @@
 """The short cut for transfers: it says what the general reader says, about everything that a peer may write."""
 
+from random import Random
 from typing import Any
 
 import pytest
@@ -7,54 +8,32 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbpair.amqp import codec, transfer
-from sbpair.amqp.performatives import Accepted, Transfer, decode_composite
+from sbpair.amqp.performatives import Transfer, decode_composite
 from sbpair.amqp.types import ULong
 from sbpair.errors import ProtocolError
+from tests.strict_amqp.values import NULL, Value, encode
 
 uints = st.sampled_from([0, 1, 255, 256, 0xFFFFFFFF]) | st.integers(0, 0xFFFFFFFF)
 tags = st.binary(max_size=32)
 flags = st.booleans()
 
 
-@st.composite
-def raw_uint(draw: st.DrawFn, value: int) -> bytes:
-    wide = b"\x70" + value.to_bytes(4)
-    if value == 0:
-        return draw(st.sampled_from([b"\x43", b"\x52\x00", wide]))
-    return draw(st.sampled_from([bytes((0x52, value)), wide])) if value < 256 else wide
-
-
-def raw_flag() -> st.SearchStrategy[bytes]:
-    return st.sampled_from([b"\x40", b"\x41", b"\x42", b"\x56\x00", b"\x56\x01"])
-
-
-@st.composite
-def raw_fields(draw: st.DrawFn) -> list[bytes]:
-    null = st.just(b"\x40")
-    fields = [
-        draw(uints.flatmap(raw_uint)),
-        draw(null | uints.flatmap(raw_uint)),
-        draw(null | tags.map(codec.encode) | tags.map(lambda tag: b"\xb0" + len(tag).to_bytes(4) + tag)),
-        draw(null | uints.flatmap(raw_uint)),
-        draw(raw_flag()),
-        draw(raw_flag()),
-        draw(st.sampled_from([b"\x40", b"\x43", b"\x50\x00", b"\x50\x01"])),
-        draw(null | st.just(Accepted().encode())),
-        *(draw(raw_flag()) for _ in range(3)),
-    ]
-    return fields[: draw(st.integers(1, 11))]
+FIELDS = (
+    *(("uint", uints), ("uint", uints), ("binary", tags), ("uint", uints), ("boolean", flags), ("boolean", flags)),
+    *(("ubyte", st.integers(0, 1)), ("described", st.just(Value("list", [])))),
+    *(("boolean", flags), ("boolean", flags), ("boolean", flags)),
+)
 
 
 @st.composite
 def raw_transfers(draw: st.DrawFn) -> bytes:
-    fields = draw(raw_fields())
-    body = b"".join(fields)
-    descriptor = draw(
-        st.sampled_from([b"\x00\x53\x14", b"\x00\x80" + (0x14).to_bytes(8), b"\x00\xa3\x12amqp:transfer:list"])
-    )
-    if draw(flags):
-        return descriptor + b"\xd0" + (len(body) + 4).to_bytes(4) + len(fields).to_bytes(4) + body
-    return descriptor + bytes((0xC0, len(body) + 1, len(fields))) + body
+    """A transfer in any of its encodings, where all fields but the handle may be null, and the last ones missing."""
+    accepted = Value("ulong", 0x24)
+    given = [Value(kind, draw(of), accepted if kind == "described" else None) for kind, of in FIELDS]
+    fields = [given[0], *(draw(st.sampled_from([each, NULL])) for each in given[1:])]
+    descriptor = draw(st.sampled_from([Value("ulong", 0x14), Value("symbol", "amqp:transfer:list")]))
+    body = Value("list", fields[: draw(st.integers(1, 11))])
+    return encode(Value("described", body, descriptor), Random(draw(st.integers(0, 2**32))).choice)
 
 
 def generally(raw: bytes, start: int, end: int) -> Any:

@@ -32,7 +32,30 @@ async def emulated(**options: Any) -> AsyncIterator[tuple[Emulator, Endpoint]]:
 
 
 def endpoint_of(emulator: Emulator) -> Endpoint:
-    return endpoint_from_connection_string(emulator.namespaces["contoso"].connection_string, name="contoso")
+    ready = emulator.ready.namespaces[0]
+    text = ready.tls_connection_string or ready.connection_string
+    return endpoint_from_connection_string(text, name="contoso", ca_file=emulator.ready.ca_file)
+
+
+@asynccontextmanager
+async def listening(make: Callable[[], Any]) -> AsyncIterator[Endpoint]:
+    """Serve each connection by a protocol. If it keeps its `transport`, that is aborted at the end."""
+    made: list[Any] = []
+
+    def remember() -> asyncio.Protocol:
+        made.append(make())
+        return cast("asyncio.Protocol", made[-1])
+
+    server = await asyncio.get_running_loop().create_server(remember, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    try:
+        yield Endpoint("contoso", f"127.0.0.1:{port}", "127.0.0.1", port, False, SasKey("k", "key"))
+    finally:
+        for each in made:
+            if (transport := getattr(each, "transport", None)) is not None:
+                transport.abort()
+        server.close()
+        await server.wait_closed()
 
 
 def message(number: int = 0, size: int = 10) -> bytes:
@@ -177,13 +200,5 @@ async def scripted(
         peers.append(Peer(script, terms))
         return peers[-1]
 
-    server = await asyncio.get_running_loop().create_server(make, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    try:
-        yield peers, Endpoint("contoso", f"127.0.0.1:{port}", "127.0.0.1", port, False, SasKey("k", "key"))
-    finally:
-        for peer in peers:
-            if peer.transport is not None:
-                peer.transport.abort()
-        server.close()
-        await server.wait_closed()
+    async with listening(make) as endpoint:
+        yield peers, endpoint

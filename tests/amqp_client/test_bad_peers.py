@@ -109,13 +109,6 @@ async def test_a_peer_that_waits_for_us_to_settle_first_is_settled_with() -> Non
         await until(lambda: sum(isinstance(each, Disposed) for each in peers[0].said) == 2)
 
 
-async def test_a_peer_that_never_answers_a_send_leaves_doubt() -> None:
-    async with scripted(on_message()) as (_, endpoint), connect(endpoint) as wire:
-        sender = await wire.sender(QUEUE)
-        with pytest.raises(errors.InDoubt, match=r"within 0\.02 s"):
-            await sender.send(message(), seconds=0.02)
-
-
 async def test_a_sign_in_without_an_answer_ends_as_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "FIRST_ANSWER_SECONDS", 0.05)
     async with scripted(instead(LinkAttaching)) as (_, endpoint):
@@ -137,7 +130,7 @@ async def test_a_silent_connection_is_closed_and_one_with_other_traffic_is_kept(
 
     async with scripted(on_message(act)) as (_, endpoint), connect(endpoint) as wire:
         sender = await wire.sender(QUEUE)
-        with pytest.raises(errors.InDoubt):
+        with pytest.raises(errors.InDoubt, match=r"within 0\.1 s|nothing has come from"):
             await sender.send(message(), seconds=0.1)
         assert (wire.error is not None) == silent
         if silent:

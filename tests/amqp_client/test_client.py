@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,6 @@ from sbpair.amqp_client.client import connect, lock_token
 from sbpair.amqp_client.raw_links import ABANDONED, ACCEPTED, RELEASED, dead_letter
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.frontends.amqp.management_operations import OPERATIONS, Operation, Reply
-from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Endpoint, Identity, SasKey, SasToken
 from sbpair.model.signature import sign
 from sbpair.move.raw_source import RawSource
@@ -36,6 +33,7 @@ from tests.amqp_client.peers import (
     emulated,
     ids,
     instead,
+    listening,
     message,
     on_message,
     receive_one,
@@ -46,20 +44,6 @@ from tests.amqp_client.peers import (
 from tests.kit.waiting import until
 
 # Connecting
-
-
-async def test_a_message_goes_out_and_comes_back_to_the_byte() -> None:
-    async with emulated() as (_, endpoint), connect(endpoint) as wire:
-        sender, receiver = await wire.sender(QUEUE), await wire.receiver(QUEUE)
-        sent = message(7, size=200_000)
-        await sender.send(sent)
-        receiver.grant(1)
-        (delivery,) = await take(receiver, 1)
-        before, after = Sections.split(sent), Sections.split(delivery.payload)
-        assert after.body == before.body
-        assert after.properties == before.properties
-        assert after.application_properties == before.application_properties
-        await receiver.settle([delivery], ACCEPTED)
 
 
 async def test_a_sender_is_not_ready_while_the_peers_window_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,31 +130,21 @@ async def test_a_name_that_is_no_host_is_unreachable() -> None:
         await stream.open_stream(bad, "c")
 
 
-@asynccontextmanager
-async def speaking(words: bytes, *, hang_up: bool = False) -> AsyncIterator[Endpoint]:
-    """A peer that says these bytes and nothing more."""
+class Speaker(asyncio.Protocol):
+    """A peer that says these bytes and nothing more, and hangs up if there are none."""
 
-    class Speaker(asyncio.Protocol):
-        def connection_made(self, transport: Any) -> None:
-            speakers.append(transport)
-            transport.write(words)
-            if hang_up:
-                transport.close()
+    def __init__(self, words: bytes) -> None:
+        self.words = words
 
-    speakers: list[Any] = []
-    server = await asyncio.get_running_loop().create_server(Speaker, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    try:
-        yield Endpoint("contoso", f"127.0.0.1:{port}", "127.0.0.1", port, False, SasKey("k", "key"))
-    finally:
-        for transport in speakers:
-            transport.abort()
-        server.close()
-        await server.wait_closed()
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+        transport.write(self.words)
+        if not self.words:
+            transport.close()
 
 
 async def test_opening_a_stream_to_a_silent_peer_times_out() -> None:
-    async with speaking(b"") as endpoint:
+    async with listening(asyncio.Protocol) as endpoint:
         with pytest.raises(errors.Silent, match=r"no answer within 0\.05 s"):
             await stream.open_stream(endpoint, "c", seconds=0.05)
 
@@ -185,19 +159,18 @@ async def test_opening_a_stream_to_a_silent_peer_times_out() -> None:
     ],
 )
 async def test_a_peer_that_speaks_something_else_is_unreachable(words: bytes) -> None:
-    async with speaking(words, hang_up=not words) as endpoint:
+    async with listening(lambda: Speaker(words)) as endpoint:
         with pytest.raises(errors.Unreachable) as caught:
             await stream.open_stream(endpoint, "c")
         assert "check the address" in caught.value.hint
 
 
 async def test_tls_serves_only_where_the_certificate_is_trusted() -> None:
-    async with emulated(tls=True) as (emulator, _):
-        text = str(emulator.ready.namespaces[0].tls_connection_string)
-        async with connect(endpoint_from_connection_string(text, ca_file=emulator.ready.ca_file)) as wire:
+    async with emulated(tls=True) as (_, endpoint):
+        async with connect(endpoint) as wire:
             await (await wire.sender(QUEUE)).send(message(1, size=150_000))
         with pytest.raises(errors.Unreachable, match="its certificate is not trusted"):
-            async with connect(endpoint_from_connection_string(text)):
+            async with connect(replace(endpoint, ca_file=None)):
                 pass
 
 
@@ -252,17 +225,6 @@ async def test_a_renewed_lock_outlives_its_first_minute() -> None:
         await receiver.settle(deliveries, ACCEPTED)
         with pytest.raises(errors.MessageLockLost):
             await wire.renew_locks(QUEUE, [uuid.uuid4()])
-
-
-async def test_peeking_shows_messages_and_locks_none() -> None:
-    async with emulated() as (emulator, endpoint), connect(endpoint) as wire:
-        assert await wire.peek(QUEUE, 0, 10) == []
-        sender = await wire.sender(QUEUE)
-        for number in range(3):
-            await sender.send(message(number))
-        found = [Sections.split(each).read_properties().message_id for each in await wire.peek(QUEUE, 2, 10)]
-        assert found == ["m1", "m2"]
-        assert emulator.namespaces["contoso"].queue(QUEUE).messages.locked_count == 0
 
 
 async def test_a_peek_that_answers_null_shows_no_messages(monkeypatch: pytest.MonkeyPatch) -> None:

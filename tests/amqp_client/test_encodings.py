@@ -18,7 +18,7 @@ from sbpair.errors import EntityMissing
 from sbpair.model.pair import Endpoint
 from sbpair.testing import Emulator
 from tests.amqp_client.peers import endpoint_of, ids, message, take
-from tests.strict_amqp.values import ENCODINGS, NULL, TYPES, Value, Violation, decode, name_of
+from tests.strict_amqp.values import NULL, TYPES, Value, Violation, decode, encode, name_of
 
 FRAME_BYTES = 60_000
 """The largest frame that either side hears of: there it may grow to the 64 KB that the other one takes."""
@@ -96,46 +96,7 @@ class Form:
         return self._changed(value)
 
     def write(self, value: Value) -> bytes:
-        if value.kind == "described":
-            assert value.descriptor is not None
-            return b"\x00" + self.write(value.descriptor) + self.write(value.data)
-        wide = self.longest or value.kind == "array"
-        codes = sorted((code for code, (kind, *_) in ENCODINGS.items() if kind == value.kind), key=width, reverse=wide)
-        return next(bytes((code,)) + raw for code in codes if (raw := self.write_as(code, value.data)) is not None)
-
-    def write_as(self, code: int, data: Any) -> bytes | None:
-        """Return a value as a format code writes it, without the code; None if it cannot."""
-        kind, category, size = ENCODINGS[code]
-        if kind == "boolean":
-            return bytes((data,)) if code == 0x56 else b"" if data == (code == 0x41) else None
-        if category == "fixed":
-            return data if isinstance(data, bytes) else fixed(kind, size, data)
-        if category == "variable":
-            raw = data if isinstance(data, bytes) else data.encode()
-        elif category == "array":
-            kind = data[0].kind if data else "symbol"
-            shared = max((code for code, each in ENCODINGS.items() if each[0] == kind), key=width)
-            raw = bytes((shared,)) + b"".join(self.write_as(shared, each.data) or b"" for each in data)
-            raw = len(data).to_bytes(size) + raw
-        else:
-            flat = data if kind == "list" else [each for pair in data for each in pair]
-            raw = len(flat).to_bytes(size) + b"".join(map(self.write, flat)) if len(flat) < 1 << 8 * size else b""
-        return len(raw).to_bytes(size) + raw if len(raw) < 1 << 8 * size else None
-
-
-def width(code: int) -> int:
-    return ENCODINGS[code][2]
-
-
-def fixed(kind: str, size: int, data: Any) -> bytes | None:
-    if data is None or data == []:
-        return b""
-    if isinstance(data, list) or (size == 0 and data != 0):
-        return None
-    try:
-        return int(data).to_bytes(size, signed=kind in ("int", "long", "byte", "short", "timestamp"))
-    except OverflowError:
-        return None
+        return encode(value, lambda ways: ways[-1 if self.longest else 0])
 
 
 FORMS = {

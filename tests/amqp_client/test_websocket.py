@@ -13,14 +13,15 @@ from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
 from sbpair import errors
-from sbpair.amqp.message import Sections, data_body
+from sbpair.amqp.message import Sections
 from sbpair.amqp_client.client import connect
 from sbpair.amqp_client.raw_links import ACCEPTED
 from sbpair.amqp_client.stream import open_stream
-from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Endpoint, Transport
 from sbpair.model.proxy import Proxy, parse_proxy
-from sbpair.testing import Emulator, EmulatorOptions, Fault
+from sbpair.testing import Emulator, Fault
+from tests.amqp_client import peers
+from tests.amqp_client.peers import message, take
 from tests.kit.proxy import running_proxy
 from tests.kit.waiting import until
 
@@ -29,38 +30,31 @@ AMQP = Subprotocol("AMQPWSB10")
 
 @asynccontextmanager
 async def emulated(*, tls: bool) -> AsyncIterator[tuple[Emulator, Endpoint]]:
-    async with Emulator([("contoso", 0)], options=EmulatorOptions(tls=tls)) as emulator:
-        emulator.namespaces["contoso"].create_queue("orders")
-        ready = emulator.ready.namespaces[0]
-        endpoint = endpoint_from_connection_string(ready.tls_connection_string or ready.connection_string)
-        yield emulator, replace(endpoint, ca_file=emulator.ready.ca_file, transport=Transport.WEBSOCKET)
-
-
-def message(size: int, number: int = 0) -> bytes:
-    return Sections(body=data_body(number.to_bytes(4) * (size // 4))).join()
+    async with peers.emulated(tls=tls) as (emulator, endpoint):
+        yield emulator, replace(endpoint, transport=Transport.WEBSOCKET)
 
 
 async def round_trip(endpoint: Endpoint, payloads: list[bytes]) -> None:
-    """Send messages, receive and complete them, and compare their bodies."""
+    """Send messages, receive and complete them, and compare what the namespace does not add to."""
     async with connect(endpoint) as wire:
         sender, receiver = await wire.sender("orders"), await wire.receiver("orders")
         receiver.grant(len(payloads))
         for payload in payloads:
             await sender.send(payload)
-        taken: list[Any] = []
-        while len(taken) < len(payloads):
-            taken += await receiver.take(len(payloads), seconds=10)
-        assert [Sections.split(each.payload).body for each in taken] == [Sections.split(each).body for each in payloads]
-        for each in taken:
-            await receiver.settle([each], ACCEPTED)
+        taken = await take(receiver, len(payloads))
+        for sent, got in zip(map(Sections.split, payloads), taken, strict=True):
+            found = Sections.split(got.payload)
+            assert (found.properties, found.application_properties) == (sent.properties, sent.application_properties)
+            assert found.body == sent.body
+            await receiver.settle([got], ACCEPTED)
         assert await wire.peek("orders", 0, 1) == []
 
 
 @pytest.mark.parametrize("tls", [False, True])
 async def test_messages_of_every_size_arrive_unaltered(tls: bool) -> None:
     async with emulated(tls=tls) as (_, endpoint):
-        await round_trip(endpoint, [message(size, size) for size in (4, 100, 65_536, 200_000)])
-        await round_trip(endpoint, [message(100, number) for number in range(300)])
+        await round_trip(endpoint, [message(size, size) for size in (0, 4, 100, 65_536, 200_000)])
+        await round_trip(endpoint, [message(number, 100) for number in range(300)])
 
 
 async def test_a_fault_of_the_namespace_ends_the_connection() -> None:
@@ -89,7 +83,7 @@ async def test_a_proxy_that_breaks_the_connection_is_used_again() -> None:
             assert isinstance(wire.error, errors.Unreachable)
             assert "broke" in wire.error.message
             assert wire.error.hint
-        await round_trip(endpoint, [message(1_000)])
+        await round_trip(endpoint, [message()])
         assert proxy.targets == [endpoint.authority] * 2
 
 
@@ -167,11 +161,8 @@ class Server(asyncio.Protocol):
 
 @asynccontextmanager
 async def serving(make: Callable[[], asyncio.Protocol]) -> AsyncIterator[Endpoint]:
-    server = await asyncio.get_running_loop().create_server(make, "127.0.0.1", 0)
-    address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    text = f"Endpoint=sb://{address};SharedAccessKeyName=x;SharedAccessKey=eA==;UseDevelopmentEmulator=true"
-    async with server:
-        yield replace(endpoint_from_connection_string(text), transport=Transport.WEBSOCKET)
+    async with peers.listening(make) as endpoint:
+        yield replace(endpoint, emulator=True, transport=Transport.WEBSOCKET)
 
 
 def relaying(endpoint: Endpoint) -> Callable[[], asyncio.Protocol]:
@@ -180,7 +171,7 @@ def relaying(endpoint: Endpoint) -> Callable[[], asyncio.Protocol]:
 
 async def test_fragments_and_pings_do_not_matter() -> None:
     async with emulated(tls=False) as (_, there), serving(relaying(there)) as here:
-        await round_trip(replace(here, credential=there.credential), [message(size) for size in (4, 300, 150_000)])
+        await round_trip(replace(here, credential=there.credential), [message(4, size) for size in (4, 300, 150_000)])
 
 
 async def opened(endpoint: Endpoint) -> errors.SbpairError:

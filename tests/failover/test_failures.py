@@ -3,6 +3,7 @@
 import pytest
 from azure.core.exceptions import ClientAuthenticationError
 from azure.servicebus import exceptions as sdk
+from azure.servicebus._pyamqp.error import TokenAuthFailure
 
 from sbpair.errors import UsageError
 from sbpair.failover.failures import failover_rule, is_transient
@@ -26,6 +27,7 @@ RULES: list[tuple[Exception, bool, bool]] = [
     (ConnectionResetError(), True, False),
     (sdk.ServiceBusQuotaExceededError(), False, True),
     (sdk.MessagingEntityNotFoundError(), False, True),
+    (sdk.ServiceBusAuthenticationError(error=TokenAuthFailure(404, b"no such")), False, True),
     (sdk.MessagingEntityDisabledError(), False, False),
     (sdk.MessageSizeExceededError(), False, True),
     (answered("amqp:not-allowed"), False, True),

@@ -1,27 +1,21 @@
-"""The failover state and its timers, in virtual time, against a model that checks everything each second."""
+"""The failover state and its timers, in virtual time. tests/model visits each state of one entity and its outbox."""
 
 from __future__ import annotations
 
 import random
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from sbpair.failover.entity_states import (
     TRANSITIONS,
     Deliver,
     EntityEvent,
-    Ping,
-    Probe,
     State,
 )
-from sbpair.failover.events import EntityChanged, OutboxEmptied, OutboxStuck, QueueLeft, QueueReturned
+from sbpair.failover.events import OutboxStuck
 from sbpair.failover.shared_state import JITTER, FailoverState
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Pair
@@ -50,239 +44,6 @@ def new_state(on_event: Any = None, **terms: Any) -> FailoverState:
     for entity in ENTITIES:
         failover_state.register(entity)
     return failover_state
-
-
-@dataclass
-class Believed:
-    """The model of one entity, checked every second."""
-
-    state: str = "healthy"
-    fails_at: int | None = None
-    pings_at: int | None = None
-    pinging: bool = False
-
-
-UNDER_WAY = -1
-QUEUES = [f"contoso/x-servicebus-transfer/{index}" for index in range(3)]
-
-
-class SendersAgainstTheModel(RuleBasedStateMachine):
-    FAILOVER, PING = 7, 5
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = 0
-        self.events: list[Any] = []
-        terms = {"failover_interval": self.FAILOVER, "ping_interval": self.PING, "backlog_queues": 3}
-        self.real = new_state(self.events.append, **terms)
-        self.model = {entity: Believed() for entity in ENTITIES}
-        self.out: dict[str, int | None] = {}
-        # When what the outbox has of an entity is delivered.
-        self.kept: dict[str, int] = {}
-        self.emptied = 0
-
-    entity = st.sampled_from(ENTITIES)
-    queue = st.sampled_from(QUEUES)
-
-    @rule(seconds=st.integers(1, 20))
-    def time_passes(self, seconds: int) -> None:
-        for _ in range(seconds):
-            self.now += 1
-            tasks = []
-            places = {entity: {self._has_place(entity)} for entity in ENTITIES}
-            due = {entity for entity, at in self.kept.items() if UNDER_WAY < at <= self.now}
-            while (task := self.real.pop_due(self.now)) is not None:
-                tasks.append(task)
-            deliveries = {each.entity for each in tasks if isinstance(each, Deliver)}
-            rest = [each for each in tasks if not isinstance(each, Deliver)]
-            assert len(rest) + len(deliveries) == len(tasks)
-            assert sorted(map(repr, rest)) == sorted(map(repr, self._expected()))
-            due |= {entity for entity, at in self.kept.items() if UNDER_WAY < at <= self.now}
-            assert deliveries <= due
-            for entity in due:
-                # What fails over in this second may do so before or after somebody looks where to deliver.
-                assert (entity in deliveries) in places[entity] | {self._has_place(entity)}
-                self.kept[entity] = UNDER_WAY if entity in deliveries else self.now + self.PING
-
-    def _has_place(self, entity: str) -> bool:
-        state = self.model[entity].state
-        return state in ("healthy", "failing") or (state != "broken" and len(self.out) < 3)
-
-    def _expected(self) -> list[Ping | Probe]:
-        tasks: list[Ping | Probe] = []
-        for entity, each in self.model.items():
-            if each.state == "failing" and each.fails_at == self.now:
-                self._to(entity, "failed over")
-                each.pings_at = self.now + self.PING
-            elif each.state in ("failed over", "broken") and each.pings_at == self.now:
-                each.pings_at = None
-                if not each.pinging:
-                    tasks.append(Ping(entity))
-                each.pinging = True
-        for queue, at in self.out.items():
-            if at == self.now:
-                self.out[queue] = None
-                tasks.append(Probe(queue))
-        return tasks
-
-    @rule(entity=entity)
-    def a_send_succeeds(self, entity: str) -> None:
-        self.real.primary_accepted(entity.upper(), self.now)
-        if self.model[entity].state != "forced":
-            self._healthy(entity)
-
-    @rule(entity=entity)
-    def a_send_fails(self, entity: str) -> None:
-        self.real.primary_failed(entity, ValueError("gone"), self.now)
-        each = self.model[entity]
-        if each.state == "healthy":
-            self._to(entity, "failing")
-            each.fails_at = self.now + self.FAILOVER
-
-    @rule(entity=entity)
-    def a_ping_is_accepted(self, entity: str) -> None:
-        self.real.pinged(entity, None, False, self.now)
-        each = self.model[entity]
-        each.pinging = False
-        if each.state in ("failed over", "broken"):
-            self._healthy(entity)
-
-    @rule(entity=entity, for_good=st.booleans())
-    def a_ping_fails(self, entity: str, for_good: bool) -> None:
-        self.real.pinged(entity, ValueError("no"), for_good, self.now)
-        each = self.model[entity]
-        each.pinging = False
-        if each.state == "failed over" and for_good:
-            self._to(entity, "broken")
-        if each.state in ("failed over", "broken"):
-            each.pings_at = self.now + self.PING
-
-    @rule(entity=st.none() | entity)
-    def failover_is_forced(self, entity: str | None) -> None:
-        self.real.command(EntityEvent.FORCE, entity, self.now)
-        for name, each in self.model.items():
-            if entity in (None, name):
-                self._to(name, "forced")
-                each.fails_at = each.pings_at = None
-
-    @rule(entity=st.none() | entity)
-    def failback_is_commanded(self, entity: str | None) -> None:
-        self.real.command(EntityEvent.FAILBACK, entity, self.now)
-        for name in self.model:
-            if entity in (None, name):
-                self._healthy(name)
-
-    @rule(queue=queue)
-    def a_queue_fails(self, queue: str) -> None:
-        self.real.queue_failed(queue, ValueError("full"), self.now)
-        self.out.setdefault(queue, self.now + self.PING)
-
-    @rule(queue=queue)
-    def a_queue_takes_a_message(self, queue: str) -> None:
-        self.real.queue_accepted(queue, self.now)
-        self._returned(queue)
-
-    @rule(queue=queue, works=st.booleans())
-    def a_probe_ends(self, queue: str, works: bool) -> None:
-        self.real.probed(queue, None if works else ValueError("still"), self.now)
-        if works:
-            self._returned(queue)
-        elif queue in self.out:
-            self.out[queue] = self.now + self.PING
-
-    def _healthy(self, entity: str) -> None:
-        each = self.model[entity]
-        self._to(entity, "healthy")
-        each.fails_at = each.pings_at = None
-
-    def _to(self, entity: str, state: str) -> None:
-        if self.model[entity].state != state and self.kept.get(entity, UNDER_WAY) != UNDER_WAY:
-            self.kept[entity] = self.now
-        self.model[entity].state = state
-
-    def _returned(self, queue: str) -> None:
-        if queue in self.out:
-            del self.out[queue]
-            self.kept = {entity: at if at == UNDER_WAY else self.now for entity, at in self.kept.items()}
-
-    @rule(entity=entity, before=st.booleans())
-    def the_outbox_takes_a_message(self, entity: str, before: bool) -> None:
-        self.real.outbox_stored(entity.lower(), None if before else ValueError("both away"), self.now)
-        self.kept.setdefault(entity, self.now if before else self.now + self.PING)
-
-    @rule(entity=entity)
-    def both_sides_are_away(self, entity: str) -> None:
-        self.failover_is_forced(entity)
-        for queue in QUEUES:
-            self.a_queue_fails(queue)
-        self.the_outbox_takes_a_message(entity, before=True)
-
-    @rule(entity=entity, passing=st.booleans())
-    def a_delivery_ends_with_some_left(self, entity: str, passing: bool) -> None:
-        if self.kept.get(entity) == UNDER_WAY:
-            error = TimeoutError("slow") if passing else ValueError("no such entity")
-            place = self.real.target_for(entity, None, self.now)
-            self.real.outbox_remains(entity, error, place, self.now)
-            self.kept[entity] = self.now + self.PING
-            primary = place is not None and place.side == "primary"
-            assert self.real.outbox_stuck(entity) is (error if primary and not passing else None)
-
-    @rule(entity=entity)
-    def a_deliverys_turn_is_over(self, entity: str) -> None:
-        if self.kept.get(entity) == UNDER_WAY:
-            place = self.real.target_for(entity, None, self.now)
-            self.real.outbox_remains(entity, None, place, self.now)
-            self.kept[entity] = self.now if place is not None else self.now + self.PING
-
-    @rule(entity=entity)
-    def a_delivery_ends_with_nothing_left(self, entity: str) -> None:
-        if self.kept.get(entity) == UNDER_WAY:
-            self.real.outbox_emptied(entity)
-            del self.kept[entity]
-            self.emptied += 1
-            assert self.real.outbox_stuck(entity) is None
-
-    @invariant()
-    def both_agree(self) -> None:
-        assert {entity: state.value for entity, state in self.real.states().items()} == {
-            entity: each.state for entity, each in self.model.items()
-        }
-        assert (not self.real.unhealthy) is all(each.state == "healthy" for each in self.model.values())
-        assert self.real.queues_out == self.out.keys()
-        timers = [each.fails_at if each.state == "failing" else each.pings_at for each in self.model.values()]
-        kept = [at for at in self.kept.values() if at != UNDER_WAY]
-        due = [at for at in (*timers, *self.out.values(), *kept) if at is not None]
-        assert self.real.next_due() == min(due, default=None)
-
-    @invariant()
-    def messages_go_where_the_model_says(self) -> None:
-        for entity, each in self.model.items():
-            if each.state == "broken":
-                with pytest.raises(ValueError, match="no"):
-                    self.real.to_backlog(entity, self.now)
-            else:
-                assert self.real.to_backlog(entity, self.now) is (each.state in ("failed over", "forced"))
-
-    @invariant()
-    def events_match_the_state(self) -> None:
-        states = dict.fromkeys(ENTITIES, State.HEALTHY)
-        out: set[str] = set()
-        assert sum(isinstance(event, OutboxEmptied) for event in self.events) == self.emptied
-        for event in self.events:
-            if isinstance(event, EntityChanged):
-                assert states[event.entity] is event.before is not event.after
-                states[event.entity] = event.after
-            elif isinstance(event, QueueLeft):
-                assert event.queue not in out
-                out.add(event.queue)
-            elif isinstance(event, QueueReturned):
-                out.remove(event.queue)
-        assert states == self.real.states()
-        assert out == self.real.queues_out
-
-
-TestSendersAgainstTheModel = SendersAgainstTheModel.TestCase
-TestSendersAgainstTheModel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
 def test_every_transition_changes_the_state_and_each_has_an_exit() -> None:

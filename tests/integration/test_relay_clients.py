@@ -1,12 +1,10 @@
 """The vendor's relay clients for JavaScript, hyco-ws and hyco-https, unmodified, against the emulator and each other.
 
-Their checks are in node/relay/checks.mjs. All run in one process of Node, and each is a test of its own here. pair.mjs
+Their checks are in node/relay/checks.mjs. pair.mjs
 listens for sbpair's client, and sends to its listener.
 """
 
 import json
-import os
-import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,12 +14,11 @@ import pytest
 
 from sbpair.relay import RelayAnswer, RelayClient, RelayEndpoint, RelayListener, RelayPair
 from sbpair.testing import EmulatorOptions
-from tests.integration.node import install
+from tests.integration.node import checks, install
 from tests.kit.running import Running
 
 HERE = Path(__file__).parent / "node" / "relay"
-RUN_SECONDS = 60
-CHECKS = re.findall(r'^  "([^"]+)": async', (HERE / "checks.mjs").read_text(), flags=re.MULTILINE)
+SCRIPT = HERE / "checks.mjs"
 
 
 @pytest.fixture(scope="module")
@@ -34,29 +31,14 @@ def relay_modules() -> Path:
 
 @pytest.fixture(scope="module", params=["ws", "wss"])
 def outcomes(node: str, relay_modules: Path, request: pytest.FixtureRequest) -> dict[str, str | None]:
-    """Run all checks, and return the error of each, None where it passed."""
     with Running([("contoso", 0)], options=EmulatorOptions(tls=True)) as running:
         for path in ("sockets", "requests"):
             running.do(lambda path=path: running.namespace.hybrid_connections.create(path))
-        ran = subprocess.run(
-            [node, str(HERE / "checks.mjs")],
-            env={
-                "PATH": os.environ["PATH"],
-                "MODULES": f"{relay_modules}/",
-                "NODE_EXTRA_CA_CERTS": running.emulator.ready.ca_file,
-                "BASE": f"{request.param}://{running.namespace.authority}",
-            },
-            capture_output=True,
-            text=True,
-            timeout=RUN_SECONDS,
-            check=False,
-        )
-    assert ran.returncode == 0, ran.stderr
-    lines = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
-    return {line["check"]: line["error"] for line in lines}
+        base = f"{request.param}://{running.namespace.authority}"
+        return checks.run(node, SCRIPT, checks.environment(relay_modules, running.emulator.ready.ca_file, BASE=base))
 
 
-@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("check", checks.names(SCRIPT))
 def test_the_relay_clients_for_javascript_find_a_relay(outcomes: dict[str, str | None], check: str) -> None:
     assert outcomes[check] is None, outcomes[check]
 
@@ -67,12 +49,8 @@ class BothSides:
     def __init__(self, running: Running, node: str, modules: Path) -> None:
         self.running = running
         self.command = [node, str(HERE / "pair.mjs")]
-        self.environment = {
-            "PATH": os.environ["PATH"],
-            "MODULES": f"{modules}/",
-            "NODE_EXTRA_CA_CERTS": str(running.emulator.ready.ca_file),
-            "BASES": " ".join(f"wss://{each.authority}" for each in (running.namespace, running.other)),
-        }
+        bases = " ".join(f"wss://{each.authority}" for each in (running.namespace, running.other))
+        self.environment = checks.environment(modules, running.emulator.ready.ca_file, BASES=bases)
 
     def pair(self, path: str) -> RelayPair:
         ca_file = self.running.emulator.ready.ca_file
@@ -117,7 +95,7 @@ def test_the_relay_client_finds_listeners_for_javascript_on_both_sides(both_side
                     socket.send(message)
                     assert socket.receive() == message
         finally:
-            listener.communicate(timeout=RUN_SECONDS)
+            listener.communicate(timeout=checks.RUN_SECONDS)
 
 
 def echoes(client: RelayClient, side: str) -> None:
@@ -147,7 +125,7 @@ def test_senders_for_javascript_reach_the_relay_listener_on_both_sides(both_side
             env=both_sides.environment,
             capture_output=True,
             text=True,
-            timeout=RUN_SECONDS,
+            timeout=checks.RUN_SECONDS,
             check=False,
         )
     assert (ran.returncode, ran.stderr) == (0, "")

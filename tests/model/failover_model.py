@@ -13,26 +13,45 @@ from typing import Any, TypeAlias
 from azure.servicebus.exceptions import OperationTimeoutError, ServiceBusAuthorizationError
 
 from sbpair.failover.entity_states import SENDS_TO_BACKLOG, Deliver, EntityEvent, Ping, Probe, State, TimerTask
+from sbpair.failover.events import EntityChanged, OutboxBegun, OutboxEmptied, QueueLeft, QueueReturned
 from sbpair.failover.shared_state import FailoverState, SendTarget
 from tests.failover.test_states import Middle, a_pair
 from tests.model.search import ReplayedModel, Wrong
 
-ENTITY = "orders"
+ENTITY, SPELT = "Orders", "oRDERS"
+SECONDS = 2.0
+"""The interval of a failover, and of pings."""
+
 AWAY, REFUSED = OperationTimeoutError(), ServiceBusAuthorizationError()
 Event: TypeAlias = tuple[Any, ...]
 Figures: TypeAlias = tuple[Any, ...]
 
 
 class Client:
-    """A client: its state, its running timer tasks, and whether its outbox has messages."""
+    """A client: its state, its running timer tasks, and whether its outbox has messages.
+
+    `told` is what its events say: the entity's state, the queues that are out, and whether the outbox has messages.
+    """
 
     def __init__(self) -> None:
         self.now = 0.0
         self.running: list[TimerTask] = []
         self.holds = False
-        pair = a_pair(failover_interval=2, ping_interval=2, backlog_queues=1)
-        self.state = FailoverState(pair, lambda _event: None, Middle())
+        self.told: tuple[Any, frozenset[str], bool] = State.HEALTHY, frozenset(), False
+        self._unlike = ""
+        pair = a_pair(failover_interval=SECONDS, ping_interval=SECONDS, backlog_queues=1)
+        self.state = FailoverState(pair, self._hear, Middle())
         self.state.register(ENTITY)
+
+    def _hear(self, event: Any) -> None:
+        entity, out, holds = self.told
+        if isinstance(event, EntityChanged):
+            entity = event.after if (event.entity, event.before) == (ENTITY, entity) else event
+        elif isinstance(event, QueueLeft | QueueReturned):
+            out ^= {event.queue}
+        elif isinstance(event, OutboxBegun | OutboxEmptied):
+            holds = not holds
+        self.told = entity, out, holds
 
     @property
     def entity(self) -> State:
@@ -43,8 +62,8 @@ class Client:
         return tuple((task, when - self.now) for when, _, task in sorted(self.state.timers._due.values()))
 
     def figures(self) -> Figures:
-        status = self.state._statuses[ENTITY]
-        outbox = self.state._outbox.get(ENTITY)
+        status = self.state._statuses[ENTITY.lower()]
+        outbox = self.state._outbox.get(ENTITY.lower())
         return (
             *(status.state, status.timer is None, status.pinging, status.error is REFUSED, self.holds),
             None if outbox is None else (outbox.delivering, outbox.stuck is None),
@@ -72,16 +91,32 @@ class Client:
                     yield "not done", task, REFUSED
 
     def take(self, event: Event) -> None:
-        state, now, (what, *details) = self.state, self.now, event
+        before = self.entity, len(self.state.queues_out), self.holds
+        self._take(*event)
+        self._unlike = ""
+        if event == ("time",):
+            return
+        if self.entity is not after(before[0], *event):
+            self._unlike = f"{event} leads from {before[0]} to {self.entity}"
+        elif self.holds and Deliver(ENTITY) not in self.running:
+            changed = self.entity is not before[0] or len(self.state.queues_out) < before[1]
+            at_once = changed or event == ("remains", None)
+            if at_once or event[0] == "remains" or not before[2]:
+                when, *_ = self.state.timers._due.get(Deliver(ENTITY), (None,))
+                if when != self.now + (0 if at_once else SECONDS):
+                    self._unlike = f"after {event}, a delivery is due at {when}"
+
+    def _take(self, what: str, *details: Any) -> None:
+        state, now = self.state, self.now
         if what == "sent":
-            state.primary_accepted(ENTITY, now)
+            state.primary_accepted(SPELT, now)
         elif what == "failed":
-            state.primary_failed(ENTITY, AWAY, now)
+            state.primary_failed(SPELT, AWAY, now)
         elif what in ("force", "failback"):
-            state.command(EntityEvent.FORCE if what == "force" else EntityEvent.FAILBACK, ENTITY, now)
+            state.command(EntityEvent.FORCE if what == "force" else EntityEvent.FAILBACK, SPELT, now)
         elif what == "store":
             self.holds = True
-            state.outbox_stored(ENTITY, AWAY, now)
+            state.outbox_stored(SPELT, AWAY, now)
         elif what == "queue accepts":
             state.queue_accepted(details[0], now)
         elif what == "queue fails":
@@ -99,46 +134,89 @@ class Client:
             elif not isinstance(task, Probe):  # a queue may have been used meanwhile, and have failed again
                 raise Wrong(f"a second {task} runs at the same time")
 
-    def _end_task(self, what: str, details: list[Any]) -> None:
+    def _end_task(self, what: str, details: tuple[Any, ...]) -> None:
         state, now = self.state, self.now
         if what == "delivered" or what == "remains":
             self.running.remove(Deliver(ENTITY))
             if what == "delivered":
                 self.holds = False
-                state.outbox_emptied(ENTITY)
+                state.outbox_emptied(SPELT)
             else:
-                state.outbox_remains(ENTITY, details[0], SendTarget("primary", ENTITY), now)
+                state.outbox_remains(SPELT, details[0], SendTarget("primary", ENTITY), now)
             return
         task, error = details[0], (details[1] if what == "not done" else None)
         self.running.remove(task)
         if isinstance(task, Ping):
-            state.pinged(ENTITY, error, error is REFUSED, now)
+            state.pinged(SPELT, error, error is REFUSED, now)
         else:
             state.probed(task.queue, error, now)
 
     def check(self) -> None:
         """Raise Wrong if what always holds does not."""
-        entity, timers = self.entity, {*self.state.timers._due, *self.running}
-        if entity is State.FAILING and Ping(ENTITY) not in self.state.timers._due:
+        entity, due = self.entity, self.state.timers._due
+        timers = {*due, *self.running}
+        if entity is State.FAILING and Ping(ENTITY) not in due:
             raise Wrong("a failing entity has no timer, and never fails over")
         if entity in (State.FAILED_OVER, State.BROKEN) and Ping(ENTITY) not in timers:
             raise Wrong("an entity that is not healthy is never pinged again")
-        if entity in (State.HEALTHY, State.FORCED) and Ping(ENTITY) in self.state.timers._due:
+        if entity in (State.HEALTHY, State.FORCED) and Ping(ENTITY) in due:
             raise Wrong("an entity is pinged that needs no ping")
-        if (ENTITY in self.state.unhealthy) != (entity is not State.HEALTHY):
+        if (ENTITY.lower() in self.state.unhealthy) != (entity is not State.HEALTHY):
             raise Wrong("senders would take the fast path to an entity that is not healthy, or miss it")
         if self.holds and Deliver(ENTITY) not in timers:
             raise Wrong("messages in the outbox are never delivered")
+        if not all(self.now <= when <= self.now + SECONDS for when, *_ in due.values()):
+            raise Wrong("a timer is due before now, or later than its interval")
+        if self.told != (entity, self.state.queues_out, self.holds):
+            raise Wrong(f"the events tell of {self.told}")
+        self._check_queues(timers)
+        self._check_target(entity)
+        if self._unlike:
+            raise Wrong(self._unlike)
+
+    def _check_queues(self, timers: set[TimerTask]) -> None:
         for queue in self.state._queues:
             if (Probe(queue) in timers) < (queue in self.state.queues_out):
                 raise Wrong("a backlog queue that failed is never probed again")
-        if entity is not State.BROKEN and self.state.to_backlog(ENTITY, self.now) != (entity in SENDS_TO_BACKLOG):
+            if (Probe(queue) in self.state.timers._due) > (queue in self.state.queues_out):
+                raise Wrong("a backlog queue is probed that works")
+
+    def _check_target(self, entity: State) -> None:
+        """Raise Wrong if messages do not go where the state says."""
+        target = self.state.target_for(SPELT, None, self.now)
+        if entity is State.BROKEN:
+            expected = None
+            try:
+                self.state.to_backlog(SPELT, self.now)
+            except ServiceBusAuthorizationError:
+                pass
+            else:
+                raise Wrong("a message to an entity that refuses it is not refused")
+        elif entity in SENDS_TO_BACKLOG:
+            [queue] = self.state._queues
+            expected = None if self.state.queues_out else SendTarget("backlog", queue)
+        else:
+            expected = SendTarget("primary", ENTITY)
+        if target != expected:
             raise Wrong("a message would go to the wrong side")
 
     def is_over(self) -> bool:
         return not self.state.timers._due and not self.running
 
     def close(self) -> None: ...
+
+
+def after(before: State, what: str, *details: Any) -> State:
+    """Return the state of an entity after an event."""
+    if what in ("force", "failback"):
+        return State.FORCED if what == "force" else State.HEALTHY
+    if what == "sent":
+        return before if before is State.FORCED else State.HEALTHY
+    if what == "failed":
+        return State.FAILING if before is State.HEALTHY else before
+    if details and isinstance(details[0], Ping) and before in (State.FAILED_OVER, State.BROKEN):
+        return State.HEALTHY if what == "done" else State.BROKEN if details[1] is REFUSED else before
+    return before
 
 
 class FailoverModel(ReplayedModel):

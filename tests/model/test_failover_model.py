@@ -26,7 +26,7 @@ def nothing(*_: object) -> None: ...
     [
         (FailoverState, "_schedule_probe", nothing, "a backlog queue that failed is never probed again"),
         (FailoverState, "_deliver_at", nothing, "messages in the outbox are never delivered"),
-        (EntityTimers, "cancel", nothing, "an entity is pinged that needs no ping"),
+        (EntityTimers, "cancel", nothing, "a backlog queue is probed that works"),
         (entity_states, "_timer", nothing, "a failing entity has no timer, and never fails over"),
         (entity_states, "_PING_ENDS", frozenset(), "an entity that is not healthy is never pinged again"),
     ],

@@ -109,52 +109,6 @@ async def test_when_both_fail_the_roles_stay(bench: RelayPairBench) -> None:
     assert bench.kinds("RolesSwapped", "BothFailed") == ["BothFailed"]
 
 
-async def silent(client: Any, bench: RelayPairBench, method: str, **options: Any) -> Any:
-    """Begin a request whose answer the relay swallows, and let the service's time pass."""
-    bench.emulator.faults.relay_swallow_response("contoso", count=1)
-    before = len(bench.handled)
-    asking = asyncio.create_task(client.request(method, body=b"x", **options))
-    await until(lambda: len(bench.handled) > before)
-    for _ in range(200):
-        await asyncio.sleep(0)
-    bench.clock.advance(60)
-    return asking
-
-
-async def test_a_lost_answer_is_in_doubt_and_not_reissued(bench: RelayPairBench) -> None:
-    client = await bench.served()
-    with pytest.raises(InDoubt) as doubt:
-        await (await silent(client, bench, "POST"))
-    assert doubt.value.side == "primary"
-    assert "did not respond in the required time" in str(doubt.value)
-    assert len(bench.handled) == 1
-    assert client.active == "secondary"
-
-
-async def test_a_request_that_was_repeated_and_then_refused_is_in_doubt(bench: RelayPairBench) -> None:
-    async def handler(request: RelayRequest) -> None:
-        await bench.echo(request)
-        await asyncio.Event().wait()
-
-    client = await bench.served(handler, side="primary")
-    asking = asyncio.create_task(client.request("GET"))
-    await until(lambda: bool(bench.handled))
-    with bench.emulator.faults.during("relay-down", "contoso", status=503):
-        with bench.emulator.faults.during("namespace-down", "contoso"):
-            pass
-        with pytest.raises(BothFailed) as failed:
-            await asking
-    assert failed.value.in_doubt == ("primary",)
-
-
-@pytest.mark.parametrize(("method", "reissue"), [("PUT", "safe"), ("POST", "always")])
-async def test_a_lost_answer_is_reissued_where_it_may_be(bench: RelayPairBench, method: str, reissue: str) -> None:
-    client = await bench.served()
-    response = await (await silent(client, bench, method, reissue=reissue))
-    assert response.side == "secondary"
-    assert [side for side, *_ in bench.handled] == ["primary", "secondary"]
-
-
 async def test_the_clients_own_time_out_is_in_doubt(bench: RelayPairBench) -> None:
     gate = Gate()
     client = await bench.served(gate)
@@ -173,15 +127,6 @@ async def test_a_wrong_key_is_refused_and_does_not_swap(bench: RelayPairBench) -
         await client.request("GET")
     assert "d3Jvbmc=" not in f"{refused.value}{refused.value!r}{wrong!r}"
     assert client.active == "primary"
-
-
-async def test_a_stream_is_reissued_if_little_of_it_was_read(bench: RelayPairBench) -> None:
-    client = await bench.served()
-    for body in (parts(b"a" * 1000, b"b" * 1000), iter([b"a" * 1000, b"b" * 1000])):
-        with bench.emulator.faults.during("relay-down", "contoso", status=503):
-            response = await client.request("POST", body=body)
-        assert (await response.read(), response.side) == (b"a" * 1000 + b"b" * 1000, "secondary")
-        client.swap_roles()
 
 
 async def test_a_long_stream_that_was_begun_is_not_reissued(bench: RelayPairBench) -> None:
@@ -230,18 +175,6 @@ async def test_a_failing_handler_costs_its_request_only(bench: RelayPairBench) -
         assert (response.status, await response.read(), "Injected" in response.headers) == (status, b"", False)
     assert bench.kinds("RequestFailed") == ["RequestFailed"] * 3
     assert "secret" not in str(bench.events)
-
-
-async def test_an_answer_that_breaks_off_is_never_taken_for_whole(bench: RelayPairBench) -> None:
-    async def broken() -> AsyncIterator[bytes]:
-        yield b"a" * 100_000
-        raise RuntimeError("source failed")
-
-    client = await bench.served(lambda _request: RelayAnswer(200, {}, broken()))
-    response = await client.request("GET")
-    with pytest.raises(InDoubt):
-        await response.read()
-    await until(lambda: "AnswerLost" in bench.kinds())
 
 
 async def test_a_slow_stream_begins_before_it_ends(bench: RelayPairBench) -> None:

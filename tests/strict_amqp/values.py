@@ -1,16 +1,23 @@
-"""AMQP values, decoded and compared with the types of `specification.json`. It shares no code with the product."""
+"""AMQP values, decoded, encoded in each form, and compared with the types of `specification.json`.
+
+It shares no code with the product.
+"""
 
 from __future__ import annotations
 
 import json
 import struct
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 _TABLE = json.loads(Path(__file__).with_name("specification.json").read_text())
 ENCODINGS: dict[int, tuple[str, str, int]] = {int(code, 16): tuple(row) for code, row in _TABLE["encodings"].items()}
+CODES: defaultdict[str, list[int]] = defaultdict(list)
+for _code in sorted(ENCODINGS, key=lambda code: ENCODINGS[code][2]):
+    CODES[ENCODINGS[_code][0]].append(_code)
 TYPES: dict[str, dict[str, Any]] = _TABLE["types"]
 PRIMITIVES = {name for name, _, _ in ENCODINGS.values()}
 BY_DESCRIPTOR = {key: name for name, each in TYPES.items() for key in each.get("descriptor", ())}
@@ -142,6 +149,54 @@ def _pairs(items: list[Value]) -> list[tuple[Value, Value]]:
     if len(set(keys)) != len(keys):
         raise Violation("a map has a key twice")
     return list(zip(items[::2], items[1::2], strict=True))
+
+
+def encode(value: Value, choose: Callable[[list[bytes]], bytes]) -> bytes:
+    """Return a value in the one of its encodings that is chosen. The shortest comes first."""
+    if value.kind == "described":
+        assert value.descriptor is not None
+        return b"\x00" + encode(value.descriptor, choose) + encode(value.data, choose)
+    ways = ((code, _encoded_as(code, value.data, choose)) for code in CODES[value.kind])
+    return choose([bytes((code,)) + raw for code, raw in ways if raw is not None])
+
+
+def _encoded_as(code: int, data: Any, choose: Callable[[list[bytes]], bytes]) -> bytes | None:
+    """Return a value as a format code has it, without the code; None if it cannot."""
+    kind, category, size = ENCODINGS[code]
+    if category == "fixed":
+        return _fixed_as(kind, code, size, data)
+    if category == "variable":
+        raw = data if isinstance(data, bytes) else data.encode()
+    else:
+        items = [each for pair in data for each in pair] if kind == "map" else data
+        if len(items) >= 1 << 8 * size:
+            return None
+        body = _elements(items, choose) if kind == "array" else b"".join(encode(each, choose) for each in items)
+        raw = len(items).to_bytes(size) + body
+    return len(raw).to_bytes(size) + raw if len(raw) < 1 << 8 * size else None
+
+
+def _elements(items: list[Value], choose: Callable[[list[bytes]], bytes]) -> bytes:
+    first = items[0] if items else Value("symbol", "")
+    if first.descriptor is not None:
+        return b"\x00" + encode(first.descriptor, choose) + _elements([each.data for each in items], choose)
+    ways = [(code, [_encoded_as(code, each.data, choose) for each in items]) for code in CODES[first.kind]]
+    return choose([bytes((code,)) + b"".join(each) for code, each in ways if None not in each])  # type: ignore[arg-type]
+
+
+def _fixed_as(kind: str, code: int, size: int, data: Any) -> bytes | None:
+    if isinstance(data, bytes):
+        return data
+    if kind == "char":
+        return str(data).encode("utf-32-be", "surrogatepass")
+    if kind == "boolean" and size == 0:
+        return b"" if data == (code == 0x41) else None
+    if size == 0:
+        return b"" if not data else None
+    try:
+        return int(data).to_bytes(size, signed=_INTEGERS.get(kind, False))
+    except OverflowError:
+        return None
 
 
 # Types.

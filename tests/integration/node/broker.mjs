@@ -99,7 +99,6 @@ function signIn(context) {
 const EMPTY_HEADER = encoded(message.header({}).described());
 const backlog = new Map(Object.entries(wanted.backlog).map(([queue, messages]) => [queue, messages.map(stored)]));
 const locked = new Map();
-let delivered = 0;
 
 // A message is kept without its header and its annotations, which are written when it is delivered.
 function stored({ id, raw, plain }, index) {
@@ -141,7 +140,6 @@ function pump({ sender }) {
     const delivery = sender.send(stamped(taken), tag, 0);
     locked.set(delivery, { ...taken, queue, connection: sender.connection });
     note("delivered", taken.id);
-    if (++delivered === wanted.dropBacklogAfter) drop(sender.connection);
   }
 }
 
@@ -205,8 +203,6 @@ function gone(connection) {
 
 // The primary: it takes messages and batches of them, unless it is told to answer one of them otherwise.
 
-let seen = 0;
-
 function members({ message: whole, format }) {
   if (format === undefined) return [whole];
   if (format !== BATCH_FORMAT) throw new Error(`message-format ${format}`);
@@ -228,19 +224,14 @@ const FIELDS = {
 };
 
 function take(context) {
-  const { connection, receiver, delivery } = context;
+  const { receiver, delivery } = context;
   const all = members(context);
-  const before = seen;
-  seen += all.length;
-  const reached = (nth) => before < nth && nth <= seen;
-  if (reached(wanted.dropBeforeAccept)) return drop(connection);
   const id = all.map((each) => each.message_id).find((each) => wanted.answers[each]?.length);
   const answer = id === undefined ? "accepted" : wanted.answers[id][0];
   // A refusal stays one; everything else is said once.
   if (id !== undefined && answer !== "rejected") wanted.answers[id].shift();
   note("answered", answer, all.map((each) => each.message_id), receiver.target.address, context.format ?? 0);
   if (answer === "accepted") for (const each of all) store(receiver.target.address, each);
-  if (reached(wanted.dropAfterStore)) return drop(connection);
   if (answer === "accepted") delivery.accept();
   else say(delivery, outcome(answer, FIELDS[answer](id)), !wanted.settlesSecond);
 }
@@ -267,12 +258,6 @@ const primary = rhea.create_container({
   },
 });
 open(primary, { message: take });
-
-function drop(connection) {
-  note("dropped", connection.container.id);
-  connection.socket.destroy();
-  connection.set_reconnect(false);
-}
 
 // Both listen for AMQP; to whoever asks over HTTP they say that he may not.
 
