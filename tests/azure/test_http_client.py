@@ -4,7 +4,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,8 +20,8 @@ from sbpair.emulator.tls import tls_for
 from sbpair.errors import NetworkRefused
 from sbpair.http_tunnel import client_context
 from sbpair.model.connection_string import endpoint_from_connection_string
-from sbpair.model.pair import Endpoint, SasKey
 from sbpair.testing import Emulator, EmulatorOptions
+from tests.azure.answering_peer import AnsweringPeer, answering
 from tests.kit.proxy import running_proxy
 from tests.kit.waiting import until
 
@@ -31,41 +31,9 @@ LAST = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nhi"
 UNTIL_THE_END = b"HTTP/1.0 404 Not Found\r\n\r\nall of it"
 
 
-@dataclass
-class Peer:
-    """A server that gives its answers in turn, `per_connection` to each connection, which it then closes."""
-
-    answers: list[bytes]
-    per_connection: int = 100
-    requests: list[str] = field(default_factory=list)
-    connections: int = 0
-    port: int = 0
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.connections += 1
-        for _ in range(min(self.per_connection, len(self.answers))):
-            head = await reader.read(4096)
-            if not head:
-                break
-            self.requests.append(head.decode())
-            answer = self.answers.pop(0)
-            writer.write(answer)
-            if answer in (LAST, UNTIL_THE_END) or not self.answers:
-                break
-        writer.close()
-
-    @property
-    def endpoint(self) -> Endpoint:
-        address = f"127.0.0.1:{self.port}"
-        return Endpoint("contoso", address, "127.0.0.1", self.port, False, SasKey("root", "a2V5"), emulator=True)
-
-
 @asynccontextmanager
-async def connected(*answers: bytes, per_connection: int = 100) -> AsyncIterator[tuple[Peer, HttpClient]]:
-    peer = Peer(list(answers), per_connection)
-    server = await asyncio.start_server(peer.serve, "127.0.0.1", 0)
-    peer.port = server.sockets[0].getsockname()[1]
-    async with server, HttpClient(peer.endpoint) as client:
+async def connected(*answers: bytes, per_connection: int = 100) -> AsyncIterator[tuple[AnsweringPeer, HttpClient]]:
+    async with answering(*answers, per_connection=per_connection) as peer, HttpClient(peer.endpoint) as client:
         yield peer, client
 
 
