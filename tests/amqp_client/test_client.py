@@ -19,7 +19,7 @@ from sbpair.amqp.session import Disposed
 from sbpair.amqp.types import Map
 from sbpair.amqp_client import client, stream
 from sbpair.amqp_client.client import connect, lock_token
-from sbpair.amqp_client.raw_links import ABANDONED, ACCEPTED, RELEASED, dead_letter
+from sbpair.amqp_client.raw_links import ACCEPTED, RELEASED
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.frontends.amqp.management_operations import OPERATIONS, Operation, Reply
 from sbpair.model.pair import Endpoint, Identity, SasKey, SasToken
@@ -182,29 +182,6 @@ async def test_a_ca_file_that_cannot_be_read_is_a_usage_error(tmp_path: Path) ->
 
 
 # Receiving and settling
-
-
-@pytest.mark.parametrize(
-    ("outcome", "active", "dead", "count"),
-    [(ACCEPTED, 0, 0, None), (RELEASED, 1, 0, 0), (ABANDONED, 1, 0, 1), (dead_letter("why", "because"), 0, 1, None)],
-)
-async def test_each_outcome_does_what_it_says(outcome: Any, active: int, dead: int, count: int | None) -> None:
-    async with emulated() as (emulator, endpoint), connect(endpoint) as wire:
-        queue = emulator.namespaces["contoso"].queue(QUEUE)
-        receiver, deliveries = await receive_one(wire)
-        await receiver.settle(deliveries, outcome)
-        assert (queue.counts().active, queue.counts().dead_letter) == (active, dead)
-        assert queue.messages.locked_count == 0
-        if count is not None:
-            receiver.grant(1)
-            (again,) = await take(receiver, 1)
-            assert (Sections.split(again.payload).read_header().delivery_count or 0) == count
-        letters = await wire.peek(f"{QUEUE}/$deadletterqueue", 0, 1)
-        assert len(letters) == dead
-        for letter in letters:
-            properties = Sections.split(letter).read_application_properties()
-            assert properties["DeadLetterReason"] == "why"
-            assert properties["DeadLetterErrorDescription"] == "because"
 
 
 async def test_a_settlement_after_the_lock_has_run_out_is_a_lost_lock() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from sbpair.amqp.message import Properties, Sections, data_body
 from sbpair.amqp_client.client import connect, lock_token
-from sbpair.amqp_client.raw_links import ABANDONED, ACCEPTED, dead_letter
+from sbpair.amqp_client.raw_links import ABANDONED, ACCEPTED, RELEASED, dead_letter
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.errors import EntityMissing
 from sbpair.model.pair import Endpoint
@@ -147,9 +147,11 @@ async def told(endpoint: Endpoint) -> list[Any]:
         found.append(len(await wire.peek("orders", 0, 10)))
         found.append(len(await wire.renew_locks("orders", [lock_token(one.tag)])))
         await receiver.settle([one], dead_letter("reason", "text"))
-        await receiver.settle([two], ABANDONED)
-        (again,) = await take(receiver, 1)
-        found.append(Sections.split(again.payload).read_header().delivery_count)
+        again = two
+        for outcome in (RELEASED, ABANDONED):
+            await receiver.settle([again], outcome)
+            (again,) = await take(receiver, 1)
+            found.append(Sections.split(again.payload).read_header().delivery_count or 0)
         await receiver.settle([again], ACCEPTED)
         found += [await receiver.stop(), receiver.credit]
         await (await wire.sender("sessions")).send(in_session.join())
@@ -169,6 +171,9 @@ async def test_every_encoding_of_a_frame_means_the_same(form: Form) -> None:
         namespace.create_queue("sessions", QueueDescription(requires_session=True))
         async with rewritten(endpoint_of(emulator), form) as endpoint:
             found = await told(endpoint)
-        assert found == [["m0", "m1"], found[1], 262_144, 262_144, 2, 1, 1, [], 0, "a", True, b"state"]
+        assert found == [["m0", "m1"], found[1], 262_144, 262_144, 2, 1, 0, 1, [], 0, "a", True, b"state"]
         assert found[1] > 200_000
-        assert [len(namespace.queue("orders").messages), len(namespace.queue("orders").dead_letters)] == [0, 1]
+        queue = namespace.queue("orders")
+        [dead] = [message.dead_letter for message in queue.dead_letters.peek(0, 9)]
+        assert dead
+        assert (len(queue.messages), dead.reason, dead.description) == (0, "reason", "text")
