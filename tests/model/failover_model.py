@@ -91,20 +91,26 @@ class Client:
                     yield "not done", task, REFUSED
 
     def take(self, event: Event) -> None:
-        before = self.entity, len(self.state.queues_out), self.holds
+        entity, out, held = self.entity, set(self.state.queues_out), self.holds
         self._take(*event)
-        self._unlike = ""
+        self._unlike = "".join(self._unexpected(event, entity, out, held))
+
+    def _unexpected(self, event: Event, entity: State, out: set[str], held: bool) -> Iterator[str]:
+        """Yield what an event should not have led to, from an entity, queues that were out, and a filled outbox."""
+        now_out, due = self.state.queues_out, self.state.timers._due
         if event == ("time",):
+            if any(when <= self.now for when, *_ in due.values()):
+                yield "a timer that is due was not taken"
             return
-        if self.entity is not after(before[0], *event):
-            self._unlike = f"{event} leads from {before[0]} to {self.entity}"
-        elif self.holds and Deliver(ENTITY) not in self.running:
-            changed = self.entity is not before[0] or len(self.state.queues_out) < before[1]
-            at_once = changed or event == ("remains", None)
-            if at_once or event[0] == "remains" or not before[2]:
-                when, *_ = self.state.timers._due.get(Deliver(ENTITY), (None,))
-                if when != self.now + (0 if at_once else SECONDS):
-                    self._unlike = f"after {event}, a delivery is due at {when}"
+        if self.entity is not after(entity, *event):
+            yield f"{event} leads from {entity} to {self.entity}"
+        if now_out != out_after(out, *event):
+            yield f"{event} leads from the queues {out} to {now_out}"
+        at_once = self.entity is not entity or now_out < out or event == ("remains", None)
+        if self.holds and Deliver(ENTITY) not in self.running and (at_once or event[0] == "remains" or not held):
+            when, *_ = due.get(Deliver(ENTITY), (None,))
+            if when != self.now + (0 if at_once else SECONDS):
+                yield f"after {event}, a delivery is due at {when}"
 
     def _take(self, what: str, *details: Any) -> None:
         state, now = self.state, self.now
@@ -217,6 +223,15 @@ def after(before: State, what: str, *details: Any) -> State:
     if details and isinstance(details[0], Ping) and before in (State.FAILED_OVER, State.BROKEN):
         return State.HEALTHY if what == "done" else State.BROKEN if details[1] is REFUSED else before
     return before
+
+
+def out_after(out: set[str], what: str, *details: Any) -> set[str]:
+    """Return the queues that are out after an event."""
+    if what == "queue fails":
+        return out | {details[0]}
+    if what == "queue accepts":
+        return out - {details[0]}
+    return out - {details[0].queue} if what == "done" and isinstance(details[0], Probe) else out
 
 
 class FailoverModel(ReplayedModel):
