@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from azure.core.exceptions import ResourceNotFoundError
 from azure.core.pipeline.transport import AioHttpTransport
-from azure.servicebus import ServiceBusReceivedMessage, TransportType, parse_connection_string
+from azure.servicebus import ServiceBusReceivedMessage, ServiceBusSubQueue, TransportType, parse_connection_string
 from azure.servicebus.aio import ServiceBusClient, ServiceBusReceiver, ServiceBusSender
 from azure.servicebus.aio.management import ServiceBusAdministrationClient
 
@@ -168,6 +168,22 @@ class Bench:
     async def send(self, entity: str, *messages: Any, topic: bool = False) -> None:
         async with self.sender(entity, topic=topic) as sender:
             await sender.send_messages(list(messages))
+
+    async def received(
+        self, entity: str, subscription: str | None = None, *, count: int = 1
+    ) -> list[ServiceBusReceivedMessage]:
+        """Receive and delete exactly `count` messages."""
+        async with self.receiver(entity, subscription, receive_mode="receiveanddelete") as receiver:
+            return await take(receiver, count)
+
+    async def dead_letter(
+        self, entity: str, subscription: str | None = None, place: ServiceBusSubQueue = ServiceBusSubQueue.DEAD_LETTER
+    ) -> ServiceBusReceivedMessage:
+        """Receive and complete one dead letter."""
+        async with self.receiver(entity, subscription, sub_queue=place) as dead:
+            found = await one(dead)
+            await dead.complete_message(found)
+            return found
 
 
 async def take(receiver: ServiceBusReceiver, count: int) -> list[ServiceBusReceivedMessage]:

@@ -32,10 +32,8 @@ async def each_subscription_gets_a_copy(bench: Bench) -> None:
     topic = await bench.topic("a", "b")
     await bench.send(topic, ServiceBusMessage("news"), topic=True)
     for name in "ab":
-        async with bench.receiver(topic, name) as receiver:
-            found = await one(receiver)
-            await receiver.complete_message(found)
-            assert text(found) == "news"
+        async with bench.receiver(topic, name, receive_mode="receiveanddelete") as receiver:
+            assert text(await one(receiver)) == "news"
             assert not await peek_all(receiver)
 
 
@@ -57,10 +55,7 @@ async def a_subscription_forwards_to_a_queue(bench: Bench) -> None:
     queue, topic = await bench.queue(), await bench.topic()
     await bench.admin.create_subscription(topic, "s", forward_to=queue)
     await bench.send(topic, ServiceBusMessage("on"), topic=True)
-    async with bench.receiver(queue) as receiver:
-        found = await one(receiver)
-        await receiver.complete_message(found)
-    assert text(found) == "on"
+    assert texts(await bench.received(queue)) == ["on"]
 
 
 @check("topics", of.TOPICS)
@@ -69,10 +64,8 @@ async def a_subscription_has_dead_letters_of_its_own(bench: Bench) -> None:
     await bench.send(topic, ServiceBusMessage("news"), topic=True)
     async with bench.receiver(topic, "a") as receiver:
         await receiver.dead_letter_message(await one(receiver), reason="why")
-    async with bench.receiver(topic, "a", sub_queue="deadletter") as dead:
-        assert (await one(dead)).dead_letter_reason == "why"
-    async with bench.receiver(topic, "b") as other:
-        await other.complete_message(await one(other))
+    assert (await bench.dead_letter(topic, "a")).dead_letter_reason == "why"
+    await bench.received(topic, "b")
 
 
 @check("topics", f"{of.GITHUB}Azure/azure-sdk-for-net/issues/11802")
@@ -113,8 +106,8 @@ async def an_action_changes_its_copy_only(bench: Bench) -> None:
     await bench.admin.create_rule(topic, "changed", "r", filter=SqlRuleFilter("1=1"), action=SqlRuleAction("SET n = 2"))
     await bench.send(topic, ServiceBusMessage("x", application_properties={"n": 1}), topic=True)
     for name, expected in (("changed", 2), ("plain", 1)):
-        async with bench.receiver(topic, name, receive_mode="receiveanddelete") as receiver:
-            assert ((await one(receiver)).application_properties or {})[b"n"] == expected, name
+        (found,) = await bench.received(topic, name)
+        assert (found.application_properties or {})[b"n"] == expected, name
 
 
 @check("rules", of.FILTERS)

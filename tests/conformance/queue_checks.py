@@ -41,9 +41,7 @@ async def a_message_keeps_its_properties(bench: Bench) -> None:
         time_to_live=timedelta(minutes=1),
     )  # fmt: skip
     await bench.send(queue, sent)
-    async with bench.receiver(queue) as receiver:
-        found = await one(receiver)
-        await receiver.complete_message(found)
+    (found,) = await bench.received(queue)
     assert text(found) == "body"
     fields = ("message_id", "correlation_id", "subject", "content_type", "to", "reply_to", "session_id")
     for name in (*fields, "reply_to_session_id", "time_to_live"):
@@ -60,8 +58,7 @@ async def a_message_keeps_annotations_and_footer(bench: Bench) -> None:
         "annotations": {b"x-note": b"m"}, "delivery_annotations": {b"x-note": b"d"}, "footer": {b"x-note": b"f"},
     }  # fmt: skip
     await bench.send(queue, AmqpAnnotatedMessage(data_body=b"body", **sent))
-    async with bench.receiver(queue, receive_mode="receiveanddelete") as receiver:
-        found = (await one(receiver)).raw_amqp_message
+    found = (await bench.received(queue))[0].raw_amqp_message
     for name, expected in sent.items():
         assert (getattr(found, name) or {}).items() >= expected.items(), name
 
@@ -70,8 +67,7 @@ async def a_message_keeps_annotations_and_footer(bench: Bench) -> None:
 async def a_path_has_no_case(bench: Bench) -> None:
     queue = await bench.queue()
     await bench.send(queue.upper(), ServiceBusMessage("here"))
-    async with bench.receiver(queue, receive_mode="receiveanddelete") as receiver:
-        assert text(await one(receiver)) == "here"
+    assert texts(await bench.received(queue)) == ["here"]
 
 
 @check("send", of.PAIRED_NAMESPACES)
@@ -80,16 +76,14 @@ async def a_ping_is_never_delivered(bench: Bench) -> None:
     ping = ServiceBusMessage(b"", content_type=PING, time_to_live=timedelta(seconds=MARGIN_SECONDS))
     await bench.send(queue, ping)
     await bench.send(queue, ServiceBusMessage("behind"))
-    async with bench.receiver(queue, receive_mode="receiveanddelete") as receiver:
-        assert text(await one(receiver)) == "behind"
+    assert texts(await bench.received(queue)) == ["behind"]
 
 
 @check("send", of.SEQUENCING)
 async def a_batch_arrives_in_order(bench: Bench) -> None:
     queue = await bench.queue()
     await bench.send(queue, *(ServiceBusMessage(str(number)) for number in range(50)))
-    async with bench.receiver(queue, receive_mode="receiveanddelete") as receiver:
-        found = await take(receiver, 50)
+    found = await bench.received(queue, count=50)
     assert texts(found) == [str(number) for number in range(50)]
     numbers = [message.sequence_number or 0 for message in found]
     assert numbers == sorted(numbers)
@@ -139,8 +133,7 @@ async def an_expired_message_is_dead_lettered(bench: Bench) -> None:
     await asyncio.sleep(MARGIN_SECONDS)
     async with bench.receiver(queue) as receiver:
         await nothing(receiver)
-    async with bench.receiver(queue, sub_queue=ServiceBusSubQueue.DEAD_LETTER) as dead:
-        found = await one(dead)
+    found = await bench.dead_letter(queue)
     assert (text(found), found.dead_letter_reason) == ("short", "TTLExpiredException")
 
 
@@ -150,8 +143,7 @@ async def a_queue_forwards_to_another(bench: Bench) -> None:
     first = await bench.queue(forward_to=last)
     await bench.send(last, ServiceBusMessage("before"))
     await bench.send(first, ServiceBusMessage("on", session_id="key", partition_key="key"))
-    async with bench.receiver(last, receive_mode="receiveanddelete") as receiver:
-        _, found = await take(receiver, 2)
+    _, found = await bench.received(last, count=2)
     assert (text(found), found.session_id, found.partition_key) == ("on", "key", "key")
     assert (found.enqueued_sequence_number, found.sequence_number) == (1, 2)
     async with raising(ServiceBusError), bench.receiver(first):
@@ -164,9 +156,7 @@ async def a_message_that_cannot_be_forwarded_is_a_transfer_dead_letter(bench: Be
     first = await bench.queue(forward_to=last)
     await bench.admin.delete_queue(last)
     await bench.send(first, ServiceBusMessage("stranded"))
-    async with bench.receiver(first, sub_queue=ServiceBusSubQueue.TRANSFER_DEAD_LETTER) as dead:
-        found = await one(dead)
-        await dead.complete_message(found)
+    found = await bench.dead_letter(first, place=ServiceBusSubQueue.TRANSFER_DEAD_LETTER)
     assert text(found) == "stranded"
 
 
@@ -214,9 +204,7 @@ async def too_many_deliveries_end_in_the_dead_letter_queue(bench: Bench) -> None
     async with bench.receiver(queue) as receiver:
         for _ in range(2):
             await receiver.abandon_message(await one(receiver))
-    async with bench.receiver(queue, sub_queue=ServiceBusSubQueue.DEAD_LETTER) as dead:
-        found = await one(dead)
-        assert found.dead_letter_reason == "MaxDeliveryCountExceeded"
+    assert (await bench.dead_letter(queue)).dead_letter_reason == "MaxDeliveryCountExceeded"
 
 
 @check("receive", f"{of.GITHUB}Azure/azure-sdk-for-net/issues/53437")
@@ -238,8 +226,7 @@ async def deliveries_of_dead_letters_are_not_counted(bench: Bench) -> None:
 async def a_plain_message_has_the_annotations_of_a_forwarded_one(bench: Bench) -> None:
     queue = await bench.queue()
     await bench.send(queue, ServiceBusMessage("plain"))
-    async with bench.receiver(queue) as receiver:
-        annotations = (await one(receiver)).raw_amqp_message.annotations or {}
+    annotations = (await bench.received(queue))[0].raw_amqp_message.annotations or {}
     assert annotations.get(b"x-opt-enqueue-sequence-number") == 0, annotations
 
 
@@ -249,9 +236,7 @@ async def a_dead_letter_has_its_reason(bench: Bench) -> None:
     await bench.send(queue, ServiceBusMessage("bad", application_properties={"kept": 1}))
     async with bench.receiver(queue) as receiver:
         await receiver.dead_letter_message(await one(receiver), reason="why", error_description="because")
-    async with bench.receiver(queue, sub_queue=ServiceBusSubQueue.DEAD_LETTER) as dead:
-        found = await one(dead)
-        await dead.complete_message(found)
+    found = await bench.dead_letter(queue)
     assert (found.dead_letter_reason, found.dead_letter_error_description) == ("why", "because")
     assert (found.application_properties or {})[b"kept"] == 1
 
@@ -263,9 +248,7 @@ async def a_dead_letter_is_forwarded_with_its_reason(bench: Bench) -> None:
     await bench.send(first, ServiceBusMessage("bad"))
     async with bench.receiver(first) as receiver:
         await receiver.dead_letter_message(await one(receiver), reason="why", error_description="because")
-    async with bench.receiver(last) as receiver:
-        found = await one(receiver)
-        await receiver.complete_message(found)
+    (found,) = await bench.received(last)
     assert (text(found), found.dead_letter_reason, found.dead_letter_error_description) == ("bad", "why", "because")
 
 
@@ -290,8 +273,7 @@ async def a_deferral_counts_as_a_delivery(bench: Bench) -> None:
     await bench.send(queue, ServiceBusMessage("aside"))
     async with bench.receiver(queue) as receiver:
         await receiver.defer_message(await one(receiver))
-    async with bench.receiver(queue, sub_queue=ServiceBusSubQueue.DEAD_LETTER) as dead:
-        assert (await one(dead)).dead_letter_reason == "MaxDeliveryCountExceeded"
+    assert (await bench.dead_letter(queue)).dead_letter_reason == "MaxDeliveryCountExceeded"
 
 
 @check("receive", f"{of.GITHUB}Azure/azure-service-bus/issues/451")
@@ -458,9 +440,7 @@ async def messages_of_a_session_are_deferred_and_dead_lettered(bench: Bench) -> 
         await receiver.dead_letter_message(bad, reason="why")
         (again,) = await receiver.receive_deferred_messages(aside.sequence_number)
         await receiver.complete_message(again)
-    async with bench.receiver(queue, sub_queue=ServiceBusSubQueue.DEAD_LETTER) as dead:
-        found = await one(dead)
-        await dead.complete_message(found)
+    found = await bench.dead_letter(queue)
     assert (text(found), found.session_id, found.dead_letter_reason) == ("bad", "s", "why")
 
 

@@ -17,7 +17,10 @@ from tests.conformance.bench import NotAConnectionString, Service
 from tests.conformance.registry import AREAS, JAVASCRIPT_CHECKS, PYTHON_CHECKS
 from tests.conformance.report import Outcome, markdown
 from tests.conformance.runs import SCRIPT
+from tests.emulator.strict_http import _strict_http
 from tests.kit.running import Running
+
+__all__ = ["_strict_http"]
 
 README = (Path(sbpair.emulator.__file__).parent / "README.md").read_text()
 ROOT = Path(__file__).parents[2]

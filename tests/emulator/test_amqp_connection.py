@@ -1,15 +1,14 @@
 """The AMQP frontend on real sockets, with a scripted peer."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from sbpair.amqp import codec
 from sbpair.amqp.link import Delivery, LinkAttached, LinkDetached
-from sbpair.amqp.message import BATCH_FORMAT, Header, Properties, Sections, data_body, encode_map, section, value_body
+from sbpair.amqp.message import Header, Properties, Sections, data_body, encode_map, section, value_body
 from sbpair.amqp.performatives import Accepted, Error, Modified, Rejected, Released, Source, Target
-from sbpair.amqp.types import Array, Char, Decimal128, Described, Long, Map, Symbol, Timestamp, UByte, UInt, ULong
+from sbpair.amqp.types import Char, Decimal128, Described, Long, Map, Symbol, Timestamp, UByte, UInt, ULong
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.queue import ROOT_RULE
@@ -19,6 +18,9 @@ from tests.emulator.peer import Peer, Stage, open_stage, plain
 from tests.kit.sas import sign
 from tests.kit.waiting import until
 
+BROKEN_ANNOTATIONS = (
+    b"\x00Sq\xc1\x02\x02\x40", b"\x00Sq\xc1\x03\x02\xa1\x09", b"\x00Sq\x45", b"\x00Sq\xc1\x04\x02\xa3\x01\xff",
+)  # fmt: skip
 ODD_PROPERTIES = Map(
     [
         ("span", Described(Symbol("com.microsoft:timespan"), Long(600_000_000))),
@@ -93,33 +95,21 @@ async def test_a_resent_dead_letter_has_only_its_last_reason(peer: Peer) -> None
     assert properties.pairs == (("kept", "yes"), ("DeadLetterReason", "new"))
 
 
-async def test_each_member_of_a_batch_becomes_a_message(peer: Peer) -> None:
-    members = [plain(f"{number}", message_id=f"{number}") for number in range(3)]
-    batch = b"".join(map(data_body, members))
-    (answer,) = await peer.send(await peer.attach_sender("orders"), batch, message_format=BATCH_FORMAT)
-    assert isinstance(answer.state, Accepted)
-    got = await peer.take(await peer.attach_receiver("orders"), 3)
-    assert [Sections.split(delivery.payload).body for delivery in got] == [data_body(b"%d" % n) for n in range(3)]
-
-
-async def test_an_invalid_message_is_rejected_alone(peer: Peer) -> None:
-    broken = Sections(properties=section(0x73, codec.encode([UInt(1), "not bytes"])), body=data_body(b"")).join()
-    link = await peer.attach_sender("orders")
-    for payload in (b"\xff\xff", b"\x00\x53\x75\xb0\xff\xff\xff\xff", broken):
-        (answer,) = await peer.send(link, payload)
-        assert isinstance(answer.state, Rejected)
-        assert answer.state.error.condition in ("amqp:decode-error", "amqp:invalid-field")
-    (answer,) = await peer.send(link, plain())
-    assert isinstance(answer.state, Accepted)
-    assert peer.stage.queue.counts().active == 1
-
-
-@pytest.mark.parametrize("bad", [b"\xff\xff", plain("y" * 300_000)], ids=["broken", "too large"])
-async def test_one_invalid_message_of_a_read_costs_no_other(peer: Peer, bad: bytes) -> None:
+@pytest.mark.parametrize(
+    ("bad", "condition"),
+    [
+        (b"\xff\xff", "amqp:decode-error"),
+        (b"\x00\x53\x75\xb0\xff\xff\xff\xff", "amqp:decode-error"),
+        (section(0x73, codec.encode([UInt(1), "not bytes"])) + data_body(b""), "amqp:invalid-field"),
+        (plain("y" * 300_000), "amqp:link:message-size-exceeded"),
+        *((delivery_annotations + data_body(b""), "amqp:decode-error") for delivery_annotations in BROKEN_ANNOTATIONS),
+    ],
+)
+async def test_one_invalid_message_of_a_read_costs_no_other(peer: Peer, bad: bytes, condition: str) -> None:
     good = [plain(str(number), message_id=str(number)) for number in range(6)]
     answers = await peer.send(await peer.attach_sender("orders"), *good[:3], bad, *good[3:])
     refused = [answer for answer in answers if isinstance(answer.state, Rejected)]
-    assert [len(answer.deliveries) for answer in refused] == [1]
+    assert [(len(answer.deliveries), answer.state.error.condition) for answer in refused] == [(1, condition)]
     got = await peer.take(await peer.attach_receiver("orders"), 6)
     assert [Sections.split(delivery.payload).read_properties().message_id for delivery in got] == list("012345")
 
@@ -158,7 +148,7 @@ async def test_each_outcome_is_applied_and_confirmed(peer: Peer) -> None:
         assert peeked.delivery_count == count
 
 
-@pytest.mark.parametrize("how", ["detach", "end", "close", "break"])
+@pytest.mark.parametrize("how", ["suspend", "detach", "end", "close", "break"])
 async def test_messages_stay_locked_after_their_link_has_ended(stage: Stage, how: str) -> None:
     """They return when the lock expires, as a failed delivery; a message released before returns at once."""
     links = stage.namespace.fault_points
@@ -171,6 +161,10 @@ async def test_messages_stay_locked_after_their_link_has_ended(stage: Stage, how
             await peer.settle(released, Released())
             if how == "break":
                 peer.writer.transport.abort()
+            elif how == "suspend":  # a detach that does not close
+                detach = b"\x00\x53\x16\xc0\x05\x03\x52" + bytes([link.handle]) + b"\x42\x40"
+                peer.connection.put(link.session.channel, detach)
+                await peer.flush()
             else:
                 {"detach": link.close, "end": link.session.end, "close": peer.connection.close}[how]()
                 await peer.flush()
@@ -181,19 +175,6 @@ async def test_messages_stay_locked_after_their_link_has_ended(stage: Stage, how
             second = await other.take(waiting, 1)
     headers = [Sections.split(each.payload).read_header() for each in (*first, *second)]
     assert [header.delivery_count for header in headers] == [0, 1]
-
-
-async def test_a_detached_link_keeps_its_locks(peer: Peer) -> None:
-    queue = peer.stage.queue
-    await peer.send(await peer.attach_sender("orders"), plain())
-    link = await peer.attach_receiver("orders")
-    (delivery,) = await peer.take(link, 1)
-    message = queue.messages.get_locked(delivery.tag)
-    peer.connection.put(link.session.channel, b"\x00\x53\x16\xc0\x05\x03\x52" + bytes([link.handle]) + b"\x42\x40")
-    arguments = Map([("lock-tokens", Array([message.lock_uuid])), ("disposition-status", "completed")])
-    answer = await peer.ask("orders/$management", "com.microsoft:update-disposition", arguments)
-    assert answer["statusCode"] == 200
-    assert queue.counts().total == 0
 
 
 async def test_a_link_attached_again_replaces_the_first(peer: Peer) -> None:
@@ -302,29 +283,6 @@ async def test_a_missing_entity_is_not_found_by_the_callers_name(peer: Peer) -> 
     assert error.condition == "amqp:not-allowed"
 
 
-@pytest.mark.parametrize(
-    ("token", "status"),
-    [
-        (lambda rule: sign(rule, "sb://127.0.0.1/orders", 1 << 40), 202),
-        (lambda rule: sign(rule, "http://any.host/", 1 << 40), 202),
-        (lambda _: "SharedAccessSignature sr=x", 401),
-        (lambda _: "eyJ0eXAiOiJKV1QifQ.e30.x", 401),
-    ],
-)
-async def test_a_token_is_read_by_its_value(
-    stage: Stage, token: Callable[[AuthorizationRule], str], status: int
-) -> None:
-    rule = stage.namespace.keys[0]
-    async with stage.connect(signed_in=False) as peer:
-        name = "sb://127.0.0.1:5672/orders"
-        answer = await peer.ask("$cbs", "put-token", token(rule), name=name, type="jwt")
-        assert answer["status-code"] == status
-        assert "error-condition" not in answer
-        if status == 202:
-            await peer.attach_receiver("orders")
-            assert not any(isinstance(event, LinkDetached) for event in peer.events)
-
-
 async def test_links_end_with_their_token_unless_it_was_renewed(stage: Stage) -> None:
     namespace = stage.namespace
     namespace.create_queue("other")
@@ -347,11 +305,15 @@ async def test_a_right_allows_only_its_operations(stage: Stage) -> None:
     namespace = stage.namespace
     rule = AuthorizationRule("listener", "k", "k2", frozenset({AccessRight.LISTEN}))
     namespace.keys = (rule,)
-    name = "sb://h/orders"
+    name = "sb://127.0.0.1/orders"
     async with stage.connect(signed_in=False) as peer:
+        # https://github.com/Azure/azure-sdk-for-java/issues/27831
         await peer.ask("$cbs", "put-token", sign(rule, name, 1 << 40), name=name)
         error = await peer.refusal_of(peer.attach_sender("orders"))
-        assert error.condition == "amqp:unauthorized-access"
+        assert (error.condition, error.description) == (
+            "amqp:unauthorized-access",
+            f"Unauthorized access. 'Send' claim(s) are required to perform this operation. Resource: '{name}'.",
+        )
         body = Map([("messages", [Map([("message", plain())])])])
         answer = await peer.ask("orders/$management", "com.microsoft:schedule-message", body)
         assert (answer["statusCode"], answer["errorCondition"]) == (401, "amqp:unauthorized-access")

@@ -1,16 +1,34 @@
-"""The description of a queue: defaults, limits and immutable properties."""
+"""The descriptions of entities: defaults, limits and immutable properties."""
+
+from typing import Any
 
 import pytest
 
-from sbpair.emulator.entities.description import QueueDescription, check_path
-from sbpair.emulator.frontends.http.description_elements import QUEUE, SETTABLE, format_value, from_elements
+from sbpair.emulator.entities.description import (
+    QueueDescription,
+    SubscriptionDescription,
+    TopicDescription,
+    check_path,
+)
+from sbpair.emulator.frontends.http.description_elements import (
+    QUEUE,
+    SETTABLE,
+    SUBSCRIPTION,
+    TOPIC,
+    DescriptionSchema,
+    format_value,
+    from_elements,
+)
 from sbpair.emulator.service_errors import ArgumentInvalid
 
 FOR_EVER = "P10675199DT2H48M5.4775807S"
 
 
-def read(existing=None, **values) -> QueueDescription:
-    return from_elements(QUEUE, QueueDescription(), values, existing)
+DEFAULTS = {QUEUE: QueueDescription(), TOPIC: TopicDescription(), SUBSCRIPTION: SubscriptionDescription()}
+
+
+def read(existing=None, schema: DescriptionSchema = QUEUE, **values) -> Any:
+    return from_elements(schema, DEFAULTS[schema], values, existing)
 
 
 def test_omitted_values_are_the_services_defaults() -> None:
@@ -56,42 +74,56 @@ def test_a_value_is_written_as_the_service_writes_it(name, text, shown) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text"),
+    ("schema", "name", "text"),
     [
-        ("LockDuration", "PT5M0.0000001S"),
-        ("LockDuration", "PT0S"),
-        ("LockDuration", "soon"),
-        ("MaxSizeInMegabytes", "0"),
-        ("MaxSizeInMegabytes", "1500"),
-        ("MaxSizeInMegabytes", "81920"),
-        ("MaxSizeInMegabytes", "9" * 5000),
-        ("MaxDeliveryCount", "0"),
-        ("MaxDeliveryCount", "2147483648"),
-        ("DefaultMessageTimeToLive", "P10675199DT2H48M5.477581S"),
-        ("DefaultMessageTimeToLive", "-P1D"),
-        ("AutoDeleteOnIdle", "PT4M59S"),
-        ("DuplicateDetectionHistoryTimeWindow", "PT19S"),
-        ("DuplicateDetectionHistoryTimeWindow", "P7DT1S"),
-        ("RequiresSession", "yes"),
-        ("Status", "Deleting"),
-        ("Status", ""),
-        ("UserMetadata", "x" * 1025),
+        (TOPIC, "MaxSizeInMegabytes", "1000"),
+        (SUBSCRIPTION, "LockDuration", "PT6M"),
+        (SUBSCRIPTION, "Status", "Asleep"),
+        (QUEUE, "LockDuration", "PT5M0.0000001S"),
+        (QUEUE, "LockDuration", "PT0S"),
+        (QUEUE, "LockDuration", "soon"),
+        (QUEUE, "MaxSizeInMegabytes", "0"),
+        (QUEUE, "MaxSizeInMegabytes", "1500"),
+        (QUEUE, "MaxSizeInMegabytes", "81920"),
+        (QUEUE, "MaxSizeInMegabytes", "9" * 5000),
+        (QUEUE, "MaxDeliveryCount", "0"),
+        (QUEUE, "MaxDeliveryCount", "2147483648"),
+        (QUEUE, "DefaultMessageTimeToLive", "P10675199DT2H48M5.477581S"),
+        (QUEUE, "DefaultMessageTimeToLive", "-P1D"),
+        (QUEUE, "AutoDeleteOnIdle", "PT4M59S"),
+        (QUEUE, "DuplicateDetectionHistoryTimeWindow", "PT19S"),
+        (QUEUE, "DuplicateDetectionHistoryTimeWindow", "P7DT1S"),
+        (QUEUE, "RequiresSession", "yes"),
+        (QUEUE, "Status", "Deleting"),
+        (QUEUE, "Status", ""),
+        (QUEUE, "UserMetadata", "x" * 1025),
     ],
 )
-def test_a_value_outside_the_services_limits_is_refused_by_name(name, text) -> None:
+def test_a_value_outside_the_services_limits_is_refused_by_name(schema, name, text) -> None:
     with pytest.raises(ArgumentInvalid, match=name) as refused:
-        read(**{name: text})
+        read(schema=schema, **{name: text})
     assert (refused.value.status, refused.value.sub_code) == (400, 40000)
     assert len(refused.value.message) < 300
 
 
-@pytest.mark.parametrize("name", ["RequiresSession", "RequiresDuplicateDetection", "EnablePartitioning"])
-def test_immutable_properties_cannot_change(name) -> None:
-    existing = read(**{name: "true"})
-    assert read(existing, MaxDeliveryCount="3").max_delivery_count == 3
-    assert format_value(read(existing), name) == "true"
-    with pytest.raises(ArgumentInvalid, match=name):
-        read(existing, **{name: "false"})
+@pytest.mark.parametrize(
+    ("schema", "name", "text"),
+    [
+        (QUEUE, "RequiresDuplicateDetection", "RequiresDuplicateDetection"),
+        (QUEUE, "RequiresSession", "RequiresSession"),
+        (QUEUE, "EnablePartitioning", "EnablePartitioning"),
+        (TOPIC, "RequiresDuplicateDetection", "RequiresDuplicateDetection"),
+        (TOPIC, "EnablePartitioning", r"Partitioning cannot be changed for Topic\. "),
+        (SUBSCRIPTION, "RequiresSession", "RequiresSession"),
+    ],
+)
+def test_an_update_keeps_immutable_values_and_resets_the_others(schema, name, text) -> None:
+    existing = read(schema=schema, DefaultMessageTimeToLive="P1D", **{name: "true"})
+    updated = read(existing, schema, EnableBatchedOperations="false")
+    shown = [format_value(updated, each) for each in (name, "DefaultMessageTimeToLive", "EnableBatchedOperations")]
+    assert shown == ["true", FOR_EVER, "false"]
+    with pytest.raises(ArgumentInvalid, match=text):
+        read(existing, schema, **{name: "false"})
 
 
 def test_a_partitioned_queue_keeps_sixteen_times_its_size() -> None:

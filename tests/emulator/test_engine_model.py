@@ -20,6 +20,7 @@ from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.service_errors import (
     MessageLockExpired,
     MessageNotFound,
+    NotAllowed,
     SessionCannotBeLocked,
     SessionLockExpired,
 )
@@ -284,7 +285,7 @@ class SessionEntry:
 
 
 class SessionsBesideModel(RuleBasedStateMachine):
-    """Sessions and deferral, and duplicates in a queue of one piece: holders and order."""
+    """Sessions, their state and deferral, and duplicates in a queue of one piece: holders, waiters and order."""
 
     PARTITIONED = False
     WINDOW_MS = 20_000
@@ -311,6 +312,10 @@ class SessionsBesideModel(RuleBasedStateMachine):
         self.entries: list[SessionEntry] = []
         self.seen: dict[int, int] = {}
         self.held_sessions: dict[str, tuple[HeldSession, int]] = {}
+        self.available: list[str] = []
+        """Sessions with messages and no holder, in the order in which they became so."""
+        self.waiters: list[Waiter] = []
+        self.states: dict[str, bytes] = {}
 
     def waiting(self, session: str) -> list[SessionEntry]:
         return sorted(
@@ -334,6 +339,19 @@ class SessionsBesideModel(RuleBasedStateMachine):
                 self.seen[each] = self.clock.now_ms()
             self.last[partition] += 1
             self.entries.append(SessionEntry(partition << 48 | self.last[partition], session))
+        self._became_available(session)
+        self._serve_waiters()
+
+    def _became_available(self, session: str) -> None:
+        if session not in self.held_sessions and session not in self.available and self.waiting(session):
+            self.available.append(session)
+
+    def _serve_waiters(self) -> None:
+        while self.waiters and self.available:
+            held = self.waiters.pop(0).held
+            assert held is not None
+            assert held.id == self.available[0]
+            self._on_locked(held)
 
     @rule(session=st.sampled_from(NAMES))
     def accept(self, session) -> None:
@@ -345,16 +363,21 @@ class SessionsBesideModel(RuleBasedStateMachine):
 
     def _on_locked(self, held: HeldSession) -> None:
         self.held_sessions[held.id] = (held, self.clock.now_ms() + LOCK_MS)
+        if held.id in self.available:
+            self.available.remove(held.id)
 
-    @rule()
-    def accept_next(self) -> None:
-        free = {name for name in self.NAMES if name not in self.held_sessions and self.waiting(name)}
+    @rule(stays=st.booleans())
+    def accept_next(self, stays) -> None:
+        """Accept the session that has been available for longest; if there is none, wait for one, or leave."""
         waiter = Waiter()
         held = self.queue.messages.accept_next(waiter)
-        self.queue.messages.remove_waiter(waiter)
-        assert (held.id in free) if held else not free
+        assert [held.id if held else None] == (self.available[:1] or [None])
         if held:
             self._on_locked(held)
+        elif stays:
+            self.waiters.append(waiter)
+        else:
+            self.queue.messages.remove_waiter(waiter)
 
     @precondition(lambda self: self.held_sessions)
     @rule(data=st.data(), limit=st.integers(1, 3))
@@ -381,6 +404,8 @@ class SessionsBesideModel(RuleBasedStateMachine):
     def receive_deferred(self, data) -> None:
         held, _ = data.draw(st.sampled_from(list(self.held_sessions.values())))
         number = data.draw(st.sampled_from([*(each.number for each in self.entries), 999]))
+        with pytest.raises(NotAllowed):
+            self.queue.messages.receive_deferred([number])
         each = next((each for each in self.entries if each.number == number), None)
         if each is None or not each.deferred or each.token or each.session != held.id:
             with pytest.raises(MessageNotFound):
@@ -395,9 +420,35 @@ class SessionsBesideModel(RuleBasedStateMachine):
         if how == "renew":
             assert held.renew() == self.clock.now_ms() + LOCK_MS
             self._on_locked(held)
+            for each in [each for each in self.entries if each.session == held.id and each.token]:
+                assert held.get_locked(each.token).locked_until_ms == self.clock.now_ms() + LOCK_MS
+                with pytest.raises(NotAllowed):
+                    self.queue.messages.renew(each.token)
         else:
             held.close()
             self._over(held.id, failed=False)
+            self._serve_waiters()
+
+    @precondition(lambda self: self.held_sessions)
+    @rule(data=st.data(), state=st.sampled_from([None, b"", b"state", b"more state"]))
+    def set_state(self, data, state) -> None:
+        held, _ = data.draw(st.sampled_from(list(self.held_sessions.values())))
+        held.set_state(state)
+        self.states.pop(held.id, None)
+        if state is not None:
+            self.states[held.id] = state
+
+    @rule(session=st.sampled_from(NAMES), start=st.integers(0, 5), limit=st.integers(0, 4))
+    def peek_session(self, session, start, limit) -> None:
+        mine = sorted((each for each in self.entries if each.session == session), key=lambda each: each.number)
+        first = mine[start].number if start < len(mine) else 0
+        expected = [(each.number, each.failed) for each in mine if each.number >= first]
+        assert facts(self.queue.messages.peek_session(session, first, limit)) == expected[:limit]
+
+    @rule()
+    def expire_locks(self) -> None:
+        self.queue.messages.expire_locks()
+        self._run_out(NEVER)
 
     def _over(self, session: str, *, failed: bool) -> None:
         del self.held_sessions[session]
@@ -405,29 +456,40 @@ class SessionsBesideModel(RuleBasedStateMachine):
             if each.session == session and each.token:
                 each.token = b""
                 each.failed += failed
+        self._became_available(session)
+
+    def _run_out(self, now_ms: int) -> None:
+        for held, until in sorted(self.held_sessions.values(), key=lambda each: (each[1], each[0].number)):
+            if until <= now_ms:
+                self._over(held.id, failed=True)
+                with pytest.raises(SessionLockExpired):
+                    held.receive(1)
+        self._serve_waiters()
 
     @rule(ms=st.integers(1, 900), timer=st.booleans())
     def time_passes(self, ms, timer) -> None:
         self.clock.advance(ms)
         if timer:
             self.namespace.timers.advance(self.clock.now_ms())
-        for held, until in list(self.held_sessions.values()):
-            if until <= self.clock.now_ms():
-                self._over(held.id, failed=True)
-                with pytest.raises(SessionLockExpired):
-                    held.receive(1)
+        self._run_out(self.clock.now_ms())
 
     @invariant()
     def all_is_there(self) -> None:
         assert self.queue.counts().active == len(self.entries)
         assert self.queue.messages.locked_count == sum(bool(each.token) for each in self.entries)
-        listed = {each.session for each in self.entries if each.token or not each.deferred}
+        assert self.queue.size_bytes == len(self.entries) + sum(map(len, self.states.values()))
+        listed = {each.session for each in self.entries if each.token or not each.deferred} | self.states.keys()
         assert self.queue.messages.list_sessions() == sorted(listed)
+        assert self.queue.messages._sessions.sessions.keys() == listed | self.held_sessions.keys()
+        assert all(held.state == self.states.get(held.id) for held, _ in self.held_sessions.values())
 
 
 class Waiter:
+    held: HeldSession | None = None
+
     def on_session_locked(self, held: HeldSession) -> None:
-        raise AssertionError(f"nobody waited for {held.id}")
+        assert self.held is None
+        self.held = held
 
 
 class PartitionedSessionsBesideModel(SessionsBesideModel):

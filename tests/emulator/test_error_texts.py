@@ -7,7 +7,7 @@ import pytest
 from sbpair.amqp.message import Properties, data_body
 from sbpair.amqp.performatives import Rejected, Source, Target
 from sbpair.amqp.types import Int, Long, Map, Symbol
-from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
+from sbpair.emulator.access.sas import AuthorizationRule
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.timespan import TICKS_PER_SECOND
@@ -102,21 +102,6 @@ async def test_a_refused_message_has_the_services_text(peer: Peer) -> None:
     assert full.counts().total == 0
 
 
-async def test_a_missing_claim_is_named_with_its_resource(stage: Stage) -> None:
-    # https://github.com/Azure/azure-sdk-for-java/issues/27831
-    rule = AuthorizationRule("send", "key", "key-2", frozenset({AccessRight.SEND}))
-    stage.namespace.keys = (*stage.namespace.keys, rule)
-    async with stage.connect(signed_in=False) as peer:
-        name = "sb://127.0.0.1/orders"
-        reply = await peer.ask("$cbs", "put-token", sign(rule, name, 1 << 40), name=name, type="jwt")
-        assert reply["status-code"] == 202
-        error = await peer.refusal_of(peer.attach_receiver("orders"))
-    assert (error.condition, error.description) == (
-        "amqp:unauthorized-access",
-        f"Unauthorized access. 'Listen' claim(s) are required to perform this operation. Resource: '{name}'.",
-    )
-
-
 async def test_refused_tokens_have_the_services_texts(stage: Stage) -> None:
     # https://github.com/Azure/azure-service-bus-java/issues/354, /423, and sandrinodimattia/RedDog/issues/4
     (rule,) = stage.namespace.keys
@@ -129,11 +114,14 @@ async def test_refused_tokens_have_the_services_texts(stage: Stage) -> None:
         sign(rule, "sb://h/other", 1 << 40): (
             "InvalidAudience: The authorization header contains a token with a wrong audience."
         ),
+        "SharedAccessSignature sr=x": "MalformedToken: The credentials contained in the authorization header are not",
+        "eyJ0eXAiOiJKV1QifQ.e30.x": "MalformedToken: ",
     }
     for token, text in tokens.items():
         async with stage.connect(signed_in=False) as peer:
             reply = await peer.ask("$cbs", "put-token", token, name="sb://h/orders", type="jwt")
-        assert (reply["status-code"], reply["status-description"]) == (401, text)
+        assert (reply["status-code"], reply["status-description"].startswith(text)) == (401, True), reply
+        assert "error-condition" not in reply
 
 
 async def test_a_refused_request_has_the_services_text(stage: Stage) -> None:

@@ -67,16 +67,6 @@ async def test_delivery_annotations_pass_topics_and_forwarding(peer: Peer) -> No
     assert sections(delivery).read_delivery_annotations()["mine"] == "yes"
 
 
-@pytest.mark.parametrize(
-    "broken",
-    [b"\x00Sq\xc1\x02\x02\x40", b"\x00Sq\xc1\x03\x02\xa1\x09", b"\x00Sq\x45", b"\x00Sq\xc1\x04\x02\xa3\x01\xff"],
-)
-async def test_broken_delivery_annotations_are_refused(peer: Peer, broken: bytes) -> None:
-    (answer,) = await peer.send(await peer.attach_sender("orders"), broken + data_body(b"x"))
-    assert isinstance(answer.state, Rejected)
-    assert peer.stage.queue.counts().total == 0
-
-
 async def test_only_a_true_flag_leaves_the_body_of_a_peek_out(peer: Peer) -> None:
     footer = encode_map(FOOTER, Map([(Symbol("f"), "end")]))
     payload = Properties(message_id="m", subject="kept").encode() + data_body(b"body") + footer

@@ -1,4 +1,4 @@
-"""What depends on the official clients for Python, sync and aio: their fallbacks, errors, rounding, pages and versions.
+"""What depends on the official clients for Python, sync and aio: their fallbacks and errors.
 
 The behaviours of the service are in `tests/conformance`.
 """
@@ -7,12 +7,10 @@ import gc
 import time
 import uuid
 from collections.abc import Iterator
-from datetime import timedelta
 from typing import Any
 
 import pytest
-from azure.core.exceptions import HttpResponseError
-from azure.servicebus import ServiceBusMessage, ServiceBusReceiveMode, ServiceBusSubQueue
+from azure.servicebus import ServiceBusMessage, ServiceBusSubQueue
 from azure.servicebus.exceptions import (
     MessagingEntityDisabledError,
     ServiceBusAuthenticationError,
@@ -21,13 +19,9 @@ from azure.servicebus.exceptions import (
     ServiceBusError,
     ServiceBusQuotaExceededError,
 )
-from azure.servicebus.management import ApiVersion
 
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from tests.kit.sas import sign
-
-FOR_EVER = timedelta(days=10_675_199, hours=2, minutes=48, seconds=5, microseconds=477_581)
-"""What the SDK makes of TimeSpan.MaxValue when it reads it."""
 
 
 def text_of(message: Any) -> str:
@@ -56,26 +50,6 @@ def test_settlements_and_renewals_do_without_their_link(official: Any, running: 
     with official.receiver(*where, sub_queue=ServiceBusSubQueue.DEAD_LETTER) as letters:
         (letter,) = letters.receive_messages(1, max_wait_time=10)
     assert (text_of(letter), letter.dead_letter_reason) == ("d", "late")
-
-
-def test_five_thousand_messages_are_received_and_deleted(official: Any, running: Any) -> None:
-    where = (running.connection_string, running.queue().path)
-    with official.sender(*where) as sender:
-        for start in range(0, 5000, 500):
-            batch = sender.create_message_batch()
-            for number in range(start, start + 500):
-                batch.add_message(ServiceBusMessage(f"{number}"))
-            sender.send_messages(batch)
-        ping = {"content_type": "application/vnd.ms-servicebus-ping", "session_id": "p"}
-        sender.send_messages(ServiceBusMessage("never delivered", **ping))
-    got: list[str] = []
-    mode = ServiceBusReceiveMode.RECEIVE_AND_DELETE
-    with official.receiver(*where, receive_mode=mode, prefetch_count=1000) as receiver:
-        while len(got) < 5000:
-            messages = receiver.receive_messages(1000, max_wait_time=10)
-            assert messages
-            got += map(text_of, messages)
-    assert got == [str(number) for number in range(5000)]
 
 
 # Refusals
@@ -157,45 +131,3 @@ def test_an_outage_breaks_connections_and_refuses_new_ones(official: Any, runnin
         running.do(lambda: running.emulator.faults.end(outage))
         sender.send_messages(ServiceBusMessage("after all"))
     assert running.do(queue.counts).active == 1
-
-
-# Management
-
-
-@pytest.fixture
-def served(another: Any) -> Iterator[Any]:
-    """An emulator for one test of all entities."""
-    with another() as served:
-        yield served
-
-
-@pytest.fixture
-def admin(official: Any, served: Any) -> Iterator[Any]:
-    with official.admin(served.connection_string) as admin:
-        yield admin
-
-
-def test_the_sdks_rounding_of_the_maximum_timespan_is_handled(admin: Any, served: Any) -> None:
-    # The client parses the string and rounds it up, past the largest TimeSpan.
-    with pytest.raises(HttpResponseError, match=r"SubCode=40000.*DefaultMessageTimeToLive") as refused:
-        admin.create_queue("orders", default_message_time_to_live="P10675199DT2H48M5.4775807S")
-    assert refused.value.status_code == 400
-    # The client takes a microsecond off, among others: what is stored is not TimeSpan.MaxValue.
-    admin.create_queue("orders", default_message_time_to_live=FOR_EVER)
-    stored = served.do(lambda: served.namespace.queue("orders").description.default_message_time_to_live)
-    assert 0 < (1 << 63) - 1 - stored < 10_000
-
-
-@pytest.mark.parametrize("count", [0, 100, 230])
-def test_a_list_of_several_or_full_pages_is_complete(admin: Any, served: Any, count: int) -> None:
-    names = [f"queue-{index:03}" for index in range(count)]
-    served.do(lambda: [served.namespace.create_queue(name) for name in names])
-    assert [queue.name for queue in admin.list_queues()] == names
-    assert [queue.name for queue in admin.list_queues_runtime_properties()] == names
-
-
-@pytest.mark.parametrize("version", list(ApiVersion))
-def test_every_version_that_the_client_speaks_is_understood(served: Any, official: Any, version: ApiVersion) -> None:
-    with official.admin(served.connection_string, api_version=version) as admin:
-        assert admin.create_queue("orders").max_delivery_count == 10
-        assert [queue.name for queue in admin.list_queues()] == ["orders"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -409,28 +409,6 @@ async def test_garbage_that_comes_with_the_handshake_ends_the_channel(bench: Rel
 
 
 # Addresses and ids of others
-
-
-@pytest.mark.parametrize("kind", ["accept", "request"])
-async def test_of_two_at_one_rendezvous_address_one_is_refused(bench: RelayBench, kind: str) -> None:
-    listener = await bench.listen()
-    async with Bystander(bench), AsyncExitStack() as stack:
-        asking = asyncio.create_task(bench.connect() if kind == "accept" else bench.request().__aenter__())
-        message = await listener.next(kind)
-        address = bench.target_of(message["address"])
-        both = [await stack.enter_async_context(raw(bench)) for _ in range(2)]
-        for each in both:
-            each.writer.write(opening(address, None))
-        heads = [(await each.reader.readuntil(b"\r\n\r\n")).decode() for each in both]
-        assert sorted(head.split(" ")[1] for head in heads) == ["101", "403"]
-        [winner] = [each for each, head in zip(both, heads, strict=True) if " 101 " in head]
-        if kind == "accept":
-            await (await asking).send_str("once")
-            assert (await winner.frame()).data == b"once"
-        else:
-            answer = {"response": {"requestId": message["id"], "statusCode": 204}}
-            winner.writer.write(frame(TEXT, json.dumps(answer).encode()))
-            assert (await asking).status == 204
 
 
 async def test_an_answer_with_the_id_of_another_request_reaches_neither(bench: RelayBench) -> None:

@@ -82,14 +82,6 @@ async def test_a_large_or_chunked_request_comes_over_a_rendezvous(bench: RelayBe
     assert (await meeting.receive()).type is WSMsgType.CLOSE
 
 
-async def test_a_small_request_may_be_answered_over_a_rendezvous(bench: RelayBench) -> None:
-    listener, asking, request = await bench.asked()
-    meeting = await listener.meet(request["address"])
-    await listener.answer(request["id"], 200, b"z" * 100_000, socket=meeting)
-
-    assert await (await asking).read() == b"z" * 100_000
-
-
 async def test_an_answer_to_a_head_or_without_content_has_no_body(bench: RelayBench) -> None:
     listener = await bench.listen()
     for method, status in (("HEAD", 200), ("GET", 204), ("GET", 304)):

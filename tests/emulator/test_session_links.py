@@ -84,17 +84,6 @@ async def test_a_link_closed_while_waiting_gets_no_session(peer: Peer) -> None:
     assert queue.messages.accept("s").id == "s"
 
 
-async def test_a_lost_session_ends_its_link(peer: Peer) -> None:
-    queue = sessions(peer.stage)
-    await peer.send(await peer.attach_sender("sessions"), message("s"))
-    link = ask_for(await peer.begin(), "s")
-    await peer.wait(Delivery, of=link)
-    peer.stage.emulator.advance(MINUTE)
-    detached = await peer.wait(LinkDetached, of=link)
-    assert detached.error.condition == "com.microsoft:session-lock-lost"
-    assert queue.messages.locked_count == 0
-
-
 async def test_a_link_outlives_the_lock_of_its_session_by_a_moment(peer: Peer) -> None:
     queue, emulator = sessions(peer.stage), peer.stage.emulator
     await peer.send(await peer.attach_sender("sessions"), message("s"))

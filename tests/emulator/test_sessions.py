@@ -13,8 +13,6 @@ from sbpair.emulator.frontends.amqp import management_operations
 from sbpair.emulator.frontends.amqp.request_links import AmqpRequest
 from sbpair.emulator.service_errors import (
     ArgumentInvalid,
-    MessageLockExpired,
-    MessageNotFound,
     NotAllowed,
 )
 
@@ -65,33 +63,6 @@ def send_to(queue):
     return send
 
 
-def test_an_empty_session_can_be_accepted_by_name(queue) -> None:
-    held = queue.messages.accept("new")
-    assert held.receive(1) == []
-    held.close()
-    assert queue.messages.list_sessions() == []
-    assert queue.messages._sessions.sessions == {}
-
-
-def test_the_session_available_for_longest_comes_first(queue, send_to) -> None:
-    send_to("b", "a", "b", "c")
-    locked = [queue.messages.accept_next(Waiter()) for _ in range(4)]
-    assert [held and held.id for held in locked] == ["b", "a", "c", None]
-
-
-def test_a_waiter_gets_the_first_available_session(queue, send_to) -> None:
-    first, second, third = Waiter(), Waiter(), Waiter()
-    for waiter in (first, second, third):
-        assert queue.messages.accept_next(waiter) is None
-    queue.messages.remove_waiter(second)
-    send_to("a")
-    assert (first.held.id, third.held) == ("a", None)
-    first.held.close()
-    assert third.held.id == "a"
-    third.held.close()
-    assert second.held is None
-
-
 def test_a_message_for_a_held_session_wakes_its_consumer(queue, send_to) -> None:
     held = queue.messages.accept("a")
     receiver = SessionConsumer(held, credit=2)
@@ -100,60 +71,11 @@ def test_a_message_for_a_held_session_wakes_its_consumer(queue, send_to) -> None
     assert receiver.got == [sent[0], sent[2]]
 
 
-def test_renewing_a_session_renews_its_messages(queue, send_to, clock, advance) -> None:
-    send_to("a")
-    held = queue.messages.accept("a")
-    message = held.receive(1)[0]
-    advance(MINUTE - 1)
-    assert held.renew() == message.locked_until_ms == clock.now_ms() + MINUTE
-    advance(MINUTE - 1)
-    held.complete(message.lock_token)
-    with pytest.raises(MessageLockExpired):
-        held.complete(message.lock_token)
-    with pytest.raises(NotAllowed):
-        queue.messages.renew(message.lock_token)
-
-
-def test_a_deferred_message_is_received_through_its_session(queue, send_to) -> None:
-    mine, other = send_to("a", "b")
-    for name in ("a", "b"):
-        held = queue.messages.accept(name)
-        held.defer(held.receive(1)[0].lock_token)
-        held.close()
-    held = queue.messages.accept("a")
-    with pytest.raises(MessageNotFound):
-        held.receive_deferred([other])
-    with pytest.raises(NotAllowed):
-        queue.messages.receive_deferred([mine])
-    held.complete(held.receive_deferred([mine])[0].lock_token)
-    assert queue.counts().active == 1
-
-
-def test_session_state_outlives_the_lock_and_is_listed(queue, send_to, clock) -> None:
+def test_sessions_are_listed_whose_state_changed_after_a_time(namespace, queue, send_to, clock) -> None:
     send_to("full")
-    held = queue.messages.accept("stateful")
-    held.set_state(b"state")
-    held.close()
-    assert queue.messages.list_sessions() == ["full", "stateful"]
+    queue.messages.accept("stateful").set_state(b"state")
     assert queue.messages.list_sessions(clock.now_ms() - 1) == ["stateful"]
     assert queue.messages.list_sessions(clock.now_ms()) == []
-    held = queue.messages.accept("stateful")
-    assert held.state == b"state"
-    held.set_state(None)
-    held.close()
-    assert queue.messages.list_sessions() == ["full"]
-
-
-def test_session_state_counts_toward_the_entity_size(namespace, queue) -> None:
-    one, other = queue.messages.accept("one"), queue.messages.accept("other")
-    one.set_state(b"x" * 100)
-    other.set_state(b"y" * 30)
-    assert queue.size_bytes == 130
-    one.set_state(b"x" * 10)
-    other.set_state(None)
-    assert queue.size_bytes == 10
-    one.close()
-    assert queue.size_bytes == 10
     namespace.delete_queue(queue.path)
     assert queue.size_bytes == 0
 
@@ -180,13 +102,6 @@ def test_expired_messages_leave_their_session(queue, send_to, advance) -> None:
     assert queue.messages.accept_next(Waiter()).id == "b"
 
 
-def test_one_session_can_be_peeked(queue, send_to) -> None:
-    sent = send_to("a", "b", "a")
-    assert numbers(queue.messages.peek_session("a", 0, 9)) == [sent[0], sent[2]]
-    assert numbers(queue.messages.peek_session("a", sent[0] + 1, 9)) == [sent[2]]
-    assert numbers(queue.messages.peek_session("a", 0, 1)) == [sent[0]]
-
-
 def test_messages_without_a_session_are_refused(queue, send_to) -> None:
     with pytest.raises(NotAllowed):
         queue.send([StoredMessage(Sections(), 1)])
@@ -195,16 +110,6 @@ def test_messages_without_a_session_are_refused(queue, send_to) -> None:
     assert queue.counts().total == 0
     with pytest.raises(NotAllowed):
         queue.messages.receive(1)
-
-
-def test_expiring_all_locks_releases_every_session(queue, send_to) -> None:
-    send_to("a", "b")
-    held = [queue.messages.accept(name) for name in ("a", "b")]
-    for each in held:
-        each.receive(1)
-    queue.messages.expire_locks()
-    assert queue.messages.locked_count == 0
-    assert [queue.messages.accept(name).receive(1)[0].delivery_count for name in ("a", "b")] == [1, 1]
 
 
 def steps_of(action) -> int:
@@ -258,15 +163,6 @@ def steps_of_each_use(queue, count: int, clock) -> dict[str, float]:
     steps["expire"] = steps_of(messages.expire_locks) / len(renewed[1::2])
     assert (messages.locked_count, queue.is_in_use, messages.next_deadline_ms()) == (0, False, NEVER)
     return steps
-
-
-def test_a_waiter_keeps_a_session_that_another_lost(queue, send_to) -> None:
-    send_to("a")
-    held, waiter = queue.messages.accept("a"), Waiter()
-    assert queue.messages.accept_next(waiter) is None
-    queue.messages.expire_locks()
-    assert held.session.holder is waiter.held is not None
-    assert [message.delivery_count for message in waiter.held.receive(9)] == [0]
 
 
 def test_a_subscription_can_require_sessions(namespace) -> None:

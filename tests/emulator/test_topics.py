@@ -1,6 +1,5 @@
 """Operations of topics and subscriptions, on a manual clock."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,9 +21,7 @@ from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.entities.topic import SubscriptionEntity, TopicEntity
 from sbpair.emulator.frontends.amqp import management_operations
 from sbpair.emulator.frontends.amqp.request_links import AmqpRequest, Reply
-from sbpair.emulator.frontends.http.description_elements import QUEUE, SUBSCRIPTION, TOPIC, from_elements
 from sbpair.emulator.service_errors import (
-    ArgumentInvalid,
     EntityExists,
     EntityFull,
     EntityNotFound,
@@ -255,42 +252,6 @@ def test_the_number_of_subscriptions_is_limited(topic, monkeypatch) -> None:
     topic.create_subscription("one")
     with pytest.raises(EntityFull):
         topic.create_subscription("two")
-
-
-# Descriptions
-
-
-@pytest.mark.parametrize("shape", [QUEUE, TOPIC, SUBSCRIPTION])
-def test_the_order_of_elements_is_checked(shape) -> None:
-    shape.check_order([name for name in shape.elements if name in shape.settable])
-    ordered = [name for name in shape.elements if name in shape.settable and name not in shape.unordered]
-    for wrong in ([ordered[1], ordered[0]], [ordered[0], ordered[0]], ["Nothing"]):
-        with pytest.raises(ArgumentInvalid, match=f"{shape.element}|more than once"):
-            shape.check_order(wrong)
-
-
-@pytest.mark.parametrize(
-    ("shape", "default", "values"),
-    [
-        (TOPIC, TopicDescription(), {"EnablePartitioning": "true"}),
-        (TOPIC, TopicDescription(), {"RequiresDuplicateDetection": "true"}),
-        (TOPIC, TopicDescription(), {"MaxSizeInMegabytes": "1000"}),
-        (SUBSCRIPTION, SubscriptionDescription(), {"RequiresSession": "true"}),
-        (SUBSCRIPTION, SubscriptionDescription(), {"LockDuration": "PT6M"}),
-        (SUBSCRIPTION, SubscriptionDescription(), {"Status": "Asleep"}),
-    ],
-)
-def test_invalid_and_immutable_values_are_refused(shape, default, values) -> None:
-    name = next(iter(values))
-    text = r"Partitioning cannot be changed for Topic\. " if name == "EnablePartitioning" else name
-    with pytest.raises(ArgumentInvalid, match=text):
-        from_elements(shape, default, values, default)
-
-
-def test_an_update_resets_omitted_values_except_immutable_ones() -> None:
-    existing = replace(SubscriptionDescription(), requires_session=True, max_delivery_count=3)
-    updated = from_elements(SUBSCRIPTION, SubscriptionDescription(), {}, existing)
-    assert (updated.requires_session, updated.max_delivery_count) == (True, 10)
 
 
 # Rules over the management node

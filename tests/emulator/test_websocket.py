@@ -346,22 +346,6 @@ async def test_a_client_that_reads_nothing_is_not_read_from(echo: Emulator, stag
 # Faults
 
 
-@pytest.mark.parametrize("kind", ["drop", "reset"])
-@pytest.mark.parametrize("frames", [0, 2])
-async def test_a_websocket_breaks_after_the_given_frames(stage: Stage, kind: str, frames: int) -> None:
-    async with stage.connect(websocket=True) as peer:
-        sender = await peer.attach_sender("orders")
-        await peer.wait(CreditChanged, of=sender)
-        getattr(stage.emulator.faults, kind)("contoso", frames)
-        for number in range(frames + 1):
-            sender.send(data_body(b"x"), b"%d" % number)
-            await peer.flush()
-        assert await peer.wait_closed() is None
-        # No close frame came.
-        assert peer.writer.websocket.close_code == 1006
-    assert stage.queue.counts().active == frames
-
-
 async def test_a_stalled_websocket_continues_where_it_stopped(stage: Stage) -> None:
     async with stage.connect(websocket=True) as peer, stage.connect(websocket=True) as other:
         stalled, unharmed = await peer.attach_sender("orders"), await other.attach_sender("orders")
@@ -380,11 +364,3 @@ async def test_a_stalled_websocket_continues_where_it_stopped(stage: Stage) -> N
         assert len((await peer.wait(Disposed)).deliveries) == 2
         await pong
     assert stage.queue.counts().active == 4
-
-
-async def test_an_outage_ends_every_websocket(stage: Stage) -> None:
-    async with stage.connect(websocket=True) as peer, opened(stage.emulator) as idle:
-        await peer.attach_sender("orders")
-        stage.emulator.faults.namespace_down("contoso")
-        await peer.wait_closed()
-        await idle.close_code()
