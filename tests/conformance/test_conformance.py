@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 
 import sbpair.emulator
+from sbpair.testing import EmulatorOptions
+from tests.conformance import samples
 from tests.conformance.__main__ import MODULES, VARIABLE, main
 from tests.conformance.bench import NotAConnectionString, Service
-from tests.conformance.registry import AREAS, JAVASCRIPT_CHECKS, PYTHON_CHECKS
+from tests.conformance.registry import AREAS, JAVASCRIPT_CHECKS, PYTHON_CHECKS, SAMPLES
 from tests.conformance.report import Outcome, markdown
 from tests.conformance.runs import SCRIPT
 from tests.emulator.strict_http import _strict_http
@@ -28,7 +30,7 @@ SECRET = "c2VjcmV0LW9mLXRoaXMtdGVzdA=="
 RUN_SECONDS = 240
 
 
-def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, seconds: float = RUN_SECONDS, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
     return subprocess.run(
         [sys.executable, "-m", "tests.conformance", *arguments],
@@ -36,7 +38,7 @@ def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         env={**environment, **variables},
         capture_output=True,
         text=True,
-        timeout=RUN_SECONDS,
+        timeout=seconds,
         check=False,
     )
 
@@ -63,6 +65,34 @@ def test_every_check_passes_on_the_emulator_and_nothing_stays(another: Any) -> N
     in_javascript = [] if "JavaScript is not checked" in done.stderr else JAVASCRIPT_CHECKS
     assert (document["passed"], document["failed"]) == (len(PYTHON_CHECKS) + len(in_javascript), 0)
     assert all(check["source"].startswith("https://") for check in document["checks"])
+
+
+@pytest.fixture
+def published() -> Path:
+    """The directory of the SDK's samples."""
+    try:
+        return samples.published()
+    except samples.NotFetched as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.samples
+@pytest.mark.usefixtures("published")
+def test_every_published_sample_ends_well(another: Any) -> None:
+    with another(options=EmulatorOptions(identity=True)) as running:
+        identity = running.emulator.ready.identity.environment
+        seconds = len(samples.SAMPLES) * samples.SAMPLE_SECONDS
+        words = (running.connection_string, "--samples", "--area", SAMPLES, "--output", "json")
+        done = run(*words, seconds=seconds, **identity)
+    checks = json.loads(done.stdout)["checks"]
+    assert [check for check in checks if not check["passed"]] == []
+    assert len(checks) == len(samples.SAMPLES)
+
+
+@pytest.mark.samples
+def test_every_published_sample_is_run_or_there_is_a_reason(published: Path) -> None:
+    there = {f"{path.parent.name}/{path.stem}" for path in published.glob("*/*.py")}
+    assert there == {*samples.SAMPLES, *samples.UNRUN}
 
 
 def test_each_check_of_the_script_is_in_the_table() -> None:

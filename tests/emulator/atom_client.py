@@ -3,6 +3,7 @@
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 from xml.etree import ElementTree as ET
 
 from aiohttp import ClientSession
@@ -49,8 +50,8 @@ class Manager:
 
 
 @asynccontextmanager
-async def open_manager(api_version: str = "2024-05") -> AsyncIterator[Manager]:
-    async with Emulator([("contoso", 0)]) as emulator, ClientSession() as session:
+async def open_manager(api_version: str = "2024-05", **options: Any) -> AsyncIterator[Manager]:
+    async with Emulator([("contoso", 0)], **options) as emulator, ClientSession() as session:
         yield Manager(emulator, session, api_version)
 
 

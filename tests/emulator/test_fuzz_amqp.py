@@ -220,21 +220,6 @@ def furnished() -> Namespace:
     return namespace
 
 
-def unharmed(scene: Callable[[], Any], caplog: pytest.LogCaptureFixture) -> None:
-    """Run a scene with a time limit, and fail on errors of the loop."""
-    caplog.clear()
-    unheard: list[dict[str, Any]] = []
-
-    async def main() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: unheard.append(context))
-        async with asyncio.timeout(MAX_SECONDS):
-            await scene()
-
-    asyncio.run(main())
-    assert not unheard
-    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
-
-
 # Breaking values
 
 
@@ -506,19 +491,31 @@ def broken_conversations(draw: Draw) -> tuple[str, list[bytes]]:
     return name, sent
 
 
-def survive(caplog: pytest.LogCaptureFixture, sent: list[bytes]) -> None:
-    async def scene() -> None:
-        namespace = furnished()
-        attacked = Memory(AmqpConnection(namespace))
-        for piece in sent:
-            attacked.hear(piece)
-            await settled()
-        assert attacked.total < OUTPUT_BOUND
-        attacked.close()
-        await settled()
-        await Client(namespace).is_served()
+def survive(
+    caplog: pytest.LogCaptureFixture,
+    sent: list[bytes],
+    serve: Callable[[Namespace], asyncio.Protocol] = AmqpConnection,
+) -> None:
+    """Run a broken conversation with time and output limits and without errors, then a correct one."""
+    caplog.clear()
+    unheard: list[dict[str, Any]] = []
 
-    unharmed(scene, caplog)
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: unheard.append(context))
+        async with asyncio.timeout(MAX_SECONDS):
+            namespace = furnished()
+            attacked = Memory(serve(namespace))
+            for piece in sent:
+                attacked.hear(piece)
+                await settled()
+            assert attacked.total < OUTPUT_BOUND
+            attacked.close()
+            await settled()
+            await Client(namespace).is_served()
+
+    asyncio.run(main())
+    assert not unheard
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 @pytest.mark.parametrize("name", CONVERSATIONS)

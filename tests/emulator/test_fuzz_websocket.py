@@ -19,15 +19,12 @@ from sbpair.emulator.frontends.amqp.websocket_frontend import WebSocketFrontend
 from tests.emulator.test_fuzz_amqp import (
     CONVERSATIONS,
     LONG,
-    OUTPUT_BOUND,
     QUICK,
-    Client,
     Memory,
-    furnished,
     recorded,
     repeated_ids,  # noqa: F401  # a fixture of every test here too: conversations name their transactions by it
     settled,
-    unharmed,
+    survive,
 )
 from tests.emulator.test_websocket import handshake
 
@@ -125,17 +122,6 @@ def test_broken_frames_harm_no_other_client(caplog: pytest.LogCaptureFixture, ef
     @effort
     @given(broken_conversations())
     def attack(reads: list[bytes]) -> None:
-        async def scene() -> None:
-            namespace = furnished()
-            attacked = Memory(WebSocketFrontend(partial(AmqpConnection, namespace)))
-            for read in reads:
-                attacked.hear(read)
-                await settled()
-            assert attacked.total < OUTPUT_BOUND
-            attacked.close()
-            await settled()
-            await Client(namespace).is_served()
-
-        unharmed(scene, caplog)
+        survive(caplog, reads, lambda namespace: WebSocketFrontend(partial(AmqpConnection, namespace)))
 
     attack()

@@ -3,10 +3,10 @@
 import pytest
 
 from sbpair.amqp.message import Sections
-from sbpair.emulator.entities.description import QueueDescription, TopicDescription
+from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.partitions import partition_of
 from sbpair.emulator.entities.stored_message import StoredMessage
-from sbpair.emulator.service_errors import EntityFull, MessageLockExpired, NotAllowed, OperationTimedOut
+from sbpair.emulator.service_errors import MessageLockExpired, NotAllowed, OperationTimedOut
 
 
 @pytest.fixture
@@ -128,18 +128,6 @@ def test_messages_expire_in_every_partition(queue, clock) -> None:
     clock.advance(1_000)
     assert queue.counts().active == 1
     assert len(queue.messages.receive(100)) == 1
-
-
-def test_a_namespace_has_a_hundred_partitioned_entities(namespace) -> None:
-    for number in range(100):
-        namespace.create_queue(f"q{number}", QueueDescription(enable_partitioning=True))
-    for make, description in (
-        (namespace.create_queue, QueueDescription(enable_partitioning=True)),
-        (namespace.create_topic, TopicDescription(enable_partitioning=True)),
-    ):
-        with pytest.raises(EntityFull, match="100 partitioned"):
-            make("one-too-many", description)
-    namespace.create_queue("plain")
 
 
 def test_management_fails_while_one_partition_is_down(namespace, queue, faults) -> None:

@@ -5,7 +5,6 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from aiohttp import ClientSession
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import ServiceBusServerBusyError
 
@@ -17,7 +16,7 @@ from sbpair.emulator.service_errors import ServerBusy
 from sbpair.errors import Throttled, Unreachable
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.testing import Emulator, EmulatorOptions, ManualClock
-from tests.kit.sas import sign
+from tests.emulator.atom_client import open_manager
 
 MESSAGE = bytes.fromhex("005375a0026869")
 
@@ -116,16 +115,9 @@ async def test_deliveries_follow_the_credits() -> None:
 
 
 async def test_a_management_request_costs_ten() -> None:
-    async with Emulator([("contoso", 0)], clock=ManualClock(), options=EmulatorOptions(credits=15)) as emulator:
-        namespace = emulator.namespaces["contoso"]
-        token = sign(namespace.keys[0], f"sb://{namespace.authority}", namespace.clock.now_ms() // 1000 + 60)
-        url = f"http://{namespace.authority}/$namespaceinfo?api-version=2021-05"
-        answers = []
-        async with ClientSession(headers={"Authorization": token}) as session:
-            for _ in range(3):
-                async with session.get(url) as answer:
-                    answers.append((answer.status, "SubCode=50004" in await answer.text()))
-        assert answers == [(200, False), (200, False), (429, True)]
+    async with open_manager(clock=ManualClock(), options=EmulatorOptions(credits=15)) as manager:
+        answers = [await manager.ask("GET", "$namespaceinfo") for _ in range(3)]
+    assert [(status, "SubCode=50004" in text) for status, text in answers] == [(200, False), (200, False), (429, True)]
 
 
 async def test_one_connection_too_many_is_refused() -> None:

@@ -5,7 +5,15 @@ import pytest
 from sbpair import timespan
 from sbpair.amqp.message import Sections
 from sbpair.emulator.clock import ManualClock
-from sbpair.emulator.entities.description import BASIC, PREMIUM, STANDARD, TIERS, EmulatedTier, QueueDescription
+from sbpair.emulator.entities.description import (
+    BASIC,
+    PREMIUM,
+    STANDARD,
+    TIERS,
+    EmulatedTier,
+    QueueDescription,
+    TopicDescription,
+)
 from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.entities.partitions import partition_of
 from sbpair.emulator.entities.stored_message import StoredMessage
@@ -105,14 +113,26 @@ def test_premium_partitions_the_whole_namespace() -> None:
     assert namespace(PREMIUM).create_queue("orders").partitions is None
 
 
-@pytest.mark.parametrize(("tier", "partitions", "limit"), [(STANDARD, 1, 10_000), (PREMIUM, 2, 2_000)])
-def test_a_tier_limits_the_entities_of_a_namespace(tier, partitions, limit) -> None:
+@pytest.mark.parametrize(
+    ("tier", "partitions", "partitioned", "limit", "text"),
+    [
+        (STANDARD, 1, False, 10_000, "10000 entities"),
+        (PREMIUM, 2, False, 2_000, "2000 entities"),
+        (STANDARD, 1, True, 100, "100 partitioned"),
+    ],
+)
+def test_a_tier_limits_the_entities_of_a_namespace(tier, partitions, partitioned, limit, text) -> None:
     full = namespace(tier, partitions)
+    wanted = QueueDescription(enable_partitioning=True) if partitioned else None
     for number in range(limit):
-        full.create_queue(f"q{number}")
-    with pytest.raises(EntityFull, match=f"{limit} entities") as refused:
-        full.create_queue("one-too-many")
-    assert (refused.value.status, refused.value.sub_code) == (403, 40300)
+        full.create_queue(f"q{number}", wanted)
+    of_topic = TopicDescription(enable_partitioning=True) if partitioned else None
+    for create, description in ((full.create_queue, wanted), (full.create_topic, of_topic)):
+        with pytest.raises(EntityFull, match=text) as refused:
+            create("one-too-many", description)
+        assert (refused.value.status, refused.value.sub_code) == (403, 40300)
+    if partitioned:
+        full.create_queue("plain")
 
 
 def test_a_large_message_cannot_be_batched() -> None:
