@@ -48,6 +48,22 @@ async def raw_connection(authority: str) -> AsyncIterator[tuple[asyncio.StreamRe
         writer.transport.abort()
 
 
+class Echo(asyncio.Protocol):
+    """Returns what it receives, in place of an AMQP connection."""
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.transport.write(data)
+
+    def pause_writing(self) -> None:
+        self.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self.transport.resume_reading()
+
+
 def plain(text: str = "x", **properties: Any) -> bytes:
     """Encode a message of one text."""
     encoded = Properties(**properties).encode() if properties else b""

@@ -3,7 +3,6 @@
 import asyncio
 
 import pytest
-from aiohttp import ClientSession
 
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from tests.emulator.atom_client import ATOM, Manager, elements_of, entry, open_manager, read, sub_code
@@ -288,13 +287,3 @@ async def test_only_one_entity_or_method_is_refused(manager: Manager) -> None:
     assert (await manager.put("orders2"))[0] == 201
     faults.end(fault)
     assert (await manager.put("orders"))[0] == 201
-
-
-async def test_a_refusal_can_have_a_retry_after_header(manager: Manager) -> None:
-    url = f"http://{manager.namespace.authority}/"
-    fault = {"kind": "refuse-requests", "namespace": "contoso", "status": 429, "retry_after_seconds": 7}
-    async with ClientSession() as session:
-        async with session.post(f"{url}$control/faults", json=fault) as begun:
-            assert begun.status == 201
-        async with session.get(f"{url}orders") as refused:
-            assert (refused.status, refused.headers["Retry-After"]) == (429, "7")

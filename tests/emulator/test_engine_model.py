@@ -152,6 +152,8 @@ def under_lock(entry: ModelMessage | None, operation: Callable[[bytes], object],
 
 
 class EngineBesideModel(RuleBasedStateMachine):
+    """Messages of a queue. test_transaction_model.py runs it, with transactions."""
+
     tokens = Bundle("tokens")
     dead_tokens = Bundle("dead_tokens")
 
@@ -267,10 +269,6 @@ class EngineBesideModel(RuleBasedStateMachine):
         waiting = [each for each in self.model.held if each.state != "locked"]
         due = min([*locked, *(min(each.expires_ms, each.due_ms) for each in waiting)], default=NEVER)
         assert due == NEVER or (deadline is not None and deadline <= due)
-
-
-EngineBesideModel.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
-test_the_engine_and_the_model_agree = EngineBesideModel.TestCase
 
 
 @dataclass

@@ -7,7 +7,7 @@ from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.faults.active import KINDS, BadField, FaultUnknown
 from sbpair.emulator.faults.fault_points import Fault
 from sbpair.emulator.frontends.amqp.faulty_connection import FrameCounter
-from sbpair.emulator.service_errors import EntityUnavailable, ServerBusy
+from sbpair.emulator.service_errors import ServerBusy
 
 OTHER_THAN_ONE = {"entity": "orders", "status": 500, "method": "PUT"}
 
@@ -107,16 +107,6 @@ def test_every_kind_of_fault_begins_and_ends(faults, namespace, queue) -> None:
 def test_an_unknown_fault_cannot_be_ended(faults) -> None:
     with pytest.raises(FaultUnknown):
         faults.end("fault-1")
-
-
-def test_an_outage_of_an_entity_spares_its_neighbours(faults, namespace, make_queue) -> None:
-    make_queue("orders")
-    make_queue("orders/x")
-    with faults.during("entity-down", "contoso", entity="Orders"):
-        namespace.fault_points.check("orders/x")
-        with pytest.raises(EntityUnavailable):
-            namespace.fault_points.check("orders/$management")
-    namespace.fault_points.check("orders/$management")
 
 
 def test_a_throttle_refuses_count_operations(faults, namespace, queue) -> None:

@@ -3,10 +3,7 @@
 The behaviours of the service are in `tests/conformance`.
 """
 
-import gc
 import time
-import uuid
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,8 +12,6 @@ from azure.servicebus.exceptions import (
     MessagingEntityDisabledError,
     ServiceBusAuthenticationError,
     ServiceBusAuthorizationError,
-    ServiceBusConnectionError,
-    ServiceBusError,
     ServiceBusQuotaExceededError,
 )
 
@@ -98,36 +93,3 @@ def test_the_client_raises_its_error_for_a_refusal(official: Any, running: Any, 
     with pytest.raises(error) as caught, official.sender(*where(running)) as sender:
         sender.send_messages(ServiceBusMessage("refused"))
     assert text in f"{caught.value} {caught.value.inner_exception}"
-
-
-def test_a_deleted_entity_detaches_its_links(official: Any, running: Any) -> None:
-    queue = running.queue()
-    with official.sender(running.connection_string, queue.path) as sender:
-        running.do(lambda: running.namespace.delete_queue(queue.path))
-        with pytest.raises(ServiceBusError):
-            sender.send_messages(ServiceBusMessage("too late"))
-        with pytest.raises(ServiceBusAuthenticationError) as caught:
-            sender.send_messages(ServiceBusMessage("nowhere to go"))
-        assert "Status code: 404" in str(caught.value.inner_exception)
-
-
-@pytest.fixture
-def _collected() -> Iterator[None]:
-    """Collect garbage at once, so that its warnings belong to this test."""
-    yield
-    gc.collect()
-
-
-# The clients do not close the socket of a connection that broke under them.
-@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
-@pytest.mark.usefixtures("_collected")
-def test_an_outage_breaks_connections_and_refuses_new_ones(official: Any, running: Any) -> None:
-    queue = running.do(lambda: running.other.create_queue(f"broken-{uuid.uuid4()}"))
-    with official.sender(running.other.connection_string, queue.path) as sender:
-        outage = running.do(lambda: running.emulator.faults.namespace_down(running.other.name))
-        for body in ("lost", "refused"):
-            with pytest.raises(ServiceBusConnectionError):
-                sender.send_messages(ServiceBusMessage(body))
-        running.do(lambda: running.emulator.faults.end(outage))
-        sender.send_messages(ServiceBusMessage("after all"))
-    assert running.do(queue.counts).active == 1

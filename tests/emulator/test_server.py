@@ -23,23 +23,9 @@ from sbpair.errors import MachineLacks, NameInvalid, PortInUse, UsageError
 from sbpair.operating_system import listen
 from sbpair.testing import Emulator
 from sbpair.timespan import TICKS_PER_MS
-from tests.emulator.peer import raw_connection
+from tests.emulator.peer import Echo, raw_connection
 from tests.kit.async_tests import InLoop
 from tests.kit.sas import sign
-
-
-class Parrot(asyncio.Protocol):
-    """An echo server in place of the AMQP frontend."""
-
-    def connection_made(self, transport) -> None:
-        self.transport = transport
-
-    def data_received(self, data) -> None:
-        self.transport.write(data)
-
-
-def parrot(_: Namespace) -> asyncio.Protocol:
-    return Parrot()
 
 
 def port_of(emulator: Emulator, name: str = "contoso") -> int:
@@ -51,7 +37,7 @@ def connected(emulator: Emulator, name: str = "contoso") -> Any:
 
 
 def parrot_emulator(*names: str) -> Emulator:
-    return Emulator([(name, 0) for name in names or ("contoso",)], amqp_factory=parrot)
+    return Emulator([(name, 0) for name in names or ("contoso",)], amqp_factory=lambda _: Echo())
 
 
 @pytest.fixture
@@ -88,13 +74,6 @@ async def namespace_info(emulator: Emulator) -> int:
     url = f"http://{namespace.authority}/$namespaceinfo?api-version=2021-05"
     async with ClientSession(headers={"Authorization": token}) as session, session.get(url) as answer:
         return answer.status
-
-
-async def test_one_port_serves_both_protocols(emulator: Emulator) -> None:
-    async with connected(emulator) as (reader, writer):
-        writer.write(b"AMQP\x00\x01\x00\x00 and more")
-        assert await reader.readexactly(17) == b"AMQP\x00\x01\x00\x00 and more"
-    assert await namespace_info(emulator) == 200
 
 
 async def test_first_bytes_may_come_one_by_one(emulator: Emulator) -> None:
@@ -174,7 +153,7 @@ async def test_a_port_in_use_is_reported_and_no_port_opens() -> None:
 async def test_a_port_can_be_reused_at_once() -> None:
     port = 0
     for _ in range(3):
-        async with Emulator([("contoso", port)], amqp_factory=parrot) as emulator:
+        async with Emulator([("contoso", port)], amqp_factory=lambda _: Echo()) as emulator:
             port = port_of(emulator)
             async with connected(emulator) as (reader, writer):
                 writer.write(b"AMQP")
@@ -183,7 +162,7 @@ async def test_a_port_can_be_reused_at_once() -> None:
 
 async def test_stopping_ends_every_connection() -> None:
     async with AsyncExitStack() as stack:
-        async with Emulator([("contoso", 0)], amqp_factory=parrot) as emulator:
+        async with Emulator([("contoso", 0)], amqp_factory=lambda _: Echo()) as emulator:
             silent, _ = await stack.enter_async_context(connected(emulator))
             amqp, writer = await stack.enter_async_context(connected(emulator))
             writer.write(b"AMQP")

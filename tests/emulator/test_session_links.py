@@ -138,7 +138,7 @@ async def test_messages_are_deleted_in_batches(peer: Peer) -> None:
     assert (await peer.ask(node, operation, body))["statusCode"] == 400
 
 
-async def test_idle_links_and_links_of_disabled_entities_end(peer: Peer) -> None:
+async def test_idle_links_and_links_of_disabled_or_deleted_entities_end(peer: Peer) -> None:
     idle, sender = await peer.attach_receiver("orders"), await peer.attach_sender("orders")
     peer.stage.emulator.advance(6 * MINUTE)
     await peer.send(sender, message())
@@ -152,3 +152,7 @@ async def test_idle_links_and_links_of_disabled_entities_end(peer: Peer) -> None
     for link, status in ((sender, "SendDisabled"), (receiver, "ReceiveDisabled")):
         peer.stage.queue.update(replace(peer.stage.queue.description, status=status))
         assert (await peer.wait(LinkDetached, of=link)).error.condition == "com.microsoft:entity-disabled"
+    peer.stage.namespace.create_queue("short-lived")
+    sender = await peer.attach_sender("short-lived")
+    peer.stage.namespace.delete_queue("short-lived")
+    assert (await peer.wait(LinkDetached, of=sender)).error.condition == "amqp:not-found"

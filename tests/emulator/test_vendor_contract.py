@@ -6,13 +6,11 @@ import socket
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 from aiohttp import ClientSession
-from azure.servicebus import ServiceBusMessage
 
-from sbpair.emulator.server import ReadyNamespace, RequestedNamespace
+from sbpair.emulator.server import RequestedNamespace
 from sbpair.testing import Emulator
 from tests.emulator.peer import raw_connection
 from tests.kit.async_tests import InLoop
@@ -134,18 +132,6 @@ async def test_health_cannot_be_changed(emulator: Emulator, method: str) -> None
 
 
 # The official clients
-
-
-def test_the_administration_client_works_on_the_second_port(official: Any, another: Any) -> None:
-    with another([RequestedNamespace("sbemulatorns", 0, http_port=0)]) as running:
-        ready: ReadyNamespace = running.ready[0]
-        with official.admin(ready.http_connection_string) as admin:
-            admin.create_queue("orders", lock_duration="PT30S")
-            assert [queue.name for queue in admin.list_queues()] == ["orders"]
-        with official.sender(ready.http_connection_string, "orders") as sender:
-            sender.send_messages(ServiceBusMessage("one"))
-        with official.receiver(ready.connection_string, "orders") as receiver:
-            assert [str(message) for message in receiver.receive_messages(max_wait_time=5)] == ["one"]
 
 
 def isolated(*words: str) -> list[str]:

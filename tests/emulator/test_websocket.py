@@ -6,7 +6,7 @@ import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 import pytest
 from websockets.frames import Close, Frame, Opcode
@@ -18,7 +18,7 @@ from sbpair.amqp.session import Disposed
 from sbpair.emulator.frontends.amqp.link_endpoint import MAX_OUTPUT, ConnectionLimits
 from sbpair.emulator.frontends.amqp.websocket_frontend import MAX_MESSAGE, MAX_PAYLOAD, WebSocketFrontend
 from sbpair.testing import Emulator
-from tests.emulator.peer import Stage, raw_connection
+from tests.emulator.peer import Echo, Stage, raw_connection
 from tests.emulator.test_hostile_peers import Good
 from tests.kit.async_tests import InLoop
 
@@ -102,22 +102,6 @@ async def opened(emulator: Emulator, *, upgrade: bool = True) -> AsyncIterator[R
         yield raw
 
 
-class Echo(asyncio.Protocol):
-    """Returns what it receives, in place of an AMQP connection."""
-
-    def connection_made(self, transport: Any) -> None:
-        self.transport = transport
-
-    def data_received(self, data: bytes) -> None:
-        self.transport.write(data)
-
-    def pause_writing(self) -> None:
-        self.transport.pause_reading()
-
-    def resume_writing(self) -> None:
-        self.transport.resume_reading()
-
-
 @pytest.fixture
 def echo() -> InLoop:
     return InLoop(lambda: Emulator([("contoso", 0)], amqp_factory=lambda _: Echo()))
@@ -147,20 +131,6 @@ async def test_a_valid_handshake_selects_the_subprotocol(echo: Emulator, request
         assert "Extensions" not in answer
         raw.writer.write(frame(BINARY, b"hello"))
         assert await raw.payload(5) == b"hello"
-
-
-async def test_a_handshake_may_come_byte_by_byte(echo: Emulator) -> None:
-    async with opened(echo, upgrade=False) as raw:
-        for byte in handshake()[:-1]:
-            raw.writer.write(bytes([byte]))
-            await raw.writer.drain()
-            await asyncio.sleep(0)
-        assert "101" in await raw.ask(b"\n")
-        for byte in frame(BINARY, b"slowly"):
-            raw.writer.write(bytes([byte]))
-            await raw.writer.drain()
-            await asyncio.sleep(0)
-        assert await raw.payload(6) == b"slowly"
 
 
 REFUSED = {
