@@ -25,7 +25,7 @@ from sbpair.amqp.performatives import (
 )
 from sbpair.amqp.sasl import SaslClient
 from sbpair.amqp.session import Disposed, SessionBegun
-from sbpair.amqp.types import Map
+from sbpair.amqp.types import Int, Long, Map
 from sbpair.emulator.entities.queue import ROOT_RULE
 from sbpair.emulator.frontends.amqp.amqp_connection import AmqpConnection
 from sbpair.emulator.frontends.amqp.link_endpoint import DEFAULT_LIMITS, ConnectionLimits
@@ -253,6 +253,10 @@ class Peer:
         reply = Sections.split((await self.wait(Delivery, of=replies)).payload)
         assert reply.read_properties().correlation_id == "ask-1"
         return Map([*reply.read_application_properties().pairs, ("body", reply.read_body()[0][1])])
+
+    async def peek(self, entity: str, count: int = 10, **arguments: Any) -> Map:
+        body = Map([("from-sequence-number", Long(0)), ("message-count", Int(count)), *arguments.items()])
+        return await self.ask(f"{entity}/$management", "com.microsoft:peek-message", body)
 
     async def _links_to(self, node: str) -> tuple[Any, Any]:
         """Attach a pair of links to a node, or return the one to `$cbs`: a connection has only one."""

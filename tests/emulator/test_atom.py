@@ -128,16 +128,21 @@ async def test_an_invalid_query_is_refused(manager: Manager, query) -> None:
     assert (status, sub_code(text)) == (400, 40000)
 
 
-async def test_only_a_valid_token_with_manage_is_accepted(manager: Manager) -> None:
+def listener_token(manager: Manager) -> str:
+    """Return a token that is valid, and without Manage."""
     listener = AuthorizationRule("listener", "key one", "key two", frozenset({AccessRight.LISTEN}))
-    manager.namespace.keys += (listener,)
+    manager.namespace.keys = (manager.namespace.keys[0], listener)
+    return manager.token(listener)
+
+
+async def test_only_a_valid_token_with_manage_is_accepted(manager: Manager) -> None:
     wrong = AuthorizationRule("RootManageSharedAccessKey", "wrong", "wrong")
     bad = ["", manager.token(wrong), manager.token(seconds=-1), manager.token(path="/other"), "Bearer eyJ"]
     for token in bad:
         for method, path in (("GET", "orders"), ("PUT", "orders"), ("GET", "$Resources/queues")):
             status, text = await manager.ask(method, path, entry(""), token=token)
             assert (status, sub_code(text)) == (401, 40100)
-    status, _ = await manager.ask("PUT", "orders", entry(""), token=manager.token(listener))
+    status, _ = await manager.ask("PUT", "orders", entry(""), token=listener_token(manager))
     assert (status, manager.namespace.queues()) == (401, [])
     status, _ = await manager.ask("PUT", "orders", entry(""), token=manager.token(path="/orders"))
     assert status == 201
@@ -148,9 +153,7 @@ WRITE, DELETE = (f"Authorization failed for specified action: Manage,Entity{verb
 
 
 async def test_a_token_without_manage_learns_only_that_an_entity_is_missing(manager: Manager) -> None:
-    listener = AuthorizationRule("listener", "key one", "key two", frozenset({AccessRight.LISTEN}))
-    manager.namespace.keys += (listener,)
-    token = manager.token(listener)
+    token = listener_token(manager)
     status, text = await manager.ask("GET", "orders", token=token)
     assert (status, "<entry" in text, "<feed" in text) == (200, False, True)
     for method, path, detail in (
@@ -164,12 +167,10 @@ async def test_a_token_without_manage_learns_only_that_an_entity_is_missing(mana
 
 
 async def test_a_refusal_below_a_topic_is_a_reason_phrase(manager: Manager) -> None:
-    listener = AuthorizationRule("listener", "key one", "key two", frozenset({AccessRight.LISTEN}))
-    manager.namespace.keys += (listener,)
     async with raw_connection(manager.namespace.authority) as (reader, writer):
         target = "/topic/Subscriptions/s/rules"
         head = f"GET {target}?api-version=2021-05 HTTP/1.1\r\nHost: here\r\n"
-        writer.write(f"{head}Authorization: {manager.token(listener)}\r\nContent-Length: 0\r\n\r\n".encode())
+        writer.write(f"{head}Authorization: {listener_token(manager)}\r\nContent-Length: 0\r\n\r\n".encode())
         answer = (await reader.readuntil(b"\r\n\r\n")).decode()
     assert answer.startswith(
         "HTTP/1.1 401 SubCode=40100: Unauthorized : Unauthorized access for 'EnumerateRules' operation on endpoint "

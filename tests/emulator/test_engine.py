@@ -4,29 +4,12 @@ import pytest
 
 from sbpair.amqp.message import Sections
 from sbpair.emulator.entities.namespace import Namespace
-from sbpair.emulator.entities.queue import EntityCounts, QueueEntity
+from sbpair.emulator.entities.queue import EntityCounts
 from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.service_errors import ArgumentInvalid, EntityNotFound, MessageLockExpired, MessageTooLarge
+from tests.emulator.consumers import CreditConsumer, numbers
 
 MINUTE = 60_000
-
-
-class CreditConsumer:
-    """A consumer that receives up to `credit` messages when it is woken."""
-
-    def __init__(self, queue: QueueEntity, credit: int) -> None:
-        self.queue = queue
-        self.credit = credit
-        self.got: list[int] = []
-
-    def wake(self) -> None:
-        taken = self.queue.messages.receive(self.credit, self)
-        self.credit -= len(taken)
-        self.got += numbers(taken)
-
-
-def numbers(messages: list[StoredMessage]) -> list[int]:
-    return [message.sequence_number for message in messages]
 
 
 def test_tokens_look_like_random_guids_and_never_repeat(queue, put) -> None:
@@ -75,7 +58,7 @@ def test_a_deleted_queue_drops_its_messages_and_notifies_once(namespace, queue, 
     ],
 )
 def test_messages_go_to_waiting_consumers(queue, put, bursts, credit, got) -> None:
-    receivers = [CreditConsumer(queue, credit=each) for each in credit]
+    receivers = [CreditConsumer(queue.messages, credit=each) for each in credit]
     for receiver in receivers:
         receiver.wake()
     for count in bursts:
@@ -86,7 +69,7 @@ def test_messages_go_to_waiting_consumers(queue, put, bursts, credit, got) -> No
 def test_a_returned_message_wakes_a_waiting_consumer(queue, put, advance) -> None:
     put(2)
     held = queue.messages.receive(2)
-    receiver = CreditConsumer(queue, credit=5)
+    receiver = CreditConsumer(queue.messages, credit=5)
     receiver.wake()
     queue.messages.abandon(held[1].lock_token)
     assert receiver.got == [2]
@@ -95,22 +78,17 @@ def test_a_returned_message_wakes_a_waiting_consumer(queue, put, advance) -> Non
 
 
 def test_dead_letters_wake_their_own_consumers(queue, put) -> None:
-    woken = []
-
-    class Waiter:
-        def wake(self) -> None:
-            woken.extend(queue.dead_letters.receive(1))
-
-    queue.dead_letters.receive(1, Waiter())
+    waiting = CreditConsumer(queue.dead_letters, credit=1)
+    waiting.wake()
     put()
     queue.messages.dead_letter(queue.messages.receive(1)[0].lock_token)
-    assert numbers(woken) == [1]
+    assert waiting.got == [1]
 
 
 def test_a_burst_of_sends_wakes_a_consumer_once(clock) -> None:
     soon = []
     queue = Namespace("contoso", clock, call_soon=soon.append).create_queue("orders")
-    receiver = CreditConsumer(queue, credit=10)
+    receiver = CreditConsumer(queue.messages, credit=10)
     receiver.wake()
     for _ in range(4):
         queue.send([StoredMessage(Sections(), 1)])
@@ -123,7 +101,7 @@ def test_a_burst_of_sends_wakes_a_consumer_once(clock) -> None:
 def test_a_new_consumer_does_not_overtake_waiting_ones(clock) -> None:
     soon = []
     queue = Namespace("contoso", clock, call_soon=soon.append).create_queue("orders")
-    first, newcomer = CreditConsumer(queue, credit=1), CreditConsumer(queue, credit=1)
+    first, newcomer = CreditConsumer(queue.messages, credit=1), CreditConsumer(queue.messages, credit=1)
     first.wake()
     queue.send([StoredMessage(Sections(), 1)])
     newcomer.wake()

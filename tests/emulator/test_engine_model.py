@@ -24,6 +24,7 @@ from sbpair.emulator.service_errors import (
     SessionCannotBeLocked,
     SessionLockExpired,
 )
+from tests.emulator.consumers import SessionWaiter
 
 LOCK_MS = 1_000
 MAX_DELIVERIES = 3
@@ -312,7 +313,7 @@ class SessionsBesideModel(RuleBasedStateMachine):
         self.held_sessions: dict[str, tuple[HeldSession, int]] = {}
         self.available: list[str] = []
         """Sessions with messages and no holder, in the order in which they became so."""
-        self.waiters: list[Waiter] = []
+        self.waiters: list[SessionWaiter] = []
         self.states: dict[str, bytes] = {}
 
     def waiting(self, session: str) -> list[SessionEntry]:
@@ -367,7 +368,7 @@ class SessionsBesideModel(RuleBasedStateMachine):
     @rule(stays=st.booleans())
     def accept_next(self, stays) -> None:
         """Accept the session that has been available for longest; if there is none, wait for one, or leave."""
-        waiter = Waiter()
+        waiter = SessionWaiter()
         held = self.queue.messages.accept_next(waiter)
         assert [held.id if held else None] == (self.available[:1] or [None])
         if held:
@@ -480,14 +481,6 @@ class SessionsBesideModel(RuleBasedStateMachine):
         assert self.queue.messages.list_sessions() == sorted(listed)
         assert self.queue.messages._sessions.sessions.keys() == listed | self.held_sessions.keys()
         assert all(held.state == self.states.get(held.id) for held, _ in self.held_sessions.values())
-
-
-class Waiter:
-    held: HeldSession | None = None
-
-    def on_session_locked(self, held: HeldSession) -> None:
-        assert self.held is None
-        self.held = held
 
 
 class PartitionedSessionsBesideModel(SessionsBesideModel):

@@ -37,9 +37,7 @@ def state_and_count(delivery: Delivery) -> tuple[Any, Any]:
 
 
 async def peek(peer: Peer, entity: str, **arguments: Any) -> list[Sections]:
-    body = Map([("from-sequence-number", Long(1)), ("message-count", Int(10)), *arguments.items()])
-    reply = await peer.ask(f"{entity}/$management", "com.microsoft:peek-message", body)
-    return [Sections.split(each["message"]) for each in reply["body"]["messages"]]
+    return [Sections.split(each["message"]) for each in (await peer.peek(entity, **arguments))["body"]["messages"]]
 
 
 @pytest.mark.parametrize("place", ["first", "last"])

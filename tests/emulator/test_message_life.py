@@ -22,6 +22,7 @@ from sbpair.emulator.service_errors import (
     OperationTimedOut,
     ServiceUnavailable,
 )
+from tests.emulator.consumers import CreditConsumer
 
 MINUTE = 60_000
 
@@ -296,12 +297,9 @@ def test_an_idle_entity_is_deleted(namespace, make_queue, advance) -> None:
 
 
 def test_a_waiting_receiver_keeps_an_entity(namespace, make_queue, advance) -> None:
-    class Waiting:
-        def wake(self) -> None:
-            """Ignore the wake-up."""
-
-    queue, waiting = make_queue(auto_delete_on_idle="PT5M"), Waiting()
-    queue.messages.receive(1, waiting)
+    queue = make_queue(auto_delete_on_idle="PT5M")
+    waiting = CreditConsumer(queue.messages, credit=1)
+    waiting.wake()
     advance(60 * MINUTE)
     assert namespace.find_queue("orders") is queue
     queue.messages.remove_consumer(waiting)

@@ -7,19 +7,12 @@ from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.partitions import partition_of
 from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.service_errors import MessageLockExpired, NotAllowed, OperationTimedOut
+from tests.emulator.consumers import CreditConsumer, SessionWaiter
 
 
 @pytest.fixture
 def queue(make_queue):
     return make_queue(enable_partitioning=True, max_delivery_count=3)
-
-
-class Waiter:
-    def __init__(self) -> None:
-        self.woken = 0
-
-    def wake(self) -> None:
-        self.woken += 1
 
 
 def message(**fields) -> StoredMessage:
@@ -88,11 +81,11 @@ def test_a_waiting_consumer_is_woken_when_the_partition_is_up(queue, faults) -> 
     queue.send([message(partition_key="k")])
     (there,) = queue.messages.peek(0, 1)
     down = faults.partition_down("contoso", partition_of(there.sequence_number), "orders")
-    waiter = Waiter()
-    assert queue.messages.receive(1, waiter) == []
-    assert waiter.woken == 0
+    waiter = CreditConsumer(queue.messages, credit=1)
+    waiter.wake()
+    assert waiter.got == []
     faults.end(down)
-    assert waiter.woken == 1
+    assert waiter.got == [there.sequence_number]
 
 
 def test_peeks_return_at_most_the_limit_and_miss_nothing(queue) -> None:
@@ -143,16 +136,6 @@ def test_management_fails_while_one_partition_is_down(namespace, queue, faults) 
     namespace.delete_queue("orders")
 
 
-class SessionCollector:
-    """A waiter that keeps the sessions locked for it."""
-
-    def __init__(self) -> None:
-        self.held_sessions = []
-
-    def on_session_locked(self, held) -> None:
-        self.held_sessions.append(held)
-
-
 def test_a_session_in_a_partition_that_is_down_is_not_locked(make_queue, faults) -> None:
     queue = make_queue("sessions", enable_partitioning=True, requires_session=True)
     queue.send([message(session_id="a")])
@@ -161,19 +144,19 @@ def test_a_session_in_a_partition_that_is_down_is_not_locked(make_queue, faults)
     with faults.during("partition-down", "contoso", partition=down):
         with pytest.raises(OperationTimedOut):
             queue.messages.accept("a")
-        collector = SessionCollector()
-        assert queue.messages.accept_next(collector) is None
+        first, second = SessionWaiter(), SessionWaiter()
+        assert queue.messages.accept_next(first) is None
         queue.send([message(session_id=up)])
-        assert [held.id for held in collector.held_sessions] == [up]
-        assert queue.messages.accept_next(collector) is None
-    assert [held.id for held in collector.held_sessions] == [up, "a"]
+        assert first.held.id == up
+        assert queue.messages.accept_next(second) is None
+    assert (first.held.id, second.held.id) == (up, "a")
 
 
 def test_a_held_session_continues_when_its_partition_is_up(make_queue, faults) -> None:
     queue = make_queue("sessions", enable_partitioning=True, requires_session=True)
-    held, waiter = queue.messages.accept("a"), Waiter()
+    waiter = CreditConsumer(queue.messages.accept("a"), credit=1)
     queue.send([message(session_id="a")])
     with faults.during("partition-down", "contoso", partition=queue.partitions.for_key("a")):
-        assert held.receive(1, waiter) == []
-    assert waiter.woken == 1
-    assert len(held.receive(1)) == 1
+        waiter.wake()
+        assert waiter.got == []
+    assert len(waiter.got) == 1

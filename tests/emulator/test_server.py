@@ -23,9 +23,11 @@ from sbpair.errors import MachineLacks, NameInvalid, PortInUse, UsageError
 from sbpair.operating_system import listen
 from sbpair.testing import Emulator
 from sbpair.timespan import TICKS_PER_MS
+from tests.emulator.consumers import CreditConsumer
 from tests.emulator.peer import Echo, raw_connection
 from tests.kit.async_tests import InLoop
 from tests.kit.sas import sign
+from tests.kit.waiting import until
 
 
 def port_of(emulator: Emulator, name: str = "contoso") -> int:
@@ -413,12 +415,7 @@ async def test_the_timer_expires_locks_by_itself(emulator: Emulator) -> None:
     queue = emulator.namespaces["contoso"].create_queue("orders", description)
     queue.send([StoredMessage(Sections(), 10)])
     queue.messages.receive(1)
-    woken = asyncio.Event()
-
-    class Waiter:
-        def wake(self) -> None:
-            woken.set()
-
-    queue.messages.receive(1, Waiter())
-    await woken.wait()
-    assert queue.messages.receive(1)[0].delivery_count == 1
+    waiting = CreditConsumer(queue.messages, credit=1)
+    waiting.wake()
+    await until(lambda: waiting.got)
+    assert queue.messages.peek(0, 1)[0].delivery_count == 1

@@ -7,20 +7,15 @@ from uuid import UUID
 import pytest
 
 from sbpair.amqp.link import Delivery, LinkAttached, LinkDetached
-from sbpair.amqp.message import Properties, Sections, data_body
+from sbpair.amqp.message import Sections
 from sbpair.amqp.performatives import Source, Target
 from sbpair.amqp.types import Array, Described, Int, Long, Map, Symbol, Timestamp, UInt, ULong
 from sbpair.emulator.entities.description import QueueDescription
-from tests.emulator.peer import Peer, Stage
+from tests.emulator.peer import Peer, Stage, plain
 
 FILTER = Symbol("com.microsoft:session-filter")
 TICKS_TO_1970 = 621_355_968_000_000_000
 MINUTE = 60_000
-
-
-def message(session_id: str | None = None, text: bytes = b"x") -> bytes:
-    properties = Properties(group_id=session_id).encode() if session_id else b""
-    return Sections(properties=properties, body=data_body(text)).join()
 
 
 def sessions(stage: Stage) -> Any:
@@ -40,7 +35,7 @@ def ask_for(session: Any, session_id: str | None, wait_ms: int | None = None, de
 @pytest.mark.parametrize("descriptor", [FILTER, ULong(0x000001370000000C), None])
 async def test_the_answer_describes_the_session_and_has_the_end_of_its_lock(peer: Peer, descriptor: Any) -> None:
     queue = sessions(peer.stage)
-    await peer.send(await peer.attach_sender("sessions"), message("s"))
+    await peer.send(await peer.attach_sender("sessions"), plain(group_id="s"))
     link = ask_for(await peer.begin(), None, descriptor=descriptor)
     await peer.wait(LinkAttached, of=link)
     granted = link.remote.source.filter[FILTER]
@@ -59,7 +54,7 @@ async def test_the_answer_describes_the_session_and_has_the_end_of_its_lock(peer
 async def test_a_link_is_answered_when_a_session_is_free(peer: Peer) -> None:
     sessions(peer.stage)
     link = ask_for(await peer.begin(), None)
-    await peer.send(await peer.attach_sender("sessions"), message("s"))
+    await peer.send(await peer.attach_sender("sessions"), plain(group_id="s"))
     delivery = await peer.wait(Delivery, of=link)
     assert Sections.split(delivery.payload).read_properties().group_id == "s"
 
@@ -71,7 +66,7 @@ async def test_a_link_is_refused_when_its_time_is_over(peer: Peer) -> None:
     peer.stage.emulator.advance(5_000)
     detached = await peer.wait(LinkDetached, of=link)
     assert detached.error.condition == "com.microsoft:timeout"
-    await peer.send(await peer.attach_sender("sessions"), message("s"))
+    await peer.send(await peer.attach_sender("sessions"), plain(group_id="s"))
     assert queue.messages.locked_count == 0
 
 
@@ -80,13 +75,13 @@ async def test_a_link_closed_while_waiting_gets_no_session(peer: Peer) -> None:
     session = await peer.begin()
     ask_for(session, None)
     session.end()
-    await peer.send(await peer.attach_sender("sessions"), message("s"))
+    await peer.send(await peer.attach_sender("sessions"), plain(group_id="s"))
     assert queue.messages.accept("s").id == "s"
 
 
 async def test_a_link_outlives_the_lock_of_its_session_by_a_moment(peer: Peer) -> None:
     queue, emulator = sessions(peer.stage), peer.stage.emulator
-    await peer.send(await peer.attach_sender("sessions"), message("s"))
+    await peer.send(await peer.attach_sender("sessions"), plain(group_id="s"))
     link = ask_for(await peer.begin(), "s")
     delivery = await peer.wait(Delivery, of=link)
     emulator.advance(MINUTE)
@@ -94,7 +89,7 @@ async def test_a_link_outlives_the_lock_of_its_session_by_a_moment(peer: Peer) -
     # The link is there, and nothing can be done over it.
     assert (await peer.settle(delivery)).state.error.condition == "com.microsoft:session-lock-lost"
     link.grant(5)
-    await peer.send(await peer.attach_sender("sessions"), message("s"))
+    await peer.send(await peer.attach_sender("sessions"), plain(group_id="s"))
     emulator.advance(500)
     assert (await peer.ask("orders/$management", "com.microsoft:nothing", Map()))["statusCode"] == 501
     assert not any(isinstance(event, (LinkDetached, Delivery)) and event.link is link for event in peer.events)
@@ -105,7 +100,7 @@ async def test_a_link_outlives_the_lock_of_its_session_by_a_moment(peer: Peer) -
 async def test_the_management_node_answers_about_sessions(peer: Peer) -> None:
     sessions(peer.stage)
     node, name = "sessions/$management", {"session-id": "s"}
-    await peer.send(await peer.attach_sender("sessions"), message("s"), message("t"))
+    await peer.send(await peer.attach_sender("sessions"), plain(group_id="s"), plain(group_id="t"))
     lost = await peer.ask(node, "com.microsoft:get-session-state", Map(name.items()))
     assert (lost["statusCode"], lost["errorCondition"]) == (410, "com.microsoft:session-lock-lost")
     delivery = await peer.wait(Delivery, of=ask_for(await peer.begin(), "s"))
@@ -128,7 +123,7 @@ async def test_the_management_node_answers_about_sessions(peer: Peer) -> None:
 
 async def test_messages_are_deleted_in_batches(peer: Peer) -> None:
     operation, node = "com.microsoft:batch-delete-messages", "orders/$management"
-    await peer.send(await peer.attach_sender("orders"), *[message(text=b"%d" % n) for n in range(5)])
+    await peer.send(await peer.attach_sender("orders"), *[plain(str(n)) for n in range(5)])
     later = Timestamp(peer.stage.emulator.clock.now_ms() + 1)
     body = Map([("message-count", Int(4)), ("enqueued-time-utc", later)])
     assert (await peer.ask(node, operation, body))["body"]["message-count"] == 4
@@ -141,7 +136,7 @@ async def test_messages_are_deleted_in_batches(peer: Peer) -> None:
 async def test_idle_links_and_links_of_disabled_or_deleted_entities_end(peer: Peer) -> None:
     idle, sender = await peer.attach_receiver("orders"), await peer.attach_sender("orders")
     peer.stage.emulator.advance(6 * MINUTE)
-    await peer.send(sender, message())
+    await peer.send(sender, plain())
     peer.stage.emulator.advance(4 * MINUTE)
     detached = await peer.wait(LinkDetached, of=idle)
     assert detached.error.condition == "amqp:link:detach-forced"

@@ -15,34 +15,9 @@ from sbpair.emulator.service_errors import (
     ArgumentInvalid,
     NotAllowed,
 )
+from tests.emulator.consumers import CreditConsumer, SessionWaiter, numbers
 
 MINUTE = 60_000
-
-
-class Waiter:
-    def __init__(self) -> None:
-        self.held = None
-
-    def on_session_locked(self, held) -> None:
-        self.held = held
-
-
-class SessionConsumer:
-    """A consumer of one session."""
-
-    def __init__(self, held, credit: int) -> None:
-        self.held = held
-        self.credit = credit
-        self.got: list[int] = []
-
-    def wake(self) -> None:
-        taken = self.held.receive(self.credit, self)
-        self.credit -= len(taken)
-        self.got += numbers(taken)
-
-
-def numbers(messages) -> list[int]:
-    return [message.sequence_number for message in messages]
 
 
 @pytest.fixture(params=[False, True], ids=["whole", "partitioned"])
@@ -65,7 +40,7 @@ def send_to(queue):
 
 def test_a_message_for_a_held_session_wakes_its_consumer(queue, send_to) -> None:
     held = queue.messages.accept("a")
-    receiver = SessionConsumer(held, credit=2)
+    receiver = CreditConsumer(held, credit=2)
     receiver.wake()
     sent = send_to("a", "b", "a", "a")
     assert receiver.got == [sent[0], sent[2]]
@@ -99,7 +74,7 @@ def test_expired_messages_leave_their_session(queue, send_to, advance) -> None:
     send_to("b")
     advance(1_000)
     assert queue.messages.list_sessions() == ["b"]
-    assert queue.messages.accept_next(Waiter()).id == "b"
+    assert queue.messages.accept_next(SessionWaiter()).id == "b"
 
 
 def test_messages_without_a_session_are_refused(queue, send_to) -> None:
@@ -149,7 +124,7 @@ def steps_of_each_use(queue, count: int, clock) -> dict[str, float]:
     renewed = held[1::2]
     steps: dict[str, float] = {
         "is it used": steps_of(lambda: queue.is_in_use),
-        "accept the next": steps_of(lambda: messages.accept_next(Waiter())),
+        "accept the next": steps_of(lambda: messages.accept_next(SessionWaiter())),
         "receive": steps_of(lambda: held[1].receive(9)),
         "renew": steps_of(lambda: [each.renew() for each in renewed]) / len(renewed),
         "look for what is due": steps_of(lambda: messages.advance(clock.now_ms())),

@@ -14,7 +14,6 @@ from sbpair.emulator.entities.description import MEGABYTE
 from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.emulator.entities.stored_message import StoredMessage
-from sbpair.emulator.entities.subqueue import SubQueue
 from sbpair.emulator.entities.transaction import MAX_MESSAGES, SendVia, Transaction
 from sbpair.emulator.faults.active import Faults
 from sbpair.emulator.service_errors import (
@@ -51,10 +50,6 @@ def transaction(begin: Callable[[], Transaction]) -> Transaction:
 
 def complete_in(transaction: Transaction, entity: QueueEntity, *received: StoredMessage) -> None:
     transaction.settle(entity, entity.messages, [each.lock_token for each in received], completing)
-
-
-def numbers(messages: SubQueue) -> list[int]:
-    return [each.sequence_number for each in messages.receive(100)]
 
 
 # What is visible
