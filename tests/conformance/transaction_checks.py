@@ -3,15 +3,12 @@
 A scripted AMQP peer begins and ends them, and the official client for Python sees the effect.
 """
 
-import asyncio
-import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 from azure.servicebus import ServiceBusMessage
 
-from sbpair.amqp.connection import ConnectionOpened
 from sbpair.amqp.link import LinkDetached
 from sbpair.amqp.message import Properties, data_body
 from sbpair.amqp.performatives import Accepted, Rejected
@@ -19,26 +16,16 @@ from sbpair.amqp.sasl import SaslClient
 from tests.conformance import registry as of
 from tests.conformance.bench import Bench, one, peek_all, texts
 from tests.conformance.registry import check
+from tests.conformance.wire_checks import opened
 from tests.emulator.peer import Peer
-
-TLS_PORT, PLAIN_PORT = 5671, 5672
 
 
 @asynccontextmanager
 async def connected(bench: Bench) -> AsyncIterator[tuple[Peer, Any]]:
     """Connect a peer with the namespace's key, and attach it to the coordinator."""
-    service = bench.service
-    host, _, port = service.host.partition(":")
-    number = int(port or (PLAIN_PORT if service.plain else TLS_PORT))
-    context = None if service.plain else ssl.create_default_context()
-    reader, writer = await asyncio.open_connection(host, number, ssl=context)
-    sign_in = SaslClient("PLAIN", f"\0{service.key_name}\0{service.key}".encode())
-    peer = Peer(None, reader, writer, sign_in, hostname=host)
-    try:
-        await peer.wait(ConnectionOpened)
+    sign_in = SaslClient("PLAIN", f"\0{bench.service.key_name}\0{bench.service.key}".encode())
+    async with opened(bench, sign_in) as peer:
         yield peer, await peer.attach_coordinator()
-    finally:
-        writer.transport.abort()
 
 
 def message(body: str) -> bytes:

@@ -25,7 +25,7 @@ from tests.kit.sas import sign
 KEY = "a2V5LW9mLWEtY29uZm9ybWFuY2UtY2hlY2stMTIzNDU="
 TOKEN_SECONDS = 300
 FOR_EVER = "P10675199DT2H48M5.4775807S"
-AMQP_TLS_PORT = 5671
+AMQP_TLS_PORT, AMQP_PORT = 5671, 5672
 
 
 async def ask(bench: Bench, method: str, path: str, authorization: str, body: str = "") -> tuple[int, str, str]:
@@ -44,12 +44,13 @@ def token(bench: Bench, resource: str, rule: AuthorizationRule | None = None) ->
 
 
 @asynccontextmanager
-async def opened(bench: Bench) -> AsyncIterator[Peer]:
-    """Open an AMQP connection without rights."""
+async def opened(bench: Bench, sign_in: SaslClient | None = None) -> AsyncIterator[Peer]:
+    """Open an AMQP connection, by default without rights."""
     host, _, port = bench.service.host.partition(":")
-    tls = None if bench.service.plain else True
-    reader, writer = await asyncio.open_connection(host, int(port or AMQP_TLS_PORT), ssl=tls)
-    peer = Peer(None, reader, writer, SaslClient(), hostname=host)
+    plain = bench.service.plain
+    number = int(port or (AMQP_PORT if plain else AMQP_TLS_PORT))
+    reader, writer = await asyncio.open_connection(host, number, ssl=None if plain else True)
+    peer = Peer(None, reader, writer, sign_in or SaslClient(), hostname=host)
     try:
         await peer.wait(ConnectionOpened)
         yield peer

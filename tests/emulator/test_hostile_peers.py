@@ -5,7 +5,8 @@ import random
 import socket
 import struct
 import tracemalloc
-from typing import Any
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -60,36 +61,31 @@ HOSTILE = {
 }
 
 
-class Good:
-    """A client that sends and receives throughout an attack."""
+@asynccontextmanager
+async def served(stage: Stage) -> AsyncIterator[None]:
+    """Let a good client send and receive: it is served during the block, and still is at its end."""
+    done, ready, stop = 0, asyncio.Event(), asyncio.Event()
 
-    def __init__(self, stage: Stage) -> None:
-        self._stage = stage
-        self._stop = asyncio.Event()
-        self.ready = asyncio.Event()
-        self.done = 0
-
-    async def work(self) -> None:
-        async with self._stage.connect() as peer:
+    async def work() -> None:
+        nonlocal done
+        async with stage.connect() as peer:
             sender, receiver = await peer.attach_sender("orders"), await peer.attach_receiver("orders")
-            while not self._stop.is_set():
+            while not stop.is_set():
                 await peer.send(sender, data_body(b"good"))
                 (delivery,) = await peer.take(receiver, 1)
                 await peer.settle(delivery)
-                self.done += 1
-                self.ready.set()
+                done += 1
+                ready.set()
 
-    async def during(self, attack: Any) -> None:
-        async with asyncio.timeout(SECONDS), asyncio.TaskGroup() as group:
-            group.create_task(self.work(), name="good client")
-            await self.ready.wait()
-            before = self.done
-            await attack
-            # It was served during the attack, and still is.
-            while self.done < before + 3:
-                self.ready.clear()
-                await self.ready.wait()
-            self._stop.set()
+    async with asyncio.timeout(SECONDS), asyncio.TaskGroup() as group:
+        group.create_task(work(), name="good client")
+        await ready.wait()
+        before = done
+        yield
+        while done < before + 3:
+            ready.clear()
+            await ready.wait()
+        stop.set()
 
 
 async def raw(stage: Stage) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -119,72 +115,53 @@ async def test_a_protocol_error_costs_its_own_connection(stage: Stage) -> None:
         writer.write(sent)
         await until_cut_off(reader, writer)
 
-    async def attack() -> None:
-        async with asyncio.TaskGroup() as group:
-            for name, sent in HOSTILE.items():
-                group.create_task(hostile(sent), name=name)
-
-    await Good(stage).during(attack())
+    async with served(stage), asyncio.TaskGroup() as group:
+        for name, sent in HOSTILE.items():
+            group.create_task(hostile(sent), name=name)
 
 
 async def test_incomplete_handshakes_are_cut_off() -> None:
-    async with open_stage(ConnectionLimits(open_seconds=0.2)) as stage:
+    async with open_stage(ConnectionLimits(open_seconds=0.2)) as stage, served(stage):
 
         async def half(size: int) -> None:
             reader, writer = await raw(stage)
             writer.write(OPENED[:size])
             await until_cut_off(reader, writer)
 
-        async def attack() -> None:
-            # The first four bytes select the protocol, which starts the handshake timer.
-            sizes = range(4, len(OPENED))
-            await asyncio.gather(*(half(size) for size in sizes))
-
-        await Good(stage).during(attack())
+        # The first four bytes select the protocol, which starts the handshake timer.
+        await asyncio.gather(*(half(size) for size in range(4, len(OPENED))))
 
 
 async def test_slow_bytes_are_cut_off() -> None:
-    async with open_stage(ConnectionLimits(open_seconds=0.2)) as stage:
-
-        async def attack() -> None:
-            reader, writer = await raw(stage)
-            cut_off = asyncio.create_task(until_cut_off(reader, writer), name="reading")
-            for byte in SIGN_IN + struct.pack(">IBBH", 60_000, 2, 0, 0) + bytes(59_000):
-                if cut_off.done():
-                    break
-                writer.write(bytes((byte,)))
-                await asyncio.wait([cut_off], timeout=0.001)
-            await cut_off
-
-        await Good(stage).during(attack())
+    async with open_stage(ConnectionLimits(open_seconds=0.2)) as stage, served(stage):
+        reader, writer = await raw(stage)
+        cut_off = asyncio.create_task(until_cut_off(reader, writer), name="reading")
+        for byte in SIGN_IN + struct.pack(">IBBH", 60_000, 2, 0, 0) + bytes(59_000):
+            if cut_off.done():
+                break
+            writer.write(bytes((byte,)))
+            await asyncio.wait([cut_off], timeout=0.001)
+        await cut_off
 
 
 async def test_too_many_links_are_cut_off() -> None:
-    async with open_stage(ConnectionLimits(max_links=20)) as stage:
-
-        async def attack() -> None:
-            reader, writer = await raw(stage)
-            writer.write(BEGUN)
-            for handle in range(30):
-                attach = Attach(f"link {handle}", handle, True, source=Source("orders"), target=Target("t"))
-                writer.write(frame(attach.encode()))
-            assert b"amqp:resource-limit-exceeded" in await until_cut_off(reader, writer)
-
-        await Good(stage).during(attack())
+    async with open_stage(ConnectionLimits(max_links=20)) as stage, served(stage):
+        reader, writer = await raw(stage)
+        writer.write(BEGUN)
+        for handle in range(30):
+            attach = Attach(f"link {handle}", handle, True, source=Source("orders"), target=Target("t"))
+            writer.write(frame(attach.encode()))
+        assert b"amqp:resource-limit-exceeded" in await until_cut_off(reader, writer)
 
 
 async def test_a_message_in_endless_parts_costs_its_link(stage: Stage) -> None:
-
-    async def attack() -> None:
-        async with stage.connect() as peer:
-            link = await peer.attach_sender("orders")
-            part = transfer.encode_transfer(link.handle, 0, b"t", 0, settled=False, more=True) + bytes(60_000)
-            for _ in range(OVERSIZE_FACTOR * 262_144 // 60_000 + 2):
-                peer.connection.put(link.session.channel, part)
-            detached = await peer.wait(LinkDetached)
-            assert detached.error.condition == "amqp:link:message-size-exceeded"
-
-    await Good(stage).during(attack())
+    async with served(stage), stage.connect() as peer:
+        link = await peer.attach_sender("orders")
+        part = transfer.encode_transfer(link.handle, 0, b"t", 0, settled=False, more=True) + bytes(60_000)
+        for _ in range(OVERSIZE_FACTOR * 262_144 // 60_000 + 2):
+            peer.connection.put(link.session.channel, part)
+        detached = await peer.wait(LinkDetached)
+        assert detached.error.condition == "amqp:link:message-size-exceeded"
 
 
 async def test_empty_parts_use_no_memory(stage: Stage) -> None:
@@ -215,12 +192,12 @@ async def test_empty_parts_use_no_memory(stage: Stage) -> None:
 async def test_a_flood_of_requests_is_answered_as_replies_are_read(stage: Stage, how: str) -> None:
     """Each small request has a reply of 200 KB; without a reader, requests are no longer read."""
     stage.namespace.create_queue("large")
-
-    async def attack() -> None:
-        body = Map([("from-sequence-number", Long(0)), ("message-count", Long(1))])
-        operation = encode_map(0x74, Map([("operation", "com.microsoft:peek-message")]))
-        request = Sections(application_properties=operation, body=value_body(body)).join()
-        async with stage.connect() as peer:
+    body = Map([("from-sequence-number", Long(0)), ("message-count", Long(1))])
+    operation = encode_map(0x74, Map([("operation", "com.microsoft:peek-message")]))
+    request = Sections(application_properties=operation, body=value_body(body)).join()
+    tracemalloc.start()
+    try:
+        async with served(stage), stage.connect() as peer:
             await peer.send(await peer.attach_sender("large"), data_body(bytes(200_000)))
             session = await peer.begin()
             requests = await peer.attach_sender("large/$management", session=session)
@@ -237,10 +214,6 @@ async def test_a_flood_of_requests_is_answered_as_replies_are_read(stage: Stage,
             if how != "goes away":
                 async with stage.connect() as other:
                     await other.attach_receiver("orders")
-
-    tracemalloc.start()
-    try:
-        await Good(stage).during(attack())
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

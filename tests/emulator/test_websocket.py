@@ -19,7 +19,7 @@ from sbpair.emulator.frontends.amqp.link_endpoint import MAX_OUTPUT, ConnectionL
 from sbpair.emulator.frontends.amqp.websocket_frontend import MAX_MESSAGE, MAX_PAYLOAD, WebSocketFrontend
 from sbpair.testing import Emulator
 from tests.emulator.peer import Echo, Stage, raw_connection
-from tests.emulator.test_hostile_peers import Good
+from tests.emulator.test_hostile_peers import served
 from tests.kit.async_tests import InLoop
 
 BINARY, TEXT, CONT = Opcode.BINARY, Opcode.TEXT, Opcode.CONT
@@ -149,14 +149,12 @@ REFUSED = {
 
 
 async def test_an_invalid_handshake_is_refused(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
-    async def attack() -> None:
-        for name, (request, status) in REFUSED.items():
-            async with opened(stage.emulator, upgrade=False) as raw:
-                assert (await raw.ask(request)).startswith(f"HTTP/1.1 {status} "), name
-                await raw.reader.read()
-
     with caplog.at_level(logging.DEBUG, logger="sbpair"):
-        await Good(stage).during(attack())
+        async with served(stage):
+            for name, (request, status) in REFUSED.items():
+                async with opened(stage.emulator, upgrade=False) as raw:
+                    assert (await raw.ask(request)).startswith(f"HTTP/1.1 {status} "), name
+                    await raw.reader.read()
     mine = [record for record in caplog.records if record.name.startswith("sbpair")]
     assert [record.levelname for record in mine] == ["INFO"] * len(REFUSED)
     assert "secret" not in caplog.text
@@ -222,13 +220,11 @@ BROKEN = {
 
 
 async def test_a_broken_frame_costs_its_own_connection(stage: Stage) -> None:
-    async def attack() -> None:
+    async with served(stage):
         for name, (sent, code) in BROKEN.items():
             async with opened(stage.emulator) as raw:
                 raw.writer.write(sent)
                 assert await raw.close_code() == code, name
-
-    await Good(stage).during(attack())
 
 
 async def test_a_message_in_parts_is_limited_too(echo: Emulator) -> None:
