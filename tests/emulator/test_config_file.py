@@ -62,6 +62,9 @@ COMPLETE = """\ufeff{
               },
             ]
           }
+        ],
+        "HybridConnections": [
+          {"Name": "one"}, {"Name": "two/x", "Properties": {"RequiresClientAuthorization": false}}
         ]
       }
     ],
@@ -91,6 +94,10 @@ def queue(**properties: object) -> str:
 def rule(**properties: object) -> str:
     rules = [{"Name": "r", "Properties": properties}]
     return document(Topics=[{"Name": "news", "Subscriptions": [{"Name": "s", "Rules": rules}]}])
+
+
+def hybrid_connections(*declared: object, **properties: object) -> str:
+    return document(HybridConnections=[*declared, *([{"Name": "a", "Properties": properties}] if properties else [])])
 
 
 def faults(text: str) -> list[str]:
@@ -142,6 +149,14 @@ def test_a_subscription_has_its_rules_or_the_true_filter(complete: Namespace) ->
     assert values == {"price": 5, "https://x": "a,] // b", "new": True}
     assert isinstance(by_name["sql"].filter, SqlRuleFilter)
     assert by_name["sql"].action is not None
+
+
+def test_hybrid_connections_may_be_open_to_all_senders(complete: Namespace) -> None:
+    found = complete.hybrid_connections.all()
+    assert {each.path: each.description.requires_client_authorization for each in found} == {
+        "one": True,
+        "two/x": False,
+    }
 
 
 def test_limits_are_wider_than_the_vendors() -> None:
@@ -246,6 +261,7 @@ def test_an_entity_of_another_kind_in_its_place_is_a_fault(declared, create, fau
 Q = "UserConfig.Namespaces[0].Queues[0]"
 T = "UserConfig.Namespaces[0].Topics[0]"
 R = f"{T}.Subscriptions[0].Rules[0]"
+H = "UserConfig.Namespaces[0].HybridConnections"
 VALUE = "The value of {} is not allowed: it must be {}."
 WRONG: list[tuple[str, list[str]]] = [
     ("[]", ["expected an object, got a list"]),
@@ -349,6 +365,16 @@ WRONG: list[tuple[str, list[str]]] = [
     (
         document(Topics=[{"Name": "news", "Subscriptions": [{"Name": "s", "Rules": {}}]}]),
         [f"{T}.Subscriptions[0].Rules: expected a list, got an object"],
+    ),
+    (hybrid_connections({}), [f"{H}[0]: Name is missing"]),
+    (hybrid_connections(5), [f"{H}[0]: expected an object, got a whole number"]),
+    (hybrid_connections({"Name": "a b"}), [f"{H}[0].Name: 'a b' contains"]),
+    (hybrid_connections({"Name": "a"}, {"Name": "A"}), [f"{H}[1].Name: the name 'A' is used twice"]),
+    (hybrid_connections(LockDuration="PT1M"), [f"{H}[0].Properties.LockDuration: unknown property; expected "]),
+    (hybrid_connections(UserMetadata=1), [f"{H}[0].Properties.UserMetadata: expected text, got a whole number"]),
+    (
+        hybrid_connections(RequiresClientAuthorization="no"),
+        [f"{H}[0].Properties.RequiresClientAuthorization: expected true or false, got text"],
     ),
     (rule(), [f"{R}.Properties: FilterType is missing"]),
     (

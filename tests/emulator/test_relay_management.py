@@ -1,6 +1,5 @@
-"""Hybrid connections in Atom, in Resource Manager by azure-mgmt-relay, in files and in declarations."""
+"""Hybrid connections in Atom, in Resource Manager by azure-mgmt-relay, in the data file and in declarations."""
 
-import json
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -10,9 +9,7 @@ from azure.core.exceptions import HttpResponseError, ResourceNotFoundError
 from azure.mgmt.relay.aio import RelayAPIMgmtClient
 from azure.mgmt.relay.models import AuthorizationRule, HybridConnection, RegenerateAccessKeyParameters
 
-from sbpair.emulator.declared_entities import parse_config
 from sbpair.emulator.service_errors import ArgumentInvalid, EntityExists
-from sbpair.errors import UsageError
 from sbpair.testing import Emulator, EmulatorOptions
 from sbpair.testing.emulator_thread import read_declaration
 from tests.emulator.relay_peers import RelayBench, open_bench
@@ -146,36 +143,3 @@ async def test_the_control_api_counts_listeners(bench: RelayBench) -> None:
     async with bench.session.get(bench.url("/$control/state", "http")) as answer:
         state = await answer.json()
     assert state["namespaces"][0]["hybrid_connections"] == [{"path": "hyco", "listeners": 1}]
-
-
-def config(*entities: object) -> str:
-    return json.dumps({"UserConfig": {"Namespaces": [{"Name": "contoso", "HybridConnections": list(entities)}]}})
-
-
-async def test_a_config_file_declares_endpoints() -> None:
-    text = config({"Name": "one"}, {"Name": "two/x", "Properties": {"RequiresClientAuthorization": False}})
-    file = parse_config(text, "Config.json")
-    async with Emulator(file.requested([], 0), create_entities=file.create_entities) as emulator:
-        found = emulator.namespaces["contoso"].hybrid_connections.all()
-    assert [(each.path, each.description.requires_client_authorization) for each in found] == [
-        ("one", True),
-        ("two/x", False),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("entities", "fault"),
-    [
-        ([{}], "HybridConnections[0]: Name is missing"),
-        ([{"Name": "a b"}], "HybridConnections[0].Name: 'a b' contains"),
-        ([{"Name": "a"}, {"Name": "A"}], "HybridConnections[1].Name: the name 'A' is used twice"),
-        ([{"Name": "a", "Properties": {"LockDuration": "PT1M"}}], "unknown property"),
-        ([{"Name": "a", "Properties": {"RequiresClientAuthorization": "no"}}], "expected true or false, got text"),
-        ([{"Name": "a", "Properties": {"UserMetadata": 1}}], "expected text, got a whole number"),
-        ([5], "expected an object"),
-    ],
-)
-def test_a_wrong_endpoint_in_a_config_file_is_a_fault(entities: list[object], fault: str) -> None:
-    with pytest.raises(UsageError) as refused:
-        parse_config(config(*entities), "Config.json").requested([], 0)
-    assert fault in refused.value.message
