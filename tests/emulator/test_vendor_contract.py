@@ -210,7 +210,6 @@ def test_the_command_prints_every_fault_of_a_file(tmp_path: Path) -> None:
             ),
             "correct the file; no namespace was started",
         ),
-        (["--http-port", "70000"], "70000 is not a port number", "use 1 to 65535, or 0 for any free port"),
     ],
 )
 def test_options_that_do_not_go_with_the_file_are_refused(
