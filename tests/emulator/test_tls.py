@@ -11,9 +11,7 @@ from typing import Any
 
 import pytest
 from aiohttp import ClientConnectorError, ClientSession
-from azure.core.exceptions import ServiceRequestError
 from azure.servicebus import ServiceBusClient, ServiceBusMessage, TransportType
-from azure.servicebus.management import ServiceBusAdministrationClient
 
 from sbpair.amqp_client.client import connect
 from sbpair.errors import MachineLacks, Unavailable, Unreachable
@@ -56,22 +54,6 @@ def test_the_official_client_speaks_tls(secure: Any, connecting: dict[str, Any],
         (message,) = receiver.receive_messages(1, max_wait_time=10)
         assert sum(len(part) for part in message.body) == 200_000
         receiver.complete_message(message)
-
-
-def test_the_official_administration_client_speaks_tls(connecting: dict[str, Any]) -> None:
-    verify = {"connection_verify": connecting["connection_verify"]}
-    with ServiceBusAdministrationClient.from_connection_string(connecting["conn_str"], **verify) as client:
-        client.create_queue("made-by-tls")
-        assert client.get_queue("made-by-tls").name == "made-by-tls"
-        assert client.get_namespace_properties().name == "contoso"
-
-
-def test_without_the_ca_file_clients_refuse_it(connecting: dict[str, Any]) -> None:
-    with (
-        ServiceBusAdministrationClient.from_connection_string(connecting["conn_str"], retry_total=0) as client,
-        pytest.raises(ServiceRequestError, match="CERTIFICATE_VERIFY_FAILED"),
-    ):
-        client.get_namespace_properties()
 
 
 @asynccontextmanager

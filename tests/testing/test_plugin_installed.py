@@ -57,11 +57,3 @@ def test_an_installed_plugin_works_beside_others(python: Path, tmp_path: Path, o
     command = [str(python), "-W", "error", "-m", "pytest", "-q", "--strict-markers", *SCOPE, *options]
     done = subprocess.run(command, env=outside({}), cwd=tmp_path, capture_output=True, text=True, check=False)
     assert "4 passed" in done.stdout, done.stdout + done.stderr
-
-
-@pytest.mark.slow
-def test_the_wheel_registers_the_spark_data_source(python: Path) -> None:
-    """Spark looks for top-level modules whose names begin with pyspark_."""
-    program = "from importlib.util import find_spec; print(find_spec('pyspark_sbpair').origin)"
-    found = subprocess.run([str(python), "-c", program], env=outside({}), capture_output=True, text=True, check=True)
-    assert "site-packages/pyspark_sbpair.py" in found.stdout
