@@ -59,14 +59,10 @@ def control(emulator: Emulator) -> str:
     return f"http://127.0.0.1:{port_of(emulator)}/$control"
 
 
-async def post(emulator: Emulator, path: str, document: object) -> tuple[int, dict]:
-    data = document if isinstance(document, bytes) else json.dumps(document).encode()
-    async with ClientSession() as session, session.post(f"{control(emulator)}/{path}", data=data) as answer:
-        return answer.status, await answer.json()
-
-
-async def call(emulator: Emulator, method: str, path: str) -> tuple[int, dict]:
-    async with ClientSession() as session, session.request(method, f"{control(emulator)}/{path}") as answer:
+async def call(emulator: Emulator, method: str, path: str, document: object = None) -> tuple[int, dict]:
+    data = document if isinstance(document, bytes | None) else json.dumps(document).encode()
+    url = f"{control(emulator)}/{path}"
+    async with ClientSession() as session, session.request(method, url, data=data) as answer:
         return answer.status, await answer.json()
 
 
@@ -279,7 +275,7 @@ async def test_an_outage_breaks_connections_but_not_the_control_api() -> None:
                 each.write(b"AMQP")
             await reader.readexactly(4)
             await other.readexactly(4)
-            status, answer = await post(emulator, "faults", {"kind": "namespace-down", "namespace": "contoso"})
+            status, answer = await call(emulator, "POST", "faults", {"kind": "namespace-down", "namespace": "contoso"})
             assert status == 201
             assert await eof(reader)
             other_writer.write(b"still here")
@@ -302,7 +298,7 @@ async def test_advancing_the_clock_runs_due_timers(emulator: Emulator) -> None:
     queue.send([StoredMessage(Sections(), 10)])
     queue.messages.receive(1)
     before = emulator.clock.now_ms()
-    _, answer = await post(emulator, "clock", {"advance_ms": 60_000})
+    _, answer = await call(emulator, "POST", "clock", {"advance_ms": 60_000})
     assert answer["now_ms"] >= before + 60_000
     _, state = await call(emulator, "GET", "state")
     zeros = dict.fromkeys(("locked", "scheduled", "dead_letter", "transfer", "transfer_dead_letter"), 0)
@@ -330,7 +326,7 @@ async def test_advancing_the_clock_runs_due_timers(emulator: Emulator) -> None:
     ],
 )
 async def test_the_answer_to_a_bad_control_request_names_the_field(emulator: Emulator, path, document, where) -> None:
-    status, answer = await post(emulator, path, document)
+    status, answer = await call(emulator, "POST", path, document)
     assert (status, answer["error"]["where"]) == (400, where)
     assert not emulator.namespaces["contoso"].is_down
 
