@@ -24,11 +24,11 @@ from sbpair.emulator.service_errors import ArgumentInvalid
 FOR_EVER = "P10675199DT2H48M5.4775807S"
 
 
-DEFAULTS = {QUEUE: QueueDescription(), TOPIC: TopicDescription(), SUBSCRIPTION: SubscriptionDescription()}
+DEFAULTS = {"Queue": QueueDescription(), "Topic": TopicDescription(), "Subscription": SubscriptionDescription()}
 
 
 def read(existing=None, schema: DescriptionSchema = QUEUE, **values) -> Any:
-    return from_elements(schema, DEFAULTS[schema], values, existing)
+    return from_elements(schema, DEFAULTS[schema.entity], values, existing)
 
 
 def test_omitted_values_are_the_services_defaults() -> None:
