@@ -301,23 +301,28 @@ async def test_links_end_with_their_token_unless_it_was_renewed(stage: Stage) ->
         await peer.send(kept, plain())
 
 
-async def test_a_right_allows_only_its_operations(stage: Stage) -> None:
-    namespace = stage.namespace
-    rule = AuthorizationRule("listener", "k", "k2", frozenset({AccessRight.LISTEN}))
-    namespace.keys = (rule,)
+@pytest.mark.parametrize("right", [AccessRight.LISTEN, AccessRight.SEND])
+async def test_a_right_allows_only_its_operations(stage: Stage, right: AccessRight) -> None:
+    rule = AuthorizationRule("own", "k", "k2", frozenset({right}))
+    stage.namespace.keys = (rule,)
     name = "sb://127.0.0.1/orders"
     async with stage.connect(signed_in=False) as peer:
         # https://github.com/Azure/azure-sdk-for-java/issues/27831
         await peer.ask("$cbs", "put-token", sign(rule, name, 1 << 40), name=name)
-        error = await peer.refusal_of(peer.attach_sender("orders"))
+        allowed, refused, missing = peer.attach_receiver, peer.attach_sender, "Send"
+        if right is AccessRight.SEND:
+            allowed, refused, missing = refused, allowed, "Listen"
+        error = await peer.refusal_of(refused("orders"))
         assert (error.condition, error.description) == (
             "amqp:unauthorized-access",
-            f"Unauthorized access. 'Send' claim(s) are required to perform this operation. Resource: '{name}'.",
+            f"Unauthorized access. '{missing}' claim(s) are required to perform this operation. Resource: '{name}'.",
         )
         body = Map([("messages", [Map([("message", plain())])])])
         answer = await peer.ask("orders/$management", "com.microsoft:schedule-message", body)
-        assert (answer["statusCode"], answer["errorCondition"]) == (401, "amqp:unauthorized-access")
-        await peer.attach_receiver("orders")
+        unauthorized = (401, "amqp:unauthorized-access")
+        assert ((answer["statusCode"], answer.get("errorCondition")) == unauthorized) is (missing == "Send")
+        await allowed("orders")
+        assert not any(isinstance(event, LinkDetached) for event in peer.events)
 
 
 # The management node
