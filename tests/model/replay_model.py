@@ -332,7 +332,7 @@ class ReplayModel(ReplayedModel):
         keys: list[Key] = [(QUEUE, number, 1, f"m{number}") for number in range(1, len(to) + 1)]
         messages = [stranded(f"m{number}", each) for number, each in enumerate(to, start=1)]
         write_segment(archive, "s", keys, messages, shards=1)
-        self._rows = planned(SimpleNamespace(open=lambda: archive))  # type: ignore[arg-type]
+        self._rows = planned(archive)
         super().__init__()
 
     def start(self) -> Sending:

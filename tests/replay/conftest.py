@@ -11,6 +11,7 @@ import pytest
 
 from sbpair.replay import spark as spark_module
 from sbpair.replay.spark import SETTINGS
+from tests.replay.tasks import local_tasks  # noqa: F401  a fixture
 from tests.replay.world import HASTY, World, exported
 
 OF_PYTEST = ("PYTEST_CURRENT_TEST",)

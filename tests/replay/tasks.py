@@ -2,23 +2,28 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Self
 
 import pyarrow as pa
 import pytest
 
 from sbpair.backlog import Aliases
 from sbpair.move.raw_source import RawSource
+from sbpair.replay import driver, phases
 from sbpair.replay.archive import Archive
 from sbpair.replay.archive_layout import DRAINED_FILE, KEY, SEGMENTS
 from sbpair.replay.outcomes import Proof
-from sbpair.replay.queue_task import QueueDrain, count_remaining
+from sbpair.replay.queue_task import DirectMove, QueueDrain, count_remaining
 from sbpair.replay.run import ReplayOptions, ReplayRun, save_run
 from sbpair.replay.send_task import send_batches
-from sbpair.replay.shard_plan import ORDER
+from sbpair.replay.shard_plan import ORDER, SEND, ShardPlan
 from sbpair.replay.spark_task import TaskJob
 from sbpair.replay.verify import verify
 from sbpair.runs.database import identity
@@ -67,12 +72,25 @@ def left(job: TaskJob, clock_ahead_ms: int | None = None) -> dict[str, int]:
 
 
 def send(job: TaskJob) -> None:
-    asyncio.run(send_batches(job, iter(planned(job))))
+    asyncio.run(send_batches(job, iter(planned(job.open()))))
 
 
-def planned(job: TaskJob) -> list[pa.RecordBatch]:
+def move(job: TaskJob, queues: Sequence[str] | None = None) -> None:
+    for queue in queues or job.run.queues:
+        asyncio.run(DirectMove(job, queue).run())
+
+
+def replayed(job: TaskJob) -> None:
+    """Run the tasks of either mode."""
+    if job.run.direct:
+        move(job)
+    else:
+        drain(job)
+        send(job)
+
+
+def planned(archive: Archive) -> list[pa.RecordBatch]:
     """Return each row of the segments once, in the plan's order."""
-    archive = job.open()
     tables = [archive.read_table(path) for path in archive.files(SEGMENTS)]
     whole = pa.concat_tables(tables).sort_by([(name, "ascending") for name in ORDER])
     seen: set[tuple[Any, ...]] = set()
@@ -83,6 +101,57 @@ def planned(job: TaskJob) -> list[pa.RecordBatch]:
         seen.add(key)
     rows = whole.filter(pa.array(firsts))
     return list(rows.append_column("shard", pa.array([0] * len(rows), pa.int32())).to_batches())
+
+
+class LocalRows:
+    """Rows by partition. Each has a task, in a thread of this process."""
+
+    def __init__(self, *partitions: list[pa.RecordBatch]) -> None:
+        self._partitions = partitions
+
+    def mapInArrow(self, task: Any, _schema: str) -> Self:  # noqa: N802  Spark's name
+        self._task = task
+        return self
+
+    def collect(self) -> list[Any]:
+        with ThreadPoolExecutor(len(self._partitions)) as threads:
+            found = [*threads.map(lambda rows: [*self._task(iter(rows))], self._partitions)]
+        return [SimpleNamespace(**row) for batches in found for batch in batches for row in batch.to_pylist()]
+
+
+class LocalSpark:
+    """A session for drains and moves, and for a plan without a condition and without deduplication."""
+
+    def range(self, start: int, end: int, step: int, _partitions: int) -> LocalRows:
+        return LocalRows(*([pa.RecordBatch.from_pydict({"id": [number]})] for number in range(start, end, step)))
+
+    def stop(self) -> None:
+        """Nothing runs."""
+
+
+class LocalPlan(ShardPlan):
+    """A plan of one task, with each row of the segments once."""
+
+    def send_rows(self) -> LocalRows:
+        return LocalRows(self.spark)
+
+
+@pytest.fixture
+def local_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the tasks of a driver in this process, and plan without Spark."""
+
+    @contextmanager
+    def session(*_arguments: Any, **_options: Any) -> Iterator[LocalSpark]:
+        yield LocalSpark()
+
+    def plan(_spark: Any, run: ReplayRun, archive: Archive) -> LocalPlan:
+        rows = planned(archive)
+        counts = Counter(name for batch in rows for name in batch.column("destination").to_pylist())
+        flows = [{"destination": name, "verdict": SEND, "messages": count} for name, count in counts.items()]
+        return LocalPlan(rows, run, flows)
+
+    monkeypatch.setattr(driver, "spark_session", session)
+    monkeypatch.setattr(phases, "build_plan", plan)
 
 
 def proof_of(job: TaskJob) -> Proof:

@@ -45,9 +45,8 @@ def kept(place: World, topic: Any) -> int:
     return place.running.do(lambda: sum(each.counts().active for each in topic.subscriptions))
 
 
-@pytest.mark.java
+@pytest.mark.usefixtures("local_tasks")
 def test_nothing_is_sent_that_topics_would_discard_unless_permitted(place: World, tmp_path: Path) -> None:
-    """One archive serves several checks, since a start of Spark takes time."""
     empty, odd = topic(place, "empty"), topic(place, "odd", ODD)
     unknown = topic(place, "unknown", UNKNOWN)
     strand(place, range(10), "empty", "odd", "orders", "unknown")

@@ -26,7 +26,7 @@ from tests.replay.test_tasks import after_the_first
 from tests.replay.world import OTHER, World
 
 QUICK = ReplayOptions(empty_seconds=0.1)
-MODES = pytest.mark.parametrize("mode", [ReplayMode.ARCHIVE, pytest.param(ReplayMode.DIRECT, marks=pytest.mark.slow)])
+MODES = pytest.mark.parametrize("mode", ReplayMode)
 MESSAGES = 60
 LOCK_SECONDS = 300  # longer than Spark takes to start
 WORLD = {"lock_seconds": LOCK_SECONDS}
@@ -63,7 +63,7 @@ class Heard(list[Any]):
 
 
 @MODES
-@pytest.mark.java
+@pytest.mark.usefixtures("local_tasks")
 def test_locked_messages_are_reported_and_waited_for(place: World, tmp_path: Path, mode: ReplayMode) -> None:
     place.strand_many(10)
     set_aside(place)
@@ -83,7 +83,7 @@ def test_locked_messages_are_reported_and_waited_for(place: World, tmp_path: Pat
 
 
 @MODES
-@pytest.mark.java
+@pytest.mark.usefixtures("local_tasks")
 def test_locked_messages_are_left_and_counted_on_request(place: World, tmp_path: Path, mode: ReplayMode) -> None:
     place.strand_many(10)
     lock(place, 3)
@@ -99,8 +99,7 @@ def test_locked_messages_are_left_and_counted_on_request(place: World, tmp_path:
     assert (sorted(place.ids()), place.left()) == (sorted(place.sent), 0)
 
 
-@pytest.mark.java
-@pytest.mark.slow
+@pytest.mark.usefixtures("local_tasks")
 def test_without_manage_locks_may_last_longer_than_assumed(
     place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -119,7 +119,9 @@ class ReplaySimulation(Simulation):
         job.open().write_json(DRAINED_FILE, {"remaining_in_queues": {}, "locked": 0})
         self._sending.set()
         while True:
-            await self._repeat(lambda: send_batches(job, iter(planned(job) if job.open().files("segments") else [])))
+            await self._repeat(
+                lambda: send_batches(job, iter(planned(job.open()) if job.open().files("segments") else []))
+            )
             self.proof = verify(job.open(), job.run)
             self.history.tell(f"sent {self.proof.acknowledged}, and {self.proof.unsent} are left")
             if not self.proof.unsent:
