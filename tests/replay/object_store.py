@@ -51,6 +51,7 @@ class Store(ThreadingHTTPServer):
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
     server: Store
 
     def log_message(self, *_said: object) -> None:
@@ -176,7 +177,7 @@ def _unchunked(body: bytes) -> bytes:
 @contextmanager
 def running() -> Iterator[Store]:
     with Store() as store:
-        thread = threading.Thread(target=store.serve_forever, name="object store", daemon=True)
+        thread = threading.Thread(target=store.serve_forever, args=(0.01,), name="object store", daemon=True)
         thread.start()
         try:
             yield store

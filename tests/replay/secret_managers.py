@@ -94,7 +94,7 @@ def _served(found: SecretManagers, context: ssl.SSLContext | None = None) -> Ite
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     if context is not None:
         server.socket = context.wrap_socket(server.socket, server_side=True)
-    thread = threading.Thread(target=server.serve_forever, name="secret managers")
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), name="secret managers")
     thread.start()
     try:
         yield server.server_port

@@ -334,8 +334,7 @@ def test_a_signal_stops_the_tasks_and_waits_for_them(place: World, tmp_path: Pat
     assert [event.name for event in events if isinstance(event, ReplayPhase)] == ["stop"]
 
 
-@pytest.mark.java
-@pytest.mark.slow
+@pytest.mark.usefixtures("local_tasks")
 def test_on_spark_a_deleted_queue_leaves_the_records_of_the_others(place: World, tmp_path: Path) -> None:
     place.strand_many(20)
     gone = f"{place.queues[0]}0"

@@ -179,8 +179,7 @@ def test_a_lease_file_that_was_replaced_is_lost(place: World, tmp_path: Path) ->
             held.check()
 
 
-@pytest.mark.java
-@pytest.mark.slow
+@pytest.mark.usefixtures("local_tasks")
 def test_a_run_that_loses_its_lease_sends_no_more_and_is_resumed(place: World, leases: str, tmp_path: Path) -> None:
     place.strand_many(120)
     request = place.request(tmp_path, lease_queue=leases)

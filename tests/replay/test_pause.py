@@ -187,13 +187,9 @@ class PausedIn:
         assert not self._phases
 
 
-@pytest.mark.java
+@pytest.mark.usefixtures("local_tasks")
 @pytest.mark.parametrize(
-    ("mode", "names"),
-    [
-        pytest.param(ReplayMode.ARCHIVE, ("drain", "plan", "send"), marks=pytest.mark.slow),
-        (ReplayMode.DIRECT, ("move",)),
-    ],
+    ("mode", "names"), [(ReplayMode.ARCHIVE, ("drain", "send")), (ReplayMode.DIRECT, ("move",))]
 )
 def test_a_paused_replay_holds_nothing_and_goes_on(
     place: World, tmp_path: Path, mode: ReplayMode, names: tuple[str, ...]
@@ -212,8 +208,7 @@ def test_a_paused_replay_holds_nothing_and_goes_on(
     place.check_arrived()
 
 
-@pytest.mark.slow
-@pytest.mark.java
+@pytest.mark.usefixtures("local_tasks")
 def test_a_drain_paused_in_the_middle_holds_nothing_and_goes_on(
     place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -245,8 +240,7 @@ def test_a_drain_paused_in_the_middle_holds_nothing_and_goes_on(
     place.check_arrived()
 
 
-@pytest.mark.slow
-@pytest.mark.java
+@pytest.mark.usefixtures("local_tasks")
 def test_a_replay_cancelled_while_spark_plans_sends_nothing(place: World, tmp_path: Path) -> None:
     place.strand_many(MESSAGES)
     request, told = place.request(tmp_path), list[str]()
@@ -270,7 +264,7 @@ def test_a_replay_cancelled_while_spark_plans_sends_nothing(place: World, tmp_pa
     assert (result.exit_code, sorted(place.ids())) == (0, sorted(place.sent))
 
 
-@pytest.mark.java
+@pytest.mark.usefixtures("local_tasks")
 def test_a_cancelled_replay_is_stopped_and_can_be_resumed(place: World, tmp_path: Path) -> None:
     place.strand_many(MESSAGES)
     request = place.request(tmp_path)

@@ -39,8 +39,7 @@ def test_the_last_figures_are_written_before_the_end_of_the_run(
     assert (last.figures.counts, last.at_ms <= run.ended_ms) == ({"received": 61}, True)
 
 
-@pytest.mark.slow
-@pytest.mark.java
+@pytest.mark.usefixtures("local_tasks")
 def test_a_replay_is_reported_with_timeline_checksums_and_cost(place: World, tmp_path: Path) -> None:
     place.strand_many(60)
     place.strand(0, "nowhere", None)

@@ -202,7 +202,7 @@ def test_the_lines_of_a_child_are_logged_and_its_noise_is_not_shown(caplog: pyte
     program = "import sys; sys.stderr.write('WARNING: Using incubator modules: x\\n\\nERROR Task: failed\\nlast')"
     with java.logged_stderr() as descriptor:
         subprocess.run([sys.executable, "-c", program], stderr=descriptor, check=True)
-        reader = next(each for each in java.threading.enumerate() if each.name == "java output")
+        *_, reader = (each for each in java.threading.enumerate() if each.name == "java output")
     reader.join(10)
     assert [(each.levelname, each.getMessage()) for each in caplog.records] == [
         ("ERROR", "ERROR Task: failed"),
