@@ -154,31 +154,28 @@ async def test_a_pause_during_an_outage_is_no_failure(content: bytes, raised: bo
 
 
 class PausedIn:
-    """Pauses and resumes a replay from another thread at the first event of each phase."""
+    """Pauses and resumes a replay from another thread in the middle of each phase."""
 
     def __init__(self, place: World, state: Path, *phases: str) -> None:
         self._place, self._state, self._phases = place, state, deque(phases)
         self._threads: list[threading.Thread] = []
         self._run = ""
-        self.paused: list[tuple[str, RunOutcome, int, float]] = []
+        self.paused: list[tuple[str, RunOutcome, list[str], set[int]]] = []
         self.resumed: list[RunOutcome] = []
 
     def __call__(self, event: Any) -> None:
         if isinstance(event, ReplayPhase):
             self._run = event.run or self._run
-        name = event.name if isinstance(event, ReplayPhase) else event.phase if isinstance(event, PhaseProgress) else ""
-        begun = not isinstance(event, PhaseProgress) or event.messages > 0
-        if self._phases and name == self._phases[0] and begun and not (name == "send" and not self._place.ids()):
-            self._phases.popleft()
-            thread = threading.Thread(target=self._pause, args=(name,))
-            self._threads.append(thread)
-            thread.start()
+        elif (
+            isinstance(event, PhaseProgress) and [*self._phases][:1] == [event.phase] and 0 < event.messages < MESSAGES
+        ):
+            self._threads.append(threading.Thread(target=self._pause, args=(self._phases.popleft(),)))
+            self._threads[-1].start()
 
     def _pause(self, phase: str) -> None:
-        began = time.monotonic()
         found = runs.pause(self._place.pair, self._run, state=self._state, seconds=30.0)
-        locked = len(self._place.locked())
-        self.paused.append((phase, found.outcome, locked, time.monotonic() - began))
+        assert (self._place.left() > 0) == (phase != "send")
+        self.paused.append((phase, found.outcome, self._place.locked(), {0, *self._place.delivery_counts()}))
         self.resumed.append(runs.resume(self._place.pair, self._run, state=self._state, seconds=30.0).outcome)
 
     def join(self) -> None:
@@ -188,99 +185,48 @@ class PausedIn:
 
 
 @pytest.mark.usefixtures("local_tasks")
-@pytest.mark.parametrize(
-    ("mode", "names"), [(ReplayMode.ARCHIVE, ("drain", "send")), (ReplayMode.DIRECT, ("move",))]
-)
+@pytest.mark.parametrize(("mode", "names"), [(ReplayMode.ARCHIVE, ("drain", "send")), (ReplayMode.DIRECT, ("move",))])
 def test_a_paused_replay_holds_nothing_and_goes_on(
-    place: World, tmp_path: Path, mode: ReplayMode, names: tuple[str, ...]
+    place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: ReplayMode, names: tuple[str, ...]
 ) -> None:
     place.strand_many(MESSAGES)
+    monkeypatch.setattr(phases, "run_action", partial(run_action, poll_seconds=0.02))
     request = place.request(tmp_path)
     heard = PausedIn(place, request.state, *names)
-    options = ReplayOptions(mode=mode, empty_seconds=0.5, segment_messages=10, rate=60.0)
-    result = driver.start_run(request, options, place.queues, None, heard)
-    heard.join()
-    assert [(phase, outcome, locked) for phase, outcome, locked, _ in heard.paused] == [
-        (phase, RunOutcome.PAUSED, 0) for phase in names
-    ]
-    assert heard.resumed == [RunOutcome.RUNNING] * len(names)
-    assert (result.exit_code, result.stopped, result.proof.acknowledged) == (0, False, MESSAGES)
-    place.check_arrived()
-
-
-@pytest.mark.usefixtures("local_tasks")
-def test_a_drain_paused_in_the_middle_holds_nothing_and_goes_on(
-    place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place.strand_many(MESSAGES)
-    request, threads, seen = place.request(tmp_path), list[threading.Thread](), list[Any]()
-    monkeypatch.setattr(phases, "run_action", partial(run_action, poll_seconds=0.02))
-
-    def pause() -> None:
-        [run] = [path.name for path in (tmp_path / "archive").iterdir()]
-        found = runs.pause(place.pair, run, state=request.state, seconds=30.0)
-        seen.append((found.outcome, place.locked(), set(place.delivery_counts())))
-        left.append(place.left())
-        runs.resume(place.pair, run, state=request.state, seconds=30.0)
-
-    def tell(event: Any) -> None:
-        if isinstance(event, PhaseProgress) and 0 < event.messages < MESSAGES and not threads:
-            threads.append(threading.Thread(target=pause))
-            threads[0].start()
-
-    left: list[int] = []
-    options = ReplayOptions(empty_seconds=0.5, segment_messages=5)
+    options = ReplayOptions(mode=mode, empty_seconds=0.5, segment_messages=5, rate=120.0)
     with place.during("latency", OTHER, ms=50):
-        result = driver.start_run(request, options, place.queues, None, tell)
-    threads[0].join()
-    assert seen == [(RunOutcome.PAUSED, [], {0})]
-    assert 0 < left[0] < MESSAGES
+        result = driver.start_run(request, options, place.queues, None, heard)
+    heard.join()
+    assert heard.paused == [(phase, RunOutcome.PAUSED, [], {0}) for phase in names]
+    assert heard.resumed == [RunOutcome.RUNNING] * len(names)
     proof = result.proof
-    assert (result.exit_code, proof.archived, proof.acknowledged, proof.copies) == (0, MESSAGES, MESSAGES, 0)
+    assert (result.exit_code, result.stopped, proof.acknowledged, proof.copies) == (0, False, MESSAGES, 0)
     place.check_arrived()
 
 
 @pytest.mark.usefixtures("local_tasks")
-def test_a_replay_cancelled_while_spark_plans_sends_nothing(place: World, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ReplayMode)
+def test_a_cancelled_replay_is_stopped_and_can_be_resumed(place: World, tmp_path: Path, mode: ReplayMode) -> None:
+    """One with an archive is cancelled while it is planned."""
     place.strand_many(MESSAGES)
-    request, told = place.request(tmp_path), list[str]()
+    direct = mode is ReplayMode.DIRECT
+    request, told, cancelling = place.request(tmp_path), list[str](), list[threading.Thread]()
 
     def tell(event: Any) -> None:
-        if not isinstance(event, ReplayPhase):
-            return
-        told.append(event.name)
-        if event.name == "plan" and not ended:  # the driver plans after this call
+        told.append(event.name if isinstance(event, ReplayPhase) else "")
+        moves = direct and isinstance(event, PhaseProgress) and event.messages
+        if (moves or told[-1] == "plan") and not cancelling:
             [run] = [path.name for path in (tmp_path / "archive").iterdir()]
-            ended.append(threading.Thread(target=runs.cancel, args=(place.pair, run), kwargs={"state": request.state}))
-            ended[0].start()
+            cancel = {"target": runs.cancel, "args": (place.pair, run), "kwargs": {"state": request.state}}
+            cancelling.append(threading.Thread(**cancel))  # type: ignore[arg-type]
+            cancelling[0].start()
             wait_for(Archive(request.archive, run).stops_for_good)
 
-    ended: list[threading.Thread] = []
-    first = driver.start_run(request, ReplayOptions(empty_seconds=0.5), place.queues, None, tell)
-    ended[0].join()
-    assert (first.stopped, first.exit_code, first.proof.unsent, place.ids()) == (True, 130, MESSAGES, [])
-    assert "send" not in told
-    result = driver.resume_run(request, first.run.id, lambda _event: None)
-    assert (result.exit_code, sorted(place.ids())) == (0, sorted(place.sent))
-
-
-@pytest.mark.usefixtures("local_tasks")
-def test_a_cancelled_replay_is_stopped_and_can_be_resumed(place: World, tmp_path: Path) -> None:
-    place.strand_many(MESSAGES)
-    request = place.request(tmp_path)
-
-    def tell(event: Any) -> None:
-        if isinstance(event, PhaseProgress) and event.messages and not ended:
-            [run] = [path.name for path in (tmp_path / "archive").iterdir()]
-            ended.append(threading.Thread(target=runs.cancel, args=(place.pair, run), kwargs={"state": request.state}))
-            ended[0].start()
-
-    ended: list[threading.Thread] = []
-    options = ReplayOptions(mode=ReplayMode.DIRECT, empty_seconds=0.5, rate=40.0)
+    options = ReplayOptions(mode=mode, empty_seconds=0.5, rate=40.0 if direct else None)
     first = driver.start_run(request, options, place.queues, None, tell)
-    ended[0].join()
-    assert (first.stopped, first.exit_code, place.locked()) == (True, 130, [])
-    assert 0 < len(place.ids()) < MESSAGES
+    cancelling[0].join()
+    assert (first.stopped, first.exit_code, place.locked(), "send" in told) == (True, 130, [], False)
+    assert 0 < len(place.ids()) < MESSAGES if direct else place.ids() == []
     result = driver.resume_run(request, first.run.id, lambda _event: None)
     assert (result.exit_code, result.proof.acknowledged, result.proof.remaining_in_queues) == (0, MESSAGES, {})
     again = driver.resume_run(request, first.run.id, lambda _event: None)
