@@ -93,15 +93,6 @@ class Replay:
 
         self._output.find(is_there, PATIENCE_SECONDS)
 
-    def until_locked(self, *, waiting: bool) -> None:
-        """Wait until the run reports locked messages, and that it waits for them or leaves them."""
-
-        def is_there(line: str) -> bool | None:
-            queues = json.loads(line.removeprefix("event ")).get("queues") if line.startswith("event ") else None
-            return (isinstance(queues, list) and all(each["waiting"] is waiting for each in queues)) or None
-
-        self._output.find(is_there, PATIENCE_SECONDS)
-
     def is_in(self, phase: str, messages: int) -> bool:
         if phase in ("drain", "move"):
             return not self.is_drained()

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,9 @@ from sbpair.replay.run import DedupMode, ReplayOptions, Selection
 from sbpair.replay.task_lease import end_detached_tasks, hold_leases
 from tests.kit.installed import install, outside
 from tests.replay.cluster import connect_server
-from tests.replay.replays import OPTIONS, end, nothing_is_lost, python_workers, replay
+from tests.replay.replays import OPTIONS, end, nothing_is_lost, replay
 from tests.replay.segments import created
-from tests.replay.world import HASTY, OTHER, World, world
+from tests.replay.world import HASTY, World, world
 
 MESSAGES = 3_000
 SLOW_RATE = 150.0
@@ -154,59 +155,24 @@ def test_a_smaller_or_older_client_runs_a_replay(packages: tuple[str, ...], tmp_
 
 @pytest.mark.java
 @pytest.mark.slow
-@pytest.mark.parametrize("phase", ["drain", "plan", "send", "move"])
-def test_a_run_whose_driver_is_killed_is_resumed(phase: str, tmp_path: Path) -> None:
-    """The tasks run on, and stop sending by themselves: nothing is sent twice."""
+@pytest.mark.parametrize(
+    ("killed", "phase"), [*(("driver", phase) for phase in ("drain", "plan", "send", "move")), ("server", "send")]
+)
+def test_a_run_whose_driver_or_server_is_killed_is_resumed(killed: str, phase: str, tmp_path: Path) -> None:
+    """The tasks of a killed driver run on, and stop sending by themselves: nothing is sent twice."""
     options = {**OPTIONS, "rate": SLOW_RATE, "mode": "direct" if phase == "move" else "archive"}
-    with world(lock_seconds=15) as place, connect_server(place.shell(tmp_path)) as (url, _):
+    with world(lock_seconds=15) as place, ExitStack() as servers:
         place.strand_many(MESSAGES)
+        url, pid = servers.enter_context(connect_server(place.shell(tmp_path)))
         with replay(place, tmp_path, request=parameters(url), options=options) as running:
             running.until(phase, 1 if phase == "move" else 4)
-            end(running.process.pid)
+            end(running.process.pid if killed == "driver" else pid)
             assert running.receipt() is None
             assert running.is_in(phase, MESSAGES), "the kill came too late to prove anything"
+        if killed == "server":
+            url, _ = servers.enter_context(connect_server(place.shell(tmp_path)))
         with replay(place, tmp_path, request=parameters(url), options=options, resume=running.run) as again:
             receipt = again.receipt()
         assert receipt is not None
         nothing_is_lost(place, receipt)
-        assert len(place.ids()) == MESSAGES, "nothing was sent twice"
-
-
-@pytest.mark.java
-@pytest.mark.slow
-def test_a_run_survives_kills_of_its_workers(tmp_path: Path) -> None:
-    with world(lock_seconds=15) as place, connect_server(place.shell(tmp_path)) as (url, pid):
-        place.strand_many(MESSAGES)
-        with replay(place, tmp_path, request=parameters(url), options={**OPTIONS, "rate": SLOW_RATE}) as running:
-            for phase in ("drain", "send"):
-                with place.during("latency", OTHER, ms=100):
-                    running.until(phase)
-                    for worker in python_workers(pid):
-                        end(worker)
-                    assert running.is_in(phase, MESSAGES), "the kill came too late to prove anything"
-            receipt = running.receipt()
-        assert receipt is not None
-        nothing_is_lost(place, receipt)
-
-
-@pytest.mark.java
-@pytest.mark.slow
-def test_a_run_whose_server_is_killed_is_resumed_on_another(tmp_path: Path) -> None:
-    options = {**OPTIONS, "rate": SLOW_RATE}
-    with world(lock_seconds=15) as place:
-        place.strand_many(MESSAGES)
-        with (
-            connect_server(place.shell(tmp_path)) as (url, pid),
-            replay(place, tmp_path, request=parameters(url), options=options) as running,
-        ):
-            running.until("send")
-            end(pid)
-            assert running.receipt() is None
-            assert running.is_in("send", MESSAGES), "the kill came too late to prove anything"
-        with (
-            connect_server(place.shell(tmp_path)) as (url, _),
-            replay(place, tmp_path, request=parameters(url), options=options, resume=running.run) as again,
-        ):
-            receipt = again.receipt()
-        assert receipt is not None
-        nothing_is_lost(place, receipt)
+        assert killed == "server" or len(place.ids()) == MESSAGES, "nothing was sent twice"
