@@ -22,7 +22,6 @@ from tests.replay.world import HASTY, World, world
 pytestmark = [pytest.mark.java, pytest.mark.slow]
 
 MESSAGES = 400
-LOCK_SECONDS = 300  # longer than Spark takes to start
 SPARK = ("--master", "local[2,4]", *(word for name, value in HASTY.items() for word in ("--conf", f"{name}={value}")))
 
 
@@ -51,11 +50,12 @@ class Shell:
         )
 
     @contextmanager
-    def running(self, *words: str) -> Iterator[subprocess.Popen[str]]:
-        """Start a command, and end it and its children with the block."""
-        process = self.start(*words)
+    def running(self, *words: str, chunks: int = 1) -> Iterator[tuple[subprocess.Popen[str], str]]:
+        """Start a run, and yield it and its id once its ledger has so many files. End it and its children."""
+        process = self.start("run", *words, *SPARK)
         try:
-            yield process
+            wait_for(lambda: len([*self.archive.glob(f"*/{LEDGER}/*/[!.]*.parquet")]) >= chunks, process)
+            yield process, next(self.archive.iterdir()).name
         finally:
             for pid in (*offspring(process.pid), process.pid):
                 end(pid)
@@ -69,130 +69,111 @@ class Shell:
         done = command.run("runs", *words, "--output", "json", env=self._environment)
         return json.loads(done.stdout)["runs"]  # type: ignore[no-any-return]
 
-    def chunks(self) -> int:
-        return len([*self.archive.glob(f"*/{LEDGER}/*/[!.]*.parquet")])
+
+@pytest.fixture
+def place() -> Iterator[World]:
+    with world(lock_seconds=15) as made:
+        made.strand_many(MESSAGES)
+        yield made
 
 
-def test_a_run_has_a_status_excludes_others_stops_and_resumes(tmp_path: Path) -> None:
-    with world() as place:
-        place.strand_many(MESSAGES)
-        shell = Shell(place, tmp_path)
-        with shell.running("run", "--rate", "4", "--log-format", "json", *SPARK) as first:
-            wait_for(lambda: shell.chunks() >= 2, first)
-            [run] = [path.name for path in shell.archive.iterdir()]
+@pytest.fixture
+def shell(place: World, tmp_path: Path) -> Shell:
+    return Shell(place, tmp_path)
 
-            code, status, _ = shell.say("status", run)
-            assert (code, status["phase"], status["stopped"]) == (0, "send", False)
-            assert status["archived_rows"] == MESSAGES
-            assert 0 < status["acknowledged_rows"] < MESSAGES
 
-            for words in (("run",), ("resume", run)):
-                code, _, err = shell.say(*words, *SPARK)
-                assert code == 4, err
-                assert run in err, "it names who has the lease"
-            assert first.poll() is None
+def test_a_run_has_a_status_excludes_others_stops_and_resumes(place: World, shell: Shell) -> None:
+    with shell.running("--rate", "4", "--log-format", "json", chunks=2) as (first, run):
+        code, status, _ = shell.say("status", run)
+        assert (code, status["phase"], status["stopped"]) == (0, "send", False)
+        assert status["archived_rows"] == MESSAGES
+        assert 0 < status["acknowledged_rows"] < MESSAGES
 
-            assert shell.say("stop", run)[0] == 0
-            out, err = first.communicate(timeout=PATIENCE_SECONDS)
-        receipt = json.loads(out)
+        for words in (("run",), ("resume", run)):
+            code, _, err = shell.say(*words, *SPARK)
+            assert code == 4, err
+            assert run in err, "it names who has the lease"
+        assert first.poll() is None
+
+        assert shell.say("stop", run)[0] == 0
+        out, err = first.communicate(timeout=PATIENCE_SECONDS)
+    receipt = json.loads(out)
+    assert first.returncode == 130, err
+    events = [json.loads(line) for line in err.splitlines()]
+    assert {"phase", "progress"} <= {each.get("event") for each in events}, "all of stderr is JSON"
+    assert receipt["stopped"]
+    assert receipt["unsent"] == MESSAGES - receipt["acknowledged"] > 0
+    assert len(place.ids()) == receipt["acknowledged"], "a stop doubles nothing, and forgets nothing"
+    assert f"continue with sbpair replay resume {run} --archive {shell.archive} --master" in err
+    [listed] = shell.runs("list")
+    assert (listed["id"], listed["kind"], listed["outcome"]) == (run, "replay", "stopped")
+
+    code, receipt, err = shell.say("resume", run[:-1], *SPARK)
+    assert code == 0, err
+    nothing_is_lost(place, receipt)
+    assert len(place.ids()) == MESSAGES
+
+    code, receipt, err = shell.say("resume", run, *SPARK)
+    assert (code, receipt["acknowledged"], "starting Spark" in err) == (0, MESSAGES, False)
+    assert len(place.ids()) == MESSAGES
+    [shown] = shell.runs("show", run[:-1])
+    assert (shown["command"], shown["outcome"], shown["exit_code"]) == ("replay resume", "done", 0)
+    assert (shown["archive"], shown["receipt"]["acknowledged"]) == (str(shell.archive), MESSAGES)
+
+
+def test_a_lost_terminal_stops_a_run_in_order(place: World, shell: Shell) -> None:
+    with shell.running("--rate", "4") as (first, run):
+        os.killpg(first.pid, signal.SIGHUP)  # Java gets it, too
+        out, err = first.communicate(timeout=PATIENCE_SECONDS)
+    receipt = json.loads(out)
+    assert (first.returncode, receipt["stopped"], receipt["run"]) == (130, True, run), err
+    assert len(place.ids()) == receipt["acknowledged"] > 0
+
+
+def test_a_second_interrupt_ends_with_the_command_that_continues(shell: Shell) -> None:
+    with shell.running("--rate", "4") as (first, run):
+        first.send_signal(signal.SIGINT)
+        wait_for((shell.archive / run / "STOP").exists, first)
+        first.send_signal(signal.SIGINT)
+        _, err = first.communicate(timeout=PATIENCE_SECONDS)
+    assert first.returncode == 130
+    assert f"interrupted; continue with sbpair replay resume {run} --archive {shell.archive}" in err.splitlines()[-1]
+    [listed] = shell.runs("list")
+    assert (listed["id"], listed["outcome"]) == (run, "stopped")
+
+
+def test_an_interrupted_start_leaves_no_java(shell: Shell) -> None:
+    first, started = shell.start("run", *SPARK), []
+    try:
+        # The first Java only prints its version.
+        wait_for(lambda: [pid for pid in offspring(first.pid) if is_java(pid) and is_spark(pid)], first)
+        started = offspring(first.pid)
+        first.send_signal(signal.SIGTERM)
+        _, err = first.communicate(timeout=PATIENCE_SECONDS)
         assert first.returncode == 130, err
-        events = [json.loads(line) for line in err.splitlines()]
-        assert {"phase", "progress"} <= {each.get("event") for each in events}, "all of stderr is JSON"
-        assert receipt["stopped"]
-        assert receipt["unsent"] == MESSAGES - receipt["acknowledged"] > 0
-        assert len(place.ids()) == receipt["acknowledged"], "a stop doubles nothing, and forgets nothing"
-        assert f"continue with sbpair replay resume {run} --archive {shell.archive} --master" in err
-        [listed] = shell.runs("list")
-        assert (listed["id"], listed["kind"], listed["outcome"]) == (run, "replay", "stopped")
-
-        code, receipt, err = shell.say("resume", run[:-1], *SPARK)
-        assert code == 0, err
-        nothing_is_lost(place, receipt)
-        assert len(place.ids()) == MESSAGES
-
-        code, receipt, err = shell.say("resume", run, *SPARK)
-        assert (code, receipt["acknowledged"], "starting Spark" in err) == (0, MESSAGES, False)
-        assert len(place.ids()) == MESSAGES
-        [shown] = shell.runs("show", run[:-1])
-        assert (shown["command"], shown["outcome"], shown["exit_code"]) == ("replay resume", "done", 0)
-        assert (shown["archive"], shown["receipt"]["acknowledged"]) == (str(shell.archive), MESSAGES)
-
-
-def test_a_lost_terminal_stops_a_run_in_order(tmp_path: Path) -> None:
-    with world() as place:
-        place.strand_many(MESSAGES)
-        shell = Shell(place, tmp_path)
-        with shell.running("run", "--rate", "4", *SPARK) as first:
-            wait_for(lambda: shell.chunks() >= 1, first)
-            os.killpg(first.pid, signal.SIGHUP)  # Java gets it, too
-            out, err = first.communicate(timeout=PATIENCE_SECONDS)
-        receipt = json.loads(out)
-        assert (first.returncode, receipt["stopped"]) == (130, True), err
-        assert len(place.ids()) == receipt["acknowledged"] > 0
-        [listed] = shell.runs("list")
-        assert (listed["id"], listed["outcome"]) == (receipt["run"], "stopped")
-
-
-def test_a_second_interrupt_ends_with_the_command_that_continues(tmp_path: Path) -> None:
-    with world() as place:
-        place.strand_many(MESSAGES)
-        shell = Shell(place, tmp_path)
-        with shell.running("run", "--rate", "4", *SPARK) as first:
-            wait_for(lambda: shell.chunks() >= 1, first)
-            [run] = [path.name for path in shell.archive.iterdir()]
-            first.send_signal(signal.SIGINT)
-            wait_for((shell.archive / run / "STOP").exists, first)
-            first.send_signal(signal.SIGINT)
-            _, err = first.communicate(timeout=PATIENCE_SECONDS)
-        assert first.returncode == 130
-        assert (
-            f"interrupted; continue with sbpair replay resume {run} --archive {shell.archive}" in err.splitlines()[-1]
-        )
-        [listed] = shell.runs("list")
-        assert (listed["id"], listed["outcome"]) == (run, "stopped")
-
-
-def test_an_interrupted_start_leaves_no_java(tmp_path: Path) -> None:
-    with world() as place:
-        place.strand_many(1)
-        shell = Shell(place, tmp_path)
-        first, started = shell.start("run", *SPARK), []
-        try:
-            # The first Java only prints its version.
-            wait_for(lambda: [pid for pid in offspring(first.pid) if is_java(pid) and is_spark(pid)], first)
-            started = offspring(first.pid)
-            first.send_signal(signal.SIGTERM)
-            _, err = first.communicate(timeout=PATIENCE_SECONDS)
-            assert first.returncode == 130, err
-            all_end(started)
-        finally:
-            for pid in (*started, first.pid):
-                end(pid)
+        all_end(started)
+    finally:
+        for pid in (*started, first.pid):
+            end(pid)
 
 
 def is_spark(pid: int) -> bool:
     return "SparkSubmit" in read(Path(f"/proc/{pid}/cmdline"))
 
 
-def test_a_killed_java_ends_with_the_command_that_continues(tmp_path: Path) -> None:
-    with world(lock_seconds=15) as place:
-        place.strand_many(MESSAGES)
-        shell = Shell(place, tmp_path)
-        with shell.running("run", "--rate", "100", *SPARK) as first:
-            wait_for(lambda: shell.chunks() >= 1, first)
-            [java] = filter(is_java, offspring(first.pid))
-            end(java)
-            _, err = first.communicate(timeout=PATIENCE_SECONDS)
-        [run] = [path.name for path in shell.archive.iterdir()]
-        assert first.returncode == 6, err
-        assert err.splitlines()[-2] == "error: Spark's Java was killed, or crashed"
-        assert ("Traceback" in err, "Exception" in err) == (False, False), err
-        hint = err.splitlines()[-1]
-        assert hint.startswith("hint: nothing is lost: continue with sbpair replay resume"), err
-        assert run in hint
-        code, receipt, err = shell.say("resume", run, *SPARK)
-        assert code == 0, err
-        nothing_is_lost(place, receipt)
+def test_a_killed_java_ends_with_the_command_that_continues(place: World, shell: Shell) -> None:
+    with shell.running("--rate", "100") as (first, run):
+        [java] = filter(is_java, offspring(first.pid))
+        end(java)
+        _, err = first.communicate(timeout=PATIENCE_SECONDS)
+    assert first.returncode == 6, err
+    [*_, error, hint] = err.splitlines()
+    assert error == "error: Spark's Java was killed, or crashed"
+    assert ("Traceback" in err, "Exception" in err) == (False, False), err
+    assert hint.startswith(f"hint: nothing is lost: continue with sbpair replay resume {run}"), err
+    code, receipt, err = shell.say("resume", run, *SPARK)
+    assert code == 0, err
+    nothing_is_lost(place, receipt)
 
 
 def wait_for(happens: Any, process: subprocess.Popen[str]) -> None:
@@ -201,17 +182,3 @@ def wait_for(happens: Any, process: subprocess.Popen[str]) -> None:
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < limit
         time.sleep(0.02)
-
-
-def test_locked_messages_are_left_with_the_command_that_waits_for_them(tmp_path: Path) -> None:
-    with world(lock_seconds=LOCK_SECONDS) as place:
-        place.strand_many(6)
-        place.running.do(lambda: place.backlog(0).messages.receive(2))
-        code, receipt, err = Shell(place, tmp_path).say("run", *SPARK, "--no-wait-for-locks")
-        assert (code, receipt["acknowledged"], receipt["locked"], receipt["released"]) == (3, 4, 2, 0)
-        lines = command.untimed(err).splitlines()
-        [found] = [line for line in lines if "locked by" in line]
-        assert found.startswith(f"warning: 2 messages in {place.queues[0]} are locked by another receiver")
-        assert "2 messages remain in the backlog" in lines[-1]
-        assert f"sbpair replay resume {receipt['run']}" in lines[-1]
-        assert "--no-wait-for-locks" not in lines[-1]

@@ -1,6 +1,7 @@
 """Messages that others have locked: reported, waited for or left; and locks of lost connections."""
 
 import asyncio
+import json
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from sbpair.replay.progress import LocksFound
 from sbpair.replay.queue_task import DirectMove, QueueDrain
 from sbpair.replay.run import ReplayMode, ReplayOptions
 from sbpair.replay.spark_task import TaskCounts
+from tests.cli.test_replay import java_in, sbpair
 from tests.kit.waiting import until
 from tests.replay.segments import rows_of
 from tests.replay.tasks import drain, job_of, proof_of, send, stranded
@@ -117,6 +119,22 @@ def test_without_manage_locks_may_last_longer_than_assumed(
     assert ends[0] >= ASSUMED_LOCK_SECONDS
     assert ends[1] >= MAX_LOCK_SECONDS
     assert (result.exit_code, result.proof.acknowledged, place.left()) == (0, 10, 0)
+
+
+@pytest.mark.usefixtures("local_tasks")
+def test_locked_messages_are_left_with_the_command_that_waits_for_them(place: World, tmp_path: Path) -> None:
+    place.strand_many(6)
+    lock(place, 2)
+    words = ("run", "--archive", str(tmp_path / "archive"), "--no-wait-for-locks", "--output", "json")
+    done = sbpair(*words, home=java_in(tmp_path), **place.shell(tmp_path))
+    receipt = json.loads(done.stdout)
+    counts = (done.returncode, receipt["acknowledged"], receipt["locked"], receipt["released"])
+    assert counts == (3, 4, 2, 0)
+    lines = done.stderr.splitlines()
+    assert any(f"warning: 2 messages in {place.queues[0]} are locked by another receiver" in line for line in lines)
+    assert "2 messages remain in the backlog" in lines[-1]
+    assert f"sbpair replay resume {receipt['run']}" in lines[-1]
+    assert "--no-wait-for-locks" not in lines[-1]
 
 
 def test_a_stopped_drain_releases_what_it_prefetched(place: World, tmp_path: Path) -> None:
