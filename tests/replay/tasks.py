@@ -14,8 +14,6 @@ from typing import Any, Self
 import pyarrow as pa
 import pytest
 
-from sbpair.backlog import Aliases
-from sbpair.move.raw_source import RawSource
 from sbpair.replay import driver, phases
 from sbpair.replay.archive import Archive
 from sbpair.replay.archive_layout import DRAINED_FILE, KEY, SEGMENTS
@@ -51,19 +49,6 @@ def drain(job: TaskJob) -> None:
     remaining = asyncio.run(count_remaining(job, clock_ahead_ms=ahead_ms))
     locked = sum(each.locked for each in remaining.values())
     job.open().write_json(DRAINED_FILE, {"remaining_in_queues": left(job, ahead_ms), "locked": locked})
-
-
-def go_on_sending(place: World, coming: Iterator[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Add a message to the first queue before each receive, as often as `coming` has numbers."""
-    take = RawSource.receive
-
-    async def fed(self: Any, limit: int, *, seconds: float) -> Any:
-        number = next(coming, None)
-        if number is not None:
-            await asyncio.to_thread(place.strand, 0, f"later-{number}", Aliases(place.destinations[0]))
-        return await take(self, limit, seconds=seconds)
-
-    monkeypatch.setattr(RawSource, "receive", fed)
 
 
 def left(job: TaskJob, clock_ahead_ms: int | None = None) -> dict[str, int]:

@@ -4,7 +4,6 @@ import asyncio
 import os
 import signal
 import threading
-import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,11 +16,10 @@ from sbpair import errors
 from sbpair.backlog import Aliases
 from sbpair.move.message.dead_letters import dead_letter_path
 from sbpair.move.message.route import Facts, TimeToLive
-from sbpair.move.peek import locked
 from sbpair.move.raw_source import RawReceivedMessage, RawSource
 from sbpair.replay import driver
 from sbpair.replay.archive import Archive
-from sbpair.replay.archive_layout import DOUBTFUL, HELD, LEDGER, QUARANTINE, STOP_FILE
+from sbpair.replay.archive_layout import DOUBTFUL, HELD, LEDGER, QUARANTINE
 from sbpair.replay.ledger import Entry, Ledger, read_held
 from sbpair.replay.outcomes import Proof
 from sbpair.replay.progress import PhaseWatcher, ReplayPhase, run_action, run_status
@@ -31,8 +29,8 @@ from sbpair.replay.spark_task import TaskJob, task_queues
 from sbpair.replay.task_lease import HeldLease
 from sbpair.replay.verify import prove_run, verify
 from tests.replay.segments import rows_of
-from tests.replay.tasks import go_on_sending
 from tests.replay.tasks import job_of as archive_job_of
+from tests.replay.tasks import move, proof_of
 from tests.replay.world import HOUR_TICKS, World
 
 QUICK = ReplayOptions(mode=ReplayMode.DIRECT, empty_seconds=0.05)
@@ -47,45 +45,33 @@ def stranded(place: World, directory: Path, count: int) -> TaskJob:
     return job_of(place, directory)
 
 
-def move(made: TaskJob, queues: Sequence[str] | None = None) -> Proof:
-    for queue in queues or made.run.queues:
-        asyncio.run(DirectMove(made, queue).run())
-    return verify(made.open(), made.run)
+def moved(made: TaskJob, queues: Sequence[str] | None = None) -> Proof:
+    move(made, queues)
+    return proof_of(made)
 
 
-def test_everything_arrives_once_and_is_in_the_ledger_and_no_body_is_kept(place: World, tmp_path: Path) -> None:
+def test_everything_arrives_once_or_is_dead_lettered_and_no_body_is_kept(place: World, tmp_path: Path) -> None:
     place.strand_many(60, body=b"a secret of some kind")
     place.strand(0, "nowhere", None)
-    made = job_of(place, tmp_path)
-    proof = move(made)
-    assert (proof.archived, proof.acknowledged, proof.quarantined, proof.unsent) == (61, 60, 1, 0)
-    assert proof.balanced
-    assert proof.exit_code == 3
-    assert sorted(place.ids()) == sorted(f"m{number}" for number in range(60))
-    assert place.altered() == []
-    assert made.open().files(HELD) == []
-    assert not any(b"a secret of some kind" in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
-
-
-def test_the_receipt_has_received_and_in_doubt(place: World, tmp_path: Path) -> None:
-    made = stranded(place, tmp_path, 2)
-    document = move(made).document(made.run.options.mode)
-    counts = {"mode": "direct", "archived": None, "unsent": None, "received": 2, "in_doubt": 0}
-    assert {name: document[name] for name in counts} == counts
-    none = dict.fromkeys(("expired", "quarantined", "deduplicated", "in_doubt"), 0)
-    assert document["queues"][place.queues[0]] == {"received": 1, "acknowledged": 1, **none}
-
-
-def test_an_unroutable_message_is_dead_lettered_in_the_backlog(place: World, tmp_path: Path) -> None:
-    place.strand(0, "nowhere", None)
-    place.strand(0, "late", Aliases("orders", None, 1))
+    place.strand(0, "lost", Aliases("not-there", None, HOUR_TICKS))
+    place.strand(1, "late", Aliases("orders", None, 1))
     place.running.advance(1)
     made = job_of(place, tmp_path, ttl=TimeToLive.REMAINING)
-    proof = move(made)
-    assert (proof.quarantined, proof.expired) == (1, 1)
-    assert place.left() == 2
-    dead = place.running.do(lambda: place.running.other.queue(place.queues[0]).counts().dead_letter)
-    assert dead == 2
+    proof = moved(made)
+    assert (proof.archived, proof.acknowledged, proof.quarantined, proof.expired, proof.unsent) == (63, 60, 2, 1, 0)
+    assert (proof.balanced, proof.exit_code) == (True, 3)
+    assert sorted(place.ids()) == sorted(f"m{number}" for number in range(60))
+    assert (place.altered(), place.left()) == ([], 3)
+    dead = place.running.do(lambda: [place.backlog(index).counts().dead_letter for index in range(2)])
+    assert dead == [2, 1]
+    assert made.open().files(HELD) == []
+    assert [row["message"] for row in rows_of(made.open(), QUARANTINE)] == [None, None]
+    assert not any(b"a secret of some kind" in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    document = proof.document(made.run.options.mode)
+    counts = {"mode": "direct", "archived": None, "unsent": None, "received": 63, "in_doubt": 0}
+    assert {name: document[name] for name in counts} == counts
+    of_queue = {"received": 31, "acknowledged": 30, "expired": 1}
+    assert document["queues"][place.queues[1]] == {**dict.fromkeys(document["queues"][place.queues[0]], 0), **of_queue}
 
 
 def test_the_order_of_a_queue_is_kept(place: World, tmp_path: Path) -> None:
@@ -124,7 +110,7 @@ def test_messages_a_killed_task_had_sent_are_completed_and_not_sent_again(place:
     dead.record_held([Entry(first, "orders"), Entry(second, "orders")])
     before = verify(made.open(), made.run)
     assert (before.archived, before.acknowledged, before.unsent) == (2, 1, 1)
-    proof = move(made)
+    proof = moved(made)
     assert (proof.archived, proof.acknowledged, proof.unsent) == (6, 6, 0)
     assert sorted(place.ids()) == [f"m{number}" for number in range(1, 6)]
     assert place.left() == 0
@@ -137,7 +123,7 @@ def test_a_truncated_list_of_held_messages_does_not_prevent_a_resume(place: Worl
     Ledger(made.open(), made.run.shards, "dead").record_held([Entry(key, "orders") for key in keys(place)])
     [path] = made.open().files(HELD)
     Path(made.open().root, path).write_bytes(b"")
-    proof = move(made)
+    proof = moved(made)
     assert (proof.acknowledged, proof.unreadable, place.left()) == (3, [path], 0)
 
 
@@ -154,23 +140,9 @@ def test_any_truncation_of_an_unsynced_chunk_allows_a_resume(place: World, tmp_p
     Path(made.open().root, chunk).write_bytes(damaged(Path(made.open().root, chunk).read_bytes()))
     Path(made.open().root, doubts).write_bytes(b"")
     assert PhaseWatcher(made.open(), "move").sample().messages == 0
-    proof = move(made)
+    proof = moved(made)
     assert (proof.acknowledged, sorted(proof.unreadable), place.left()) == (3, sorted([chunk, doubts]), 0)
     assert [each["message_id"] for each in proof.doubtful] == [first[3]]
-
-
-def test_a_move_ends_while_applications_go_on_sending(
-    place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = stranded(place, tmp_path, 8)
-    made = replace(made, run=replace(made.run, started_ms=int(time.time() * 1000)))
-    coming = iter(range(300))
-    place.running.advance(120)
-    monkeypatch.setattr(locked, "CLOCKS_DIFFER_MS", -60_000)  # the clock counts as one that was always ahead
-    go_on_sending(place, coming, monkeypatch)
-    move(made)
-    assert next(coming, None) is not None
-    assert set(place.ids()) >= {f"m{number}" for number in range(8)}
 
 
 def test_a_message_that_differs_from_the_ledgers_in_its_key_is_sent(place: World, tmp_path: Path) -> None:
@@ -197,7 +169,7 @@ def test_accepted_unsettled_messages_are_known_to_the_next_attempt(
         return await complete(self, arrivals)
 
     monkeypatch.setattr(RecordedSource, "complete", late)
-    proof = move(made)
+    proof = moved(made)
 
     assert sorted(place.ids()) == sorted(place.sent)
     assert (proof.acknowledged, proof.balanced, proof.doubtful) == (8, True, [])
@@ -226,13 +198,6 @@ def test_unconfirmed_settlements_are_known_after_a_crash(tmp_path: Path, monkeyp
     assert ("q", 1, 1_000, "m1") in accepted_by_dead_attempts(archive, "q", 0)
 
 
-def test_a_stopped_run_receives_nothing(place: World, tmp_path: Path) -> None:
-    made = stranded(place, tmp_path, 4)
-    made.open().write(STOP_FILE, b"")
-    proof = move(made)
-    assert (proof.archived, place.left()) == (0, 4)
-
-
 def test_a_ledger_error_ends_the_move_before_settlement(
     place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -258,36 +223,25 @@ def test_nothing_is_sent_without_a_heartbeat(place: World, tmp_path: Path) -> No
     assert (place.ids(), place.left()) == ([], 4)
 
 
-def test_messages_for_a_missing_destination_are_dead_lettered(place: World, tmp_path: Path) -> None:
-    place.strand_many(4)
-    place.strand(0, "lost", Aliases("not-there", None, HOUR_TICKS))
-    made = job_of(place, tmp_path)
-    proof = move(made)
-    assert (proof.acknowledged, proof.quarantined) == (4, 1)
-    [path] = made.open().files(QUARANTINE)
-    assert made.open().read_table(path).column("message").to_pylist() == [None]
-
-
 @pytest.mark.parametrize(
     ("option", "options"),
     [
         ("--dedup message-id", {"dedup": DedupMode.MESSAGE_ID}),
         ("--destination", {"selection": Selection(("orders",))}),
         ("--where", {"selection": Selection((), "size < 3")}),
+        ("--dead-letters", {}),
     ],
 )
 def test_options_that_need_an_archive_are_refused_by_name(
     place: World, tmp_path: Path, option: str, options: dict[str, Any]
 ) -> None:
+    queues = [dead_letter_path(queue) if option == "--dead-letters" else queue for queue in place.queues]
     with pytest.raises(errors.UsageError, match=f"{option} cannot be combined with --mode direct"):
-        driver.start_run(place.request(tmp_path), replace(QUICK, **options), place.queues, None, lambda _event: None)
+        driver.start_run(place.request(tmp_path), replace(QUICK, **options), queues, None, lambda _event: None)
     assert not (tmp_path / "archive").exists()
 
 
-def test_dead_letters_verify_and_another_selection_are_refused_by_name(place: World, tmp_path: Path) -> None:
-    dead = [dead_letter_path(queue) for queue in place.queues]
-    with pytest.raises(errors.UsageError, match="--dead-letters cannot be combined with --mode direct"):
-        driver.start_run(place.request(tmp_path), QUICK, dead, None, lambda _event: None)
+def test_a_direct_run_has_no_proof_and_no_selection(place: World, tmp_path: Path) -> None:
     made = job_of(place, tmp_path / "archive")
     with pytest.raises(errors.UsageError, match="run r1 is direct"):
         prove_run(made.open())

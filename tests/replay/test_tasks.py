@@ -2,15 +2,12 @@
 
 import asyncio
 import contextlib
-import json
 import os
 import resource
-import subprocess
-import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,14 +16,17 @@ from typing import Any
 import pytest
 
 from sbpair import errors
+from sbpair.backlog import Aliases
 from sbpair.move.context import DEFAULT_BATCH_LIMITS
 from sbpair.move.peek import locked
 from sbpair.move.raw_source import RawSource
 from sbpair.replay import driver, phases
 from sbpair.replay.archive import Archive
-from sbpair.replay.archive_layout import HELD, LEDGER, SEGMENTS, STOP_FILE
+from sbpair.replay.archive_layout import HELD, LEDGER, STOP_FILE
 from sbpair.replay.ledger import Ledger, read_held
+from sbpair.replay.progress import request_stop, run_status
 from sbpair.replay.queue_task import Remaining, count_remaining
+from sbpair.replay.run import ReplayMode
 from sbpair.replay.send_task import MAX_CHUNK, ShardSource, move_context
 from sbpair.replay.spark_task import SHORT_WAITS, TaskJob
 from sbpair.replay.task_lease import TaskLease
@@ -34,8 +34,7 @@ from sbpair.runs.database import RunDatabase
 from sbpair.runs.file_lease import hold_machine_leases
 from sbpair.runs.journal import Journal
 from tests.kit.disks import full, read_only
-from tests.replay.segments import rows_of
-from tests.replay.tasks import QUICK, drain, go_on_sending, job_of, left, proof_of, send, stranded
+from tests.replay.tasks import QUICK, drain, job_of, left, proof_of, replayed, send, stranded
 from tests.replay.world import NAMESPACE, OTHER, World
 
 MESSAGES = 100
@@ -225,16 +224,13 @@ def test_a_send_stops_on_request_without_duplicates(place: World, tmp_path: Path
     job = stranded(place, tmp_path, MESSAGES, rate=2.0)
     archive = job.open()
     drain(job)
-    sending = threading.Thread(target=send, args=(job,))
-    sending.start()
-    while not archive.files(LEDGER):
-        assert sending.is_alive()
-        time.sleep(0.01)
-
-    status = json.loads(sbpair("status", archive, "--output", "json"))
-    sbpair("stop", archive)
-    sending.join()
-
+    with ThreadPoolExecutor(1) as threads:
+        sending = threads.submit(send, job)
+        while not archive.files(LEDGER):
+            assert not sending.done()
+            time.sleep(0.01)
+        status = run_status(archive)
+        request_stop(archive)
     assert (status["phase"], status["stopped"], status["archived_rows"]) == ("send", False, MESSAGES)
     proof = proof_of(job)
     assert 0 < status["acknowledged_rows"] <= proof.acknowledged < MESSAGES
@@ -244,11 +240,6 @@ def test_a_send_stops_on_request_without_duplicates(place: World, tmp_path: Path
     send(replace(job, run=replace(job.run, options=replace(job.run.options, rate=None))))
     everything_is_there(place, job)
     assert len(place.ids()) == MESSAGES
-
-
-def sbpair(verb: str, archive: Archive, *words: str) -> str:
-    command = [sys.executable, "-m", "sbpair", "replay", verb, archive.run, "--archive", archive.url, *words]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 def test_messages_locked_elsewhere_remain_and_are_counted(place: World, tmp_path: Path) -> None:
@@ -299,53 +290,26 @@ def test_a_clock_behind_the_services_leaves_nothing_unreported(place: World, tmp
     assert (proof.archived, proof.remaining_in_queues, proof.locked) == (4 - locked, {place.queues[0]: locked}, locked)
 
 
-def test_a_drain_ends_while_applications_go_on_sending(
-    place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("mode", ReplayMode)
+def test_a_run_ends_while_applications_go_on_sending(
+    mode: ReplayMode, place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A message arrives before each receive, up to a number that would end it in any case."""
-    job = stranded(place, tmp_path, 30)
-    coming = iter(range(300))
+    job = stranded(place, tmp_path, 30, mode=mode)
+    coming, take = iter(range(300)), RawSource.receive
     place.running.advance(120)
     monkeypatch.setattr(locked, "CLOCKS_DIFFER_MS", -300_000)  # clock and long locks count as a clock ahead
-    go_on_sending(place, coming, monkeypatch)
-    drain(job)
+
+    async def fed(self: Any, limit: int, *, seconds: float) -> Any:
+        if (number := next(coming, None)) is not None:
+            await asyncio.to_thread(place.strand, 0, f"later-{number}", Aliases("orders"))
+        return await take(self, limit, seconds=seconds)
+
+    monkeypatch.setattr(RawSource, "receive", fed)
+    replayed(job)
     assert next(coming, None) is not None
     assert proof_of(job).remaining_in_queues == {}
-    assert {f"m{number}" for number in range(30)} <= ids_archived(job)
-
-
-def ids_archived(job: TaskJob) -> set[str]:
-    return {row["message_id"] for row in rows_of(job.open(), SEGMENTS)}
-
-
-def test_an_unanswered_send_is_listed_though_its_task_is_killed(
-    place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The message is sent again and accepted, and is in the ledger. Then the task is killed."""
-    monkeypatch.setattr("sbpair.replay.send_task.MAX_CHUNK", 10)
-    job = stranded(place, tmp_path, MESSAGES, rate=50.0)
-    drain(job)
-
-    write = ShardSource.write_accepted
-
-    async def killed_then(self: Any) -> Any:
-        error = await write(self)
-        if proof_of(job).acknowledged == MESSAGES:
-            raise KeyboardInterrupt
-        return error
-
-    monkeypatch.setattr(ShardSource, "write_accepted", killed_then)
-    with (
-        after_the_first(ShardSource, "complete", place.during("reset", NAMESPACE, count=1)),
-        pytest.raises(KeyboardInterrupt),
-    ):
-        send(job)
-
-    twice = {each for each, times in Counter(place.ids()).items() if times > 1}
-    proof = proof_of(job)
-    assert proof.acknowledged == MESSAGES
-    assert twice <= {str(each["message_id"]) for each in proof.doubtful}
-    assert proof.doubtful
+    assert {f"m{number}" for number in range(30)} <= {*place.ids()}
 
 
 def test_messages_in_the_journal_are_completed_and_not_archived(place: World, tmp_path: Path) -> None:
