@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -93,7 +94,8 @@ def stored(directory: Path, shards: int, arrivals: list[RawReceivedMessage], **l
 
 @pytest.mark.parametrize("shards", [1, 8, 2 * MAX_PARTS])
 def test_rows_of_a_shard_are_together_in_order_of_arrival(shards: int, tmp_path: Path) -> None:
-    """A row group has as few shards as possible: a task reads few messages of others."""
+    """A row group has as few shards as possible: a task reads few messages of others. Few messages are one group."""
+    assert stored(tmp_path / "small", shards, [arrival(number) for number in range(100)]).num_row_groups == 1
     file = stored(tmp_path, shards, [arrival(number) for number in range(1_000)], MIN_PART_BYTES=1)
     groups = [file.read_row_group(number) for number in range(file.num_row_groups)]
     assert len(groups) == min(shards, MAX_PARTS)
@@ -124,11 +126,6 @@ def test_a_group_is_bounded_if_one_session_has_all_messages(shards: int, tmp_pat
     assert file.num_row_groups <= round(sum(sizes) / 1_000)
 
 
-def test_few_small_messages_are_one_group_for_any_shard_count(tmp_path: Path) -> None:
-    file = stored(tmp_path, MAX_PARTS, [arrival(number) for number in range(100)])
-    assert file.num_row_groups == 1
-
-
 def test_a_failed_group_does_not_count_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     archive = created(tmp_path)
     monkeypatch.setattr(segment_module, "MIN_PART_BYTES", 1)
@@ -150,47 +147,30 @@ def test_a_failed_group_does_not_count_as_written(tmp_path: Path, monkeypatch: p
     assert [each.facts.sequence_number for each in segment.written] == list(range(100))
 
 
-class Stores:
-    """An observer of a drain's stores: the first waits until a message of the next segment is received."""
-
-    def __init__(self, place: World, monkeypatch: pytest.MonkeyPatch, error: Exception | None = None) -> None:
-        self.at_once = self.max_at_once = 0
-        self.left_when_stored: list[int] = []
-        self.overlapped = False
-        self._place, self._error = place, error
-        self._add, self._put = Segment.add, Archive.put
-        self._first: Segment | None = None
-        self._next = threading.Event()
-        # A bound method would not get the segment, or the archive.
-        monkeypatch.setattr(Segment, "add", lambda *arguments: self._added(*arguments))  # noqa: PLW0108
-        monkeypatch.setattr(Archive, "put", lambda *arguments: self._stored(*arguments))  # noqa: PLW0108
-
-    def _added(self, segment: Segment, *arguments: Any) -> None:
-        self._add(segment, *arguments)
-        self._first = self._first or segment
-        if segment is not self._first:
-            self._next.set()
-
-    def _stored(self, archive: Archive, path: str, file: Any) -> None:
-        self.at_once += 1
-        self.max_at_once = max(self.max_at_once, self.at_once)
-        self.overlapped = self._next.wait(PATIENCE_SECONDS)
-        if self._error is not None:
-            raise self._error
-        self._put(archive, path, file)
-        self.left_when_stored.append(self._place.left())
-        self.at_once -= 1
-
-
 def test_the_next_segment_is_received_while_one_is_stored(
     place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = stranded(place, tmp_path, MESSAGES, segment_messages=A_SEGMENT)
-    stores = Stores(place, monkeypatch)
+    add, put = Segment.add, Archive.put
+    segments, left, storing, overlaps = set[Segment](), list[int](), threading.Lock(), threading.Event()
+
+    def added(segment: Segment, *arguments: Any) -> None:
+        add(segment, *arguments)
+        segments.add(segment)
+        if len(segments) > 1:
+            overlaps.set()
+
+    def stored(archive: Archive, path: str, file: Any) -> None:
+        assert storing.acquire(blocking=False), "two segments in memory, and not more"
+        assert overlaps.wait(PATIENCE_SECONDS)
+        put(archive, path, file)
+        left.append(place.left())
+        storing.release()
+
+    monkeypatch.setattr(Segment, "add", added)
+    monkeypatch.setattr(Archive, "put", stored)
     drain(job)
-    assert stores.overlapped
-    assert stores.max_at_once == 1, "two segments in memory, and not more"
-    assert stores.left_when_stored == [*range(MESSAGES, 0, -A_SEGMENT)], "each is settled when it is stored, not before"
+    assert left == [*range(MESSAGES, 0, -A_SEGMENT)], "each is settled when it is stored, not before"
     assert (place.left(), proof_of(job).archived, proof_of(job).copies) == (0, MESSAGES, 0)
 
 
@@ -206,20 +186,9 @@ def test_a_drain_writes_groups_while_it_receives(place: World, tmp_path: Path, m
     assert (place.altered(), proof_of(job).balanced) == ([], True)
 
 
-def test_after_a_failed_segment_nothing_more_is_stored_or_settled(
-    place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job = stranded(place, tmp_path, MESSAGES, segment_messages=A_SEGMENT)
-    stores = Stores(place, monkeypatch, errors.MachineLacks("the archive is full", hint="make room"))
-    with pytest.raises(errors.MachineLacks, match="full"):
-        drain(job)
-    assert stores.overlapped
-    assert job.open().files(SEGMENTS) == []
-    assert place.left() == MESSAGES
-
-
 QUEUES = ("contoso/x-servicebus-transfer/0", "contoso/x-servicebus-transfer/1")
 ROWS = 30
+GROUPS = (1, 7, ROWS)
 
 
 @pytest.fixture
@@ -234,6 +203,11 @@ def filled(directory: Path, *, group: int = 7) -> Archive:
         numbers = range(ROWS * index, ROWS * (index + 1))
         write_segment(archive, f"s{index}", [*map(key, numbers)], [*map(message, numbers)], group=group)
     return archive
+
+
+@pytest.fixture(scope="module")
+def by_group(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Archive]:
+    return {group: filled(tmp_path_factory.mktemp("archive"), group=group) for group in GROUPS}
 
 
 def message(number: int) -> bytes:
@@ -251,79 +225,71 @@ def position(number: int) -> RowPosition:
 @settings(max_examples=60, deadline=None)
 @given(
     wanted=st.lists(st.lists(st.integers(0, 4 * ROWS - 1), max_size=40), max_size=6),
-    group=st.sampled_from([1, 7, ROWS]),
+    group=st.sampled_from(GROUPS),
     files=st.sampled_from([1, 2, 64]),
     held=st.sampled_from([0, 500, 10**6]),
 )
 def test_each_message_belongs_to_its_row_at_any_cache_size(
-    wanted: Sequence[Sequence[int]], group: int, files: int, held: int
+    by_group: dict[int, Archive], wanted: Sequence[Sequence[int]], group: int, files: int, held: int
 ) -> None:
-    with TemporaryDirectory() as directory:
-        reader = SegmentReader(filled(Path(directory), group=group), max_files=files, groups_bytes=held)
-        for numbers in wanted:
-            assert reader.read([*map(position, numbers)]) == [(key(number), message(number)) for number in numbers]
+    reader = SegmentReader(by_group[group], max_files=files, groups_bytes=held)
+    for numbers in wanted:
+        assert reader.read([*map(position, numbers)]) == [(key(number), message(number)) for number in numbers]
 
 
-def test_a_row_group_is_read_once(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[Any] = []
-    monkeypatch.setattr(
-        SegmentReader,
-        "_read_group",
-        lambda reader, which, real=SegmentReader._read_group: read.append(which) or real(reader, which),
-    )
-    reader = SegmentReader(archive)
+def test_a_row_group_is_read_once_and_released_after_its_last_row(
+    archive: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, read, read_group = SegmentReader(archive), list[Any](), SegmentReader._read_group
+    monkeypatch.setattr(reader._groups, "_make", lambda which: read.append(which) or read_group(reader, which))
     for number in range(ROWS):
         reader.read([position(number), position(ROWS + number)])
+        group = number // 7
+        is_last = number % 7 == 6 or number == ROWS - 1
+        assert [*reader._groups._held] == ([] if is_last else [("s0", group), ("s1", group)])
     assert len(read) == len(set(read)) == 2 * 5
 
 
-def test_a_row_group_is_released_once_all_its_rows_are_read(archive: Archive) -> None:
-    reader = SegmentReader(archive)
-    reader.read([position(number) for number in range(6)])
-    assert [*reader._groups._held] == [("s0", 0)]
-    reader.read([position(6), position(7)])
-    assert [*reader._groups._held] == [("s0", 1)]
+def removed(archive: Archive, path: str) -> None:
+    archive.remove(path)
+
+
+def replaced(archive: Archive, path: str) -> None:
+    other = created(archive.url, "r2")
+    write_segment(other, "s0", [key(0)], [message(0)])
+    archive.write(path, other.read(path))
+
+
+def cut_to(left: int, archive: Archive, path: str) -> None:
+    archive.write(path, archive.read(path)[:left])
 
 
 @pytest.mark.parametrize(
-    ("missing", "why"), [(("s0", ROWS), "it has fewer rows than were planned"), (("s4", 0), "it is missing")]
+    ("change", "wanted", "why"),
+    [
+        (removed, ("s0", 0), ""),
+        (replaced, ("s0", 0), ": it belongs to another run"),
+        *((partial(cut_to, left), ("s0", 0), "") for left in (0, 3, 300)),
+        (lambda *_: None, ("s0", ROWS), ": it has fewer rows than were planned"),
+        (lambda *_: None, ("s4", 0), ": it is missing"),
+    ],
 )
-def test_a_missing_row_is_refused_by_the_name_of_its_segment(archive: Archive, missing: RowPosition, why: str) -> None:
-    with pytest.raises(errors.StateRefused, match=f"{missing[0]}.*{why}"):
-        SegmentReader(archive).read([position(0), missing])
-
-
-def test_a_removed_segment_is_refused(archive: Archive) -> None:
+def test_a_segment_that_lacks_a_planned_row_is_refused_by_name(
+    change: Any, wanted: RowPosition, why: str, archive: Archive
+) -> None:
     reader = SegmentReader(archive)
-    archive.remove(segment_path(QUEUES[0], "s0"))
-    with pytest.raises(errors.StateRefused, match=r"s0\.parquet is broken"):
-        reader.read([position(0)])
-
-
-def test_a_segment_of_another_run_is_not_read(archive: Archive) -> None:
-    other = created(archive.url, "r2")
-    write_segment(other, "s0", [key(0)], [message(0)])
-    path = segment_path(QUEUES[0], "s0")
-    archive.write(path, other.read(path))
-    with pytest.raises(errors.StateRefused, match=r"s0\.parquet is broken: it belongs to another run"):
-        SegmentReader(archive).read([position(0)])
-
-
-@pytest.mark.parametrize("left", [0, 3, 300])
-def test_a_segment_truncated_after_planning_is_refused(archive: Archive, left: int) -> None:
-    path = Path(archive.root, segment_path(QUEUES[0], "s0"))
-    path.write_bytes(path.read_bytes()[:left])
-    with pytest.raises(errors.StateRefused, match=r"s0\.parquet is broken"):
-        SegmentReader(archive).read([position(0)])
+    change(archive, segment_path(QUEUES[0], "s0"))
+    with pytest.raises(errors.StateRefused, match=rf"{wanted[0]}\.parquet is broken{why}"):
+        reader.read([position(ROWS), wanted])
 
 
 def test_a_corrupted_message_is_refused(archive: Archive) -> None:
-    path = Path(archive.root, segment_path(QUEUES[0], "s0"))
-    chunk = archive.parquet(segment_path(QUEUES[0], "s0")).metadata.row_group(1).column(15)
+    path = segment_path(QUEUES[0], "s0")
+    chunk = archive.parquet(path).metadata.row_group(1).column(15)
     assert chunk.path_in_schema == "message"
-    data = bytearray(path.read_bytes())
+    data = bytearray(archive.read(path))
     data[chunk.data_page_offset + chunk.total_compressed_size - 2] ^= 1
-    path.write_bytes(data)
+    archive.write(path, bytes(data))
     reader = SegmentReader(archive)
     assert reader.read([position(0)]) == [(key(0), message(0))]
     with pytest.raises(errors.StateRefused, match=r"s0\.parquet is broken"):

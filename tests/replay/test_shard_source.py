@@ -2,7 +2,7 @@
 
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from random import Random
@@ -19,9 +19,9 @@ from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, da
 from sbpair.backlog import Aliases, write_aliases
 from sbpair.model.pair import Endpoint, Identity
 from sbpair.replay import ledger as ledger_module
-from sbpair.replay import send_task, spark_task
+from sbpair.replay import send_task
 from sbpair.replay.archive import Archive
-from sbpair.replay.archive_layout import DEDUPLICATED, HELD, LEDGER, QUARANTINE, STOP_FILE
+from sbpair.replay.archive_layout import DEDUPLICATED, HELD, LEDGER, QUARANTINE
 from sbpair.replay.ledger import Entry, Key, Ledger, read_held, table_keys
 from sbpair.replay.run import NamespaceAccess, ReplayOptions, ReplayRun
 from sbpair.replay.send_task import COLUMNS, ShardReader, ShardSource, mark_deduplicated
@@ -66,18 +66,11 @@ def archive(tmp_path: Path) -> Archive:
     return created(tmp_path)
 
 
-def source(archive: Archive, count: int, may_refuse: Callable[[], None] = lambda: None) -> ShardSource:
+def source(archive: Archive, count: int) -> ShardSource:
     # It looks for the segments before it looks at the rows.
     rows = list(batches(archive, count))
     ledger = Ledger(archive, SHARDS)
-    return ShardSource(ShardReader(iter(rows), archive, ledger), archive, ledger, may_refuse)
-
-
-async def all_of(made: ShardSource, limit: int = 5) -> list[Any]:
-    found: list[Any] = []
-    while not made.ended:
-        found += await made.receive(limit)
-    return found
+    return ShardSource(ShardReader(iter(rows), archive, ledger), archive, ledger, lambda: None)
 
 
 @settings(max_examples=12, deadline=None)
@@ -173,18 +166,15 @@ def test_the_readable_part_of_a_truncated_list_counts(archive: Archive) -> None:
             assert found[:minimum] == [key(number) for number in range(minimum)]
 
 
-async def test_messages_keep_the_order_of_their_rows(archive: Archive) -> None:
-    arrivals = await all_of(source(archive, 20))
-    assert [each.row for each in arrivals] == [key(number) for number in range(20)]
-    assert [each.ordinal for each in arrivals] == sorted(each.ordinal for each in arrivals)
-
-
-async def test_messages_in_the_ledger_are_not_delivered(archive: Archive) -> None:
+async def test_messages_without_an_outcome_keep_the_order_of_their_rows(archive: Archive) -> None:
     earlier = Ledger(archive, SHARDS, "earlier")
     earlier.write(LEDGER, 0, [Entry(key(1), "orders")])
     earlier.write(QUARANTINE, 1, [Entry(key(15), "orders", "why")])
-    arrivals = await all_of(source(archive, 20))
+    made, arrivals = source(archive, 20), list[Any]()
+    while not made.ended:
+        arrivals += await made.receive(5)
     assert [each.row for each in arrivals] == [key(number) for number in range(20) if number not in (1, 15)]
+    assert [each.ordinal for each in arrivals] == sorted(each.ordinal for each in arrivals)
 
 
 def test_a_duplicate_is_marked_once_its_first_copy_is_accepted(archive: Archive) -> None:
@@ -206,43 +196,8 @@ def test_a_duplicate_is_marked_once_its_first_copy_is_accepted(archive: Archive)
     assert sorted(written(archive, DEDUPLICATED)) == [key(number) for number in (10, 13, 14)]
 
 
-async def test_a_requested_stop_is_seen(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spark_task, "STOP_POLL_SECONDS", 0.0)
-    made = source(archive, 20)
-    assert len(await made.receive(3)) == 3
-    assert not made.stop_requested()
-    archive.write(STOP_FILE, b"")
-    assert made.stop_requested()
-
-
 async def test_large_messages_are_read_in_small_chunks(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(send_task, "CHUNK_BYTES", 2 * len(message(0)))
     made = source(archive, 20)
     await made.receive(1)
     assert len(written(archive, HELD)) == 2
-
-
-async def test_a_ledger_that_cannot_be_written_is_an_error(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = source(archive, 4)
-    arrivals = await all_of(made)
-
-    def full(*_: object) -> None:
-        raise errors.MachineLacks("full", hint="make room")
-
-    monkeypatch.setattr(Ledger, "write", full)
-    assert await made.complete(arrivals) == []
-    assert isinstance(await made.write_accepted(), errors.MachineLacks)
-    assert isinstance(made.error, errors.MachineLacks)
-    assert len(written(archive, HELD)) == 4
-
-
-async def test_a_task_that_may_not_send_any_more_refuses_no_message(archive: Archive) -> None:
-    def lost() -> None:
-        raise errors.LeaseLost("it was resumed", hint="")
-
-    made = source(archive, 4, lost)
-    [first, *_] = await all_of(made)
-    with pytest.raises(errors.LeaseLost):
-        await made.dead_letter(first, "MessageRefused", "why")
-    assert isinstance(made.error, errors.LeaseLost)
-    assert written(archive, QUARANTINE) == []
