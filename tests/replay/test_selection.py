@@ -3,7 +3,6 @@
 import re
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,9 +15,9 @@ from sbpair.replay.archive import Archive
 from sbpair.replay.archive_layout import QUARANTINE, SEGMENTS
 from sbpair.replay.run import EVERYTHING, DedupMode, ReplayOptions, Selection
 from tests.replay.segments import rows_of
+from tests.replay.tasks import proof_of, replayed, stranded
 from tests.replay.world import HASTY, HOUR_TICKS, World
 
-pytestmark = pytest.mark.java
 QUICK = ReplayOptions(empty_seconds=0.1)
 
 TAKEN = (
@@ -62,6 +61,7 @@ IN_3_5 = {"hash(*) > 0": "Invalid usage of '*'"}
 """What Spark 3.5 does not take itself."""
 
 
+@pytest.mark.java
 @pytest.mark.slow
 def test_unselected_messages_stay_in_the_archive_until_selected(place: World, tmp_path: Path) -> None:
     """One run serves several checks, since a start of Spark takes ten seconds."""
@@ -96,6 +96,7 @@ def strand(place: World) -> None:
     place.bury(1, "lost", None, "InvalidBacklogMessage", "the message has no destination")
 
 
+@pytest.mark.java
 @pytest.mark.usefixtures("shared_java")
 def test_a_condition_is_accepted_or_refused_with_a_reason(capfd: pytest.CaptureFixture[str]) -> None:
     with spark.spark_session("local[2,4]", HASTY) as session:
@@ -166,39 +167,21 @@ def resume_all_sends_everything_else(place: World, tmp_path: Path, archive: Arch
     assert all(row["message_id"].encode() in row["message"] for row in kept)
 
 
-@pytest.mark.slow
-def test_order_none_with_duplicates_and_a_missing_destination(place: World, tmp_path: Path) -> None:
+def test_a_missing_destination_that_is_allowed_is_quarantined(place: World, tmp_path: Path) -> None:
     place.strand_many(30)
-    for index in range(2):
-        place.strand(index, "again", Aliases("orders", None, HOUR_TICKS))
     place.strand(0, "homeless", Aliases("not-there", None, HOUR_TICKS))
-    options = replace(QUICK, ordered=False, allow_missing=True, dedup=DedupMode.REPORT)
-
-    result = driver.start_run(place.request(tmp_path), options, place.queues, 4, lambda _event: None)
-
-    proof = result.proof
-    assert (proof.archived, proof.acknowledged, proof.quarantined, proof.unsent) == (33, 32, 1, 0)
-    assert proof.balanced
-    assert sorted(place.ids()) == sorted([*(f"m{number}" for number in range(30)), "again", "again"])
-    assert place.altered() == []
-    assert place.left() == 0
+    job = stranded(place, tmp_path, 0, ordered=False, allow_missing=True)
+    replayed(job)
+    proof = proof_of(job)
+    assert (proof.archived, proof.acknowledged, proof.quarantined, proof.unsent) == (31, 30, 1, 0)
+    assert (proof.balanced, place.left()) == (True, 0)
     [reason] = proof.reasons
     assert "not-there" in reason
-    archive = Archive(str(tmp_path / "archive"), result.run.id)
-    flows = archive.read_json("report/plan.json")["flows"]
-    assert sum(flow["duplicates"] for flow in flows) == 1
-    assert {flow["verdict"] for flow in flows} == {"send"}
-    [homeless] = rows_of(archive, QUARANTINE)
+    [homeless] = rows_of(job.open(), QUARANTINE)
     assert (homeless["message_id"], homeless["destination"]) == ("homeless", "not-there")
+    assert sorted(place.ids()) == sorted(f"m{number}" for number in range(30))
 
 
 @pytest.mark.parametrize(("names", "what"), [(("a",), "1 destination"), (("a", "b"), "2 destinations")])
-def test_one_destination_is_not_called_destinations(
-    monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], what: str
-) -> None:
-    monkeypatch.setattr(phases, "check_destinations", lambda *_arguments: None)
-    options = SimpleNamespace(selection=SimpleNamespace(destinations=names), allow_missing=False)
-    job: Any = SimpleNamespace(run=SimpleNamespace(options=options))
-    events: list[Any] = []
-    phases.check_selected_destinations(job, events.append)
-    assert [each.text for each in events] == [f"checking {what} in the primary"]
+def test_one_destination_is_not_called_destinations(names: tuple[str, ...], what: str) -> None:
+    assert phases._destinations(names) == what

@@ -34,16 +34,15 @@ def test_a_local_java_leaves_the_cores_to_the_workers(master: str, collector: st
 @pytest.mark.parametrize("master", ["local", "local[2,4]", "local-cluster[1,1,1024]", "yarn", "k8s://h", "spark://h:1"])
 def test_a_master_of_spark_is_accepted(master: str) -> None:
     spark.check_master(master)
+    assert bool(spark.local_settings(master)) == (master in ("local", "local[2,4]")), (
+        "a remote Java has its own options"
+    )
 
 
 @pytest.mark.parametrize("master", ["", "foo", "locals", "spark:h", "http://h"])
 def test_a_master_that_spark_does_not_know_is_named(master: str) -> None:
     with pytest.raises(errors.UsageError, match=f"^--master: '{master}' is not a Spark master$"):
         spark.check_master(master)
-
-
-def test_a_remote_java_gets_no_options() -> None:
-    assert spark.local_settings("spark://host:7077") == {}
 
 
 def test_the_users_java_options_come_last(tmp_path: Path) -> None:
@@ -124,16 +123,21 @@ def host_of(text: str) -> str:
     return str(getattr(found, "ipv4_mapped", None) or found)
 
 
-def test_local_spark_listens_on_this_machine_only() -> None:
-    """The settings; the sockets are checked below, where Spark runs."""
-    settings = {**spark.SETTINGS, **spark.local_settings("local[2]")}
-    assert settings["spark.driver.bindAddress"] == settings["spark.driver.host"] == "127.0.0.1"
-    assert settings["spark.ui.enabled"] == "false"
-
-
 @pytest.mark.java
-@pytest.mark.usefixtures("shared_java")
-def test_local_workers_import_pyspark_from_files_and_no_pandas() -> None:
+@pytest.mark.usefixtures("own_java")
+def test_a_local_spark_starts_with_its_settings_and_light_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One start of Java serves several checks. Workers import PySpark from files, and no pandas."""
+    (tmp_path / "spark-defaults.conf").write_text("spark.speculation true\nspark.speculation.quantile 0.5\n")
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    for master in ("local[x]", "nonsense"):
+        with pytest.raises(errors.MachineLacks, match="Could not parse Master URL"), spark.spark_session(master, HASTY):
+            pass
+    wrong = {**HASTY, "spark.sql.shuffle.partitions": "0"}
+    with pytest.raises(errors.MachineLacks, match="must be positive"), spark.spark_session("local[1]", wrong):
+        pass
+
     def report(batches: Iterator[Any]) -> Iterator[Any]:
         had = set(sys.modules)
         import pyarrow as pa
@@ -146,6 +150,8 @@ def test_local_workers_import_pyspark_from_files_and_no_pandas() -> None:
             yield pa.RecordBatch.from_pydict({"place": [pyspark.__file__], "pandas": [pandas], "shared": [shared]})
 
     with spark.spark_session("local[1]", HASTY) as session:
+        conf = session.sparkContext.getConf()
+        assert (conf.get("spark.speculation"), conf.get("spark.speculation.quantile")) == ("false", "0.5")
         assert hosts_that_listen() == {"127.0.0.1"}
         [row] = session.range(0, 1, 1, 1).mapInArrow(report, "place string, pandas boolean, shared boolean").collect()
     assert ".zip" not in row.place
@@ -161,24 +167,6 @@ def test_preloaded_modules_start_no_thread() -> None:
         "assert len(os.listdir('/proc/self/task')) == 1\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
-
-
-@pytest.mark.java
-@pytest.mark.usefixtures("own_java")
-def test_a_bad_master_is_reported_and_default_speculation_is_overruled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "spark-defaults.conf").write_text("spark.speculation true\nspark.speculation.quantile 0.5\n")
-    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
-    for master in ("local[x]", "nonsense"):
-        with pytest.raises(errors.MachineLacks, match="Could not parse Master URL"), spark.spark_session(master, HASTY):
-            pass
-    wrong = {**HASTY, "spark.sql.shuffle.partitions": "0"}
-    with pytest.raises(errors.MachineLacks, match="must be positive"), spark.spark_session("local[1]", wrong):
-        pass
-    with spark.spark_session("local[1]", HASTY) as session:
-        conf = session.sparkContext.getConf()
-        assert (conf.get("spark.speculation"), conf.get("spark.speculation.quantile")) == ("false", "0.5")
 
 
 @pytest.mark.parametrize(
