@@ -359,7 +359,7 @@ def count_discards(job: TaskJob, topics: Sequence[str], batches: Iterator[Any]) 
 
 async def _count(job: TaskJob, topics: Sequence[str], batches: Iterator[Any]) -> dict[str, Counter[bool | None]]:
     archive, now_ms = job.open(), int(time.time() * 1000)
-    reader = ShardReader(batches, archive, Ledger(archive, job.run.shards), holds=False)
+    reader = ShardReader(batches, archive, Ledger(archive, job.run.shards))
     route = router(job.run.options.ttl, lambda: now_ms)
     counts = {name.lower(): Counter[bool | None]() for name in topics}
     async with open_destinations(job.primary.endpoint()) as control:

@@ -74,18 +74,14 @@ class MessageReader(Protocol):
     exhausted: bool
 
     def read(self, max_rows: int, max_bytes: int) -> list[ArchivedMessage]:
-        """Return the next messages, maybe none, after recording them as held. Raises SbpairError. Runs in a thread."""
+        """Return the next messages, maybe none. Raises SbpairError. Runs in a thread."""
 
 
 class ShardReader:
-    """The rows of one task as messages without an outcome, each shard in order.
+    """The rows of one task as messages without an outcome, each shard in order."""
 
-    Each is recorded as held when read, if the reader `holds` messages.
-    """
-
-    def __init__(self, batches: Iterator[Any], archive: Archive, ledger: Ledger, *, holds: bool = True) -> None:
+    def __init__(self, batches: Iterator[Any], archive: Archive, ledger: Ledger) -> None:
         self.exhausted = False
-        self._holds = holds
         self._rows = column_rows(batches, COLUMNS)
         self._segments = SegmentReader(archive)
         self._ledger = ledger
@@ -102,10 +98,7 @@ class ShardReader:
                 self._shard, self._ended = shard, self._ledger.ended_keys(shard)
             if key not in self._ended:
                 rows.append((key, shard, message))
-        found = self._messages(rows)
-        if found and self._holds:
-            self._ledger.hold({each: entry_of(each) for each in found})
-        return found
+        return self._messages(rows)
 
     def _next_positions(self, max_rows: int, max_bytes: int) -> tuple[list[int], list[RowPosition]]:
         shards, positions = list[int](), list[RowPosition]()
@@ -143,7 +136,7 @@ class ShardReader:
 
 
 class ShardSource:
-    """One task's messages for a mover. `error` is why no more may be sent.
+    """One task's messages for a mover. Each is recorded as held when read. `error` is why no more may be sent.
 
     `may_refuse` raises once another task may send the messages: then that one decides on those that cannot arrive.
     """
@@ -173,12 +166,17 @@ class ShardSource:
         if not self._read_ahead and not self._reader.exhausted:
             try:
                 # In a thread: Spark may take its time, and heartbeats are to be answered.
-                found = await asyncio.to_thread(self._reader.read, MAX_CHUNK, CHUNK_BYTES)
-                self._read_ahead.extend(found)
+                self._read_ahead.extend(await asyncio.to_thread(self._read))
             except SbpairError as error:
                 # Messages on their way are still waited for, and recorded if possible.
                 self.error = error
         return [self._read_ahead.popleft() for _ in range(min(limit, len(self._read_ahead)))]
+
+    def _read(self) -> list[ArchivedMessage]:
+        found = self._reader.read(MAX_CHUNK, CHUNK_BYTES)
+        if found:
+            self._ledger.hold({each: entry_of(each) for each in found})
+        return found
 
     async def complete(self, messages: Sequence[ReceivedMessage]) -> Failures:
         """Take messages that the primary has accepted. The ledger gets them in chunks; until then they are held."""

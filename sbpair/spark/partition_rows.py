@@ -23,16 +23,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sbpair.amqp.message import Sections
-from sbpair.errors import EntityMissing, MachineLacks, ServiceRefused, StateRefused, Unavailable, UsageError
-from sbpair.model.pair import Endpoint
-from sbpair.move.raw_primary import RawDestinationLink, RawPrimary
+from sbpair.errors import MachineLacks, StateRefused, UsageError
 from sbpair.replay.archive import Archive
 from sbpair.replay.archive_layout import LEDGER, OUTCOME
 from sbpair.replay.send_task import CHUNK_BYTES, MAX_CHUNK
 from sbpair.replay.spark import check_speculation, is_local_master
 from sbpair.replay.spark_task import open_primary, run_in_worker
 from sbpair.spark.row_messages import RowMessage
-from sbpair.spark.write_run import BATCH_SCOPE, READERS, WriteJob, missing_destination
+from sbpair.spark.write_run import BATCH_SCOPE, READERS, RowDestinations, WriteJob
 
 MAX_REASONS = 10
 """How many reasons an error names. Rows with others are counted."""
@@ -90,30 +88,6 @@ def row_destinations(job: WriteJob, *, strict: bool = False) -> AbstractAsyncCon
     """Open the namespace to send to within a block."""
     named_by = "option destination" if job.columns.destination else "column destination"
     return open_primary(partial(RowDestinations, named_by, strict=strict), job.options.access.endpoint(os.environ))
-
-
-class RowDestinations(RawPrimary):
-    """The namespace to send to. A destination that does not exist ends the task before a message of it is sent.
-
-    With `strict`, so does one that takes no message for now.
-    """
-
-    def __init__(self, named_by: str, endpoint: Endpoint, *, strict: bool, **options: Any) -> None:
-        super().__init__(endpoint, **options)
-        self._named_by, self._endpoint, self._strict = named_by, endpoint, strict
-        self._loop = asyncio.get_running_loop()
-
-    def check_destination(self, destination: str) -> None:
-        """Raise UsageError for a destination that does not exist. For another thread than the loop's."""
-        later = () if self._strict else (ServiceRefused, Unavailable)  # the send finds these, and may try again
-        with suppress(*later):
-            asyncio.run_coroutine_threadsafe(self.ready(destination), self._loop).result()
-
-    async def ready(self, destination: str) -> RawDestinationLink:
-        try:
-            return await super().ready(destination)
-        except EntityMissing:
-            raise missing_destination(self._named_by, destination, self._endpoint) from None
 
 
 class PartitionRows:

@@ -18,16 +18,17 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from sbpair.config import load
 from sbpair.config.file import load_namespace
 from sbpair.config.setting import SIDES, Flags
-from sbpair.errors import EntityMissing, LeaseHeld, SbpairError, ServiceRefused, StateRefused, UsageError
+from sbpair.errors import EntityMissing, LeaseHeld, SbpairError, ServiceRefused, StateRefused, Unavailable, UsageError
 from sbpair.model.connection_string import holds_secret
 from sbpair.model.pair import Endpoint
-from sbpair.move.raw_primary import RawPrimary
+from sbpair.move.raw_primary import RawDestinationLink, RawPrimary
 from sbpair.operating_system.files import user_directory
 from sbpair.replay.archive import Archive
 from sbpair.replay.archive_layout import DOUBTFUL, KEY, LEDGER, QUARANTINE, REPORT, RUN_FILE, VERSION
@@ -350,19 +351,35 @@ def wait_silent(
 
 
 async def _check_destination(endpoint: Endpoint, destination: str) -> None:
-    async with open_primary(RawPrimary, endpoint) as primary:
+    async with open_primary(partial(RowDestinations, "option destination"), endpoint) as primary:
+        await primary.ready(destination)
+
+
+class RowDestinations(RawPrimary):
+    """The namespace to send to. A destination that does not exist ends the task before a message of it is sent.
+
+    With `strict`, so does one that takes no message for now.
+    """
+
+    def __init__(self, named_by: str, endpoint: Endpoint, *, strict: bool = False, **options: Any) -> None:
+        super().__init__(endpoint, **options)
+        self._named_by, self._endpoint, self._strict = named_by, endpoint, strict
+        self._loop = asyncio.get_running_loop()
+
+    def check_destination(self, destination: str) -> None:
+        """Raise UsageError for a destination that does not exist. For another thread than the loop's."""
+        later = () if self._strict else (ServiceRefused, Unavailable)  # the send finds these, and may try again
+        with suppress(*later):
+            asyncio.run_coroutine_threadsafe(self.ready(destination), self._loop).result()
+
+    async def ready(self, destination: str) -> RawDestinationLink:
         try:
-            await primary.ready(destination)
+            return await super().ready(destination)
         except EntityMissing:
-            raise missing_destination("option destination", destination, endpoint) from None
-
-
-def missing_destination(place: str, destination: str, endpoint: Endpoint) -> UsageError:
-    """Return the error for a destination that does not exist. It ends a task: no other message is sent."""
-    return UsageError(
-        f"{place}: there is no queue or topic {destination!r} in {endpoint.name}",
-        hint="create it, or correct the name; then run the job again",
-    )
+            raise UsageError(
+                f"{self._named_by}: there is no queue or topic {destination!r} in {self._endpoint.name}",
+                hint="create it, or correct the name; then run the job again",
+            ) from None
 
 
 def in_own_loop(run: Callable[[], Any]) -> Any:

@@ -21,7 +21,7 @@ from sbpair.move.message.route import Facts, MessageForm
 from sbpair.move.topic_guard import TopicGuard
 from sbpair.operating_system import uptime
 from sbpair.replay.ledger import Ledger
-from sbpair.replay.send_task import ArchivedMessage, LedgerTally, ShardSource, entry_of, send_source
+from sbpair.replay.send_task import ArchivedMessage, LedgerTally, ShardSource, send_source
 from sbpair.replay.spark_task import run_in_worker
 from sbpair.runs.journal import Journal
 from sbpair.spark.partition_rows import AcknowledgedRows, PartitionRows, RowSpool, TaskPlace, row_destinations
@@ -79,7 +79,7 @@ async def _write(job: WriteJob, place: TaskPlace, batches: Iterator[Any]) -> Wri
                 topics=TopicGuard(destinations, tally, limit, hint=DISCARD_HINT),
             )
             rows = PartitionRows(batches, job, place, acknowledged, primary)
-            with closing(RowReader(rows, job, place, ledger)) as reader:
+            with closing(RowReader(rows, job, place)) as reader:
                 if job.options.check is RowCheck.TASK:
                     await asyncio.to_thread(reader.check)
                 waiting = await send_source(ShardSource(reader, archive, ledger, claim.check), primary, context)
@@ -104,15 +104,12 @@ async def _write(job: WriteJob, place: TaskPlace, batches: Iterator[Any]) -> Wri
 
 
 class RowReader:
-    """The messages of a partition for the send task, in order. Each is recorded as held when read.
+    """The messages of a partition for the send task, in order. After `check`, they come from a file of this worker."""
 
-    After `check`, they come from a file of this worker.
-    """
-
-    def __init__(self, rows: PartitionRows, job: WriteJob, place: TaskPlace, ledger: Ledger) -> None:
+    def __init__(self, rows: PartitionRows, job: WriteJob, place: TaskPlace) -> None:
         self.exhausted = False
         self.count = 0
-        self._rows, self._job, self._place, self._ledger = rows, job, place, ledger
+        self._rows, self._job, self._place = rows, job, place
         self._shard = f"{place.scope}/{job.job}.{place.partition}"
         self._spool: RowSpool | None = None
 
@@ -133,8 +130,6 @@ class RowReader:
         for row in rows:
             self.count += 1
             found.append(self._message(row))
-        if found:
-            self._ledger.hold({each: entry_of(each) for each in found})
         return found
 
     def close(self) -> None:

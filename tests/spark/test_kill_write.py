@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ class Write:
         options = {"destination": "orders", "ledger": str(directory / "ledger"), "run": "r1"}
         document = {"directory": str(directory), "rows": ROWS, "bytes": BYTES, "partitions": PARTITIONS}
         document |= {"options": options, **changes}
-        self.archive = Archive(document["options"].get("ledger", str(directory / "ledger")), "r1")
+        self.archive = Archive(str(directory / "ledger"), "r1")
         self._port = place.port("contoso")
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.spark.write_process", json.dumps(document)],
@@ -101,16 +101,10 @@ def writing(place: World, directory: Path, **changes: Any) -> Iterator[Write]:
         write.kill()
 
 
-@contextmanager
-def sends_to_orders() -> Iterator[World]:
-    with Running() as running:
-        yield World(running, ["orders"], 1)
-
-
 @pytest.fixture
 def place() -> Iterator[World]:
-    with sends_to_orders() as made:
-        yield made
+    with Running() as running:
+        yield World(running, ["orders"], 1)
 
 
 def all_is_there(place: World, receipt: dict[str, Any]) -> int:
@@ -132,58 +126,37 @@ def all_is_there(place: World, receipt: dict[str, Any]) -> int:
     return len(twice)
 
 
-def test_a_killed_worker_is_replaced_and_sends_the_rest(place: World, tmp_path: Path) -> None:
-    with writing(place, tmp_path) as write:
-        write.until_sending()
-        write.kill_sender()
-        assert write.ends()
-        receipt = write.receipt()
-        assert (receipt["rows"], receipt["acknowledged"]) == (ROWS, ROWS)
-        all_is_there(place, receipt)
-
-
-def test_a_killed_driver_is_run_again_and_sends_the_rest(place: World, tmp_path: Path) -> None:
-    for _ in range(2):
-        with writing(place, tmp_path) as write:
-            write.until_sending()
-    with writing(place, tmp_path) as write:
-        assert write.ends()
-        receipt = write.receipt()
+def sent_in_parts(place: World, receipt: dict[str, Any]) -> int:
+    """Check that several jobs have sent all, and return how many messages came twice."""
     assert receipt["rows"] == ROWS == receipt["acknowledged_before"] + receipt["acknowledged"]
     assert receipt["acknowledged_before"] > 0
-    all_is_there(place, receipt)
+    return all_is_there(place, receipt)
 
 
-@pytest.mark.parametrize(("function", "begun"), [(False, "claims"), (True, "report/events")], ids=["task", "full"])
-def test_a_write_killed_while_it_checks_rows_is_run_again(
-    function: bool, begun: str, place: World, tmp_path: Path
+@pytest.mark.parametrize(
+    ("connect", "function"), [(False, False), (True, False), (True, True)], ids=["local", "connect", "function"]
+)
+def test_a_killed_worker_is_replaced_and_sends_the_rest(
+    connect: bool, function: bool, place: World, tmp_path: Path
 ) -> None:
-    with writing(place, tmp_path, function=function) as write:
-        write.until(lambda: write.archive.sizes(begun))
-    assert write.archive.files(LEDGER) == [], "the kill came too late to prove anything"
-    with writing(place, tmp_path, function=function) as write:
+    server = connect_server(environment(place.running, tmp_path)) if connect else nullcontext((None, None))
+    with server as (url, pid), writing(place, tmp_path, remote=url, function=function) as write:
+        write.until_sending()
+        write.kill_sender(pid)
         assert write.ends()
         receipt = write.receipt()
-    assert (receipt["rows"], receipt["acknowledged"], receipt["acknowledged_before"]) == (ROWS, ROWS, 0)
+    assert (receipt["rows"], receipt["acknowledged"]) == (ROWS, ROWS)
     all_is_there(place, receipt)
 
 
-def test_a_killed_batch_of_a_stream_is_tried_again_with_the_rest(place: World, tmp_path: Path) -> None:
-    with writing(place, tmp_path, stream=True) as write:
-        write.until_sending()
-    with writing(place, tmp_path, stream=True) as write:
+@pytest.mark.parametrize("stream", [False, True], ids=["batch", "stream"])
+def test_a_killed_driver_is_run_again_and_sends_the_rest(stream: bool, place: World, tmp_path: Path) -> None:
+    for _ in range(2 - stream):
+        with writing(place, tmp_path, stream=stream) as write:
+            write.until_sending()
+    with writing(place, tmp_path, stream=stream) as write:
         assert write.ends()
-        receipt = write.receipt("0")
-    assert receipt["rows"] == ROWS == receipt["acknowledged_before"] + receipt["acknowledged"]
-    assert receipt["acknowledged_before"] > 0
-    all_is_there(place, receipt)
-
-
-def test_a_spark_connect_client_writes_the_same(place: World, tmp_path: Path) -> None:
-    pytest.importorskip("grpc", reason="Spark Connect needs pip install 'pyspark[connect]'")
-    with writing(place, tmp_path, remote="local[2]") as write:
-        assert write.ends()
-        assert all_is_there(place, write.receipt()) == 0
+        sent_in_parts(place, write.receipt("0" if stream else "receipt"))
 
 
 def written_once_it_may(place: World, directory: Path, url: str) -> dict[str, Any]:
@@ -197,81 +170,33 @@ def written_once_it_may(place: World, directory: Path, url: str) -> dict[str, An
     pytest.fail("the tasks of the earlier job did not end")
 
 
-@pytest.mark.parametrize("function", [False, True], ids=["format", "function"])
-def test_a_worker_of_a_connect_server_may_be_killed(function: bool, place: World, tmp_path: Path) -> None:
-    with (
-        connect_server(environment(place.running, tmp_path)) as (url, pid),
-        writing(place, tmp_path, remote=url, function=function) as write,
-    ):
-        write.until_sending()
-        write.kill_sender(pid)
-        assert write.ends()
-        receipt = write.receipt()
-    assert (receipt["rows"], receipt["acknowledged"]) == (ROWS, ROWS)
-    all_is_there(place, receipt)
-
-
-def test_a_client_of_a_connect_server_may_be_killed(place: World, tmp_path: Path) -> None:
-    """The server's tasks run on, and the next job is refused until they have ended."""
-    with connect_server(environment(place.running, tmp_path)) as (url, _):
+@pytest.mark.parametrize("killed", ["client", "server"])
+def test_a_killed_side_of_spark_connect_is_replaced_and_sends_the_rest(
+    killed: str, place: World, tmp_path: Path
+) -> None:
+    """A server's tasks run on without their client, and the next job is refused until they have ended."""
+    environ = environment(place.running, tmp_path)
+    with ExitStack() as servers:
+        url, pid = servers.enter_context(connect_server(environ))
         with writing(place, tmp_path, remote=url) as write:
             write.until_sending()
-            end(write.process.pid)
-        receipt = written_once_it_may(place, tmp_path, url)
-    assert receipt["rows"] == ROWS == receipt["acknowledged_before"] + receipt["acknowledged"]
-    assert receipt["acknowledged_before"] > 0
-    assert all_is_there(place, receipt) == 0, "no task was killed"
+            end(write.process.pid if killed == "client" else pid)
+        assert len(set(place.ids())) < ROWS, "the kill came too late to prove anything"
+        if killed == "server":
+            url, _ = servers.enter_context(connect_server(environ))
+        twice = sent_in_parts(place, written_once_it_may(place, tmp_path, url))
+    assert killed == "server" or twice == 0, "no task was killed"
 
 
-def test_a_killed_connect_server_is_replaced_and_sends_the_rest(place: World, tmp_path: Path) -> None:
-    environ = environment(place.running, tmp_path)
-    with connect_server(environ) as (url, pid), writing(place, tmp_path, remote=url) as write:
+def test_an_executor_of_a_cluster_may_die(place: World, tmp_path: Path) -> None:
+    settings = {"spark.executor.memory": "512m", "spark.executor.extraJavaOptions": HASTY}
+    with (
+        standalone(tmp_path / "cluster", environment(place.running, tmp_path), 2) as cluster,
+        writing(place, tmp_path, settings=settings, master=cluster.url) as write,
+    ):
         write.until_sending()
-        end(pid)
-    assert len(set(place.ids())) < ROWS, "the kill came too late to prove anything"
-    with connect_server(environ) as (url, _):
-        receipt = written_once_it_may(place, tmp_path, url)
-    assert receipt["rows"] == ROWS == receipt["acknowledged_before"] + receipt["acknowledged"]
-    assert receipt["acknowledged_before"] > 0
-    all_is_there(place, receipt)
-
-
-def test_on_a_cluster_an_executor_may_die_and_a_ledger_is_needed(place: World, tmp_path: Path) -> None:
-    with standalone(tmp_path / "cluster", environment(place.running, tmp_path), 2) as cluster:
-        settings = {"spark.executor.memory": "512m", "spark.executor.extraJavaOptions": HASTY}
-        with writing(
-            place, tmp_path, settings=settings, master=cluster.url, options={"destination": "orders"}
-        ) as write:
-            text, _ = write.process.communicate(timeout=PATIENCE_SECONDS)
-        assert "option ledger: missing, and the workers are other machines" in text
-        assert place.ids() == []
-        with writing(place, tmp_path, settings=settings, master=cluster.url) as write:
-            write.until_sending()
-            end(cluster.executors()[0])
-            assert write.ends()
-            receipt = write.receipt()
-    assert receipt["rows"] == receipt["acknowledged"] == ROWS
-    all_is_there(place, receipt)
-
-
-def test_after_a_failed_commit_nothing_is_sent_again(place: World, tmp_path: Path) -> None:
-    blocked = tmp_path / "ledger" / "r1" / "report" / "receipt.json"
-    (blocked / "in-the-way").mkdir(parents=True)
-    with writing(place, tmp_path) as write:
-        assert not write.ends()
-    assert len(place.ids()) == ROWS
-    (blocked / "in-the-way").rmdir()
-    blocked.rmdir()
-    with writing(place, tmp_path) as write:
+        end(cluster.executors()[0])
         assert write.ends()
         receipt = write.receipt()
-    assert (receipt["acknowledged_before"], receipt["acknowledged"]) == (ROWS, 0)
-    assert all_is_there(place, receipt) == 0
-
-
-def test_speculation_is_refused_before_the_first_message(place: World, tmp_path: Path) -> None:
-    with writing(place, tmp_path, settings={"spark.speculation": "true"}) as write:
-        text, _ = write.process.communicate(timeout=PATIENCE_SECONDS)
-        assert write.process.returncode != 0
-        assert "spark.speculation is on, and would send messages twice" in text
-    assert place.ids() == []
+    assert receipt["rows"] == receipt["acknowledged"] == ROWS
+    all_is_there(place, receipt)

@@ -12,7 +12,6 @@ from tests.replay.object_store import Store
 from tests.replay.test_object_store import store  # noqa: F401  a fixture
 from tests.replay.world import World
 from tests.spark.test_archive_frame import RUN, frame, message, put
-from tests.spark.test_kill_write import ROWS, all_is_there, sends_to_orders, writing
 from tests.spark.test_write_runs import interrupted
 from tests.spark.writes import numbered, start, write
 
@@ -44,21 +43,3 @@ def test_a_stored_archive_is_read_and_a_newer_one_refused(store: Store) -> None:
     archive.write_json(RUN_FILE, {**RUN.document(), "version": 2})
     with pytest.raises(StateRefused, match="version 2; expected"):
         ArchiveFrame.open({"path": archive.url + "/r1"})
-
-
-@pytest.mark.java
-@pytest.mark.slow
-def test_workers_of_a_spark_without_a_connector_share_a_stored_ledger(store: Store, tmp_path: Path) -> None:  # noqa: F811
-    options = {"destination": "orders", "ledger": LEDGER_URL, "run": "r1"}
-    with sends_to_orders() as place:
-        with writing(place, tmp_path, options=options) as killed:
-            killed.until_sending()
-        with writing(place, tmp_path, options=options) as again:
-            again.until_sending(1)
-            again.kill_sender()
-            assert again.ends()
-            receipt = again.receipt()
-        assert receipt["rows"] == ROWS == receipt["acknowledged_before"] + receipt["acknowledged"]
-        assert receipt["acknowledged_before"] > 0
-        all_is_there(place, receipt)
-    assert [name for name in store.puts if name.endswith("r1/report/receipt.json")]

@@ -6,13 +6,24 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark import TaskContext
 
-from sbpair.errors import LeaseHeld, LeaseLost, MachineLacks, ServiceRefused, StateRefused, Unavailable, UsageError
+from sbpair.errors import (
+    LeaseHeld,
+    LeaseLost,
+    MachineLacks,
+    ServiceRefused,
+    StateRefused,
+    Unavailable,
+    Unsafe,
+    UsageError,
+)
 from sbpair.replay import send_task
 from sbpair.replay.archive import Archive
 from sbpair.replay.archive_layout import HELD, LEDGER, QUARANTINE, RUN_FILE
@@ -244,6 +255,34 @@ def test_a_ledger_without_some_files_fails_the_commit(place: World, tmp_path: Pa
         archive.remove(path)
     with pytest.raises(StateRefused, match="the ledger has 0 messages of this job"):
         commit_job(job, [counts])
+
+
+def test_after_a_failed_commit_nothing_is_sent_again(place: World, tmp_path: Path) -> None:
+    blocked = tmp_path / "ledger" / "r1" / "report" / "receipt.json"
+    blocked.mkdir(parents=True)
+    with pytest.raises(MachineLacks, match="Is a directory"):
+        write(start(place, tmp_path), numbered(range(10)))
+    blocked.rmdir()
+    receipt = write(start(place, tmp_path), numbered(range(10)))
+    assert (receipt["acknowledged_before"], receipt["acknowledged"], len(place.ids())) == (10, 0, 10)
+
+
+def test_a_task_checks_the_settings_that_spark_passes_on(
+    place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = start(place, tmp_path)
+    passed = {"spark.master": "spark://host:7077"}
+    context = SimpleNamespace(getLocalProperty=passed.get, partitionId=lambda: 3)
+    monkeypatch.setattr(TaskContext, "get", lambda: context)
+    assert TaskPlace.of_task(job) == TaskPlace(3, "batch")
+    with pytest.raises(UsageError, match="option ledger: missing, and the workers are other machines"):
+        TaskPlace.of_task(replace(job, options=replace(job.options, ledger=None)))
+    passed |= {"sql.streaming.queryId": "q", "streaming.sql.batchId": "7"}
+    assert TaskPlace.of_task(job) == TaskPlace(3, "q/7")
+    passed["spark.speculation"] = "true"
+    with pytest.raises(Unsafe, match="speculation is on, and would send messages twice"):
+        write(job, numbered([1]))
+    assert place.ids() == []
 
 
 def test_a_finished_task_leaves_no_record_of_held_messages(place: World, tmp_path: Path) -> None:
