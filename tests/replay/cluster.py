@@ -16,6 +16,8 @@ from typing import IO, TypeVar
 
 import pytest
 
+from tests.kit.processes import offspring, read
+
 Found = TypeVar("Found")
 
 
@@ -64,10 +66,30 @@ class ProcessOutput:
 
 
 MASTER, WORKER = "org.apache.spark.deploy.master.Master", "org.apache.spark.deploy.worker.Worker"
-REGISTERED = r"Successfully registered with master (\S+)"
+SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
+EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 START_SECONDS = 120.0
 HASTY = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Nothing here runs long enough for Java to compile it twice, or has enough memory to be collected by many."""
+
+
+def launch(program: str, *words: str, environment: Mapping[str, str]) -> tuple[subprocess.Popen[str], ProcessOutput]:
+    """Start a program of the pip package."""
+    import pyspark
+
+    home = Path(pyspark.__file__).parent
+    own = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_HOME": str(home)}
+    process = subprocess.Popen(
+        [str(home / "bin" / program), *words],
+        env={**environment, **own},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    assert process.stdout is not None
+    return process, ProcessOutput(process.stdout)
 
 
 class Cluster:
@@ -75,47 +97,43 @@ class Cluster:
 
     def __init__(self, directory: Path, environment: Mapping[str, str]) -> None:
         self._directory = directory
-        own = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_DAEMON_JAVA_OPTS": HASTY}
-        self._environment = {**environment, **own}
+        self._environment = {**environment, "SPARK_DAEMON_JAVA_OPTS": HASTY}
         self._processes: list[subprocess.Popen[str]] = []
-        self._outputs: dict[str, ProcessOutput] = {}
         self.url = ""
         self.workers: list[int] = []
 
     def start(self, workers: int) -> None:
-        self._launch("master", MASTER, "--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
-        self.url = self._wait_for("master", r"Starting Spark master at (\S+)")
-        for name in [self._begin_worker() for _ in range(workers)]:
-            self._wait_for(name, REGISTERED)
+        output = self._launch(MASTER, "--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
+        self.url = output.find(lambda line: re.search(r"Starting Spark master at (\S+)", line), START_SECONDS)[1]
+        self.add_workers(workers)
 
-    def add_worker(self) -> None:
-        self._wait_for(self._begin_worker(), REGISTERED)
-
-    def _begin_worker(self) -> str:
-        name = f"worker-{len(self._processes)}"
-        place = ("--host", "127.0.0.1", "--webui-port", "0", "--work-dir", str(self._directory / name))
-        process = self._launch(name, WORKER, *place, "--cores", "1", "--memory", "1g", self.url)
-        self.workers.append(process.pid)
-        return name
+    def add_workers(self, count: int) -> None:
+        begun = []
+        for _ in range(count):
+            place = (
+                "--host",
+                "127.0.0.1",
+                "--webui-port",
+                "0",
+                "--work-dir",
+                f"{self._directory}/{len(self._processes)}",
+            )
+            begun.append(self._launch(WORKER, *place, "--cores", "1", "--memory", "1g", self.url))
+            self.workers.append(self._processes[-1].pid)
+        for output in begun:
+            output.find(lambda line: "Successfully registered with master" in line or None, START_SECONDS)
 
     def replace_dead(self) -> None:
         alive = {process.pid for process in self._processes if process.poll() is None}
-        dead = [pid for pid in self.workers if pid not in alive]
-        self.workers = [pid for pid in self.workers if pid in alive]
-        for _ in dead:
-            self.add_worker()
+        before, self.workers = self.workers, [pid for pid in self.workers if pid in alive]
+        self.add_workers(len(before) - len(self.workers))
 
     def daemons(self) -> list[int]:
         return [process.pid for process in self._processes]
 
     def executors(self) -> list[int]:
-        found = []
-        for path in Path("/proc").glob("[0-9]*/cmdline"):
-            with contextlib.suppress(OSError):
-                words = path.read_bytes().split(b"\0")
-                if b"org.apache.spark.executor.CoarseGrainedExecutorBackend" in words and self._is_mine(words):
-                    found.append(int(path.parent.name))
-        return found
+        below = (pid for worker in self.workers for pid in offspring(worker))
+        return [pid for pid in below if EXECUTOR in read(Path(f"/proc/{pid}/cmdline"))]
 
     def stop(self) -> None:
         for pid in self.executors():
@@ -125,35 +143,10 @@ class Cluster:
             process.kill()
             process.wait()
 
-    def _is_mine(self, words: list[bytes]) -> bool:
-        ports = [word.rpartition(b":")[2] for word in words if word.startswith(b"spark://Worker@")]
-        return any(port.decode() in self._ports() for port in ports)
-
-    def _ports(self) -> set[str]:
-        texts = [output.text for output in self._outputs.values()]
-        return {port for text in texts for port in re.findall(r"Starting Spark worker 127\.0\.0\.1:(\d+)", text)}
-
-    def _launch(self, name: str, kind: str, *words: str) -> subprocess.Popen[str]:
-        import pyspark
-
-        home = Path(pyspark.__file__).parent
-        process = subprocess.Popen(
-            [str(home / "bin" / "spark-class"), kind, *words],
-            env={**self._environment, "SPARK_HOME": str(home)},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-        )
-        assert process.stdout is not None
+    def _launch(self, kind: str, *words: str) -> ProcessOutput:
+        process, output = launch("spark-class", kind, *words, environment=self._environment)
         self._processes.append(process)
-        self._outputs[name] = ProcessOutput(process.stdout)
-        return process
-
-    def _wait_for(self, name: str, pattern: str) -> str:
-        """Wait until a process writes a line that matches, and return the first group."""
-        return self._outputs[name].find(lambda line: re.search(pattern, line), START_SECONDS)[1]
+        return output
 
 
 @contextmanager
@@ -168,53 +161,22 @@ def standalone(directory: Path, environment: Mapping[str, str], workers: int = 2
         cluster.stop()
 
 
-SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
-
-
-class ConnectServer:
-    """One that runs tasks itself. `process` is its Java."""
-
-    def __init__(self, environment: Mapping[str, str], port: int = 0, **settings: str) -> None:
-        import pyspark
-
-        home = Path(pyspark.__file__).parent
-        given = {
-            "spark.connect.grpc.binding.address": "127.0.0.1",
-            "spark.connect.grpc.binding.port": str(port),
-            "spark.ui.enabled": "false",
-            "spark.driver.extraJavaOptions": HASTY,
-            **settings,
-        }
-        conf = [word for name, value in given.items() for word in ("--conf", f"{name}={value}")]
-        own = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_HOME": str(home)}
-        self.process = subprocess.Popen(
-            [str(home / "bin" / "spark-submit"), "--class", SERVER, "--master", "local[2,4]", *conf],
-            env={**os.environ, **environment, **own},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-        )
-        assert self.process.stdout is not None
-        self._output = ProcessOutput(self.process.stdout)
-
-    def wait_started(self) -> str:
-        """Wait until the server accepts connections, and return its URL."""
-        found = self._output.find(lambda line: re.search(r"server started at: \S*:(\d+)", line), START_SECONDS)
-        return f"sc://127.0.0.1:{found[1]}"
-
-    def stop(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-
 @contextmanager
-def connect_server(environment: Mapping[str, str], port: int = 0, **settings: str) -> Iterator[tuple[str, int]]:
-    """Start a server whose tasks have `environment`, and yield its URL and its process id."""
+def connect_server(environment: Mapping[str, str]) -> Iterator[tuple[str, int]]:
+    """Start a server that runs tasks itself, in `environment`, and yield its URL and its process id."""
     pytest.importorskip("grpc_status", reason="no client of Spark Connect: pip install 'pyspark[connect]'")
-    server = ConnectServer(environment, port, **settings)
+    settings = {
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.connect.grpc.binding.port": "0",
+        "spark.ui.enabled": "false",
+        "spark.driver.extraJavaOptions": HASTY,
+    }
+    conf = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
+    words = ("--class", SERVER, "--master", "local[2,4]", *conf)
+    process, output = launch("spark-submit", *words, environment={**os.environ, **environment})
     try:
-        yield server.wait_started(), server.process.pid
+        found = output.find(lambda line: re.search(r"server started at: \S*:(\d+)", line), START_SECONDS)
+        yield f"sc://127.0.0.1:{found[1]}", process.pid
     finally:
-        server.stop()
+        process.kill()
+        process.wait()

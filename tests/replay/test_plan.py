@@ -1,7 +1,7 @@
 """The plan's SQL against a simple plan in Python, on arbitrary rows."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -12,6 +12,8 @@ from sbpair.move.message.route import Expire, Facts, TimeToLive, route
 from sbpair.replay import shard_plan
 from sbpair.replay.archive_layout import KEY_IN_SPARK
 from sbpair.replay.run import EVERYTHING, DedupMode, ReplayOptions, ReplayRun, Selection
+from sbpair.replay.spark import spark_session
+from tests.replay.world import HASTY
 
 pytestmark = [pytest.mark.java, pytest.mark.slow]
 NOW = 1_000_000
@@ -22,6 +24,13 @@ COLUMNS = (
 Row = tuple[Any, ...]
 WHERE = "message_id = 'a' OR sequence_number = 2 -- the former may be null"
 CHOICES = (EVERYTHING, Selection(("orders",)), Selection((), WHERE), Selection(("orders", "invoices"), WHERE))
+
+
+@pytest.fixture
+def spark(own_java: None) -> Iterator[Any]:  # noqa: ARG001  it ends Java
+    settings = {**HASTY, "spark.sql.shuffle.partitions": "2", "spark.sql.adaptive.enabled": "false"}
+    with spark_session("local[2]", settings) as session:
+        yield session
 
 
 def rows() -> st.SearchStrategy[list[Row]]:

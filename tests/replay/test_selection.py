@@ -97,7 +97,7 @@ def strand(place: World) -> None:
 
 
 @pytest.mark.java
-@pytest.mark.usefixtures("shared_java")
+@pytest.mark.usefixtures("own_java")
 def test_a_condition_is_accepted_or_refused_with_a_reason(capfd: pytest.CaptureFixture[str]) -> None:
     with spark.spark_session("local[2,4]", HASTY) as session:
         for where in TAKEN:

@@ -38,22 +38,18 @@ def environment(running: Running, directory: Path) -> dict[str, str]:
 
 
 @contextmanager
-def session(running: Running, directory: Path, master: str = "local[2,4]", **settings: str) -> Iterator[Any]:
-    """Start a Java of its own, and a session. The Java that other tests share is put aside meanwhile."""
-    from pyspark import SparkContext
+def session(running: Running, directory: Path) -> Iterator[Any]:
+    """Start a Java of its own, and a session."""
     from pyspark.sql import SparkSession
 
-    shared = SparkContext._gateway, SparkContext._jvm
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment(running, directory).items():
             patch.setenv(name, value)
-        SparkContext._gateway = SparkContext._jvm = None
-        chosen = {**SETTINGS, "spark.sql.warehouse.dir": str(directory / "warehouse"), **settings}
-        spark = SparkSession.builder.master(master).appName("sbpair tests").config(map=chosen).getOrCreate()
+        chosen = {**SETTINGS, "spark.sql.warehouse.dir": str(directory / "warehouse")}
+        spark = SparkSession.builder.master("local[2,4]").appName("sbpair tests").config(map=chosen).getOrCreate()
         spark.sparkContext.setLogLevel("OFF")
         try:
             yield spark
         finally:
             spark.stop()
             end_java()
-            SparkContext._gateway, SparkContext._jvm = shared
