@@ -1,10 +1,8 @@
 """One mover of a pair at a time: the driver's lease, and its tasks' use of the heartbeat file."""
 
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -12,13 +10,11 @@ from hypothesis import strategies as st
 
 from sbpair import errors
 from sbpair.emulator.entities.description import QueueDescription
-from sbpair.operating_system import uptime
 from sbpair.replay import driver
 from sbpair.replay.archive import Archive
-from sbpair.replay.archive_layout import STOP_FILE
 from sbpair.replay.progress import Event, PhaseProgress
 from sbpair.replay.run import ReplayOptions
-from sbpair.replay.task_lease import POLL_SECONDS, LeaseKeeper, TaskLease, hold_leases
+from sbpair.replay.task_lease import POLL_SECONDS, TaskLease, hold_leases
 from sbpair.timespan import TICKS_PER_SECOND
 from tests.replay.segments import created
 from tests.replay.world import World
@@ -33,25 +29,6 @@ def leases(place: World) -> str:
     description = QueueDescription(requires_session=True, lock_duration=60 * TICKS_PER_SECOND)
     place.running.do(lambda: place.running.other.create_queue(LEASES, description))
     return LEASES
-
-
-@pytest.fixture
-def heartbeats(monkeypatch: pytest.MonkeyPatch) -> threading.Condition:
-    """Notify after each heartbeat, or report of a loss, that a driver writes."""
-    written, write = threading.Condition(), LeaseKeeper._write
-
-    def noted(self: LeaseKeeper, *values: Any) -> None:
-        write(self, *values)
-        with written:
-            written.notify_all()
-
-    monkeypatch.setattr(LeaseKeeper, "_write", noted)
-    return written
-
-
-def wait_for(heartbeats: threading.Condition, holds: Callable[[], Any]) -> None:
-    with heartbeats:
-        assert heartbeats.wait_for(holds, PATIENCE_SECONDS)
 
 
 class Clock:
@@ -99,10 +76,6 @@ def test_a_task_learns_that_the_lease_is_lost(tmp_path: Path) -> None:
         task_lease.check()
 
 
-def test_without_a_lease_a_task_is_always_confirmed(tmp_path: Path) -> None:
-    TaskLease(Archive(str(tmp_path), "r1"), None).check()
-
-
 waits = st.sampled_from((0.0, POLL_SECONDS, 3.0, 12.0))
 
 
@@ -147,22 +120,6 @@ def test_a_queue_unsuitable_for_a_lease_is_refused(place: World, tmp_path: Path)
             driver.start_run(
                 place.request(tmp_path, lease_queue=queue), ReplayOptions(), place.queues, 4, lambda _event: None
             )
-
-
-def test_tasks_may_use_the_drivers_lease_until_it_is_lost(
-    place: World, leases: str, tmp_path: Path, heartbeats: threading.Condition
-) -> None:
-    archive, ahead_seconds = created(tmp_path / "archive"), 0.0
-    with hold_leases(place.pair, "r1", archive, queue=leases) as held:
-        task_lease = TaskLease(archive, held.heartbeat, lambda: uptime() + ahead_seconds)
-        wait_for(heartbeats, lambda: is_sure(task_lease))
-        lose(place)
-        wait_for(heartbeats, lambda: archive.read_json(str(held.heartbeat))["lost"])
-        ahead_seconds = POLL_SECONDS  # the task reads again
-        with pytest.raises(errors.LeaseLost):
-            task_lease.check()
-        assert held.is_lost()
-    assert archive.exists(STOP_FILE)
 
 
 def lose(place: World) -> None:

@@ -1,6 +1,5 @@
 """Messages that others have locked: reported, waited for or left; and locks of lost connections."""
 
-import asyncio
 import json
 import time
 from dataclasses import replace
@@ -15,13 +14,10 @@ from sbpair.backlog import Aliases
 from sbpair.move.peek.locked import ASSUMED_LOCK_SECONDS, MAX_LOCK_SECONDS
 from sbpair.replay import driver
 from sbpair.replay.archive import Archive
-from sbpair.replay.archive_layout import SEGMENTS, STOP_FILE
+from sbpair.replay.archive_layout import SEGMENTS
 from sbpair.replay.progress import LocksFound
-from sbpair.replay.queue_task import DirectMove, QueueDrain
 from sbpair.replay.run import ReplayMode, ReplayOptions
-from sbpair.replay.spark_task import TaskCounts
 from tests.cli.test_replay import java_in, sbpair
-from tests.kit.waiting import until
 from tests.replay.segments import rows_of
 from tests.replay.tasks import drain, job_of, proof_of, send, stranded
 from tests.replay.test_tasks import after_the_first
@@ -86,19 +82,28 @@ def test_locked_messages_are_reported_and_waited_for(place: World, tmp_path: Pat
 
 @MODES
 @pytest.mark.usefixtures("local_tasks")
-def test_locked_messages_are_left_and_counted_on_request(place: World, tmp_path: Path, mode: ReplayMode) -> None:
+def test_locked_messages_are_left_on_request_and_sent_by_a_resume(
+    place: World, tmp_path: Path, mode: ReplayMode
+) -> None:
     place.strand_many(10)
     lock(place, 3)
-    heard, request = Heard(place, 2), place.request(tmp_path, wait_for_locks=False)
-    result = driver.start_run(request, replace(QUICK, mode=mode), place.queues, 4, heard)
-    assert found_locks(heard) == [(3, False, False)]
-    document = result.document()
-    assert (document["locked"], document["remaining_in_queues"]) == (3, {place.queues[0]: 3})
-    assert (result.proof.acknowledged, result.exit_code) == (7, 3)
+
+    def replay(*words: str) -> tuple[int, dict[str, Any], list[str]]:
+        command = (*words, "--archive", str(tmp_path / "archive"), "--no-wait-for-locks", "--output", "json")
+        done = sbpair(*command, home=java_in(tmp_path), **place.shell(tmp_path))
+        return done.returncode, json.loads(done.stdout), done.stderr.splitlines()
+
+    code, receipt, lines = replay("run", "--mode", mode)
+    counts = {"acknowledged": 7, "locked": 3, "released": 0, "remaining_in_queues": {place.queues[0]: 3}}
+    assert (code, {name: receipt[name] for name in counts}) == (3, counts)
+    assert any(f"warning: 3 messages in {place.queues[0]} are locked by another receiver" in line for line in lines)
+    assert "3 messages remain in the backlog" in lines[-1]
+    assert f"sbpair replay resume {receipt['run']}" in lines[-1]
+    assert "--no-wait-for-locks" not in lines[-1]
     place.running.advance(LOCK_SECONDS + 1)
-    resumed = driver.resume_run(request, result.run.id, heard)
-    assert (resumed.exit_code, resumed.proof.locked, resumed.proof.acknowledged) == (0, 0, 10)
-    assert (sorted(place.ids()), place.left()) == (sorted(place.sent), 0)
+    code, receipt, _lines = replay("resume", receipt["run"])
+    assert (code, receipt["acknowledged"], receipt["locked"], receipt["remaining_in_queues"]) == (0, 10, 0, {})
+    place.check_arrived()
 
 
 @pytest.mark.usefixtures("local_tasks")
@@ -119,54 +124,6 @@ def test_without_manage_locks_may_last_longer_than_assumed(
     assert ends[0] >= ASSUMED_LOCK_SECONDS
     assert ends[1] >= MAX_LOCK_SECONDS
     assert (result.exit_code, result.proof.acknowledged, place.left()) == (0, 10, 0)
-
-
-@pytest.mark.usefixtures("local_tasks")
-def test_locked_messages_are_left_with_the_command_that_waits_for_them(place: World, tmp_path: Path) -> None:
-    place.strand_many(6)
-    lock(place, 2)
-    words = ("run", "--archive", str(tmp_path / "archive"), "--no-wait-for-locks", "--output", "json")
-    done = sbpair(*words, home=java_in(tmp_path), **place.shell(tmp_path))
-    receipt = json.loads(done.stdout)
-    counts = (done.returncode, receipt["acknowledged"], receipt["locked"], receipt["released"])
-    assert counts == (3, 4, 2, 0)
-    lines = done.stderr.splitlines()
-    assert any(f"warning: 2 messages in {place.queues[0]} are locked by another receiver" in line for line in lines)
-    assert "2 messages remain in the backlog" in lines[-1]
-    assert f"sbpair replay resume {receipt['run']}" in lines[-1]
-    assert "--no-wait-for-locks" not in lines[-1]
-
-
-def test_a_stopped_drain_releases_what_it_prefetched(place: World, tmp_path: Path) -> None:
-    job = stranded(place, tmp_path, MESSAGES, segment_messages=5)
-    archive = job.open()
-    put = archive.put
-
-    def stopped_after(_archive: Archive, *arguments: Any) -> None:
-        put(*arguments)
-        archive.write(STOP_FILE, b"")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Archive, "put", stopped_after)
-        archived, released, *_ = asyncio.run(QueueDrain(job, place.queues[0]).run())
-    assert archived + released == MESSAGES // 2
-    assert released > 0
-    assert (place.locked(), {*place.delivery_counts()}) == ([], {0})
-
-
-def test_a_stopped_move_releases_what_it_holds(place: World, tmp_path: Path) -> None:
-    job = stranded(place, tmp_path, MESSAGES, mode=ReplayMode.DIRECT, rate=20.0)
-
-    async def stopped() -> TaskCounts:
-        moving = asyncio.create_task(DirectMove(job, place.queues[0]).run())
-        await until(lambda: place.ids() or None)
-        job.open().write(STOP_FILE, b"")
-        return await moving
-
-    sent, released, *_ = asyncio.run(stopped())
-    assert sent + released == MESSAGES // 2
-    assert min(sent, released) > 0
-    assert (place.locked(), {*place.delivery_counts()}) == ([], {0})
 
 
 @pytest.mark.parametrize("kind", ["reset", "detach"])

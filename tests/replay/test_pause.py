@@ -4,8 +4,7 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from sbpair.replay.spark_task import retry_while_progressing
 from sbpair.replay.task_lease import HeldLease
 from sbpair.runs.control import Wanted
 from sbpair.runs.run_log import RunOutcome
+from tests.replay.segments import created
 from tests.replay.world import OTHER, World
 
 MESSAGES = 200
@@ -35,106 +35,16 @@ def wait_for(holds: Callable[[], object]) -> None:
         threading.Event().wait(0.01)
 
 
-class FakeControl:
-    """Requests and confirmations of one run."""
-
-    def __init__(self) -> None:
-        self.requested = Wanted.RUNNING
-        self.confirmed: list[Wanted] = []
-
-    def wanted(self) -> Wanted:
-        return self.requested
-
-    def confirm(self, state: Wanted) -> None:
-        self.confirmed.append(state)
-
-    @contextmanager
-    def opened(self) -> Iterator[Any]:
-        yield self
-
-
-class Driven:
-    """An archive, requests to its run, and the driver's waits for them."""
-
-    def __init__(self, directory: Path) -> None:
-        self.archive, self.control, self.held = Archive(str(directory), "r1"), FakeControl(), HeldLease()
-        self.archive.create()
-        self.pauses = Pauses(self.archive)
-        self.events: list[Any] = []
-
-    def request(self, wanted: Wanted) -> None:
-        self.control.requested = wanted
-
-    def run_tasks(self) -> threading.Event:
-        """Run tasks in another thread, which end once a stop is requested. Returns the event of their start."""
-        begun = threading.Event()
-
-        def drive() -> None:
-            with self.pauses.tasks(self.held, self.events.append):
-                begun.set()
-                wait_for(self.archive.stop_requested)
-
-        threading.Thread(target=drive, daemon=True).start()
-        return begun
-
-
-@pytest.fixture
-def driven(tmp_path: Path) -> Iterator[Driven]:
-    made = Driven(tmp_path)
-    with made.pauses.obeying(made.control.opened, made.events.append):
-        yield made
-
-
-def test_a_pause_ends_the_tasks_before_it_is_confirmed(driven: Driven) -> None:
-    assert driven.run_tasks().wait(10)
-    driven.request(Wanted.PAUSED)
-    wait_for(lambda: driven.control.confirmed == [Wanted.PAUSED])
-    assert (driven.archive.read(STOP_FILE), driven.pauses.interrupted) == (PAUSE, True)
-    assert (driven.archive.pause_requested(), driven.archive.stops_for_good()) == (True, False)
-    again = driven.run_tasks()
-    assert not again.wait(0.2)
-    driven.request(Wanted.RUNNING)
-    assert again.wait(10)
-    wait_for(lambda: driven.control.confirmed == [Wanted.PAUSED, Wanted.RUNNING])
-    assert not driven.archive.stop_requested()
-    states = [each.state for each in driven.events if isinstance(each, PauseChanged)]
-    assert states == ["pausing", "paused", "running"]
-    driven.archive.write(STOP_FILE, b"")
-
-
-def test_a_run_without_tasks_pauses_at_once_and_waits_before_the_next(driven: Driven) -> None:
-    driven.request(Wanted.PAUSED)
-    wait_for(lambda: driven.control.confirmed == [Wanted.PAUSED])
-    assert not driven.archive.stop_requested()
-    begun = driven.run_tasks()
-    assert not begun.wait(0.2)
-    driven.request(Wanted.CANCELLED)
-    assert begun.wait(10), "its tasks see the stop"
-    assert (driven.archive.stops_for_good(), driven.pauses.interrupted) == (True, False)
-
-
-def test_a_stop_replaces_a_pause(driven: Driven) -> None:
-    assert driven.run_tasks().wait(10)
-    driven.request(Wanted.PAUSED)
-    wait_for(lambda: driven.control.confirmed == [Wanted.PAUSED])
-    driven.archive.write(STOP_FILE, b"")  # as sbpair replay stop does
-    assert not driven.pauses.interrupted
-    driven.request(Wanted.RUNNING)
-    wait_for(lambda: driven.control.confirmed[-1] is Wanted.RUNNING)
-    assert driven.archive.stops_for_good()
-
-
-def test_a_lease_that_is_lost_during_a_pause_ends_the_run(driven: Driven) -> None:
-    driven.request(Wanted.PAUSED)
-    wait_for(lambda: driven.control.confirmed == [Wanted.PAUSED])
-    driven.held.lost = errors.LeaseLost("it is another's")
-    with pytest.raises(errors.LeaseLost), driven.pauses.tasks(driven.held, driven.events.append):
+def test_a_lease_that_is_lost_during_a_pause_ends_the_run(tmp_path: Path) -> None:
+    pauses, held = Pauses(created(tmp_path)), HeldLease(lost=errors.LeaseLost("it is another's"))
+    pauses._wanted = Wanted.PAUSED
+    with pytest.raises(errors.LeaseLost), pauses.tasks(held, lambda _event: None):
         pytest.fail("no task may run")
 
 
 @pytest.mark.parametrize(("content", "raised"), [(PAUSE, False), (b"", True)])
 async def test_a_pause_during_an_outage_is_no_failure(content: bytes, raised: bool, tmp_path: Path) -> None:
-    archive = Driven(tmp_path).archive
+    archive = created(tmp_path)
     tries = 0
 
     async def attempt() -> None:
@@ -154,29 +64,49 @@ async def test_a_pause_during_an_outage_is_no_failure(content: bytes, raised: bo
 
 
 class PausedIn:
-    """Pauses and resumes a replay from another thread in the middle of each phase."""
+    """Pauses and resumes a replay: before its tasks send, and in the middle of phases, from another thread."""
 
     def __init__(self, place: World, state: Path, *phases: str) -> None:
         self._place, self._state, self._phases = place, state, deque(phases)
         self._threads: list[threading.Thread] = []
+        self._at_tasks, self._sends = threading.Event(), threading.Event()
         self._run = ""
         self.paused: list[tuple[str, RunOutcome, list[str], set[int]]] = []
-        self.resumed: list[RunOutcome] = []
+        self.states: list[str] = []
 
     def __call__(self, event: Any) -> None:
+        phase = event.name if isinstance(event, ReplayPhase) else getattr(event, "phase", "")
         if isinstance(event, ReplayPhase):
             self._run = event.run or self._run
-        elif (
-            isinstance(event, PhaseProgress) and [*self._phases][:1] == [event.phase] and 0 < event.messages < MESSAGES
-        ):
-            self._threads.append(threading.Thread(target=self._pause, args=(self._phases.popleft(),)))
-            self._threads[-1].start()
+        elif isinstance(event, PauseChanged):
+            self.states.append(event.state)
+        if phase == "send":
+            (self._sends if isinstance(event, PhaseProgress) else self._at_tasks).set()
+        if not self._phases or phase != self._phases[0]:
+            return
+        if phase == "plan":
+            self._phases.popleft()
+            self._pause(phase)  # the driver goes on, and waits before its tasks
+            self._resume_after(self._check_waiting)
+        elif isinstance(event, PhaseProgress) and 0 < event.messages < MESSAGES:
+            self._phases.popleft()
+            self._resume_after(partial(self._pause, phase))
+
+    def _check_waiting(self) -> None:
+        assert self._at_tasks.wait(10)
+        assert not self._sends.wait(0.2)
 
     def _pause(self, phase: str) -> None:
         found = runs.pause(self._place.pair, self._run, state=self._state, seconds=30.0)
-        assert (self._place.left() > 0) == (phase != "send")
         self.paused.append((phase, found.outcome, self._place.locked(), {0, *self._place.delivery_counts()}))
-        self.resumed.append(runs.resume(self._place.pair, self._run, state=self._state, seconds=30.0).outcome)
+
+    def _resume_after(self, action: Callable[[], object]) -> None:
+        def act() -> None:
+            action()
+            runs.resume(self._place.pair, self._run, state=self._state, seconds=30.0)
+
+        self._threads.append(threading.Thread(target=act))
+        self._threads[-1].start()
 
     def join(self) -> None:
         for thread in self._threads:
@@ -185,7 +115,9 @@ class PausedIn:
 
 
 @pytest.mark.usefixtures("local_tasks")
-@pytest.mark.parametrize(("mode", "names"), [(ReplayMode.ARCHIVE, ("drain", "send")), (ReplayMode.DIRECT, ("move",))])
+@pytest.mark.parametrize(
+    ("mode", "names"), [(ReplayMode.ARCHIVE, ("drain", "plan", "send")), (ReplayMode.DIRECT, ("move",))]
+)
 def test_a_paused_replay_holds_nothing_and_goes_on(
     place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: ReplayMode, names: tuple[str, ...]
 ) -> None:
@@ -198,36 +130,52 @@ def test_a_paused_replay_holds_nothing_and_goes_on(
         result = driver.start_run(request, options, place.queues, None, heard)
     heard.join()
     assert heard.paused == [(phase, RunOutcome.PAUSED, [], {0}) for phase in names]
-    assert heard.resumed == [RunOutcome.RUNNING] * len(names)
+    assert heard.states == ["pausing", "paused", "running"] * len(names)
     proof = result.proof
     assert (result.exit_code, result.stopped, proof.acknowledged, proof.copies) == (0, False, MESSAGES, 0)
     place.check_arrived()
 
 
 @pytest.mark.usefixtures("local_tasks")
-@pytest.mark.parametrize("mode", ReplayMode)
-def test_a_cancelled_replay_is_stopped_and_can_be_resumed(place: World, tmp_path: Path, mode: ReplayMode) -> None:
-    """One with an archive is cancelled while it is planned."""
+@pytest.mark.parametrize("pauses", [False, True], ids=["runs", "is paused"])
+@pytest.mark.parametrize(
+    ("mode", "phase"), [(ReplayMode.ARCHIVE, "drain"), (ReplayMode.ARCHIVE, "plan"), (ReplayMode.DIRECT, "move")]
+)
+def test_a_cancelled_replay_is_stopped_and_can_be_resumed(
+    place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: ReplayMode, phase: str, pauses: bool
+) -> None:
+    """What its tasks have received and not moved goes back."""
     place.strand_many(MESSAGES)
-    direct = mode is ReplayMode.DIRECT
-    request, told, cancelling = place.request(tmp_path), list[str](), list[threading.Thread]()
+    monkeypatch.setattr(phases, "run_action", partial(run_action, poll_seconds=0.02))
+    request, told, requests = place.request(tmp_path), list[str](), list[threading.Thread]()
+
+    def cancel(run: str) -> None:
+        if pauses:
+            runs.pause(place.pair, run, state=request.state)
+        runs.cancel(place.pair, run, state=request.state)
 
     def tell(event: Any) -> None:
         told.append(event.name if isinstance(event, ReplayPhase) else "")
-        moves = direct and isinstance(event, PhaseProgress) and event.messages
-        if (moves or told[-1] == "plan") and not cancelling:
+        moves = isinstance(event, PhaseProgress) and event.phase == phase and event.messages
+        if (moves or told[-1] == phase == "plan") and not requests:
             [run] = [path.name for path in (tmp_path / "archive").iterdir()]
-            cancel = {"target": runs.cancel, "args": (place.pair, run), "kwargs": {"state": request.state}}
-            cancelling.append(threading.Thread(**cancel))  # type: ignore[arg-type]
-            cancelling[0].start()
-            wait_for(Archive(request.archive, run).stops_for_good)
+            requests.append(threading.Thread(target=cancel, args=(run,)))
+            requests[0].start()
+            if phase == "plan":
+                wait_for(Archive(request.archive, run).stops_for_good)
 
-    options = ReplayOptions(mode=mode, empty_seconds=0.5, rate=40.0 if direct else None)
-    first = driver.start_run(request, options, place.queues, None, tell)
-    cancelling[0].join()
+    options = ReplayOptions(mode=mode, empty_seconds=0.5, segment_messages=5, rate=60.0)
+    with place.during("latency", OTHER, ms=50):
+        first = driver.start_run(request, options, place.queues, None, tell)
+    requests[0].join()
+    proof = first.proof
     assert (first.stopped, first.exit_code, place.locked(), "send" in told) == (True, 130, [], False)
-    assert 0 < len(place.ids()) < MESSAGES if direct else place.ids() == []
-    result = driver.resume_run(request, first.run.id, lambda _event: None)
+    assert place.left() == MESSAGES - proof.archived
+    assert pauses or bool(first.released) == bool(place.left())
+    assert first.released <= place.left()
+    assert len(place.ids()) == proof.acknowledged
+    assert (proof.acknowledged > 0) == (phase == "move")
+    result = driver.resume_run(request, first.run.id, lambda _event: None, rate=None)
     assert (result.exit_code, result.proof.acknowledged, result.proof.remaining_in_queues) == (0, MESSAGES, {})
     again = driver.resume_run(request, first.run.id, lambda _event: None)
     assert again.proof == result.proof
