@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -73,23 +73,29 @@ HASTY = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Nothing here runs long enough for Java to compile it twice, or has enough memory to be collected by many."""
 
 
-def launch(program: str, *words: str, environment: Mapping[str, str]) -> tuple[subprocess.Popen[str], ProcessOutput]:
-    """Start a program of the pip package."""
-    import pyspark
-
-    home = Path(pyspark.__file__).parent
-    own = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_HOME": str(home)}
+def started(words: Sequence[str], environment: Mapping[str, str]) -> tuple[subprocess.Popen[str], ProcessOutput]:
+    """Start a process in a session of its own, with this Python for workers."""
     process = subprocess.Popen(
-        [str(home / "bin" / program), *words],
-        env={**environment, **own},
+        words,
+        env={**environment, "PYSPARK_PYTHON": sys.executable},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
+        start_new_session=True,
         text=True,
         errors="replace",
     )
     assert process.stdout is not None
     return process, ProcessOutput(process.stdout)
+
+
+def launch(program: str, *words: str, environment: Mapping[str, str]) -> tuple[subprocess.Popen[str], ProcessOutput]:
+    """Start a program of the pip package."""
+    import pyspark
+
+    home = Path(pyspark.__file__).parent
+    own = {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_HOME": str(home)}
+    return started([str(home / "bin" / program), *words], {**environment, **own})
 
 
 class Cluster:

@@ -23,7 +23,7 @@ from sbpair.replay.queue_task import MAX_HELD
 from sbpair.replay.send_task import MAX_CHUNK
 from tests.kit.processes import offspring, read
 from tests.kit.running import Running
-from tests.replay.cluster import HASTY, Cluster, ProcessOutput, standalone
+from tests.replay.cluster import HASTY, Cluster, standalone, started
 from tests.replay.world import World, shell
 
 PATIENCE_SECONDS = 240.0
@@ -68,11 +68,11 @@ class Ground:
 class Replay:
     """A running replay. `run` is its id, once there is one."""
 
-    def __init__(self, process: subprocess.Popen[str], directory: Path) -> None:
-        assert process.stdout is not None
-        self.process = process
+    def __init__(self, place: World, directory: Path, parameters: dict[str, Any]) -> None:
+        document = {"directory": str(directory), "queues": place.queues, "options": OPTIONS, **parameters}
+        words = [sys.executable, "-m", "tests.replay.replay_process", json.dumps(document)]
+        self.process, self._output = started(words, place.shell(directory))
         self._directory = directory
-        self._output = ProcessOutput(process.stdout)
 
     @property
     def run(self) -> str:
@@ -118,25 +118,19 @@ class Replay:
 
 @contextmanager
 def replay(place: World, directory: Path, **parameters: Any) -> Iterator[Replay]:
-    """Start a replay in a process group, and kill all of it at the end."""
-    document = {"directory": str(directory), "queues": place.queues, "options": OPTIONS, **parameters}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.replay.replay_process", json.dumps(document)],
-        env={**place.shell(directory), "PYSPARK_PYTHON": sys.executable},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-        text=True,
-        errors="replace",
-    )
+    """Start a replay, and kill all of it at the end."""
+    running = Replay(place, directory, parameters)
     try:
-        yield Replay(process, directory)
+        yield running
     finally:
-        for child in offspring(process.pid):
-            end(child)
-        end(process.pid)
-        process.wait()
+        end_all(running.process)
+
+
+def end_all(process: subprocess.Popen[str]) -> None:
+    """Kill a process and its descendants."""
+    for pid in (*offspring(process.pid), process.pid):
+        end(pid)
+    process.wait()
 
 
 def end(pid: int) -> None:

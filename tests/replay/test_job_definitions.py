@@ -298,51 +298,19 @@ def bare_python(directory: Path) -> Path:
     return python
 
 
-def printed(place: World, directory: Path, *words: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "sbpair", "replay", *words],
-        env=place.shell(directory),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def submitted(place: World, directory: Path, *words: str) -> dict[str, object]:
-    """Run the printed command and return its receipt. spark-submit joins both streams, so it runs with --quiet."""
-    archive = ("--archive", str(directory / "archive"), "--output", "json", "--quiet")
-    submit = json.loads(printed(place, directory, "run", *archive, *words, "--print-submit"))
-    command = shlex.join(submit["command"])
-    for secret in place.environment.values():
-        assert secret.rpartition("SharedAccessKey=")[2] not in command
-    done = subprocess.run(
-        ["bash", "-c", command], env=place.shell(directory), capture_output=True, text=True, timeout=280, check=False
-    )
-    assert done.returncode == 0, done.stderr[-4_000:]
-    return dict(json.loads(done.stdout))
-
-
 @pytest.mark.java
 @pytest.mark.slow
-def test_the_printed_command_runs_by_itself(tmp_path: Path) -> None:
-    with world(queues=1) as place:
-        place.strand_many(20)
-        receipt = submitted(place, tmp_path, "--master", "local[2,4]")
-        assert (receipt["acknowledged"], receipt["balanced"]) == (20, True)
-        place.check_arrived()
-
-
-@pytest.mark.java
-@pytest.mark.slow
-def test_workers_without_sbpair_import_it_from_the_package(tmp_path: Path) -> None:
-    package = str(tmp_path / "sbpair.zip")
+def test_the_printed_command_gives_workers_sbpair_from_the_package(tmp_path: Path) -> None:
+    """It runs with --quiet: spark-submit joins both streams."""
+    package, python = str(tmp_path / "sbpair.zip"), bare_python(tmp_path / "bare")
+    assert sbpair("package", package).returncode == 0
     with world(queues=1) as place, standalone(tmp_path / "cluster", outside(place.shell(tmp_path)), 1) as cluster:
-        printed(place, tmp_path, "package", package)
         place.strand_many(20)
-        python = bare_python(tmp_path / "bare")
-        master = ("--master", cluster.url, "--shared-archive", "--package", package)
-        receipt = submitted(place, tmp_path, *master, "--conf", f"spark.pyspark.python={python}")
-        assert (receipt["acknowledged"], receipt["balanced"]) == (20, True)
-        place.check_arrived()
+        words = ["--archive", str(tmp_path / "archive"), "--output", "json", "--quiet", "--print-submit"]
+        words += ["--master", cluster.url, "--shared-archive", "--package", package]
+        words += ["--conf", f"spark.pyspark.python={python}"]
+        command = shlex.join(json.loads(sbpair("run", *words, **place.shell(tmp_path)).stdout)["command"])
+        for secret in place.environment.values():
+            assert secret.rpartition("SharedAccessKey=")[2] not in command
+        done = subprocess.run(["bash", "-c", command], env=place.shell(tmp_path), stdout=subprocess.PIPE, check=True)
+        receipt_of_all(place, done.stdout.decode())

@@ -16,7 +16,7 @@ import pytest
 from sbpair.replay.archive_layout import LEDGER
 from tests.kit import command
 from tests.kit.processes import offspring, read
-from tests.replay.replays import PATIENCE_SECONDS, all_end, end, is_java, nothing_is_lost
+from tests.replay.replays import PATIENCE_SECONDS, all_end, end, end_all, is_java, nothing_is_lost
 from tests.replay.world import HASTY, World, world
 
 pytestmark = [pytest.mark.java, pytest.mark.slow]
@@ -57,8 +57,7 @@ class Shell:
             wait_for(lambda: len([*self.archive.glob(f"*/{LEDGER}/*/[!.]*.parquet")]) >= chunks, process)
             yield process, next(self.archive.iterdir()).name
         finally:
-            for pid in (*offspring(process.pid), process.pid):
-                end(pid)
+            end_all(process)
 
     def say(self, *words: str) -> tuple[int, dict[str, Any], str]:
         done = self.start(*words)

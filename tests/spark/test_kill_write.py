@@ -14,10 +14,9 @@ import pytest
 
 from sbpair.replay.archive import Archive
 from sbpair.replay.archive_layout import LEDGER
-from tests.kit.processes import offspring
 from tests.kit.running import Running
-from tests.replay.cluster import HASTY, connect_server, standalone
-from tests.replay.replays import PATIENCE_SECONDS, end, is_connected, python_workers
+from tests.replay.cluster import HASTY, connect_server, standalone, started
+from tests.replay.replays import PATIENCE_SECONDS, end, end_all, is_connected, python_workers
 from tests.replay.world import World
 from tests.spark.sessions import environment
 
@@ -37,16 +36,8 @@ class Write:
         document |= {"options": options, **changes}
         self.archive = Archive(str(directory / "ledger"), "r1")
         self._port = place.port("contoso")
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.spark.write_process", json.dumps(document)],
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            text=True,
-            errors="replace",
-        )
+        words = [sys.executable, "-m", "tests.spark.write_process", json.dumps(document)]
+        self.process, self._output = started(words, environ)
 
     def until_sending(self, files: int = 3) -> None:
         before = len(self.archive.files(LEDGER))
@@ -57,7 +48,7 @@ class Write:
         while not holds():
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(0.02)
-                pytest.fail(self.output())
+                pytest.fail(self.text())
 
     def senders(self, spark: int | None = None) -> list[int]:
         """Return the workers below this process, or below that of Spark, that are connected to the namespace."""
@@ -70,21 +61,15 @@ class Write:
         self.until(lambda: found.extend(self.senders(spark)) or found)
         os.kill(found[0], signal.SIGKILL)
 
-    def kill(self) -> None:
-        for pid in [*offspring(self.process.pid), self.process.pid]:
-            end(pid)
-        self.process.wait()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-
-    def output(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.read()
+    def text(self) -> str:
+        """Wait for the end, and return the last output."""
+        self.process.wait(PATIENCE_SECONDS)
+        self._output.wait_end(PATIENCE_SECONDS)
+        return self._output.text[-4_000:]
 
     def ends(self) -> bool:
         """Wait for the end, and return whether it succeeded."""
-        text, _ = self.process.communicate(timeout=PATIENCE_SECONDS)
-        print(text[-4_000:])  # noqa: T201  shown where the test fails
+        print(self.text())  # noqa: T201  shown where the test fails
         return self.process.returncode == 0
 
     def receipt(self, name: str = "receipt") -> dict[str, Any]:
@@ -98,7 +83,7 @@ def writing(place: World, directory: Path, **changes: Any) -> Iterator[Write]:
     try:
         yield write
     finally:
-        write.kill()
+        end_all(write.process)
 
 
 @pytest.fixture
@@ -163,10 +148,9 @@ def written_once_it_may(place: World, directory: Path, url: str) -> dict[str, An
     """Write until no task of an earlier job is alive, and return the receipt."""
     for _ in range(ATTEMPTS):
         with writing(place, directory, remote=url) as write:
-            text, _ = write.process.communicate(timeout=PATIENCE_SECONDS)
-        if write.process.returncode == 0:
-            return write.receipt()
-        assert "run r1 is still going" in text, text[-4_000:]
+            if write.ends():
+                return write.receipt()
+            assert "run r1 is still going" in write.text()
     pytest.fail("the tasks of the earlier job did not end")
 
 
