@@ -48,6 +48,8 @@ def opened() -> Archive:
 
 def test_a_run_is_stored_proved_and_removed_there(store: Store) -> None:
     archive = opened()
+    with pytest.raises(errors.UsageError, match="there is no run r1"):
+        runs.load_run(archive)
     archive.create()
     archive.check_writable()
     runs.save_run(archive, RUN)
@@ -65,14 +67,10 @@ def test_a_run_is_stored_proved_and_removed_there(store: Store) -> None:
     # One PUT an object, and none is ever changed.
     segments = [name for name in store.puts if f"/{SEGMENTS}/" in name]
     assert len(segments) == len(set(segments)) == 5
-    a_finished_run_is_removed(again, store)
-
-
-def a_finished_run_is_removed(archive: Archive, store: Store) -> None:
     archive.write_json(RECEIPT_FILE, {"balanced": True})
-    planned = plan_gc(archive, unsent=False)
+    planned = plan_gc(again, unsent=False)
     assert planned.files == 6
-    remove_messages(archive, planned)
+    remove_messages(again, planned)
     left = {name.removeprefix("bucket/backlog/r1/") for name, data in store.objects.items() if data}
     assert left == {"run.json", "report/drained.json", "report/receipt.json", "report/removed.json"}
 
@@ -96,12 +94,6 @@ def test_an_empty_object_is_ignored(store: Store) -> None:
     store.objects[name] = b""
     assert [path.rpartition("/")[2] for path in archive.files(SEGMENTS)] == ["two.parquet"]
     assert verify(archive, RUN).archived == 1
-
-
-def test_an_unknown_run_is_reported(store: Store) -> None:
-    assert store.objects == {}
-    with pytest.raises(errors.UsageError, match="there is no run r1"):
-        runs.load_run(opened())
 
 
 @pytest.mark.java

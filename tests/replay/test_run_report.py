@@ -1,7 +1,6 @@
-"""The report of a replay: its equation, timeline, checksums and cost, as the command prints them."""
+"""The report of a replay: its timeline and cost, as the command prints them."""
 
 import re
-import subprocess
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -40,7 +39,7 @@ def test_the_last_figures_are_written_before_the_end_of_the_run(
 
 
 @pytest.mark.usefixtures("local_tasks")
-def test_a_replay_is_reported_with_timeline_checksums_and_cost(place: World, tmp_path: Path) -> None:
+def test_a_replay_is_reported_with_timeline_and_cost(place: World, tmp_path: Path) -> None:
     place.strand_many(60)
     place.strand(0, "nowhere", None)
     result = driver.start_run(
@@ -51,19 +50,11 @@ def test_a_replay_is_reported_with_timeline_checksums_and_cost(place: World, tmp
     done = command.run(*words, "--markdown", str(ticket), "--html", str(page), env=place.shell(tmp_path))
     assert (done.returncode, done.stderr) == (0, "")
     text = ticket.read_text()
-    assert "**61 archived = 60 acknowledged + 0 expired + 1 quarantined + " in text
     timeline = text.partition("## Timeline\n")[2].partition("\n## ")[0].strip().splitlines()
     assert timeline[0].startswith("| time | archived | sent | sent a second |")
     assert re.match(r"\| `[^`]+` \| 61 \| 60 \|", timeline[-1])
 
-    check = re.findall(r"```sh\n(cd .*)\n```", text)[0]
-    repeated = subprocess.run(["sh", "-c", check], capture_output=True, text=True, check=True).stdout.split()[0]
-    assert re.search(rf"^\| `ledger` \| \d+ \| `[\d.]+ .B` \| `{repeated}` \|$", text, re.MULTILINE)
-
     cost = text.partition("## Cost\n")[2]
     assert "| `to receive and settle` | 122 |" in cost
     assert "| `to send` | 60 |" in cost
-    assert "Estimated from the counts" in cost
-    html = page.read_text()
-    assert html.startswith("<!DOCTYPE html>")
-    assert repeated in html
+    assert page.read_text().startswith("<!DOCTYPE html>")
