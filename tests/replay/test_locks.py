@@ -112,9 +112,7 @@ def test_without_manage_locks_may_last_longer_than_assumed(
 ) -> None:
     place.strand_many(10)
     lock(place, 3)
-    place.without_manage()
-    for name, value in place.environment.items():
-        monkeypatch.setenv(name, value)
+    place.without_manage(monkeypatch)
     heard = Heard(place, 2)
     options = replace(QUICK, locked_seconds=0.2)
     now_ms = int(1000 * time.time())

@@ -57,11 +57,8 @@ def test_it_reports_that_message_ids_overflowed(monkeypatch: pytest.MonkeyPatch)
     assert preview.ids_overflowed
 
 
-@pytest.mark.parametrize("name", ["", "no such", "a//b", "a" * 261, "orders;", "'", "../orders"])
-def test_an_invalid_destination_is_refused(name: str) -> None:
-    with pytest.raises(errors.NameInvalid):
-        normalize_destinations([name])
-
-
-def test_destinations_are_named_once() -> None:
+def test_destinations_are_valid_and_named_once() -> None:
+    for name in ("", "no such", "a//b", "a" * 261, "orders;", "'", "../orders"):
+        with pytest.raises(errors.NameInvalid):
+            normalize_destinations([name])
     assert normalize_destinations(["orders", "/orders/", "sales/orders"]) == ("orders", "sales/orders")

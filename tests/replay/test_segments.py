@@ -20,9 +20,10 @@ from sbpair.move.raw_source import RawReceivedMessage
 from sbpair.replay import segment as segment_module
 from sbpair.replay.archive import Archive
 from sbpair.replay.archive_layout import SEGMENT, SEGMENTS, segment_path
-from sbpair.replay.ledger import Key
+from sbpair.replay.ledger import Key, Ledger
 from sbpair.replay.segment import MAX_PARTS, LruCache, RowPosition, Segment, SegmentReader
-from sbpair.replay.shard_plan import shard_of
+from sbpair.replay.send_task import ShardReader
+from sbpair.replay.shard_plan import COLUMNS, shard_of
 from tests.replay.segments import created, write_segment
 from tests.replay.tasks import drain, proof_of, send, stranded
 from tests.replay.world import World
@@ -281,6 +282,16 @@ def test_a_segment_that_lacks_a_planned_row_is_refused_by_name(
     change(archive, segment_path(QUEUES[0], "s0"))
     with pytest.raises(errors.StateRefused, match=rf"{wanted[0]}\.parquet is broken{why}"):
         reader.read([position(ROWS), wanted])
+
+
+def test_a_task_reads_as_many_rows_as_fit_in_a_chunk(archive: Archive) -> None:
+    rows = [(0, *position(number), 100 * (number % 3)) for number in range(12)]
+    batch = pa.RecordBatch.from_pydict(dict(zip(COLUMNS, zip(*rows, strict=True), strict=True)))
+    reader = ShardReader(iter([batch]), archive, Ledger(archive, 2))
+    found = []
+    while not reader.exhausted:
+        found.append([each.row for each in reader.read(5, 300)])
+    assert found == [[*map(key, range(start, end))] for start, end in ((0, 3), (3, 6), (6, 9), (9, 12), (12, 12))]
 
 
 def test_a_corrupted_message_is_refused(archive: Archive) -> None:

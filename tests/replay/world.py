@@ -63,7 +63,7 @@ class World:
     def shell(self, directory: Path) -> dict[str, str]:
         return {**shell(self.running, directory), **self.environment}
 
-    def without_manage(self) -> None:
+    def without_manage(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Use keys that may only send to the primary and receive from the backlog."""
         sides = (self.running.namespace, AccessRight.SEND), (self.running.other, AccessRight.LISTEN)
         for variable, (namespace, right) in zip(VARIABLES, sides, strict=True):
@@ -71,6 +71,7 @@ class World:
             head = self.environment[variable].partition("SharedAccessKeyName")[0]
             key = f"SharedAccessKeyName={right.value};SharedAccessKey={KEY};UseDevelopmentEmulator=true"
             self.environment[variable] = head + key
+            monkeypatch.setenv(variable, head + key)
 
     def strand(
         self, index: int, message_id: str, aliases: Aliases | None, body: bytes = b"", **sections: bytes
