@@ -35,6 +35,8 @@ from sbpair.replay.archive_layout import (
 from sbpair.replay.ledger import Entry, Ledger
 from sbpair.replay.run import ReplayMode, ReplayOptions, ReplayRun, save_run
 from sbpair.spark.archive_frame import TYPES, ArchiveFrame
+from tests.replay.object_store import Store
+from tests.replay.test_object_store import store  # noqa: F401  a fixture
 from tests.spark.writes import BINARY, TEXT, schema_of
 
 QUEUE = "contoso/x-servicebus-transfer/0"
@@ -82,6 +84,12 @@ def test_a_message_is_decoded_into_columns(archive: Archive) -> None:
     assert dict(row["annotations"]) == {"x-opt-own": "kept"}
     assert row["enqueued_at"].timestamp() == 1.5
     assert (row["time_to_live"].microseconds, row["scheduled_at"], row["reason"]) == (2, None, None)
+
+
+def test_a_stored_archive_is_read(store: Store) -> None:  # noqa: F811
+    archive = Archive("s3://bucket/backlog", RUN.id)
+    put(archive, message(b""))
+    assert (len(frame(archive)), len(store.objects) > 2) == (1, True)
 
 
 def test_bodies_of_any_kind_are_columns(archive: Archive) -> None:

@@ -32,6 +32,8 @@ from sbpair.spark import write_run, write_task
 from sbpair.spark.row_messages import check_schema
 from sbpair.spark.write_run import OWNER_FILE, WRITE_FILE, RunOwner, WriteJob, commit_job, start_job, wait_silent
 from sbpair.spark.write_task import RowReader, TaskClaim, TaskPlace, _write, write_partition
+from tests.replay.object_store import Store
+from tests.replay.test_object_store import store  # noqa: F401  a fixture
 from tests.replay.world import VARIABLES, World
 from tests.spark.writes import BINARY, ROWS, TEXT, environment_of, numbered, schema_of, start, write
 
@@ -66,20 +68,30 @@ def interrupted(job: WriteJob, *batches: pa.RecordBatch, partition: int = 0) -> 
     assert ENDING in repr(found.value)
 
 
-def test_a_run_again_sends_only_the_rest(place: World, tmp_path: Path) -> None:
-    interrupted(start(place, tmp_path), numbered(range(1_500)))
+@pytest.mark.parametrize("stored", [False, True], ids=["directory", "object store"])
+def test_a_run_again_sends_only_the_rest(stored: bool, place: World, store: Store, tmp_path: Path) -> None:  # noqa: F811
+    options = {"ledger": "s3://bucket/ledger"} if stored else {}
+    interrupted(start(place, tmp_path, **options), numbered(range(1_500)))
     before = len(place.ids())
     assert 0 < before <= 1_500
+    replaced = start(place, tmp_path, **options)
+    later = start(place, tmp_path, **options)
     # Other partitions, and another order.
-    receipt = write(start(place, tmp_path), numbered(range(1_999, 999, -1)), numbered(range(1_000)))
-    assert receipt["rows"] == 2_000
-    assert receipt["acknowledged_before"] + receipt["acknowledged"] == 2_000
+    receipt = write(later, numbered(range(1_999, 999, -1)), numbered(range(1_000)))
+    assert receipt["acknowledged_before"] + receipt["acknowledged"] == receipt["rows"] == 2_000
+    assert before <= receipt["acknowledged_before"] + receipt["doubtful_total"]
     assert sorted(set(place.ids())) == sorted(f"m{n}" for n in range(2_000))
     twice = len(place.ids()) - 2_000
     assert twice <= receipt["doubtful_total"]
-    again = write(start(place, tmp_path), numbered(range(2_000)))
-    assert (again["acknowledged_before"], again["acknowledged"]) == (2_000, 0)
-    assert len(place.ids()) == 2_000 + twice
+    with pytest.raises(LeaseLost, match=f"job {later.job} has taken over this run"):
+        write(replaced, numbered([2_001]))
+    again = write(start(place, tmp_path, **options), numbered(range(2_000)))
+    assert (again["acknowledged_before"], again["acknowledged"], len(place.ids())) == (2_000, 0, 2_000 + twice)
+    files = {str(path): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} | store.objects
+    keys = [place.environment[name].partition("SharedAccessKey=")[2].partition(";")[0] for name in VARIABLES]
+    assert not [name for name, data in files.items() if any(key.encode() in data for key in keys)]
+    assert not [name for name in files if "/claims/" in name and name.endswith(".json")]
+    assert (bool(store.objects), bool([*tmp_path.iterdir()])) == (stored, not stored)
 
 
 def test_a_second_attempt_reads_the_ledger_first(place: World, tmp_path: Path) -> None:
@@ -197,15 +209,6 @@ def test_an_attempt_waits_for_the_end_of_the_one_before_it(place: World, tmp_pat
     asyncio.run(take_turns())
 
 
-def test_a_task_of_a_run_that_was_taken_over_sends_nothing(place: World, tmp_path: Path) -> None:
-    job = start(place, tmp_path)
-    later = start(place, tmp_path)
-    write(later, numbered([1]))
-    with pytest.raises(LeaseLost, match=f"job {later.job} has taken over this run"):
-        write(job, numbered([2]))
-    assert place.ids() == ["m1"]
-
-
 def test_a_worker_with_another_directory_sends_nothing(place: World, tmp_path: Path) -> None:
     job = start(place, tmp_path)
     start(place, tmp_path / "worker")
@@ -251,8 +254,10 @@ def test_after_a_failed_commit_nothing_is_sent_again(place: World, tmp_path: Pat
     with pytest.raises(MachineLacks, match="Is a directory"):
         write(start(place, tmp_path), numbered(range(10)))
     blocked.rmdir()
-    receipt = write(start(place, tmp_path), numbered(range(10)))
+    job = start(place, tmp_path)
+    receipt = write(job, numbered(range(10)))
     assert (receipt["acknowledged_before"], receipt["acknowledged"], len(place.ids())) == (10, 0, 10)
+    assert (job.open().files(HELD), receipt["doubtful_total"], job.open().sizes("claims")) == ([], 0, {})
 
 
 def test_a_task_checks_the_settings_that_spark_passes_on(
@@ -271,13 +276,6 @@ def test_a_task_checks_the_settings_that_spark_passes_on(
     with pytest.raises(Unsafe, match="speculation is on, and would send messages twice"):
         write(job, numbered([1]))
     assert place.ids() == []
-
-
-def test_a_finished_task_leaves_no_record_of_held_messages(place: World, tmp_path: Path) -> None:
-    job = start(place, tmp_path)
-    receipt = write(job, numbered(range(10)))
-    assert (job.open().files(HELD), receipt["doubtful_total"]) == ([], 0)
-    assert job.open().sizes("claims") == {}
 
 
 SECRET = "Endpoint=sb://x.servicebus.windows.net/;SharedAccessKeyName=a;SharedAccessKey=c2VjcmV0"
@@ -319,14 +317,6 @@ def test_a_resumable_run_needs_ids_and_a_stream_needs_a_run(place: World, tmp_pa
         start_job({**options, "run": "r1"}, schema_of({"body": TEXT}), environment_of(place), stream=False)
     with pytest.raises(UsageError, match="option run: missing, and a stream needs it"):
         start_job(options, schema_of({"body": TEXT}), environment_of(place), stream=True)
-
-
-def test_no_file_of_a_run_has_the_key(place: World, tmp_path: Path) -> None:
-    write(start(place, tmp_path), numbered(range(3)))
-    keys = {place.environment[name].partition("SharedAccessKey=")[2].partition(";")[0] for name in VARIABLES}
-    files = [path.read_bytes() for path in (tmp_path / "ledger").rglob("*") if path.is_file()]
-    assert files
-    assert not [key for key in keys for content in files if key.encode() in content]
 
 
 def test_a_topic_that_would_discard_holds_its_rows(place: World, tmp_path: Path, monkeypatch: Any) -> None:
