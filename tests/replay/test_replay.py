@@ -165,3 +165,7 @@ def a_corrupted_message_is_not_sent(place: World, tmp_path: Path, archive: Archi
 
     assert place.ids() == sent
     path.write_bytes(whole)
+    fails = Selection((), "cast(message_id AS int) > 3")
+    with pytest.raises(errors.UsageError, match=r"fails on a message: .*everything is safe") as failed:
+        driver.resume_run(place.request(tmp_path), archive.run, lambda _event: None, fails)
+    assert archive.run in failed.value.hint

@@ -3,7 +3,6 @@
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -11,11 +10,10 @@ from sbpair import errors
 from sbpair.backlog import Aliases
 from sbpair.move.message import dead_letters
 from sbpair.replay import driver, phases, shard_plan, spark
-from sbpair.replay.archive import Archive
 from sbpair.replay.archive_layout import QUARANTINE, SEGMENTS
-from sbpair.replay.run import EVERYTHING, DedupMode, ReplayOptions, Selection
+from sbpair.replay.run import ReplayOptions, Selection
 from tests.replay.segments import rows_of
-from tests.replay.tasks import proof_of, replayed, stranded
+from tests.replay.tasks import job_of, proof_of, replayed, stranded
 from tests.replay.world import HASTY, HOUR_TICKS, World
 
 QUICK = ReplayOptions(empty_seconds=0.1)
@@ -61,39 +59,36 @@ IN_3_5 = {"hash(*) > 0": "Invalid usage of '*'"}
 """What Spark 3.5 does not take itself."""
 
 
-@pytest.mark.java
-@pytest.mark.slow
-def test_unselected_messages_stay_in_the_archive_until_selected(place: World, tmp_path: Path) -> None:
-    """One run serves several checks, since a start of Spark takes ten seconds."""
-    strand(place)
-    a_refused_selection_receives_nothing(place, tmp_path)
-
-    chosen = Selection(("ORDERS",), "NOT (message_id = 'twin' AND queue LIKE '%/0')")
-    both = [*place.queues, *map(dead_letters.dead_letter_path, place.queues)]
-    options = replace(QUICK, dedup=DedupMode.MESSAGE_ID, selection=chosen)
-    result = driver.start_run(place.request(tmp_path), options, both, 4, lambda _event: None)
-
-    proof = result.proof
-    # The other twin was chosen, and waits for the one that was not: it comes before it.
-    assert (proof.archived, proof.acknowledged, proof.unsent, proof.exit_code) == (9, 3, 6, 3)
-    assert (proof.contradictions, proof.unknown) == (0, 0)
-    assert sorted(place.ids()) == ["buried", "m0", "m2"]
-    assert place.left() == 0
-    archive = Archive(str(tmp_path / "archive"), result.run.id)
-    the_archive_has_the_dead_letter_reason(archive)
-    the_primary_gets_the_original_message(place)
-    resume_all_sends_everything_else(place, tmp_path, archive)
-
-
-def strand(place: World) -> None:
-    """Strand m0 to m3; even ones are for orders."""
+@pytest.mark.usefixtures("local_tasks")
+def test_a_selected_destination_that_is_missing_is_refused_first(place: World, tmp_path: Path) -> None:
     place.strand_many(4)
-    for index in range(2):
-        place.strand(index, "twin", Aliases("orders", None, HOUR_TICKS))
-        place.running.advance(0.001)
-    place.strand(0, "nowhere", None)
+    options = replace(QUICK, selection=Selection(("orders", "not-there")))
+    with pytest.raises(errors.EntityMissing, match="has no not-there; nothing was received"):
+        driver.start_run(place.request(tmp_path), options, place.queues, 4, lambda _event: None)
+    assert (place.left(), place.ids(), [*(tmp_path / "archive").iterdir()]) == (4, [], [])
+
+
+def test_dead_letters_are_sent_as_they_were_or_quarantined(place: World, tmp_path: Path) -> None:
     place.bury(0, "buried", Aliases("orders", None, HOUR_TICKS), "DestinationNotFound", "there is no orders")
     place.bury(1, "lost", None, "InvalidBacklogMessage", "the message has no destination")
+    place.strand(0, "alive", Aliases("orders", None, HOUR_TICKS))
+    job = job_of(place, tmp_path)
+    both = (*place.queues, *map(dead_letters.dead_letter_path, place.queues))
+    job = replace(job, run=replace(job.run, queues=both))
+    replayed(job)
+    rows = {row["message_id"]: row for row in rows_of(job.open(), SEGMENTS)}
+    why = {name: (row["dead_letter_reason"], row["dead_letter_description"]) for name, row in rows.items()}
+    assert why["buried"] == ("DestinationNotFound", "there is no orders")
+    assert why["alive"] == (None, None)
+    assert rows["buried"]["queue"].endswith("/0/$deadletterqueue")
+    assert b"DeadLetterReason" in rows["buried"]["message"]
+    arrived = {each.sections.body: each.sections for each in place.arrived()["orders"]}
+    assert (sorted(place.ids()), place.altered()) == (["alive", "buried"], [])
+    assert {each.application_properties for each in arrived.values()} == {b""}
+    # What can go nowhere is in the archive, and in no dead-letter queue again.
+    assert place.left() == 0
+    [kept] = rows_of(job.open(), QUARANTINE)
+    assert (kept["message_id"], b"lost" in kept["message"]) == ("lost", True)
 
 
 @pytest.mark.java
@@ -112,59 +107,6 @@ def test_a_condition_is_accepted_or_refused_with_a_reason(capfd: pytest.CaptureF
             assert "the columns are queue, sequence_number" in refused.value.hint
     out, err = capfd.readouterr()
     assert (out, err) == ("", "")
-
-
-def a_refused_selection_receives_nothing(place: World, tmp_path: Path) -> None:
-    there = place.left()
-    refused = (
-        (Selection((), "destinaton = 'orders'"), errors.UsageError, "destinaton"),
-        (Selection(("orders", "not-there")), errors.EntityMissing, "has no not-there; nothing was received"),
-    )
-    for chosen, kind, reason in refused:
-        with pytest.raises(kind, match=reason):
-            driver.start_run(
-                place.request(tmp_path), replace(QUICK, selection=chosen), place.queues, 4, lambda _event: None
-            )
-    assert place.left() == there
-    assert place.ids() == []
-    assert [*(tmp_path / "archive").iterdir()] == []
-
-
-def the_archive_has_the_dead_letter_reason(archive: Archive) -> None:
-    rows = rows_of(archive, SEGMENTS)
-    why = {row["message_id"]: (row["dead_letter_reason"], row["dead_letter_description"]) for row in rows}
-    assert why["buried"] == ("DestinationNotFound", "there is no orders")
-    assert why["m0"] == (None, None)
-    [buried] = [row for row in rows if row["message_id"] == "buried"]
-    assert buried["queue"].endswith("/0/$deadletterqueue")
-    assert b"DeadLetterReason" in buried["message"]
-
-
-def the_primary_gets_the_original_message(place: World) -> None:
-    [buried] = [each for each in place.arrived()["orders"] if b"buried" in each.sections.body]
-    assert buried.sections.application_properties == b""
-    assert place.altered() == []
-
-
-def resume_all_sends_everything_else(place: World, tmp_path: Path, archive: Archive) -> None:
-    def resume(chosen: Selection | None) -> Any:
-        return driver.resume_run(place.request(tmp_path), archive.run, lambda _event: None, chosen).proof
-
-    with pytest.raises(errors.UsageError, match=r"fails on a message: .*everything is safe") as failed:
-        resume(Selection((), "cast(message_id AS int) > 3"))
-    assert archive.run in failed.value.hint
-    assert resume(None).unsent == 6
-
-    proof = resume(EVERYTHING)
-
-    assert (proof.unsent, proof.acknowledged, proof.deduplicated, proof.quarantined) == (0, 6, 1, 2)
-    assert proof.balanced
-    assert sorted(place.ids()) == ["buried", "m0", "m1", "m2", "m3", "twin"]
-    # What still can go nowhere is in the archive, and in no dead-letter queue again.
-    assert place.left() == 0
-    kept = rows_of(archive, QUARANTINE)
-    assert sorted(row["message_id"] for row in kept) == ["lost", "nowhere"]
-    assert all(row["message_id"].encode() in row["message"] for row in kept)
 
 
 def test_a_missing_destination_that_is_allowed_is_quarantined(place: World, tmp_path: Path) -> None:
