@@ -309,25 +309,6 @@ def test_an_unreadable_list_of_held_messages_is_reported(content: bytes, archive
     assert (proof.unreadable, proof.doubtful, proof.balanced) == ([path], [], True)
 
 
-@pytest.mark.parametrize("path", ["STOP", "segments/q/0/one.parquet", "report/x"])
-def test_nothing_is_written_without_the_runs_directory(archive: Archive, path: str) -> None:
-    Path(archive.root).rename(f"{archive.root}-elsewhere")
-    with pytest.raises(errors.MachineLacks, match="the run's directory is missing"):
-        archive.write(path, b"")
-    assert not Path(archive.root).exists()
-
-
-def test_a_write_that_fails_leaves_nothing(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(_number: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(errors.MachineLacks, match="No space left on device"):
-        put(archive, "one", key(0))
-
-    assert [path for path in Path(archive.root, SEGMENTS).rglob("*") if path.is_file()] == []
-
-
 def test_files_of_an_archive_are_private(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
@@ -339,12 +320,6 @@ def test_files_of_an_archive_are_private(tmp_path: Path) -> None:
         os.umask(before)
     modes = {path.is_dir(): path.stat().st_mode & 0o777 for path in Path(archive.root).rglob("*")}
     assert (Path(archive.root).stat().st_mode & 0o777, modes) == (0o700, {True: 0o700, False: 0o600})
-
-
-def test_an_archive_that_is_a_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "archive").write_text("")
-    with pytest.raises(errors.MachineLacks, match="cannot be used"):
-        Archive(str(tmp_path / "archive"), "r1").check_writable()
 
 
 OF_SPARK = {"dbfs:/mnt/x": "/dbfs/", "dbfs:///x": "/dbfs/"} | dict.fromkeys(

@@ -1,9 +1,6 @@
 """A direct replay's task in this process: its moves and records, and those of a killed one."""
 
 import asyncio
-import os
-import signal
-import threading
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,11 +19,10 @@ from sbpair.replay.archive import Archive
 from sbpair.replay.archive_layout import DOUBTFUL, HELD, LEDGER, QUARANTINE
 from sbpair.replay.ledger import Entry, Ledger, read_held
 from sbpair.replay.outcomes import Proof
-from sbpair.replay.progress import PhaseWatcher, ReplayPhase, run_action, run_status
+from sbpair.replay.progress import PhaseWatcher, run_status
 from sbpair.replay.queue_task import DirectMove, RecordedSource, _entries, accepted_by_dead_attempts
 from sbpair.replay.run import DedupMode, ReplayMode, ReplayOptions, Selection
 from sbpair.replay.spark_task import TaskJob, task_queues
-from sbpair.replay.task_lease import HeldLease
 from sbpair.replay.verify import prove_run
 from tests.replay.segments import rows_of
 from tests.replay.tasks import job_of as archive_job_of
@@ -244,36 +240,6 @@ def test_the_status_of_a_direct_run_comes_from_its_ledger(place: World, tmp_path
     status = run_status(made.open())
     assert (status["mode"], status["acknowledged_rows"], status["archived_rows"]) == ("direct", 6, 0)
     assert status["queues"] == dict.fromkeys(place.queues, 3)
-
-
-def test_a_signal_stops_the_tasks_and_waits_for_them(place: World, tmp_path: Path) -> None:
-    # A shell has what it starts in the background ignore the signal.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    archive = job_of(place, tmp_path).open()
-    events, finished = list[Any](), list[bool]()
-    begun, stopped, looked = threading.Event(), threading.Event(), threading.Event()
-
-    def act() -> None:
-        assert begun.wait(10)
-        os.kill(os.getpid(), signal.SIGINT)
-        finished.append(stopped.wait(10) and looked.wait(10))
-
-    def tell(event: Any) -> None:
-        events.append(event)
-        begun.set()
-        if isinstance(event, ReplayPhase):
-            stopped.set()
-        elif stopped.is_set():
-            looked.set()
-
-    try:
-        run_action(PhaseWatcher(archive, "move"), act, HeldLease(), tell, poll_seconds=0.01)
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-    assert archive.stop_requested()
-    assert finished == [True], "it was not waited for"
-    assert [event.name for event in events if isinstance(event, ReplayPhase)] == ["stop"]
 
 
 @pytest.mark.usefixtures("local_tasks")

@@ -1,6 +1,8 @@
 """A replay that is paused in each phase: its tasks end, nothing stays locked, and it goes on where it was."""
 
 import asyncio
+import os
+import signal
 import threading
 import time
 from collections import deque
@@ -136,45 +138,62 @@ def test_a_paused_replay_holds_nothing_and_goes_on(
     place.check_arrived()
 
 
-@pytest.mark.usefixtures("local_tasks")
-@pytest.mark.parametrize("pauses", [False, True], ids=["runs", "is paused"])
+def paused_and_cancelled(*given: Any, **options: Any) -> None:
+    runs.pause(*given, **options)
+    runs.cancel(*given, **options)
+
+
+def interrupted(*_given: Any, **_options: Any) -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    """A shell has what it starts in the background ignore the signal."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("local_tasks", "interrupts")
 @pytest.mark.parametrize(
-    ("mode", "phase"), [(ReplayMode.ARCHIVE, "drain"), (ReplayMode.ARCHIVE, "plan"), (ReplayMode.DIRECT, "move")]
+    ("mode", "phase", "stop"),
+    [
+        *((ReplayMode.ARCHIVE, phase, runs.cancel) for phase in ("drain", "plan", "send")),
+        *((ReplayMode.ARCHIVE, phase, paused_and_cancelled) for phase in ("drain", "plan")),
+        *((ReplayMode.DIRECT, "move", stop) for stop in (runs.cancel, interrupted)),
+    ],
 )
-def test_a_cancelled_replay_is_stopped_and_can_be_resumed(
-    place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: ReplayMode, phase: str, pauses: bool
+def test_a_stopped_replay_finishes_its_messages_and_can_be_resumed(
+    place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: ReplayMode, phase: str, stop: Any
 ) -> None:
     """What its tasks have received and not moved goes back."""
     place.strand_many(MESSAGES)
     monkeypatch.setattr(phases, "run_action", partial(run_action, poll_seconds=0.02))
-    request, told, requests = place.request(tmp_path), list[str](), list[threading.Thread]()
-
-    def cancel(run: str) -> None:
-        if pauses:
-            runs.pause(place.pair, run, state=request.state)
-        runs.cancel(place.pair, run, state=request.state)
+    request, told, stopping = place.request(tmp_path), list[str](), list[threading.Thread]()
 
     def tell(event: Any) -> None:
         told.append(event.name if isinstance(event, ReplayPhase) else "")
         moves = isinstance(event, PhaseProgress) and event.phase == phase and event.messages
-        if (moves or told[-1] == phase == "plan") and not requests:
+        if (moves or told[-1] == phase == "plan") and not stopping:
             [run] = [path.name for path in (tmp_path / "archive").iterdir()]
-            requests.append(threading.Thread(target=cancel, args=(run,)))
-            requests[0].start()
+            stopping.append(threading.Thread(target=stop, args=(place.pair, run), kwargs={"state": request.state}))
+            stopping[0].start()
             if phase == "plan":
                 wait_for(Archive(request.archive, run).stops_for_good)
 
     options = ReplayOptions(mode=mode, empty_seconds=0.5, segment_messages=5, rate=60.0)
     with place.during("latency", OTHER, ms=50):
         first = driver.start_run(request, options, place.queues, None, tell)
-    requests[0].join()
+    stopping[0].join()
     proof = first.proof
-    assert (first.stopped, first.exit_code, place.locked(), "send" in told) == (True, 130, [], False)
+    assert (first.stopped, first.exit_code, place.locked(), proof.doubtful) == (True, 130, [], [])
+    assert ("send" in told, "stop" in told) == (phase == "send", stop is interrupted)
     assert place.left() == MESSAGES - proof.archived
-    assert pauses or bool(first.released) == bool(place.left())
+    assert stop is paused_and_cancelled or bool(first.released) == bool(place.left())
     assert first.released <= place.left()
     assert len(place.ids()) == proof.acknowledged
-    assert (proof.acknowledged > 0) == (phase == "move")
+    assert 0 < proof.acknowledged < MESSAGES if phase in ("send", "move") else not proof.acknowledged
     result = driver.resume_run(request, first.run.id, lambda _event: None, rate=None)
     assert (result.exit_code, result.proof.acknowledged, result.proof.remaining_in_queues) == (0, MESSAGES, {})
     again = driver.resume_run(request, first.run.id, lambda _event: None)

@@ -4,10 +4,8 @@ import asyncio
 import contextlib
 import os
 import resource
-import time
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -22,9 +20,8 @@ from sbpair.move.peek import locked
 from sbpair.move.raw_source import RawSource
 from sbpair.replay import driver, phases
 from sbpair.replay.archive import Archive
-from sbpair.replay.archive_layout import HELD, LEDGER, STOP_FILE
+from sbpair.replay.archive_layout import HELD, LEDGER
 from sbpair.replay.ledger import Ledger, read_held
-from sbpair.replay.progress import request_stop, run_status
 from sbpair.replay.queue_task import Remaining, count_remaining
 from sbpair.replay.run import ReplayMode
 from sbpair.replay.send_task import MAX_CHUNK, ShardSource, move_context
@@ -204,44 +201,6 @@ def test_a_held_lease_and_an_unreadable_journal_refuse_the_run(place: World, tmp
     with pytest.raises(errors.StateRefused):
         driver.start_run(request, QUICK, place.queues, 4, lambda _event: None)
     assert list((tmp_path / "archive").iterdir()) == []
-
-
-def test_a_send_stops_on_request_without_duplicates(place: World, tmp_path: Path) -> None:
-    job = stranded(place, tmp_path, MESSAGES, rate=2.0)
-    archive = job.open()
-    drain(job)
-    with ThreadPoolExecutor(1) as threads:
-        sending = threads.submit(send, job)
-        while not archive.files(LEDGER):
-            assert not sending.done()
-            time.sleep(0.01)
-        status = run_status(archive)
-        request_stop(archive)
-    assert (status["phase"], status["stopped"], status["archived_rows"]) == ("send", False, MESSAGES)
-    proof = proof_of(job)
-    assert 0 < status["acknowledged_rows"] <= proof.acknowledged < MESSAGES
-    assert len(place.ids()) == proof.acknowledged
-    assert (archive.files(HELD), proof.doubtful) == ([], [])
-    archive.remove(STOP_FILE)
-    send(replace(job, run=replace(job.run, options=replace(job.run.options, rate=None))))
-    everything_is_there(place, job)
-    assert len(place.ids()) == MESSAGES
-
-
-def test_messages_locked_elsewhere_remain_and_are_counted(place: World, tmp_path: Path) -> None:
-    place.strand_many(10)
-    place.running.do(lambda: place.backlog(0).messages.receive(3))
-    job = job_of(place, tmp_path, locked_seconds=0.2)
-    drain(job)
-    proof = proof_of(job)
-    assert (proof.archived, proof.remaining_in_queues, proof.locked) == (7, {place.queues[0]: 3}, 3)
-    send(job)
-    assert (proof_of(job).balanced, proof_of(job).exit_code) == (True, 3)
-    place.running.advance(300)
-    drain(job)
-    send(job)
-    assert proof_of(job).remaining_in_queues == {}
-    everything_is_there(place, job)
 
 
 def test_short_waits_outlast_a_queue_that_pauses(place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
