@@ -11,6 +11,7 @@ from sbpair import errors
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.replay import driver
 from sbpair.replay.archive import Archive
+from sbpair.replay.archive_layout import STOP_FILE
 from sbpair.replay.progress import Event, PhaseProgress
 from sbpair.replay.run import ReplayOptions
 from sbpair.replay.task_lease import POLL_SECONDS, TaskLease, hold_leases
