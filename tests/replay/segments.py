@@ -10,6 +10,12 @@ from sbpair.replay.archive import Archive
 from sbpair.replay.archive_layout import KEY, SEGMENT, segment_path
 from sbpair.replay.ledger import Key
 
+QUEUE = "contoso/x-servicebus-transfer/0"
+
+
+def key(number: int, message_id: str | None = None) -> Key:
+    return (QUEUE, number, 1_000 + number, message_id or f"m{number}")
+
 
 def created(directory: Path | str, run: str = "r1") -> Archive:
     archive = Archive(str(directory), run)

@@ -44,7 +44,6 @@ from sbpair.replay.run import EVERYTHING, ReplayMode, ReplayOptions, ReplayRun, 
 from sbpair.replay.verify import GarbageCollection, check_acknowledged, plan_gc, remove_messages, verify
 from tests.replay.segments import write_segment
 
-QUEUE = "contoso/x-servicebus-transfer/0"
 RUN = ReplayRun(
     "r1", {"primary": "contoso", "secondary": "contoso-dr"}, (QUEUE, QUEUE + "1"), 4, 1_000, ReplayOptions()
 )
@@ -64,10 +63,6 @@ def test_a_directory_that_is_made_while_it_is_listed_is_listed(archive: Archive)
     archive._fs = Mock(get_file_info=looks)
     looks.return_value = [FileInfo(f"{archive.root}/{LEDGER}/one", FileType.File, size=4)]
     assert archive.sizes(LEDGER) == {f"{LEDGER}/one": 4}
-
-
-def key(number: int, message_id: str | None = None) -> Key:
-    return (QUEUE, number, 1_000 + number, message_id or f"m{number}")
 
 
 def put(archive: Archive, name: str, *keys: Key) -> None:

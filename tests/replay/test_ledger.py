@@ -23,14 +23,9 @@ from sbpair.replay.run import NamespaceAccess, ReplayOptions, ReplayRun
 from sbpair.replay.send_task import mark_deduplicated
 from sbpair.replay.shard_plan import DUPLICATE_COLUMNS
 from sbpair.replay.spark_task import TaskJob
-from tests.replay.segments import created
+from tests.replay.segments import created, key
 
-QUEUE = "contoso/x-servicebus-transfer/0"
 SHARDS = 2
-
-
-def key(number: int) -> Key:
-    return (QUEUE, number, 1_000 + number, f"m{number}")
 
 
 def written(archive: Archive, kind: str) -> list[Key]:

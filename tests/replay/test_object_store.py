@@ -14,7 +14,8 @@ from sbpair.replay.archive_layout import DRAINED_FILE, LEDGER, RECEIPT_FILE, SEG
 from sbpair.replay.run import ReplayOptions
 from sbpair.replay.verify import plan_gc, remove_messages, verify
 from tests.replay.object_store import Store, running
-from tests.replay.test_archive import RUN, end, key, put
+from tests.replay.segments import key
+from tests.replay.test_archive import RUN, end, put
 from tests.replay.world import HASTY, World
 
 BUCKET = "s3://bucket/backlog"

@@ -24,11 +24,10 @@ from sbpair.replay.ledger import Key, Ledger
 from sbpair.replay.segment import MAX_PARTS, LruCache, RowPosition, Segment, SegmentReader
 from sbpair.replay.send_task import ShardReader
 from sbpair.replay.shard_plan import COLUMNS, shard_of
-from tests.replay.segments import created, write_segment
+from tests.replay.segments import QUEUE, created, write_segment
 from tests.replay.tasks import drain, proof_of, send, stranded
 from tests.replay.world import World
 
-QUEUE = "contoso/x-servicebus-transfer/0"
 MESSAGES, A_SEGMENT = 100, 20
 WORLD = {"queues": 1}
 PATIENCE_SECONDS = 20.0
@@ -187,7 +186,7 @@ def test_a_drain_writes_groups_while_it_receives(place: World, tmp_path: Path, m
     assert (place.altered(), proof_of(job).balanced) == ([], True)
 
 
-QUEUES = ("contoso/x-servicebus-transfer/0", "contoso/x-servicebus-transfer/1")
+QUEUES = (QUEUE, "contoso/x-servicebus-transfer/1")
 ROWS = 30
 GROUPS = (1, 7, ROWS)
 

@@ -36,10 +36,10 @@ from sbpair.replay.ledger import Entry, Ledger
 from sbpair.replay.run import ReplayMode, ReplayOptions, ReplayRun, save_run
 from sbpair.spark.archive_frame import TYPES, ArchiveFrame
 from tests.replay.object_store import Store
+from tests.replay.segments import QUEUE
 from tests.replay.test_object_store import store  # noqa: F401  a fixture
 from tests.spark.writes import BINARY, TEXT, schema_of
 
-QUEUE = "contoso/x-servicebus-transfer/0"
 RUN = ReplayRun("r1", {"primary": "contoso", "secondary": "contoso-dr"}, (QUEUE,), 1, 1_000, ReplayOptions())
 OWN: dict[Any, Any] = {"text": "a", "number": Long(5), "truth": True, **write_aliases(Aliases("orders", "s", 10**7))}
 
