@@ -42,7 +42,7 @@ from sbpair.replay.outcomes import Proof
 from sbpair.replay.queue_task import load_accepted
 from sbpair.replay.run import EVERYTHING, ReplayMode, ReplayOptions, ReplayRun, Selection
 from sbpair.replay.verify import GarbageCollection, check_acknowledged, plan_gc, remove_messages, verify
-from tests.replay.segments import write_segment
+from tests.replay.segments import QUEUE, key, write_segment
 
 RUN = ReplayRun(
     "r1", {"primary": "contoso", "secondary": "contoso-dr"}, (QUEUE, QUEUE + "1"), 4, 1_000, ReplayOptions()
