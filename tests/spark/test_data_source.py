@@ -140,21 +140,36 @@ def test_a_stream_sends_each_batch_once(spark: Any, place: World, tmp_path: Path
     assert (receipt["batch"], receipt["rows"], receipt["acknowledged_before"]) == (1, 3, 3)
 
 
-@of_spark_4
-def test_an_archive_is_read_and_written_back(spark: Any, place: World, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "function", [pytest.param(False, marks=of_spark_4), pytest.param(True, marks=pytest.mark.slow)]
+)
+def test_an_archive_is_read_and_written_back(function: bool, spark: Any, place: World, tmp_path: Path) -> None:
+    from sbpair.spark import read, write
+
     job = stranded(place, tmp_path / "archive", 40)
     drain(job)
     archive = Archive(job.archive, job.run.id)
+    kinds = "destination string, session_id string, message_id string, body binary, time_to_live interval day to second"
+    columns = [each.split()[0] for each in kinds.split(", ")]
+
+    def load(**schema: str) -> Any:
+        source = spark.read.schema(**schema) if schema else spark.read
+        return read(spark, archive.root) if function else source.format("sbpair").load(archive.root)
+
     with pytest.raises(Exception, match="run r1 is still going, or was interrupted"):
-        spark.read.format("sbpair").load(archive.root)
+        load()
     archive.write_json(RECEIPT_FILE, {})
-    frame = spark.read.format("sbpair").load(archive.root)
-    assert {row.message_id: bytes(row.body) for row in frame.collect()} == {f"m{n}": b"m%d" % n for n in range(40)}
-    columns = (
-        "destination string, session_id string, message_id string, body binary, time_to_live interval day to second"
-    )
-    chosen = spark.read.format("sbpair").schema(columns).load(archive.root)
-    chosen.write.format("sbpair").mode("append").option("ledger", str(tmp_path / "ledger")).save()
+    assert {row.message_id: bytes(row.body) for row in load().collect()} == {f"m{n}": b"m%d" % n for n in range(40)}
+    frame = load(schema=kinds).select(columns)
+    with ThreadPoolExecutor(1) as threads:  # there Spark finds no data source in Python
+        for known in (0, 40):
+            options = {"ledger": str(tmp_path / "ledger"), "run": "r1"}
+            if function:
+                receipt = threads.submit(write, frame, **options).result()
+            else:
+                frame.write.format("sbpair").mode("append").options(**options).save()
+                receipt = json.loads((tmp_path / "ledger" / "r1" / "report" / "receipt.json").read_text())
+            assert (receipt["rows"], receipt["acknowledged_before"], receipt["balanced"]) == (40, known, True)
     assert sorted(place.ids()) == sorted(f"m{n}" for n in range(40))
     assert {*place.by_session()} == {(name, f"session-{n}") for name in place.destinations for n in range(5)}
     assert place.altered() == []
@@ -180,21 +195,3 @@ def test_a_batch_within_foreach_batch_is_sent_once(spark: Any, place: World, tmp
     assert sorted(place.ids()) == [f"m{n}" for n in range(5)]
     [receipt] = (tmp_path / "ledger" / "r1" / "report").glob("*/0.json")
     assert json.loads(receipt.read_text())["acknowledged_before"] == 5
-
-
-@pytest.mark.slow
-def test_functions_for_older_sparks_do_the_same(spark: Any, place: World, tmp_path: Path) -> None:
-    from sbpair.spark import read, write
-
-    job = stranded(place, tmp_path / "archive", 20)
-    drain(job)
-    archive = Archive(job.archive, job.run.id)
-    archive.write_json(RECEIPT_FILE, {})
-    frame = read(spark, archive.root).select("destination", "message_id", "body")
-    for known in (0, 20):
-        receipt = write(frame, ledger=str(tmp_path / "ledger"), run="r1")
-        assert (receipt["rows"], receipt["acknowledged_before"], receipt["balanced"]) == (20, known, True)
-    assert sorted(place.ids()) == sorted(f"m{n}" for n in range(20))
-    with ThreadPoolExecutor(1) as threads:  # there Spark finds no data source in Python
-        receipt = threads.submit(write, frame, ledger=str(tmp_path / "ledger"), run="r1").result()
-    assert receipt["acknowledged_before"] == 20
