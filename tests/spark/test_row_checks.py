@@ -1,7 +1,6 @@
 """Checks of rows before the first message: of all, of a partition, of a chunk, or without a send."""
 
 import asyncio
-import resource
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from sbpair.spark.row_messages import RowMessage
 from sbpair.spark.write_run import BATCH_CHECKS, FRAME_CHECKS, STREAM_CHECKS, WriteJob, refuse_job, start_job
 from sbpair.spark.write_task import TaskClaim, TaskPlace, _write
 from tests.kit.waiting import until
+from tests.replay.test_tasks import limited
 from tests.replay.world import KEY, VARIABLES, World
 from tests.spark.writes import ROWS, TEXT, environment_of, numbered, schema_of, start, write
 
@@ -170,14 +170,10 @@ def test_a_spool_returns_what_was_added(chunks: list[list[RowMessage]], memory_b
 def test_a_full_disk_of_a_worker_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_LOCAL_DIRS", f"/nonexistent,{tmp_path}")
     row = RowMessage("orders", None, None, None, "m", 1, 2, Sections(body=b"x" * 1_000_000))
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
     spool = RowSpool(1)
-    try:
-        with pytest.raises(MachineLacks, match=f"{tmp_path} of this worker cannot keep the checked rows") as refused:
-            spool.add([row])
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        spool.close()
+    full = pytest.raises(MachineLacks, match=f"{tmp_path} of this worker cannot keep the checked rows")
+    with limited(tmp_path), full as refused:
+        spool.add([row])
+    spool.close()
     assert "check=row" in refused.value.hint
     assert [*tmp_path.iterdir()] == []
