@@ -125,6 +125,7 @@ def test_a_run_selects_deduplicates_and_is_resumed(served: tuple[World, str], tm
     assert place.left() == 40
     result = driver.start_run(request, options, place.queues, 4, lambda _event: None)
     assert (result.proof.archived, result.proof.acknowledged, result.proof.unsent) == (40, 39, 1)
+    assert driver.resume_run(request, result.run.id, lambda _event: None).proof.unsent == 1, "it selects as before"
     result = driver.resume_run(request, result.run.id, lambda _event: None, Selection())
     assert (result.proof.acknowledged, result.proof.balanced) == (40, True)
     place.check_arrived()
