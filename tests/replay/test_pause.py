@@ -104,8 +104,10 @@ class PausedIn:
 
     def _resume_after(self, action: Callable[[], object]) -> None:
         def act() -> None:
-            action()
-            runs.resume(self._place.pair, self._run, state=self._state, seconds=30.0)
+            try:
+                action()
+            finally:
+                runs.resume(self._place.pair, self._run, state=self._state, seconds=30.0)
 
         self._threads.append(threading.Thread(target=act))
         self._threads[-1].start()
