@@ -37,8 +37,8 @@ def spark(running: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[An
 @pytest.fixture
 def place(running: Any, request: pytest.FixtureRequest) -> World:
     """Create queues of this test's own."""
-    name = request.node.name
-    return World(running, [f"orders-{name}"[:50], f"invoices-{name}"[:50]], 1, first=abs(hash(name)) % 10**6)
+    number = abs(hash(request.node.name)) % 10**6
+    return World(running, [f"orders-{number}", f"invoices-{number}"], 1, first=number)
 
 
 def rows(spark: Any, count: int, partitions: int = 3) -> Any:
