@@ -9,12 +9,15 @@ import subprocess
 import sys
 import sysconfig
 import venv
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
+from sbpair.replay import package
 from sbpair.replay.package import PLATFORMS
 from sbpair.replay.secret_references import PRINCIPAL
 from tests.cli.test_replay import NAMESPACES, sbpair
@@ -72,6 +75,21 @@ assert rows.count() == 40, rows.count()
 rows.selectExpr("concat('again-', message_id) AS message_id", "body").write.format("sbpair").option(
     "destination", sys.argv[2]).option("ledger", sys.argv[3]).mode("append").save()
 """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def built_once() -> Iterator[None]:
+    """Build the package once: it is the same for every platform."""
+    build, built = package.build_package, list[Any]()
+
+    def write(path: Path) -> Any:
+        if not built:
+            built.extend((build(path), path.read_bytes()))
+        path.write_bytes(built[1])
+        return built[0]
+
+    with patch.object(package, "build_package", write):
+        yield
 
 
 @pytest.fixture(scope="module")

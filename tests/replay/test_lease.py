@@ -38,7 +38,7 @@ class Clock:
 
 
 def beat(archive: Archive, number: int, good_seconds: float, lost: str | None = None) -> None:
-    archive.write_json(BEACON, {"number": number, "valid_seconds": good_seconds, "lost": lost})
+    archive.write_line(BEACON, {"number": number, "valid_seconds": good_seconds, "lost": lost})
 
 
 def is_sure(task_lease: TaskLease) -> bool:
