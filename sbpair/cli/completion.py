@@ -6,7 +6,7 @@ Errors complete nothing; the command reports them when it runs.
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from importlib.resources import files
 from pathlib import Path
@@ -61,30 +61,16 @@ def backlog_queues(context: typer.Context) -> list[str]:
     return [queue_path(pair.primary.name, index) for index in range(pair.backlog_queues)]
 
 
-def runs(context: typer.Context) -> list[str]:
-    """Return the runs of the pair, or of --namespace, that this machine has recorded."""
-    return [run.id for run in _recorded_runs(context)]
+def _runs(*outcomes: str) -> Callable[[typer.Context], list[str]]:
+    """Return a completion of recorded runs of the pair, or of --namespace, that have one of these outcomes."""
+
+    def complete(context: typer.Context) -> list[str]:
+        return [run.id for run in _recorded_runs(context) if not outcomes or run.outcome in outcomes]
+
+    return complete
 
 
-def live_runs(context: typer.Context) -> list[str]:
-    """Return those of them that have not ended."""
-    from sbpair.runs.run_log import LIVE
-
-    return [run.id for run in _recorded_runs(context) if run.outcome in LIVE]
-
-
-def unpaused_runs(context: typer.Context) -> list[str]:
-    """Return those of them that run, and are not paused."""
-    from sbpair.runs.run_log import RunOutcome
-
-    return [run.id for run in _recorded_runs(context) if run.outcome is RunOutcome.RUNNING]
-
-
-def paused_runs(context: typer.Context) -> list[str]:
-    """Return those of them that are paused."""
-    from sbpair.runs.run_log import RunOutcome
-
-    return [run.id for run in _recorded_runs(context) if run.outcome is RunOutcome.PAUSED]
+runs, live_runs, unpaused_runs, paused_runs = _runs(), _runs("running", "paused"), _runs("running"), _runs("paused")
 
 
 def _recorded_runs(context: typer.Context) -> "list[RunRecord]":

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sbpair import __version__
@@ -19,12 +18,9 @@ from sbpair.errors import ExitCode
 
 if TYPE_CHECKING:
     from sbpair.cli.options.entity_addresses import StateOwner
-    from sbpair.cli.render.forecast import ForecastWording
-    from sbpair.config import Profile
     from sbpair.metrics.run_metrics import RunMetrics
     from sbpair.model.pair import Ends
     from sbpair.move.events import SyphonEvent
-    from sbpair.move.filter import MessageFilter
     from sbpair.move.run_store import LiveRun
     from sbpair.service.supervision import Supervision
     from sbpair.syphon import runner
@@ -32,54 +28,27 @@ if TYPE_CHECKING:
     from sbpair.syphon.run_plan import MoveOptions
 
 
-def run_syphon(
-    screen: Screen,
-    profile: "Profile",
-    terms: MoveTerms,
-    mode: str,
-    options: "MoveOptions",
-) -> int:
-    """Move the backlog of a pair, or print the forecast; return the exit code."""
-    if mode == "--dry-run":
-        from sbpair.cli.render import forecast
-
-        return _preview_move(screen, profile.pair, options, forecast.SYPHON, None)
-    return _move_messages(screen, profile.pair, profile.state_directory, terms, mode, None, options, SYPHON)
-
-
 def run_move(
     screen: Screen,
+    spec: "MoveSpec | None",
     owner: "StateOwner",
     terms: MoveTerms,
     mode: str,
-    command: tuple[str, ...],
-    spec: "MoveSpec",
-    where: "MessageFilter | None",
-    limit: int | None,
-) -> int:
-    """Move what a spec describes, `limit` messages at most, or print the forecast. `command` has its arguments."""
-    options = terms.move_options(where=where, max_missing=0)
-    if mode == "--dry-run":
-        from sbpair.cli.render import forecast
-
-        return _preview_move(screen, owner.ends, options, forecast.MOVE, spec)
-    source = spec.names[0] if spec.names else "the dead-letter queues of the backlog"
-    words = MoveWording("sbpair/move/1", command, source, routed=spec.form.destination is None)
-    spec = replace(spec, max_messages=limit)
-    return _move_messages(screen, owner.ends, owner.directory, terms, mode, spec, options, words)
-
-
-def _move_messages(
-    screen: Screen,
-    ends: "Ends",
-    state: Path,
-    terms: MoveTerms,
-    mode: str,
-    spec: "MoveSpec | None",
     options: "MoveOptions",
-    words: MoveWording,
+    command: tuple[str, ...] = SYPHON.command,
+    limit: int | None = None,
 ) -> int:
-    """Move messages, print the receipt, and return the exit code. `ends` are those whose runs are in `state`."""
+    """Move what a spec describes, or the backlog without one; print the receipt or the forecast.
+
+    `command` has its arguments; `limit` is that of --max. Returns the exit code.
+    """
+    if mode == "--dry-run":
+        return _preview_move(screen, owner.ends, options, spec)
+    words = SYPHON
+    if spec is not None:
+        source = spec.names[0] if spec.names else "the dead-letter queues of the backlog"
+        words = MoveWording("sbpair/move/1", command, source, routed=spec.form.destination is None)
+        spec = replace(spec, max_messages=limit)
     from sbpair.cli.progress.move_progress import SAMPLE_SECONDS, move_progress
     from sbpair.move.run_store import LiveRun
     from sbpair.syphon import runner
@@ -87,7 +56,7 @@ def _move_messages(
     once, live = mode == "--once", LiveRun()
 
     async def move(stop: asyncio.Event, hurry: asyncio.Event) -> "runner.SyphonResult":
-        with move_progress(screen, ends, terms.progress_interval, spec) as shown:
+        with move_progress(screen, owner.ends, terms.progress_interval, spec) as shown:
             shown.is_stopping = stop.is_set
             takers = [each.take for each in (supervision, metrics) if each is not None]
 
@@ -97,11 +66,11 @@ def _move_messages(
                 shown(event)
 
             moving = runner.run(
-                ends,
+                owner.ends,
                 replace(options, sample_seconds=shown.sample_seconds or (SAMPLE_SECONDS if metrics else None)),
                 once=once,
                 spec=spec,
-                state=state,
+                state=owner.directory,
                 lease=not terms.no_lease,
                 lease_queue=terms.lease,
                 stop=stop,
@@ -114,7 +83,7 @@ def _move_messages(
 
     with (
         _supervision_of(screen, live, terms.health_port) as supervision,
-        _metrics_of(screen, ends, terms, live, f"{words.command[0]} {mode}") as metrics,
+        _metrics_of(screen, owner.ends, terms, live, f"{words.command[0]} {mode}") as metrics,
     ):
         result = run_gracefully(move)
         screen.result(words.schema, receipt_document(result, mode, words), receipt_table(result, mode, words))
@@ -173,19 +142,14 @@ def _wants_telemetry() -> bool:
     return bool(wanted_exporters(os.environ))
 
 
-def _preview_move(
-    screen: Screen,
-    ends: "Ends",
-    options: "MoveOptions",
-    words: "ForecastWording",
-    spec: "MoveSpec | None",
-) -> int:
+def _preview_move(screen: Screen, ends: "Ends", options: "MoveOptions", spec: "MoveSpec | None") -> int:
     """Print the forecast of a move, and return the exit code."""
     from sbpair.cli.progress.reporting import PeekProgress
     from sbpair.cli.render import forecast
     from sbpair.move.message.route import NotSentReason
     from sbpair.syphon.preview import make_forecast
 
+    words = forecast.SYPHON if spec is None else forecast.MOVE
     with PeekProgress(screen) as progress:
         result = run(make_forecast(ends, options.limits, spec=spec, where=options.where, on_event=progress))
     notes = list(result.notes)

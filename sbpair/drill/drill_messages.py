@@ -10,17 +10,16 @@ import random
 import uuid
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from sbpair.amqp import codec, message, types
 from sbpair.amqp.message import Header, Properties, Sections, section
 from sbpair.amqp.types import Described, Int, Long, Map, Symbol, Timestamp, Value
 from sbpair.errors import ProtocolError
+from sbpair.move.receipt import Receipt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-
-    from sbpair.move.receipt import Receipt
 
 
 DESTINATIONS = ("orders", "billing/invoices", "telemetry")
@@ -217,11 +216,11 @@ class Comparison:
     `duplicated` counts all repeated messages, `alterations` are (message id, differences).
     """
 
-    sent: int
-    received: int
-    lost: int
-    duplicated: int
-    altered: int
+    sent: Annotated[int, "Sent messages"]
+    received: Annotated[int, "Received messages"]
+    lost: Annotated[int, "Messages that did not arrive"]
+    duplicated: Annotated[int, "Messages that arrived more than once"]
+    altered: Annotated[int, "Messages that changed"]
     receipt: Receipt
     alterations: tuple[tuple[str, str], ...] = ()
     lost_ids: tuple[str, ...] = ()

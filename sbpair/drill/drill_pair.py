@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from sbpair import backlog
 from sbpair.errors import TimedOut
@@ -133,9 +133,9 @@ EmitPhase = Callable[[str, str], object]
 class DrillPhase:
     """Event: a phase begins, or a client has an event ("sender", "relay"). `seconds` counts from the start."""
 
-    name: str
-    text: str
-    seconds: float = 0.0
+    name: Annotated[str, "Its name"]
+    text: Annotated[str, "Its description"]
+    seconds: Annotated[float, "Time since the start"] = 0.0
 
 
 class Timeline:

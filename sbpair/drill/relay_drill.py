@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeAlias
 
 from sbpair.drill.drill_messages import MAX_EXAMPLES
 from sbpair.drill.drill_pair import (
@@ -73,9 +73,9 @@ class DrillRequest:
 class DoubtfulRequest:
     """A request that the client named as in doubt, and how often the service executed it."""
 
-    request_id: str
-    method: str
-    executions: int
+    request_id: Annotated[str, "Its id"]
+    method: Annotated[str, "Its method"]
+    executions: Annotated[int, "Times that the service executed it"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,14 +86,14 @@ class RelayTally:
     reissued. `wrong` have a problem; `problems` are (request id, problem) of the first ones.
     """
 
-    sent: int
-    answered: int
-    primary: int
-    secondary: int
-    in_doubt: int
-    failed: int
-    repeated: int
-    wrong: int
+    sent: Annotated[int, "Requests"]
+    answered: Annotated[int, "Requests with an answer"]
+    primary: Annotated[int, "Answers by the primary"]
+    secondary: Annotated[int, "Answers by the secondary"]
+    in_doubt: Annotated[int, "Requests that the client named as in doubt"]
+    failed: Annotated[int, "Requests that neither side took"]
+    repeated: Annotated[int, "Requests that were executed more than once"]
+    wrong: Annotated[int, "Requests whose outcome does not fit their executions, or whose answer is another one"]
     doubtful: tuple[DoubtfulRequest, ...] = ()
     problems: tuple[tuple[str, str], ...] = ()
 

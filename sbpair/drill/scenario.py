@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from sbpair.amqp.message import Sections
 from sbpair.amqp_client.client import connect
@@ -24,6 +24,7 @@ from sbpair.drill.drill_messages import Comparison, byte_differences, compare_al
 from sbpair.drill.drill_pair import Awaited, EmitPhase
 from sbpair.errors import SbpairError, first_error
 from sbpair.move.failure_latch import set_within
+from sbpair.move.receipt import Receipt
 from sbpair.syphon import runner
 
 if TYPE_CHECKING:
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from sbpair.failover.events import SenderEvent
     from sbpair.model.pair import Endpoint, Pair
     from sbpair.move.events import SyphonEvent
-    from sbpair.move.receipt import Receipt
 
 MIN_MESSAGES = 10
 """So many messages go to one side before the next phase."""
@@ -64,12 +64,12 @@ class SendTally(Comparison):
     ones without such a report.
     """
 
-    entity: str
-    primary: int
-    backlog: int
-    refused: int
-    doubtful: int
-    unexplained: int
+    entity: Annotated[str, "Queue they were sent to"]
+    primary: Annotated[int, "Sent to the primary"]
+    backlog: Annotated[int, "Sent to the backlog"]
+    refused: Annotated[int, "Sends that raised an error"]
+    doubtful: Annotated[int, "Messages that the client named as in doubt"]
+    unexplained: Annotated[int, "Duplicates that the client did not name"]
 
     @property
     def failed(self) -> bool:

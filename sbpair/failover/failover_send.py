@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import count
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from azure.core.exceptions import AzureError
 from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
@@ -73,9 +73,9 @@ class SendPolicy:
 class Delivered:
     """How many messages of one sender have been accepted, by place."""
 
-    primary: int = 0
-    backlog: int = 0
-    outbox: int = 0
+    primary: Annotated[int, "Accepted by the primary, or by the namespace that SIDE or --namespace names"] = 0
+    backlog: Annotated[int, "Accepted by the backlog"] = 0
+    outbox: Annotated[int, "Stored in the outbox"] = 0
 
     @property
     def total(self) -> int:

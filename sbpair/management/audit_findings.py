@@ -157,7 +157,7 @@ def foreign_items(primary: str, queues: Iterable[QueueState]) -> list[QueueItem]
             state.spec.path,
             Outcome.FOREIGN,
             f"a backlog queue of {name}",
-            QueueFinding(None, state.counts, partitioned=state.partitioned),
+            QueueFinding(None, state.partitioned, state.counts),
         )
         for name, state in found
         if name and name.lower() != primary.lower()
@@ -227,7 +227,7 @@ def _item(change: Change, count: int, fill: Utilisation | None) -> QueueItem:
             differences = (Difference("Status", ACTIVE, state.spec.status),)
             reason = f"{reason}; {describe_differences(differences)}: a prune may have been cut short"
     counts, partitioned = (state.counts, state.partitioned) if state else (None, False)
-    return ReportItem(change.path, outcome, reason, QueueFinding(change.index, counts, differences, partitioned, fill))
+    return ReportItem(change.path, outcome, reason, QueueFinding(change.index, partitioned, counts, differences, fill))
 
 
 def _sum(figures: list[int | None]) -> int | None:

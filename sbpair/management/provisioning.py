@@ -69,8 +69,8 @@ class EntityFinding:
     namespace: str
     kind: str
     index: int | None = None
-    differences: tuple[Difference, ...] = ()
     partitioned: bool = False
+    differences: tuple[Difference, ...] = ()
 
 
 EntityItem = ReportItem[EntityFinding]
@@ -123,7 +123,7 @@ class NamespaceProvision:
 
     def _change_item(self, change: Change) -> EntityItem:
         partitioned = change.state.partitioned if change.state else _asks_for_partitions(change.entity)
-        detail = EntityFinding(self.namespace, change.entity.kind, change.index, change.differences, partitioned)
+        detail = EntityFinding(self.namespace, change.entity.kind, change.index, partitioned, change.differences)
         outcome = Outcome.WOULD_CREATE if change.kind is Outcome.MISSING else change.kind
         return ReportItem(change.path, outcome, describe_differences(change.differences), detail)
 

@@ -68,7 +68,7 @@ def _planned(change: Change, count: int) -> QueueItem:
         counts = change.state.counts
         if change.state.spec.status == SEND_DISABLED:
             why = f"{why}; it was {SEND_DISABLED} already: a prune may have been cut short"
-    detail = QueueFinding(change.index, counts)
+    detail = QueueFinding(change.index, counts=counts)
     if keep := _why_kept(counts):
         return ReportItem(change.path, Outcome.KEPT, f"{keep}; {why}", detail)
     return ReportItem(change.path, Outcome.WOULD_REMOVE, why, detail)

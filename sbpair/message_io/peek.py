@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Annotated, NamedTuple, cast
 
 from sbpair.amqp.message import Properties
 from sbpair.amqp.types import Map
@@ -65,12 +65,12 @@ class PeekResult:
 class DeadLetterCount:
     """Dead letters of a backlog queue with the same reason and destination; at least so many unless `exact`."""
 
-    queue: str
-    reason: str | None
-    destination: str | None
-    messages: int
+    queue: Annotated[str, "Path of the backlog queue", {"examples": ["contoso/x-servicebus-transfer/0"]}]
+    reason: Annotated[str | None, "Reason", {"examples": ["DestinationNotFound"]}]
+    destination: Annotated[str | None, "Destination; null if it cannot be read"]
+    messages: Annotated[int, "Dead letters, at least so many if exact is false"]
     oldest_ms: int
-    exact: bool
+    exact: Annotated[bool, "Whether messages is exact"]
 
 
 async def peek_messages(

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import Annotated, TypeAlias, TypeVar
 
 from sbpair.amqp_client.stream import open_stream
 from sbpair.azure.data_errors import is_answer, translate_data_errors
@@ -67,15 +67,15 @@ class SendResult:
     again after an unanswered attempt: they may arrive twice.
     """
 
-    messages: int
+    messages: Annotated[int, "Messages that were tried"]
     delivered: Delivered
-    in_doubt: int
-    failed: int
-    next_line: int
-    seconds: float
+    in_doubt: Annotated[int, "Sent last, without an answer"]
+    failed: Annotated[int, "Refused"]
+    next_line: Annotated[int, "First line that is not accepted yet"]
+    seconds: Annotated[float, "Duration"]
     error: SbpairError | None = None
     line: int | None = None
-    stopped: bool = False
+    stopped: Annotated[bool, "Whether a signal ended it"] = False
     doubtful: tuple[str, ...] = ()
 
     @property

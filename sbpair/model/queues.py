@@ -112,7 +112,7 @@ class QueueFinding:
     """The facts of one queue in a report. `counts` is None if it does not exist, or was not counted."""
 
     index: int | None
+    partitioned: bool = False
     counts: Counts | None = None
     differences: tuple[Difference, ...] = ()
-    partitioned: bool = False
     fill: Utilisation | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final
 from urllib.parse import quote
 
 from sbpair.azure.http_client import HttpClient, HttpResponse
@@ -29,12 +29,12 @@ _BOOLEANS: Final = {"true": True, "false": False}
 class SideListeners:
     """One side's listeners. They are None with an error. `seconds` is the time of the answer."""
 
-    side: Side
-    namespace: str
-    path: str
+    side: Annotated[Side, "Side of the relay"]
+    namespace: Annotated[str, "Host of the namespace"]
+    path: Annotated[str, "Path of the hybrid connection"]
     seconds: float
-    listeners: int | None = None
-    requires_authorization: bool | None = None
+    listeners: Annotated[int | None, "Connected listeners; null if unknown"] = None
+    requires_authorization: Annotated[bool | None, "Whether senders need a token; null if unknown"] = None
     error: SbpairError | None = None
 
     @property

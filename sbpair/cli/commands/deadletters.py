@@ -1,7 +1,5 @@
 """`sbpair deadletters list` and `show`: print the dead letters of the backlog queues."""
 
-import time
-
 from sbpair.cli.command_loop import run
 from sbpair.cli.commands.peek import peeked
 from sbpair.cli.next_command import next_command, way_back
@@ -9,7 +7,7 @@ from sbpair.cli.options import moves
 from sbpair.cli.options.common import COUNT, PairSelection, option
 from sbpair.cli.options.values import selected_pair
 from sbpair.cli.progress.reporting import PeekProgress
-from sbpair.cli.render.messages import group_cells, group_document, print_peeked, say_number, shown_line
+from sbpair.cli.render.messages import cells, print_groups, print_peeked, say_number, shown_line
 from sbpair.cli.render.screen import Screen
 from sbpair.cli.render.table import limited
 from sbpair.move.message.dead_letters import dead_letter_path
@@ -56,15 +54,13 @@ def list_groups(
     sources = [PeekSource("secondary", dead_letter_path(each)) for each in moves.backlog_paths(pair, queue)]
     with PeekProgress(screen) as progress:
         groups = run(count_dead_letters(pair, sources, limit=limit, on_event=progress))
-    now = time.time()
-    entries, rows = [group_document(each, now) for each in groups], []
-    for each in groups:
-        reason, dead, oldest = group_cells(each, now)
-        rows.append((each.queue, dead, oldest, each.destination or "(unknown)", reason))
+    rows = [
+        (each.queue, dead, oldest, each.destination or "(unknown)", reason)
+        for each, reason, dead, oldest in cells(groups)
+    ]
     table = limited([("QUEUE", "DEAD", "OLDEST", "DESTINATION", "REASON"), *rows], ROWS_SHOWN) if rows else []
-    head = {"messages": sum(each.messages for each in groups), "exact": all(each.exact for each in groups)}
-    screen.result("sbpair/deadletters-list/1", {**head, "groups": entries}, table, entries)
-    say_number(screen, groups, _way_back(queue, head["messages"]))
+    print_groups(screen, "sbpair/deadletters-list/1", {}, groups, table)
+    say_number(screen, groups, _way_back(queue, sum(each.messages for each in groups)))
     return 0
 
 

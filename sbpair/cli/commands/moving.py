@@ -1,16 +1,15 @@
 """`sbpair syphon`, `move` and `redrive`: their options into what is moved, and between which ends."""
 
-import time
 from typing import TYPE_CHECKING
 
 from sbpair import backlog
 from sbpair.cli.command_loop import run
 from sbpair.cli.completion import backlog_queues
-from sbpair.cli.move_run import run_move, run_syphon
+from sbpair.cli.move_run import run_move
 from sbpair.cli.next_command import next_command
 from sbpair.cli.options import moves
 from sbpair.cli.options.common import COUNT, NamespaceSelection, PairSelection, argument, flag, option
-from sbpair.cli.options.entity_addresses import backlog_dead_letters, checked_ends, reach_of
+from sbpair.cli.options.entity_addresses import StateOwner, backlog_dead_letters, checked_ends, reach_of
 from sbpair.cli.options.moves import MoveTerms
 from sbpair.cli.options.values import selected_profile
 from sbpair.cli.render.receipt import warn_of_failures
@@ -62,19 +61,16 @@ def syphon_command(
     """
     mode = terms.checked_mode()
     where = moves.filter_of(screen, terms.where)
-    return run_syphon(
-        screen,
-        selected_profile(connection, screen, count=count, state=terms.state),
-        terms,
-        mode,
-        terms.move_options(
-            where=where,
-            max_missing=max_missing,
-            allow_missing=allow_missing,
-            max_held=max_held,
-            reconnect=not no_reconnect,
-        ),
+    profile = selected_profile(connection, screen, count=count, state=terms.state)
+    owner = StateOwner(profile.pair, profile.state_directory)
+    options = terms.move_options(
+        where=where,
+        max_missing=max_missing,
+        allow_missing=allow_missing,
+        max_held=max_held,
+        reconnect=not no_reconnect,
     )
+    return run_move(screen, None, owner, terms, mode, options)
 
 
 def move_command(
@@ -106,16 +102,9 @@ def move_command(
     reach = reach_of(connection, screen, state=terms.state)
     origin = reach.address(source, dead_letters=dead_letters, what="SOURCE")
     target = reach.address(destination, what="DESTINATION")
-    spec, owner = checked_ends(
-        reach,
-        screen,
-        "move",
-        origin,
-        target,
-        allow_duplicate_detection=allow_duplicate_detection,
-        allow_discard=terms.allow_discard,
-    )
-    return run_move(screen, owner, terms, mode, ("move", source, destination), spec, where, limit)
+    command = ("move", source, destination)
+    ends = checked_ends(reach, screen, command[0], origin, target, allow_duplicate_detection, terms.allow_discard)
+    return run_move(screen, *ends, terms, mode, terms.move_options(where=where, max_missing=0), command, limit)
 
 
 def redrive_command(
@@ -167,23 +156,15 @@ def redrive_command(
         raise UsageError("--max and --watch exclude each other with --backlog", hint=why)
     where = moves.filter_of(screen, terms.where, frozenset(map(_reason, reason or ())))
     reach = reach_of(connection, screen, count=count, state=terms.state)
+    options = terms.move_options(where=where, max_missing=0)
     if entity is None:
-        spec, owner = backlog_dead_letters(reach)
-        return run_move(screen, owner, terms, mode, ("redrive",), spec, where, limit)
+        return run_move(screen, *backlog_dead_letters(reach), terms, mode, options, ("redrive",), limit)
     source = reach.address(entity, dead_letters=True, what="ENTITY")
     if by_reason:
         return _print_reasons(screen, entity, source, limit or MAX_PEEK, where)
     target = _origin(reach, source, terms.where, reason or (), all_subscriptions=all_subscriptions)
-    spec, owner = checked_ends(
-        reach,
-        screen,
-        "redrive",
-        source,
-        target,
-        allow_duplicate_detection=allow_duplicate_detection,
-        allow_discard=terms.allow_discard,
-    )
-    return run_move(screen, owner, terms, mode, ("redrive", entity), spec, where, limit)
+    ends = checked_ends(reach, screen, "redrive", source, target, allow_duplicate_detection, terms.allow_discard)
+    return run_move(screen, *ends, terms, mode, options, ("redrive", entity), limit)
 
 
 def _reason(text: str) -> str:
@@ -235,19 +216,16 @@ def _print_reasons(
     screen: Screen, entity: str, source: "EntityAddress", limit: int, where: "MessageFilter | None"
 ) -> int:
     from sbpair.cli.progress.reporting import PeekProgress
-    from sbpair.cli.render.messages import group_cells, group_document, say_number
+    from sbpair.cli.render.messages import cells, print_groups, say_number
     from sbpair.message_io.peek import PeekSource, count_dead_letters, matching
 
     sources, keep = [PeekSource(source.side, source.path)], None if where is None else matching(where)
     with PeekProgress(screen) as progress:
         groups = run(count_dead_letters(source.alone, sources, limit=limit, keep=keep, on_event=progress))
-    now, exact = time.time(), all(each.exact for each in groups)
     groups.sort(key=lambda group: -group.messages)
-    entries = [group_document(each, now, "queue") for each in groups]
-    rows = [(*group_cells(each, now), each.destination or "") for each in groups]
+    rows = [(*shown, each.destination or "") for each, *shown in cells(groups)]
     table = columns([("REASON", "DEAD", "OLDEST", "DESTINATION"), *rows], optional=("DESTINATION",)) if rows else []
-    head = {"entity": source.path, "messages": sum(each.messages for each in groups), "exact": exact}
-    screen.result("sbpair/redrive-reasons/1", {**head, "groups": entries}, table, entries)
+    print_groups(screen, "sbpair/redrive-reasons/1", {"entity": source.path}, groups, table, without="queue")
     warn_of_failures(screen, where)
     way = next_command("redrive", entity, without={"by_reason", "limit"})
     say_number(screen, groups, f"send them back with {way}", chosen=where is not None)

@@ -1,7 +1,6 @@
 """`sbpair provision`: runs `sbpair.management.provisioning` and prints its report."""
 
 import asyncio
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -59,8 +58,8 @@ def command(
         return report, stop.is_set()
 
     report, stopped = run_gracefully(main)
-    document = queues.document(report, LISTS, _entry) | {"dry_run": dry_run}
-    screen.result("sbpair/provision/1", document, _table(report), queues.lines(report, _entry))
+    document = queues.document(report, LISTS, queues.entry) | {"dry_run": dry_run}
+    screen.result("sbpair/provision/1", document, _table(report), queues.lines(report, queues.entry))
     for item in report.of(Outcome.DRIFTED):
         screen.warn(f"{_title_of(item)} differs: {item.reason}")
     for item in report.of(Outcome.FAILED):
@@ -78,7 +77,9 @@ def _table(report: "EntityReport") -> list[str]:
         return []
     mixed = any(item.detail and item.detail.index is None for item in report)
     heading = [*(["NAMESPACE", "KIND", "NAME"] if mixed else ["QUEUE"]), "OUTCOME", "NOTE"]
-    return columns([heading, *(_row(item, mixed=mixed) for item in report)])
+    places = [[item.detail.namespace, item.detail.kind] if mixed and item.detail else [] for item in report]
+    rows = ([*place, *queues.row(item, counted=False)] for place, item in zip(places, report, strict=True))
+    return columns([heading, *rows])
 
 
 def read_entities(path: Path | None) -> "EntitiesDocument":
@@ -88,29 +89,6 @@ def read_entities(path: Path | None) -> "EntitiesDocument":
         return entities_file.NO_ENTITIES
     text = read_document(path, option="--entities", hint="name a TOML file")
     return entities_file.parse_entities(text, str(path))
-
-
-def _entry(item: "EntityItem") -> dict[str, object]:
-    found: dict[str, object] = {"name": item.name}
-    if item.reason:
-        found["reason"] = item.reason
-    if (detail := item.detail) is None:
-        return found
-    found |= {"namespace": detail.namespace, "kind": detail.kind}
-    if detail.index is not None:
-        found["index"] = detail.index
-    if detail.partitioned:
-        found["partitioned"] = True
-    if detail.differences:
-        found["differences"] = [asdict(each) for each in detail.differences]
-    return found
-
-
-def _row(item: "EntityItem", *, mixed: bool) -> list[object]:
-    detail = item.detail
-    name = [detail.namespace, detail.kind, item.name] if mixed and detail else [item.name]
-    note = "; ".join(filter(None, (item.reason, "partitioned" if detail and detail.partitioned else "")))
-    return [*name, item.outcome.replace("_", " "), note]
 
 
 def _title_of(item: "EntityItem") -> str:

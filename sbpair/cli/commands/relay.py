@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,6 +23,7 @@ from sbpair.cli.render.screen import Screen
 from sbpair.cli.render.status import answered
 from sbpair.cli.render.table import columns
 from sbpair.errors import AccessError, ExitCode, InDoubt, MachineLacks, SbpairError, Unavailable, UsageError
+from sbpair.model.queues import Difference
 from sbpair.operating_system import end_of_input
 from sbpair.operating_system.files import open_bytes
 
@@ -307,13 +308,13 @@ def _status_line(found: "list[SideListeners]") -> str:
 
 @dataclass(slots=True)
 class ProvisionedSide:
-    """The outcome of one side. `differences` are property, expected and actual value."""
+    """The outcome of one side."""
 
     side: str
     namespace: str
     path: str
     outcome: str
-    differences: list[tuple[str, object, object]] = field(default_factory=list)
+    differences: tuple[Difference, ...] = ()
     error: SbpairError | None = None
 
 
@@ -347,10 +348,7 @@ def provision(
             "namespace": each.namespace,
             "path": each.path,
             "outcome": each.outcome,
-            "differences": [
-                {"property": name, "expected": expected, "actual": actual}
-                for name, expected, actual in each.differences
-            ],
+            "differences": [asdict(difference) for difference in each.differences],
             "reason": each.error.message if each.error else "",
             "hint": each.error.hint if each.error else "",
         }
@@ -371,7 +369,7 @@ def provision(
 def _note(side: ProvisionedSide) -> str:
     if side.error is not None:
         return side.error.message
-    return "; ".join(f"{name} is {actual}, expected {expected}" for name, expected, actual in side.differences)
+    return "; ".join(f"{each.property} is {each.actual}, expected {each.expected}" for each in side.differences)
 
 
 async def _provision(relay: "ConfiguredRelay", group: "ResourceGroup", *, dry_run: bool) -> list[ProvisionedSide]:
@@ -397,9 +395,9 @@ async def _provision(relay: "ConfiguredRelay", group: "ResourceGroup", *, dry_ru
             continue
         actual = asdict(existing)
         names = {"requires_client_authorization": "requiresClientAuthorization", "user_metadata": "userMetadata"}
-        made.differences = [
-            (names[key], value, actual[key]) for key, value in asdict(wanted).items() if actual[key] != value
-        ]
+        made.differences = tuple(
+            Difference(names[key], value, actual[key]) for key, value in asdict(wanted).items() if actual[key] != value
+        )
         made.outcome = "drifted" if made.differences else "existing"
     return done
 

@@ -18,14 +18,7 @@ from sbpair.cli.logs import utc
 from sbpair.cli.next_command import next_command
 from sbpair.cli.options.common import Output, RunSelection, argument, option
 from sbpair.cli.options.entity_addresses import open_runs, owner_of_runs
-from sbpair.cli.render.receipt import (
-    backing_off_lines,
-    breakdown,
-    discard_lines,
-    filter_lines,
-    proof_lines,
-    stayed_lines,
-)
+from sbpair.cli.render.receipt import breakdown, filter_lines, left_lines, proof_lines
 from sbpair.cli.render.screen import Screen, clean, size, spoken
 from sbpair.cli.render.table import columns, wrapped
 from sbpair.errors import ExitCode, MachineLacks, SbpairError, UsageError
@@ -265,9 +258,7 @@ def _page(run: "RunRecord") -> Iterator[str]:
     if not replayed:
         yield from filter_lines(receipt)
         yield from breakdown(receipt)
-        yield from stayed_lines(receipt)
-        yield from backing_off_lines(receipt)
-        yield from discard_lines(receipt)
+        yield from left_lines(receipt)
     elif "run" in receipt:
         yield ""
         yield from proof_lines(receipt)
@@ -354,6 +345,7 @@ def replaced_file(file: str) -> Iterator[Path]:
 def rendered_report(
     directory: Path, pair: "Ends", run_id: str, formats: Iterable[str]
 ) -> tuple["RunReport", dict[str, str]]:
+    from sbpair.cli.report.pages import RENDERERS
     from sbpair.cli.report.run_facts import report_of
     from sbpair.runs.database import state_if_any
     from sbpair.runs.run_log import find_run, timeline_of
@@ -385,18 +377,3 @@ def _archive_of(run: "RunRecord") -> "ArchiveFiles | str | None":
         return files_of(archive) if archive.exists(RUN_FILE) else "it is not there"
     except (SbpairError, OSError) as error:
         return error.message if isinstance(error, SbpairError) else str(error)
-
-
-def _html(report: "RunReport") -> str:
-    from sbpair.cli.report.pages import render_html
-
-    return render_html(report)
-
-
-def _markdown(report: "RunReport") -> str:
-    from sbpair.cli.report.pages import render_markdown
-
-    return render_markdown(report)
-
-
-RENDERERS = {"html": _html, "markdown": _markdown}

@@ -166,9 +166,8 @@ def checked_ends(
     command: str,
     source: EntityAddress,
     destination: EntityAddress | None,
-    *,
-    allow_duplicate_detection: bool = False,
-    allow_discard: bool = False,
+    allow_duplicate_detection: bool,
+    allow_discard: bool,
 ) -> tuple[MoveSpec, StateOwner]:
     """Check both ends of a move before anything is received. Return what it moves, and whose run it is.
 

@@ -1,7 +1,8 @@
 """Peeked messages, and dead letters by their reason: as JSON, as a table, and their number in words."""
 
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -95,16 +96,35 @@ def _cells(entry: Document) -> dict[str, object]:
 NO_REASON = "(none)"
 
 
+def print_groups(
+    screen: Screen,
+    schema: str,
+    head: Document,
+    groups: "Sequence[DeadLetterCount]",
+    table: Iterable[str],
+    *,
+    without: str = "",
+) -> None:
+    """Print dead letters by their reason; JSON has the fields of each group, `without` one of them."""
+    now = time.time()
+    entries = [group_document(each, now, without) for each in groups]
+    numbers = {"messages": sum(each.messages for each in groups), "exact": all(each.exact for each in groups)}
+    screen.result(schema, {**head, **numbers, "groups": entries}, table, entries)
+
+
 def group_document(group: "DeadLetterCount", now: float, *without: str) -> Document:
     """Return a group as JSON. `now` is in seconds since 1970."""
     known = {name: value for name, value in asdict(group).items() if name not in ("oldest_ms", *without)}
     return {**known, "oldest_seconds": rounded(_age(group, now))}
 
 
-def group_cells(group: "DeadLetterCount", now: float) -> tuple[str, int | str, str]:
-    """Return the reason, the number and the age of the oldest."""
-    age = _age(group, now)
-    return group.reason or NO_REASON, sampled(group.messages, exact=group.exact), "" if age is None else spoken(age)
+def cells(groups: "Iterable[DeadLetterCount]") -> "Iterator[tuple[DeadLetterCount, str, int | str, str]]":
+    """Yield each group with its reason, its number and the age of its oldest."""
+    now = time.time()
+    for each in groups:
+        age = _age(each, now)
+        oldest = "" if age is None else spoken(age)
+        yield each, each.reason or NO_REASON, sampled(each.messages, exact=each.exact), oldest
 
 
 def say_number(screen: Screen, groups: "Sequence[DeadLetterCount]", way: str, *, chosen: bool = False) -> None:

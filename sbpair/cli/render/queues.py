@@ -1,8 +1,8 @@
-"""Queues of a report as JSON and rows, for provision, audit and prune."""
+"""Queues and entities of a report as JSON and rows, for provision, audit and prune."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from sbpair.cli.render.screen import Document, Screen, spoken
 from sbpair.cli.render.table import columns
@@ -15,21 +15,14 @@ QueueReport = Report[QueueFinding]
 Detail = TypeVar("Detail")
 
 
-def entry(item: QueueItem) -> dict[str, object]:
-    """Return one queue as JSON: its name and all known facts."""
-    found: dict[str, object] = {"name": item.name}
-    if item.reason:
-        found["reason"] = item.reason
-    if (detail := item.detail) is None:
-        return found
-    found["index"] = detail.index
-    if detail.partitioned:
-        found["partitioned"] = True
-    if detail.counts is not None:
-        found["counts"] = asdict(detail.counts)
-    if detail.differences:
-        found["differences"] = [asdict(each) for each in detail.differences]
-    return found
+def entry(item: ReportItem[Any]) -> dict[str, object]:
+    """Return one queue or entity as JSON: its name and all known facts."""
+    found: dict[str, object] = {"name": item.name, **({"reason": item.reason} if item.reason else {})}
+    if isinstance(item.detail, QueueFinding):
+        found["index"] = item.detail.index
+    known = {} if item.detail is None else asdict(item.detail)
+    known.pop("fill", None)
+    return found | {name: value for name, value in known.items() if value not in (None, ()) and value is not False}
 
 
 def document(
@@ -65,9 +58,9 @@ def progress(screen: Screen, event: ControlEvent) -> None:
             screen.detail(f"{path}: {outcome} ({done} of {total})")
 
 
-def row(item: QueueItem, *, counted: bool) -> list[object]:
+def row(item: ReportItem[Any], *, counted: bool) -> list[object]:
     """Return one row of a table, the note last."""
-    counts = item.detail.counts if item.detail else None
+    counts = item.detail.counts if counted and item.detail else None
     numbers = [counts.active, counts.dead_letter, counts.scheduled, counts.total] if counts else ["", "", "", ""]
     partitioned = "partitioned" if item.detail and item.detail.partitioned else ""
     note = "; ".join(filter(None, (item.reason, partitioned)))

@@ -82,9 +82,7 @@ def receipt_table(result: "runner.SyphonResult", mode: str, words: MoveWording) 
         yield str(result.limit)
     yield from _named("dead-lettered", receipt.dead_letters)
     yield from _named("came back", receipt.ramp.came_back if receipt.ramp else ())
-    yield from stayed_lines(document)
-    yield from backing_off_lines(document)
-    yield from discard_lines(document)
+    yield from left_lines(document)
     yield from _named("possible duplicates", receipt.doubtful)
     if receipt.doubtful_total > len(receipt.doubtful):
         yield f"possible duplicates: {receipt.doubtful_total} in all"
@@ -204,8 +202,10 @@ def backing_off_lines(receipt: Mapping[str, Any]) -> Iterator[str]:
         yield f"… and {plural(more, 'destination')} more took no more"
 
 
-def discard_lines(receipt: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines of `discards`."""
+def left_lines(receipt: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what a run left where it was, and what topics discarded."""
+    yield from stayed_lines(receipt)
+    yield from backing_off_lines(receipt)
     for text in discards(receipt):
         yield from wrapped(text)
 

@@ -31,8 +31,6 @@ COLOURS = {
         ("drifted", "extra", "kept", "note", "unknown", "stopped", "waiting", "not", "gone", "?", "could"), YELLOW
     ),
     **dict.fromkeys(("failed", "missing", "down", "broken", "crashed", "no"), RED),
-    "confirmed": GREEN,
-    "could": YELLOW,
 }
 
 UNCUT = frozenset({"RUN", "STARTED", "ENQUEUED", *OUTCOMES})

@@ -95,3 +95,6 @@ def _table(table: Table) -> Iterator[str]:
 
 def _row(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
+
+
+RENDERERS = {"html": render_html, "markdown": render_markdown}

@@ -248,8 +248,6 @@ def _draw_curves(axes: Any, plot: Plot, max_points: int) -> None:
 
 
 def _thinned(curve: Curve, max_points: int) -> Curve:
-    from sbpair.cli.report.plots import Curve
-
     step = -(-len(curve.points) // max_points)
     kept = [*curve.points[:-1:step], curve.points[-1]] if step > 1 else curve.points
     return Curve(curve.label, tuple(kept), curve.tone)

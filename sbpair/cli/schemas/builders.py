@@ -7,7 +7,7 @@ schema: `Annotated[int, "Which one", {"examples": [1]}]`.
 from dataclasses import dataclass, is_dataclass
 from enum import Enum
 from types import NoneType, UnionType
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from sbpair.move.events import SyphonEvent, name_and_level
 
@@ -111,6 +111,8 @@ def typed(kind: Any) -> Schema:
         return typed(inner) | {"description": description} | (keywords[0] if keywords else {})
     if NoneType in arguments:
         return nullable(typed(next(each for each in arguments if each is not NoneType)))
+    if origin is Literal:
+        return {"enum": list(arguments)}
     if origin is UnionType:
         return scalar("")
     if origin in (list, tuple):

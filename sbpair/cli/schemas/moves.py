@@ -28,6 +28,9 @@ from sbpair.cli.schemas.builders import (
     time,
     typed,
 )
+from sbpair.drill.drill_messages import Comparison
+from sbpair.drill.drill_pair import DrillPhase
+from sbpair.drill.scenario import SendTally
 from sbpair.model.cost import Operations
 from sbpair.move import events
 from sbpair.move.rate_limit import Limit
@@ -36,7 +39,7 @@ from sbpair.replay.outcomes import Proof
 from sbpair.runs.run_log import RunRecord
 from sbpair.syphon.forecast import SUMS, DeadLetterGroup, FlowStats
 
-TIMELINE = records("Steps", name=text("Its name"), text=text("Its description"), seconds=number("Time since the start"))
+TIMELINE = records("Steps", **keys_of(DrillPhase))
 NAMED = {name: each for name, each in keys_of(NamedMessage).items() if name != "reason"}
 OPERATIONS = keys_of(Operations) | {"by_sbpair": count("All operations of sbpair")}
 MONEY = record("Bounds of a cost", minimum=number("Lower bound"), maximum=number("Upper bound"))
@@ -224,12 +227,7 @@ RUNS_CONTROL = document(
     seconds=number("Time until the answer"),
 )
 
-_COMPARED = fields(
-    sent=count("Sent messages"),
-    received=count("Received messages"),
-    lost=count("Messages that did not arrive"),
-    duplicated=count("Messages that arrived more than once"),
-    altered=count("Messages that changed"),
+_COMPARED = some_of(Comparison, "sent", "received", "lost", "duplicated", "altered") | fields(
     receipt=RECEIPT,
     alterations=array("Changes", pair_of("One change", text("Message id"), text("Difference"))),
     lost_ids=array("Ids of lost messages", text("Message id")),
@@ -241,13 +239,9 @@ DRILL = document(
     seconds=number("Duration"),
     sending=record(
         "Messages of the application that sends during the outage",
-        entity=text("Queue they were sent to"),
+        **some_of(SendTally, "entity"),
         **_COMPARED,
-        primary=count("Sent to the primary"),
-        backlog=count("Sent to the backlog"),
-        refused=count("Sends that raised an error"),
-        doubtful=count("Messages that the client named as in doubt"),
-        unexplained=count("Duplicates that the client did not name"),
+        **some_of(SendTally, "primary", "backlog", "refused", "doubtful", "unexplained"),
     ),
     timeline=TIMELINE,
     against=nullable(text("Pair of --against; null on the emulator")),

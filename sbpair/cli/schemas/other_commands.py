@@ -19,14 +19,20 @@ from sbpair.cli.schemas.builders import (
     record,
     records,
     scalar,
+    some_of,
     text,
     time,
     typed,
 )
 from sbpair.cli.schemas.moves import MONEY, OPERATIONS, PRICED, TIMELINE
+from sbpair.drill.relay_drill import DoubtfulRequest, RelayTally
+from sbpair.failover.failover_send import Delivered
 from sbpair.management.audit_findings import BacklogTotal, DestinationSummary, Unseen
+from sbpair.message_io.peek import DeadLetterCount
+from sbpair.message_io.send_lines import SendResult
 from sbpair.model.queues import Counts, Difference, Utilisation
 from sbpair.planning.outage_cost import BacklogRoom, Outage
+from sbpair.relay.listener_counts import SideListeners
 
 HEALTH = ("up", "down", "broken")
 _REASON = optional(text("Why the outcome is what it is"))
@@ -219,11 +225,7 @@ RELAY_STATUS = document(
     relay=text("Name of the relay"),
     sides=records(
         "Both sides",
-        side=_RELAY_SIDE,
-        namespace=text("Host of the namespace"),
-        path=text("Path of the hybrid connection"),
-        listeners=nullable(count("Connected listeners; null if unknown")),
-        requires_authorization=nullable(flag("Whether senders need a token; null if unknown")),
+        **some_of(SideListeners, "side", "namespace", "path", "listeners", "requires_authorization"),
         **_ANSWER,
     ),
 )
@@ -256,20 +258,8 @@ RELAY_PROVISION = document(
 RELAY_DRILL = document(
     "sbpair/relay-drill/1",
     "The verdict of sbpair drill --relay: sent = answered + in_doubt + failed, if nothing is wrong.",
-    sent=count("Requests"),
-    answered=count("Requests with an answer"),
-    primary=count("Answers by the primary"),
-    secondary=count("Answers by the secondary"),
-    in_doubt=count("Requests that the client named as in doubt"),
-    failed=count("Requests that neither side took"),
-    repeated=count("Requests that were executed more than once"),
-    wrong=count("Requests whose outcome does not fit their executions, or whose answer is another one"),
-    doubtful=records(
-        "Requests in doubt",
-        request_id=text("Its id"),
-        method=text("Its method"),
-        executions=count("Times that the service executed it"),
-    ),
+    **some_of(RelayTally, "sent", "answered", "primary", "secondary", "in_doubt", "failed", "repeated", "wrong"),
+    doubtful=records("Requests in doubt", **keys_of(DoubtfulRequest)),
     problems=array("The first problems", pair_of("One problem", text("Id of the request"), text("The problem"))),
     seconds=number("Duration"),
     timeline=TIMELINE,
@@ -411,7 +401,6 @@ PEEK = document(
     complete=_COMPLETE,
     messages=records("Messages", **_PEEKED),
 )
-_BACKLOG_QUEUE = text("Path of the backlog queue", example="contoso/x-servicebus-transfer/0")
 DEAD_LETTERS_SHOW = document(
     "sbpair/deadletters-show/1",
     "Dead letters of the backlog queues. JSON Lines have one message each.",
@@ -420,15 +409,11 @@ DEAD_LETTERS_SHOW = document(
     complete=_COMPLETE,
     messages=records(
         "Messages",
-        queue=_BACKLOG_QUEUE,
+        **some_of(DeadLetterCount, "queue"),
         **{name: each for name, each in _PEEKED.items() if not name.startswith("body")},
     ),
 )
-_GROUP = fields(
-    reason=nullable(text("Reason", example="DestinationNotFound")),
-    destination=nullable(text("Destination; null if it cannot be read")),
-    messages=count("Dead letters, at least so many if exact is false"),
-    exact=flag("Whether messages is exact"),
+_GROUP = some_of(DeadLetterCount, "reason", "destination", "messages", "exact") | fields(
     oldest_seconds=nullable(number("Age of the oldest; null if unknown")),
 )
 DEAD_LETTERS_LIST = document(
@@ -437,7 +422,7 @@ DEAD_LETTERS_LIST = document(
     "groups",
     messages=count("All dead letters, at least so many if exact is false"),
     exact=flag("Whether messages is exact"),
-    groups=records("Groups", queue=_BACKLOG_QUEUE, **_GROUP),
+    groups=records("Groups", **some_of(DeadLetterCount, "queue"), **_GROUP),
 )
 
 REDRIVE_REASONS = document(
@@ -454,19 +439,14 @@ SEND = document(
     "sbpair/send/1",
     "The receipt of sbpair send: messages = primary + backlog + outbox + in_doubt + failed.",
     entity=text("Queue or topic"),
-    messages=count("Messages that were tried"),
-    primary=count("Accepted by the primary, or by the namespace that SIDE or --namespace names"),
-    backlog=count("Accepted by the backlog"),
-    outbox=count("Stored in the outbox"),
-    in_doubt=count("Sent last, without an answer"),
-    failed=count("Refused"),
-    next_line=count("First line that is not accepted yet"),
+    **some_of(SendResult, "messages"),
+    **keys_of(Delivered),
+    **some_of(SendResult, "in_doubt", "failed", "next_line"),
     doubtful=array("Ids of possible duplicates", text("Message id")),
     failure=nullable(
         record("Why it ended early; null if it did not", line=nullable(count("Line of the message")), **_PROBLEM)
     ),
-    seconds=number("Duration"),
-    stopped=flag("Whether a signal ended it"),
+    **some_of(SendResult, "seconds", "stopped"),
 )
 
 SCHEMA_LIST = document(
