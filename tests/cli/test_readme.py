@@ -98,7 +98,7 @@ READERS = {
 def test_the_archive_can_be_read_as_it_says(name: str, tmp_path: Path) -> None:
     from sbpair.replay.archive import Archive
     from sbpair.replay.ledger import Entry, Ledger
-    from tests.cli.test_replay import put
+    from tests.kit.replay_archives import put
 
     needed, expected = READERS[name]
     if needed is not None:

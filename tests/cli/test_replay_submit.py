@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_replay import java_in, sbpair, sbpair_process
+from tests.cli.test_replay import sbpair, sbpair_process
+from tests.kit.replay_archives import java_in
 
 IMPORTS = "import sbpair.replay, sbpair.amqp_client.client, sbpair.azure.credentials, sbpair.move.mover"
 """Imports of a replay task, except pyarrow, which no zip can have."""
@@ -92,9 +93,3 @@ def test_an_archive_in_memory_is_warned_of(
         done = sbpair("run", "--archive", str(tmp_path), *words, "--print-submit", home=java_in(tmp_path))
         assert done.returncode == 0
         assert ("is in memory and is lost" in done.stderr) == (warned and not words)
-
-
-def test_a_submit_command_needs_a_master_of_its_own(tmp_path: Path) -> None:
-    said = ("run", "--archive", "s3://bucket/x", "--master", "platform", "--print-submit")
-    done = sbpair(*said, home=java_in(tmp_path))
-    assert (done.returncode, "--print-submit needs the master of spark-submit" in done.stderr) == (2, True)

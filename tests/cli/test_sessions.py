@@ -2,8 +2,8 @@
 
 A session begins with `== its title`. Lines of `%` prepare the pair or show what is left there; see `Session`. Below a
 line of `$`, which may begin with variables, is what it prints, stderr after `! `, and the exit code if it is not 0;
-`| a b.c` shows these keys of the JSON document alone. Lines of `$` that follow each other print the same. Ids of runs,
-times and durations are replaced.
+`| a b.c` shows these keys of the JSON document alone. `$ printed` is the last command that a line has printed. Lines of
+`$` that follow each other print the same. Ids of runs, times and durations are replaced.
 `python tests/cli/test_golden.py` writes them again.
 """
 
@@ -28,8 +28,10 @@ from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, da
 from sbpair.amqp.types import Char, Int
 from sbpair.backlog import Aliases, write_aliases
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
+from sbpair.replay.archive import Archive
 from sbpair.syphon.run_plan import RunTimings
 from sbpair.testing import EmulatorThread, QueueDescription
+from tests.kit import replay_archives
 from tests.kit.command import Here, environment, run_here, untimed
 from tests.kit.sas import sign
 from tests.kit.stranded import put
@@ -50,7 +52,12 @@ VARYING = (
     (r"\b\d+(\.\d+)? ?s\b(?! of)", "Ns"),
     (r"billable operations: \d+ \(.*\)", "billable operations: N"),  # empty receives depend on the machine
     (r'(?<=seconds": )\d+(\.\d+)?', "N"),
+    (r"(?<=of run r\d, )[\d.]+ K?B", "SIZE"),  # of files, which depends on the version of pyarrow
+    (r"(?<=sbpair-drill-)[0-9a-f]{12}|\b[0-9a-f]{32}\b", "TAG"),
+    (r"(?<=parquet is broken: ).*", "WHY"),
 )
+PRINTED = re.compile(r"(?:with|run|:) (sbpair .*)$", re.MULTILINE)
+"""A command to paste."""
 
 PATIENT = "(patient)"
 """The end of a title whose runs wait as long as they do elsewhere, until they believe that a queue is empty."""
@@ -71,6 +78,7 @@ class Session:
         archive = self._namespaces["secondary"].connection_string
         self._environ = environment(thread.emulator, NO_COLOR="1", SBPAIR_CONFIG="config.toml", ARCHIVE=archive)
         self._environ["XDG_STATE_HOME"] = str(home)
+        self._printed = ""
 
     def answer(self, line: str) -> str:
         """Execute a line; return what it prints."""
@@ -81,10 +89,13 @@ class Session:
         if "|" in words:
             words, keys = [*words[: words.index("|")], "-o", "json"], words[words.index("|") + 1 :]
         file = self._home / words.pop() if "<" in words else Path(os.devnull)
+        if words[0] == "printed":
+            words = [*shlex.split(self._printed), *words[1:]]
         at = words.index("sbpair")
         environ = self._environ | dict(each.split("=", 1) for each in words[:at])
         with file.open() as stdin, mock.patch("sys.stdin", stdin):
             code, out, err = self._run([word for word in words[at + 1 :] if word != "<"], environ)
+        self._printed = next(iter(PRINTED.findall(err)), "")
         if keys and out:
             out = " ".join(f"{key}={_found(json.loads(out), key.split('.'))}" for key in keys) + "\n"
         said = "".join(f"! {each}\n" for each in untimed(err).splitlines())
@@ -109,16 +120,17 @@ class Session:
     def _put(self, side: str, path: str, *ids: str) -> None:
         """Store messages, also `m1..m9`.
 
-        `to=NAME` writes aliases, `session=ID` a session, `odd` what the SDK cannot decode, `binary` a body.
+        `to=NAME` and `ttl=MS` write aliases, `session=ID` a session, `odd` what the SDK cannot decode, `binary` a body.
         """
         ids = tuple(each for word in ids for each in _spread(word))
         named = dict(each.split("=", 1) for each in ids if "=" in each)
+        ttl = int(named["ttl"]) if "ttl" in named else None
         entity = self._namespaces[side].find_topic(path.split("/subscriptions/", maxsplit=1)[0]) or self._entity(
             side, path
         )
         for each in (word for word in ids if "=" not in word and word not in ("odd", "binary")):
             own: dict[str, Any] = {"number": Int(int(re.sub(r"\D", "", each) or 0))}
-            own |= write_aliases(Aliases(named["to"])) if "to" in named else {}
+            own |= write_aliases(Aliases(named["to"], None, ttl)) if "to" in named else {}
             own |= {"odd": Char("\u20ac")} if "odd" in ids else {}
             properties = Properties(message_id=each, subject=f"s{each[1:]}", group_id=named.get("session"))
             sections = Sections(
@@ -174,6 +186,24 @@ class Session:
         """Write a file; a number among its texts is a line of that length."""
         text = "".join("x" * int(each) if each.isdecimal() else each for each in texts)
         (self._home / name).write_text(text.replace("\\n", "\n"))
+
+    def _show(self, name: str) -> str:
+        """Show a file, or the names of the files in a directory."""
+        path = self._home / name
+        names = sorted(each.name for each in path.rglob("*") if each.is_file())
+        return f"{' '.join(names)}\n" if path.is_dir() else path.read_text()
+
+    def _java(self, version: str) -> None:
+        replay_archives.java_in(self._home / "java", version)
+
+    def _archive(self, run: str, *parts: str) -> None:
+        """Create a run of a replay in the directory `archive`, or change it.
+
+        A message is `stored`, and has outcomes such as `sent`; `held` is one in doubt. `direct` is a mode. `-NAME`
+        removes a file or directory, `NAME=JSON` writes a file. `cut` breaks a segment, `foreign` and `shards` bring in
+        one, and a ledger, of other runs.
+        """
+        replay_archives.change(Archive("archive", run), parts)
 
     def _down(self, namespace: str) -> None:
         self._thread.emulator.faults.namespace_down(namespace)
