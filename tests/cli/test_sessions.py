@@ -84,7 +84,7 @@ class Session:
         """Execute a line; return what it prints."""
         words = shlex.split(line.removeprefix("% ").removeprefix("$ ").replace("\\x", "\x1b"))
         if line.startswith("% "):
-            return self._thread.do(lambda: getattr(self, f"_{words[0]}")(*words[1:])) or ""
+            return _steady(self._thread.do(lambda: getattr(self, f"_{words[0]}")(*words[1:])) or "")
         keys: list[str] = []
         if "|" in words:
             words, keys = [*words[: words.index("|")], "-o", "json"], words[words.index("|") + 1 :]
@@ -187,11 +187,15 @@ class Session:
         text = "".join("x" * int(each) if each.isdecimal() else each for each in texts)
         (self._home / name).write_text(text.replace("\\n", "\n"))
 
-    def _show(self, name: str) -> str:
-        """Show a file, or the names of the files in a directory."""
+    def _show(self, name: str, *titles: str) -> str:
+        """Show a file, these sections of a document, or the names of the files in a directory; `-` is its head."""
         path = self._home / name
-        names = sorted(each.name for each in path.rglob("*") if each.is_file())
-        return f"{' '.join(names)}\n" if path.is_dir() else path.read_text()
+        if path.is_dir():
+            return " ".join(sorted(each.name for each in path.rglob("*") if each.is_file())) + "\n"
+        text = path.read_text()
+        sections = {part.partition("\n")[0]: f"## {part}" for part in text.split("\n## ")[1:]}
+        sections["-"] = text.partition("\n## ")[0]
+        return "\n".join(sections[each] for each in titles) if titles else text
 
     def _java(self, version: str) -> None:
         replay_archives.java_in(self._home / "java", version)
