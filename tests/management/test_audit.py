@@ -11,11 +11,9 @@ from typing import Any
 
 import pytest
 
-from sbpair import errors
 from sbpair.backlog import queue_path
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
-from sbpair.emulator.entities.description import QueueDescription
-from sbpair.management.audit_findings import Audit, AuditFinding, DestinationSummary, Unseen, audit_exit_code
+from sbpair.management.audit_findings import Audit, AuditFinding, Unseen
 from sbpair.management.auditing import audit
 from sbpair.model.management_events import Listed, SecondSample
 from sbpair.model.pair import SasKey
@@ -113,58 +111,6 @@ async def test_a_clock_behind_the_namespace_is_reported_instead_of_ages() -> Non
         assert re.fullmatch(r"this machine's clock is 1[12]\d\d s behind that of contoso-dr", unseen.reason)
 
 
-async def test_peeked_messages_and_destinations_are_reported() -> None:
-    async with world(2, "orders") as w:
-        w.primary.create_queue("once", QueueDescription(requires_duplicate_detection=True))
-        w.primary.create_topic("events")
-        for number in range(3):
-            w.strand(number)
-        w.emulator.advance(1_800_000)
-        w.strand(3, "once", index=1)
-        w.strand(4, "Events", index=1)
-        w.strand(5, "gone", index=1)
-        w.strand(6, "no//where", index=1)
-        w.secondary.queue(queue_path("contoso", 1)).send([stored()])
-        made = await w.audit()
-        assert [(fill_of(made, index).peeked, fill_of(made, index).complete) for index in (0, 1)] == [
-            (3, True),
-            (5, True),
-        ]
-        assert fill_of(made, 0).oldest_seconds == pytest.approx(1800, abs=5)
-        assert fill_of(made, 1).oldest_seconds == pytest.approx(0, abs=5)
-        none, *named = made.destinations
-        assert [(each.name, each.messages, each.found, each.topic, each.detects_duplicates) for each in named] == [
-            ("Events", 1, True, True, False),
-            ("gone", 1, False, None, None),
-            ("once", 1, True, False, True),
-            ("orders", 3, True, False, False),
-        ]
-        assert named[1].reason == "contoso has no such queue or topic"
-        assert (none.name, none.messages, none.found) == ("", 2, None)
-        assert "x-ms-path" in none.reason
-        assert made.findings == {AuditFinding.MESSAGES, AuditFinding.DESTINATIONS, AuditFinding.DUPLICATES}
-        assert made.unseen == ()
-
-
-@pytest.mark.parametrize(("limit", "peeked", "complete"), [(10, 10, False), (25, 25, True), (26, 25, True)])
-async def test_no_more_messages_are_peeked_than_requested(limit: int, peeked: int, complete: bool) -> None:
-    async with world(1, "orders") as w:
-        for number in range(25):
-            w.strand(number)
-        made = await w.audit(max_peek=limit)
-        assert (fill_of(made).peeked, fill_of(made).complete) == (peeked, complete)
-        assert made.destinations == (
-            DestinationSummary("orders", peeked, found=True, topic=False, detects_duplicates=False),
-        )
-
-
-async def test_peek_of_zero_peeks_nothing() -> None:
-    async with world(1, "orders") as w:
-        w.strand(1)
-        made = await w.audit(max_peek=0)
-        assert (fill_of(made).peeked, made.destinations, made.unseen) == (None, (), ())
-
-
 async def test_all_partitions_are_looked_at_and_the_size_is_that_of_all_of_them() -> None:
     async with world(1, "orders") as w:
         w.secondary.delete_queue(queue_path("contoso", 0))
@@ -204,13 +150,6 @@ async def test_how_fast_a_queue_fills_is_the_difference_of_two_samples(
         assert (fill.bytes_per_second, fill.full_in_seconds) == (per_second, full_in)
         assert (AuditFinding.FULL in made.findings) is full
         assert w.slept == 60
-
-
-async def test_growth_is_unknown_without_a_second_sample() -> None:
-    async with world(1, "orders") as w:
-        w.strand(1)
-        fill = fill_of(await w.audit(sample_seconds=0))
-        assert (fill.bytes_per_second, fill.full_in_seconds, w.slept) == (None, None, 0)
 
 
 async def test_wait_for_the_second_sample_is_an_event_after_all_peeks() -> None:
@@ -257,22 +196,6 @@ async def test_queue_unused_for_long_is_idle() -> None:
         assert AuditFinding.IDLE not in (await looking()).findings
 
 
-async def test_queues_of_another_primary_are_foreign_and_no_failure() -> None:
-    async with world(1) as w:
-        for name in ("fabrikam/x-servicebus-transfer/0", "Fabrikam/x-servicebus-transfer/odd", "orders", "a/b/c"):
-            w.secondary.create_queue(name)
-        w.secondary.queue("fabrikam/x-servicebus-transfer/0").send([stored()])
-        made = await w.audit()
-        foreign = {item.name: item.reason for item in made.of(Outcome.FOREIGN)}
-        assert foreign == {
-            "fabrikam/x-servicebus-transfer/0": "a backlog queue of fabrikam",
-            "Fabrikam/x-servicebus-transfer/odd": "a backlog queue of Fabrikam",
-        }
-        assert made.findings == {AuditFinding.FOREIGN}
-        assert audit_exit_code(made) == 0
-        assert audit_exit_code(made, {AuditFinding.FOREIGN}) == 3
-
-
 async def test_queue_left_by_an_interrupted_prune_is_reported() -> None:
     async with world(1) as w:
         w.queue("7", status="SendDisabled")
@@ -283,72 +206,7 @@ async def test_queue_left_by_an_interrupted_prune_is_reported() -> None:
         assert {AuditFinding.EXTRA, AuditFinding.DRIFT} == (await w.audit()).findings
 
 
-async def test_dead_letters_are_a_finding_of_their_own() -> None:
-    async with world(2) as w:
-        w.strand(1)
-        queue = w.secondary.queue(queue_path("contoso", 0))
-        queue.messages.dead_letter(queue.messages.receive(1)[0].lock_token)
-        made = await w.audit()
-        assert made.findings == {AuditFinding.MESSAGES, AuditFinding.DEAD_LETTERS}
-
-
 # What it may not see
-
-
-async def test_messages_are_not_peeked_without_listen() -> None:
-    async with world(3, "orders") as w:
-        for index in range(3):
-            w.strand(index, index=index)
-        w.may_only("secondary", AccessRight.MANAGE)
-        made = await w.audit()
-        [unseen] = made.unseen
-        assert unseen.name == "contoso-dr"
-        assert unseen.reason.startswith("the messages in the queues: ")
-        assert (made.destinations, [item.outcome for item in made]) == ((), [Outcome.OK] * 3)
-        assert made.findings == {AuditFinding.MESSAGES, AuditFinding.UNSEEN}
-        assert audit_exit_code(made) == 0
-
-
-async def test_without_manage_nothing_can_be_audited() -> None:
-    async with world(1) as w:
-        w.may_only("secondary", AccessRight.LISTEN, AccessRight.SEND)
-        with pytest.raises(errors.NotAuthorized):
-            await w.audit()
-
-
-@pytest.mark.parametrize(
-    ("claims", "key", "found", "says"),
-    [
-        ((AccessRight.SEND,), "key", True, "whether destinations detect duplicates: needs the Manage claim"),
-        ((AccessRight.LISTEN,), "key", None, "the destinations: "),
-        ((AccessRight.MANAGE,), "wrong", None, "the destinations: "),
-    ],
-)
-async def test_missing_answers_of_the_primary_are_reported(
-    claims: tuple[AccessRight, ...], key: str, found: bool | None, says: str
-) -> None:
-    async with world(1, "orders") as w:
-        for number in range(5):
-            w.strand(number)
-        w.may_only("primary", *claims, key=key)
-        made = await w.audit()
-        [unseen] = made.unseen
-        assert unseen.name == "contoso"
-        assert unseen.reason.startswith(says)
-        assert made.destinations == (DestinationSummary("orders", 5, found=found),)
-        assert made.findings == {AuditFinding.MESSAGES, AuditFinding.UNSEEN}
-
-
-async def test_audit_works_while_the_primary_is_down() -> None:
-    async with world(2, "orders") as w:
-        w.strand(1)
-        w.strand(2, "events", index=1)
-        w.emulator.faults.namespace_down("contoso")
-        made = await w.audit()
-        assert [each.name for each in made.unseen] == ["contoso"]
-        assert made.destinations == (DestinationSummary("events", 1), DestinationSummary("orders", 1))
-        assert audit_exit_code(made) == 0
-        assert audit_exit_code(made, {AuditFinding.UNSEEN}) == 3
 
 
 async def test_concurrently_deleted_queue_is_reported() -> None:

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from sbpair import errors
 from sbpair.amqp.message import Sections
-from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.errors import NameInvalid, ServiceRefused, UsageError
@@ -26,7 +25,7 @@ from sbpair.management.partitioning import (
     partitioned_topic,
 )
 from sbpair.model.entities import Queue, Topic
-from sbpair.model.pair import Endpoint, ResourceGroup, SasKey
+from sbpair.model.pair import Endpoint, ResourceGroup
 from sbpair.model.report import Outcome
 from sbpair.model.tiers import BASIC, PREMIUM, STANDARD
 from sbpair.testing import Emulator, EmulatorOptions
@@ -47,20 +46,6 @@ def outcomes(report: PartitionReport) -> list[Outcome]:
     return [item.outcome for item in report]
 
 
-async def test_standard_multiplies_the_size_and_a_second_call_changes_nothing() -> None:
-    async with Emulator(TIERS) as emulator:
-        [made] = await create_partitioned(at(emulator, "contoso"), ORDERS)
-        assert made.outcome is Outcome.CREATED
-        assert made.detail == PartitionedEntityState("contoso", "Standard", "queue", (16,), 5120, 81920)
-        before = emulator.namespaces["contoso"].queue("orders").description
-        assert (before.max_size_in_megabytes, before.total_size_in_megabytes) == (5120, 81920)
-        # Whatever is written now is refused for good: the second run writes nothing, and so never 81920.
-        emulator.faults.refuse_requests("contoso", 403, method="PUT")
-        [again] = await create_partitioned(at(emulator, "contoso"), ORDERS)
-        assert (again.outcome, again.detail) == (Outcome.EXISTING, made.detail)
-        assert emulator.namespaces["contoso"].queue("orders").description == before
-
-
 async def test_partitioned_entity_has_the_requested_properties() -> None:
     async with Emulator(TIERS) as emulator:
         queue = partitioned_queue("orders", 1, sessions=True, duplicates="1h")
@@ -78,20 +63,6 @@ async def test_partitioned_entity_has_the_requested_properties() -> None:
             await create_partitioned(at(emulator, "contoso"), partitioned_queue("more", 2, forward_to="nowhere"))
         for entity in (queue, partitioned_queue("feed", 2, forward_to="NEWS")):
             assert outcomes(await create_partitioned(at(emulator, "contoso"), entity)) == [Outcome.EXISTING]
-
-
-async def test_premium_in_two_partitions_has_the_size_once() -> None:
-    async with Emulator(TIERS) as emulator:
-        [looked] = await create_partitioned(at(emulator, "wide"), partitioned_queue("large", 80), dry_run=True)
-        assert (looked.outcome, looked.detail.partitions) == (Outcome.WOULD_CREATE, (1, 2))
-        for outcome in (Outcome.CREATED, Outcome.EXISTING):
-            [item] = await create_partitioned(at(emulator, "wide"), partitioned_queue("large", 80))
-            assert item.outcome is outcome
-            assert item.detail == PartitionedEntityState("wide", "Premium", "queue", (2,), 81920, 81920)
-        [looked] = await create_partitioned(at(emulator, "wide"), partitioned_topic("news", 10), dry_run=True)
-        assert looked.detail.partitions == (2,)
-        with pytest.raises(errors.ServiceRefused, match="MaxSizeInMegabytes is 81920 and should be 5120"):
-            await create_partitioned(at(emulator, "wide"), partitioned_queue("large", 5))
 
 
 async def test_unpartitioned_premium_is_reported_before_other_calls() -> None:
@@ -136,55 +107,6 @@ async def test_the_hundred_and_first_is_refused_without_an_attempt() -> None:
         assert outcomes(await create_partitioned(at(emulator, "contoso"), ORDERS)) == [Outcome.EXISTING]
 
 
-@pytest.mark.parametrize(
-    ("there", "told"),
-    [
-        (QueueDescription(max_size_in_megabytes=5120), "EnablePartitioning is false and should be true"),
-        (QueueDescription(max_size_in_megabytes=1024, enable_partitioning=True), "MaxSizeInMegabytes is 1024 and"),
-        (
-            QueueDescription(max_size_in_megabytes=5120, enable_partitioning=True, requires_session=True),
-            "RequiresSession is true and should be false",
-        ),
-    ],
-)
-async def test_existing_entities_are_never_changed(there, told) -> None:
-    async with Emulator(TIERS) as emulator:
-        namespace = emulator.namespaces["contoso"]
-        namespace.create_queue("orders", there)
-        before = namespace.queue("orders").description
-        for dry_run in (True, False):
-            with pytest.raises(errors.ServiceRefused, match=told):
-                await create_partitioned(at(emulator, "contoso"), ORDERS, dry_run=dry_run)
-        assert namespace.queue("orders").description == before
-
-
-async def test_the_name_of_another_kind_is_taken() -> None:
-    async with Emulator(TIERS) as emulator:
-        emulator.namespaces["contoso"].create_topic("orders")
-        emulator.namespaces["contoso"].create_queue("news", PARTITIONED)
-        for entity in (ORDERS, partitioned_topic("news", 1)):
-            with pytest.raises(errors.NameTaken):
-                await create_partitioned(at(emulator, "contoso"), entity)
-
-
-@pytest.mark.parametrize("size", [10, 80])
-async def test_size_of_premium_is_refused_by_standard_before_any_creation(size) -> None:
-    async with Emulator(TIERS) as emulator:
-        with pytest.raises(errors.UsageError, match=f"in contoso, of the tier Standard, cannot have {size} GB"):
-            await create_partitioned(at(emulator, "wide", "contoso"), partitioned_queue("orders", size))
-        assert emulator.namespaces["wide"].queues() == []
-
-
-async def test_both_namespaces_get_it_and_a_dry_run_makes_it_in_neither() -> None:
-    async with Emulator(TIERS) as emulator:
-        both = at(emulator, "contoso", "wide")
-        assert outcomes(await create_partitioned(both, ORDERS, dry_run=True)) == [Outcome.WOULD_CREATE] * 2
-        assert emulator.namespaces["contoso"].queues() == emulator.namespaces["wide"].queues() == []
-        report = await create_partitioned(both, ORDERS)
-        assert [item.detail.effective_max_size_mb for item in report if item.detail] == [81920, 5120]
-        assert outcomes(await create_partitioned(both, ORDERS)) == [Outcome.EXISTING] * 2
-
-
 async def test_report_has_the_creation_before_the_other_side_failed() -> None:
     async with Emulator(TIERS) as emulator:
         fault = emulator.faults.refuse_requests("wide", 500, method="PUT")
@@ -212,41 +134,6 @@ async def test_transient_error_is_retried_and_a_lasting_one_reported(status, err
         emulator.faults.refuse_requests("contoso", status)
         with pytest.raises(error):
             await create_partitioned(at(emulator, "contoso"), partitioned_queue("more", 1), sleep=no_wait)
-
-
-async def test_a_key_that_may_only_listen_makes_nothing() -> None:
-    async with Emulator(TIERS) as emulator:
-        namespace = emulator.namespaces["contoso"]
-        namespace.keys = (AuthorizationRule("listen", "key", "other", frozenset({AccessRight.LISTEN})),)
-        listening = [replace(each, credential=SasKey("listen", "key")) for each in at(emulator, "contoso")]
-        with pytest.raises(errors.NotAuthorized, match="contoso"):
-            await create_partitioned(listening, ORDERS)
-        with pytest.raises(errors.NotAuthorized):
-            await list_partitions(listening)
-        assert namespace.queues() == []
-
-
-async def test_every_entity_is_listed_with_its_size() -> None:
-    async with Emulator(TIERS) as emulator:
-        namespace = emulator.namespaces["contoso"]
-        orders = namespace.create_queue("orders", replace(PARTITIONED, max_size_in_megabytes=5120))
-        orders.send([StoredMessage(Sections(), 100_000)])
-        namespace.create_queue("Archive")
-        namespace.create_topic("news")
-        emulator.namespaces["wide"].create_queue("large")
-        report = await list_partitions(at(emulator, "contoso", "wide"))
-        listed = [(item.name, item.detail.kind, item.detail.partitions) for item in report if item.detail]
-        assert listed == [
-            ("Archive", "queue", (1,)),
-            ("news", "topic", (1,)),
-            ("orders", "queue", (16,)),
-            ("large", "queue", (2,)),
-        ]
-        held = report.items[2].detail
-        assert (held.max_size_mb, held.effective_max_size_mb, held.size_bytes) == (5120, 81920, orders.size_bytes)
-        assert held.fill_ratio == orders.size_bytes / (80 * 1024**3)
-        assert [item.detail.size_bytes for item in report if item.detail] == [0, 0, orders.size_bytes, 0]
-        assert partition_exit_code(report) == 0
 
 
 async def test_a_namespace_that_cannot_be_listed_hides_no_other() -> None:

@@ -125,14 +125,6 @@ async def test_created_entities_read_back_equal() -> None:
                 await control.read(Subscription("events", "unheard-of"))
 
 
-async def test_dry_run_reports_all_and_creates_nothing() -> None:
-    async with open_emulator() as emulator:
-        report = await provisioned(emulator, dry_run=True)
-        assert {item.outcome for item in report} == {Outcome.WOULD_CREATE}
-        assert len(list(report)) == 2 * len(LAYOUT.entities) + 2
-        assert everything(emulator) == set()
-
-
 async def test_drift_is_reported_and_not_changed() -> None:
     async with open_emulator() as emulator:
         namespace = emulator.namespaces[HERE]

@@ -128,13 +128,6 @@ async def test_empty_extra_queues_go_and_nothing_else_does() -> None:
         assert (again.items, prune_exit_code(again), set(w.names())) == ((), 0, stay)
 
 
-async def test_without_consent_there_is_only_a_plan() -> None:
-    async with world("7") as w:
-        before = [queue.description for queue in w.secondary.queues()]
-        assert outcomes(await prune(w.pair)) == {"7": "would_remove"}
-        assert [queue.description for queue in w.secondary.queues()] == before
-
-
 async def test_only_confirmed_queues_are_removed() -> None:
     async with world("7", "8") as w:
         assert outcomes(await w.prune(only=["contoso/x-servicebus-transfer/8"])) == {"8": "removed"}
@@ -174,13 +167,6 @@ async def test_a_queue_that_holds_any_kind_of_message_is_kept(fill: Callable[[Qu
         assert "it holds 1 message" in report.items[0].reason
         assert queue.description == before
         assert queue.counts().total == 1
-
-
-async def test_where_some_are_kept_the_others_still_go() -> None:
-    async with world("7", "8") as w:
-        put(w.secondary.queue(SEVENTH))
-        report = await w.prune()
-        assert (outcomes(report), prune_exit_code(report)) == ({"7": "kept", "8": "removed"}, 3)
 
 
 async def test_a_queue_that_an_earlier_prune_left_disabled_is_named_and_goes() -> None:
