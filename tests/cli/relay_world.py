@@ -6,7 +6,7 @@ from typing import Any
 
 from sbpair.relay import RelayAnswer, RelayListener, load_relay_pair
 from sbpair.testing import EmulatorThread
-from tests.kit.command import Here, environment, untimed
+from tests.kit.command import environment, untimed
 
 PATHS = {"contoso": "service-east", "contoso-dr": "service-west"}
 
@@ -14,7 +14,7 @@ PATHS = {"contoso": "service-east", "contoso-dr": "service-west"}
 class RelayWorld:
     """The relay `default` of two emulated namespaces, and command lines in its environment."""
 
-    def __init__(self, thread: EmulatorThread, here: Here) -> None:
+    def __init__(self, thread: EmulatorThread, here: Any) -> None:
         self.emulator = thread.emulator
         self.environ = environment(None, NO_COLOR="1")
         for side, (name, path) in zip(("PRIMARY", "SECONDARY"), PATHS.items(), strict=True):

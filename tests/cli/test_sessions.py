@@ -15,11 +15,11 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Iterator
-from contextlib import chdir, redirect_stderr, redirect_stdout
+from contextlib import ExitStack, chdir, redirect_stderr, redirect_stdout
 from difflib import unified_diff
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Self
 from unittest import mock
 
 import pytest
@@ -31,6 +31,7 @@ from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.replay.archive import Archive
 from sbpair.syphon.run_plan import RunTimings
 from sbpair.testing import EmulatorThread, QueueDescription
+from tests.cli.relay_world import RelayWorld
 from tests.kit import replay_archives
 from tests.kit.command import Here, environment, run_here, untimed
 from tests.kit.sas import sign
@@ -47,6 +48,7 @@ name = "cellar"
 """
 VARYING = (
     (r"\d{6}-\d{6}-[0-9a-z]{4}", "RUN"),
+    (r"TrackingId:.*?, Timestamp:[\d:T-]+", "TRACKING"),
     (r"20\d\d-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?(Z|\+00:00| UTC)", "TIME"),
     (r"127\.0\.0\.1:\d+", "127.0.0.1:PORT"),
     (r"\b\d+(\.\d+)? ?s\b(?! of)", "Ns"),
@@ -79,11 +81,22 @@ class Session:
         self._environ = environment(thread.emulator, NO_COLOR="1", SBPAIR_CONFIG="config.toml", ARCHIVE=archive)
         self._environ["XDG_STATE_HOME"] = str(home)
         self._printed = ""
+        self._relay: RelayWorld | None = None
+        self._listening = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_details: object) -> None:
+        self._listening.close()
 
     def answer(self, line: str) -> str:
         """Execute a line; return what it prints."""
         words = shlex.split(line.removeprefix("% ").removeprefix("$ ").replace("\\x", "\x1b"))
         if line.startswith("% "):
+            if words[0] == "listen":  # it waits for the namespaces
+                self._listen(*words[1:])
+                return ""
             return _steady(self._thread.do(lambda: getattr(self, f"_{words[0]}")(*words[1:])) or "")
         keys: list[str] = []
         if "|" in words:
@@ -95,6 +108,8 @@ class Session:
         environ = self._environ | dict(each.split("=", 1) for each in words[:at])
         with file.open() as stdin, mock.patch("sys.stdin", stdin):
             code, out, err = self._run([word for word in words[at + 1 :] if word != "<"], environ)
+        for document in [out] if out.startswith("{\n") else [each for each in out.splitlines() if each[:1] == "{"]:
+            json.loads(document)  # by its schema
         self._printed = next(iter(PRINTED.findall(err)), "")
         if keys and out:
             out = " ".join(f"{key}={_found(json.loads(out), key.split('.'))}" for key in keys) + "\n"
@@ -208,6 +223,15 @@ class Session:
         one, and a ledger, of other runs.
         """
         replay_archives.change(Archive("archive", run), parts)
+
+    def _listen(self, status: str = "", side: str = "") -> None:
+        """End what listens on the relay `default`, which is created first; answer with a status, on a side or both."""
+        if self._relay is None:
+            self._relay = RelayWorld(self._thread, self._run)
+            self._environ |= {name: value for name, value in self._relay.environ.items() if "RELAY" in name}
+        self._listening.close()
+        if status:
+            self._listening.enter_context(self._relay.listener(int(status), side or None))
 
     def _down(self, namespace: str) -> None:
         self._thread.emulator.faults.namespace_down(namespace)
@@ -324,8 +348,11 @@ def test_a_session_prints_what_it_did(
     monkeypatch.chdir(tmp_path)
     if not title.endswith(PATIENT):
         request.getfixturevalue("impatient")
-    with emulated(title) as thread:
-        session = Session(thread, tmp_path, lambda words, environ: here(*words, **environ))
+
+    def run(words: list[str], environ: dict[str, str]) -> tuple[int, str, str]:
+        return here(*words, **environ)
+
+    with emulated(title) as thread, Session(thread, tmp_path, run) as session:
         now = replayed(body, session)
     # pytest cuts its own comparison of such texts short.
     changed = list(unified_diff(body.splitlines(), now.splitlines(), "agreed", "now", lineterm="", n=1))
@@ -339,10 +366,11 @@ def regenerate() -> None:
     hasty = RunTimings(empty_wait_seconds=0.03, count_wait_seconds=(0.01, 0.02))
 
     def run(words: list[str], environ: dict[str, str]) -> tuple[int, str, str]:
-        out, err = io.StringIO(), io.StringIO()
+        out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
         with mock.patch.dict(os.environ, environ), redirect_stdout(out), redirect_stderr(err):
             code = run_here(words)
-        return code, out.getvalue(), err.getvalue()
+        written, said = (stream.buffer.getvalue().decode() for stream in (out, err))  # type: ignore[attr-defined]
+        return code, written, said
 
     texts: dict[str, str] = {}
     for title, body in sessions():
@@ -353,7 +381,8 @@ def regenerate() -> None:
             emulated(title) as thread,
             mock.patch("sbpair.syphon.runner.DEFAULT_TIMINGS", RunTimings() if title.endswith(PATIENT) else hasty),
             mock.patch("sbpair.failover.failover_send.PRIMARY_SHARE", 0.3),
+            Session(thread, Path(home), run) as session,
         ):
-            texts[file] = texts.get(file, "") + f"== {name}\n{replayed(body, Session(thread, Path(home), run))}"
+            texts[file] = texts.get(file, "") + f"== {name}\n{replayed(body, session)}"
     for file, text in texts.items():
         (FOLDER / f"{file}.txt").write_text(text)

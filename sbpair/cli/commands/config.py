@@ -1,6 +1,7 @@
 """`sbpair config`: prints the merged configuration and the source of each value."""
 
 import os
+from importlib.resources import files
 from pathlib import Path
 
 from sbpair import config
@@ -14,40 +15,6 @@ from sbpair.errors import UsageError
 from sbpair.relay.relay_settings import configured_relays
 
 SCHEMA = "sbpair/config/1"
-EXAMPLE = """\
-# Pairs of namespaces for sbpair: choose one with --pair NAME or SBPAIR_PAIR, unless there is only one.
-# No secrets belong here: connection_string_env is the NAME of an environment variable.
-# sbpair help config describes all keys.
-
-[pairs.orders]
-backlog_queues = 10
-failover_interval = "60s"                         # how long an entity fails before sends go to the backlog
-ping_interval = "60s"                             # between pings to a failed-over entity
-
-[pairs.orders.primary]
-namespace = "contoso.servicebus.windows.net"      # signs in as az login did, or as a managed identity
-# name = "contoso"                                # in backlog paths, if it is not the host's first label
-# endpoint = "10.0.0.4:5671"                      # to connect to, if not the namespace: a proxy, a private link
-# tls = true                                      # false for an emulator
-# ca_file = "/etc/ssl/private-link.pem"           # certificates to trust instead of the machine's
-# transport = "websocket"                         # AMQP over port 443, where 5671 is blocked [default: tcp]
-# proxy = "http://proxy.example.com:3128"         # an HTTP proxy without a password
-# proxy_env = "CORPORATE_PROXY"                   # or the NAME of the variable with an HTTP proxy and its password
-
-[pairs.orders.secondary]
-connection_string_env = "CONTOSO_DR"              # export CONTOSO_DR='Endpoint=sb://contoso-dr…'
-
-# A namespace for --namespace archive and archive:ENTITY, of no pair, with the keys of a side:
-# [namespaces.archive]
-# namespace = "contoso-archive.servicebus.windows.net"
-
-# A relay: a hybrid connection in each of two namespaces of Azure Relay, whose paths may differ. See sbpair help relay.
-# [relays.service.primary]
-# namespace = "contoso-relay.servicebus.windows.net"
-# path = "service"
-# [relays.service.secondary]
-# connection_string_env = "SERVICE_DR"            # its EntityPath is the path
-"""
 
 
 def command(
@@ -72,12 +39,13 @@ def command(
     """
     flags = flags_of(connection, count=count, state=state)
     file = Path(str(file_setting(flags, os.environ).value))
+    text = files("sbpair.config").joinpath("example.toml").read_text("utf-8")
     if init:
-        create_file(file, EXAMPLE)
+        create_file(file, text)
         screen.say("created: put your namespaces into it, then run sbpair config")
     if path or example or init:
-        shown = {"example": EXAMPLE} if example else {"path": str(file), "exists": file.exists()}
-        screen.result(SCHEMA, shown, [EXAMPLE.rstrip()] if example else [str(file)])
+        shown = {"example": text} if example else {"path": str(file), "exists": file.exists()}
+        screen.result(SCHEMA, shown, [text.rstrip()] if example else [str(file)])
         return 0
     warn_of_unknown_variables(flags, screen)
     _require_some(flags, file)
