@@ -1,4 +1,4 @@
-"""`--metrics-port` of a watch: its address, its refusals, and the metrics of a process."""
+"""`--metrics-port` and `--health-port` of a watch: addresses, refusals, metrics and probes of a process."""
 
 import asyncio
 import json
@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.cli.test_runs import Pair, open_pair
 from tests.kit.command import Here, untimed
+from tests.kit.waiting import until
 
 pytestmark = pytest.mark.timeout_seconds(90)
 
@@ -98,16 +99,41 @@ async def test_a_free_port_is_printed_in_every_form(tmp_path: Path, form: tuple[
         await receipt_of(process)
 
 
-async def test_a_port_that_is_taken_ends_before_anything_is_received(tmp_path: Path) -> None:
+@pytest.mark.parametrize("option", ["--metrics-port", "--health-port"])
+async def test_a_port_that_is_taken_ends_before_anything_is_received(tmp_path: Path, option: str) -> None:
     async with open_pair(tmp_path) as pair:
         await pair.strand(1)
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = str(taken.getsockname()[1])
-            code, out, err = await pair.run("syphon", "--watch", "--metrics-port", port)
+            code, out, err = await pair.run("syphon", "--watch", option, port)
         assert (code, out) == (7, "")
-        assert err.startswith(f"error: --metrics-port: port {port} on 127.0.0.1 is in use\nhint: ")
+        assert err.startswith(f"error: {option}: port {port} on 127.0.0.1 is in use\nhint: ")
         assert list(tmp_path.iterdir()) == []
         assert pair.arrived == 0
+
+
+@pytest.mark.parametrize(("command", "sent"), [("syphon", 1), ("move 0 orders", 1), ("redrive --backlog", 0)])
+async def test_a_probe_of_a_process_gets_its_readiness(tmp_path: Path, command: str, sent: int) -> None:
+    async with open_pair(tmp_path) as pair:
+        await pair.strand(1)
+        words = ("--health-port", "0", "--metrics-port", "0", "--log-format", "json", "--quiet", "--output", "json")
+        process = await pair.start(*command.split(), "--watch", *words)
+        assert process.stderr
+        event = json.loads(await process.stderr.readline())
+        assert (event["schema"], event["event"]) == ("sbpair/syphon-event/1", "health-served")
+        assert json.loads(await process.stderr.readline())["event"] == "metrics-served"
+        host, _, port = event["url"].removesuffix("/health/ready").removeprefix("http://").partition(":")
+        answer = b""
+        while not answer.endswith(b"\r\n\r\nmoving\n"):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(b"GET /health/ready HTTP/1.1\r\nHost: here\r\n\r\n")
+            answer = await reader.read()
+            writer.close()
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        await until(lambda: pair.arrived == sent)
+        process.send_signal(signal.SIGTERM)
+        out, _ = await process.communicate()
+        assert (process.returncode, json.loads(out)["sent"]) == (0, sent)
 
 
 def test_without_the_library_the_extra_is_named(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -217,21 +217,6 @@ def until_counts(next_counts: Any, wanted: list[int | None]) -> None:
     raise AssertionError(f"never {wanted}")
 
 
-def test_watched_status_is_redrawn_on_a_terminal(world: RelayWorld) -> None:
-    world.environ["TERM"] = "xterm"
-    with (
-        PseudoTerminal() as terminal,
-        process(world, "status", "--watch", "--interval", "50ms", stdout=terminal.theirs) as watching,
-    ):
-        terminal.hand_over()
-        text = terminal.read_until("\x1b[4F")
-        watching.send_signal(signal.SIGINT)
-        watching.wait(20)
-    assert watching.returncode == 0
-    assert "first reading - Ctrl-C to stop" in text
-    assert f"primary    {PATHS['contoso']} in 127.0.0.1:" in text
-
-
 def test_the_table_of_listen_fits_its_terminal_in_a_failover(world: RelayWorld) -> None:
     world.environ["TERM"] = "xterm"
     with (

@@ -2,18 +2,16 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from sbpair import errors
 from sbpair.amqp.message import Sections
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.stored_message import StoredMessage
-from sbpair.errors import NameInvalid, ServiceRefused, UsageError
+from sbpair.errors import ServiceRefused, UsageError
 from sbpair.management import partitioning
 from sbpair.management.partitioning import (
     PartitionedEntityState,
@@ -182,15 +180,6 @@ async def test_resource_manager_reports_the_partitions_of_premium(monkeypatch: p
             await create_partitioned(at(emulator, "whole"), ORDERS, dry_run=True, group=GROUP)
 
 
-queues = st.builds(
-    partitioned_queue,
-    st.from_regex(r"[a-z][A-Za-z0-9._-]{0,9}(/[a-z]{1,5})?", fullmatch=True),
-    st.sampled_from([1, 2, 3, 4, 5, 10, 20, 40, 80]),
-    sessions=st.booleans(),
-    duplicates=st.none() | st.sampled_from(["20s", "10m", "7d", "PT1H"]),
-)
-
-
 def test_the_size_that_is_asked_for_is_that_of_one_partition() -> None:
     assert Queue("orders", max_size_in_megabytes=5120, enable_partitioning=True) == ORDERS
     assert partitioned_topic("news", 1) == Topic("news", enable_partitioning=True)
@@ -288,32 +277,6 @@ def test_a_window_is_the_same_however_it_is_written() -> None:
     partitioning.check_same(wanted, there, "contoso")
     with pytest.raises(ServiceRefused, match="DuplicateDetectionHistoryTimeWindow is PT2H and should be PT3600S"):
         partitioning.check_same(wanted, replace(there, duplicate_detection_history_time_window="PT2H"), "contoso")
-
-
-@given(queues)
-def test_created_entity_equals_a_second_request(made) -> None:
-    partitioning.check_same(made, made, "contoso")
-    assert made.enable_partitioning
-
-
-@given(queues, queues)
-def test_two_entities_are_the_same_either_way_or_neither(one, other) -> None:
-    def same(asked: Queue, existing: Queue) -> bool:
-        try:
-            partitioning.check_same(asked, existing, "contoso")
-        except ServiceRefused:
-            return False
-        return True
-
-    assert same(one, other) == same(other, one)
-
-
-@given(st.text(max_size=300))
-def test_a_name_is_taken_as_it_is_or_refused(name) -> None:
-    kept = name
-    with suppress(NameInvalid):
-        kept = partitioned_queue(name, 1).path
-    assert kept == name
 
 
 def test_premium_has_no_limit_of_partitioned_entities() -> None:
