@@ -12,6 +12,7 @@ import pytest
 
 from sbpair.azure import management_errors
 from sbpair.model.backoff import Backoff
+from tests.cli.test_refusals import emulated
 from tests.kit import command
 from tests.kit.command import Here
 
@@ -31,10 +32,6 @@ def closed_port() -> Iterator[int]:
 def taken_port() -> Iterator[int]:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         yield listening.getsockname()[1]
-
-
-def emulated(port: int) -> str:
-    return f"Endpoint=sb://127.0.0.1:{port};{KEYED};UseDevelopmentEmulator=true"
 
 
 def sbpair(home: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:

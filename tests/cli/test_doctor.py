@@ -220,29 +220,6 @@ async def test_ctrl_c_leaves_neither_queues_nor_a_file_of_assumptions(home: Path
 SECRET = f"Endpoint=sb://contoso.servicebus.windows.net/;SharedAccessKeyName=Root;SharedAccessKey={KEY}"
 
 
-@pytest.mark.parametrize(
-    "variable", ["CONFIG", "PAIR", "PRIMARY_NAME", "PRIMARY_CA_FILE", "PRIMARY_TRANSPORT", "SECONDARY_ENDPOINT"]
-)
-@pytest.mark.parametrize("text", [SECRET, "http://u:pass1word@h:1", "u:pass1word@h:1"], ids=["key", "url", "address"])
-def test_a_secret_in_another_variable_is_refused_and_not_repeated(here: Here, variable: str, text: str) -> None:
-    sides = {"SBPAIR_PRIMARY_NAMESPACE": "contoso", "SBPAIR_SECONDARY_NAMESPACE": "contoso-dr"}
-    for word in ("config", "status"):
-        code, out, err = here(word, **sides | {f"SBPAIR_{variable}": text})
-        assert (code, out) == (2, "")
-        assert err.startswith(f"error: SBPAIR_{variable} holds a connection string or a password, which is a secret")
-        assert KEY not in err
-        assert "pass1word" not in err
-
-
-@pytest.mark.parametrize("line", ['proxy_env = "http://u:pass1word@h:1"', 'name = "u:pass1word@h:1"', "proxy_env = 1"])
-def test_a_secret_in_the_file_is_refused_and_not_repeated(here: Here, home: Path, line: str) -> None:
-    file = home / "pairs.toml"
-    file.write_text(f'[pairs.p.primary]\nnamespace = "contoso"\n{line}\n[pairs.p.secondary]\nnamespace = "dr"\n')
-    code, out, err = here("config", "--config", str(file))
-    assert (code, out) == (2, "")
-    assert "pass1word" not in err
-
-
 def test_the_example_is_a_configuration_and_the_path_is_where_it_goes(here: Here) -> None:
     _, example, _ = here("config", "--example")
     _, path, _ = here("config", "--path")
