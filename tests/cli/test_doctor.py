@@ -133,20 +133,6 @@ async def test_on_a_terminal_it_asks_first(home: Path, answer: bytes, code: int)
         assert made(emulator) == set()
 
 
-async def test_ctrl_c_in_the_middle_of_live_leaves_nothing_behind(home: Path) -> None:
-    async with Emulator() as emulator:
-        process = await started(["doctor", "--live", "--include-idle-test", "--yes"], environment(emulator, home))
-        assert process.stderr is not None
-        async for line in process.stderr:
-            if b"waiting for live primary idle detach" in line:
-                break
-        assert made(emulator)
-        process.send_signal(signal.SIGINT)
-        await process.stderr.read()
-        assert await process.wait() == 130
-        assert made(emulator) == set()
-
-
 # The assumptions
 
 

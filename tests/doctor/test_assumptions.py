@@ -1,6 +1,5 @@
 """ASSUMPTIONS.md is complete and true on the emulator, and each check sees a service that behaves otherwise."""
 
-import asyncio
 import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -303,16 +302,3 @@ async def test_a_busy_namespace_is_not_taken_for_another_behaviour() -> None:
     acceptance = checks["acceptance"]
     assert (acceptance.outcome, acceptance.exit_code, acceptance.detail.assumed) == (Outcome.FAILED, 6, "")
     assert "server-busy" in acceptance.reason
-
-
-async def test_a_cancellation_during_a_wait_leaves_nothing_behind() -> None:
-    async with Emulator([("contoso", 0)]) as emulator:
-
-        def on_event(event: live_checks.LiveEvent) -> None:
-            if isinstance(event, live_checks.CheckBegun) and event.name.endswith(".lock_expires"):
-                asyncio.get_running_loop().call_soon(asking.cancel)
-
-        asking = asyncio.create_task(ask(emulator, on_event))
-        with pytest.raises(asyncio.CancelledError):
-            await asking
-        assert entities_of(emulator) == set()

@@ -60,17 +60,6 @@ async def test_a_listener_that_fails_ends_it_and_leaves_nothing() -> None:
         assert paths(emulator) == set()
 
 
-@pytest.mark.parametrize(("tier", "partitions"), [("standard", 1), ("premium", 1), ("premium", 2)])
-async def test_emulated_namespace_meets_every_assumption(tier: str, partitions: int) -> None:
-    async with Emulator([RequestedNamespace("contoso", 0, tier, partitions)]) as emulator:
-        emulator.namespaces["contoso"].create_queue("orders")
-        checks, code = await ask(emulator)
-        assert (set(checks), code) == ({*ANSWERS, *(["unpartitioned"] if tier == "premium" else [])}, 0)
-        for check in checks.values():
-            assert check.detail.assumed == check.detail.observed != ""
-        assert paths(emulator) == {"orders"}
-
-
 @pytest.mark.parametrize(
     ("partitions", "observed"), [(4, "refused, since the namespace is partitioned"), (1, "created as requested")]
 )
@@ -100,14 +89,6 @@ async def test_sizes_of_partitioned_entities_are_sixteenfold_on_standard_alone(t
     async with Emulator([RequestedNamespace("contoso", 0, tier)]) as emulator:
         checks, _ = await ask(emulator)
         assert checks["partitioned_size"].detail.observed == observed
-
-
-async def test_basic_is_not_asked_for_missing_features() -> None:
-    async with Emulator([RequestedNamespace("contoso", 0, "basic")]) as emulator:
-        checks, code = await ask(emulator)
-        assert checks["description"].outcome is Outcome.UNKNOWN
-        assert code == 0, checks
-        assert paths(emulator) == set()
 
 
 async def test_live_check_uses_only_its_own_queue_names() -> None:
