@@ -12,34 +12,19 @@ from rich.console import Console
 from sbpair.cli.options.common import Display, LogFormat
 from sbpair.cli.progress.boards import (
     MAX_DESTINATIONS,
-    OTHER_DESTINATIONS,
     Board,
-    BoardView,
-    DestinationRow,
-    PhaseBoard,
     PhaseRow,
     PhaseView,
     QueueRow,
-    together,
 )
 from sbpair.cli.progress.live_table import draw_phase
 from sbpair.cli.progress.replay_progress import JsonReplayProgress, LiveReplayProgress, ReplayProgress
 from sbpair.cli.render.screen import Screen
 from sbpair.move.events import (
     DeadLettered,
-    DestinationBackingOff,
-    DestinationProgress,
-    DestinationRecovered,
-    LimitChanged,
     MessagesLocked,
-    QueueBlocked,
     QueueDepths,
-    QueueDone,
-    QueueFailed,
-    QueueOpened,
     QueueProgress,
-    QueuesFound,
-    RampProgress,
     SyphonEvent,
 )
 from sbpair.replay.progress import Expected, LocksFound, PhaseProgress, ReplayPhase
@@ -61,24 +46,10 @@ def row(*events: SyphonEvent, now: float = 0.0) -> QueueRow:
     return found
 
 
-def destination(*events: SyphonEvent, now: float = 0.0) -> DestinationRow:
-    [found] = board(*events).view(now, NOW_MS).destinations
-    return found
-
-
 def progress(received: int, gone: int, **changed: Any) -> QueueProgress:
     return QueueProgress(
         **{"queue": Q, "received": received, "sent": gone, "held": received - gone, "gone": gone} | changed
     )
-
-
-def test_a_depth_is_what_was_counted_less_what_has_gone_since() -> None:
-    counted = [progress(10, 5), QueueDepths(Q, 100)]
-    assert (row(*counted).remaining, row(*counted).exact) == (100, True)
-    later = row(*counted, progress(45, 35))
-    assert (later.remaining, later.exact) == (70, False)
-    again = row(*counted, progress(45, 35), QueueDepths(Q, 200), progress(46, 36))
-    assert again.remaining == 199
 
 
 @given(st.integers(0, 50), st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20))))
@@ -94,13 +65,6 @@ def test_a_reckoned_depth_is_never_less_than_what_is_in_hand(depth: int, steps: 
         assert at.exact == (at.remaining == depth)
 
 
-def test_a_depth_that_cannot_be_counted_is_unknown() -> None:
-    at = row(progress(10, 5))
-    assert (at.remaining, at.eta_seconds) == (None, None)
-    assert row(progress(10, 10, remaining=3)).remaining == 3
-    assert together("total", (at, row(QueueDepths(Q, 3)))).remaining is None
-
-
 def test_a_rate_is_that_of_the_last_seconds_and_ends_with_them() -> None:
     made = board(QueueDepths(Q, 1_000))
     rates = []
@@ -114,190 +78,9 @@ def test_a_rate_is_that_of_the_last_seconds_and_ends_with_them() -> None:
     assert rates[10:21] == sorted(rates[10:21], reverse=True)
 
 
-def test_an_eta_needs_recent_progress_and_a_sensible_duration() -> None:
-    made = board(QueueDepths(Q, 100), progress(50, 50))
-    [moving] = made.view(10.0, NOW_MS).queues
-    assert (moving.remaining, moving.per_second, moving.eta_seconds) == (50, 5.0, 10.0)
-    [resting] = made.view(30.0, NOW_MS).queues
-    assert (resting.per_second, resting.eta_seconds) == (0.0, None)
-    [ages_away] = board(QueueDepths(Q, 10**9), progress(1, 1)).view(10.0, NOW_MS).queues
-    assert ages_away.eta_seconds is None
-
-
-def test_an_eta_accounts_for_locks() -> None:
-    def eta(remaining: int | None, *, locked: int = 30, sent: int = 0) -> float | None:
-        at = progress(sent, sent, locked=locked, locked_until_ms=NOW_MS + 45_000, remaining=remaining)
-        return row(QueueOpened(Q), at, now=10.0).eta_seconds
-
-    assert eta(30) == eta(None) == 45.0, "nothing else is left"
-    assert eta(80) is None
-    assert eta(30, sent=100) == 48.0, "45 s, and then 30 messages at 10 a second"
-    assert eta(80, sent=100) == 48.0, "the other 50 leave meanwhile"
-    assert eta(1_030, sent=100) == 103.0
-    assert eta(80, sent=100, locked=0) == 8.0
-    first = row(progress(0, 0, remaining=30, locked=30, locked_until_ms=NOW_MS + 45_000))
-    total = together("total", (first, row(progress(10, 10, remaining=0))))
-    assert (total.locked, total.locked_until_ms, total.eta_seconds) == (30, NOW_MS + 45_000, 46.5), "at 20 a second"
-
-
-def test_the_oldest_is_held_or_was_peeked() -> None:
-    assert row(progress(2, 1, oldest_ms=NOW_MS - 5_000)).oldest_seconds == 5.0
-    assert row(QueueDepths(Q, 1, NOW_MS - 9_000)).oldest_seconds == 9.0
-    assert row(QueueDepths(Q, 0, NOW_MS - 9_000)).oldest_seconds is None
-    assert row(progress(2, 1, oldest_ms=NOW_MS + 5_000)).oldest_seconds == 0.0  # the clocks differ
-
-
-RESTS = DestinationBackingOff(Q, "down", "it is away", 8.0, 12)
-BLOCKED = QueueBlocked(Q, ("down", "full"))
-LOCKED = progress(0, 0, locked=61, locked_until_ms=NOW_MS)
-WAITING = MessagesLocked(Q, 61, NOW_MS, waiting=True, overdue=False)
-LEFT = MessagesLocked(Q, 61, NOW_MS, waiting=False, overdue=False)
-IS_LOCKED = "61 locked, until 08:00:00Z at the latest"
-FAILED = QueueFailed(Q, "unreachable", 3.5)
-AWAY = QueueFailed(Q, "unreachable", 3.5, side="primary")
-
-
-@pytest.mark.parametrize(
-    ("events", "note", "idle"),
-    [
-        ([QueuesFound((Q,), (), managed=True)], "connecting", False),
-        ([QueueOpened(Q)], "", True),
-        ([QueueOpened(Q), QueueDepths(Q, 0)], "", True),
-        ([QueueOpened(Q), QueueDepths(Q, 1)], "", False),
-        ([QueueOpened(Q), progress(1, 0)], "", False),
-        ([QueueOpened(Q), QueueDone(Q)], "done", True),
-        ([QueueOpened(Q), RESTS], "waiting for down", False),
-        ([QueueOpened(Q), RESTS, DestinationRecovered(Q, "down")], "", True),
-        ([QueueOpened(Q), RESTS, BLOCKED], "blocked by down, full", False),
-        ([QueueOpened(Q), BLOCKED, progress(0, 0)], "blocked by down, full", False),
-        ([QueueOpened(Q), BLOCKED, progress(1, 1)], "", False),  # it has moved of late
-        ([QueueOpened(Q), LOCKED, WAITING], f"{IS_LOCKED}, waiting", False),
-        ([QueueOpened(Q), WAITING, LOCKED, progress(1, 1)], "", False),
-        ([QueueOpened(Q), LOCKED, progress(8, 8, locked=61, locked_until_ms=NOW_MS)], f"{IS_LOCKED}, waiting", False),
-        ([QueueOpened(Q), LOCKED, FAILED, QueueOpened(Q)], "", True),
-        ([QueueOpened(Q), LOCKED, QueueDone(Q)], "done", True),
-        ([QueueOpened(Q), LEFT, QueueDone(Q)], IS_LOCKED, True),
-        ([QueueOpened(Q), RESTS, FAILED], "next try in 4 s: unreachable", False),
-        ([QueueOpened(Q), RESTS, FAILED, QueueOpened(Q)], "", True),
-        ([QueueFailed(Q, "refused", None)], "failed: refused", False),
-        (
-            [QueueOpened(Q), DeadLettered(Q, 1, "m", "r", "d"), DeadLettered(Q, 2, "n", "r", "d")],
-            "2 dead-lettered",
-            False,
-        ),
-        ([DeadLettered(Q, 1, "m", "r", "d"), QueueDone(Q)], "done; 1 dead-lettered", False),
-    ],
-)
-def test_a_queues_row_notes_the_cause_of_its_delay(events: list[SyphonEvent], note: str, idle: bool) -> None:
-    found = row(*events)
-    assert (found.note, found.idle) == (note, idle)
-
-
-def test_what_a_lane_had_in_hand_when_it_failed_is_back_in_the_queue() -> None:
-    found = row(QueueOpened(Q), QueueDepths(Q, 10), progress(5, 2, oldest_ms=1), FAILED)
-    assert (found.remaining, found.held, found.oldest_seconds) == (None, 0, None)
-    [kept] = board(QueueOpened(Q), QueueDepths(Q, 10), progress(5, 2), AWAY).view(0.0, NOW_MS).queues
-    assert (kept.remaining, kept.note) == (8, "waiting for the primary")
-
-
-def test_an_unreachable_namespace_is_one_notice_until_a_queue_is_open() -> None:
-    other = QueueFailed("q1", "connection refused 127.0.0.1:5671", 17.0, side="primary")
-    made = board(QueueOpened(Q), AWAY, now=1.0)
-    made.take(other, 5.0)
-    assert made.view(6.0, NOW_MS).notices == (
-        "primary unreachable since 07:59:55Z, next try in 0 s: connection refused 127.0.0.1:5671",
-    )
-    made.take(QueueFailed(Q, "connection refused 127.0.0.1:5671", 30.0, side="primary"), 6.0)
-    assert "next try in 16 s" in made.view(6.0, NOW_MS).notices[0]
-    made.take(QueueFailed(Q, "still refused", 1.0, NOW_MS - 60_000, "primary"), 7.0)
-    [notice] = made.view(7.0, NOW_MS).notices
-    assert notice == "primary unreachable since 07:59:00Z, trying each second: still refused"
-    made.take(QueueOpened(Q), 8.0)
-    assert made.view(8.0, NOW_MS).notices == ()
-    made.take(AWAY, 9.0)
-    made.take(QueueFailed(Q, "the queue does not exist", None), 10.0)
-    assert made.view(10.0, NOW_MS).notices == ()
-
-
-def test_a_limit_at_work_is_a_notice_while_it_holds() -> None:
-    made = board(LimitChanged(500.0, "--credits 50%"))
-    assert made.view(0.0, NOW_MS).notices == ("limited to 500 messages/s by --credits 50%",)
-    made.take(LimitChanged(None, None), 1.0)
-    assert made.view(1.0, NOW_MS).notices == ()
-
-
-def test_dead_letters_have_a_row_with_destination_and_reason() -> None:
-    dead = [DeadLettered(Q, number, "m", "DestinationNotFound", "'Gone' does not exist", "Gone") for number in (1, 2)]
-    assert destination(*dead) == DestinationRow(
-        "Gone", dead_letters=2, dead_reason="DestinationNotFound: 'Gone' does not exist"
-    )
-    assert destination(*dead).note == "2 dead-lettered: DestinationNotFound: 'Gone' does not exist"
-    assert destination(DeadLettered(Q, 1, "m", "Invalid", "no path")).destination == OTHER_DESTINATIONS
-
-
 def test_invalid_paths_of_poison_messages_do_not_fill_the_memory() -> None:
     made = board(*(DeadLettered(Q, at, "m", "Invalid", "why", f"path-{at}") for at in range(2 * MAX_DESTINATIONS)))
     assert len(made.view(0.0, NOW_MS).destinations) == MAX_DESTINATIONS + 1
-
-
-def test_an_empty_board_names_what_it_waits_for() -> None:
-    made = Board(0.0, "connecting to contoso")
-    assert made.view(1.0, NOW_MS).notices == ("connecting to contoso",)
-    made.take(QueuesFound((Q,), (), managed=True), 2.0)
-    assert made.view(2.0, NOW_MS).notices == ()
-
-
-def test_the_next_try_comes_nearer() -> None:
-    made = board(QueueOpened(Q), FAILED, RESTS)
-    assert made.view(1.0, NOW_MS).queues[0].note == "next try in 3 s: unreachable"
-    assert made.view(60.0, NOW_MS).queues[0].note == "next try in 0 s: unreachable"
-    assert made.view(2.0, NOW_MS).destinations[0].note == "retrying in 6 s, 12 waiting: it is away"
-
-
-def test_a_destination_recovers_once_it_recovered_for_every_queue() -> None:
-    other = DestinationBackingOff("q1", "Down", "it is full", 5.0, 30)
-    assert board(RESTS, other).view(1.0, NOW_MS).destinations == (
-        DestinationRow("down", waiting=42, backing_off="it is full", retry_seconds=4.0),
-    )
-    half = [RESTS, other, DestinationRecovered("q1", "DOWN")]
-    assert destination(*half).backing_off == "it is away"
-    assert destination(*half, DestinationRecovered(Q, "down")).note == ""
-    assert destination(RESTS, DestinationProgress("down", 3, 99)).waiting == 99
-
-
-def test_a_destination_of_a_lane_that_has_failed_does_not_rest() -> None:
-    assert destination(QueueOpened(Q), RESTS, FAILED).backing_off == ""
-
-
-def test_ten_comes_behind_nine_and_the_total_is_of_all() -> None:
-    names = [f"c/t/{number}" for number in (10, 2, 9)] + ["other"]
-    made = board(*(QueueProgress(name, 5, 4, 1) for name in names), *(QueueDepths(name, 7) for name in names))
-    view = made.view(0.0, NOW_MS)
-    assert [each.queue for each in view.queues] == ["other", "c/t/2", "c/t/9", "c/t/10"]
-    total = view.total
-    assert (total.remaining, total.received, total.sent, total.held) == (28, 20, 16, 4)
-
-
-def test_a_view_of_nothing_is_no_mistake() -> None:
-    assert Board(1.0).view(3.0, NOW_MS) == BoardView((), (), 2.0)
-    assert Board(1.0).view(3.0, NOW_MS).total == QueueRow("total")
-
-
-@pytest.mark.parametrize(
-    ("state", "sent", "after", "notice"),
-    [
-        ("sending", 1, 2.0, "ramp step 2 of 3: 4 of 10 messages sent"),
-        ("observing", 10, 12.5, "ramp step 2 of 3: 10 messages sent, observing dead letters for 18s more"),
-        ("observing", 1, 90.0, "ramp step 2 of 3: 1 message sent, observing dead letters for 0s more"),
-        ("stopped", 10, 1.0, "ramp step 2 of 3: 10 messages sent, stopped: dead letters came"),
-        ("passed", 10, 1.0, "ramp step 2 of 3: passed"),
-    ],
-)
-def test_notice_has_the_step_of_a_ramp(state: str, sent: int, after: float, notice: str) -> None:
-    made = Board(0.0)
-    made.take(RampProgress(2, 3, 10, sent, state, 30.0), 5.0)
-    made.take(QueueProgress("q", 4, 4, 0), 6.0)
-    assert made.view(5.0 + after, 0).notices == (notice,)
 
 
 PATH = "contoso/x-servicebus-transfer/"
@@ -309,47 +92,6 @@ def drawn(view: PhaseView, width: int = 80, lines: int = 24) -> list[str]:
     with console.capture() as captured:
         console.print(draw_phase(view, width, lines))
     return [line.rstrip() for line in captured.get().splitlines()]
-
-
-def phase_board(*events: Expected | PhaseProgress, at: float = 0.0) -> PhaseBoard:
-    made = PhaseBoard(0.0)
-    made.begin(DRAIN, 0.0)
-    for event in events:
-        made.expect(event) if isinstance(event, Expected) else made.take(event, at)
-    return made
-
-
-def test_expected_queues_are_shown_at_once_in_numerical_order() -> None:
-    made = phase_board(Expected("drain", {f"{PATH}{index}": 5 for index in (10, 9, 0)}))
-    view = made.view(1.0)
-    assert [row.name for row in view.rows] == [f"{PATH}0", f"{PATH}9", f"{PATH}10"]
-    assert view.total == PhaseRow("total", 0, 15, 0.0)
-
-
-def test_how_fast_it_goes_leaves_out_what_an_earlier_run_had_done() -> None:
-    made = phase_board(
-        Expected("drain", {f"{PATH}0": 2_000}), PhaseProgress("drain", 1_000, 1, {f"{PATH}0": 1_000}), at=1.0
-    )
-    assert made.view(2.0).total.per_second == 0.0
-    made.take(PhaseProgress("drain", 1_500, 2, {f"{PATH}0": 1_500}), 6.0)
-    row = made.view(6.0).total
-    assert (row.done, row.per_second, row.eta_seconds) == (1_500, 100.0, 5.0)
-
-
-def test_a_phase_without_a_count_has_no_total_and_no_eta() -> None:
-    made = phase_board(PhaseProgress("drain", 5, 1, {f"{PATH}0": 5}))
-    made.take(PhaseProgress("drain", 50, 1, {f"{PATH}0": 50}), 9.0)
-    assert (made.view(9.0).total.whole, made.view(9.0).total.eta_seconds) == (None, None)
-
-
-def test_another_phase_begins_anew_and_a_stop_is_none() -> None:
-    made = phase_board(PhaseProgress("drain", 5, 1, {f"{PATH}0": 5}))
-    made.begin(ReplayPhase("stop", "finishing"), 2.0)
-    assert (made.view(3.0).phase, made.view(3.0).seconds) == ("drain", 3.0)
-    made.begin(ReplayPhase("send", "sending"), 4.0)
-    made.take(PhaseProgress("drain", 9, 2, {f"{PATH}0": 9}), 4.5)
-    view = made.view(5.0)
-    assert (view.phase, view.heading, view.rows, view.seconds) == ("send", "DESTINATION", (), 1.0)
 
 
 def test_a_drawing_has_a_bar_a_queue_and_their_total() -> None:
@@ -410,13 +152,6 @@ def test_the_figures_of_a_phase_are_reported_at_its_end(capsys: pytest.CaptureFi
         phases(ReplayPhase("plan", "checking 1 destination"))
         lines = command.untimed(capsys.readouterr().err).splitlines()
         assert lines == ["draining", "drain: 10 of 10 messages, 0 a second", "planning", "checking 1 destination"]
-
-
-def test_what_comes_at_once_after_an_empty_sample_has_a_rate() -> None:
-    made = phase_board(Expected("drain", {f"{PATH}0": 2_000}), PhaseProgress("drain", 0, 0, {}), at=1.0)
-    made.take(PhaseProgress("drain", 1_000, 1, {f"{PATH}0": 1_000}), 5.0)
-    row = made.view(5.0).total
-    assert (row.per_second, row.eta_seconds) == (200.0, 5.0)
 
 
 def test_elsewhere_there_are_lines_of_json_where_something_has_changed(printed: Any) -> None:

@@ -111,6 +111,14 @@ async def test_a_clock_behind_the_namespace_is_reported_instead_of_ages() -> Non
         assert re.fullmatch(r"this machine's clock is 1[12]\d\d s behind that of contoso-dr", unseen.reason)
 
 
+async def test_the_age_is_that_of_the_oldest_message() -> None:
+    async with world(1, "orders") as w:
+        w.strand(1)
+        w.emulator.advance(1_800_000)
+        w.strand(2)
+        assert fill_of(await w.audit(sample_seconds=0)).oldest_seconds == pytest.approx(1800, abs=5)
+
+
 async def test_all_partitions_are_looked_at_and_the_size_is_that_of_all_of_them() -> None:
     async with world(1, "orders") as w:
         w.secondary.delete_queue(queue_path("contoso", 0))

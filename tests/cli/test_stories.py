@@ -1,0 +1,128 @@
+"""Stories of moves and replays: `stories.txt` has their events, and what rows, lines and text show of them.
+
+A story begins with `== its title`. `+` is an event, after a number many times; `@` are the seconds since the start. `$`
+shows rows with their values, `notices`, JSON `lines` (the `last` ones, too) or `text` since they were last shown.
+`python tests/cli/test_stories.py` writes it again.
+"""
+
+import io
+import json
+from collections.abc import Iterator
+from contextlib import redirect_stderr
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, get_args
+from unittest import mock
+
+import pytest
+
+from sbpair.cli.options.common import Display
+from sbpair.cli.progress.boards import Board, PhaseBoard
+from sbpair.cli.progress.move_progress import EventLines, EventPrinter
+from sbpair.cli.render.screen import Screen
+from sbpair.move import events
+from sbpair.replay.progress import Expected, PhaseProgress, ReplayPhase
+from tests.kit.command import untimed
+
+STORIES = Path(__file__).parent / "stories.txt"
+NOW_MS = 1_800_000_000_000
+QUEUE = "contoso/x-servicebus-transfer/0"
+NAMES = {**vars(events), "Expected": Expected, "PhaseProgress": PhaseProgress, "ReplayPhase": ReplayPhase}
+NAMES |= {"q": QUEUE, "ms": NOW_MS}
+
+
+class Story:
+    """A run whose events go to all that show them."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._board, self._phases = Board(0.0, "connecting to contoso"), PhaseBoard(0.0)
+        self._lines, self._due = EventLines(0.0), list[Any]()
+        self._printer = EventPrinter(Screen(Display()))
+
+    @property
+    def now_ms(self) -> int:
+        return NOW_MS + int(1000 * self.now)
+
+    def take(self, event: Any) -> None:
+        if isinstance(event, ReplayPhase):
+            self._phases.begin(event, self.now)
+        elif isinstance(event, Expected):
+            self._phases.expect(event)
+        elif isinstance(event, PhaseProgress):
+            self._phases.take(event, self.now)
+        else:
+            self._board.take(event, self.now)
+            self._due += self._lines.take(event, self.now, self.now_ms)
+            self._printer(event)
+
+    def shown(self, what: str, err: io.StringIO) -> Iterator[str]:
+        view = self._board.view(self.now, self.now_ms)
+        match what:
+            case "queues" | "destinations":
+                yield from map(_row, getattr(view, what))
+            case "total":
+                yield _row(view.total)
+            case "notices":
+                yield from view.notices
+            case "phase":
+                phase = self._phases.view(self.now)
+                yield f"{phase.phase} since {phase.seconds:g} s, by {phase.heading}"
+                yield from map(_row, (*phase.rows, phase.total))
+            case "text":
+                self._printer.ended_queues()
+                self._printer.dead_letters()
+                yield from untimed(err.getvalue()).splitlines()
+                err.truncate(err.seek(0))
+            case _:
+                due = [*self._due, *self._lines.tick(self.now, self.now_ms, last=what == "last lines")]
+                self._due.clear()
+                yield from (json.dumps(each) for each in due)
+
+
+def _row(row: Any) -> str:
+    """Return the name of a row, and its values other than their defaults."""
+    name, *others = fields(row)
+    values = {each.name: getattr(row, each.name) for each in others if getattr(row, each.name) != each.default}
+    values["eta"] = getattr(row, "eta_seconds", None)
+    shown = (f"{key}={value:g}" if isinstance(value, float) else f"{key}={value!r}" for key, value in values.items())
+    return " ".join([f"{getattr(row, name.name)}:", *(each for each in shown if each != "eta=None")])
+
+
+def stories() -> dict[str, str]:
+    return dict(each.split("\n", 1) for each in STORIES.read_text().split("== ")[1:])
+
+
+def told(text: str) -> str:
+    """Return the text of a story with what it shows now."""
+    found = []
+    with redirect_stderr(io.StringIO()) as err:
+        story = Story()
+        with mock.patch("sbpair.cli.progress.move_progress.wall_clock_ms", lambda: story.now_ms):  # noqa: PT008  it changes
+            for line in text.splitlines():
+                before, sign, rest = line.partition(" ") if line[:1] in "@$" else line.partition("+ ")
+                if sign == "+ " and (not before or before.strip().isdecimal()):
+                    for _ in range(int(before or 1)):
+                        story.take(eval(rest, dict(NAMES)))  # noqa: S307  the stories are the tests' own
+                elif before == "@":
+                    story.now = float(rest)
+                elif before != "$":
+                    continue
+                found += [line, *(story.shown(rest, err) if before == "$" else ())]
+    return "".join(f"{line}\n" for line in found)
+
+
+@pytest.mark.parametrize("title", stories())
+def test_a_story_shows_what_it_did(title: str) -> None:
+    text = stories()[title]
+    assert told(text) == text, "if it should change: python tests/cli/test_stories.py"
+
+
+def test_every_event_is_in_a_story() -> None:
+    assert [
+        kind.__name__ for kind in get_args(events.SyphonEvent) if f"+ {kind.__name__}(" not in STORIES.read_text()
+    ] == []
+
+
+if __name__ == "__main__":
+    STORIES.write_text("".join(f"== {title}\n{told(text)}" for title, text in stories().items()))
