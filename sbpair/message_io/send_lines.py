@@ -9,10 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
@@ -25,7 +23,6 @@ from sbpair.errors import (
     EntityMissing,
     ExitCode,
     InDoubt,
-    MachineLacks,
     NetworkRefused,
     SbpairError,
     Silent,
@@ -39,6 +36,7 @@ from sbpair.failover.sdk_messages import SMALLEST_TIER_BYTES, Message, SizedBatc
 from sbpair.model.pair import Endpoint, Pair
 from sbpair.move.failure_latch import set_within
 from sbpair.move.rate_limit import RateLimiter
+from sbpair.operating_system.read_ahead import ReadAhead, read_chunks
 
 log = logging.getLogger(__name__)
 
@@ -318,7 +316,6 @@ class _LineSender:
             await asyncio.gather(task, waiting, return_exceptions=True)
 
 
-CHUNK_BYTES = 65_536
 MAX_GROUP_LINES = 100
 MAX_GROUPS_AHEAD = 8
 
@@ -350,7 +347,7 @@ class SourceLines:
 
     def __iter__(self) -> Iterator[list[SourceLine]]:
         group: list[SourceLine] = []
-        for complete in _split(_chunks(self._file, self._place), self._place):
+        for complete in _split(read_chunks(self._file, self._place), self._place):
             for line in complete:
                 self.seen += 1
                 if self.seen <= self.skip or not line.strip():
@@ -374,38 +371,14 @@ class LineReader:
 
     def __init__(self, file: int, place: str, parse: Parse, skip: int = 0) -> None:
         self.lines = SourceLines(file, place, parse, skip)
-        self._slots = threading.Semaphore(MAX_GROUPS_AHEAD)
-        self._groups: asyncio.Queue[list[SourceLine] | SbpairError | None] = asyncio.Queue()
-        self._loop = asyncio.get_running_loop()
-        self._thread: threading.Thread | None = None
+        self._groups = ReadAhead(self.lines, MAX_GROUPS_AHEAD)
 
     async def read(self) -> list[SourceLine]:
         """Return the next lines, or [] at the end. Raises UsageError for an invalid line, after the lines before it.
 
         Raises MachineLacks if the file cannot be read.
         """
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="read lines", daemon=True)
-            self._thread.start()
-        found = await self._groups.get()
-        if isinstance(found, SbpairError):
-            raise found
-        self._slots.release()
-        return found or []
-
-    def _run(self) -> None:
-        with suppress(RuntimeError):  # the loop has been closed
-            try:
-                for group in self.lines:
-                    self._slots.acquire()
-                    self._put(group)
-            except SbpairError as error:
-                self._put(error)
-            else:
-                self._put(None)
-
-    def _put(self, item: list[SourceLine] | SbpairError | None) -> None:
-        self._loop.call_soon_threadsafe(self._groups.put_nowait, item)
+        return await anext(self._groups, [])
 
 
 def check_lines(file: int, place: str, parse: Parse, skip: int) -> None:
@@ -413,17 +386,6 @@ def check_lines(file: int, place: str, parse: Parse, skip: int) -> None:
     for _ in SourceLines(file, place, parse, skip):
         pass
     os.lseek(file, 0, os.SEEK_SET)
-
-
-def _chunks(file: int, place: str) -> Iterator[bytes]:
-    while True:
-        try:
-            chunk = os.read(file, CHUNK_BYTES)
-        except OSError as error:
-            raise MachineLacks(f"{place} cannot be read: {error.strerror}", hint="check what it is") from error
-        if not chunk:
-            return
-        yield chunk
 
 
 def _split(chunks: Iterable[bytes], place: str) -> Iterator[list[bytes]]:

@@ -1,13 +1,10 @@
 """`sbpair relay`: requests to a relay, the listeners of both its sides, and its hybrid connections."""
 
-import asyncio
 import base64
 import codecs
 import os
 import sys
-import threading
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -26,6 +23,7 @@ from sbpair.errors import AccessError, ExitCode, InDoubt, MachineLacks, SbpairEr
 from sbpair.model.queues import Difference
 from sbpair.operating_system import end_of_input
 from sbpair.operating_system.files import open_bytes
+from sbpair.operating_system.read_ahead import ReadAhead, read_chunks
 
 if TYPE_CHECKING:
     from sbpair.model.pair import ResourceGroup
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
 
 STATUS_SCHEMA = "sbpair/relay-status/1"
 STDIN = "-"
-PART = 64 * 1024
 MAX_REPEATABLE = 16 * 1024 * 1024
 """A longer body is streamed, and not reissued once it was begun."""
 
@@ -131,43 +128,20 @@ def _body(data: str, screen: Screen) -> bytes | AsyncIterator[bytes]:
             raise UsageError("--data -: stdin is closed", hint="name a file: --data @FILE")
         if sys.stdin.isatty():
             screen.say(f"type the body; {end_of_input()} on a line of its own ends it")
-        return _parts(sys.stdin.fileno(), "stdin")
+        return ReadAhead(read_chunks(sys.stdin.fileno(), "stdin"))
     path = Path(data[1:])
     if path.is_dir():
         raise UsageError(f"--data: {path} is a directory", hint="name a file")
     try:
         descriptor = open_bytes(path)
         if os.fstat(descriptor).st_size > MAX_REPEATABLE or not path.is_file():
-            return _parts(descriptor, str(path))
+            return ReadAhead(read_chunks(descriptor, str(path)))
         with os.fdopen(descriptor, "rb") as file:
             return file.read()
     except (FileNotFoundError, NotADirectoryError) as error:
         raise UsageError(f"--data: {path} cannot be read: {error.strerror}", hint="name a file") from error
     except OSError as error:
         raise MachineLacks(f"{path} cannot be read: {error.strerror}", hint="check its permissions") from error
-
-
-async def _parts(descriptor: int, place: str) -> AsyncIterator[bytes]:
-    """Iterate over a file. Each read is in a daemon thread: one that waits does not keep the program from ending."""
-    loop = asyncio.get_running_loop()
-
-    def read(done: "asyncio.Future[bytes | OSError]") -> None:
-        try:
-            found: bytes | OSError = os.read(descriptor, PART)
-        except OSError as error:
-            found = error
-        with suppress(RuntimeError):  # the loop has been closed
-            loop.call_soon_threadsafe(lambda: None if done.done() else done.set_result(found))
-
-    while True:
-        done: asyncio.Future[bytes | OSError] = loop.create_future()
-        threading.Thread(target=read, args=(done,), name="read the body", daemon=True).start()
-        part = await done
-        if isinstance(part, OSError):
-            raise MachineLacks(f"{place} cannot be read: {part.strerror}", hint="check what it is") from part
-        if not part:
-            return
-        yield part
 
 
 def _reporter(screen: Screen, failed: list[str]) -> Any:
