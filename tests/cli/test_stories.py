@@ -1,7 +1,8 @@
 """Stories of moves and replays: `stories.txt` has their events, and what rows, lines and text show of them.
 
-A story begins with `== its title`. `+` is an event, after a number many times; `@` are the seconds since the start. `$`
-shows rows with their values, `notices`, JSON `lines` (the `last` ones, too) or `text` since they were last shown.
+A story begins with `== its title`. `%` is an event, after a number many times; `@` are the seconds since the start. `$`
+shows rows with their values, `notices`, the `line` of progress, new JSON `lines` (the `last` ones, too) or `text`, or a
+drawing on a terminal of that size.
 `python tests/cli/test_stories.py` writes it again.
 """
 
@@ -9,16 +10,18 @@ import io
 import json
 from collections.abc import Iterator
 from contextlib import redirect_stderr
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, get_args
 from unittest import mock
 
 import pytest
+from rich.console import Console, RenderableType
 
 from sbpair.cli.options.common import Display
 from sbpair.cli.progress.boards import Board, PhaseBoard
-from sbpair.cli.progress.move_progress import EventLines, EventPrinter
+from sbpair.cli.progress.live_table import draw_board, draw_phase
+from sbpair.cli.progress.move_progress import EventLines, EventPrinter, progress_text
 from sbpair.cli.render.screen import Screen
 from sbpair.move import events
 from sbpair.replay.progress import Expected, PhaseProgress, ReplayPhase
@@ -65,6 +68,8 @@ class Story:
                 yield _row(view.total)
             case "notices":
                 yield from view.notices
+            case "line":
+                yield progress_text(view)
             case "phase":
                 phase = self._phases.view(self.now)
                 yield f"{phase.phase} since {phase.seconds:g} s, by {phase.heading}"
@@ -74,10 +79,28 @@ class Story:
                 self._printer.dead_letters()
                 yield from untimed(err.getvalue()).splitlines()
                 err.truncate(err.seek(0))
+            case _ if "x" in what:
+                *words, size = what.split()
+                width, lines = map(int, size.split("x"))
+                now = replace(view, is_stopping="stopping" in words)
+                phase = self._phases.view(self.now)
+                drawing = draw_phase(phase, width, lines) if "phase" in words else draw_board(now, width, lines)
+                yield from drawn(drawing, width, lines)
             case _:
                 due = [*self._due, *self._lines.tick(self.now, self.now_ms, last=what == "last lines")]
                 self._due.clear()
                 yield from (json.dumps(each) for each in due)
+
+
+def drawn(drawing: RenderableType, width: int, lines: int) -> list[str]:
+    """Return the lines of a drawing, which fit a terminal and have no control characters."""
+    console = Console(file=io.StringIO(), width=width, color_system=None, force_terminal=False)
+    with console.capture() as captured:
+        console.print(drawing)
+    found = [line.rstrip() for line in captured.get().splitlines()]
+    assert len(found) <= lines
+    assert all(len(line) <= width and line.isprintable() for line in found)
+    return found
 
 
 def _row(row: Any) -> str:
@@ -100,10 +123,12 @@ def told(text: str) -> str:
         story = Story()
         with mock.patch("sbpair.cli.progress.move_progress.wall_clock_ms", lambda: story.now_ms):  # noqa: PT008  it changes
             for line in text.splitlines():
-                before, sign, rest = line.partition(" ") if line[:1] in "@$" else line.partition("+ ")
-                if sign == "+ " and (not before or before.strip().isdecimal()):
+                before, sign, rest = line.partition(" ") if line[:1] in "@$" else line.partition("% ")
+                if sign == "% " and (not before or before.strip().isdecimal()):
                     for _ in range(int(before or 1)):
-                        story.take(eval(rest, dict(NAMES)))  # noqa: S307  the stories are the tests' own
+                        made = eval(rest, dict(NAMES))  # noqa: S307  the stories are the tests' own
+                        for event in made if isinstance(made, list) else [made]:
+                            story.take(event)
                 elif before == "@":
                     story.now = float(rest)
                 elif before != "$":
@@ -120,7 +145,7 @@ def test_a_story_shows_what_it_did(title: str) -> None:
 
 def test_every_event_is_in_a_story() -> None:
     assert [
-        kind.__name__ for kind in get_args(events.SyphonEvent) if f"+ {kind.__name__}(" not in STORIES.read_text()
+        kind.__name__ for kind in get_args(events.SyphonEvent) if f"% {kind.__name__}(" not in STORIES.read_text()
     ] == []
 
 
