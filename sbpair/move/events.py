@@ -245,10 +245,7 @@ class BacklogDepth:
 
     def by_queue(self) -> dict[str, tuple[int | None, int | None]]:
         """Return the messages of each queue, and when the oldest was enqueued, in ms since 1970; None if unknown."""
-        return {
-            queue: (self._left(queue, progress), self._oldest_ms(queue, progress))
-            for queue, progress in self._progress.items()
-        }
+        return {queue: (self.left(queue)[0], self.oldest_ms_of(queue)) for queue in self._progress}
 
     def messages(self) -> int | None:
         """Return the messages of all queues; None until each has been counted."""
@@ -260,17 +257,25 @@ class BacklogDepth:
         """Return when the oldest known message was enqueued, in ms since 1970."""
         return min((oldest for _, oldest in self.by_queue().values() if oldest is not None), default=None)
 
-    def _oldest_ms(self, queue: str, progress: QueueProgress | None) -> int | None:
+    def oldest_ms_of(self, queue: str) -> int | None:
+        """Return when the oldest known message of a queue was enqueued, in ms since 1970."""
+        progress = self._progress.get(queue)
         if progress is not None and progress.oldest_ms is not None:
             return progress.oldest_ms
         # The last peek is the best known while nothing is held, unless the queue is empty.
-        return self._peeked.get(queue) if self._left(queue, progress) else None
+        return self._peeked.get(queue) if self.left(queue)[0] else None
 
-    def _left(self, queue: str, progress: QueueProgress | None) -> int | None:
+    def left(self, queue: str) -> tuple[int | None, bool]:
+        """Return the messages of a queue, None if unknown, and whether that is as counted: none has left it since."""
         if queue not in self._counted:
-            return None
-        messages, gone = self._counted[queue]
-        return max(0, messages - (progress.gone - gone if progress else 0), progress.held if progress else 0)
+            return None, True
+        (messages, gone), progress = self._counted[queue], self._progress.get(queue)
+        estimate = max(0, messages - (progress.gone - gone if progress else 0), progress.held if progress else 0)
+        return estimate, estimate == messages
+
+    def forget(self, queue: str) -> None:
+        """Forget a count: the queue may have changed, or be gone."""
+        self._counted.pop(queue, None)
 
 
 class AwaySides:

@@ -131,15 +131,13 @@ class RateMeter:
 
 @dataclass
 class _QueueState:
-    """A queue. `counted` is (its messages, how many had left it by then). `failed` is (event, time of the retry).
+    """A queue. `failed` is (event, time of the retry).
 
     `blocked` has the number of received messages beside it: it ends once that grows. `left_locked`: not waited for.
     """
 
     at: events.QueueProgress
     meter: RateMeter
-    counted: tuple[int, int] | None = None
-    oldest_ms: int | None = None
     opened: bool = False
     done: bool = False
     blocked: tuple[tuple[str, ...], int] | None = None
@@ -173,20 +171,21 @@ class Board:
         self._ramp: tuple[events.RampProgress, float] | None = None
         self._request = ""  # what another process has the run do
         self._away: dict[str, tuple[float, events.QueueFailed]] = {}
+        self._depth = events.BacklogDepth()
         self._queues: dict[str, _QueueState] = {}
         self._destinations: dict[str, _DestinationState] = {}
 
     def take(self, event: events.SyphonEvent, now: float) -> None:
         """Take one event in."""
+        self._depth.take(event)
         match event:
             case events.QueuesFound(queues):
                 for queue in queues:
                     self._queue(queue)
             case events.QueueProgress(queue):
                 self._progress(self._queue(queue), event)
-            case events.QueueDepths(queue, messages, oldest_ms):
-                state = self._queue(queue)
-                state.counted, state.oldest_ms = (messages, state.at.gone), oldest_ms
+            case events.QueueDepths(queue):
+                self._queue(queue)
             case events.DestinationProgress(destination):
                 self._destination(destination).at = event
             case events.DestinationBackingOff(queue, destination, reason, seconds, waiting):
@@ -266,8 +265,6 @@ class Board:
     def _progress(self, state: _QueueState, at: events.QueueProgress) -> None:
         if state.blocked is not None and at.received > state.blocked[1]:
             state.blocked = None
-        if at.remaining is not None:
-            state.counted = at.remaining, at.gone
         state.at = at
 
     def _recovered(self, queue: str, destination: str) -> None:
@@ -290,7 +287,7 @@ class Board:
                 elif retry_seconds is None:
                     self._away.clear()  # it answered
                 if side not in ("primary", "destination"):
-                    state.counted = None  # the backlog may have changed, or be gone
+                    self._depth.forget(event.queue)
             case _:
                 state.failed = None
                 if isinstance(event, events.QueueOpened):
@@ -303,7 +300,8 @@ class Board:
     def _give_back(self, state: _QueueState) -> None:
         """Show that the queue holds its messages again, and that no destination waits for them."""
         state.blocked = None
-        state.at = replace(state.at, held=0, oldest_ms=None, locked=0, locked_until_ms=None)
+        state.at = replace(state.at, held=0, oldest_ms=None, locked=0, locked_until_ms=None, remaining=None)
+        self._depth.take(state.at)
         for destination in tuple(state.backing_off):
             self._recovered(state.at.queue, destination)
 
@@ -312,8 +310,7 @@ class Board:
     def _queue_row(self, state: _QueueState, now: float, now_ms: int) -> QueueRow:
         at, note = state.at, _note(state, now)
         dead = f"{state.dead_letters} dead-lettered" if state.dead_letters else ""
-        left, exact = _left(state)
-        oldest_ms = at.oldest_ms or (state.oldest_ms if left else None)
+        (left, exact), oldest_ms = self._depth.left(at.queue), self._depth.oldest_ms_of(at.queue)
         rate = state.meter.rate(now, at.sent)
         return QueueRow(
             at.queue,
@@ -383,16 +380,6 @@ def ramp_text(event: events.RampProgress, since: float, sent: int, now: float) -
 
 def at_the_latest(until_ms: int) -> str:
     return f"{utc(until_ms / 1000)[11:]} at the latest"
-
-
-def _left(state: _QueueState) -> tuple[int | None, bool]:
-    """Return how many messages remain in a queue, and whether that is exact."""
-    if state.counted is None:
-        return None, True
-    messages, gone = state.counted
-    since = state.at.gone - gone
-    estimate = max(messages - since, state.at.held)
-    return estimate, estimate == messages
 
 
 def _destination_row(found: _DestinationState, now: float) -> DestinationRow:
