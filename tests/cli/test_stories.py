@@ -9,7 +9,7 @@ drawing on a terminal of that size.
 import io
 import json
 from collections.abc import Iterator
-from contextlib import redirect_stderr
+from contextlib import ExitStack, redirect_stderr
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -18,20 +18,21 @@ from unittest import mock
 import pytest
 from rich.console import Console, RenderableType
 
-from sbpair.cli.options.common import Display
-from sbpair.cli.progress.boards import Board, PhaseBoard
+from sbpair.cli.options.common import Display, LogFormat
+from sbpair.cli.progress.boards import Board
 from sbpair.cli.progress.live_table import draw_board, draw_phase
 from sbpair.cli.progress.move_progress import EventLines, EventPrinter, progress_text
+from sbpair.cli.progress.replay_progress import JsonReplayProgress, ReplayProgress
 from sbpair.cli.render.screen import Screen
 from sbpair.move import events
-from sbpair.replay.progress import Expected, PhaseProgress, ReplayPhase
+from sbpair.replay import progress
+from sbpair.replay.progress import Event
 from tests.kit.command import untimed
 
 STORIES = Path(__file__).parent / "stories.txt"
 NOW_MS = 1_800_000_000_000
 QUEUE = "contoso/x-servicebus-transfer/0"
-NAMES = {**vars(events), "Expected": Expected, "PhaseProgress": PhaseProgress, "ReplayPhase": ReplayPhase}
-NAMES |= {"q": QUEUE, "ms": NOW_MS}
+NAMES = {**vars(events), **vars(progress), "q": QUEUE, "ms": NOW_MS}
 
 
 class Story:
@@ -39,21 +40,22 @@ class Story:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self._board, self._phases = Board(0.0, "connecting to contoso"), PhaseBoard(0.0)
+        self._board = Board(0.0, "connecting to contoso")
         self._lines, self._due = EventLines(0.0), list[Any]()
         self._printer = EventPrinter(Screen(Display()))
+        self._replay = ReplayProgress(Screen(Display()))
+        self._replay_lines = JsonReplayProgress(Screen(Display(log_format=LogFormat.JSON)))
 
     @property
     def now_ms(self) -> int:
         return NOW_MS + int(1000 * self.now)
 
     def take(self, event: Any) -> None:
-        if isinstance(event, ReplayPhase):
-            self._phases.begin(event, self.now)
-        elif isinstance(event, Expected):
-            self._phases.expect(event)
-        elif isinstance(event, PhaseProgress):
-            self._phases.take(event, self.now)
+        if isinstance(event, Event):
+            self._replay(event)
+            with redirect_stderr(io.StringIO()) as lines:
+                self._replay_lines(event)
+            self._due += map(json.loads, lines.getvalue().splitlines())
         else:
             self._board.take(event, self.now)
             self._due += self._lines.take(event, self.now, self.now_ms)
@@ -71,7 +73,7 @@ class Story:
             case "line":
                 yield progress_text(view)
             case "phase":
-                phase = self._phases.view(self.now)
+                phase = self._replay._view()
                 yield f"{phase.phase} since {phase.seconds:g} s, by {phase.heading}"
                 yield from map(_row, (*phase.rows, phase.total))
             case "text":
@@ -83,7 +85,7 @@ class Story:
                 *words, size = what.split()
                 width, lines = map(int, size.split("x"))
                 now = replace(view, is_stopping="stopping" in words)
-                phase = self._phases.view(self.now)
+                phase = self._replay._view()
                 drawing = draw_phase(phase, width, lines) if "phase" in words else draw_board(now, width, lines)
                 yield from drawn(drawing, width, lines)
             case _:
@@ -119,21 +121,27 @@ def stories() -> dict[str, str]:
 def told(text: str) -> str:
     """Return the text of a story with what it shows now."""
     found = []
-    with redirect_stderr(io.StringIO()) as err:
+    with ExitStack() as patches, redirect_stderr(io.StringIO()) as err:
+        for module in ("move_progress", "replay_progress"):
+            place = f"sbpair.cli.progress.{module}"
+            patches.enter_context(mock.patch(f"{place}.wall_clock_ms", lambda: story.now_ms))  # noqa: PT008  it changes
+        clock = mock.Mock()
+        patches.enter_context(mock.patch("sbpair.cli.progress.replay_progress.time", clock))
+        clock.monotonic = lambda: 0.0
         story = Story()
-        with mock.patch("sbpair.cli.progress.move_progress.wall_clock_ms", lambda: story.now_ms):  # noqa: PT008  it changes
-            for line in text.splitlines():
-                before, sign, rest = line.partition(" ") if line[:1] in "@$" else line.partition("% ")
-                if sign == "% " and (not before or before.strip().isdecimal()):
-                    for _ in range(int(before or 1)):
-                        made = eval(rest, dict(NAMES))  # noqa: S307  the stories are the tests' own
-                        for event in made if isinstance(made, list) else [made]:
-                            story.take(event)
-                elif before == "@":
-                    story.now = float(rest)
-                elif before != "$":
-                    continue
-                found += [line, *(story.shown(rest, err) if before == "$" else ())]
+        clock.monotonic = lambda: story.now
+        for line in text.splitlines():
+            before, sign, rest = line.partition(" ") if line[:1] in "@$" else line.partition("% ")
+            if sign == "% " and (not before or before.strip().isdecimal()):
+                for _ in range(int(before or 1)):
+                    made = eval(rest, dict(NAMES))  # noqa: S307  the stories are the tests' own
+                    for event in made if isinstance(made, list) else [made]:
+                        story.take(event)
+            elif before == "@":
+                story.now = float(rest)
+            elif before != "$":
+                continue
+            found += [line, *(story.shown(rest, err) if before == "$" else ())]
     return "".join(f"{line}\n" for line in found)
 
 
