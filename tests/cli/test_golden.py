@@ -169,13 +169,14 @@ def regenerate() -> None:
     for shell, file in SCRIPTS.items():
         (ROOT / "completions" / file).write_text(completion_script(shell))
     from sbpair.cli.schemas import all_schemas
-    from tests.cli import test_declared_refusals, test_refusals, test_sessions
+    from tests.cli import test_declared_refusals, test_refusals, test_sessions, test_stories
     from tests.cli.test_schemas import PUBLISHED, published
 
     PUBLISHED.write_text(published(all_schemas()))
     test_declared_refusals.regenerate()
     test_refusals.regenerate()
     test_sessions.regenerate()
+    test_stories.regenerate()
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 A story begins with `== its title`. `%` is an event, after a number many times; `@` are the seconds since the start. `$`
 shows rows with their values, `notices`, the `line` of progress, new JSON `lines` (the `last` ones, too) or `text`, or a
 drawing on a terminal of that size.
-`python tests/cli/test_stories.py` writes it again.
+`python tests/cli/test_golden.py` writes it again.
 """
 
 import io
@@ -148,7 +148,7 @@ def told(text: str) -> str:
 @pytest.mark.parametrize("title", stories())
 def test_a_story_shows_what_it_did(title: str) -> None:
     text = stories()[title]
-    assert told(text) == text, "if it should change: python tests/cli/test_stories.py"
+    assert told(text) == text, "if it should change: python tests/cli/test_golden.py"
 
 
 def test_every_event_is_in_a_story() -> None:
@@ -157,5 +157,6 @@ def test_every_event_is_in_a_story() -> None:
     ] == []
 
 
-if __name__ == "__main__":
+def regenerate() -> None:
+    """Write what each story shows now."""
     STORIES.write_text("".join(f"== {title}\n{told(text)}" for title, text in stories().items()))
