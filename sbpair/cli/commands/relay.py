@@ -13,7 +13,7 @@ from sbpair.cli.command_loop import run
 from sbpair.cli.commands.relay_listen import listen
 from sbpair.cli.completion import relays
 from sbpair.cli.logs import utc
-from sbpair.cli.options.common import CONFIG, INTERVAL, WATCH, Output, argument, duration, flag, option
+from sbpair.cli.options.common import CONFIG, INTERVAL, TIMEOUT, WATCH, Output, argument, duration, flag, option
 from sbpair.cli.options.values import resource_group_of, selected_relay
 from sbpair.cli.progress.reporting import watch_readings
 from sbpair.cli.render.screen import Screen
@@ -190,9 +190,7 @@ def _harmless(text: str) -> str:
 def status(
     *,
     name: str | None = argument("[NAME]", "Relay in the configuration file", default=None, complete=relays),
-    timeout: float = duration(
-        "--timeout DURATION", "Time limit of each answer", default="10s", at_least=1, at_most=600
-    ),
+    timeout: float = TIMEOUT,
     fail_on: Literal["any", "both", "none"] | None = option(
         "--fail-on SIDES", "Exit 6 if any side, both or none have no listeners [default: any]", excludes="--watch"
     ),

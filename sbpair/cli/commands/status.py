@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from sbpair.cli.command_loop import run
 from sbpair.cli.completion import status_findings
 from sbpair.cli.options import values
-from sbpair.cli.options.common import COUNT, INTERVAL, WATCH, PairSelection, argument, duration, option
+from sbpair.cli.options.common import COUNT, INTERVAL, TIMEOUT, WATCH, PairSelection, argument, duration, option
 from sbpair.cli.progress.reporting import watch_readings
 from sbpair.cli.render import status as render
 from sbpair.cli.render.screen import Screen
@@ -27,9 +27,7 @@ def status_command(
     entities: list[str] | None = argument(
         "[QUEUE|TOPIC…]", "More queues and topics of the primary to check", default=None
     ),
-    timeout: float = duration(
-        "--timeout DURATION", "Time limit of each answer", default="10s", at_least=1, at_most=600
-    ),
+    timeout: float = TIMEOUT,
     outbox: Path | None = option("--outbox FILE", "Also count the messages of this outbox file"),
     fail_on: str | None = option(
         "--fail-on KIND[,KIND]",

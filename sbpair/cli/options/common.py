@@ -145,5 +145,6 @@ class Display:
 
 CONFIG = _connection("--config FILE", "Configuration file [env: SBPAIR_CONFIG]")
 COUNT = option("--count -n N", "Number of backlog queues [default: the file's, or 10]")
+TIMEOUT = duration("--timeout DURATION", "Time limit of each answer", default="10s", at_least=1, at_most=600)
 WATCH = flag("--watch", "Read it again and again, until Ctrl-C")
 INTERVAL = duration("--interval DURATION", "Time between two readings", default="5s", at_most=86_400, needs="--watch")
