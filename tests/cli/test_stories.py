@@ -16,6 +16,7 @@ from typing import Any, get_args
 from unittest import mock
 
 import pytest
+from rich.cells import cell_len
 from rich.console import Console, RenderableType
 
 from sbpair.cli.options.common import Display, LogFormat
@@ -101,7 +102,7 @@ def drawn(drawing: RenderableType, width: int, lines: int) -> list[str]:
         console.print(drawing)
     found = [line.rstrip() for line in captured.get().splitlines()]
     assert len(found) <= lines
-    assert all(len(line) <= width and line.isprintable() for line in found)
+    assert all(cell_len(line) <= width and line.isprintable() for line in found)
     return found
 
 
