@@ -66,12 +66,12 @@ class Pair:
         self.emulator.namespaces["contoso-dr"].create_queue(BACKLOG)
         await self.strand_more(count)
 
-    async def strand_more(self, count: int = 1) -> None:
+    async def strand_more(self, count: int = 1, destination: str = "orders") -> None:
         secondary = endpoint_from_connection_string(self.emulator.ready.namespaces[1].connection_string)
         async with connect(secondary) as wire:
             sender = await wire.sender(BACKLOG)
             for number in range(count):
-                await sender.send(stranded(f"m{number}", "orders", b"x"))
+                await sender.send(stranded(f"m{number}", destination, b"x"))
 
     @property
     def arrived(self) -> int:

@@ -9,24 +9,13 @@ from typing import Any
 
 import pytest
 
-from sbpair.amqp_client.client import connect
-from sbpair.model.connection_string import endpoint_from_connection_string
 from tests.cli.test_runs import BACKLOG, Pair, open_pair
 from tests.kit import command
 from tests.kit.disks import full
-from tests.kit.stranded import stranded
 from tests.kit.terminal import PseudoTerminal
 from tests.kit.waiting import until
 
 pytestmark = pytest.mark.timeout_seconds(90)
-
-
-async def strand_for(pair: Pair, destination: str, count: int) -> None:
-    secondary = endpoint_from_connection_string(pair.emulator.ready.namespaces[1].connection_string)
-    async with connect(secondary) as client:
-        sender = await client.sender(BACKLOG)
-        for number in range(count):
-            await sender.send(stranded(f"{destination}-{number}", destination, b"x"))
 
 
 async def stopped(pair: Pair, number: signal.Signals, *words: str, **options: Any) -> tuple[int, str, str]:
@@ -130,7 +119,7 @@ async def test_an_interrupted_run_says_what_is_left_and_how_to_continue(tmp_path
 async def test_a_watch_with_dead_letters_ends_with_3_and_names_the_way_back(tmp_path: Path) -> None:
     async with open_pair(tmp_path) as pair:
         await pair.strand(1)
-        await strand_for(pair, "gone", 30)
+        await pair.strand_more(30, "gone")
         process = await pair.start("syphon", "--watch", "--health-port", "0", "--order", "none", "--ttl", "remaining")
         dead = pair.emulator.namespaces["contoso-dr"].queue(BACKLOG)
         await until(lambda: (dead.counts().dead_letter, pair.arrived) == (20, 1))
