@@ -32,6 +32,7 @@ from tests.kit.command import untimed
 
 STORIES = Path(__file__).parent / "stories.txt"
 NOW_MS = 1_800_000_000_000
+START = 64.0
 QUEUE = "contoso/x-servicebus-transfer/0"
 NAMES = {**vars(events), **vars(progress), "q": QUEUE, "ms": NOW_MS}
 
@@ -40,16 +41,16 @@ class Story:
     """A run whose events go to all that show them."""
 
     def __init__(self) -> None:
-        self.now = 0.0
-        self._board = Board(0.0, "connecting to contoso")
-        self._lines, self._due = EventLines(0.0), list[Any]()
+        self.now = START
+        self._board = Board(START, "connecting to contoso")
+        self._lines, self._due = EventLines(START), list[Any]()
         self._printer = EventPrinter(Screen(Display()))
         self._replay = ReplayProgress(Screen(Display()))
         self._replay_lines = JsonReplayProgress(Screen(Display(log_format=LogFormat.JSON)))
 
     @property
     def now_ms(self) -> int:
-        return NOW_MS + int(1000 * self.now)
+        return NOW_MS + int(1000 * (self.now - START))
 
     def take(self, event: Any) -> None:
         if isinstance(event, Event):
@@ -128,7 +129,7 @@ def told(text: str) -> str:
             patches.enter_context(mock.patch(f"{place}.wall_clock_ms", lambda: story.now_ms))  # noqa: PT008  it changes
         clock = mock.Mock()
         patches.enter_context(mock.patch("sbpair.cli.progress.replay_progress.time", clock))
-        clock.monotonic = lambda: 0.0
+        clock.monotonic = lambda: START
         story = Story()
         clock.monotonic = lambda: story.now
         for line in text.splitlines():
@@ -139,7 +140,7 @@ def told(text: str) -> str:
                     for event in made if isinstance(made, list) else [made]:
                         story.take(event)
             elif before == "@":
-                story.now = float(rest)
+                story.now = START + float(rest)
             elif before != "$":
                 continue
             found += [line, *(story.shown(rest, err) if before == "$" else ())]

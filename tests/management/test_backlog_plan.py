@@ -54,18 +54,6 @@ def applied(plan: Plan, actual: list[QueueState]) -> list[QueueState]:
     return [*actual, *(QueueState(create.entity) for create in plan.creates)]
 
 
-def test_on_an_empty_namespace_everything_is_created_in_order() -> None:
-    plan = planned(12, [])
-    assert [create.index for create in plan.creates] == list(range(12))
-    assert not unchanged(plan)
-
-
-def test_a_namespace_as_it_should_be_needs_nothing() -> None:
-    plan = planned(3, [state(2), state(0), state(1)])
-    assert unchanged(plan)
-    assert [match.index for match in plan.of(Outcome.EXISTING)] == [0, 1, 2]
-
-
 def test_drift_names_property_expected_and_actual() -> None:
     there = state(0, lock_duration="PT30S", max_delivery_count=10, requires_session=True)
     [drift] = planned(1, [there]).of(Outcome.DRIFTED)
@@ -85,6 +73,7 @@ FOR_EVER = ("P10675199DT2H48M5.4775807S", "P10675199DT2H48M5.477581S", "P1067519
         pytest.param(described("CONTOSO/X-Servicebus-Transfer/0"), id="case of the path"),
         *(pytest.param(state(0, default_message_time_to_live=each), id=f"for ever: {each}") for each in FOR_EVER),
         pytest.param(state(0, lock_duration="PT60S"), id="a duration written otherwise"),
+        pytest.param(state(0, max_size_in_megabytes=81920, partitioned=True), id="of 16 partitions on Standard"),
     ],
 )
 def test_equal_properties_are_no_drift(there: QueueState) -> None:
@@ -102,14 +91,6 @@ def test_equal_properties_are_no_drift(there: QueueState) -> None:
 def test_other_properties_are_drift(there: QueueState, name: str) -> None:
     [drift] = planned(1, [there]).of(Outcome.DRIFTED)
     assert [each.property for each in drift.differences] == [name]
-
-
-def test_a_partitioned_queue_of_standard_is_no_drift() -> None:
-    there = state(0, max_size_in_megabytes=81920, partitioned=True)
-    plan = planned(1, [there])
-    assert unchanged(plan)
-    state_read = plan.changes[0].state
-    assert state_read.partitioned
 
 
 @pytest.mark.parametrize("size", [5120, 16384, 20480, 81920])
@@ -148,6 +129,7 @@ def test_applied_plan_leaves_nothing_to_create(count: int, there: set[int | str]
     same = again.of(Outcome.EXISTING)
     assert again == Plan((*same, *plan.of(Outcome.EXTRA)))
     assert [match.index for match in same] == list(range(count))
+    assert [create.index for create in plan.creates] == [index for index in range(count) if index not in there]
     assert len(plan.creates) + len(plan.of(Outcome.EXISTING)) == count
 
 
