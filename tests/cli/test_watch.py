@@ -53,15 +53,6 @@ async def test_a_pipe_gets_lines_of_json_and_stdout_the_receipt_alone(tmp_path: 
         assert receipt["operations"]["sent"] == 3
 
 
-async def test_once_writes_json_on_request(tmp_path: Path) -> None:
-    async with open_pair(tmp_path) as pair:
-        await pair.strand(1)
-        _, _, err = await pair.run("syphon", "--once", "--log-format", "json")
-        events = [json.loads(line)["event"] for line in err.splitlines()]
-        assert events[:2] == ["queues-found", "queue-opened"]
-        assert {"progress", "destination-progress"} <= {*events}
-
-
 async def test_progress_comes_at_intervals_and_names_a_limit(tmp_path: Path) -> None:
     async with open_pair(tmp_path) as pair:
         await pair.strand(40)
