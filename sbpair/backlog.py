@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sbpair.amqp.types import Described, Long, Symbol, Timestamp, Value, type_of
+from sbpair.amqp.types import Described, Long, Symbol, Timestamp, Value, amqp_type_name, type_of
 from sbpair.errors import NameInvalid
 from sbpair.model.queues import QueueSpec
 from sbpair.timespan import TIMESPAN_MAX
@@ -186,8 +186,4 @@ def _ticks(value: Value) -> int:
 def _kind(value: Value) -> str:
     if isinstance(value, Described):
         return f"described as {str(value.descriptor)[:40]!r}"
-    name = type_of(value).__name__
-    return f"of type {_AMQP_NAMES.get(name, name.lower())}"
-
-
-_AMQP_NAMES = {"NoneType": "null", "bytes": "binary", "float": "double", "bool": "boolean", "str": "string"}
+    return f"of type {amqp_type_name(value)}"

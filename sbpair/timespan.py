@@ -81,6 +81,8 @@ def instant(ms: int) -> str:
 # The service refuses anything above this, and Python's timedelta, with its six decimals, rounds it up.
 TIMESPAN_MAX = "P10675199DT2H48M5.4775807S"
 TIMESPAN_MAX_DAYS = 10_675_199
+MAX_MS = 253_402_300_799_000
+"""The last second of the year 9999 in ms since 1970, the end of a DateTime."""
 
 
 def ticks(duration: str) -> int:

@@ -227,6 +227,15 @@ def type_of(value: Value) -> type:
     return getattr(cls, "plain", cls)
 
 
+def amqp_type_name(value: Value) -> str:
+    """Return the specification's name of a value's type."""
+    name = type_of(value).__name__
+    return _PYTHON_TYPES.get(name, name.lower())
+
+
+_PYTHON_TYPES = {"NoneType": "null", "bytes": "binary", "float": "double", "bool": "boolean", "str": "string"}
+
+
 def same(left: Value, right: Value) -> bool:
     """Return whether values are equal, with equal AMQP types at every level; `==` takes UInt(1) for Int(1)."""
     if type_of(left) is not type_of(right):

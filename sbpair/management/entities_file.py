@@ -9,6 +9,7 @@ import difflib
 import re
 import tomllib
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, NamedTuple, TypeVar
@@ -89,6 +90,17 @@ def parse_entities(text: str, source: str) -> EntitiesDocument:
     return document
 
 
+def with_properties(named: AnyEntity, table: dict[str, Any]) -> AnyEntity:
+    """Return an entity with the properties of a table as in a file. Raises UsageError for the first fault."""
+    reader = _EntitiesReader(defaultdict(lambda: TextPosition(1, 1)))
+    entity = replace(named, **reader.properties((), table, type(named)))
+    for fault in reader.faults:
+        raise UsageError(fault.text, hint=fault.hint)
+    for violation in violations(entity):
+        raise UsageError(violation.message, hint=violation.hint)
+    return entity
+
+
 class FileFault(NamedTuple):
     position: TextPosition
     text: str
@@ -109,15 +121,15 @@ class _EntitiesReader:
     def read(self, tables: dict[str, Any]) -> Iterator[AnyEntity]:
         known = self._known((), tables, SECTIONS, "the file")
         for path, name, table in self._tables(("queues",), known):
-            yield self._placed(Queue(name, **self._properties(path, table, Queue)), path)
+            yield self._placed(Queue(name, **self.properties(path, table, Queue)), path)
         for path, name, table in self._tables(("topics",), known):
-            topic = Topic(name, **self._properties(path, table, Topic, "subscriptions"))
+            topic = Topic(name, **self.properties(path, table, Topic, "subscriptions"))
             yield self._placed(topic, path)
             yield from self._subscriptions(path, name, table)
 
     def _subscriptions(self, above: Path, topic: str, table: dict[str, Any]) -> Iterator[AnyEntity]:
         for path, name, inner in self._tables((*above, "subscriptions"), table):
-            properties = self._properties(path, inner, Subscription, "rules")
+            properties = self.properties(path, inner, Subscription, "rules")
             yield self._placed(Subscription(topic, name, **properties), path)
             for rule_path, rule, described in self._tables((*path, "rules"), inner):
                 yield self._rule(rule_path, Rule(topic, name, rule), described)
@@ -160,7 +172,7 @@ class _EntitiesReader:
             if found is not None:
                 yield (*above, entity), entity, found
 
-    def _properties(self, path: Path, table: dict[str, Any], kind: type[AnyEntity], *below: str) -> dict[str, Any]:
+    def properties(self, path: Path, table: dict[str, Any], kind: type[AnyEntity], *below: str) -> dict[str, Any]:
         defaults = {each.name: each.default for each in fields(kind) if each.name not in NAMES}
         known = self._known(path, table, (*defaults, *below), f"a {kind.kind}")
         found: dict[str, Any] = {}

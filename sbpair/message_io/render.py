@@ -14,6 +14,7 @@ from sbpair.errors import ProtocolError, UnreadableMessage
 from sbpair.move.message import envelope
 from sbpair.move.message.dead_letters import cause_in
 from sbpair.move.peek.peeker import PeekedMessage
+from sbpair.timespan import MAX_MS
 
 if TYPE_CHECKING:
     from azure.servicebus import ServiceBusReceivedMessage
@@ -54,11 +55,10 @@ def render_peeked(message: PeekedMessage, *, body: bool) -> dict[str, object]:
     facts, sections = message
     header, cause = readable(sections.read_header, Header()), cause_in(sections)
     properties = readable(sections.read_properties, Properties())
-    enqueued = datetime.fromtimestamp(facts.enqueued_at / 1000, UTC).isoformat() if facts.enqueued_at > 0 else None
     return {
         "message_id": facts.message_id,
         "sequence_number": facts.sequence_number,
-        "enqueued_at": enqueued,
+        "enqueued_at": moment(facts.enqueued_at),
         "delivery_count": header.delivery_count or 0,
         "session_id": facts.session_id or properties.group_id,
         "subject": properties.subject,
@@ -72,6 +72,11 @@ def render_peeked(message: PeekedMessage, *, body: bool) -> dict[str, object]:
         "dead_letter_description": cause.description,
         **(_body(sections) if body else {}),
     }
+
+
+def moment(ms: int) -> str | None:
+    """Return a time in ms since 1970 in ISO 8601; None before that, which means unknown, and after the year 9999."""
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat() if 0 < ms <= MAX_MS else None
 
 
 def render_received(message: RawReceivedMessage) -> dict[str, object]:

@@ -1,5 +1,8 @@
-"""An emulator with a page, and entities to look at."""
+"""An emulator with a page, and entities to look at; the page of its pair."""
 
+import asyncio
+import json
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -10,6 +13,7 @@ from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, da
 from sbpair.cli.commands.emulator import page_of
 from sbpair.emulator.entities.description import QueueDescription, SubscriptionDescription
 from sbpair.testing import Emulator
+from tests.kit import command
 from tests.kit.stranded import put, stranded
 
 HOSTILE = "<img src=x onerror=document.title='run'>"
@@ -71,3 +75,20 @@ async def page_world(*, may_act: bool = True) -> AsyncIterator[PageWorld]:
         aiohttp.ClientSession() as http,
     ):
         yield PageWorld(emulator, http)
+
+
+@asynccontextmanager
+async def pair_page(world: PageWorld, *words: str, **env: str) -> AsyncIterator[tuple[str, asyncio.subprocess.Process]]:
+    """Run `sbpair page` for the pair of an emulator. It ends by a signal, even while a page is open."""
+    process = await command.start("page", *words, "-o", "json", env=command.environment(world.emulator, **env))
+    assert process.stdout is not None
+    document = b""
+    while not document.endswith(b"}\n"):
+        document += await process.stdout.readline()
+    try:
+        yield json.loads(document)["url"], process
+    finally:
+        if process.returncode is None:
+            process.send_signal(signal.SIGINT)
+    async with asyncio.timeout(10):
+        assert await process.wait() == 0

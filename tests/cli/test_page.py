@@ -18,7 +18,7 @@ from sbpair.cli.page.pair_source import PairSource
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.errors import Unreachable
-from tests.cli.page_world import BACKLOG, HOSTILE, message, page_world
+from tests.cli.page_world import BACKLOG, HOSTILE, message, page_world, pair_page
 from tests.faults.simulation.loop import VirtualLoop
 from tests.kit import command
 from tests.kit.pairs import pair_on
@@ -257,7 +257,7 @@ async def test_a_wrong_request_is_refused(path: str, headers: dict[str, str], st
             "create",
             {"side": "contoso", "kind": "queue", "path": "a", "properties": {"x": 1}},
             {},
-            "x is not a property",
+            "unknown key 'x' of a queue",
         ),
         (
             "create",
@@ -372,7 +372,7 @@ async def test_a_pair_is_read_as_by_a_client() -> None:
         primary, secondary = await source.read()
         rows = {row.path: row for row in (*primary.rows, *secondary.rows)}
         orders = rows["orders"]
-        assert (orders.kind, orders.active, orders.dead_letter, orders.exact) == ("queue", 3, 2, True)
+        assert (orders.kind, orders.active, orders.dead_letter, orders.is_sample) == ("queue", 3, 2, False)
         assert orders.oldest is not None
         assert rows[BACKLOG].kind == "backlog"
         world.primary.take_down()
@@ -400,24 +400,19 @@ async def test_the_command_shows_a_pair_its_runs_and_acts_on_nothing(tmp_path: P
         words = ("--state", str(tmp_path))
         code, _, said = await command.finished(await command.start("syphon", "--once", "--count", "1", *words, env=env))
         assert code == 0, said
-        process = await command.start("page", *words, "-o", "json", env=env)
-        assert process.stdout is not None
-        document = b""
-        while not document.endswith(b"}\n"):
-            document += await process.stdout.readline()
-        url = json.loads(document)["url"]
-        [run] = (await (await http.get(f"{url}runs")).json())["runs"]
-        assert (run["kind"], run["outcome"]) == ("syphon", "done")
-        async with http.get(f"{url}runs/{run['id']}") as report:
-            assert "sandbox" in report.headers["Content-Security-Policy"]
-            assert "syphon --once" in await report.text()
-        async with http.post(f"{url}acts/purge", json=DEAD) as refused:
-            assert refused.status == 400
-        async with http.get(url, headers={"Host": "evil.example"}) as refused:
-            assert refused.status == 403
-        async with http.get(f"{url}events") as stream:
-            assert rows_of(json.loads((await stream.content.readline())[5:]))["orders"]["active"] == 4
-            process.send_signal(signal.SIGINT)
-            async with asyncio.timeout(10):
-                await stream.content.read()
-        assert await process.wait() == 0
+        async with pair_page(world, *words) as (url, process):
+            [run] = (await (await http.get(f"{url}runs")).json())["runs"]
+            assert (run["kind"], run["outcome"]) == ("syphon", "done")
+            async with http.get(f"{url}runs/{run['id']}") as report:
+                assert "sandbox" in report.headers["Content-Security-Policy"]
+                assert "syphon --once" in await report.text()
+            async with http.post(f"{url}acts/purge", json=DEAD) as refused:
+                assert refused.status == 400
+            async with http.get(url, headers={"Host": "evil.example"}) as refused:
+                assert refused.status == 403
+            async with http.get(f"{url}events") as stream:
+                assert rows_of(json.loads((await stream.content.readline())[5:]))["orders"]["active"] == 4
+                process.send_signal(signal.SIGINT)
+                async with asyncio.timeout(10):
+                    await stream.content.read()
+                assert await process.wait() == 0

@@ -1,18 +1,33 @@
 """The page in a real browser: each view, acts, live changes, hostile contents, and a server that comes back."""
 
 import shutil
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
 from sbpair.amqp.codec import encode
-from sbpair.amqp.message import APPLICATION_PROPERTIES, SEQUENCE, Properties, data_body, encode_map, section, value_body
-from sbpair.amqp.types import Long
+from sbpair.amqp.message import (
+    APPLICATION_PROPERTIES,
+    MESSAGE_ANNOTATIONS,
+    SEQUENCE,
+    Properties,
+    Sections,
+    data_body,
+    encode_map,
+    section,
+    value_body,
+)
+from sbpair.amqp.types import Long, Symbol, Timestamp
 from sbpair.cli.commands.emulator import page_of
+from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
+from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.testing import Emulator
-from tests.cli.page_world import BACKLOG, HOSTILE, PageWorld, message, page_world
-from tests.kit.stranded import put
+from tests.cli.page_world import BACKLOG, HOSTILE, PageWorld, message, page_world, pair_page
+from tests.kit import command
+from tests.kit.stranded import put, stranded
 
 playwright = pytest.importorskip("playwright.async_api")
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -25,8 +40,11 @@ ORDERS = "#entity/contoso/queue/orders"
 
 
 @asynccontextmanager
-async def browsing(world: PageWorld, *, width: int = 1280, theme: str = "light") -> AsyncIterator[playwright.Page]:
+async def browsing(
+    world: PageWorld, *, url: str = "", width: int = 1280, theme: str = "light"
+) -> AsyncIterator[playwright.Page]:
     """Open the page in a browser. No script fails, nothing else is loaded, and no content of a message runs."""
+    url = url or world.url
     wrong: list[str] = []
     async with playwright.async_playwright() as started:
         browser = await started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
@@ -34,9 +52,9 @@ async def browsing(world: PageWorld, *, width: int = 1280, theme: str = "light")
         page = await context.new_page()
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on("console", lambda said: wrong.append(said.text) if "Content Security" in said.text else None)
-        page.on("request", lambda asked: wrong.append(asked.url) if not asked.url.startswith(world.url) else None)
-        await page.goto(world.url)
-        await page.get_by_role("link", name="queue orders").wait_for()
+        page.on("request", lambda asked: wrong.append(asked.url) if not asked.url.startswith(url) else None)
+        await page.goto(url)
+        await page.get_by_role("heading", name="contoso-dr").wait_for()
         yield page
         assert await page.title() == "sbpair"
         await browser.close()
@@ -126,6 +144,44 @@ async def test_bodies_that_are_values_or_sequences_are_shown() -> None:
         for number, shown in ((2, "a value"), (3, "two")):
             await page.get_by_role("button", name=f"message {number}", exact=True).click()
             await page.get_by_label("Body", exact=True).filter(has_text=shown).wait_for()
+
+
+async def test_a_long_reason_is_cut_in_lists_and_whole_in_its_message() -> None:
+    async with page_world() as world, browsing(world) as page:
+        [each] = world.orders.messages.receive(1)
+        description = "the card was declined; " * 100 + "call the bank"
+        world.orders.messages.dead_letter(each.lock_token, "Declined " * 200, description)
+        await page.goto(world.url + ORDERS)
+        await page.get_by_role("button", name="Dead letters (3)").click()
+        for table in ("Dead letters by reason", "Dead letters"):
+            cell = page.get_by_role("table", name=table, exact=True).locator(".clamped", has_text="Declined D")
+            lines = await cell.evaluate("each => [each.clientHeight, each.scrollHeight].map(all => all / 21.75)")
+            assert round(lines[0]) == 4 < round(lines[1])
+        await page.get_by_role("button", name="message 3").click()
+        await page.get_by_role("definition").get_by_text("call the bank").wait_for()
+        assert await page.evaluate("document.documentElement.scrollWidth") <= 1280
+
+
+def locked_until(ms: int, body: bytes) -> Sections:
+    annotations = {Symbol("x-opt-locked-until"): Timestamp(ms)}
+    return Sections(message_annotations=encode_map(MESSAGE_ANNOTATIONS, annotations), body=body)
+
+
+async def test_malformed_messages_and_impossible_times_are_shown() -> None:
+    async with page_world() as world, browsing(world) as page:
+        cut_short, not_text = b"\x00\x53\x75\xa0\x09x", b"\x00\x53\x77\xa1\x01\xff"
+        bodies = (cut_short, not_text, data_body(b"fine"))
+        sections = [locked_until(at, body) for at, body in zip((0, -(2**63), 2**63 - 1), bodies, strict=True)]
+        world.backlog.messages.enqueue([StoredMessage(each, 100) for each in sections])
+        for stored, at in zip(world.backlog.messages.peek(2, 9), (-1, 253_402_300_800_000, 2**62), strict=True):
+            stored.enqueued_at_ms = at
+        await page.goto(f"{world.url}#entity/contoso-dr/backlog/{BACKLOG.replace('/', '%2F')}")
+        for number, shown in ((0, ""), (3, "it cannot be read"), (4, "fine")):
+            row = page.get_by_role("row").filter(has=page.get_by_role("button", name=f"message {number}", exact=True))
+            assert "Z" not in await row.inner_text()
+            await row.get_by_role("button").click()
+            await page.get_by_label("Body", exact=True).filter(has_text=shown).last.wait_for()
+        assert await page.get_by_role("term").get_by_text("Malformed").count() == 2
 
 
 async def test_what_is_gone_is_no_error() -> None:
@@ -240,3 +296,71 @@ async def test_a_page_finds_its_server_again() -> None:
             await page.get_by_role("link", name="Faults and clock").click()
             await page.get_by_role("button", name="Advance the clock").click()
             await page.locator("#done").get_by_text("the clock is at").wait_for()
+
+
+# A pair
+
+
+async def test_a_running_run_shows_its_rate_and_its_limit(tmp_path: Path) -> None:
+    async with page_world() as world, pair_page(world, "--state", str(tmp_path)) as (url, _):
+        for number in range(900):
+            put(world.backlog, stranded(f"m{number}", "orders"))
+        words = ("syphon", "--once", "--count", "1", "--rate", "20", "--state", str(tmp_path))
+        process = await command.start(*words, env=command.environment(world.emulator))
+        async with browsing(world, url=url) as page:
+            await page.get_by_role("link", name="Runs").click()
+            run = page.get_by_role("row", name="running")
+            await run.get_by_text("left, about 1 min; limited to 20 messages/s by --rate; orders").wait_for()
+            await run.get_by_role("link").focus()
+            process.send_signal(signal.SIGINT)
+            await page.get_by_role("row", name="stopped").wait_for()
+            await page.keyboard.press("Enter")
+            await page.frame_locator("iframe").get_by_text("syphon --once").first.wait_for()
+        await process.wait()
+
+
+@pytest.mark.parametrize(
+    ("rights", "state", "total"),
+    [({AccessRight.LISTEN}, "up", "~250"), ({AccessRight.SEND}, "up", "?"), (None, "refused", "")],
+)
+async def test_a_pair_shows_what_its_key_may_read(rights: set[AccessRight] | None, state: str, total: str) -> None:
+    async with page_world() as world:
+        if rights is not None:
+            own = AuthorizationRule("own", "SAS_KEY_VALUE", "2", frozenset(rights))
+            world.secondary.keys = (*world.secondary.keys, own)
+        for number in range(300):
+            put(world.backlog, stranded(f"m{number}", "orders"))
+        text = world.secondary.connection_string.replace("RootManageSharedAccessKey", "own")
+        key = {"SBPAIR_SECONDARY_CONNECTION_STRING": text}
+        async with pair_page(world, **key) as (url, _), browsing(world, url=url) as page:
+            secondary = page.get_by_role("region", name="contoso-dr (secondary)")
+            await secondary.get_by_text(f"{state} since").wait_for()
+            await page.get_by_role("link", name="queue orders").wait_for()
+            assert await page.get_by_role("button").count() == 0
+            if state == "refused":
+                assert await secondary.get_by_role("link").count() == 0
+                return
+            await secondary.get_by_text("the key for contoso-dr lacks a claim").wait_for()
+            await secondary.get_by_role("row", name="10 entities").get_by_text(total, exact=True).wait_for()
+            await secondary.get_by_role("link").first.click()
+            if rights == {AccessRight.LISTEN}:
+                await page.get_by_role("button", name="message 1", exact=True).click()
+                await page.get_by_text("orders: where this stranded message belongs").wait_for()
+            assert await page.get_by_role("button", name="Purge").count() == 0
+
+
+async def test_a_pair_shows_which_namespace_is_down_and_comes_back() -> None:
+    async with page_world() as world, pair_page(world) as (url, _):
+        world.primary.take_down()
+        world.secondary.take_down()
+        async with browsing(world, url=url) as page:
+            sides = [page.get_by_role("region", name=name) for name in ("contoso (primary)", "contoso-dr (secondary)")]
+            for side in sides:
+                await side.get_by_text("down since").wait_for()
+            world.primary.bring_up()
+            await page.get_by_role("link", name="queue orders").wait_for()
+            await sides[0].get_by_text("up since").wait_for()
+            assert await sides[1].get_by_text("down since").is_visible()
+            world.primary.take_down()
+            await sides[0].get_by_text("down since").wait_for()
+            assert await page.get_by_role("link", name="queue orders").is_visible()

@@ -1,21 +1,19 @@
 """`sbpair page`: serves the page of a pair to browsers on this machine."""
 
 import asyncio
+import re
 import webbrowser
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from sbpair.cli.command_loop import run
 from sbpair.cli.options.common import STATE, PairSelection, flag, option
 from sbpair.cli.options.values import selected_profile
 from sbpair.cli.render.screen import Screen
 
-if TYPE_CHECKING:
-    from sbpair.runs.database import RunDatabase
-
 HOST = "127.0.0.1"
+OWN_HOSTS = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d+)?", re.IGNORECASE)
+"""Names of this machine: a page of another name could lead here, too."""
 STOP_SECONDS = 1.0
 
 
@@ -49,18 +47,19 @@ def command(
     from sbpair.operating_system import listen
     from sbpair.runs.database import state_if_any
 
-    def open_runs() -> "AbstractContextManager[RunDatabase | None]":
-        return state_if_any(profile.state_directory, profile.pair) or nullcontext()
-
-    def report(run_id: str) -> str:
-        return rendered_report(profile.state_directory, profile.pair, run_id, ("html",))[1]["html"]
+    directory, pair = profile.state_directory, profile.pair
+    documents = PageDocuments(
+        PairSource(pair),
+        open_runs=lambda: state_if_any(directory, pair) or nullcontext(),
+        render_report=lambda run_id: rendered_report(directory, pair, run_id, ("html",))[1]["html"],
+    )
 
     async def serve() -> None:
-        documents = PageDocuments(PairSource(profile.pair), open_runs, report)
-        page = PageServer(documents, is_own=_is_loopback)
-        server = web.Server(page.handle, access_log=None)
+        page = PageServer(documents, is_own=OWN_HOSTS.fullmatch)
         with listen(HOST, port) as listening:
-            opened = await asyncio.get_running_loop().create_server(server, sock=listening)
+            runner = web.ServerRunner(web.Server(page.handle, access_log=None), shutdown_timeout=STOP_SECONDS)
+            await runner.setup()
+            await web.SockSite(runner, listening).start()
             url = f"http://{HOST}:{listening.getsockname()[1]}/"
             screen.result("sbpair/page/1", {"url": url}, [url])
             screen.say("Ctrl-C stops it")
@@ -69,19 +68,10 @@ def command(
             try:
                 await asyncio.Event().wait()
             finally:
-                opened.close()
                 await page.close()
-                server.pre_shutdown()
-                await server.shutdown(STOP_SECONDS)
+                await runner.cleanup()
 
     with suppress(KeyboardInterrupt):
         run(serve())
     screen.say("stopped")
     return 0
-
-
-def _is_loopback(authority: str) -> bool:
-    """Return whether a `host:port` is of this machine: a page of another name could lead here, too."""
-    with suppress(ValueError):
-        return urlsplit(f"//{authority}").hostname in ("127.0.0.1", "localhost", "::1")
-    return False

@@ -1,9 +1,7 @@
 """The acts of an emulator's page: as a client of its namespaces, and through its faults and its clock."""
 
 import json
-import time
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import fields, replace
+from collections.abc import Mapping
 from typing import Any, Final
 
 from sbpair import backlog
@@ -18,9 +16,9 @@ from sbpair.emulator.emulator_control import EmulatorControl
 from sbpair.emulator.faults.active import BadField, read_count, read_fault
 from sbpair.emulator.service_errors import ServiceError
 from sbpair.errors import EntityMissing, ServiceRefused, UsageError
-from sbpair.management.entity_limits import violations
+from sbpair.management.entities_file import with_properties
 from sbpair.message_io.message_json import parse_json
-from sbpair.model.entities import DURATIONS, Queue, Subscription, Topic, subscription_of
+from sbpair.model.entities import Queue, Subscription, Topic, subscription_of
 from sbpair.model.pair import Endpoint, Ends
 from sbpair.move.filter import MessageFilter
 from sbpair.move.message.dead_letters import dead_letter_path
@@ -29,14 +27,10 @@ from sbpair.syphon.move_checks import check_ends
 from sbpair.syphon.move_spec import EntityAddress, MoveSpec
 from sbpair.syphon.run_plan import MoveOptions
 from sbpair.syphon.runner import run
-from sbpair.timespan import iso_duration, ticks
+from sbpair.timespan import MAX_MS
 
 SEND_SECONDS: Final = 30.0
 MAX_DELETED: Final = 4_000
-LATER_SECONDS: Final = 86_400
-KINDS: Final = {"queue": Queue, "topic": Topic}
-
-Values = Mapping[str, Any]
 
 
 class EmulatorActs:
@@ -45,23 +39,10 @@ class EmulatorActs:
     def __init__(self, emulator: EmulatorControl, source: EmulatorSource) -> None:
         self._emulator = emulator
         self._source = source
-        self._acts: dict[str, Callable[[Values], Awaitable[Document]]] = {
-            "send": self._send,
-            "resubmit": self._resubmit,
-            "remove": self._remove,
-            "purge": self._purge,
-            "create": self._create,
-            "delete": self._delete,
-            "fault": self._fault,
-            "end-fault": self._end_fault,
-            "clock": self._clock,
-        }
 
-    async def __call__(self, name: str, values: Values) -> Document:
-        if name not in self._acts:
-            raise EntityMissing(f"there is no act {name[:100]!r}", hint=f"it is one of {', '.join(self._acts)}")
+    async def __call__(self, name: str, values: Mapping[str, Any]) -> Document:
         try:
-            return await self._acts[name](values)
+            return self._control(name, values) or await self._change(name, values)
         except OverflowError as error:
             raise UsageError("a value is out of range", hint="choose a smaller number or a shorter time") from error
         except BadField as error:
@@ -69,17 +50,44 @@ class EmulatorActs:
         except ServiceError as error:
             raise ServiceRefused(error.message, hint="choose another entity, or change it first") from error
 
-    async def _send(self, values: Values) -> Document:
-        """Send one message, which is an object as `sbpair send --json` reads it."""
-        entity = entity_of(self._source.endpoints, values)
-        message = parse_json(json.dumps(values.get("message")).encode())
-        async with open_sender(entity.endpoint, entity.path) as sender:
-            await sender.send(message, SEND_SECONDS)
-        return {"sent": 1}
+    def _control(self, name: str, values: Mapping[str, Any]) -> Document | None:
+        """Do what a request to the control API does; None for another act."""
+        match name:
+            case "fault":
+                return {"id": self._emulator.faults.begin(read_fault(dict(values)))}
+            case "end-fault":
+                self._emulator.faults.end(str(values.get("id")))
+                return {"id": values.get("id")}
+            case "clock":
+                self._emulator.advance(read_count("advance_ms", values.get("advance_ms")))
+                return {"now_ms": self._emulator.clock.now_ms()}
+        return None
 
-    async def _resubmit(self, values: Values) -> Document:
+    async def _change(self, name: str, values: Mapping[str, Any]) -> Document:
+        """Change an entity or its messages, as a client of its namespace."""
+        entity = entity_of(self._source.endpoints, values)
+        match name:
+            case "send":
+                message = parse_json(json.dumps(values.get("message")).encode())
+                async with open_sender(entity.endpoint, entity.path) as sender:
+                    await sender.send(message, SEND_SECONDS)
+                return {"sent": 1}
+            case "resubmit":
+                return await self._resubmit(entity, values.get("reason"))
+            case "remove":
+                return await _delete_messages(entity._replace(path=dead_letter_path(entity.path)))
+            case "purge":
+                return await _delete_messages(entity)
+            case "create":
+                return await _create(entity, values.get("kind"), values.get("properties", {}))
+            case "delete":
+                async with open_atom(entity.endpoint) as control:
+                    await control.delete(entity.path)
+                return {"deleted": entity.path}
+        raise EntityMissing(f"there is no act {name[:100]!r}", hint="load the page again")
+
+    async def _resubmit(self, entity: EntityAddress, reason: object) -> Document:
         """Move dead letters back, all or those of one reason, as `sbpair redrive` does."""
-        entity, reason = entity_of(self._source.endpoints, values), values.get("reason")
         if not isinstance(reason, str | None):
             raise UsageError("reason is not a text", hint="leave it out for all dead letters")
         where = None if reason is None else MessageFilter("", reasons=[reason])
@@ -97,80 +105,38 @@ class EmulatorActs:
             raise error
         return {"sent": result.receipt.sent, "stayed": result.receipt.received - result.receipt.sent}
 
-    async def _remove(self, values: Values) -> Document:
-        """Delete the dead letters of an entity."""
-        entity = entity_of(self._source.endpoints, values)
-        return await self._delete_messages(entity._replace(path=dead_letter_path(entity.path)))
-
-    async def _purge(self, values: Values) -> Document:
-        """Delete the messages of an entity that are neither locked, deferred nor scheduled."""
-        return await self._delete_messages(entity_of(self._source.endpoints, values))
-
-    async def _delete_messages(self, entity: EntityAddress) -> Document:
-        deleted = 0
-        # The emulator's clock may be ahead.
-        before = Timestamp(max(self._emulator.clock.now_ms(), int(time.time() * 1000)) + LATER_SECONDS * 1000)
-        async with connect(entity.endpoint) as client:
-            while True:
-                wanted = {"message-count": Int(MAX_DELETED), "enqueued-time-utc": before}
-                answer = await client.request(entity.path, "batch-delete-messages", dict(wanted))
-                if answer.status != 200:
-                    break
-                deleted += int(answer.body.get("message-count") or 0)
-        if answer.status != 204:
-            raise ServiceRefused(answer.description, hint=f"{deleted} messages were deleted before that")
-        return {"deleted": deleted}
-
-    async def _create(self, values: Values) -> Document:
-        """Create a queue, a topic or a subscription, with properties by their names in Python's SDK."""
-        entity, properties = entity_of(self._source.endpoints, values), values.get("properties", {})
-        subscription = subscription_of(entity.path)
-        if subscription is None and str(values.get("kind")) not in KINDS:
-            raise UsageError("kind is not queue or topic", hint="a subscription is TOPIC/subscriptions/NAME")
-        like: Queue | Topic | Subscription = subscription or KINDS[str(values["kind"])](entity.path)
-        known = {each.name: each.default for each in fields(like)}
-        if not isinstance(properties, dict):
-            raise UsageError("properties is not an object", hint='such as {"requires_session": true}')
-        for name, value in properties.items():
-            if name not in known or type(value) is not (int if known[name] is None else type(known[name])):
-                raise UsageError(
-                    f"{name[:100]} is not a property of a {like.kind}, or has another type",
-                    hint=", ".join(sorted(known)),
-                )
-        given: dict[str, Any] = {
-            name: iso_duration(ticks(value)) if name in DURATIONS else value for name, value in properties.items()
-        }
-        wanted = replace(like, **given)
-        for wrong in violations(wanted):
-            raise UsageError(wrong.message, hint=wrong.hint)
-        async with open_atom(entity.endpoint) as control:
-            created = await control.create(wanted)
-        if not created:
-            raise UsageError(f"{entity.path} exists already", hint="delete it first, or choose another name")
-        return {"created": entity.path}
-
-    async def _delete(self, values: Values) -> Document:
-        """Delete an entity with all its messages."""
-        entity = entity_of(self._source.endpoints, values)
-        async with open_atom(entity.endpoint) as control:
-            await control.delete(entity.path)
-        return {"deleted": entity.path}
-
-    async def _fault(self, values: Values) -> Document:
-        """Begin a fault, as a request to the control API describes it."""
-        return {"id": self._emulator.faults.begin(read_fault(dict(values)))}
-
-    async def _end_fault(self, values: Values) -> Document:
-        self._emulator.faults.end(str(values.get("id")))
-        return {"id": values.get("id")}
-
-    async def _clock(self, values: Values) -> Document:
-        """Advance the emulator's clock."""
-        self._emulator.advance(read_count("advance_ms", values.get("advance_ms")))
-        return {"now_ms": self._emulator.clock.now_ms()}
-
     def _pair_of(self, primary: str, secondary: Endpoint) -> Ends:
         for name, endpoint in self._source.endpoints.items():
             if name.lower() == primary.lower():
                 return Ends(primary, endpoint, secondary)
         raise EntityMissing(f"the emulator has no namespace {primary!r}", hint="the backlog's messages belong there")
+
+
+async def _delete_messages(entity: EntityAddress) -> Document:
+    """Delete the messages of an entity that are neither locked, deferred nor scheduled."""
+    deleted, wanted = 0, {"message-count": Int(MAX_DELETED), "enqueued-time-utc": Timestamp(MAX_MS)}
+    async with connect(entity.endpoint) as client:
+        while True:
+            answer = await client.request(entity.path, "batch-delete-messages", dict(wanted))
+            if answer.status != 200:
+                break
+            deleted += int(answer.body.get("message-count") or 0)
+    if answer.status != 204:
+        raise ServiceRefused(answer.description, hint=f"{deleted} messages were deleted before that")
+    return {"deleted": deleted}
+
+
+async def _create(entity: EntityAddress, kind: object, properties: object) -> Document:
+    """Create a queue, a topic or a subscription, with properties as in a file of `sbpair provision`."""
+    named: Queue | Topic | Subscription | None = subscription_of(entity.path)
+    if named is None:
+        if kind not in ("queue", "topic"):
+            raise UsageError("kind is not queue or topic", hint="a subscription is TOPIC/subscriptions/NAME")
+        named = Queue(entity.path) if kind == "queue" else Topic(entity.path)
+    if not isinstance(properties, dict):
+        raise UsageError("properties is not an object", hint='such as {"requires_session": true}')
+    async with open_atom(entity.endpoint) as control:
+        created = await control.create(with_properties(named, properties))
+    if not created:
+        raise UsageError(f"{entity.path} exists already", hint="delete it first, or choose another name")
+    return {"created": entity.path}

@@ -2,24 +2,24 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
-from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
 from sbpair.amqp.message import Header
-from sbpair.amqp.types import Map, type_of
+from sbpair.amqp.types import Map, amqp_type_name
 from sbpair.azure.atom import open_atom
 from sbpair.cli.commands.runs import run_document
 from sbpair.cli.page.overview import NamespaceReading
 from sbpair.cli.render.messages import group_document
 from sbpair.cli.render.screen import Document
-from sbpair.errors import EntityMissing, UsageError
+from sbpair.errors import EntityMissing, ProtocolError, UsageError
 from sbpair.message_io.peek import PeekSource, count_dead_letters, peek_messages
-from sbpair.message_io.render import plain_value, readable, render_peeked
+from sbpair.message_io.render import moment, plain_value, readable, render_peeked
 from sbpair.model.entities import Queue, subscription_of
 from sbpair.model.pair import Endpoint
 from sbpair.move.message.dead_letters import dead_letter_path
+from sbpair.move.message.envelope import locked_until
 from sbpair.move.peek.peeker import PeekedMessage
 from sbpair.runs.database import RunDatabase
 from sbpair.runs.run_log import LIVE, RunRecord, all_runs, timeline_of
@@ -29,8 +29,6 @@ PAGE: Final = 50
 MAX_SEQUENCE: Final = 2**63 - 1
 MAX_COUNTED: Final = 1_000
 """Dead letters of an entity that are grouped: more of them are counted as at least so many."""
-
-TYPE_NAMES: Final = {"bool": "boolean", "str": "string", "bytes": "binary", "float": "double", "nonetype": "null"}
 
 OpenRuns = Callable[[], AbstractContextManager[RunDatabase | None]]
 
@@ -57,7 +55,7 @@ class PageDocuments:
     """
 
     def __init__(
-        self, source: PageSource, open_runs: OpenRuns | None = None, render_report: Callable[[str], str] | None = None
+        self, source: PageSource, open_runs: OpenRuns = nullcontext, render_report: Callable[[str], str] | None = None
     ) -> None:
         self.source = source
         self._open_runs = open_runs
@@ -78,7 +76,7 @@ class PageDocuments:
                 return self.source.control()
         raise EntityMissing("the page has no such document", hint="load the page again")
 
-    async def report(self, run: str) -> str:
+    def report(self, run: str) -> str:
         """Return the page that `sbpair runs report` writes."""
         if self._render_report is None:
             raise EntityMissing("no state directory is shown here", hint="see sbpair page")
@@ -88,10 +86,13 @@ class PageDocuments:
         entity = entity_of(self.source.endpoints, query)
         path = dead_letter_path(entity.path) if query.get("dead_letters") else entity.path
         sources = [PeekSource(entity.side, path)]
-        result = await peek_messages(entity.alone, sources, limit=PAGE, start=_number(query, "from"))
+        start = _number(query, "from")
+        result = await peek_messages(entity.alone, sources, limit=PAGE, start=start)
         messages = [{"from": entity.side, **_message(message)} for _, message in result.messages]
+        following = max((message.facts.sequence_number + 1 for _, message in result.messages), default=0)
+        tail = {"next": None if result.complete or following <= start else following, "hidden": bool(result.hidden)}
         head = {"namespace": entity.endpoint.name, "side": entity.side, "entity": path, "complete": result.complete}
-        return {"schema": "sbpair/peek/1", **head, "messages": messages, "hidden": bool(result.hidden)}
+        return {"schema": "sbpair/peek/1", **head, "messages": messages, **tail}
 
     async def _dead_letters(self, query: Mapping[str, str]) -> Document:
         entity = entity_of(self.source.endpoints, query)
@@ -120,8 +121,6 @@ class PageDocuments:
         }
 
     def _runs(self) -> Document:
-        if self._open_runs is None:
-            return {"schema": "sbpair/runs/1", "runs": []}
         with self._open_runs() as kept:
             runs = all_runs(kept) if kept else []
             return {"schema": "sbpair/runs/1", "runs": [self._run(kept, each) for each in runs if kept]}
@@ -159,24 +158,16 @@ def _message(message: PeekedMessage) -> Document:
     properties = readable(sections.read_application_properties, Map())
     ttl = readable(sections.read_header, Header()).ttl
     enqueued = message.facts.enqueued_at
-    expires = enqueued + ttl if ttl and enqueued > 0 else None
+    try:
+        sections.check()
+        flaw = "" if annotations else message.facts.flaw  # bytes that are not a message have no sections
+    except ProtocolError as error:
+        flaw = error.message
     return {
         **render_peeked(message, body=True),
-        "expires_at": _moment(expires),
-        "locked_until": plain_value(annotations.get("x-opt-locked-until")),
+        "expires_at": moment(enqueued + ttl) if ttl and enqueued > 0 else None,
+        "locked_until": moment(locked_until(sections)),
         "annotations": plain_value(annotations),
-        "types": {str(plain_value(name)): _type_name(value) for name, value in properties.pairs},
+        "types": {str(plain_value(name)): amqp_type_name(value) for name, value in properties.pairs},
+        "flaw": flaw,
     }
-
-
-def _type_name(value: object) -> str:
-    """Return the AMQP name of a value's type."""
-    name = type_of(value).__name__.lower()
-    return TYPE_NAMES.get(name, name)
-
-
-def _moment(ms: int | None) -> str | None:
-    try:
-        return None if ms is None else datetime.fromtimestamp(ms / 1000, UTC).isoformat()
-    except (OverflowError, ValueError, OSError):
-        return None  # later than the year 9999: it never expires

@@ -57,19 +57,17 @@ class EmulatorSource:
         return {name: state[name] for name in ("now_ms", "faults")}
 
     def _reading(self, found: Mapping[str, Any]) -> NamespaceReading:
-        rows = []
-        for queue in found["queues"]:
-            kind = "queue" if backlog.primary_of(queue["path"]) is None else "backlog"
-            rows.append(_emulated(kind, queue["path"], queue))
+        kinds = ((each, "queue" if backlog.primary_of(each["path"]) is None else "backlog") for each in found["queues"])
+        rows = [_emulated(kind, each) for each, kind in kinds]
         for topic in found["topics"]:
-            rows.append(_emulated("topic", topic["path"], topic))
-            rows += (_emulated("subscription", each["path"], each) for each in topic["subscriptions"])
+            rows.append(_emulated("topic", topic))
+            rows += (_emulated("subscription", each) for each in topic["subscriptions"])
         state = ("down", "a fault takes the namespace down") if found["down"] else ("up", "")
         return NamespaceReading(found["name"], found["name"], rows, *state)
 
 
-def _emulated(kind: str, path: str, state: Mapping[str, Any]) -> EntityRow:
+def _emulated(kind: str, state: Mapping[str, Any]) -> EntityRow:
     names = ("active", "dead_letter", "scheduled", "transfer", "transfer_dead_letter", "size_bytes")
     oldest = state.get("oldest_ms")
     counts: dict[str, Any] = {name: state.get(name) for name in names}
-    return EntityRow(path, kind, **counts, oldest=None if oldest is None else oldest / 1000)
+    return EntityRow(state["path"], kind, **counts, oldest=None if oldest is None else oldest / 1000)

@@ -8,11 +8,10 @@ import asyncio
 import json
 import secrets
 import time
-from array import array
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from typing import Any, Final, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
 
 from sbpair.errors import AccessError, SbpairError
 
@@ -34,7 +33,7 @@ class EntityRow(NamedTuple):
     """An entity of a namespace and its counts; None where unknown.
 
     `kind` is queue, topic, subscription or backlog. `active` counts locked messages too. `oldest` is when its first
-    message was enqueued, in seconds since 1970. Unless `exact`, `active` is that of a sample.
+    message was enqueued, in seconds since 1970. `active` may be that of a sample.
     """
 
     path: str
@@ -47,7 +46,7 @@ class EntityRow(NamedTuple):
     transfer_dead_letter: int | None = None
     size_bytes: int | None = None
     oldest: float | None = None
-    exact: bool = True
+    is_sample: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,44 +66,37 @@ class NamespaceReading:
         return cls(side, name, state="refused" if isinstance(error, AccessError) else "down", reason=error.message)
 
 
-Read = Callable[[], Awaitable[Sequence[NamespaceReading]]]
-
-
-@dataclass(slots=True)
-class _Entity:
-    row: EntityRow
-    version: int
-    line: "array[int]" = field(default_factory=lambda: array("q"))
-
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _ShownNamespace:
-    """The newest reading without its rows, and since when it has been up or down."""
+    """A reading without its rows; since when it has been in its state; its rows, and samples of `active`, by path."""
 
     reading: NamespaceReading
     since: float
-    entities: dict[str, _Entity] = field(default_factory=dict)
+    rows: Mapping[str, EntityRow]
+    lines: Mapping[str, tuple[int, ...]]
+
+
+Shown = Mapping[str, _ShownNamespace]
 
 
 class Overview:
-    """The newest reading of each namespace, with versions of what has changed.
+    """The newest reading of each namespace, and what of it a page has not got yet.
 
     `clock` is in seconds since 1970. `server` tells a page whether the server that it came from has restarted.
     """
 
-    def __init__(self, read: Read, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, read: Callable[[], Awaitable[Sequence[NamespaceReading]]], *, clock: Callable[[], float] = time.time
+    ) -> None:
         self.server = secrets.token_urlsafe(6)
         self._read = read
         self._clock = clock
-        self._namespaces: dict[str, _ShownNamespace] = {}
-        self._version = 0
-        self._removed_at = 0
+        self._shown: Shown = {}
         self._changed, self._opened = asyncio.Event(), asyncio.Event()
         self._closed = False
         self._readers = 0
         self._sampled_at = self._left_at = 0.0
         self._reading: asyncio.Task[None] | None = None
-        self._encoded: tuple[tuple[int, int], str] = ((0, 0), "")
 
     async def events(self) -> AsyncGenerator[str]:
         """Iterate over JSON documents: all that is known, then what has changed; "" now and then without a change.
@@ -115,14 +107,14 @@ class Overview:
         self._opened.set()
         if self._reading is None or self._reading.done():
             self._reading = asyncio.create_task(self._run(), name="read what namespaces hold")
-        seen = -1
+        seen: Shown = {}
         try:
             while not self._closed:
-                if self._version and seen != self._version:
-                    document, seen = self._since(seen), self._version
-                    yield document
+                changed, shown = self._changed, self._shown
+                if shown and shown is not seen:
+                    yield self._since(seen, shown)
+                    seen = shown
                     continue
-                changed = self._changed
                 with suppress(TimeoutError):
                     await asyncio.wait_for(changed.wait(), BEAT_SECONDS)
                 if not changed.is_set():
@@ -141,89 +133,55 @@ class Overview:
 
     async def read_again(self) -> None:
         """Read now, since something was changed."""
-        self._apply(await self._read())
+        readings, now = await self._read(), self._clock()
+        is_sampled = now - self._sampled_at >= SAMPLE_SECONDS
+        if is_sampled:
+            self._sampled_at = now
+        shown = {each.side: self._next(each, now, is_sampled=is_sampled) for each in readings}
+        if shown != self._shown:
+            self._shown = shown
+            changed, self._changed = self._changed, asyncio.Event()
+            changed.set()
 
     async def _run(self) -> None:
+        took = 0.0
         while not self._closed and (self._readers or self._clock() - self._left_at < KEEP_SECONDS):
             began = time.monotonic()
             await self.read_again()
-            took = time.monotonic() - began
+            if all(each.reading.state != "down" for each in self._shown.values()):
+                took = time.monotonic() - began  # Else most of it was waiting, which is no load.
             least = READ_SECONDS if self._readers else SAMPLE_SECONDS
             self._opened.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._opened.wait(), min(MAX_WAIT_SECONDS, max(least, SHARE * took)))
 
-    def _apply(self, readings: Sequence[NamespaceReading]) -> None:
-        now, version = self._clock(), self._version + 1
-        is_changed = False
-        for reading in readings:
-            head, known = replace(reading, rows=()), self._namespaces.get(reading.side)
-            if known is None:
-                known = self._namespaces[reading.side] = _ShownNamespace(head, now)
-                is_changed = True
-            if known.reading.state != head.state:
-                known.since = now
-            is_changed |= known.reading != head
-            known.reading = head
-            if reading.reason and not reading.rows:
-                continue  # what was there when it was last seen
-            is_changed |= self._apply_rows(known, reading.rows, version)
-        if now - self._sampled_at >= SAMPLE_SECONDS:
-            self._sampled_at = now
-            self._sample()
-        if is_changed:
-            self._version = version
-            changed, self._changed = self._changed, asyncio.Event()
-            changed.set()
+    def _next(self, reading: NamespaceReading, now: float, *, is_sampled: bool) -> _ShownNamespace:
+        """Return what is shown after a reading; one that failed leaves the rows as they were."""
+        known = self._shown.get(reading.side) or _ShownNamespace(reading, now, {}, {})
+        rows = known.rows if reading.reason and not reading.rows else {each.path: each for each in reading.rows}
+        lines = known.lines
+        if is_sampled:
+            samples = {path: -1 if row.active is None else row.active for path, row in rows.items()}
+            lines = {path: (*lines.get(path, ()), active)[-SAMPLES:] for path, active in samples.items()}
+        since = known.since if known.reading.state == reading.state else now
+        return _ShownNamespace(replace(reading, rows=()), since, rows, lines)
 
-    def _apply_rows(self, known: _ShownNamespace, rows: Sequence[EntityRow], version: int) -> bool:
-        is_changed = False
-        entities = known.entities
-        for row in rows:
-            entity = entities.get(row.path)
-            if entity is None:
-                entities[row.path] = _Entity(row, version)
-            elif entity.row != row:
-                entity.row, entity.version = row, version
-            else:
-                continue
-            is_changed = True
-        if len(entities) > len(rows):
-            for path in entities.keys() - {row.path for row in rows}:
-                del entities[path]
-            self._removed_at, is_changed = version, True
-        return is_changed
-
-    def _sample(self) -> None:
-        self._encoded = ((0, 0), "")
-        for namespace in self._namespaces.values():
-            for entity in namespace.entities.values():
-                entity.line.append(-1 if entity.row.active is None else entity.row.active)
-                del entity.line[:-SAMPLES]
-
-    def _since(self, seen: int) -> str:
-        """Return what has changed since a version as JSON, or everything: once for all readers that saw the same."""
-        key = (seen, self._version)
-        if self._encoded[0] != key:
-            everything = seen < self._removed_at or seen < 0
-            namespaces = []
-            for namespace in self._namespaces.values():
-                changed = [each for each in namespace.entities.values() if everything or each.version > seen]
-                shown = [_document(each, with_line=everything) for each in changed]
-                reading = namespace.reading
-                head = {name: getattr(reading, name) for name in ("side", "name", "state", "reason", "note")}
-                namespaces.append({**head, "since": namespace.since, "entities": shown})
-            document = {"time": self._clock(), "server": self.server, "all": everything, "namespaces": namespaces}
-            self._encoded = (key, json.dumps(document, separators=(",", ":")))
-        return self._encoded[1]
-
-
-def _document(entity: _Entity, *, with_line: bool) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        name: value for name, value in entity.row._asdict().items() if value not in (None, 0) or name == "active"
-    }
-    if entity.row.exact:
-        found.pop("exact")
-    if with_line:
-        found["line"] = list(entity.line)
-    return found
+    def _since(self, seen: Shown, shown: Shown) -> str:
+        """Return what has changed since a page saw `seen` as JSON, or everything: after a sample, or if rows went."""
+        everything = not seen or any(
+            each.lines is not shown[side].lines or not each.rows.keys() <= shown[side].rows.keys()
+            for side, each in seen.items()
+        )
+        namespaces = []
+        for side, each in shown.items():
+            known = {} if everything else seen[side].rows
+            rows = [
+                {name: value for name, value in row._asdict().items() if value or name == "active"}
+                | {"line": each.lines.get(path, ())}
+                for path, row in each.rows.items()
+                if known.get(path) != row
+            ]
+            head = {name: getattr(each.reading, name) for name in ("side", "name", "state", "reason", "note")}
+            namespaces.append({**head, "since": each.since, "entities": rows})
+        document = {"server": self.server, "all": everything, "namespaces": namespaces}
+        return json.dumps(document, separators=(",", ":"))

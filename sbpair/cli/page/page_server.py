@@ -43,15 +43,15 @@ Act = Callable[[str, Mapping[str, Any]], Awaitable[Document]]
 class PageServer:
     """Answers requests whose path begins with `prefix`.
 
-    `is_own` tells whether a Host is a name of this server. `act` is None for a page that only reads; `refusal` is why,
-    where a user could expect acts.
+    `is_own` returns whether a Host names this server. `act` is None for a page that only reads; `refusal` is why, where
+    a user could expect acts.
     """
 
     def __init__(
         self,
         documents: PageDocuments,
         *,
-        is_own: Callable[[str], bool],
+        is_own: Callable[[str], object],
         prefix: str = "/",
         act: Act | None = None,
         refusal: str = "",
@@ -79,13 +79,13 @@ class PageServer:
             return _refused(403, "a page of another origin sent the request")
         try:
             match request.method, name.partition("/"):
-                case "GET" | "HEAD", [("" | "page.js" | "page.css") as file, "", _]:
-                    return self._file(file)
                 case "GET", ["events", "", _]:
                     return await self._stream(request)
+                case "GET" | "HEAD", [file, "", _] if file in FILES:
+                    return self._file(file)
                 case "GET" | "HEAD", ["runs", "/", run]:
-                    return _answer(await self._documents.report(run), "text/html", REPORT_POLICY)
-                case "GET" | "HEAD", [document, "", _] if document != "events":
+                    return _answer(self._documents.report(run), "text/html", REPORT_POLICY)
+                case "GET" | "HEAD", [document, "", _]:
                     return _json(await self._documents.read(document, dict(request.query)))
                 case "POST", ["acts", "/", act]:
                     return _json(await self._carry_out(request, act))
@@ -96,11 +96,9 @@ class PageServer:
 
     def _file(self, name: str) -> web.Response:
         text = (files(__package__) / "static" / (name or "page.html")).read_text(encoding="utf-8")
-        if not name:
-            may_act = self._act is not None
-            token = self._token if may_act else ""
-            for key, value in (("token", token), ("server", self._overview.server), ("refusal", self._refusal)):
-                text = text.replace(f"{{{{{key}}}}}", value)
+        token = "" if self._act is None else self._token
+        for key, value in (("token", token), ("server", self._overview.server), ("refusal", self._refusal)):
+            text = text.replace(f"{{{{{key}}}}}", value)
         return _answer(text, FILES[name], POLICY)
 
     async def _stream(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -123,10 +121,9 @@ class PageServer:
             )
         if (request.content_length or 0) > MAX_BODY:
             raise UsageError(f"the request is larger than {MAX_BODY} bytes", hint="send a smaller message")
-        try:
+        values = None
+        with suppress(ValueError, RecursionError):
             values = json.loads(await request.read())
-        except (ValueError, RecursionError) as error:
-            raise UsageError("the request is not JSON", hint="send an object of the act's values") from error
         if not isinstance(values, dict):
             raise UsageError("the request is not a JSON object", hint="send an object of the act's values")
         done = await self._act(name, values)
@@ -134,13 +131,12 @@ class PageServer:
         return done
 
 
-def _json(document: Document) -> web.Response:
-    return _answer(json.dumps(document, separators=(",", ":")), "application/json", POLICY)
+def _json(document: Document, status: int = 200) -> web.Response:
+    return _answer(json.dumps(document, separators=(",", ":")), "application/json", POLICY, status)
 
 
 def _refused(status: int, reason: str, hint: str = "") -> web.Response:
-    text = json.dumps({"error": {"message": reason, "hint": hint}})
-    return _answer(text, "application/json", POLICY, status)
+    return _json({"error": {"message": reason, "hint": hint}}, status)
 
 
 def _answer(text: str, kind: str, policy: str, status: int = 200) -> web.Response:

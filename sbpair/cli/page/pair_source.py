@@ -17,13 +17,10 @@ from sbpair.errors import AccessError, EntityMissing, ProtocolError, SbpairError
 from sbpair.model.pair import Endpoint, Pair
 from sbpair.model.queues import QueueState
 from sbpair.move.raw_source import peek_headers
+from sbpair.timespan import MAX_MS
 
 MAX_SESSIONS: Final = 100
-ALL_SESSIONS: Final = {
-    "last-updated-time": Timestamp(253_402_300_799_000),
-    "skip": Int(0),
-    "top": Int(MAX_SESSIONS),
-}
+ALL_SESSIONS: Final = {"last-updated-time": Timestamp(MAX_MS), "skip": Int(0), "top": Int(MAX_SESSIONS)}
 """With the end of the year 9999, the service lists all sessions that have messages or a state."""
 
 MAX_OLDEST: Final = 20
@@ -96,7 +93,7 @@ class PairSource:
                 each.dead_letters,
                 each.scheduled,
                 oldest=None if each.oldest_seconds is None else now - each.oldest_seconds,
-                exact=each.exact,
+                is_sample=not each.exact,
             )
             for each in found.queues
         ]

@@ -2,13 +2,10 @@
 // Everything that is shown becomes text of a node: no string is ever parsed as HTML.
 
 const [TOKEN, SERVER, REFUSAL] = ["token", "server", "refusal"].map(name => document.querySelector(`meta[name=${name}]`).content);
-const SHOWN = 500, HEX_BYTES = 65536, SAMPLES = 60, SAMPLE_MS = 30000, RUNS_MS = 3000;
-const COUNTS = ["active", "dead_letter", "scheduled", "deferred", "transfer", "transfer_dead_letter", "size_bytes"];
-const HEADINGS = { active: "Active", dead_letter: "Dead", scheduled: "Scheduled", deferred: "Deferred",
-  transfer: "Transfer", transfer_dead_letter: "Transfer dead", size_bytes: "Size" };
-const WIDE = new Set(["scheduled", "deferred", "transfer", "transfer_dead_letter", "size_bytes"]);
-const RARE = ["scheduled", "deferred", "transfer", "transfer_dead_letter"]; // shown where there are some
-const SVG = "http://www.w3.org/2000/svg";
+const SHOWN = 500, HEX_BYTES = 65536, SAMPLES = 60, RUNS_MS = 3000;
+const COUNTS = { active: ["Active", "n"], dead_letter: ["Dead", "n dead"], scheduled: ["Scheduled", "n wide scheduled"],
+  deferred: ["Deferred", "n wide deferred"], transfer: ["Transfer", "n wide transfer"],
+  transfer_dead_letter: ["Transfer dead", "n wide dead transfer_dead_letter"], size_bytes: ["Size", "n wide"] };
 
 const main = document.getElementById("main"), live = document.getElementById("live");
 const namespaces = new Map(); // side -> {head, entities: Map(path -> row)}
@@ -17,11 +14,10 @@ let filter = "", view = EMPTY;
 
 // Words
 
-const number = new Intl.NumberFormat("en", { useGrouping: true });
-const grouped = n => number.format(n).replaceAll(",", "\u202f");
+const grouped = n => n.toLocaleString("en").replaceAll(",", "\u202f");
 
 function bytes(n) {
-  if (n === undefined) return "";
+  if (!n) return "";
   for (const unit of ["B", "KB", "MB", "GB"]) {
     if (n < 1000 || unit === "GB") return `${n < 10 && unit !== "B" ? n.toFixed(1) : Math.round(n)} ${unit}`;
     n /= 1000;
@@ -34,8 +30,8 @@ function age(seconds) {
   return `${Math.floor(at)}s`;
 }
 
-const moment = text => text ? text.slice(0, 19).replace("T", " ") + "Z" : "";
-const isoOf = ms => new Date(ms).toISOString();
+/** A time that is written in ISO 8601, or of the emulator's clock in milliseconds. */
+const moment = at => at ? (typeof at === "number" ? new Date(at).toISOString() : at).slice(0, 19).replace("T", " ") + "Z" : "";
 const plural = (n, one, many = one + "s") => `${grouped(n)} ${n === 1 ? one : many}`;
 
 /** Numbers that JavaScript would round stay as they are written, where the browser can tell. */
@@ -49,11 +45,10 @@ const visible = text => text.replace(/[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2
 // Nodes
 
 function h(tag, properties = {}, ...children) {
-  const node = document.createElement(tag);
+  const node = /^(svg|polyline)$/.test(tag) ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
     if (value === undefined || value === false) continue;
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
-    else if (name === "class") node.className = value;
     else if (name === "value") node.value = value;
     else node.setAttribute(name, value === true ? "" : value);
   }
@@ -62,10 +57,11 @@ function h(tag, properties = {}, ...children) {
   return node;
 }
 
-const heading = (name, isNumber, more = "") => h("th", { scope: "col", class: `${isNumber ? "n " : ""}${more}` }, name);
-const classOf = name => WIDE.has(name) ? `wide ${name}` : name;
-const table = (head, rows, label) => h("div", { class: "scroll" },
-  h("table", { "aria-label": label }, h("thead", {}, h("tr", {}, head)), h("tbody", {}, rows)));
+/** A column is its heading, the class of its cells, and what a cell of an item shows. */
+const table = (label, columns, rows, foot) => h("div", { class: "scroll" }, h("table", { "aria-label": label },
+  h("thead", {}, h("tr", {}, columns.map(([name, kind]) => h("th", { scope: "col", class: kind }, name)))), rows, foot));
+const listed = (label, columns, items, none) => !items.length ? h("p", { class: "soft" }, none)
+  : table(label, columns, h("tbody", {}, items.map(item => h("tr", {}, columns.map(([, kind, cell]) => h("td", { class: kind }, cell(item)))))));
 const clamped = text => h("div", { class: "clamped", title: text }, text);
 const pairs = entries => h("dl", {}, entries.flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
 
@@ -74,13 +70,26 @@ function read(nodesOf) {
   const list = h("div", {}, h("p", { class: "soft" }, "reading…"));
   list.refresh = async () => {
     try {
-      list.replaceChildren(...(await nodesOf()).filter(Boolean));
+      const nodes = (await nodesOf()).filter(Boolean), link = list.querySelector(":focus")?.getAttribute("href");
+      list.replaceChildren(...nodes);
+      if (link) list.querySelector(`[href="${link}"]`)?.focus();
     } catch (error) {
       list.replaceChildren(h("p", { class: "down" }, error.message));
     }
   };
   list.refresh();
   return list;
+}
+
+/** Buttons of which one is pressed, whose name `show` gets. */
+function choices(names, first, show) {
+  const choose = chosen => {
+    show(chosen);
+    names.forEach((name, at) => buttons[at].setAttribute("aria-pressed", String(name === chosen)));
+  };
+  const buttons = names.map(name => h("button", { type: "button", onclick: () => choose(name) }, name));
+  choose(first);
+  return buttons;
 }
 
 function setText(node, text) {
@@ -106,12 +115,13 @@ const curlOf = (name, values) => `curl -H ${quoted(`X-Page-Token: ${TOKEN}`)} -d
   + quoted(new URL(`acts/${name}`, location.href.split("#")[0]).href);
 
 async function act(name, values, say) {
+  const curl = h("details", {}, h("summary", {}, "as curl"), h("pre", {}, curlOf(name, values)));
   try {
     const found = parse(await answered(fetch(`acts/${name}`, { method: "POST", headers: { "X-Page-Token": TOKEN }, body: JSON.stringify(values) })));
-    tell(say(found), "", h("details", {}, h("summary", {}, "as curl"), h("pre", {}, curlOf(name, values))));
+    tell(say(found), "", curl);
     view.refresh();
   } catch (error) {
-    tell(`refused: ${error.message}`, "down");
+    tell(`refused: ${error.message}`, "down", curl);
   }
 }
 
@@ -136,33 +146,17 @@ function receive(event) {
   for (const { entities, ...head } of event.namespaces) {
     const known = namespaces.get(head.side) ?? { entities: new Map() };
     known.head = head;
-    for (const row of entities) {
-      row.line ??= known.entities.get(row.path)?.line ?? [];
-      known.entities.set(row.path, row);
-    }
+    for (const row of entities) known.entities.set(row.path, row);
     namespaces.set(head.side, known);
   }
-  setText(live, `live; last change at ${new Date(event.time * 1000).toLocaleTimeString()}`);
-  view.update(event.all);
+  setText(live, "live");
+  view.update();
 }
-
-setInterval(() => {
-  for (const { entities } of namespaces.values()) for (const row of entities.values()) {
-    row.line.push(row.active ?? -1);
-    row.line.splice(0, row.line.length - SAMPLES);
-  }
-  view.update(false);
-}, SAMPLE_MS);
 
 // The overview
 
 function lineOf(row) {
-  const drawn = document.createElementNS(SVG, "svg"), line = document.createElementNS(SVG, "polyline");
-  drawn.setAttribute("class", "line");
-  drawn.setAttribute("viewBox", `0 0 ${SAMPLES - 1} 16`);
-  drawn.setAttribute("preserveAspectRatio", "none");
-  drawn.setAttribute("role", "img");
-  drawn.append(line);
+  const line = h("polyline"), drawn = h("svg", { class: "line", viewBox: `0 0 ${SAMPLES - 1} 16`, preserveAspectRatio: "none", role: "img" }, line);
   drawn.draw = values => {
     const most = Math.max(1, ...values), from = SAMPLES - values.length;
     line.setAttribute("points", values.map((value, at) => `${from + at},${value < 0 ? 15 : 15 - 14 * value / most}`).join(" "));
@@ -172,23 +166,23 @@ function lineOf(row) {
   return drawn;
 }
 
-const sample = (row, name) => name === "active" && row.exact === false ? "~" : "";
 function cellText(row, name) {
   if (name === "size_bytes") return bytes(row[name]);
-  if (row[name] === null || row[name] === undefined) return name === "active" && row.kind !== "topic" ? "?" : "";
-  return row[name] || name === "active" ? sample(row, name) + grouped(row[name]) : "";
+  if (name !== "active") return row[name] ? grouped(row[name]) : "";
+  if (row.active === null) return row.kind === "topic" ? "" : "?";
+  return (row.is_sample ? "~" : "") + grouped(row.active);
 }
 
 const entityLink = (side, row) => `#entity/${[side, row.kind, row.path].map(encodeURIComponent).join("/")}`;
 
 function overviewRow(side, row) {
-  const cells = COUNTS.map(name => h("td", { class: `n ${classOf(name)}${name.includes("dead") ? " dead" : ""}` }));
+  const cells = Object.values(COUNTS).map(([, kind]) => h("td", { class: kind }));
   const oldest = h("td", { class: "n" }), line = lineOf(row);
   const shown = row.kind === "subscription" ? row.path.split(/\/subscriptions\//i)[1] : row.kind === "backlog" ? row.path.replace(/\/x-servicebus-transfer\//i, "/…/") : row.path;
   const node = h("tr", {}, h("td", { class: row.kind === "subscription" ? "name inner" : "name" },
     h("a", { href: entityLink(side, row), "aria-label": `${row.kind} ${row.path}` }, shown)), cells, oldest, h("td", { class: "wide" }, line));
   node.show = row => {
-    COUNTS.forEach((name, at) => setText(cells[at], cellText(row, name)));
+    Object.keys(COUNTS).forEach((name, at) => setText(cells[at], cellText(row, name)));
     setText(oldest, row.oldest ? age(row.oldest) : "");
     line.draw(row.line);
   };
@@ -196,10 +190,10 @@ function overviewRow(side, row) {
 }
 
 function part(side, title, kinds) {
-  const body = h("tbody"), total = COUNTS.map(name => h("td", { class: `n ${classOf(name)}` })), more = h("p", { class: "soft" });
-  const totalName = h("td", {}), drawn = h("table", {}, h("thead", {}, h("tr", {}, heading("Name"), COUNTS.map(name => heading(HEADINGS[name], true, classOf(name))),
-    heading("Oldest", true), heading("30 minutes", false, "wide"))), body, h("tfoot", {}, h("tr", {}, totalName, total, h("td"), h("td", { class: "wide" }))));
-  const node = h("section", { "aria-label": `${title} of ${side}` }, h("h2", {}, title), h("div", { class: "scroll" }, drawn), more);
+  const body = h("tbody"), total = Object.values(COUNTS).map(([, kind]) => h("td", { class: kind })), more = h("p", { class: "soft" });
+  const totalName = h("td", {}), columns = [["Name"], ...Object.values(COUNTS), ["Oldest", "n"], ["Active, 30 min", "wide"]];
+  const drawn = table(title, columns, body, h("tfoot", {}, h("tr", {}, totalName, total, h("td"), h("td", { class: "wide" }))));
+  const node = h("section", { "aria-label": `${title} of ${side}` }, h("h2", {}, title), drawn, more);
   const rows = new Map();
   node.update = entities => {
     const found = [...entities.values()].filter(row => kinds.includes(row.kind) && row.path.toLowerCase().includes(filter));
@@ -213,11 +207,12 @@ function part(side, title, kinds) {
       if (body.children[at] !== each) body.insertBefore(each, body.children[at] ?? null);
     });
     setText(totalName, plural(found.length, "entity", "entities"));
-    COUNTS.forEach((name, at) => {
-      const counted = found.filter(row => row.kind !== "topic" || name !== "active");
-      const sum = counted.reduce((all, row) => all + (row[name] ?? 0), 0), isSample = counted.some(row => sample(row, name));
-      setText(total[at], name === "size_bytes" ? bytes(sum) : (isSample ? "~" : "") + grouped(sum));
-      drawn.classList.toggle(`no-${name}`, !sum && RARE.includes(name));
+    const totals = { is_sample: found.some(row => row.is_sample) };
+    Object.keys(COUNTS).forEach((name, at) => {
+      const counted = found.filter(row => row.kind !== "topic" || name !== "active"), known = counted.filter(row => row[name] !== null);
+      totals[name] = counted.length && !known.length ? null : known.reduce((all, row) => all + (row[name] ?? 0), 0);
+      setText(total[at], cellText(totals, name));
+      drawn.classList.toggle(`no-${name}`, !totals[name]);
     });
     setText(more, found.length > shown.length ? `${grouped(found.length - shown.length)} more: type a part of a name to find them` : "");
     node.hidden = !found.length;
@@ -225,14 +220,10 @@ function part(side, title, kinds) {
   return node;
 }
 
-function headOf(head) {
-  return [h("span", { class: head.state }, head.state), ` since ${new Date(head.since * 1000).toLocaleTimeString()}`, head.reason ? `: ${head.reason}` : ""];
-}
-
 function overview() {
   const input = h("input", { type: "search", value: filter, "aria-label": "Filter by name", placeholder: "Filter by name  (/)", oninput: () => {
     filter = input.value.toLowerCase();
-    view.update(false);
+    view.update();
   } });
   const sides = h("div", { class: "sides" }), shown = new Map();
   main.replaceChildren(h("div", { class: "row" }, input), sides);
@@ -249,7 +240,7 @@ function overview() {
           sides.append(h("section", { "aria-label": title }, h("h1", {}, title), state, note, parts, create));
         }
         const { parts, state, note } = shown.get(side);
-        state.replaceChildren(...headOf(head));
+        state.replaceChildren(h("span", { class: head.state }, head.state), ` since ${new Date(head.since * 1000).toLocaleTimeString()}${head.reason && ": "}`, visible(head.reason));
         setText(note, head.note);
         parts.forEach(each => each.update(entities));
       }
@@ -259,25 +250,16 @@ function overview() {
 
 // Acts
 
-/** A form of an act: its values are read from its fields, and shown as the curl line that does the same. */
+/** A form of an act, whose values are read from its fields. */
 function actForm(name, label, fields, valuesOf, say) {
-  const curl = h("pre", {});
-  const values = () => valuesOf(Object.fromEntries(new FormData(form)));
-  const form = h("form", { onsubmit: async event => {
+  return h("form", { onsubmit: event => {
     event.preventDefault();
-    let given;
-    try { given = values(); } catch (error) { return tell(error.message, "down"); }
-    await act(name, given, say);
-  } }, fields, h("div", { class: "row" }, h("button", {}, label)), h("details", {}, h("summary", {}, "as curl"), curl));
-  const show = () => {
-    try { setText(curl, curlOf(name, values())); } catch (error) { setText(curl, error.message); }
-  };
-  form.addEventListener("input", show);
-  show();
-  return form;
+    try { act(name, valuesOf(Object.fromEntries(new FormData(event.target))), say); } catch (error) { tell(error.message, "down"); }
+  } }, fields, h("div", {}, h("button", {}, label)));
 }
 
 const input = (name, label, more = {}) => h("label", {}, label, h("input", { name, ...more }));
+const select = (name, label, choices) => h("label", {}, label, h("select", { name }, choices.map(each => h("option", {}, each))));
 
 function sendForm(side, path) {
   return actForm("send", "Send", [
@@ -285,7 +267,7 @@ function sendForm(side, path) {
     h("div", { class: "row" }, input("message_id", "Message id"), input("session_id", "Session id"), input("subject", "Subject"),
       input("content_type", "Content type"), input("time_to_live", "Time to live", { placeholder: "PT1H" }),
       input("scheduled_enqueue_time", "Enqueue at, UTC", { placeholder: "2030-01-31T10:00:00Z" })),
-    h("label", {}, "Properties, as JSON", h("input", { name: "properties", placeholder: "{\"n\": 1}" })),
+    input("properties", "Properties, as JSON", { placeholder: "{\"n\": 1}" }),
   ], ({ body, properties, ...named }) => {
     const message = { body, ...Object.fromEntries(Object.entries(named).filter(([, value]) => value)) };
     if (properties) message.properties = parse(properties);
@@ -294,10 +276,10 @@ function sendForm(side, path) {
 }
 
 function createForm(side) {
-  const choice = h("select", { name: "kind" }, ["queue", "topic", "subscription"].map(kind => h("option", {}, kind)));
   return actForm("create", "Create", [
-    h("div", { class: "row" }, h("label", {}, "Kind", choice), input("path", "Path", { required: true, placeholder: "orders, or TOPIC/subscriptions/NAME" })),
-    h("label", {}, "Properties, as JSON", h("input", { name: "properties", placeholder: "{\"requires_session\": true}" })),
+    h("div", { class: "row" }, select("kind", "Kind", ["queue", "topic", "subscription"]),
+      input("path", "Path", { required: true, placeholder: "orders, or TOPIC/subscriptions/NAME" })),
+    input("properties", "Properties, as JSON", { placeholder: "{\"requires_session\": true}" }),
   ], ({ kind, path, properties }) => ({ side, kind, path, properties: properties ? parse(properties) : {} }),
   found => `created ${found.created}`);
 }
@@ -308,6 +290,7 @@ const actButton = (name, label, values, say) => actForm(name, label, [], () => v
 
 function bodyViews(message) {
   const raw = message.body_base64 ? Uint8Array.from(atob(message.body_base64), each => each.charCodeAt(0)) : new TextEncoder().encode(textOf(message.body));
+  if (message.body === null && !message.body_base64) return { text: () => message.flaw ? "it cannot be read" : "null" };
   const views = { text: () => message.body_base64 ? "not text; see hex" : textOf(message.body) };
   try {
     const parsed = typeof message.body === "string" ? parse(message.body) : message.body;
@@ -327,64 +310,59 @@ function bodyViews(message) {
 
 function messageDetails(message) {
   const body = h("pre", { tabindex: 0, "aria-label": "Body" }), views = bodyViews(message);
-  const buttons = Object.keys(views).map(name => h("button", { type: "button", onclick: () => choose(name) }, name));
-  const choose = name => {
-    setText(body, views[name]());
-    buttons.forEach(each => each.setAttribute("aria-pressed", String(each.textContent === name)));
-  };
-  choose(message.body_base64 ? "hex" : views.JSON && typeof message.body !== "string" ? "JSON" : "text");
+  const first = message.body_base64 ? "hex" : views.JSON && typeof message.body !== "string" ? "JSON" : "text";
   const facts = [["Message id", message.message_id ?? ""], ["Sequence number", textOf(message.sequence_number)], ["Session", message.session_id],
     ["Subject", message.subject], ["Content type", message.content_type], ["Correlation id", message.correlation_id],
-    ["Enqueued", moment(message.enqueued_at)], ["Expires", moment(message.expires_at)], ["State", message.state],
+    ["Enqueued", moment(message.enqueued_at)], ["Expires", moment(message.expires_at)], ["State", message.state], ["Malformed", message.flaw],
     ["Dead-letter reason", message.dead_letter_reason], ["Dead-letter description", message.dead_letter_description],
     ["Destination", message.destination && `${message.destination}: where this stranded message belongs`]];
-  const properties = Object.entries(message.properties).map(([name, value]) =>
-    h("tr", {}, h("td", { class: "name" }, name), h("td", {}, message.types[name] ?? ""), h("td", { class: "name" }, textOf(value))));
+  const properties = Object.entries(message.properties), typeOf = ([name]) => message.types[name] ?? "";
   return h("div", {}, pairs(facts.filter(([, value]) => value !== null && value !== undefined && value !== "")),
-    properties.length > 0 && table([heading("Property"), heading("Type"), heading("Value")], properties, "Properties"),
-    h("div", { class: "row" }, h("strong", {}, "Body"), buttons), body,
+    properties.length > 0 && listed("Properties", [["Property", "name", each => each[0]], ["Type", "", typeOf], ["Value", "name", each => textOf(each[1])]], properties),
+    h("div", { class: "row" }, h("strong", {}, "Body"), choices(Object.keys(views), first, name => setText(body, views[name]()))), body,
     h("details", {}, h("summary", {}, "Annotations"), pairs(Object.entries(message.annotations).map(([name, value]) => [name, textOf(value)]))));
 }
 
-function messageRow(message) {
-  const details = h("td", { colspan: 9 }), below = h("tr", { hidden: true }, details);
+function detailsButton(message) {
   const button = h("button", { type: "button", "aria-expanded": "false", "aria-label": `message ${textOf(message.sequence_number)}`, onclick: () => {
-    if (!details.firstChild) details.append(messageDetails(message));
-    below.hidden = !below.hidden;
-    button.setAttribute("aria-expanded", String(!below.hidden));
+    const isOpen = button.getAttribute("aria-expanded") === "true", row = button.closest("tr");
+    if (isOpen) row.nextSibling.remove();
+    else row.after(h("tr", {}, h("td", { class: "name", colspan: 9 }, messageDetails(message))));
+    button.setAttribute("aria-expanded", String(!isOpen));
   } }, textOf(message.sequence_number));
-  const cell = (text, more = "") => h("td", { class: more }, text ?? "");
-  return [h("tr", {}, h("td", {}, button), cell(message.message_id, "name"), cell(message.session_id, "wide"), cell(moment(message.enqueued_at), "wide"),
-    cell(moment(message.expires_at), "wide"), cell(String(message.delivery_count), "n wide"),
-    cell(message.locked_until ? moment(isoOf(message.locked_until)) : message.state === "active" ? "" : message.state, "wide"), cell(bytes(message.size), "n wide"),
-    h("td", { class: "name" }, clamped([message.dead_letter_reason, message.dead_letter_description].filter(Boolean).join(": ") || message.destination))), below];
+  return button;
 }
+
+const stateOf = message => message.locked_until ? moment(message.locked_until) : message.state === "active" ? "" : message.state;
+const causeOf = message => clamped([message.dead_letter_reason, message.dead_letter_description].filter(Boolean).join(": "));
+const MESSAGE = [["Sequence", "", detailsButton], ["Id", "name", message => message.message_id], ["Session", "wide name", message => message.session_id],
+  ["Enqueued", "wide", message => moment(message.enqueued_at)], ["Expires", "wide", message => moment(message.expires_at)],
+  ["Deliveries", "n wide", message => String(message.delivery_count)], ["Locked until, or state", "wide", stateOf], ["Size", "n wide", message => bytes(message.size)]];
 
 function messageList(target, deadLetters) {
   let from = 0;
+  const columns = [...MESSAGE, deadLetters ? ["Reason", "name", causeOf] : ["Destination", "name", message => message.destination]];
   const list = read(async () => {
     const found = await get("peek", { ...target, from, dead_letters: deadLetters ? 1 : undefined });
-    const next = found.complete || !found.messages.length ? null : BigInt(textOf(found.messages.at(-1).sequence_number)) + 1n;
-    const goTo = start => { from = start; list.refresh(); };
-    return [found.messages.length ? table([heading("Sequence"), heading("Id"), heading("Session", false, "wide"), heading("Enqueued", false, "wide"), heading("Expires", false, "wide"),
-        heading("Deliveries", true, "wide"), heading("Locked until, or state", false, "wide"), heading("Size", true, "wide"), heading(deadLetters ? "Reason" : "Destination")],
-    found.messages.flatMap(messageRow), deadLetters ? "Dead letters" : "Messages") : h("p", { class: "soft" }, from ? "no more messages" : "no messages"),
-    h("div", { class: "row" },
-      h("button", { type: "button", onclick: () => goTo(0) }, "First"),
-      h("button", { type: "button", disabled: next === null, onclick: () => goTo(next) }, "Next 50"),
-      found.hidden && h("span", { class: "note" }, "a message cannot be read: those after it are not shown"))];
+    const next = found.next && textOf(found.next), goTo = start => { from = start; list.refresh(); };
+    return [listed(deadLetters ? "Dead letters" : "Messages", columns, found.messages, from ? "no more messages" : "no messages"),
+      (from || next) && h("div", { class: "row" },
+        h("button", { type: "button", disabled: !from, onclick: () => goTo(0) }, "First"),
+        h("button", { type: "button", disabled: !next, onclick: () => goTo(next) }, "Next 50")),
+      found.hidden && h("p", { class: "note" }, "a message cannot be read: those after it are not shown")];
   });
   return list;
 }
 
-function deadLetterGroups(target, mayAct) {
-  const { side, path } = target;
+function deadLetterGroups(target) {
+  const columns = [["Reason", "name", group => clamped(group.reason ?? "(none)")], ["Number", "n", group => (group.exact ? "" : "~") + grouped(group.messages)],
+    ["Destination", "wide name", group => group.destination]];
+  if (TOKEN) columns.push(["", "", group => actButton("resubmit", "Resubmit these", { ...target, reason: group.reason ?? "" }, resubmitted)]);
   return read(async () => {
-    const found = await get("deadletters", target);
-    return [found.groups.length ? table([heading("Number", true), heading("Reason"), heading("Destination", false, "wide"), heading("")], found.groups.map(group => h("tr", {},
-        h("td", { class: "n" }, (group.exact ? "" : "~") + grouped(group.messages)), h("td", { class: "name" }, clamped(group.reason ?? "(none)")), h("td", { class: "name wide" }, group.destination ?? ""),
-        h("td", {}, mayAct && actButton("resubmit", "Resubmit these", { side, path, reason: group.reason ?? "" }, resubmitted)))), "Dead letters by reason") : h("p", { class: "soft" }, "no dead letters"),
-    mayAct && found.groups.length > 0 && h("div", { class: "row" }, actButton("resubmit", "Resubmit all", { side, path }, resubmitted), actButton("remove", "Remove all dead letters", { side, path }, removed))];
+    const { groups } = await get("deadletters", target);
+    return [listed("Dead letters by reason", columns, groups, "no dead letters"),
+      TOKEN && groups.length > 0 && h("div", { class: "row" },
+        actButton("resubmit", "Resubmit all", target, resubmitted), actButton("remove", "Remove all dead letters", target, removed))];
   });
 }
 
@@ -393,40 +371,36 @@ const removed = found => `removed ${plural(found.deleted, "message")}`;
 
 function entityView(side, kind, path) {
   const target = { side, path }, counts = h("p", { role: "status" });
-  const holds = kind !== "topic", lists = holds ? [messageList(target, false), deadLetterGroups(target, !!TOKEN), messageList(target, true)] : [];
-  const titled = (title, head, rows) => rows.length > 0 && h("div", {}, h("h2", {}, title), table(head.map(name => heading(name)), rows.map(cells =>
-    h("tr", {}, cells.map(text => h("td", { class: "name" }, text ?? "")))), title));
+  const holds = kind !== "topic", lists = holds ? [messageList(target, false), deadLetterGroups(target), messageList(target, true)] : [];
+  const titled = (title, columns, items) => items.length > 0 && h("div", {}, h("h2", {}, title), listed(title, columns, items));
   const about = read(async () => {
     const found = await get("entity", { ...target, kind: kind === "backlog" ? "queue" : kind });
     return [
-      titled("Sessions", ["Session", "Locked until", "Owner", "Messages locked"], found.sessions.map(each => [each.id, each.locked_until ? moment(isoOf(each.locked_until)) : "", each.owner, each.locked === undefined ? "" : String(each.locked)])),
-      titled("Rules", ["Rule", "Filter", "Action"], found.rules.map(rule => [rule.name, rule.filter, rule.action])),
+      titled("Sessions", [["Session", "name", each => each.id], ["Locked until", "", each => moment(each.locked_until)], ["Owner", "name", each => each.owner],
+        ["Messages locked", "n", each => each.locked === undefined ? "" : String(each.locked)]], found.sessions),
+      titled("Rules", [["Rule", "name", each => each.name], ["Filter", "name", each => each.filter], ["Action", "name", each => each.action]], found.rules),
       pairs(Object.entries(found.description).filter(([, value]) => value.trim()))];
   });
   const refresh = () => [...lists, about].forEach(each => each.refresh());
-  const parts = [h("p", {}, h("a", { href: "#" }, "← Overview")), h("h1", {}, path), h("p", { class: "soft" }, `${kind === "backlog" ? "backlog queue" : kind} of ${side}`), counts];
-  if (TOKEN && kind !== "subscription") parts.push(h("details", {}, h("summary", {}, "Send a message"), sendForm(side, path)));
-  const tabs = new Map();
+  const tabs = new Map(), tab = (name, ...nodes) => tabs.set(name, h("section", { "aria-label": name }, nodes));
   if (holds) {
-    tabs.set("Messages", h("section", { "aria-label": "Messages" }, lists[0], TOKEN && actButton("purge", "Purge: remove all active messages", target, removed)));
-    tabs.set("Dead letters", h("section", { "aria-label": "Dead letters" }, lists[1], lists[2]));
+    tab("Messages", lists[0], TOKEN && actButton("purge", "Purge: remove all active messages", target, removed));
+    tab("Dead letters", lists[1], lists[2]);
   }
-  tabs.set("Description", h("section", { "aria-label": "Description" }, about,
-    TOKEN && actButton("delete", `Delete this ${kind}`, target, found => { view = EMPTY; location.hash = ""; return `deleted ${found.deleted}`; })));
-  const choose = chosen => {
-    for (const [name, tab] of tabs) tab.hidden = name !== chosen;
-    buttons.forEach(each => each.setAttribute("aria-pressed", String(each.dataset.tab === chosen)));
-  };
-  const buttons = [...tabs.keys()].map(name => h("button", { type: "button", "data-tab": name, onclick: () => choose(name) }, name));
-  const again = h("button", { type: "button", onclick: refresh }, "Read again");
-  main.replaceChildren(...parts, h("p", { class: "row" }, buttons, again), ...tabs.values());
-  choose(buttons[0].dataset.tab);
+  tab("Description", about, TOKEN && actButton("delete", `Delete this ${kind}`, target, found => { view = EMPTY; location.hash = ""; return `deleted ${found.deleted}`; }));
+  const names = [...tabs.keys()], buttons = choices(names, names[0], chosen => tabs.forEach((each, name) => { each.hidden = name !== chosen; }));
+  main.replaceChildren(h("p", {}, h("a", { href: "#" }, "← Overview")), h("h1", {}, path),
+    h("p", { class: "soft" }, `${kind === "backlog" ? "backlog queue" : kind} of ${side}`), counts,
+    TOKEN && kind !== "subscription" ? h("details", {}, h("summary", {}, "Send a message"), sendForm(side, path)) : "",
+    h("p", { class: "row" }, buttons, h("button", { type: "button", onclick: refresh }, "Read again")), ...tabs.values());
   return {
     refresh,
     update() {
       const row = namespaces.get(side)?.entities.get(path);
-      buttons.filter(each => each.dataset.tab === "Dead letters").forEach(each => setText(each, `Dead letters${row?.dead_letter ? ` (${grouped(row.dead_letter)})` : ""}`));
-      setText(counts, row ? [...COUNTS.filter(name => cellText(row, name)).map(name => `${cellText(row, name)} ${HEADINGS[name].toLowerCase()}`), row.oldest ? `oldest ${age(row.oldest)}` : ""].filter(Boolean).join(", ") : "it is not there, or not read yet");
+      if (holds) setText(buttons[1], `Dead letters${row?.dead_letter ? ` (${grouped(row.dead_letter)})` : ""}`);
+      if (!row) return setText(counts, "it is not there, or not read yet");
+      const shown = Object.entries(COUNTS).map(([name, [heading]]) => cellText(row, name) && `${cellText(row, name)} ${heading.toLowerCase()}`);
+      setText(counts, [...shown, row.oldest && `oldest ${age(row.oldest)}`].filter(Boolean).join(", "));
     },
   };
 }
@@ -443,14 +417,12 @@ function liveFigures(run) {
   return [`${grouped(Math.round(rate))}/s${left}`, last.limit, most].filter(Boolean).join("; ");
 }
 
+const RUN = [["Run", "name", run => h("a", { href: `#run/${encodeURIComponent(run.id)}` }, run.id)], ["Command", "wide name", run => run.command],
+  ["Started", "wide", run => moment(run.started)], ["Outcome", "", run => run.outcome],
+  ["In doubt", "n wide", run => run.in_doubt ? grouped(run.in_doubt) : ""], ["Now", "name", run => run.samples ? liveFigures(run) : ""]];
+
 function runs() {
-  const list = read(async () => {
-    const found = await get("runs");
-    return [found.runs.length ? table([heading("Run"), heading("Command"), heading("Started"), heading("Outcome"), heading("In doubt", true), heading("Now")], found.runs.slice(0, SHOWN).map(run =>
-        h("tr", {}, h("td", {}, h("a", { href: `#run/${encodeURIComponent(run.id)}` }, run.id)), h("td", { class: "name" }, run.command), h("td", {}, moment(run.started)), h("td", {}, run.outcome),
-          h("td", { class: "n" }, run.in_doubt ? grouped(run.in_doubt) : ""), h("td", {}, run.samples ? liveFigures(run) : ""))), "Runs")
-      : h("p", { class: "soft" }, "no runs in this state directory")];
-  });
+  const list = read(async () => [listed("Runs", RUN, (await get("runs")).runs.slice(0, SHOWN), "no runs in this state directory")]);
   main.replaceChildren(h("h1", {}, "Runs"), list);
   const timer = setInterval(list.refresh, RUNS_MS);
   return { close() { clearInterval(timer); } };
@@ -470,7 +442,7 @@ function runView(id) {
 function controlView() {
   const clock = h("p"), faults = read(async () => {
     const found = await get("control"), on = Object.entries(found.faults);
-    setText(clock, `The clock is at ${moment(isoOf(found.now_ms))}.`);
+    setText(clock, `The clock is at ${moment(found.now_ms)}.`);
     return on.length ? on.map(([id, fault]) =>
       h("div", { class: "row" }, h("code", {}, JSON.stringify(fault)), actButton("end-fault", `End ${id}`, { id }, () => `ended ${id}`)))
       : [h("p", { class: "soft" }, "no fault is on")];
@@ -478,10 +450,9 @@ function controlView() {
   const kinds = ["namespace-down", "entity-down", "latency", "throttle", "drop", "stall", "swallow-acks", "expire-locks", "detach", "refuse-requests"];
   const ofNumber = fields => Object.fromEntries(Object.entries(fields).filter(([, value]) => value).map(([name, value]) => [name, /^\d+$/.test(value) && name !== "entity" ? Number(value) : value]));
   main.replaceChildren(h("h1", {}, "Faults and clock"), clock,
-    actForm("clock", "Advance the clock", [input("seconds", "Seconds", { type: "number", min: 1, value: "60" })], ({ seconds }) => ({ advance_ms: Math.round(Number(seconds) * 1000) }), found => `the clock is at ${moment(isoOf(found.now_ms))}`),
+    actForm("clock", "Advance the clock", [input("seconds", "Seconds", { type: "number", min: 1, value: "60" })], ({ seconds }) => ({ advance_ms: Math.round(Number(seconds) * 1000) }), found => `the clock is at ${moment(found.now_ms)}`),
     h("h2", {}, "Faults that are on"), faults, h("h2", {}, "Begin a fault"),
-    actForm("fault", "Begin", [h("div", { class: "row" }, h("label", {}, "Kind", h("select", { name: "kind" }, kinds.map(kind => h("option", {}, kind)))),
-      h("label", {}, "Namespace", h("select", { name: "namespace" }, [...namespaces.keys()].map(side => h("option", {}, side)))), input("entity", "Entity"), input("ms", "Milliseconds"), input("count", "Count"), input("status", "Status"))],
+    actForm("fault", "Begin", [h("div", { class: "row" }, select("kind", "Kind", kinds), select("namespace", "Namespace", [...namespaces.keys()]), input("entity", "Entity"), input("ms", "Milliseconds"), input("count", "Count"), input("status", "Status"))],
     ofNumber, found => `${found.id} is on`));
   return { refresh: faults.refresh };
 }
@@ -494,7 +465,7 @@ function route() {
   view.close();
   const views = { entity: entityView, runs, run: runView, control: controlView };
   view = { ...EMPTY, ...(Object.hasOwn(views, name) && (name !== "entity" || words.length === 3) ? views[name] : overview)(...words) };
-  view.update(true);
+  view.update();
 }
 
 addEventListener("hashchange", () => {
