@@ -316,6 +316,13 @@ async def test_a_running_run_shows_its_rate_and_its_limit(tmp_path: Path) -> Non
             await page.get_by_role("row", name="stopped").wait_for()
             await page.keyboard.press("Enter")
             await page.frame_locator("iframe").get_by_text("syphon --once").first.wait_for()
+            await page.get_by_role("link", name="← Runs").click()
+            await page.get_by_role("row", name="stopped").get_by_role("link").hover()
+            await page.mouse.down()
+            async with page.expect_response(lambda answer: "/runs" in answer.url):
+                pass
+            await page.mouse.up()
+            await page.locator("iframe").wait_for()
         await process.wait()
 
 

@@ -71,6 +71,7 @@ function read(nodesOf) {
   list.refresh = async () => {
     try {
       const nodes = (await nodesOf()).filter(Boolean), link = list.querySelector(":focus")?.getAttribute("href");
+      if (list.querySelector(":active")) return setTimeout(list.refresh, RUNS_MS); // a click that has begun would be lost
       list.replaceChildren(...nodes);
       if (link) list.querySelector(`[href="${link}"]`)?.focus();
     } catch (error) {
@@ -377,7 +378,7 @@ function entityView(side, kind, path) {
     const found = await get("entity", { ...target, kind: kind === "backlog" ? "queue" : kind });
     return [
       titled("Sessions", [["Session", "name", each => each.id], ["Locked until", "", each => moment(each.locked_until)], ["Owner", "name", each => each.owner],
-        ["Messages locked", "n", each => each.locked === undefined ? "" : String(each.locked)]], found.sessions),
+        ["Messages locked", "n wide", each => each.locked === undefined ? "" : String(each.locked)]], found.sessions),
       titled("Rules", [["Rule", "name", each => each.name], ["Filter", "name", each => each.filter], ["Action", "name", each => each.action]], found.rules),
       pairs(Object.entries(found.description).filter(([, value]) => value.trim()))];
   });
