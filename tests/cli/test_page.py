@@ -305,9 +305,11 @@ class Readings:
         self.rows = [EntityRow("a", "queue", 1), EntityRow("b", "queue", 2)]
         self.reason = ""
         self.number = 0
+        self.seconds = 0
 
     async def read(self) -> Sequence[NamespaceReading]:
         self.number += 1
+        await asyncio.sleep(self.seconds)
         if self.reason:
             return [NamespaceReading.failed("primary", "contoso", Unreachable(self.reason))]
         return [NamespaceReading("primary", "contoso", self.rows)]
@@ -357,6 +359,22 @@ def test_readings_end_after_the_last_reader_and_begin_with_the_next() -> None:
         assert source.number == number
         async with aclosing(overview.events()) as reader:
             assert len(rows_of(json.loads(await anext(reader)))["a"]["line"]) == KEEP_SECONDS / SAMPLE_SECONDS
+        await overview.close()
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(main())
+
+
+@pytest.mark.parametrize(("reason", "least", "most"), [("", 2, 4), ("it is away", 20, 30)])
+def test_readings_are_rare_if_they_take_long_unless_by_waiting(reason: str, least: int, most: int) -> None:
+    async def main() -> None:
+        source = Readings()
+        source.reason, source.seconds = reason, 1
+        overview = Overview(source.read, clock=asyncio.get_running_loop().time)
+        async with aclosing(overview.events()) as reader:
+            await anext(reader)
+            await asyncio.sleep(80)
+        assert least <= source.number <= most
         await overview.close()
 
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:

@@ -184,6 +184,19 @@ async def test_malformed_messages_and_impossible_times_are_shown() -> None:
         assert await page.get_by_role("term").get_by_text("Malformed").count() == 2
 
 
+async def test_next_leads_through_all_messages_and_first_back() -> None:
+    async with page_world() as world, browsing(world) as page:
+        for number in range(46):
+            put(world.orders, message(number))
+        world.orders.messages.enqueue([StoredMessage(locked_until(0, b"\x00\x53\x75\xa0\x09x"), 100)])
+        for number in range(55):
+            put(world.orders, message(number))
+        await page.goto(world.url + ORDERS)
+        for name, first in (("Next 50", 53), ("Next 50", 103), ("First", 3)):
+            await page.get_by_role("button", name=name).click()
+            await page.get_by_role("button", name=f"message {first}", exact=True).wait_for()
+
+
 async def test_what_is_gone_is_no_error() -> None:
     async with page_world() as world, browsing(world) as page:
         said: list[str] = []

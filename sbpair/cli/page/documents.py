@@ -26,7 +26,6 @@ from sbpair.runs.run_log import LIVE, RunRecord, all_runs, timeline_of
 from sbpair.syphon.move_spec import EntityAddress
 
 PAGE: Final = 50
-MAX_SEQUENCE: Final = 2**63 - 1
 MAX_COUNTED: Final = 1_000
 """Dead letters of an entity that are grouped: more of them are counted as at least so many."""
 
@@ -146,7 +145,7 @@ def entity_of(endpoints: Mapping[str, Endpoint], values: Mapping[str, Any]) -> E
 
 def _number(query: Mapping[str, str], name: str) -> int:
     text = query.get(name, "0")
-    if not (text.isascii() and text.isdigit() and len(text) <= 19 and int(text) <= MAX_SEQUENCE):
+    if not (text.isascii() and text.isdigit() and len(text) <= 19 and int(text) < 2**63):
         raise UsageError(f"{name} is not a sequence number", hint="it is a whole number from 0")
     return int(text)
 

@@ -144,12 +144,12 @@ class Overview:
             changed.set()
 
     async def _run(self) -> None:
-        took = 0.0
+        loop, took = asyncio.get_running_loop(), 0.0
         while not self._closed and (self._readers or self._clock() - self._left_at < KEEP_SECONDS):
-            began = time.monotonic()
+            began = loop.time()
             await self.read_again()
             if all(each.reading.state != "down" for each in self._shown.values()):
-                took = time.monotonic() - began  # Else most of it was waiting, which is no load.
+                took = loop.time() - began  # Else most of it was waiting, which is no load.
             least = READ_SECONDS if self._readers else SAMPLE_SECONDS
             self._opened.clear()
             with suppress(TimeoutError):

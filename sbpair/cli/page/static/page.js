@@ -342,11 +342,12 @@ const MESSAGE = [["Sequence", "", detailsButton], ["Id", "name", message => mess
 
 function messageList(target, deadLetters) {
   let from = 0;
+  const title = deadLetters ? "Dead letters" : "Messages";
   const columns = [...MESSAGE, deadLetters ? ["Reason", "name", causeOf] : ["Destination", "name", message => message.destination]];
   const list = read(async () => {
     const found = await get("peek", { ...target, from, dead_letters: deadLetters ? 1 : undefined });
     const next = found.next && textOf(found.next), goTo = start => { from = start; list.refresh(); };
-    return [listed(deadLetters ? "Dead letters" : "Messages", columns, found.messages, from ? "no more messages" : "no messages"),
+    return [listed(title, columns, found.messages, `no ${from ? "more " : ""}${title.toLowerCase()}`),
       (from || next) && h("div", { class: "row" },
         h("button", { type: "button", disabled: !from, onclick: () => goTo(0) }, "First"),
         h("button", { type: "button", disabled: !next, onclick: () => goTo(next) }, "Next 50")),
@@ -361,7 +362,7 @@ function deadLetterGroups(target) {
   if (TOKEN) columns.push(["", "", group => actButton("resubmit", "Resubmit these", { ...target, reason: group.reason ?? "" }, resubmitted)]);
   return read(async () => {
     const { groups } = await get("deadletters", target);
-    return [listed("Dead letters by reason", columns, groups, "no dead letters"),
+    return [groups.length > 0 && listed("Dead letters by reason", columns, groups),
       TOKEN && groups.length > 0 && h("div", { class: "row" },
         actButton("resubmit", "Resubmit all", target, resubmitted), actButton("remove", "Remove all dead letters", target, removed))];
   });
