@@ -211,7 +211,7 @@ async def test_what_is_gone_is_no_error() -> None:
 
 
 async def test_acts_are_done_by_one_click_and_shown_as_curl() -> None:
-    async with page_world() as world, browsing(world) as page:
+    async with page_world() as world, browsing(world, width=360) as page:
         await page.goto(world.url + ORDERS)
         await page.get_by_text("Send a message").click()
         await page.get_by_label("Body", exact=True).first.fill("it's <b>new</b>")
