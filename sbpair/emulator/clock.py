@@ -92,6 +92,10 @@ class Runtime:
         self.timers = timers or Timers()
         self.call_soon = call_soon
 
+    def deadline(self, ms: int, on_due: Callable[[], None]) -> Deadline:
+        """Call `on_due` in `ms` milliseconds of this clock, unless it is postponed or cancelled; NEVER for none."""
+        return Deadline(self.clock, self.timers, ms, on_due)
+
 
 class Timers:
     """The deadlines of all entities and links of an emulator, so that one timer serves them all.
@@ -128,7 +132,7 @@ class Timers:
 class Deadline:
     """A call of `on_due` in `ms` milliseconds, counted again from each `postpone`; NEVER for none.
 
-    It is postponed at no cost: the timer is set again only when the time before would be over.
+    A later time costs nothing: the timer is set again only when the time before would be over.
     """
 
     __slots__ = ("_at_ms", "_clock", "_ms", "_on_due", "_timers", "due_ms")
@@ -137,9 +141,17 @@ class Deadline:
         self._clock, self._timers = clock, timers
         self._ms = ms
         self._on_due = on_due
-        self._at_ms = self.due_ms = min(NEVER, clock.now_ms() + ms)
-        if ms < NEVER:
-            timers.schedule(self.due_ms, self)
+        self.due_ms = NEVER
+        self.wait_until(clock.now_ms() + ms)
+
+    def wait_until(self, at_ms: int) -> None:
+        """Call `on_due` at this time instead, once; NEVER or later for not at all."""
+        self._at_ms = at_ms
+        if at_ms >= NEVER:
+            self.due_ms = NEVER
+        elif at_ms < self.due_ms:
+            self.due_ms = at_ms
+            self._timers.schedule(at_ms, self)
 
     def postpone(self) -> None:
         self._at_ms = self._clock.now_ms() + self._ms

@@ -402,7 +402,7 @@ async def story(endpoint: Endpoint) -> None:
 
 async def test_cancelled_at_any_point_a_connection_leaves_nothing_behind() -> None:
     async with emulated() as (emulator, endpoint):
-        queue = emulator.namespaces["contoso"].queue(QUEUE)
+        namespace = emulator.namespaces["contoso"]
         before = asyncio.all_tasks()
         turns, finished = 0, False
         while not finished:
@@ -416,7 +416,7 @@ async def test_cancelled_at_any_point_a_connection_leaves_nothing_behind() -> No
                 assert task.cancelled()
             # The listening side has tasks of its own, for a moment.
             await until(lambda: asyncio.all_tasks() == before)
-            await until(lambda: not queue._watchers)
+            await until(lambda: not namespace.on_refusing)
             emulator.advance(60_000)
             turns += 1
         assert turns > 10

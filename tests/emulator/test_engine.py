@@ -40,7 +40,7 @@ def test_a_deleted_queue_drops_its_messages_and_notifies_once(namespace, queue, 
     put(2, ttl_ms=1_000)
     token = queue.messages.receive(1)[0].lock_token
     errors = []
-    queue.watch(errors.append)
+    namespace.on_refusing[errors.append] = None
     namespace.delete_queue("ORDERS")
     assert [type(error) for error in errors] == [EntityNotFound]
     assert queue.size_bytes == queue.counts().total == 0

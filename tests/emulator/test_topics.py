@@ -234,13 +234,12 @@ def test_a_topic_is_sent_to_and_a_subscription_received_from(topic) -> None:
 def test_deleting_a_topic_deletes_its_subscriptions(namespace, topic) -> None:
     errors: list[ServiceError] = []
     subscription, other = topic.create_subscription("s"), topic.create_subscription("other")
-    subscription.watch(errors.append)
-    topic.watch(errors.append)
+    namespace.on_refusing[errors.append] = None
     topic.send([a_message()])
     topic.subscription("Other").delete()
     assert len(other.messages) == 0
     namespace.delete_topic("orders")
-    assert len(errors) == 2
+    assert len(errors) == 3
     assert len(subscription.messages) == 0
     with pytest.raises(EntityNotFound):
         namespace.resolve("orders/subscriptions/s")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from sbpair.emulator.access.sas import AuthorizationRule, Grant, bearer_in, parse_token, path_of, scope_of, verify_token
-from sbpair.emulator.clock import CallSoon, Clock, Deadline, Runtime, Timers
+from sbpair.emulator.clock import CallSoon, Clock, Runtime, Timers
 from sbpair.emulator.entities.description import (
     STANDARD,
     D,
@@ -92,10 +92,6 @@ class Namespace(EntitySpace):
             f"Endpoint=sb://{authority};SharedAccessKeyName={rule.key_name};"
             f"SharedAccessKey={rule.primary_key};UseDevelopmentEmulator=true"
         )
-
-    def deadline(self, ms: int, on_due: Callable[[], None]) -> Deadline:
-        """Call `on_due` in `ms` milliseconds of the emulator's clock, unless it is postponed or cancelled."""
-        return Deadline(self.clock, self.timers, ms, on_due)
 
     # Entities
 

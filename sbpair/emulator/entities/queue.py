@@ -46,10 +46,6 @@ MAX_BATCH_BYTES: Final = 1_048_576
 
 SUBSCRIPTIONS_SEGMENT: Final = "Subscriptions"
 
-Watcher = Callable[[ServiceError], None]
-"""Called when the entity cannot be used any more, or not in every way. It closes its links to the entity."""
-
-
 Put = Callable[[Sequence[StoredMessage]], None]
 
 T = TypeVar("T")
@@ -93,7 +89,7 @@ class EntitySpace(Runtime):
     """The name, keys, fault points and time that the entities of a namespace share, and the entities by path.
 
     `authority` is the host and port that clients use, once it has one. The callbacks in `on_outage` are called when the
-    namespace goes down.
+    namespace goes down, those in `on_refusing` when an entity cannot be used any more, or not in every way.
     """
 
     def __init__(self, name: str, runtime: Runtime) -> None:
@@ -103,6 +99,7 @@ class EntitySpace(Runtime):
         self.fault_points = FaultPoints()
         self.bearers = Bearers()
         self.on_outage: set[Callable[[], None]] = set()
+        self.on_refusing: dict[Callable[[ServiceError], None], None] = {}
         self.entities: dict[str, QueueEntity] = {}
         """Queues and topics, by path in lower case."""
 
@@ -147,7 +144,6 @@ class QueueEntity:
         self.namespace = namespace
         self.path = path
         self.description = description
-        self._watchers: dict[Watcher, None] = {}
         self.partitions = self._make_partitions()
         self.messages = self._make_messages()
         self.dead_letters = self._make(SubQueue, PartitionedMessages)
@@ -155,8 +151,8 @@ class QueueEntity:
         self._duplicates: DuplicateDetector | None = None
         self._forwarders: list[Forwarder] = []
         self._transfers: dict[str, tuple[SubQueue, Forwarder]] = {}
-        self._auto_delete = AutoDelete(self)
         self.created_at_ms = namespace.clock.now_ms()
+        self._idle = namespace.deadline(NEVER, self._delete_if_idle)
         self.update(description)
 
     def _make_messages(self) -> SubQueue:
@@ -190,11 +186,14 @@ class QueueEntity:
                 self._duplicates = DuplicateDetector(by_partition_key=self.partitions is not None)
             self._duplicates.window_ms = description.duplicate_detection_window_ms
         self._restart_forwarding()
-        self._auto_delete.arm()
+        self._idle.wait_until(self.updated_at_ms + description.auto_delete_on_idle_ms)
         self.namespace.observer.changed(self)
         if description.status != "Active" or description.forward_to is not None:
-            for watcher in list(self._watchers):
-                watcher(self._disabled())
+            self._refuse(self._disabled())
+
+    def _refuse(self, error: ServiceError) -> None:
+        for callback in list(self.namespace.on_refusing):
+            callback(error)
 
     def keep_history_in(self, seen: OrderedDict[str, tuple[int, int]]) -> None:
         """Keep the message ids that are seen in this table, if duplicates are detected."""
@@ -439,14 +438,6 @@ class QueueEntity:
         dead_letter = DeadLetterReason(reason, description, self.path)
         self.dead_letters.add_dead_letter(message.as_dead_letter(dead_letter))
 
-    # Watchers
-
-    def watch(self, watcher: Watcher) -> None:
-        self._watchers[watcher] = None
-
-    def unwatch(self, watcher: Watcher) -> None:
-        self._watchers.pop(watcher, None)
-
     # Deletion
 
     def delete(self) -> None:
@@ -459,14 +450,24 @@ class QueueEntity:
     def _remove(self) -> None:
         del self.namespace.entities[self.path.lower()]
 
+    def _delete_if_idle(self) -> None:
+        """Delete the entity if it was not used for its AutoDeleteOnIdle. Checked then, so that no use sets a timer."""
+        now_ms, limit = self.namespace.clock.now_ms(), self.description.auto_delete_on_idle_ms
+        due_ms = (now_ms if self.is_in_use else self.last_used_ms) + limit
+        if due_ms <= now_ms:
+            # While a partition of it is down, it is tried again after another idle time.
+            due_ms = now_ms + limit
+            with suppress(ServiceError):
+                self.delete()
+                due_ms = NEVER
+        self._idle.wait_until(due_ms)
+
     def close(self) -> None:
-        """Drop the messages and notify the watchers: the queue is deleted."""
+        """Drop the messages, and let connections close their links: the queue is deleted."""
         for part in self._parts():
             part.clear()
-        self._auto_delete.stop()
-        watchers, self._watchers = list(self._watchers), {}
-        for watcher in watchers:
-            watcher(EntityNotFound(f"The messaging entity '{self.path}' has been deleted."))
+        self._idle.cancel()
+        self._refuse(EntityNotFound(f"The messaging entity '{self.path}' has been deleted."))
 
 
 def check_session_ids(messages: Sequence[StoredMessage]) -> None:
@@ -493,42 +494,3 @@ def entity_not_found(endpoint: str, path: str) -> EntityNotFound:
     return EntityNotFound(
         f"The messaging entity '{endpoint}/{path.strip('/')[:300]}' could not be found. {MANAGEMENT_HELP}"
     )
-
-
-class AutoDelete:
-    """Deletes an entity that was not used for its AutoDeleteOnIdle. `arm` it again after every change of that.
-
-    Use is checked when the idle time would be over, so no message reschedules a timer.
-    """
-
-    __slots__ = ("_entity", "due_ms")
-
-    def __init__(self, entity: QueueEntity) -> None:
-        self.due_ms = NEVER
-        self._entity = entity
-
-    def arm(self) -> None:
-        limit = self._entity.description.auto_delete_on_idle_ms
-        self.due_ms = NEVER
-        if limit < NEVER:
-            self._wait_until(max(self._entity.last_used_ms, self._entity.namespace.clock.now_ms()) + limit)
-
-    def stop(self) -> None:
-        self.due_ms = NEVER
-
-    def advance(self, now_ms: int) -> None:
-        limit = self._entity.description.auto_delete_on_idle_ms
-        due = (now_ms if self._entity.is_in_use else self._entity.last_used_ms) + limit
-        if due > now_ms:
-            self._wait_until(due)
-            return
-        self.stop()
-        try:
-            self._entity.delete()
-        except ServiceError:
-            # A partition of it is down: try again after another idle time.
-            self._wait_until(now_ms + limit)
-
-    def _wait_until(self, at_ms: int) -> None:
-        self.due_ms = at_ms
-        self._entity.namespace.timers.schedule(at_ms, self)

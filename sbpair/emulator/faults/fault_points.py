@@ -12,7 +12,7 @@ from itertools import repeat
 from typing import Final, Protocol, TypeVar
 
 from sbpair.emulator.access.sas import is_within, scope_of
-from sbpair.emulator.clock import NEVER, Clock, Timers
+from sbpair.emulator.clock import NEVER, Clock, Deadline, Timers
 from sbpair.emulator.service_errors import (
     EntityFull,
     EntityUnavailable,
@@ -165,11 +165,9 @@ class CreditBudget:
     """
 
     def __init__(self, per_second: int, clock: Clock, timers: Timers, resume: Callable[[], None]) -> None:
-        self.due_ms = NEVER
         self._per_second = self._left = per_second
         self._clock = clock
-        self._timers = timers
-        self._resume = resume
+        self._resumption = Deadline(clock, timers, NEVER, resume)
         self._period = clock.now_ms() // PERIOD_MS
 
     def _credits(self) -> int:
@@ -188,20 +186,13 @@ class CreditBudget:
     def allowed(self, wanted: int, path: str) -> int:
         del path
         allowed = max(0, min(wanted, self._credits()))
-        if allowed < wanted and self.due_ms == NEVER:
-            self.due_ms = (self._period + 1) * PERIOD_MS
-            self._timers.schedule(self.due_ms, self)
+        if allowed < wanted:
+            self._resumption.wait_until((self._period + 1) * PERIOD_MS)
         return allowed
 
     def record(self, deliveries: int, path: str) -> None:
         del path
         self._left -= deliveries
-
-    def advance(self, now_ms: int) -> None:
-        """Resume deliveries: a new period has begun."""
-        del now_ms
-        self.due_ms = NEVER
-        self._resume()
 
 
 class FaultPoints:

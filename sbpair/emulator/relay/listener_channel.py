@@ -13,7 +13,7 @@ from urllib.parse import quote
 from websockets.frames import Frame, Opcode
 
 from sbpair.emulator.access.sas import AccessRight
-from sbpair.emulator.clock import NEVER, Deadline
+from sbpair.emulator.clock import NEVER
 from sbpair.emulator.relay.frame_connection import FrameConnection, FrameUser, Handshake
 from sbpair.emulator.relay.relay_messages import (
     MessageInvalid,
@@ -58,12 +58,9 @@ class ListenerChannel(FrameUser):
     def open(self, handshake: Handshake, grant: Grant) -> None:
         """Answer the handshake, and begin to listen."""
         self._frames: FrameConnection = handshake.accept(self, next(iter(handshake.protocols), None))
-        self._expiry = self._expire_with(grant)
+        self._expiry = self._namespace.deadline(NEVER, lambda: self.close(1008, "ExpiredToken: The token is expired."))
+        self._expiry.wait_until(grant.expires_at_ms)
         self._entity.listeners.append(self)
-
-    def _expire_with(self, grant: Grant) -> Deadline:
-        ms = grant.expires_at_ms - self._namespace.clock.now_ms() if grant.expires_at_ms < NEVER else NEVER
-        return self._namespace.deadline(ms, lambda: self.close(1008, "ExpiredToken: The token is expired."))
 
     def rendezvous(self, target: str, action: str, identity: str) -> str:
         """Return the address for `action`, accept or request; `target` is path and query of the sender."""
@@ -135,8 +132,7 @@ class ListenerChannel(FrameUser):
         except RelayRefused as error:
             self.close(1008, error.message)
             return
-        self._expiry.cancel()
-        self._expiry = self._expire_with(grant)
+        self._expiry.wait_until(grant.expires_at_ms)
 
     def _begin(self, response: object) -> None:
         try:

@@ -58,6 +58,7 @@ class AmqpConnection(LinkOwner):
         self.output = ConnectionOutput(self._connection, transport, self.namespace.store_changes)
         self._deadline = self._loop.call_later(self._limits.open_seconds, self._on_open_timeout)
         self.namespace.on_outage.add(self._on_outage)
+        self.namespace.on_refusing[self.close_forbidden_links] = None
         self.namespace.fault_points.register(self)
         self._set_heartbeat()
         if self.namespace.is_down:
@@ -220,8 +221,8 @@ class AmqpConnection(LinkOwner):
         if self._heartbeat is not None:
             self._heartbeat.cancel()
         self.namespace.on_outage.discard(self._on_outage)
+        self.namespace.on_refusing.pop(self.close_forbidden_links, None)
         self.namespace.fault_points.connections.discard(self)
-        self.unwatch_all()
         for session in self._connection.sessions:
             self.end_session(session, peacefully=peacefully)
         self.claims.clear()

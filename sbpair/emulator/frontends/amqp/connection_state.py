@@ -37,10 +37,10 @@ class Claims:
     """
 
     def __init__(self, namespace: Namespace, on_expired: Callable[[], None]) -> None:
-        self.due_ms = NEVER
         self.endpoint = namespace.endpoint
         self._namespace = namespace
         self._on_expired = on_expired
+        self._expiry = namespace.deadline(NEVER, self._expire)
         self._grants: dict[str, Grant] = {}
 
     def check_key(self, name: str, key: str) -> bool:
@@ -61,7 +61,7 @@ class Claims:
         if path:
             self._namespace.resolve(name, self.endpoint)
         self._grants[path] = grant
-        self._schedule(grant.expires_at_ms)
+        self._await_expiry()
 
     def require(self, rights: tuple[AccessRight, ...], path: str) -> None:
         """Raise Unauthenticated or Unauthorized unless one of `rights` is granted on `path`."""
@@ -77,22 +77,18 @@ class Claims:
             f"Resource: '{self.endpoint}/{path}'."
         )
 
-    # Timed
+    def _await_expiry(self) -> None:
+        self._expiry.wait_until(min((grant.expires_at_ms for grant in self._grants.values()), default=NEVER))
 
-    def _schedule(self, at_ms: int) -> None:
-        if at_ms < self.due_ms:
-            self.due_ms = at_ms
-            self._namespace.timers.schedule(at_ms, self)
-
-    def advance(self, now_ms: int) -> None:
-        self.due_ms = NEVER
+    def _expire(self) -> None:
+        now_ms = self._namespace.clock.now_ms()
         self._on_expired()
         self._grants = {path: grant for path, grant in self._grants.items() if grant.expires_at_ms > now_ms}
-        self._schedule(min((grant.expires_at_ms for grant in self._grants.values()), default=NEVER))
+        self._await_expiry()
 
     def clear(self) -> None:
         self._grants.clear()
-        self.due_ms = NEVER
+        self._expiry.cancel()
 
 
 def new_id() -> bytes:
@@ -100,31 +96,25 @@ def new_id() -> bytes:
     return secrets.token_hex(16).encode()
 
 
-class TransactionGroup:
-    """The links of one session that take part in the same transactions. `via` is the entity of the first one."""
-
-    def __init__(self) -> None:
-        self.via: QueueEntity | None = None
-
-    def join(self, entity: QueueEntity) -> QueueEntity:
-        """Return the entity by way of which messages are sent to this one: the first that joined."""
-        if self.via is None:
-            self.via = entity.top_level
-        return self.via
-
-    def check_receive(self, entity: QueueEntity) -> None:
-        """Raise NotAllowed if another entity came first: messages of no other one can be settled here."""
-        if self.via not in (None, entity.top_level):
-            raise NotAllowed("Local transactions cannot span multiple top-level entities such as queue or topic.")
-
-
 class Transactions:
-    """The transactions and the transaction groups of one connection."""
+    """The transactions of one connection, and its transaction groups: each a session, with its first entity."""
 
     def __init__(self, namespace: Namespace) -> None:
         self._namespace = namespace
         self._open: dict[bytes, Transaction] = {}
-        self.groups: dict[LinkSession, TransactionGroup] = {}
+        self.groups: dict[LinkSession, QueueEntity | None] = {}
+
+    def via(self, session: LinkSession, entity: QueueEntity) -> QueueEntity:
+        """Return the entity by way of which a session sends to this one: the first entity of its group, or itself."""
+        if session not in self.groups:
+            return entity
+        via = self.groups[session] = self.groups[session] or entity.top_level
+        return via
+
+    def check_receive(self, session: LinkSession, entity: QueueEntity) -> None:
+        """Raise NotAllowed if another entity came first: messages of no other one can be settled here."""
+        if self.groups.get(session) not in (None, entity.top_level):
+            raise NotAllowed("Local transactions cannot span multiple top-level entities such as queue or topic.")
 
     def find(self, txn_id: bytes | None) -> Transaction:
         """Return a transaction that was not discharged, also one whose time has run out. Raises TransactionUnknown."""

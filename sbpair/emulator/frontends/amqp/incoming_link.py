@@ -134,7 +134,6 @@ class SendViaLink(IncomingLink):
         properties: dict[Symbol, str] | None = None,
     ) -> None:
         self._other = other.path.lower()
-        owner.watch(other)
         owner.claims.require(SEND, self._other)
         super().__init__(owner, link, route, path, properties)
 

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from sbpair.emulator.access.sas import AccessRight
     from sbpair.emulator.clock import Deadline
     from sbpair.emulator.entities.namespace import Namespace
-    from sbpair.emulator.entities.queue import QueueEntity
     from sbpair.emulator.entities.transaction import Transaction
     from sbpair.errors import ProtocolError
 
@@ -216,7 +215,6 @@ class LinkOwner(asyncio.Protocol):
         self.namespace = namespace
         self.claims = Claims(namespace, self.close_forbidden_links)
         self.transactions = Transactions(namespace)
-        self._entities: set[QueueEntity] = set()
         self._to_flush: dict[LinkEndpoint, None] = {}
 
     def flush_endpoints(self) -> None:
@@ -225,15 +223,6 @@ class LinkOwner(asyncio.Protocol):
         self._to_flush.clear()
         for endpoint in endpoints:
             endpoint.flush()
-
-    def watch(self, queue: QueueEntity) -> None:
-        if queue not in self._entities:
-            self._entities.add(queue)
-            queue.watch(self.close_forbidden_links)
-
-    def unwatch_all(self) -> None:
-        for queue in self._entities:
-            queue.unwatch(self.close_forbidden_links)
 
     def watch_idle(self, link: Link) -> Deadline:
         """Detach a link ten minutes after its last use; credit alone does not count as use."""

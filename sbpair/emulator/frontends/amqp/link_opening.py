@@ -16,7 +16,6 @@ from sbpair.emulator.access.sas import AccessRight, scope_of
 from sbpair.emulator.entities.sessions import SessionMessages
 from sbpair.emulator.entities.transaction import SendVia
 from sbpair.emulator.frontends.amqp import management_operations, outgoing_link
-from sbpair.emulator.frontends.amqp.connection_state import TransactionGroup
 from sbpair.emulator.frontends.amqp.incoming_link import SEND, IncomingLink, SendViaLink
 from sbpair.emulator.frontends.amqp.link_endpoint import LinkEndpoint, LinkOwner, address_of
 from sbpair.emulator.frontends.amqp.request_links import (
@@ -57,7 +56,6 @@ def open_link(owner: LinkOwner, link: Link) -> LinkEndpoint:
     owner.claims.require(_ANY, path)
     target = owner.namespace.resolve(address_of(link), owner.claims.endpoint)
     owner.namespace.fault_points.check(path)
-    owner.watch(target.entity)
     if target.management:
         return _open_to_node(owner, link, path, _ANY, partial(_manage, owner, link.session, target, path))
     return _open_to_messages(owner, link, path, target)
@@ -79,7 +77,7 @@ def _open_coordinator(owner: LinkOwner, link: Link) -> LinkEndpoint:
         raise NotAllowed(f"Transactions are not supported in the {owner.namespace.tier.name} tier.")
     to_entities = (IncomingLink, outgoing_link.OutgoingLink, outgoing_link.WaitingSessionLink)
     if not any(isinstance(other.context, to_entities) for other in link.session.links):
-        owner.transactions.groups.setdefault(link.session, TransactionGroup())
+        owner.transactions.groups.setdefault(link.session)
     return CoordinatorLink(owner, link)
 
 
@@ -128,12 +126,9 @@ def _open_to_messages(owner: LinkOwner, link: Link, path: str, target: AddressTa
         return _open_to_send(owner, link, path, target.entity)
     owner.claims.require(outgoing_link.LISTEN, path)
     target.check_receive()
-    group = owner.transactions.groups.get(link.session)
-    if group is not None:
-        group.check_receive(target.entity)
+    owner.transactions.check_receive(link.session, target.entity)
     endpoint = _open_to_receive(owner, cast("SendingLink", link), path, target)
-    if group is not None:
-        group.join(target.entity)
+    owner.transactions.via(link.session, target.entity)
     return endpoint
 
 
@@ -155,8 +150,7 @@ def _open_to_send(owner: LinkOwner, link: ReceivingLink, path: str, entity: Queu
         to = owner.namespace.find_target(destination, owner.claims.endpoint)
         echo = {Symbol(TRANSFER_DESTINATION): destination}
         return SendViaLink(owner, link, SendVia(entity, to), path, to, echo)
-    group = owner.transactions.groups.get(link.session)
-    via = group.join(entity) if group is not None else entity
+    via = owner.transactions.via(link.session, entity)
     if via is not entity:
         return SendViaLink(owner, link, SendVia(via, entity), path, via)
     return IncomingLink(owner, link, entity, path)
