@@ -159,7 +159,7 @@ def a_minute_later(original: Any, *args: Any) -> object:
 
 def release_all(original: Any, link: Any) -> None:
     original(link)
-    link._queue.subqueue.expire_locks()
+    link._queue.checked().expire_locks()
 
 
 def grant_two_more(original: Any, link: RawReceiver, credit: int) -> None:

@@ -154,7 +154,7 @@ def test_forwarding_can_begin_and_end_later(make_queue) -> None:
     queue = make_queue()
     queue.send(named(None))
     errors = []
-    queue.watch(errors.append)
+    queue.namespace.on_refusing[errors.append] = None
     queue.update(replace(queue.description, forward_to="target"))
     assert (queue.counts().total, target.counts().active, len(errors)) == (0, 1, 1)
     with pytest.raises(NotAllowed):
@@ -249,7 +249,7 @@ def test_the_size_follows_modified_properties(namespace, make_queue, outcome, re
     deferred = message.reported_state == DEFERRED
     (again,) = source.receive_deferred([1]) if deferred else source.receive(1)
     assert again.size == grown
-    source.complete(again.lock_token)
+    source.checked().complete(again.lock_token)
     assert queue.size_bytes == 0
 
 

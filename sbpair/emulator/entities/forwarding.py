@@ -60,7 +60,7 @@ class Forwarder:
         except (EntityUnavailable, OperationTimedOut):
             self.stop()
             for message in received:
-                messages.release(message.lock_token)
+                messages.checked().release(message.lock_token)
             return False
         return True
 

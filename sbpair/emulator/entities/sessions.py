@@ -7,9 +7,9 @@ session without messages, state and holder costs nothing.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Protocol
 
 from sbpair.emulator.entities.message_order import Deadlines, ReadyQueue
 from sbpair.emulator.entities.stored_message import DEFERRED, StoredMessage
@@ -17,13 +17,9 @@ from sbpair.emulator.entities.subqueue import NOT_DEFERRED, Consumer, SubQueue
 from sbpair.emulator.service_errors import (
     MessageNotFound,
     NotAllowed,
-    ServiceError,
     SessionCannotBeLocked,
     SessionLockExpired,
 )
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 class SessionWaiter(Protocol):
@@ -293,18 +289,8 @@ def session_lock_lost() -> SessionLockExpired:
     return SessionLockExpired("The session lock has expired on the MessageSession. Accept a new MessageSession.")
 
 
-def _while_held(operation: Callable[Concatenate[SubQueue, P], R]) -> Callable[Concatenate[HeldSession, P], R]:
-    """Return the same operation for a held session. It raises SessionLockExpired after the lock has ended."""
-
-    def run(held: HeldSession, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        result: R = getattr(held.checked(), operation.__name__)(*args, **kwargs)
-        return result
-
-    return run
-
-
 class HeldSession:
-    """A session under lock: received from and settled on like a sub-queue, by one consumer at most.
+    """A session under lock: received from like a sub-queue, by one consumer at most, and settled on in `checked()`.
 
     `number` distinguishes this lock from every other of the same sub-queue. `on_lock_lost` is called when the lock
     expires. `owner` is the name of the connection that holds it, as its client gave it. Everything raises
@@ -324,10 +310,6 @@ class HeldSession:
     @property
     def state(self) -> bytes | None:
         return self.session.state
-
-    @property
-    def subqueue(self) -> SubQueue:
-        return self._messages
 
     def checked(self) -> SessionMessages:
         """Return the entity's messages, after everything due. Raises SessionLockExpired if the lock has ended."""
@@ -380,18 +362,3 @@ class HeldSession:
         """Release the session, if it is still held."""
         if self.session.holder is self:
             self._messages.end_hold(self, failed=failed)
-
-    get_locked = _while_held(SubQueue.get_locked)
-    modify = _while_held(SubQueue.modify)
-    complete = _while_held(SubQueue.complete)
-    abandon = _while_held(SubQueue.abandon)
-    release = _while_held(SubQueue.release)
-    defer = _while_held(SubQueue.defer)
-    dead_letter = _while_held(SubQueue.dead_letter)
-    check_dead_letter = _while_held(SubQueue.check_dead_letter)
-
-    def complete_all(self, tokens: Iterable[bytes]) -> dict[bytes, ServiceError]:
-        try:
-            return self.checked().complete_all(tokens)
-        except SessionLockExpired as error:
-            return dict.fromkeys(tokens, error)

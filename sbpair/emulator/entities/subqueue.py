@@ -80,9 +80,8 @@ class SubQueue:
         """Return the number of all messages: active, locked, deferred and scheduled."""
         return len(self._store)
 
-    @property
-    def subqueue(self) -> SubQueue:
-        """This sub-queue, as a held session has one."""
+    def checked(self) -> SubQueue:
+        """Return this sub-queue, as a held session does while it is held."""
         return self
 
     @property

@@ -6,7 +6,6 @@ Before the commit, sent messages cannot be received, and settled messages stay l
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from copy import copy
 from functools import partial
@@ -82,9 +81,9 @@ SendTarget: TypeAlias = QueueEntity | SendVia
 
 
 class Trial:
-    """A sub-queue or a held session, for settlements that raise their errors and change nothing."""
+    """A sub-queue for settlements that raise their errors and change nothing."""
 
-    def __init__(self, messages: SubQueue | HeldSession) -> None:
+    def __init__(self, messages: SubQueue) -> None:
         self._messages = messages
 
     def modify(self, token: bytes, change: Callable[[StoredMessage], None]) -> None:
@@ -101,8 +100,11 @@ class Trial:
         self._messages.check_dead_letter()
 
 
-Settleable: TypeAlias = "SubQueue | HeldSession | Trial"
-Settlement: TypeAlias = "Callable[[Settleable, bytes], None]"
+Settlement: TypeAlias = "Callable[[SubQueue | Trial, bytes], None]"
+
+
+def _try(settlement: Settlement, messages: SubQueue | HeldSession, token: bytes) -> None:
+    settlement(Trial(messages.checked()), token)
 
 
 class Place(NamedTuple):
@@ -154,7 +156,6 @@ class Transaction:
     def _clear(self) -> None:
         self._operations: dict[object, PendingOperation] = {}  # by the message or session that they change
         self._sends: list[PendingSend] = []
-        self._pending_bytes: Counter[QueueEntity] = Counter()
         self.on_committed: list[Callable[[], None]] = []
 
     # Sends
@@ -170,13 +171,12 @@ class Transaction:
         return [message.sequence_number for message in messages]
 
     def _add_send(self, send: PendingSend) -> None:
-        entity, (place, key) = send.entity, self._place_of(send)
+        place, key = self._place_of(send)
         if sum([len(each.messages) for each in [*self._sends, send]]) > MAX_MESSAGES:
             raise EntityFull(f"Cannot send more than {MAX_MESSAGES} messages in a single transaction.")
-        send.target.check_batch(send.messages, self._pending_bytes[entity])
+        _check_after(self._sends, send)
         self._begin(place)
         self._key = key
-        self._pending_bytes[entity] += send.size
         self._sends.append(send)
 
     # Other operations
@@ -187,13 +187,14 @@ class Transaction:
         """Check that all of these messages can be settled, and keep that for the commit."""
         if any(token in self._operations for token in tokens):
             raise message_lock_lost()
-        place = self._place_with(entity, [messages.get_locked(token) for token in tokens])
+        sub_queue = messages.checked()
+        place = self._place_with(entity, [sub_queue.get_locked(token) for token in tokens])
         pending: dict[object, PendingOperation] = {}
         for token in tokens:
-            check = partial(settlement, Trial(messages), token)
+            check = partial(_try, settlement, messages, token)
             check()
-            apply = partial(settlement, messages, token)
-            pending[token] = PendingOperation(entity, messages.subqueue, check, apply)
+            apply = partial(settlement, sub_queue, token)
+            pending[token] = PendingOperation(entity, sub_queue, check, apply)
         self._begin(place)
         self._operations |= pending
 
@@ -216,7 +217,7 @@ class Transaction:
         place = self._at(Place(entity.top_level, partition))
         entity.check_quota(len(state or b"") - len(held.state or b""))
         self._begin(place)
-        self._operations[held] = PendingOperation(entity, held.subqueue, held.checked, partial(held.set_state, state))
+        self._operations[held] = PendingOperation(entity, held.checked(), held.checked, partial(held.set_state, state))
 
     # The place
 
@@ -311,10 +312,8 @@ class Transaction:
                 self._check_entity(entity)
             for operation in operations:
                 operation.check()
-            pending: Counter[QueueEntity] = Counter()
-            for send in sends:
-                send.target.check_batch(send.messages, pending[send.entity])
-                pending[send.entity] += send.size
+            for number, send in enumerate(sends):
+                _check_after(sends[:number], send)
         except ServiceError as error:
             raise TransactionRolledBack(f"The transaction has been rolled back: {error.message}") from error
 
@@ -323,3 +322,9 @@ class Transaction:
         if self._namespace.entity(entity.path) is not entity:
             raise entity_not_found(self._namespace.endpoint, entity.path)
         self._namespace.fault_points.check(entity.path.lower())
+
+
+def _check_after(before: Sequence[PendingSend], send: PendingSend) -> None:
+    """Raise the error of sending messages after those of the same transaction."""
+    pending_bytes = sum([each.size for each in before if each.entity is send.entity])
+    send.target.check_batch(send.messages, pending_bytes)

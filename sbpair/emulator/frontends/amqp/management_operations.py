@@ -159,10 +159,11 @@ def update_disposition(call: ManagementCall) -> Reply:
     if call.transaction is not None:
         call.transaction.settle(call.target.entity, messages, tokens, partial(settle_one, outcome))
         return Reply()
+    sub_queue = messages.checked()
     for token in tokens:
-        messages.get_locked(token)
+        sub_queue.get_locked(token)
     for token in tokens:
-        settle_one(outcome, messages, token)
+        settle_one(outcome, sub_queue, token)
     return Reply()
 
 
@@ -223,7 +224,7 @@ def receive_by_sequence_number(call: ManagementCall) -> Reply:
             Map([("lock-token", message.lock_uuid), ("message", service_envelope.encode_delivery(message))])
         )
         if delete:
-            queue.complete(message.lock_token)
+            queue.checked().complete(message.lock_token)
     return Reply(body=Map([("messages", received)]))
 
 

@@ -5,10 +5,9 @@ Invariant: a message leaves its queue only if it can be sent at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 
 from sbpair.amqp.performatives import Accepted, Error, Modified, Outcome, Rejected, Released, TransactionalState
 from sbpair.amqp.session import id_ranges
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from sbpair.emulator.entities.namespace import AddressTarget
     from sbpair.emulator.entities.stored_message import StoredMessage
     from sbpair.emulator.entities.subqueue import SubQueue
-    from sbpair.emulator.entities.transaction import Settleable, Transaction
+    from sbpair.emulator.entities.transaction import Transaction, Trial
 
 LISTEN: Final = (AccessRight.LISTEN,)
 FIRST_SLICE: Final = 8
@@ -39,7 +38,7 @@ SLICE_BYTES: Final = 262_144
 The number of messages follows from the size of the last ones.
 """
 
-Settle: TypeAlias = Callable[[bytes], None]
+OUTCOMES: Final = (Accepted, Modified, Rejected, Released)
 REASON: Final = "DeadLetterReason"
 DESCRIPTION: Final = "DeadLetterErrorDescription"
 
@@ -141,7 +140,7 @@ class OutgoingLink(LinkEndpoint):
         size = 0
         for message in messages:
             payload = service_envelope.encode_peeked(message)
-            self._queue.complete(message.lock_token)
+            self._queue.checked().complete(message.lock_token)
             self._link.send(payload, message.lock_token, settled=True)
             size += len(payload)
         return size
@@ -173,7 +172,7 @@ class OutgoingLink(LinkEndpoint):
             self._owner.close_link(self._link, error)
             return
         outcome = state.outcome
-        if not isinstance(outcome, (Accepted, Modified, Rejected, Released)):
+        if not isinstance(outcome, OUTCOMES):
             return
         for delivery in deliveries:
             settlement = partial(settle_one, outcome)
@@ -283,18 +282,20 @@ def settle_all(
     queue: SubQueue | HeldSession, tokens: list[bytes], state: Any, *, settled: bool
 ) -> dict[bytes, ServiceError] | None:
     """Apply an outcome to locked messages and return the errors by token, or None if `state` is not an outcome."""
-    if isinstance(state, Accepted):
-        try:
-            return queue.complete_all(tokens)
-        except SessionLockExpired as error:
-            return dict.fromkeys(tokens, error)
-    settle = _settler(queue, state, settled=settled)
-    if settle is None:
+    # A delivery settled without an outcome was not processed.
+    outcome = Released() if state is None and settled else state
+    if not isinstance(outcome, OUTCOMES):
         return None
     failed: dict[bytes, ServiceError] = {}
+    try:
+        messages = queue.checked()
+    except SessionLockExpired as error:
+        return dict.fromkeys(tokens, error)
+    if isinstance(outcome, Accepted):
+        return messages.complete_all(tokens)
     for token in tokens:
         try:
-            settle(token)
+            settle_one(outcome, messages, token)
         except ServiceError as error:
             failed[token] = error
     return failed
@@ -305,47 +306,29 @@ def _confirmed(outcome: Outcome) -> Outcome:
     return Rejected() if isinstance(outcome, Rejected) else outcome
 
 
-def settle_one(outcome: Outcome, queue: Settleable, token: bytes) -> None:
+def settle_one(outcome: Outcome, messages: SubQueue | Trial, token: bytes) -> None:
     """Apply an outcome to a locked message."""
-    settle = _settler(queue, outcome, settled=False)
-    if settle is not None:
-        settle(token)
-
-
-def _settler(queue: Settleable, state: Any, *, settled: bool) -> Settle | None:
-    """Return the settlement for this outcome, or None if it is not an outcome."""
-    match state:
+    match outcome:
         case Accepted():
-            return queue.complete
+            messages.complete(token)
         case Modified():
+            _modify(messages, token, outcome.message_annotations)
             # `delivery_failed` is ignored: the SDK for JavaScript abandons without it.
-            settle = queue.defer if state.undeliverable_here else queue.abandon
-            return _changing(queue, state.message_annotations, settle)
+            (messages.defer if outcome.undeliverable_here else messages.abandon)(token)
         case Rejected(error=Error() as error):
-            return _dead_letterer(queue, error)
+            info = error.info if isinstance(error.info, Map) else Map()
+            _modify(messages, token, Map((key, value) for key, value in info.pairs if key not in (REASON, DESCRIPTION)))
+            messages.dead_letter(token, text_at(info, REASON), text_at(info, DESCRIPTION) or error.description or None)
         case Rejected():
-            return queue.dead_letter
-    # A delivery settled without an outcome was not processed.
-    return queue.release if isinstance(state, Released) or (state is None and settled) else None
+            messages.dead_letter(token)
+        case Released():
+            messages.release(token)
 
 
-def _dead_letterer(queue: Settleable, error: Error) -> Settle:
-    info = error.info if isinstance(error.info, Map) else Map()
-    reason, description = text_at(info, REASON), text_at(info, DESCRIPTION) or error.description or None
-    properties = Map((key, value) for key, value in info.pairs if key not in (REASON, DESCRIPTION))
-    return _changing(queue, properties, lambda token: queue.dead_letter(token, reason, description))
-
-
-def _changing(queue: Settleable, properties: object, settle: Settle) -> Settle:
-    """Return `settle`, preceded by a change of the message's application properties, if there is one."""
-    if not isinstance(properties, Map) or not properties:
-        return settle
-
-    def change_and_settle(token: bytes) -> None:
+def _modify(messages: SubQueue | Trial, token: bytes, properties: object) -> None:
+    """Change the application properties of a locked message, if any are given."""
+    if isinstance(properties, Map) and properties:
         try:
-            queue.modify(token, lambda message: service_envelope.modify_properties(message, properties))
+            messages.modify(token, lambda message: service_envelope.modify_properties(message, properties))
         except ProtocolError as error:
             raise ArgumentInvalid(f"The properties of the message cannot be changed: {error.message}") from error
-        settle(token)
-
-    return change_and_settle
