@@ -17,15 +17,14 @@ from sbpair.azure.http_client import CALL_SECONDS
 from sbpair.errors import NameTaken
 from sbpair.model.entities import CORRELATION_KEYS, Queue, Topic, pascal
 from sbpair.rules.filters import (
-    CorrelationMatcher,
+    CorrelationRuleFilter,
     FalseRuleFilter,
-    RuleInvalid,
-    SqlMatcher,
+    SqlRuleFilter,
     SubscriptionFilters,
     TopicFilters,
     TrueRuleFilter,
 )
-from sbpair.rules.values import read_typed
+from sbpair.rules.values import RuleInvalid, read_typed
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -134,10 +133,10 @@ def matcher_of(description: Element) -> Filter | None:
     found = texts(selected)
     try:
         if not kind.endswith("CorrelationFilter"):
-            return SqlMatcher(found.get("SqlExpression", ""), _typed_values(selected, "Parameters"))
+            return SqlRuleFilter(found.get("SqlExpression", ""), _typed_values(selected, "Parameters"))
         system = {name: found.get(pascal(name)) or None for name in CORRELATION_KEYS}
-        return CorrelationMatcher(**system, properties=_typed_values(selected, "Properties"))
-    except (RuleInvalid, ValueError):
+        return CorrelationRuleFilter(**system, properties=_typed_values(selected, "Properties"))
+    except RuleInvalid:
         return None
 
 

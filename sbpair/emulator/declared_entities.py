@@ -25,7 +25,6 @@ from sbpair.emulator.entities import rules
 from sbpair.emulator.entities.description import TIERS, QueueDescription
 from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.entities.queue import QueueEntity
-from sbpair.emulator.entities.rules import TypedValue, read_typed
 from sbpair.emulator.entities.topic import SubscriptionEntity, TopicEntity
 from sbpair.emulator.frontends.http.description_elements import SUBSCRIPTION
 from sbpair.emulator.frontends.http.management_parts import (
@@ -40,6 +39,8 @@ from sbpair.emulator.server import RequestedNamespace, check_requested
 from sbpair.emulator.service_errors import ServiceError
 from sbpair.errors import SbpairError, UsageError
 from sbpair.operating_system.files import read_document
+from sbpair.rules import filters
+from sbpair.rules.values import RuleInvalid, TypedValue, read_typed
 from sbpair.timespan import TICKS_PER_SECOND
 from sbpair.timespan import parse as parse_timespan
 
@@ -129,7 +130,7 @@ class Members:
         """Return the result of an action, or None with a fault where the service refuses it."""
         try:
             return action()
-        except ServiceError as error:
+        except (ServiceError, RuleInvalid) as error:
             self.fault(path, error.message)
             return None
 
@@ -285,9 +286,9 @@ class _Declaration(Members):
         action = None
         if "Action" in properties:
             action = self._sql(inner(path, "Action"), properties["Action"], rules.SqlAction)
-        selected: rules.Filter | None = None
+        selected: filters.Filter | None = None
         if "SqlFilter" in properties:
-            selected = self._sql(inner(path, "SqlFilter"), properties["SqlFilter"], rules.SqlRuleFilter)
+            selected = self._sql(inner(path, "SqlFilter"), properties["SqlFilter"], filters.SqlRuleFilter)
         elif "CorrelationFilter" in properties:
             selected = self._correlation(inner(path, "CorrelationFilter"), properties["CorrelationFilter"])
         if len(self.faults) > before or selected is None or name is None:
@@ -299,8 +300,8 @@ class _Declaration(Members):
         text = self.text(path, members, "SqlExpression")
         return None if text is None else self.attempt(inner(path, "SqlExpression"), partial(make, text))
 
-    def _correlation(self, path: str, item: object) -> rules.CorrelationRuleFilter | None:
-        names = {name: field for field, name in rules.CORRELATION_FIELDS.items()}
+    def _correlation(self, path: str, item: object) -> filters.CorrelationRuleFilter | None:
+        names = {name: field for field, name in filters.CORRELATION_FIELDS.items()}
         members = self.object(path, item, (*names, "Properties"))
         texts = {field: self.text(path, members, name) for name, field in names.items()}
         above = inner(path, "Properties")
@@ -309,7 +310,7 @@ class _Declaration(Members):
         properties = tuple((name, value) for name, value in typed.items() if value)
         if len(properties) < len(named):
             return None
-        return self.attempt(path, lambda: rules.CorrelationRuleFilter(**texts, properties=properties))
+        return self.attempt(path, lambda: filters.CorrelationRuleFilter(**texts, properties=properties))
 
     def _typed(self, path: str, value: object) -> TypedValue | None:
         read = self.read(path, value, *_PROPERTY_TYPES)

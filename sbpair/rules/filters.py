@@ -8,24 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
-from sbpair.errors import SbpairError
 from sbpair.rules.compiler import Compiler, Dialect, Parameters, Predicate, SqlMistake
 from sbpair.rules.operators import equal
-from sbpair.rules.values import EvaluationFailed, Truth, TypedValue
+from sbpair.rules.values import EvaluationFailed, RuleInvalid, Truth, TypedValue
 from sbpair.rules.view import SYSTEM_PROPERTIES, MessageView
 
 MAX_LENGTH: Final = 1024
 
 NamedValues = tuple[tuple[str, TypedValue], ...]
 """Parameters of an expression, or properties of a correlation filter, in the order of the request."""
-
-
-class RuleInvalid(SbpairError):
-    """An invalid filter or action. `line` counts from 1 and `column` from 0, as the service does."""
-
-    def __init__(self, details: str, *, line: int = 1, column: int = 0) -> None:
-        super().__init__(details)
-        self.line, self.column = line, column
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +40,7 @@ class FalseRuleFilter:
 
 
 @dataclass(frozen=True, slots=True)
-class SqlMatcher:
+class SqlRuleFilter:
     """A filter that selects messages for which its expression is true. Raises RuleInvalid."""
 
     expression: str
@@ -62,7 +53,7 @@ class SqlMatcher:
 
 
 @dataclass(frozen=True, slots=True)
-class CorrelationMatcher:
+class CorrelationRuleFilter:
     """A filter that selects messages with all of these values. A field that is None is not compared."""
 
     correlation_id: str | None = None
@@ -89,11 +80,11 @@ class CorrelationMatcher:
 
 
 CORRELATION_FIELDS: Final = {
-    each.name: each.name.title().replace("_", "") for each in fields(CorrelationMatcher) if each.name != "properties"
+    each.name: each.name.title().replace("_", "") for each in fields(CorrelationRuleFilter) if each.name != "properties"
 }
 """System property by field of a correlation filter, in the service's order."""
 
-Filter = TrueRuleFilter | FalseRuleFilter | SqlMatcher | CorrelationMatcher
+Filter = TrueRuleFilter | FalseRuleFilter | SqlRuleFilter | CorrelationRuleFilter
 
 
 def compile_rule(compiler: type[Compiler], start: str, text: str, parameters: NamedValues) -> Any:

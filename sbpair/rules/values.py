@@ -32,6 +32,14 @@ Truth = bool | None
 """True, False, or unknown."""
 
 
+class RuleInvalid(SbpairError):
+    """An invalid filter, action or value. `line` counts from 1 and `column` from 0, as the service does."""
+
+    def __init__(self, details: str, *, line: int = 1, column: int = 0) -> None:
+        super().__init__(details)
+        self.line, self.column = line, column
+
+
 class EvaluationFailed(SbpairError):
     """A filter or an action could not be calculated for a message."""
 
@@ -199,26 +207,26 @@ class TypedValue(NamedTuple):
 
 
 def read_typed(kind: str, text: str) -> TypedValue:
-    """Parse the text of a type. Raises ValueError for an unknown type or an invalid text."""
+    """Parse the text of a type. Raises RuleInvalid for an unknown type or an invalid text."""
     reader = _READERS.get(kind)
     if reader is None:
-        raise ValueError(f"The type '{kind[:40]}' of a value is none of {', '.join(sorted(_READERS))}.")
+        raise RuleInvalid(f"The type '{kind[:40]}' of a value is none of {', '.join(sorted(_READERS))}.")
     try:
         read = reader(text if kind == "string" else text.strip())
     except (ValueError, KeyError, OverflowError, InvalidOperation) as error:
-        raise ValueError(f"The value '{text[:100]}' is not of the type {kind}.") from error
+        raise RuleInvalid(f"The value '{text[:100]}' is not of the type {kind}.") from error
     if isinstance(read, Decimal):
         return TypedValue(kind, text, amqp_value(read), read)
     return TypedValue(kind, text, read, rule_value(read))
 
 
 def from_amqp(original: Value) -> TypedValue:
-    """Convert an AMQP value. Raises ValueError for a type that no property of a filter can have."""
+    """Convert an AMQP value. Raises RuleInvalid for a type that no property of a filter can have."""
     kind = _KINDS.get(type_of(original))
     value = rule_value(original)
     kind = kind or {TimeSpanValue: "duration", Instant: "dateTime"}.get(type(value))
     if kind is None:
-        raise ValueError(f"A value of the AMQP type {type_of(original).__name__} cannot be compared with.")
+        raise RuleInvalid(f"A value of the AMQP type {type_of(original).__name__} cannot be compared with.")
     return TypedValue(kind, _xml_text(value), original, value)
 
 

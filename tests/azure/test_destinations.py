@@ -13,10 +13,11 @@ from sbpair import errors
 from sbpair.azure.destinations import DestinationEntity, open_destinations
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.description import QueueDescription
-from sbpair.emulator.entities.rules import SqlRuleFilter, SubscriptionRule
+from sbpair.emulator.entities.rules import SubscriptionRule
 from sbpair.emulator.frontends.http.atom_frontend import AtomFrontend, AtomRequest
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Endpoint, SasKey
+from sbpair.rules.filters import SqlRuleFilter
 from sbpair.syphon.move_spec import SendCosts
 from sbpair.testing import Emulator
 

@@ -7,10 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sbpair.emulator.entities.rules import CorrelationRuleFilter, SqlAction, SqlRuleFilter, SubscriptionRule, read_typed
+from sbpair.emulator.entities.rules import SqlAction, SubscriptionRule
 from sbpair.emulator.frontends.http import atom_xml
 from sbpair.emulator.frontends.http.atom_xml import read_rule, rule_xml
 from sbpair.emulator.service_errors import ArgumentInvalid
+from sbpair.rules.filters import CorrelationRuleFilter, SqlRuleFilter
+from sbpair.rules.values import read_typed
 from tests.emulator.atom_client import Manager, elements_of, entry, open_manager, sub_code
 from tests.emulator.strict_http import ORDERS
 from tests.kit.async_tests import InLoop

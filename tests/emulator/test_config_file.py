@@ -12,9 +12,9 @@ from sbpair.emulator.clock import NEVER, ManualClock
 from sbpair.emulator.declared_entities import ConfigFileInvalid, load_config, parse_config
 from sbpair.emulator.entities.description import PREMIUM
 from sbpair.emulator.entities.namespace import Namespace
-from sbpair.emulator.entities.rules import CorrelationRuleFilter, SqlRuleFilter, TrueRuleFilter
 from sbpair.emulator.server import RequestedNamespace
 from sbpair.errors import MachineLacks, NameInvalid, UsageError
+from sbpair.rules.filters import CorrelationRuleFilter, SqlRuleFilter, TrueRuleFilter
 
 COMPLETE = """\ufeff{
   // As an editor wrote it.

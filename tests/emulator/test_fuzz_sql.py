@@ -13,15 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sbpair.amqp.types import Int, Map, Timestamp
-from sbpair.emulator.entities.rules import (
-    SqlAction,
-    SqlRuleFilter,
-    StoredView,
-    SubscriptionRule,
-    TrueRuleFilter,
-    select_copies,
-)
-from sbpair.emulator.service_errors import ArgumentInvalid
+from sbpair.emulator.entities.rules import SqlAction, StoredView, SubscriptionRule, select_copies
+from sbpair.rules.filters import SqlRuleFilter, TrueRuleFilter
+from sbpair.rules.values import RuleInvalid
 from tests.emulator.test_rules import HELD, SOUND_ACTIONS, TRUE, a_message, each
 
 Draw = Any
@@ -67,7 +61,7 @@ def survive(text: str, *, action: bool) -> None:
     try:
         made = SqlAction(text) if action else None
         rule = SubscriptionRule("r", TrueRuleFilter() if action else SqlRuleFilter(text), made)
-    except ArgumentInvalid:
+    except RuleInvalid:
         return
     finally:
         assert time.process_time() - before < MAX_SECONDS

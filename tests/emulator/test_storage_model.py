@@ -27,20 +27,14 @@ from sbpair.emulator.clock import ManualClock
 from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.entities.description import QueueDescription, SubscriptionDescription, TopicDescription
 from sbpair.emulator.entities.partitions import PartitionedReadyQueue
-from sbpair.emulator.entities.rules import (
-    CorrelationRuleFilter,
-    FalseRuleFilter,
-    SqlAction,
-    SqlRuleFilter,
-    SubscriptionRule,
-    from_amqp,
-    read_typed,
-)
+from sbpair.emulator.entities.rules import SqlAction, SubscriptionRule
 from sbpair.emulator.entities.sessions import SessionMessages
 from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.entities.subqueue import SubQueue
 from sbpair.emulator.entities.transaction import SendVia, Transaction
 from sbpair.emulator.service_errors import ServiceError
+from sbpair.rules.filters import CorrelationRuleFilter, FalseRuleFilter, SqlRuleFilter
+from sbpair.rules.values import from_amqp, read_typed
 from sbpair.timespan import TICKS_PER_SECOND
 from tests.emulator.storage_worlds import World, state_of
 

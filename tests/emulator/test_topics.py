@@ -9,14 +9,7 @@ from sbpair.amqp.types import Array, Described, Int, Map, ULong, Value
 from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.entities.description import SubscriptionDescription, TopicDescription
 from sbpair.emulator.entities.namespace import Namespace
-from sbpair.emulator.entities.rules import (
-    CorrelationRuleFilter,
-    FalseRuleFilter,
-    SqlAction,
-    SqlRuleFilter,
-    SubscriptionRule,
-    TrueRuleFilter,
-)
+from sbpair.emulator.entities.rules import SqlAction, SubscriptionRule
 from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.entities.topic import SubscriptionEntity, TopicEntity
 from sbpair.emulator.frontends.amqp import management_operations
@@ -29,6 +22,7 @@ from sbpair.emulator.service_errors import (
     NotAllowed,
     ServiceError,
 )
+from sbpair.rules.filters import CorrelationRuleFilter, FalseRuleFilter, SqlRuleFilter, TrueRuleFilter
 from sbpair.timespan import TICKS_PER_SECOND
 
 

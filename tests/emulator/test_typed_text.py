@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from sbpair.amqp.types import Described, Float, Int, Long, Short, Symbol, Timestamp, UByte, UInt, ULong, UShort, same
-from sbpair.emulator.entities.rules import from_amqp, read_typed
-from sbpair.emulator.service_errors import ArgumentInvalid
+from sbpair.rules.values import RuleInvalid, from_amqp, read_typed
 from tests.emulator.test_rules import GUID, MINUTE_TICKS
 
 
@@ -46,5 +45,5 @@ def test_typed_text_is_an_amqp_value(kind: str, text: str, original: Any) -> Non
      ("duration", "1 minute"), ("decimal", "NaN"), ("decimal", "1e999"), ("char", "-1"), ("double", "")],
 )  # fmt: skip
 def test_an_invalid_typed_text_is_refused(kind: str, text: str) -> None:
-    with pytest.raises(ArgumentInvalid):
+    with pytest.raises(RuleInvalid):
         read_typed(kind, text)

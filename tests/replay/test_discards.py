@@ -9,12 +9,13 @@ import pytest
 
 from sbpair import errors
 from sbpair.backlog import Aliases
-from sbpair.emulator.entities.rules import SqlRuleFilter, SubscriptionRule
+from sbpair.emulator.entities.rules import SubscriptionRule
 from sbpair.replay import driver, queue_task
 from sbpair.replay.archive import Archive
 from sbpair.replay.queue_task import DirectMove
 from sbpair.replay.run import ReplayMode, ReplayOptions, load_run
 from sbpair.replay.verify import verify
+from sbpair.rules.filters import SqlRuleFilter
 from tests.replay.tasks import job_of
 from tests.replay.world import HOUR_TICKS, World
 

@@ -12,10 +12,11 @@ from sbpair.azure.destinations import DestinationEntity
 from sbpair.backlog import queue_path
 from sbpair.emulator.access.sas import AccessRight
 from sbpair.emulator.entities.description import QueueDescription
-from sbpair.emulator.entities.rules import SqlRuleFilter, SubscriptionRule
+from sbpair.emulator.entities.rules import SubscriptionRule
 from sbpair.move.message.route import TimeToLive
 from sbpair.move.peek import destination_lookup
 from sbpair.move.peek.peeker import Peeked
+from sbpair.rules.filters import SqlRuleFilter
 from sbpair.syphon import preview
 from sbpair.syphon.forecast import Forecast, total
 from sbpair.syphon.move_spec import EffectiveLimits, MoveLimits, PairTiers

@@ -7,19 +7,12 @@ import pytest
 from sbpair.amqp.types import Int
 from sbpair.emulator.access.sas import AccessRight
 from sbpair.emulator.entities.description import SubscriptionDescription
-from sbpair.emulator.entities.rules import (
-    CorrelationRuleFilter,
-    FalseRuleFilter,
-    SqlAction,
-    SqlRuleFilter,
-    SubscriptionRule,
-    TrueRuleFilter,
-    from_amqp,
-    read_typed,
-)
+from sbpair.emulator.entities.rules import SqlAction, SubscriptionRule
 from sbpair.management import auditing
 from sbpair.management.audit_findings import AuditFinding
 from sbpair.move import events
+from sbpair.rules.filters import CorrelationRuleFilter, FalseRuleFilter, SqlRuleFilter, TrueRuleFilter
+from sbpair.rules.values import from_amqp, read_typed
 from sbpair.status import read_status
 from sbpair.syphon.preview import make_forecast
 from tests.kit.moves import ids

@@ -6,8 +6,7 @@ own, with the rule's name as property RuleName. Only the parts that an action ch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -17,21 +16,12 @@ from sbpair.amqp.types import Symbol, UInt, Value
 from sbpair.emulator.clock import NEVER
 from sbpair.emulator.service_errors import ArgumentInvalid
 from sbpair.errors import ProtocolError
-from sbpair.rules import filters, values
 from sbpair.rules.compiler import Compiler, Part, SqlMistake, value_of
-from sbpair.rules.filters import (
-    CORRELATION_FIELDS,
-    FalseRuleFilter,
-    NamedValues,
-    RuleInvalid,
-    TrueRuleFilter,
-    compile_rule,
-)
+from sbpair.rules.filters import Filter, NamedValues, SqlRuleFilter, TrueRuleFilter, compile_rule
 from sbpair.rules.values import (
     EvaluationFailed,
     Instant,
     TimeSpanValue,
-    TypedValue,
     amqp_value,
     as_type_of,
     instant,
@@ -49,57 +39,15 @@ MAX_STATEMENTS: Final = 32
 RULE_NAME: Final = "RuleName"
 _FORBIDDEN: Final = frozenset("/\\@?#*")
 
-__all__ = ["CORRELATION_FIELDS", "FalseRuleFilter", "NamedValues", "TrueRuleFilter", "TypedValue"]
-
-
-@contextmanager
-def _as_service_errors() -> Iterator[None]:
-    try:
-        yield
-    except RuleInvalid as invalid:
-        raise SqlInvalid(invalid.message, invalid.line, invalid.column) from invalid
-    except ValueError as invalid:
-        raise ArgumentInvalid(str(invalid)) from invalid
-
-
-class SqlInvalid(ArgumentInvalid):
-    """An invalid filter or action. `line` counts from 1 and `column` from 0, as the service does."""
-
-    def __init__(self, message: str, line: int, column: int) -> None:
-        super().__init__(message)
-        self.line, self.column = line, column
-
-
-read_typed = _as_service_errors()(values.read_typed)
-from_amqp = _as_service_errors()(values.from_amqp)
-
-
-class SqlRuleFilter(filters.SqlMatcher):
-    """A SQL filter. Raises SqlInvalid."""
-
-    __slots__ = ()
-    __post_init__ = _as_service_errors()(filters.SqlMatcher.__post_init__)
-
-
-class CorrelationRuleFilter(filters.CorrelationMatcher):
-    """A correlation filter. Raises ArgumentInvalid for one that compares nothing."""
-
-    __slots__ = ()
-    __post_init__ = _as_service_errors()(filters.CorrelationMatcher.__post_init__)
-
-
-Filter = TrueRuleFilter | FalseRuleFilter | SqlRuleFilter | CorrelationRuleFilter
-
 
 @dataclass(frozen=True, slots=True)
 class SqlAction:
-    """An action that changes a message. Raises SqlInvalid."""
+    """An action that changes a message. Raises RuleInvalid."""
 
     expression: str
     parameters: NamedValues = ()
     steps: tuple[Step, ...] = field(init=False, repr=False, compare=False)
 
-    @_as_service_errors()
     def __post_init__(self) -> None:
         steps = compile_rule(ActionCompiler, "action", self.expression, self.parameters)
         object.__setattr__(self, "steps", steps)

@@ -15,7 +15,6 @@ from sbpair.emulator.entities.description import SubscriptionDescription, TopicD
 from sbpair.emulator.entities.partitions import PartitionedMessages, Partitions
 from sbpair.emulator.entities.queue import SUBSCRIPTIONS_SEGMENT, EntitySpace, QueueEntity, found
 from sbpair.emulator.entities.rules import (
-    CorrelationRuleFilter,
     RuleFailure,
     StoredView,
     SubscriptionRule,
@@ -25,6 +24,7 @@ from sbpair.emulator.entities.rules import (
 from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.entities.subqueue import SubQueue
 from sbpair.emulator.service_errors import EntityExists, EntityFull, NotAllowed
+from sbpair.rules.filters import CorrelationRuleFilter
 
 MAX_RULES: Final = 2_000
 MAX_SUBSCRIPTIONS: Final = 2_000

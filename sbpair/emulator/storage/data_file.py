@@ -33,6 +33,8 @@ from sbpair.emulator.entities.stored_message import (
 from sbpair.emulator.relay.hybrid_connection import HybridConnectionDescription
 from sbpair.errors import MachineLacks, SbpairError, StateRefused
 from sbpair.operating_system.files import open_new
+from sbpair.rules import filters
+from sbpair.rules.values import read_typed
 
 APPLICATION_ID: Final = 0x73627065
 VERSION: Final = 3
@@ -162,10 +164,10 @@ _TYPES: Final[Mapping[str, type[Any]]] = {
         HybridConnectionDescription,
         AuthorizationRule,
         rules.SubscriptionRule,
-        rules.TrueRuleFilter,
-        rules.FalseRuleFilter,
-        rules.SqlRuleFilter,
-        rules.CorrelationRuleFilter,
+        filters.TrueRuleFilter,
+        filters.FalseRuleFilter,
+        filters.SqlRuleFilter,
+        filters.CorrelationRuleFilter,
         rules.SqlAction,
     )
 }
@@ -189,7 +191,7 @@ def _object(document: dict[str, Any]) -> Any:
     kind = _TYPES[document.pop("type")]
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in document.items()}
     for name in _NAMED & values.keys():
-        values[name] = tuple((key, rules.read_typed(kind, text)) for key, kind, text in values[name])
+        values[name] = tuple((key, read_typed(kind, text)) for key, kind, text in values[name])
     if "rights" in values:
         values["rights"] = frozenset(map(AccessRight, values["rights"]))
     return kind(**values)

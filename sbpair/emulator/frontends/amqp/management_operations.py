@@ -16,13 +16,14 @@ from sbpair.amqp.performatives import Accepted, Error, Modified, Outcome, Reject
 from sbpair.amqp.types import Array, Described, Int, Long, Map, Timestamp, ULong, Value
 from sbpair.emulator.access.sas import AccessRight
 from sbpair.emulator.entities import rules, service_envelope
-from sbpair.emulator.entities.rules import from_amqp
 from sbpair.emulator.entities.sessions import HeldSession, SessionMessages
 from sbpair.emulator.entities.topic import SubscriptionEntity
 from sbpair.emulator.frontends.amqp.outgoing_link import DESCRIPTION, REASON, settle_one
 from sbpair.emulator.frontends.amqp.request_links import AmqpRequest, Reply, text_at
 from sbpair.emulator.service_errors import ArgumentInvalid, MessageTooLarge, NotAllowed, ServiceError
 from sbpair.errors import ProtocolError
+from sbpair.rules import filters
+from sbpair.rules.values import RuleInvalid, from_amqp
 
 if TYPE_CHECKING:
     from sbpair.emulator.entities.namespace import AddressTarget
@@ -140,7 +141,7 @@ def execute(request: AmqpRequest, target: AddressTarget, require: Callable[[Acce
         return operation.run(ManagementCall(target, request.body, request.transaction))
     except ServiceError as error:
         return Reply.for_error(error)
-    except ProtocolError as error:
+    except (ProtocolError, RuleInvalid) as error:
         return Reply.for_error(ArgumentInvalid(error.message))
 
 
@@ -339,17 +340,17 @@ def enumerate_rules(call: ManagementCall) -> Reply:
     return Reply(body=Map([("rules", [Map([("rule-description", _write_rule(rule))]) for rule in page])]))
 
 
-def _read_filter(description: Map) -> rules.Filter:
+def _read_filter(description: Map) -> filters.Filter:
     sql, correlation = description.get("sql-filter"), description.get("correlation-filter")
     if isinstance(sql, Map):
-        return rules.SqlRuleFilter(text_at(sql, "expression") or "", _named(sql.get("parameters")))
+        return filters.SqlRuleFilter(text_at(sql, "expression") or "", _named(sql.get("parameters")))
     if isinstance(correlation, Map):
-        texts = {field: text_at(correlation, field.replace("_", "-")) for field in rules.CORRELATION_FIELDS}
-        return rules.CorrelationRuleFilter(**texts, properties=_named(correlation.get("properties")))
+        texts = {field: text_at(correlation, field.replace("_", "-")) for field in filters.CORRELATION_FIELDS}
+        return filters.CorrelationRuleFilter(**texts, properties=_named(correlation.get("properties")))
     if "false-filter" in description:
-        return rules.FalseRuleFilter()
+        return filters.FalseRuleFilter()
     if "true-filter" in description or not any(str(key).endswith("-filter") for key in description):
-        return rules.TrueRuleFilter()
+        return filters.TrueRuleFilter()
     raise ArgumentInvalid("The filter of a rule is one of sql-filter, correlation-filter, true-filter, false-filter.")
 
 
@@ -360,7 +361,7 @@ def _read_action(description: Map) -> rules.SqlAction | None:
     return rules.SqlAction(text_at(action, "expression") or "", _named(action.get("parameters")))
 
 
-def _named(properties: Value) -> rules.NamedValues:
+def _named(properties: Value) -> filters.NamedValues:
     if properties is None:
         return ()
     if not isinstance(properties, Map):
@@ -374,15 +375,15 @@ def _write_rule(rule: rules.SubscriptionRule) -> Described:
     )
 
 
-def _write_filter(rule_filter: rules.Filter) -> Described:
-    if isinstance(rule_filter, rules.SqlRuleFilter):
+def _write_filter(rule_filter: filters.Filter) -> Described:
+    if isinstance(rule_filter, filters.SqlRuleFilter):
         return Described(SQL_FILTER, [rule_filter.expression, COMPATIBILITY_LEVEL])
-    if isinstance(rule_filter, rules.CorrelationRuleFilter):
-        texts = [getattr(rule_filter, field) for field in rules.CORRELATION_FIELDS]
+    if isinstance(rule_filter, filters.CorrelationRuleFilter):
+        texts = [getattr(rule_filter, field) for field in filters.CORRELATION_FIELDS]
         return Described(
             CORRELATION_FILTER, [*texts, Map((name, typed.original) for name, typed in rule_filter.properties)]
         )
-    return Described(TRUE_FILTER if isinstance(rule_filter, rules.TrueRuleFilter) else FALSE_FILTER, [])
+    return Described(TRUE_FILTER if isinstance(rule_filter, filters.TrueRuleFilter) else FALSE_FILTER, [])
 
 
 def _write_action(action: rules.SqlAction | None) -> Described:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities import rules
 from sbpair.emulator.entities.description import check_authorization_rules
-from sbpair.emulator.entities.rules import read_typed
 from sbpair.emulator.entities.topic import SubscriptionEntity, TopicEntity
 from sbpair.emulator.frontends.http.description_elements import SETTABLE, SUBSCRIPTION, TOPIC, Settable, format_value
 from sbpair.emulator.frontends.http.management_parts import (
@@ -29,6 +28,8 @@ from sbpair.emulator.frontends.http.management_parts import (
 )
 from sbpair.emulator.relay.hybrid_connection import HybridConnection, HybridConnectionDescription
 from sbpair.emulator.service_errors import ArgumentInvalid
+from sbpair.rules import filters
+from sbpair.rules.values import read_typed
 from sbpair.timespan import instant
 
 if TYPE_CHECKING:
@@ -314,7 +315,7 @@ class Keys:
 
 _SQL: Final = {"sqlExpression": str, "compatibilityLevel": object, "requiresPreprocessing": object}
 _RULE: Final = {"action": dict, "filterType": str, "sqlFilter": dict, "correlationFilter": dict}
-_CORRELATION: Final = {field: _camel(name) for field, name in rules.CORRELATION_FIELDS.items()}
+_CORRELATION: Final = {field: _camel(name) for field, name in filters.CORRELATION_FIELDS.items()}
 
 
 class Rules:
@@ -343,7 +344,7 @@ class Rules:
 
     def to_json(self, item: Any) -> tuple[str, Json]:
         properties: Json = {"action": {} if item.action is None else _sql(item.action.expression)}
-        if not isinstance(item.filter, rules.CorrelationRuleFilter):
+        if not isinstance(item.filter, filters.CorrelationRuleFilter):
             return item.name, {**properties, "filterType": "SqlFilter", "sqlFilter": _sql(item.filter.expression)}
         texts = {name: getattr(item.filter, field) for field, name in _CORRELATION.items()}
         correlation: Json = {name: text for name, text in texts.items() if text is not None}
@@ -354,10 +355,10 @@ class Rules:
 Resources: TypeAlias = Entities | RelayEntities | Keys | Rules
 
 
-def _read_filter(given: Json) -> rules.Filter:
+def _read_filter(given: Json) -> filters.Filter:
     kind = given.get("filterType", "CorrelationFilter" if given.get("correlationFilter") else "SqlFilter")
     if kind == "SqlFilter":
-        return rules.SqlRuleFilter(read_members(given.get("sqlFilter", {}), _SQL).get("sqlExpression") or "1=1")
+        return filters.SqlRuleFilter(read_members(given.get("sqlFilter", {}), _SQL).get("sqlExpression") or "1=1")
     if kind != "CorrelationFilter":
         raise ArmError("InvalidRequestContent", "The filterType is neither SqlFilter nor CorrelationFilter.")
     known = {**dict.fromkeys(_CORRELATION.values(), str), "properties": dict}
@@ -366,7 +367,7 @@ def _read_filter(given: Json) -> rules.Filter:
     texts = read_members(named, dict.fromkeys(named, str))
     properties = tuple((name, read_typed("string", texts.get(name, ""))) for name in named)
     fields = {field: described.get(name) for field, name in _CORRELATION.items()}
-    return rules.CorrelationRuleFilter(**fields, properties=properties)
+    return filters.CorrelationRuleFilter(**fields, properties=properties)
 
 
 def _sql(expression: str) -> Json:

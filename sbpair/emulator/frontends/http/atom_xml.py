@@ -16,11 +16,12 @@ from sbpair.bounded_xml import parse_xml
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities import rules
 from sbpair.emulator.entities.description import PREMIUM
-from sbpair.emulator.entities.rules import TypedValue, read_typed
 from sbpair.emulator.entities.topic import TopicEntity
 from sbpair.emulator.frontends.http.description_elements import DescriptionSchema, format_value
 from sbpair.emulator.frontends.http.management_parts import new_key, read_rights, reported_counts, reported_times
 from sbpair.emulator.service_errors import ArgumentInvalid
+from sbpair.rules import filters
+from sbpair.rules.values import TypedValue, read_typed
 from sbpair.timespan import instant
 
 if TYPE_CHECKING:
@@ -46,11 +47,11 @@ _SINCE: Final = {
 }
 """The API version of elements that the first one lacks."""
 
-_FILTER_TYPES: Final[dict[type[rules.Filter], str]] = {
-    rules.TrueRuleFilter: "TrueFilter",
-    rules.FalseRuleFilter: "FalseFilter",
-    rules.SqlRuleFilter: "SqlFilter",
-    rules.CorrelationRuleFilter: "CorrelationFilter",
+_FILTER_TYPES: Final[dict[type[filters.Filter], str]] = {
+    filters.TrueRuleFilter: "TrueFilter",
+    filters.FalseRuleFilter: "FalseFilter",
+    filters.SqlRuleFilter: "SqlFilter",
+    filters.CorrelationRuleFilter: "CorrelationFilter",
 }
 _SCHEMA: Final = "http://www.w3.org/2001/XMLSchema"
 _SERIALIZATION: Final = "http://schemas.microsoft.com/2003/10/Serialization/"
@@ -229,27 +230,27 @@ def error_xml(status: int, detail: str) -> str:
 def read_rule(description: Element, name: str | None = None) -> rules.SubscriptionRule:
     """Return the rule of a RuleDescription, or of a first one, with `name` if given.
 
-    Raises ArgumentInvalid and SqlInvalid.
+    Raises ArgumentInvalid and RuleInvalid.
     """
     parts = {local_name(child): child for child in description}
     named = (parts["Name"].text or "").strip() if "Name" in parts else ""
-    rule_filter = read_filter(parts["Filter"]) if "Filter" in parts else rules.TrueRuleFilter()
+    rule_filter = read_filter(parts["Filter"]) if "Filter" in parts else filters.TrueRuleFilter()
     action = read_action(parts["Action"]) if "Action" in parts else None
     return rules.SubscriptionRule(name or named or rules.DEFAULT_RULE, rule_filter, action)
 
 
-def read_filter(described: Element) -> rules.Filter:
+def read_filter(described: Element) -> filters.Filter:
     parts = {local_name(child): child for child in described}
     kind = type_of(described)
-    if kind == _FILTER_TYPES[rules.TrueRuleFilter]:
-        return rules.TrueRuleFilter()
-    if kind == _FILTER_TYPES[rules.FalseRuleFilter]:
-        return rules.FalseRuleFilter()
-    if kind == _FILTER_TYPES[rules.SqlRuleFilter]:
-        return rules.SqlRuleFilter(_text(parts, "SqlExpression"), _named(parts.get("Parameters")))
-    if kind == _FILTER_TYPES[rules.CorrelationRuleFilter]:
-        texts = {field: _text(parts, name) or None for field, name in rules.CORRELATION_FIELDS.items()}
-        return rules.CorrelationRuleFilter(**texts, properties=_named(parts.get("Properties")))
+    if kind == _FILTER_TYPES[filters.TrueRuleFilter]:
+        return filters.TrueRuleFilter()
+    if kind == _FILTER_TYPES[filters.FalseRuleFilter]:
+        return filters.FalseRuleFilter()
+    if kind == _FILTER_TYPES[filters.SqlRuleFilter]:
+        return filters.SqlRuleFilter(_text(parts, "SqlExpression"), _named(parts.get("Parameters")))
+    if kind == _FILTER_TYPES[filters.CorrelationRuleFilter]:
+        texts = {field: _text(parts, name) or None for field, name in filters.CORRELATION_FIELDS.items()}
+        return filters.CorrelationRuleFilter(**texts, properties=_named(parts.get("Properties")))
     raise ArgumentInvalid(f"'{kind[:100]}' is not a type of filter.")
 
 
@@ -271,7 +272,7 @@ def _text(parts: dict[str, Element], name: str) -> str:
     return (parts[name].text or "") if name in parts else ""
 
 
-def _named(described: Element | None) -> rules.NamedValues:
+def _named(described: Element | None) -> filters.NamedValues:
     return () if described is None else tuple(_read_pair(pair) for pair in described)
 
 
@@ -294,12 +295,14 @@ def rule_xml(rule: rules.SubscriptionRule) -> str:
     )
 
 
-def filter_xml(rule_filter: rules.Filter) -> str:
-    if isinstance(rule_filter, rules.CorrelationRuleFilter):
-        texts = "".join(element(name, getattr(rule_filter, field)) for field, name in rules.CORRELATION_FIELDS.items())
+def filter_xml(rule_filter: filters.Filter) -> str:
+    if isinstance(rule_filter, filters.CorrelationRuleFilter):
+        texts = "".join(
+            element(name, getattr(rule_filter, field)) for field, name in filters.CORRELATION_FIELDS.items()
+        )
         content = texts + _pairs("Properties", rule_filter.properties)
     else:
-        parameters = rule_filter.parameters if isinstance(rule_filter, rules.SqlRuleFilter) else ()
+        parameters = rule_filter.parameters if isinstance(rule_filter, filters.SqlRuleFilter) else ()
         content = _sql(rule_filter.expression, parameters)
     return f'<Filter i:type="{_FILTER_TYPES[type(rule_filter)]}">{content}</Filter>'
 
@@ -310,7 +313,7 @@ def action_xml(action: rules.SqlAction | None) -> str:
     return f'<Action i:type="SqlRuleAction">{_sql(action.expression, action.parameters)}</Action>'
 
 
-def _sql(expression: str, parameters: rules.NamedValues) -> str:
+def _sql(expression: str, parameters: filters.NamedValues) -> str:
     return (
         element("SqlExpression", expression)
         + element("CompatibilityLevel", COMPATIBILITY_LEVEL)
@@ -318,7 +321,7 @@ def _sql(expression: str, parameters: rules.NamedValues) -> str:
     )
 
 
-def _pairs(name: str, named: rules.NamedValues) -> str:
+def _pairs(name: str, named: filters.NamedValues) -> str:
     pairs = [
         f"<KeyValueOfstringanyType>{element('Key', key)}{_value(typed)}</KeyValueOfstringanyType>"
         for key, typed in named

@@ -29,6 +29,7 @@ from sbpair.emulator.frontends.http.atom_frontend import AtomFrontend
 from sbpair.emulator.frontends.http.management_parts import read_body, read_query, split_target
 from sbpair.emulator.relay.relay_messages import is_websocket_path
 from sbpair.emulator.service_errors import ArgumentInvalid, InternalError, ServiceError, log_bug
+from sbpair.rules.values import RuleInvalid
 
 if TYPE_CHECKING:
     from sbpair.emulator.clock import Clock
@@ -166,11 +167,14 @@ def health(namespace: Namespace) -> web.Response:
 
 async def answer(frontend: AtomFrontend | ArmFrontend, namespace: Namespace, request: web.BaseRequest) -> web.Response:
     """Answer a management request. Every error becomes an error response."""
+    error: ServiceError
     try:
         response = await frontend.answer(request)
         namespace.check_stored()
     except ServiceError as refusal:
         error = refusal
+    except RuleInvalid as invalid:
+        error = ArgumentInvalid(invalid.message)
     except Exception as bug:  # noqa: BLE001  # a bug fails its request only
         log_bug(logger, f"{request.method} request", bug)
         error = InternalError()
