@@ -284,28 +284,20 @@ def _short_or_long(short: int, long: int, body: bytes) -> bytes:
     return bytes((short, size)) + body if size < 256 else bytes((long,)) + _U32.pack(size) + body
 
 
-def _encode_uint(value: int) -> bytes:
-    if value == 0:
-        return b"\x43"
-    return bytes((0x52, value)) if value < 256 else b"\x70" + _U32.pack(value)
+def _unsigned(zero: int, small: int, wide: int, pack: Callable[[int], bytes]) -> Encoder:
+    none, one, all_bytes = bytes((zero,)), bytes((small,)), bytes((wide,))
+
+    def write(value: int) -> bytes:
+        if value < 256:
+            return one + bytes((value,)) if value else none
+        return all_bytes + pack(value)
+
+    return write
 
 
-def _encode_ulong(value: int) -> bytes:
-    if value == 0:
-        return b"\x44"
-    return bytes((0x53, value)) if value < 256 else b"\x80" + _U64.pack(value)
-
-
-def _encode_int(value: int) -> bytes:
-    return b"\x54" + _I8.pack(value) if -128 <= value <= 127 else b"\x71" + _I32.pack(value)
-
-
-def _encode_long(value: int) -> bytes:
-    return b"\x55" + _I8.pack(value) if -128 <= value <= 127 else b"\x81" + _I64.pack(value)
-
-
-def _encode_float(value: Float) -> bytes:
-    return b"\x72" + (value.raw or _F32.pack(value))
+def _signed(small: int, wide: int, pack: Callable[[int], bytes]) -> Encoder:
+    one, all_bytes, pack_small = bytes((small,)), bytes((wide,)), _I8.pack
+    return lambda value: one + pack_small(value) if -128 <= value <= 127 else all_bytes + pack(value)
 
 
 def compound(code: int, count: int, body: bytes, *, wide: bool = False) -> bytes:
@@ -363,36 +355,6 @@ def _described(value: Described) -> bytes:
     return b"\x00" + encode(value.descriptor) + encode(value.value)
 
 
-_ENCODERS: dict[type, Encoder] = {
-    type(None): lambda _value: b"\x40",
-    bool: lambda value: b"\x41" if value else b"\x42",
-    UByte: lambda value: bytes((0x50, value)),
-    Byte: lambda value: b"\x51" + _I8.pack(value),
-    UShort: lambda value: b"\x60" + _U16.pack(value),
-    Short: lambda value: b"\x61" + _I16.pack(value),
-    UInt: _encode_uint,
-    ULong: _encode_ulong,
-    Int: _encode_int,
-    Long: _encode_long,
-    Float: _encode_float,
-    float: lambda value: b"\x82" + _F64.pack(value),
-    Char: lambda value: b"\x73" + _U32.pack(ord(value)),
-    Timestamp: lambda value: b"\x83" + _I64.pack(value),
-    Decimal32: lambda value: b"\x74" + value,
-    Decimal64: lambda value: b"\x84" + value,
-    Decimal128: lambda value: b"\x94" + value,
-    uuid.UUID: lambda value: b"\x98" + value.bytes,
-    bytes: lambda value: _short_or_long(0xA0, 0xB0, value),
-    str: lambda value: _short_or_long(0xA1, 0xB1, value.encode()),
-    Symbol: lambda value: _short_or_long(0xA3, 0xB3, value.encode("ascii")),
-    list: _encode_list,
-    Map: _encode_map,
-    dict: _encode_map,
-    Array: _encode_array,
-    Described: _described,
-}
-
-
 def _without_body(*values: Value) -> Encoder:
     """Return the encoder of a constructor without a body, which fits only these values."""
 
@@ -429,7 +391,7 @@ _BODIES: dict[int, Encoder] = {
     0x61: _I16.pack,
     0x70: _U32.pack,
     0x71: _I32.pack,
-    0x72: lambda value: _encode_float(value)[1:],
+    0x72: lambda value: value.raw or _F32.pack(value),
     0x73: lambda value: _U32.pack(ord(value)),
     0x80: _U64.pack,
     **dict.fromkeys((0x81, 0x83), _I64.pack),
@@ -459,6 +421,31 @@ _CODES: dict[type, int] = {
 """The default constructor of an array, by element type: one that fits every value."""
 
 
+def _constructed(code: int) -> Encoder:
+    constructor, body = bytes((code,)), _BODIES[code]
+    return lambda value: constructor + body(value)
+
+
+_ENCODERS: dict[type, Encoder] = {
+    **{cls: _constructed(code) for cls, code in _CODES.items()},
+    # Those with a shorter constructor for some values.
+    type(None): lambda _value: b"\x40",
+    bool: lambda value: b"\x41" if value else b"\x42",
+    UInt: _unsigned(0x43, 0x52, 0x70, _U32.pack),
+    ULong: _unsigned(0x44, 0x53, 0x80, _U64.pack),
+    Int: _signed(0x54, 0x71, _I32.pack),
+    Long: _signed(0x55, 0x81, _I64.pack),
+    bytes: lambda value: _short_or_long(0xA0, 0xB0, value),
+    str: lambda value: _short_or_long(0xA1, 0xB1, value.encode()),
+    Symbol: lambda value: _short_or_long(0xA3, 0xB3, value.encode("ascii")),
+    list: _encode_list,
+    Map: _encode_map,
+    dict: _encode_map,
+    Array: _encode_array,
+    Described: _described,
+}
+
+
 # Values in a longer constructor than necessary: {code: (class that keeps the form, test for a longer form)}.
 
 _LONG_FORMS: dict[int, tuple[Callable[[Any], Value], Callable[[Any, int], bool]]] = {}
@@ -469,8 +456,7 @@ def _register_long_form(
 ) -> None:
     plain = plain or base
     cls = type(plain.__name__, (base,), {"plain": plain, "__slots__": ()})
-    constructor, body = bytes((code,)), _BODIES[code]
-    _ENCODERS[cls] = lambda value: constructor + body(value)
+    _ENCODERS[cls] = _constructed(code)
     _LONG_FORMS[code] = ((lambda value: cls(value.pairs)) if base is Map else cls, longer)
 
 
