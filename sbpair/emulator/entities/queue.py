@@ -6,7 +6,7 @@ It is synchronous and knows no protocol. `messages` and `dead_letters` are sub-q
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -147,7 +147,10 @@ class QueueEntity:
         self.partitions = self._make_partitions()
         self.messages = self._make_messages()
         self.dead_letters = self._make(SubQueue, PartitionedMessages)
-        self._transfer_dead_letters: SubQueue | None = None
+        self.transfer_dead_letters = SubQueue(namespace, description)
+        """The messages that could not be forwarded."""
+
+        self._sub_queues = [self.messages, self.dead_letters, self.transfer_dead_letters]
         self._duplicates: DuplicateDetector | None = None
         self._forwarders: list[Forwarder] = []
         self._transfers: dict[str, tuple[SubQueue, Forwarder]] = {}
@@ -179,7 +182,7 @@ class QueueEntity:
         self.description = description
         self.updated_at_ms = self.namespace.clock.now_ms()
         self._max_bytes = description.total_size_in_megabytes * MEGABYTE
-        for part in self._parts():
+        for part in self._sub_queues:
             part.configure(description)
         if description.requires_duplicate_detection:
             if self._duplicates is None:
@@ -241,7 +244,7 @@ class QueueEntity:
 
     def resume(self) -> None:
         """Wake receivers, and forward the messages that waited: something that was down is up again."""
-        for part in self._parts():
+        for part in self._sub_queues:
             part.resume()
         self._resume_forwarding()
 
@@ -255,6 +258,7 @@ class QueueEntity:
             messages = SubQueue(self.namespace, self.description, self.add_transfer_dead_letter)
             forwarder = self._forwarder(messages, destination)
             self._transfers[destination] = messages, forwarder
+            self._sub_queues.append(messages)
             self.namespace.observer.transfer_begun(self, destination)
             forwarder.wake()
         return self._transfers[destination][0]
@@ -268,25 +272,9 @@ class QueueEntity:
         """The queue or topic that this entity belongs to: a transaction has one."""
         return self
 
-    @property
-    def transfer_dead_letters(self) -> SubQueue:
-        """The messages that could not be forwarded."""
-        if self._transfer_dead_letters is None:
-            self._transfer_dead_letters = SubQueue(self.namespace, self.description)
-        return self._transfer_dead_letters
-
     def find_subscription(self, name: str) -> QueueEntity | None:  # noqa: ARG002  # a topic has some
         """Return the subscription of this name, if there is one."""
         return None
-
-    def _parts(self) -> Iterator[SubQueue]:
-        """Yield all sub-queues that exist."""
-        yield self.messages
-        yield self.dead_letters
-        if self._transfer_dead_letters is not None:
-            yield self._transfer_dead_letters
-        for messages, _ in self._transfers.values():
-            yield messages
 
     @property
     def last_used_ms(self) -> int:
@@ -316,13 +304,7 @@ class QueueEntity:
 
     @property
     def size_bytes(self) -> int:
-        return self.messages.size_bytes + self.dead_letters.size_bytes + self.transfer_bytes
-
-    @property
-    def transfer_bytes(self) -> int:
-        """The size of messages in transfer, and of those that could not be transferred."""
-        dead = 0 if self._transfer_dead_letters is None else self._transfer_dead_letters.size_bytes
-        return dead + sum([messages.size_bytes for messages, _ in self._transfers.values()])
+        return sum([part.size_bytes for part in self._sub_queues])
 
     @property
     def accessed_at_ms(self) -> int:
@@ -335,9 +317,8 @@ class QueueEntity:
         if self.description.forward_to is not None:
             active, transfer = 0, active
         transfer += sum(len(messages) for messages, _ in self._transfers.values())
-        transfer_dead_letter = 0 if self._transfer_dead_letters is None else len(self._transfer_dead_letters)
-        scheduled = self.messages.scheduled_count
-        return EntityCounts(active, len(self.dead_letters), scheduled, transfer_dead_letter, transfer)
+        scheduled, undelivered = self.messages.scheduled_count, len(self.transfer_dead_letters)
+        return EntityCounts(active, len(self.dead_letters), scheduled, undelivered, transfer)
 
     # Send
 
@@ -464,7 +445,7 @@ class QueueEntity:
 
     def close(self) -> None:
         """Drop the messages, and let connections close their links: the queue is deleted."""
-        for part in self._parts():
+        for part in self._sub_queues:
             part.clear()
         self._idle.cancel()
         self._refuse(EntityNotFound(f"The messaging entity '{self.path}' has been deleted."))

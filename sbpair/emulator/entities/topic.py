@@ -206,8 +206,7 @@ class TopicEntity(QueueEntity):
     @property
     def size_bytes(self) -> int:
         """The size of all copies in all subscriptions, and of scheduled and transferred messages."""
-        own = self.messages.size_bytes + self.transfer_bytes
-        return own + sum(each.size_bytes for each in self._subscriptions.values())
+        return super().size_bytes + sum(each.size_bytes for each in self._subscriptions.values())
 
     def try_send_each(self, messages: Sequence[StoredMessage]) -> bool:
         """Refuse: only the rules decide how much a message adds to the size."""

@@ -13,16 +13,23 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities import rules
 from sbpair.emulator.entities.description import check_authorization_rules
-from sbpair.emulator.entities.topic import SubscriptionEntity, TopicEntity
-from sbpair.emulator.frontends.http.description_elements import SETTABLE, SUBSCRIPTION, TOPIC, Settable, format_value
+from sbpair.emulator.entities.topic import SubscriptionEntity
+from sbpair.emulator.frontends.http.description_elements import (
+    SETTABLE,
+    SUBSCRIPTION,
+    TOPIC,
+    DescriptionSchema,
+    Settable,
+    format_value,
+)
 from sbpair.emulator.frontends.http.management_parts import (
     FORWARDS,
     EntityCollection,
+    hybrid_connection_values,
     new_key,
     queues_of,
     read_rights,
-    reported_counts,
-    reported_times,
+    reported,
     subscriptions_of,
     topics_of,
 )
@@ -30,7 +37,6 @@ from sbpair.emulator.relay.hybrid_connection import HybridConnection, HybridConn
 from sbpair.emulator.service_errors import ArgumentInvalid
 from sbpair.rules import filters
 from sbpair.rules.values import read_typed
-from sbpair.timespan import instant
 
 if TYPE_CHECKING:
     from sbpair.emulator.entities.namespace import Namespace
@@ -164,7 +170,7 @@ class Entities:
         """Return the resource's name and properties."""
         item.check_all_partitions()
         name = item.name if isinstance(item, SubscriptionEntity) else item.path.replace("/", "~")
-        return name, {**_settable_json(item, _SETTABLE[self.kind]), **_reported_json(item)}
+        return name, {**_settable_json(item, _SETTABLE[self.kind]), **_reported_json(item, self._collection.schema)}
 
     def _path(self, name: str) -> str:
         return name if self._collection.schema is SUBSCRIPTION else name.replace("~", "/")
@@ -183,19 +189,12 @@ def _settable_json(queue: QueueEntity, settable: Settable) -> Json:
     return shown
 
 
-def _reported_json(entity: QueueEntity) -> Json:
+def _reported_json(entity: QueueEntity, schema: DescriptionSchema) -> Json:
     """Return the properties that only the service sets."""
-    reported: Json = {_camel(name): time for name, time in reported_times(entity).items()}
-    reported["countDetails"] = {_camel(name): count for name, count in reported_counts(entity).items()}
-    if isinstance(entity, TopicEntity):
-        reported["subscriptionCount"] = len(entity.subscriptions)
-    else:
-        reported["messageCount"] = entity.counts().total
-    if isinstance(entity, SubscriptionEntity):
-        reported["isClientAffine"] = False
-    else:
-        reported["sizeInBytes"] = entity.size_bytes
-    return reported
+    values = {name: value for name, value in reported(entity).items() if name in schema.elements}
+    counts = {_camel(name): count for name, count in values["CountDetails"].items()}
+    affine = {"isClientAffine": False} if schema is SUBSCRIPTION else {}
+    return {**{_camel(name): value for name, value in values.items()}, "countDetails": counts, **affine}
 
 
 class RelayEntities:
@@ -227,16 +226,8 @@ class RelayEntities:
         self._entities.delete(item)
 
     def to_json(self, item: Any) -> tuple[str, Json]:
-        description = item.description
-        properties: Json = {
-            "createdAt": instant(item.created_at_ms),
-            "updatedAt": instant(item.updated_at_ms),
-            "listenerCount": len(item.listeners),
-            "requiresClientAuthorization": description.requires_client_authorization,
-        }
-        if description.user_metadata is not None:
-            properties["userMetadata"] = description.user_metadata
-        return item.path.replace("/", "~"), properties
+        values = hybrid_connection_values(item)
+        return item.path.replace("/", "~"), {_camel(name): value for name, value in values.items()}
 
 
 class Keys:

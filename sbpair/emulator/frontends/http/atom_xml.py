@@ -18,7 +18,7 @@ from sbpair.emulator.entities import rules
 from sbpair.emulator.entities.description import PREMIUM
 from sbpair.emulator.entities.topic import TopicEntity
 from sbpair.emulator.frontends.http.description_elements import DescriptionSchema, format_value
-from sbpair.emulator.frontends.http.management_parts import new_key, read_rights, reported_counts, reported_times
+from sbpair.emulator.frontends.http.management_parts import hybrid_connection_values, new_key, read_rights, reported
 from sbpair.emulator.service_errors import ArgumentInvalid
 from sbpair.rules import filters
 from sbpair.rules.values import TypedValue, read_typed
@@ -137,21 +137,14 @@ def access_rule_xml(rule: AuthorizationRule) -> str:
 
 def reported_elements(entity: QueueEntity) -> dict[str, str]:
     """Return the elements that the service sets, for any kind of description: each has some of them."""
-    texts = {
-        **reported_times(entity),
-        "SizeInBytes": str(entity.size_bytes),
-        "MessageCount": str(entity.counts().total),
-        "IsAnonymousAccessible": "false",
-        "SupportOrdering": "true",
-        "EntityAvailabilityStatus": "Available",
-    }
+    values = reported(entity)
+    values |= {"IsAnonymousAccessible": "false", "SupportOrdering": "true", "EntityAvailabilityStatus": "Available"}
     if isinstance(entity, TopicEntity):
-        texts["SubscriptionCount"] = str(len(entity.subscriptions))
-        texts["SqlFilterCount"], texts["CorrelationFilterCount"] = map(str, entity.count_filters())
+        values["SqlFilterCount"], values["CorrelationFilterCount"] = entity.count_filters()
     access_rules = "".join(access_rule_xml(rule) for rule in entity.description.authorization_rules)
-    counts = "".join(element(f"d2p1:{name}", str(count)) for name, count in reported_counts(entity).items())
+    counts = "".join(element(f"d2p1:{name}", str(count)) for name, count in values.pop("CountDetails").items())
     return {
-        **{name: element(name, text) for name, text in texts.items()},
+        **{name: element(name, str(value)) for name, value in values.items()},
         "AuthorizationRules": f"<AuthorizationRules>{access_rules}</AuthorizationRules>",
         "CountDetails": f'<CountDetails xmlns:d2p1="{COUNTS}">{counts}</CountDetails>',
     }
@@ -167,15 +160,9 @@ def entity_xml(schema: DescriptionSchema, entity: QueueEntity, api_version: str)
 
 def hybrid_connection_xml(entity: HybridConnection) -> str:
     """Return the description of a hybrid connection, with the count of its listeners."""
-    description = entity.description
-    texts = {
-        "CreatedAt": instant(entity.created_at_ms),
-        "UpdatedAt": instant(entity.updated_at_ms),
-        "RequiresClientAuthorization": str(description.requires_client_authorization).lower(),
-        "UserMetadata": description.user_metadata,
-        "ListenerCount": str(len(entity.listeners)),
-    }
-    content = "".join(element(name, text) for name, text in texts.items())
+    values = hybrid_connection_values(entity)
+    values["RequiresClientAuthorization"] = str(values["RequiresClientAuthorization"]).lower()
+    content = "".join(element(name, str(value)) for name, value in values.items())
     kind = "HybridConnectionDescription"
     return f'<{kind} xmlns="{SERVICE_BUS}" xmlns:i="{INSTANCE}">{content}</{kind}>'
 

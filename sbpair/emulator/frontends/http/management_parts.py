@@ -10,11 +10,12 @@ import base64
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, unquote
 
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule, path_of
 from sbpair.emulator.entities.description import QueueDescription, SubscriptionDescription, TopicDescription
+from sbpair.emulator.entities.topic import TopicEntity
 from sbpair.emulator.frontends.http.description_elements import (
     QUEUE,
     SUBSCRIPTION,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from sbpair.emulator.entities.namespace import Namespace
     from sbpair.emulator.entities.queue import QueueEntity
     from sbpair.emulator.entities.rules import SubscriptionRule
-    from sbpair.emulator.entities.topic import TopicEntity
+    from sbpair.emulator.relay.hybrid_connection import HybridConnection
 
 FORWARDS: Final = ("ForwardTo", "ForwardDeadLetteredMessagesTo")
 MAX_PAGE: Final = 100
@@ -181,18 +182,35 @@ def subscriptions_of(space: Namespace, topic: TopicEntity) -> EntityCollection:
     return EntityCollection(space, SUBSCRIPTION, SubscriptionDescription(), *methods)
 
 
-def reported_times(entity: QueueEntity) -> dict[str, str]:
-    times = {"CreatedAt": entity.created_at_ms, "UpdatedAt": entity.updated_at_ms, "AccessedAt": entity.accessed_at_ms}
-    return {name: instant(ms) for name, ms in times.items()}
-
-
-def reported_counts(entity: QueueEntity) -> dict[str, int]:
-    """Return the numbers of CountDetails."""
+def reported(entity: QueueEntity) -> dict[str, Any]:
+    """Return the values that only the service sets, by element. Each kind of description has some of them."""
     counts = entity.counts()
-    return {
-        "ActiveMessageCount": counts.active,
-        "DeadLetterMessageCount": counts.dead_letter,
-        "ScheduledMessageCount": counts.scheduled,
-        "TransferMessageCount": counts.transfer,
-        "TransferDeadLetterMessageCount": counts.transfer_dead_letter,
+    values: dict[str, Any] = {
+        "CreatedAt": instant(entity.created_at_ms),
+        "UpdatedAt": instant(entity.updated_at_ms),
+        "AccessedAt": instant(entity.accessed_at_ms),
+        "CountDetails": {
+            "ActiveMessageCount": counts.active,
+            "DeadLetterMessageCount": counts.dead_letter,
+            "ScheduledMessageCount": counts.scheduled,
+            "TransferMessageCount": counts.transfer,
+            "TransferDeadLetterMessageCount": counts.transfer_dead_letter,
+        },
+        "MessageCount": counts.total,
+        "SizeInBytes": entity.size_bytes,
     }
+    if isinstance(entity, TopicEntity):
+        values["SubscriptionCount"] = len(entity.subscriptions)
+    return values
+
+
+def hybrid_connection_values(entity: HybridConnection) -> dict[str, Any]:
+    """Return the values of a hybrid connection's description, by element."""
+    values = {
+        "CreatedAt": instant(entity.created_at_ms),
+        "UpdatedAt": instant(entity.updated_at_ms),
+        "RequiresClientAuthorization": entity.description.requires_client_authorization,
+        "UserMetadata": entity.description.user_metadata,
+        "ListenerCount": len(entity.listeners),
+    }
+    return {name: value for name, value in values.items() if value is not None}
