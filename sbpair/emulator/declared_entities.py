@@ -22,19 +22,19 @@ from typing import Any, Final, NamedTuple, TypeVar
 from sbpair.emulator.access.sas import scope_of
 from sbpair.emulator.clock import ManualClock
 from sbpair.emulator.entities import rules
-from sbpair.emulator.entities.description import TIERS, QueueDescription
+from sbpair.emulator.entities.description import TIERS
 from sbpair.emulator.entities.namespace import Namespace
-from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.emulator.entities.topic import SubscriptionEntity, TopicEntity
 from sbpair.emulator.frontends.http.description_elements import SUBSCRIPTION
 from sbpair.emulator.frontends.http.management_parts import (
     FORWARDS,
     EntityCollection,
+    ManagedEntity,
+    hybrid_connections_of,
     queues_of,
     subscriptions_of,
     topics_of,
 )
-from sbpair.emulator.relay.hybrid_connection import HybridConnectionDescription
 from sbpair.emulator.server import RequestedNamespace, check_requested
 from sbpair.emulator.service_errors import ServiceError
 from sbpair.errors import SbpairError, UsageError
@@ -171,7 +171,7 @@ class _Declaration(Members):
         for each, item in self.items(path, declared, "Topics"):
             self._topic(each, item)
         for each, item in self.items(path, declared, "HybridConnections"):
-            self._hybrid_connection(each, item)
+            self._create(each, item, hybrid_connections_of(namespace))
 
     def check_forwarding(self, existing: Namespace) -> None:
         """Record a fault for each target of forwarding that is neither declared nor there already."""
@@ -188,25 +188,6 @@ class _Declaration(Members):
         for each, subscription in self.items(path, members, "Subscriptions"):
             self._subscription(each, subscription, topic)
 
-    def _hybrid_connection(self, path: str, item: object) -> None:
-        members = self.object(path, item, ("Name", "Properties"), "Name")
-        above, kinds = f"{path}.Properties", {"RequiresClientAuthorization": bool, "UserMetadata": str}
-        given = self.object(above, members.get("Properties", {}), kinds)
-        read = {name: self.read(inner(above, name), value, kinds[name]) for name, value in given.items()}
-        name, relay = self.text(path, members, "Name"), self._namespace.hybrid_connections
-        if name is None or None in read.values():
-            return
-        key = ("", scope_of(name))
-        if key in self._names:
-            self.fault(f"{path}.Name", f"the name '{name[:100]}' is used twice")
-        elif relay.find(name) is None:
-            is_required, metadata = read.get("RequiresClientAuthorization", True), read.get("UserMetadata")
-            description = HybridConnectionDescription(
-                bool(is_required), metadata if metadata is None else str(metadata)
-            )
-            self.attempt(f"{path}.Name", partial(relay.create, name, description))
-        self._names.add(key)
-
     def _subscription(self, path: str, item: object, topic: TopicEntity) -> None:
         listed = self.items(path, item if isinstance(item, dict) else {}, "Rules")
         read = {each: self._rule(each, rule) for each, rule in listed}
@@ -219,7 +200,7 @@ class _Declaration(Members):
 
     def _create(
         self, path: str, item: object, of: EntityCollection, *below: str, rule: rules.SubscriptionRule | None = None
-    ) -> tuple[dict[str, Any], QueueEntity | None]:
+    ) -> tuple[dict[str, Any], ManagedEntity | None]:
         """Create one entity. Return its members, and the entity if it is new."""
         members = self.object(path, item, ("Name", "Properties", *below), "Name")
         description = self._description(f"{path}.Properties", members.get("Properties", {}), of)
@@ -237,7 +218,7 @@ class _Declaration(Members):
         more = () if rule is None else (rule,)
         return members, self.attempt(f"{path}.Name", partial(of.create, name, description, *more))
 
-    def _description(self, path: str, given: object, of: EntityCollection) -> QueueDescription | None:
+    def _description(self, path: str, given: object, of: EntityCollection) -> Any:
         values, window, before = self._default_values(of), None, len(self.faults)
         for name, value in self.object(path, given, of.schema.settable).items():
             text = self._value(inner(path, name), value, of.schema.settable[name][1])
@@ -262,7 +243,7 @@ class _Declaration(Members):
             values["EnablePartitioning"] = "true"
         return values
 
-    def _describe(self, of: EntityCollection, values: Mapping[str, str]) -> QueueDescription:
+    def _describe(self, of: EntityCollection, values: Mapping[str, str]) -> Any:
         return of.describe(values, None, (), self._namespace.authority)
 
     def _value(self, path: str, value: object, kind: str) -> str | None:

@@ -133,7 +133,7 @@ async def test_endpoints_and_their_keys_survive_in_the_data_file(tmp_path: Path)
         [restored] = emulator.namespaces["contoso"].hybrid_connections.all()
         assert (restored.path, restored.description) == (before[0].path, before[0].description)
         assert restored.created_at_ms == before[0].created_at_ms
-        emulator.namespaces["contoso"].hybrid_connections.delete(restored)
+        restored.delete()
     async with Emulator([("contoso", 0)], options=options) as emulator:
         assert not emulator.namespaces["contoso"].hybrid_connections
 

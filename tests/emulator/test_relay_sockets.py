@@ -192,7 +192,7 @@ async def test_messages_of_unknown_kinds_are_ignored(bench: RelayBench) -> None:
 
 async def test_deleting_an_endpoint_closes_its_listeners(bench: RelayBench) -> None:
     listener = await bench.listen()
-    bench.namespace.hybrid_connections.delete(bench.entity)
+    bench.entity.delete()
     assert await listener.closed() == 1001
     assert (await bench.refused(LISTEN, ServiceBusAuthorization=bench.token()))[0] == 404
 

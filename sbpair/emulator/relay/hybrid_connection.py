@@ -65,11 +65,13 @@ class HybridConnectionDescription:
 class HybridConnection:
     """One entity and its connected listeners."""
 
-    def __init__(self, path: str, description: HybridConnectionDescription, now_ms: int) -> None:
+    def __init__(self, namespace: EntitySpace, home: dict[str, HybridConnection], path: str) -> None:
         self.path = path
-        self.description = description
-        self.created_at_ms = self.updated_at_ms = now_ms
+        self.description = HybridConnectionDescription()
+        self.created_at_ms = self.updated_at_ms = namespace.clock.now_ms()
         self.listeners: list[ConnectedListener] = []
+        self._namespace = namespace
+        self._home = home
 
     @property
     def key(self) -> str:
@@ -84,6 +86,24 @@ class HybridConnection:
         """Close all control channels."""
         for listener in list(self.listeners):
             listener.close(code, reason)
+
+    def update(self, description: HybridConnectionDescription) -> None:
+        """Replace the description. Raises ArgumentInvalid."""
+        description.check()
+        if self.description.requires_client_authorization != description.requires_client_authorization:
+            raise ArgumentInvalid("The property RequiresClientAuthorization of an existing endpoint cannot be changed.")
+        self.description = description
+        self.updated_at_ms = self._namespace.clock.now_ms()
+        self._namespace.observer.namespace_changed()
+
+    def delete(self) -> None:
+        """Delete the entity and close the control channels of its listeners."""
+        del self._home[self.key]
+        self.drop_listeners(1001, "The endpoint was deleted.")
+        self._namespace.observer.namespace_changed()
+
+    def check_all_partitions(self) -> None:
+        """Do nothing: an endpoint has no partitions."""
 
 
 class HybridConnections:
@@ -128,24 +148,10 @@ class HybridConnections:
         description.check()
         if self.find(path) is not None or self._namespace.is_taken(path):
             raise EntityExists(f"The specified messaging entity '{path}' already exists.")
-        created = self._by_key[path.lower()] = HybridConnection(path, description, self._namespace.clock.now_ms())
+        created = self._by_key[path.lower()] = HybridConnection(self._namespace, self._by_key, path)
+        created.description = description
         self._namespace.observer.namespace_changed()
         return created
-
-    def change(self, entity: HybridConnection, description: HybridConnectionDescription) -> None:
-        """Replace a description. Raises ArgumentInvalid."""
-        description.check()
-        if entity.description.requires_client_authorization != description.requires_client_authorization:
-            raise ArgumentInvalid("The property RequiresClientAuthorization of an existing endpoint cannot be changed.")
-        entity.description = description
-        entity.updated_at_ms = self._namespace.clock.now_ms()
-        self._namespace.observer.namespace_changed()
-
-    def delete(self, entity: HybridConnection) -> None:
-        """Delete an entity and close the control channels of its listeners."""
-        del self._by_key[entity.key]
-        entity.drop_listeners(1001, "The endpoint was deleted.")
-        self._namespace.observer.namespace_changed()
 
     def choose(
         self, entity: HybridConnection, allowed: str | None = None, disallowed: str | None = None

@@ -15,6 +15,7 @@ from sbpair.emulator.entities import rules
 from sbpair.emulator.entities.description import check_authorization_rules
 from sbpair.emulator.entities.topic import SubscriptionEntity
 from sbpair.emulator.frontends.http.description_elements import (
+    HYBRID_CONNECTION,
     SETTABLE,
     SUBSCRIPTION,
     TOPIC,
@@ -25,7 +26,8 @@ from sbpair.emulator.frontends.http.description_elements import (
 from sbpair.emulator.frontends.http.management_parts import (
     FORWARDS,
     EntityCollection,
-    hybrid_connection_values,
+    ManagedEntity,
+    hybrid_connections_of,
     new_key,
     queues_of,
     read_rights,
@@ -33,14 +35,12 @@ from sbpair.emulator.frontends.http.management_parts import (
     subscriptions_of,
     topics_of,
 )
-from sbpair.emulator.relay.hybrid_connection import HybridConnection, HybridConnectionDescription
 from sbpair.emulator.service_errors import ArgumentInvalid
 from sbpair.rules import filters
 from sbpair.rules.values import read_typed
 
 if TYPE_CHECKING:
     from sbpair.emulator.entities.namespace import Namespace
-    from sbpair.emulator.entities.queue import QueueEntity
 
 Json = dict[str, Any]
 T = TypeVar("T")
@@ -56,6 +56,7 @@ _SETTABLE: Final[dict[str, Settable]] = {
         **SUBSCRIPTION.settable,
         "DuplicateDetectionHistoryTimeWindow": SETTABLE["DuplicateDetectionHistoryTimeWindow"],
     },
+    "HybridConnections": HYBRID_CONNECTION.settable,
 }
 REPORTED: Final = frozenset({
     "accessedAt", "countDetails", "createdAt", "listenerCount", "messageCount", "sizeInBytes", "subscriptionCount",
@@ -110,7 +111,7 @@ def collection_at(provider: str, namespace: Namespace, parts: tuple[str, ...]) -
         case (_, "authorizationrules"):
             return Keys(namespace, provider)
         case ("Microsoft.Relay", "hybridconnections"):
-            return RelayEntities(namespace)
+            return Entities("HybridConnections", hybrid_connections_of(namespace), RELAY_PROVIDER)
         case ("Microsoft.ServiceBus", "queues"):
             return Entities("queues", queues_of(namespace))
         case ("Microsoft.ServiceBus", "topics"):
@@ -130,19 +131,18 @@ def collection_at(provider: str, namespace: Namespace, parts: tuple[str, ...]) -
 class Entities:
     """A collection of entities. `kind` is the type of its resources, below that of the provider."""
 
-    provider = PROVIDER
-
-    def __init__(self, kind: str, collection: EntityCollection) -> None:
+    def __init__(self, kind: str, collection: EntityCollection, provider: str = PROVIDER) -> None:
         self.kind = kind
+        self.provider = provider
         self._collection = collection
 
-    def all(self) -> Sequence[QueueEntity]:
+    def all(self) -> Sequence[ManagedEntity]:
         return self._collection.all()
 
-    def find(self, name: str) -> QueueEntity | None:
+    def find(self, name: str) -> ManagedEntity | None:
         return self._collection.find(self._path(name))
 
-    def put(self, name: str, properties: Json) -> QueueEntity:
+    def put(self, name: str, properties: Json) -> ManagedEntity:
         """Create a resource, or change the existing one."""
         found, authority = self.find(name), self._collection.namespace.authority
         if self._collection.schema is SUBSCRIPTION:
@@ -176,11 +176,11 @@ class Entities:
         return name if self._collection.schema is SUBSCRIPTION else name.replace("~", "/")
 
 
-def _settable_json(queue: QueueEntity, settable: Settable) -> Json:
+def _settable_json(entity: ManagedEntity, settable: Settable) -> Json:
     """Return the settable properties, without those not set."""
     shown: Json = {}
     for name, (_, kind) in settable.items():
-        text = format_value(queue.description, name, settable)
+        text = format_value(entity.description, name, settable)
         if text is None:
             continue
         if name in FORWARDS:
@@ -189,45 +189,13 @@ def _settable_json(queue: QueueEntity, settable: Settable) -> Json:
     return shown
 
 
-def _reported_json(entity: QueueEntity, schema: DescriptionSchema) -> Json:
+def _reported_json(entity: ManagedEntity, schema: DescriptionSchema) -> Json:
     """Return the properties that only the service sets."""
     values = {name: value for name, value in reported(entity).items() if name in schema.elements}
-    counts = {_camel(name): count for name, count in values["CountDetails"].items()}
+    if "CountDetails" in values:
+        values["CountDetails"] = {_camel(name): count for name, count in values["CountDetails"].items()}
     affine = {"isClientAffine": False} if schema is SUBSCRIPTION else {}
-    return {**{_camel(name): value for name, value in values.items()}, "countDetails": counts, **affine}
-
-
-class RelayEntities:
-    """The hybrid connections of a namespace."""
-
-    provider, kind = RELAY_PROVIDER, "HybridConnections"
-
-    def __init__(self, namespace: Namespace) -> None:
-        self._entities = namespace.hybrid_connections
-
-    def all(self) -> Sequence[HybridConnection]:
-        return self._entities.all()
-
-    def find(self, name: str) -> HybridConnection | None:
-        return self._entities.find(name.replace("~", "/"))
-
-    def put(self, name: str, properties: Json) -> HybridConnection:
-        values = read_members(properties, {"requiresClientAuthorization": bool, "userMetadata": str}, REPORTED)
-        found = self.find(name)
-        before = HybridConnectionDescription() if found is None else found.description
-        is_required = values.get("requiresClientAuthorization", before.requires_client_authorization)
-        wanted = replace(before, requires_client_authorization=is_required, user_metadata=values.get("userMetadata"))
-        if found is None:
-            return self._entities.create(name.replace("~", "/"), wanted)
-        self._entities.change(found, wanted)
-        return found
-
-    def remove(self, item: Any) -> None:
-        self._entities.delete(item)
-
-    def to_json(self, item: Any) -> tuple[str, Json]:
-        values = hybrid_connection_values(item)
-        return item.path.replace("/", "~"), {_camel(name): value for name, value in values.items()}
+    return {**{_camel(name): value for name, value in values.items()}, **affine}
 
 
 class Keys:
@@ -238,7 +206,7 @@ class Keys:
         namespace: Namespace,
         provider: str,
         kind: str = "",
-        owner: QueueEntity | HybridConnection | None = None,
+        owner: ManagedEntity | None = None,
     ) -> None:
         self.provider = provider
         self.kind = f"{kind}{'/' if kind else ''}AuthorizationRules"
@@ -292,12 +260,9 @@ class Keys:
 
     def _set(self, keys: tuple[AuthorizationRule, ...]) -> None:
         check_authorization_rules(keys)
-        owner = self._owner
+        owner: Any = self._owner
         if owner is None:
             self._namespace.keys = keys
-        elif isinstance(owner, HybridConnection):
-            description = replace(owner.description, authorization_rules=keys)
-            self._namespace.hybrid_connections.change(owner, description)
         else:
             owner.update(replace(owner.description, authorization_rules=keys))
 
@@ -343,7 +308,7 @@ class Rules:
         return item.name, {**properties, "filterType": "CorrelationFilter", "correlationFilter": correlation}
 
 
-Resources: TypeAlias = Entities | RelayEntities | Keys | Rules
+Resources: TypeAlias = Entities | Keys | Rules
 
 
 def _read_filter(given: Json) -> filters.Filter:

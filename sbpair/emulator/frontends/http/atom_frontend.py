@@ -24,6 +24,8 @@ from sbpair.emulator.frontends.http import atom_xml as xml
 from sbpair.emulator.frontends.http.description_elements import QUEUE, SUBSCRIPTION
 from sbpair.emulator.frontends.http.management_parts import (
     EntityCollection,
+    ManagedEntity,
+    hybrid_connections_of,
     queues_of,
     read_body,
     read_page,
@@ -46,7 +48,6 @@ from sbpair.timespan import instant
 
 if TYPE_CHECKING:
     from sbpair.emulator.entities.namespace import Namespace
-    from sbpair.emulator.entities.queue import QueueEntity
     from sbpair.emulator.relay.hybrid_connection import HybridConnection
 
 API_VERSIONS: Final = ("2017-04", "2021-05", "2024-05")
@@ -182,10 +183,7 @@ class AtomFrontend:
         self._namespace.hybrid_connections.authorize(request.token, AccessRight.MANAGE, request.path, entity)
         if request.method != "GET":
             return wrong_method()
-        times, content = (entity.created_at_ms, entity.updated_at_ms), xml.hybrid_connection_xml(entity)
-        return atom_response(
-            xml.entry_xml(request.href(entity.path), entity.path, self._namespace.name, times, content)
-        )
+        return atom_response(self._entry(request, hybrid_connections_of(self._namespace), entity))
 
     # Entities
 
@@ -217,7 +215,7 @@ class AtomFrontend:
         stored = entities.put(name, values, existing, tuple(rules), request.host, *first_rule)
         return atom_response(self._entry(request, entities, stored), 200 if existing else 201)
 
-    def _entry(self, request: AtomRequest, entities: EntityCollection, entity: QueueEntity) -> str:
+    def _entry(self, request: AtomRequest, entities: EntityCollection, entity: ManagedEntity) -> str:
         # A list that holds such an entity fails too: counts without those of a partition would be wrong.
         entity.check_all_partitions()
         content = xml.entity_xml(entities.schema, entity, request.api_version)

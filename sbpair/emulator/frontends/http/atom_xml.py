@@ -18,7 +18,7 @@ from sbpair.emulator.entities import rules
 from sbpair.emulator.entities.description import PREMIUM
 from sbpair.emulator.entities.topic import TopicEntity
 from sbpair.emulator.frontends.http.description_elements import DescriptionSchema, format_value
-from sbpair.emulator.frontends.http.management_parts import hybrid_connection_values, new_key, read_rights, reported
+from sbpair.emulator.frontends.http.management_parts import ManagedEntity, new_key, read_rights, reported
 from sbpair.emulator.service_errors import ArgumentInvalid
 from sbpair.rules import filters
 from sbpair.rules.values import TypedValue, read_typed
@@ -26,8 +26,6 @@ from sbpair.timespan import instant
 
 if TYPE_CHECKING:
     from sbpair.emulator.entities.namespace import Namespace
-    from sbpair.emulator.entities.queue import QueueEntity
-    from sbpair.emulator.relay.hybrid_connection import HybridConnection
 
 ATOM: Final = "http://www.w3.org/2005/Atom"
 SERVICE_BUS: Final = "http://schemas.microsoft.com/netservices/2010/10/servicebus/connect"
@@ -135,14 +133,14 @@ def access_rule_xml(rule: AuthorizationRule) -> str:
     )
 
 
-def reported_elements(entity: QueueEntity) -> dict[str, str]:
+def reported_elements(entity: ManagedEntity) -> dict[str, str]:
     """Return the elements that the service sets, for any kind of description: each has some of them."""
     values = reported(entity)
     values |= {"IsAnonymousAccessible": "false", "SupportOrdering": "true", "EntityAvailabilityStatus": "Available"}
     if isinstance(entity, TopicEntity):
         values["SqlFilterCount"], values["CorrelationFilterCount"] = entity.count_filters()
     access_rules = "".join(access_rule_xml(rule) for rule in entity.description.authorization_rules)
-    counts = "".join(element(f"d2p1:{name}", str(count)) for name, count in values.pop("CountDetails").items())
+    counts = "".join(element(f"d2p1:{name}", str(count)) for name, count in values.pop("CountDetails", {}).items())
     return {
         **{name: element(name, str(value)) for name, value in values.items()},
         "AuthorizationRules": f"<AuthorizationRules>{access_rules}</AuthorizationRules>",
@@ -150,21 +148,12 @@ def reported_elements(entity: QueueEntity) -> dict[str, str]:
     }
 
 
-def entity_xml(schema: DescriptionSchema, entity: QueueEntity, api_version: str) -> str:
+def entity_xml(schema: DescriptionSchema, entity: ManagedEntity, api_version: str) -> str:
     """Return an entity's description with its elements in order, without those that are newer than the API version."""
     parts = reported_elements(entity)
     parts |= {name: element(name, format_value(entity.description, name, schema.settable)) for name in schema.settable}
     content = "".join(parts.get(name, "") for name in schema.elements if _SINCE.get(name, "") <= api_version)
     return f'<{schema.element} xmlns="{SERVICE_BUS}" xmlns:i="{INSTANCE}">{content}</{schema.element}>'
-
-
-def hybrid_connection_xml(entity: HybridConnection) -> str:
-    """Return the description of a hybrid connection, with the count of its listeners."""
-    values = hybrid_connection_values(entity)
-    values["RequiresClientAuthorization"] = str(values["RequiresClientAuthorization"]).lower()
-    content = "".join(element(name, str(value)) for name, value in values.items())
-    kind = "HybridConnectionDescription"
-    return f'<{kind} xmlns="{SERVICE_BUS}" xmlns:i="{INSTANCE}">{content}</{kind}>'
 
 
 def entry_xml(href: str, title: str, namespace: str, times_ms: tuple[int, int], content: str) -> str:

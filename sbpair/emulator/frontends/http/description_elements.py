@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from sbpair.emulator.access.sas import AuthorizationRule
 from sbpair.emulator.entities.description import (
@@ -15,6 +15,7 @@ from sbpair.emulator.entities.description import (
     default_of,
     validate,
 )
+from sbpair.emulator.relay.hybrid_connection import HybridConnectionDescription
 from sbpair.emulator.service_errors import ArgumentInvalid
 from sbpair.timespan import parse as parse_timespan
 from sbpair.timespan import show as show_timespan
@@ -89,7 +90,7 @@ class DescriptionSchema:
             last = self.elements.index(name)
 
 
-def _settable(description: type[QueueDescription], elements: tuple[str, ...]) -> Settable:
+def _settable(description: type[Any], elements: tuple[str, ...]) -> Settable:
     """Return field and kind by element, of those that are fields of the description."""
     by_element = {field.name.title().replace("_", ""): field for field in fields(description)}
     return {
@@ -119,6 +120,16 @@ SUBSCRIPTION: Final = DescriptionSchema(
     UNORDERED | {"DefaultRuleDescription", "AutoDeleteOnIdle", "EntityAvailabilityStatus"},
     ("RequiresSession",),
 )
+_RELAY_ELEMENTS: Final = ("CreatedAt", "UpdatedAt", "RequiresClientAuthorization", "UserMetadata", "ListenerCount")
+HYBRID_CONNECTION: Final = DescriptionSchema(
+    "HybridConnection", _RELAY_ELEMENTS, _settable(HybridConnectionDescription, _RELAY_ELEMENTS), frozenset(), ()
+)
+
+
+def read_values(schema: DescriptionSchema, values: Mapping[str, str]) -> dict[str, Any]:
+    """Return the given values by the field of the description. Raises ArgumentInvalid."""
+    settable = schema.settable
+    return {field: read_value(name, values[name], settable) for name, (field, _) in settable.items() if name in values}
 
 
 def from_elements(
@@ -134,23 +145,19 @@ def from_elements(
 
     Raises ArgumentInvalid for a value that is malformed, outside the service's limits, or may not change.
     """
-    settable = schema.settable
-    given: dict[str, object] = {
-        field: read_value(name, values[name], settable) for name, (field, _) in settable.items() if name in values
-    }
+    given = read_values(schema, values)
     if existing is not None:
         given["partitions"] = existing.partitions
         if given.get("max_size_in_megabytes") == existing.total_size_in_megabytes:
             # Clients send back what they have read: the size of all partitions.
             given["max_size_in_megabytes"] = existing.max_size_in_megabytes
         for name in schema.immutable:
-            field, _ = settable[name]
+            field, _ = schema.settable[name]
             if given.setdefault(field, getattr(existing, field)) != getattr(existing, field):
                 text = f"The value for the {name} property of an existing {schema.entity} cannot be changed."
                 partitioning = schema is TOPIC and name == "EnablePartitioning"
                 raise ArgumentInvalid("Partitioning cannot be changed for Topic. " if partitioning else text)
-    # read_value returns the field's type
-    description = replace(default_of(default, tier), authorization_rules=rules, **given)  # type: ignore[arg-type]
+    description = replace(default_of(default, tier), authorization_rules=rules, **given)
     validate(description, tier, namespace)
     return description
 
@@ -178,11 +185,11 @@ _KIND_TEXTS: Final[dict[Kind, str]] = {
 }
 
 
-def format_value(description: QueueDescription, name: str, settable: Settable = SETTABLE) -> str | None:
+def format_value(description: object, name: str, settable: Settable = SETTABLE) -> str | None:
     """Return the text of one settable element, as the service writes it; None if it is not set."""
     field, kind = settable[name]
     value = getattr(description, field)
-    if name == "MaxSizeInMegabytes":
+    if name == "MaxSizeInMegabytes" and isinstance(description, QueueDescription):
         value = description.total_size_in_megabytes
     if value is None:
         return None

@@ -9,21 +9,25 @@ import asyncio
 import base64
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from urllib.parse import parse_qsl, unquote
 
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule, path_of
 from sbpair.emulator.entities.description import QueueDescription, SubscriptionDescription, TopicDescription
+from sbpair.emulator.entities.queue import QueueEntity, entity_not_found
 from sbpair.emulator.entities.topic import TopicEntity
 from sbpair.emulator.frontends.http.description_elements import (
+    HYBRID_CONNECTION,
     QUEUE,
     SUBSCRIPTION,
     TOPIC,
     DescriptionSchema,
     format_value,
     from_elements,
+    read_values,
 )
+from sbpair.emulator.relay.hybrid_connection import HybridConnection, HybridConnectionDescription
 from sbpair.emulator.service_errors import ArgumentInvalid, EntityNotFound, ForwardTargetMissing, ServiceError
 from sbpair.timespan import instant
 
@@ -31,10 +35,9 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from sbpair.emulator.entities.namespace import Namespace
-    from sbpair.emulator.entities.queue import QueueEntity
     from sbpair.emulator.entities.rules import SubscriptionRule
-    from sbpair.emulator.relay.hybrid_connection import HybridConnection
 
+ManagedEntity: TypeAlias = QueueEntity | HybridConnection
 FORWARDS: Final = ("ForwardTo", "ForwardDeadLetteredMessagesTo")
 MAX_PAGE: Final = 100
 MAX_BODY_BYTES: Final = 64 * 1024
@@ -99,28 +102,31 @@ def new_key() -> str:
 
 @dataclass(frozen=True, slots=True)
 class EntityCollection:
-    """The queues or topics of a namespace, or the subscriptions of a topic.
-
-    `find` returns None for a missing entity, `get` raises EntityNotFound.
-    """
+    """The queues, topics or hybrid connections of a namespace, or the subscriptions of a topic."""
 
     namespace: Namespace
     schema: DescriptionSchema
-    default: QueueDescription
-    all: Callable[[], Sequence[QueueEntity]]
-    find: Callable[[str], QueueEntity | None]
-    get: Callable[[str], QueueEntity]
-    create: Callable[..., QueueEntity]
+    default: Any
+    all: Callable[[], Sequence[ManagedEntity]]
+    find: Callable[[str], ManagedEntity | None]
+    create: Callable[..., ManagedEntity]
+
+    def get(self, name: str) -> ManagedEntity:
+        """Return the entity of this name. Raises EntityNotFound."""
+        entity = self.find(name)
+        if entity is None:
+            raise entity_not_found(self.namespace.endpoint, name)
+        return entity
 
     def put(
         self,
         name: str,
         values: Mapping[str, str],
-        existing: QueueEntity | None,
+        existing: ManagedEntity | None,
         rules: tuple[AuthorizationRule, ...],
         authority: str,
         *first_rule: SubscriptionRule,
-    ) -> QueueEntity:
+    ) -> ManagedEntity:
         """Create an entity, or update the existing one. Raises OperationTimedOut if a partition of it is down."""
         wanted = self.describe(values, existing, rules, authority)
         self._check_forwards(wanted, existing)
@@ -133,20 +139,25 @@ class EntityCollection:
     def describe(
         self,
         values: Mapping[str, str],
-        existing: QueueEntity | None,
+        existing: ManagedEntity | None,
         rules: tuple[AuthorizationRule, ...],
         authority: str,
-    ) -> QueueDescription:
+    ) -> Any:
         """Return the requested description. Targets of forwarding become whole addresses within `authority`."""
+        before: Any = existing.description if existing else None
+        if self.schema is HYBRID_CONNECTION:
+            given = {"user_metadata": None, **read_values(self.schema, values)}
+            wanted = replace(before or self.default, authorization_rules=rules, **given)
+            wanted.check()
+            return wanted
         targets = {name: values[name].strip() for name in FORWARDS if values.get(name)}
         whole = {name: _whole_address(target, authority) for name, target in targets.items()}
-        before = existing.description if existing else None
         space = self.namespace
         return from_elements(self.schema, self.default, {**values, **whole}, before, rules, space.tier, space.name)
 
-    def _check_forwards(self, wanted: QueueDescription, existing: QueueEntity | None) -> None:
+    def _check_forwards(self, wanted: object, existing: ManagedEntity | None) -> None:
         """Raise ForwardTargetMissing for a new target of forwarding that does not exist."""
-        for name in FORWARDS:
+        for name in (name for name in FORWARDS if name in self.schema.settable):
             target = format_value(wanted, name)
             if target is None or (existing is not None and target == format_value(existing.description, name)):
                 continue
@@ -168,26 +179,31 @@ def _whole_address(target: str, authority: str) -> str:
 
 
 def queues_of(space: Namespace) -> EntityCollection:
-    methods = (space.queues, space.find_queue, space.queue, space.create_queue)
-    return EntityCollection(space, QUEUE, QueueDescription(), *methods)
+    return EntityCollection(space, QUEUE, QueueDescription(), space.queues, space.find_queue, space.create_queue)
 
 
 def topics_of(space: Namespace) -> EntityCollection:
-    methods = (space.topics, space.find_topic, space.topic, space.create_topic)
-    return EntityCollection(space, TOPIC, TopicDescription(), *methods)
+    return EntityCollection(space, TOPIC, TopicDescription(), space.topics, space.find_topic, space.create_topic)
 
 
 def subscriptions_of(space: Namespace, topic: TopicEntity) -> EntityCollection:
-    methods = (lambda: topic.subscriptions, topic.find_subscription, topic.subscription, topic.create_subscription)
+    methods = (lambda: topic.subscriptions, topic.find_subscription, topic.create_subscription)
     return EntityCollection(space, SUBSCRIPTION, SubscriptionDescription(), *methods)
 
 
-def reported(entity: QueueEntity) -> dict[str, Any]:
+def hybrid_connections_of(space: Namespace) -> EntityCollection:
+    home = space.hybrid_connections
+    return EntityCollection(space, HYBRID_CONNECTION, HybridConnectionDescription(), home.all, home.find, home.create)
+
+
+def reported(entity: ManagedEntity) -> dict[str, Any]:
     """Return the values that only the service sets, by element. Each kind of description has some of them."""
+    times = {"CreatedAt": instant(entity.created_at_ms), "UpdatedAt": instant(entity.updated_at_ms)}
+    if isinstance(entity, HybridConnection):
+        return {**times, "ListenerCount": len(entity.listeners)}
     counts = entity.counts()
     values: dict[str, Any] = {
-        "CreatedAt": instant(entity.created_at_ms),
-        "UpdatedAt": instant(entity.updated_at_ms),
+        **times,
         "AccessedAt": instant(entity.accessed_at_ms),
         "CountDetails": {
             "ActiveMessageCount": counts.active,
@@ -202,15 +218,3 @@ def reported(entity: QueueEntity) -> dict[str, Any]:
     if isinstance(entity, TopicEntity):
         values["SubscriptionCount"] = len(entity.subscriptions)
     return values
-
-
-def hybrid_connection_values(entity: HybridConnection) -> dict[str, Any]:
-    """Return the values of a hybrid connection's description, by element."""
-    values = {
-        "CreatedAt": instant(entity.created_at_ms),
-        "UpdatedAt": instant(entity.updated_at_ms),
-        "RequiresClientAuthorization": entity.description.requires_client_authorization,
-        "UserMetadata": entity.description.user_metadata,
-        "ListenerCount": len(entity.listeners),
-    }
-    return {name: value for name, value in values.items() if value is not None}
