@@ -186,7 +186,7 @@ class CreditBudget:
     def allowed(self, wanted: int, path: str) -> int:
         del path
         allowed = max(0, min(wanted, self._credits()))
-        if allowed < wanted:
+        if allowed < wanted and self._resumption.due_ms == NEVER:
             self._resumption.wait_until((self._period + 1) * PERIOD_MS)
         return allowed
 
