@@ -391,7 +391,7 @@ class SessionsBesideModel(RuleBasedStateMachine):
     @rule(data=st.data(), how=st.sampled_from(["complete", "abandon", "release", "defer"]))
     def settle(self, data, how) -> None:
         each = data.draw(st.sampled_from([each for each in self.entries if each.token]))
-        getattr(self.held_sessions[each.session][0], how)(each.token)
+        getattr(self.held_sessions[each.session][0].checked(), how)(each.token)
         if how == "complete":
             self.entries.remove(each)
         each.failed += how in ("abandon", "defer")

@@ -261,7 +261,7 @@ class Restarts:
         def settle_in(world: World) -> None:
             messages: Any = PARTS[part](world.namespace.entity(source))
             if isinstance(messages, SessionMessages):
-                messages = messages.held_session(session or "")
+                messages = messages.held_session(session or "").checked()
             token = tokens[self.worlds.index(world)]
             if modify:
                 changes = Map([("color", "green"), ("more", "x" * 20)])
