@@ -326,7 +326,7 @@ def settle_one(outcome: Outcome, messages: SubQueue | Trial, token: bytes) -> No
 
 
 def _modify(messages: SubQueue | Trial, token: bytes, properties: object) -> None:
-    """Change the application properties of a locked message, if any are given."""
+    """Update the application properties of a locked message, if any are given."""
     if isinstance(properties, Map) and properties:
         try:
             messages.modify(token, lambda message: service_envelope.modify_properties(message, properties))
