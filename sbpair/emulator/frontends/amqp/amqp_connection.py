@@ -24,6 +24,7 @@ from sbpair.emulator.frontends.amqp.link_endpoint import (
     MAX_READ,
     ConnectionLimits,
     ConnectionOutput,
+    LinkEndpoint,
     LinkOwner,
     amqp_error,
 )
@@ -88,11 +89,14 @@ class AmqpConnection(LinkOwner):
         self.output.blocked = True
 
     def resume_writing(self) -> None:
-        self.output.unblock()
-        for session in self._connection.sessions:
-            self.pull(session)
+        self.output.blocked = False
+        links = [link for session in self._connection.sessions for link in session.links]
+        endpoints = [link.context for link in links if link.context is not None]
+        for endpoint in sorted(endpoints, key=LinkEndpoint.has_unanswered, reverse=True):
+            endpoint.pull()
         self.output.flush()
-        self.output.resume_reading()
+        if not any(endpoint.has_unanswered() for endpoint in endpoints):
+            self.output.transport.resume_reading()
 
     # Time
 

@@ -95,6 +95,10 @@ class LinkEndpoint:
     def pull(self) -> None:
         """Send as far as the peer takes messages."""
 
+    def has_unanswered(self) -> bool:
+        """Return whether requests wait until the peer reads: nothing more is read before."""
+        return False
+
     def on_flow(self) -> None:
         """React to a change of the credit for sending."""
 
@@ -134,7 +138,6 @@ class ConnectionOutput:
         self._loop = asyncio.get_running_loop()
         self._unwritten = 0
         self._flush_due = False
-        self._to_answer: dict[LinkEndpoint, None] = {}
         self._to_pull: dict[LinkEndpoint, None] = {}
         transport.set_write_buffer_limits(OUTPUT_HIGH)
 
@@ -183,23 +186,6 @@ class ConnectionOutput:
             link.pull()
         if outgoing:
             self.flush()
-
-    def pause_reading_for(self, requests: LinkEndpoint) -> None:
-        """Stop reading until the peer reads again, then call `requests.pull`."""
-        self._to_answer[requests] = None
-        self.transport.pause_reading()
-
-    def unblock(self) -> None:
-        """Answer the requests that waited for the peer to read."""
-        self.blocked = False
-        waiting, self._to_answer = self._to_answer, {}
-        for requests in waiting:
-            requests.pull()
-
-    def resume_reading(self) -> None:
-        """Read again, unless requests still wait to be answered."""
-        if not self._to_answer:
-            self.transport.resume_reading()
 
 
 class LinkOwner(asyncio.Protocol):

@@ -152,7 +152,10 @@ class RequestLink(LinkEndpoint):
         while self._pending and not self._output.blocked:
             self._answer_one(self._pending.popleft())
         if self._pending:
-            self._output.pause_reading_for(self)
+            self._output.transport.pause_reading()
+
+    def has_unanswered(self) -> bool:
+        return bool(self._pending)
 
     def _answer_one(self, delivery: Delivery) -> None:
         try:
