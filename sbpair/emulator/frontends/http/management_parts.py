@@ -147,9 +147,7 @@ class EntityCollection:
         before: Any = existing.description if existing else None
         if self.schema is HYBRID_CONNECTION:
             given = {"user_metadata": None, **read_values(self.schema, values)}
-            wanted = replace(before or self.default, authorization_rules=rules, **given)
-            wanted.check()
-            return wanted
+            return replace(before or self.default, authorization_rules=rules, **given)
         targets = {name: values[name].strip() for name in FORWARDS if values.get(name)}
         whole = {name: _whole_address(target, authority) for name, target in targets.items()}
         space = self.namespace
