@@ -113,7 +113,7 @@ def test_slashes_around_a_path_are_nothing():
 def test_a_refusal_names_the_destination_and_the_error():
     text = "queue or topic 'orders' does not exist in the primary namespace"
     assert missing("orders") == DeadLetter(NotSentReason.MISSING, text)
-    assert refused("orders", "big") == DeadLetter(NotSentReason.REFUSED, "'orders' refused the message: too large")
+    assert refused("orders", "big") == DeadLetter(NotSentReason.REFUSED, "'orders' refused the message: big")
 
 
 def test_all_five_parts_tell_one_message_from_another():
