@@ -286,13 +286,13 @@ def settle_all(
     outcome = Released() if state is None and settled else state
     if not isinstance(outcome, OUTCOMES):
         return None
-    failed: dict[bytes, ServiceError] = {}
     try:
         messages = queue.checked()
+        if isinstance(outcome, Accepted):
+            return messages.complete_all(tokens)
     except SessionLockExpired as error:
         return dict.fromkeys(tokens, error)
-    if isinstance(outcome, Accepted):
-        return messages.complete_all(tokens)
+    failed: dict[bytes, ServiceError] = {}
     for token in tokens:
         try:
             settle_one(outcome, messages, token)
