@@ -420,7 +420,7 @@ class SessionsBesideModel(RuleBasedStateMachine):
             assert held.renew() == self.clock.now_ms() + LOCK_MS
             self._on_locked(held)
             for each in [each for each in self.entries if each.session == held.id and each.token]:
-                assert held.get_locked(each.token).locked_until_ms == self.clock.now_ms() + LOCK_MS
+                assert held.checked().get_locked(each.token).locked_until_ms == self.clock.now_ms() + LOCK_MS
                 with pytest.raises(NotAllowed):
                     self.queue.messages.renew(each.token)
         else:
