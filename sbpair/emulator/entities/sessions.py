@@ -177,7 +177,8 @@ class SessionMessages(SubQueue):
         give_back = self._delivery_failed if failed else self._return
         for token in list(session.locked):
             give_back(self._unlock(token))
-        if len(session.ready):
+        # A returned message may have woken a receiver, which holds the session now.
+        if len(session.ready) and session.holder is None:
             self._sessions.available.setdefault(session)
         self._sessions.forget_if_idle(session)
         self._wake_soon()
