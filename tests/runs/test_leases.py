@@ -3,6 +3,8 @@
 import json
 import logging
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 
 from sbpair.errors import LeaseHeld, LeaseLost, NameInvalid, UsageError
 from sbpair.model.pair import Pair
+from sbpair.runs import file_lease
 from sbpair.runs.file_lease import hold_machine_leases, lease_directory, lease_name
 from sbpair.runs.session_lease import (
     VALID_SECONDS,
@@ -89,15 +92,32 @@ def test_an_unwritable_home_is_warned_about_and_the_state_is_still_locked(
             pass
 
 
-def test_a_mover_with_another_home_is_refused_until_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with hold_machine_leases(PAIR, tmp_path / "a", "r1"):
+HOLD = """
+import sys
+from pathlib import Path
+from sbpair.runs import file_lease
+from tests.runs.states import PAIR
+
+file_lease.MACHINE = sys.argv[1]
+with file_lease.hold_machine_leases(PAIR, Path(sys.argv[2]), "r1"):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_mover_with_another_home_is_refused_until_a_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = [sys.executable, "-c", HOLD, file_lease.MACHINE, str(tmp_path / "a")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == "held\n"
         monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "other"))
         monkeypatch.setenv("HOME", str(tmp_path / "home"))
         with (
-            pytest.raises(LeaseHeld, match=rf"^process {os.getpid()} is moving messages of this pair$"),
+            pytest.raises(LeaseHeld, match=rf"^process {first.pid} is moving messages of this pair$"),
             hold_machine_leases(PAIR, tmp_path / "b", "r2"),
         ):
             pass
+        first.kill()
     with hold_machine_leases(PAIR, tmp_path / "b", "r2") as check:
         check()
 
