@@ -75,7 +75,7 @@ FAULTS: dict[str, list[tuple[str, ...]]] = {
     "both": [THE_NAMESPACE, ("namespace_down", SECONDARY)],
 }
 FAST = {
-    *(("sync", fault) for fault in ("stalled", "throttled", "both")),
+    *(("sync", fault) for fault in ("the namespace", "stalled", "throttled", "a queue too", "both")),
     *(("aio", fault) for fault in ("the entity", "all queues too")),
 }
 

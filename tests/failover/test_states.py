@@ -16,7 +16,7 @@ from sbpair.failover.entity_states import (
     State,
 )
 from sbpair.failover.events import OutboxStuck
-from sbpair.failover.shared_state import JITTER, FailoverState
+from sbpair.failover.shared_state import JITTER, FailoverState, SendTarget
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Pair
 
@@ -143,6 +143,9 @@ def test_with_every_queue_out_one_is_still_tried() -> None:
     assert failover_state.pick_queue(second) == (first, False)
     failover_state.queue_accepted(first, 0)
     assert failover_state.pick_queue(second) == (first, False)
+    for late in (ValueError("still full"), None):
+        failover_state.probed(first, late, 0)
+    assert failover_state.queues_out == {second}
 
 
 def test_a_failing_listener_receives_the_next_event(caplog: pytest.LogCaptureFixture) -> None:
@@ -192,6 +195,13 @@ def test_a_lasting_refusal_is_reported_once_and_kept_as_stuck() -> None:
     assert published == [OutboxStuck("orders", "ValueError: no such entity")]
     assert failover_state.pop_due(15) == Deliver("orders")
     failover_state.outbox_remains("orders", TimeoutError(), failover_state.target_for("orders", None, 15), 15)
+    assert failover_state.outbox_stuck("orders") is None
+
+
+def test_a_refusal_of_a_backlog_queue_is_not_the_entitys() -> None:
+    failover_state = new_state()
+    failover_state.outbox_stored("orders", None, 0)
+    failover_state.outbox_remains("orders", ValueError("no"), SendTarget("backlog", "q"), 0)
     assert failover_state.outbox_stuck("orders") is None
 
 
