@@ -293,7 +293,9 @@ class SessionsBesideModel(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.clock = ManualClock(1_000_000)
-        self.namespace = Namespace("contoso", self.clock)
+        self.soon: list[Callable[[], object]] = []
+        """What the server's loop would call in its next turn."""
+        self.namespace = Namespace("contoso", self.clock, call_soon=self.soon.append)
         self.queue = self.namespace.create_queue(
             "orders",
             replace(
@@ -346,6 +348,8 @@ class SessionsBesideModel(RuleBasedStateMachine):
             self.available.append(session)
 
     def _serve_waiters(self) -> None:
+        while self.soon:
+            self.soon.pop(0)()
         while self.waiters and self.available:
             held = self.waiters.pop(0).held
             assert held is not None
