@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,8 +12,8 @@ from sbpair.backlog import Aliases
 from sbpair.move.message import dead_letters
 from sbpair.replay import driver, phases, shard_plan, spark
 from sbpair.replay.archive_layout import QUARANTINE, SEGMENTS
-from sbpair.replay.run import ReplayOptions, Selection
-from tests.replay.segments import rows_of
+from sbpair.replay.run import ReplayOptions, ReplayRun, Selection
+from tests.replay.segments import QUEUE, created, key, rows_of, write_segment
 from tests.replay.tasks import job_of, proof_of, replayed, stranded
 from tests.replay.world import HASTY, HOUR_TICKS, World
 
@@ -59,6 +60,14 @@ IN_3_5 = {"hash(*) > 0": "Invalid usage of '*'"}
 """What Spark 3.5 does not take itself."""
 
 
+def rows_without_copies_are_planned_as_they_are(session: Any, tmp_path: Path) -> None:
+    archive = created(tmp_path)
+    write_segment(archive, "one", [*map(key, range(3))], [b"x"] * 3)
+    plan = shard_plan.build_plan(session, ReplayRun("r1", {}, (QUEUE,), 2, 0, ReplayOptions()), archive)
+    assert (plan.count_to_send(), plan.has_duplicates(), plan.destinations) == ({"orders": 3}, False, ["orders"])
+    assert sorted(row.position for row in plan.send_rows().collect()) == [0, 1, 2]
+
+
 @pytest.mark.usefixtures("local_tasks")
 def test_a_selected_destination_that_is_missing_is_refused_first(place: World, tmp_path: Path) -> None:
     place.strand_many(4)
@@ -93,8 +102,9 @@ def test_dead_letters_are_sent_as_they_were_or_quarantined(place: World, tmp_pat
 
 @pytest.mark.java
 @pytest.mark.usefixtures("own_java")
-def test_a_condition_is_accepted_or_refused_with_a_reason(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_condition_is_accepted_or_refused_with_a_reason(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with spark.spark_session("local[2,4]", HASTY) as session:
+        rows_without_copies_are_planned_as_they_are(session, tmp_path)
         for where in TAKEN:
             shard_plan.check_selection(session, Selection((), where))
         capfd.readouterr()
