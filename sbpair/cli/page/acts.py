@@ -64,7 +64,7 @@ class EmulatorActs:
         return None
 
     async def _change(self, name: str, values: Mapping[str, Any]) -> Document:
-        """Change an entity or its messages, as a client of its namespace."""
+        """Do what a client of the entity's namespace does."""
         entity = entity_of(self._source.endpoints, values)
         match name:
             case "send":
