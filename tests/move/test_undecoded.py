@@ -15,7 +15,7 @@ from sbpair.backlog import Aliases
 from sbpair.move.filter import MessageFilter, UndecodedMessages
 from sbpair.move.raw_source import RawSource
 from tests.move.test_fast_decode import ALIASES as SOME_ALIASES
-from tests.move.test_fast_decode import BODIES, NOW, OWN, PROPERTIES, SEQUENCES, backlog_copy, damaged
+from tests.move.test_fast_decode import BODIES, NOW, OWN, PROPERTIES, SEQUENCES, backlog_copy
 
 TEXTS = [
     "a = 'x'", "b LIKE '%1'", "a = 'x' AND b IS NULL", "EXISTS(b) OR a > 3", "a + 1 = 2", "a IN (1, 2, 'x')",
@@ -84,6 +84,11 @@ async def received(payloads: list[bytes], known: bytes) -> tuple[Sequence[Any], 
 def content(message: Any) -> tuple[Any, ...]:
     made = message.content
     return message.facts, made and made.split().join(), message.partition_key, message.ordinal, message.delivery.tag
+
+
+def damaged(payload: bytes, data: st.DataObject) -> bytes:
+    at = data.draw(st.integers(0, len(payload) - 1))
+    return payload[:at] + bytes((data.draw(st.integers(0, 255)),)) + payload[at + 1 :]
 
 
 @settings(max_examples=100, deadline=None)

@@ -286,7 +286,9 @@ def test_a_crashed_run_is_listed_and_the_next_reports_its_doubts(tmp_path: Path)
         run.record({"received": 1})
         sending(Journal(state, run=run.id), [KEY], "orders")
         going_on = find_run(state, run.id)
-        run.close()  # as a kill does
+        [running] = tmp_path.glob("*.running")
+        run.close()
+        running.touch()  # as a kill leaves it
         crashed = find_run(state, run.id)
     assert (going_on.outcome, going_on.doubts) == ("running", ())
     assert (crashed.outcome, crashed.ended_ms, crashed.exit_code) == ("crashed", None, None)

@@ -300,6 +300,16 @@ async def test_without_manage_on_the_secondary_queues_follow_the_count() -> None
         assert any("x-servicebus-transfer/1" in note for note in said.notes)
 
 
+@pytest.mark.parametrize("claims", [tuple(AccessRight), (AccessRight.LISTEN,)])
+async def test_no_backlog_queue_at_all_is_an_error(claims: tuple[AccessRight, ...]) -> None:
+    async with world(2) as w:
+        w.may_only("secondary", *claims)
+        for index in range(2):
+            w.secondary.delete_queue(queue_path("contoso", index))
+        with pytest.raises(errors.EntityMissing, match="no backlog queue of contoso"):
+            await w.look()
+
+
 async def test_without_listen_on_the_secondary_it_may_not_look() -> None:
     async with world() as w:
         w.may_only("secondary", AccessRight.SEND)

@@ -12,6 +12,7 @@ from sbpair.emulator.entities.description import QueueDescription
 from sbpair.errors import NotAuthorized, RampStopped, UsageError
 from sbpair.model.pair import Ends
 from sbpair.move.events import QueueProgress, RampProgress
+from sbpair.move.message.dead_letters import dead_letter_path
 from sbpair.move.message.route import kept_for
 from sbpair.move.receipt import RampState
 from sbpair.syphon import ramp as ramp_module
@@ -136,6 +137,35 @@ async def test_message_that_comes_back_in_two_subscriptions_is_one() -> None:
         [(where, error)] = result.failures
         assert where == "news/subscriptions/a, news/subscriptions/b"
         assert error.message == "1 of 1 sent message came back as dead letters"
+
+
+async def test_redrive_does_not_send_again_what_comes_back_in_the_same_step() -> None:
+    async with world() as w:
+        orders = w.destination()
+        for number in range(5):
+            put(orders, numbered(number, "orders"))
+        bury(w, orders.messages.receive(5), reason="Before")
+        spec = MoveSpec(
+            Ends("p", w.pair.primary, w.pair.primary),
+            "redrive orders",
+            kept_for("orders"),
+            dead_letter_path("orders"),
+            keeps_refused=True,
+        )
+        poison: list[int] = []
+
+        def refuse(messages: list[Any]) -> None:
+            for each in messages:
+                if each.sections.read_properties().message_id == "m2":
+                    poison.append(1)
+                    bury(w, [each])
+
+        when_enqueued(w, refuse)
+        result = await w.run(spec=spec, lease=False, ramp=RampPlan((10, 20), BRIEF))
+        assert (result.exit_code, result.receipt.sent, len(poison)) == (3, 5, 1)
+        [back] = result.receipt.ramp.came_back
+        assert (back.message_id, back.reason) == ("m2", "Poison: why")
+        assert ids(orders, dead=True) == ["m2"]
 
 
 async def test_sessions_are_moved_in_steps_and_in_order() -> None:

@@ -11,6 +11,7 @@ from azure.servicebus.exceptions import SessionCannotBeLockedError
 from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
 from sbpair.amqp.types import Int
 from sbpair.emulator.entities.queue import QueueEntity
+from sbpair.move import held
 from sbpair.move.filter import MessageFilter
 from sbpair.move.message.dead_letters import dead_letter_path
 from tests.kit import moves
@@ -83,7 +84,8 @@ async def test_move_of_any_source_takes_what_matches_in_order_of_its_session(kin
         )
 
 
-async def test_session_with_a_skipped_message_stays_locked_until_the_run_ends() -> None:
+async def test_session_with_a_skipped_message_stays_locked_until_the_run_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(held, "SESSION_RENEWAL_SECONDS", 0.05)
     async with moves.world() as w:
         path, takes, _ = w.create("session queue", "from")
         for number in range(6):
