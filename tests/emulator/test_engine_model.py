@@ -313,8 +313,8 @@ class SessionsBesideModel(RuleBasedStateMachine):
         self.entries: list[SessionEntry] = []
         self.seen: dict[int, int] = {}
         self.held_sessions: dict[str, tuple[HeldSession, int]] = {}
-        self.available: list[str] = []
-        """Sessions with messages and no holder, in the order in which they became so."""
+        self.available: list[set[str]] = []
+        """Sessions with messages and no holder, in the order in which they became so: those of one step have none."""
         self.waiters: list[SessionWaiter] = []
         self.states: dict[str, bytes] = {}
 
@@ -343,9 +343,10 @@ class SessionsBesideModel(RuleBasedStateMachine):
         self._became_available(session)
         self._serve_waiters()
 
-    def _became_available(self, session: str) -> None:
-        if session not in self.held_sessions and session not in self.available and self.waiting(session):
-            self.available.append(session)
+    def _became_available(self, *sessions: str) -> None:
+        known = set(self.held_sessions).union(*self.available)
+        if new := {session for session in sessions if session not in known and self.waiting(session)}:
+            self.available.append(new)
 
     def _serve_waiters(self) -> None:
         while self.soon:
@@ -353,7 +354,7 @@ class SessionsBesideModel(RuleBasedStateMachine):
         while self.waiters and self.available:
             held = self.waiters.pop(0).held
             assert held is not None
-            assert held.id == self.available[0]
+            assert held.id in self.available[0]
             self._on_locked(held)
 
     @rule(session=st.sampled_from(NAMES))
@@ -366,15 +367,14 @@ class SessionsBesideModel(RuleBasedStateMachine):
 
     def _on_locked(self, held: HeldSession) -> None:
         self.held_sessions[held.id] = (held, self.clock.now_ms() + LOCK_MS)
-        if held.id in self.available:
-            self.available.remove(held.id)
+        self.available = [left for each in self.available if (left := each - {held.id})]
 
     @rule(stays=st.booleans())
     def accept_next(self, stays) -> None:
         """Accept the session that has been available for longest; if there is none, wait for one, or leave."""
         waiter = SessionWaiter()
         held = self.queue.messages.accept_next(waiter)
-        assert [held.id if held else None] == (self.available[:1] or [None])
+        assert held.id in self.available[0] if held else not self.available
         if held:
             self._on_locked(held)
         elif stays:
@@ -430,6 +430,7 @@ class SessionsBesideModel(RuleBasedStateMachine):
         else:
             held.close()
             self._over(held.id, failed=False)
+            self._became_available(held.id)
             self._serve_waiters()
 
     @precondition(lambda self: self.held_sessions)
@@ -459,14 +460,14 @@ class SessionsBesideModel(RuleBasedStateMachine):
             if each.session == session and each.token:
                 each.token = b""
                 each.failed += failed
-        self._became_available(session)
 
     def _run_out(self, now_ms: int) -> None:
-        for held, until in sorted(self.held_sessions.values(), key=lambda each: (each[1], each[0].number)):
-            if until <= now_ms:
-                self._over(held.id, failed=True)
-                with pytest.raises(SessionLockExpired):
-                    held.receive(1)
+        lost = [held for held, until in self.held_sessions.values() if until <= now_ms]
+        for held in lost:
+            self._over(held.id, failed=True)
+            with pytest.raises(SessionLockExpired):
+                held.receive(1)
+        self._became_available(*(held.id for held in lost))
         self._serve_waiters()
 
     @rule(ms=st.integers(1, 900), timer=st.booleans())
