@@ -178,7 +178,7 @@ async def test_dead_letters_of_a_session_go_back_into_it() -> None:
     async with page_world() as world:
         put(world.visits, message(1, properties=Properties(message_id="v", group_id="s1").encode()))
         lock = world.visits.messages.accept("s1")  # type: ignore[attr-defined]  # a queue with sessions
-        lock.dead_letter(lock.receive(1)[0].lock_token)
+        lock.checked().dead_letter(lock.receive(1)[0].lock_token)
         lock.close(failed=False)
         assert await world.act("resubmit", {**DEAD, "path": "visits"}) == (200, {"sent": 1, "stayed": 0})
         assert world.visits.messages.list_sessions() == ["s1"]  # type: ignore[attr-defined]
