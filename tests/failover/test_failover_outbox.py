@@ -1,6 +1,9 @@
 """The paired client with an outbox, over real sockets."""
 
 import asyncio
+import subprocess
+import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
@@ -31,6 +34,7 @@ from tests.kit.failover_rig import KINDS, PAIRED_CLIENTS, PRIMARY, SECONDARY, Ri
 
 pytestmark = [pytest.mark.usefixtures("impatient"), *PAIRED_CLIENTS]
 HOUR = timedelta(hours=1)
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -213,6 +217,44 @@ def test_a_message_expired_in_the_outbox_is_left_to_the_entity(rig: Rig, path: P
     assert ids(rig.in_queue(queue)) == ["lasting"]
     dead = rig.do(lambda: queue.dead_letters.peek(0, 10))
     assert ids([each.sections for each in dead]) == ["brief"]
+
+
+SENDS = """
+import sys, warnings
+from azure.servicebus import ServiceBusMessage
+from sbpair import Pair, PairedClient
+from sbpair.model.connection_string import endpoint_from_connection_string
+
+warnings.simplefilter("ignore")
+path, *ends = sys.argv[1:]
+ends = [endpoint_from_connection_string(each, name=name) for each, name in zip(ends, ("contoso", "contoso-dr"))]
+pair = Pair("p", *ends, backlog_queues=2, failover_interval=0, ping_interval=1)
+client = PairedClient(pair, retries=0, outbox=path)
+client.force_failover()
+sender = client.get_queue_sender("orders")
+for number in range(10_000):
+    sender.send_messages(ServiceBusMessage(b"x", message_id=f"m{number}"), timeout=5)
+    print(f"m{number}", flush=True)
+"""
+
+
+def test_accepted_messages_arrive_after_a_kill_of_the_process(rig: Rig, path: Path) -> None:
+    ends = [each.connection_string for each in rig.running.ready]
+    with both_down(rig):
+        child = subprocess.Popen(
+            [sys.executable, "-c", SENDS, str(path), *ends], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        )
+        assert child.stdout is not None
+        returned = [child.stdout.readline().strip() for _ in range(25)]
+        child.kill()
+        returned += child.communicate()[0].split()
+    with rig.client(outbox=path) as (_client, log):
+        log.wait_for(is_empty)
+    arrived = ids(rig.in_queue(rig.orders))
+    assert arrived[: len(returned)] == returned == [f"m{number}" for number in range(len(returned))]
+    # What was killed on its way back to its caller may be there too.
+    assert len(arrived) - len(returned) <= 1
+    assert max(Counter(arrived).values()) == 1
 
 
 @pytest.mark.parametrize(

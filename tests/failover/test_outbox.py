@@ -332,6 +332,21 @@ STRACE = shutil.which("strace")
 TRACER = (str(STRACE), "-f", "-qq", "-o")
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(STRACE is None, reason="there is no strace")
+@pytest.mark.parametrize("call", ["pwrite64", "fdatasync", "fsync", "ftruncate", "unlink"])
+def test_stored_messages_survive_a_kill_at_every_write(tmp_path: Path, call: str) -> None:
+    for number in range(1, 60):
+        path = tmp_path / f"{call}-{number}.db"
+        inject = f"inject={call}:signal=SIGKILL:when={number}"
+        child = a_child("work", path, 0, *TRACER, "/dev/null", "-e", f"trace={call}", "-e", inject)
+        lines = child.lines()
+        holds_what_was_promised(path, lines)
+        if "removed" in lines and child.process.returncode == 0:
+            return
+    raise AssertionError("it was always killed")
+
+
 @pytest.mark.skipif(STRACE is None, reason="there is no strace")
 def test_put_returns_after_the_sync_to_disk(tmp_path: Path) -> None:
     trace = tmp_path / "trace"

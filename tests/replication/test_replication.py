@@ -418,6 +418,24 @@ def test_a_kill_loses_nothing_and_reports_redeliveries(
 
 
 @pytest.mark.slow
+def test_copies_are_recognized_by_the_users_key(both: Both) -> None:
+    with both.active() as (sender, _log):
+        for number in range(2):
+            sender.send_messages(
+                ServiceBusMessage("x", subject="s", message_id=f"m{number}", application_properties={"order": 7})
+            )
+    for key in (lambda message: message.message_id[:1], "property:order", "subject"):
+        with both.receiver(key=key) as (receiver, log):
+            first = received(receiver)
+            assert receiver.receive_messages(9, max_wait_time=1) == []
+            receiver.abandon_message(first)
+            assert log.events == []
+    with both.receiver(key="subject") as (receiver, log):
+        assert len(drained(both, receiver)) == 1
+        assert {event.key for event in log.of(DuplicateCompleted)} == {"s"}
+
+
+@pytest.mark.slow
 def test_a_message_without_a_key_is_given(both: Both) -> None:
     twins(both, "m")
 
