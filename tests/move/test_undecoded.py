@@ -124,7 +124,15 @@ async def test_undecoded_messages_are_chosen_as_decoded_ones(alike: bool, text: 
     assert list(map(content, late)) == list(map(content, early))
 
 
-@pytest.mark.parametrize(("text", "needs_facts"), [("path = 'orders'", True), ("color = 'red'", False)])
+@pytest.mark.parametrize(
+    ("text", "needs_facts"),
+    [
+        ("path = 'orders'", True),
+        ("color = 'red'", False),
+        ("age < '1h' AND enqueued > '2026-01-01'", False),
+        ("sys.Subject = 'x' OR sys.To = 'x'", False),
+    ],
+)
 async def test_messages_are_decoded_at_once_after_a_filter_needed_their_facts(text: str, needs_facts: bool) -> None:
     aliases = Aliases(path="orders", session_id=None, ttl_ticks=600_000_000)
     payload = backlog_copy(1, Properties(message_id="m"), aliases, [("color", "red")], None).join()
