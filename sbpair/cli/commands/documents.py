@@ -168,18 +168,18 @@ def schema_command(
       sbpair schema
       sbpair schema syphon-event > syphon-event.schema.json
     """
-    from sbpair.cli.schemas import all_schemas
+    from sbpair.cli.schemas import all_schemas, find_schema
 
-    known = all_schemas()
     if name is None:
+        known = all_schemas()
         entries = [{"name": each, "description": known[each]["description"]} for each in sorted(known)]
         rows = [(entry["name"], entry["description"].partition(". ")[0]) for entry in entries]
         screen.result("sbpair/schemas/1", {"schemas": entries}, columns([("NAME", "DESCRIPTION"), *rows]), entries)
         return 0
-    full = name if name in known else f"{SCHEMA_PREFIX}{name}{SCHEMA_VERSION}"
-    if full not in known:
+    found = find_schema(f"{SCHEMA_PREFIX}{name}{SCHEMA_VERSION}") or find_schema(name)
+    if found is None:
         raise UsageError(f"{name!r} is not a schema", hint="run sbpair schema for the names")
-    screen.write(json.dumps(known[full], indent=2))
+    screen.write(json.dumps(found, indent=2))
     return 0
 
 

@@ -20,7 +20,6 @@ from sbpair.cli.schemas.builders import (
     nullable,
     number,
     optional,
-    pair_of,
     record,
     records,
     some_of,
@@ -28,9 +27,6 @@ from sbpair.cli.schemas.builders import (
     time,
     typed,
 )
-from sbpair.drill.drill_messages import Comparison
-from sbpair.drill.drill_pair import DrillPhase
-from sbpair.drill.scenario import SendTally
 from sbpair.model.cost import Operations
 from sbpair.move import events
 from sbpair.move.rate_limit import Limit
@@ -39,7 +35,6 @@ from sbpair.replay.outcomes import Proof
 from sbpair.runs.run_log import RunRecord
 from sbpair.syphon.forecast import SUMS, DeadLetterGroup, FlowStats
 
-TIMELINE = records("Steps", **keys_of(DrillPhase))
 NAMED = {name: each for name, each in keys_of(NamedMessage).items() if name != "reason"}
 OPERATIONS = keys_of(Operations) | {"by_sbpair": count("All operations of sbpair")}
 MONEY = record("Bounds of a cost", minimum=number("Lower bound"), maximum=number("Upper bound"))
@@ -225,26 +220,6 @@ RUNS_CONTROL = document(
     outcome=_OUTCOME,
     confirmed=flag("Whether the run is as requested now"),
     seconds=number("Time until the answer"),
-)
-
-_COMPARED = some_of(Comparison, "sent", "received", "lost", "duplicated", "altered") | fields(
-    receipt=RECEIPT,
-    alterations=array("Changes", pair_of("One change", text("Message id"), text("Difference"))),
-    lost_ids=array("Ids of lost messages", text("Message id")),
-)
-DRILL = document(
-    "sbpair/drill/1",
-    "The verdict of sbpair drill; its counts are those of the stranded messages.",
-    **_COMPARED,
-    seconds=number("Duration"),
-    sending=record(
-        "Messages of the application that sends during the outage",
-        **some_of(SendTally, "entity"),
-        **_COMPARED,
-        **some_of(SendTally, "primary", "backlog", "refused", "doubtful", "unexplained"),
-    ),
-    timeline=TIMELINE,
-    against=nullable(text("Pair of --against; null on the emulator")),
 )
 
 REPLAY = document("sbpair/replay/1", "The proof of a replay. " + EQUATIONS, **_PROOF)

@@ -24,8 +24,11 @@ from sbpair.cli.schemas.builders import (
     time,
     typed,
 )
-from sbpair.cli.schemas.moves import MONEY, OPERATIONS, PRICED, TIMELINE
+from sbpair.cli.schemas.moves import MONEY, OPERATIONS, PRICED, RECEIPT
+from sbpair.drill.drill_messages import Comparison
+from sbpair.drill.drill_pair import DrillPhase
 from sbpair.drill.relay_drill import DoubtfulRequest, RelayTally
+from sbpair.drill.scenario import SendTally
 from sbpair.failover.failover_send import Delivered
 from sbpair.management.audit_findings import BacklogTotal, DestinationSummary, Unseen
 from sbpair.message_io.peek import DeadLetterCount
@@ -255,6 +258,27 @@ RELAY_PROVISION = document(
         **_PROBLEM,
     ),
 )
+_TIMELINE = records("Steps", **keys_of(DrillPhase))
+_COMPARED = some_of(Comparison, "sent", "received", "lost", "duplicated", "altered") | fields(
+    receipt=RECEIPT,
+    alterations=array("Changes", pair_of("One change", text("Message id"), text("Difference"))),
+    lost_ids=array("Ids of lost messages", text("Message id")),
+)
+DRILL = document(
+    "sbpair/drill/1",
+    "The verdict of sbpair drill; its counts are those of the stranded messages.",
+    **_COMPARED,
+    seconds=number("Duration"),
+    sending=record(
+        "Messages of the application that sends during the outage",
+        **some_of(SendTally, "entity"),
+        **_COMPARED,
+        **some_of(SendTally, "primary", "backlog", "refused", "doubtful", "unexplained"),
+    ),
+    timeline=_TIMELINE,
+    against=nullable(text("Pair of --against; null on the emulator")),
+)
+
 RELAY_DRILL = document(
     "sbpair/relay-drill/1",
     "The verdict of sbpair drill --relay: sent = answered + in_doubt + failed, if nothing is wrong.",
@@ -262,7 +286,7 @@ RELAY_DRILL = document(
     doubtful=records("Requests in doubt", **keys_of(DoubtfulRequest)),
     problems=array("The first problems", pair_of("One problem", text("Id of the request"), text("The problem"))),
     seconds=number("Duration"),
-    timeline=TIMELINE,
+    timeline=_TIMELINE,
 )
 RELAY_SEND = document(
     "sbpair/relay-send/1",
