@@ -144,7 +144,7 @@ class DestinationQueue:
 class DestinationSender:
     """`failures` counts those in a row. `backoff_reason` is why nothing is sent for now, and `backoff_hint` the remedy.
 
-    `rounds` are in progress.
+    `rounds` are in progress, with `sending` messages.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class DestinationSender:
         self.failures = 0
         self.backoff_reason: str | None = None
         self.backoff_hint = ""
-        self.rounds = 0
+        self.rounds = self.sending = 0
         self._cost: float | None = None
         self._backlog_queue = backlog_queue
         self._primary = primary
@@ -307,6 +307,8 @@ class DestinationSender:
         """Send batches at once, and wait for every outcome. Raises the error to back off for."""
         accepted: list[BatchSend] = []
         worst: SbpairError | None = None
+        count = sum(len(batch.routed) for batch in batches)
+        self.sending += count
         try:
             for batch in batches:
                 if worst is not None:
@@ -322,6 +324,7 @@ class DestinationSender:
                 else:
                     worst = self._on_failure(batch, error) or worst
         finally:
+            self.sending -= count
             self._record_outcomes(batches, accepted)
         self._settlement.settle_soon()
         if worst is not None:
@@ -447,8 +450,8 @@ class DestinationSenders:
         return [sender for sender in self if sender.backoff_reason is not None]
 
     def count_stuck(self, failures: int) -> int:
-        """Count messages that wait for destinations with so many failures in a row."""
-        return sum(len(sender.queue) for sender in self if sender.failures >= failures)
+        """Count messages of destinations with so many failures in a row. A next attempt may be in progress."""
+        return sum(len(sender.queue) + sender.sending for sender in self if sender.failures >= failures)
 
     def waiting(self) -> list[ReceivedMessage]:
         """Return the messages that are not being sent."""

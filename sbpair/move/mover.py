@@ -115,7 +115,7 @@ class Mover:
         ]
 
     def stuck(self, failures: int) -> bool:
-        """Return whether every held message waits for a destination with so many failures in a row."""
+        """Return whether every held message is for a destination with so many failures in a row."""
         return self._senders.count_stuck(failures) == self.held
 
     async def renew_locks(self) -> None:

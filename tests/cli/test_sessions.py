@@ -108,7 +108,8 @@ class Session:
         environ = self._environ | dict(each.split("=", 1) for each in words[:at])
         with file.open() as stdin, mock.patch("sys.stdin", stdin):
             code, out, err = self._run([word for word in words[at + 1 :] if word != "<"], environ)
-        for document in [out] if out.startswith("{\n") else [each for each in out.splitlines() if each[:1] == "{"]:
+        is_one = out.partition("\n")[0].endswith(("{", "["))
+        for document in [out] if is_one else [each for each in out.splitlines() if each[:1] == "{"]:
             json.loads(document)  # by its schema
         self._printed = next(iter(PRINTED.findall(err)), "")
         if keys and out:

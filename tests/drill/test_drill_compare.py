@@ -164,7 +164,9 @@ def test_an_id_of_another_type_is_another_id():
 
 
 def drilled(back, **sending):
-    figures = dict.fromkeys((each.name for each in fields(SendTally) if each.type == "int"), 0) | sending
+    figures = (
+        dict.fromkeys((each.name for each in fields(SendTally) if each.type.startswith("Annotated[int")), 0) | sending
+    )
     tally = SendTally(entity="orders", receipt=Receipt(), **figures)
     return _result(list(originals(4, now_ms=NOW)), back, Receipt(), tally, Timeline(lambda _event: None))
 

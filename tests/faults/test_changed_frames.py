@@ -1,6 +1,7 @@
 """A namespace one of whose AMQP frames is changed on the way: `--once` ends by its receipt or a designed error."""
 
 import asyncio
+import math
 import struct
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -12,10 +13,11 @@ import pytest
 from sbpair.amqp import transfer
 from sbpair.amqp.frames import AMQP_FRAME, AMQP_HEADER, EMPTY_FRAME, SASL_FRAME, frame
 from sbpair.amqp.performatives import Close, Detach, Error, SaslOutcome, decode_composite
+from sbpair.amqp_client.raw_links import ANSWER_SECONDS
 from sbpair.errors import SbpairError
-from tests.faults.simulation.stage import Stage, play
+from tests.faults.simulation.stage import Stage, play, played
 
-FLOW, TRANSFER = 0x13, 0x14
+FLOW, TRANSFER, DISPOSITION = 0x13, 0x14, 0x15
 EVIL = Error("amqp:internal-error", "\x1b[31m\x1b]0;title\x07 \x9b2J \u202e evil\r\nerror: forged\x00")
 LISTS_IN_LISTS = b"\x00\x53\x12\xd0" + b"\x00\x00\x10\x00\x00\x00\x00\x01\xd0" * 400
 POSITIONS = (0, 2, 5, 9, 16)
@@ -80,6 +82,7 @@ ALL: dict[str, Change] = {
     "silence": lambda *_: b"",
     "heartbeats": lambda *_: EMPTY_FRAME * 100,
     "no credit": lambda _, *given: b"" if given[0] == AMQP_FRAME and given[2][2] == FLOW else whole(*given),
+    "no outcome": lambda _, *given: b"" if given[0] == AMQP_FRAME and given[2][2] == DISPOSITION else whole(*given),
     "endless transfer": endless_transfer,
 }
 
@@ -96,10 +99,9 @@ def frames(data: bytes) -> Iterator[tuple[int, int, bytes]]:
             data = data[size:]
 
 
-def change_frames(stage: Stage, side: str, how: str, position: int) -> None:
+def change_frames(stage: Stage, side: str, how: str, position: int, left: float = CHANGED_CONNECTIONS) -> None:
     """Let one frame of the first connections to a side be changed, or all from there on."""
     random, honest = Random(f"{side} {how} {position}"), stage.network._doors[stage.host(side)]
-    left = CHANGED_CONNECTIONS
 
     def door() -> Any:
         nonlocal left
@@ -156,3 +158,16 @@ def test_a_changed_frame_ends_a_run_as_designed_and_loses_nothing(how: str, side
 
     for position in POSITIONS:
         play(partial(scene, position))
+
+
+@played()
+async def test_once_leaves_a_destination_that_never_answers(stage: Stage) -> None:
+    there = stage.destination()
+    stage.strand(*range(20))
+    change_frames(stage, "primary", "no outcome", 11, math.inf)  # later than its sign-in
+    # Each connection is lost with its answers, and comes back at once: three attempts, and a fourth may begin.
+    result = await asyncio.wait_for(stage.start(once=True), 5 * ANSWER_SECONDS)
+    receipt = result.receipt
+    assert (result.exit_code, receipt.sent, receipt.in_doubt, receipt.doubtful_total) == (3, 0, 20, 20)
+    assert len(stage.ids(stage.backlog())) == 20
+    assert len(stage.ids(there)) in (60, 80)
