@@ -104,7 +104,7 @@ class Connection(ProtocolEndpoint):
         self._sessions: dict[int, Session] = {}
         self._remote_sessions: dict[int, Session] = {}
         self._remote_channel_max = CHANNEL_MAX
-        self._signed_in = self._header_sent = self._close_sent = False
+        self._init_sent = self._signed_in = self._header_sent = self._close_sent = False
         self.over = False
         if isinstance(sasl, SaslClient):
             self._out.append(frames.SASL_HEADER)
@@ -258,13 +258,14 @@ class Connection(ProtocolEndpoint):
             outcome = self._sasl.judge(body)
             self._put_sasl(outcome)
             self._signed(outcome)
-        elif isinstance(self._sasl, SaslClient) and isinstance(body, SaslMechanisms):
+        elif isinstance(self._sasl, SaslClient) and isinstance(body, SaslMechanisms) and not self._init_sent:
             if self._sasl.mechanism not in offered(body):
                 text = f"The peer does not offer to sign in by {self._sasl.mechanism}."
                 self._end(Error("amqp:unauthorized-access", text), by_peer=False)
             else:
+                self._init_sent = True
                 self._put_sasl(self._sasl.init(self._open_frame.hostname))
-        elif isinstance(self._sasl, SaslClient) and isinstance(body, SaslOutcome):
+        elif isinstance(body, SaslOutcome) and self._init_sent:
             self._signed(body)
         else:
             raise ProtocolError(f"{body.NAME} came out of turn", condition="amqp:illegal-state")

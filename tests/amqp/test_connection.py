@@ -113,6 +113,7 @@ def sasl_frame(*bodies: Any) -> bytes:
     return b"".join(frames.frame(body.encode(), kind=frames.SASL_FRAME) for body in bodies)
 
 
+OFFER = SaslMechanisms(Symbol("ANONYMOUS"))
 HELLO = frames.SASL_HEADER + sasl_frame(SaslInit("ANONYMOUS")) + frames.AMQP_HEADER
 
 
@@ -137,7 +138,7 @@ def test_a_client_sends_no_response_if_its_mechanism_is_not_offered(offer: Any) 
         frames.SASL_HEADER + b"\x00\x00\x00\x07\x02\x01\x00\x00",
         frames.SASL_HEADER + b"\x7f\x00\x00\x00\x02\x01\x00\x00",
         frames.AMQP_HEADER + frames.frame(Open("x").encode()),
-        frames.SASL_HEADER + sasl_frame(SaslOutcome(0)) + frames.SASL_HEADER,
+        frames.SASL_HEADER + sasl_frame(SaslOutcome(0)),
     ],
     ids=[str(number) for number in range(10)],
 )
@@ -148,6 +149,18 @@ def test_a_client_of_another_protocol_fails_and_sends_nothing_more(data: bytes) 
     assert closed.error is not None
     assert not closed.by_peer
     assert client.over
+
+
+@pytest.mark.parametrize(
+    "then", [sasl_frame(OFFER), sasl_frame(SaslOutcome(0)) + frames.SASL_HEADER], ids=["offer", "header"]
+)
+def test_a_client_that_has_sent_its_response_sends_no_other(then: bytes) -> None:
+    client = Connection(SaslClient(), container_id="c")
+    client.receive(frames.SASL_HEADER + sasl_frame(OFFER), 0)
+    client.take()
+    (closed,) = client.receive(then, 0)
+    assert (closed.by_peer, client.over) == (False, True)
+    assert sasl_frame(SaslInit("ANONYMOUS")) not in client.take()
 
 
 @pytest.mark.parametrize("header", [b"AMQP\x00\x00\x09\x01", b"AMQP\x02\x01\x00\x00"])
