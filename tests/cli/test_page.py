@@ -3,6 +3,7 @@
 import asyncio
 import json
 import signal
+import time
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -13,6 +14,7 @@ import aiohttp
 import pytest
 
 from sbpair.amqp.message import Properties
+from sbpair.cli.page.emulator_source import EmulatorSource
 from sbpair.cli.page.overview import KEEP_SECONDS, SAMPLE_SECONDS, EntityRow, NamespaceReading, Overview
 from sbpair.cli.page.pair_source import PairSource
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
@@ -190,6 +192,9 @@ async def test_the_clock_goes_forward_and_a_fault_ends() -> None:
         _, found = await world.act("clock", {"advance_ms": 7_200_000})
         assert found["now_ms"] - before >= 7_200_000
         assert (await world.get("peek?side=contoso&path=orders"))[0] == 200
+        # Its messages are two hours older for a browser, whose clock stays.
+        [row, *_] = [row for row in (await EmulatorSource(world.emulator).read())[0].rows if row.path == "orders"]
+        assert row.oldest == pytest.approx(time.time() - 7_200, abs=60)
         assert (await world.act("send", {**DEAD, "message": {"body": "x"}}))[0] == 200
         assert (await world.act("clock", {"advance_ms": 283_824_000_000_000}))[0] == 400
         _, begun = await world.act("fault", {"kind": "latency", "namespace": "contoso", "ms": 1})

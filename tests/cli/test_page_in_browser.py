@@ -24,6 +24,7 @@ from sbpair.amqp.types import Long, Symbol, Timestamp
 from sbpair.cli.commands.emulator import page_of
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.stored_message import StoredMessage
+from sbpair.emulator.faults.active import KINDS
 from sbpair.testing import Emulator
 from tests.cli.page_world import BACKLOG, HOSTILE, PageWorld, message, page_world, pair_page
 from tests.kit import command
@@ -267,6 +268,12 @@ async def test_an_entity_and_a_fault_are_made_by_keyboard_only() -> None:
         assert [fault.entity for fault in world.emulator.faults.active().values()] == ["orders"]
         await page.get_by_role("button", name="End fault-1").click()
         await page.get_by_text("no fault is on").wait_for()
+        # Every kind asks for its own fields.
+        await page.get_by_label("Kind").select_option("refuse-requests")
+        await page.get_by_label("status").fill("503")
+        await page.get_by_role("button", name="Begin").click()
+        await page.get_by_text("fault-2 is on").wait_for()
+        assert await page.get_by_label("Kind").locator("option").all_inner_texts() == list(KINDS)
         await page.keyboard.press("Escape")
         await page.get_by_role("link", name="queue orders").wait_for()
 

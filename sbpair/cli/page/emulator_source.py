@@ -1,5 +1,6 @@
 """The namespaces of an emulator of this process, as the page reads them: from its counters."""
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,7 @@ from sbpair.cli.page.pair_source import MAX_SESSIONS
 from sbpair.cli.render.screen import Document
 from sbpair.emulator.emulator_control import EmulatorControl
 from sbpair.emulator.entities.sessions import SessionMessages
+from sbpair.emulator.faults.active import KINDS
 from sbpair.emulator.frontends.http.http_frontend import state_of
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Endpoint, SasKey, SasToken
@@ -40,7 +42,9 @@ class EmulatorSource:
         }
 
     async def read(self) -> Sequence[NamespaceReading]:
-        return [self._reading(each) for each in state_of(self._emulator)["namespaces"]]
+        # Its clock can be ahead of a browser's. Rounded, the difference does not make a row differ from the one before.
+        ahead = round(self._emulator.clock.now_ms() / 1000 - time.time())
+        return [self._reading(each, ahead) for each in state_of(self._emulator)["namespaces"]]
 
     async def sessions(self, side: str, path: str) -> list[Document]:
         entity = self._emulator.namespaces[side].find(path)
@@ -52,22 +56,22 @@ class EmulatorSource:
         ]
 
     def control(self) -> Document:
-        """Return the time and the faults, as the control API does."""
-        state = state_of(self._emulator)
-        return {name: state[name] for name in ("now_ms", "faults")}
+        """Return the time and the faults, as the control API does; and the fields of each kind of fault."""
+        state, kinds = state_of(self._emulator), {name: (*kind.needs, *kind.takes) for name, kind in KINDS.items()}
+        return {"now_ms": state["now_ms"], "faults": state["faults"], "kinds": kinds}
 
-    def _reading(self, found: Mapping[str, Any]) -> NamespaceReading:
+    def _reading(self, found: Mapping[str, Any], ahead: int) -> NamespaceReading:
         kinds = ((each, "queue" if backlog.primary_of(each["path"]) is None else "backlog") for each in found["queues"])
-        rows = [_emulated(kind, each) for each, kind in kinds]
+        rows = [_emulated(kind, each, ahead) for each, kind in kinds]
         for topic in found["topics"]:
-            rows.append(_emulated("topic", topic))
-            rows += (_emulated("subscription", each) for each in topic["subscriptions"])
+            rows.append(_emulated("topic", topic, ahead))
+            rows += (_emulated("subscription", each, ahead) for each in topic["subscriptions"])
         state = ("down", "a fault takes the namespace down") if found["down"] else ("up", "")
         return NamespaceReading(found["name"], found["name"], rows, *state)
 
 
-def _emulated(kind: str, state: Mapping[str, Any]) -> EntityRow:
+def _emulated(kind: str, state: Mapping[str, Any], ahead: int) -> EntityRow:
     names = ("active", "dead_letter", "scheduled", "transfer", "transfer_dead_letter", "size_bytes")
     oldest = state.get("oldest_ms")
     counts: dict[str, Any] = {name: state.get(name) for name in names}
-    return EntityRow(state["path"], kind, **counts, oldest=None if oldest is None else oldest / 1000)
+    return EntityRow(state["path"], kind, **counts, oldest=None if oldest is None else oldest / 1000 - ahead)

@@ -44,7 +44,7 @@ class PageServer:
     """Answers requests whose path begins with `prefix`.
 
     `is_own` returns whether a Host names this server. `act` is None for a page that only reads; `refusal` is why, where
-    a user could expect acts.
+    a user could expect acts. `close` ends the streams of open pages, and readings.
     """
 
     def __init__(
@@ -63,10 +63,7 @@ class PageServer:
         self._act = act
         self._refusal = refusal
         self._token = secrets.token_urlsafe(24)
-
-    async def close(self) -> None:
-        """End the streams of open pages, and readings."""
-        await self._overview.close()
+        self.close = self._overview.close
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer a request; 404 outside the prefix, and for what the page does not have."""

@@ -449,13 +449,16 @@ function controlView() {
       h("div", { class: "row" }, h("code", {}, JSON.stringify(fault)), actButton("end-fault", `End ${id}`, { id }, () => `ended ${id}`)))
       : [h("p", { class: "soft" }, "no fault is on")];
   });
-  const kinds = ["namespace-down", "entity-down", "latency", "throttle", "drop", "stall", "swallow-acks", "expire-locks", "detach", "refuse-requests"];
   const ofNumber = fields => Object.fromEntries(Object.entries(fields).filter(([, value]) => value).map(([name, value]) => [name, /^\d+$/.test(value) && name !== "entity" ? Number(value) : value]));
+  const begin = read(async () => {
+    const { kinds } = await get("control"), kind = h("select", { name: "kind", onchange: () => show() }, Object.keys(kinds).map(each => h("option", {}, each)));
+    const fields = h("div", { class: "row" }), show = () => fields.replaceChildren(...kinds[kind.value].map(each => input(each, each.replaceAll("_", " "))));
+    show();
+    return [actForm("fault", "Begin", [h("div", { class: "row" }, h("label", {}, "Kind", kind), select("namespace", "Namespace", [...namespaces.keys()])), fields], ofNumber, found => `${found.id} is on`)];
+  });
   main.replaceChildren(h("h1", {}, "Faults and clock"), clock,
     actForm("clock", "Advance the clock", [input("seconds", "Seconds", { type: "number", min: 1, value: "60" })], ({ seconds }) => ({ advance_ms: Math.round(Number(seconds) * 1000) }), found => `the clock is at ${moment(found.now_ms)}`),
-    h("h2", {}, "Faults that are on"), faults, h("h2", {}, "Begin a fault"),
-    actForm("fault", "Begin", [h("div", { class: "row" }, select("kind", "Kind", kinds), select("namespace", "Namespace", [...namespaces.keys()]), input("entity", "Entity"), input("ms", "Milliseconds"), input("count", "Count"), input("status", "Status"))],
-    ofNumber, found => `${found.id} is on`));
+    h("h2", {}, "Faults that are on"), faults, h("h2", {}, "Begin a fault"), begin);
   return { refresh: faults.refresh };
 }
 
