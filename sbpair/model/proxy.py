@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -43,6 +42,8 @@ class Proxy:
         """The value of the header Proxy-Authorization."""
         if self.user is None:
             return None
+        import base64  # here: short commands need no proxy
+
         pair = f"{self.user}:{self.password or ''}"
         return f"Basic {base64.b64encode(pair.encode()).decode()}"
 

@@ -3,18 +3,18 @@
 The tests run on Linux. INSTALL.md lists what is unverified on macOS and Windows.
 """
 
+from __future__ import annotations
+
 import errno
 import os
-import socket
 import sys
 import time
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from sbpair.errors import MachineLacks, PortInUse, UsageError
 
-UNIX_SOCKETS: int = getattr(socket, "AF_UNIX", 0)
-"""The address family; 0 on Windows, whose Python has none."""
-
+if TYPE_CHECKING:
+    import socket
 
 BACKLOG = 1024
 """Connections that wait in the kernel until they are accepted."""
@@ -42,11 +42,20 @@ def uptime() -> float:
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
+def unix_socket_family() -> int:
+    """Return the address family; 0 on Windows, whose Python has none."""
+    import socket
+
+    return getattr(socket, "AF_UNIX", 0)
+
+
 def listen(host: str, port: int, port_option: str = "", address_option: str = "") -> socket.socket:
     """Return a socket that listens, for an event loop. Errors name the options, if any.
 
     Raises UsageError for an unknown address, and MachineLacks if the port cannot be opened; PortInUse is one.
     """
+    import socket  # here, and above: short commands need none, and it takes longer to load than this package
+
     where = f"{port_option}: port {port} on {host}" if port_option else f"port {port} on {host}"
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 from sbpair.metrics.http_port import HttpPort, Page, Render
 from sbpair.move import events
 from sbpair.move.events import AwaySides
-from sbpair.operating_system import UNIX_SOCKETS
+from sbpair.operating_system import unix_socket_family
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -177,7 +177,7 @@ class SystemdNotifier:
         text = "\n".join(f"{name}={' '.join(str(value).splitlines())}" for name, value in assignments.items())
         try:
             if self._socket is None:
-                self._socket = socket.socket(UNIX_SOCKETS, socket.SOCK_DGRAM)
+                self._socket = socket.socket(unix_socket_family(), socket.SOCK_DGRAM)
                 self._socket.setblocking(False)
             self._socket.sendto(text.encode(errors="replace"), self._address)
         except OSError as error:
@@ -198,7 +198,7 @@ def systemd_notifier(environ: Mapping[str, str], pid: int) -> SystemdNotifier | 
     address = environ.get("NOTIFY_SOCKET", "")
     if not address:
         return None
-    if address[0] not in "/@" or not UNIX_SOCKETS:
+    if address[0] not in "/@" or not unix_socket_family():
         log.warning("NOTIFY_SOCKET is not the path of a socket, and is ignored")
         return None
     return SystemdNotifier(address, _watchdog_seconds(environ, pid))
