@@ -169,7 +169,8 @@ def test_a_killed_java_ends_with_the_command_that_continues(place: World, shell:
     [*_, error, hint] = err.splitlines()
     assert error == "error: Spark's Java was killed, or crashed"
     assert ("Traceback" in err, "Exception" in err) == (False, False), err
-    assert hint.startswith(f"hint: nothing is lost: continue with sbpair replay resume {run}"), err
+    assert hint.startswith("hint: nothing is lost: continue with sbpair replay resume "), err
+    assert run in hint.split(), err
     code, receipt, err = shell.say("resume", run, *SPARK)
     assert code == 0, err
     nothing_is_lost(place, receipt)
