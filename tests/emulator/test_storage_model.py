@@ -280,12 +280,9 @@ class Restarts:
             numbers = [each.sequence_number for each in messages.peek(0, 1_000) if each.state == wanted][:2]
             if outcome == "cancel":
                 return messages.cancel_scheduled(numbers)
-            if isinstance(messages, SessionMessages):
-                messages = messages.held_session(session)
-            return [
-                (each.sequence_number, messages.complete(each.lock_token))
-                for each in messages.receive_deferred(numbers)
-            ]
+            receiver = messages.held_session(session) if isinstance(messages, SessionMessages) else messages
+            received = receiver.receive_deferred(numbers)
+            return [(each.sequence_number, messages.complete(each.lock_token)) for each in received]
 
         self.same(take)
 
