@@ -46,6 +46,16 @@ def test_a_message_for_a_held_session_wakes_its_consumer(queue, send_to) -> None
     assert receiver.got == [sent[0], sent[2]]
 
 
+def test_a_session_whose_lock_expires_goes_to_one_waiter(queue, send_to) -> None:
+    send_to("a")
+    held, waiter = queue.messages.accept("a"), SessionWaiter()
+    assert queue.messages.accept_next(waiter) is None
+    held.receive(1)
+    queue.messages.expire_locks()
+    assert waiter.held is not None
+    assert queue.messages.accept_next(SessionWaiter()) is None
+
+
 def test_sessions_are_listed_whose_state_changed_after_a_time(namespace, queue, send_to, clock) -> None:
     send_to("full")
     queue.messages.accept("stateful").set_state(b"state")
