@@ -147,10 +147,8 @@ class QueueEntity:
         self.partitions = self._make_partitions()
         self.messages = self._make_messages()
         self.dead_letters = self._make(SubQueue, PartitionedMessages)
-        self.transfer_dead_letters = SubQueue(namespace, description)
-        """The messages that could not be forwarded."""
-
-        self._sub_queues = [self.messages, self.dead_letters, self.transfer_dead_letters]
+        self._transfer_dead_letters: SubQueue | None = None
+        self._sub_queues = [self.messages, self.dead_letters]
         self._duplicates: DuplicateDetector | None = None
         self._forwarders: list[Forwarder] = []
         self._transfers: dict[str, tuple[SubQueue, Forwarder]] = {}
@@ -268,6 +266,14 @@ class QueueEntity:
         self.transfer_dead_letters.add_numbered_dead_letter(message.as_dead_letter(dead_letter))
 
     @property
+    def transfer_dead_letters(self) -> SubQueue:
+        """The messages that could not be forwarded. Made on first use: most entities have none, and may be many."""
+        if self._transfer_dead_letters is None:
+            self._transfer_dead_letters = SubQueue(self.namespace, self.description)
+            self._sub_queues.append(self._transfer_dead_letters)
+        return self._transfer_dead_letters
+
+    @property
     def top_level(self) -> QueueEntity:
         """The queue or topic that this entity belongs to: a transaction has one."""
         return self
@@ -317,7 +323,7 @@ class QueueEntity:
         if self.description.forward_to is not None:
             active, transfer = 0, active
         transfer += sum(len(messages) for messages, _ in self._transfers.values())
-        scheduled, undelivered = self.messages.scheduled_count, len(self.transfer_dead_letters)
+        scheduled, undelivered = self.messages.scheduled_count, len(self._transfer_dead_letters or ())
         return EntityCounts(active, len(self.dead_letters), scheduled, undelivered, transfer)
 
     # Send

@@ -9,9 +9,8 @@ import difflib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import fields
-from functools import partialmethod
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sbpair.emulator.entities.description import PARTITIONS
 from sbpair.emulator.faults.fault_points import (
@@ -259,32 +258,72 @@ class Faults:
             if identity in self._active:
                 self.end(identity)
 
-    # One method for each kind: `faults.entity_down("contoso", "orders")`
+    # One method for each kind, whose arguments type checkers and editors know
 
-    def _begin(self, kind: str, namespace: str, *values: int | str | None, **others: int | str | None) -> str:
-        """Begin a fault and return its id. `values` are the fields that its kind needs and takes, in their order."""
-        names = (*KINDS[kind].needs, *KINDS[kind].takes)
-        given: dict[str, Any] = {**dict(zip(names[: len(values)], values, strict=True)), **others}
-        return self.begin(Fault(kind, namespace, **given))
+    def namespace_down(self, namespace: str) -> str:
+        return self.begin(Fault("namespace-down", namespace))
 
-    namespace_down = partialmethod(_begin, "namespace-down")
-    entity_down = partialmethod(_begin, ENTITY_DOWN)
-    partition_down = partialmethod(_begin, PARTITION_DOWN)
-    latency = partialmethod(_begin, LATENCY)
-    drop = partialmethod(_begin, "drop")
-    stall = partialmethod(_begin, "stall")
-    reset = partialmethod(_begin, "reset")
-    swallow_acks = partialmethod(_begin, "swallow-acks")
-    detach = partialmethod(_begin, "detach")
-    expire_locks = partialmethod(_begin, "expire-locks")
-    throttle = partialmethod(_begin, "throttle")
-    refuse_requests = partialmethod(_begin, "refuse-requests")
-    relay_down = partialmethod(_begin, "relay-down")
-    relay_no_listeners = partialmethod(_begin, "relay-no-listeners")
-    relay_drop_listeners = partialmethod(_begin, "relay-drop-listeners")
-    relay_swallow_response = partialmethod(_begin, "relay-swallow-response")
-    relay_without_via = partialmethod(_begin, "relay-without-via")
-    advance_clock = partialmethod(_begin, "clock")
+    def entity_down(self, namespace: str, entity: str) -> str:
+        return self.begin(Fault("entity-down", namespace, entity))
+
+    def partition_down(self, namespace: str, partition: int, entity: str | None = None) -> str:
+        return self.begin(Fault("partition-down", namespace, entity, partition))
+
+    def latency(self, namespace: str, ms: int) -> str:
+        return self.begin(Fault("latency", namespace, ms=ms))
+
+    def drop(self, namespace: str, after_frames: int = 0, *, count: int | None = None) -> str:
+        return self.begin(Fault("drop", namespace, after_frames=after_frames, count=count))
+
+    def stall(self, namespace: str, after_frames: int = 0, *, count: int | None = None) -> str:
+        return self.begin(Fault("stall", namespace, after_frames=after_frames, count=count))
+
+    def reset(self, namespace: str, after_frames: int = 0, *, count: int | None = None) -> str:
+        return self.begin(Fault("reset", namespace, after_frames=after_frames, count=count))
+
+    def swallow_acks(self, namespace: str, entity: str | None = None, *, count: int | None = None) -> str:
+        return self.begin(Fault("swallow-acks", namespace, entity, count=count))
+
+    def detach(self, namespace: str, entity: str | None = None) -> str:
+        return self.begin(Fault("detach", namespace, entity))
+
+    def expire_locks(self, namespace: str, entity: str | None = None) -> str:
+        return self.begin(Fault("expire-locks", namespace, entity))
+
+    def throttle(self, namespace: str, entity: str | None = None, *, count: int | None = None) -> str:
+        return self.begin(Fault("throttle", namespace, entity, count=count))
+
+    def refuse_requests(
+        self,
+        namespace: str,
+        status: int,
+        entity: str | None = None,
+        *,
+        method: str | None = None,
+        count: int | None = None,
+        sub_code: int | None = None,
+        retry_after_seconds: int | None = None,
+    ) -> str:
+        wanted = {"status": status, "sub_code": sub_code, "method": method, "retry_after_seconds": retry_after_seconds}
+        return self.begin(Fault("refuse-requests", namespace, entity, count=count, **wanted))  # type: ignore[arg-type]
+
+    def relay_down(self, namespace: str, entity: str | None = None, *, status: int | None = None) -> str:
+        return self.begin(Fault("relay-down", namespace, entity, status=status))
+
+    def relay_no_listeners(self, namespace: str, entity: str | None = None) -> str:
+        return self.begin(Fault("relay-no-listeners", namespace, entity))
+
+    def relay_drop_listeners(self, namespace: str, entity: str | None = None) -> str:
+        return self.begin(Fault("relay-drop-listeners", namespace, entity))
+
+    def relay_swallow_response(self, namespace: str, entity: str | None = None, *, count: int | None = None) -> str:
+        return self.begin(Fault("relay-swallow-response", namespace, entity, count=count))
+
+    def relay_without_via(self, namespace: str, entity: str | None = None, *, count: int | None = None) -> str:
+        return self.begin(Fault("relay-without-via", namespace, entity, count=count))
+
+    def advance_clock(self, namespace: str, ms: int) -> str:
+        return self.begin(Fault("clock", namespace, ms=ms))
 
 
 _NUMBERS: Final = frozenset({"partition", "after_frames", "count", "ms", "status", "sub_code", "retry_after_seconds"})
