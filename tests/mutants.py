@@ -37,7 +37,6 @@ from libcst.metadata import MetadataWrapper, PositionProvider
 from mutmut.mutation.mutators import mutation_operators
 
 FOLDER = Path(".mutants")
-WORKERS = 2
 UNMUTATED = (cst.Annotation, cst.Assert, cst.Decorator, cst.Parameters, cst.Raise)
 NOT_CALLED = {"cast", "debug", "info", "warning", "error", "exception", "log"}
 
@@ -181,7 +180,7 @@ class Tests:
             covering = {context.rpartition("|")[0] for line in lines for context in contexts.get(line, ())}
             chosen = self._chosen(module.path, covering & items.keys())
             result = {"id": name, "module": module.path, "line": lines.start, "diff": module.difference(mutant)}
-            if len(running) == WORKERS:
+            if len(running) == self._options.workers:
                 results.append(self._ended(running))
             output, pid = self._fork(module, mutant, [items[test] for test in chosen])
             running[output] = pid, {**result, "covering": len(covering), "run": len(chosen)}
@@ -241,10 +240,10 @@ class Tests:
         return result
 
 
-def measure(tests: list[str]) -> None:
+def measure(tests: list[str], workers: int) -> None:
     """Run the tests once, and note the lines that each executes, and its time. One that fails tells nothing later."""
     (FOLDER / "settings").write_text(f"[run]\nsource = sbpair\ndata_file = {FOLDER / 'coverage'}\n", "utf-8")
-    options = ["-q", "-n", "2", "--durations=0", "--cov", "--cov-context=test", "--cov-report="]
+    options = ["-q", "-n", str(workers), "--durations=0", "--cov", "--cov-context=test", "--cov-report="]
     command = [sys.executable, "-m", "pytest", *options, f"--cov-config={FOLDER / 'settings'}", *tests]
     run = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if run.returncode > 1:  # not only tests that fail
@@ -260,12 +259,13 @@ def main() -> None:
     )
     parser.add_argument("--sample", type=int)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=20.0, help="for the tests of one mutant, the fastest first")
     parser.add_argument("--again", action="store_true")
     options = parser.parse_args()
     FOLDER.mkdir(exist_ok=True)
     if not (FOLDER / "durations").exists():
-        measure(options.tests)
+        measure(options.tests, options.workers)
     output = os.dup(1)
     pytest.main(["-q", *options.tests], plugins=[Tests(options, output)])
 
