@@ -13,6 +13,4 @@ if TYPE_CHECKING:
 
 __all__ = ["DefaultSource", "read", "write"]
 
-__getattr__, __dir__ = lazy_names(
-    __name__, {"sbpair.spark.data_frames": "read, write", "sbpair.spark.data_source": "DefaultSource"}
-)
+__getattr__, __dir__ = lazy_names(__name__)

@@ -28,14 +28,4 @@ __all__ = [
     "run",
 ]
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "sbpair.move.filter": "MessageFilter",
-        "sbpair.move.message.route": "TimeToLive",
-        "sbpair.syphon.move_spec": "MoveLimits",
-        "sbpair.syphon.preview": "make_forecast",
-        "sbpair.syphon.run_plan": "MoveOptions, RampPlan",
-        "sbpair.syphon.runner": "SyphonResult, run",
-    },
-)
+__getattr__, __dir__ = lazy_names(__name__)
