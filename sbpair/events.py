@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from sbpair.failover.events import SendInDoubt as SendInDoubt
     from sbpair.failover.events import SizeUnknown as SizeUnknown
     from sbpair.failover.events import SyphonFaulted as SyphonFaulted
-    from sbpair.model.management_events import Listed as Listed
-    from sbpair.model.management_events import QueueProvisioned as QueueProvisioned
-    from sbpair.model.management_events import Retrying as Retrying
+    from sbpair.management.calls import Listed as Listed
+    from sbpair.management.calls import QueueProvisioned as QueueProvisioned
+    from sbpair.model.retries import Retrying as Retrying
     from sbpair.move.events import DeadLettered as DeadLettered
     from sbpair.move.events import DestinationBackingOff as DestinationBackingOff
     from sbpair.move.events import DestinationProgress as DestinationProgress

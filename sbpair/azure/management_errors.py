@@ -1,27 +1,22 @@
-"""Translation of the management side's exceptions into `sbpair.errors`, and retries of those that may pass.
+"""Translation of the management side's exceptions into `sbpair.errors`.
 
 Statuses and SubCodes are the service's. The service's text becomes part of a message, the request's never does.
-A retry comes no earlier than the service requests, and jitter spreads concurrent ones. The SDK's own retries are off,
-since nested retries multiply.
 """
 
 from __future__ import annotations
 
-import random
 import re
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from sbpair import errors
 from sbpair.http_tunnel import refused_by_proxy
-from sbpair.model.backoff import Backoff
 from sbpair.model.connect_errors import REACH_HINT, FirstAnswerTimeout, key_hint, unreachable
-from sbpair.model.management_events import Retrying
 from sbpair.model.pair import authority_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from azure.core.exceptions import AzureError, HttpResponseError
 
@@ -252,54 +247,3 @@ def not_a_service_bus(what: str, namespace: str) -> errors.Unreachable:
     return errors.Unreachable(
         f"cannot {what}: the server at {namespace} is not a Service Bus", hint="check the address and the proxy"
     )
-
-
-# Retries
-
-Result = TypeVar("Result")
-
-ATTEMPTS = 3
-# As the SDKs: the service counts an earlier attempt against the namespace again.
-THROTTLED_WAIT_SECONDS = 10.0
-JITTER = 0.5
-"""Each wait is longer by up to this fraction: callers refused together must not return together."""
-
-MAX_WAIT_SECONDS = 120.0
-"""A longer wait is not begun: the error is raised instead."""
-
-REQUEST_BACKOFF = Backoff(first_seconds=1.0, max_seconds=MAX_WAIT_SECONDS, growth=4.0)
-
-
-async def attempt(
-    what: str,
-    action: Callable[[], Awaitable[Result]],
-    *,
-    sleep: Callable[[float], Awaitable[object]],
-    on_event: Callable[[Retrying], object],
-    chance: Callable[[], float] = random.random,
-) -> Result:
-    """Run `action` up to three times while its error is retriable, and not errors.Silent. Raises the last error.
-
-    `chance` returns the jitter, a number from 0 to 1.
-    """
-    for number in range(1, ATTEMPTS):
-        try:
-            return await action()
-        except errors.SbpairError as error:
-            wait = wait_seconds(number, error, chance())
-            if not error.retriable or isinstance(error, errors.Silent) or wait > MAX_WAIT_SECONDS:
-                raise
-            on_event(Retrying(what, number, wait, error.message))
-        await sleep(wait)
-    return await action()
-
-
-def wait_seconds(number: int, error: errors.SbpairError, chance: float) -> float:
-    """Return how long to wait after the failed attempt `number`, counted from 1."""
-    wait = REQUEST_BACKOFF.seconds(number)
-    requested = error.retry_after_seconds if isinstance(error, errors.Unavailable) else None
-    if requested is not None:
-        wait = max(wait, requested)
-    elif isinstance(error, errors.Throttled):
-        wait = max(wait, THROTTLED_WAIT_SECONDS)
-    return wait * (1 + JITTER * chance)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from sbpair.errors import LeaseHeld, SbpairError, UsageError
 from sbpair.failover.events import SyphonFaulted
-from sbpair.model.backoff import Backoff
+from sbpair.model.retries import Backoff
 
 if TYPE_CHECKING:
     from sbpair.syphon.runner import SyphonResult

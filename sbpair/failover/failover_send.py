@@ -29,7 +29,7 @@ from sbpair.failover.side_connections import (
     open_action,
     send_action,
 )
-from sbpair.model.backoff import Backoff
+from sbpair.model.retries import Backoff
 from sbpair.sync_async import Pause, Steps, Work
 
 if TYPE_CHECKING:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from sbpair.management.audit_findings import Unseen as Unseen
     from sbpair.management.audit_findings import audit_exit_code as audit_exit_code
     from sbpair.management.auditing import audit as audit
+    from sbpair.management.calls import Listed as Listed
+    from sbpair.management.calls import QueueProvisioned as QueueProvisioned
     from sbpair.management.entities_file import EntitiesDocument as EntitiesDocument
     from sbpair.management.entities_file import parse_entities as parse_entities
     from sbpair.management.partitioning import DecidingProperty as DecidingProperty
@@ -49,9 +51,6 @@ if TYPE_CHECKING:
     from sbpair.model.entities import SqlFilter as SqlFilter
     from sbpair.model.entities import Subscription as Subscription
     from sbpair.model.entities import Topic as Topic
-    from sbpair.model.management_events import Listed as Listed
-    from sbpair.model.management_events import QueueProvisioned as QueueProvisioned
-    from sbpair.model.management_events import Retrying as Retrying
     from sbpair.model.pair import ResourceGroup as ResourceGroup
     from sbpair.model.queues import Counts as Counts
     from sbpair.model.queues import Difference as Difference
@@ -61,5 +60,6 @@ if TYPE_CHECKING:
     from sbpair.model.report import Outcome as Outcome
     from sbpair.model.report import Report as Report
     from sbpair.model.report import ReportItem as ReportItem
+    from sbpair.model.retries import Retrying as Retrying
 
 __getattr__, __dir__ = lazy_names(__name__)

@@ -19,7 +19,6 @@ from sbpair import backlog
 from sbpair.azure import open_namespace
 from sbpair.azure.credentials import token_getter
 from sbpair.azure.destinations import DestinationEntity, open_destinations
-from sbpair.azure.management_errors import attempt
 from sbpair.errors import AccessError, SbpairError, Unavailable
 from sbpair.management.audit_findings import (
     MAX_PEEK,
@@ -31,9 +30,10 @@ from sbpair.management.audit_findings import (
     utilisation,
     with_growth,
 )
+from sbpair.management.calls import Listed, SecondSample
 from sbpair.management.comparison import desired_queues, plan_backlog
 from sbpair.model import tiers
-from sbpair.model.management_events import Listed, SecondSample
+from sbpair.model.retries import attempt
 from sbpair.move.message.envelope import restore
 from sbpair.move.message.route import DeadLetter, NotSentReason, Send, route
 from sbpair.move.peek.destination_lookup import DestinationLookup
@@ -43,8 +43,7 @@ from sbpair.move.topic_guard import takes
 
 if TYPE_CHECKING:
     from sbpair.azure import NamespaceControl
-    from sbpair.management.calls import Sleep
-    from sbpair.model.management_events import ControlEvent
+    from sbpair.management.calls import ControlEvent, Sleep
     from sbpair.model.pair import Pair, ResourceGroup
     from sbpair.model.queues import QueueState, Utilisation
     from sbpair.move.peek.peeker import Peeked, PeekedMessage

@@ -1,17 +1,45 @@
-"""Management calls of one run to one namespace: concurrent, rate-limited, retried and stoppable."""
+"""Management calls of one run to one namespace: concurrent, rate-limited, retried and stoppable; and their events."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from sbpair.azure.management_errors import attempt
 from sbpair.errors import AccessError, SbpairError, first_error
-from sbpair.model.management_events import ControlEvent
+from sbpair.model.retries import Retrying, attempt
 
 Result = TypeVar("Result")
 Sleep = Callable[[float], Awaitable[object]]
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """Event: the backlog queues of a namespace were read."""
+
+    namespace: str
+    queues: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueueProvisioned:
+    """Event: one queue of `total` is done. `outcome` is a value of `report.Outcome`."""
+
+    path: str
+    outcome: str
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class SecondSample:
+    """Event: all messages are peeked, and the queues are counted again in `seconds`."""
+
+    seconds: float
+
+
+ControlEvent = Listed | Retrying | QueueProvisioned | SecondSample
 OnEvent = Callable[[ControlEvent], object]
 
 CONCURRENCY = 16

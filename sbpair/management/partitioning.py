@@ -14,7 +14,6 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from sbpair.azure import open_namespace
-from sbpair.azure.management_errors import attempt
 from sbpair.backlog import check_path, primary_of
 from sbpair.errors import EntityMissing, NameInvalid, SbpairError, ServiceRefused, UsageError
 from sbpair.management import entity_limits
@@ -22,6 +21,7 @@ from sbpair.management.comparison import compare, describe_differences
 from sbpair.model import tiers
 from sbpair.model.entities import Queue, Topic
 from sbpair.model.report import Outcome, Report, ReportItem
+from sbpair.model.retries import attempt
 from sbpair.model.tiers import MEGABYTES, Capacity, Tier
 from sbpair.timespan import TICKS_PER_SECOND, ticks
 

@@ -15,7 +15,6 @@ from typing import Any
 
 from sbpair import backlog, errors
 from sbpair.azure import NamespaceControl, open_namespace
-from sbpair.azure.management_errors import attempt
 from sbpair.errors import ExitCode, NameInvalid, Unsafe, UsageError, first_error
 from sbpair.management import partitioning
 from sbpair.management.calls import (
@@ -25,8 +24,10 @@ from sbpair.management.calls import (
     STOPPED,
     Calls,
     Halt,
+    Listed,
     NotTried,
     OnEvent,
+    QueueProvisioned,
     Sleep,
     gather_all,
 )
@@ -52,10 +53,10 @@ from sbpair.management.entities_file import NO_ENTITIES, EntitiesDocument
 from sbpair.management.entity_limits import fit_to_tier, tier_violations, violations, without_namespace_partitions
 from sbpair.model import tiers
 from sbpair.model.entities import DEFAULT_RULE, AnyEntity, Described, Queue, Rule, Subscription, Topic
-from sbpair.model.management_events import Listed, QueueProvisioned, Retrying
 from sbpair.model.pair import Endpoint, Pair, ResourceGroup
 from sbpair.model.queues import Difference, QueueSpec, QueueState
 from sbpair.model.report import Outcome, Report, ReportItem
+from sbpair.model.retries import Retrying, attempt
 from sbpair.model.tiers import Tier
 
 IN_DOUBT = "no answer came before the run was stopped: it may exist"

@@ -16,9 +16,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from sbpair import backlog
-from sbpair.azure.management_errors import attempt
 from sbpair.errors import EntityMissing, ExitCode, SbpairError, ServiceRefused, TimedOut, Unreachable
-from sbpair.management.calls import shielded
+from sbpair.management.calls import Listed, QueueProvisioned, shielded
 from sbpair.management.comparison import (
     Change,
     check_removable,
@@ -26,9 +25,9 @@ from sbpair.management.comparison import (
     plan_backlog,
     why_unexpected,
 )
-from sbpair.model.management_events import Listed, QueueProvisioned
 from sbpair.model.queues import QueueFinding, QueueState
 from sbpair.model.report import Outcome, Report, ReportItem
+from sbpair.model.retries import attempt
 from sbpair.move.peek.peeker import Peeker, PeekPosition
 from sbpair.move.rate_limit import RateLimiter
 

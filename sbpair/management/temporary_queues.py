@@ -10,12 +10,12 @@ from functools import partial
 
 from sbpair.azure.atom import AtomNamespace, open_atom
 from sbpair.azure.http_client import CALL_SECONDS
-from sbpair.azure.management_errors import attempt
 from sbpair.errors import EntityMissing, NameTaken, SbpairError
 from sbpair.management.calls import Sleep, shielded
 from sbpair.model.entities import Queue, Topic
 from sbpair.model.pair import Endpoint
 from sbpair.model.queues import QueueSpec
+from sbpair.model.retries import attempt
 
 IDLE = "PT1H"
 """A queue that a killed run has left deletes itself after this time."""

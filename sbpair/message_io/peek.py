@@ -26,8 +26,8 @@ from sbpair.move.rate_limit import RateLimiter
 
 if TYPE_CHECKING:
     from sbpair.amqp_client.client import GetToken
-    from sbpair.model.management_events import Retrying
     from sbpair.model.pair import Endpoint, Ends
+    from sbpair.model.retries import Retrying
     from sbpair.move.filter import MessageFilter
     from sbpair.move.peek.peeker import OnMessage, Peeked, PeekedMessage
     from sbpair.replication.keys import KeyRule, Received

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from sbpair.model.backoff import Backoff
+from sbpair.model.retries import Backoff
 
 DEFAULT_BACKOFF = Backoff(first_seconds=1.0, max_seconds=60.0)
 

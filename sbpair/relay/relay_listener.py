@@ -17,7 +17,7 @@ from websockets.exceptions import ConnectionClosed
 
 from sbpair.errors import AccessError, EntityMissing, SbpairError, Unreachable, UsageError
 from sbpair.failover.events import EventReporter
-from sbpair.model.backoff import StepBackoff
+from sbpair.model.retries import StepBackoff
 from sbpair.relay.answer_verdicts import TRACKING
 from sbpair.relay.control_messages import (
     TOKEN_HEADER,

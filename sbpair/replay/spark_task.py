@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from sbpair.amqp_client.client import connect
 from sbpair.azure.credentials import token_getter_for
 from sbpair.errors import Unavailable
-from sbpair.model.backoff import Backoff
+from sbpair.model.retries import Backoff
 from sbpair.replay.archive import Archive
 from sbpair.replay.secret_references import named_secrets
 

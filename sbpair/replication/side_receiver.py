@@ -21,7 +21,7 @@ from sbpair.azure.credentials import token_getter
 from sbpair.azure.data_errors import UNREADABLE_HINT, is_answer
 from sbpair.errors import SbpairError, UnreadableMessage
 from sbpair.failover.side_connections import close_quietly
-from sbpair.model.backoff import Backoff
+from sbpair.model.retries import Backoff
 from sbpair.sync_async import Call, Steps
 
 if TYPE_CHECKING:

@@ -38,8 +38,8 @@ from sbpair.errors import (
     Unreachable,
     UsageError,
 )
-from sbpair.model.backoff import Backoff
 from sbpair.model.pair import Ends
+from sbpair.model.retries import Backoff
 from sbpair.operating_system import uptime as seconds_since_boot
 from sbpair.runs.database import now_ms
 

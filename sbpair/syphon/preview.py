@@ -46,8 +46,8 @@ from sbpair.syphon.move_spec import (
 
 if TYPE_CHECKING:
     from sbpair.amqp.message import Sections
-    from sbpair.model.management_events import Retrying
     from sbpair.model.pair import Ends
+    from sbpair.model.retries import Retrying
     from sbpair.move.events import QueuesFound
     from sbpair.move.filter import MessageFilter
     from sbpair.move.message.route import Route

@@ -20,7 +20,7 @@ from sbpair.timespan import TICKS_PER_SECOND, ticks
 if TYPE_CHECKING:
     from sbpair.amqp_client.client import GetToken
     from sbpair.azure.atom import AtomNamespace
-    from sbpair.model.backoff import Backoff
+    from sbpair.model.retries import Backoff
     from sbpair.move.context import MoveContext
     from sbpair.move.filter import MessageFilter
     from sbpair.runs.session_lease import SessionLease

@@ -45,7 +45,7 @@ SPECIAL = {
         *("public_names", "testing"),
     },
     "aio": {"failover", "public_names", "replication"},
-    "events": {"failover", "model", "move", "public_names", "relay", "replay", "replication"},
+    "events": {"failover", "management", "model", "move", "public_names", "relay", "replay", "replication"},
     # It must not share this project's opinions on backlogs, or one bug would hide in both.
     "emulator": {"amqp", "bounded_xml", "operating_system", "errors", "rules", "timespan"},
     "testing": {"emulator", "errors", "public_names", "timespan"},

@@ -17,9 +17,9 @@ from sbpair.cli.command_loop import run
 from sbpair.management import calls
 from sbpair.management.provisioning import provision
 from sbpair.model.connection_string import endpoint_from_connection_string
-from sbpair.model.management_events import Retrying
 from sbpair.model.pair import Endpoint, Pair
 from sbpair.model.report import Outcome
+from sbpair.model.retries import Retrying
 from tests.benchmarks.figures import emit, log, spread
 from tests.benchmarks.processes import emulator
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sbpair.azure import management_errors
-from sbpair.model.backoff import Backoff
+from sbpair.model.retries import Backoff
 from tests.cli.test_refusals import emulated
 from tests.kit import command
 from tests.kit.command import Here

@@ -12,7 +12,7 @@ import pytest
 from sbpair.cli.options.common import Display
 from sbpair.cli.progress.reporting import PeekProgress
 from sbpair.cli.render.screen import Screen
-from sbpair.model.management_events import SecondSample
+from sbpair.management.calls import SecondSample
 from sbpair.move.peek.peeker import Peeked
 from sbpair.testing import Emulator
 from tests.kit import command

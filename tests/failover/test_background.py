@@ -11,7 +11,7 @@ from sbpair import PairedClient
 from sbpair.errors import UsageError
 from sbpair.failover import background
 from sbpair.failover.events import SyphonFaulted
-from sbpair.model.backoff import Backoff
+from sbpair.model.retries import Backoff
 from sbpair.move.events import QueueOpened
 from sbpair.runs.file_lease import hold_machine_leases
 from sbpair.syphon import runner

@@ -9,7 +9,7 @@ from sbpair.failover import failover_send
 from sbpair.failover.entity_states import State
 from sbpair.failover.events import EntityChanged, OutboxBegun, OutboxEmptied, QueueLeft, QueueReturned
 from sbpair.failover.side_connections import SimulatedOutage
-from sbpair.model.backoff import Backoff
+from sbpair.model.retries import Backoff
 from tests.kit.failover_rig import PAIRED_CLIENTS, SYNC_FIRST, Rig, a_message, ids
 
 pytestmark = PAIRED_CLIENTS

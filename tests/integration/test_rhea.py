@@ -22,8 +22,8 @@ from sbpair.amqp_client.client import connect
 from sbpair.amqp_client.raw_links import ABANDONED, ACCEPTED, RELEASED, dead_letter
 from sbpair.backlog import queue_path
 from sbpair.drill.drill_messages import OriginalMessage, message_differences, originals
-from sbpair.model.backoff import Backoff
 from sbpair.model.pair import Endpoint, Pair, SasKey
+from sbpair.model.retries import Backoff
 from sbpair.move.timings import MoveTimings
 from sbpair.syphon import runner
 from sbpair.syphon.run_plan import RunTimings

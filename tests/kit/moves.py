@@ -11,9 +11,9 @@ from sbpair.amqp.message import Sections
 from sbpair.emulator.entities.description import QueueDescription, SubscriptionDescription
 from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.emulator.entities.stored_message import DeadLetterReason, StoredMessage
-from sbpair.model.backoff import Backoff
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Ends
+from sbpair.model.retries import Backoff
 from sbpair.move.message.route import kept_for
 from sbpair.move.timings import MoveTimings
 from sbpair.syphon import runner

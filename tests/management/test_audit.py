@@ -15,7 +15,7 @@ from sbpair.backlog import queue_path
 from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.management.audit_findings import Audit, AuditFinding, Unseen
 from sbpair.management.auditing import audit
-from sbpair.model.management_events import Listed, SecondSample
+from sbpair.management.calls import Listed, SecondSample
 from sbpair.model.pair import SasKey
 from sbpair.model.queues import Difference, Utilisation
 from sbpair.model.report import Outcome

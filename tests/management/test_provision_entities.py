@@ -14,12 +14,13 @@ from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.description import QueueDescription, TopicDescription
 from sbpair.emulator.entities.rules import SubscriptionRule as EmulatedRule
 from sbpair.management import comparison
+from sbpair.management.calls import Listed
 from sbpair.management.entities_file import EntitiesDocument, parse_entities
 from sbpair.management.provisioning import EntityReport, provision, provision_exit_code
 from sbpair.model.entities import CorrelationFilter, Queue, Rule, SqlFilter, Subscription, Topic
-from sbpair.model.management_events import Listed, Retrying
 from sbpair.model.pair import Endpoint
 from sbpair.model.report import Outcome
+from sbpair.model.retries import Retrying
 from sbpair.testing import Emulator
 from tests.kit.pairs import endpoint_on, pair_on, unconnected_pair
 from tests.kit.waiting import no_wait

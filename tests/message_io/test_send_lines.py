@@ -21,7 +21,7 @@ from sbpair.failover.ping import Health
 from sbpair.message_io import send_lines
 from sbpair.message_io.message_json import parse_body, parse_json
 from sbpair.message_io.send_lines import LineReader, SendResult
-from sbpair.model.backoff import Backoff
+from sbpair.model.retries import Backoff
 from tests.kit.failover_rig import PAIRED_CLIENTS, PRIMARY, SECONDARY, Rig
 from tests.kit.proxy import closed_port
 

@@ -20,7 +20,7 @@ from unittest.mock import patch
 
 from sbpair import errors
 from sbpair.amqp_client.raw_links import ACCEPTED
-from sbpair.model.backoff import Backoff
+from sbpair.model.retries import Backoff
 from sbpair.move.context import BatchLimits, MoveContext
 from sbpair.move.message.route import Facts
 from sbpair.move.receipt import Tally

@@ -20,7 +20,7 @@ from unittest.mock import patch
 from weakref import finalize
 
 from sbpair import errors
-from sbpair.model.backoff import Backoff
+from sbpair.model.retries import Backoff
 from sbpair.move.context import MoveContext
 from sbpair.move.timings import MoveTimings
 from sbpair.replay import send_task

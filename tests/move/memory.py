@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any
 
 from sbpair import errors
-from sbpair.model.backoff import Backoff
 from sbpair.model.message_key import NO_KEY, Key
+from sbpair.model.retries import Backoff
 from sbpair.move.context import MoveContext
 from sbpair.move.held import SkippedMessages
 from sbpair.move.interface import KeptMessage, RoutedMessage, SendOutcome

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbpair import errors
-from sbpair.model.backoff import Backoff
 from sbpair.model.cost import UNIT_BYTES, Operations
+from sbpair.model.retries import Backoff
 from sbpair.move.context import MoveContext
 from sbpair.move.message.route import TimeToLive
 from sbpair.move.mover import Mover

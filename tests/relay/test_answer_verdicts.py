@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from sbpair import errors
 from sbpair.errors import ConnectionStringError, NameInvalid, SbpairError, UsageError
-from sbpair.model.backoff import StepBackoff
 from sbpair.model.pair import SasKey
+from sbpair.model.retries import StepBackoff
 from sbpair.relay.answer_verdicts import (
     IDEMPOTENT,
     AnswerVerdict,

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sbpair.model.backoff import Backoff
+from sbpair.model.retries import Backoff
 from sbpair.replication import receivers, senders, side_receiver
 from tests.kit.running import Running
 from tests.replication.both import Both

@@ -10,7 +10,7 @@ from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, da
 from sbpair.amqp.types import Int
 from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.emulator.entities.sessions import SessionMessages
-from sbpair.model.backoff import Backoff
+from sbpair.model.retries import Backoff
 from sbpair.move import events
 from sbpair.move.filter import MessageFilter
 from sbpair.move.timings import MoveTimings

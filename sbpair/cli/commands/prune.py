@@ -9,7 +9,7 @@ from sbpair.cli.options.common import COUNT, PairSelection, flag
 from sbpair.cli.options.values import selected_pair
 from sbpair.cli.render import queues
 from sbpair.cli.render.screen import Screen, plural
-from sbpair.model.management_events import ControlEvent, QueueProvisioned
+from sbpair.management.calls import ControlEvent, QueueProvisioned
 from sbpair.model.pair import Pair
 from sbpair.model.report import Outcome
 

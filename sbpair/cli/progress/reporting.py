@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from rich.status import Status
 
     from sbpair.failover.failover_send import Delivered
+    from sbpair.management.calls import ControlEvent
     from sbpair.message_io.send_lines import SendEvent
-    from sbpair.model.management_events import ControlEvent
     from sbpair.move.events import QueuesFound
     from sbpair.move.peek.peeker import Peeked
 
@@ -153,7 +153,7 @@ class PeekProgress(LineProgress):
     def __call__(self, event: "QueuesFound | Peeked | ControlEvent") -> None:
         """Report one event."""
         from sbpair.cli.render import queues
-        from sbpair.model.management_events import SecondSample
+        from sbpair.management.calls import SecondSample
         from sbpair.move.events import QueuesFound
         from sbpair.move.peek.peeker import Peeked
 

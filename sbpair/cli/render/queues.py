@@ -6,9 +6,10 @@ from typing import Any, TypeVar
 
 from sbpair.cli.render.screen import Document, Screen, spoken
 from sbpair.cli.render.table import columns
-from sbpair.model.management_events import ControlEvent, Listed, QueueProvisioned, Retrying, SecondSample
+from sbpair.management.calls import ControlEvent, Listed, QueueProvisioned, SecondSample
 from sbpair.model.queues import QueueFinding
 from sbpair.model.report import Outcome, Report, ReportItem
+from sbpair.model.retries import Retrying
 
 QueueItem = ReportItem[QueueFinding]
 QueueReport = Report[QueueFinding]

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from sbpair.amqp.message import Sections
 from sbpair.amqp_client.client import connect
-from sbpair.azure.management_errors import attempt
 from sbpair.errors import ProtocolError, Throttled
+from sbpair.model.retries import attempt
 from sbpair.move.message.envelope import read_facts
 from sbpair.move.message.route import BACKLOG, Facts, MessageForm
 
 if TYPE_CHECKING:
     from sbpair.amqp_client.client import AmqpClient, GetToken
-    from sbpair.model.management_events import Retrying
     from sbpair.model.pair import Endpoint
+    from sbpair.model.retries import Retrying
     from sbpair.move.rate_limit import RateLimiter
 
 PAGE = 250

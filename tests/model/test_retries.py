@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbpair.azure.management_errors import ATTEMPTS, JITTER, MAX_WAIT_SECONDS, attempt, wait_seconds
 from sbpair.errors import ServiceRefused, Throttled, Unavailable
 from sbpair.management.calls import CALLS_A_SECOND, FIRST_SECOND_CALLS, start_seconds
+from sbpair.model.retries import ATTEMPTS, JITTER, MAX_WAIT_SECONDS, attempt, wait_seconds
 
 CHANCES = st.floats(0, 1, exclude_max=True)
 
