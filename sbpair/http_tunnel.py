@@ -10,15 +10,12 @@ import ssl
 from functools import lru_cache
 from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from sbpair.errors import MachineLacks, NetworkRefused, SbpairError, Silent, Unreachable, UsageError
 from sbpair.model.connect_errors import DOCTOR_HINT, TUNNEL_SECONDS, cause_of
 from sbpair.model.pair import authority_of
-from sbpair.model.proxy import ESCAPES
-
-if TYPE_CHECKING:
-    from sbpair.model.proxy import Proxy
+from sbpair.model.proxy import ESCAPES, Proxy
 
 MAX_HEAD_BYTES = 64 * 1024
 _HINT = "ca_file, SBPAIR_PRIMARY_CA_FILE or SBPAIR_SECONDARY_CA_FILE names a PEM file with the certificates to trust"

@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sbpair.azure.management_errors import translate_management_errors
-from sbpair.model.pair import Credential, Identity, SasKey, SasToken
+from sbpair.model.pair import Credential, Endpoint, Ends, Identity, SasKey, SasToken
 from sbpair.model.signature import SAS_SECONDS, sign
 
 if TYPE_CHECKING:
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from azure.core.credentials import AccessToken
     from azure.core.credentials_async import AsyncTokenCredential
-
-    from sbpair.model.pair import Endpoint, Ends
 
     GetToken = Callable[[str], Awaitable[tuple[str, float]]]
 

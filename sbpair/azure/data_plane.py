@@ -12,8 +12,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import urlsplit
 
-from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
-from azure.servicebus import ServiceBusClient, TransportType
+from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential, TokenCredential
+from azure.servicebus import ServiceBusClient, ServiceBusMessageBatch, TransportType
 from azure.servicebus.aio import ServiceBusClient as AioClient
 
 from sbpair.azure.credentials import identity_credential
@@ -30,18 +30,15 @@ from sbpair.errors import (
 )
 from sbpair.http_tunnel import client_context, open_connection
 from sbpair.model.connect_errors import key_hint, unreachable
-from sbpair.model.pair import SasKey, SasToken, Transport
+from sbpair.model.pair import Endpoint, SasKey, SasToken, Transport
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from azure.core.credentials import TokenCredential
     from azure.core.credentials_async import AsyncTokenCredential
-    from azure.servicebus import ServiceBusMessageBatch
     from azure.servicebus.aio import ServiceBusSender
     from azure.servicebus.amqp import AmqpAnnotatedMessage
 
-    from sbpair.model.pair import Endpoint
     from sbpair.model.proxy import Proxy
 
 Signed: TypeAlias = AzureNamedKeyCredential | AzureSasCredential

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sbpair.azure.atom import open_atom
+from sbpair.azure.atom import AtomNamespace, open_atom
 from sbpair.azure.descriptions import TYPE, texts
 from sbpair.azure.http_client import CALL_SECONDS
 from sbpair.errors import NameTaken
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from xml.etree.ElementTree import Element
 
-    from sbpair.azure.atom import AtomNamespace
     from sbpair.model.pair import Endpoint
     from sbpair.rules.filters import Filter, NamedValues
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
@@ -18,15 +18,12 @@ from sbpair.failover.side_connections import SimulatedOutage
 from sbpair.management.calls import gather_all
 from sbpair.management.temporary_queues import IDLE, open_temporary_queues
 from sbpair.model.connection_string import endpoint_from_connection_string
-from sbpair.model.pair import Pair
+from sbpair.model.pair import Endpoint, Pair
 from sbpair.model.queues import QueueSpec
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
-
     from sbpair.emulator.entities.namespace import Namespace
     from sbpair.emulator.server import Emulator
-    from sbpair.model.pair import Endpoint
 
 
 PRIMARY, SECONDARY = "contoso", "contoso-dr"

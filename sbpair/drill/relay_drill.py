@@ -35,11 +35,10 @@ from sbpair.relay import RelayAnswer, RelayEndpoint, RelayPair
 from sbpair.relay.aio import RelayClient, RelayListener
 from sbpair.relay.answer_verdicts import IDEMPOTENT
 from sbpair.relay.events import RelayRolesSwapped, RelaySideDown, RelaySideUp
-from sbpair.relay.relay_endpoint import SIDES
+from sbpair.relay.relay_endpoint import SIDES, Side
 
 if TYPE_CHECKING:
     from sbpair.relay.handled_request import RelayRequest
-    from sbpair.relay.relay_endpoint import Side
 
 PATHS: Final[dict[Side, str]] = {"primary": "service-east", "secondary": "service-west"}
 RATE = 50.0

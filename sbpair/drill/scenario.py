@@ -18,18 +18,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from sbpair.amqp.message import Sections
 from sbpair.amqp_client.client import connect
-from sbpair.amqp_client.raw_links import ACCEPTED
+from sbpair.amqp_client.raw_links import ACCEPTED, RawReceiver
 from sbpair.azure.credentials import signed_in
 from sbpair.drill.drill_messages import Comparison, byte_differences, compare_all, compared, property_differences
-from sbpair.drill.drill_pair import Awaited, EmitPhase
+from sbpair.drill.drill_pair import Awaited, EmitPhase, Outages
 from sbpair.errors import SbpairError, first_error
 from sbpair.move.failure_latch import set_within
 from sbpair.move.receipt import Receipt
 from sbpair.syphon import runner
 
 if TYPE_CHECKING:
-    from sbpair.amqp_client.raw_links import RawReceiver
-    from sbpair.drill.drill_pair import Outages
     from sbpair.failover.clients import AsyncPairedClient, AsyncPairedSender
     from sbpair.failover.entity_states import State
     from sbpair.failover.events import SenderEvent

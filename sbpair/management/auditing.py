@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from sbpair import backlog
-from sbpair.azure import open_namespace
+from sbpair.azure import NamespaceControl, open_namespace
 from sbpair.azure.credentials import token_getter
 from sbpair.azure.destinations import DestinationEntity, open_destinations
 from sbpair.errors import AccessError, SbpairError, Unavailable
@@ -30,23 +30,20 @@ from sbpair.management.audit_findings import (
     utilisation,
     with_growth,
 )
-from sbpair.management.calls import Listed, SecondSample
+from sbpair.management.calls import ControlEvent, Listed, SecondSample, Sleep
 from sbpair.management.comparison import desired_queues, plan_backlog
 from sbpair.model import tiers
 from sbpair.model.retries import attempt
 from sbpair.move.message.envelope import restore
 from sbpair.move.message.route import DeadLetter, NotSentReason, Send, route
 from sbpair.move.peek.destination_lookup import DestinationLookup
-from sbpair.move.peek.peeker import Peeker, PeekPosition
+from sbpair.move.peek.peeker import Peeked, PeekedMessage, Peeker, PeekPosition
 from sbpair.move.rate_limit import RateLimiter
 from sbpair.move.topic_guard import takes
 
 if TYPE_CHECKING:
-    from sbpair.azure import NamespaceControl
-    from sbpair.management.calls import ControlEvent, Sleep
     from sbpair.model.pair import Pair, ResourceGroup
     from sbpair.model.queues import QueueState, Utilisation
-    from sbpair.move.peek.peeker import Peeked, PeekedMessage
 
 
 Result = TypeVar("Result")

@@ -6,14 +6,14 @@ Existing entities are never changed. Every check raises, before anything is crea
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from sbpair.azure import open_namespace
+from sbpair.azure import NamespaceControl, open_namespace
 from sbpair.backlog import check_path, primary_of
 from sbpair.errors import EntityMissing, NameInvalid, SbpairError, ServiceRefused, UsageError
 from sbpair.management import entity_limits
@@ -26,9 +26,6 @@ from sbpair.model.tiers import MEGABYTES, Capacity, Tier
 from sbpair.timespan import TICKS_PER_SECOND, ticks
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-
-    from sbpair.azure import NamespaceControl
     from sbpair.management.calls import OnEvent, Sleep
     from sbpair.model.pair import Endpoint, ResourceGroup
     from sbpair.model.queues import Difference

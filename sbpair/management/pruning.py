@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from sbpair import backlog
 from sbpair.errors import EntityMissing, ExitCode, SbpairError, ServiceRefused, TimedOut, Unreachable
-from sbpair.management.calls import Listed, QueueProvisioned, shielded
+from sbpair.management.calls import Listed, OnEvent, QueueProvisioned, Sleep, shielded
 from sbpair.management.comparison import (
     Change,
     check_removable,
@@ -25,19 +25,16 @@ from sbpair.management.comparison import (
     plan_backlog,
     why_unexpected,
 )
-from sbpair.model.queues import QueueFinding, QueueState
+from sbpair.model.queues import Counts, QueueFinding, QueueState
 from sbpair.model.report import Outcome, Report, ReportItem
 from sbpair.model.retries import attempt
-from sbpair.move.peek.peeker import Peeker, PeekPosition
+from sbpair.move.peek.peeker import PeekedMessage, Peeker, PeekPosition
 from sbpair.move.rate_limit import RateLimiter
 
 if TYPE_CHECKING:
     from sbpair.amqp_client.client import GetToken
     from sbpair.azure.atom import AtomNamespace
-    from sbpair.management.calls import OnEvent, Sleep
     from sbpair.model.pair import Endpoint, Pair
-    from sbpair.model.queues import Counts
-    from sbpair.move.peek.peeker import PeekedMessage
 
 log = logging.getLogger(__name__)
 

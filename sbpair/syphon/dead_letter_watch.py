@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from sbpair.amqp.message import Sections
-from sbpair.amqp_client.client import connect
+from sbpair.amqp_client.client import AmqpClient, GetToken, connect
 from sbpair.errors import (
     AccessError,
     EntityMissing,
@@ -24,19 +24,16 @@ from sbpair.errors import (
     ProtocolError,
     SbpairError,
 )
-from sbpair.model.entities import Queue
+from sbpair.model.entities import Queue, Subscription
 from sbpair.move.message.dead_letters import cause_in, dead_letter_path
 from sbpair.move.message.envelope import read_facts
 from sbpair.move.message.route import BACKLOG_DEAD_LETTERS, Facts
 from sbpair.move.peek.locked import PARTITION_BITS
-from sbpair.move.receipt import NamedMessage
+from sbpair.move.receipt import NamedMessage, Tally
 
 if TYPE_CHECKING:
-    from sbpair.amqp_client.client import AmqpClient, GetToken
     from sbpair.azure.atom import AtomNamespace
-    from sbpair.model.entities import Subscription
     from sbpair.model.pair import Endpoint
-    from sbpair.move.receipt import Tally
 
 log = logging.getLogger(__name__)
 

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from sbpair.errors import ExitCode
 from sbpair.model import cost
-from sbpair.move.message.route import OTHERS, DeadLetter, Expire, Facts, NotSentReason, TimeToLive, route, router
+from sbpair.move.message.route import OTHERS, DeadLetter, Expire, Facts, NotSentReason, Route, TimeToLive, route, router
 from sbpair.move.receipt import FilterCounts, NamedMessage
 
 if TYPE_CHECKING:
     from sbpair.azure.destinations import DestinationEntity
-    from sbpair.move.message.route import Route
     from sbpair.rules.values import Truth
     from sbpair.syphon.move_spec import EffectiveLimits, PairTiers
 

@@ -14,14 +14,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sbpair.errors import SbpairError
-from sbpair.move.events import RunCancelled, RunPaused, RunPausing, RunResumed
+from sbpair.move.events import RunCancelled, RunPaused, RunPausing, RunResumed, SyphonEvent
 from sbpair.move.failure_latch import set_within
-from sbpair.runs.control import Wanted
+from sbpair.runs.control import RunControl, Wanted
 
 if TYPE_CHECKING:
-    from sbpair.move.events import SyphonEvent
     from sbpair.move.run_store import RunStore
-    from sbpair.runs.control import RunControl
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import logging
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
-from sbpair.amqp_client.client import connect
+from sbpair.amqp_client.client import AmqpClient, GetToken, connect
 from sbpair.backlog import TICKS_PER_MS
 from sbpair.errors import AccessError, EntityMissing, NameTaken, ServiceRefused, Unavailable, UsageError
 from sbpair.model.entities import Queue, Topic, subscription_of
@@ -15,7 +15,6 @@ from sbpair.timespan import ticks
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sbpair.amqp_client.client import AmqpClient, GetToken
     from sbpair.azure.atom import AtomNamespace
     from sbpair.syphon.move_spec import EntityAddress
 

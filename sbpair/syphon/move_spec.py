@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from sbpair import backlog
 from sbpair.errors import EntityMissing, NetworkRefused, NotAuthorized, SbpairError, Unavailable
-from sbpair.model.pair import Ends
+from sbpair.model.pair import Endpoint, Ends, Pair
 from sbpair.move.events import QueuesFound
 from sbpair.move.message.dead_letters import dead_letter_path, is_dead_letter_path, parent_path
 from sbpair.move.message.route import BACKLOG, BACKLOG_DEAD_LETTERS, MessageForm, TimeToLive
@@ -20,7 +20,6 @@ from sbpair.move.rate_limit import RateLimiter, credits_of
 if TYPE_CHECKING:
     from sbpair.azure.atom import AtomNamespace
     from sbpair.azure.destinations import DestinationCache
-    from sbpair.model.pair import Endpoint, Pair
 
 log = logging.getLogger(__name__)
 

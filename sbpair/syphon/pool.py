@@ -12,12 +12,11 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING
 
 from sbpair.errors import AccessError, ConnectionFaulted, EntityMissing, SbpairError
-from sbpair.move.events import DestinationProgress, LimitChanged, QueueDepths
+from sbpair.move.events import DestinationProgress, LimitChanged, QueueDepths, QueuesFound
 from sbpair.move.failure_latch import set_within
 from sbpair.syphon.worker import RELEASE_SECONDS, QueueWorker
 
 if TYPE_CHECKING:
-    from sbpair.move.events import QueuesFound
     from sbpair.runs.session_lease import SessionLease
     from sbpair.syphon.ramp import Ramp
     from sbpair.syphon.run_plan import RunPlan

@@ -28,7 +28,7 @@ from sbpair.move.message.route import (
     refused,
 )
 from sbpair.move.peek.destination_lookup import DestinationLookup
-from sbpair.move.peek.peeker import Peeker, PeekPosition
+from sbpair.move.peek.peeker import Peeked, PeekedMessage, Peeker, PeekPosition
 from sbpair.move.rate_limit import RateLimiter
 from sbpair.move.topic_guard import takes
 from sbpair.syphon.forecast import Forecast, ForecastBuilder, total
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from sbpair.move.events import QueuesFound
     from sbpair.move.filter import MessageFilter
     from sbpair.move.message.route import Route
-    from sbpair.move.peek.peeker import Peeked, PeekedMessage
     from sbpair.rules.filters import TopicFilters
     from sbpair.rules.values import Truth
 

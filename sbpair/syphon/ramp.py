@@ -9,25 +9,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sbpair.amqp_client.client import connect
+from sbpair.amqp_client.client import AmqpClient, connect
 from sbpair.errors import EntityMissing, ProtocolError, RampStopped, SbpairError, Unavailable
 from sbpair.move.events import RampProgress
 from sbpair.move.message.envelope import read_facts
-from sbpair.move.message.route import Send, route
+from sbpair.move.message.route import Facts, Send, route
 from sbpair.move.receipt import MAX_LISTED, NamedMessage, RampRecord, RampState, RampStep
 from sbpair.syphon.dead_letter_watch import PAGE, DeadLetterWatch
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable
-
-    from sbpair.amqp_client.client import AmqpClient
     from sbpair.move.interface import ReceivedMessage
-    from sbpair.move.message.route import Facts
     from sbpair.syphon.run_plan import RampPlan, RunPlan
 
 log = logging.getLogger(__name__)

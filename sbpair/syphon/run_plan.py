@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sbpair.errors import UsageError
-from sbpair.move.context import DEFAULT_MAX_SKIPPED, MAX_MISSING
-from sbpair.move.filter import marked
+from sbpair.move.context import DEFAULT_MAX_SKIPPED, MAX_MISSING, MoveContext
+from sbpair.move.filter import MessageFilter, marked
 from sbpair.move.message.dead_letters import is_dead_letter_path, parent_path
 from sbpair.move.peek.locked import ASSUMED_LOCK_SECONDS
 from sbpair.move.timings import DEFAULT_BACKOFF, DEFAULT_MOVE_TIMINGS, MoveTimings
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from sbpair.amqp_client.client import GetToken
     from sbpair.azure.atom import AtomNamespace
     from sbpair.model.retries import Backoff
-    from sbpair.move.context import MoveContext
-    from sbpair.move.filter import MessageFilter
     from sbpair.runs.session_lease import SessionLease
     from sbpair.syphon.move_spec import MoveLimits, MoveSpec
 

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 from sbpair.errors import EntityMissing, ExitCode, SbpairError, first_error
 from sbpair.move.context import MissingDestinations, MoveContext
-from sbpair.move.events import TopicsUnchecked
-from sbpair.move.receipt import MissingDestination, NamedMessage, RemainingMessages
+from sbpair.move.events import QueuesFound, SyphonEvent, TopicsUnchecked
+from sbpair.move.receipt import MissingDestination, NamedMessage, Receipt, RemainingMessages, Tally
 from sbpair.move.run_store import LiveRun, RunStore, ends_settings
 from sbpair.move.topic_guard import TopicGuard
 from sbpair.runs.run_log import SPACING_MS
-from sbpair.runs.session_lease import check_queue, hold_lease
+from sbpair.runs.session_lease import SessionLease, check_queue, hold_lease
 from sbpair.syphon.intake_gate import IntakeGate, obeying
 from sbpair.syphon.move_spec import MoveLimits, MoveSpec, PairTiers, SendCosts, effective_limits, none_found, tier_of
 from sbpair.syphon.pool import DepthSampler, Find, WorkerPool
@@ -29,11 +29,8 @@ if TYPE_CHECKING:
     from sbpair.azure.atom import AtomNamespace
     from sbpair.azure.destinations import DestinationCache
     from sbpair.model.pair import Ends
-    from sbpair.move.events import QueuesFound, SyphonEvent
     from sbpair.move.rate_limit import Limit
-    from sbpair.move.receipt import Receipt, Tally
     from sbpair.runs.journal import Journal
-    from sbpair.runs.session_lease import SessionLease
     from sbpair.syphon.ramp import Ramp
     from sbpair.syphon.worker import QueueWorker
 

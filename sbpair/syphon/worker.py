@@ -30,14 +30,13 @@ from sbpair.move.events import QueueBlocked, QueueDone, QueueFailed, QueueOpened
 from sbpair.move.failure_latch import Waits, set_within
 from sbpair.move.held import ParkedSessions, SkippedMessages
 from sbpair.move.mover import Mover
-from sbpair.move.raw_source import SessionSource, SessionsSource
+from sbpair.move.raw_source import RawSource, SessionSource, SessionsSource
 from sbpair.syphon.queue_end import TRIES, QueueEnd
 from sbpair.syphon.worker_connections import PROBE_SECONDS, WorkerConnections, open_connections
 
 if TYPE_CHECKING:
     from sbpair.amqp.link import Delivery
     from sbpair.move.interface import ReceivedMessage
-    from sbpair.move.raw_source import RawSource
     from sbpair.syphon.ramp import Ramp
     from sbpair.syphon.run_plan import RunPlan
 

@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
-from sbpair.amqp_client.client import connect
+from sbpair.amqp_client.client import GetToken, connect
 from sbpair.errors import ConnectionFaulted, SbpairError, Unavailable
 from sbpair.move.failure_latch import set_within
 from sbpair.move.raw_primary import RawPrimary
@@ -20,7 +20,6 @@ from sbpair.move.raw_source import RawSource, SessionsSource
 from sbpair.runs.database import now_ms
 
 if TYPE_CHECKING:
-    from sbpair.amqp_client.client import GetToken
     from sbpair.syphon.move_spec import MoveSpec
 
 FAULT_SECONDS = 5.0  # how long one side may be without the other
