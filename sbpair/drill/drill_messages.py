@@ -9,18 +9,15 @@ from __future__ import annotations
 import random
 import uuid
 from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from sbpair.amqp import codec, message, types
 from sbpair.amqp.message import Header, Properties, Sections, section
 from sbpair.amqp.types import Described, Int, Long, Map, Symbol, Timestamp, Value
 from sbpair.errors import ProtocolError
 from sbpair.move.receipt import Receipt
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-
 
 DESTINATIONS = ("orders", "billing/invoices", "telemetry")
 

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
 from sbpair.drill.drill_messages import MAX_EXAMPLES
 from sbpair.drill.drill_pair import (
@@ -35,10 +35,8 @@ from sbpair.relay import RelayAnswer, RelayEndpoint, RelayPair
 from sbpair.relay.aio import RelayClient, RelayListener
 from sbpair.relay.answer_verdicts import IDEMPOTENT
 from sbpair.relay.events import RelayRolesSwapped, RelaySideDown, RelaySideUp
+from sbpair.relay.handled_request import RelayRequest
 from sbpair.relay.relay_endpoint import SIDES, Side
-
-if TYPE_CHECKING:
-    from sbpair.relay.handled_request import RelayRequest
 
 PATHS: Final[dict[Side, str]] = {"primary": "service-east", "secondary": "service-west"}
 RATE = 50.0

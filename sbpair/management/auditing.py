@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from sbpair import backlog
 from sbpair.azure import NamespaceControl, open_namespace
@@ -33,6 +33,8 @@ from sbpair.management.audit_findings import (
 from sbpair.management.calls import ControlEvent, Listed, SecondSample, Sleep
 from sbpair.management.comparison import desired_queues, plan_backlog
 from sbpair.model import tiers
+from sbpair.model.pair import Pair, ResourceGroup
+from sbpair.model.queues import QueueState, Utilisation
 from sbpair.model.retries import attempt
 from sbpair.move.message.envelope import restore
 from sbpair.move.message.route import DeadLetter, NotSentReason, Send, route
@@ -40,11 +42,6 @@ from sbpair.move.peek.destination_lookup import DestinationLookup
 from sbpair.move.peek.peeker import Peeked, PeekedMessage, Peeker, PeekPosition
 from sbpair.move.rate_limit import RateLimiter
 from sbpair.move.topic_guard import takes
-
-if TYPE_CHECKING:
-    from sbpair.model.pair import Pair, ResourceGroup
-    from sbpair.model.queues import QueueState, Utilisation
-
 
 Result = TypeVar("Result")
 OnEvent = Callable[["ControlEvent | Peeked"], object]

@@ -11,25 +11,22 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from sbpair.azure import NamespaceControl, open_namespace
 from sbpair.backlog import check_path, primary_of
 from sbpair.errors import EntityMissing, NameInvalid, SbpairError, ServiceRefused, UsageError
 from sbpair.management import entity_limits
+from sbpair.management.calls import OnEvent, Sleep
 from sbpair.management.comparison import compare, describe_differences
 from sbpair.model import tiers
 from sbpair.model.entities import Queue, Topic
+from sbpair.model.pair import Endpoint, ResourceGroup
+from sbpair.model.queues import Difference
 from sbpair.model.report import Outcome, Report, ReportItem
 from sbpair.model.retries import attempt
 from sbpair.model.tiers import MEGABYTES, Capacity, Tier
 from sbpair.timespan import TICKS_PER_SECOND, ticks
-
-if TYPE_CHECKING:
-    from sbpair.management.calls import OnEvent, Sleep
-    from sbpair.model.pair import Endpoint, ResourceGroup
-    from sbpair.model.queues import Difference
-
 
 QueueOrTopic = Queue | Topic
 SomeQueueOrTopic = TypeVar("SomeQueueOrTopic", bound=Queue | Topic)

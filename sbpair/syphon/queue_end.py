@@ -10,19 +10,16 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from sbpair.errors import SbpairError
 from sbpair.move.events import MessagesLocked
 from sbpair.move.filter import enqueued_times
+from sbpair.move.interface import PeekedHeader, ReceivedMessage
+from sbpair.move.mover import Mover
 from sbpair.move.peek.locked import LockedMessages, NewMessages, PeekedQueue, peek_old
+from sbpair.move.raw_source import RawSource
 from sbpair.runs.database import now_ms
-
-if TYPE_CHECKING:
-    from sbpair.move.interface import PeekedHeader, ReceivedMessage
-    from sbpair.move.mover import Mover
-    from sbpair.move.raw_source import RawSource
-    from sbpair.syphon.run_plan import RunPlan
+from sbpair.syphon.run_plan import RunPlan
 
 log = logging.getLogger(__name__)
 

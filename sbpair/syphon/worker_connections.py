@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from sbpair.amqp_client.client import GetToken, connect
 from sbpair.errors import ConnectionFaulted, SbpairError, Unavailable
@@ -18,9 +18,7 @@ from sbpair.move.failure_latch import set_within
 from sbpair.move.raw_primary import RawPrimary
 from sbpair.move.raw_source import RawSource, SessionsSource
 from sbpair.runs.database import now_ms
-
-if TYPE_CHECKING:
-    from sbpair.syphon.move_spec import MoveSpec
+from sbpair.syphon.move_spec import MoveSpec
 
 FAULT_SECONDS = 5.0  # how long one side may be without the other
 RECONNECT_SECONDS = 1.0  # how long to wait between attempts to reconnect to the primary
