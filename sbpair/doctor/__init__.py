@@ -15,9 +15,8 @@ from pathlib import Path
 from sbpair import backlog
 from sbpair.amqp_client.raw_links import ANSWER_SECONDS
 from sbpair.doctor import machine
-from sbpair.doctor.access import check_access
 from sbpair.doctor.check import Check, CheckNote, Diagnosis, Emit, diagnosis_exit_code, note, ok
-from sbpair.doctor.connectivity import check_connectivity
+from sbpair.doctor.namespace_checks import check_namespace
 from sbpair.errors import NameInvalid
 from sbpair.model.pair import Endpoint
 from sbpair.model.report import Report
@@ -57,18 +56,16 @@ async def diagnose(
 
     async with asyncio.TaskGroup() as group:
         here = group.create_task(_machine(subject, seconds, environ, emit), name="this machine")
-        connections, access = {}, {}
-        for side, endpoint in subject.endpoints.items():
-            connections[side] = group.create_task(
-                check_connectivity(side, endpoint, seconds, emit), name=f"connectivity of {side}"
+        namespaces = {
+            side: group.create_task(
+                check_namespace(side, endpoint, _paths(side, subject), seconds, emit, named=side in subject.paths),
+                name=f"checks of {side}",
             )
-            paths, named = _paths(side, subject), side in subject.paths
-            checking = check_access(side, endpoint, paths, seconds, emit, connections[side], named=named)
-            access[side] = group.create_task(checking, name=f"access to {side}")
-    checks = here.result()
-    for side in subject.endpoints:
-        checks += [*connections[side].result(), *access[side].result()[0]]
-    tiers = {side: task.result()[1] for side, task in access.items()}
+            for side, endpoint in subject.endpoints.items()
+        }
+    found = {side: task.result() for side, task in namespaces.items()}
+    checks = [*here.result(), *(check for checks, _ in found.values() for check in checks)]
+    tiers = {side: tier for side, (_, tier) in found.items()}
     return Report((*checks, *(emit(each) for each in pair_checks(tiers))))
 
 

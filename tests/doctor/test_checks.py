@@ -10,8 +10,8 @@ import pytest
 
 from sbpair.azure.http_client import HealthResponse
 from sbpair.doctor import machine
-from sbpair.doctor.access import clock_check
 from sbpair.doctor.check import Check, bounded, diagnosis_exit_code, failed, note, ok, unknown, within
+from sbpair.doctor.namespace_checks import clock_check
 from sbpair.errors import NotAuthorized
 from sbpair.model.report import Outcome, Report
 

@@ -10,7 +10,7 @@ import pytest
 
 from sbpair.doctor import CheckSubject, diagnose
 from sbpair.doctor.check import Check
-from sbpair.doctor.connectivity import PROXY_HINT, check_connectivity
+from sbpair.doctor.namespace_checks import PROXY_HINT, check_connectivity
 from sbpair.errors import ExitCode
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Endpoint, Transport
