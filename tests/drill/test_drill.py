@@ -11,7 +11,7 @@ import pytest
 from sbpair import drill, errors
 from sbpair.amqp.message import Sections
 from sbpair.azure.atom import open_atom
-from sbpair.drill import drill_messages, drill_pair, scenario
+from sbpair.drill import drill_messages, drill_pair
 from sbpair.failover import sdk_messages
 from sbpair.failover.failover_send import Delivered
 from sbpair.move import events
@@ -53,7 +53,7 @@ async def test_a_drill_brings_every_message_back_whole() -> None:
 TAG = "0123456789ab"
 
 
-async def on_own(rig: Rig, told: list[Any], intervals: scenario.Intervals = scenario.INTERVALS) -> drill.DrillResult:
+async def on_own(rig: Rig, told: list[Any], intervals: drill.Intervals = drill.INTERVALS) -> drill.DrillResult:
     return await drill.drill_against(rig.pair, TAG, intervals=intervals, on_event=told.append)
 
 
@@ -84,7 +84,7 @@ async def test_drill_on_own_namespaces_completes_and_cleans_up(rig: Rig) -> None
 async def test_incomplete_phase_raises_and_cleans_up(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drill_pair.SimulatedOutages, "stop_primary", lambda _self: None)
     with pytest.raises(errors.TimedOut, match="the drill waited 3 s for a failover"):
-        await on_own(rig, [], scenario.Intervals(max_phase=3.0))
+        await on_own(rig, [], drill.Intervals(max_phase=3.0))
     gc.collect()
     assert left_of(rig) == []
 
@@ -131,7 +131,7 @@ def sections(**own: Any) -> Sections:
     ],
 )
 def test_altered_message_is_found(had: dict[str, Any], arrived: dict[str, Any], wrong: list[str]) -> None:
-    found = drill_messages.compared({"m": sections(**had)}, sections(**arrived).join(), scenario._differences)
+    found = drill_messages.compared({"m": sections(**had)}, sections(**arrived).join(), drill._differences)
     assert found == (arrived.get("message_id", "m"), wrong)
 
 
@@ -162,7 +162,7 @@ M, N = sections().join(), sections(message_id="n").join()
 def test_tally_fails_for_unexplained_losses_and_duplicates(
     own: dict[str, Any], back: list[bytes], failed: bool, counted: tuple[int, ...]
 ) -> None:
-    sending = scenario.accounted(Sent(**own), back, Tally().receipt())
+    sending = drill.accounted(Sent(**own), back, Tally().receipt())
     assert (sending.received, sending.lost, sending.duplicated, sending.unexplained) == counted
     assert sending.failed is failed
 

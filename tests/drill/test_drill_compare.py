@@ -17,9 +17,8 @@ from sbpair.amqp.message import (
     section,
 )
 from sbpair.amqp.types import Int, Long, Map, Symbol, Timestamp, UInt, ULong
-from sbpair.drill import Timeline, _result
+from sbpair.drill import SendTally, Timeline, _result
 from sbpair.drill.drill_messages import OriginalMessage, every_type, message_differences, originals
-from sbpair.drill.scenario import SendTally
 from sbpair.move.message.envelope import read_facts, restore
 from sbpair.move.message.route import Send, route
 from sbpair.move.receipt import Receipt

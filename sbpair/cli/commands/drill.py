@@ -98,8 +98,8 @@ def command(
     pair = _pair_of(screen, target)
     from sbpair import drill
     from sbpair.cli.progress.move_progress import EventPrinter
+    from sbpair.drill import Intervals
     from sbpair.drill.drill_pair import OWN_QUEUES, DrillPhase
-    from sbpair.drill.scenario import Intervals
 
     # It logs the events that are printed here in other words.
     logging.getLogger("sbpair.failover.events").setLevel(logging.ERROR)

@@ -25,10 +25,10 @@ from sbpair.cli.schemas.builders import (
     typed,
 )
 from sbpair.cli.schemas.moves import MONEY, OPERATIONS, PRICED, RECEIPT
+from sbpair.drill import SendTally
 from sbpair.drill.drill_messages import Comparison
 from sbpair.drill.drill_pair import DrillPhase
 from sbpair.drill.relay_drill import DoubtfulRequest, RelayTally
-from sbpair.drill.scenario import SendTally
 from sbpair.failover.failover_send import Delivered
 from sbpair.management.audit_findings import BacklogTotal, DestinationSummary, Unseen
 from sbpair.message_io.peek import DeadLetterCount
