@@ -45,8 +45,8 @@ def pairs(context: typer.Context) -> list[str]:
 
 def relays(context: typer.Context) -> list[str]:
     """Return the relays of the configuration file and the environment."""
-    from sbpair.config.relays import relay_names
     from sbpair.config.setting import Flags
+    from sbpair.relay.relay_settings import relay_names
 
     return relay_names(Flags(config=context.params.get("config")), os.environ)
 

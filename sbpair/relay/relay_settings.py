@@ -1,34 +1,57 @@
-"""The relay pair of the configuration: `[relays.NAME]` of the file, or environment variables. Connects to nothing."""
+"""Relays of the configuration: `[relays.NAME]` of the file, and the relay `default` of environment variables.
+
+Nothing is connected.
+"""
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sbpair.config.relays import RelaySettings, effective_relay_side, load_relay_settings, relay_names
-from sbpair.config.setting import Environment, Flags, Secret, Setting, build_endpoint
+from sbpair.config import effective_side, environment_layer, refuse_secrets
+from sbpair.config.file import config_path, read_relays, relay_layer
+from sbpair.config.setting import RELAY_KEYS, Environment, Flags, Layer, Secret, Setting, build_endpoint, merged
 from sbpair.errors import ConnectionStringError, NameInvalid, UsageError
-from sbpair.model.pair import Endpoint
+from sbpair.model.connection_string import holds_secret
+from sbpair.model.pair import Endpoint, sign_in
 from sbpair.relay.relay_endpoint import SIDES, RelayEndpoint, RelayPair, Side, split_entity_path
+
+FROM_ENVIRONMENT = "default"
+"""The relay whose sides SBPAIR_RELAY_PRIMARY_… and SBPAIR_RELAY_SECONDARY_… set. They change no other one."""
+
+VARIABLES = "SBPAIR_RELAY_PRIMARY_CONNECTION_STRING and SBPAIR_RELAY_SECONDARY_CONNECTION_STRING"
 
 
 @dataclass(frozen=True, slots=True)
 class ConfiguredRelay:
-    """A relay by its name. `endpoints` are the namespaces of its sides, `settings` every configured value."""
+    """A relay by its name. `endpoints` are the namespaces of its sides.
+
+    `settings` are all configured values, by keys such as `relays.orders.primary.path`.
+    """
 
     name: str
     pair: RelayPair
     endpoints: Mapping[Side, Endpoint]
-    settings: RelaySettings
+    settings: Mapping[str, Setting]
 
     def effective(self, environ: Environment) -> dict[str, Setting]:
         """Return every value by its key, set and default ones, without secrets. Raises UsageError."""
         found: dict[str, Setting] = {}
         for side in SIDES:
-            prefix, shown = self.settings.prefix(side), (self.pair[side].namespace, self.pair[side].path)
-            found |= effective_relay_side(prefix, self.endpoints[side], shown, self.settings.settings, environ)
+            endpoint, prefix = self.endpoints[side], f"relays.{self.name}.{side}"
+            values = {
+                "namespace": self.pair[side].namespace,
+                "name": endpoint.name,
+                "path": self.pair[side].path,
+                "sign_in": sign_in(endpoint),
+                "ca_file": endpoint.ca_file or "",
+            }
+            # A connection string may have the path.
+            own = {f"{prefix}.path": self.settings[f"{prefix}.address"], **self.settings}
+            found |= effective_side(prefix, endpoint, own, environ, values, {"name": "namespace"})
         return found
 
 
@@ -45,14 +68,14 @@ def load_relay_pair(
 
 def configured_relay(name: str | None, flags: Flags, environ: Environment) -> ConfiguredRelay:
     """Return the relay of that name, or the only one. Raises UsageError with the source of a wrong value."""
-    found = load_relay_settings(name, flags, environ)
-    sides = {side: _side(found, side) for side in SIDES}
+    found, settings = _settings(name, flags, environ)
+    sides = {side: _side(found, side, settings) for side in SIDES}
     endpoints = {side: endpoint for side, (endpoint, _) in sides.items()}
     try:
         pair = RelayPair(*(relay for _, relay in sides.values()))
     except UsageError as error:
-        raise UsageError(f"relay {found.name!r}: {error.message}", hint=error.hint) from None
-    return ConfiguredRelay(found.name, pair, endpoints, found)
+        raise UsageError(f"relay {found!r}: {error.message}", hint=error.hint) from None
+    return ConfiguredRelay(found, pair, endpoints, settings)
 
 
 def configured_relays(flags: Flags, environ: Environment) -> list[ConfiguredRelay]:
@@ -60,12 +83,52 @@ def configured_relays(flags: Flags, environ: Environment) -> list[ConfiguredRela
     return [configured_relay(each, flags, environ) for each in relay_names(flags, environ)]
 
 
-def _side(relay: RelaySettings, side: Side) -> tuple[Endpoint, RelayEndpoint]:
-    prefix, settings = relay.prefix(side), dict(relay.settings)
+def relay_names(flags: Flags, environ: Environment) -> list[str]:
+    """Return the relays of the file and the environment. Raises UsageError, MachineLacks."""
+    from_environment = [FROM_ENVIRONMENT] if _environment_layer(environ) else []
+    return sorted({*read_relays(config_path(flags, environ)), *from_environment})
+
+
+def _settings(name: str | None, flags: Flags, environ: Environment) -> tuple[str, dict[str, Setting]]:
+    """Return the relay `name`, or SBPAIR_RELAY, or the only one, with its settings. Raises UsageError, MachineLacks."""
+    refuse_secrets(environ)
+    path = config_path(flags, environ)
+    names, wanted = relay_names(flags, environ), name or environ.get("SBPAIR_RELAY")
+    if wanted and wanted not in names:
+        if holds_secret(wanted):
+            raise UsageError(
+                "the name of a relay holds a connection string, which is a secret", hint="give the relay's name"
+            )
+        near = difflib.get_close_matches(wanted, names, 1)
+        known = f"there are: {', '.join(names)}" if names else f"add [relays.{wanted}.primary] to {path}"
+        if not names and wanted == FROM_ENVIRONMENT:
+            known += f", or set {VARIABLES}"
+        raise UsageError(f"relay {wanted!r} does not exist", hint=f"did you mean {near[0]}?" if near else known)
+    if not wanted and len(names) != 1:
+        if names:
+            raise UsageError("several relays are configured", hint=f"choose one: {' | '.join(names)}")
+        raise UsageError(
+            "no relay is configured",
+            hint=f"add [relays.NAME.primary] and [relays.NAME.secondary] to {path}, or set {VARIABLES}",
+        )
+    chosen = wanted or names[0]
+    tables = read_relays(path)
+    from_file = relay_layer(chosen, tables[chosen], path, environ) if chosen in tables else {}
+    from_environment = _environment_layer(environ) if chosen == FROM_ENVIRONMENT else {}
+    settings = merged(from_environment, from_file)
+    return chosen, {f"relays.{chosen}.{key}": setting for key, setting in settings.items()}
+
+
+def _environment_layer(environ: Environment) -> Layer:
+    return environment_layer(environ, "SBPAIR_RELAY", RELAY_KEYS)
+
+
+def _side(relay: str, side: Side, configured: Mapping[str, Setting]) -> tuple[Endpoint, RelayEndpoint]:
+    prefix, settings = f"relays.{relay}.{side}", dict(configured)
     address = settings.get(f"{prefix}.address")
     if address is None:
         raise UsageError(
-            f"relay {relay.name!r} has no {side} namespace",
+            f"relay {relay!r} has no {side} namespace",
             hint=f"give [{prefix}] a namespace and a path, or a connection_string_env",
         )
     path = settings.get(f"{prefix}.path")
@@ -77,10 +140,10 @@ def _side(relay: RelaySettings, side: Side) -> tuple[Endpoint, RelayEndpoint]:
         settings[f"{prefix}.address"] = replace(address, value=Secret(rest))
         if own is not None and path is None:
             path = replace(address, value=own)
-    endpoint = build_endpoint(prefix, settings, relay.name)
+    endpoint = build_endpoint(prefix, settings, relay)
     if path is None:
         raise UsageError(
-            f"{address.source}: the {side} of relay {relay.name!r} has no path",
+            f"{address.source}: the {side} of relay {relay!r} has no path",
             hint=f'write path = "orders" into [{prefix}], or use a connection string with EntityPath',
         )
     try:
