@@ -231,6 +231,14 @@ class AtomNamespace:
         with self._reading(f"read the {like.kind} {like.path}") as what:
             return read(like, of_xml(await self._described(what, like.kind, *_address(like))))
 
+    async def queue_or_topic(self, path: str) -> Queue | Topic:
+        """Read a queue or a topic as `read_effective` does. Raises EntityMissing."""
+        with self._reading(f"read the queue {path}") as what:
+            entry = await self._get(what, path)
+            if (found := described(entry, Topic.kind)) is not None:
+                return read(Topic(path), of_xml(found))
+            return read(Queue(path), of_xml(self._description_in(entry, what, Queue.kind, path)))
+
     async def create(self, entity: Described) -> bool:
         """Create an entity, with partitions in a namespace that is partitioned as a whole.
 
@@ -277,16 +285,16 @@ class AtomNamespace:
 
     async def _described(self, what: str, kind: str, *path: str) -> Element:
         """Read a description. Raises EntityMissing, and NameTaken by another kind."""
-        entry = await self._get(what, *path)
+        return self._description_in(await self._get(what, *path), what, kind, path[0])
+
+    def _description_in(self, entry: Element, what: str, kind: str, path: str) -> Element:
         description = described(entry, kind)
         if description is not None:
             return description
         # A path where nothing is has an empty feed, not an entry.
         if entry.find("{*}content") is None:
             raise missing(what, self._namespace)
-        raise NameTaken(
-            f"{path[0]} is not a {kind} in {self._namespace}", hint="rename or delete the entity of that name"
-        )
+        raise NameTaken(f"{path} is not a {kind} in {self._namespace}", hint="rename or delete the entity of that name")
 
     # `what` completes "cannot …" in the message of an error.
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from sbpair.azure.atom import AtomNamespace, open_atom
 from sbpair.azure.descriptions import TYPE, texts
 from sbpair.azure.http_client import CALL_SECONDS
-from sbpair.errors import NameTaken
 from sbpair.model.entities import CORRELATION_KEYS, Queue, Topic, pascal
 from sbpair.rules.filters import (
     CorrelationRuleFilter,
@@ -90,13 +89,11 @@ class DestinationCache:
         return self._found[name]
 
     async def _read(self, path: str) -> DestinationEntity:
-        try:
-            queue = await self._namespace.read_effective(Queue(path))
-        except NameTaken:
-            topic = await self._namespace.read_effective(Topic(path))
-            filters = await self._filters(path)
-            return _described(topic, is_topic=True, filters=filters.count, topic=filters)
-        return _described(queue, requires_session=queue.requires_session)
+        found = await self._namespace.queue_or_topic(path)
+        if isinstance(found, Queue):
+            return _described(found, requires_session=found.requires_session)
+        filters = await self._filters(path)
+        return _described(found, is_topic=True, filters=filters.count, topic=filters)
 
     async def _filters(self, topic: str) -> TopicFilters:
         subscriptions = await self._namespace.subscriptions(topic)

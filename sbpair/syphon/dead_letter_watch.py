@@ -18,7 +18,6 @@ from sbpair.amqp_client.client import AmqpClient, GetToken, connect
 from sbpair.errors import (
     AccessError,
     EntityMissing,
-    NameTaken,
     NetworkRefused,
     NotAuthorized,
     ProtocolError,
@@ -156,11 +155,13 @@ class DeadLetterWatch:
     async def _read_places(self, path: str, hops: int = MAX_HOPS) -> list[DeadLetterPlace]:
         """Follow the forwards of a queue or topic. Raises EntityMissing, NotAuthorized."""
         self.tally.spent("management_calls", 1)
-        try:
-            entities: list[Queue | Subscription] = [await self.control.read_effective(Queue(path))]
-        except NameTaken:
+        known = await self.control.queue_or_topic(path)
+        entities: list[Queue] | list[Subscription]
+        if isinstance(known, Queue):
+            entities = [known]
+        else:
             self.tally.spent("management_calls", 1)
-            entities = list(await self.control.subscriptions(path))
+            entities = await self.control.subscriptions(path)
         found: list[DeadLetterPlace] = []
         for each in entities:
             own = each.path if isinstance(each, Queue) else f"{each.topic}/subscriptions/{each.name}"

@@ -1,21 +1,36 @@
-"""The description of a move: which messages, from where to where, and how their bytes change; and its limits.
+"""The description of a move: which messages, from where to where, and how their bytes change; its limits; its ends.
 
-Asks a namespace only for its queues, its tier and its filters. Without permission, it assumes the safer of two values.
+Checks of the ends come before anything is received: each refusal says what to do. A namespace is asked only for its
+entities, its tier and its filters. Without permission, the safer of two values is assumed.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from sbpair import backlog
-from sbpair.errors import EntityMissing, NetworkRefused, NotAuthorized, SbpairError, Unavailable
+from sbpair.amqp_client.client import AmqpClient, GetToken, connect
+from sbpair.errors import (
+    AccessError,
+    EntityMissing,
+    NetworkRefused,
+    NotAuthorized,
+    SbpairError,
+    ServiceRefused,
+    Unavailable,
+    UsageError,
+)
+from sbpair.model.entities import Topic, subscription_of
 from sbpair.model.pair import Endpoint, Ends, Pair
 from sbpair.move.events import QueuesFound
 from sbpair.move.message.dead_letters import dead_letter_path, is_dead_letter_path, parent_path
 from sbpair.move.message.route import BACKLOG, BACKLOG_DEAD_LETTERS, MessageForm, TimeToLive
 from sbpair.move.rate_limit import RateLimiter, credits_of
+from sbpair.timespan import TICKS_PER_MS, ticks
 
 if TYPE_CHECKING:
     from sbpair.azure.atom import AtomNamespace
@@ -25,6 +40,9 @@ log = logging.getLogger(__name__)
 
 DEFAULT_TIER = "Standard"
 ASSUMED_FILTERS = 1  # filters per message, assumed without permission to count them
+CHECK_SOURCE = "check its name and namespace; of a topic, name a subscription: TOPIC/subscriptions/NAME"
+MAX_FORWARDS = 200
+"""Entities that are read to find a forward that leads back to the source."""
 
 
 class EntityAddress(NamedTuple):
@@ -149,6 +167,155 @@ def none_found(pair: Ends) -> EntityMissing:
 def _sort_key(primary: str, path: str) -> tuple[bool, int, str]:
     index = backlog.index_of(primary, path)
     return (index is None, index or 0, path)
+
+
+# The ends
+
+
+def check_names(source: EntityAddress, destination: EntityAddress) -> None:
+    """Raise UsageError for ends that no service would accept, or that would feed each other."""
+    if destination.is_dead_letters:
+        hint = f"move to {destination.parent}, or to a queue that you create for them"
+        raise UsageError(f"{destination.path} is a dead-letter queue: nothing can be sent to it", hint=hint)
+    if subscription_of(destination.path):
+        hint = "name a queue; or a topic, which gives its messages to every subscription"
+        raise UsageError(f"{destination.path} is a subscription, which accepts no messages", hint=hint)
+    if source.equals(destination):
+        hint = "name another destination; --dead-letters moves the dead letters of the source"
+        raise UsageError(f"{source.path} is both the source and the destination", hint=hint)
+    subscription = subscription_of(source.path)
+    if subscription and not source.is_dead_letters and destination.equals(source._replace(path=subscription.topic)):
+        raise _leads_back([destination.path, source.path])
+
+
+class CheckedEnds(NamedTuple):
+    """Facts of both ends. `sessions` is whether the source has sessions.
+
+    `duplicate_window_ms` is how long the destination remembers message ids to detect duplicates: 0 if it does not, None
+    without the Manage claim.
+    """
+
+    sessions: bool
+    duplicate_window_ms: int | None = 0
+
+
+async def check_ends(
+    source: EntityAddress,
+    destination: EntityAddress | None,
+    get_token: GetToken | None,
+    *,
+    allow_discard: bool = False,
+) -> CheckedEnds:
+    """Check that the destination, if it is known, accepts messages, and that the source gives them.
+
+    A topic is refused that would drop all messages, unless `allow_discard`: that is known with Manage only.
+
+    Raises EntityMissing, UsageError, AccessError, Unavailable; ServiceRefused for an entity that is disabled.
+    """
+    from sbpair.azure.atom import open_atom
+
+    if destination is not None:
+        async with connect(destination.endpoint, get_token=get_token) as client:
+            named = destination.path.lower() == source.parent.lower() and source.same_namespace(destination)
+            with _named(destination, CHECK_SOURCE if named else "create it, or name another destination"):
+                (await client.sender(destination.path)).close()
+    async with connect(source.endpoint, get_token=get_token) as client:
+        with _named(source, CHECK_SOURCE):
+            has_sessions = await _needs_session(client, source.path)
+    if destination is None:
+        return CheckedEnds(has_sessions)
+    async with open_atom(destination.endpoint) as control:
+        if source.same_namespace(destination) and not source.is_dead_letters:
+            await _check_forwards(control, source.path, destination.path)
+        try:
+            found = await control.queue_or_topic(destination.path)
+            if isinstance(found, Topic) and not allow_discard:
+                await _check_subscriptions(control, found)
+        except (AccessError, Unavailable) as error:
+            log.info("%s is not known: %s", destination.path, error.message)
+            return CheckedEnds(has_sessions, None)
+    window = ticks(found.duplicate_detection_history_time_window)
+    return CheckedEnds(has_sessions, window // TICKS_PER_MS if found.requires_duplicate_detection else 0)
+
+
+@contextmanager
+def _named(address: EntityAddress, hint: str) -> Iterator[None]:
+    try:
+        yield
+    except EntityMissing as error:
+        text = f"{address.path} does not exist in {address.endpoint.name}"
+        raise EntityMissing(text, entity=error.entity, hint=hint) from error
+
+
+async def _check_subscriptions(control: AtomNamespace, topic: Topic) -> None:
+    """Raise UsageError if no subscription of a topic has a rule: the service accepts its messages and drops them."""
+    for each in await control.subscriptions(topic.path):
+        if await control.rules(topic.path, each.name):
+            return
+    raise UsageError(
+        f"{topic.path} has no subscription that accepts messages: the service would drop all of them",
+        hint="create a subscription first; --allow-discard moves them all the same",
+    )
+
+
+async def _needs_session(client: AmqpClient, path: str) -> bool:
+    """Open a receiver that gets nothing. Return whether only a receiver of sessions can."""
+    try:
+        (await client.receiver(path)).close()
+    except ServiceRefused as error:
+        text = error.message.partition(": ")[2].lower()
+        if "session" in text:
+            return True
+        if "topic" in text:
+            hint = f"name one of its subscriptions: {path}/subscriptions/NAME"
+            raise UsageError(f"{path} is a topic, which holds no messages", hint=hint) from None
+        if "forwarding" in text:
+            hint = "name the entity that it forwards to; --dead-letters moves its dead letters"
+            raise UsageError(
+                f"{path} forwards its messages, so that nothing can be received from it", hint=hint
+            ) from None
+        raise
+    return False
+
+
+async def _check_forwards(control: AtomNamespace, source: str, destination: str) -> None:
+    """Follow forwards from the destination. Raise UsageError if one leads to the source."""
+    waiting, seen = [[destination]], {destination.lower()}
+    while waiting and len(seen) < MAX_FORWARDS:
+        chain = waiting.pop(0)
+        try:
+            found = await _next_entities(control, chain[-1])
+        except (AccessError, EntityMissing, Unavailable) as error:
+            log.info("the forwards of %s are not known: %s", chain[-1], error.message)
+            continue
+        for path in found:
+            if path.lower() == source.lower():
+                raise _leads_back([*chain, path])
+            if path.lower() not in seen:
+                seen.add(path.lower())
+                waiting.append([*chain, path])
+
+
+async def _next_entities(control: AtomNamespace, path: str) -> list[str]:
+    """Return where an entity gives its messages: a subscription's are named after their topic."""
+    subscription = subscription_of(path)
+    if subscription is not None:
+        known = await control.read_effective(subscription)
+        return [known.forward_to] if known.forward_to else []
+    found = await control.queue_or_topic(path)
+    if isinstance(found, Topic):
+        return [f"{path}/subscriptions/{each.name}" for each in await control.subscriptions(path)]
+    return [found.forward_to] if found.forward_to else []
+
+
+def _leads_back(chain: list[str]) -> UsageError:
+    way = " -> ".join(chain)
+    return UsageError(
+        f"messages would come back to the source: {way}", hint="name a destination that does not lead to the source"
+    )
+
+
+# Limits
 
 
 @dataclass(frozen=True, slots=True)

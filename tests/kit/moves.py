@@ -17,8 +17,7 @@ from sbpair.model.retries import Backoff
 from sbpair.move.message.route import kept_for
 from sbpair.move.timings import MoveTimings
 from sbpair.syphon import runner
-from sbpair.syphon.move_checks import check_ends, check_names
-from sbpair.syphon.move_spec import EntityAddress, MoveSpec
+from sbpair.syphon.move_spec import EntityAddress, MoveSpec, check_ends, check_names
 from sbpair.syphon.run_plan import MoveOptions, RunTimings
 from sbpair.testing import Emulator
 

@@ -18,8 +18,7 @@ from sbpair.model.pair import Ends, Pair
 from sbpair.move.context import MissingDestinations
 from sbpair.move.message.dead_letters import dead_letter_path
 from sbpair.move.message.route import kept_for
-from sbpair.syphon.move_checks import check_ends
-from sbpair.syphon.move_spec import MoveSpec
+from sbpair.syphon.move_spec import MoveSpec, check_ends
 from sbpair.syphon.preview import make_forecast
 from tests.kit.moves import HASTY, bury, ids, run_syphon, stored, world
 from tests.kit.stranded import numbered, put

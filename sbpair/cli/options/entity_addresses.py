@@ -175,8 +175,7 @@ def checked_ends(
     """
     from sbpair.azure.credentials import token_getter
     from sbpair.move.message.route import BACKLOG_DEAD_LETTERS, kept_for
-    from sbpair.syphon.move_checks import CheckedEnds, check_ends, check_names
-    from sbpair.syphon.move_spec import MoveSpec
+    from sbpair.syphon.move_spec import CheckedEnds, MoveSpec, check_ends, check_names
 
     if destination is not None:
         check_names(source, destination)

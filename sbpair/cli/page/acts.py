@@ -23,8 +23,7 @@ from sbpair.model.pair import Endpoint, Ends
 from sbpair.move.filter import MessageFilter
 from sbpair.move.message.dead_letters import dead_letter_path
 from sbpair.move.message.route import BACKLOG_DEAD_LETTERS, kept_for
-from sbpair.syphon.move_checks import check_ends
-from sbpair.syphon.move_spec import EntityAddress, MoveSpec
+from sbpair.syphon.move_spec import EntityAddress, MoveSpec, check_ends
 from sbpair.syphon.run_plan import MoveOptions
 from sbpair.syphon.runner import run
 from sbpair.timespan import MAX_MS
