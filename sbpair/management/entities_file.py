@@ -164,9 +164,7 @@ class _EntitiesReader:
 
     def _tables(self, above: Path, table: Mapping[str, Any]) -> Iterator[tuple[Path, str, dict[str, Any]]]:
         """Yield the tables of a collection, each with its path and name."""
-        name = above[-1]
-        assert isinstance(name, str)  # noqa: S101  # for the type checker: collections have names
-        inner = self._typed(above, table.get(name, {}), dict) or {}
+        inner = self._typed(above, table.get(above[-1], {}), dict) or {}
         for entity, each in inner.items():
             found = self._typed((*above, entity), each, dict)
             if found is not None:
@@ -228,8 +226,8 @@ def _limit_faults(document: EntitiesDocument) -> Iterator[FileFault]:
             yield FileFault(position, each.message, each.hint)
 
 
-Path = tuple[str | int, ...]
-"""Keys from the root on; a number is an index in an array."""
+Path = tuple[str, ...]
+"""Keys from the root on."""
 
 MAX_LEVELS = 32
 """Paths of more levels would take a memory that grows with their square."""
@@ -256,7 +254,8 @@ class TextPosition(NamedTuple):
 def key_positions(text: str) -> dict[Path, TextPosition]:
     """Return the first position of each key of a document: in a header, dotted, quoted or inline.
 
-    Raises RecursionError for a document with more than MAX_LEVELS levels.
+    Those inside an array may have none: entities have no arrays. Raises RecursionError for a document with more than
+    MAX_LEVELS levels.
     """
     text = text.replace("\r\n", "\n")
     walk = _Walk(text)
@@ -276,17 +275,13 @@ class _Walk:
         self.found: dict[Path, int] = {}
         self._text = text
         self._at = 0
-        self._arrays: dict[Path, int] = {}
 
     def read_document(self) -> None:
         table: Path = ()
         while not self._ends_with(""):
-            if brackets := self._skip(_OPENING):
-                table = self._keys((), in_header=True)
+            if self._skip(_OPENING):
+                table = self._keys(())
                 self._skip(_CLOSING)
-                if brackets == "[[":
-                    number = self._arrays[table] = self._arrays.get(table, -1) + 1
-                    table = (*table, number)
             else:
                 self._pair(table)
 
@@ -310,12 +305,10 @@ class _Walk:
         self._skip(_EQUALS)
         self._value(path)
 
-    def _keys(self, table: Path, *, in_header: bool = False) -> Path:
-        """Read a dotted key. A header continues in the latest table of each array that it passes."""
+    def _keys(self, table: Path) -> Path:
+        """Read a dotted key."""
         path = table
         while True:
-            if in_header and path in self._arrays:
-                path = (*path, self._arrays[path])
             self._skip(_BLANK)
             at = self._at
             path = (*path, self._skip(_BARE) or str(tomllib.loads(f"key = {self._skip(_QUOTED)}")["key"]))
@@ -327,10 +320,8 @@ class _Walk:
 
     def _value(self, path: Path) -> None:
         if self._accept("["):
-            number = 0
             while not self._ends_with("]"):
-                self._value((*path, number))
-                number += 1
+                self._value(path)
         elif self._accept("{"):
             while not self._ends_with("}"):
                 self._pair(path)
