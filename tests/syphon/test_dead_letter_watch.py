@@ -16,7 +16,7 @@ from sbpair.emulator.access.sas import AccessRight
 from sbpair.emulator.entities.description import QueueDescription, SubscriptionDescription
 from sbpair.errors import NotAuthorized
 from sbpair.move.receipt import Tally
-from sbpair.syphon.dead_letter_watch import DeadLetterWatch, highest_numbers
+from sbpair.syphon.ramp import DeadLetterWatch, highest_numbers
 from tests.kit.stranded import put, stranded
 from tests.syphon import worlds
 
