@@ -17,11 +17,11 @@ from sbpair.runs.database import now_ms
 from sbpair.runs.journal import Journal
 
 if TYPE_CHECKING:
-    from sbpair.model.message_key import Key
     from sbpair.move.events import SyphonEvent
     from sbpair.move.interface import Destination, ReceivedMessage
     from sbpair.move.rate_limit import RateLimiter
     from sbpair.move.topic_guard import TopicGuard
+    from sbpair.runs.journal import Key
 
 DEFAULT_MAX_SKIPPED = 100_000
 

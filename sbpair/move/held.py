@@ -19,10 +19,10 @@ from sbpair.errors import MessageLockLost, SbpairError
 from sbpair.move.interface import get_key, get_size
 
 if TYPE_CHECKING:
-    from sbpair.model.message_key import Key
     from sbpair.move.context import MoveContext
     from sbpair.move.interface import KeptMessage, MessageSource, ReceivedMessage
     from sbpair.move.raw_source import RawSource, SessionSource, SessionsSource
+    from sbpair.runs.journal import Key
 
 log = logging.getLogger(__name__)
 

@@ -9,20 +9,20 @@ from itertools import compress, repeat
 from operator import itemgetter, not_
 from typing import TYPE_CHECKING
 
-from sbpair.model.message_key import message_keys
 from sbpair.move.filter import UndecodedMessages
 from sbpair.move.interface import RoutedMessage, get_facts, get_key, get_number, get_ordinal, get_size
 from sbpair.move.message.route import Send, field_getter
+from sbpair.runs.journal import message_keys
 
 if TYPE_CHECKING:
     import asyncio
 
-    from sbpair.model.message_key import Key
     from sbpair.move.context import Choose, MoveContext
     from sbpair.move.destination_sender import DestinationSenders
     from sbpair.move.interface import ReceivedMessage
     from sbpair.move.message.route import Facts, Route
     from sbpair.move.settlement import Settlement
+    from sbpair.runs.journal import Key
 
 ASSUMED_BYTES = 1024 * 1024
 """Size of a message, assumed before the first one is received."""

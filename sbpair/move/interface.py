@@ -12,9 +12,9 @@ from sbpair.move.message.route import field_getter
 if TYPE_CHECKING:
     from sbpair.amqp.link import Delivery
     from sbpair.errors import SbpairError
-    from sbpair.model.message_key import Key
     from sbpair.move.message.decode import Content
     from sbpair.move.message.route import Facts, Send
+    from sbpair.runs.journal import Key
 
 
 class ReceivedMessage(Protocol):

@@ -21,13 +21,13 @@ from sbpair.amqp.performatives import Outcome
 from sbpair.amqp_client.client import AmqpClient, SessionReceiver, lock_token
 from sbpair.amqp_client.raw_links import ACCEPTED, RELEASED, RawReceiver, dead_letter
 from sbpair.errors import MessageLockLost, SbpairError, SessionLockLost, TimedOut, Unavailable, Unreachable
-from sbpair.model.message_key import NO_KEY, Key
 from sbpair.move.filter import UndecodedMessages
 from sbpair.move.interface import Failures, KeptMessage, PeekedHeader, ReceivedMessage, get_lock_until
 from sbpair.move.message import envelope
 from sbpair.move.message.decode import Content, Decoder
 from sbpair.move.message.route import BACKLOG, Facts, MessageForm, field_getter
 from sbpair.move.peek.locked import ASSUMED_LOCK_SECONDS, MAX_LOCK_SECONDS
+from sbpair.runs.journal import NO_KEY, Key
 
 _MAX_RENEW = 100
 _PAGE = 100

@@ -22,7 +22,6 @@ from sbpair.move.receipt import NamedMessage
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Sequence
 
-    from sbpair.model.message_key import Key
     from sbpair.move.context import MoveContext
     from sbpair.move.failure_latch import FailureLatch
     from sbpair.move.held import SkippedMessages
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
         RoutedMessage,
         SendOutcome,
     )
+    from sbpair.runs.journal import Key
 
 log = logging.getLogger(__name__)
 

@@ -20,12 +20,12 @@ from sbpair.rules.view import MessageView
 
 if TYPE_CHECKING:
     from sbpair.azure.destinations import DestinationCache
-    from sbpair.model.message_key import Key
     from sbpair.move.interface import RoutedMessage
     from sbpair.move.message.route import Facts
     from sbpair.move.receipt import Tally
     from sbpair.rules.filters import TopicFilters
     from sbpair.rules.values import Instant, Truth
+    from sbpair.runs.journal import Key
 
 REREAD_SECONDS = 300.0
 """How long the rules of a topic are used that takes its messages."""

@@ -13,8 +13,8 @@ from typing import Annotated, Any
 
 from sbpair.backlog import check_path
 from sbpair.errors import ExitCode
-from sbpair.model.message_key import Key, message_key
 from sbpair.move.message.route import Facts, Route, Send
+from sbpair.runs.journal import Key, message_key
 
 ALREADY_SENT, DEDUPLICATED, UNSENT = "already_sent", "deduplicated", "unsent"
 MAX_REMEMBERED = 10_000_000  # upper bound on message ids kept, at about 70 bytes each

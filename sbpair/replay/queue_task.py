@@ -23,8 +23,6 @@ from sbpair.amqp.performatives import Outcome
 from sbpair.amqp_client.raw_links import ACCEPTED, RELEASED
 from sbpair.azure.destinations import open_destinations
 from sbpair.errors import SbpairError, StateRefused, Unavailable
-from sbpair.model.message_key import Key as MessageKey
-from sbpair.model.message_key import message_key
 from sbpair.move.context import BatchLimits, MoveContext
 from sbpair.move.interface import Failures, ReceivedMessage, get_facts
 from sbpair.move.message.route import Facts, field_getter
@@ -50,6 +48,8 @@ from sbpair.replay.spark_task import (
     retry_while_progressing,
 )
 from sbpair.replay.task_lease import READY_SECONDS, TaskLease
+from sbpair.runs.journal import Key as MessageKey
+from sbpair.runs.journal import message_key
 
 log = logging.getLogger(__name__)
 

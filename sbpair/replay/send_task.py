@@ -17,7 +17,6 @@ from itertools import groupby
 from typing import Any, Protocol, cast
 
 from sbpair.errors import SbpairError
-from sbpair.model.message_key import NO_KEY, Key
 from sbpair.move.context import MAX_MISSING, MissingDestinations, MoveContext
 from sbpair.move.interface import Failures, ReceivedMessage
 from sbpair.move.message import dead_letters
@@ -42,7 +41,7 @@ from sbpair.replay.spark_task import (
     run_in_worker,
 )
 from sbpair.replay.task_lease import TaskLease
-from sbpair.runs.journal import Journal
+from sbpair.runs.journal import NO_KEY, Journal, Key
 
 MAX_DESTINATION_FAILURES = 5  # failures in a row of a destination after which the task leaves the rest to a resume
 WAIT_SECONDS = 1.0

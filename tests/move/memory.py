@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 from sbpair import errors
-from sbpair.model.message_key import NO_KEY, Key
 from sbpair.model.retries import Backoff
 from sbpair.move.context import MoveContext
 from sbpair.move.held import SkippedMessages
@@ -19,6 +18,7 @@ from sbpair.move.message.route import Facts
 from sbpair.move.mover import Mover
 from sbpair.move.receipt import Receipt
 from sbpair.move.timings import MoveTimings
+from sbpair.runs.journal import NO_KEY, Key
 
 UNREACHABLE = errors.Unreachable("it is away")
 IN_DOUBT = errors.InDoubt("no answer came")

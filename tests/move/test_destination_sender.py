@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sbpair.model.message_key import NO_KEY, Key
 from sbpair.move.context import DEFAULT_BATCH_LIMITS, MoveContext
 from sbpair.move.destination_sender import (
     MAX_ROUND,
@@ -23,6 +22,7 @@ from sbpair.move.failure_latch import FailureLatch
 from sbpair.move.interface import RoutedMessage
 from sbpair.move.message.route import Facts, Send
 from sbpair.move.timings import MoveTimings
+from sbpair.runs.journal import NO_KEY, Key
 
 
 @dataclass(eq=False)

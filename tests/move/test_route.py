@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbpair.model.message_key import message_key
 from sbpair.move.message.route import (
     DeadLetter,
     Expire,
@@ -18,6 +17,7 @@ from sbpair.move.message.route import (
     router,
 )
 from sbpair.move.receipt import BUCKETS, MAX_DOUBTFUL, MAX_LISTED, NamedMessage, Tally
+from sbpair.runs.journal import message_key
 
 # Route
 

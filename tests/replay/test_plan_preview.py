@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbpair import errors
-from sbpair.model.message_key import message_key
 from sbpair.move.message.route import Facts, Send, route
 from sbpair.replay import outcomes as outcome
 from sbpair.replay.outcomes import PlanPreview, normalize_destinations
+from sbpair.runs.journal import message_key
 
 facts = st.builds(
     Facts,

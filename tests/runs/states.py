@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from sbpair.errors import MachineLacks
-from sbpair.model.message_key import Key
 from sbpair.model.pair import Endpoint, Identity, Pair
-from sbpair.runs.journal import Journal
+from sbpair.runs.journal import Journal, Key
 
 
 def endpoint(name: str, **changed: object) -> Endpoint:

@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from sbpair.errors import LeaseLost, MachineLacks
-from sbpair.model.message_key import Key
 from sbpair.runs import database as state_module
 from sbpair.runs.database import RunDatabase
-from sbpair.runs.journal import REMEMBERED_DAYS, Doubt, Journal, doubts_of
+from sbpair.runs.journal import REMEMBERED_DAYS, Doubt, Journal, Key, doubts_of
 from tests.runs.states import PAIR, accepted, sending
 
 DAY_MS = 86_400_000

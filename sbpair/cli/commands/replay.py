@@ -23,10 +23,10 @@ from sbpair.operating_system.signals import interrupt_when_signalled
 
 if TYPE_CHECKING:
     from sbpair import config
-    from sbpair.model.message_key import Key
     from sbpair.replay.driver import ReplayResult
     from sbpair.replay.outcomes import PlanPreview
     from sbpair.replay.run import ReplayRequest, Selection
+    from sbpair.runs.journal import Key
     from sbpair.syphon.forecast import Forecast
     from sbpair.syphon.move_spec import EffectiveLimits, MoveLimits, PairTiers
 
