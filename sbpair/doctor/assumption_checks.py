@@ -74,10 +74,7 @@ async def sender_annotations(trial: AssumptionTrial) -> str:
 @check("both 0")
 async def annotations_of_zero(trial: AssumptionTrial) -> str:
     await trial.put("a")
-    async with trial.receiving() as link:
-        received = await trial.one(link, "a")
-        await received.settle()
-    annotations = received.sections.read_message_annotations()
+    annotations = (await trial.receive("a")).read_message_annotations()
     found = [annotations.get(key) for key in (envelope.ENQUEUE_SEQUENCE_NUMBER, envelope.MESSAGE_STATE)]
     return trial.expected if found == [0, 0] else f"{found[0]} and {found[1]}"
 
@@ -105,10 +102,8 @@ async def _lost(trial: AssumptionTrial, *parts: str) -> str:
         footer=encode_map(FOOTER, {Symbol("x-sbpair-footer"): "end"}),
     )
     await trial.put(sent)
-    async with trial.receiving() as link:
-        received = await trial.one(link, "full")
-        await received.settle()
-    changed = [each for each in parts if not _keeps(getattr(received.sections, each), getattr(sent, each))]
+    received = await trial.receive("full")
+    changed = [each for each in parts if not _keeps(getattr(received, each), getattr(sent, each))]
     return f"changed: {', '.join(changed).replace('_', ' ')}" if changed else trial.expected
 
 
@@ -160,8 +155,7 @@ async def duplicates(trial: AssumptionTrial) -> str:
     await trial.put("a", "a")
     if (stored := len(await trial.peek())) != 1:
         return f"stored {stored} times"
-    async with trial.receiving() as link:
-        await (await trial.one(link, "a")).settle()
+    await trial.receive("a")
     await trial.put("a")
     return "stored again once received" if await trial.peek() else trial.expected
 
@@ -211,10 +205,8 @@ async def lock_expires(trial: AssumptionTrial) -> str:
 @check(f"{LOCK_SECONDS:.0f} s after the delivery")
 async def locked_until(trial: AssumptionTrial) -> str:
     await trial.put("a")
-    async with trial.receiving() as link:
-        received = await trial.one(link, "a")
-        await received.settle()
-    until, enqueued = envelope.locked_until(received.sections), envelope.enqueued_at(received.sections)
+    received = await trial.receive("a")
+    until, enqueued = envelope.locked_until(received), envelope.enqueued_at(received)
     if not until:
         return "not stated"
     seconds = (until - enqueued) / 1000
@@ -277,18 +269,15 @@ async def dead_lettering(trial: AssumptionTrial) -> str:
     async with trial.receiving() as link:
         if not await (await trial.one(link, "a")).settle(dead_letter("reason", "description")):
             return "refused"
-    properties = (await _dead(trial, "a")).read_application_properties()
+    properties = await _dead_properties(trial)
     found = [properties.get(key) for key in (dead_letters.REASON, dead_letters.DESCRIPTION)]
     if found == ["reason", "description"]:
         return trial.expected
     return f"stored with reason {found[0]!r} and description {found[1]!r}"
 
 
-async def _dead(trial: AssumptionTrial, name: str) -> Sections:
-    async with trial.receiving(dead_letters.dead_letter_path(trial.path)) as link:
-        dead = await trial.one(link, name)
-        await dead.settle()
-    return dead.sections
+async def _dead_properties(trial: AssumptionTrial) -> Map:
+    return (await trial.receive("a", dead_letters.dead_letter_path(trial.path))).read_application_properties()
 
 
 @check("not delivered, dead-lettered as TTLExpiredException")
@@ -297,24 +286,20 @@ async def expiry(trial: AssumptionTrial) -> str:
     await trial.sleep(TTL_SECONDS + MARGIN_SECONDS)
     if await trial.is_delivered("a"):
         return "delivered after its time to live"
-    reason = (await _dead(trial, "a")).read_application_properties().get(dead_letters.REASON)
-    return f"not delivered, dead-lettered as {reason}"
+    return f"not delivered, dead-lettered as {(await _dead_properties(trial)).get(dead_letters.REASON)}"
 
 
 @check("peeked as scheduled, delivered when due")
 async def schedule(trial: AssumptionTrial) -> str:
     await trial.put("now")
-    async with trial.receiving() as link:
-        now = await trial.one(link, "now")
-        await now.settle()
-    due = Timestamp(envelope.enqueued_at(now.sections) + int(1000 * SCHEDULE_SECONDS))  # by the service's clock
+    now = envelope.enqueued_at(await trial.receive("now"))  # by the service's clock
+    due = Timestamp(now + int(1000 * SCHEDULE_SECONDS))
     await trial.put(trial.message("later", due=due))
     states = [envelope.message_state(each) for name, each in await trial.peek() if name == "later"]
     if await trial.is_delivered("later"):
         return "delivered before its time"
     await trial.sleep(SCHEDULE_SECONDS + MARGIN_SECONDS)
-    async with trial.receiving() as link:
-        await (await trial.one(link, "later")).settle()
+    await trial.receive("later")
     return f"peeked as {'scheduled' if states == [envelope.SCHEDULED] else states}, delivered when due"
 
 

@@ -179,6 +179,13 @@ class AssumptionTrial:
         """Receive the message of this name. Raises NotDelivered."""
         return next(each for each in await self.take(link, name) if self.own(each.sections) == name)
 
+    async def receive(self, name: str, path: str = "") -> Sections:
+        """Receive and complete the message of this name. Raises NotDelivered."""
+        async with self.receiving(path) as link:
+            received = await self.one(link, name)
+            await received.settle()
+        return received.sections
+
     async def is_delivered(self, name: str) -> bool:
         """Return whether a message is delivered before one that is sent now. Completes both."""
         await self.put("marker")

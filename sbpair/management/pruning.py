@@ -213,7 +213,6 @@ class Pruner:
 
     async def _delete(self, planned: QueueItem, former: str) -> QueueItem:
         path = planned.name
-        check_removable(self._pair.primary.name, self._pair.backlog_queues, path)
         try:
             await self._attempt(f"delete {path}", lambda: self._queues.delete(path))
         except (TimedOut, Unreachable) as error:

@@ -11,6 +11,4 @@ if TYPE_CHECKING:
     from sbpair.spark.data_frames import write as write
     from sbpair.spark.data_source import DefaultSource as DefaultSource
 
-__all__ = ["DefaultSource", "read", "write"]
-
 __getattr__, __dir__ = lazy_names(__name__)

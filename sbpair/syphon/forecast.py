@@ -170,8 +170,8 @@ class ForecastBuilder:
         return self._dead_letters.setdefault(key, DeadLetterGroup(*key))
 
 
-def total(flows: Iterable[FlowStats], queue: str = "", destination: str | None = None) -> FlowStats:
-    sum_of = FlowStats(queue, destination)
+def total(flows: Iterable[FlowStats], destination: str | None = None) -> FlowStats:
+    sum_of = FlowStats("", destination)
     for flow in flows:
         sum_of.merge(flow)
     return sum_of
