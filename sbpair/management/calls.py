@@ -99,21 +99,18 @@ class Halt:
     """The reason why a run begins no more calls: a requested stop, or refused access."""
 
     def __init__(self, stop: asyncio.Event) -> None:
-        self._stop = stop
+        self.stop = stop
         self.refusal: AccessError | None = None
 
     def refuse(self, error: AccessError) -> None:
         """Stop the run: an identity that may not create one entity may create none."""
         self.refusal = self.refusal or error
 
-    async def wait(self) -> None:
-        await self._stop.wait()
-
     def check(self) -> None:
         """Raise NotTried where no more calls may begin."""
         if self.refusal:
             raise NotTried("the run was stopped: the namespace refuses access")
-        if self._stop.is_set():
+        if self.stop.is_set():
             raise NotTried(STOPPED)
 
 

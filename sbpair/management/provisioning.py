@@ -15,7 +15,7 @@ from typing import Any
 
 from sbpair import backlog, errors
 from sbpair.azure import NamespaceControl, open_namespace
-from sbpair.errors import ExitCode, NameInvalid, Unsafe, UsageError, first_error
+from sbpair.errors import ExitCode, NameInvalid, Unsafe, UsageError
 from sbpair.management import partitioning
 from sbpair.management.calls import (
     CALLS_A_SECOND,
@@ -58,6 +58,7 @@ from sbpair.model.queues import Difference, QueueSpec, QueueState
 from sbpair.model.report import Outcome, Report, ReportItem
 from sbpair.model.retries import Retrying, attempt
 from sbpair.model.tiers import Tier
+from sbpair.move.failure_latch import unless_set
 
 IN_DOUBT = "no answer came before the run was stopped: it may exist"
 _NOT_CREATED = (Outcome.FAILED, Outcome.NOT_TRIED)
@@ -410,7 +411,11 @@ def check_document(pair: Pair, entities: EntitiesDocument) -> None:
 async def _provision(
     sides: list[NamespaceProvision], halt: Halt, grace_seconds: float, on_event: OnEvent, *, dry_run: bool
 ) -> EntityReport:
-    if not await _unless_stopped(halt, gather_all(side.read() for side in sides)):
+    async def read() -> bool:
+        await gather_all(side.read() for side in sides)
+        return True
+
+    if not await unless_set(halt.stop, read()):
         return Report(tuple(side.item(each, Outcome.NOT_TRIED, STOPPED) for side in sides for each in side.desired))
     on_event(Listed(sides[-1].namespace, sides[-1].listed))
     if not dry_run:
@@ -433,7 +438,7 @@ async def _create(sides: list[NamespaceProvision], halt: Halt, grace_seconds: fl
             on_event(QueueProvisioned(item.name, item.outcome, done, len(work)))
 
     async def watch() -> None:
-        await halt.wait()
+        await halt.stop.wait()
         for side in sides:
             side.calls.end_soon(grace_seconds)
 
@@ -442,15 +447,3 @@ async def _create(sides: list[NamespaceProvision], halt: Halt, grace_seconds: fl
         await gather_all(one(side, task) for side, task in work)
     finally:
         watcher.cancel()
-
-
-async def _unless_stopped(halt: Halt, work: Coroutine[Any, Any, None]) -> bool:
-    """Run `work` until it ends or a stop is requested. Returns whether it ended."""
-    with first_error():
-        async with asyncio.TaskGroup() as group:
-            task, stop = group.create_task(work), group.create_task(halt.wait())
-            await asyncio.wait((task, stop), return_when=asyncio.FIRST_COMPLETED)
-            finished = task.done()
-            task.cancel()
-            stop.cancel()
-    return finished

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import TypeVar
 
-from sbpair.errors import SbpairError
+from sbpair.errors import SbpairError, first_error
 
 Value = TypeVar("Value")
 
@@ -79,6 +79,24 @@ def start_task(tasks: asyncio.TaskGroup, work: Coroutine[object, object, None], 
     except RuntimeError:
         work.close()
         return None
+
+
+async def unless_set(event: asyncio.Event, awaitable: Awaitable[Value]) -> Value | None:
+    """Await a value; None if the event is set first, which cancels the wait. Raises the first error of a TaskGroup."""
+
+    async def end(wait: asyncio.Timeout) -> None:
+        await event.wait()
+        wait.reschedule(0.0)
+
+    with first_error():
+        try:
+            async with asyncio.timeout(None) as wait, asyncio.TaskGroup() as tasks:
+                ending = tasks.create_task(end(wait), name="watch for an early end")
+                value = await awaitable
+                ending.cancel()
+        except TimeoutError:
+            return None
+    return value
 
 
 async def set_within(event: asyncio.Event, seconds: float) -> bool:

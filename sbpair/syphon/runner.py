@@ -6,15 +6,16 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, cast
 
 from sbpair.errors import EntityMissing, ExitCode, SbpairError, first_error
 from sbpair.move.context import MissingDestinations, MoveContext
 from sbpair.move.events import QueuesFound, SyphonEvent, TopicsUnchecked
+from sbpair.move.failure_latch import unless_set
 from sbpair.move.receipt import MissingDestination, NamedMessage, Receipt, RemainingMessages, Tally
 from sbpair.move.run_store import LiveRun, RunStore, ends_settings
 from sbpair.move.topic_guard import TopicGuard
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Prepared = TypeVar("Prepared")
 OnEvent = Callable[["SyphonEvent"], None]
 
 RECORD_SECONDS = 5.0  # how old the recorded figures may be after a crash
@@ -166,7 +166,7 @@ async def run(
         async with AsyncExitStack() as moving:
             moving.callback(_name_possible_duplicates, tally, store.journal, live.id, spec)
             await moving.enter_async_context(obeying(store, plan.gate, stop, context.on_event))
-            prepared = await _unless_stopped(stop, _prepare(moving, plan, pair, store))
+            prepared = await unless_set(stop, _prepare(moving, plan, pair, store))
             if prepared is not None:
                 find, found = prepared
                 live.rate_limiter = context.rate_limiter
@@ -174,7 +174,7 @@ async def run(
                     from sbpair.syphon.ramp import open_ramp
 
                     opening = moving.enter_async_context(open_ramp(options.ramp, plan, found.queues))
-                    opened = await _unless_stopped(stop, opening)
+                    opened = await unless_set(stop, opening)
                 pool = WorkerPool(plan, find if found.managed and not once else None, opened)
                 live.stuck_queues = pool.stuck_queues
                 workers = await _run_workers(pool, found.queues, hurry, store)
@@ -232,24 +232,6 @@ async def _prepare(stack: AsyncExitStack, plan: RunPlan, pair: Ends, store: RunS
     return find, found
 
 
-async def _unless_stopped(stop: asyncio.Event, preparing: Awaitable[Prepared]) -> Prepared | None:
-    """Return None if `stop` comes first: nothing is held yet that needs to be settled."""
-
-    async def abort(wait: asyncio.Timeout) -> None:
-        await stop.wait()
-        wait.reschedule(0.0)
-
-    with first_error():
-        try:
-            async with asyncio.timeout(None) as wait, asyncio.TaskGroup() as tasks:
-                stopping = tasks.create_task(abort(wait), name="watch for an early stop")
-                prepared = await preparing
-                stopping.cancel()
-        except TimeoutError:
-            return None
-    return prepared
-
-
 async def _take_lease(
     stack: AsyncExitStack, spec: MoveSpec, queue: str, run_id: str, stop: asyncio.Event
 ) -> SessionLease:
@@ -301,7 +283,7 @@ async def _run_workers(
         sampler.emit_destinations()
     if pool.ramp is not None:
         store.record()
-        await _unless_stopped(pool.plan.stop, pool.ramp.finish())
+        await unless_set(pool.plan.stop, pool.ramp.finish())
         pool.ramp.close()
     return pool.workers
 
