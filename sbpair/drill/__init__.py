@@ -50,8 +50,9 @@ from sbpair.drill.drill_pair import (
     Timeline,
     drill_queues,
     emulated_pair,
+    in_background,
 )
-from sbpair.errors import ExitCode, SbpairError, UsageError, first_error
+from sbpair.errors import ExitCode, SbpairError, UsageError
 from sbpair.management import provisioning
 from sbpair.model.pair import Endpoint, Pair
 from sbpair.model.queues import QueueSpec
@@ -300,16 +301,10 @@ async def open_application(
         sender = client.get_queue_sender(entity)
         sending = Application(client, sender, intervals.max_phase)
         started.append(sending)
-        stop = asyncio.Event()
-        with first_error():
-            async with asyncio.TaskGroup() as tasks:
-                sends = _send_until(sending, random.Random(seed), 1 / intervals.rate, stop)  # noqa: S311  repeatable
-                tasks.create_task(sends, name="send")
-                try:
-                    yield sending
-                finally:
-                    # A pending send is completed: the SDK can swallow a cancellation.
-                    stop.set()
+        sends = partial(_send_until, sending, random.Random(seed), 1 / intervals.rate)  # noqa: S311  repeatable
+        # The SDK can swallow a cancellation.
+        async with in_background(sends):
+            yield sending
 
 
 async def play(

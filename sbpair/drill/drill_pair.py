@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from sbpair import backlog
-from sbpair.errors import TimedOut
+from sbpair.errors import TimedOut, first_error
 from sbpair.failover.side_connections import SimulatedOutage
 from sbpair.management.calls import gather_all
 from sbpair.management.temporary_queues import IDLE, open_temporary_queues
@@ -150,6 +150,19 @@ class Timeline:
     def __call__(self, name: str, text: str) -> None:
         self.phases.append(DrillPhase(name, text, round(self.seconds, 3)))
         self._on_event(self.phases[-1])
+
+
+@asynccontextmanager
+async def in_background(send: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> AsyncIterator[None]:
+    """Send until the block ends, which sets the event of `send`: a pending send is completed, not cancelled."""
+    stop = asyncio.Event()
+    with first_error():
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(send(stop), name="send")
+            try:
+                yield
+            finally:
+                stop.set()
 
 
 class Awaited:

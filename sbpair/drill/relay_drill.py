@@ -28,8 +28,9 @@ from sbpair.drill.drill_pair import (
     EmulatedOutages,
     Timeline,
     emulated_pair,
+    in_background,
 )
-from sbpair.errors import BothFailed, ExitCode, InDoubt, SbpairError, first_error
+from sbpair.errors import BothFailed, ExitCode, InDoubt, SbpairError
 from sbpair.move.failure_latch import set_within
 from sbpair.relay import RelayAnswer, RelayEndpoint, RelayPair
 from sbpair.relay.aio import RelayClient, RelayListener
@@ -232,22 +233,11 @@ async def run_relay_drill(
             RelayEndpoint.of_namespace(pair.secondary, PATHS["secondary"]),
         )
         running = RelayApplication(relay, timeline, rate, seed)
-        async with _open(running):
+        async with running.client, running.listener, in_background(running.send_until):
             await _play(running, outages, timeline)
         timeline("compare", "comparing each answer byte for byte, and the executions of each request")
         tally = accounted(running.requests, running.service.executions, running.problems)
     return RelayDrillResult(tally=tally, seconds=timeline.seconds, timeline=tuple(timeline.phases))
-
-
-@asynccontextmanager
-async def _open(running: RelayApplication) -> AsyncIterator[None]:
-    """Listen and send in the background, until it is closed."""
-    stop = asyncio.Event()
-    with first_error():
-        async with running.client, running.listener, asyncio.TaskGroup() as tasks:
-            tasks.create_task(running.send_until(stop), name="send requests")
-            yield
-            stop.set()
 
 
 async def _play(running: RelayApplication, outages: EmulatedOutages, emit: EmitPhase) -> None:
