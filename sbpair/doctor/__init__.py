@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sbpair import backlog
-from sbpair.amqp_client.raw_links import ANSWER_SECONDS
 from sbpair.doctor import machine
 from sbpair.doctor.check import Check, CheckNote, Diagnosis, Emit, diagnosis_exit_code, note, ok
 from sbpair.doctor.namespace_checks import check_namespace
@@ -73,7 +72,7 @@ async def _machine(subject: CheckSubject, seconds: float, environ: Mapping[str, 
     checks = [machine.file_check(subject.config_file)]
     if subject.state_directory is not None:
         checks.append(machine.state_check(subject.state_directory))
-    checks += [*machine.versions(), machine.send_timeout_check(ANSWER_SECONDS)]
+    checks += machine.versions()
     java = await machine.java_check(environ, seconds, wanted=is_installed("pyspark"))
     return [emit(each) for each in (*checks, java)]
 

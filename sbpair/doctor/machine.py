@@ -17,9 +17,6 @@ from sbpair.operating_system import files, is_windows
 from sbpair.replay.java import INSTEAD as SPARK_INSTEAD
 from sbpair.replay.java import JAVAS, MIN_JAVA, find_java, java_version
 
-MIN_SEND_SECONDS = 15.0
-"""The time a partitioned entity needs to switch to another partition."""
-
 LACKS = ExitCode.MACHINE
 
 
@@ -45,14 +42,6 @@ def package_check(name: str, version: str | None, minimum: str) -> Check:
 def _numbers(version: str) -> list[int]:
     digits = re.match(r"[0-9.]*", version)
     return [int(each) for each in (digits[0] if digits else "").split(".") if each]
-
-
-def send_timeout_check(seconds: float) -> Check:
-    """Check that a send has long enough before its timeout counts as a failure of the namespace."""
-    if seconds > MIN_SEND_SECONDS:
-        return ok("send_timeout", f"{seconds:g} s")
-    what = f"{seconds:g} s: a partitioned entity needs more than {MIN_SEND_SECONDS:g} s to switch to another partition"
-    return failed("send_timeout", what, "set the send timeout to 60 s")
 
 
 async def java_check(environ: Mapping[str, str], seconds: float, *, wanted: bool) -> Check:

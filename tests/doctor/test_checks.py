@@ -110,17 +110,6 @@ def test_clocks_may_differ_by_a_minute(ahead: float | None, outcome: Outcome, re
     assert reason in found.reason
 
 
-# Send time-out
-
-
-@pytest.mark.parametrize(
-    ("seconds", "outcome"),
-    [(60.0, Outcome.OK), (15.1, Outcome.OK), (15.0, Outcome.FAILED), (1.0, Outcome.FAILED), (0.0, Outcome.FAILED)],
-)
-def test_a_send_is_given_more_than_fifteen_seconds(seconds: float, outcome: Outcome) -> None:
-    assert machine.send_timeout_check(seconds).outcome is outcome
-
-
 # Versions
 
 
