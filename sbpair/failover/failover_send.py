@@ -17,7 +17,7 @@ from azure.core.exceptions import AzureError
 from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
 from azure.servicebus.exceptions import MessageSizeExceededError, OperationTimeoutError, ServiceBusServerBusyError
 
-from sbpair.azure.data_errors import from_sdk_error
+from sbpair.azure.data_plane import from_sdk_error
 from sbpair.errors import EntityMissing, SbpairError, UsageError
 from sbpair.failover import sdk_messages
 from sbpair.failover.events import SendInDoubt, SizeUnknown

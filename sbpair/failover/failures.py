@@ -16,7 +16,7 @@ from azure.servicebus.exceptions import MessagingEntityDisabledError, ServiceBus
 
 from sbpair import errors
 from sbpair.amqp.conditions import redacted
-from sbpair.azure.data_errors import connection_problem, from_sdk_error, text_of
+from sbpair.azure.data_plane import connection_problem, from_sdk_error, text_of
 from sbpair.errors import BothFailed, SbpairError, UsageError
 
 FailoverOn: TypeAlias = Literal["default", "article"] | Callable[[Exception], bool]

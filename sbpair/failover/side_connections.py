@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeAlias, TypeVa
 
 from azure.servicebus.exceptions import OperationTimeoutError, ServiceBusConnectionError
 
-from sbpair.azure.data_errors import is_answer, translate_data_errors
-from sbpair.azure.data_plane import aio_client, signed, sync_client
+from sbpair.azure.data_plane import aio_client, is_answer, signed, sync_client, translate_data_errors
 from sbpair.errors import UsageError
 from sbpair.sync_async import Call, Steps, awaiting, blocking
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from sbpair.amqp_client.client import connect
 from sbpair.azure.credentials import signed_in
-from sbpair.azure.data_errors import translate_data_errors
+from sbpair.azure.data_plane import translate_data_errors
 from sbpair.errors import MessageLockLost, SbpairError, Unavailable
 from sbpair.management.calls import shielded
 from sbpair.message_io.render import render_message, render_received

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Annotated, TypeAlias, TypeVar
 
 from sbpair.amqp_client.stream import open_stream
-from sbpair.azure.data_errors import is_answer, translate_data_errors
-from sbpair.azure.data_plane import SdkSender, check_proxy, open_sender
+from sbpair.azure.data_plane import SdkSender, check_proxy, is_answer, open_sender, translate_data_errors
 from sbpair.errors import (
     EntityMissing,
     ExitCode,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from azure.servicebus import ServiceBusReceiveMode
 from azure.servicebus.exceptions import MessageLockLostError
 
-from sbpair.azure.data_errors import is_unused
+from sbpair.azure.data_plane import is_unused
 from sbpair.backlog import check_path
 from sbpair.errors import UsageError
 from sbpair.failover.events import EventReporter

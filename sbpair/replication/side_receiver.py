@@ -18,7 +18,7 @@ from azure.servicebus import ServiceBusReceivedMessage
 from sbpair.amqp_client.client import connect
 from sbpair.amqp_client.raw_links import ACCEPTED, RELEASED
 from sbpair.azure.credentials import token_getter
-from sbpair.azure.data_errors import UNREADABLE_HINT, is_answer
+from sbpair.azure.data_plane import UNREADABLE_HINT, is_answer
 from sbpair.errors import SbpairError, UnreadableMessage
 from sbpair.failover.side_connections import close_quietly
 from sbpair.model.retries import Backoff

@@ -8,7 +8,7 @@ from azure.servicebus import exceptions as azure
 from azure.servicebus._pyamqp import error as amqp
 
 from sbpair import errors
-from sbpair.azure.data_errors import from_sdk_error, is_answer, is_unused, translate_data_errors
+from sbpair.azure.data_plane import from_sdk_error, is_answer, is_unused, translate_data_errors
 
 
 def said(condition: str, kind: type[Any] = amqp.MessageSendFailed, description: str = "text") -> Any:

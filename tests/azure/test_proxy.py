@@ -16,8 +16,7 @@ from azure.servicebus.amqp import AmqpAnnotatedMessage
 
 from sbpair import errors
 from sbpair.azure import open_namespace
-from sbpair.azure.data_errors import from_sdk_error
-from sbpair.azure.data_plane import open_client, open_sender, signed, sync_client
+from sbpair.azure.data_plane import from_sdk_error, open_client, open_sender, signed, sync_client
 from sbpair.azure.http_client import redact_proxy_credentials
 from sbpair.failover.failures import is_transient
 from sbpair.model.connection_string import endpoint_from_connection_string

@@ -18,7 +18,7 @@ from azure.servicebus.exceptions import (
 
 import sbpair
 from sbpair import aio
-from sbpair.azure.data_errors import from_sdk_error
+from sbpair.azure.data_plane import from_sdk_error
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.errors import EntityMissing, NameInvalid, UsageError
 from sbpair.failover.entity_states import State

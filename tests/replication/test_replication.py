@@ -23,7 +23,7 @@ from azure.servicebus.exceptions import (
 
 import sbpair
 from sbpair import aio
-from sbpair.azure.data_errors import from_sdk_error
+from sbpair.azure.data_plane import from_sdk_error
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.errors import BothFailed, EntityMissing, LeaseHeld, MachineLacks, NameInvalid, StateRefused, UsageError
 from sbpair.model.pair import Pair
