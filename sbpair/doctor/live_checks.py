@@ -14,13 +14,12 @@ from dataclasses import dataclass, field, fields, replace
 
 from sbpair import backlog
 from sbpair.amqp.message import Header, Properties, Sections, data_body
-from sbpair.amqp.types import text_of
 from sbpair.amqp_client.client import AmqpClient, connect
 from sbpair.amqp_client.raw_links import ACCEPTED
 from sbpair.azure.credentials import signed_in
 from sbpair.doctor.assumption_checks import CHECKS
 from sbpair.doctor.assumptions import ENTITIES as ASSUMPTION_ENTITIES
-from sbpair.doctor.assumptions import LOCK_SECONDS, AssumptionCheck, AssumptionTrial, entities
+from sbpair.doctor.assumptions import LOCK_SECONDS, AssumptionCheck, AssumptionTrial, NotDelivered, entities
 from sbpair.doctor.check import Check, CheckNote, Diagnosis, bounded, failed, ok, unknown
 from sbpair.errors import AccessError, ExitCode, PartitionsWanted, SbpairError, Unavailable, first_error
 from sbpair.management.calls import Sleep
@@ -224,23 +223,15 @@ class _LiveChecks:
         return self._judged("largest_message", "accepted", "accepted")
 
     async def _ping(self, client: AmqpClient, path: str) -> Check:
-        receiver, sender = await client.receiver(path), await client.sender(path)
-        receiver.grant(2)
-        ping = Properties(message_id="ping", content_type=backlog.PING_TYPE, group_id=uuid.uuid4().hex)
+        trial = AssumptionTrial(client, path, self.seconds, self.sleep, "ping")
+        ping = Properties(message_id="ping ping", content_type=backlog.PING_TYPE, group_id=uuid.uuid4().hex)
         header = Header(ttl=backlog.PING_TTL_MS).encode()
-        await sender.send(Sections(header=header, properties=ping.encode(), body=data_body(b"")).join())
-        # The next message shows that the link delivers, and that the ping is not still on its way.
-        await sender.send(Sections(properties=Properties(message_id="behind").encode(), body=data_body(b"")).join())
-        received: list[str] = []
-        while "behind" not in received:
-            deliveries = await receiver.take(2, seconds=self.seconds)
-            if not deliveries:
-                return unknown(self._name("ping"), f"no message was delivered within {self.seconds:g} s")
-            await receiver.settle(deliveries, ACCEPTED)
-            ids = (Sections.split(each.payload).read_properties().message_id for each in deliveries)
-            received += [text_of(each) or "" for each in ids]
-        receiver.close()
-        return self._judged("ping", "never delivered", "delivered" if "ping" in received else "never delivered")
+        await trial.put(Sections(header=header, properties=ping.encode(), body=data_body(b"")))
+        try:
+            delivered = await trial.is_delivered("ping")
+        except NotDelivered:
+            return unknown(self._name("ping"), f"no message was delivered within {self.seconds:g} s")
+        return self._judged("ping", "never delivered", "delivered" if delivered else "never delivered")
 
     async def _idle_detach(self, client: AmqpClient, path: str) -> Check:
         receiver = await client.receiver(path)

@@ -74,9 +74,8 @@ async def audit(
     no legal path. Everything else that could not be read is in `Audit.unseen`.
     """
     desired_queues(pair)
-    async with AsyncExitStack() as stack:
-        queues = await stack.enter_async_context(open_namespace(pair.secondary, group))
-        scan = await stack.enter_async_context(open_backlog_scan(pair, max_peek, sleep=sleep, on_event=on_event))
+    scanning = open_backlog_scan(pair, max_peek, sleep=sleep, on_event=on_event)
+    async with open_namespace(pair.secondary, group) as queues, scanning as scan:
         auditor = _Auditor(pair, queues, scan, on_event, now, clock, sleep)
         return await auditor.run(idle_seconds, sample_seconds)
 

@@ -10,7 +10,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection
-from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -106,9 +105,7 @@ async def prune(
     from sbpair.azure.atom import open_atom
     from sbpair.azure.credentials import token_getter
 
-    async with AsyncExitStack() as stack:
-        queues = await stack.enter_async_context(open_atom(pair.secondary, call_seconds=CALL_SECONDS))
-        get_token = await stack.enter_async_context(token_getter(pair))
+    async with open_atom(pair.secondary, call_seconds=CALL_SECONDS) as queues, token_getter(pair) as get_token:
         peek = partial(holds_message, pair.secondary, get_token, sleep)
         return await Pruner(queues, peek, pair, on_event, sleep).run(dry_run=dry_run, only=only)
 

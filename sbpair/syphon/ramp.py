@@ -285,14 +285,15 @@ async def open_ramp(steps: RampPlan, run: RunPlan, queues: Sequence[str]) -> Asy
     from sbpair.azure.atom import open_atom
 
     ends = run.spec.ends
-    async with AsyncExitStack() as stack:
-        control = await stack.enter_async_context(open_atom(ends.primary))
+    async with open_atom(ends.primary) as control:
         source = run.spec.source if ends.same else None
         watch = DeadLetterWatch(ends.primary, control, run.get_token, run.context.tally, source)
-        stack.push_async_callback(watch.close)
         ramp = Ramp(steps, run, watch)
-        await ramp.prepare(queues)
-        yield ramp
+        try:
+            await ramp.prepare(queues)
+            yield ramp
+        finally:
+            await watch.close()
 
 
 # The dead letters of the destinations
