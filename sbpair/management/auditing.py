@@ -40,7 +40,6 @@ from sbpair.move.message.envelope import restore
 from sbpair.move.message.route import DeadLetter, NotSentReason, Send, route
 from sbpair.move.peek.destination_lookup import DestinationLookup
 from sbpair.move.peek.peeker import Peeked, PeekedMessage, Peeker, PeekPosition
-from sbpair.move.rate_limit import RateLimiter
 from sbpair.move.topic_guard import takes
 
 Result = TypeVar("Result")
@@ -153,12 +152,11 @@ async def open_backlog_scan(
     pair: Pair, max_messages: int, *, sleep: Sleep, on_event: OnEvent
 ) -> AsyncIterator[BacklogScan]:
     """Open a scan of up to `max_messages` of each queue. Nothing is connected before the first peek."""
-    clock = time.monotonic
     async with AsyncExitStack() as stack:
         control = await stack.enter_async_context(open_destinations(pair.primary, call_seconds=CALL_SECONDS))
         get_token = await stack.enter_async_context(token_getter(pair))
         destinations = DestinationLookup(pair.primary, control, stack, get_token)
-        peeker = Peeker(pair.secondary, get_token, RateLimiter(clock()), clock, sleep, on_event, max_messages)
+        peeker = Peeker(pair.secondary, get_token, sleep, on_event, max_messages)
         yield BacklogScan(pair, peeker, destinations)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
 from functools import partial
@@ -28,7 +27,6 @@ from sbpair.model.queues import Counts, QueueFinding, QueueState
 from sbpair.model.report import Outcome, Report, ReportItem
 from sbpair.model.retries import attempt
 from sbpair.move.peek.peeker import PeekedMessage, Peeker, PeekPosition
-from sbpair.move.rate_limit import RateLimiter
 
 if TYPE_CHECKING:
     from sbpair.amqp_client.client import GetToken
@@ -122,8 +120,7 @@ async def holds_message(endpoint: Endpoint, get_token: GetToken | None, sleep: S
 
     Raises AccessError, EntityMissing, Unavailable.
     """
-    clock = time.monotonic
-    peeker = Peeker(endpoint, get_token, RateLimiter(clock()), clock, sleep, lambda _event: None, limit=1)
+    peeker = Peeker(endpoint, get_token, sleep, lambda _event: None, limit=1)
     for part in (path, f"{path}/{DEAD_LETTERS}"):
         position = PeekPosition(part)
         await peeker.peek(position, _skip)

@@ -22,7 +22,6 @@ from sbpair.management.calls import gather_all
 from sbpair.message_io.render import readable
 from sbpair.move.message.dead_letters import cause_in, is_dead_letter_path, parent_path
 from sbpair.move.peek.peeker import Peeker, PeekPosition
-from sbpair.move.rate_limit import RateLimiter
 
 if TYPE_CHECKING:
     from sbpair.amqp_client.client import GetToken
@@ -195,12 +194,11 @@ Peek = Callable[[PeekSource, PeekPosition, "int | None", "OnMessage"], Awaitable
 async def _open_peek(pair: Ends, on_event: OnEvent) -> AsyncIterator[Peek]:
     from sbpair.azure.credentials import token_getter
 
-    clock = time.monotonic
     async with token_getter(pair) as get_token:
 
         async def peek(source: PeekSource, position: PeekPosition, limit: int | None, on_message: OnMessage) -> None:
             endpoint = _endpoint(pair, source)
-            peeker = Peeker(endpoint, get_token, RateLimiter(clock()), clock, asyncio.sleep, on_event, limit)
+            peeker = Peeker(endpoint, get_token, asyncio.sleep, on_event, limit)
             await peeker.peek(position, on_message)
             if not (position.messages or position.start):
                 await _check_no_topic(endpoint, get_token, source.path)

@@ -29,7 +29,6 @@ from sbpair.move.message.route import (
 )
 from sbpair.move.peek.destination_lookup import DestinationLookup
 from sbpair.move.peek.peeker import Peeked, PeekedMessage, Peeker, PeekPosition
-from sbpair.move.rate_limit import RateLimiter
 from sbpair.move.topic_guard import takes
 from sbpair.syphon.forecast import Forecast, ForecastBuilder, total
 from sbpair.syphon.move_spec import (
@@ -106,8 +105,8 @@ async def make_forecast(
         effective = effective_limits(limits, tiers)
         if ends.same:
             effective = effective.shared()
-        rate_limiter = RateLimiter(clock(), primary=effective.secondary_credits if limits.credits is not None else None)
-        peeker = Peeker(ends.secondary, get_token, rate_limiter, clock, sleep, on_event, form=spec.form)
+        spent = None if limits.credits is None else effective.secondary_credits
+        peeker = Peeker(ends.secondary, get_token, sleep, on_event, form=spec.form, credits=spent, clock=clock)
         builder = ForecastBuilder(limits.ttl, int(now() * 1000), spec.duplicate_window_ms)
         scan = _PreviewScan(builder, lookup, peeker, aside, spec.form, where)
         on_event(found)

@@ -5,22 +5,21 @@ Nothing is locked, settled or received, so delivery counts stay.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from sbpair.amqp.message import Sections
-from sbpair.amqp_client.client import connect
+from sbpair.amqp_client.client import AmqpClient, GetToken, connect
 from sbpair.errors import ProtocolError, Throttled
-from sbpair.model.retries import attempt
+from sbpair.model.retries import Retrying, attempt
 from sbpair.move.message.envelope import read_facts
 from sbpair.move.message.route import BACKLOG, Facts, MessageForm
+from sbpair.move.rate_limit import RateLimiter
 
 if TYPE_CHECKING:
-    from sbpair.amqp_client.client import AmqpClient, GetToken
     from sbpair.model.pair import Endpoint
-    from sbpair.model.retries import Retrying
-    from sbpair.move.rate_limit import RateLimiter
 
 PAGE = 250
 """Messages requested per peek; the service may return fewer."""
@@ -68,21 +67,24 @@ class PeekPosition:
 OnMessage = Callable[[PeekedMessage], Awaitable[None]]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Peeker:
-    """Peeks queues of one namespace within the rate limit, each over a connection of its own.
+    """Peeks queues of one namespace, each over a connection of its own.
 
-    `limit` is the maximum of messages per queue; None for all.
+    `limit` is the maximum of messages per queue, `credits` those of all queues a second; None for no limit.
     """
 
     endpoint: Endpoint
     get_token: GetToken | None
-    rate_limiter: RateLimiter
-    clock: Callable[[], float]
     sleep: Callable[[float], Awaitable[object]]
     on_event: Callable[[Peeked | Retrying], object]
     limit: int | None = None
     form: MessageForm = BACKLOG
+    credits: float | None = None
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self._rate_limiter = RateLimiter(self.clock(), primary=self.credits)
 
     async def peek(self, position: PeekPosition, on_message: OnMessage) -> None:
         """Call `on_message` for each message, once, in queue order; a retry continues at `position`.
@@ -113,14 +115,14 @@ class Peeker:
     async def _page(self, client: AmqpClient, position: PeekPosition, wanted: int) -> list[bytes]:
         """Return the next messages, waiting while the service is busy."""
         for _ in range(MAX_BUSY):
-            await self.sleep(self.rate_limiter.delay(self.clock(), 1))
+            await self.sleep(self._rate_limiter.delay(self.clock(), 1))
             try:
                 page = await client.peek(position.queue, position.start, wanted)
             except Throttled as error:
                 busy = error
-                self.rate_limiter.on_busy(self.clock())
+                self._rate_limiter.on_busy(self.clock())
             else:
-                self.rate_limiter.count_sent(self.clock(), len(page))
+                self._rate_limiter.count_sent(self.clock(), len(page))
                 return page
         raise busy
 
