@@ -30,7 +30,6 @@ from sbpair.model.entities import (
     Subscription,
     Topic,
     pascal,
-    with_defaults,
 )
 from sbpair.model.queues import Counts, QueueSpec, QueueState, Usage
 from sbpair.timespan import iso_duration, ticks
@@ -72,7 +71,8 @@ def read(named: Named, found: Found) -> Named:
     values: dict[str, Any] = {
         each.name: _value(each.name, value, each.default) for each, value in reported if value is not None
     }
-    return cast("Named", replace(with_defaults(named), **values))
+    names = {each.name: getattr(named, each.name) for each in fields(named) if each.name in NAMES}
+    return type(named)(**names, **values)
 
 
 def queue_state(path: str, found: Found, *, counted: bool = False) -> QueueState:

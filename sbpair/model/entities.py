@@ -137,7 +137,6 @@ class Rule:
 
 AnyEntity = Queue | Topic | Subscription | Rule
 Described = AnyEntity | QueueSpec
-Named = TypeVar("Named", bound=Described)
 Kind = TypeVar("Kind", bound=AnyEntity)
 Sized = TypeVar("Sized", bound=Queue | Topic)
 
@@ -156,11 +155,6 @@ def with_partitions(entity: QueueSpec | Topic) -> Queue | Topic:
 
 NAMES = frozenset({"path", "topic", "subscription", "name"})
 """The fields that identify an entity; all others are its properties."""
-
-
-def with_defaults(named: Named) -> Named:
-    """Return the entity of the same name whose properties are the service's defaults."""
-    return type(named)(**{each.name: getattr(named, each.name) for each in fields(named) if each.name in NAMES})
 
 
 def pascal(name: str) -> str:

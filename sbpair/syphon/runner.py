@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -340,23 +340,18 @@ async def _remaining(plan: RunPlan, workers: list[QueueWorker], *, may_count: bo
 
 
 def _name_possible_duplicates(tally: Tally, journal: Journal, run_id: str, spec: MoveSpec) -> None:
-    for named in _possible_duplicates(journal, run_id, spec):
-        tally.doubtful(named)
-
-
-def _possible_duplicates(journal: Journal, run_id: str, spec: MoveSpec) -> Iterator[NamedMessage]:
-    """Yield messages that the mover did not name itself: unconfirmed ones, and those that earlier runs left in doubt.
+    """Add messages that the mover did not name itself: unconfirmed ones, and those that earlier runs left in doubt.
 
     Those of crashed runs are named once in any case, and each doubt once its message ended.
     """
     source, destination = spec.words
     for _, queue, number, _, message_id in journal.unconfirmed():
         why = f"the {destination} accepted it, and the {source} did not confirm its completion"
-        yield NamedMessage(queue, number, message_id, None, why)
+        tally.doubtful(NamedMessage(queue, number, message_id, None, why))
     reasons = dict.fromkeys(journal.in_doubt(), "{} ended before they were confirmed")
     for doubt, sent in journal.ended_doubts():
         reasons.setdefault(doubt, "{} left it in doubt, and this run sent it again" if sent else "{} left it in doubt")
     for doubt, why in reasons.items():
         if doubt.run != run_id:
             named = doubt.message_id, doubt.destination, why.format(f"run {doubt.run}")
-            yield NamedMessage(doubt.queue, doubt.sequence_number, *named)
+            tally.doubtful(NamedMessage(doubt.queue, doubt.sequence_number, *named))

@@ -181,7 +181,7 @@ DEFECTS: dict[str, tuple[list[tuple[Any, str, Any]], Callable[[int], Plan], Iter
         *(known_crash, range(20), ("sends again what it knew the primary to have",)),
     ),
     "hides earlier doubts": (
-        [(runner, "_possible_duplicates", lambda *_: [])],
+        [(runner, "_name_possible_duplicates", lambda *_: None)],
         *(crashing, range(20), ("no receipt says so",)),
     ),
     "never ends": ([(RawPrimary, "close", never)], of_syphon, range(3), ("did not end",)),
