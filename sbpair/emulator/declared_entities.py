@@ -19,7 +19,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeVar
 
-from sbpair.emulator.access.sas import scope_of
+from sbpair.emulator.access_tokens import scope_of
 from sbpair.emulator.clock import ManualClock
 from sbpair.emulator.entities import rules
 from sbpair.emulator.entities.description import TIERS

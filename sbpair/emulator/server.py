@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
-from sbpair.emulator.access.bearer import Bearers
+from sbpair.emulator.access_tokens import Bearers
 from sbpair.emulator.clock import Clock, SystemClock
 from sbpair.emulator.emulator_control import EmulatorControl
 from sbpair.emulator.entities.description import STANDARD, TIERS, EmulatedTier

@@ -7,7 +7,7 @@ import pytest
 from aiohttp import ClientSession
 
 from sbpair.amqp_client.client import connect
-from sbpair.emulator.access.bearer import AUDIENCE
+from sbpair.emulator.access_tokens import AUDIENCE
 from sbpair.errors import InDoubt, NotAuthenticated
 from sbpair.model.pair import Identity
 from sbpair.testing import Emulator, EmulatorOptions

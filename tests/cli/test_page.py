@@ -17,7 +17,7 @@ from sbpair.amqp.message import Properties
 from sbpair.cli.page.emulator_source import EmulatorSource
 from sbpair.cli.page.overview import KEEP_SECONDS, SAMPLE_SECONDS, EntityRow, NamespaceReading, Overview
 from sbpair.cli.page.pair_source import PairSource
-from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
+from sbpair.emulator.access_tokens import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.errors import Unreachable
 from tests.cli.page_world import BACKLOG, HOSTILE, message, page_world, pair_page

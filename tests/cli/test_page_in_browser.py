@@ -22,7 +22,7 @@ from sbpair.amqp.message import (
 )
 from sbpair.amqp.types import Long, Symbol, Timestamp
 from sbpair.cli.commands.emulator import page_of
-from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
+from sbpair.emulator.access_tokens import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.faults.active import KINDS
 from sbpair.testing import Emulator

@@ -14,7 +14,7 @@ from websockets.asyncio.client import connect
 
 from sbpair.amqp.connection import ConnectionOpened
 from sbpair.amqp.sasl import SaslClient
-from sbpair.emulator.access.sas import AuthorizationRule
+from sbpair.emulator.access_tokens import AuthorizationRule
 from tests.conformance import registry as of
 from tests.conformance.bench import Bench
 from tests.conformance.registry import check

@@ -13,7 +13,7 @@ import pytest
 from sbpair import doctor
 from sbpair.doctor import CheckSubject
 from sbpair.doctor.check import Check
-from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
+from sbpair.emulator.access_tokens import AccessRight, AuthorizationRule
 from sbpair.emulator.faults.fault_points import Fault
 from sbpair.emulator.server import RequestedNamespace
 from sbpair.management.provisioning import provision

@@ -10,7 +10,7 @@ import pytest
 from sbpair.azure.atom import open_atom
 from sbpair.doctor import live_checks
 from sbpair.doctor.check import Check, diagnosis_exit_code
-from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
+from sbpair.emulator.access_tokens import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.faults.fault_points import Fault

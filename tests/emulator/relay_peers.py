@@ -14,7 +14,7 @@ from aiohttp import ClientResponse, ClientSession, ClientTimeout, ClientWebSocke
 from multidict import CIMultiDict
 from yarl import URL
 
-from sbpair.emulator.access.sas import AuthorizationRule
+from sbpair.emulator.access_tokens import AuthorizationRule
 from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.relay.hybrid_connection import HybridConnection, HybridConnectionDescription
 from sbpair.testing import Emulator, EmulatorOptions

@@ -9,7 +9,7 @@ import pytest
 from aiohttp import ClientSession
 from yarl import URL
 
-from sbpair.emulator.access.bearer import ARM_AUDIENCES
+from sbpair.emulator.access_tokens import ARM_AUDIENCES
 from sbpair.testing import Emulator, EmulatorOptions
 from tests.kit.async_tests import InLoop
 from tests.kit.sas import sign

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
+from sbpair.emulator.access_tokens import AccessRight, AuthorizationRule
 from tests.emulator.atom_client import ATOM, Manager, elements_of, entry, open_manager, read, sub_code
 from tests.emulator.peer import raw_connection
 from tests.kit.async_tests import InLoop

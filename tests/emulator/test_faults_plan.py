@@ -2,7 +2,7 @@
 
 import pytest
 
-from sbpair.emulator.access.sas import is_within
+from sbpair.emulator.access_tokens import is_within
 from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.faults.active import KINDS, BadField, FaultUnknown
 from sbpair.emulator.faults.fault_points import Fault

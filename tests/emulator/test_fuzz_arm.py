@@ -8,7 +8,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from sbpair.emulator.access.bearer import ARM_AUDIENCES, Bearers, Issuer
+from sbpair.emulator.access_tokens import ARM_AUDIENCES, Bearers, Issuer
 from tests.emulator.test_fuzz_http import EFFORTS, TEXTS, Attacked, Frontend, attack
 
 Draw = Any

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import ClientWebSocketResponse, WSMsgType
 from websockets.frames import Close, Frame
 
-from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
+from sbpair.emulator.access_tokens import AccessRight, AuthorizationRule
 from tests.emulator.peer import raw_connection
 from tests.emulator.relay_peers import PATH, RelayBench, RelayPeer
 from tests.emulator.test_websocket import CLOSE, PING, TEXT, RawSocket, frame, handshake

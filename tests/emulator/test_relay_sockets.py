@@ -12,8 +12,7 @@ from aiohttp import WSMsgType, WSServerHandshakeError
 from yarl import URL
 
 from sbpair.emulator import port
-from sbpair.emulator.access.bearer import AUDIENCE
-from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
+from sbpair.emulator.access_tokens import AUDIENCE, AccessRight, AuthorizationRule
 from sbpair.emulator.relay.hybrid_connection import AUDIENCES, MAX_LISTENERS
 from tests.emulator.relay_peers import PATH, RelayBench, encoded, open_bench
 from tests.kit.sas import sign

@@ -6,7 +6,7 @@ from urllib.parse import quote, quote_plus
 
 import pytest
 
-from sbpair.emulator.access.sas import ALL_RIGHTS, AccessRight, AuthorizationRule, signature
+from sbpair.emulator.access_tokens import ALL_RIGHTS, AccessRight, AuthorizationRule, signature
 from sbpair.emulator.clock import ManualClock
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.namespace import Namespace

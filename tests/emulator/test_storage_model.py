@@ -22,7 +22,7 @@ from sbpair.amqp.message import (
     encode_map,
 )
 from sbpair.amqp.types import Int, Map, Symbol, Timestamp, UInt
-from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
+from sbpair.emulator.access_tokens import AccessRight, AuthorizationRule
 from sbpair.emulator.clock import ManualClock
 from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.entities.description import QueueDescription, SubscriptionDescription, TopicDescription

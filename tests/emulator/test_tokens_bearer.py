@@ -4,8 +4,15 @@ import json
 
 import pytest
 
-from sbpair.emulator.access.bearer import AUDIENCE, LIFE_SECONDS, Bearers, Issuer, base64url_encode, read_jwt
-from sbpair.emulator.access.sas import ALL_RIGHTS
+from sbpair.emulator.access_tokens import (
+    ALL_RIGHTS,
+    AUDIENCE,
+    LIFE_SECONDS,
+    Bearers,
+    Issuer,
+    base64url_encode,
+    read_jwt,
+)
 from sbpair.emulator.service_errors import Unauthenticated
 
 NOW = 1_767_225_600_000

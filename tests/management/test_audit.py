@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sbpair.backlog import queue_path
-from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
+from sbpair.emulator.access_tokens import AccessRight, AuthorizationRule
 from sbpair.management.audit_findings import Audit, AuditFinding, Unseen
 from sbpair.management.auditing import audit
 from sbpair.management.calls import Listed, SecondSample

@@ -10,7 +10,7 @@ import pytest
 
 from sbpair import errors
 from sbpair.azure.atom import AtomNamespace, open_atom
-from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
+from sbpair.emulator.access_tokens import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.description import QueueDescription, TopicDescription
 from sbpair.emulator.entities.rules import SubscriptionRule as EmulatedRule
 from sbpair.management import comparison

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbpair.backlog import queue_spec
-from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
+from sbpair.emulator.access_tokens import AccessRight, AuthorizationRule
 from sbpair.errors import NotAuthenticated, UsageError
 from sbpair.management import create_queue
 from sbpair.management.provisioning import provision

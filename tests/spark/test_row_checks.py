@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbpair.amqp.message import Sections
-from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
+from sbpair.emulator.access_tokens import AccessRight, AuthorizationRule
 from sbpair.errors import MachineLacks, NotAuthorized, Unreachable, UsageError
 from sbpair.spark import write_task
 from sbpair.spark.partition_rows import MAX_REASONS, CheckCounts, RowSpool, _check, check_rows

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbpair.azure.atom import open_atom
-from sbpair.emulator.access.sas import AccessRight
+from sbpair.emulator.access_tokens import AccessRight
 from sbpair.emulator.entities.description import QueueDescription, SubscriptionDescription
 from sbpair.errors import NotAuthorized
 from sbpair.move.receipt import Tally

@@ -10,7 +10,7 @@ import pytest
 
 from sbpair import errors
 from sbpair.backlog import queue_path
-from sbpair.emulator.access.sas import AccessRight
+from sbpair.emulator.access_tokens import AccessRight
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.frontends.amqp.outgoing_link import OutgoingLink
 from sbpair.move import events, raw_source

@@ -9,7 +9,7 @@ import pytest
 
 from sbpair.amqp.message import Properties, Sections, data_body
 from sbpair.cli.render.receipt import backing_off_lines
-from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
+from sbpair.emulator.access_tokens import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.move.message.dead_letters import dead_letter_path

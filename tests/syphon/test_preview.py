@@ -10,7 +10,7 @@ from sbpair import errors
 from sbpair.amqp.types import Int, Long
 from sbpair.azure.destinations import DestinationEntity
 from sbpair.backlog import queue_path
-from sbpair.emulator.access.sas import AccessRight
+from sbpair.emulator.access_tokens import AccessRight
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.rules import SubscriptionRule
 from sbpair.move.message.route import TimeToLive

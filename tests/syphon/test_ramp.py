@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sbpair.amqp.message import Properties, Sections, data_body
-from sbpair.emulator.access.sas import AccessRight
+from sbpair.emulator.access_tokens import AccessRight
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.errors import NotAuthorized, RampStopped, UsageError
 from sbpair.model.pair import Ends

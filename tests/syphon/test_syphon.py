@@ -10,7 +10,7 @@ from sbpair.amqp import codec
 from sbpair.amqp.message import Sections, section
 from sbpair.amqp.types import Int, Long, Timestamp
 from sbpair.backlog import queue_path
-from sbpair.emulator.access.sas import AccessRight
+from sbpair.emulator.access_tokens import AccessRight
 from sbpair.emulator.entities import service_envelope
 from sbpair.move import events, raw_primary
 from tests.kit.moves import ids

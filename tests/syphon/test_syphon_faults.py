@@ -11,7 +11,7 @@ import pytest
 
 from sbpair import errors
 from sbpair.backlog import queue_path
-from sbpair.emulator.access.sas import AccessRight
+from sbpair.emulator.access_tokens import AccessRight
 from sbpair.move import destination_sender, events
 from sbpair.move.receipt import MissingDestination, Receipt, RemainingMessages
 from sbpair.move.run_store import RunStore

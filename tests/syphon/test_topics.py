@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from sbpair.amqp.types import Int
-from sbpair.emulator.access.sas import AccessRight
+from sbpair.emulator.access_tokens import AccessRight
 from sbpair.emulator.entities.description import SubscriptionDescription
 from sbpair.emulator.entities.rules import SqlAction, SubscriptionRule
 from sbpair.management import auditing

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
-from sbpair.emulator.access.sas import AccessRight, AuthorizationRule
+from sbpair.emulator.access_tokens import AccessRight, AuthorizationRule
 from sbpair.emulator.clock import NEVER
 from sbpair.emulator.service_errors import MANAGEMENT_HELP, ArgumentInvalid
 from sbpair.timespan import MAX_TICKS, TICKS_PER_DAY, TICKS_PER_MINUTE, TICKS_PER_MS, TICKS_PER_SECOND

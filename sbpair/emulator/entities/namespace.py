@@ -9,7 +9,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from sbpair.emulator.access.sas import AuthorizationRule, Grant, bearer_in, parse_token, path_of, scope_of, verify_token
+from sbpair.emulator.access_tokens import (
+    AuthorizationRule,
+    Grant,
+    bearer_in,
+    parse_token,
+    path_of,
+    scope_of,
+    verify_token,
+)
 from sbpair.emulator.clock import CallSoon, Clock, Runtime, Timers
 from sbpair.emulator.entities.description import (
     STANDARD,

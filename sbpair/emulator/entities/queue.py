@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeVar
 
-from sbpair.emulator.access.bearer import Bearers
-from sbpair.emulator.access.sas import AuthorizationRule, path_of, scope_of
+from sbpair.emulator.access_tokens import AuthorizationRule, Bearers, path_of, scope_of
 from sbpair.emulator.clock import NEVER, Runtime
 from sbpair.emulator.entities.description import MEGABYTE, QueueDescription
 from sbpair.emulator.entities.duplicates import DuplicateDetector

@@ -11,7 +11,7 @@ from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
-from sbpair.emulator.access.sas import is_within
+from sbpair.emulator.access_tokens import is_within
 from sbpair.emulator.clock import NEVER
 from sbpair.emulator.entities.message_order import message_lock_lost
 from sbpair.emulator.entities.partitions import partition_key_of, partition_of, transfer_key_of

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import Final, Protocol, TypeVar
 
-from sbpair.emulator.access.sas import is_within, scope_of
+from sbpair.emulator.access_tokens import is_within, scope_of
 from sbpair.emulator.clock import NEVER, Clock, Deadline, Timers
 from sbpair.emulator.service_errors import (
     EntityFull,

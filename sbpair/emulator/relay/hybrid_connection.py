@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
-from sbpair.emulator.access.sas import (
+from sbpair.emulator.access_tokens import (
     AccessRight,
     AuthorizationRule,
     Grant,

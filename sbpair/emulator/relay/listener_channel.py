@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from websockets.frames import Frame, Opcode
 
-from sbpair.emulator.access.sas import AccessRight
+from sbpair.emulator.access_tokens import AccessRight
 from sbpair.emulator.clock import NEVER
 from sbpair.emulator.relay.frame_connection import FrameConnection, FrameUser, Handshake
 from sbpair.emulator.relay.relay_messages import (
@@ -25,7 +25,7 @@ from sbpair.emulator.relay.relay_messages import (
 )
 
 if TYPE_CHECKING:
-    from sbpair.emulator.access.sas import Grant
+    from sbpair.emulator.access_tokens import Grant
     from sbpair.emulator.entities.namespace import Namespace
     from sbpair.emulator.relay.hybrid_connection import HybridConnection
 

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from aiohttp import hdrs, web
 
-from sbpair.emulator.access.sas import AccessRight
+from sbpair.emulator.access_tokens import AccessRight
 from sbpair.emulator.relay.frame_connection import (
     ABNORMAL,
     FrameConnection,

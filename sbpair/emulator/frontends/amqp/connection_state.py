@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from sbpair.emulator.access.sas import AccessRight, Grant, covers, expired_token, scope_of
+from sbpair.emulator.access_tokens import AccessRight, Grant, covers, expired_token, scope_of
 from sbpair.emulator.clock import NEVER
 from sbpair.emulator.entities.transaction import Transaction
 from sbpair.emulator.service_errors import (

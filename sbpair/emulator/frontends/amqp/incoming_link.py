@@ -10,7 +10,7 @@ from sbpair.amqp.link import Delivery, ReceivingLink
 from sbpair.amqp.performatives import Accepted, Rejected
 from sbpair.amqp.session import id_ranges
 from sbpair.amqp.types import Symbol, ULong
-from sbpair.emulator.access.sas import AccessRight
+from sbpair.emulator.access_tokens import AccessRight
 from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.entities.queue import MAX_BATCH_BYTES, QueueEntity
 from sbpair.emulator.entities.stored_message import StoredMessage

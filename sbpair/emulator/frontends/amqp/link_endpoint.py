@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sbpair.amqp.link import Delivery, Link, LinkSession, Sent, terminus_address
 from sbpair.amqp.performatives import Accepted, Error, TransactionalState
 from sbpair.amqp.types import Map
-from sbpair.emulator.access.sas import is_within
+from sbpair.emulator.access_tokens import is_within
 from sbpair.emulator.frontends.amqp.connection_state import Claims, Transactions
 from sbpair.emulator.service_errors import ArgumentInvalid, EntityNotFound, LinkIdle, ServiceError
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from sbpair.amqp.connection import Connection
     from sbpair.amqp.performatives import Open
-    from sbpair.emulator.access.sas import AccessRight
+    from sbpair.emulator.access_tokens import AccessRight
     from sbpair.emulator.clock import Deadline
     from sbpair.emulator.entities.namespace import Namespace
     from sbpair.emulator.entities.transaction import Transaction

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, cast
 from sbpair.amqp.link import Link, LinkSession, ReceivingLink, SendingLink
 from sbpair.amqp.performatives import Coordinator, Source
 from sbpair.amqp.types import Described, Map, Symbol
-from sbpair.emulator.access.sas import AccessRight, scope_of
+from sbpair.emulator.access_tokens import AccessRight, scope_of
 from sbpair.emulator.entities.sessions import SessionMessages
 from sbpair.emulator.entities.transaction import SendVia
 from sbpair.emulator.frontends.amqp import management_operations, outgoing_link

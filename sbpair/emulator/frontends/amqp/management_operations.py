@@ -14,7 +14,7 @@ from uuid import UUID
 
 from sbpair.amqp.performatives import Accepted, Error, Modified, Outcome, Rejected
 from sbpair.amqp.types import Array, Described, Int, Long, Map, Timestamp, ULong, Value
-from sbpair.emulator.access.sas import AccessRight
+from sbpair.emulator.access_tokens import AccessRight
 from sbpair.emulator.entities import rules, service_envelope
 from sbpair.emulator.entities.sessions import HeldSession, SessionMessages
 from sbpair.emulator.entities.topic import SubscriptionEntity

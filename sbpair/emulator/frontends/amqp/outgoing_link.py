@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sbpair.amqp.performatives import Accepted, Error, Modified, Outcome, Rejected, Released, TransactionalState
 from sbpair.amqp.session import id_ranges
 from sbpair.amqp.types import Described, Long, Map, Symbol
-from sbpair.emulator.access.sas import AccessRight
+from sbpair.emulator.access_tokens import AccessRight
 from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.entities.sessions import HeldSession, SessionMessages
 from sbpair.emulator.frontends.amqp.link_endpoint import PRE_SETTLED, LinkEndpoint, LinkOwner, amqp_error

@@ -28,7 +28,7 @@ from sbpair.amqp.performatives import (
     composite_of,
 )
 from sbpair.amqp.types import Array, Int, Map, Symbol, Value
-from sbpair.emulator.access.sas import AccessRight
+from sbpair.emulator.access_tokens import AccessRight
 from sbpair.emulator.entities.transaction import Transaction
 from sbpair.emulator.frontends.amqp.link_endpoint import PRE_SETTLED, LinkEndpoint, LinkOwner, accepted_in, amqp_error
 from sbpair.emulator.service_errors import InternalError, NotAllowed, ServiceError, TransactionUnknown, log_bug

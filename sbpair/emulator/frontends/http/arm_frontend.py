@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlencode
 
 from aiohttp import web
 
-from sbpair.emulator.access.bearer import ARM_AUDIENCES
+from sbpair.emulator.access_tokens import ARM_AUDIENCES
 from sbpair.emulator.faults.fault_points import RequestRefused
 from sbpair.emulator.frontends.http.arm_resources import (
     PROVIDER,

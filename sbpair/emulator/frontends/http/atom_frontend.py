@@ -15,7 +15,7 @@ from xml.etree.ElementTree import Element
 
 from aiohttp import web
 
-from sbpair.emulator.access.sas import AccessRight, scope_of
+from sbpair.emulator.access_tokens import AccessRight, scope_of
 from sbpair.emulator.entities.description import check_path
 from sbpair.emulator.entities.queue import entity_not_found
 from sbpair.emulator.entities.rules import SubscriptionRule

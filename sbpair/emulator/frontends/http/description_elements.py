@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Literal
 
-from sbpair.emulator.access.sas import AuthorizationRule
+from sbpair.emulator.access_tokens import AuthorizationRule
 from sbpair.emulator.entities.description import (
     STANDARD,
     D,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from urllib.parse import parse_qsl, unquote
 
-from sbpair.emulator.access.sas import AccessRight, AuthorizationRule, path_of
+from sbpair.emulator.access_tokens import AccessRight, AuthorizationRule, path_of
 from sbpair.emulator.entities.description import QueueDescription, SubscriptionDescription, TopicDescription
 from sbpair.emulator.entities.queue import QueueEntity, entity_not_found
 from sbpair.emulator.entities.topic import TopicEntity

@@ -1,1 +1,0 @@
-"""Authentication and authorization: shared access keys and bearer tokens."""
