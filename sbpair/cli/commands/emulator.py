@@ -16,9 +16,8 @@ from sbpair.model.pair import is_loopback
 if TYPE_CHECKING:
     from sbpair.cli.page.page_server import PageServer
     from sbpair.emulator.declared_entities import ConfigFile
-    from sbpair.emulator.emulator_control import EmulatorControl
     from sbpair.emulator.entities.namespace import Namespace
-    from sbpair.emulator.server import Ready, RequestedNamespace
+    from sbpair.emulator.server import Emulator, Ready, RequestedNamespace
 
 # The emulator accepts every subscription and resource group.
 ANY_GROUP = {"AZURE_SUBSCRIPTION_ID": "00000000-0000-0000-0000-000000000000", "AZURE_RESOURCE_GROUP": "emulator"}
@@ -115,7 +114,7 @@ def command(
     return 0
 
 
-def page_of(emulator: "EmulatorControl", *, may_act: bool) -> "PageServer":
+def page_of(emulator: "Emulator", *, may_act: bool) -> "PageServer":
     from sbpair.cli.page.acts import EmulatorActs
     from sbpair.cli.page.documents import PageDocuments
     from sbpair.cli.page.emulator_source import EmulatorSource

@@ -12,8 +12,8 @@ from sbpair.azure.data_plane import open_sender
 from sbpair.cli.page.documents import entity_of
 from sbpair.cli.page.emulator_source import EmulatorSource
 from sbpair.cli.render.screen import Document
-from sbpair.emulator.emulator_control import EmulatorControl
 from sbpair.emulator.faults.active import BadField, read_count, read_fault
+from sbpair.emulator.server import Emulator
 from sbpair.emulator.service_errors import ServiceError
 from sbpair.errors import EntityMissing, ServiceRefused, UsageError
 from sbpair.management.entities_file import with_properties
@@ -35,7 +35,7 @@ MAX_DELETED: Final = 4_000
 class EmulatorActs:
     """Carries out acts by name: an instance is the `act` of a PageServer."""
 
-    def __init__(self, emulator: EmulatorControl, source: EmulatorSource) -> None:
+    def __init__(self, emulator: Emulator, source: EmulatorSource) -> None:
         self._emulator = emulator
         self._source = source
 

@@ -9,10 +9,10 @@ from sbpair import backlog
 from sbpair.cli.page.overview import EntityRow, NamespaceReading
 from sbpair.cli.page.pair_source import MAX_SESSIONS
 from sbpair.cli.render.screen import Document
-from sbpair.emulator.emulator_control import EmulatorControl
 from sbpair.emulator.entities.sessions import SessionMessages
 from sbpair.emulator.faults.active import KINDS
 from sbpair.emulator.frontends.http.http_frontend import state_of
+from sbpair.emulator.server import Emulator
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Endpoint, SasKey, SasToken
 from sbpair.model.signature import SAS_SECONDS, sign
@@ -24,7 +24,7 @@ class EmulatorSource:
     The backlog queues of a namespace are those of any other namespace of the emulator.
     """
 
-    def __init__(self, emulator: EmulatorControl) -> None:
+    def __init__(self, emulator: Emulator) -> None:
         self._emulator = emulator
 
     @property

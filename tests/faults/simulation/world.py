@@ -20,10 +20,10 @@ from typing import Any, Final
 
 from sbpair import errors
 from sbpair.emulator import service_errors
-from sbpair.emulator.emulator_control import EmulatorControl
 from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.entities.queue import ROOT_RULE
 from sbpair.emulator.frontends.amqp.amqp_connection import AmqpConnection
+from sbpair.emulator.server import Emulator
 from sbpair.model.entities import Queue, Subscription, Topic, subscription_of
 from sbpair.model.pair import Endpoint, Pair, SasKey
 from sbpair.model.queues import Counts, QueueSpec, QueueState
@@ -60,11 +60,11 @@ class ServiceClock:
         self._ahead_ms += ms
 
 
-class World(EmulatorControl):
+class World(Emulator):
     """Two namespaces on the network. `ahead` is by how many seconds the clock of the tool's machine is wrong."""
 
     def __init__(self, loop: VirtualLoop, network: Network, *, queues: int) -> None:
-        super().__init__("127.0.0.1", ServiceClock(loop))
+        super().__init__(clock=ServiceClock(loop))
         self.loop = loop
         self.network = network
         self.ahead = 0.0
