@@ -25,9 +25,9 @@ from sbpair.emulator.entities import rules
 from sbpair.emulator.entities.description import TIERS
 from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.entities.topic import SubscriptionEntity, TopicEntity
-from sbpair.emulator.frontends.http.description_elements import SUBSCRIPTION
 from sbpair.emulator.frontends.http.management_parts import (
     FORWARDS,
+    SUBSCRIPTION,
     EntityCollection,
     ManagedEntity,
     hybrid_connections_of,

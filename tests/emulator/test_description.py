@@ -5,14 +5,10 @@ from typing import Any
 import pytest
 
 from sbpair.emulator.entities.description import (
-    QueueDescription,
-    SubscriptionDescription,
-    TopicDescription,
     check_path,
 )
-from sbpair.emulator.frontends.http.description_elements import (
+from sbpair.emulator.frontends.http.management_parts import (
     QUEUE,
-    SETTABLE,
     SUBSCRIPTION,
     TOPIC,
     DescriptionSchema,
@@ -24,15 +20,12 @@ from sbpair.emulator.service_errors import ArgumentInvalid
 FOR_EVER = "P10675199DT2H48M5.4775807S"
 
 
-DEFAULTS = {"Queue": QueueDescription(), "Topic": TopicDescription(), "Subscription": SubscriptionDescription()}
-
-
 def read(existing=None, schema: DescriptionSchema = QUEUE, **values) -> Any:
-    return from_elements(schema, DEFAULTS[schema.entity], values, existing)
+    return from_elements(schema, values, existing)
 
 
 def test_omitted_values_are_the_services_defaults() -> None:
-    shown = {name: format_value(read(), name) for name in SETTABLE}
+    shown = {name: format_value(read(), name) for name in QUEUE.settable}
     assert shown == {
         "LockDuration": "PT1M",
         "MaxSizeInMegabytes": "1024",

@@ -14,19 +14,17 @@ from sbpair.emulator.access_tokens import AccessRight, AuthorizationRule
 from sbpair.emulator.entities import rules
 from sbpair.emulator.entities.description import check_authorization_rules
 from sbpair.emulator.entities.topic import SubscriptionEntity
-from sbpair.emulator.frontends.http.description_elements import (
+from sbpair.emulator.frontends.http.management_parts import (
+    FORWARDS,
     HYBRID_CONNECTION,
-    SETTABLE,
+    QUEUE,
     SUBSCRIPTION,
     TOPIC,
     DescriptionSchema,
-    Settable,
-    format_value,
-)
-from sbpair.emulator.frontends.http.management_parts import (
-    FORWARDS,
     EntityCollection,
     ManagedEntity,
+    Settable,
+    format_value,
     hybrid_connections_of,
     new_key,
     queues_of,
@@ -50,11 +48,11 @@ RELAY_PROVIDER: Final = "Microsoft.Relay"
 OF_JMS: Final = frozenset({"isClientAffine", "clientAffineProperties"})
 _NOT_OF_ARM: Final = ("FilteringMessagesBeforePublishing", "EnableSubscriptionPartitioning")
 _SETTABLE: Final[dict[str, Settable]] = {
-    "queues": SETTABLE,
+    "queues": QUEUE.settable,
     "topics": {name: kind for name, kind in TOPIC.settable.items() if name not in _NOT_OF_ARM},
     "topics/subscriptions": {
         **SUBSCRIPTION.settable,
-        "DuplicateDetectionHistoryTimeWindow": SETTABLE["DuplicateDetectionHistoryTimeWindow"],
+        "DuplicateDetectionHistoryTimeWindow": QUEUE.settable["DuplicateDetectionHistoryTimeWindow"],
     },
     "HybridConnections": HYBRID_CONNECTION.settable,
 }

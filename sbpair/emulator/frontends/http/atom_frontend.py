@@ -21,8 +21,9 @@ from sbpair.emulator.entities.queue import entity_not_found
 from sbpair.emulator.entities.rules import SubscriptionRule
 from sbpair.emulator.entities.topic import SubscriptionEntity
 from sbpair.emulator.frontends.http import atom_xml as xml
-from sbpair.emulator.frontends.http.description_elements import QUEUE, SUBSCRIPTION
 from sbpair.emulator.frontends.http.management_parts import (
+    QUEUE,
+    SUBSCRIPTION,
     EntityCollection,
     ManagedEntity,
     hybrid_connections_of,

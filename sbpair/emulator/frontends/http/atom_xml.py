@@ -17,8 +17,14 @@ from sbpair.emulator.access_tokens import AccessRight, AuthorizationRule
 from sbpair.emulator.entities import rules
 from sbpair.emulator.entities.description import PREMIUM
 from sbpair.emulator.entities.topic import TopicEntity
-from sbpair.emulator.frontends.http.description_elements import DescriptionSchema, format_value
-from sbpair.emulator.frontends.http.management_parts import ManagedEntity, new_key, read_rights, reported
+from sbpair.emulator.frontends.http.management_parts import (
+    DescriptionSchema,
+    ManagedEntity,
+    format_value,
+    new_key,
+    read_rights,
+    reported,
+)
 from sbpair.emulator.service_errors import ArgumentInvalid
 from sbpair.rules import filters
 from sbpair.rules.values import TypedValue, read_typed
