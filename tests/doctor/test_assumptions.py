@@ -25,7 +25,7 @@ from sbpair.emulator.entities.sessions import HeldSession, SessionMessages
 from sbpair.emulator.entities.subqueue import SubQueue
 from sbpair.emulator.entities.topic import TopicEntity
 from sbpair.emulator.faults.fault_points import Fault
-from sbpair.emulator.frontends.amqp.outgoing_link import OutgoingLink
+from sbpair.emulator.frontends.amqp.message_links import OutgoingLink
 from sbpair.emulator.server import RequestedNamespace
 from sbpair.emulator.service_errors import NotAllowed, Unauthorized
 from sbpair.management.temporary_queues import open_temporary_queues

@@ -12,7 +12,7 @@ from sbpair import errors
 from sbpair.backlog import queue_path
 from sbpair.emulator.access_tokens import AccessRight
 from sbpair.emulator.entities.description import QueueDescription
-from sbpair.emulator.frontends.amqp.outgoing_link import OutgoingLink
+from sbpair.emulator.frontends.amqp.message_links import OutgoingLink
 from sbpair.move import events, raw_source
 from sbpair.move.peek import locked
 from sbpair.move.receipt import RemainingMessages

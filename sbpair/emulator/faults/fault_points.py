@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from sbpair.emulator.access_tokens import is_within, scope_of
 from sbpair.emulator.clock import NEVER, Clock, Deadline, Timers
@@ -21,6 +21,9 @@ from sbpair.emulator.service_errors import (
     ServiceError,
     partition_unavailable,
 )
+
+if TYPE_CHECKING:
+    from sbpair.emulator.frontends.amqp.amqp_connection import AmqpConnection
 
 MAX_CONNECTIONS: Final = 5_000
 PERIOD_MS: Final = 1_000
@@ -56,7 +59,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A requested fault. `kinds.KINDS` lists the optional fields that each kind needs or takes."""
+    """A requested fault. `active.KINDS` lists the optional fields that each kind needs or takes."""
 
     kind: str
     namespace: str
@@ -76,27 +79,6 @@ class Fault:
         return scope_of(self.entity or "")
 
 
-class ServedConnection(Protocol):
-    """An AMQP connection to the namespace. The frontend has the class: entities and faults know no frontend."""
-
-    def has_link_to(self, entity: str) -> bool: ...
-
-    def take_down(self, entity: str, error: EntityUnavailable) -> None:
-        """Fail the transactions that have used an entity, and close the links to it."""
-
-    def detach(self, entity: str, error: EntityUnavailable) -> None:
-        """Close the links to an entity."""
-
-    def on_faults_changed(self) -> None:
-        """Apply the faults and the latency of connections as they are now."""
-
-    def resume(self) -> None:
-        """Continue deliveries that a meter held back."""
-
-    def abort(self) -> None:
-        """Break the connection."""
-
-
 class ActingFault:
     """A fault that acts, and the hits that it has left: `count` of them, or any number."""
 
@@ -113,7 +95,7 @@ class ActingFault:
         """Return whether the fault acts now, and count it."""
         return next(self._hits, False)
 
-    def strikes(self, connection: ServedConnection) -> bool:
+    def strikes(self, connection: AmqpConnection) -> bool:
         """Return whether the fault acts on this connection now, and count it. It must have a link to the entity."""
         return connection.has_link_to(self.path) and self.hit()
 
@@ -199,8 +181,8 @@ class FaultPoints:
     """The fault points of one namespace. Paths are in lower case; "" means every entity."""
 
     def __init__(self) -> None:
-        self.connections: set[ServedConnection] = set()
-        self.wrapped: set[ServedConnection] = set()
+        self.connections: set[AmqpConnection] = set()
+        self.wrapped: set[AmqpConnection] = set()
         """Connections on which faults act. They may be among those that end."""
 
         self.meters: list[CreditBudget | Throttle] = []
@@ -229,7 +211,7 @@ class FaultPoints:
 
     # Connections
 
-    def register(self, connection: ServedConnection) -> None:
+    def register(self, connection: AmqpConnection) -> None:
         """Add a new connection and apply the active faults of connections to it."""
         self.connections.add(connection)
         connection.on_faults_changed()

@@ -12,7 +12,7 @@ from sbpair.backlog import queue_path
 from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.frontends.amqp.amqp_connection import AmqpConnection
-from sbpair.emulator.frontends.amqp.outgoing_link import OutgoingLink
+from sbpair.emulator.frontends.amqp.message_links import OutgoingLink
 from sbpair.emulator.service_errors import EntityFull
 from sbpair.syphon import runner
 from tests.faults.simulation.faults import PRIMARY_NAME, make_backlog

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sbpair.emulator.faults.fault_points import ActingFault
-    from sbpair.emulator.frontends.amqp.link_endpoint import LinkOwner
+    from sbpair.emulator.frontends.amqp.amqp_connection import AmqpConnection
 
 _HEADER: Final = b"AMQP"
 _EMPTY_FRAME = 8
@@ -114,7 +114,7 @@ class _Stall:
 class FaultyConnection(TransportLayer):
     """The layer of a connection on which faults act."""
 
-    def __init__(self, inner: LinkOwner) -> None:
+    def __init__(self, inner: AmqpConnection) -> None:
         super().__init__()
         self._transport = inner.output.transport
         self._above = inner

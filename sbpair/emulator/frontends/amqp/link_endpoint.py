@@ -1,4 +1,4 @@
-"""The endpoints of links, and the part of a connection that they use: its output, its links and their end.
+"""What the endpoints of all links have in common, and the output of their connection.
 
 Output beyond OUTPUT_HIGH stops deliveries. Output beyond MAX_OUTPUT stops reading from the peer.
 """
@@ -7,30 +7,24 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from sbpair.amqp.link import Delivery, Link, LinkSession, Sent, terminus_address
+from sbpair.amqp.link import Delivery, Link, Sent, terminus_address
 from sbpair.amqp.performatives import Accepted, Error, TransactionalState
 from sbpair.amqp.types import Map
-from sbpair.emulator.access_tokens import is_within
-from sbpair.emulator.frontends.amqp.connection_state import Claims, Transactions
-from sbpair.emulator.service_errors import ArgumentInvalid, EntityNotFound, LinkIdle, ServiceError
+from sbpair.emulator.service_errors import ArgumentInvalid, ServiceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sbpair.amqp.connection import Connection
-    from sbpair.amqp.performatives import Open
     from sbpair.emulator.access_tokens import AccessRight
-    from sbpair.emulator.clock import Deadline
-    from sbpair.emulator.entities.namespace import Namespace
     from sbpair.emulator.entities.transaction import Transaction
+    from sbpair.emulator.frontends.amqp.amqp_connection import AmqpConnection
     from sbpair.errors import ProtocolError
 
 OUTPUT_HIGH: Final = 262_144
 MAX_OUTPUT: Final = 4_194_304
-LINK_IDLE_MS: Final = 600_000
 MAX_READ: Final = 131_072
 """Bytes of one read. asyncio's default is twice that, too much for a core's cache."""
 
@@ -59,7 +53,7 @@ class LinkEndpoint:
     ended_peacefully = False
     """Whether the peer ended the link without an error; set before `on_detached`."""
 
-    def __init__(self, owner: LinkOwner, link: Any, path: str, rights: tuple[AccessRight, ...]) -> None:
+    def __init__(self, owner: AmqpConnection, link: Any, path: str, rights: tuple[AccessRight, ...]) -> None:
         self.path = path
         self.rights = rights
         self._owner = owner
@@ -186,110 +180,3 @@ class ConnectionOutput:
             link.pull()
         if outgoing:
             self.flush()
-
-
-class LinkOwner(asyncio.Protocol):
-    """A connection to `namespace`, as the endpoints of its links use it. AmqpConnection has its frames and socket."""
-
-    output: ConnectionOutput
-    peer: Open
-    """The client's `open`."""
-
-    _connection: Connection
-
-    def __init__(self, namespace: Namespace) -> None:
-        self.namespace = namespace
-        self.claims = Claims(namespace, self.close_forbidden_links)
-        self.transactions = Transactions(namespace)
-        self._to_flush: dict[LinkEndpoint, None] = {}
-
-    def flush_endpoints(self) -> None:
-        """Do now what waits for the end of a read, so that it comes before a transaction's end."""
-        endpoints = list(self._to_flush)
-        self._to_flush.clear()
-        for endpoint in endpoints:
-            endpoint.flush()
-
-    def watch_idle(self, link: Link) -> Deadline:
-        """Detach a link ten minutes after its last use; credit alone does not count as use."""
-        return self.namespace.deadline(LINK_IDLE_MS, partial(self._on_idle, link))
-
-    def _on_idle(self, link: Link) -> None:
-        role = "Publisher" if link.IS_RECEIVER else "Consumer"
-        text = f"The link '{link.name}' is force detached. Code: {role.lower()}. "
-        self.close_link(link, LinkIdle(f"{text}Details: AmqpMessage{role}.IdleTimerExpired: Idle timeout: 00:10:00."))
-
-    # The end of links
-
-    def close_link(self, link: Link, error: ServiceError) -> None:
-        link.close(amqp_error(error))
-        self.release_link(link, peacefully=False)
-        self.output.flush_soon()
-
-    def release_link(self, link: Link, *, peacefully: bool) -> None:
-        endpoint, link.context = link.context, None
-        if endpoint is not None:
-            self.output.forget(endpoint)
-            endpoint.ended_peacefully = peacefully
-            endpoint.on_detached()
-
-    def end_session(self, session: LinkSession, *, peacefully: bool) -> None:
-        for link in session.links:
-            self.release_link(link, peacefully=peacefully)
-        self.transactions.groups.pop(session, None)
-
-    def close_forbidden_links(self, gone: ServiceError | None = None) -> None:
-        """Close the links that could no longer be opened. `gone`: why an entity was deleted or disabled."""
-        for link in self.entity_links():
-            endpoint = link.context
-            if endpoint is None:
-                continue
-            try:
-                self.claims.require(endpoint.rights, endpoint.path)
-                if gone is not None:
-                    self.namespace.resolve(endpoint.path, self.claims.endpoint)
-                    endpoint.check_open()
-            except EntityNotFound as error:
-                self.close_link(link, gone or error)
-            except ServiceError as error:
-                self.close_link(link, error)
-        self.output.flush_soon()
-
-    def entity_links(self, entity: str = "") -> list[Link]:
-        """Return the open links to an entity; "" for all but those to `$cbs` and coordinators."""
-        links = [link for session in self._connection.sessions for link in session.links]
-        opened = [link for link in links if link.context is not None and link.context.path]
-        return [link for link in opened if is_within(link.context.path, entity)]
-
-    def pull(self, session: LinkSession) -> None:
-        for link in session.links:
-            if not link.IS_RECEIVER and link.context is not None:
-                link.context.pull()
-
-    # For faults
-
-    @property
-    def unread(self) -> bytes:
-        return self._connection.unread
-
-    def has_link_to(self, entity: str) -> bool:
-        return not entity or bool(self.entity_links(entity))
-
-    def take_down(self, entity: str, error: ServiceError) -> None:
-        self.transactions.doom(entity, error.message)
-        self.detach(entity, error)
-
-    def detach(self, entity: str, error: ServiceError) -> None:
-        for link in self.entity_links(entity):
-            self.close_link(link, error)
-
-    def resume(self) -> None:
-        for session in self._connection.sessions:
-            self.pull(session)
-        self.output.flush_soon()
-
-    def abort(self) -> None:
-        self.output.transport.abort()
-
-    def on_faults_changed(self) -> None:
-        """Apply the faults and the latency of connections as they are now."""

@@ -15,9 +15,18 @@ from sbpair.amqp.types import Described, Map, Symbol
 from sbpair.emulator.access_tokens import AccessRight, scope_of
 from sbpair.emulator.entities.sessions import SessionMessages
 from sbpair.emulator.entities.transaction import SendVia
-from sbpair.emulator.frontends.amqp import management_operations, outgoing_link
-from sbpair.emulator.frontends.amqp.incoming_link import SEND, IncomingLink, SendViaLink
-from sbpair.emulator.frontends.amqp.link_endpoint import LinkEndpoint, LinkOwner, address_of
+from sbpair.emulator.frontends.amqp import management_operations
+from sbpair.emulator.frontends.amqp.link_endpoint import LinkEndpoint, address_of
+from sbpair.emulator.frontends.amqp.message_links import (
+    LISTEN,
+    SEND,
+    SESSION_FILTER,
+    IncomingLink,
+    OutgoingLink,
+    OutgoingSessionLink,
+    SendViaLink,
+    WaitingSessionLink,
+)
 from sbpair.emulator.frontends.amqp.request_links import (
     AmqpRequest,
     Answer,
@@ -32,6 +41,7 @@ from sbpair.emulator.service_errors import ArgumentInvalid, NotAllowed, ServiceE
 if TYPE_CHECKING:
     from sbpair.emulator.entities.namespace import AddressTarget
     from sbpair.emulator.entities.queue import QueueEntity
+    from sbpair.emulator.frontends.amqp.amqp_connection import AmqpConnection
 
 TIMEOUT: Final = "com.microsoft:timeout"
 DEFAULT_TIMEOUT_MS: Final = 65_000
@@ -44,7 +54,7 @@ TRANSFER_DESTINATION: Final = "com.microsoft:transfer-destination-address"
 _ANY: Final = (AccessRight.SEND, AccessRight.LISTEN, AccessRight.MANAGE)
 
 
-def open_link(owner: LinkOwner, link: Link) -> LinkEndpoint:
+def open_link(owner: AmqpConnection, link: Link) -> LinkEndpoint:
     """Accept a link and return its endpoint. Raises ServiceError."""
     if isinstance(link.remote.target, Coordinator):
         return _open_coordinator(owner, link)
@@ -61,7 +71,7 @@ def open_link(owner: LinkOwner, link: Link) -> LinkEndpoint:
     return _open_to_messages(owner, link, path, target)
 
 
-def _check_first_to_cbs(owner: LinkOwner, link: Link) -> None:
+def _check_first_to_cbs(owner: AmqpConnection, link: Link) -> None:
     """Raise NotAllowed if a link in this direction is open already: a connection has one pair to `$cbs`."""
     kind = RequestLink if isinstance(link, ReceivingLink) else ReplyLink
     contexts = (other.context for session in link.session.connection.sessions for other in session.links)
@@ -70,26 +80,26 @@ def _check_first_to_cbs(owner: LinkOwner, link: Link) -> None:
         raise NotAllowed(f"A link to connection '{container}' $cbs node has already been opened.")
 
 
-def _open_coordinator(owner: LinkOwner, link: Link) -> LinkEndpoint:
+def _open_coordinator(owner: AmqpConnection, link: Link) -> LinkEndpoint:
     if not isinstance(link, ReceivingLink):
         raise NotAllowed("Nothing can be received from a coordinator.")
     if not owner.namespace.tier.has_all_features:
         raise NotAllowed(f"Transactions are not supported in the {owner.namespace.tier.name} tier.")
-    to_entities = (IncomingLink, outgoing_link.OutgoingLink, outgoing_link.WaitingSessionLink)
+    to_entities = (IncomingLink, OutgoingLink, WaitingSessionLink)
     if not any(isinstance(other.context, to_entities) for other in link.session.links):
         owner.transactions.groups.setdefault(link.session)
     return CoordinatorLink(owner, link)
 
 
 def _open_to_node(
-    owner: LinkOwner, link: Link, path: str, rights: tuple[AccessRight, ...], answer: Answer
+    owner: AmqpConnection, link: Link, path: str, rights: tuple[AccessRight, ...], answer: Answer
 ) -> LinkEndpoint:
     if isinstance(link, ReceivingLink):
         return RequestLink(owner, link, path, rights, answer)
     return ReplyLink(owner, cast("SendingLink", link), path, rights)
 
 
-def _put_token(owner: LinkOwner, request: AmqpRequest) -> Reply:
+def _put_token(owner: AmqpConnection, request: AmqpRequest) -> Reply:
     try:
         if request.operation != PUT_TOKEN:
             raise ArgumentInvalid(f"'{request.operation[:100]}' is not an operation of $cbs.")
@@ -100,7 +110,9 @@ def _put_token(owner: LinkOwner, request: AmqpRequest) -> Reply:
     return Reply(202, "Accepted")
 
 
-def _manage(owner: LinkOwner, session: LinkSession, target: AddressTarget, path: str, request: AmqpRequest) -> Reply:
+def _manage(
+    owner: AmqpConnection, session: LinkSession, target: AddressTarget, path: str, request: AmqpRequest
+) -> Reply:
     try:
         owner.namespace.fault_points.spend(1, path)
     except ServiceError as error:
@@ -113,18 +125,18 @@ def _manage(owner: LinkOwner, session: LinkSession, target: AddressTarget, path:
 def _touch_links(session: LinkSession, name: str) -> None:
     """Count a request that names one of the client's links as a use of that link."""
     for link in (link for other in session.connection.sessions for link in other.links):
-        if link.name == name and isinstance(link.context, (IncomingLink, outgoing_link.OutgoingLink)):
+        if link.name == name and isinstance(link.context, (IncomingLink, OutgoingLink)):
             link.context.idle.postpone()
 
 
-def _open_to_messages(owner: LinkOwner, link: Link, path: str, target: AddressTarget) -> LinkEndpoint:
+def _open_to_messages(owner: AmqpConnection, link: Link, path: str, target: AddressTarget) -> LinkEndpoint:
     if isinstance(link, ReceivingLink):
         owner.claims.require(SEND, path)
         if target.is_dead_letters:
             raise NotAllowed("Nothing can be sent to a dead-letter queue.")
         target.entity.check_send()
         return _open_to_send(owner, link, path, target.entity)
-    owner.claims.require(outgoing_link.LISTEN, path)
+    owner.claims.require(LISTEN, path)
     target.check_receive()
     owner.transactions.check_receive(link.session, target.entity)
     endpoint = _open_to_receive(owner, cast("SendingLink", link), path, target)
@@ -133,16 +145,16 @@ def _open_to_messages(owner: LinkOwner, link: Link, path: str, target: AddressTa
 
 
 def _open_to_receive(
-    owner: LinkOwner, link: SendingLink, path: str, target: AddressTarget
-) -> outgoing_link.OutgoingLink | outgoing_link.WaitingSessionLink:
+    owner: AmqpConnection, link: SendingLink, path: str, target: AddressTarget
+) -> OutgoingLink | WaitingSessionLink:
     source = link.remote.source
     filters = source.filter if isinstance(source, Source) and isinstance(source.filter, Map) else Map()
-    if isinstance(target.messages, SessionMessages) or outgoing_link.SESSION_FILTER in filters:
+    if isinstance(target.messages, SessionMessages) or SESSION_FILTER in filters:
         return _open_to_session(owner, link, target, path, filters)
-    return outgoing_link.OutgoingLink(owner, link, target, path, target.messages)
+    return OutgoingLink(owner, link, target, path, target.messages)
 
 
-def _open_to_send(owner: LinkOwner, link: ReceivingLink, path: str, entity: QueueEntity) -> IncomingLink:
+def _open_to_send(owner: AmqpConnection, link: ReceivingLink, path: str, entity: QueueEntity) -> IncomingLink:
     """Return the endpoint of a link for sending: to the entity, or by way of it or of its session's first entity."""
     properties = link.remote.properties
     destination = text_at(properties, TRANSFER_DESTINATION) if isinstance(properties, Map) else None
@@ -157,8 +169,8 @@ def _open_to_send(owner: LinkOwner, link: ReceivingLink, path: str, entity: Queu
 
 
 def _open_to_session(
-    owner: LinkOwner, link: SendingLink, target: AddressTarget, path: str, filters: Map
-) -> outgoing_link.OutgoingSessionLink | outgoing_link.WaitingSessionLink:
+    owner: AmqpConnection, link: SendingLink, target: AddressTarget, path: str, filters: Map
+) -> OutgoingSessionLink | WaitingSessionLink:
     """Return the endpoint of a link to an entity with sessions. Raises NotAllowed, SessionCannotBeLocked."""
     messages = target.messages
     if not isinstance(messages, SessionMessages):
@@ -166,23 +178,23 @@ def _open_to_session(
             "A sessionful message receiver cannot be created on an entity that does not require sessions. Ensure "
             "RequiresSession is set to true when creating a Queue or Subscription to enable sessionful behavior."
         )
-    if outgoing_link.SESSION_FILTER not in filters:
+    if SESSION_FILTER not in filters:
         raise NotAllowed(
             "It is not possible for an entity that requires sessions to create a non-sessionful message receiver."
         )
-    wanted = filters.get(outgoing_link.SESSION_FILTER)
+    wanted = filters.get(SESSION_FILTER)
     session_id = wanted.value if isinstance(wanted, Described) else wanted
     if session_id is not None and not isinstance(session_id, str):
         raise ArgumentInvalid("A session filter holds the id of a session, or null.")
     if session_id is None:
-        wait = outgoing_link.WaitingSessionLink(owner, link, target, path)
+        wait = WaitingSessionLink(owner, link, target, path)
         held = messages.accept_next(wait)
         if held is None:
             wait.start(_timeout_ms(link))
             return wait
     else:
         held = messages.accept(session_id)
-    return outgoing_link.OutgoingSessionLink(owner, link, target, path, held)
+    return OutgoingSessionLink(owner, link, target, path, held)
 
 
 def _timeout_ms(link: Link) -> int:

@@ -12,7 +12,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from sbpair.amqp.link import Delivery, ReceivingLink, SendingLink, terminus_address
 from sbpair.amqp.message import APPLICATION_PROPERTIES, VALUE, Properties, Sections, encode_map, value_body
@@ -30,9 +30,12 @@ from sbpair.amqp.performatives import (
 from sbpair.amqp.types import Array, Int, Map, Symbol, Value
 from sbpair.emulator.access_tokens import AccessRight
 from sbpair.emulator.entities.transaction import Transaction
-from sbpair.emulator.frontends.amqp.link_endpoint import PRE_SETTLED, LinkEndpoint, LinkOwner, accepted_in, amqp_error
+from sbpair.emulator.frontends.amqp.link_endpoint import PRE_SETTLED, LinkEndpoint, accepted_in, amqp_error
 from sbpair.emulator.service_errors import InternalError, NotAllowed, ServiceError, TransactionUnknown, log_bug
 from sbpair.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from sbpair.emulator.frontends.amqp.amqp_connection import AmqpConnection
 
 logger = logging.getLogger(__name__)
 
@@ -131,7 +134,7 @@ class RequestLink(LinkEndpoint):
 
     def __init__(
         self,
-        owner: LinkOwner,
+        owner: AmqpConnection,
         link: ReceivingLink,
         path: str,
         rights: tuple[AccessRight, ...],
@@ -189,7 +192,7 @@ class ReplyLink(LinkEndpoint):
 
     _link: SendingLink
 
-    def __init__(self, owner: LinkOwner, link: SendingLink, path: str, rights: tuple[AccessRight, ...]) -> None:
+    def __init__(self, owner: AmqpConnection, link: SendingLink, path: str, rights: tuple[AccessRight, ...]) -> None:
         super().__init__(owner, link, path, rights)
         self.address = terminus_address(link.remote.target)
         self._pending: deque[bytes] = deque()
@@ -223,7 +226,7 @@ class CoordinatorLink(LinkEndpoint):
 
     _link: ReceivingLink
 
-    def __init__(self, owner: LinkOwner, link: ReceivingLink) -> None:
+    def __init__(self, owner: AmqpConnection, link: ReceivingLink) -> None:
         super().__init__(owner, link, "", ())
         self._transactions = owner.transactions
         self._declared: set[bytes] = set()
