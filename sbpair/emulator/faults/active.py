@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from sbpair.emulator.entities.namespace import Namespace
     from sbpair.emulator.entities.partitions import Partitions
     from sbpair.emulator.entities.subqueue import SubQueue
-    from sbpair.emulator.relay.hybrid_connection import ConnectedListener
+    from sbpair.emulator.relay.relay_gateway import ListenerChannel
 
 
 class FaultContext(NamedTuple):
@@ -155,7 +155,7 @@ def relay_drop_listeners(context: FaultContext, fault: Fault) -> Iterator[None]:
     yield
 
 
-def _listeners(namespace: Namespace, path: str) -> list[ConnectedListener]:
+def _listeners(namespace: Namespace, path: str) -> list[ListenerChannel]:
     entities = [each for each in namespace.hybrid_connections.all() if path in ("", each.key)]
     return [listener for entity in entities for listener in entity.listeners]
 
