@@ -22,8 +22,7 @@ from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.storage import data_file
-from sbpair.emulator.storage.changes import COMMIT_SECONDS, MAX_CHANGES
-from sbpair.emulator.storage.storage import Storage
+from sbpair.emulator.storage.storage import COMMIT_SECONDS, MAX_CHANGES, Storage
 from sbpair.errors import MachineLacks, SbpairError, StateRefused
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.testing import Emulator, EmulatorOptions
