@@ -28,7 +28,7 @@ from sbpair.amqp.session import Disposed, SessionBegun
 from sbpair.amqp.types import Int, Long, Map
 from sbpair.emulator.entities.queue import ROOT_RULE
 from sbpair.emulator.frontends.amqp.amqp_connection import AmqpConnection
-from sbpair.emulator.frontends.amqp.link_endpoint import DEFAULT_LIMITS, ConnectionLimits
+from sbpair.emulator.frontends.amqp.link_endpoints import DEFAULT_LIMITS, ConnectionLimits
 from sbpair.emulator.frontends.amqp.websocket_frontend import SUBPROTOCOLS
 from sbpair.emulator.server import Emulator
 

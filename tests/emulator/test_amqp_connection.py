@@ -13,7 +13,7 @@ from sbpair.emulator.access_tokens import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.queue import ROOT_RULE
 from sbpair.emulator.frontends.amqp import management_operations
-from sbpair.emulator.frontends.amqp.request_links import Reply
+from sbpair.emulator.frontends.amqp.link_endpoints import Reply
 from tests.emulator.peer import Peer, Stage, open_stage, plain
 from tests.kit.sas import sign
 from tests.kit.waiting import until

@@ -65,7 +65,7 @@ from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.frontends.amqp import amqp_connection
 from sbpair.emulator.frontends.amqp.amqp_connection import AmqpConnection
-from sbpair.emulator.frontends.amqp.link_endpoint import MAX_OUTPUT
+from sbpair.emulator.frontends.amqp.link_endpoints import MAX_OUTPUT
 from sbpair.errors import ProtocolError
 from tests.emulator.peer import ROOT_SIGN_IN
 

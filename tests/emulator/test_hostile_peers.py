@@ -16,7 +16,7 @@ from sbpair.amqp.link import LinkDetached
 from sbpair.amqp.message import Sections, data_body, encode_map, value_body
 from sbpair.amqp.performatives import Attach, Begin, Flow, Open, SaslInit, Source, Target
 from sbpair.amqp.types import Long, Map
-from sbpair.emulator.frontends.amqp.link_endpoint import ConnectionLimits
+from sbpair.emulator.frontends.amqp.link_endpoints import ConnectionLimits
 from sbpair.emulator.frontends.amqp.message_links import OVERSIZE_FACTOR
 from tests.emulator.peer import Stage, open_stage
 

@@ -10,8 +10,8 @@ from sbpair.amqp.types import Array
 from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.entities.stored_message import DEFERRED, StoredMessage
 from sbpair.emulator.frontends.amqp import management_operations
+from sbpair.emulator.frontends.amqp.link_endpoints import AmqpRequest
 from sbpair.emulator.frontends.amqp.message_links import settle_all
-from sbpair.emulator.frontends.amqp.request_links import AmqpRequest
 from sbpair.emulator.service_errors import (
     ArgumentInvalid,
     EntityDisabled,

@@ -10,7 +10,7 @@ from sbpair.emulator.clock import NEVER
 from sbpair.emulator.entities.description import SubscriptionDescription
 from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.frontends.amqp import management_operations
-from sbpair.emulator.frontends.amqp.request_links import AmqpRequest
+from sbpair.emulator.frontends.amqp.link_endpoints import AmqpRequest
 from sbpair.emulator.service_errors import (
     ArgumentInvalid,
     NotAllowed,

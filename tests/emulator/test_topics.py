@@ -13,7 +13,7 @@ from sbpair.emulator.entities.rules import SqlAction, SubscriptionRule
 from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.entities.topic import SubscriptionEntity, TopicEntity
 from sbpair.emulator.frontends.amqp import management_operations
-from sbpair.emulator.frontends.amqp.request_links import AmqpRequest, Reply
+from sbpair.emulator.frontends.amqp.link_endpoints import AmqpRequest, Reply
 from sbpair.emulator.service_errors import (
     EntityExists,
     EntityFull,

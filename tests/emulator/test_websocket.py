@@ -15,7 +15,7 @@ from websockets.protocol import Protocol, Side
 from sbpair.amqp.link import CreditChanged
 from sbpair.amqp.message import data_body
 from sbpair.amqp.session import Disposed
-from sbpair.emulator.frontends.amqp.link_endpoint import MAX_OUTPUT, ConnectionLimits
+from sbpair.emulator.frontends.amqp.link_endpoints import MAX_OUTPUT, ConnectionLimits
 from sbpair.emulator.frontends.amqp.websocket_frontend import MAX_MESSAGE, MAX_PAYLOAD, WebSocketFrontend
 from sbpair.testing import Emulator
 from tests.emulator.peer import Echo, Stage, raw_connection

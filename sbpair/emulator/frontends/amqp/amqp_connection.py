@@ -24,7 +24,7 @@ from sbpair.emulator.access_tokens import AccessRight, Grant, covers, expired_to
 from sbpair.emulator.clock import NEVER
 from sbpair.emulator.entities.transaction import Transaction
 from sbpair.emulator.frontends.amqp.faulty_connection import FaultyConnection
-from sbpair.emulator.frontends.amqp.link_endpoint import (
+from sbpair.emulator.frontends.amqp.link_endpoints import (
     DEFAULT_LIMITS,
     MAX_READ,
     ConnectionLimits,

@@ -16,7 +16,17 @@ from sbpair.emulator.access_tokens import AccessRight, scope_of
 from sbpair.emulator.entities.sessions import SessionMessages
 from sbpair.emulator.entities.transaction import SendVia
 from sbpair.emulator.frontends.amqp import management_operations
-from sbpair.emulator.frontends.amqp.link_endpoint import LinkEndpoint, address_of
+from sbpair.emulator.frontends.amqp.link_endpoints import (
+    AmqpRequest,
+    Answer,
+    CoordinatorLink,
+    LinkEndpoint,
+    Reply,
+    ReplyLink,
+    RequestLink,
+    address_of,
+    text_at,
+)
 from sbpair.emulator.frontends.amqp.message_links import (
     LISTEN,
     SEND,
@@ -26,15 +36,6 @@ from sbpair.emulator.frontends.amqp.message_links import (
     OutgoingSessionLink,
     SendViaLink,
     WaitingSessionLink,
-)
-from sbpair.emulator.frontends.amqp.request_links import (
-    AmqpRequest,
-    Answer,
-    CoordinatorLink,
-    Reply,
-    ReplyLink,
-    RequestLink,
-    text_at,
 )
 from sbpair.emulator.service_errors import ArgumentInvalid, NotAllowed, ServiceError
 

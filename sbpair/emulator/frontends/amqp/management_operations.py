@@ -18,8 +18,8 @@ from sbpair.emulator.access_tokens import AccessRight
 from sbpair.emulator.entities import rules, service_envelope
 from sbpair.emulator.entities.sessions import HeldSession, SessionMessages
 from sbpair.emulator.entities.topic import SubscriptionEntity
+from sbpair.emulator.frontends.amqp.link_endpoints import AmqpRequest, Reply, text_at
 from sbpair.emulator.frontends.amqp.message_links import DESCRIPTION, REASON, settle_one
-from sbpair.emulator.frontends.amqp.request_links import AmqpRequest, Reply, text_at
 from sbpair.emulator.service_errors import ArgumentInvalid, MessageTooLarge, NotAllowed, ServiceError
 from sbpair.errors import ProtocolError
 from sbpair.rules import filters

@@ -17,8 +17,7 @@ from sbpair.emulator.access_tokens import AccessRight
 from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.entities.queue import MAX_BATCH_BYTES
 from sbpair.emulator.entities.sessions import HeldSession, SessionMessages
-from sbpair.emulator.frontends.amqp.link_endpoint import PRE_SETTLED, LinkEndpoint, accepted_in, amqp_error
-from sbpair.emulator.frontends.amqp.request_links import text_at
+from sbpair.emulator.frontends.amqp.link_endpoints import PRE_SETTLED, LinkEndpoint, accepted_in, amqp_error, text_at
 from sbpair.emulator.service_errors import ArgumentInvalid, OperationTimedOut, ServiceError, SessionLockExpired
 from sbpair.errors import ProtocolError
 from sbpair.timespan import TICKS_PER_MS

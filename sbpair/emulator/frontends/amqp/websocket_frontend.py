@@ -17,7 +17,7 @@ from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
 from sbpair.emulator.frontends.amqp.faulty_connection import TransportLayer
-from sbpair.emulator.frontends.amqp.link_endpoint import DEFAULT_LIMITS, MAX_OUTPUT, MAX_READ, ConnectionLimits
+from sbpair.emulator.frontends.amqp.link_endpoints import DEFAULT_LIMITS, MAX_OUTPUT, MAX_READ, ConnectionLimits
 
 if TYPE_CHECKING:
     from websockets.http11 import Request
