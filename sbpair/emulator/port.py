@@ -15,12 +15,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast
 
 from sbpair.emulator.entities.namespace import Namespace
+from sbpair.emulator.frontends.amqp.amqp_connection import AmqpConnection
 
 if TYPE_CHECKING:
     from aiohttp import web
 
 WireProtocol: TypeAlias = Literal["amqp", "http", "tls", "websocket"]
-AmqpFactory: TypeAlias = Callable[[Namespace], asyncio.Protocol]
 
 STOP_SECONDS: Final = 1.0
 SILENCE_LIMIT_SECONDS: Final = 30.0
@@ -48,14 +48,12 @@ class Port:
         self,
         namespace: Namespace,
         listening: socket.socket,
-        amqp: AmqpFactory,
         http: Callable[[], web.Server],
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self._namespace = namespace
         self._tls = tls
         self._socket = listening
-        self._amqp = amqp
         self._make_http = http
         self._http: web.Server | None = None
         self._connections: weakref.WeakSet[asyncio.Transport] = weakref.WeakSet()
@@ -81,7 +79,7 @@ class Port:
             return self._http()
         if self._namespace.is_down:
             return None
-        make_amqp = partial(self._amqp, self._namespace)
+        make_amqp = partial(AmqpConnection, self._namespace)
         if protocol == "websocket":
             from sbpair.emulator.frontends.amqp.websocket_frontend import WebSocketFrontend
 
@@ -140,18 +138,15 @@ class ProtocolSniffer(asyncio.Protocol):
         self,
         make_frontend: Callable[[WireProtocol], asyncio.BaseProtocol | None],
         on_connected: Callable[[asyncio.Transport], None],
-        *,
-        limit_seconds: float = SILENCE_LIMIT_SECONDS,
     ) -> None:
         self._make_frontend = make_frontend
         self._on_connected = on_connected
-        self._limit_seconds = limit_seconds
         self._seen = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         self._on_connected(self._transport)
-        self._limit = asyncio.get_running_loop().call_later(self._limit_seconds, self._transport.abort)
+        self._limit = asyncio.get_running_loop().call_later(SILENCE_LIMIT_SECONDS, self._transport.abort)
 
     def data_received(self, data: bytes) -> None:
         self._seen += data

@@ -23,7 +23,7 @@ from sbpair.emulator.entities.description import STANDARD, TIERS, EmulatedTier
 from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.faults.active import Faults
 from sbpair.emulator.faults.fault_points import CreditBudget
-from sbpair.emulator.port import EVERY_ADDRESS, AmqpFactory, Port, local_authority
+from sbpair.emulator.port import EVERY_ADDRESS, Port, local_authority
 from sbpair.emulator.service_errors import ArgumentInvalid
 from sbpair.errors import MachineLacks, NameInvalid, UsageError
 from sbpair.operating_system import listen
@@ -153,7 +153,6 @@ class Emulator:
         *,
         host: str = "127.0.0.1",
         clock: Clock | None = None,
-        amqp_factory: AmqpFactory | None = None,
         options: EmulatorOptions = DEFAULT_OPTIONS,
         create_entities: CreateEntities | None = None,
         page: MakePage | None = None,
@@ -172,7 +171,6 @@ class Emulator:
         self.identity: IdentityFrontend | None = None
         self._tls: Tls | None = None
         self._requested = [RequestedNamespace(*each) for each in namespaces]
-        self._amqp = amqp_factory
         self._http_authorities: dict[str, str] = {}
         self._storage: Storage | None = None
         self._stack = AsyncExitStack()
@@ -218,8 +216,6 @@ class Emulator:
         return tls_for([*hosts, *names], self._options.ca_file)
 
     async def _start_ports(self, listening: Sequence[Sequence[socket.socket]], stack: AsyncExitStack) -> None:
-        from sbpair.emulator.frontends.amqp.amqp_connection import AmqpConnection
-
         soon = asyncio.get_running_loop().call_soon
         if self._options.identity:
             from sbpair.emulator.frontends.http.http_frontend import IdentityFrontend
@@ -255,7 +251,7 @@ class Emulator:
             tls = self._tls.context if self._tls else None
             http = partial(self._http_server, namespace)
             for each in sockets:
-                port = Port(namespace, each, self._amqp or AmqpConnection, http, tls)
+                port = Port(namespace, each, http, tls)
                 await port.start()
                 stack.push_async_callback(port.stop)
         stack.push_async_callback(self._close_page)

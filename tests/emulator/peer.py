@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager, suppress
-from functools import partial
 from typing import Any, TypeVar, cast
 
 from websockets.asyncio.client import ClientConnection, connect
@@ -27,8 +26,6 @@ from sbpair.amqp.sasl import SaslClient
 from sbpair.amqp.session import Disposed, SessionBegun
 from sbpair.amqp.types import Int, Long, Map
 from sbpair.emulator.entities.queue import ROOT_RULE
-from sbpair.emulator.frontends.amqp.amqp_connection import AmqpConnection
-from sbpair.emulator.frontends.amqp.link_endpoints import DEFAULT_LIMITS, ConnectionLimits
 from sbpair.emulator.frontends.amqp.websocket_frontend import SUBPROTOCOLS
 from sbpair.emulator.server import Emulator
 
@@ -301,8 +298,8 @@ class Stage:
 
 
 @asynccontextmanager
-async def open_stage(limits: ConnectionLimits = DEFAULT_LIMITS) -> AsyncIterator[Stage]:
-    async with Emulator([("contoso", 0)], amqp_factory=partial(AmqpConnection, limits=limits)) as emulator:
+async def open_stage() -> AsyncIterator[Stage]:
+    async with Emulator([("contoso", 0)]) as emulator:
         yield Stage(emulator)
 
 

@@ -16,9 +16,9 @@ from sbpair.amqp.link import LinkDetached
 from sbpair.amqp.message import Sections, data_body, encode_map, value_body
 from sbpair.amqp.performatives import Attach, Begin, Flow, Open, SaslInit, Source, Target
 from sbpair.amqp.types import Long, Map
-from sbpair.emulator.frontends.amqp.link_endpoints import ConnectionLimits
+from sbpair.emulator.frontends.amqp import amqp_connection
 from sbpair.emulator.frontends.amqp.message_links import OVERSIZE_FACTOR
-from tests.emulator.peer import Stage, open_stage
+from tests.emulator.peer import Stage
 
 SECONDS = 20
 
@@ -120,8 +120,9 @@ async def test_a_protocol_error_costs_its_own_connection(stage: Stage) -> None:
             group.create_task(hostile(sent), name=name)
 
 
-async def test_incomplete_handshakes_are_cut_off() -> None:
-    async with open_stage(ConnectionLimits(open_seconds=0.2)) as stage, served(stage):
+async def test_incomplete_handshakes_are_cut_off(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(amqp_connection, "OPEN_SECONDS", 0.2)
+    async with served(stage):
 
         async def half(size: int) -> None:
             reader, writer = await raw(stage)
@@ -132,8 +133,9 @@ async def test_incomplete_handshakes_are_cut_off() -> None:
         await asyncio.gather(*(half(size) for size in range(4, len(OPENED))))
 
 
-async def test_slow_bytes_are_cut_off() -> None:
-    async with open_stage(ConnectionLimits(open_seconds=0.2)) as stage, served(stage):
+async def test_slow_bytes_are_cut_off(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(amqp_connection, "OPEN_SECONDS", 0.2)
+    async with served(stage):
         reader, writer = await raw(stage)
         cut_off = asyncio.create_task(until_cut_off(reader, writer), name="reading")
         for byte in SIGN_IN + struct.pack(">IBBH", 60_000, 2, 0, 0) + bytes(59_000):
@@ -144,8 +146,9 @@ async def test_slow_bytes_are_cut_off() -> None:
         await cut_off
 
 
-async def test_too_many_links_are_cut_off() -> None:
-    async with open_stage(ConnectionLimits(max_links=20)) as stage, served(stage):
+async def test_too_many_links_are_cut_off(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(amqp_connection, "MAX_LINKS", 20)
+    async with served(stage):
         reader, writer = await raw(stage)
         writer.write(BEGUN)
         for handle in range(30):

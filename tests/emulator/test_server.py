@@ -15,6 +15,7 @@ from sbpair.emulator import server
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.entities.stored_message import StoredMessage
+from sbpair.emulator.frontends.http import management_parts
 from sbpair.emulator.frontends.http.management_parts import read_body
 from sbpair.emulator.port import ProtocolSniffer
 from sbpair.emulator.server import Ready
@@ -38,8 +39,14 @@ def connected(emulator: Emulator, name: str = "contoso") -> Any:
     return raw_connection(emulator.namespaces[name].authority)
 
 
+@pytest.fixture(autouse=True)
+def parrots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answer AMQP by an echo: these tests are about ports."""
+    monkeypatch.setattr("sbpair.emulator.port.AmqpConnection", lambda _namespace: Echo())
+
+
 def parrot_emulator(*names: str) -> Emulator:
-    return Emulator([(name, 0) for name in names or ("contoso",)], amqp_factory=lambda _: Echo())
+    return Emulator([(name, 0) for name in names or ("contoso",)])
 
 
 @pytest.fixture
@@ -105,10 +112,11 @@ async def test_unknown_first_bytes_end_the_connection(emulator: Emulator, garbag
 
 
 @pytest.mark.parametrize("opening", [b"", b"AM", b"GET /$servicebus/web"])
-async def test_a_silent_peer_is_disconnected(opening) -> None:
+async def test_a_silent_peer_is_disconnected(opening, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sbpair.emulator.port.SILENCE_LIMIT_SECONDS", 0.05)
     loop = asyncio.get_running_loop()
     listening = listen("127.0.0.1", 0)
-    make = lambda: ProtocolSniffer(lambda _: None, lambda _: None, limit_seconds=0.05)  # noqa: E731
+    make = lambda: ProtocolSniffer(lambda _: None, lambda _: None)  # noqa: E731
     async with await loop.create_server(make, sock=listening), asyncio.timeout(10):
         reader, writer = await asyncio.open_connection(*listening.getsockname())
         writer.write(opening)
@@ -151,7 +159,7 @@ async def test_a_port_in_use_is_reported_and_no_port_opens() -> None:
 async def test_a_port_can_be_reused_at_once() -> None:
     port = 0
     for _ in range(3):
-        async with Emulator([("contoso", port)], amqp_factory=lambda _: Echo()) as emulator:
+        async with Emulator([("contoso", port)]) as emulator:
             port = port_of(emulator)
             async with connected(emulator) as (reader, writer):
                 writer.write(b"AMQP")
@@ -160,7 +168,7 @@ async def test_a_port_can_be_reused_at_once() -> None:
 
 async def test_stopping_ends_every_connection() -> None:
     async with AsyncExitStack() as stack:
-        async with Emulator([("contoso", 0)], amqp_factory=lambda _: Echo()) as emulator:
+        async with Emulator([("contoso", 0)]) as emulator:
             silent, _ = await stack.enter_async_context(connected(emulator))
             amqp, writer = await stack.enter_async_context(connected(emulator))
             writer.write(b"AMQP")
@@ -367,10 +375,12 @@ async def test_the_control_api_is_used_by_the_emulators_names_alone(host, accept
     assert statuses == dict.fromkeys(accepted, 200) | dict.fromkeys(refused, 403)
 
 
-async def test_a_missing_body_times_out() -> None:
+async def test_a_missing_body_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(management_parts, "MAX_BODY_SECONDS", 0.05)
+
     async def handle(request: web.BaseRequest) -> web.Response:
         with pytest.raises(ArgumentInvalid, match="did not arrive"):
-            await read_body(request, seconds=0.05)
+            await read_body(request)
         return web.Response(text="refused")
 
     http = web.Server(handle, access_log=None, lingering_time=0)

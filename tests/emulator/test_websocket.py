@@ -15,7 +15,9 @@ from websockets.protocol import Protocol, Side
 from sbpair.amqp.link import CreditChanged
 from sbpair.amqp.message import data_body
 from sbpair.amqp.session import Disposed
-from sbpair.emulator.frontends.amqp.link_endpoints import MAX_OUTPUT, ConnectionLimits
+from sbpair.emulator import port
+from sbpair.emulator.frontends.amqp import websocket_frontend
+from sbpair.emulator.frontends.amqp.link_endpoints import MAX_OUTPUT
 from sbpair.emulator.frontends.amqp.websocket_frontend import MAX_MESSAGE, MAX_PAYLOAD, WebSocketFrontend
 from sbpair.testing import Emulator
 from tests.emulator.peer import Echo, Stage, raw_connection
@@ -103,8 +105,9 @@ async def opened(emulator: Emulator, *, upgrade: bool = True) -> AsyncIterator[R
 
 
 @pytest.fixture
-def echo() -> InLoop:
-    return InLoop(lambda: Emulator([("contoso", 0)], amqp_factory=lambda _: Echo()))
+def echo(monkeypatch: pytest.MonkeyPatch) -> InLoop:
+    monkeypatch.setattr(port, "AmqpConnection", lambda _namespace: Echo())
+    return InLoop(lambda: Emulator([("contoso", 0)]))
 
 
 # Handshakes
@@ -166,9 +169,10 @@ async def test_a_post_to_the_path_is_a_request(stage: Stage) -> None:
         assert answer.startswith("HTTP/1.1 4")
 
 
-async def test_an_incomplete_handshake_is_cut_off() -> None:
+async def test_an_incomplete_handshake_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(websocket_frontend, "OPEN_SECONDS", 0.05)
     loop = asyncio.get_running_loop()
-    make = partial(WebSocketFrontend, Echo, ConnectionLimits(open_seconds=0.05))
+    make = partial(WebSocketFrontend, Echo)
     async with asyncio.timeout(SECONDS), await loop.create_server(make, "127.0.0.1", 0) as server:
         reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
         writer.write(handshake()[:-2])
@@ -263,14 +267,16 @@ async def test_the_server_closes_with_a_close_frame(stage: Stage) -> None:
         assert peer.writer.websocket.close_code == 1000
 
 
-async def test_a_client_without_an_answer_to_close_is_cut_off() -> None:
+async def test_a_client_without_an_answer_to_close_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(websocket_frontend, "CLOSE_SECONDS", 0.05)
+
     class Closes(Echo):
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
             self.transport.close()
 
     loop = asyncio.get_running_loop()
-    make = partial(WebSocketFrontend, Closes, ConnectionLimits(close_seconds=0.05))
+    make = partial(WebSocketFrontend, Closes)
     async with asyncio.timeout(SECONDS), await loop.create_server(make, "127.0.0.1", 0) as server:
         raw = RawSocket(*await asyncio.open_connection(*server.sockets[0].getsockname()))
         await raw.ask(handshake())

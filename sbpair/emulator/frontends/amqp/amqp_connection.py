@@ -25,9 +25,6 @@ from sbpair.emulator.clock import NEVER
 from sbpair.emulator.entities.transaction import Transaction
 from sbpair.emulator.frontends.amqp.faulty_connection import FaultyConnection
 from sbpair.emulator.frontends.amqp.link_endpoints import (
-    DEFAULT_LIMITS,
-    MAX_READ,
-    ConnectionLimits,
     ConnectionOutput,
     LinkEndpoint,
     amqp_error,
@@ -56,7 +53,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+MAX_READ: Final = 131_072
+"""Bytes of one read. asyncio's default is twice that, too much for a core's cache."""
+
+OPEN_SECONDS: Final = 30.0
+CLOSE_SECONDS: Final = 5.0
+"""Time for the peer to read the last output."""
+
 LINK_IDLE_MS: Final = 600_000
+MAX_LINKS: Final = 1_000
 MAX_TRANSACTIONS: Final = 1_000
 """Transactions that a connection may have declared and not discharged."""
 
@@ -181,11 +186,10 @@ class AmqpConnection(asyncio.Protocol):
     peer: Open
     _connection: Connection
 
-    def __init__(self, namespace: Namespace, limits: ConnectionLimits = DEFAULT_LIMITS) -> None:
+    def __init__(self, namespace: Namespace) -> None:
         self.namespace = namespace
         self.claims = Claims(namespace, self.close_forbidden_links)
         self.transactions = Transactions(namespace)
-        self._limits = limits
         self._to_flush: dict[LinkEndpoint, None] = {}
         self._heartbeat: asyncio.TimerHandle | None = None
         self._released = False
@@ -200,7 +204,7 @@ class AmqpConnection(asyncio.Protocol):
         sasl = SaslServer(self.claims.check_key)
         self._connection = Connection(sasl, container_id=self.namespace.name, now=self._loop.time())
         self.output = ConnectionOutput(self._connection, transport, self.namespace.store_changes)
-        self._deadline = self._loop.call_later(self._limits.open_seconds, self._on_open_timeout)
+        self._deadline = self._loop.call_later(OPEN_SECONDS, self._on_open_timeout)
         self.namespace.on_outage.add(self._on_outage)
         self.namespace.on_refusing[self.close_forbidden_links] = None
         self.namespace.fault_points.register(self)
@@ -255,7 +259,7 @@ class AmqpConnection(asyncio.Protocol):
             self._set_heartbeat()
 
     def _on_open_timeout(self) -> None:
-        logger.info("A client did not open its connection within %g seconds.", self._limits.open_seconds)
+        logger.info("A client did not open its connection within %g seconds.", OPEN_SECONDS)
         self.output.transport.abort()
 
     # Events
@@ -278,9 +282,9 @@ class AmqpConnection(asyncio.Protocol):
 
     def _on_attaching(self, event: LinkAttaching) -> None:
         link = event.link
-        if sum(len(session.links) for session in self._connection.sessions) > self._limits.max_links:
+        if sum(len(session.links) for session in self._connection.sessions) > MAX_LINKS:
             # Refused links count until their peer has detached them too, so that it cannot pile them up.
-            self._fail(EntityFull(f"A connection has at most {self._limits.max_links} links."))
+            self._fail(EntityFull(f"A connection has at most {MAX_LINKS} links."))
             return
         self._close_namesakes(link)
         try:
@@ -444,7 +448,7 @@ class AmqpConnection(asyncio.Protocol):
         self._release(peacefully=peacefully)
         self.output.flush()
         self.output.transport.close()
-        self._deadline = self._loop.call_later(self._limits.close_seconds, self.output.transport.abort)
+        self._deadline = self._loop.call_later(CLOSE_SECONDS, self.output.transport.abort)
 
     def _release(self, *, peacefully: bool) -> None:
         """Release what is held in the namespace: waiters, credit and sessions. Locks of messages outlive it."""

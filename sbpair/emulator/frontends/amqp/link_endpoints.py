@@ -51,21 +51,6 @@ logger = logging.getLogger(__name__)
 
 OUTPUT_HIGH: Final = 262_144
 MAX_OUTPUT: Final = 4_194_304
-MAX_READ: Final = 131_072
-"""Bytes of one read. asyncio's default is twice that, too much for a core's cache."""
-
-
-@dataclass(frozen=True, slots=True)
-class ConnectionLimits:
-    """Limits of one connection. `close_seconds`: time for the peer to read the last output."""
-
-    open_seconds: float = 30.0
-    close_seconds: float = 5.0
-    max_links: int = 1_000
-
-
-DEFAULT_LIMITS: Final = ConnectionLimits()
-
 CREDIT: Final = 1_000
 """Messages that a client may send before it needs new credit, which it gets at half of this."""
 

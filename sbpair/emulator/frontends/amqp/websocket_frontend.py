@@ -16,8 +16,9 @@ from websockets.protocol import State
 from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
+from sbpair.emulator.frontends.amqp.amqp_connection import CLOSE_SECONDS, MAX_READ, OPEN_SECONDS
 from sbpair.emulator.frontends.amqp.faulty_connection import TransportLayer
-from sbpair.emulator.frontends.amqp.link_endpoints import DEFAULT_LIMITS, MAX_OUTPUT, MAX_READ, ConnectionLimits
+from sbpair.emulator.frontends.amqp.link_endpoints import MAX_OUTPUT
 
 if TYPE_CHECKING:
     from websockets.http11 import Request
@@ -39,10 +40,9 @@ _quiet.setLevel(logging.CRITICAL)
 class WebSocketFrontend(TransportLayer):
     """The protocol of the socket's transport and, after the handshake, the transport of an AMQP connection."""
 
-    def __init__(self, make_amqp: Callable[[], asyncio.Protocol], limits: ConnectionLimits = DEFAULT_LIMITS) -> None:
+    def __init__(self, make_amqp: Callable[[], asyncio.Protocol]) -> None:
         super().__init__()
         self._make_amqp = make_amqp
-        self._limits = limits
         self._frames = ServerProtocol(subprotocols=SUBPROTOCOLS, max_size=MAX_MESSAGE, logger=_quiet)
         self._held: list[bytes] | None = None
 
@@ -51,7 +51,7 @@ class WebSocketFrontend(TransportLayer):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         self._transport.max_size = MAX_READ  # type: ignore[attr-defined]
-        self._deadline = self._abort_after(self._limits.open_seconds)
+        self._deadline = self._abort_after(OPEN_SECONDS)
 
     def data_received(self, data: bytes) -> None:
         if self._above is None:
@@ -111,7 +111,7 @@ class WebSocketFrontend(TransportLayer):
 
     def _limit_close(self) -> None:
         self._deadline.cancel()
-        self._deadline = self._abort_after(self._limits.close_seconds)
+        self._deadline = self._abort_after(CLOSE_SECONDS)
 
     def _abort_after(self, seconds: float) -> asyncio.TimerHandle:
         return asyncio.get_running_loop().call_later(seconds, self._transport.abort)

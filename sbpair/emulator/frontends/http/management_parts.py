@@ -70,20 +70,20 @@ def read_page(query: Mapping[str, str], invalid: Callable[[str], ServiceError]) 
     return number("$skip", 0), min(number("$top", MAX_PAGE), MAX_PAGE)
 
 
-async def read_body(request: web.BaseRequest, *, seconds: float = MAX_BODY_SECONDS) -> bytes:
+async def read_body(request: web.BaseRequest) -> bytes:
     """Return the whole body. Raises ArgumentInvalid, at once if the declared length is too large."""
     too_large = ArgumentInvalid(f"The request body is larger than {MAX_BODY_BYTES} bytes.")
     if (request.content_length or 0) > MAX_BODY_BYTES:
         raise too_large
     body = bytearray()
     try:
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(MAX_BODY_SECONDS):
             async for part in request.content.iter_any():
                 body += part
                 if len(body) > MAX_BODY_BYTES:
                     raise too_large
     except TimeoutError as error:
-        raise ArgumentInvalid(f"The request body did not arrive within {seconds:g} seconds.") from error
+        raise ArgumentInvalid(f"The request body did not arrive within {MAX_BODY_SECONDS:g} seconds.") from error
     except ConnectionError as error:
         raise ArgumentInvalid("The request ended before its body did.") from error
     return bytes(body)
