@@ -22,7 +22,6 @@ from sbpair.emulator.clock import Clock, SystemClock, Timers, milliseconds
 from sbpair.emulator.entities.description import STANDARD, TIERS, EmulatedTier
 from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.faults.active import Faults
-from sbpair.emulator.faults.fault_points import CreditBudget
 from sbpair.emulator.port import EVERY_ADDRESS, Port, local_authority
 from sbpair.emulator.service_errors import ArgumentInvalid
 from sbpair.errors import MachineLacks, NameInvalid, UsageError
@@ -236,8 +235,7 @@ class Emulator:
             if len(authorities) > 1:
                 self._http_authorities[requested.name] = authorities[1]
             if self._options.credits is not None:
-                points = namespace.fault_points
-                points.meters.append(CreditBudget(self._options.credits, self.clock, self.timers, points.resume))
+                namespace.fault_points.limit_to(self._options.credits, self.clock, self.timers)
             namespace.bearers = Bearers(issuer, accept_any=self._options.accept_any_token)
             self.namespaces[requested.name] = namespace
         if self._storage is not None:

@@ -99,7 +99,7 @@ def test_every_kind_of_fault_begins_and_ends(faults, namespace, queue) -> None:
             assert list(faults.active()) == [identity]
     assert faults.active() == {}
     points = namespace.fault_points
-    assert (points.meters, points.acting, points.connection_faults, points.latency_seconds) == ([], [], [], 0.0)
+    assert (points.is_limiting, points.acting, points.connection_faults, points.latency_seconds) == (False, [], [], 0.0)
     assert not namespace.is_down
     points.check(queue.path)
 
@@ -142,7 +142,7 @@ def test_faults_that_overlap_end_together(faults, namespace) -> None:
     faults.end_all()
     assert faults.active() == {}
     assert not namespace.is_down
-    assert namespace.fault_points.meters == []
+    assert not namespace.fault_points.is_limiting
     with pytest.raises(ValueError, match="not down"):
         namespace.bring_up()
 

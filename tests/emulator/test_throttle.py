@@ -43,23 +43,23 @@ def test_credits_are_renewed_each_second(budget, clock, spent, left) -> None:
     """`spent` and `left` have credits after so many ms."""
     for ms, amount in spent:
         clock.advance(ms)
-        budget.spend(amount, "orders")
+        budget.spend(amount)
     for ms, amount in left:
         clock.advance(ms)
         if amount:
-            budget.spend(amount, "orders")
+            budget.spend(amount)
         with pytest.raises(ServerBusy, match="50009") as refused:
-            budget.spend(1, "orders")
+            budget.spend(1)
     assert (refused.value.condition, refused.value.sub_code) == ("com.microsoft:server-busy", 50009)
 
 
 def test_deliveries_wait_for_credits(budget, advance, resumed) -> None:
-    assert budget.allowed(250, "orders") == 100
-    budget.record(100, "orders")
-    assert budget.allowed(150, "orders") == 0
+    assert budget.allowed(250) == 100
+    budget.record(100)
+    assert budget.allowed(150) == 0
     advance(1_000)
     assert resumed.call_count == 1
-    assert budget.allowed(50, "orders") == 50
+    assert budget.allowed(50) == 50
     advance(10_000)
     assert resumed.call_count == 1
 

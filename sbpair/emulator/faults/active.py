@@ -20,8 +20,8 @@ from sbpair.emulator.faults.fault_points import (
     METHODS,
     PARTITION_DOWN,
     REFUSALS,
+    THROTTLE,
     Fault,
-    Throttle,
 )
 from sbpair.emulator.service_errors import ArgumentInvalid, EntityNotFound, EntityUnavailable
 
@@ -127,11 +127,9 @@ def _sub_queues(namespace: Namespace, path: str) -> list[SubQueue]:
 @contextmanager
 def throttle(context: FaultContext, fault: Fault) -> Iterator[None]:
     """Answer sends and requests server-busy: `count` of them, or all. With all, deliveries wait too."""
-    points, meter = context.namespace.fault_points, Throttle(fault)
-    points.meters.append(meter)
-    yield
-    points.meters.remove(meter)
-    points.resume()
+    with act(context, fault):
+        yield
+    context.namespace.fault_points.resume()
 
 
 RESTART_CODE: Final = 1011
@@ -178,7 +176,7 @@ KINDS: Final[dict[str, FaultKind]] = {
     "swallow-acks": FaultKind(act, takes=("entity", "count")),
     "detach": FaultKind(detach, takes=("entity",)),
     "expire-locks": FaultKind(expire_locks, takes=("entity",)),
-    "throttle": FaultKind(throttle, takes=("entity", "count")),
+    THROTTLE: FaultKind(throttle, takes=("entity", "count")),
     "refuse-requests": FaultKind(act, needs=("status",), takes=_REQUESTS, of_any_entity=True),
     "clock": FaultKind(clock, needs=("ms",)),
     "relay-down": FaultKind(relay_down, takes=("entity", "status"), of_relay=True),

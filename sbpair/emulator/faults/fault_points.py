@@ -1,6 +1,7 @@
 """The points of a namespace at which faults and limits act. While none is active, they are empty and cost nothing.
 
-Meters limit operations and deliveries. Their credits are counted on the emulator's clock.
+Operations and deliveries are limited by faults, by credits, which are counted on the emulator's clock, and while the
+data file cannot be written.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from sbpair.emulator.service_errors import (
     ServerBusy,
     ServiceError,
     partition_unavailable,
+    unwritable,
 )
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ PERIOD_MS: Final = 1_000
 ENTITY_DOWN: Final = "entity-down"
 PARTITION_DOWN: Final = "partition-down"
 LATENCY: Final = "latency"
+THROTTLE: Final = "throttle"
 BREAKS: Final = ("drop", "stall", "reset")
 MANAGEMENT_CREDITS: Final = 10
 """Credits of a management request. A message sent or received costs 1, and so does each filter evaluated."""
@@ -118,29 +121,8 @@ def server_busy() -> ServerBusy:
     )
 
 
-class Throttle:
-    """A meter that refuses `count` operations, or all of them; while it refuses all, it holds deliveries back.
-
-    `refusal` makes the error.
-    """
-
-    def __init__(self, fault: Fault, refusal: Callable[[], ServerBusy] = server_busy) -> None:
-        self._acting = ActingFault(fault)
-        self._refusal = refusal
-
-    def spend(self, operations: int, path: str) -> None:
-        if operations and is_within(path, self._acting.path) and self._acting.hit():
-            raise self._refusal()
-
-    def allowed(self, wanted: int, path: str) -> int:
-        return wanted if self._acting.fault.count is not None or not is_within(path, self._acting.path) else 0
-
-    def record(self, deliveries: int, path: str) -> None:
-        """Do nothing: deliveries cost nothing here."""
-
-
 class CreditBudget:
-    """A meter of `per_second` credits, in periods of a whole second.
+    """A limit of `per_second` credits, in periods of a whole second.
 
     An operation that begins with a credit left is completed, and its excess reduces the credits of the next seconds:
     a batch larger than one second's credits passes, once. `resume` is called when deliveries that waited may continue.
@@ -159,21 +141,18 @@ class CreditBudget:
             self._period = period
         return self._left
 
-    def spend(self, operations: int, path: str) -> None:
-        del path
+    def spend(self, operations: int) -> None:
         if self._credits() <= 0:
             raise server_busy()
         self._left -= operations
 
-    def allowed(self, wanted: int, path: str) -> int:
-        del path
+    def allowed(self, wanted: int) -> int:
         allowed = max(0, min(wanted, self._credits()))
         if allowed < wanted and self._resumption.due_ms == NEVER:
             self._resumption.wait_until((self._period + 1) * PERIOD_MS)
         return allowed
 
-    def record(self, deliveries: int, path: str) -> None:
-        del path
+    def record(self, deliveries: int) -> None:
         self._left -= deliveries
 
 
@@ -185,7 +164,11 @@ class FaultPoints:
         self.wrapped: set[AmqpConnection] = set()
         """Connections on which faults act. They may be among those that end."""
 
-        self.meters: list[CreditBudget | Throttle] = []
+        self.budget: CreditBudget | None = None
+        self.is_unwritable = False
+        self.is_limiting = False
+        """Whether messages sent or received have to be counted."""
+
         self.acting: list[ActingFault] = []
         self.connection_faults: list[ActingFault] = []
         """Those among the acting ones that break connections."""
@@ -205,6 +188,8 @@ class FaultPoints:
 
     def _acting_changed(self) -> None:
         self.connection_faults = [each for each in self.acting if each.fault.kind in BREAKS]
+        throttled = any(each.fault.kind == THROTTLE for each in self.acting)
+        self.is_limiting = throttled or self.is_unwritable or self.budget is not None
         self.latency_seconds = sum([each.fault.ms or 0 for each in self.acting if each.fault.kind == LATENCY]) / 1000
         for connection in self.connections | self.wrapped:
             connection.on_faults_changed()
@@ -261,9 +246,13 @@ class FaultPoints:
         return [each for each in accepted if self.hit("swallow-acks", path) is None] if self.acting else accepted
 
     def spend(self, operations: int, path: str) -> None:
-        """Raise ServerBusy if so many operations are too many for a meter."""
-        for meter in self.meters:
-            meter.spend(operations, path)
+        """Raise ServerBusy if so many operations are too many."""
+        if self.budget is not None:
+            self.budget.spend(operations)
+        if operations and self.hit(THROTTLE, path):
+            raise server_busy()
+        if operations and self.is_unwritable:
+            raise unwritable()
 
     def charge_management(self, path: str) -> None:
         """Charge a management request. Raises RequestThrottled."""
@@ -273,15 +262,30 @@ class FaultPoints:
             raise RequestThrottled(error.message) from error
 
     def allowed(self, wanted: int, path: str) -> int:
-        """Return how many of `wanted` deliveries may be sent now: the strictest meter decides."""
-        return min([wanted, *(meter.allowed(wanted, path) for meter in self.meters)])
+        """Return how many of `wanted` deliveries may be sent now: none while all operations are refused."""
+        throttled = any(each.fault.count is None and each.acts_on(THROTTLE, path) for each in self.acting)
+        if throttled or self.is_unwritable:
+            return 0
+        return wanted if self.budget is None else self.budget.allowed(wanted)
 
-    def record(self, deliveries: int, path: str) -> None:
-        for meter in self.meters:
-            meter.record(deliveries, path)
+    def record(self, deliveries: int) -> None:
+        if self.budget is not None:
+            self.budget.record(deliveries)
+
+    def limit_to(self, per_second: int, clock: Clock, timers: Timers) -> None:
+        """Limit the namespace to so many credits a second."""
+        self.budget = CreditBudget(per_second, clock, timers, self.resume)
+        self._acting_changed()
+
+    def set_unwritable(self, is_unwritable: bool) -> None:
+        """Refuse operations while the data file cannot be written."""
+        self.is_unwritable = is_unwritable
+        self._acting_changed()
+        if not is_unwritable:
+            self.resume()
 
     def resume(self) -> None:
-        """Let deliveries continue that a meter held back."""
+        """Let deliveries continue that were held back."""
         for connection in list(self.connections):
             connection.resume()
 

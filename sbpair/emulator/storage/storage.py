@@ -21,8 +21,6 @@ from sbpair.emulator.entities.message_order import MessageStore
 from sbpair.emulator.entities.queue import SUBSCRIPTIONS_SEGMENT, EntityObserver
 from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.entities.topic import SubscriptionEntity, TopicEntity
-from sbpair.emulator.faults.fault_points import Fault, Throttle
-from sbpair.emulator.service_errors import unwritable
 from sbpair.emulator.storage import data_file
 from sbpair.emulator.storage.data_file import checksum, decode, encode, read_message, write_message
 from sbpair.errors import SbpairError
@@ -318,7 +316,6 @@ class Storage(EntityObserver):
         self._changes: Changes | None = None
         self._namespaces: Mapping[str, Namespace] = {}
         self._records: dict[QueueEntity, EntityRecord] = {}
-        self._unwritable = Throttle(Fault("unwritable", ""), unwritable)
         self.ports: dict[str, int] = {}
         self._db = data_file.open_file(path)
         try:
@@ -462,12 +459,7 @@ class Storage(EntityObserver):
     def _on_failing(self, failing: bool) -> None:
         """Refuse operations while the file cannot be written."""
         for namespace in self._namespaces.values():
-            points = namespace.fault_points
-            if failing:
-                points.meters.append(self._unwritable)
-            else:
-                points.meters.remove(self._unwritable)
-                points.resume()
+            namespace.fault_points.set_unwritable(failing)
 
 
 def _namespace_row(namespace: Namespace, port: int) -> EntityRow:

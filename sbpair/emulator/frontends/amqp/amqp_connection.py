@@ -413,7 +413,7 @@ class AmqpConnection(asyncio.Protocol):
             self.close_link(link, error)
 
     def resume(self) -> None:
-        """Continue deliveries that a meter held back."""
+        """Continue deliveries that were held back."""
         for session in self._connection.sessions:
             self.pull(session)
         self.output.flush_soon()

@@ -97,7 +97,7 @@ class IncomingLink(LinkEndpoint):
 
     def _enqueue_together(self, deliveries: list[Delivery]) -> bool:
         """Enqueue single messages at once; return False, without effect, if any needs separate handling."""
-        if self._fault_points.meters or any(delivery.format for delivery in deliveries):
+        if self._fault_points.is_limiting or any(delivery.format for delivery in deliveries):
             return False
         try:
             read = [service_envelope.read_message(each.payload, with_id=self._with_id) for each in deliveries]
@@ -128,7 +128,7 @@ class IncomingLink(LinkEndpoint):
         try:
             messages = service_envelope.read_delivery(delivery.payload, delivery.format, with_id=self._with_id)
             if messages:
-                if self._fault_points.meters:
+                if self._fault_points.is_limiting:
                     self._fault_points.spend(len(messages) * self._queue.credits_per_message, self.path)
                 send(messages)
         except (ServiceError, ProtocolError) as error:
@@ -244,13 +244,13 @@ class OutgoingLink(LinkEndpoint):
         if self._output.blocked or not link.is_open:
             return 0
         wanted = max(0, min(link.credit, link.session.room, self._slice))
-        # A link that may take nothing does not wait at the queue: the meter resumes it.
+        # A link that may take nothing does not wait at the queue: it is resumed.
         points = self._fault_points
-        return points.allowed(wanted, self.path) if points.meters else wanted
+        return points.allowed(wanted, self.path) if points.is_limiting else wanted
 
     def _send(self, messages: list[StoredMessage]) -> None:
-        if self._fault_points.meters:
-            self._fault_points.record(len(messages), self.path)
+        if self._fault_points.is_limiting:
+            self._fault_points.record(len(messages))
         size = self._send_settled(messages) if self._pre_settled else self._send_locked(messages)
         if size:
             self.idle.postpone()
