@@ -160,8 +160,7 @@ class ProtocolSniffer(asyncio.Protocol):
             return
         transport.set_protocol(frontend)
         frontend.connection_made(transport)
-        # A fault may have inserted itself before the frontend.
-        cast("asyncio.Protocol", transport.get_protocol()).data_received(self._seen)
+        cast("asyncio.Protocol", frontend).data_received(self._seen)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  # asyncio's signature
         self._limit.cancel()

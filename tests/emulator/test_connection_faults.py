@@ -15,6 +15,7 @@ from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Transport
 from sbpair.testing import Emulator
 from tests.kit.async_tests import InLoop
+from tests.kit.waiting import until
 
 SECONDS = 10.0
 MESSAGE = bytes.fromhex("005375a0026869")
@@ -113,7 +114,8 @@ async def test_latency_delays_answers_in_order(scene: Scene) -> None:
             async with scene.wire() as another:
                 await another.receiver("orders")
         await sender.send(MESSAGE)
-    assert scene.emulator.namespaces["contoso"].fault_points.wrapped == set()
+        points = scene.emulator.namespaces["contoso"].fault_points
+        await until(lambda: [each.output.faults for each in points.connections] == [None])
 
 
 async def test_an_accepted_send_is_never_acknowledged(scene: Scene) -> None:

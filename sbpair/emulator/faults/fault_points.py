@@ -161,9 +161,6 @@ class FaultPoints:
 
     def __init__(self) -> None:
         self.connections: set[AmqpConnection] = set()
-        self.wrapped: set[AmqpConnection] = set()
-        """Connections on which faults act. They may be among those that end."""
-
         self.budget: CreditBudget | None = None
         self.is_unwritable = False
         self.is_limiting = False
@@ -191,7 +188,7 @@ class FaultPoints:
         throttled = any(each.fault.kind == THROTTLE for each in self.acting)
         self.is_limiting = throttled or self.is_unwritable or self.budget is not None
         self.latency_seconds = sum([each.fault.ms or 0 for each in self.acting if each.fault.kind == LATENCY]) / 1000
-        for connection in self.connections | self.wrapped:
+        for connection in list(self.connections):
             connection.on_faults_changed()
 
     # Connections

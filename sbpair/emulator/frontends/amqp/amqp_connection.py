@@ -23,7 +23,7 @@ from sbpair.amqp.session import Disposed, SessionEnded, WindowOpened
 from sbpair.emulator.access_tokens import AccessRight, Grant, covers, expired_token, is_within, scope_of
 from sbpair.emulator.clock import NEVER
 from sbpair.emulator.entities.transaction import Transaction
-from sbpair.emulator.frontends.amqp.faulty_connection import FaultyConnection
+from sbpair.emulator.frontends.amqp.connection_faults import ConnectionFaults
 from sbpair.emulator.frontends.amqp.link_endpoints import (
     ConnectionOutput,
     LinkEndpoint,
@@ -193,7 +193,6 @@ class AmqpConnection(asyncio.Protocol):
         self._to_flush: dict[LinkEndpoint, None] = {}
         self._heartbeat: asyncio.TimerHandle | None = None
         self._released = False
-        self._faulty: FaultyConnection | None = None
 
     # The socket
 
@@ -213,6 +212,13 @@ class AmqpConnection(asyncio.Protocol):
             self._on_outage()
 
     def data_received(self, data: bytes) -> None:
+        if self.output.faults is None:
+            self.process(data)
+        else:
+            self.output.faults.receive(data)
+
+    def process(self, data: bytes) -> None:
+        """Take what the peer has sent, and answer it."""
         to_flush = self._to_flush
         for event in self._connection.receive(data, self._loop.time()):
             if type(event) is Delivery:
@@ -229,6 +235,9 @@ class AmqpConnection(asyncio.Protocol):
         del exc
         self._release(peacefully=False)
         self._deadline.cancel()
+        self.namespace.fault_points.connections.discard(self)
+        if self.output.faults is not None:
+            self.output.faults.end()
 
     def pause_writing(self) -> None:
         self.output.blocked = True
@@ -423,16 +432,14 @@ class AmqpConnection(asyncio.Protocol):
 
     def on_faults_changed(self) -> None:
         """Apply the faults and the latency of connections as they are now."""
-        points = self.namespace.fault_points
+        points, output = self.namespace.fault_points, self.output
         are_active = bool(points.connection_faults or points.latency_seconds)
-        if are_active and self._faulty is None:
-            self._faulty = FaultyConnection(self)
-            points.wrapped.add(self)
-        if self._faulty is not None:
-            self._faulty.apply(points.connection_faults)
-            if not are_active and self._faulty.unwrap():
-                self._faulty = None
-                points.wrapped.discard(self)
+        if are_active and output.faults is None:
+            output.faults = ConnectionFaults(self)
+        if output.faults is not None:
+            output.faults.apply(points.connection_faults)
+            if not are_active and output.faults.hold_nothing:
+                output.faults = None
 
     # The end
 
@@ -447,7 +454,7 @@ class AmqpConnection(asyncio.Protocol):
         """Close after the last output is written, or after a few seconds if the peer does not read."""
         self._release(peacefully=peacefully)
         self.output.flush()
-        self.output.transport.close()
+        self.output.send(None)
         self._deadline = self._loop.call_later(CLOSE_SECONDS, self.output.transport.abort)
 
     def _release(self, *, peacefully: bool) -> None:
@@ -460,7 +467,6 @@ class AmqpConnection(asyncio.Protocol):
             self._heartbeat.cancel()
         self.namespace.on_outage.discard(self._on_outage)
         self.namespace.on_refusing.pop(self.close_forbidden_links, None)
-        self.namespace.fault_points.connections.discard(self)
         for session in self._connection.sessions:
             self.end_session(session, peacefully=peacefully)
         self.claims.clear()

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from sbpair.emulator.access_tokens import AccessRight
     from sbpair.emulator.entities.transaction import Transaction
     from sbpair.emulator.frontends.amqp.amqp_connection import AmqpConnection
+    from sbpair.emulator.frontends.amqp.connection_faults import ConnectionFaults
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +130,7 @@ def address_of(link: Link) -> str:
 
 
 class ConnectionOutput:
-    """The writer of one connection. `blocked`: the peer does not read. Faults may replace `transport`.
+    """The writer of one connection. `blocked`: the peer does not read. `faults` are there while some act on it.
 
     `store_changes` is called before each write. It returns False if what the output acknowledges cannot be stored: then
     the connection breaks, and nothing is written.
@@ -138,6 +139,7 @@ class ConnectionOutput:
     def __init__(self, connection: Connection, transport: asyncio.Transport, store_changes: Callable[[], bool]) -> None:
         self.blocked = False
         self.transport = transport
+        self.faults: ConnectionFaults | None = None
         self._connection = connection
         self._store_changes = store_changes
         self._loop = asyncio.get_running_loop()
@@ -165,9 +167,18 @@ class ConnectionOutput:
         if not out:
             return
         self._connection.wrote(self._loop.time())
-        self.transport.write(out)
+        self.send(out)
         if self.blocked and self.transport.get_write_buffer_size() > MAX_OUTPUT:
             self.transport.pause_reading()
+
+    def send(self, piece: bytes | None) -> None:
+        """Write a piece of output, or close for None."""
+        if self.faults is not None:
+            self.faults.send(piece)
+        elif piece is None:
+            self.transport.close()
+        else:
+            self.transport.write(piece)
 
     def flush_soon(self) -> None:
         """Write the pending output at the end of this turn of the event loop."""

@@ -17,7 +17,7 @@ from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
 from sbpair.emulator.frontends.amqp.amqp_connection import CLOSE_SECONDS, MAX_READ, OPEN_SECONDS
-from sbpair.emulator.frontends.amqp.faulty_connection import TransportLayer
+from sbpair.emulator.frontends.amqp.connection_faults import AnsweringTransport
 from sbpair.emulator.frontends.amqp.link_endpoints import MAX_OUTPUT
 
 if TYPE_CHECKING:
@@ -37,12 +37,13 @@ _quiet = logging.getLogger(f"{__name__}.frames")
 _quiet.setLevel(logging.CRITICAL)
 
 
-class WebSocketFrontend(TransportLayer):
+class WebSocketFrontend(AnsweringTransport, asyncio.Protocol):
     """The protocol of the socket's transport and, after the handshake, the transport of an AMQP connection."""
 
     def __init__(self, make_amqp: Callable[[], asyncio.Protocol]) -> None:
         super().__init__()
         self._make_amqp = make_amqp
+        self._above: asyncio.Protocol | None = None
         self._frames = ServerProtocol(subprotocols=SUBPROTOCOLS, max_size=MAX_MESSAGE, logger=_quiet)
         self._held: list[bytes] | None = None
 
@@ -102,6 +103,14 @@ class WebSocketFrontend(TransportLayer):
         if self._above is not None:
             self._above.connection_lost(exc)
 
+    def pause_writing(self) -> None:
+        if self._above is not None:
+            self._above.pause_writing()
+
+    def resume_writing(self) -> None:
+        if self._above is not None:
+            self._above.resume_writing()
+
     def _send(self, pieces: list[bytes]) -> None:
         """Write pieces of output; an empty one, the last, ends the connection."""
         self._transport.write(b"".join(pieces))
@@ -138,13 +147,27 @@ class WebSocketFrontend(TransportLayer):
     def is_closing(self) -> bool:
         return self._frames.state is not State.OPEN or self._transport.is_closing()
 
-    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        self._above = cast("asyncio.Protocol", protocol)
+    def abort(self) -> None:
+        self._transport.abort()
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self._transport.set_write_buffer_limits(high, low)
+
+    def get_write_buffer_size(self) -> int:
+        return self._transport.get_write_buffer_size()
+
+    def pause_reading(self) -> None:
+        self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._transport.resume_reading()
 
     # For faults
 
+    def drop(self) -> None:
+        self._transport.close()
+
     def hold(self) -> None:
-        """Stop answering, pings too, until `release`."""
         self._held = []
 
     def release(self) -> None:

@@ -1,8 +1,6 @@
-"""Layers between a socket and its AMQP connection; among them the one that is present while a fault needs it.
+"""The faults of one AMQP connection, which delay, stall or break off what it receives and sends.
 
-That one delays, stalls or breaks off.
-
-It counts the frames that the client sends: SASL's too, protocol headers and heartbeats not.
+They count the frames that the client sends: SASL's too, protocol headers and heartbeats not.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ import socket
 import struct
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,40 +22,11 @@ _HEADER: Final = b"AMQP"
 _EMPTY_FRAME = 8
 
 
-class TransportLayer(asyncio.Transport, asyncio.Protocol):
-    """The protocol of the transport below, and the transport of the protocol above. By default, it passes calls on."""
-
-    _transport: asyncio.Transport
-    _above: asyncio.Protocol | None = None
-
-    def pause_writing(self) -> None:
-        if self._above is not None:
-            self._above.pause_writing()
-
-    def resume_writing(self) -> None:
-        if self._above is not None:
-            self._above.resume_writing()
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        self._transport.set_write_buffer_limits(high, low)
-
-    def get_write_buffer_size(self) -> int:
-        return self._transport.get_write_buffer_size()
-
-    def pause_reading(self) -> None:
-        self._transport.pause_reading()
-
-    def resume_reading(self) -> None:
-        self._transport.resume_reading()
-
-    def abort(self) -> None:
-        self._transport.abort()
-
-    # For faults
+class AnsweringTransport(asyncio.Transport):
+    """A transport that itself answers the peer, such as one over WebSocket, which answers pings."""
 
     def drop(self) -> None:
         """Close without a word to the peer."""
-        self._transport.close()
 
     def hold(self) -> None:
         """Stop answering until `release`."""
@@ -111,26 +80,22 @@ class _Stall:
     output: list[bytes | None] = field(default_factory=list)
 
 
-class FaultyConnection(TransportLayer):
-    """The layer of a connection on which faults act."""
+class ConnectionFaults:
+    """The faults that act on a connection, between its transport and its frames."""
 
-    def __init__(self, inner: AmqpConnection) -> None:
-        super().__init__()
-        self._transport = inner.output.transport
-        self._above = inner
-        self._layer = self._transport if isinstance(self._transport, TransportLayer) else None
-        self._inner = inner
-        self._points = inner.namespace.fault_points
+    def __init__(self, connection: AmqpConnection) -> None:
+        self._connection = connection
+        self._transport = connection.output.transport
+        self._answering = self._transport if isinstance(self._transport, AnsweringTransport) else None
+        self._points = connection.namespace.fault_points
         self._loop = asyncio.get_running_loop()
-        self._counter = FrameCounter(inner.unread)
+        self._counter = FrameCounter(connection.unread)
         self._faults: Sequence[ActingFault] = ()
         self._due: dict[ActingFault, int] = {}
         self._stall: _Stall | None = None
         self._late: deque[bytes | None] = deque()
         self._last_due = 0.0
         self._ended = False
-        self._transport.set_protocol(self)
-        inner.output.transport = self
 
     # Faults
 
@@ -150,23 +115,25 @@ class FaultyConnection(TransportLayer):
             return
         self._stall = None
         for piece in stall.output:
-            self._send(piece)
+            self.send(piece)
         for data in stall.received:
-            self.data_received(data)
-        if self._layer is not None and self._stall is None:
-            self._layer.release()
+            self.receive(data)
+        if self._answering is not None and self._stall is None:
+            self._answering.release()
 
-    def unwrap(self) -> bool:
-        """Remove the wrapper and return True, unless data is still held back."""
-        if self._late or self._stall is not None or self._ended:
-            return False
-        self._transport.set_protocol(self._inner)
-        self._inner.output.transport = self._transport
-        return True
+    @property
+    def hold_nothing(self) -> bool:
+        """Whether the connection could go on without this object."""
+        return not (self._late or self._stall is not None or self._ended)
 
-    # Protocol of the socket's transport
+    def end(self) -> None:
+        """Forget what is held back: the connection is lost."""
+        self._ended = True
+        self._late.clear()
 
-    def data_received(self, data: bytes) -> None:
+    # Received
+
+    def receive(self, data: bytes) -> None:
         if self._ended:
             return
         if self._stall is not None:
@@ -174,7 +141,7 @@ class FaultyConnection(TransportLayer):
             return
         through, fault = self._let_through(data)
         if through:
-            self._inner.data_received(data[:through])
+            self._connection.process(data[:through])
         if fault is not None and not self._ended:
             self._strike(fault, data[through:])
 
@@ -182,7 +149,9 @@ class FaultyConnection(TransportLayer):
         """Return how many bytes may pass, and the fault that acts after them."""
         through = 0
         for end in self._counter.ends(data):
-            fault = next((fault for fault, left in self._due.items() if not left and fault.strikes(self._inner)), None)
+            fault = next(
+                (fault for fault, left in self._due.items() if not left and fault.strikes(self._connection)), None
+            )
             if fault is not None:
                 return through, fault
             self._due = {fault: max(0, left - 1) for fault, left in self._due.items()}
@@ -194,34 +163,22 @@ class FaultyConnection(TransportLayer):
             del self._due[fault]
             self._stall = _Stall(fault, [rest])
             # These frames are counted again when they are passed on.
-            self._counter = FrameCounter(self._inner.unread)
-            if self._layer is not None:
-                self._layer.hold()
+            self._counter = FrameCounter(self._connection.unread)
+            if self._answering is not None:
+                self._answering.hold()
             return
         self._ended = True
         if fault.fault.kind == "reset":
             linger(self._transport)
             self._transport.abort()
-        elif self._layer is not None:
-            self._layer.drop()
+        elif self._answering is not None:
+            self._answering.drop()
         else:
             self._transport.close()
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._ended = True
-        self._late.clear()
-        self._points.wrapped.discard(self._inner)
-        self._inner.connection_lost(exc)
+    # Sent
 
-    # Transport of the connection
-
-    def write(self, data: Any) -> None:
-        self._send(bytes(data))
-
-    def close(self) -> None:
-        self._send(None)
-
-    def _send(self, piece: bytes | None) -> None:
+    def send(self, piece: bytes | None) -> None:
         """Send a piece of output, or close for None."""
         if self._stall is not None:
             self._stall.output.append(piece)
@@ -244,13 +201,6 @@ class FaultyConnection(TransportLayer):
             self._transport.close()
         elif not self._ended:
             self._transport.write(piece)
-
-    def abort(self) -> None:
-        self._ended = True
-        self._transport.abort()
-
-    def is_closing(self) -> bool:
-        return self._ended or self._transport.is_closing()
 
 
 def linger(transport: asyncio.Transport) -> None:
