@@ -22,6 +22,7 @@ from sbpair.emulator.faults.fault_points import (
     REFUSALS,
     THROTTLE,
     Fault,
+    unavailable,
 )
 from sbpair.emulator.service_errors import ArgumentInvalid, EntityNotFound, EntityUnavailable
 
@@ -72,7 +73,8 @@ def entity_down(context: FaultContext, fault: Fault) -> Iterator[None]:
     Forwarding to it and from it waits.
     """
     with act(context, fault):
-        context.namespace.fault_points.take_down(fault.path)
+        for connection in list(context.namespace.fault_points.connections):
+            connection.take_down(fault.path, unavailable(fault.path))
         yield
     context.namespace.resume()
 
@@ -106,7 +108,8 @@ def partitions_of(namespace: Namespace, path: str) -> Iterator[Partitions]:
 def detach(context: FaultContext, fault: Fault) -> Iterator[None]:
     """Close links, as when the service moves an entity. New ones can be attached at once."""
     error = EntityUnavailable("The link was force detached by the broker. Please retry the operation.")
-    context.namespace.fault_points.detach(fault.path, error)
+    for connection in list(context.namespace.fault_points.connections):
+        connection.detach(fault.path, error)
     yield
 
 

@@ -98,10 +98,6 @@ class ActingFault:
         """Return whether the fault acts now, and count it."""
         return next(self._hits, False)
 
-    def strikes(self, connection: AmqpConnection) -> bool:
-        """Return whether the fault acts on this connection now, and count it. It must have a link to the entity."""
-        return connection.has_link_to(self.path) and self.hit()
-
 
 class RequestRefused(ServiceError):
     """A refusal by a fault, regardless of the request."""
@@ -193,22 +189,12 @@ class FaultPoints:
 
     # Connections
 
-    def register(self, connection: AmqpConnection) -> None:
-        """Add a new connection and apply the active faults of connections to it."""
-        self.connections.add(connection)
-        connection.on_faults_changed()
-
     def check_connections(self) -> None:
         """Raise EntityFull if the latest connection is one too many."""
         if len(self.connections) > self.max_connections:
             raise EntityFull(f"ConnectionsQuotaExceeded: the namespace has {self.max_connections} connections.")
 
     # Entities
-
-    def take_down(self, entity: str) -> None:
-        """Fail the transactions that have used an entity, and close the links to it."""
-        for connection in list(self.connections):
-            connection.take_down(entity, unavailable(entity))
 
     def check(self, path: str) -> None:
         """Raise EntityUnavailable if this entity is down."""
@@ -221,10 +207,6 @@ class FaultPoints:
         for each in self.acting:
             if each.fault.kind == PARTITION_DOWN and not each.path:
                 raise partition_unavailable(each.fault.partition or 0)
-
-    def detach(self, entity: str, error: EntityUnavailable) -> None:
-        for connection in list(self.connections):
-            connection.detach(entity, error)
 
     # Requests, sends and limits
 

@@ -68,11 +68,6 @@ class HybridConnection:
         if len(self.listeners) >= MAX_LISTENERS:
             raise RelayRefused(403, "QuotaExceeded", f"The endpoint already has {MAX_LISTENERS} listeners.")
 
-    def drop_listeners(self, code: int, reason: str) -> None:
-        """Close all control channels."""
-        for listener in list(self.listeners):
-            listener.close(code, reason)
-
     def update(self, description: HybridConnectionDescription) -> None:
         """Replace the description. Raises ArgumentInvalid."""
         description.check()
@@ -85,7 +80,8 @@ class HybridConnection:
     def delete(self) -> None:
         """Delete the entity and close the control channels of its listeners."""
         del self._home[self.key]
-        self.drop_listeners(1001, "The endpoint was deleted.")
+        for listener in list(self.listeners):
+            listener.close(1001, "The endpoint was deleted.")
         self._namespace.observer.namespace_changed()
 
     def check_all_partitions(self) -> None:

@@ -206,7 +206,8 @@ class AmqpConnection(asyncio.Protocol):
         self._deadline = self._loop.call_later(OPEN_SECONDS, self._on_open_timeout)
         self.namespace.on_outage.add(self._on_outage)
         self.namespace.on_refusing[self.close_forbidden_links] = None
-        self.namespace.fault_points.register(self)
+        self.namespace.fault_points.connections.add(self)
+        self.on_faults_changed()
         self._set_heartbeat()
         if self.namespace.is_down:
             self._on_outage()

@@ -149,9 +149,8 @@ class ConnectionFaults:
         """Return how many bytes may pass, and the fault that acts after them."""
         through = 0
         for end in self._counter.ends(data):
-            fault = next(
-                (fault for fault, left in self._due.items() if not left and fault.strikes(self._connection)), None
-            )
+            linked = (each for each, left in self._due.items() if not left and self._connection.has_link_to(each.path))
+            fault = next((each for each in linked if each.hit()), None)
             if fault is not None:
                 return through, fault
             self._due = {fault: max(0, left - 1) for fault, left in self._due.items()}
