@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import fields
 from itertools import count
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -21,7 +21,9 @@ from sbpair.emulator.faults.fault_points import (
     PARTITION_DOWN,
     REFUSALS,
     THROTTLE,
+    ActingFault,
     Fault,
+    FaultPoints,
     unavailable,
 )
 from sbpair.emulator.service_errors import ArgumentInvalid, EntityNotFound, EntityUnavailable
@@ -29,21 +31,17 @@ from sbpair.emulator.service_errors import ArgumentInvalid, EntityNotFound, Enti
 if TYPE_CHECKING:
     from sbpair.emulator.entities.namespace import Namespace
     from sbpair.emulator.entities.partitions import Partitions
-    from sbpair.emulator.entities.subqueue import SubQueue
     from sbpair.emulator.relay.relay_gateway import ListenerChannel
 
 
-class FaultContext(NamedTuple):
-    """The namespace of a fault, and `advance` for the emulator's clock, in ms."""
-
-    namespace: Namespace
-    advance: Callable[[int], None]
-
-
 class FaultKind(NamedTuple):
-    """A kind of fault, and the names of the fields it needs and takes."""
+    """A kind of fault, and the names of the fields it needs and takes.
 
-    begin: Callable[[FaultContext, Fault], AbstractContextManager[None]]
+    Its faults act where the fault points of their kind ask for them. `begin` has a further effect, and returns what
+    ends it.
+    """
+
+    begin: Callable[[Namespace, Fault], Callable[[], object] | None] | None = None
     needs: tuple[str, ...] = ()
     takes: tuple[str, ...] = ()
     of_any_entity: bool = False
@@ -53,47 +51,38 @@ class FaultKind(NamedTuple):
     """Whether the entity is a hybrid connection."""
 
 
-def act(context: FaultContext, fault: Fault) -> AbstractContextManager[None]:
-    """Let a fault act where the points of its kind ask for it."""
-    return context.namespace.fault_points.acting_on(fault)
-
-
-@contextmanager
-def namespace_down(context: FaultContext, _: Fault) -> Iterator[None]:
+def namespace_down(namespace: Namespace, _: Fault) -> Callable[[], object]:
     """Break every connection and refuse new ones."""
-    context.namespace.take_down()
-    yield
-    context.namespace.bring_up()
+    namespace.take_down()
+    return namespace.bring_up
 
 
-@contextmanager
-def entity_down(context: FaultContext, fault: Fault) -> Iterator[None]:
+def entity_down(namespace: Namespace, fault: Fault) -> Callable[[], object]:
     """Close the links of one entity and its management node, and refuse new ones. Its description stays readable.
 
     Forwarding to it and from it waits.
     """
-    with act(context, fault):
-        for connection in list(context.namespace.fault_points.connections):
-            connection.take_down(fault.path, unavailable(fault.path))
-        yield
-    context.namespace.resume()
+    for connection in list(namespace.fault_points.connections):
+        connection.take_down(fault.path, unavailable(fault.path))
+    return namespace.resume
 
 
-@contextmanager
-def partition_down(context: FaultContext, fault: Fault) -> Iterator[None]:
+def partition_down(namespace: Namespace, fault: Fault) -> Callable[[], object]:
     """Take down one partition of an entity, or of all partitioned entities.
 
     Sends with a key of this partition fail; others use another one. Forwarding stops at a message with such a key.
     """
     number = fault.partition or 0
-    divided = list(partitions_of(context.namespace, fault.path))
+    divided = list(partitions_of(namespace, fault.path))
     for partitions in divided:
         partitions.take_down(number)
-    with act(context, fault):
-        yield
-    for partitions in divided:
-        partitions.bring_up(number)
-    context.namespace.resume()
+
+    def bring_up() -> None:
+        for partitions in divided:
+            partitions.bring_up(number)
+        namespace.resume()
+
+    return bring_up
 
 
 def partitions_of(namespace: Namespace, path: str) -> Iterator[Partitions]:
@@ -104,56 +93,41 @@ def partitions_of(namespace: Namespace, path: str) -> Iterator[Partitions]:
             yield entity.partitions
 
 
-@contextmanager
-def detach(context: FaultContext, fault: Fault) -> Iterator[None]:
+def detach(namespace: Namespace, fault: Fault) -> None:
     """Close links, as when the service moves an entity. New ones can be attached at once."""
     error = EntityUnavailable("The link was force detached by the broker. Please retry the operation.")
-    for connection in list(context.namespace.fault_points.connections):
+    for connection in list(namespace.fault_points.connections):
         connection.detach(fault.path, error)
-    yield
 
 
-@contextmanager
-def expire_locks(context: FaultContext, fault: Fault) -> Iterator[None]:
+def expire_locks(namespace: Namespace, fault: Fault) -> None:
     """Expire the locks of all messages."""
-    for messages in _sub_queues(context.namespace, fault.path):
-        messages.expire_locks()
-    yield
-
-
-def _sub_queues(namespace: Namespace, path: str) -> list[SubQueue]:
     subscriptions = [each for topic in namespace.topics() for each in topic.subscriptions]
-    entities = [namespace.resolve(path).entity] if path else [*namespace.queues(), *subscriptions]
-    return [messages for entity in entities for messages in (entity.messages, entity.dead_letters)]
+    entities = [namespace.resolve(fault.path).entity] if fault.path else [*namespace.queues(), *subscriptions]
+    for entity in entities:
+        entity.messages.expire_locks()
+        entity.dead_letters.expire_locks()
 
 
-@contextmanager
-def throttle(context: FaultContext, fault: Fault) -> Iterator[None]:
+def throttle(namespace: Namespace, _: Fault) -> Callable[[], object]:
     """Answer sends and requests server-busy: `count` of them, or all. With all, deliveries wait too."""
-    with act(context, fault):
-        yield
-    context.namespace.fault_points.resume()
+    return namespace.fault_points.resume
 
 
 RESTART_CODE: Final = 1011
 RESTART_REASON: Final = "ConnectionLost: InternalServerError: NameRenewalFailed"
 
 
-@contextmanager
-def relay_down(context: FaultContext, fault: Fault) -> Iterator[None]:
+def relay_down(namespace: Namespace, fault: Fault) -> None:
     """Drop the listeners, and refuse senders and listeners with `status`, or else end their connections."""
-    with act(context, fault):
-        for listener in _listeners(context.namespace, fault.path):
-            listener.abort()
-        yield
+    for listener in _listeners(namespace, fault.path):
+        listener.abort()
 
 
-@contextmanager
-def relay_drop_listeners(context: FaultContext, fault: Fault) -> Iterator[None]:
+def relay_drop_listeners(namespace: Namespace, fault: Fault) -> None:
     """Close the control channels once, as the service does each day."""
-    for listener in _listeners(context.namespace, fault.path):
+    for listener in _listeners(namespace, fault.path):
         listener.close(RESTART_CODE, RESTART_REASON)
-    yield
 
 
 def _listeners(namespace: Namespace, path: str) -> list[ListenerChannel]:
@@ -161,12 +135,8 @@ def _listeners(namespace: Namespace, path: str) -> list[ListenerChannel]:
     return [listener for entity in entities for listener in entity.listeners]
 
 
-@contextmanager
-def clock(context: FaultContext, fault: Fault) -> Iterator[None]:
-    """Advance the clock of the whole emulator by `ms`. Ending the fault does not set it back."""
-    context.advance(fault.ms or 0)
-    yield
-
+CLOCK: Final = "clock"
+"""Advances the clock of the whole emulator by `ms`. Ending the fault does not set it back."""
 
 _REQUESTS: Final = ("entity", "method", "count", "sub_code", "retry_after_seconds")
 
@@ -174,19 +144,19 @@ KINDS: Final[dict[str, FaultKind]] = {
     "namespace-down": FaultKind(namespace_down),
     ENTITY_DOWN: FaultKind(entity_down, needs=("entity",)),
     PARTITION_DOWN: FaultKind(partition_down, needs=("partition",), takes=("entity",)),
-    LATENCY: FaultKind(act, needs=("ms",)),
-    **dict.fromkeys(BREAKS, FaultKind(act, takes=("after_frames", "count", "entity"))),
-    "swallow-acks": FaultKind(act, takes=("entity", "count")),
+    LATENCY: FaultKind(needs=("ms",)),
+    **dict.fromkeys(BREAKS, FaultKind(takes=("after_frames", "count", "entity"))),
+    "swallow-acks": FaultKind(takes=("entity", "count")),
     "detach": FaultKind(detach, takes=("entity",)),
     "expire-locks": FaultKind(expire_locks, takes=("entity",)),
     THROTTLE: FaultKind(throttle, takes=("entity", "count")),
-    "refuse-requests": FaultKind(act, needs=("status",), takes=_REQUESTS, of_any_entity=True),
-    "clock": FaultKind(clock, needs=("ms",)),
+    "refuse-requests": FaultKind(needs=("status",), takes=_REQUESTS, of_any_entity=True),
+    CLOCK: FaultKind(needs=("ms",)),
     "relay-down": FaultKind(relay_down, takes=("entity", "status"), of_relay=True),
-    "relay-no-listeners": FaultKind(act, takes=("entity",), of_relay=True),
+    "relay-no-listeners": FaultKind(takes=("entity",), of_relay=True),
     "relay-drop-listeners": FaultKind(relay_drop_listeners, takes=("entity",), of_relay=True),
-    "relay-swallow-response": FaultKind(act, takes=("entity", "count"), of_relay=True),
-    "relay-without-via": FaultKind(act, takes=("entity", "count"), of_relay=True),
+    "relay-swallow-response": FaultKind(takes=("entity", "count"), of_relay=True),
+    "relay-without-via": FaultKind(takes=("entity", "count"), of_relay=True),
 }
 
 
@@ -210,7 +180,7 @@ class Faults:
     def __init__(self, namespaces: Mapping[str, Namespace], advance: Callable[[int], None]) -> None:
         self._namespaces = namespaces
         self._advance = advance
-        self._active: dict[str, tuple[Fault, ExitStack]] = {}
+        self._active: dict[str, tuple[ActingFault, FaultPoints, Callable[[], object] | None]] = {}
         self._ids = (f"fault-{number}" for number in count(1))
 
     def begin(self, fault: Fault) -> str:
@@ -228,25 +198,29 @@ class Faults:
             check_entity(fault, namespace)
         check_request(fault)
         check_partition(fault, namespace)
-        acting = ExitStack()
-        acting.enter_context(kind.begin(FaultContext(namespace, self._advance), fault))
-        identity = next(self._ids)
-        self._active[identity] = (fault, acting)
+        if fault.kind == CLOCK:
+            self._advance(fault.ms or 0)
+        points, identity = namespace.fault_points, next(self._ids)
+        acting = points.begin(fault)
+        end = None if kind.begin is None else kind.begin(namespace, fault)
+        self._active[identity] = (acting, points, end)
         return identity
 
     def end(self, identity: str) -> None:
         """End a fault. Raises FaultUnknown."""
-        found = self._active.pop(identity, None)
-        if found is None:
+        if identity not in self._active:
             raise FaultUnknown(f"No fault '{identity[:100]}' is active.")
-        found[1].close()
+        acting, points, end = self._active.pop(identity)
+        points.end(acting)
+        if end is not None:
+            end()
 
     def end_all(self) -> None:
         for identity in list(self._active):
             self.end(identity)
 
     def active(self) -> dict[str, Fault]:
-        return {identity: fault for identity, (fault, _) in self._active.items()}
+        return {identity: acting.fault for identity, (acting, *_) in self._active.items()}
 
     @contextmanager
     def during(self, kind: str, namespace: str, **wanted: int | str) -> Iterator[str]:
@@ -327,7 +301,7 @@ class Faults:
         return self.begin(Fault("clock", namespace, ms=ms))
 
 
-_NUMBERS: Final = frozenset({"partition", "after_frames", "count", "ms", "status", "sub_code", "retry_after_seconds"})
+_NUMBERS: Final = frozenset(field.name for field in fields(Fault) if field.type == "int | None")
 _NAMES: Final = tuple(field.name for field in fields(Fault))
 _ALWAYS: Final = ("kind", "namespace")
 

@@ -6,8 +6,7 @@ data file cannot be written.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import repeat
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -169,13 +168,14 @@ class FaultPoints:
         self.latency_seconds = 0.0
         self.max_connections = MAX_CONNECTIONS
 
-    @contextmanager
-    def acting_on(self, fault: Fault) -> Iterator[None]:
+    def begin(self, fault: Fault) -> ActingFault:
         """Let a fault act where the points of its kind ask for it: `count` times, or always."""
         acting = ActingFault(fault)
         self.acting.append(acting)
         self._acting_changed()
-        yield
+        return acting
+
+    def end(self, acting: ActingFault) -> None:
         self.acting.remove(acting)
         self._acting_changed()
 
