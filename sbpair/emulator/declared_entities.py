@@ -227,13 +227,13 @@ class _Declaration(Members):
             if name == WINDOW and (window := _short_window(text)):
                 continue
             # One by one, so that each fault is found and has its path.
-            if self.attempt(inner(path, name), partial(self._describe, of, {name: text})):
+            if self.attempt(inner(path, name), partial(of.describe, {name: text})):
                 values[name] = text
                 if name in FORWARDS and text:
                     self._forwards.append((inner(path, name), text))
         if len(self.faults) > before:
             return None
-        found = self.attempt(path, partial(self._describe, of, values))
+        found = self.attempt(path, partial(of.describe, values))
         return replace(found, duplicate_detection_history_time_window=window) if found and window else found
 
     def _default_values(self, of: EntityCollection) -> dict[str, str]:
@@ -242,9 +242,6 @@ class _Declaration(Members):
         if self._namespace.partitions > 1 and "EnablePartitioning" in of.schema.settable:
             values["EnablePartitioning"] = "true"
         return values
-
-    def _describe(self, of: EntityCollection, values: Mapping[str, str]) -> Any:
-        return of.describe(values, None, (), self._namespace.authority)
 
     def _value(self, path: str, value: object, kind: str) -> str | None:
         read = self.read(path, value, {"bool": bool, "int": int}.get(kind, str))

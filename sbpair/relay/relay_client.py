@@ -66,8 +66,8 @@ _METHOD: Final = re.compile(r"[A-Za-z][A-Za-z0-9!#$%&'*+.^_`|~-]{0,31}")
 T = TypeVar("T")
 
 
-class SideUnavailable(Exception):
-    """One attempt has failed, since its side is not available."""
+class SideFailure(Exception):
+    """The failure of an attempt on one side, with its verdict."""
 
     def __init__(self, verdict: AnswerVerdict, error: SbpairError) -> None:
         super().__init__(error.message)
@@ -267,13 +267,12 @@ class AsyncRelayClient:
         if self.is_closed:
             raise UsageError("the client has been closed", hint="make another one")
         active = self._active
-        failures: dict[Side, SideUnavailable] = {}
-        reasons: dict[str, Exception] = {}
+        failures: dict[Side, SideFailure] = {}
         for side in (active, other_side(active)):
             try:
                 result = await attempt(side)
-            except SideUnavailable as failure:
-                failures[side], reasons[side] = failure, failure.error
+            except SideFailure as failure:
+                failures[side] = failure
                 in_doubt = failure.verdict is AnswerVerdict.IN_DOUBT
                 self._report(RelaySideFailed(self.pair[side].path, side, failure.error.message, in_doubt))
                 if side == active and not may(failure.verdict):
@@ -282,14 +281,14 @@ class AsyncRelayClient:
             except SbpairError as error:
                 if not failures:
                     raise
-                reasons[side] = error
+                failures[side] = SideFailure(AnswerVerdict.REFUSED, error)
             else:
                 if failures:
                     self._leave(active, failures[active].error.message)
                 return result
-        raise self._both_failed(failures, reasons)
+        raise self._both_failed(failures)
 
-    def _alone(self, side: Side, failure: SideUnavailable) -> SbpairError:
+    def _alone(self, side: Side, failure: SideFailure) -> SbpairError:
         """Return the error of a request that is not reissued."""
         if failure.verdict is not AnswerVerdict.IN_DOUBT:
             if isinstance(failure.error, Unavailable):
@@ -302,11 +301,12 @@ class AsyncRelayClient:
         error.side = side
         return error
 
-    def _both_failed(self, failures: dict[Side, SideUnavailable], reasons: dict[str, Exception]) -> BothFailed:
+    def _both_failed(self, failures: dict[Side, SideFailure]) -> BothFailed:
+        reasons: dict[str, Exception] = {side: each.error for side, each in failures.items()}
         doubtful = tuple(side for side, each in failures.items() if each.verdict is AnswerVerdict.IN_DOUBT)
         text = "; ".join(f"the {side}: {error}" for side, error in reasons.items())
         self._report(RelayBothFailed(self.pair[self._active].path, text))
-        hints = {error.hint for error in reasons.values() if isinstance(error, SbpairError)}
+        hints = {each.error.hint for each in failures.values()}
         hint = hints.pop() if len(hints) == 1 else "send it again once one of them is available"
         if doubtful:
             hint = f"the {' and the '.join(doubtful)} may have executed it: check that before you send it again"
@@ -351,9 +351,9 @@ class AsyncRelayClient:
             if body.error is not None:
                 raise body.error from None
             lost = failure_of(error, endpoint, was_sent=mark.times > 0, seconds=seconds)
-            raise SideUnavailable(judged_silence(was_sent=mark.times > 0), lost) from None
+            raise SideFailure(judged_silence(was_sent=mark.times > 0), lost) from None
         if verdict.is_unavailable:
-            raise SideUnavailable(verdict, refusal)
+            raise SideFailure(verdict, refusal)
         raise refusal
 
     async def _connect(
@@ -376,13 +376,13 @@ class AsyncRelayClient:
             refusal, verdict = service_error(endpoint, status, reason), judged_handshake(status, reason)
         except LOST as error:
             lost = failure_of(error, endpoint, was_sent=False, seconds=seconds)
-            raise SideUnavailable(AnswerVerdict.NOT_EXECUTED, lost) from None
+            raise SideFailure(AnswerVerdict.NOT_EXECUTED, lost) from None
         if verdict is AnswerVerdict.ANSWER:
             text = one_line(reason)
             what = f"{endpoint}: the listener rejects the WebSocket: {status} {text}".rstrip()
             raise RelayRejected(what, status=status, reason=text)
         if verdict.is_unavailable:
-            raise SideUnavailable(verdict, refusal)
+            raise SideFailure(verdict, refusal)
         raise refusal
 
     async def _prepared(

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from sbpair.errors import BothFailed, InDoubt, ServiceRefused, Unreachable
 from sbpair.model.pair import SasKey
 from sbpair.relay.answer_verdicts import AnswerVerdict, Reissue
-from sbpair.relay.relay_client import AsyncRelayClient, SideUnavailable
+from sbpair.relay.relay_client import AsyncRelayClient, SideFailure
 from sbpair.relay.relay_endpoint import RelayEndpoint, RelayPair, Side
 from tests.model.search import ReplayedModel, Wrong
 from tests.model.stepped_loop import SteppedLoop
@@ -104,7 +104,7 @@ class Requests:
         else:
             self.failed[at].append(side)
             verdict = AnswerVerdict.IN_DOUBT if what == "silent" else AnswerVerdict.NOT_EXECUTED
-            outcome.set_exception(SideUnavailable(verdict, Unreachable("no answer")))
+            outcome.set_exception(SideFailure(verdict, Unreachable("no answer")))
 
     def _is_over(self, at: int) -> bool:
         return at in self.tasks and self.tasks[at].done()

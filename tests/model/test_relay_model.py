@@ -27,7 +27,7 @@ def swap_always(self: AsyncRelayClient, failed: Side, reason: str) -> None:
 def stay(*_: object) -> None: ...
 
 
-def deny(_: AsyncRelayClient, side: Side, failure: relay_client.SideUnavailable) -> Exception:
+def deny(_: AsyncRelayClient, side: Side, failure: relay_client.SideFailure) -> Exception:
     del side
     return failure.error
 

@@ -142,14 +142,14 @@ class Entities:
 
     def put(self, name: str, properties: Json) -> ManagedEntity:
         """Create a resource, or change the existing one."""
-        found, authority = self.find(name), self._collection.namespace.authority
+        found = self.find(name)
         if self._collection.schema is SUBSCRIPTION:
             if properties.get("isClientAffine"):
                 raise ArgumentInvalid("Client affine subscriptions need JMS, which this emulator does not support.")
             properties = {key: value for key, value in properties.items() if key not in OF_JMS}
         # A description keeps the authorization rules: they are resources of their own.
         keys = found.description.authorization_rules if found else ()
-        return self._collection.put(self._path(name), self._read(properties), found, keys, authority)
+        return self._collection.put(self._path(name), self._read(properties), found, keys)
 
     def _read(self, properties: Json) -> dict[str, str]:
         """Return the given elements as text, the form that descriptions are made from."""

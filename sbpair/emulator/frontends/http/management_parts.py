@@ -317,7 +317,7 @@ class EntityCollection:
         values: Mapping[str, str],
         existing: ManagedEntity | None,
         rules: tuple[AuthorizationRule, ...],
-        authority: str,
+        authority: str = "",
         *first_rule: SubscriptionRule,
     ) -> ManagedEntity:
         """Create an entity, or update the existing one. Raises OperationTimedOut if a partition of it is down."""
@@ -332,17 +332,22 @@ class EntityCollection:
     def describe(
         self,
         values: Mapping[str, str],
-        existing: ManagedEntity | None,
-        rules: tuple[AuthorizationRule, ...],
-        authority: str,
+        existing: ManagedEntity | None = None,
+        rules: tuple[AuthorizationRule, ...] = (),
+        authority: str = "",
     ) -> Any:
-        """Return the requested description. Targets of forwarding become whole addresses within `authority`."""
+        """Return the requested description. Targets of forwarding become whole addresses.
+
+        Those without a host are in `authority`, by default that of the namespace.
+        """
         before: Any = existing.description if existing else None
         if self.schema is HYBRID_CONNECTION:
             given = {"user_metadata": None, **read_values(self.schema, values)}
             return replace(before or self.schema.default, authorization_rules=rules, **given)
         targets = {name: values[name].strip() for name in FORWARDS if values.get(name)}
-        whole = {name: _whole_address(target, authority) for name, target in targets.items()}
+        whole = {
+            name: _whole_address(target, authority or self.namespace.authority) for name, target in targets.items()
+        }
         space = self.namespace
         return from_elements(self.schema, {**values, **whole}, before, rules, space.tier, space.name)
 
