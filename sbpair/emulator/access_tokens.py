@@ -60,7 +60,6 @@ class AuthorizationRule:
 class Grant:
     """The rights of a verified token on `scope` ("" is the whole namespace) and below, until it expires."""
 
-    key_name: str
     rights: frozenset[AccessRight]
     scope: str
     expires_at_ms: int = NEVER
@@ -169,7 +168,7 @@ def verify_token(token: SignedToken, rules: Iterable[AuthorizationRule], path: s
         raise expired_token(expires_at_ms)
     if not covers(token.scope, path):
         raise wrong_audience()
-    return Grant(signer.key_name, signer.rights, token.scope, expires_at_ms)
+    return Grant(signer.rights, token.scope, expires_at_ms)
 
 
 def _signed_by(rule: AuthorizationRule, token: SignedToken) -> bool:
@@ -269,4 +268,4 @@ class Bearers:
             raise expired_token(token.expires_at_ms)
         if ours and str(token.claims.get("aud")).rstrip("/") not in audiences:
             raise wrong_audience()
-        return Grant("", ALL_RIGHTS, "", token.expires_at_ms)
+        return Grant(ALL_RIGHTS, "", token.expires_at_ms)

@@ -81,19 +81,15 @@ def one_line(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RelayTarget:
-    """A decoded target. `raw_path` is as the sender wrote it, without `$hc`; `path` is decoded, without outer slashes.
+    """A decoded target. `path` is decoded, without outer slashes and `$hc`.
 
-    `query` has the sender's own parameters, byte for byte. `parameters` has those of the relay, names in lower case.
+    `with_query` is the path with the sender's own parameters, byte for byte as the sender wrote both. `parameters` has
+    those of the relay, names in lower case.
     """
 
-    raw_path: str
     path: str
-    query: str
+    with_query: str
     parameters: dict[str, str] = field(repr=False)
-
-    @property
-    def with_query(self) -> str:
-        return f"{self.raw_path}?{self.query}" if self.query else self.raw_path
 
 
 def is_websocket_path(raw_target: str) -> bool:
@@ -112,7 +108,7 @@ def read_target(raw_target: str) -> RelayTarget:
     if _UNSAFE.search(path) or {".", ".."} & set(re.split(r"[/\\]", path)):
         raise url_invalid("The path of the URL is not valid.")
     rest, parameters = split_query(query)
-    return RelayTarget(raw_path, path.strip("/"), rest, parameters)
+    return RelayTarget(path.strip("/"), f"{raw_path}?{rest}" if rest else raw_path, parameters)
 
 
 def split_query(query: str) -> tuple[str, dict[str, str]]:

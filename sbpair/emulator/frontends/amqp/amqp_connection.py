@@ -84,7 +84,7 @@ class Claims:
         rule = next((rule for rule in self._namespace.keys if rule.key_name == name), None)
         if rule is None or key not in (rule.primary_key, rule.secondary_key):
             return False
-        self._grants[""] = Grant(name, rule.rights, "")
+        self._grants[""] = Grant(rule.rights, "")
         return True
 
     def put(self, name: str | None, token: object) -> None:
