@@ -226,11 +226,12 @@ def base64url_encode(data: bytes) -> str:
     return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
 
 
-class Issuer:
-    """An issuer of tokens, with a random key of its own."""
+class Bearers:
+    """The bearer tokens that namespaces accept: those issued here with a random key, and any others if `accept_any`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, accept_any: bool = False) -> None:
         self._key = secrets.token_bytes(32)
+        self._accept_any = accept_any
 
     def issue(self, resource: str, now_ms: int) -> tuple[str, int]:
         """Return a token for `resource` and its expiry in seconds since 1970."""
@@ -240,25 +241,11 @@ class Issuer:
         signed = ".".join(base64url_encode(json.dumps(part, separators=(",", ":")).encode()) for part in parts)
         return f"{signed}.{base64url_encode(self._signature(signed.encode()))}", now + LIFE_SECONDS
 
-    def has_signed(self, token: Jwt) -> bool:
-        ours = token.header.get("alg") == "HS256" and token.claims.get("iss") == ISSUER
-        return ours and hmac.compare_digest(self._signature(token.signed), token.signature)
-
-    def _signature(self, signed: bytes) -> bytes:
-        return hmac.digest(self._key, signed, hashlib.sha256)
-
-
-class Bearers:
-    """The bearer tokens that a namespace accepts."""
-
-    def __init__(self, issuer: Issuer | None = None, *, accept_any: bool = False) -> None:
-        self._issuer = issuer
-        self._accept_any = accept_any
-
     def grant(self, text: str, now_ms: int, audiences: tuple[str, ...] = (AUDIENCE,)) -> Grant:
         """Return the rights of a token for one of `audiences`. Raises Unauthenticated."""
         token = read_jwt(text)
-        ours = self._issuer is not None and self._issuer.has_signed(token)
+        ours = token.header.get("alg") == "HS256" and token.claims.get("iss") == ISSUER
+        ours = ours and hmac.compare_digest(self._signature(token.signed), token.signature)
         if not ours and not self._accept_any:
             raise Unauthenticated(
                 "InvalidIssuer: The issuer of the token is not trusted. "
@@ -269,3 +256,6 @@ class Bearers:
         if ours and str(token.claims.get("aud")).rstrip("/") not in audiences:
             raise wrong_audience()
         return Grant(ALL_RIGHTS, "", token.expires_at_ms)
+
+    def _signature(self, signed: bytes) -> bytes:
+        return hmac.digest(self._key, signed, hashlib.sha256)

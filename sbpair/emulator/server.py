@@ -168,6 +168,7 @@ class Emulator:
         self._make_page = page
         self._page: BrowserPage | None = None
         self.identity: IdentityFrontend | None = None
+        self.bearers = Bearers(accept_any=options.accept_any_token)
         self._tls: Tls | None = None
         self._requested = [RequestedNamespace(*each) for each in namespaces]
         self._http_authorities: dict[str, str] = {}
@@ -219,8 +220,7 @@ class Emulator:
         if self._options.identity:
             from sbpair.emulator.frontends.http.http_frontend import IdentityFrontend
 
-            self.identity = IdentityFrontend(self.clock)
-        issuer = self.identity.issuer if self.identity else None
+            self.identity = IdentityFrontend(self.bearers, self.clock)
         for requested, sockets in zip(self._requested, listening, strict=True):
             namespace = Namespace(
                 requested.name,
@@ -236,7 +236,7 @@ class Emulator:
                 self._http_authorities[requested.name] = authorities[1]
             if self._options.credits is not None:
                 namespace.fault_points.limit_to(self._options.credits, self.clock, self.timers)
-            namespace.bearers = Bearers(issuer, accept_any=self._options.accept_any_token)
+            namespace.bearers = self.bearers
             self.namespaces[requested.name] = namespace
         if self._storage is not None:
             ports = [first.getsockname()[1] for first, *_ in listening]

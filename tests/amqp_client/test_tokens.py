@@ -18,7 +18,7 @@ async def test_links_end_with_their_token() -> None:
     async with asyncio.timeout(30), emulated(identity=True) as (emulator, endpoint):
         assert emulator.identity is not None
         # It has a minute left of its day: less than it takes an idle link to be detached.
-        issued, _ = emulator.identity.issuer.issue(AUDIENCE, emulator.clock.now_ms() - 86_340_000)
+        issued, _ = emulator.bearers.issue(AUDIENCE, emulator.clock.now_ms() - 86_340_000)
 
         async def get_token(_: str) -> tuple[str, float]:
             return issued, 2.0**40

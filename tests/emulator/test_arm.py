@@ -29,7 +29,7 @@ class Manager:
         self.namespace = emulator.namespaces["contoso"]
         self._session = session
         assert emulator.identity is not None
-        token, _ = emulator.identity.issuer.issue(ARM_AUDIENCES[1], emulator.clock.now_ms())
+        token, _ = emulator.bearers.issue(ARM_AUDIENCES[1], emulator.clock.now_ms())
         self.token = f"Bearer {token}"
 
     async def ask(

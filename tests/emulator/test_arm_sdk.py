@@ -30,7 +30,7 @@ class Issued:
 
     def __init__(self, emulator: Emulator) -> None:
         assert emulator.identity is not None
-        self._token, _ = emulator.identity.issuer.issue(ARM_AUDIENCES[0], emulator.clock.now_ms())
+        self._token, _ = emulator.bearers.issue(ARM_AUDIENCES[0], emulator.clock.now_ms())
 
     async def get_token(self, *_: str, **__: Any) -> AccessToken:
         return AccessToken(self._token, 2**40)

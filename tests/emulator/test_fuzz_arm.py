@@ -8,7 +8,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from sbpair.emulator.access_tokens import ARM_AUDIENCES, Bearers, Issuer
+from sbpair.emulator.access_tokens import ARM_AUDIENCES, Bearers
 from tests.emulator.test_fuzz_http import EFFORTS, TEXTS, Attacked, Frontend, attack
 
 Draw = Any
@@ -69,10 +69,10 @@ def broken_requests(draw: Draw) -> tuple[str, str, str, bytes, int]:
 
 @pytest.fixture(scope="module")
 def attacked() -> Iterator[Attacked]:
-    issuer = Issuer()
+    bearers = Bearers()
     with Attacked() as attacked:
-        attacked.namespace.bearers = Bearers(issuer)
-        token, _ = issuer.issue(ARM_AUDIENCES[0], attacked.emulator.clock.now_ms())
+        attacked.namespace.bearers = bearers
+        token, _ = bearers.issue(ARM_AUDIENCES[0], attacked.emulator.clock.now_ms())
         attacked.token = f"Bearer {token}"
         assert attacked.ask(*sound("own")).startswith(b"HTTP/1.1 200")
         yield attacked

@@ -275,11 +275,11 @@ async def test_claims_decide_who_may_listen_and_send(bench: RelayBench, of_entit
 async def test_bearer_tokens_of_the_relay_are_accepted_in_both_forms() -> None:
     async with open_bench(identity=True) as bench:
         assert bench.emulator.identity is not None
-        token, _ = bench.emulator.identity.issuer.issue(f"{AUDIENCES[0]}/", bench.emulator.clock.now_ms())
+        token, _ = bench.emulator.bearers.issue(f"{AUDIENCES[0]}/", bench.emulator.clock.now_ms())
         for header in (f"Bearer {token}", token):
             socket = await bench.open(bench.url(LISTEN), headers={"ServiceBusAuthorization": header})
             await socket.close()
-        other, _ = bench.emulator.identity.issuer.issue(AUDIENCE, bench.emulator.clock.now_ms())
+        other, _ = bench.emulator.bearers.issue(AUDIENCE, bench.emulator.clock.now_ms())
         status, text = await bench.refused(LISTEN, ServiceBusAuthorization=f"Bearer {other}")
         assert status == 401
         assert text.startswith("InvalidAudience")

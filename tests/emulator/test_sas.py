@@ -66,7 +66,7 @@ def test_a_token_is_valid_for_its_path_and_below(namespace, soon, resource: str,
 
 @pytest.mark.parametrize("expiry", range(1_800_000_000, 1_800_000_040))
 def test_raw_and_encoded_tokens_are_verified_as_received(namespace, expiry) -> None:
-    assert namespace.authenticate(raw_token(ENTITY, expiry), ENTITY).key_name == ROOT_RULE.key_name
+    assert namespace.authenticate(raw_token(ENTITY, expiry), ENTITY).rights == ROOT_RULE.rights
     lower = quote_plus(ENTITY).lower()
     sig = quote(base64.b64encode(signature("SAS_KEY_VALUE", lower, str(expiry))), safe="")
     token = f"SharedAccessSignature sig={sig}&se={expiry}&skn={ROOT_RULE.key_name}&sr={lower}"

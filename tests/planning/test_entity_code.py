@@ -126,7 +126,7 @@ async def test_deployed_resources_equal_what_provision_creates(
 
 
 async def ask(emulator: Emulator, session: ClientSession, method: str, path: str, body: object = None) -> None:
-    token, _ = emulator.identity.issuer.issue(ARM_AUDIENCES[1], emulator.clock.now_ms())
+    token, _ = emulator.bearers.issue(ARM_AUDIENCES[1], emulator.clock.now_ms())
     group = f"/subscriptions/{GROUP.subscription}/resourceGroups/{GROUP.name}/providers/Microsoft.ServiceBus/namespaces"
     authority = emulator.namespaces["contoso"].authority
     url = URL(f"http://{authority}{group}/{path}?api-version=2026-01-01", encoded=True)

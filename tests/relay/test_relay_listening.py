@@ -71,7 +71,7 @@ async def test_a_renewal_that_fails_is_reported_and_tried_again_in_time() -> Non
                 assert bench.emulator.identity is not None
                 if bench.kinds("SideUp") and failures:
                     raise failures.pop()
-                text, expiry = bench.emulator.identity.issuer.issue(AUDIENCES[0], bench.emulator.clock.now_ms())
+                text, expiry = bench.emulator.bearers.issue(AUDIENCES[0], bench.emulator.clock.now_ms())
                 return type("AccessToken", (), {"token": text, "expires_on": expiry})
 
         where = endpoint_of(bench.emulator, "primary", credential=Provider())

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from sbpair.emulator.access_tokens import Issuer
 from sbpair.emulator.faults.active import BadField, FaultUnknown, read_count, read_fault
 from sbpair.emulator.frontends.http.arm_frontend import ArmFrontend, is_arm
 from sbpair.emulator.frontends.http.atom_frontend import AtomFrontend
@@ -32,6 +31,7 @@ from sbpair.emulator.service_errors import ArgumentInvalid, InternalError, Servi
 from sbpair.rules.values import RuleInvalid
 
 if TYPE_CHECKING:
+    from sbpair.emulator.access_tokens import Bearers
     from sbpair.emulator.clock import Clock
     from sbpair.emulator.entities.namespace import Namespace
     from sbpair.emulator.entities.queue import QueueEntity
@@ -306,9 +306,9 @@ class IdentityFrontend:
     The secret in IDENTITY_HEADER is required. It is not part of a namespace, and stays reachable during outages.
     """
 
-    def __init__(self, clock: Clock) -> None:
-        self.issuer = Issuer()
+    def __init__(self, bearers: Bearers, clock: Clock) -> None:
         self.header = secrets.token_urlsafe(24)
+        self._bearers = bearers
         self._clock = clock
         self._client_id = str(uuid.uuid4())
 
@@ -322,7 +322,7 @@ class IdentityFrontend:
         query = read_query(split_target(request)[1])
         if request.method != "GET" or query.get("api-version") != IDENTITY_VERSION or not query.get("resource"):
             return _refused(400, f"Request a token by GET with api-version={IDENTITY_VERSION} and resource=….")
-        token, expires_on = self.issuer.issue(query["resource"], self._clock.now_ms())
+        token, expires_on = self._bearers.issue(query["resource"], self._clock.now_ms())
         return web.json_response(
             {
                 "access_token": token,
