@@ -60,4 +60,23 @@ __all__ = [
 ]
 
 
-__getattr__, __dir__ = lazy_names(__name__)
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "sbpair": "aio, errors, events, management, testing",
+        "sbpair.config": "load_pair",
+        "sbpair.failover.entity_states": "State",
+        "sbpair.failover.failover_send": "Delivered, OnFailure, ShortTimeout",
+        "sbpair.failover.failures": "FailoverOn",
+        "sbpair.failover.outbox": "OutboxDepth, outbox_depths",
+        "sbpair.failover.side_connections": "SimulatedOutage",
+        "sbpair.failover.clients": "PairedClient",
+        "sbpair.model.pair": "Endpoint, Identity, Pair, SasKey, SasToken",
+        "sbpair.replication.receivers": "DedupReceiver",
+        "sbpair.replication.senders": "ActiveSender, PassiveSender",
+        "sbpair.status": "read_status",
+        "sbpair.syphon.move_spec": "MoveLimits",
+        "sbpair.syphon.preview": "make_forecast as preview_syphon",
+        "sbpair.syphon.runner": "SyphonResult, run as run_syphon",
+    },
+)

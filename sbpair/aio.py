@@ -14,4 +14,11 @@ if TYPE_CHECKING:
 
 __all__ = ["ActiveSender", "DedupReceiver", "PairedClient", "PassiveSender"]
 
-__getattr__, __dir__ = lazy_names(__name__)
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "sbpair.failover.clients": "AsyncPairedClient as PairedClient",
+        "sbpair.replication.receivers": "AsyncDedupReceiver as DedupReceiver",
+        "sbpair.replication.senders": "AsyncActiveSender as ActiveSender, AsyncPassiveSender as PassiveSender",
+    },
+)

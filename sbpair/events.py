@@ -72,4 +72,30 @@ if TYPE_CHECKING:
     from sbpair.replication.events import SideLost as SideLost
     from sbpair.replication.events import Unanswered as Unanswered
 
-__getattr__, __dir__ = lazy_names(__name__)
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "sbpair.failover.events": (
+            "EntityChanged, OutboxBegun, OutboxClosed, OutboxEmptied, OutboxExpired, OutboxRefused, OutboxStuck, "
+            "QueueLeft, QueueReturned, SendInDoubt, SenderEvent, SizeUnknown, SyphonFaulted"
+        ),
+        "sbpair.management.calls": "Listed, QueueProvisioned",
+        "sbpair.model.retries": "Retrying",
+        "sbpair.move.events": (
+            "DeadLettered, DestinationBackingOff, DestinationProgress, DestinationRecovered, LimitChanged, "
+            "MessagesLocked, QueueBlocked, QueueDepths, QueueDone, QueueFailed, QueueOpened, QueueProgress, "
+            "QueuesFound, RampProgress, RunCancelled, RunPaused, RunPausing, RunResumed, SyphonEvent, TopicsUnchecked"
+        ),
+        "sbpair.move.peek.peeker": "Peeked",
+        "sbpair.relay.events": (
+            "RelayAnswerLost, RelayBothFailed, RelayEvent, RelayRequestFailed, RelayRolesSwapped, RelaySideChosen, "
+            "RelaySideDown, RelaySideFailed, RelaySideUp, RelayTokenNotRenewed"
+        ),
+        "sbpair.replay.progress": "Expected, PhaseProgress, ReplayPhase",
+        "sbpair.replication.events": (
+            "DuplicateCompleted, NoKey, OneSideOnly, Redelivered, ReplicationEvent, RolesSwapped, SideBack, "
+            "SideLost, Unanswered"
+        ),
+    },
+)
+__all__ = list(__dir__())

@@ -62,4 +62,29 @@ if TYPE_CHECKING:
     from sbpair.model.report import ReportItem as ReportItem
     from sbpair.model.retries import Retrying as Retrying
 
-__getattr__, __dir__ = lazy_names(__name__)
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "sbpair.management.audit_findings": (
+            "FAIL_ON, Audit, AuditFinding, DestinationSummary, QueueItem, Unseen, audit_exit_code"
+        ),
+        "sbpair.management.auditing": "audit",
+        "sbpair.management.entities_file": "EntitiesDocument, parse_entities",
+        "sbpair.management.partitioning": (
+            "DecidingProperty, KeyConflict, KeyProblem, MessageKeys, PartitionItem, PartitionReport, "
+            "PartitionedEntity, PartitionedEntityState, create_partitioned, deciding_property, list_partitions, "
+            "partition_exit_code, partitioned_queue, partitioned_topic"
+        ),
+        "sbpair.management.provisioning": (
+            "EntityFinding, EntityItem, EntityReport, create_queue, provision, provision_exit_code"
+        ),
+        "sbpair.management.pruning": "QueueReport, prune, prune_exit_code",
+        "sbpair.model.entities": "CorrelationFilter, Queue, Rule, SqlFilter, Subscription, Topic",
+        "sbpair.model.pair": "ResourceGroup",
+        "sbpair.management.calls": "Listed, QueueProvisioned",
+        "sbpair.model.retries": "Retrying",
+        "sbpair.model.queues": "Counts, Difference, QueueFinding, QueueSpec, Utilisation",
+        "sbpair.model.report": "Outcome, Report, ReportItem",
+    },
+)
+__all__ = list(__dir__())

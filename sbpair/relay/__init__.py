@@ -20,4 +20,14 @@ if TYPE_CHECKING:
     from sbpair.relay.relay_endpoint import RelayPair as RelayPair
     from sbpair.relay.relay_settings import load_relay_pair as load_relay_pair
 
-__getattr__, __dir__ = lazy_names(__name__)
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "sbpair.errors": "BothFailed, InDoubt, RelayRejected",
+        "sbpair.relay.control_messages": "RelayAnswer",
+        "sbpair.relay.relay_blocking": "RelayClient, RelayListener",
+        "sbpair.relay.relay_endpoint": "RelayEndpoint, RelayPair",
+        "sbpair.relay.relay_settings": "load_relay_pair",
+    },
+)
+__all__ = list(__dir__())

@@ -12,4 +12,10 @@ if TYPE_CHECKING:
 
 __all__ = ["RelayClient", "RelayListener"]
 
-__getattr__, __dir__ = lazy_names(__name__)
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "sbpair.relay.relay_client": "AsyncRelayClient as RelayClient",
+        "sbpair.relay.relay_listener": "AsyncRelayListener as RelayListener",
+    },
+)

@@ -15,4 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RunOutcome", "RunRecord", "cancel", "pause", "resume"]
 
-__getattr__, __dir__ = lazy_names(__name__)
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {"sbpair.runs.control": "cancel, pause, resume", "sbpair.runs.run_log": "RunOutcome, RunRecord"},
+)

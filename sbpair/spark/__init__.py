@@ -11,4 +11,8 @@ if TYPE_CHECKING:
     from sbpair.spark.data_frames import write as write
     from sbpair.spark.data_source import DefaultSource as DefaultSource
 
-__getattr__, __dir__ = lazy_names(__name__)
+__all__ = ["DefaultSource", "read", "write"]
+
+__getattr__, __dir__ = lazy_names(
+    __name__, {"sbpair.spark.data_frames": "read, write", "sbpair.spark.data_source": "DefaultSource"}
+)

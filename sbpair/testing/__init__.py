@@ -25,4 +25,15 @@ if TYPE_CHECKING:
     from sbpair.testing.emulator_thread import EmulatedPair as EmulatedPair
     from sbpair.testing.emulator_thread import EmulatorThread as EmulatorThread
 
-__getattr__, __dir__ = lazy_names(__name__)
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "sbpair.emulator.clock": "ManualClock, SystemClock",
+        "sbpair.emulator.entities.description": "QueueDescription, SubscriptionDescription, TopicDescription",
+        "sbpair.emulator.faults.active": "Faults",
+        "sbpair.emulator.faults.fault_points": "Fault",
+        "sbpair.emulator.server": "Emulator, EmulatorOptions, RequestedNamespace",
+        "sbpair.testing.emulator_thread": "EmulatedNamespace, EmulatedPair, EmulatorThread",
+    },
+)
+__all__ = list(__dir__())

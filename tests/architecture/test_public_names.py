@@ -1,5 +1,7 @@
 """The public modules: every name resolves, and importing them loads nothing heavy."""
 
+import inspect
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -36,6 +38,13 @@ def test_event_names_are_those_of_their_unions() -> None:
     unions = (events.SenderEvent, events.SyphonEvent, events.ReplicationEvent, events.RelayEvent)
     members = {each.__name__ for union in unions for each in union.__args__}
     assert members <= set(events.__all__)
+
+
+@pytest.mark.parametrize("module", ["sbpair.events", "sbpair.management", "sbpair.relay", "sbpair.testing"])
+def test_every_public_name_has_a_type_for_checkers(module: str) -> None:
+    public = import_module(module)
+    imports = re.findall(r"^    from \S+ import (\w+) as \1$", inspect.getsource(public), re.MULTILINE)
+    assert sorted(imports) == sorted(public.__all__)
 
 
 def test_import_of_public_modules_loads_nothing_heavy() -> None:
