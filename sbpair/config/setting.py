@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 from sbpair.errors import UsageError
@@ -21,7 +21,8 @@ from sbpair.timespan import TICKS_PER_SECOND, ticks
 
 Environment: TypeAlias = Mapping[str, str]
 
-SIDES = ("primary", "secondary")
+Side: TypeAlias = Literal["primary", "secondary"]
+SIDES: Final[tuple[Side, Side]] = ("primary", "secondary")
 
 RELAY_KEYS = ("CONNECTION_STRING", "NAMESPACE", "NAME", "PATH", "CA_FILE", "PROXY")
 RELAY_VARIABLES = ("SBPAIR_RELAY", *(f"SBPAIR_RELAY_{side.upper()}_{key}" for side in SIDES for key in RELAY_KEYS))

@@ -5,10 +5,12 @@ On Windows a mode has no effect: a file inherits the access control list of its 
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Literal
 
@@ -88,6 +90,34 @@ _MAX_DOTS: Final = 50_000
 _MAX_DOTS_IN_LINE: Final = 1000
 _NON_BLOCKING: Final[int] = getattr(os, "O_NONBLOCK", 0)
 """Without it, a pipe that has no writer would be waited for."""
+
+
+@contextmanager
+def replaced_file(file: str) -> Iterator[Path]:
+    """Yield a new file beside `file` that replaces it in the end. Raises MachineLacks before any work if it cannot."""
+    import tempfile
+
+    path = Path(file).resolve()
+    try:
+        if is_link_of_another_user(Path(file)):
+            raise PermissionError(errno.EACCES, "it is a symbolic link of another user")
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if path.exists() and not path.is_file():  # a device or a pipe
+            yield path
+            return
+        if path.exists() and not os.access(path, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name[:40]}.", delete=False) as opened:
+            beside = Path(opened.name)
+        try:
+            yield beside
+            beside.chmod(stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o600)
+            beside.replace(path)
+        finally:
+            beside.unlink(missing_ok=True)
+    except OSError as error:
+        raise MachineLacks(f"{file} cannot be written: {error.strerror}", hint="choose a writable path") from error
 
 
 def read_document(path: Path, *, option: str = "", hint: str, missing: str | None = None) -> str:

@@ -1,13 +1,16 @@
-"""`sbpair doctor`: runs the checks of `sbpair.doctor` and prints them."""
+"""`sbpair doctor`: runs the checks of `sbpair.doctor`, and compares namespaces with ASSUMPTIONS.md."""
 
+import json
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
-from sbpair import config
+from sbpair import __version__, config
 from sbpair.cli.command_loop import run
 from sbpair.cli.completion import backlog_queues
 from sbpair.cli.next_command import next_command, with_options
@@ -16,7 +19,9 @@ from sbpair.cli.options.values import flags_of
 from sbpair.cli.render.screen import Document, Screen, plural, spoken
 from sbpair.cli.render.table import GREEN, RED, coloured, columns, wrapped
 from sbpair.config.file import file_setting
+from sbpair.config.setting import SIDES, Side
 from sbpair.model.report import Outcome, Report
+from sbpair.operating_system.files import replaced_file
 
 if TYPE_CHECKING:
     from sbpair.doctor import Check, Diagnosis
@@ -24,6 +29,7 @@ if TYPE_CHECKING:
 
 MAX_SECONDS = 600.0
 LIVE = "--live or --assumptions"
+ASSUMPTIONS_SCHEMA = "sbpair/assumptions/1"
 
 
 def command(
@@ -75,14 +81,27 @@ def command(
         plan = f"creates, uses and deletes in {names}: {created}"
         screen.confirm("--assumptions" if assumptions else "--live", plan, next_command("doctor", "--yes"), yes=yes)
     on_event = partial(_show, screen)
+    asked = partial(
+        live_checks.run_live, survey.endpoints, tag, seconds=timeout, slow=include_idle_test, on_event=on_event
+    )
     if assumptions:
-        from sbpair.cli.commands.doctor_assumptions import check_assumptions
-
         for error in survey.errors:
             screen.warn(f"{error.message}; the other namespace is checked")
-        return check_assumptions(
-            survey, tag, seconds=timeout, slow=include_idle_test, write=write, on_event=on_event, screen=screen
-        )
+        with replaced_file(str(write)) if write else nullcontext() as target:
+            diagnosis = run(asked(assumptions=True))
+            findings = list(_findings(diagnosis, [side for side in SIDES if side in survey.endpoints]))
+            document = {
+                "version": __version__,
+                "tiers": {side: check.reason for side, name, check in _named(diagnosis) if name == "tier"},
+                "assumptions": list(map(asdict, findings)),
+            }
+            if target is not None:
+                target.write_text(json.dumps({"schema": ASSUMPTIONS_SCHEMA, **document}, indent=2) + "\n", "utf-8")
+        screen.result(ASSUMPTIONS_SCHEMA, document, _assumptions_table(findings), map(asdict, findings))
+        for check in diagnosis.of(Outcome.FAILED):
+            if check.name.endswith((".removed", ".asked")):
+                screen.error(check.reason, _hint(check))
+        return diagnosis_exit_code(diagnosis)
     subject = CheckSubject(
         survey.endpoints,
         Path(str(file_setting(flags, os.environ).value)),
@@ -94,8 +113,7 @@ def command(
     diagnosis = run(diagnose(subject, seconds=timeout, on_event=on_event))
     diagnosis = Report((*_configuration(survey, config.unknown_variables(flags, os.environ)), *diagnosis))
     if live:
-        asked = partial(live_checks.run_live, survey.endpoints, tag, seconds=timeout, slow=include_idle_test)
-        diagnosis = Report((*diagnosis, *run(asked(on_event=on_event))))
+        diagnosis = Report((*diagnosis, *run(asked())))
     entries = [_entry(check) for check in diagnosis]
     answers = [each for each in entries if str(each["name"]).startswith("live.")]
     checks = [each for each in entries if each not in answers]
@@ -126,7 +144,7 @@ def _entry(check: "Check") -> Document:
         "outcome": str(check.outcome),
         **compared,
         "reason": check.reason,
-        "hint": with_options(detail.hint) if detail else "",
+        "hint": _hint(check),
         "exit_code": check.exit_code,
     }
 
@@ -139,11 +157,11 @@ def _table(diagnosis: "Diagnosis", *, verbose: bool) -> Iterator[str]:
     checked = [check for check in shown if check not in compared]
     if checked:
         rows = [(_as_words(each.name), each.outcome, each.reason) for each in checked]
-        yield from columns([("CHECK", "OUTCOME", "WHAT"), *rows], hints=_hints(checked))
+        yield from columns([("CHECK", "OUTCOME", "WHAT"), *rows], hints=list(map(_hint, checked)))
         yield ""
     if compared:
         live = [(_as_words(c.name), c.outcome, c.detail.assumed, c.detail.observed) for c in compared if c.detail]
-        yield from columns([("QUESTION", "OUTCOME", "ASSUMED", "OBSERVED"), *live], hints=_hints(compared))
+        yield from columns([("QUESTION", "OUTCOME", "ASSUMED", "OBSERVED"), *live], hints=list(map(_hint, compared)))
         yield ""
     if not verbose:
         yield from _folded(diagnosis)
@@ -164,8 +182,8 @@ def _folded(diagnosis: "Diagnosis") -> Iterator[str]:
         yield ""
 
 
-def _hints(checks: list["Check"]) -> list[str]:
-    return [with_options(check.detail.hint) if check.detail else "" for check in checks]
+def _hint(check: "Check") -> str:
+    return with_options(check.detail.hint) if check.detail else ""
 
 
 def _as_words(name: str) -> str:
@@ -182,3 +200,87 @@ def _show(screen: Screen, event: "LiveEvent") -> None:
             screen.say(f"waiting for {_as_words(name)}, about {spoken(seconds)}")
         case _:
             screen.detail(f"{_as_words(event.name)}: {event.outcome}, {event.reason}")
+
+
+Result = Literal["confirmed", "not_confirmed", "not_checked"]
+CONFIRMED, NOT_CONFIRMED, NOT_CHECKED = get_args(Result)
+WORDS = {CONFIRMED: "confirmed", NOT_CONFIRMED: "not confirmed", NOT_CHECKED: "could not be checked"}
+
+
+@dataclass(frozen=True, slots=True)
+class AssumptionFinding:
+    """An assumption in one namespace."""
+
+    name: Annotated[str, "Its name in sbpair help assumptions", {"examples": ["lock_expires"]}]
+    side: Annotated[Side, "Side of the namespace"]
+    result: Annotated[Result, "Result"]
+    assumption: Annotated[str, "The assumption"]
+    source: Annotated[str, "URLs of the public texts that state it, or assumed, and what they leave out"]
+    if_false: Annotated[str, "The effect on sbpair if it is false"]
+    assumed: Annotated[str, "Observation if it is true; empty if not checked"]
+    observed: Annotated[str, "Observation; empty if not checked"]
+    reason: Annotated[str, "Why it could not be checked; empty if it was"]
+    exit_code: Annotated[int, "Exit code of the problem; 0 for none"]
+
+
+NOT_ASKED = {
+    "idle_detach": "takes 10 minutes: add --include-idle-test",
+    "unpartitioned": "concerns Premium namespaces",
+    "timespan_max": "a Basic namespace cannot hold a backlog queue",
+}
+"""Why an assumption was not checked in a namespace that answered."""
+
+
+def _named(diagnosis: "Diagnosis") -> Iterator[tuple[str, str, "Check"]]:
+    for check in diagnosis:
+        _, side, name = check.name.split(".")
+        yield side, name, check
+
+
+def _findings(diagnosis: "Diagnosis", sides: Sequence[Side]) -> Iterator[AssumptionFinding]:
+    """Yield the assumptions that one namespace can answer, in the order of the document, for each side."""
+    from sbpair.doctor.assumptions import assumptions
+
+    found = {(name, side): check for side, name, check in _named(diagnosis)}
+    for name, each in assumptions().items():
+        for side in sides if each.in_doctor else ():
+            check = found.get((name, side)) or found.get(("asked", side))
+            detail = check.detail if check else None
+            result, assumed, observed, reason = NOT_CHECKED, "", "", ""
+            if check and detail and detail.assumed:
+                result = CONFIRMED if check.outcome is Outcome.OK else NOT_CONFIRMED
+                assumed, observed = detail.assumed, detail.observed
+            else:
+                reason = check.reason if check else NOT_ASKED.get(name, "not asked")
+            yield AssumptionFinding(
+                name,
+                side,
+                result,
+                each.statement,
+                each.source,
+                each.if_false,
+                assumed,
+                observed,
+                reason,
+                check.exit_code if check else 0,
+            )
+
+
+def _assumptions_table(findings: Sequence[AssumptionFinding]) -> Iterator[str]:
+    """Yield the findings, those that need attention first; sides with the same result share a row."""
+    rows: dict[tuple[str, str, str], list[AssumptionFinding]] = {}
+    for each in sorted(findings, key=lambda each: list(WORDS).index(each.result) or len(WORDS)):
+        rows.setdefault((each.name, each.result, each.observed or each.reason), []).append(each)
+    hints = [
+        f"if false: {same[0].if_false}; source: {same[0].source}" if result == NOT_CONFIRMED else ""
+        for (_, result, _), same in rows.items()
+    ]
+    cells = [
+        (name, ", ".join(each.side for each in same), WORDS[result], seen)
+        for (name, result, seen), same in rows.items()
+    ]
+    yield from columns([("ASSUMPTION", "SIDE", "OUTCOME", "SEEN"), *cells], hints=hints)
+    yield ""
+    counts = {result: sum(each.result == result for each in findings) for result in WORDS}
+    parts = [f"{count} {WORDS[result]}" for result, count in counts.items() if count]
+    yield coloured(", ".join(parts), RED if counts[NOT_CONFIRMED] else GREEN)

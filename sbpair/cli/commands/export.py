@@ -11,6 +11,7 @@ from sbpair.cli.commands.provision import read_entities
 from sbpair.cli.options.common import COUNT, PairSelection, argument, flag, option
 from sbpair.cli.options.values import selected_pair
 from sbpair.cli.render.screen import Screen, clean, plural
+from sbpair.config.setting import Side
 from sbpair.errors import MachineLacks, UsageError
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 STDOUT = "-"
 Language = Literal["bicep", "terraform"]
-Side = Literal["primary", "secondary"]
 
 
 def command(

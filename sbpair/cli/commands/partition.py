@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from sbpair.cli.command_loop import run
 from sbpair.cli.options.common import PairSelection, argument, flag, option, option_group
@@ -10,6 +10,7 @@ from sbpair.cli.options.values import Management, group_of, selected_pair
 from sbpair.cli.render.queues import progress
 from sbpair.cli.render.screen import Screen, size
 from sbpair.cli.render.table import columns
+from sbpair.config.setting import Side
 from sbpair.model.report import Outcome
 from sbpair.model.tiers import MEGABYTES
 
@@ -25,7 +26,6 @@ SIZE_GB = option(
     "--size-gb N", "Size of each of 16 partitions, 1 to 5; on Premium the whole size, also 10 to 80", default=...
 )
 WINDOW = option("--duplicate-detection WINDOW", "Detect duplicates within 20s to 7d")
-Side = Literal["primary", "secondary"]
 
 
 def group() -> None:

@@ -1,7 +1,7 @@
 """`sbpair peek`: runs `sbpair.message_io.peek` and prints the messages."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from sbpair.cli.command_loop import run
 from sbpair.cli.completion import backlog_queues
@@ -12,6 +12,7 @@ from sbpair.cli.progress.reporting import PeekProgress
 from sbpair.cli.render.messages import print_peeked, shown_line
 from sbpair.cli.render.receipt import warn_of_failures
 from sbpair.cli.render.screen import Screen
+from sbpair.config.setting import Side
 
 if TYPE_CHECKING:
     from sbpair.message_io.peek import Keep, PeekResult, PeekSource
@@ -25,7 +26,7 @@ def command(
     entity: str = argument(
         "QUEUE", "[SIDE:]QUEUE or [SIDE:]TOPIC/subscriptions/NAME; a number is a backlog queue", complete=backlog_queues
     ),
-    side: Literal["primary", "secondary"] | None = option(
+    side: Side | None = option(
         "--side SIDE", "primary or secondary [default: primary; backlog queues: secondary]", excludes="--namespace"
     ),
     dead_letters: bool = flag("--dead-letters", "Show the dead letters of the queue instead"),

@@ -19,6 +19,7 @@ from sbpair.cli.progress.reporting import watch_readings
 from sbpair.cli.render.screen import Screen
 from sbpair.cli.render.status import answered
 from sbpair.cli.render.table import columns
+from sbpair.config.setting import Side
 from sbpair.errors import AccessError, ExitCode, InDoubt, MachineLacks, SbpairError, Unavailable, UsageError
 from sbpair.model.queues import Difference
 from sbpair.operating_system import end_of_input
@@ -72,7 +73,7 @@ def send(
     reissue: Literal["safe", "always"] = option(
         "--reissue WHEN", "safe: what cannot run twice; always: any request", default="safe"
     ),
-    first: Literal["primary", "secondary"] | None = option("--first SIDE", "Side to try first [default: a random one]"),
+    first: Side | None = option("--first SIDE", "Side to try first [default: a random one]"),
     timeout: float = duration(
         "--timeout DURATION", "Time until an answer begins, and of each pause in it", default="70s", at_most=86_400
     ),

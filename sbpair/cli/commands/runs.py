@@ -1,12 +1,8 @@
 """`sbpair runs`: the records of earlier runs, their reports, and requests to running ones in other processes."""
 
-import errno
-import os
-import stat
-import tempfile
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,7 +19,7 @@ from sbpair.cli.render.screen import Screen, clean, size, spoken
 from sbpair.cli.render.table import columns, wrapped
 from sbpair.errors import ExitCode, MachineLacks, SbpairError, UsageError
 from sbpair.move.receipt import BUCKETS
-from sbpair.operating_system.files import is_link_of_another_user
+from sbpair.operating_system.files import replaced_file
 
 if TYPE_CHECKING:
     from sbpair.cli.report.run_facts import RunReport
@@ -314,32 +310,6 @@ def _check(wanted: dict[str, str], screen: Screen) -> None:
 
     if "html" in wanted and not is_installed("matplotlib"):
         raise MachineLacks("matplotlib is not installed", hint="pip install 'sbpair[report]'")
-
-
-@contextmanager
-def replaced_file(file: str) -> Iterator[Path]:
-    """Yield a new file beside `file` that replaces it in the end. Raises MachineLacks before any work if it cannot."""
-    path = Path(file).resolve()
-    try:
-        if is_link_of_another_user(Path(file)):
-            raise PermissionError(errno.EACCES, "it is a symbolic link of another user")
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        if path.exists() and not path.is_file():  # a device or a pipe
-            yield path
-            return
-        if path.exists() and not os.access(path, os.W_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name[:40]}.", delete=False) as opened:
-            beside = Path(opened.name)
-        try:
-            yield beside
-            beside.chmod(stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o600)
-            beside.replace(path)
-        finally:
-            beside.unlink(missing_ok=True)
-    except OSError as error:
-        raise MachineLacks(f"{file} cannot be written: {error.strerror}", hint="choose a writable path") from error
 
 
 def rendered_report(

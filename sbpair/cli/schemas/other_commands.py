@@ -1,5 +1,6 @@
 """Schemas of the output of the other commands."""
 
+from sbpair.cli.commands.doctor import AssumptionFinding
 from sbpair.cli.schemas.builders import (
     Optional,
     Schema,
@@ -339,19 +340,7 @@ ASSUMPTIONS = document(
     "assumptions",
     version=text("Version of sbpair"),
     tiers=mapping("Tier of each namespace, by side", text("Its tier", example="Standard")),
-    assumptions=records(
-        "The assumptions that one namespace can answer",
-        name=text("Its name in sbpair help assumptions", example="lock_expires"),
-        side=choice("Side of the namespace", "primary", "secondary"),
-        result=choice("Result", "confirmed", "not_confirmed", "not_checked"),
-        assumption=text("The assumption"),
-        source=text("URLs of the public texts that state it, or assumed, and what they leave out"),
-        if_false=text("The effect on sbpair if it is false"),
-        assumed=text("Observation if it is true; empty if not checked"),
-        observed=text("Observation; empty if not checked"),
-        reason=text("Why it could not be checked; empty if it was"),
-        exit_code=count("Exit code of the problem; 0 for none"),
-    ),
+    assumptions=records("The assumptions that one namespace can answer", **keys_of(AssumptionFinding)),
 )
 
 EMULATOR = document(
