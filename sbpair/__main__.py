@@ -1,11 +1,17 @@
 """The entry point: arguments in, exit code out. The one place where an error becomes two lines on stderr.
 
 A connection string among the arguments is refused before anything else: every user of the machine can read them.
+
+spark-submit runs this file by its path, instead of `python -m sbpair`.
 """
 
 from __future__ import annotations
 
 import sys
+
+if not __package__:
+    sys.path.pop(0)  # this file's directory, whose modules would hide others of the same name, such as azure
+
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import TextIO

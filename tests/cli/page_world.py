@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 
 from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
-from sbpair.cli.commands.emulator import page_of
+from sbpair.cli.page.emulator_page import page_of
 from sbpair.emulator.entities.description import QueueDescription, SubscriptionDescription
 from sbpair.testing import Emulator
 from tests.kit import command

@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 
 from sbpair.amqp.message import Properties
-from sbpair.cli.page.emulator_source import EmulatorSource
+from sbpair.cli.page.emulator_page import EmulatorSource
 from sbpair.cli.page.overview import KEEP_SECONDS, SAMPLE_SECONDS, EntityRow, NamespaceReading, Overview
 from sbpair.cli.page.pair_source import PairSource
 from sbpair.emulator.access_tokens import AccessRight, AuthorizationRule

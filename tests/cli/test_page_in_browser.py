@@ -21,7 +21,7 @@ from sbpair.amqp.message import (
     value_body,
 )
 from sbpair.amqp.types import Long, Symbol, Timestamp
-from sbpair.cli.commands.emulator import page_of
+from sbpair.cli.page.emulator_page import page_of
 from sbpair.emulator.access_tokens import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.faults.active import KINDS

@@ -73,7 +73,7 @@ def test_the_command_has_all_settings_and_no_secret(words: list[str], package: P
     at = command.index("replay")
     assert command[at:] == ["replay", *said]
     program, job = Path(command[0]), Path(command[at - 1])
-    assert (program.name, program.exists(), job.name, job.exists()) == ("spark-submit", True, "spark_main.py", True)
+    assert (program.name, program.exists(), job.name, job.exists()) == ("spark-submit", True, "__main__.py", True)
     settings = dict(word.split("=", 1) for before, word in pairwise(command[:at]) if before == "--conf")
     assert settings["spark.speculation"] == "false"
     assert settings["spark.executor.memory"] == "4g"

@@ -91,6 +91,12 @@ def command(
             config, read = _configured(config_file, read)
     if http_port is not None or config:
         read[0] = read[0]._replace(http_port=HTTP_PORT if http_port is None else http_port)
+
+    def page(emulator: "Emulator") -> "PageServer":
+        from sbpair.cli.page.emulator_page import page_of  # a browser's first request loads it
+
+        return page_of(emulator, may_act=page_acts or not expose)
+
     try:
         run(
             server.serve(
@@ -102,7 +108,7 @@ def command(
                     tls, ca_file, identity, accept_any_token, credits_a_second, data, durable
                 ),
                 create_entities=_entities(config, relay or [], read) if config or relay else None,
-                page=lambda emulator: page_of(emulator, may_act=page_acts or not expose),
+                page=page,
             )
         )
     except KeyboardInterrupt:
@@ -112,22 +118,6 @@ def command(
         error.hint = f"stop what uses it, or take any free ports: {_with_any_port(read)}{anywhere}"
         raise
     return 0
-
-
-def page_of(emulator: "Emulator", *, may_act: bool) -> "PageServer":
-    from sbpair.cli.page.acts import EmulatorActs
-    from sbpair.cli.page.documents import PageDocuments
-    from sbpair.cli.page.emulator_source import EmulatorSource
-    from sbpair.cli.page.page_server import PageServer
-
-    source = EmulatorSource(emulator)
-    return PageServer(
-        PageDocuments(source),
-        is_own=emulator.is_addressed_by,
-        prefix="/$page/",
-        act=EmulatorActs(emulator, source) if may_act else None,
-        refusal="" if may_act else "other machines can reach the emulator: it acts here with --page-acts only",
-    )
 
 
 def _entities(

@@ -471,7 +471,7 @@ def _print_submit(screen: Screen, request: "ReplayRequest") -> int:
             "--print-submit needs the master of spark-submit, not platform", hint="name one such as --master yarn"
         )
     program = importlib.metadata.distribution("pyspark").locate_file("pyspark/bin/spark-submit")
-    job = Path(__file__).parents[1] / "spark_main.py"
+    job = Path(__file__).parents[2] / "__main__.py"
     packages = ["--py-files", request.package] if request.package else []
     pythons = {"spark.pyspark.driver.python": sys.executable}
     if spark.is_local_master(request.master):

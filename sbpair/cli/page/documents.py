@@ -1,6 +1,5 @@
 """The documents that the page shows: those of `peek`, `deadletters list` and `runs`, and what an entity is."""
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
@@ -11,7 +10,7 @@ from sbpair.amqp.types import Map, amqp_type_name
 from sbpair.azure.atom import open_atom
 from sbpair.cli.commands.runs import run_document
 from sbpair.cli.page.overview import NamespaceReading
-from sbpair.cli.render.messages import group_document
+from sbpair.cli.render.messages import groups_document
 from sbpair.cli.render.screen import Document
 from sbpair.errors import EntityMissing, ProtocolError, UsageError
 from sbpair.message_io.peek import PeekSource, count_dead_letters, peek_messages
@@ -97,14 +96,8 @@ class PageDocuments:
         entity = entity_of(self.source.endpoints, query)
         source = PeekSource(entity.side, dead_letter_path(entity.path))
         found = await count_dead_letters(entity.alone, [source], limit=MAX_COUNTED)
-        now = time.time()
-        groups = [group_document(each, now) for each in sorted(found, key=lambda each: -each.messages)]
-        return {
-            "schema": "sbpair/deadletters-list/1",
-            "messages": sum(each.messages for each in found),
-            "exact": all(each.exact for each in found),
-            "groups": groups,
-        }
+        groups = sorted(found, key=lambda each: -each.messages)
+        return {"schema": "sbpair/deadletters-list/1", **groups_document(groups)}
 
     async def _entity(self, query: Mapping[str, str]) -> Document:
         entity = entity_of(self.source.endpoints, query)

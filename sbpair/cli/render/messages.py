@@ -4,7 +4,7 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sbpair.cli.render.screen import Document, Screen, clean, grouped, plural, rounded, size, spoken
 from sbpair.cli.render.status import LEGEND, sampled
@@ -106,16 +106,20 @@ def print_groups(
     without: str = "",
 ) -> None:
     """Print dead letters by their reason; JSON has the fields of each group, `without` one of them."""
+    document = groups_document(groups, without)
+    screen.result(schema, {**head, **document}, table, document["groups"])
+
+
+def groups_document(groups: "Sequence[DeadLetterCount]", *without: str) -> dict[str, Any]:
+    """Return how many dead letters there are, and each group, as JSON."""
     now = time.time()
-    entries = [group_document(each, now, without) for each in groups]
-    numbers = {"messages": sum(each.messages for each in groups), "exact": all(each.exact for each in groups)}
-    screen.result(schema, {**head, **numbers, "groups": entries}, table, entries)
-
-
-def group_document(group: "DeadLetterCount", now: float, *without: str) -> Document:
-    """Return a group as JSON. `now` is in seconds since 1970."""
-    known = {name: value for name, value in asdict(group).items() if name not in ("oldest_ms", *without)}
-    return {**known, "oldest_seconds": rounded(_age(group, now))}
+    entries = [
+        {name: value for name, value in asdict(each).items() if name not in ("oldest_ms", *without)}
+        | {"oldest_seconds": rounded(_age(each, now))}
+        for each in groups
+    ]
+    exact = all(each.exact for each in groups)
+    return {"messages": sum(each.messages for each in groups), "exact": exact, "groups": entries}
 
 
 def cells(groups: "Iterable[DeadLetterCount]") -> "Iterator[tuple[DeadLetterCount, str, int | str, str]]":
