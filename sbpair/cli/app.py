@@ -69,6 +69,7 @@ COMMANDS = {name: summary for commands in GROUPS.values() for name, summary in c
 
 MODULES = {
     **dict.fromkeys(("syphon", "move", "redrive"), "moving"),
+    **dict.fromkeys(("provision", "audit", "prune"), "management"),
     "ping": "status",
     **dict.fromkeys(("help", "schema", "man", "completions", "version"), "documents"),
 }

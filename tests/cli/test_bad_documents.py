@@ -9,7 +9,7 @@ from time import process_time
 
 import pytest
 
-from sbpair.cli.commands.provision import read_entities
+from sbpair.cli.commands.management import read_entities
 from sbpair.config.file import read_pairs
 from sbpair.emulator.declared_entities import load_config
 from sbpair.errors import UsageError

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from sbpair import __version__
-from sbpair.cli.commands.provision import read_entities
+from sbpair.cli.commands.management import read_entities
 from sbpair.cli.options.common import COUNT, PairSelection, argument, flag, option
 from sbpair.cli.options.values import selected_pair
 from sbpair.cli.render.screen import Screen, clean, plural

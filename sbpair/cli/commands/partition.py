@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from sbpair.cli.command_loop import run
 from sbpair.cli.options.common import PairSelection, argument, flag, option, option_group
 from sbpair.cli.options.values import Management, group_of, selected_pair
-from sbpair.cli.render.queues import progress
+from sbpair.cli.progress.reporting import print_control_event
 from sbpair.cli.render.screen import Screen, size
 from sbpair.cli.render.table import columns
 from sbpair.config.setting import Side
@@ -128,7 +128,7 @@ def list_entities(
     endpoints = _endpoints(connection, screen, side, both=side is None)
     from sbpair.management import partitioning
 
-    report = run(partitioning.list_partitions(endpoints, group=group, on_event=partial(progress, screen)))
+    report = run(partitioning.list_partitions(endpoints, group=group, on_event=partial(print_control_event, screen)))
     _warn(screen, report)
     if not report.items:
         screen.say("no queues and no topics")
@@ -157,7 +157,7 @@ def _create(
 
     report = run(
         partitioning.create_partitioned(
-            endpoints, wanted, group=group, dry_run=request.dry_run, on_event=partial(progress, screen)
+            endpoints, wanted, group=group, dry_run=request.dry_run, on_event=partial(print_control_event, screen)
         )
     )
     _warn(screen, report)

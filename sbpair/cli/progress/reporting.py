@@ -14,12 +14,13 @@ from sbpair.cli.logs import utc
 from sbpair.cli.options.common import Output
 from sbpair.cli.render.screen import Document, Redrawing, Screen, clean, plural, spoken
 from sbpair.errors import ExitCode
+from sbpair.management.calls import ControlEvent, Listed, QueueProvisioned, SecondSample
+from sbpair.model.retries import Retrying
 
 if TYPE_CHECKING:
     from rich.status import Status
 
     from sbpair.failover.failover_send import Delivered
-    from sbpair.management.calls import ControlEvent
     from sbpair.message_io.send_lines import SendEvent
     from sbpair.move.events import QueuesFound
     from sbpair.move.peek.peeker import Peeked
@@ -152,8 +153,6 @@ class PeekProgress(LineProgress):
 
     def __call__(self, event: "QueuesFound | Peeked | ControlEvent") -> None:
         """Report one event."""
-        from sbpair.cli.render import queues
-        from sbpair.management.calls import SecondSample
         from sbpair.move.events import QueuesFound
         from sbpair.move.peek.peeker import Peeked
 
@@ -168,7 +167,20 @@ class PeekProgress(LineProgress):
             case QueuesFound():
                 print_found(self._screen, event)
             case _:
-                queues.progress(self._screen, event)
+                print_control_event(self._screen, event)
+
+
+def print_control_event(screen: Screen, event: ControlEvent) -> None:
+    """Print an event of a command that reads or changes queues."""
+    match event:
+        case Listed(namespace, queues):
+            screen.detail(f"{namespace} has {queues} queues under the prefix")
+        case Retrying(_what, attempt, wait_seconds, reason):
+            screen.say(f"{reason}; attempt {attempt} of 3, retrying in {wait_seconds:.1f} s")
+        case SecondSample(seconds):
+            screen.detail(f"waiting {spoken(seconds)} for a second sample of the queues")
+        case QueueProvisioned(path, outcome, done, total):
+            screen.detail(f"{path}: {outcome} ({done} of {total})")
 
 
 Reading = TypeVar("Reading")

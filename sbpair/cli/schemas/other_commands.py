@@ -1,6 +1,7 @@
 """Schemas of the output of the other commands."""
 
 from sbpair.cli.commands.doctor import AssumptionFinding
+from sbpair.cli.commands.management import AUDIT_LISTS, PROVISION_LISTS, PRUNE_LISTS
 from sbpair.cli.schemas.builders import (
     Optional,
     Schema,
@@ -68,49 +69,27 @@ def _kind(kind: str, description: str, *outcomes: str) -> dict[str, Schema | Opt
     return fields(kind=choice("Kind of line", kind), outcome=choice(description, *outcomes))
 
 
-_AUDIT_LISTS = {
-    "missing": "Expected queues that do not exist",
-    "extra": "Queues beyond the count",
-    "drifted": "Queues that differ from their description",
-    "ok": "Queues as expected",
-    "foreign": "Backlog queues of another primary",
-}
 AUDIT = document(
     "sbpair/audit/1",
     "The audit of a pair's backlog queues. JSON Lines have one queue, destination or skipped item each.",
-    record("The line of a queue", **_kind("queue", "Its list", *_AUDIT_LISTS), **_AUDITED),
+    record("The line of a queue", **_kind("queue", "Its list", *AUDIT_LISTS), **_AUDITED),
     record("The line of a destination", **_kind("destination", "As kind", "destination"), **_DESTINATION),
     record("The line of a skipped item", **_kind("skipped", "As kind", "skipped"), **_SKIPPED),
     backlog=typed(BacklogTotal),
-    **{name: records(what, **_AUDITED) for name, what in _AUDIT_LISTS.items()},
+    **{str(name): records(what, **_AUDITED) for name, what in AUDIT_LISTS.items()},
     destinations=records("Destinations of the peeked messages", **_DESTINATION),
     skipped=records("Queues and namespaces that could not be read", **_SKIPPED),
     findings=array("Kinds of findings", text("Kind, as in --fail-on")),
 )
 
-_PRUNE_LISTS = {
-    "would_remove": "Queues that a run with --yes would delete",
-    "removed": "Deleted queues",
-    "kept": "Queues that hold messages",
-    "gone": "Queues that another process deleted meanwhile",
-    "failed": "Queues that could not be deleted",
-}
 PRUNE = document(
     "sbpair/prune/1",
     "Backlog queues beyond the count. JSON Lines have one queue each.",
-    record("The line of a queue", outcome=choice("Its list", *_PRUNE_LISTS), **_QUEUE),
+    record("The line of a queue", outcome=choice("Its list", *PRUNE_LISTS), **_QUEUE),
     dry_run=flag("Whether nothing was deleted"),
-    **{name: records(what, **_QUEUE) for name, what in _PRUNE_LISTS.items()},
+    **{str(name): records(what, **_QUEUE) for name, what in PRUNE_LISTS.items()},
 )
 
-_PROVISION_LISTS = {
-    "created": "Created entities",
-    "existing": "Entities that exist as described",
-    "drifted": "Entities that exist and differ",
-    "failed": "Entities that could not be created",
-    "not_tried": "Entities not tried after a failure or an interruption",
-    "would_create": "Entities that a run without --dry-run would create",
-}
 _ENTITY = fields(
     name=text("Path of the entity"),
     reason=_REASON,
@@ -123,9 +102,9 @@ _ENTITY = fields(
 PROVISION = document(
     "sbpair/provision/1",
     "The entities that provision created or found. JSON Lines have one entity each.",
-    record("The line of an entity", outcome=choice("Its list", *_PROVISION_LISTS), **_ENTITY),
+    record("The line of an entity", outcome=choice("Its list", *PROVISION_LISTS), **_ENTITY),
     dry_run=flag("Whether nothing was created"),
-    **{name: records(what, **_ENTITY) for name, what in _PROVISION_LISTS.items()},
+    **{str(name): records(what, **_ENTITY) for name, what in PROVISION_LISTS.items()},
 )
 
 _PLACED = fields(

@@ -1,0 +1,397 @@
+"""`sbpair provision`, `audit` and `prune`: run `sbpair.management`, and print its reports of queues and entities."""
+
+import asyncio
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sbpair.cli.command_loop import run, run_gracefully
+from sbpair.cli.completion import findings
+from sbpair.cli.next_command import next_command, not_confirmed
+from sbpair.cli.options import values
+from sbpair.cli.options.common import COUNT, PairSelection, duration, flag, option
+from sbpair.cli.progress.reporting import PeekProgress, print_control_event
+from sbpair.cli.render.screen import Document, Screen, plural, rounded, spoken
+from sbpair.cli.render.status import LEGEND, sampled, total_document, total_line
+from sbpair.cli.render.table import columns, limited
+from sbpair.management.audit_findings import (
+    FAIL_ON,
+    MAX_PEEK,
+    Audit,
+    AuditFinding,
+    DestinationSummary,
+    audit_exit_code,
+    is_full,
+)
+from sbpair.management.calls import ControlEvent, QueueProvisioned
+from sbpair.model.pair import Pair
+from sbpair.model.queues import QueueFinding, Utilisation
+from sbpair.model.report import Outcome, Report, ReportItem
+from sbpair.operating_system.files import read_document
+
+if TYPE_CHECKING:
+    from sbpair.management.entities_file import EntitiesDocument
+    from sbpair.management.provisioning import EntityItem, EntityReport
+
+PROVISION_LISTS = {
+    Outcome.CREATED: "Created entities",
+    Outcome.EXISTING: "Entities that exist as described",
+    Outcome.DRIFTED: "Entities that exist and differ",
+    Outcome.FAILED: "Entities that could not be created",
+    Outcome.NOT_TRIED: "Entities not tried after a failure or an interruption",
+    Outcome.WOULD_CREATE: "Entities that a run without --dry-run would create",
+}
+AUDIT_LISTS = {
+    Outcome.MISSING: "Expected queues that do not exist",
+    Outcome.EXTRA: "Queues beyond the count",
+    Outcome.DRIFTED: "Queues that differ from their description",
+    Outcome.OK: "Queues as expected",
+    Outcome.FOREIGN: "Backlog queues of another primary",
+}
+PRUNE_LISTS = {
+    Outcome.WOULD_REMOVE: "Queues that a run with --yes would delete",
+    Outcome.REMOVED: "Deleted queues",
+    Outcome.KEPT: "Queues that hold messages",
+    Outcome.GONE: "Queues that another process deleted meanwhile",
+    Outcome.FAILED: "Queues that could not be deleted",
+}
+"""The lists of each report's document, and what is in them."""
+
+DESTINATIONS_SHOWN = 40
+MIN_NOTED_IDLE_SECONDS = 86_400
+DEFAULT = ",".join(kind for kind in AuditFinding if kind in FAIL_ON)
+CHOICES = ", ".join((*AuditFinding, values.ALL, values.NONE))
+PEEK_LIMIT = 1_000_000
+MAX_SAMPLE_SECONDS = 3_600
+
+QueueItem = ReportItem[QueueFinding]
+
+
+def provision_command(
+    *,
+    count: int | None = COUNT,
+    entities: Path | None = option("--entities FILE", "Also create the entities of this TOML file in both namespaces"),
+    dry_run: bool = flag("--dry-run", "Only print what would be created"),
+    strict: bool = flag("--strict", "Exit 3 if an existing entity differs"),
+    management: values.Management,
+    connection: PairSelection,
+    screen: Screen,
+) -> int:
+    """Create the missing backlog queues in the secondary namespace.
+
+    Existing queues are compared and never changed. Needs Manage on the secondary namespace, with --entities on both.
+    The TOML file describes queues, topics, subscriptions and rules.
+
+    Examples:
+      sbpair provision --dry-run
+      sbpair provision --count 10 --entities entities.toml
+
+    Exit codes: 3 some were not created, or differ with --strict; 5 access denied; 130 interrupted
+
+    See also: sbpair help management
+    """
+    group = values.group_of(management)
+    pair = values.selected_pair(connection, screen, count=count)
+    from sbpair.management import provisioning
+
+    requested = read_entities(entities)
+
+    async def main(stop: asyncio.Event, _hurry: asyncio.Event) -> tuple[provisioning.EntityReport, bool]:
+        report = await provisioning.provision(
+            pair,
+            group=group,
+            entities=requested,
+            dry_run=dry_run,
+            stop=stop,
+            on_event=partial(print_control_event, screen),
+        )
+        return report, stop.is_set()
+
+    report, stopped = run_gracefully(main)
+    _print(screen, "sbpair/provision/1", report, PROVISION_LISTS, _entities_table(report), {"dry_run": dry_run})
+    for item in report.of(Outcome.DRIFTED):
+        screen.warn(f"{_title_of(item)} differs: {item.reason}")
+    for item in report.of(Outcome.FAILED):
+        screen.warn(f"{_title_of(item)} was not created: {item.reason}")
+    if left := len(report.of(Outcome.NOT_TRIED)):
+        screen.warn(f"{left} not tried: continue with {next_command('provision')}")
+    if stopped and report.of(Outcome.NOT_TRIED, Outcome.FAILED):
+        raise KeyboardInterrupt
+    return provisioning.provision_exit_code(report, strict=strict)
+
+
+def _entities_table(report: "EntityReport") -> list[str]:
+    """Return the report as text; namespace and kind are shown only beside other entities than backlog queues."""
+    if not report.items:
+        return []
+    mixed = any(item.detail and item.detail.index is None for item in report)
+    rows = [["NAMESPACE", "KIND", "NAME", "OUTCOME", "NOTE"] if mixed else ["QUEUE", "OUTCOME", "NOTE"]]
+    for item in report:
+        place = [item.detail.namespace, item.detail.kind] if mixed and item.detail else []
+        rows.append([*place, item.name, _outcome(item), _note(item)])
+    return columns(rows)
+
+
+def read_entities(path: Path | None) -> "EntitiesDocument":
+    from sbpair.management import entities_file
+
+    if path is None:
+        return entities_file.NO_ENTITIES
+    text = read_document(path, option="--entities", hint="name a TOML file")
+    return entities_file.parse_entities(text, str(path))
+
+
+def _title_of(item: "EntityItem") -> str:
+    own = item.detail and item.detail.index is None
+    return f"{item.detail.kind} {item.name} of {item.detail.namespace}" if own and item.detail else item.name
+
+
+def audit_command(
+    *,
+    count: int | None = COUNT,
+    fail_on: frozenset[AuditFinding] = option(
+        "--fail-on KIND[,KIND]",
+        f"Findings that exit 3: {CHOICES}",
+        complete=findings,
+        default=DEFAULT,
+        parse=partial(values.findings_of, tuple(AuditFinding)),
+    ),
+    idle: float | None = duration("--idle DURATION", "Report queues unused for this long, as in 30d"),
+    peek: int = option(
+        "--peek N", "Messages to peek in each queue; 0 for none", at_least=0, at_most=PEEK_LIMIT, default=MAX_PEEK
+    ),
+    sample: float = duration(
+        "--sample DURATION",
+        "Time between two samples of a queue's growth; 0 for one sample",
+        default="5s",
+        at_least=0,
+        at_most=MAX_SAMPLE_SECONDS,
+    ),
+    management: values.Management,
+    connection: PairSelection,
+    screen: Screen,
+) -> int:
+    """Compare backlog queues with the expected ones; count messages.
+
+    Reports missing, extra and drifted queues, stranded messages, their age and destinations, and queue growth. Changes
+    and locks nothing. Needs Manage on the secondary; with Listen, it also peeks messages.
+
+    Examples:
+      sbpair audit
+      sbpair audit --fail-on missing,extra --sample 1m
+
+    Exit codes: 0 no finding of --fail-on; 3 at least one
+
+    See also: sbpair help management
+    """
+    group = values.group_of(management)
+    pair = values.selected_pair(connection, screen, count=count)
+    from sbpair.management import auditing
+
+    with PeekProgress(screen) as progress:
+        audit = auditing.audit(
+            pair,
+            group=group,
+            idle_seconds=idle,
+            max_peek=peek,
+            sample_seconds=sample,
+            on_event=progress,
+        )
+        found = run(audit)
+    destinations = [{**asdict(each), "exact": found.complete} for each in found.destinations]
+    skipped = [asdict(each) for each in found.unseen]
+    totals = {
+        "backlog": total_document(found.total),
+        "destinations": destinations,
+        "skipped": skipped,
+        "findings": sorted(found.findings),
+    }
+    others = [{"kind": "destination", "outcome": "destination", **each} for each in destinations]
+    others += [{"kind": "skipped", "outcome": "skipped", **each} for each in skipped]
+    _print(screen, "sbpair/audit/1", found, AUDIT_LISTS, _audit_table(found), totals, kind="queue", others=others)
+    for each in found.unseen:
+        screen.warn(f"skipped {each.name}: {each.reason}")
+    if found.of(Outcome.MISSING):
+        screen.say(f"create the missing queues with {next_command('provision')}")
+    values.failed_on(screen, found.found, fail_on)
+    return audit_exit_code(found, fail_on)
+
+
+def _audit_table(audit: Audit) -> Iterator[str]:
+    if audit.items:
+        yield from columns([(*COUNTED, "OLDEST", "FULL", "NOTE"), *map(_audited_row, audit)])
+    if audit.destinations:
+        yield ""
+        titles = ("DESTINATION", "MESSAGES", "FOUND", "DUPLICATES", "NOTE")
+        rows = (_destination_row(each, exact=audit.complete) for each in audit.destinations)
+        yield from limited([titles, *rows], DESTINATIONS_SHOWN)
+    yield ""
+    if audit.destinations and not audit.complete:
+        yield f"{LEGEND}; --peek N peeks more"
+    yield total_line(audit.total)
+
+
+def _fill(fill: Utilisation) -> dict[str, object]:
+    rates = ("idle_seconds", "oldest_seconds", "bytes_per_second", "full_in_seconds")
+    return {
+        **{name: getattr(fill, name) for name in ("size_bytes", "idle", "peeked", "complete")},
+        **{name: rounded(getattr(fill, name)) for name in rates},
+        "effective_max_size_mb": fill.max_bytes // 1024 // 1024,
+        "fill_ratio": None if fill.fill_ratio is None else round(fill.fill_ratio, 6),
+    }
+
+
+def _audited_row(item: QueueItem) -> list[object]:
+    counts, fill = (item.detail.counts, item.detail.fill) if item.detail else (None, None)
+    dead = counts.dead_letter + counts.transfer_dead_letter if counts else 0
+    notes = (f"{dead} dead-lettered" if dead else "", _note(item), *(_fill_notes(fill) if fill else ()))
+    oldest = "" if fill is None or fill.oldest_seconds is None else spoken(fill.oldest_seconds)
+    return [*_counted(item), oldest, _share(fill) if fill else "", "; ".join(filter(None, notes))]
+
+
+def _share(fill: Utilisation) -> str:
+    if fill.fill_ratio is None:
+        return ""
+    return "<1%" if 0 < fill.fill_ratio < 0.01 else f"{fill.fill_ratio:.0%}"
+
+
+def _fill_notes(fill: Utilisation) -> Iterator[str]:
+    if fill.idle or (fill.idle_seconds or 0) >= MIN_NOTED_IDLE_SECONDS:
+        yield f"unused for {spoken(fill.idle_seconds or 0)}"
+    if fill.full_in_seconds is not None:
+        yield f"full in {spoken(fill.full_in_seconds)} at this rate{': move it now' if is_full(fill) else ''}"
+    elif fill.bytes_per_second is not None:
+        yield "not growing"
+    if fill.peeked is not None and not fill.complete:
+        yield f"peeked only the first {fill.peeked}"
+
+
+def _destination_row(each: DestinationSummary, *, exact: bool) -> tuple[object, ...]:
+    found = {True: "topic" if each.topic else "yes", False: "no", None: "?"}[each.found]
+    duplicates = {True: "detected", False: "not detected", None: "?" if each.found else ""}[each.detects_duplicates]
+    name = {"": "(none)", "*": "(others)"}.get(each.name, each.name)
+    return (name, sampled(each.messages, exact=exact), found, duplicates, each.reason)
+
+
+def prune_command(
+    *,
+    count: int | None = COUNT,
+    dry_run: bool = flag("--dry-run", "Only print the queues that would be deleted", excludes="--yes"),
+    yes: bool = flag("--yes -y", "Delete without asking"),
+    connection: PairSelection,
+    screen: Screen,
+) -> int:
+    """Delete empty backlog queues beyond --count.
+
+    A queue that holds any message is kept. Each queue is set SendDisabled and counted again before it is deleted. Make
+    sure that no client of the pair uses a higher count. Needs Manage and Listen on the secondary namespace.
+
+    Examples:
+      sbpair prune --count 5 --dry-run
+      sbpair prune --count 5 --yes
+
+    Exit codes: 0 deleted, or --dry-run; 3 some were kept; 4 not confirmed, or all were kept, since they hold
+    messages
+
+    See also: sbpair help management
+    """
+    pair = values.selected_pair(connection, screen, count=count)
+    from sbpair.management import pruning
+
+    if yes:
+        return _remove(pair, screen, None)
+    report = run(pruning.prune(pair, on_event=partial(print_control_event, screen)))
+    _show(screen, report, dry_run=True)
+    planned = [item.name for item in report.of(Outcome.WOULD_REMOVE)]
+    if not planned:
+        return 0
+    number = plural(len(planned), "queue")
+    command = next_command("prune", "--yes", without=["dry_run"])
+    if dry_run:
+        screen.say(f"nothing was deleted; delete {number} with {command}")
+        return 0
+    can_ask = screen.can_ask and sys.stdout is not None and sys.stdout.isatty()
+    if can_ask and screen.asks(f"Delete {number}?"):
+        return _remove(pair, screen, planned)
+    raise not_confirmed("deleted", command)
+
+
+def _remove(pair: Pair, screen: Screen, only: list[str] | None) -> int:
+    from sbpair.management import pruning
+
+    done: list[QueueProvisioned] = []
+
+    def on_event(event: ControlEvent) -> None:
+        print_control_event(screen, event)
+        if isinstance(event, QueueProvisioned):
+            done.append(event)
+
+    try:
+        report = run(pruning.prune(pair, dry_run=False, only=only, on_event=on_event))
+    except KeyboardInterrupt:
+        for each in done:
+            screen.warn(f"{each.path}: {each.outcome}, before the interruption")
+        raise
+    _show(screen, report, dry_run=False)
+    if report.of(Outcome.KEPT):
+        screen.say(f"kept queues hold messages: move all but dead letters with {next_command('syphon', '--once')}")
+    return pruning.prune_exit_code(report)
+
+
+def _show(screen: Screen, report: Report[QueueFinding], *, dry_run: bool) -> None:
+    rows = [(*_counted(item), _note(item)) for item in report]
+    table = columns([(*COUNTED, "NOTE"), *rows]) if rows else []
+    _print(screen, "sbpair/prune/1", report, PRUNE_LISTS, table, {"dry_run": dry_run})
+    if not rows:
+        screen.say("nothing to delete: no backlog queue beyond --count")
+
+
+COUNTED = ("QUEUE", "OUTCOME", "ACTIVE", "DEAD", "SCHEDULED", "TOTAL")
+
+
+def _counted(item: QueueItem) -> list[object]:
+    """Return the cells of COUNTED."""
+    counts = item.detail.counts if item.detail else None
+    numbers = [counts.active, counts.dead_letter, counts.scheduled, counts.total] if counts else ["", "", "", ""]
+    return [item.name, _outcome(item), *numbers]
+
+
+def _outcome(item: ReportItem[Any]) -> str:
+    return item.outcome.replace("_", " ")
+
+
+def _note(item: ReportItem[Any]) -> str:
+    return "; ".join(filter(None, (item.reason, "partitioned" if item.detail and item.detail.partitioned else "")))
+
+
+def _print(
+    screen: Screen,
+    schema: str,
+    report: Report[Any],
+    lists: Iterable[Outcome],
+    table: Iterable[str],
+    more: Document,
+    *,
+    others: Iterable[Document] = (),
+    **key: str,
+) -> None:
+    """Print a report: a document with a list for each outcome and `more`, or lines of items with `key` and of others."""
+    entries = [(item.outcome, _entry(item)) for item in report]
+    document = {str(each): [entry for outcome, entry in entries if outcome == each] for each in lists}
+    lines = ({**key, "outcome": str(outcome), **entry} for outcome, entry in entries)
+    screen.result(schema, {**document, **more}, table, chain(lines, others))
+
+
+def _entry(item: ReportItem[Any]) -> dict[str, object]:
+    """Return one queue or entity as JSON: its name and all known facts."""
+    found: dict[str, object] = {"name": item.name, **({"reason": item.reason} if item.reason else {})}
+    if isinstance(item.detail, QueueFinding):
+        found["index"] = item.detail.index
+    known = {} if item.detail is None else asdict(item.detail)
+    if isinstance(item.detail, QueueFinding) and item.detail.fill:
+        known["fill"] = _fill(item.detail.fill)
+    return found | {name: value for name, value in known.items() if value not in (None, ()) and value is not False}
