@@ -17,11 +17,11 @@ from sbpair.cli.render.screen import Screen, plural
 from sbpair.errors import ExitCode
 
 if TYPE_CHECKING:
-    from sbpair.cli.options.entity_addresses import StateOwner
     from sbpair.metrics.run_metrics import RunMetrics
     from sbpair.model.pair import Ends
     from sbpair.move.events import SyphonEvent
     from sbpair.move.run_store import LiveRun
+    from sbpair.runs.database import StateOwner
     from sbpair.service.supervision import Supervision
     from sbpair.syphon import runner
     from sbpair.syphon.move_spec import MoveSpec

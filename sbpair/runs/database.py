@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 from urllib.parse import quote
 
 from sbpair.errors import MachineLacks, SbpairError, StateRefused
@@ -330,6 +330,16 @@ class RunDatabase(SqliteFile):
         with suppress(OSError):
             # In case the log does not start again: another process was reading it, or the disk is full.
             self._fold_at = Path(self._log).stat().st_size + MAX_LOG_BYTES
+
+
+class StateOwner(NamedTuple):
+    """A pair or a namespace, and the state directory in which its runs are recorded."""
+
+    ends: Ends
+    directory: Path
+
+    def open_if_any(self) -> RunDatabase | None:
+        return state_if_any(self.directory, self.ends)
 
 
 def state_if_any(directory: Path, pair: Ends) -> RunDatabase | None:

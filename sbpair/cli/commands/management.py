@@ -379,7 +379,7 @@ def _print(
     others: Iterable[Document] = (),
     **key: str,
 ) -> None:
-    """Print a report: a document with a list for each outcome and `more`, or lines of items with `key` and of others."""
+    """Print a report: a document with lists by outcome and `more`, or lines of its items with `key`, and others."""
     entries = [(item.outcome, _entry(item)) for item in report]
     document = {str(each): [entry for outcome, entry in entries if outcome == each] for each in lists}
     lines = ({**key, "outcome": str(outcome), **entry} for outcome, entry in entries)

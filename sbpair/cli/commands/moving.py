@@ -9,22 +9,24 @@ from sbpair.cli.move_run import run_move
 from sbpair.cli.next_command import next_command
 from sbpair.cli.options import moves
 from sbpair.cli.options.common import COUNT, NamespaceSelection, PairSelection, argument, flag, option
-from sbpair.cli.options.entity_addresses import StateOwner, backlog_dead_letters, checked_ends, reach_of
+from sbpair.cli.options.entity_addresses import reach_of
 from sbpair.cli.options.moves import MoveTerms
 from sbpair.cli.options.values import selected_profile
 from sbpair.cli.render.receipt import warn_of_failures
-from sbpair.cli.render.screen import Screen
+from sbpair.cli.render.screen import Screen, spoken
 from sbpair.cli.render.table import columns
 from sbpair.errors import UsageError
 from sbpair.model.entities import subscription_of
+from sbpair.model.pair import Ends
 from sbpair.move.context import MAX_MISSING
+from sbpair.runs.database import StateOwner
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sbpair.cli.options.entity_addresses import Reach
     from sbpair.move.filter import MessageFilter
-    from sbpair.syphon.move_spec import EntityAddress
+    from sbpair.syphon.move_spec import EntityAddress, MoveSpec
 
 _ONE_MODE = "[--once | --watch | --dry-run] [OPTIONS]"
 USAGE = {"syphon": "(--once | --watch | --dry-run) [OPTIONS]", "move": _ONE_MODE, "redrive": _ONE_MODE}
@@ -103,7 +105,7 @@ def move_command(
     origin = reach.address(source, dead_letters=dead_letters, what="SOURCE")
     target = reach.address(destination, what="DESTINATION")
     command = ("move", source, destination)
-    ends = checked_ends(reach, screen, command[0], origin, target, allow_duplicate_detection, terms.allow_discard)
+    ends = _checked_ends(reach, screen, command[0], origin, target, allow_duplicate_detection, terms.allow_discard)
     return run_move(screen, *ends, terms, mode, terms.move_options(where=where, max_missing=0), command, limit)
 
 
@@ -158,12 +160,12 @@ def redrive_command(
     reach = reach_of(connection, screen, count=count, state=terms.state)
     options = terms.move_options(where=where, max_missing=0)
     if entity is None:
-        return run_move(screen, *backlog_dead_letters(reach), terms, mode, options, ("redrive",), limit)
+        return run_move(screen, *_backlog_dead_letters(reach), terms, mode, options, ("redrive",), limit)
     source = reach.address(entity, dead_letters=True, what="ENTITY")
     if by_reason:
         return _print_reasons(screen, entity, source, limit or MAX_PEEK, where)
     target = _origin(reach, source, terms.where, reason or (), all_subscriptions=all_subscriptions)
-    ends = checked_ends(reach, screen, "redrive", source, target, allow_duplicate_detection, terms.allow_discard)
+    ends = _checked_ends(reach, screen, "redrive", source, target, allow_duplicate_detection, terms.allow_discard)
     return run_move(screen, *ends, terms, mode, options, ("redrive", entity), limit)
 
 
@@ -229,4 +231,89 @@ def _print_reasons(
     warn_of_failures(screen, where)
     way = next_command("redrive", entity, without={"by_reason", "limit"})
     say_number(screen, groups, f"send them back with {way}", chosen=where is not None)
+    return 0
+
+
+def _checked_ends(
+    reach: "Reach",
+    screen: Screen,
+    command: str,
+    source: "EntityAddress",
+    destination: "EntityAddress | None",
+    allow_duplicate_detection: bool,
+    allow_discard: bool,
+) -> "tuple[MoveSpec, StateOwner]":
+    """Check both ends of a move before anything is received. Return what it moves, and whose run it is.
+
+    Without a destination, the source has dead letters of a backlog queue, whose aliases name their destinations.
+    """
+    from sbpair.azure.credentials import token_getter
+    from sbpair.move.message.route import BACKLOG_DEAD_LETTERS, kept_for
+    from sbpair.syphon.move_spec import CheckedEnds, MoveSpec, check_ends, check_names
+
+    if destination is not None:
+        check_names(source, destination)
+        _warn_without_aliases(screen, source, destination)
+    owner = reach.owner(source, *([destination] if destination else []))
+    primary = owner.ends.primary if destination is None else destination.endpoint
+    ends = Ends(owner.ends.name, primary, source.endpoint)
+
+    async def check() -> CheckedEnds:
+        async with token_getter(ends) as get_token:
+            return await check_ends(source, destination, get_token, allow_discard=allow_discard)
+
+    found, window_ms = run(check()), 0
+    if destination is not None and found.duplicate_window_ms != 0 and not allow_duplicate_detection:
+        window_ms = _duplicate_window(screen, source, destination, found.duplicate_window_ms)
+    returns = command == "redrive" or destination is None
+    line = f"{command} {source._replace(path=source.parent)}" if returns else f"{command} {source} {destination}"
+    return MoveSpec(
+        ends,
+        line,
+        BACKLOG_DEAD_LETTERS if destination is None else kept_for(destination.path),
+        source.path,
+        sessions=found.sessions,
+        keeps_refused=True,
+        duplicate_window_ms=window_ms,
+        names=(str(source), str(destination or primary.name)),
+    ), owner
+
+
+def _backlog_dead_letters(reach: "Reach") -> "tuple[MoveSpec, StateOwner]":
+    """Return a move of the dead letters of all backlog queues to where their aliases say, and whose run it is."""
+    from sbpair.move.message.route import BACKLOG_DEAD_LETTERS
+    from sbpair.syphon.move_spec import MoveSpec
+
+    return MoveSpec(reach.pair, "redrive --backlog", BACKLOG_DEAD_LETTERS, keeps_refused=True), reach.owner()
+
+
+def _warn_without_aliases(screen: Screen, source: "EntityAddress", destination: "EntityAddress") -> None:
+    """Warn of a backlog queue as destination of other messages than stranded ones."""
+    from_backlog, to_backlog = (
+        backlog.TRANSFER_SEGMENT in each.path.lower().split("/") for each in (source, destination)
+    )
+    if to_backlog and not from_backlog:
+        screen.warn(f"{destination.path} is a backlog queue: the syphon dead-letters messages without aliases there")
+
+
+def _duplicate_window(
+    screen: Screen, source: "EntityAddress", destination: "EntityAddress", window_ms: int | None
+) -> int:
+    """Warn of a destination that detects duplicates. Return how long messages wait that it has accepted before."""
+    subscription = subscription_of(source.parent)
+    before = source._replace(path=subscription.topic if subscription else source.parent)
+    returns = source.is_dead_letters and destination.equals(before)
+    name = destination.path
+    if window_ms is None:
+        if returns:
+            screen.warn(f"{name} drops these messages if it detects duplicates, which only the Manage claim shows")
+        return 0
+    seconds = spoken(window_ms / 1000)
+    if returns:
+        screen.warn(
+            f"{name} detects duplicates: messages enqueued within {seconds} stay, since it would drop them;"
+            " --allow-duplicate-detection moves them all the same"
+        )
+        return window_ms
+    screen.warn(f"{name} detects duplicates: it drops a message whose id it has accepted within {seconds}")
     return 0

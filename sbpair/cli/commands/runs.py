@@ -13,7 +13,7 @@ from sbpair.cli.completion import runs as runs_of_pair
 from sbpair.cli.logs import utc
 from sbpair.cli.next_command import next_command
 from sbpair.cli.options.common import Output, RunSelection, argument, option
-from sbpair.cli.options.entity_addresses import open_runs, owner_of_runs
+from sbpair.cli.options.entity_addresses import reach_of
 from sbpair.cli.render.receipt import breakdown, filter_lines, left_lines, proof_lines
 from sbpair.cli.render.screen import Screen, clean, size, spoken
 from sbpair.cli.render.table import columns, wrapped
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sbpair.cli.report.run_facts import RunReport
     from sbpair.model.pair import Ends
     from sbpair.replay.archive import ArchiveFiles
-    from sbpair.runs.database import RunDatabase
+    from sbpair.runs.database import RunDatabase, StateOwner
     from sbpair.runs.run_log import RunRecord
 
 SCHEMA = "sbpair/runs/1"
@@ -61,7 +61,7 @@ def list_runs(*, connection: RunSelection, screen: Screen) -> int:
     """
     from sbpair.runs.run_log import all_runs
 
-    with open_runs(connection, screen) as kept:
+    with _open_runs(connection, screen) as kept:
         found = all_runs(kept) if kept else []
     entries, rows = [], []
     for run in found:
@@ -91,7 +91,7 @@ def show_run(
     """
     from sbpair.runs.run_log import find_run
 
-    with open_runs(connection, screen) as kept:
+    with _open_runs(connection, screen) as kept:
         run = find_run(kept, run_id)
     doubtful = [{key: value for key, value in asdict(doubt).items() if key != "run"} for doubt in run.doubts]
     receipt = {key: value for key, value in (run.receipt or {}).items() if key != "archive"}
@@ -125,7 +125,7 @@ def report_run(
     """
     wanted = {name: file for name, file in (("html", html), ("markdown", markdown)) if file is not None}
     _check(wanted, screen)
-    owner = owner_of_runs(connection, screen)
+    owner = _owner(connection, screen)
     with ExitStack() as stack:
         targets = {name: stack.enter_context(replaced_file(file)) for name, file in wanted.items() if file != STDOUT}
         report, texts = rendered_report(owner.directory, owner.ends, run_id, wanted)
@@ -162,7 +162,7 @@ def pause_run(
 
     See also: sbpair help runs
     """
-    return _request("pause", run_id, open_runs(connection, screen), screen)
+    return _request("pause", run_id, _open_runs(connection, screen), screen)
 
 
 def resume_run(
@@ -183,7 +183,7 @@ def resume_run(
 
     See also: sbpair help runs
     """
-    return _request("resume", run_id, open_runs(connection, screen), screen)
+    return _request("resume", run_id, _open_runs(connection, screen), screen)
 
 
 def cancel_run(
@@ -204,7 +204,7 @@ def cancel_run(
 
     See also: sbpair help runs
     """
-    return _request("cancel", run_id, open_runs(connection, screen), screen)
+    return _request("cancel", run_id, _open_runs(connection, screen), screen)
 
 
 SUBCOMMANDS = {
@@ -215,6 +215,19 @@ SUBCOMMANDS = {
     "resume": resume_run,
     "cancel": cancel_run,
 }
+
+
+def _owner(selection: RunSelection, screen: Screen) -> "StateOwner":
+    return reach_of(selection, screen, state=selection.state).owner()
+
+
+def _open_runs(selection: RunSelection, screen: Screen) -> "AbstractContextManager[RunDatabase | None]":
+    """Open the state with the runs of a pair or a namespace; None if it does not exist."""
+    owner = _owner(selection, screen)
+    kept = owner.open_if_any()
+    if kept is None:
+        screen.say(f"no runs yet: {owner.directory} has no state")
+    return kept or nullcontext()
 
 
 def run_document(run: "RunRecord") -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Entities as users name them, `[SIDE:]ENTITY`, in the namespaces that a command can reach; and the ends of a move.
+"""Entities as users name them, `[SIDE:]ENTITY`, in the namespaces that a command can reach.
 
 SIDE is `primary`, `secondary`, or the name of `[namespaces.NAME]`. A colon is illegal in the path of an entity.
 """
@@ -6,37 +6,25 @@ SIDE is `primary`, `secondary`, or the name of `[namespaces.NAME]`. A colon is i
 from __future__ import annotations
 
 import os
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from sbpair import backlog
-from sbpair.cli.command_loop import run
 from sbpair.cli.options.values import flags_of, load_profile, warn_of_unknown_variables
-from sbpair.cli.render.screen import spoken
 from sbpair.config import refuse_secrets, state_setting
 from sbpair.config.file import SingleNamespace, has_pair, load_namespace
 from sbpair.config.setting import SIDES, Environment, Flags
 from sbpair.errors import NameInvalid, UsageError
-from sbpair.model.entities import subscription_of
-from sbpair.model.pair import Ends
 from sbpair.move.message.dead_letters import dead_letter_path, is_dead_letter_path, parent_path
 
 if TYPE_CHECKING:
-    from sbpair.cli.options.common import NamespaceSelection, RunSelection
+    from sbpair.cli.options.common import NamespaceSelection
     from sbpair.cli.render.screen import Screen
     from sbpair.config import Profile
     from sbpair.model.pair import Endpoint, Pair
-    from sbpair.runs.database import RunDatabase
-    from sbpair.syphon.move_spec import EntityAddress, MoveSpec
-
-
-class StateOwner(NamedTuple):
-    """The pair, or the namespace, in whose state directory the runs of a move are recorded."""
-
-    ends: Ends
-    directory: Path
+    from sbpair.runs.database import StateOwner
+    from sbpair.syphon.move_spec import EntityAddress
 
 
 @dataclass
@@ -81,6 +69,8 @@ class Reach:
 
         Without ends, those that a command shows: of `--namespace`, or of the pair.
         """
+        from sbpair.runs.database import StateOwner
+
         if self.namespace is None and (not ends or any(each.side in SIDES for each in ends)):
             return StateOwner(self.pair, self.profile.state_directory)
         name = self.namespace or ends[0].side
@@ -142,102 +132,3 @@ def reach_of(
     if selection.namespace is not None:
         reach.endpoint(selection.namespace)
     return reach
-
-
-def owner_of_runs(selection: RunSelection, screen: Screen) -> StateOwner:
-    return reach_of(selection, screen, state=selection.state).owner()
-
-
-def open_runs(selection: RunSelection, screen: Screen) -> AbstractContextManager[RunDatabase | None]:
-    """Open the state with the runs of a pair or a namespace; None if it does not exist."""
-    from sbpair.runs.database import state_if_any
-
-    owner = owner_of_runs(selection, screen)
-    kept = state_if_any(owner.directory, owner.ends)
-    if kept is None:
-        screen.say(f"no runs yet: {owner.directory} has no state")
-        return nullcontext()
-    return kept
-
-
-def checked_ends(
-    reach: Reach,
-    screen: Screen,
-    command: str,
-    source: EntityAddress,
-    destination: EntityAddress | None,
-    allow_duplicate_detection: bool,
-    allow_discard: bool,
-) -> tuple[MoveSpec, StateOwner]:
-    """Check both ends of a move before anything is received. Return what it moves, and whose run it is.
-
-    Without a destination, the source has dead letters of a backlog queue, whose aliases name their destinations.
-    """
-    from sbpair.azure.credentials import token_getter
-    from sbpair.move.message.route import BACKLOG_DEAD_LETTERS, kept_for
-    from sbpair.syphon.move_spec import CheckedEnds, MoveSpec, check_ends, check_names
-
-    if destination is not None:
-        check_names(source, destination)
-        _warn_without_aliases(screen, source, destination)
-    owner = reach.owner(source, *([destination] if destination else []))
-    primary = owner.ends.primary if destination is None else destination.endpoint
-    ends = Ends(owner.ends.name, primary, source.endpoint)
-
-    async def check() -> CheckedEnds:
-        async with token_getter(ends) as get_token:
-            return await check_ends(source, destination, get_token, allow_discard=allow_discard)
-
-    found, window_ms = run(check()), 0
-    if destination is not None and found.duplicate_window_ms != 0 and not allow_duplicate_detection:
-        window_ms = _duplicate_window(screen, source, destination, found.duplicate_window_ms)
-    returns = command == "redrive" or destination is None
-    line = f"{command} {source._replace(path=source.parent)}" if returns else f"{command} {source} {destination}"
-    return MoveSpec(
-        ends,
-        line,
-        BACKLOG_DEAD_LETTERS if destination is None else kept_for(destination.path),
-        source.path,
-        sessions=found.sessions,
-        keeps_refused=True,
-        duplicate_window_ms=window_ms,
-        names=(str(source), str(destination or primary.name)),
-    ), owner
-
-
-def backlog_dead_letters(reach: Reach) -> tuple[MoveSpec, StateOwner]:
-    """Return a move of the dead letters of all backlog queues to where their aliases say, and whose run it is."""
-    from sbpair.move.message.route import BACKLOG_DEAD_LETTERS
-    from sbpair.syphon.move_spec import MoveSpec
-
-    return MoveSpec(reach.pair, "redrive --backlog", BACKLOG_DEAD_LETTERS, keeps_refused=True), reach.owner()
-
-
-def _warn_without_aliases(screen: Screen, source: EntityAddress, destination: EntityAddress) -> None:
-    """Warn of a backlog queue as destination of other messages than stranded ones."""
-    from_backlog, to_backlog = (
-        backlog.TRANSFER_SEGMENT in each.path.lower().split("/") for each in (source, destination)
-    )
-    if to_backlog and not from_backlog:
-        screen.warn(f"{destination.path} is a backlog queue: the syphon dead-letters messages without aliases there")
-
-
-def _duplicate_window(screen: Screen, source: EntityAddress, destination: EntityAddress, window_ms: int | None) -> int:
-    """Warn of a destination that detects duplicates. Return how long messages wait that it has accepted before."""
-    subscription = subscription_of(source.parent)
-    before = source._replace(path=subscription.topic if subscription else source.parent)
-    returns = source.is_dead_letters and destination.equals(before)
-    name = destination.path
-    if window_ms is None:
-        if returns:
-            screen.warn(f"{name} drops these messages if it detects duplicates, which only the Manage claim shows")
-        return 0
-    seconds = spoken(window_ms / 1000)
-    if returns:
-        screen.warn(
-            f"{name} detects duplicates: messages enqueued within {seconds} stay, since it would drop them;"
-            " --allow-duplicate-detection moves them all the same"
-        )
-        return window_ms
-    screen.warn(f"{name} detects duplicates: it drops a message whose id it has accepted within {seconds}")
-    return 0
