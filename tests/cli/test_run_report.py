@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 
 import sbpair
-from sbpair.cli.report.pages import code, render_html, render_markdown
 from sbpair.cli.report.plots import Plot, plots_of, timeline_rows, value_at
-from sbpair.cli.report.run_facts import RunReport, report_of
+from sbpair.cli.report.run_report import RunReport, code, render_html, render_markdown, report_of
 from sbpair.move.receipt import BackingOff, NamedMessage, RampRecord, RampState, RampStep, Tally
 from sbpair.replay.archive import Archive, files_of
 from sbpair.runs.database import RunDatabase

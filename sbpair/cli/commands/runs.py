@@ -22,7 +22,7 @@ from sbpair.move.receipt import BUCKETS
 from sbpair.operating_system.files import replaced_file
 
 if TYPE_CHECKING:
-    from sbpair.cli.report.run_facts import RunReport
+    from sbpair.cli.report.run_report import RunReport
     from sbpair.model.pair import Ends
     from sbpair.replay.archive import ArchiveFiles
     from sbpair.runs.database import RunDatabase, StateOwner
@@ -328,8 +328,7 @@ def _check(wanted: dict[str, str], screen: Screen) -> None:
 def rendered_report(
     directory: Path, pair: "Ends", run_id: str, formats: Iterable[str]
 ) -> tuple["RunReport", dict[str, str]]:
-    from sbpair.cli.report.pages import RENDERERS
-    from sbpair.cli.report.run_facts import report_of
+    from sbpair.cli.report.run_report import RENDERERS, report_of
     from sbpair.runs.database import state_if_any
     from sbpair.runs.run_log import find_run, timeline_of
 

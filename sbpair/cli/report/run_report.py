@@ -1,6 +1,8 @@
-"""The content of a report, made from the record of a run: its head, and sections of notes, tables and commands.
+"""The report of a run: its content, made from the record of the run, and its forms.
 
-Pure: the pages only render it.
+One form is an HTML file without scripts, which loads nothing; the other is GitHub-flavoured Markdown, for tickets.
+
+Invariant: no text of a message can become markup. In Markdown it stands in code, where none is read.
 """
 
 from __future__ import annotations
@@ -15,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 from sbpair.cli.logs import utc
 from sbpair.cli.render.receipt import OPERATIONS, PROOF_BUCKETS, discards
 from sbpair.cli.render.screen import clean, grouped, size, spoken
-from sbpair.cli.report.plots import COUNTED, Plot, plots_of, timeline_rows
+from sbpair.cli.report.plots import COUNTED, NARROW, WIDE, Plot, draw, plots_of, timeline_rows
 from sbpair.model.cost import Operations, estimate
 from sbpair.move.receipt import BUCKETS
 from sbpair.runs.run_log import LIVE, RunOutcome
+from sbpair.template import filled
 
 if TYPE_CHECKING:
     from sbpair.replay.archive import ArchiveFiles
@@ -486,3 +489,41 @@ def _proved(proof: Mapping[str, Any]) -> Equation | None:
 def _judged(whole: tuple[str, int], parts: Iterable[tuple[str, int]], *, balanced: bool) -> Equation:
     text = "Each message is accounted for." if balanced else "The counts do not add up: please report this."
     return Equation(whole, tuple(parts), "good" if balanced else "bad", text)
+
+
+# The forms.
+
+_UNSAFE = set("`|\\")
+_PLAIN = re.compile(r"[A-Za-z0-9 .,;:()'%/+-]*")
+_LINK = re.compile(r"://|www\.", re.IGNORECASE)
+
+
+def render_html(report: RunReport) -> str:
+    """Return the page."""
+    drawings = [
+        (plot, draw(plot, WIDE, f"w{number}"), draw(plot, NARROW, f"n{number}"))
+        for number, plot in enumerate(report.plots)
+    ]
+    return filled("sbpair.cli.report", "page.html", report=report, drawings=drawings, grouped=grouped)
+
+
+def render_markdown(report: RunReport) -> str:
+    """Return the text of the report."""
+    return filled("sbpair.cli.report", "page.markdown", report=report, code=code, prose=prose, grouped=grouped)
+
+
+def code(text: str) -> str:
+    """Return a text as code: no markup, link or mention. Some characters need HTML, in which every mark is a number."""
+    if not text:
+        return "-"
+    if text == text.strip() and not _UNSAFE & set(text):
+        return f"`{text}`"
+    return f"<code>{''.join(each if each.isalnum() else f'&#{ord(each)};' for each in text)}</code>"
+
+
+def prose(text: str) -> str:
+    """Return a sentence as it is if nothing in it could be markup, else as code."""
+    return text if _PLAIN.fullmatch(text) and not _LINK.search(text) else code(text)
+
+
+RENDERERS = {"html": render_html, "markdown": render_markdown}
