@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from itertools import chain
 from typing import TYPE_CHECKING
 
 from sbpair import __version__
@@ -152,7 +151,7 @@ def _preview_move(screen: Screen, ends: "Ends", options: "MoveOptions", spec: "M
     words = forecast.SYPHON if spec is None else forecast.MOVE
     with PeekProgress(screen) as progress:
         result = run(make_forecast(ends, options.limits, spec=spec, where=options.where, on_event=progress))
-    notes = list(result.notes)
+    notes = []
     most = math.inf if spec is not None or options.allow_missing else options.max_missing
     if any(each.reason == NotSentReason.MISSING and each.messages > most for each in result.dead_letters):
         note = f"of each missing destination a run dead-letters {most} messages and leaves the others"
@@ -160,13 +159,9 @@ def _preview_move(screen: Screen, ends: "Ends", options: "MoveOptions", spec: "M
     if result.where is not None and result.where.skipped > options.max_skipped:
         note = f"a run ends once {options.max_skipped} messages are skipped"
         notes.append(f"{note}: raise --max-skipped to {result.where.skipped}")
-    result = replace(result, notes=(*notes, *forecast.discard_notes(result, options.max_discard)))
-    found = forecast.document(result, words) | forecast.ramp_document(result, options.ramp)
-    screen.result(words.schema, found, chain(forecast.table(result, words), forecast.ramp_lines(result, options.ramp)))
-    for note in result.notes:
-        screen.warn(note)
+    code = forecast.print_forecast(screen, result, words, notes, options.max_discard, options.ramp)
     warn_of_failures(screen, options.where)
-    return max(result.exit_code, result.discard_code(options.max_discard))
+    return code
 
 
 def _warn(screen: Screen, result: "runner.SyphonResult", words: MoveWording) -> None:

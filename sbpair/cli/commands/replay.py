@@ -144,14 +144,9 @@ def plan_command(
                 on_event=progress,
             )
         )
-    notes = [*result.notes, *_plan_notes(result, outlook, allow_missing=allow_missing)]
-    notes += forecast.discard_notes(result, most)
-    plan = {**forecast.document(result, forecast.REPLAY), "notes": notes}
-    screen.result(forecast.REPLAY.schema, plan, forecast.table(result, forecast.REPLAY))
-    for note in notes:
-        screen.warn(note)
-    unsent = any(flow.outcomes["unsent"] for flow in result.flows)
-    return ExitCode.PARTIAL_OR_FINDINGS if unsent else max(result.exit_code, result.discard_code(most))
+    notes = _plan_notes(result, outlook, allow_missing=allow_missing)
+    code = forecast.print_forecast(screen, result, forecast.REPLAY, notes, most)
+    return ExitCode.PARTIAL_OR_FINDINGS if any(flow.outcomes["unsent"] for flow in result.flows) else code
 
 
 def run_command(

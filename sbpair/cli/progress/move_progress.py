@@ -373,10 +373,10 @@ class EventPrinter:
                 self._collect(event)
             case events.DestinationBackingOff(_queue, destination, reason, seconds, waiting):
                 text = f"{destination} unavailable, retrying in {seconds:.1f} s ({waiting} waiting): {reason}"
-                self._once(self._backing_off, destination, text)
+                self._once(self._backing_off, destination.lower(), text)
             case events.DestinationRecovered(_queue, destination):
-                if destination in self._backing_off:
-                    self._backing_off.discard(destination)
+                if destination.lower() in self._backing_off:
+                    self._backing_off.discard(destination.lower())
                     self._screen.say(f"{destination} available again")
             case events.QueueOpened():
                 for side in self._failed & _SIDES:

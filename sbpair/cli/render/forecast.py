@@ -1,13 +1,14 @@
 """The forecast of `sbpair syphon --dry-run` and `sbpair replay plan` as JSON and text."""
 
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from sbpair.cli.render.receipt import filter_lines
-from sbpair.cli.render.screen import clean, plural, size, some, spoken
+from sbpair.cli.render.screen import Screen, clean, plural, size, some, spoken
 from sbpair.cli.render.table import columns, limited, wrapped
 from sbpair.move.message.route import OTHERS
 from sbpair.syphon.forecast import OUTCOMES, SUMS, FlowStats, total
@@ -53,8 +54,28 @@ REPLAY = ForecastWording(
 )
 
 
-def document(forecast: "Forecast", words: ForecastWording = SYPHON) -> dict[str, object]:
-    """Return the forecast as JSON."""
+def print_forecast(
+    screen: Screen,
+    found: "Forecast",
+    words: ForecastWording,
+    notes: Iterable[str],
+    max_discard: int | None,
+    ramp: "RampPlan | None" = None,
+) -> int:
+    """Print a forecast, the steps of a ramp, and `notes`; return the exit code."""
+    forecast = replace(found, notes=(*found.notes, *notes, *_discard_notes(found, max_discard)))
+    steps = [] if ramp is None else _ramp_steps(forecast, ramp)
+    document = _document(forecast, words)
+    if ramp is not None:
+        document["ramp"] = {**asdict(ramp), "steps": steps, "seconds": len(steps) * ramp.observe_seconds}
+    lines = () if ramp is None else _ramp_lines(forecast, ramp, steps)
+    screen.result(words.schema, document, chain(_table(forecast, words), lines))
+    for note in forecast.notes:
+        screen.warn(note)
+    return max(forecast.exit_code, forecast.discard_code(max_discard))
+
+
+def _document(forecast: "Forecast", words: ForecastWording) -> dict[str, object]:
 
     def sums(flow: FlowStats) -> dict[str, object]:
         return _sums(flow, forecast.now_ms, words)
@@ -95,8 +116,7 @@ def document(forecast: "Forecast", words: ForecastWording = SYPHON) -> dict[str,
     }
 
 
-def table(forecast: "Forecast", words: ForecastWording = SYPHON) -> Iterator[str]:
-    """Yield the forecast as text."""
+def _table(forecast: "Forecast", words: ForecastWording) -> Iterator[str]:
     flows, whole = forecast.flows, total(forecast.flows)
     if flows:
         heading = ("QUEUE", "DESTINATION", "MESSAGES", "SIZE", "OLDEST", "NEWEST", "NOTE")
@@ -111,19 +131,7 @@ def table(forecast: "Forecast", words: ForecastWording = SYPHON) -> Iterator[str
         yield from wrapped(line)
 
 
-def ramp_document(forecast: "Forecast", ramp: "RampPlan | None") -> dict[str, object]:
-    """Return the steps of a ramp that a run would take, as a part of `document`; nothing without one."""
-    if ramp is None:
-        return {}
-    steps = _ramp_steps(forecast, ramp)
-    return {"ramp": {**asdict(ramp), "steps": steps, "seconds": len(steps) * ramp.observe_seconds}}
-
-
-def ramp_lines(forecast: "Forecast", ramp: "RampPlan | None") -> Iterator[str]:
-    """Yield the steps of a ramp as text."""
-    if ramp is None:
-        return
-    steps = _ramp_steps(forecast, ramp)
+def _ramp_lines(forecast: "Forecast", ramp: "RampPlan", steps: Sequence[int]) -> Iterator[str]:
     rest = total(forecast.flows).outcomes["sent"] - (steps[-1] if steps else 0)
     after = ", ".join(map(str, steps)) or "0"
     text = f"ramp: observes dead letters for {spoken(ramp.observe_seconds)} after {after} messages"
@@ -142,7 +150,7 @@ def _remarks(forecast: "Forecast", whole: FlowStats, words: ForecastWording) -> 
     yield from map(_doomed, forecast.dead_letters[:REASONS_SHOWN])
     if len(forecast.dead_letters) > REASONS_SHOWN:
         yield f"… and {len(forecast.dead_letters) - REASONS_SHOWN} more reasons: --output json has all of them"
-    for topic in discarding_topics(forecast)[:FLOWS_SHOWN]:
+    for topic in _discarding_topics(forecast)[:FLOWS_SHOWN]:
         unknown = f"; for {topic.not_evaluated} that is not known" if topic.not_evaluated else ""
         yield clean(f"{topic.discarded} of {topic.messages} for {topic.destination} match no subscription{unknown}")
     if whole.duplicates and not whole.outcomes["deduplicated"]:
@@ -162,18 +170,18 @@ def _sums(flow: FlowStats, now_ms: int, words: ForecastWording) -> dict[str, obj
     }
 
 
-def discarding_topics(forecast: "Forecast") -> "list[FlowStats]":
+def _discarding_topics(forecast: "Forecast") -> "list[FlowStats]":
     """Return the sums of topics of which no subscription takes some messages, or perhaps none does."""
     names = dict.fromkeys(flow.destination for flow in forecast.flows if flow.discarded or flow.not_evaluated)
     return [total((each for each in forecast.flows if each.destination == name), destination=name) for name in names]
 
 
-def discard_notes(forecast: "Forecast", limit: int | None) -> Iterator[str]:
+def _discard_notes(forecast: "Forecast", limit: int | None) -> Iterator[str]:
     """Yield what a run does not send that may discard `limit` messages; None is no limit."""
     discarded = total(forecast.flows).discarded
     if limit is None or discarded <= limit:
         return
-    for each in discarding_topics(forecast):
+    for each in _discarding_topics(forecast):
         if each.discarded:
             entity = forecast.entities.get(each.destination or "")
             has_none = entity is not None and entity.topic is not None and not entity.topic.subscriptions

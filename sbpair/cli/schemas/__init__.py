@@ -1,12 +1,174 @@
-"""JSON Schemas of every document and event line that a command prints."""
+"""JSON Schemas of every document and event line that a command prints, and their builders (draft 2020-12).
 
+A builder returns a schema as plain values. The schema of a dataclass follows from its fields, annotated with
+descriptions, and where needed with keywords of a schema: `Annotated[int, "Which one", {"examples": [1]}]`.
+"""
+
+from dataclasses import dataclass, is_dataclass
+from enum import Enum
 from functools import cache
 from importlib import import_module
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from sbpair.cli.schemas.builders import Schema
+from sbpair.move.events import SyphonEvent, name_and_level
 
 MODULES = ("moves", "other_commands")
 """The second one takes longer to load: the classes of its results are beside clients."""
+
+Schema = dict[str, Any]
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+PLAIN: dict[object, Schema] = {
+    str: {"type": "string"},
+    int: {"type": "integer", "minimum": 0},
+    float: {"type": "number"},
+    bool: {"type": "boolean"},
+    object: {},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Optional:
+    """A key that an object may lack."""
+
+    schema: Schema
+
+
+def text(description: str, *, example: str = "") -> Schema:
+    return {"type": "string", "description": description, **({"examples": [example]} if example else {})}
+
+
+def time(description: str) -> Schema:
+    return {"type": "string", "format": "date-time", "description": f"{description}, in UTC"}
+
+
+def count(description: str) -> Schema:
+    return {"type": "integer", "minimum": 0, "description": description}
+
+
+def number(description: str) -> Schema:
+    return {"type": "number", "description": description}
+
+
+def flag(description: str) -> Schema:
+    return {"type": "boolean", "description": description}
+
+
+def choice(description: str, *values: str) -> Schema:
+    return {"enum": list(values), "description": description}
+
+
+def scalar(description: str) -> Schema:
+    return {"type": ["string", "number", "boolean", "null"], "description": description}
+
+
+def array(description: str, item: Schema) -> Schema:
+    return {"type": "array", "description": description, "items": item}
+
+
+def pair_of(description: str, first: Schema, second: Schema) -> Schema:
+    """Return the schema of an array of exactly two items."""
+    return {"type": "array", "description": description, "prefixItems": [first, second], "items": False, "minItems": 2}
+
+
+def mapping(description: str, value: Schema) -> Schema:
+    """Return the schema of an object whose keys are data."""
+    return {"type": "object", "description": description, "additionalProperties": value}
+
+
+def fields(**properties: Schema | Optional) -> dict[str, Schema | Optional]:
+    """Return keys that several objects share."""
+    return properties
+
+
+def record(summary: str, /, **properties: Schema | Optional) -> Schema:
+    """Return the schema of an object with exactly these keys."""
+    return {
+        "type": "object",
+        **({"description": summary} if summary else {}),
+        "properties": {key: each.schema if isinstance(each, Optional) else each for key, each in properties.items()},
+        "required": [key for key, each in properties.items() if not isinstance(each, Optional)],
+        "additionalProperties": False,
+    }
+
+
+def records(description: str, /, **properties: Schema | Optional) -> Schema:
+    """Return the schema of an array of objects with exactly these keys."""
+    return array(description, record("", **properties))
+
+
+def nullable(schema: Schema) -> Schema:
+    """Return the schema of a value that may be null."""
+    if isinstance(schema.get("type"), str):
+        return {**schema, "type": [schema["type"], "null"]}
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+def optional(schema: Schema | Optional) -> Optional:
+    return schema if isinstance(schema, Optional) else Optional(schema)
+
+
+def typed(kind: Any) -> Schema:
+    """Return the schema of a type; of a dataclass, that of an object with its fields."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        inner, description, *keywords = arguments
+        return typed(inner) | {"description": description} | (keywords[0] if keywords else {})
+    if NoneType in arguments:
+        return nullable(typed(next(each for each in arguments if each is not NoneType)))
+    if origin is Literal:
+        return {"enum": list(arguments)}
+    if origin is UnionType:
+        return scalar("")
+    if origin in (list, tuple):
+        return {"type": "array", "items": typed(arguments[0])}
+    if origin is dict:
+        return {"type": "object", "additionalProperties": typed(arguments[1])}
+    if is_dataclass(kind):
+        return record(str(kind.__doc__).partition("\n")[0], **keys_of(kind))
+    return {"enum": [each.value for each in kind]} if issubclass(kind, Enum) else PLAIN[kind]
+
+
+def keys_of(kind: Any, *later: str) -> dict[str, Any]:
+    """Return the keys of a dataclass or named tuple. Stored documents of earlier versions may lack the `later` ones."""
+    keys = some_of(kind, *get_type_hints(kind))
+    return keys | {name: Optional(keys[name]) for name in later}
+
+
+def some_of(kind: Any, *names: str) -> dict[str, Any]:
+    """Return keys of a dataclass or named tuple by their names."""
+    kinds = get_type_hints(kind, include_extras=True)
+    return {name: typed(kinds[name]) for name in names}
+
+
+def event(kind: str, severity: str = "info", /, **properties: Schema | Optional) -> Schema:
+    """Return the schema of an event line."""
+    level, name = choice("Level", severity), choice("Kind of event", kind)
+    return record(f"The event {kind}", time=time("Time of the line"), level=level, event=name, **properties)
+
+
+def event_of(kind: "type[SyphonEvent]", **more: Schema | Optional) -> Schema:
+    """Return the schema of the line of an event, which has `more` keys."""
+    return event(*name_and_level(kind), **keys_of(kind), **more)
+
+
+def document(title: str, summary: str, /, *lines: Schema | str, **properties: Any) -> Schema:
+    """Return the schema of a document with these keys, and of its JSON Lines where they differ from it.
+
+    The name of a list stands for lines of its items.
+    """
+    items = (properties[each]["items"] if isinstance(each, str) else each for each in lines)
+    return forms(title, summary, record("The document", **properties), *items)
+
+
+def forms(name: str, description: str, *records: Schema) -> Schema:
+    """Return the schema of a document or line called `name`, in one of several forms."""
+    own = {"schema": {"const": name, "description": "Name and version of this schema"}}
+    named = [
+        {**each, "properties": own | each["properties"], "required": ["schema", *each["required"]]} for each in records
+    ]
+    body = named[0] if len(named) == 1 else {"anyOf": named}
+    return {"$schema": DIALECT, "title": name, **body, "description": description}
 
 
 @cache

@@ -3,7 +3,7 @@
 from typing import Annotated, get_args
 
 from sbpair.cli.progress.boards import QUEUE_FIGURES, QueueRow
-from sbpair.cli.schemas.builders import (
+from sbpair.cli.schemas import (
     Optional,
     Schema,
     array,

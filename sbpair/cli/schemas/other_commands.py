@@ -2,7 +2,7 @@
 
 from sbpair.cli.commands.doctor import AssumptionFinding
 from sbpair.cli.commands.management import AUDIT_LISTS, PROVISION_LISTS, PRUNE_LISTS
-from sbpair.cli.schemas.builders import (
+from sbpair.cli.schemas import (
     Optional,
     Schema,
     array,
