@@ -123,9 +123,9 @@ OnEvent: TypeAlias = Callable[[DrillEvent], None]
 class DrillResult(Comparison):
     """The result for stranded messages, `sending` that for messages of the paired client; `timeline` has the phases."""
 
-    seconds: float
+    seconds: Annotated[float, "Duration"]
     sending: SendTally
-    timeline: tuple[DrillPhase, ...] = ()
+    timeline: Annotated[tuple[DrillPhase, ...], "Steps"] = ()
 
     @property
     def exit_code(self) -> int:

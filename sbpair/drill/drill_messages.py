@@ -11,7 +11,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 from sbpair.amqp import codec, message, types
 from sbpair.amqp.message import Header, Properties, Sections, section
@@ -206,12 +206,12 @@ _SERVICE_ANNOTATIONS = (
 _RAW = ("body", "footer", "application_properties")
 
 
+Alteration: TypeAlias = Annotated[tuple[Annotated[str, "Message id"], Annotated[str, "Difference"]], "One change"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """All received messages compared with the sent ones.
-
-    `duplicated` counts all repeated messages, `alterations` are (message id, differences).
-    """
+    """All received messages compared with the sent ones. `duplicated` counts all repeated messages."""
 
     sent: Annotated[int, "Sent messages"]
     received: Annotated[int, "Received messages"]
@@ -219,8 +219,8 @@ class Comparison:
     duplicated: Annotated[int, "Messages that arrived more than once"]
     altered: Annotated[int, "Messages that changed"]
     receipt: Receipt
-    alterations: tuple[tuple[str, str], ...] = ()
-    lost_ids: tuple[str, ...] = ()
+    alterations: Annotated[tuple[Alteration, ...], "Changes"] = ()
+    lost_ids: Annotated[tuple[Annotated[str, "Message id"], ...], "Ids of lost messages"] = ()
 
 
 def compare_all(

@@ -76,6 +76,11 @@ class DoubtfulRequest:
     executions: Annotated[int, "Times that the service executed it"]
 
 
+RequestProblem: TypeAlias = Annotated[
+    tuple[Annotated[str, "Id of the request"], Annotated[str, "The problem"]], "One problem"
+]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayTally:
     """The account of all requests.
@@ -92,8 +97,8 @@ class RelayTally:
     failed: Annotated[int, "Requests that neither side took"]
     repeated: Annotated[int, "Requests that were executed more than once"]
     wrong: Annotated[int, "Requests whose outcome does not fit their executions, or whose answer is another one"]
-    doubtful: tuple[DoubtfulRequest, ...] = ()
-    problems: tuple[tuple[str, str], ...] = ()
+    doubtful: Annotated[tuple[DoubtfulRequest, ...], "Requests in doubt"] = ()
+    problems: Annotated[tuple[RequestProblem, ...], "The first problems"] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +106,8 @@ class RelayDrillResult:
     """The result of the drill. `timeline` has its phases."""
 
     tally: RelayTally
-    seconds: float
-    timeline: tuple[DrillPhase, ...] = ()
+    seconds: Annotated[float, "Duration"]
+    timeline: Annotated[tuple[DrillPhase, ...], "Steps"] = ()
 
     @property
     def exit_code(self) -> int:

@@ -138,10 +138,10 @@ PRICES = Prices(
 
 @dataclass(frozen=True, slots=True)
 class MoneyRange:
-    """A range of an amount of money."""
+    """Bounds of a cost."""
 
-    minimum: Decimal = Decimal(0)
-    maximum: Decimal = Decimal(0)
+    minimum: Annotated[Decimal, "Lower bound"] = Decimal(0)
+    maximum: Annotated[Decimal, "Upper bound"] = Decimal(0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,7 +94,7 @@ class TierCost:
     by_sbpair: MoneyRange
     idle: MoneyRange
     base: MoneyRange
-    move_back_seconds: float | None
+    move_back_seconds: Annotated[float | None, "Time to move the messages back; null if only the network limits it"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +107,9 @@ class OutageCost:
 
     outage: Outage
     room: BacklogRoom
-    stored: int
-    full_in_seconds: float
-    full_in_seconds_partitioned: float | None
+    stored: Annotated[int, "Messages that fit"]
+    full_in_seconds: Annotated[float, "Time from the start of the outage until all are full"]
+    full_in_seconds_partitioned: Annotated[float | None, "The same for partitioned queues of Standard; null if known"]
     operations: Operations
     tiers: tuple[TierCost, ...]
     notes: tuple[str, ...] = ()

@@ -128,10 +128,7 @@ def _tier_document(each: "TierCost") -> dict[str, object]:
     return {
         "secondary": side(each.capacity.secondary),
         "primary": side(each.capacity.primary),
-        "operations": span(each.operations),
-        "by_sbpair": span(each.by_sbpair),
-        "idle": span(each.idle),
-        "base": span(each.base),
+        **{name: span(getattr(each, name)) for name in ("operations", "by_sbpair", "idle", "base")},
         "move_back_seconds": each.move_back_seconds,
     }
 

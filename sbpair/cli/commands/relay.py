@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from sbpair.cli.command_loop import run, run_gracefully
 from sbpair.cli.completion import relays
@@ -490,11 +490,11 @@ def _status_line(found: "list[SideListeners]") -> str:
 class ProvisionedSide:
     """The outcome of one side."""
 
-    side: str
-    namespace: str
-    path: str
-    outcome: str
-    differences: tuple[Difference, ...] = ()
+    side: Annotated[Side, "Side of the relay"]
+    namespace: Annotated[str, "Name of the namespace"]
+    path: Annotated[str, "Path of the hybrid connection"]
+    outcome: Annotated[Literal["created", "existing", "drifted", "would_create", "failed"], "Outcome"] = "failed"
+    differences: Annotated[tuple[Difference, ...], "Properties that differ from the expected description"] = ()
     error: SbpairError | None = None
 
 
@@ -560,7 +560,7 @@ async def _provision(relay: "ConfiguredRelay", group: "ResourceGroup", *, dry_ru
     done = []
     for side, endpoint in relay.endpoints.items():
         path = relay.pair[side].path
-        made = ProvisionedSide(side, endpoint.name, path, "failed")
+        made = ProvisionedSide(side, endpoint.name, path)
         done.append(made)
         try:
             async with open_relay_arm(endpoint, group) as namespace:

@@ -5,6 +5,7 @@ descriptions, and where needed with keywords of a schema: `Annotated[int, "Which
 """
 
 from dataclasses import dataclass, is_dataclass
+from decimal import Decimal
 from enum import Enum
 from functools import cache
 from importlib import import_module
@@ -22,6 +23,7 @@ PLAIN: dict[object, Schema] = {
     str: {"type": "string"},
     int: {"type": "integer", "minimum": 0},
     float: {"type": "number"},
+    Decimal: {"type": "number"},
     bool: {"type": "boolean"},
     object: {},
 }
@@ -64,11 +66,6 @@ def scalar(description: str) -> Schema:
 
 def array(description: str, item: Schema) -> Schema:
     return {"type": "array", "description": description, "items": item}
-
-
-def pair_of(description: str, first: Schema, second: Schema) -> Schema:
-    """Return the schema of an array of exactly two items."""
-    return {"type": "array", "description": description, "prefixItems": [first, second], "items": False, "minItems": 2}
 
 
 def mapping(description: str, value: Schema) -> Schema:
@@ -120,6 +117,8 @@ def typed(kind: Any) -> Schema:
         return {"enum": list(arguments)}
     if origin is UnionType:
         return scalar("")
+    if origin is tuple and Ellipsis not in arguments:
+        return {"type": "array", "prefixItems": list(map(typed, arguments)), "items": False, "minItems": len(arguments)}
     if origin in (list, tuple):
         return {"type": "array", "items": typed(arguments[0])}
     if origin is dict:

@@ -27,7 +27,7 @@ from sbpair.cli.schemas import (
     time,
     typed,
 )
-from sbpair.model.cost import Operations
+from sbpair.model.cost import MoneyRange, Operations
 from sbpair.move import events
 from sbpair.move.rate_limit import Limit
 from sbpair.move.receipt import BUCKETS, SPENT, MissingDestination, NamedMessage, Receipt, RemainingMessages
@@ -37,7 +37,7 @@ from sbpair.syphon.forecast import SUMS, DeadLetterGroup, FlowStats
 
 NAMED = {name: each for name, each in keys_of(NamedMessage).items() if name != "reason"}
 OPERATIONS = keys_of(Operations) | {"by_sbpair": count("All operations of sbpair")}
-MONEY = record("Bounds of a cost", minimum=number("Lower bound"), maximum=number("Upper bound"))
+MONEY = typed(MoneyRange)
 PRICED = fields(currency=text("Currency"), dated=text("Date of the prices"))
 _WHERE = keys_of(Receipt)["where"]
 _RAMP_PREVIEW = optional(

@@ -2,6 +2,7 @@
 
 from sbpair.cli.commands.doctor import AssumptionFinding
 from sbpair.cli.commands.management import AUDIT_LISTS, PROVISION_LISTS, PRUNE_LISTS
+from sbpair.cli.commands.relay import ProvisionedSide
 from sbpair.cli.schemas import (
     Optional,
     Schema,
@@ -17,7 +18,6 @@ from sbpair.cli.schemas import (
     nullable,
     number,
     optional,
-    pair_of,
     record,
     records,
     scalar,
@@ -26,17 +26,15 @@ from sbpair.cli.schemas import (
     time,
     typed,
 )
-from sbpair.cli.schemas.moves import MONEY, OPERATIONS, PRICED, RECEIPT
-from sbpair.drill import SendTally
-from sbpair.drill.drill_messages import Comparison
-from sbpair.drill.drill_pair import DrillPhase
-from sbpair.drill.relay_drill import DoubtfulRequest, RelayTally
+from sbpair.cli.schemas.moves import OPERATIONS, PRICED, RECEIPT
+from sbpair.drill import DrillResult, SendTally
+from sbpair.drill.relay_drill import RelayDrillResult, RelayTally
 from sbpair.failover.failover_send import Delivered
 from sbpair.management.audit_findings import BacklogTotal, DestinationSummary, Unseen
 from sbpair.message_io.peek import DeadLetterCount
 from sbpair.message_io.send_lines import SendResult
 from sbpair.model.queues import Counts, Difference, Utilisation
-from sbpair.planning.outage_cost import BacklogRoom, Outage
+from sbpair.planning.outage_cost import BacklogRoom, Outage, OutageCost, TierCost
 from sbpair.relay.listener_counts import SideListeners
 
 HEALTH = ("up", "down", "broken")
@@ -230,43 +228,25 @@ RELAY_PROVISION = document(
     dry_run=flag("Whether nothing was created"),
     sides=records(
         "Both sides",
-        side=_RELAY_SIDE,
-        namespace=text("Name of the namespace"),
-        path=text("Path of the hybrid connection"),
-        outcome=choice("Outcome", "created", "existing", "drifted", "would_create", "failed"),
-        differences=_DIFFERENCES,
+        **some_of(ProvisionedSide, "side", "namespace", "path", "outcome", "differences"),
         **_PROBLEM,
     ),
 )
-_TIMELINE = records("Steps", **keys_of(DrillPhase))
-_COMPARED = some_of(Comparison, "sent", "received", "lost", "duplicated", "altered") | fields(
-    receipt=RECEIPT,
-    alterations=array("Changes", pair_of("One change", text("Message id"), text("Difference"))),
-    lost_ids=array("Ids of lost messages", text("Message id")),
+_SENDING = record(
+    "Messages of the application that sends during the outage", **keys_of(SendTally) | {"receipt": RECEIPT}
 )
 DRILL = document(
     "sbpair/drill/1",
     "The verdict of sbpair drill; its counts are those of the stranded messages.",
-    **_COMPARED,
-    seconds=number("Duration"),
-    sending=record(
-        "Messages of the application that sends during the outage",
-        **some_of(SendTally, "entity"),
-        **_COMPARED,
-        **some_of(SendTally, "primary", "backlog", "refused", "doubtful", "unexplained"),
-    ),
-    timeline=_TIMELINE,
+    **keys_of(DrillResult) | {"receipt": RECEIPT, "sending": _SENDING},
     against=nullable(text("Pair of --against; null on the emulator")),
 )
 
 RELAY_DRILL = document(
     "sbpair/relay-drill/1",
     "The verdict of sbpair drill --relay: sent = answered + in_doubt + failed, if nothing is wrong.",
-    **some_of(RelayTally, "sent", "answered", "primary", "secondary", "in_doubt", "failed", "repeated", "wrong"),
-    doubtful=records("Requests in doubt", **keys_of(DoubtfulRequest)),
-    problems=array("The first problems", pair_of("One problem", text("Id of the request"), text("The problem"))),
-    seconds=number("Duration"),
-    timeline=_TIMELINE,
+    **keys_of(RelayTally),
+    **some_of(RelayDrillResult, "seconds", "timeline"),
 )
 RELAY_SEND = document(
     "sbpair/relay-send/1",
@@ -500,9 +480,7 @@ COST = document(
     backlog=record(
         "The backlog queues",
         **keys_of(BacklogRoom),
-        full_in_seconds=number("Time from the start of the outage until all are full"),
-        full_in_seconds_partitioned=nullable(number("The same for partitioned queues of Standard; null if known")),
-        stored=count("Messages that fit"),
+        **some_of(OutageCost, "full_in_seconds", "full_in_seconds_partitioned", "stored"),
         not_stored=count("Messages that do not fit"),
     ),
     charges=records(
@@ -519,11 +497,7 @@ COST = document(
         "The cost by tier",
         secondary=_TIERS,
         primary=_TIERS,
-        operations=MONEY,
-        by_sbpair=MONEY,
-        idle=MONEY,
-        base=MONEY,
-        move_back_seconds=nullable(number("Time to move the messages back; null if only the network limits it")),
+        **some_of(TierCost, "operations", "by_sbpair", "idle", "base", "move_back_seconds"),
     ),
     live=flag("Whether tiers and queues were read from the pair"),
     **PRICED,
