@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sbpair.cli.command_loop import run, run_gracefully
+from sbpair.cli.commands.status import total_document, total_line
 from sbpair.cli.completion import findings
 from sbpair.cli.next_command import next_command, not_confirmed
 from sbpair.cli.options import values
 from sbpair.cli.options.common import COUNT, PairSelection, duration, flag, option
 from sbpair.cli.progress.reporting import PeekProgress, print_control_event
 from sbpair.cli.render.screen import Document, Screen, plural, rounded, spoken
-from sbpair.cli.render.status import LEGEND, sampled, total_document, total_line
-from sbpair.cli.render.table import columns, limited
+from sbpair.cli.render.table import LEGEND, columns, limited, sampled
 from sbpair.management.audit_findings import (
     FAIL_ON,
     MAX_PEEK,

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from sbpair.cli.command_loop import run, run_gracefully
+from sbpair.cli.commands.status import answered
 from sbpair.cli.completion import relays
 from sbpair.cli.logs import utc
 from sbpair.cli.options.common import CONFIG, INTERVAL, TIMEOUT, WATCH, Output, argument, duration, flag, option
 from sbpair.cli.options.values import resource_group_of, selected_relay
 from sbpair.cli.progress.reporting import watch_readings
 from sbpair.cli.render.screen import Redrawing, Screen, clean, plural, rounded
-from sbpair.cli.render.status import answered
 from sbpair.cli.render.table import columns, cut, wrapped
 from sbpair.config.setting import Side
 from sbpair.errors import AccessError, ExitCode, InDoubt, MachineLacks, SbpairError, Unavailable, UsageError

@@ -7,8 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from sbpair.cli.render.screen import Document, Screen, clean, grouped, plural, rounded, size, spoken
-from sbpair.cli.render.status import LEGEND, sampled
-from sbpair.cli.render.table import columns
+from sbpair.cli.render.table import LEGEND, columns, sampled
 
 if TYPE_CHECKING:
     from sbpair.message_io.peek import DeadLetterCount, PeekResult

@@ -19,6 +19,7 @@ GREEN, YELLOW, RED = 32, 33, 31
 MIN_NOTE, MIN_NAME = 24, 10
 GAP = "  "
 BACKLOG = "/x-servicebus-transfer/"
+LEGEND = "~ is at least so many: not all messages were peeked"
 
 # The columns whose words have a colour, and those whose numbers have one unless they are 0.
 OUTCOMES = frozenset({"OUTCOME", "STATE", "HEALTH", "FOUND", "DUPLICATES"})
@@ -184,6 +185,11 @@ class _Table:
             colour = YELLOW if "dead-lettered" in cell else COLOURS.get(cell.partition(" ")[0].rstrip(","))
         text = coloured(text, colour, layout)
         return pad + text if self.right[at] else text + pad
+
+
+def sampled(number: int, *, exact: bool) -> int | str:
+    """Return a number for a cell, with a `~` if it is that of a sample."""
+    return number if exact else f"~{number}"
 
 
 def cut(text: str, width: int) -> str:
