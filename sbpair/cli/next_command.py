@@ -5,12 +5,13 @@ Options of output are not repeated, and neither are secrets.
 
 import re
 import shlex
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from enum import Enum
 from typing import Any
 
+from sbpair import __version__
 from sbpair.cli.options.rules import WRITTEN, given_params, name_of, needs_of
 from sbpair.errors import SbpairError, Unsafe
 
@@ -64,6 +65,15 @@ def way_back(dead_letters: int) -> str:
 def with_options(text: str) -> str:
     """Return a text with the given options in each command that it names."""
     return _COMMAND.sub(_completed, text)
+
+
+def written_command(words: Iterable[str], options: Mapping[str, object]) -> str:
+    """Return a command line and its version, for a file. Without the options of the pair, it is the same everywhere."""
+    texts = ["sbpair", *words]
+    for name, value in options.items():
+        if value not in (None, False, ""):
+            texts += [name] if value is True else [name, str(value)]
+    return f"{shlex.join(texts)} (version {__version__})"
 
 
 def not_confirmed(action: str, command: str) -> Unsafe:

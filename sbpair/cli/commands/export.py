@@ -1,13 +1,11 @@
 """`sbpair export`: writes the entities of one namespace as infrastructure code, by `sbpair.planning`."""
 
 import os
-import shlex
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from sbpair import __version__
 from sbpair.cli.commands.management import read_entities
+from sbpair.cli.next_command import written_command
 from sbpair.cli.options.common import COUNT, PairSelection, argument, flag, option
 from sbpair.cli.options.values import selected_pair
 from sbpair.cli.render.screen import Screen, clean, plural
@@ -55,9 +53,8 @@ def command(
     from sbpair.planning.entity_code import bicep, namespace_code, terraform
 
     options = {"--side": side, "--count": count, "--entities": entities, "--partitioned": partitioned}
-    code = namespace_code(
-        pair, side, read_entities(entities), partitioned=partitioned, origin=_origin(language, options)
-    )
+    origin = clean(written_command(("export", language), options))
+    code = namespace_code(pair, side, read_entities(entities), partitioned=partitioned, origin=origin)
     text = bicep(code) if language == "bicep" else terraform(code)
     target = None if write in (None, STDOUT) else write
     if target is not None:
@@ -78,15 +75,6 @@ def command(
     if code.external:
         screen.warn(f"forwarding targets that must exist already: {', '.join(code.external)}")
     return 0
-
-
-def _origin(language: Language, options: Mapping[str, object]) -> str:
-    """Return the command line without the options that select a pair, so that it is the same everywhere."""
-    words = ["sbpair", "export", language]
-    for name, value in options.items():
-        if value not in (None, False):
-            words += [name] if value is True else [name, str(value)]
-    return f"{clean(shlex.join(words))} (version {__version__})"
 
 
 def _write_new(path: str, text: str) -> None:

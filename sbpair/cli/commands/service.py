@@ -5,6 +5,7 @@ from typing import Literal
 
 from sbpair import __version__
 from sbpair.cli.app import PROGRAM, load
+from sbpair.cli.next_command import written_command
 from sbpair.cli.options.common import COUNT, OPTION_GROUPS, PairSelection, argument, option
 from sbpair.cli.options.moves import MoveTerms
 from sbpair.cli.options.rules import given_params, name_of
@@ -67,7 +68,8 @@ def print_service(
 
     image_name = f"sbpair:{__version__}" if image is None else image
     own_name = "" if name == NAME else name
-    origin = _origin(kind, {"--name": own_name, "--image": image, "--schedule": schedule, "--with": more})
+    options = {"--name": own_name, "--image": image, "--schedule": schedule, "--with": more}
+    origin = clean(written_command(("service", "print", kind), options))
     service = ServiceDefinition(pair, name, image_name, program, schedule or "", words, origin)
     text = definition_text(kind, service)
     document = {"kind": kind, "name": name, "secrets": list(service.secrets), "text": text}
@@ -93,12 +95,6 @@ def _words(text: str, mode: str) -> tuple[str, ...]:
         raise UsageError(f"--with: {twice[0]} is already in the definition", hint=hint)
     MoveTerms(**{name: context.params[name] for name in OPTION_GROUPS[MoveTerms]}).checked_mode()
     return words
-
-
-def _origin(kind: str, options: dict[str, str | None]) -> str:
-    """Return the command line without the options that select a pair, so that it is the same everywhere."""
-    given = [word for name, value in options.items() if value for word in (name, value)]
-    return f"{clean(shlex.join([PROGRAM, 'service', 'print', kind, *given]))} (version {__version__})"
 
 
 def _warn_of_hidden(screen: Screen, program: str, environment: dict[str, str]) -> None:

@@ -403,19 +403,15 @@ def together(name: str, rows: tuple[QueueRow, ...]) -> QueueRow:
     known = [row.remaining for row in rows if row.remaining is not None]
     untils = [row.locked_until_ms for row in rows if row.locked_until_ms is not None]
     ages = [row.oldest_seconds for row in rows if row.oldest_seconds is not None]
+    added = ("received", "sent", "per_second", "held", "locked", "skipped")
     return QueueRow(
         name,
         sum(known) if known and len(known) == len(rows) else None,
         all(row.exact for row in rows),
-        sum(row.received for row in rows),
-        sum(row.sent for row in rows),
-        sum(row.per_second for row in rows),
-        max(ages, default=None),
-        sum(row.held for row in rows),
-        locked=sum(row.locked for row in rows),
+        oldest_seconds=max(ages, default=None),
         locked_until_ms=max(untils, default=None),
         locked_seconds=max((row.locked_seconds for row in rows), default=0.0),
-        skipped=sum(row.skipped for row in rows),
+        **{each: sum(getattr(row, each) for row in rows) for each in added},
     )
 
 

@@ -11,7 +11,7 @@ from sbpair.cli.render.receipt import filter_lines
 from sbpair.cli.render.screen import Screen, clean, plural, size, some, spoken
 from sbpair.cli.render.table import columns, limited, wrapped
 from sbpair.move.message.route import OTHERS
-from sbpair.syphon.forecast import OUTCOMES, SUMS, FlowStats, total
+from sbpair.syphon.forecast import SUMS, FlowStats, total
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,30 +26,58 @@ REASONS_SHOWN = 20
 
 @dataclass(frozen=True, slots=True)
 class ForecastWording:
-    """The words of a command for the outcomes of messages, and for the ends of a move.
+    """The words of a command for the ends of a move and for the outcomes of messages, each with its meaning.
 
-    `again` is whether it counts duplicates.
+    `dead_letters` is the key of what would not be delivered, and `renamed` the word for such an outcome. `again` is
+    whether it counts duplicates.
     """
 
     schema: str
-    outcomes: "Mapping[str, str]"
+    summary: str
+    meanings: "Mapping[str, str]"
     dead_letters: str
+    renamed: str = "dead_lettered"
     again: bool = False
     ends: tuple[str, str] = ("primary", "secondary")
 
+    @property
+    def outcomes(self) -> dict[str, str]:
+        """The word for each outcome."""
+        return {"dead_lettered" if word == self.renamed else word: word for word in self.meanings}
 
-SYPHON = ForecastWording("sbpair/syphon-preview/1", {fate: fate for fate in OUTCOMES}, "dead_letters")
+
+_SENT = {"sent": "Messages that would be sent"}
+_EXPIRED = {"expired": "Messages past their time to live"}
+_STAYING = {"deferred": "Deferred messages, which stay", "scheduled": "Scheduled messages, which stay"}
+_NOT_CHOSEN = {**_EXPIRED, "skipped": "Messages that a run would leave, since not chosen", **_STAYING}
+SYPHON = ForecastWording(
+    "sbpair/syphon-preview/1",
+    "The preview of sbpair syphon --dry-run.",
+    {**_SENT, "dead_lettered": "Messages that would be dead-lettered", **_NOT_CHOSEN},
+    "dead_letters",
+)
 MOVE = ForecastWording(
     "sbpair/move-preview/1",
-    {fate: fate for fate in OUTCOMES} | {"dead_lettered": "refused"},
+    "The preview of sbpair move and redrive with --dry-run. Expired messages stay.",
+    {**_SENT, "refused": "Messages that would stay, since their destination would refuse them", **_NOT_CHOSEN},
     "refused_messages",
+    renamed="refused",
     ends=("destination", "source"),
 )
 REPLAY = ForecastWording(
     "sbpair/replay-plan/1",
-    {fate: fate for fate in ("sent", "already_sent", "deduplicated", "expired")}
-    | {"dead_lettered": "quarantined", "unsent": "unsent", "deferred": "deferred", "scheduled": "scheduled"},
+    "The preview of sbpair replay plan.",
+    {
+        **_SENT,
+        "already_sent": "Messages that the syphon's journal records as accepted",
+        "deduplicated": "Messages that repeat an id, with --dedup message-id",
+        **_EXPIRED,
+        "quarantined": "Messages that would be quarantined",
+        "unsent": "Messages that --destination excludes",
+        **_STAYING,
+    },
     "unroutable",
+    renamed="quarantined",
     again=True,
 )
 

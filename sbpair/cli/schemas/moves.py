@@ -3,8 +3,9 @@
 from typing import Annotated, get_args
 
 from sbpair.cli.progress.boards import QUEUE_FIGURES, QueueRow
+from sbpair.cli.render import forecast as forecasts
+from sbpair.cli.render.forecast import ForecastWording
 from sbpair.cli.schemas import (
-    Optional,
     Schema,
     array,
     choice,
@@ -78,32 +79,14 @@ MOVE = document(
     **_MOVE,
 )
 
-_SUMS = some_of(FlowStats, *(name for name in SUMS if name != "duplicates")) | fields(
-    oldest_seconds=nullable(number("Age of the oldest message")),
-    newest_seconds=nullable(number("Age of the newest message")),
-)
-_OUTCOMES = {
-    "sent": "Messages that would be sent",
-    "expired": "Messages past their time to live",
-    "deferred": "Deferred messages, which stay",
-    "scheduled": "Scheduled messages, which stay",
-}
-_MOVED = _OUTCOMES | {"skipped": "Messages that a run would leave, since not chosen"}
 
-
-def forecast(
-    name: str,
-    description: str,
-    outcomes: dict[str, str],
-    doomed: str,
-    ends: tuple[str, str] = ("primary", "secondary"),
-    **more: Schema | Optional,
-) -> Schema:
-    """Return the schema of a forecast: `outcomes` by key, and the key of its undeliverable groups.
-
-    `ends` are the names of the namespaces, and `more` are keys of this forecast only.
-    """
-    sums = {key: count(what) for key, what in outcomes.items()} | _SUMS
+def forecast(words: ForecastWording) -> Schema:
+    """Return the schema of a forecast."""
+    sums = {key: count(what) for key, what in words.meanings.items()} | fields(
+        **some_of(FlowStats, *(name for name in SUMS if name != "duplicates" or words.again)),
+        oldest_seconds=nullable(number("Age of the oldest message")),
+        newest_seconds=nullable(number("Age of the newest message")),
+    )
     found = record(
         "The destination in the primary; null if unknown or missing",
         topic=flag("Whether it is a topic"),
@@ -111,22 +94,22 @@ def forecast(
     )
     flow = {"queue": text("Backlog queue"), "destination": nullable(text("Destination; null if none, * for others"))}
     return document(
-        name,
-        description,
+        words.schema,
+        words.summary,
         **sums,
         queues=records("By backlog queue", queue=text("Its path"), **sums),
         destinations=records("By destination", destination=text("Its path"), found=nullable(found), **sums),
         flows=records("By queue and destination", **flow, **sums),
-        **{doomed: array("Messages that would not be delivered, by reason", typed(DeadLetterGroup))},
-        **more,
+        **{words.dead_letters: array("Messages that would not be delivered, by reason", typed(DeadLetterGroup))},
+        **({} if words.again else {"where": _WHERE, "ramp": _RAMP_PREVIEW}),
         ttl=choice("Rule of the time to live", "original", "remaining"),
         tiers=record(
-            "Tiers of the namespaces; null if unknown", **{end: nullable(text(end.capitalize())) for end in ends}
+            "Tiers of the namespaces; null if unknown", **{end: nullable(text(end.capitalize())) for end in words.ends}
         ),
         limits=record(
             "Limits of the run; null is no limit",
             rate=nullable(number("Messages a second")),
-            **{f"{end}_credits": nullable(number(f"Credits a second of the {end}")) for end in ends},
+            **{f"{end}_credits": nullable(number(f"Credits a second of the {end}")) for end in words.ends},
         ),
         seconds=nullable(number("Lower bound of the duration; null if nothing limits it")),
         operations=record("Billable operations of the run", **OPERATIONS),
@@ -140,24 +123,7 @@ def forecast(
     )
 
 
-PREVIEW = forecast(
-    "sbpair/syphon-preview/1",
-    "The preview of sbpair syphon --dry-run.",
-    _MOVED | {"dead_lettered": "Messages that would be dead-lettered"},
-    "dead_letters",
-    where=_WHERE,
-    ramp=_RAMP_PREVIEW,
-)
-
-MOVE_PREVIEW = forecast(
-    "sbpair/move-preview/1",
-    "The preview of sbpair move and redrive with --dry-run. Expired messages stay.",
-    _MOVED | {"refused": "Messages that would stay, since their destination would refuse them"},
-    "refused_messages",
-    ("destination", "source"),
-    where=_WHERE,
-    ramp=_RAMP_PREVIEW,
-)
+PREVIEW, MOVE_PREVIEW, PLAN = map(forecast, (forecasts.SYPHON, forecasts.MOVE, forecasts.REPLAY))
 
 _MODE = choice("Mode of the run", "archive", "direct")
 EQUATIONS = (
@@ -223,20 +189,6 @@ RUNS_CONTROL = document(
 )
 
 REPLAY = document("sbpair/replay/1", "The proof of a replay. " + EQUATIONS, **_PROOF)
-
-PLAN = forecast(
-    "sbpair/replay-plan/1",
-    "The preview of sbpair replay plan.",
-    _OUTCOMES
-    | {
-        "already_sent": "Messages that the syphon's journal records as accepted",
-        "deduplicated": "Messages that repeat an id, with --dedup message-id",
-        "quarantined": "Messages that would be quarantined",
-        "unsent": "Messages that --destination excludes",
-        "duplicates": "Messages that repeat the id of another for the same destination; also counted above",
-    },
-    "unroutable",
-)
 
 _STATE = fields(
     mode=_MODE,
