@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 from sbpair.azure import NamespaceControl, open_namespace
 from sbpair.backlog import check_path, primary_of
@@ -177,17 +177,16 @@ class PartitionedEntityState:
     Sizes are megabytes, except `size_bytes`: the size of its messages, None where unknown.
     """
 
-    namespace: str
-    tier: str
+    namespace: Annotated[str, "Name of the namespace"]
+    tier: Annotated[str, "Tier of the namespace", {"examples": ["Standard"]}]
     kind: str
     partitions: tuple[int, ...]
-    max_size_mb: int
-    effective_max_size_mb: int
-    size_bytes: int | None = None
+    max_size_mb: Annotated[int, "Chosen size, in MB"]
+    effective_max_size_mb: Annotated[int, "Size of all partitions, in MB"]
+    size_bytes: Annotated[int | None, "Bytes in use"] = None
 
     @property
-    def fill_ratio(self) -> float | None:
-        """The used part of its effective size, from 0 to 1."""
+    def fill_ratio(self) -> Annotated[float | None, "Used share of the size, from 0 to 1"]:
         return None if self.size_bytes is None else self.size_bytes / (self.effective_max_size_mb * MEGABYTE_BYTES)
 
 

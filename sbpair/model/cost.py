@@ -47,7 +47,7 @@ class Operations:
         return self.sent
 
     @property
-    def by_sbpair(self) -> int:
+    def by_sbpair(self) -> Annotated[int, "All operations of sbpair"]:
         return self.secondary + self.primary
 
     @property

@@ -96,12 +96,11 @@ class Utilisation:
     bytes_per_second: Annotated[float | None, "Growth between two samples"] = None
 
     @property
-    def fill_ratio(self) -> float | None:
-        """From 0, empty, to 1, full."""
+    def fill_ratio(self) -> Annotated[float | None, "Used share of the size, from 0 to 1"]:
         return None if self.size_bytes is None or not self.max_bytes else self.size_bytes / self.max_bytes
 
     @property
-    def full_in_seconds(self) -> float | None:
+    def full_in_seconds(self) -> Annotated[float | None, "Time until it is full at this rate; null if not growing"]:
         if self.size_bytes is None or self.bytes_per_second is None or self.bytes_per_second <= 0:
             return None
         return max(0, self.max_bytes - self.size_bytes) / self.bytes_per_second

@@ -51,7 +51,7 @@ class Outage:
     message_bytes: Annotated[int, "Size of a message"]
 
     @property
-    def messages(self) -> int:
+    def messages(self) -> Annotated[int, "Messages that are sent"]:
         return round(self.seconds * self.rate)
 
 
@@ -115,8 +115,7 @@ class OutageCost:
     notes: tuple[str, ...] = ()
 
     @property
-    def units(self) -> int:
-        """The billed units of one message."""
+    def units(self) -> Annotated[int, "Operations that one send or receive of a message is billed as"]:
         return cost.units(self.outage.message_bytes)
 
     @property
@@ -129,7 +128,7 @@ class OutageCost:
         return _polls(self.room, MONTH_DAYS * DAY)
 
     @property
-    def not_stored(self) -> int:
+    def not_stored(self) -> Annotated[int, "Messages that do not fit"]:
         return self.outage.messages - self.stored
 
     @property

@@ -3,7 +3,7 @@
 import asyncio
 import re
 import webbrowser
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from sbpair.cli.command_loop import run
@@ -40,22 +40,16 @@ def command(
     profile = selected_profile(connection, screen, state=state)
     from aiohttp import web
 
-    from sbpair.cli.commands.runs import rendered_report
     from sbpair.cli.page.documents import PageDocuments
     from sbpair.cli.page.page_server import PageServer
     from sbpair.cli.page.pair_source import PairSource
     from sbpair.operating_system import listen
-    from sbpair.runs.database import state_if_any
+    from sbpair.runs.database import StateOwner
 
-    directory, pair = profile.state_directory, profile.pair
-    documents = PageDocuments(
-        PairSource(pair),
-        open_runs=lambda: state_if_any(directory, pair) or nullcontext(),
-        render_report=lambda run_id: rendered_report(directory, pair, run_id, ("html",))[1]["html"],
-    )
+    owner = StateOwner(profile.pair, profile.state_directory)
 
     async def serve() -> None:
-        page = PageServer(documents, is_own=OWN_HOSTS.fullmatch)
+        page = PageServer(PageDocuments(PairSource(profile.pair), owner), is_own=OWN_HOSTS.fullmatch)
         with listen(HOST, port) as listening:
             runner = web.ServerRunner(web.Server(page.handle, access_log=None), shutdown_timeout=STOP_SECONDS)
             await runner.setup()

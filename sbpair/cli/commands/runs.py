@@ -23,7 +23,6 @@ from sbpair.operating_system.files import replaced_file
 
 if TYPE_CHECKING:
     from sbpair.cli.report.run_report import RunReport
-    from sbpair.model.pair import Ends
     from sbpair.replay.archive import ArchiveFiles
     from sbpair.runs.database import RunDatabase, StateOwner
     from sbpair.runs.run_log import RunRecord
@@ -128,7 +127,7 @@ def report_run(
     owner = _owner(connection, screen)
     with ExitStack() as stack:
         targets = {name: stack.enter_context(replaced_file(file)) for name, file in wanted.items() if file != STDOUT}
-        report, texts = rendered_report(owner.directory, owner.ends, run_id, wanted)
+        report, texts = rendered_report(owner, run_id, wanted)
         for name, target in targets.items():
             target.write_text(texts[name], "utf-8")
     if STDOUT in wanted.values():
@@ -325,14 +324,11 @@ def _check(wanted: dict[str, str], screen: Screen) -> None:
         raise MachineLacks("matplotlib is not installed", hint="pip install 'sbpair[report]'")
 
 
-def rendered_report(
-    directory: Path, pair: "Ends", run_id: str, formats: Iterable[str]
-) -> tuple["RunReport", dict[str, str]]:
+def rendered_report(owner: "StateOwner", run_id: str, formats: Iterable[str]) -> "tuple[RunReport, dict[str, str]]":
     from sbpair.cli.report.run_report import RENDERERS, report_of
-    from sbpair.runs.database import state_if_any
     from sbpair.runs.run_log import find_run, timeline_of
 
-    with state_if_any(directory, pair) or nullcontext() as kept:
+    with owner.open_if_any() or nullcontext() as kept:
         run = find_run(kept, run_id)
         samples = timeline_of(kept, run.id) if kept else []
     now_ms = int(time.time() * 1000)

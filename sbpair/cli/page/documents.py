@@ -1,14 +1,14 @@
 """The documents that the page shows: those of `peek`, `deadletters list` and `runs`, and what an entity is."""
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Any, Final, Protocol
 
 from sbpair.amqp.message import Header
 from sbpair.amqp.types import Map, amqp_type_name
 from sbpair.azure.atom import open_atom
-from sbpair.cli.commands.runs import run_document
+from sbpair.cli.commands.runs import rendered_report, run_document
 from sbpair.cli.page.overview import NamespaceReading
 from sbpair.cli.render.messages import groups_document
 from sbpair.cli.render.screen import Document
@@ -20,15 +20,13 @@ from sbpair.model.pair import Endpoint
 from sbpair.move.message.dead_letters import dead_letter_path
 from sbpair.move.message.envelope import locked_until
 from sbpair.move.peek.peeker import PeekedMessage
-from sbpair.runs.database import RunDatabase
+from sbpair.runs.database import RunDatabase, StateOwner
 from sbpair.runs.run_log import LIVE, RunRecord, all_runs, timeline_of
 from sbpair.syphon.move_spec import EntityAddress
 
 PAGE: Final = 50
 MAX_COUNTED: Final = 1_000
 """Dead letters of an entity that are grouped: more of them are counted as at least so many."""
-
-OpenRuns = Callable[[], AbstractContextManager[RunDatabase | None]]
 
 
 class PageSource(Protocol):
@@ -47,17 +45,11 @@ class PageSource(Protocol):
 
 
 class PageDocuments:
-    """Reads documents for the page: nothing is locked, settled or changed.
+    """Reads documents for the page: nothing is locked, settled or changed. `owner` is that of the shown runs."""
 
-    `open_runs` opens the state with the runs; `render_report` makes the page of one of them.
-    """
-
-    def __init__(
-        self, source: PageSource, open_runs: OpenRuns = nullcontext, render_report: Callable[[str], str] | None = None
-    ) -> None:
+    def __init__(self, source: PageSource, owner: StateOwner | None = None) -> None:
         self.source = source
-        self._open_runs = open_runs
-        self._render_report = render_report
+        self._owner = owner
 
     async def read(self, name: str, query: Mapping[str, str]) -> Document:
         """Return the document of a name. Raises SbpairError; UsageError for a name that there is not."""
@@ -76,9 +68,9 @@ class PageDocuments:
 
     def report(self, run: str) -> str:
         """Return the page that `sbpair runs report` writes."""
-        if self._render_report is None:
+        if self._owner is None:
             raise EntityMissing("no state directory is shown here", hint="see sbpair page")
-        return self._render_report(run)
+        return rendered_report(self._owner, run, ["html"])[1]["html"]
 
     async def _peek(self, query: Mapping[str, str]) -> Document:
         entity = entity_of(self.source.endpoints, query)
@@ -113,7 +105,7 @@ class PageDocuments:
         }
 
     def _runs(self) -> Document:
-        with self._open_runs() as kept:
+        with (self._owner and self._owner.open_if_any()) or nullcontext() as kept:
             runs = all_runs(kept) if kept else []
             return {"schema": "sbpair/runs/1", "runs": [self._run(kept, each) for each in runs if kept]}
 

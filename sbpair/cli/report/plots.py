@@ -183,11 +183,16 @@ def _rates(start_ms: int, end_ms: int, points: Sequence[tuple[int, float]], bins
     return [max(0.0, after - before) / seconds for before, after in pairwise(edges)]
 
 
-def _age(samples: Sequence[Sample]) -> Plot | None:
-    points = tuple(
+def ages_of(samples: Sequence[Sample]) -> tuple[Point, ...]:
+    """Return the seconds that the oldest message has waited, over time."""
+    return tuple(
         (each.at_ms, None if each.figures.oldest_ms is None else max(0, each.at_ms - each.figures.oldest_ms) / 1000)
         for each in samples
     )
+
+
+def _age(samples: Sequence[Sample]) -> Plot | None:
+    points = ages_of(samples)
     known = any(value is not None for _, value in points)
     return Plot("Age of the oldest message", "seconds", (Curve("age", points, "5"),)) if known else None
 

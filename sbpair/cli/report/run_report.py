@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from sbpair.cli.logs import utc
 from sbpair.cli.render.receipt import OPERATIONS, PROOF_BUCKETS, discards
 from sbpair.cli.render.screen import clean, grouped, size, spoken
-from sbpair.cli.report.plots import COUNTED, NARROW, WIDE, Plot, draw, plots_of, timeline_rows
+from sbpair.cli.report.plots import COUNTED, NARROW, WIDE, Plot, ages_of, draw, plots_of, timeline_rows
 from sbpair.model.cost import Operations, estimate
 from sbpair.move.receipt import BUCKETS
 from sbpair.runs.run_log import LIVE, RunOutcome
@@ -143,15 +143,11 @@ def _destinations(receipt: Mapping[str, Any], plots: Sequence[Plot], seconds: fl
 
 
 def _ages(samples: Sequence[Sample]) -> Section | None:
-    ages = [
-        (each.at_ms, (each.at_ms - each.figures.oldest_ms) / 1000)
-        for each in samples
-        if each.figures.oldest_ms is not None
-    ]
+    ages = [(at_ms, age) for at_ms, age in ages_of(samples) if age is not None]
     if not ages:
         return None
     chosen = {"at first": ages[0], "at most": max(ages, key=lambda each: each[1]), "at last": ages[-1]}
-    rows = [(name, spoken(max(0.0, age)), utc(at_ms / 1000)) for name, (at_ms, age) in chosen.items()]
+    rows = [(name, spoken(age), utc(at_ms / 1000)) for name, (at_ms, age) in chosen.items()]
     return Section("Age of the oldest message", (), (_table(("", "age", "time"), rows),))
 
 

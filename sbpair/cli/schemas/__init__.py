@@ -135,8 +135,10 @@ def keys_of(kind: Any, *later: str) -> dict[str, Any]:
 
 
 def some_of(kind: Any, *names: str) -> dict[str, Any]:
-    """Return keys of a dataclass or named tuple by their names."""
+    """Return keys of a dataclass or named tuple by the names of its fields and properties."""
     kinds = get_type_hints(kind, include_extras=True)
+    for name in {*names} - kinds.keys():
+        kinds[name] = get_type_hints(getattr(kind, name).fget, include_extras=True)["return"]
     return {name: typed(kinds[name]) for name in names}
 
 

@@ -37,7 +37,7 @@ from sbpair.runs.run_log import RunRecord
 from sbpair.syphon.forecast import SUMS, DeadLetterGroup, FlowStats
 
 NAMED = {name: each for name, each in keys_of(NamedMessage).items() if name != "reason"}
-OPERATIONS = keys_of(Operations) | {"by_sbpair": count("All operations of sbpair")}
+OPERATIONS = keys_of(Operations) | some_of(Operations, "by_sbpair")
 MONEY = typed(MoneyRange)
 PRICED = fields(currency=text("Currency"), dated=text("Date of the prices"))
 _WHERE = keys_of(Receipt)["where"]

@@ -31,6 +31,7 @@ from sbpair.drill import DrillResult, SendTally
 from sbpair.drill.relay_drill import RelayDrillResult, RelayTally
 from sbpair.failover.failover_send import Delivered
 from sbpair.management.audit_findings import BacklogTotal, DestinationSummary, Unseen
+from sbpair.management.partitioning import PartitionedEntityState
 from sbpair.message_io.peek import DeadLetterCount
 from sbpair.message_io.send_lines import SendResult
 from sbpair.model.queues import Counts, Difference, Utilisation
@@ -54,8 +55,7 @@ _FILL = record(
     "Utilisation and age of a queue; null where not measured",
     **_MEASURED,
     effective_max_size_mb=count("Size of all partitions, in MB"),
-    fill_ratio=nullable(number("Used share of the size, from 0 to 1")),
-    full_in_seconds=nullable(number("Time until it is full at this rate; null if it does not grow")),
+    **some_of(Utilisation, "fill_ratio", "full_in_seconds"),
 )
 _AUDITED = fields(**_QUEUE, fill=optional(_FILL))
 _EXACT = flag("Whether messages is exact: false if not all messages were peeked")
@@ -107,13 +107,10 @@ PROVISION = document(
 
 _PLACED = fields(
     name=text("Name of the entity"),
-    namespace=text("Name of the namespace"),
+    **some_of(PartitionedEntityState, "namespace", "tier", "max_size_mb", "effective_max_size_mb"),
     kind=choice("Kind of entity", "queue", "topic"),
-    tier=text("Tier of the namespace", example="Standard"),
     partitions=nullable(count("Number of partitions; null if only the possible numbers are known")),
     partitions_possible=optional(array("Possible numbers of partitions", count("A number"))),
-    max_size_mb=count("Chosen size, in MB"),
-    effective_max_size_mb=count("Size of all partitions, in MB"),
 )
 _CREATED = fields(
     **_PLACED,
@@ -141,8 +138,7 @@ PARTITION_LIST = document(
     entities=records(
         "Queues and topics",
         **_PLACED,
-        size_bytes=nullable(count("Bytes in use")),
-        fill_ratio=nullable(number("Used share of the size, from 0 to 1")),
+        **some_of(PartitionedEntityState, "size_bytes", "fill_ratio"),
     ),
     failed=records("Namespaces that could not be read", namespace=text("Name of the namespace"), reason=text("Why")),
 )
@@ -474,14 +470,13 @@ COST = document(
     outage=record(
         "The outage",
         **keys_of(Outage),
-        messages=count("Messages that are sent"),
-        units=count("Operations that one send or receive of a message is billed as"),
+        **some_of(Outage, "messages"),
+        **some_of(OutageCost, "units"),
     ),
     backlog=record(
         "The backlog queues",
         **keys_of(BacklogRoom),
-        **some_of(OutageCost, "full_in_seconds", "full_in_seconds_partitioned", "stored"),
-        not_stored=count("Messages that do not fit"),
+        **some_of(OutageCost, "full_in_seconds", "full_in_seconds_partitioned", "stored", "not_stored"),
     ),
     charges=records(
         "The four charges of the stored messages",
