@@ -5,12 +5,15 @@ import shlex
 import subprocess
 import sys
 import zipfile
+from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from sbpair.testing import Emulator
 from tests.cli.test_replay import sbpair, sbpair_process
+from tests.kit.command import environment, finished, start
 from tests.kit.replay_archives import java_in
 
 IMPORTS = "import sbpair.replay, sbpair.amqp_client.client, sbpair.azure.credentials, sbpair.move.mover"
@@ -82,6 +85,15 @@ def test_the_command_has_all_settings_and_no_secret(words: list[str], package: P
     assert document["command"][:at] == command[:at]
     assert "c2VjcmV0" not in done.stdout + done.stderr + json.dumps(document)
     assert "SBPAIR_PRIMARY_CONNECTION_STRING and SBPAIR_SECONDARY_CONNECTION_STRING" in done.stderr
+
+
+async def test_the_file_that_spark_submit_runs_hides_no_other_package() -> None:
+    """It is run by its path, and the management API of Azure's SDK is imported beside `sbpair.azure`."""
+    async with Emulator() as emulator:
+        program = ("-u", str(files("sbpair") / "__main__.py"))
+        process = await start("provision", "--count", "1", env=environment(emulator), program=program)
+        code, _, err = await finished(process)
+    assert code == 0, err
 
 
 @pytest.mark.parametrize(("kind", "warned"), [("tmpfs", True), ("ext4", False)])

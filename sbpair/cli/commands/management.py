@@ -63,8 +63,8 @@ PRUNE_LISTS = {
 
 DESTINATIONS_SHOWN = 40
 MIN_NOTED_IDLE_SECONDS = 86_400
-DEFAULT = ",".join(kind for kind in AuditFinding if kind in FAIL_ON)
-CHOICES = ", ".join((*AuditFinding, values.ALL, values.NONE))
+DEFAULT_FINDINGS = ",".join(kind for kind in AuditFinding if kind in FAIL_ON)
+FINDINGS = ", ".join((*AuditFinding, values.ALL, values.NONE))
 PEEK_LIMIT = 1_000_000
 MAX_SAMPLE_SECONDS = 3_600
 
@@ -155,9 +155,9 @@ def audit_command(
     count: int | None = COUNT,
     fail_on: frozenset[AuditFinding] = option(
         "--fail-on KIND[,KIND]",
-        f"Findings that exit 3: {CHOICES}",
+        f"Findings that exit 3: {FINDINGS}",
         complete=findings,
-        default=DEFAULT,
+        default=DEFAULT_FINDINGS,
         parse=partial(values.findings_of, tuple(AuditFinding)),
     ),
     idle: float | None = duration("--idle DURATION", "Report queues unused for this long, as in 30d"),

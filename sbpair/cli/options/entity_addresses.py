@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from sbpair import backlog
 from sbpair.cli.options.values import flags_of, load_profile, warn_of_unknown_variables
 from sbpair.config import refuse_secrets, state_setting
 from sbpair.config.file import SingleNamespace, has_pair, load_namespace
-from sbpair.config.setting import SIDES, Environment, Flags
+from sbpair.config.setting import SIDES, Flags
 from sbpair.errors import NameInvalid, UsageError
 from sbpair.move.message.dead_letters import dead_letter_path, is_dead_letter_path, parent_path
 
@@ -35,17 +36,13 @@ class Reach:
     """
 
     flags: Flags
-    environ: Environment
-    namespace: str | None = None
-    screen: Screen | None = None
-    _profile: Profile | None = None
+    namespace: str | None
+    screen: Screen
     _namespaces: dict[str, SingleNamespace] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def profile(self) -> Profile:
-        if self._profile is None:
-            self._profile = load_profile(self.flags, self.environ, self.screen)
-        return self._profile
+        return load_profile(self.flags, self.screen)
 
     @property
     def pair(self) -> Pair:
@@ -75,7 +72,7 @@ class Reach:
             return StateOwner(self.pair, self.profile.state_directory)
         name = self.namespace or ends[0].side
         found = self._namespace(name)
-        return StateOwner(found.ends, Path(str(state_setting(name, self.flags, self.environ).value)))
+        return StateOwner(found.ends, Path(str(state_setting(name, self.flags, os.environ).value)))
 
     def _address(self, side: str, name: str, dead_letters: bool, what: str) -> EntityAddress:
         path = parent_path(name)
@@ -102,7 +99,7 @@ class Reach:
         if name not in self._namespaces:
             may_be_host = name == self.namespace
             try:
-                self._namespaces[name] = load_namespace(name, self.flags, self.environ, may_be_host=may_be_host)
+                self._namespaces[name] = load_namespace(name, self.flags, os.environ, may_be_host=may_be_host)
             except UsageError as error:
                 if side := self._side_of(name):
                     leave_out = "leave --namespace out, and " if may_be_host else ""
@@ -112,7 +109,7 @@ class Reach:
 
     def _side_of(self, name: str) -> str | None:
         """Return the side of the pair whose namespace has this name."""
-        if not has_pair(self.flags, self.environ):
+        if not has_pair(self.flags, os.environ):
             return None
         return next((side for side in SIDES if getattr(self.pair, side).name.lower() == name.lower()), None)
 
@@ -128,7 +125,7 @@ def reach_of(
     flags = flags_of(selection, count=count, state=state)
     warn_of_unknown_variables(flags, screen)
     refuse_secrets(os.environ)
-    reach = Reach(flags, os.environ, selection.namespace, screen)
+    reach = Reach(flags, selection.namespace, screen)
     if selection.namespace is not None:
         reach.endpoint(selection.namespace)
     return reach

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from sbpair import config
 from sbpair.cli.options.common import OPTION_GROUPS, PairSelection, option, option_group
 from sbpair.cli.render.screen import Screen
-from sbpair.config.setting import Environment, Flags, Origin, Setting
+from sbpair.config.setting import Flags, Origin, Setting
 from sbpair.errors import UsageError
 from sbpair.model.pair import Pair, ResourceGroup
 
@@ -33,7 +33,7 @@ def selected_profile(
     """Return the selected pair with its state directory; with -v, print each value and its source."""
     flags = flags_of(connection, count=count, state=state)
     warn_of_unknown_variables(flags, screen)
-    return load_profile(flags, os.environ, screen)
+    return load_profile(flags, screen)
 
 
 def selected_relay(name: str | None, file: Path | None, screen: Screen) -> "ConfiguredRelay":
@@ -49,11 +49,11 @@ def selected_relay(name: str | None, file: Path | None, screen: Screen) -> "Conf
     return found
 
 
-def load_profile(flags: Flags, environ: Environment, screen: Screen | None) -> config.Profile:
+def load_profile(flags: Flags, screen: Screen) -> config.Profile:
     """Return the pair of these flags, as `selected_profile` does."""
-    found = config.load(flags, environ)
-    if screen is not None and screen.detailed:
-        _print_settings(screen, config.effective(found, environ))
+    found = config.load(flags, os.environ)
+    if screen.detailed:
+        _print_settings(screen, config.effective(found, os.environ))
     return found
 
 
