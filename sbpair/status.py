@@ -32,7 +32,6 @@ from sbpair.errors import (
 from sbpair.failover.ping import PingResult, health_exit_code, health_of, ping_all
 from sbpair.management import auditing
 from sbpair.management.audit_findings import (
-    AuditFinding,
     BacklogTotal,
     DestinationSummary,
     QueueStatus,
@@ -43,7 +42,7 @@ from sbpair.management.auditing import open_backlog_scan
 from sbpair.management.comparison import desired_queues
 from sbpair.model.pair import Endpoint, Pair
 from sbpair.model.queues import Utilisation
-from sbpair.model.report import Outcome
+from sbpair.model.report import AuditFinding, Outcome
 from sbpair.move.message.route import OTHERS
 
 FINDINGS = (AuditFinding.MESSAGES, AuditFinding.DEAD_LETTERS)

@@ -106,7 +106,7 @@ def _given(context: typer.Context) -> dict[str, Any]:
 
 def findings(incomplete: str) -> list[str]:
     """Return the kinds of findings that may follow the typed ones."""
-    from sbpair.management.audit_findings import AuditFinding
+    from sbpair.model.report import AuditFinding
 
     return _after(incomplete, AuditFinding)
 

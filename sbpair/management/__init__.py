@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING
 from sbpair.public_names import lazy_names
 
 if TYPE_CHECKING:
-    from sbpair.management.audit_findings import FAIL_ON as FAIL_ON
     from sbpair.management.audit_findings import Audit as Audit
-    from sbpair.management.audit_findings import AuditFinding as AuditFinding
     from sbpair.management.audit_findings import DestinationSummary as DestinationSummary
     from sbpair.management.audit_findings import QueueItem as QueueItem
     from sbpair.management.audit_findings import Unseen as Unseen
@@ -57,6 +55,8 @@ if TYPE_CHECKING:
     from sbpair.model.queues import QueueFinding as QueueFinding
     from sbpair.model.queues import QueueSpec as QueueSpec
     from sbpair.model.queues import Utilisation as Utilisation
+    from sbpair.model.report import FAIL_ON as FAIL_ON
+    from sbpair.model.report import AuditFinding as AuditFinding
     from sbpair.model.report import Outcome as Outcome
     from sbpair.model.report import Report as Report
     from sbpair.model.report import ReportItem as ReportItem
@@ -65,9 +65,7 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "sbpair.management.audit_findings": (
-            "FAIL_ON, Audit, AuditFinding, DestinationSummary, QueueItem, Unseen, audit_exit_code"
-        ),
+        "sbpair.management.audit_findings": "Audit, DestinationSummary, QueueItem, Unseen, audit_exit_code",
         "sbpair.management.auditing": "audit",
         "sbpair.management.entities_file": "EntitiesDocument, parse_entities",
         "sbpair.management.partitioning": (
@@ -84,7 +82,7 @@ __getattr__, __dir__ = lazy_names(
         "sbpair.management.calls": "Listed, QueueProvisioned",
         "sbpair.model.retries": "Retrying",
         "sbpair.model.queues": "Counts, Difference, QueueFinding, QueueSpec, Utilisation",
-        "sbpair.model.report": "Outcome, Report, ReportItem",
+        "sbpair.model.report": "FAIL_ON, AuditFinding, Outcome, Report, ReportItem",
     },
 )
 __all__ = list(__dir__())

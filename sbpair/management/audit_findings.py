@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import Annotated
 
 from sbpair import backlog
 from sbpair.errors import ExitCode
 from sbpair.management.comparison import Change, Plan, describe_differences, why_unexpected
 from sbpair.model.queues import Difference, QueueFinding, QueueState, Usage, Utilisation
-from sbpair.model.report import Outcome, Report, ReportItem
+from sbpair.model.report import FAIL_ON, AuditFinding, Outcome, Report, ReportItem
 
 MEGABYTE = 1024 * 1024
 MAX_PEEK = 1_000
@@ -23,25 +22,6 @@ FULL_SOON_SECONDS = 86_400.0
 
 ACTIVE = "Active"
 
-
-class AuditFinding(StrEnum):
-    """A kind of finding that an audit may fail on."""
-
-    MISSING = "missing"
-    EXTRA = "extra"
-    DRIFT = "drift"
-    IDLE = "idle"
-    FOREIGN = "foreign"
-    MESSAGES = "messages"
-    DEAD_LETTERS = "dead-letters"
-    FULL = "full"
-    DESTINATIONS = "destinations"
-    DUPLICATES = "duplicates"
-    UNSEEN = "unseen"
-
-
-FAIL_ON = frozenset({AuditFinding.MISSING, AuditFinding.EXTRA, AuditFinding.DRIFT})
-"""The findings that an audit fails on by default."""
 
 QueueItem = ReportItem[QueueFinding]
 

@@ -36,6 +36,26 @@ class Outcome(StrEnum):
     UNKNOWN = "unknown"
 
 
+class AuditFinding(StrEnum):
+    """A kind of finding that an audit may fail on."""
+
+    MISSING = "missing"
+    EXTRA = "extra"
+    DRIFT = "drift"
+    IDLE = "idle"
+    FOREIGN = "foreign"
+    MESSAGES = "messages"
+    DEAD_LETTERS = "dead-letters"
+    FULL = "full"
+    DESTINATIONS = "destinations"
+    DUPLICATES = "duplicates"
+    UNSEEN = "unseen"
+
+
+FAIL_ON = frozenset({AuditFinding.MISSING, AuditFinding.EXTRA, AuditFinding.DRIFT})
+"""The findings that an audit fails on by default."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReportItem(Generic[Detail]):
     """One item and its outcome.

@@ -4,7 +4,7 @@ from sbpair.cli.command_loop import run
 from sbpair.cli.commands.peek import peeked
 from sbpair.cli.next_command import next_command, way_back
 from sbpair.cli.options import moves
-from sbpair.cli.options.common import COUNT, PairSelection, option
+from sbpair.cli.options.common import COUNT, MAX_PEEK, PairSelection, option
 from sbpair.cli.options.values import selected_pair
 from sbpair.cli.progress.reporting import PeekProgress
 from sbpair.cli.render.messages import cells, print_groups, print_peeked, say_number, shown_line
@@ -12,7 +12,7 @@ from sbpair.cli.render.screen import Screen
 from sbpair.cli.render.table import limited
 from sbpair.move.message.dead_letters import dead_letter_path
 
-MAX_PEEK, ROWS_SHOWN = 1_000, 100
+ROWS_SHOWN = 100
 
 
 def group() -> None:

@@ -14,26 +14,18 @@ from sbpair.cli.commands.status import total_document, total_line
 from sbpair.cli.completion import findings
 from sbpair.cli.next_command import next_command, not_confirmed
 from sbpair.cli.options import values
-from sbpair.cli.options.common import COUNT, PairSelection, duration, flag, option
+from sbpair.cli.options.common import COUNT, MAX_PEEK, PairSelection, duration, flag, option
 from sbpair.cli.progress.reporting import PeekProgress, print_control_event
 from sbpair.cli.render.screen import Document, Screen, plural, rounded, spoken
 from sbpair.cli.render.table import LEGEND, columns, limited, sampled
-from sbpair.management.audit_findings import (
-    FAIL_ON,
-    MAX_PEEK,
-    Audit,
-    AuditFinding,
-    DestinationSummary,
-    audit_exit_code,
-    is_full,
-)
 from sbpair.management.calls import ControlEvent, QueueProvisioned
 from sbpair.model.pair import Pair
 from sbpair.model.queues import QueueFinding, Utilisation
-from sbpair.model.report import Outcome, Report, ReportItem
+from sbpair.model.report import FAIL_ON, AuditFinding, Outcome, Report, ReportItem
 from sbpair.operating_system.files import read_document
 
 if TYPE_CHECKING:
+    from sbpair.management.audit_findings import Audit, DestinationSummary
     from sbpair.management.entities_file import EntitiesDocument
     from sbpair.management.provisioning import EntityItem, EntityReport
 
@@ -191,6 +183,7 @@ def audit_command(
     group = values.group_of(management)
     pair = values.selected_pair(connection, screen, count=count)
     from sbpair.management import auditing
+    from sbpair.management.audit_findings import audit_exit_code
 
     with PeekProgress(screen) as progress:
         audit = auditing.audit(
@@ -221,7 +214,7 @@ def audit_command(
     return audit_exit_code(found, fail_on)
 
 
-def _audit_table(audit: Audit) -> Iterator[str]:
+def _audit_table(audit: "Audit") -> Iterator[str]:
     if audit.items:
         yield from columns([(*COUNTED, "OLDEST", "FULL", "NOTE"), *map(_audited_row, audit)])
     if audit.destinations:
@@ -260,6 +253,8 @@ def _share(fill: Utilisation) -> str:
 
 
 def _fill_notes(fill: Utilisation) -> Iterator[str]:
+    from sbpair.management.audit_findings import is_full
+
     if fill.idle or (fill.idle_seconds or 0) >= MIN_NOTED_IDLE_SECONDS:
         yield f"unused for {spoken(fill.idle_seconds or 0)}"
     if fill.full_in_seconds is not None:
@@ -270,7 +265,7 @@ def _fill_notes(fill: Utilisation) -> Iterator[str]:
         yield f"peeked only the first {fill.peeked}"
 
 
-def _destination_row(each: DestinationSummary, *, exact: bool) -> tuple[object, ...]:
+def _destination_row(each: "DestinationSummary", *, exact: bool) -> tuple[object, ...]:
     found = {True: "topic" if each.topic else "yes", False: "no", None: "?"}[each.found]
     duplicates = {True: "detected", False: "not detected", None: "?" if each.found else ""}[each.detects_duplicates]
     name = {"": "(none)", "*": "(others)"}.get(each.name, each.name)

@@ -13,7 +13,7 @@ from sbpair.cli.command_loop import run, run_gracefully
 from sbpair.cli.completion import backlog_queues
 from sbpair.cli.next_command import next_command
 from sbpair.cli.options import moves
-from sbpair.cli.options.common import COUNT, NamespaceSelection, PairSelection, argument, flag, option
+from sbpair.cli.options.common import COUNT, MAX_PEEK, NamespaceSelection, PairSelection, argument, flag, option
 from sbpair.cli.options.entity_addresses import reach_of
 from sbpair.cli.options.moves import LOOPBACK, MoveTerms
 from sbpair.cli.options.values import selected_profile
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 _ONE_MODE = "[--once | --watch | --dry-run] [OPTIONS]"
 USAGE = {"syphon": "(--once | --watch | --dry-run) [OPTIONS]", "move": _ONE_MODE, "redrive": _ONE_MODE}
-MAX_PEEK = 1_000
 
 
 def syphon_command(

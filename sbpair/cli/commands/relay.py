@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from sbpair.relay.relay_settings import ConfiguredRelay
     from sbpair.relay.reverse_proxy import ProxiedRequest
 
+LISTENERS = ("side", "namespace", "path", "listeners", "requires_authorization")
+"""The fields of SideListeners that a document has as they are."""
+
 STATUS_SCHEMA, REQUEST_SCHEMA = "sbpair/relay-status/1", "sbpair/relay-request/1"
 REDRAW_SECONDS = 0.5
 SHOWN_REQUESTS, SHOWN_WARNINGS = 12, 3
@@ -454,17 +457,7 @@ def exit_code(found: "list[SideListeners]", fail_on: str) -> int:
 
 
 def _status_document(name: str, found: "list[SideListeners]") -> dict[str, object]:
-    sides = [
-        {
-            "side": each.side,
-            "namespace": each.namespace,
-            "path": each.path,
-            "listeners": each.listeners,
-            "requires_authorization": each.requires_authorization,
-            **answered(each.seconds, each.error),
-        }
-        for each in found
-    ]
+    sides = [{**{key: getattr(each, key) for key in LISTENERS}, **answered(each.seconds, each.error)} for each in found]
     return {"time": utc(None), "relay": name, "sides": sides}
 
 
@@ -524,10 +517,7 @@ def provision(
     found = run(_provision(relay, group, dry_run=dry_run))
     sides = [
         {
-            "side": each.side,
-            "namespace": each.namespace,
-            "path": each.path,
-            "outcome": each.outcome,
+            **{key: getattr(each, key) for key in ("side", "namespace", "path", "outcome")},
             "differences": [asdict(difference) for difference in each.differences],
             "reason": each.error.message if each.error else "",
             "hint": each.error.hint if each.error else "",

@@ -1,4 +1,4 @@
-"""`sbpair replay`: runs jobs of `sbpair.replay` and prints their proofs."""
+"""`sbpair replay`: runs jobs of `sbpair.replay`, and prints their proofs and what the files of an archive show."""
 
 import importlib.metadata
 import os
@@ -9,16 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from sbpair.cli.command_loop import run
-from sbpair.cli.commands import replay_archive
-from sbpair.cli.next_command import next_command
+from sbpair.cli.logs import utc
+from sbpair.cli.next_command import next_command, not_confirmed
 from sbpair.cli.options import moves
-from sbpair.cli.options.common import COUNT, STATE, PairSelection, argument, flag, option, option_group
+from sbpair.cli.options.common import COUNT, STATE, PairSelection, argument, flag, option
+from sbpair.cli.options.moves import Choice, Cluster, ReplaySafeguards
 from sbpair.cli.options.values import selected_profile
 from sbpair.cli.progress.replay_progress import replay_progress
 from sbpair.cli.render.receipt import proof_lines
-from sbpair.cli.render.screen import Screen, size
+from sbpair.cli.render.screen import Screen, plural, size
 from sbpair.cli.render.table import columns
-from sbpair.errors import ExitCode, UsageError
+from sbpair.errors import ExitCode, MachineLacks, StateRefused, Unsafe, UsageError
 from sbpair.operating_system.signals import interrupt_when_signalled
 
 if TYPE_CHECKING:
@@ -31,46 +32,7 @@ if TYPE_CHECKING:
     from sbpair.syphon.move_spec import EffectiveLimits, MoveLimits, PairTiers
 
 
-def _setting(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise UsageError(f"--conf {name!r} has no value", hint="write --conf spark.executor.memory=4g")
-    return name, value
-
-
-@option_group
-class Cluster:
-    """The Spark that runs a replay."""
-
-    master: str | None = option("--master URL", "Spark master [default: local, cores + 2 tasks]")
-    remote: str | None = option("--remote URL", "Spark Connect server, sc://HOST:PORT [env: SPARK_REMOTE]")
-    parallelism: int | None = option(
-        "--parallelism N", "Tasks at once [default: those of a local master, or 2]", at_least=1
-    )
-    shared_archive: bool = flag("--shared-archive", "The archive directory is mounted on every worker")
-    conf: list[tuple[str, str]] | None = option(
-        "--conf KEY=VALUE", "Spark setting, never a secret; repeatable", parse=_setting
-    )
-    package: str | None = option("--package FILE", "Zip from sbpair replay package, for bare workers")
-    print_submit: bool = flag("--print-submit", "Only print the spark-submit command, without secrets")
-
-
-@option_group
-class ReplaySafeguards:
-    """Protection against concurrent runs and receivers, and the state directory."""
-
-    state: Path | None = STATE
-    lease: str | None = moves.LEASE
-    no_lease: bool = moves.NO_LEASE
-    no_wait_for_locks: bool = moves.NO_WAIT_FOR_LOCKS
-
-
-@option_group
-class Choice:
-    """Which messages are sent."""
-
-    destination: list[str] | None = moves.DESTINATIONS
-    where: str | None = option("--where SQL", "Send only messages matching this SQL condition")
+SCHEMA = "sbpair/replay/1"
 
 
 def group() -> None:
@@ -272,10 +234,17 @@ def package_command(
       sbpair replay package /tmp/sbpair.zip
       sbpair replay package job --for kubernetes --archive s3://bucket/backlog
     """
-    if platform is not None:
-        return _write_job(screen, connection, file or Path(f"sbpair-{platform}"), platform, archive, name, vault)
     from sbpair.replay import package
 
+    if platform is not None:
+        directory = file or Path(f"sbpair-{platform}")
+        pair, job = selected_profile(connection, screen).pair, package.JOB_NAME if name is None else name
+        files, secrets = package.define_job(directory, platform, pair, archive, job, vault)
+        made = {"platform": platform, "directory": str(directory), "files": files, "secrets": list(secrets)}
+        screen.result("sbpair/replay-job/1", made, [str(directory / each) for each in files])
+        stored = f"store {' and '.join(secrets)} and " if secrets else ""
+        screen.say(f"{directory}/{package.COMMANDS} has the commands to {stored}submit the job")
+        return 0
     file = file or Path("sbpair.zip")
     contents, written = package.build_package(file)
     document = {"file": str(file), "bytes": written, "packed": contents.packed, "native": contents.native}
@@ -286,24 +255,143 @@ def package_command(
     return 0
 
 
-def _write_job(
-    screen: Screen,
-    connection: PairSelection,
-    directory: Path,
-    platform: str,
-    archive: str | None,
-    name: str | None,
-    vault: str | None,
-) -> int:
-    from sbpair.replay import package
+def verify_command(*, run_id: str = moves.RUN, archive: str = moves.ARCHIVE, screen: Screen) -> int:
+    """Prove from the files alone that each archived message has one outcome.
 
-    pair = selected_profile(connection, screen).pair
-    given = package.JOB_NAME if name is None else name
-    files, secrets = package.define_job(directory, platform, pair, archive, given, vault)
-    document = {"platform": platform, "directory": str(directory), "files": files, "secrets": list(secrets)}
-    screen.result("sbpair/replay-job/1", document, [str(directory / each) for each in files])
-    stored = f"store {' and '.join(secrets)} and " if secrets else ""
-    screen.say(f"{directory}/{package.COMMANDS} has the commands to {stored}submit the job")
+    Contacts no namespace and needs no Java.
+
+    Examples:
+      sbpair replay verify 261122-101500-3f2a --archive /mnt/archive
+      sbpair replay verify 261122-101500-3f2a --archive s3://bucket/dir -o json
+
+    Exit codes: 0 all were sent; 1 the files contradict each other; 3 some expired, were quarantined or are unsent; 4 a
+    file is broken
+    """
+    place = moves.open_archive(archive, run_id)
+    from sbpair.replay import verify
+
+    proved, proof = verify.prove_run(place)
+    document = {"run": proved.id, **proof.document(proved.options.mode)}
+    screen.result(SCHEMA, document, proof_lines(document))
+    return proof.exit_code
+
+
+def status_command(*, run_id: str = moves.RUN, archive: str = moves.ARCHIVE, screen: Screen) -> int:
+    """Show how far a run is, from its files alone.
+
+    Contacts no namespace and changes nothing.
+
+    Examples:
+      sbpair replay status 261122-101500-3f2a --archive /mnt/archive
+      sbpair replay status 261122-101500-3f2a --archive /mnt/archive -o json
+    """
+    place = moves.open_archive(archive, run_id)
+    from sbpair.replay import progress
+
+    found = progress.run_status(place)
+    shown = {name: found[name] for name in found if name not in ("pair", "queues")}
+    shown["stopped"] = "yes" if found["stopped"] else "no"
+    table = columns([(name.replace("_", " "), str(shown[name])) for name in shown])
+    screen.result("sbpair/replay-status/1", found, table)
+    if found["stopped"] and found["phase"] not in progress.FINISHED:
+        screen.say(f"continue with {next_command('replay resume', place.run)}")
+    return 0
+
+
+def list_command(*, archive: str = moves.ARCHIVE, screen: Screen) -> int:
+    """List the runs of an archive, the latest first.
+
+    Contacts no namespace. sbpair runs list has the runs of this machine, in any archive.
+
+    Examples:
+      sbpair replay list --archive /mnt/archive
+      sbpair replay list --archive s3://bucket/dir -o json
+    """
+    from sbpair.replay.java import check_packages
+
+    check_packages("pyarrow")
+    from sbpair.replay import progress
+    from sbpair.replay.archive import Archive, run_ids
+
+    runs = []
+    for each in run_ids(archive):
+        try:
+            found = progress.run_summary(Archive(archive, each))
+        except (StateRefused, MachineLacks) as error:
+            screen.error(error.message, error.hint)
+        else:
+            runs.append({"started": utc(found.pop("started_ms") / 1000), **found})
+    rows = [[run["run"], run["started"], run["mode"], run["phase"], "yes" if run["stopped"] else "no"] for run in runs]
+    table = columns([("RUN", "STARTED", "MODE", "PHASE", "STOPPED"), *rows]) if rows else []
+    screen.result("sbpair/replay-list/1", {"runs": runs}, table, runs)
+    if not rows:
+        screen.say(f"no runs in {archive}")
+    return 0
+
+
+def stop_command(*, run_id: str = moves.RUN, archive: str = moves.ARCHIVE, screen: Screen) -> int:
+    """Ask a run on any machine to stop after the messages in flight.
+
+    Examples:
+      sbpair replay stop 261122-101500-3f2a --archive /mnt/archive
+      sbpair replay stop 261122-101500-3f2a --archive s3://bucket/dir
+
+    Exit codes: 0 it stops, or has stopped; 4 it has finished
+    """
+    place = moves.open_archive(archive, run_id)
+    from sbpair.replay import progress
+
+    requested = progress.request_stop(place)
+    screen.result("sbpair/replay-stop/1", {"run": place.run, "requested": requested}, [])
+    if not requested:
+        hint = f"see its result with {next_command('replay status', place.run)}"
+        raise Unsafe(f"run {place.run} has finished: nothing was stopped", hint=hint)
+    screen.say(f"run {place.run} will stop; continue it with {next_command('replay resume', place.run)}")
+    return 0
+
+
+def gc_command(
+    *,
+    run_id: str = moves.RUN,
+    archive: str = moves.ARCHIVE,
+    include_unsent: bool = flag(
+        "--include-unsent", "Also delete messages never sent: expired, quarantined, deduplicated"
+    ),
+    dry_run: bool = flag("--dry-run", "Only print what would be deleted", excludes="--yes"),
+    yes: bool = flag("--yes -y", "Delete without asking"),
+    screen: Screen,
+) -> int:
+    """Delete the messages of a finished and proved run from the archive.
+
+    The run is proved again first, and its receipt stays. Expired and quarantined messages were never sent: the archive
+    keeps them unless --include-unsent. Duplicates by message id were never sent either, and a run with some is refused
+    without it. A run with messages that resume can still send is refused always. Without --yes it prints the plan and,
+    on a terminal, asks.
+
+    Examples:
+      sbpair replay gc 261122-101500-3f2a --archive /mnt/archive
+      sbpair replay gc 261122-101500-3f2a --archive /mnt/archive --yes
+
+    Exit codes: 0 deleted, or --dry-run; 4 not confirmed, or refused: the run is unfinished or not proved
+    """
+    place = moves.open_archive(archive, run_id)
+    from sbpair.replay import verify
+
+    planned = verify.plan_gc(place, unsent=include_unsent)
+    what = f"{plural(planned.files, 'file')} of run {place.run}, {size(planned.bytes)}"
+    unsent = ", including messages that were never sent" if include_unsent else ""
+    deletes = planned.files > 0 and not dry_run and (yes or (screen.can_ask and screen.asks(f"Delete {what}{unsent}?")))
+    if deletes:
+        verify.remove_messages(place, planned)
+    counts = {"files": planned.files, "bytes": planned.bytes, "kept": planned.kept}
+    kept = f"; kept, since never sent: {plural(planned.kept, 'message')}" if planned.kept else ""
+    text = f"{'deleted' if deletes else 'would delete'} {what}{kept}"
+    screen.result("sbpair/replay-gc/1", {"run": place.run, "removed": deletes, **counts}, [text])
+    if planned.files and not deletes:
+        command = next_command("replay gc", place.run, "--yes", without=["dry_run"])
+        if not dry_run:
+            raise not_confirmed("deleted", command)
+        screen.say(f"nothing was deleted; delete them with {command}")
     return 0
 
 
@@ -311,11 +399,11 @@ SUBCOMMANDS = {
     "plan": plan_command,
     "run": run_command,
     "resume": resume_command,
-    "list": replay_archive.list_command,
-    "verify": replay_archive.verify_command,
-    "status": replay_archive.status_command,
-    "stop": replay_archive.stop_command,
-    "gc": replay_archive.gc_command,
+    "list": list_command,
+    "verify": verify_command,
+    "status": status_command,
+    "stop": stop_command,
+    "gc": gc_command,
     "package": package_command,
 }
 
@@ -443,7 +531,7 @@ def _run(screen: Screen, act: Any) -> int:
             screen.say(f"interrupted; continue with {next_command('replay resume', progress.run)}")
         raise
     proof = result.document()
-    screen.result(replay_archive.SCHEMA, proof, proof_lines(proof))
+    screen.result(SCHEMA, proof, proof_lines(proof))
     resume = next_command("replay resume", result.run.id)
     if result.exit_code == ExitCode.INTERRUPTED:
         screen.say(f"stopped; continue with {resume}")

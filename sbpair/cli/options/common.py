@@ -143,6 +143,9 @@ class Display:
     debug: bool = _display("--debug", "Show the traceback of an error", default=False)
 
 
+MAX_PEEK = 1_000
+"""So many messages of each queue are peeked by default."""
+
 CONFIG = _connection("--config FILE", "Configuration file [env: SBPAIR_CONFIG]")
 COUNT = option("--count -n N", "Number of backlog queues [default: the file's, or 10]")
 TIMEOUT = duration("--timeout DURATION", "Time limit of each answer", default="10s", at_least=1, at_most=600)

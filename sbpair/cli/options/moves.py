@@ -1,4 +1,4 @@
-"""Options of movers: `MoveTerms` of a syphon, move or redrive; the archive of a replay; backlog queues to select."""
+"""Options of movers: `MoveTerms` of a syphon, move or redrive; the groups of a replay; backlog queues to select."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -185,6 +185,48 @@ class MoveTerms:
             count_remaining=True,
             **more,
         )
+
+
+def _setting(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise UsageError(f"--conf {name!r} has no value", hint="write --conf spark.executor.memory=4g")
+    return name, value
+
+
+@option_group
+class Cluster:
+    """The Spark that runs a replay."""
+
+    master: str | None = option("--master URL", "Spark master [default: local, cores + 2 tasks]")
+    remote: str | None = option("--remote URL", "Spark Connect server, sc://HOST:PORT [env: SPARK_REMOTE]")
+    parallelism: int | None = option(
+        "--parallelism N", "Tasks at once [default: those of a local master, or 2]", at_least=1
+    )
+    shared_archive: bool = flag("--shared-archive", "The archive directory is mounted on every worker")
+    conf: list[tuple[str, str]] | None = option(
+        "--conf KEY=VALUE", "Spark setting, never a secret; repeatable", parse=_setting
+    )
+    package: str | None = option("--package FILE", "Zip from sbpair replay package, for bare workers")
+    print_submit: bool = flag("--print-submit", "Only print the spark-submit command, without secrets")
+
+
+@option_group
+class ReplaySafeguards:
+    """Protection against concurrent runs and receivers, and the state directory."""
+
+    state: Path | None = STATE
+    lease: str | None = LEASE
+    no_lease: bool = NO_LEASE
+    no_wait_for_locks: bool = NO_WAIT_FOR_LOCKS
+
+
+@option_group
+class Choice:
+    """Which messages are sent."""
+
+    destination: list[str] | None = DESTINATIONS
+    where: str | None = option("--where SQL", "Send only messages matching this SQL condition")
 
 
 def filter_of(screen: "Screen", text: str | None, reasons: "Collection[str]" = ()) -> "MessageFilter | None":

@@ -14,7 +14,7 @@ from sbpair.errors import UsageError
 from sbpair.model.pair import Pair, ResourceGroup
 
 if TYPE_CHECKING:
-    from sbpair.management.audit_findings import AuditFinding
+    from sbpair.model.report import AuditFinding
     from sbpair.relay.relay_settings import ConfiguredRelay
 
 ALL, NONE = "all", "none"

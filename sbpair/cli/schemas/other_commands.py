@@ -2,7 +2,7 @@
 
 from sbpair.cli.commands.doctor import AssumptionFinding
 from sbpair.cli.commands.management import AUDIT_LISTS, PROVISION_LISTS, PRUNE_LISTS
-from sbpair.cli.commands.relay import ProvisionedSide
+from sbpair.cli.commands.relay import LISTENERS, ProvisionedSide
 from sbpair.cli.schemas import (
     Optional,
     Schema,
@@ -202,7 +202,7 @@ RELAY_STATUS = document(
     relay=text("Name of the relay"),
     sides=records(
         "Both sides",
-        **some_of(SideListeners, "side", "namespace", "path", "listeners", "requires_authorization"),
+        **some_of(SideListeners, *LISTENERS),
         **_ANSWER,
     ),
 )
