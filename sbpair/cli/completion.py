@@ -8,31 +8,16 @@ import os
 import re
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 from typer import _completion_classes as typers
 
-from sbpair.errors import MachineLacks
-
 if TYPE_CHECKING:
     from sbpair.runs.run_log import RunRecord
 
-SCRIPTS = {"bash": "sbpair.bash", "zsh": "_sbpair", "fish": "sbpair.fish", "powershell": "sbpair.ps1"}
-"""The file of each shell: in this package if it was built, and else at the top of the checkout."""
-
 # Typer recognises the context by its annotation, and keeps the names that begin with the typed word.
-
-
-def shipped_script(shell: str) -> str:
-    """Return the script that lets a shell of SCRIPTS complete. Raises MachineLacks if its file is missing."""
-    folders = (files("sbpair.cli") / "completions", Path(__file__).parents[2] / "completions")
-    for file in (folder / SCRIPTS[shell] for folder in folders):
-        if file.is_file():
-            return file.read_text("utf-8")
-    raise MachineLacks(f"this installation has no completions for {shell}", hint="install the wheel of sbpair again")
 
 
 def pairs(context: typer.Context) -> list[str]:

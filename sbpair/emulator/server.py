@@ -14,7 +14,7 @@ from datetime import timedelta
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple, Self
 from urllib.parse import urlsplit
 
 from sbpair.emulator.access_tokens import Bearers
@@ -108,12 +108,14 @@ DEFAULT_OPTIONS = EmulatorOptions()
 
 @dataclass(frozen=True, slots=True)
 class ReadyNamespace:
-    name: str
-    endpoint: str
-    connection_string: str
-    tls_connection_string: str = ""
-    http_connection_string: str = ""
-    hybrid_connections: tuple[str, ...] = ()
+    name: Annotated[str, "Its name"]
+    endpoint: Annotated[str, "Host and port"]
+    connection_string: Annotated[str, "Connection string"]
+    tls_connection_string: Annotated[str, "Connection string for TLS, with --tls"] = ""
+    http_connection_string: Annotated[str, "Connection string for the port of --http-port"] = ""
+    hybrid_connections: Annotated[
+        tuple[Annotated[str, "Connection string with the path as EntityPath"], ...], "Hybrid connections, with --relay"
+    ] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sbpair.cli.app import COMMANDS, COMPLETION_VARIABLE, PROGRAM, find_command, load
-from sbpair.cli.completion import SCRIPTS
+from sbpair.cli.commands.documents import SCRIPTS
 from sbpair.config import ENVIRONMENT_KEYS
 from tests.kit import command
 

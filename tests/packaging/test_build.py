@@ -18,7 +18,7 @@ from referencing import Registry
 from referencing.jsonschema import DRAFT7
 
 from sbpair import __version__
-from sbpair.cli.completion import SCRIPTS
+from sbpair.cli.commands.documents import SCRIPTS
 from sbpair.cli.man_page import man_page, page_name, page_paths
 from sbpair.model.installation import BUILD_FILE, Commit, commit_of
 from tests.packaging.builds import ROOT, Built, build

@@ -6,7 +6,7 @@ import zipfile
 from pathlib import Path
 
 from sbpair import __version__
-from sbpair.cli.completion import SCRIPTS
+from sbpair.cli.commands.documents import SCRIPTS
 from sbpair.model.installation import commit_of
 from tests.packaging.builds import ROOT, build
 from tests.packaging.first_minute import environment, first_minute

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from sbpair import __version__
 from sbpair.cli.app import COMMANDS, PROGRAM, find_command
-from sbpair.cli.completion import SCRIPTS, shipped_script
 from sbpair.cli.man_page import FOLDER, man_page, page_paths, write_pages
 from sbpair.cli.options.common import Output, argument, option
 from sbpair.cli.render.screen import Screen
@@ -21,6 +20,8 @@ from sbpair.operating_system import can_be_redrawn
 
 FIRST = ("runbook", "architecture")
 SCHEMA_PREFIX, SCHEMA_VERSION = "sbpair/", "/1"
+SCRIPTS = {"bash": "sbpair.bash", "zsh": "_sbpair", "fish": "sbpair.fish", "powershell": "sbpair.ps1"}
+"""The file of each shell: in this package if it was built, and else at the top of the checkout."""
 
 
 def _topics() -> list[str]:
@@ -201,9 +202,18 @@ def completions_command(
     """
     if shell not in SCRIPTS:
         raise UsageError(f"there are no completions for {shell!r}", hint=f"choose one of {', '.join(SCRIPTS)}")
-    script = shipped_script(shell)
+    script = _shipped_script(shell)
     screen.result("sbpair/completions/1", {"shell": shell, "script": script}, [script.rstrip("\n")])
     return 0
+
+
+def _shipped_script(shell: str) -> str:
+    """Return the script that lets a shell of SCRIPTS complete. Raises MachineLacks if its file is missing."""
+    folders = (files("sbpair.cli") / "completions", Path(__file__).parents[3] / "completions")
+    for file in (folder / SCRIPTS[shell] for folder in folders):
+        if file.is_file():
+            return file.read_text("utf-8")
+    raise MachineLacks(f"this installation has no completions for {shell}", hint="install the wheel of sbpair again")
 
 
 def version_command(*, screen: Screen) -> int:

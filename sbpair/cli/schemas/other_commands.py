@@ -29,6 +29,7 @@ from sbpair.cli.schemas import (
 from sbpair.cli.schemas.moves import OPERATIONS, PRICED, RECEIPT
 from sbpair.drill import DrillResult, SendTally
 from sbpair.drill.relay_drill import RelayDrillResult, RelayTally
+from sbpair.emulator.server import ReadyNamespace
 from sbpair.failover.failover_send import Delivered
 from sbpair.management.audit_findings import BacklogTotal, DestinationSummary, Unseen
 from sbpair.management.partitioning import PartitionedEntityState
@@ -303,14 +304,7 @@ EMULATOR = document(
     "How to connect to the emulator, on one line.",
     namespaces=records(
         "Namespaces",
-        name=text("Its name"),
-        endpoint=text("Host and port"),
-        connection_string=text("Connection string"),
-        tls_connection_string=optional(text("Connection string for TLS, with --tls")),
-        http_connection_string=optional(text("Connection string for the port of --http-port")),
-        hybrid_connections=optional(
-            array("Hybrid connections, with --relay", text("Connection string with the path as EntityPath"))
-        ),
+        **keys_of(ReadyNamespace, "tls_connection_string", "http_connection_string", "hybrid_connections"),
     ),
     ca_file=optional(text("File with the CA, with --tls")),
     identity=optional(
