@@ -51,7 +51,7 @@ PRUNE_LISTS = {
     Outcome.GONE: "Queues that another process deleted meanwhile",
     Outcome.FAILED: "Queues that could not be deleted",
 }
-"""The lists of each report's document, and what is in them."""
+"""The lists of each report's document, and their content."""
 
 DESTINATIONS_SHOWN = 40
 MIN_NOTED_IDLE_SECONDS = 86_400

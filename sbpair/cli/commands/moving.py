@@ -1,4 +1,4 @@
-"""`sbpair syphon`, `move` and `redrive`: what is moved between which ends; their ports, output and exit codes."""
+"""`sbpair syphon`, `move` and `redrive`: the ends of a move, its options, ports, output and exit code."""
 
 import asyncio
 import math

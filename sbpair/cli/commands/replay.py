@@ -1,4 +1,4 @@
-"""`sbpair replay`: runs jobs of `sbpair.replay`, and prints their proofs and what the files of an archive show."""
+"""`sbpair replay`: runs jobs of `sbpair.replay`, and prints their proofs and the state of archives."""
 
 import importlib.metadata
 import os

@@ -1,4 +1,4 @@
-"""The documents that the page shows: those of `peek`, `deadletters list` and `runs`, and what an entity is."""
+"""The documents that the page shows: those of `peek`, `deadletters list` and `runs`, and descriptions of entities."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext

@@ -28,7 +28,7 @@ REASONS_SHOWN = 20
 class ForecastWording:
     """The words of a command for the ends of a move and for the outcomes of messages, each with its meaning.
 
-    `dead_letters` is the key of what would not be delivered, and `renamed` the word for such an outcome. `again` is
+    `dead_letters` is the key of undeliverable messages, and `renamed` the word for their outcome. `again` is
     whether it counts duplicates.
     """
 
