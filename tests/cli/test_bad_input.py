@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sbpair.azure import management_errors
+from sbpair.model import retries
 from sbpair.model.retries import Backoff
 from tests.cli.test_refusals import emulated
 from tests.kit import command
@@ -64,7 +64,7 @@ def test_an_error_is_a_line_of_json_where_all_else_is(here: Here, slip: list[str
 def test_a_namespace_behind_a_closed_port_is_unreachable(
     here: Here, closed_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(management_errors, "REQUEST_BACKOFF", Backoff(0.01, management_errors.MAX_WAIT_SECONDS))
+    monkeypatch.setattr(retries, "REQUEST_BACKOFF", Backoff(0.01, retries.MAX_WAIT_SECONDS))
     sides = {**PAIR, SECONDARY: emulated(closed_port), "SBPAIR_SECONDARY_NAME": "contoso-dr"}
     code, out, err = here("audit", **sides)
     *_retries, what, to_do = err.splitlines()

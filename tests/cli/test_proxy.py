@@ -90,9 +90,9 @@ async def test_every_command_goes_through_the_proxy(tmp_path: Path) -> None:
 
 HASTY = """
 from sbpair import __main__, http_tunnel
-from sbpair.azure import management_errors
+from sbpair.model import retries
 from sbpair.model.retries import Backoff
-management_errors.REQUEST_BACKOFF = Backoff(0.01, management_errors.MAX_WAIT_SECONDS)
+retries.REQUEST_BACKOFF = Backoff(0.01, retries.MAX_WAIT_SECONDS)
 http_tunnel.TUNNEL_SECONDS /= {divisor}
 __main__.main()
 """
