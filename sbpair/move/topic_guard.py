@@ -152,7 +152,7 @@ class TopicGuard:
             (self._tally.discarded, self._discarding),
             (self._tally.not_evaluated, self._unknown),
         ):
-            if found := pending.intersection(keys):
+            if pending and (found := pending.intersection(keys)):
                 pending.difference_update(found)
                 counted[destination] += len(found)
 
