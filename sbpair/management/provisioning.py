@@ -57,7 +57,7 @@ from sbpair.model.pair import Endpoint, Pair, ResourceGroup
 from sbpair.model.queues import Difference, QueueSpec, QueueState
 from sbpair.model.report import Outcome, Report, ReportItem
 from sbpair.model.retries import Retrying, attempt
-from sbpair.model.tiers import Tier
+from sbpair.model.tiers import Capacity
 from sbpair.move.failure_latch import unless_set
 
 IN_DOUBT = "no answer came before the run was stopped: it may exist"
@@ -95,7 +95,7 @@ class NamespaceProvision:
     plan: Plan = field(default_factory=Plan)
     listed: int = 0
     created: list[EntityItem] = field(default_factory=list)
-    _tier: Tier = tiers.STANDARD
+    _here: Capacity = field(default_factory=lambda: Capacity(tiers.STANDARD))
     _taken: dict[Key, tuple[Described, str, int]] = field(default_factory=dict)
     _outcomes: dict[Key, asyncio.Future[Outcome]] = field(default_factory=dict)
     _doubtful: set[Key] = field(default_factory=set)
@@ -143,7 +143,7 @@ class NamespaceProvision:
             listed.extend(await self.calls.read("list the queues", lambda: self.control.list_under(prefix)))
 
         await gather_all([self._read_tier(), *([list_queues()] if self.queues else [])])
-        tier = self._tier
+        tier = self._here.tier
         desired = [fit_to_tier(entity, tier) for entity in self.document.entities]
         self._check_tier([*desired, *self.queues[:1]])
         actual = await self._existing(desired)
@@ -160,12 +160,12 @@ class NamespaceProvision:
             )
 
     async def _read_tier(self) -> None:
-        self._tier = (await self.calls.read("read the namespace's tier", self.control.capacity)).tier
-        self.calls.counted = self._tier is not tiers.PREMIUM
+        self._here = await self.calls.read("read the namespace's tier", self.control.capacity)
+        self.calls.counted = self._here.tier is not tiers.PREMIUM
 
     def _check_tier(self, desired: Sequence[Described]) -> None:
         for entity in desired:
-            for each in tier_violations(entity, self._tier):
+            for each in tier_violations(entity, self._here.tier):
                 raise errors.UsageError(
                     f"{self.document.where(entity, each.name)}{each.message} ({self.namespace})",
                     hint="correct it: the service would refuse the entity, and nothing was created",
@@ -176,14 +176,13 @@ class NamespaceProvision:
         more = [each for each in creates if _asks_for_partitions(each)]
         if not more:
             return
-        capacity = await self.calls.read("read the namespace's tier", self.control.capacity)
         listed = await self.calls.read(
-            "list the entities", lambda: partitioning.list_entities(self.control, self._tier)
+            "list the entities", lambda: partitioning.list_entities(self.control, self._here.tier)
         )
         others = [each for each, _ in listed]
         try:
-            partitioning.possible_partitions(capacity, others, self.namespace)
-            partitioning.check_number(len(more), others, self._tier, self.namespace)
+            partitioning.possible_partitions(self._here, others, self.namespace)
+            partitioning.check_number(len(more), others, self._here.tier, self.namespace)
         except errors.ServiceRefused as error:
             where = self.document.where(more[0], "enable_partitioning")
             raise errors.UsageError(f"{where}{error.message}", hint=error.hint) from error
@@ -208,7 +207,7 @@ class NamespaceProvision:
 
     async def _read_entity(self, entity: AnyEntity) -> AnyEntity:
         found = await self.control.read(entity)
-        return without_namespace_partitions(found, entity, self._tier)
+        return without_namespace_partitions(found, entity, self._here.tier)
 
     async def _rules(self, desired: Sequence[Described], actual: dict[Key, Described]) -> Mapping[Key, Sequence[Rule]]:
         """Return the rules of each existing subscription with desired rules, and add them to `actual`."""
@@ -316,7 +315,7 @@ class NamespaceProvision:
         if isinstance(entity, AnyEntity):
             return self._change_item(compare(entity, await self._read_entity(entity)))
         state, index = await self.control.get(entity.path), self._index(entity) or 0
-        return self._change_item(compare_backlog_queue(entity, index, state, self._tier))
+        return self._change_item(compare_backlog_queue(entity, index, state, self._here.tier))
 
 
 def _asks_for_partitions(entity: Described) -> bool:
