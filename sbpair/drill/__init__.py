@@ -74,7 +74,6 @@ COMPARING = "reading all messages back, and comparing each byte for byte"
 CONCURRENT_SENDS = 50
 """Messages in flight while the backlog is written."""
 
-
 MIN_MESSAGES = 10
 """So many messages go to one side before the next phase."""
 
@@ -302,7 +301,6 @@ async def open_application(
         sending = Application(client, sender, intervals.max_phase)
         started.append(sending)
         sends = partial(_send_until, sending, random.Random(seed), 1 / intervals.rate)  # noqa: S311  repeatable
-        # The SDK can swallow a cancellation.
         async with in_background(sends):
             yield sending
 

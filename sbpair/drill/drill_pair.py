@@ -154,7 +154,10 @@ class Timeline:
 
 @asynccontextmanager
 async def in_background(send: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> AsyncIterator[None]:
-    """Send until the block ends, which sets the event of `send`: a pending send is completed, not cancelled."""
+    """Send until the block ends, which sets the event of `send`.
+
+    A pending send is completed, not cancelled: the SDK can swallow a cancellation.
+    """
     stop = asyncio.Event()
     with first_error():
         async with asyncio.TaskGroup() as tasks:
