@@ -11,9 +11,11 @@ import logging
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from sbpair import backlog
+from sbpair.amqp_client.client import GetToken
+from sbpair.azure.atom import AtomNamespace, open_atom
+from sbpair.azure.credentials import token_getter
 from sbpair.errors import EntityMissing, ExitCode, SbpairError, ServiceRefused, TimedOut, Unreachable
 from sbpair.management.calls import Listed, OnEvent, QueueProvisioned, Sleep, shielded
 from sbpair.management.comparison import (
@@ -23,15 +25,11 @@ from sbpair.management.comparison import (
     plan_backlog,
     why_unexpected,
 )
+from sbpair.model.pair import Endpoint, Pair
 from sbpair.model.queues import Counts, QueueFinding, QueueState
 from sbpair.model.report import Outcome, Report, ReportItem
 from sbpair.model.retries import attempt
 from sbpair.move.peek.peeker import PeekedMessage, Peeker, PeekPosition
-
-if TYPE_CHECKING:
-    from sbpair.amqp_client.client import GetToken
-    from sbpair.azure.atom import AtomNamespace
-    from sbpair.model.pair import Endpoint, Pair
 
 log = logging.getLogger(__name__)
 
@@ -100,9 +98,6 @@ async def prune(
     The outcome of each queue is an item of the report.
     """
     desired_queues(pair)
-    from sbpair.azure.atom import open_atom
-    from sbpair.azure.credentials import token_getter
-
     async with open_atom(pair.secondary, call_seconds=CALL_SECONDS) as queues, token_getter(pair) as get_token:
         peek = partial(holds_message, pair.secondary, get_token, sleep)
         return await Pruner(queues, peek, pair, on_event, sleep).run(dry_run=dry_run, only=only)

@@ -11,11 +11,17 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from sbpair.azure.destinations import DestinationEntity
+from sbpair.amqp.message import Sections
+from sbpair.azure.atom import open_atom
+from sbpair.azure.credentials import token_getter
+from sbpair.azure.destinations import DestinationCache, DestinationEntity, open_destinations
 from sbpair.errors import EntityMissing, first_error
 from sbpair.model import cost
+from sbpair.model.pair import Ends
+from sbpair.model.retries import Retrying
+from sbpair.move.events import QueuesFound
+from sbpair.move.filter import MessageFilter
 from sbpair.move.message.envelope import DEFERRED, SCHEDULED, message_state, restore
 from sbpair.move.message.route import (
     BACKLOG,
@@ -24,12 +30,15 @@ from sbpair.move.message.route import (
     Facts,
     MessageForm,
     NotSentReason,
+    Route,
     Send,
     refused,
 )
 from sbpair.move.peek.destination_lookup import DestinationLookup
 from sbpair.move.peek.peeker import Peeked, PeekedMessage, Peeker, PeekPosition
 from sbpair.move.topic_guard import takes
+from sbpair.rules.filters import TopicFilters
+from sbpair.rules.values import Truth
 from sbpair.syphon.forecast import Forecast, ForecastBuilder, total
 from sbpair.syphon.move_spec import (
     ASSUMED_FILTERS,
@@ -42,16 +51,6 @@ from sbpair.syphon.move_spec import (
     none_found,
     tier_of,
 )
-
-if TYPE_CHECKING:
-    from sbpair.amqp.message import Sections
-    from sbpair.model.pair import Ends
-    from sbpair.model.retries import Retrying
-    from sbpair.move.events import QueuesFound
-    from sbpair.move.filter import MessageFilter
-    from sbpair.move.message.route import Route
-    from sbpair.rules.filters import TopicFilters
-    from sbpair.rules.values import Truth
 
 QUEUES_AT_ONCE = 8
 CLOCK_MARGIN_SECONDS = 2.0  # how far messages may be in the future, without a note about this machine's clock
@@ -89,11 +88,6 @@ async def make_forecast(
     """
     limits, spec = limits or MoveLimits(), spec or MoveSpec(pair)
     ends = spec.ends
-    # Loading the SDK takes half a second: a wrong option is reported before.
-    from sbpair.azure.atom import open_atom
-    from sbpair.azure.credentials import token_getter
-    from sbpair.azure.destinations import DestinationCache, open_destinations
-
     async with AsyncExitStack() as stack:
         enter = stack.enter_async_context
         control = await enter(open_atom(ends.secondary))

@@ -14,33 +14,29 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from sbpair.amqp.message import Sections
 from sbpair.amqp_client.client import AmqpClient, GetToken, connect
+from sbpair.azure.atom import AtomNamespace, open_atom
 from sbpair.errors import (
     AccessError,
     EntityMissing,
     NetworkRefused,
     NotAuthorized,
-    ProtocolError,
     RampStopped,
     SbpairError,
     Unavailable,
 )
 from sbpair.model.entities import Queue, Subscription
+from sbpair.model.pair import Endpoint
 from sbpair.move.events import RampProgress
+from sbpair.move.interface import ReceivedMessage
 from sbpair.move.message.dead_letters import cause_in, dead_letter_path
-from sbpair.move.message.envelope import read_facts
 from sbpair.move.message.route import BACKLOG_DEAD_LETTERS, Facts, Send, route
 from sbpair.move.peek.locked import PARTITION_BITS
+from sbpair.move.peek.peeker import PAGE, read_peeked
 from sbpair.move.receipt import MAX_LISTED, NamedMessage, RampRecord, RampState, RampStep, Tally
-
-if TYPE_CHECKING:
-    from sbpair.azure.atom import AtomNamespace
-    from sbpair.model.pair import Endpoint
-    from sbpair.move.interface import ReceivedMessage
-    from sbpair.syphon.run_plan import RampPlan, RunPlan
+from sbpair.syphon.run_plan import RampPlan, RunPlan
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +47,6 @@ MAX_TRIES = 10  # how often `--once` tries to peek before it ends
 
 GATE = "ramp"
 
-PAGE = 250
 MAX_HOPS = 4
 """How often the service forwards a message before it gives up."""
 
@@ -156,8 +151,8 @@ class Ramp:
         try:
             self._tally.spent("management_calls", 1)
             page = await client.peek(queue, 0, PAGE, bodies=False)
-            await self._add([read_facts(queue, payload, self._run.spec.form)[1] for payload in page])
-        except (EntityMissing, ProtocolError) as error:
+            await self._add(read_peeked(queue, payload, self._run.spec.form).facts for payload in page)
+        except EntityMissing as error:
             log.info("%s was not peeked: %s", queue, error.message)
 
     async def _add(self, many: Iterable[Facts]) -> None:
@@ -282,8 +277,6 @@ def _count_messages(found: Sequence[NamedMessage]) -> int:
 @asynccontextmanager
 async def open_ramp(steps: RampPlan, run: RunPlan, queues: Sequence[str]) -> AsyncIterator[Ramp]:
     """Open the ramp of a run, before anything is received. Raises as `Ramp.prepare` does."""
-    from sbpair.azure.atom import open_atom
-
     ends = run.spec.ends
     async with open_atom(ends.primary) as control:
         source = run.spec.source if ends.same else None
@@ -467,13 +460,13 @@ class DeadLetterWatch:
         place, start, found = observed.place, observed.next_start(0), list[NamedMessage]()
         try:
             while page := await self._peek(place.path, start, PAGE):
-                read = [_read(place.path, payload) for payload in page]
-                for sections, facts in read:
+                read = [read_peeked(place.path, payload, BACKLOG_DEAD_LETTERS) for payload in page]
+                for facts, sections in read:
                     cause, number = cause_in(sections), facts.sequence_number
                     if observed.is_new(number) and (place.exact or cause.reason is not None):
                         reason = ": ".join(filter(None, cause)) or "no reason"
                         found.append(NamedMessage(place.path, number, facts.message_id, place.destination, reason))
-                highest = max(facts.sequence_number for _, facts in read)
+                highest = max(facts.sequence_number for facts, _ in read)
                 if highest < start:
                     break  # an unreadable message hides the ones after it
                 start = observed.next_start(highest + 1)
@@ -494,7 +487,9 @@ class DeadLetterWatch:
 
     async def _first_from(self, path: str, start: int) -> int | None:
         page = await self._peek(path, start, 1)
-        return max(start, _read(path, page[0])[1].sequence_number) if page else None
+        if not page:
+            return None
+        return max(start, read_peeked(path, page[0], BACKLOG_DEAD_LETTERS).facts.sequence_number)
 
     async def _peek(self, path: str, start: int, count: int) -> list[bytes]:
         self.tally.spent("management_calls", 1)
@@ -533,14 +528,6 @@ async def _highest(first_from: FirstFrom, known: int, end: int) -> int:
         else:
             known = found
     return known
-
-
-def _read(path: str, payload: bytes) -> tuple[Sections, Facts]:
-    """Return a peeked message: without sections, and with number 0, if it cannot be read."""
-    try:
-        return read_facts(path, payload, BACKLOG_DEAD_LETTERS)
-    except ProtocolError as error:
-        return Sections(), Facts(path, 0, 0, None, None, flaw=error.message)
 
 
 def _not_observable(destination: str, why: str) -> SbpairError:

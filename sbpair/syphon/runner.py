@@ -12,28 +12,29 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from sbpair.azure.atom import AtomNamespace, open_atom
+from sbpair.azure.credentials import token_getter
+from sbpair.azure.destinations import DestinationCache, open_destinations
 from sbpair.errors import EntityMissing, ExitCode, SbpairError, first_error
+from sbpair.model.pair import Ends
 from sbpair.move.context import MissingDestinations, MoveContext
 from sbpair.move.events import QueuesFound, SyphonEvent, TopicsUnchecked
 from sbpair.move.failure_latch import unless_set
+from sbpair.move.rate_limit import Limit
 from sbpair.move.receipt import MissingDestination, NamedMessage, Receipt, RemainingMessages, Tally
 from sbpair.move.run_store import LiveRun, RunStore, ends_settings
 from sbpair.move.topic_guard import TopicGuard
+from sbpair.runs.journal import Journal
 from sbpair.runs.run_log import SPACING_MS
 from sbpair.runs.session_lease import SessionLease, check_queue, hold_lease
 from sbpair.syphon.intake_gate import IntakeGate, obeying
 from sbpair.syphon.move_spec import MoveLimits, MoveSpec, PairTiers, SendCosts, effective_limits, none_found, tier_of
 from sbpair.syphon.pool import DepthSampler, Find, WorkerPool
 from sbpair.syphon.run_plan import DEFAULT_OPTIONS, DEFAULT_TIMINGS, MoveOptions, RunPlan
+from sbpair.syphon.worker import QueueWorker
 
 if TYPE_CHECKING:
-    from sbpair.azure.atom import AtomNamespace
-    from sbpair.azure.destinations import DestinationCache
-    from sbpair.model.pair import Ends
-    from sbpair.move.rate_limit import Limit
-    from sbpair.runs.journal import Journal
     from sbpair.syphon.ramp import Ramp
-    from sbpair.syphon.worker import QueueWorker
 
 log = logging.getLogger(__name__)
 
@@ -204,11 +205,6 @@ async def run(
 
 async def _prepare(stack: AsyncExitStack, plan: RunPlan, pair: Ends, store: RunStore) -> tuple[Find, QueuesFound]:
     """Open both namespaces' management, and complete the plan. Return a way to list the queues, and the first ones."""
-    # Loading the SDK takes half a second: a wrong option is reported before.
-    from sbpair.azure.atom import open_atom
-    from sbpair.azure.credentials import token_getter
-    from sbpair.azure.destinations import open_destinations
-
     spec, context, last = plan.spec, plan.context, None
     control = await stack.enter_async_context(open_atom(spec.ends.secondary))
 
@@ -235,9 +231,7 @@ async def _prepare(stack: AsyncExitStack, plan: RunPlan, pair: Ends, store: RunS
 async def _take_lease(
     stack: AsyncExitStack, spec: MoveSpec, queue: str, run_id: str, stop: asyncio.Event
 ) -> SessionLease:
-    check_queue(queue)  # before the SDK is loaded
-    from sbpair.azure.credentials import token_getter
-
+    check_queue(queue)
     get_token = await stack.enter_async_context(token_getter(spec.ends))
     ends, source = spec.leased
     lease = hold_lease(ends, queue, run_id, source=source, stop=stop, get_token=get_token)
@@ -249,8 +243,6 @@ async def _limit(plan: RunPlan, primary: DestinationCache, control: AtomNamespac
     limits, context = plan.options.limits, plan.context
     if limits is None:
         return
-    from sbpair.azure.destinations import DestinationCache
-
     tiers = PairTiers()
     if limits.credits is None or not math.isinf(limits.credits):
         tiers = PairTiers(*await asyncio.gather(tier_of(primary), tier_of(DestinationCache(control))))

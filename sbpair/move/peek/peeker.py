@@ -102,7 +102,10 @@ class Peeker:
                     position.ended = True
                     return
                 for payload in page:
-                    await on_message(_read_message(position, payload, self.form))
+                    seen = read_peeked(position.queue, payload, self.form)
+                    position.messages += 1
+                    position.highest = max(position.highest, seen.facts.sequence_number or -1)
+                    await on_message(seen)
                 self.on_event(Peeked(position.queue, position.messages))
                 if not position.next_page():
                     position.truncated = True
@@ -127,11 +130,10 @@ class Peeker:
         raise busy
 
 
-def _read_message(position: PeekPosition, payload: bytes, form: MessageForm) -> PeekedMessage:
-    position.messages += 1
+def read_peeked(queue: str, payload: bytes, form: MessageForm) -> PeekedMessage:
+    """Return a message; one that cannot be read has no number."""
     try:
-        sections, facts = read_facts(position.queue, payload, form)
+        sections, facts = read_facts(queue, payload, form)
     except ProtocolError as error:
-        return PeekedMessage(Facts(position.queue, 0, 0, None, None, size=len(payload), flaw=error.message), Sections())
-    position.highest = max(position.highest, facts.sequence_number)
+        return PeekedMessage(Facts(queue, 0, 0, None, None, size=len(payload), flaw=error.message), Sections())
     return PeekedMessage(facts, sections)

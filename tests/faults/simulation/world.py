@@ -7,7 +7,6 @@ object lies in memory: what is a set of objects there is walked in the order in 
 import asyncio
 import functools
 import gc
-import importlib
 import itertools
 import random as random_module
 import sys
@@ -123,13 +122,13 @@ class Control:
         await self.counts(path)
         return QueueState(QueueSpec(path))
 
-    async def read_effective(self, like: Queue | Topic) -> Queue | Topic:
+    async def queue_or_topic(self, path: str) -> Queue | Topic:
         await self._asked()
-        if self._world.primary.find_topic(like.path) is not None and isinstance(like, Queue):
-            raise errors.NameTaken(f"{like.path} is a topic")
-        if self._world.primary.find_queue(like.path) is None:
-            raise errors.EntityMissing(f"there is no queue {like.path!r}", entity=like.path)
-        return like
+        if self._world.primary.find_topic(path) is not None:
+            return Topic(path)
+        if self._world.primary.find_queue(path) is None:
+            raise errors.EntityMissing(f"there is no queue {path!r}", entity=path)
+        return Queue(path)
 
     async def subscriptions(self, topic: str) -> list[Subscription]:
         await self._asked()
@@ -155,9 +154,7 @@ class Control:
 def made_virtual(seed: int, loop: VirtualLoop, tool_time: Callable[[], float], control: Any) -> Iterator[None]:
     """The tool's time, chance and management are ours until the end of the block."""
     from sbpair.azure import atom
-
-    importlib.import_module("sbpair.syphon.runner")
-    importlib.import_module("sbpair.azure.destinations")  # it keeps the names of `atom` that it finds at first
+    from sbpair.syphon import ramp, runner
 
     @asynccontextmanager
     async def open_atom(*_: Any, **__: Any) -> AsyncIterator[Any]:
@@ -167,7 +164,8 @@ def made_virtual(seed: int, loop: VirtualLoop, tool_time: Callable[[], float], c
     with ExitStack() as undo:
         _replace(undo, time_module, "time", tool_time)
         _replace(undo, time_module, "monotonic", loop.time)
-        _replace(undo, atom, "open_atom", open_atom)
+        for module in (atom, ramp, runner):
+            _replace(undo, module, "open_atom", open_atom)
         for module in _modules():
             _replace(undo, module, "set", loop.sets)
             for name, value in list(vars(module).items()):
