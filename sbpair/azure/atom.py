@@ -223,16 +223,12 @@ class AtomNamespace:
 
     async def read(self, like: Kind) -> Kind:
         """Read the entity of the kind and name of `like`. Raises EntityMissing, and NameTaken by another kind."""
-        found = await self.read_effective(like)
+        with self._reading(f"read the {like.kind} {like.path}") as what:
+            found = read(like, of_xml(await self._described(what, like.kind, *_address(like))))
         return cast("Kind", await self._with_chosen_size(found) if isinstance(found, (Queue, Topic)) else found)
 
-    async def read_effective(self, like: Kind) -> Kind:
-        """Read an entity with its size as the service reports it, in one call: the tier is not needed."""
-        with self._reading(f"read the {like.kind} {like.path}") as what:
-            return read(like, of_xml(await self._described(what, like.kind, *_address(like))))
-
     async def queue_or_topic(self, path: str) -> Queue | Topic:
-        """Read a queue or a topic as `read_effective` does. Raises EntityMissing."""
+        """Read a queue or a topic in one call, with its size as the service reports it. Raises EntityMissing."""
         with self._reading(f"read the queue {path}") as what:
             entry = await self._get(what, path)
             if (found := described(entry, Topic.kind)) is not None:

@@ -300,7 +300,7 @@ async def _next_entities(control: AtomNamespace, path: str) -> list[str]:
     """Return where an entity gives its messages: a subscription's are named after their topic."""
     subscription = subscription_of(path)
     if subscription is not None:
-        known = await control.read_effective(subscription)
+        known = await control.read(subscription)
         return [known.forward_to] if known.forward_to else []
     found = await control.queue_or_topic(path)
     if isinstance(found, Topic):
