@@ -10,23 +10,14 @@ from typing import TYPE_CHECKING
 from sbpair.public_names import lazy_names
 
 if TYPE_CHECKING:
-    from sbpair.move.filter import MessageFilter
-    from sbpair.move.message.route import TimeToLive
-    from sbpair.syphon.move_spec import MoveLimits
-    from sbpair.syphon.preview import make_forecast
-    from sbpair.syphon.run_plan import MoveOptions, RampPlan
-    from sbpair.syphon.runner import SyphonResult, run
-
-__all__ = [
-    "MessageFilter",
-    "MoveLimits",
-    "MoveOptions",
-    "RampPlan",
-    "SyphonResult",
-    "TimeToLive",
-    "make_forecast",
-    "run",
-]
+    from sbpair.move.filter import MessageFilter as MessageFilter
+    from sbpair.move.message.route import TimeToLive as TimeToLive
+    from sbpair.syphon.move_spec import MoveLimits as MoveLimits
+    from sbpair.syphon.preview import make_forecast as make_forecast
+    from sbpair.syphon.run_plan import MoveOptions as MoveOptions
+    from sbpair.syphon.run_plan import RampPlan as RampPlan
+    from sbpair.syphon.runner import SyphonResult as SyphonResult
+    from sbpair.syphon.runner import run as run
 
 __getattr__, __dir__ = lazy_names(
     __name__,
@@ -39,3 +30,4 @@ __getattr__, __dir__ = lazy_names(
         "sbpair.syphon.runner": "SyphonResult, run",
     },
 )
+__all__ = list(__dir__())

@@ -40,7 +40,9 @@ def test_event_names_are_those_of_their_unions() -> None:
     assert members <= set(events.__all__)
 
 
-@pytest.mark.parametrize("module", ["sbpair.events", "sbpair.management", "sbpair.relay", "sbpair.testing"])
+@pytest.mark.parametrize(
+    "module", ["sbpair.events", "sbpair.management", "sbpair.relay", "sbpair.syphon", "sbpair.testing"]
+)
 def test_every_public_name_has_a_type_for_checkers(module: str) -> None:
     public = import_module(module)
     imports = re.findall(r"^    from \S+ import (\w+) as \1$", inspect.getsource(public), re.MULTILINE)
