@@ -16,6 +16,10 @@ MANAGEMENT_HELP: Final = "To know more visit https://aka.ms/sbResourceMgrExcepti
 MESSAGING_HELP: Final = "For more information please see https://aka.ms/ServiceBusExceptions ."
 """Links that the service adds to the texts of its errors."""
 
+CONFLICT: Final = (
+    f"Conflict. You're requesting an operation that isn't allowed in the resource's current state. {MANAGEMENT_HELP}"
+)
+
 
 class ServiceError(SbpairError):
     """The root. `condition` is the AMQP error condition; `status` and `sub_code` are those of HTTP, 0 for none."""

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from sbpair.emulator.access_tokens import is_within, scope_of
 from sbpair.emulator.clock import NEVER, Clock, Deadline, Timers
 from sbpair.emulator.service_errors import (
-    EntityFull,
+    CONFLICT,
+    MANAGEMENT_HELP,
     EntityUnavailable,
     RequestThrottled,
     ServerBusy,
@@ -37,21 +38,20 @@ MANAGEMENT_CREDITS: Final = 10
 """Credits of a management request. A message sent or received costs 1, and so does each filter evaluated."""
 
 METHODS: Final = ("DELETE", "GET", "PUT")
-_MORE: Final = "To know more visit https://aka.ms/sbResourceMgrExceptions."
 
 REFUSALS: Final[dict[int, tuple[int, str]]] = {
     401: (0, "Unauthorized access: claim is empty or token is invalid."),
     403: (0, "Ip has been prevented to connect to the endpoint."),
-    409: (40901, f"Another conflicting operation is in progress. {_MORE}"),
+    409: (40901, f"Another conflicting operation is in progress. {MANAGEMENT_HELP}"),
     429: (50004, "The request was terminated because the namespace is being throttled. Please wait and try again."),
-    500: (50000, f"Internal Server Error. {_MORE}"),
+    500: (50000, f"Internal Server Error. {MANAGEMENT_HELP}"),
     503: (50300, "The service is temporarily unavailable. Please retry the operation."),
 }
 """Status -> SubCode (0 for none) and text."""
 
 _SUB_CODES: Final[dict[int, str]] = {
     40300: "Forbidden. The limit of this namespace is reached.",
-    40900: f"Conflict. You're requesting an operation that isn't allowed in the resource's current state. {_MORE}",
+    40900: CONFLICT,
     40901: REFUSALS[409][1],
 }
 """Texts of SubCodes that differ from the text of their status."""
@@ -186,13 +186,6 @@ class FaultPoints:
         self.latency_seconds = sum([each.fault.ms or 0 for each in self.acting if each.fault.kind == LATENCY]) / 1000
         for connection in list(self.connections):
             connection.on_faults_changed()
-
-    # Connections
-
-    def check_connections(self) -> None:
-        """Raise EntityFull if the latest connection is one too many."""
-        if len(self.connections) > self.max_connections:
-            raise EntityFull(f"ConnectionsQuotaExceeded: the namespace has {self.max_connections} connections.")
 
     # Entities
 

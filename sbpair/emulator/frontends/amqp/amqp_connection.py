@@ -285,10 +285,9 @@ class AmqpConnection(asyncio.Protocol):
         if event.open.hostname:
             self.claims.endpoint = f"sb://{event.open.hostname}"
         self._set_heartbeat()
-        try:
-            self.namespace.fault_points.check_connections()
-        except ServiceError as error:
-            self._fail(error)
+        points = self.namespace.fault_points
+        if len(points.connections) > points.max_connections:
+            self._fail(EntityFull(f"ConnectionsQuotaExceeded: the namespace has {points.max_connections} connections."))
 
     def _on_attaching(self, event: LinkAttaching) -> None:
         link = event.link

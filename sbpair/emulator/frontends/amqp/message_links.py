@@ -90,11 +90,6 @@ class IncomingLink(LinkEndpoint):
     def receive(self, delivery: Delivery) -> None:
         self._received.append(delivery)
 
-    def _enqueue(self, deliveries: list[Delivery]) -> None:
-        if len(deliveries) == 1 or not self._enqueue_together(deliveries):
-            for delivery in deliveries:
-                self._enqueue_one(delivery)
-
     def _enqueue_together(self, deliveries: list[Delivery]) -> bool:
         """Enqueue single messages at once; return False, without effect, if any needs separate handling."""
         if self._fault_points.is_limiting or any(delivery.format for delivery in deliveries):
@@ -107,10 +102,6 @@ class IncomingLink(LinkEndpoint):
             return False
         self._accepted += [delivery for delivery in deliveries if not delivery.settled]
         return True
-
-    def _enqueue_one(self, delivery: Delivery) -> None:
-        if self._store(delivery, self._queue.send) is None and not delivery.settled:
-            self._accepted.append(delivery)
 
     def receive_in(self, transaction: Transaction, delivery: Delivery) -> None:
         """Keep the messages for the commit. A failure that the client does not wait for makes the commit fail."""
@@ -140,7 +131,10 @@ class IncomingLink(LinkEndpoint):
     def flush(self) -> None:
         """Enqueue everything received since the last call and accept it in ranges."""
         received, self._received = self._received, []
-        self._enqueue(received)
+        if len(received) == 1 or not self._enqueue_together(received):
+            for delivery in received:
+                if self._store(delivery, self._queue.send) is None and not delivery.settled:
+                    self._accepted.append(delivery)
         self.idle.postpone()
         if self._fault_points.acting:
             self._accepted = self._fault_points.acknowledged(self.path, self._accepted)
@@ -305,19 +299,16 @@ class OutgoingLink(LinkEndpoint):
             try:
                 transaction.settle(self._target.entity, self._queue, [delivery.context], settlement)
             except ServiceError as error:
-                self._refuse_in(transaction, delivery, error, settled=settled)
+                if settled:
+                    # The peer does not wait for an answer.
+                    transaction.doom(error.message)
+                else:
+                    self.dispose(delivery, Rejected(amqp_error(error)))
             else:
                 if not settled:
                     state = TransactionalState(transaction.id, _confirmed(outcome))
                     self.dispose(delivery, state, settled=False)
                     transaction.on_committed.append(partial(self._on_committed, delivery, outcome))
-
-    def _refuse_in(self, transaction: Transaction, delivery: Sent, error: ServiceError, *, settled: bool) -> None:
-        if settled:
-            # The peer does not wait for an answer.
-            transaction.doom(error.message)
-        else:
-            self.dispose(delivery, Rejected(amqp_error(error)))
 
     def _on_committed(self, delivery: Sent, outcome: Outcome) -> None:
         if self._link.session.sent.get(delivery.id) is delivery:

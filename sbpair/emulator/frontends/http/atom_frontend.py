@@ -36,7 +36,7 @@ from sbpair.emulator.frontends.http.management_parts import (
     topics_of,
 )
 from sbpair.emulator.service_errors import (
-    MANAGEMENT_HELP,
+    CONFLICT,
     ArgumentInvalid,
     EntityExists,
     EntityNotFound,
@@ -56,10 +56,6 @@ RELAY_API_VERSION: Final = "2016-07"
 _PATH: Final = re.compile(
     r"(?P<topic>.+)/(?P<list>subscriptions)(?:/(?P<subscription>[^/]+)(?P<rules>/rules(?:/(?P<rule>[^/]+))?)?)?",
     re.IGNORECASE,
-)
-
-CONFLICT: Final = (
-    f"Conflict. You're requesting an operation that isn't allowed in the resource's current state. {MANAGEMENT_HELP} ."
 )
 
 _VERBS: Final = {"GET": "Get", "PUT": "CreateOrUpdate", "DELETE": "Delete"}
@@ -106,7 +102,7 @@ class AtomFrontend:
         path = AtomRequest(request).path
         tracker = f"TrackingId:{uuid.uuid4()}_G0, SystemTracker:{self._namespace.name}:{path}"
         sub_code = f"SubCode={error.sub_code}. " if error.sub_code else ""
-        text = CONFLICT if isinstance(error, EntityExists) else error.message
+        text = f"{CONFLICT} ." if isinstance(error, EntityExists) else error.message
         detail = f"{sub_code}{text} {tracker}, Timestamp:{instant(self._now_ms())}"
         return atom_response(xml.error_xml(error.status, detail), error.status)
 
