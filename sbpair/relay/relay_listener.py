@@ -114,8 +114,7 @@ class ListenerSide:
                     self._last_reason = reason
                     self._report(RelaySideDown(self.endpoint.path, self.side, error.message, seconds))
                 self.contacted.set()
-                if seconds > 0:
-                    await sleep(self._clock, seconds, until=self._stopping)
+                await self._pause(seconds)
         finally:
             self.contacted.set()
             await self._tokens.close()
@@ -125,6 +124,10 @@ class ListenerSide:
         self._stopping.set()
         if self._channel is not None:
             await self._channel.socket.close(1001, "the listener is closing")
+
+    async def _pause(self, seconds: float) -> None:
+        if seconds > 0:
+            await sleep(self._clock, seconds, until=self._stopping)
 
     async def _listen(self) -> SbpairError:
         """Open one channel and read from it. Returns why it has ended, or why none could be opened."""

@@ -141,8 +141,8 @@ def test_a_client_that_takes_silence_for_no_execution_is_caught(monkeypatch: pyt
 def test_a_client_that_names_no_doubt_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     really = relay_client.AsyncRelayClient._both_failed
 
-    def certain(client: Any, failures: Any, reasons: Any) -> Any:
-        error = really(client, failures, reasons)
+    def certain(client: Any, failures: Any) -> Any:
+        error = really(client, failures)
         error.in_doubt = ()
         return error
 
