@@ -16,21 +16,34 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from sbpair.amqp.connection import Connection, ConnectionClosed, ConnectionOpened, Event
-from sbpair.amqp.link import CreditChanged, Delivery, Link, LinkAttaching, LinkDetached, StatefulDelivery
-from sbpair.amqp.performatives import TransactionalState
+from sbpair.amqp.link import CreditChanged, Delivery, Link, LinkAttaching, LinkDetached, ReceivingLink, StatefulDelivery
+from sbpair.amqp.performatives import Coordinator, TransactionalState
 from sbpair.amqp.sasl import SaslServer
 from sbpair.amqp.session import Disposed, SessionEnded, WindowOpened
 from sbpair.emulator.access_tokens import AccessRight, Grant, covers, expired_token, is_within, scope_of
 from sbpair.emulator.clock import NEVER
 from sbpair.emulator.entities.transaction import Transaction
+from sbpair.emulator.frontends.amqp import management_operations
 from sbpair.emulator.frontends.amqp.connection_faults import ConnectionFaults
 from sbpair.emulator.frontends.amqp.link_endpoints import (
+    CBS_NODE,
+    AmqpRequest,
     ConnectionOutput,
+    CoordinatorLink,
     LinkEndpoint,
+    Reply,
+    address_of,
     amqp_error,
+    open_to_cbs,
+    open_to_node,
+    text_at,
 )
-from sbpair.emulator.frontends.amqp.link_opening import open_link
-from sbpair.emulator.frontends.amqp.message_links import OutgoingLink
+from sbpair.emulator.frontends.amqp.message_links import (
+    IncomingLink,
+    OutgoingLink,
+    WaitingSessionLink,
+    open_to_messages,
+)
 from sbpair.emulator.service_errors import (
     ArgumentInvalid,
     EntityFull,
@@ -48,7 +61,7 @@ if TYPE_CHECKING:
     from sbpair.amqp.link import LinkSession
     from sbpair.amqp.performatives import Open
     from sbpair.emulator.clock import Deadline
-    from sbpair.emulator.entities.namespace import Namespace
+    from sbpair.emulator.entities.namespace import AddressTarget, Namespace
     from sbpair.emulator.entities.queue import QueueEntity
 
 logger = logging.getLogger(__name__)
@@ -62,6 +75,7 @@ CLOSE_SECONDS: Final = 5.0
 
 LINK_IDLE_MS: Final = 600_000
 MAX_LINKS: Final = 1_000
+_ANY: Final = (AccessRight.SEND, AccessRight.LISTEN, AccessRight.MANAGE)
 MAX_TRANSACTIONS: Final = 1_000
 """Transactions that a connection may have declared and not discharged."""
 
@@ -245,8 +259,7 @@ class AmqpConnection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self.output.blocked = False
-        links = [link for session in self._connection.sessions for link in session.links]
-        endpoints = [link.context for link in links if link.context is not None]
+        endpoints = [link.context for link in self.links if link.context is not None]
         for endpoint in sorted(endpoints, key=LinkEndpoint.has_unanswered, reverse=True):
             endpoint.pull()
         self.output.flush()
@@ -291,15 +304,55 @@ class AmqpConnection(asyncio.Protocol):
 
     def _on_attaching(self, event: LinkAttaching) -> None:
         link = event.link
-        if sum(len(session.links) for session in self._connection.sessions) > MAX_LINKS:
+        if len(self.links) > MAX_LINKS:
             # Refused links count until their peer has detached them too, so that it cannot pile them up.
             self._fail(EntityFull(f"A connection has at most {MAX_LINKS} links."))
             return
         self._close_namesakes(link)
         try:
-            link.context = open_link(self, link)
+            link.context = self._open(link)
         except ServiceError as error:
             link.close(amqp_error(error))
+
+    def _open(self, link: Link) -> LinkEndpoint:
+        """Accept a link and return its endpoint: address and rights are checked before. Raises ServiceError."""
+        if isinstance(link.remote.target, Coordinator):
+            return self._open_coordinator(link)
+        path = scope_of(address_of(link))
+        if path == CBS_NODE:
+            return open_to_cbs(self, link)
+        # Rights first: a client without any must not learn which entities exist.
+        self.claims.require(_ANY, path)
+        target = self.namespace.resolve(address_of(link), self.claims.endpoint)
+        self.namespace.fault_points.check(path)
+        if target.management:
+            return open_to_node(self, link, path, _ANY, partial(self._manage, target, path))
+        return open_to_messages(self, link, path, target)
+
+    def _open_coordinator(self, link: Link) -> LinkEndpoint:
+        if not isinstance(link, ReceivingLink):
+            raise NotAllowed("Nothing can be received from a coordinator.")
+        if not self.namespace.tier.has_all_features:
+            raise NotAllowed(f"Transactions are not supported in the {self.namespace.tier.name} tier.")
+        to_entities = (IncomingLink, OutgoingLink, WaitingSessionLink)
+        if not any(isinstance(other.context, to_entities) for other in link.session.links):
+            self.transactions.groups.setdefault(link.session)
+        return CoordinatorLink(self, link)
+
+    def _manage(self, target: AddressTarget, path: str, request: AmqpRequest) -> Reply:
+        try:
+            self.namespace.fault_points.spend(1, path)
+        except ServiceError as error:
+            return Reply.for_error(error)
+        if name := text_at(request.properties, "associated-link-name"):
+            self._touch_links(name)
+        return management_operations.execute(request, target, lambda right: self.claims.require((right,), path))
+
+    def _touch_links(self, name: str) -> None:
+        """Count a request that names one of the client's links as a use of that link."""
+        for link in self.links:
+            if link.name == name and isinstance(link.context, (IncomingLink, OutgoingLink)):
+                link.context.idle.postpone()
 
     def _close_namesakes(self, link: Link) -> None:
         """Close the link that `link` replaces: one of its name in the same session, as the service does."""
@@ -341,6 +394,10 @@ class AmqpConnection(asyncio.Protocol):
         self._end(peacefully=event.by_peer and event.error is None)
 
     # For its links
+
+    @property
+    def links(self) -> list[Link]:
+        return [link for session in self._connection.sessions for link in session.links]
 
     def flush_endpoints(self) -> None:
         """Do now what waits for the end of a read, so that it comes before a transaction's end."""
@@ -394,8 +451,7 @@ class AmqpConnection(asyncio.Protocol):
 
     def entity_links(self, entity: str = "") -> list[Link]:
         """Return the open links to an entity; "" for all but those to `$cbs` and coordinators."""
-        links = [link for session in self._connection.sessions for link in session.links]
-        opened = [link for link in links if link.context is not None and link.context.path]
+        opened = [link for link in self.links if link.context is not None and link.context.path]
         return [link for link in opened if is_within(link.context.path, entity)]
 
     def pull(self, session: LinkSession) -> None:

@@ -14,7 +14,8 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from sbpair.amqp.link import Delivery, Link, ReceivingLink, SendingLink, Sent, terminus_address
 from sbpair.amqp.message import APPLICATION_PROPERTIES, VALUE, Properties, Sections, encode_map, value_body
@@ -206,6 +207,8 @@ class ConnectionOutput:
 
 # Nodes
 
+CBS_NODE: Final = "$cbs"
+PUT_TOKEN: Final = "put-token"  # noqa: S105  # the name of an operation
 REQUEST_BYTES: Final = 1_048_576
 CAPABILITIES: Final = ("amqp:local-transactions", "amqp:multi-txns-per-ssn", "amqp:multi-ssns-per-txn")
 CONTROL_BYTES: Final = 65_536
@@ -386,6 +389,35 @@ class ReplyLink(LinkEndpoint):
         self.pull()
         if self._link.draining:
             self._link.drained()
+
+
+def open_to_node(
+    owner: AmqpConnection, link: Link, path: str, rights: tuple[AccessRight, ...], answer: Answer
+) -> LinkEndpoint:
+    """Accept a link to a node, whose requests `answer` answers."""
+    if isinstance(link, ReceivingLink):
+        return RequestLink(owner, link, path, rights, answer)
+    return ReplyLink(owner, cast("SendingLink", link), path, rights)
+
+
+def open_to_cbs(owner: AmqpConnection, link: Link) -> LinkEndpoint:
+    """Accept a link to `$cbs`. Raises NotAllowed if one in this direction is open: a connection has a pair."""
+    kind = RequestLink if isinstance(link, ReceivingLink) else ReplyLink
+    if any(isinstance(other.context, kind) and not other.context.path for other in owner.links):
+        container = (owner.peer.container_id or "")[:100]
+        raise NotAllowed(f"A link to connection '{container}' $cbs node has already been opened.")
+    return open_to_node(owner, link, "", (), partial(_put_token, owner))
+
+
+def _put_token(owner: AmqpConnection, request: AmqpRequest) -> Reply:
+    try:
+        if request.operation != PUT_TOKEN:
+            raise ArgumentInvalid(f"'{request.operation[:100]}' is not an operation of $cbs.")
+        owner.claims.put(text_at(request.properties, "name"), request.body)
+    except ServiceError as error:
+        # Without the condition: with one, the SDK for Python drops status and description.
+        return Reply(error.status, error.message)
+    return Reply(202, "Accepted")
 
 
 class CoordinatorLink(LinkEndpoint):

@@ -8,28 +8,36 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
-from sbpair.amqp.performatives import Accepted, Error, Modified, Outcome, Rejected, Released, TransactionalState
+from sbpair.amqp.link import ReceivingLink
+from sbpair.amqp.performatives import Accepted, Error, Modified, Outcome, Rejected, Released, Source, TransactionalState
 from sbpair.amqp.session import id_ranges
 from sbpair.amqp.types import Described, Long, Map, Symbol, ULong
 from sbpair.emulator.access_tokens import AccessRight
 from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.entities.queue import MAX_BATCH_BYTES
 from sbpair.emulator.entities.sessions import HeldSession, SessionMessages
+from sbpair.emulator.entities.transaction import SendVia
 from sbpair.emulator.frontends.amqp.link_endpoints import PRE_SETTLED, LinkEndpoint, accepted_in, amqp_error, text_at
-from sbpair.emulator.service_errors import ArgumentInvalid, OperationTimedOut, ServiceError, SessionLockExpired
+from sbpair.emulator.service_errors import (
+    ArgumentInvalid,
+    NotAllowed,
+    OperationTimedOut,
+    ServiceError,
+    SessionLockExpired,
+)
 from sbpair.errors import ProtocolError
 from sbpair.timespan import TICKS_PER_MS
 
 if TYPE_CHECKING:
-    from sbpair.amqp.link import Delivery, ReceivingLink, SendingLink, Sent
+    from sbpair.amqp.link import Delivery, Link, SendingLink, Sent
     from sbpair.emulator.clock import Deadline
     from sbpair.emulator.entities.namespace import AddressTarget
     from sbpair.emulator.entities.queue import QueueEntity
     from sbpair.emulator.entities.stored_message import StoredMessage
     from sbpair.emulator.entities.subqueue import SubQueue
-    from sbpair.emulator.entities.transaction import SendTarget, SendVia, Transaction, Trial
+    from sbpair.emulator.entities.transaction import SendTarget, Transaction, Trial
     from sbpair.emulator.frontends.amqp.amqp_connection import AmqpConnection
 
 SEND: Final = (AccessRight.SEND,)
@@ -55,6 +63,11 @@ SESSION_FILTER: Final = Symbol("com.microsoft:session-filter")
 DETACH_MS: Final = 750
 """How long a link outlives the lock of its session."""
 
+TIMEOUT: Final = "com.microsoft:timeout"
+DEFAULT_TIMEOUT_MS: Final = 65_000
+"""How long a link waits for a session if its properties give no time."""
+
+TRANSFER_DESTINATION: Final = "com.microsoft:transfer-destination-address"
 LOCKED_UNTIL: Final = Symbol("com.microsoft:locked-until-utc")
 _TICKS_TO_1970: Final = 621_355_968_000_000_000
 
@@ -393,6 +406,91 @@ class WaitingSessionLink(LinkEndpoint):
         self._deadline.cancel()
         if isinstance(self._target.messages, SessionMessages):
             self._target.messages.remove_waiter(self)
+
+
+# Opening
+
+
+def open_to_messages(owner: AmqpConnection, link: Link, path: str, target: AddressTarget) -> LinkEndpoint:
+    """Accept a link to an entity and return its endpoint, after the checks of rights and of the entity.
+
+    A receiver from a session names it in the source's filter, null for any free one, and gives the time to wait in the
+    link's properties. Raises ServiceError.
+    """
+    if isinstance(link, ReceivingLink):
+        owner.claims.require(SEND, path)
+        if target.is_dead_letters:
+            raise NotAllowed("Nothing can be sent to a dead-letter queue.")
+        target.entity.check_send()
+        return _open_to_send(owner, link, path, target.entity)
+    owner.claims.require(LISTEN, path)
+    target.check_receive()
+    owner.transactions.check_receive(link.session, target.entity)
+    endpoint = _open_to_receive(owner, cast("SendingLink", link), path, target)
+    owner.transactions.via(link.session, target.entity)
+    return endpoint
+
+
+def _open_to_receive(
+    owner: AmqpConnection, link: SendingLink, path: str, target: AddressTarget
+) -> OutgoingLink | WaitingSessionLink:
+    source = link.remote.source
+    filters = source.filter if isinstance(source, Source) and isinstance(source.filter, Map) else Map()
+    if isinstance(target.messages, SessionMessages) or SESSION_FILTER in filters:
+        return _open_to_session(owner, link, target, path, filters)
+    return OutgoingLink(owner, link, target, path, target.messages)
+
+
+def _open_to_send(owner: AmqpConnection, link: ReceivingLink, path: str, entity: QueueEntity) -> IncomingLink:
+    """Return the endpoint of a link for sending: to the entity, or by way of it or of its session's first entity."""
+    properties = link.remote.properties
+    destination = text_at(properties, TRANSFER_DESTINATION) if isinstance(properties, Map) else None
+    if destination is not None:
+        to = owner.namespace.find_target(destination, owner.claims.endpoint)
+        echo = {Symbol(TRANSFER_DESTINATION): destination}
+        return SendViaLink(owner, link, SendVia(entity, to), path, to, echo)
+    via = owner.transactions.via(link.session, entity)
+    if via is not entity:
+        return SendViaLink(owner, link, SendVia(via, entity), path, via)
+    return IncomingLink(owner, link, entity, path)
+
+
+def _open_to_session(
+    owner: AmqpConnection, link: SendingLink, target: AddressTarget, path: str, filters: Map
+) -> OutgoingSessionLink | WaitingSessionLink:
+    """Return the endpoint of a link to an entity with sessions. Raises NotAllowed, SessionCannotBeLocked."""
+    messages = target.messages
+    if not isinstance(messages, SessionMessages):
+        raise NotAllowed(
+            "A sessionful message receiver cannot be created on an entity that does not require sessions. Ensure "
+            "RequiresSession is set to true when creating a Queue or Subscription to enable sessionful behavior."
+        )
+    if SESSION_FILTER not in filters:
+        raise NotAllowed(
+            "It is not possible for an entity that requires sessions to create a non-sessionful message receiver."
+        )
+    wanted = filters.get(SESSION_FILTER)
+    session_id = wanted.value if isinstance(wanted, Described) else wanted
+    if session_id is not None and not isinstance(session_id, str):
+        raise ArgumentInvalid("A session filter holds the id of a session, or null.")
+    if session_id is None:
+        wait = WaitingSessionLink(owner, link, target, path)
+        held = messages.accept_next(wait)
+        if held is None:
+            wait.start(_timeout_ms(link))
+            return wait
+    else:
+        held = messages.accept(session_id)
+    return OutgoingSessionLink(owner, link, target, path, held)
+
+
+def _timeout_ms(link: Link) -> int:
+    properties = link.remote.properties
+    given = properties.get(TIMEOUT) if isinstance(properties, Map) else None
+    return given if isinstance(given, int) and not isinstance(given, bool) and given >= 0 else DEFAULT_TIMEOUT_MS
+
+
+# Settlement
 
 
 def settle_all(
