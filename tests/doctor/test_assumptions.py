@@ -18,9 +18,9 @@ from sbpair.doctor.check import Check, diagnosis_exit_code
 from sbpair.emulator.entities import namespace as namespace_module
 from sbpair.emulator.entities import queue as queue_module
 from sbpair.emulator.entities import service_envelope
-from sbpair.emulator.entities.duplicates import DuplicateDetector
 from sbpair.emulator.entities.message_order import Locks, MessageStore, ReadyQueue
 from sbpair.emulator.entities.namespace import Namespace
+from sbpair.emulator.entities.queue import DuplicateDetector
 from sbpair.emulator.entities.sessions import HeldSession, SessionMessages
 from sbpair.emulator.entities.subqueue import SubQueue
 from sbpair.emulator.entities.topic import TopicEntity
