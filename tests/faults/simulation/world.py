@@ -133,7 +133,7 @@ class Control:
     async def subscriptions(self, topic: str) -> list[Subscription]:
         await self._asked()
         found = self._world.primary.find_topic(topic)
-        return [Subscription(topic, each.name) for each in found.subscriptions()] if found else []
+        return [Subscription(topic, each.name) for each in found.subscriptions] if found else []
 
     async def counts(self, path: str) -> Counts:
         await self._asked()
