@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -18,10 +18,10 @@ from typing import Any, Protocol, cast
 
 from sbpair.errors import SbpairError
 from sbpair.move.context import MAX_MISSING, MissingDestinations, MoveContext
-from sbpair.move.interface import Failures, ReceivedMessage
+from sbpair.move.interface import Failures, ReceivedMessage, Sendable
 from sbpair.move.message import dead_letters
 from sbpair.move.message.decode import Content, Decoded, Decoder
-from sbpair.move.message.route import Facts
+from sbpair.move.message.route import Facts, Send, router
 from sbpair.move.mover import Mover
 from sbpair.move.rate_limit import RateLimiter
 from sbpair.move.raw_primary import RawPrimary
@@ -352,3 +352,33 @@ def mark_deduplicated(job: TaskJob, batches: Iterator[Any]) -> list[dict[str, An
             ledger.write(DEDUPLICATED, shard, entries[start : start + MAX_DUPLICATES])
         written += len(entries)
     return [TaskCounts(written)._asdict()]
+
+
+def count_discards(job: TaskJob, topics: Sequence[str], batches: Iterator[Any]) -> list[dict[str, Any]]:
+    """Return for each of these topics how many of the rows to send it takes and discards, as far as that is known."""
+    found = run_in_worker(_count_taken(job, topics, batches)).items()
+    return [
+        {"topic": name, "messages": taken.total(), "discarded": taken[False], "not_evaluated": taken[None]}
+        for name, taken in found
+    ]
+
+
+async def _count_taken(job: TaskJob, topics: Sequence[str], batches: Iterator[Any]) -> dict[str, Counter[bool | None]]:
+    from sbpair.azure.destinations import open_destinations
+    from sbpair.move.topic_guard import takes  # neither is needed by a send
+
+    archive, now_ms = job.open(), int(time.time() * 1000)
+    reader = ShardReader(batches, archive, Ledger(archive, job.run.shards))
+    route = router(job.run.options.ttl, lambda: now_ms)
+    counts = {name.lower(): Counter[bool | None]() for name in topics}
+    async with open_destinations(job.primary.endpoint()) as control:
+        filters = {name: (await control.get(name)).topic for name in counts}
+    while not reader.exhausted:
+        for message in reader.read(MAX_CHUNK, CHUNK_BYTES):
+            [send] = route([message.facts])
+            name = send.destination.lower() if isinstance(send, Send) else ""
+            topic = filters.get(name)
+            if topic is not None and isinstance(send, Send):
+                payload = b"".join(cast("Sendable", message).content.restore(send, now_ms)[1])
+                counts[name][takes(topic, payload)] += 1
+    return counts

@@ -14,7 +14,7 @@ from typing import Any
 
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Pair
-from sbpair.replay import driver, phases, progress
+from sbpair.replay import driver, progress
 from sbpair.replay.run import ReplayMode, ReplayOptions, ReplayRequest
 from tests.replay.world import NAMESPACE, OTHER, VARIABLES
 
@@ -47,5 +47,5 @@ def tell(event: progress.Event) -> None:
 
 
 if __name__ == "__main__":
-    phases.run_action = partial(progress.run_action, poll_seconds=POLL_SECONDS)
+    driver.run_action = partial(progress.run_action, poll_seconds=POLL_SECONDS)
     main(json.loads(sys.argv[1]))

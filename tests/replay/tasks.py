@@ -14,7 +14,7 @@ from typing import Any, Self
 import pyarrow as pa
 import pytest
 
-from sbpair.replay import driver, phases
+from sbpair.replay import driver
 from sbpair.replay.archive import Archive
 from sbpair.replay.archive_layout import DRAINED_FILE, KEY, SEGMENTS
 from sbpair.replay.outcomes import Proof
@@ -136,7 +136,7 @@ def local_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
         return LocalPlan(rows, run, flows)
 
     monkeypatch.setattr(driver, "spark_session", session)
-    monkeypatch.setattr(phases, "build_plan", plan)
+    monkeypatch.setattr(driver, "build_plan", plan)
 
 
 def proof_of(job: TaskJob) -> Proof:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from sbpair import errors, runs
-from sbpair.replay import driver, phases
+from sbpair.replay import driver
 from sbpair.replay.archive import Archive
 from sbpair.replay.archive_layout import PAUSE, STOP_FILE
 from sbpair.replay.progress import PauseChanged, Pauses, PhaseProgress, ReplayPhase, run_action
@@ -126,7 +126,7 @@ def test_a_paused_replay_holds_nothing_and_goes_on(
     place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: ReplayMode, names: tuple[str, ...]
 ) -> None:
     place.strand_many(MESSAGES)
-    monkeypatch.setattr(phases, "run_action", partial(run_action, poll_seconds=0.02))
+    monkeypatch.setattr(driver, "run_action", partial(run_action, poll_seconds=0.02))
     request = place.request(tmp_path)
     heard = PausedIn(place, request.state, *names)
     options = ReplayOptions(mode=mode, empty_seconds=0.5, segment_messages=5, rate=120.0)
@@ -171,7 +171,7 @@ def test_a_stopped_replay_finishes_its_messages_and_can_be_resumed(
 ) -> None:
     """What its tasks have received and not moved goes back."""
     place.strand_many(MESSAGES)
-    monkeypatch.setattr(phases, "run_action", partial(run_action, poll_seconds=0.02))
+    monkeypatch.setattr(driver, "run_action", partial(run_action, poll_seconds=0.02))
     request, told, stopping = place.request(tmp_path), list[str](), list[threading.Thread]()
 
     def tell(event: Any) -> None:

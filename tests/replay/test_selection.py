@@ -10,7 +10,7 @@ import pytest
 from sbpair import errors
 from sbpair.backlog import Aliases
 from sbpair.move.message import dead_letters
-from sbpair.replay import driver, phases, shard_plan, spark
+from sbpair.replay import driver, shard_plan, spark
 from sbpair.replay.archive_layout import QUARANTINE, SEGMENTS
 from sbpair.replay.run import ReplayOptions, ReplayRun, Selection
 from tests.replay.segments import QUEUE, created, key, rows_of, write_segment
@@ -136,4 +136,4 @@ def test_a_missing_destination_that_is_allowed_is_quarantined(place: World, tmp_
 
 @pytest.mark.parametrize(("names", "what"), [(("a",), "1 destination"), (("a", "b"), "2 destinations")])
 def test_one_destination_is_not_called_destinations(names: tuple[str, ...], what: str) -> None:
-    assert phases._destinations(names) == what
+    assert driver._destinations(names) == what

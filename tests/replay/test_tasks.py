@@ -18,7 +18,7 @@ from sbpair.backlog import Aliases
 from sbpair.move.context import DEFAULT_BATCH_LIMITS
 from sbpair.move.peek import locked
 from sbpair.move.raw_source import RawSource
-from sbpair.replay import driver, phases
+from sbpair.replay import driver
 from sbpair.replay.archive import Archive
 from sbpair.replay.archive_layout import HELD, LEDGER
 from sbpair.replay.ledger import Ledger, read_held
@@ -185,9 +185,9 @@ def test_a_rate_is_shared_by_all_tasks_that_may_send_at_once(place: World, tmp_p
 def test_the_check_of_destinations_retries_after_a_lost_connection(kind: str, place: World, tmp_path: Path) -> None:
     job = job_of(place, tmp_path)
     with place.during(kind, NAMESPACE, count=1):
-        phases.check_destinations(job, list(place.destinations), "", "")
+        driver.check_destinations(job, list(place.destinations), "", "")
     with pytest.raises(errors.EntityMissing, match="nowhere"):
-        phases.check_destinations(job, ["nowhere"], "", "")
+        driver.check_destinations(job, ["nowhere"], "", "")
 
 
 def test_a_held_lease_and_an_unreadable_journal_refuse_the_run(place: World, tmp_path: Path) -> None:
