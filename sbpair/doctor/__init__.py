@@ -19,7 +19,7 @@ from sbpair.doctor.namespace_checks import check_namespace
 from sbpair.errors import NameInvalid
 from sbpair.model.pair import Endpoint
 from sbpair.model.report import Report
-from sbpair.replay.java import is_installed
+from sbpair.replay.spark import is_installed
 
 __all__ = ["Check", "CheckNote", "CheckSubject", "Diagnosis", "diagnose", "diagnosis_exit_code"]
 

@@ -14,8 +14,8 @@ from sbpair.doctor.check import Check, bounded, failed, note, ok, unknown
 from sbpair.errors import ExitCode
 from sbpair.model.installation import requirements
 from sbpair.operating_system import files, is_windows
-from sbpair.replay.java import INSTEAD as SPARK_INSTEAD
-from sbpair.replay.java import JAVAS, MIN_JAVA, find_java, java_version
+from sbpair.replay.spark import INSTEAD as SPARK_INSTEAD
+from sbpair.replay.spark import JAVAS, MIN_JAVA, find_java, java_version
 
 LACKS = ExitCode.MACHINE
 

@@ -15,7 +15,7 @@ from sbpair.azure.credentials import signed_in
 from sbpair.azure.data_plane import translate_data_errors
 from sbpair.errors import MessageLockLost, SbpairError, Unavailable
 from sbpair.management.calls import shielded
-from sbpair.message_io.render import render_message, render_received
+from sbpair.message_io.message_json import render_message, render_received
 from sbpair.move.peek.locked import peek_old
 from sbpair.move.raw_source import RawReceivedMessage, RawSource, peek_headers
 from sbpair.replication.events import DuplicateCompleted

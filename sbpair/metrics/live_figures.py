@@ -1,4 +1,6 @@
-"""The figures of a run at any moment: from its counts, read when asked for, and from its events.
+"""The metrics of a run: their names, units and labels, and their figures at any moment.
+
+The figures are from its counts, read when asked for, and from its events.
 
 Invariant: a message costs nothing here, and no figure holds content of a message or a secret. May be read from any
 thread.
@@ -9,16 +11,75 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Final, TypeAlias
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, TypeAlias, get_type_hints
 
-from sbpair.metrics import metric_names
 from sbpair.move import events
-from sbpair.move.receipt import SPENT
+from sbpair.move.receipt import BUCKETS, SPENT, Receipt
 from sbpair.runs.database import now_ms
 
 if TYPE_CHECKING:
-    from sbpair.metrics.metric_names import Metric
     from sbpair.move.run_store import LiveRun
+
+_SUFFIXES: Final = {"s": "seconds", "By": "bytes"}
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric, named as OpenTelemetry does. `label` distinguishes its series; "" for one without any.
+
+    `unit` is a symbol of UCUM, as in OpenTelemetry. `is_counter`: it only grows during a run.
+    """
+
+    name: str
+    unit: str
+    label: str
+    text: str
+    is_counter: bool = True
+
+    @property
+    def base_unit(self) -> str:
+        """Prometheus' name of the unit; "" for a number of things."""
+        return _SUFFIXES.get(self.unit, "")
+
+    @property
+    def prometheus_name(self) -> str:
+        """The name for Prometheus, in which a counter ends with `_total`."""
+        parts = (self.name.replace(".", "_"), self.base_unit, "total" if self.is_counter else "")
+        return "_".join(filter(None, parts))
+
+
+def _gauge(name: str, unit: str, label: str, text: str) -> Metric:
+    return Metric(name, unit, label, text, is_counter=False)
+
+
+RUN_INFO: Final = "sbpair_run"
+
+_COUNTS = get_type_hints(Receipt, include_extras=True)
+MESSAGES: Final = {
+    bucket: Metric(f"sbpair.messages.{bucket}", "{message}", "queue", _COUNTS[bucket].__metadata__[0])
+    for bucket in ("received", *BUCKETS)
+}
+
+START_TIME = _gauge("sbpair.run.start_time", "s", "", "When the run began, since 1970")
+PAUSED = _gauge("sbpair.run.paused", "{run}", "", "1 while the run is paused, and holds no message")
+BYTES_SENT = Metric("sbpair.sent", "By", "", "Bytes of accepted messages")
+DEAD_LETTERS = Metric("sbpair.dead_letters", "{message}", "reason", "Dead-lettered and expired messages")
+OPERATIONS = Metric("sbpair.operations", "{operation}", "operation", "Billable operations")
+CREDITS = Metric("sbpair.credits_spent", "{credit}", "side", "Credits spent, where --credits limits them")
+
+DEPTH = _gauge("sbpair.queue.messages", "{message}", "queue", "Messages in a source, counted or estimated")
+OLDEST = _gauge("sbpair.queue.oldest_message_age", "s", "queue", "Age of the oldest message; 0 for an empty source")
+HELD = _gauge("sbpair.queue.messages_held", "{message}", "queue", "Messages held under lock")
+LOCKED = _gauge("sbpair.queue.messages_locked", "{message}", "queue", "Messages that others have locked")
+FAILURES = Metric("sbpair.queue.failures", "{failure}", "queue", "Times that a worker could not go on")
+
+SENT_TO = Metric("sbpair.destination.messages_sent", "{message}", "destination", "Messages that it accepted")
+WAITING = _gauge("sbpair.destination.messages_waiting", "{message}", "destination", "Messages that wait for it")
+BACKING_OFF = _gauge("sbpair.destination.backing_off", "{destination}", "destination", "1 while it takes nothing")
+BACKOFFS = Metric("sbpair.destination.backoffs", "{backoff}", "destination", "Times that it took nothing")
+
+SIDE_AWAY = _gauge("sbpair.side.away", "{side}", "side", "1 while the namespace cannot be reached")
 
 MAX_DESTINATIONS: Final = 100
 OTHERS: Final = "(others)"
@@ -26,7 +87,7 @@ OTHERS: Final = "(others)"
 
 SIDES: Final = ("primary", "secondary")
 
-Figures: TypeAlias = "dict[Metric, dict[str, float]]"
+Figures: TypeAlias = dict[Metric, dict[str, float]]
 """The value of each series, by metric and label."""
 
 
@@ -117,27 +178,27 @@ class LiveFigures:
         self._away.take(event)
 
     def read(self) -> Figures:
-        """Return the figures of this moment."""
+        """Return the figures of this moment: always all metrics, with the series that there are."""
         counts = self._live.tally.counts()
         with self._lock:
             return {
-                metric_names.START_TIME: {"": self._started_ms / 1000},
-                metric_names.PAUSED: {"": int(self._paused)},
+                START_TIME: {"": self._started_ms / 1000},
+                PAUSED: {"": int(self._paused)},
                 **self._of_messages(counts.queues),
-                metric_names.BYTES_SENT: {"": counts.bytes_sent},
-                metric_names.DEAD_LETTERS: dict(counts.reasons),
-                metric_names.OPERATIONS: {name: counts.spent.get(name, 0) for name in SPENT},
-                metric_names.CREDITS: self._live.rate_limiter.credits_spent() if self._live.rate_limiter else {},
+                BYTES_SENT: {"": counts.bytes_sent},
+                DEAD_LETTERS: dict(counts.reasons),
+                OPERATIONS: {name: counts.spent.get(name, 0) for name in SPENT},
+                CREDITS: self._live.rate_limiter.credits_spent() if self._live.rate_limiter else {},
                 **self._of_queues(),
                 **self._of_destinations(counts.destinations),
-                metric_names.SIDE_AWAY: {side: int(side in self._away.names) for side in SIDES},
+                SIDE_AWAY: {side: int(side in self._away.names) for side in SIDES},
             }
 
     def _of_messages(self, counted: Mapping[str, Mapping[str, int]]) -> Figures:
         queues = sorted({*self._progress, *counted})
         return {
             metric: {queue: counted.get(queue, {}).get(bucket, 0) for queue in queues}
-            for bucket, metric in metric_names.MESSAGES.items()
+            for bucket, metric in MESSAGES.items()
         }
 
     def _of_queues(self) -> Figures:
@@ -149,17 +210,17 @@ class LiveFigures:
             elif since is not None:
                 ages[queue] = max(0.0, (now - since) / 1000)
         return {
-            metric_names.DEPTH: {queue: messages for queue, (messages, _) in queues.items() if messages is not None},
-            metric_names.OLDEST: ages,
-            metric_names.HELD: {queue: at.held if at else 0 for queue, at in self._progress.items()},
-            metric_names.LOCKED: {queue: at.locked if at else 0 for queue, at in self._progress.items()},
-            metric_names.FAILURES: {queue: self._failures[queue] for queue in self._progress},
+            DEPTH: {queue: messages for queue, (messages, _) in queues.items() if messages is not None},
+            OLDEST: ages,
+            HELD: {queue: at.held if at else 0 for queue, at in self._progress.items()},
+            LOCKED: {queue: at.locked if at else 0 for queue, at in self._progress.items()},
+            FAILURES: {queue: self._failures[queue] for queue in self._progress},
         }
 
     def _of_destinations(self, sent: Mapping[str, int]) -> Figures:
         backing_off = {destination.lower(): 1 for _, destination in self._backing_off}
-        found = {metric_names.SENT_TO: self._labels.sums(sent)}  # first, as it may add labels
-        found[metric_names.WAITING] = self._labels.sums(self._waiting)
-        found[metric_names.BACKING_OFF] = self._labels.sums(backing_off)
-        found[metric_names.BACKOFFS] = {label: self._backoffs[label] for label in found[metric_names.BACKING_OFF]}
+        found = {SENT_TO: self._labels.sums(sent)}  # first, as it may add labels
+        found[WAITING] = self._labels.sums(self._waiting)
+        found[BACKING_OFF] = self._labels.sums(backing_off)
+        found[BACKOFFS] = {label: self._backoffs[label] for label in found[BACKING_OFF]}
         return found

@@ -19,11 +19,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sbpair.errors import MachineLacks
 from sbpair.metrics.http_port import HttpPort, Page, Render
-from sbpair.metrics.live_figures import LiveFigures
-from sbpair.metrics.metric_names import METRICS, RUN_INFO
+from sbpair.metrics.live_figures import RUN_INFO, LiveFigures
 
 if TYPE_CHECKING:
-    from sbpair.metrics.metric_names import Metric
+    from sbpair.metrics.live_figures import Metric
     from sbpair.move.events import SyphonEvent
     from sbpair.move.interface import Destination
     from sbpair.move.run_store import LiveRun
@@ -170,7 +169,7 @@ class Telemetry:
 
             return read
 
-        for metric in METRICS:
+        for metric in figures.read():
             create = meter.create_observable_counter if metric.is_counter else meter.create_observable_gauge
             create(metric.name, [observe(metric)], metric.unit, metric.text)
         self._providers.append(provider)

@@ -1,4 +1,4 @@
-"""A run's files: `<archive>/<run>/…` on any filesystem that pyarrow supports.
+"""A run's files: `<archive>/<run>/…` on any filesystem that pyarrow supports, and the names of its directories.
 
 Invariant: a file is whole or absent, and never changes. A local file is written beside its place, synced and renamed;
 an object store gets one PUT. The run's directory is created once; if it disappears, as after an unmount, writes fail.
@@ -28,24 +28,30 @@ from pyarrow import fs
 from sbpair.errors import MachineLacks, StateRefused, UsageError
 from sbpair.operating_system import require_posix
 from sbpair.operating_system.files import open_new, open_to_append, sync_directory
-from sbpair.replay.archive_layout import (
-    DEDUPLICATED,
-    DISTINCT,
-    DOUBTFUL,
-    EXPIRED,
-    LEDGER,
-    LINES,
-    NOT_SENT,
-    PARQUET,
-    PAUSE,
-    QUARANTINE,
-    REPORT,
-    RUN_FILE,
-    SEGMENTS,
-    STOP_FILE,
-    VERSION,
-)
 from sbpair.runs.run_log import match_id
+
+RUN_FILE, STOP_FILE = "run.json", "STOP"
+PAUSE = b"pause"
+"""The content of STOP_FILE for tasks that end for a pause, and start again."""
+
+SEGMENTS, LEDGER, EXPIRED, QUARANTINE = "segments", "ledger", "expired", "quarantine"
+DEDUPLICATED, DOUBTFUL, HELD, REPORT = "deduplicated", "doubtful", "held", "report"
+LEASE = "lease"
+PLAN_FILE = f"{REPORT}/plan.json"
+DRAINED_FILE, RECEIPT_FILE = f"{REPORT}/drained.json", f"{REPORT}/receipt.json"
+REMOVED_FILE = f"{REPORT}/removed.json"  # written before `gc` removes the run's messages
+ACCEPTED_FILE = f"{REPORT}/accepted-before.json"  # keys that the syphon's journal had as accepted before the run
+PARQUET, LINES = ".parquet", ".jsonl"
+
+BUCKETS = {LEDGER: "acknowledged", EXPIRED: "expired", QUARANTINE: "quarantined", DEDUPLICATED: "deduplicated"}
+OUTCOMES = (*BUCKETS,)  # a message has exactly one
+NOT_SENT = (EXPIRED, QUARANTINE)
+REMOVABLE = (SEGMENTS, DEDUPLICATED, LEDGER, DOUBTFUL, HELD)
+"""Directories that `gc` removes in any case, in this order; those of NOT_SENT only on request."""
+
+VERSION = 1  # version of the archive, in run.json and in the metadata of every file
+DISTINCT = frozenset({"position", "sequence_number", "enqueued_at_ms", "message_id", "message"})
+"""Columns of mostly distinct values, for which a dictionary would save nothing."""
 
 GLOB_CHARACTERS = set("*?[]{}\\")  # Spark reads a path with one of these as a pattern
 _HADOOP = {"s3": "s3a", "gcs": "gs"}
@@ -204,9 +210,10 @@ class Archive:
         """
         line = json.dumps(value, separators=(",", ":")).encode() + b"\n"
         if not append:
-            return self.write(path, line, sync=False)
-        with self._reporting():
-            return append_file(Path(f"{self.root}/{path}"), line)
+            self.write(path, line, sync=False)
+            return
+        with self._reporting(), os.fdopen(open_to_append(Path(f"{self.root}/{path}")), "wb") as file:
+            file.write(line)
 
     def read_lines(self, path: str) -> Iterator[Any]:
         """Yield the value of each line. Raises StateRefused at the first that is broken or cut short."""
@@ -474,12 +481,6 @@ def write_file(path: Path, data: bytes | pa.Buffer, *, sync: bool) -> None:
         raise
     if sync:
         sync_directory(path.parent)
-
-
-def append_file(path: Path, data: bytes) -> None:
-    """Append to an existing file, without a sync. Raises OSError."""
-    with os.fdopen(open_to_append(path), "wb") as file:
-        file.write(data)
 
 
 def find_irregular(directory: Path) -> Path | None:

@@ -28,8 +28,7 @@ from sbpair.move.message import dead_letters
 from sbpair.move.peek.locked import ASSUMED_LOCK_SECONDS, MAX_LOCK_SECONDS
 from sbpair.move.raw_primary import RawPrimary
 from sbpair.move.run_store import ends_settings
-from sbpair.replay.archive import Archive
-from sbpair.replay.archive_layout import (
+from sbpair.replay.archive import (
     DRAINED_FILE,
     RECEIPT_FILE,
     REMOVED_FILE,
@@ -37,6 +36,7 @@ from sbpair.replay.archive_layout import (
     RUN_FILE,
     SEGMENTS,
     STOP_FILE,
+    Archive,
 )
 from sbpair.replay.outcomes import Proof
 from sbpair.replay.progress import (

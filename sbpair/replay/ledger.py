@@ -1,4 +1,7 @@
-"""Outcomes of messages, in chunks that are durable before anything relies on them."""
+"""Outcomes of messages, in chunks that are durable before anything relies on them.
+
+A chunk has one row per message: times are ms since 1970.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +11,39 @@ import uuid
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
 from sbpair.errors import SbpairError, StateRefused
 from sbpair.move.message.route import NotSentReason
-from sbpair.replay.archive_layout import DOUBTFUL, EXPIRED, HELD, KEY, LINES, OUTCOME, OUTCOMES, QUARANTINE
+from sbpair.replay.archive import DOUBTFUL, EXPIRED, HELD, LINES, OUTCOMES, QUARANTINE, Archive
 
-if TYPE_CHECKING:
-    from sbpair.replay.archive import Archive
+Key: TypeAlias = tuple[str, int, int, str | None]
+KEY = ("queue", "sequence_number", "enqueued_at_ms", "message_id")
+"""Identity of a message within a run. All four parts: a recreated queue starts its sequence numbers again."""
 
-Key: TypeAlias = tuple[str, int, int, str | None]  # (queue, sequence number, enqueued at, message id)
+KEYS = pa.schema(
+    [
+        pa.field("queue", pa.string(), nullable=False),
+        pa.field("sequence_number", pa.int64(), nullable=False),
+        pa.field("enqueued_at_ms", pa.int64(), nullable=False),
+        pa.field("message_id", pa.string()),
+    ]
+)
+
+OUTCOME = pa.schema(
+    [
+        *KEYS,
+        pa.field("destination", pa.string()),
+        pa.field("reason", pa.string()),
+        # The attempt that wrote it: a message that another attempt held when it died may arrive twice.
+        pa.field("attempt", pa.string(), nullable=False),
+        # Kept if the message was not sent.
+        pa.field("message", pa.binary()),
+    ]
+)
+
 Shard: TypeAlias = int | str
 """The directory of chunks below their kind: the number of a shard, or a path."""
 

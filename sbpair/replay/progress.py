@@ -18,8 +18,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sbpair.errors import SbpairError, StateRefused
-from sbpair.replay.archive import Archive, value_counts
-from sbpair.replay.archive_layout import DRAINED_FILE, LEDGER, PAUSE, RECEIPT_FILE, REMOVED_FILE, SEGMENTS, STOP_FILE
+from sbpair.replay.archive import (
+    DRAINED_FILE,
+    LEDGER,
+    PAUSE,
+    RECEIPT_FILE,
+    REMOVED_FILE,
+    SEGMENTS,
+    STOP_FILE,
+    Archive,
+    value_counts,
+)
 from sbpair.replay.run import ReplayRun, load_run
 from sbpair.replay.spark import translate_failure
 from sbpair.runs.control import Wanted

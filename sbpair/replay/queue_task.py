@@ -32,11 +32,10 @@ from sbpair.move.raw_primary import RawPrimary
 from sbpair.move.raw_source import RawReceivedMessage, RawSource, peek_queue
 from sbpair.move.receipt import BackingOff
 from sbpair.move.topic_guard import TopicGuard
-from sbpair.replay.archive import Archive
-from sbpair.replay.archive_layout import ACCEPTED_FILE, KEY, LEDGER, SEGMENT
-from sbpair.replay.ledger import Entry, Key, Ledger, held_by_attempts, table_keys
+from sbpair.replay.archive import ACCEPTED_FILE, LEDGER, Archive
+from sbpair.replay.ledger import KEY, Entry, Key, Ledger, held_by_attempts, table_keys
 from sbpair.replay.run import ReplayRun
-from sbpair.replay.segment import Segment
+from sbpair.replay.segment import SEGMENT, Segment
 from sbpair.replay.send_task import MAX_DESTINATION_FAILURES, WAIT_SECONDS, move_context, note_of
 from sbpair.replay.spark_task import (
     StopPoll,

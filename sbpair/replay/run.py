@@ -18,13 +18,12 @@ from sbpair.model.proxy import parse_proxy
 from sbpair.move.message import dead_letters
 from sbpair.move.message.route import TimeToLive
 from sbpair.move.peek.locked import MAX_LOCK_SECONDS
-from sbpair.replay.archive import Archive
-from sbpair.replay.archive_layout import RUN_FILE, SEGMENT_BYTES, SEGMENT_MESSAGES, VERSION
+from sbpair.replay.archive import RUN_FILE, VERSION, Archive
 from sbpair.replay.outcomes import normalize_destinations
 from sbpair.replay.secret_references import read_secret
+from sbpair.replay.segment import SEGMENT_BYTES, SEGMENT_MESSAGES
 from sbpair.replay.spark import (
     check_master,
-    check_remote,
     check_speculation,
     is_local_master,
     local_parallelism,
@@ -282,7 +281,7 @@ class ReplayRequest:
     run at once; None for as many as a local master runs. `lease` excludes other movers of this machine, and
     `lease_queue` names the queue that excludes those of other machines. `package` is a zip of sbpair for executors.
     `wait_for_locks` is whether to wait for messages that others have locked. `remote` is the URL of a Spark Connect
-    server, which may have a token, instead of `master`; `remote_shown` is whether it is an argument of the command.
+    server, which may have a token, instead of `master`.
     """
 
     pair: Pair
@@ -299,7 +298,6 @@ class ReplayRequest:
     package: str | None = None
     wait_for_locks: bool = True
     remote: str | None = field(default=None, repr=False)
-    remote_shown: bool = False
 
     @property
     def parallelism(self) -> int:
@@ -319,10 +317,7 @@ class ReplayRequest:
     def check(self) -> None:
         """Raise Unsafe or UsageError for mistakes that show before Java starts."""
         check_speculation(self.settings.get("spark.speculation", "false"))
-        if self.remote is not None:
-            check_remote(self.remote, shown=self.remote_shown)
-        else:
-            check_master(self.master)
+        check_master(self.master)
         spark = self.master if self.remote is None else server_name(self.remote)
         if not is_local_master(spark) and Archive(self.archive, "probe").is_local and not self.shared_archive:
             raise Unsafe(

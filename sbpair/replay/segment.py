@@ -1,5 +1,8 @@
 """Segments: files of drained messages, which tasks read by position to send them.
 
+A segment has one row per message: times are ms since 1970, `ttl_ticks` units of 100 ns, `size` bytes. `message` is the
+message as it was in the backlog: its raw AMQP sections, concatenated. A row has a destination or a `flaw`.
+
 Invariant: a message is held once, as it came or as the file has it. Rows of a shard lie together, to be read together.
 Each message read belongs to the row with its own key, and is whole; anything else is an error.
 """
@@ -7,6 +10,7 @@ Each message read belongs to the row with its own key, and is whole; anything el
 from __future__ import annotations
 
 import uuid
+import zlib
 from bisect import bisect_right
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -21,14 +25,44 @@ import pyarrow.parquet as pq
 from sbpair.move.message import dead_letters
 from sbpair.move.message.envelope import without_lock_token
 from sbpair.move.message.route import Facts, Send, route
-from sbpair.replay.archive import file_metadata
-from sbpair.replay.archive_layout import KEY, PARQUET, SEGMENT, SEGMENTS, segment_path
-from sbpair.replay.ledger import Key, keyed_rows
-from sbpair.replay.shard_plan import shard_of
+from sbpair.replay.archive import PARQUET, SEGMENTS, Archive, TableFile, file_metadata
+from sbpair.replay.ledger import KEY, KEYS, Key, keyed_rows
 
 if TYPE_CHECKING:
     from sbpair.move.raw_source import RawReceivedMessage
-    from sbpair.replay.archive import Archive, TableFile
+
+SEGMENT_BYTES, SEGMENT_MESSAGES = 64 * 1024 * 1024, 100_000
+"""Size from which a segment is full: bytes of its messages, or their number."""
+
+SEGMENT = pa.schema(
+    [
+        # The position, in which copies differ.
+        pa.field("segment", pa.string(), nullable=False),
+        pa.field("position", pa.int32(), nullable=False),
+        *KEYS,
+        pa.field("destination", pa.string()),
+        pa.field("session_id", pa.string()),
+        pa.field("ttl_ticks", pa.int64()),
+        pa.field("scheduled_at_ms", pa.int64()),
+        pa.field("content_type", pa.string()),
+        pa.field("size", pa.int64(), nullable=False),
+        pa.field("flaw", pa.string()),
+        # Of dead letters only.
+        pa.field("dead_letter_reason", pa.string()),
+        pa.field("dead_letter_description", pa.string()),
+        pa.field("message", pa.binary(), nullable=False),
+    ]
+)
+
+SPARK_TYPES = {"string": "string", "int64": "bigint", "int32": "int", "binary": "binary"}
+KEY_IN_SPARK, SEGMENT_IN_SPARK = (
+    ", ".join(f"{field.name} {SPARK_TYPES[str(field.type)]}" for field in schema) for schema in (KEYS, SEGMENT)
+)
+"""Schemas for Spark, which would start a job to find them out."""
+
+NOT_ENVELOPE = ("segment", "position", "message")
+ENVELOPE = tuple(name for name in SEGMENT.names if name not in NOT_ENVELOPE)
+"""Columns that a selection may use: equal in all copies of a message, and no bodies."""
 
 MAX_PARTS = 64  # upper bound on the parts of a segment. With more shards than that, neighbours share a part.
 PART_BYTES = 2 * 1024 * 1024  # aimed size of a row group. Smaller ones would each cost as much as their messages.
@@ -36,9 +70,27 @@ MIN_PART_BYTES = 64 * 1024  # lower bound on a part's size; small segments get f
 MAX_FILES = 64  # segments open at once. Segments drained at the same time are sent at the same time.
 GROUPS_BYTES = MAX_FILES * PART_BYTES  # bound on cached row groups that are not all requested yet: one for each file
 
+_SPREAD = 40503  # spreads checksums over all bits: names that differ in a digit have similar checksums
+
 RowPosition: TypeAlias = tuple[str, int]  # (segment, position)
 Name = TypeVar("Name")
 Value = TypeVar("Value")
+
+
+def segment_path(queue: str, name: str) -> str:
+    return f"{SEGMENTS}/{queue}/{name}{PARQUET}"
+
+
+def shard_expression(shards: int) -> str:
+    """Return SQL for a row's shard. Messages of a session share one, whatever their queue, so one task has them all."""
+    text = "concat_ws(' ', lower(coalesce(destination, '')), coalesce(session_id, message_id, ''))"
+    return f"cast(crc32(cast({text} AS binary)) * {_SPREAD} div 65536 % {shards} AS int)"
+
+
+def shard_of(destination: str | None, session_id: str | None, message_id: str | None, shards: int) -> int:
+    """Return the same in Python. The two may differ for capitals whose lower case they disagree on."""
+    within = session_id if session_id is not None else message_id or ""
+    return zlib.crc32(f"{(destination or '').lower()} {within}".encode()) * _SPREAD // 65536 % shards
 
 
 class Segment:

@@ -26,9 +26,8 @@ from sbpair.move.mover import Mover
 from sbpair.move.rate_limit import RateLimiter
 from sbpair.move.raw_primary import RawPrimary
 from sbpair.move.receipt import BackingOff, NamedMessage, Tally
-from sbpair.replay.archive import Archive
-from sbpair.replay.archive_layout import DEDUPLICATED, KEY, LEDGER
-from sbpair.replay.ledger import Entry, Ledger, Shard
+from sbpair.replay.archive import DEDUPLICATED, LEDGER, Archive
+from sbpair.replay.ledger import KEY, Entry, Ledger, Shard
 from sbpair.replay.ledger import Key as RowKey
 from sbpair.replay.segment import RowPosition, SegmentReader
 from sbpair.replay.shard_plan import COLUMNS, DUPLICATE_COLUMNS

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import time
-import zlib
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,10 +17,10 @@ from typing import Any
 
 from sbpair.errors import UsageError
 from sbpair.move.message.route import TimeToLive
-from sbpair.replay import archive_layout
-from sbpair.replay.archive import Archive
-from sbpair.replay.archive_layout import ENVELOPE, KEY, KEY_IN_SPARK, NOT_SENT, SEGMENT, SEGMENT_IN_SPARK, SPARK_TYPES
+from sbpair.replay.archive import LEDGER, NOT_SENT, PLAN_FILE, SEGMENTS, Archive
+from sbpair.replay.ledger import KEY
 from sbpair.replay.run import DedupMode, ReplayRun, Selection
+from sbpair.replay.segment import ENVELOPE, KEY_IN_SPARK, SEGMENT, SEGMENT_IN_SPARK, SPARK_TYPES, shard_expression
 from sbpair.replay.spark import spark_errors, spark_message, unreadable_segment
 
 MESSAGES, SHARED, ACCEPTED, PLAN = "messages", "shared", "accepted", "plan"
@@ -34,23 +33,10 @@ COLUMNS = ("shard", "segment", "position", "size")  # of the rows that tasks sen
 DUPLICATE_COLUMNS = (*KEY, "destination", "shard", *(f"first_{name}" for name in KEY), "first_shard")
 DUPLICATE_ORDER = ("first_shard", "shard")  # so that a task reads the ledger of one shard after the other
 UNSENT = (COPY, DEDUPLICATED, WAITING, UNSELECTED)
-_SPREAD = 40503  # spreads checksums over all bits: names that differ in a digit have similar checksums
 
 _HINT = f"the columns are {', '.join(ENVELOPE)}"
 _KEY = ", ".join(KEY)
 _IN_ORDER = ", ".join(ORDER)
-
-
-def shard_expression(shards: int) -> str:
-    """Return SQL for a row's shard. Messages of a session share one, whatever their queue, so one task has them all."""
-    text = "concat_ws(' ', lower(coalesce(destination, '')), coalesce(session_id, message_id, ''))"
-    return f"cast(crc32(cast({text} AS binary)) * {_SPREAD} div 65536 % {shards} AS int)"
-
-
-def shard_of(destination: str | None, session_id: str | None, message_id: str | None, shards: int) -> int:
-    """Return the same in Python. The two may differ for capitals whose lower case they disagree on."""
-    within = session_id if session_id is not None else message_id or ""
-    return zlib.crc32(f"{(destination or '').lower()} {within}".encode()) * _SPREAD // 65536 % shards
 
 
 def remaining_ms_expression(now_ms: int) -> str:
@@ -246,19 +232,19 @@ def build_plan(spark: Any, run: ReplayRun, archive: Archive) -> ShardPlan:
     now_ms, accepted = int(time.time() * 1000), None
     if run.options.dedup is DedupMode.MESSAGE_ID:
         # Each plan chooses the same first message, however late: it may have been sent.
-        now_ms, accepted = run.started_ms, _rows(spark, archive, KEY_IN_SPARK, archive_layout.LEDGER)
+        now_ms, accepted = run.started_ms, _rows(spark, archive, KEY_IN_SPARK, LEDGER)
     if accepted is not None:
         accepted.distinct().createOrReplaceTempView(ACCEPTED)
     query = plan_query(run, now_ms, _choose_compare(spark), resumed=accepted is not None)
     spark.sql(query).createOrReplaceTempView(PLAN)
     plan = ShardPlan(spark, run, _flows(spark, run))
-    archive.write_json(archive_layout.PLAN_FILE, {"flows": plan.flows})
+    archive.write_json(PLAN_FILE, {"flows": plan.flows})
     return plan
 
 
 def _messages(spark: Any, run: ReplayRun, archive: Archive) -> Any:
     """Return the rows of all segments. With deduplication, duplicates of expired and quarantined ones are sent."""
-    found = _rows(spark, archive, SEGMENT_IN_SPARK, archive_layout.SEGMENTS)
+    found = _rows(spark, archive, SEGMENT_IN_SPARK, SEGMENTS)
     by_id = run.options.dedup is DedupMode.MESSAGE_ID
     unsent = _rows(spark, archive, KEY_IN_SPARK, *NOT_SENT) if by_id else None
     if unsent is None:

@@ -1,19 +1,25 @@
 """A Spark session with the settings of a replay, here or of a Spark Connect server, refusing what duplicates messages.
 
-With Spark Connect this process is a client and needs no Java. Invariant: the URL of a server may have a token, so it is
-neither shown nor an argument of a command; `server_name` is.
+Here, Java and the packages of the `spark` extra are checked first, with clearer errors than Spark's own, and the lines
+that Java and its workers write to stderr become records of the logger `spark`. With Spark Connect this process is a
+client and needs no Java. Invariant: the URL of a server may have a token, so it is neither shown nor an argument of a
+command; `server_name` is.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 import logging
 import os
+import pkgutil
 import re
+import shutil
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from socketserver import BaseServer
@@ -21,13 +27,26 @@ from typing import TYPE_CHECKING, Any
 
 from sbpair import errors
 from sbpair.errors import MachineLacks, SbpairError, Unavailable, Unsafe, UsageError
+from sbpair.operating_system import require_posix
 from sbpair.operating_system.signals import handlers_kept
-from sbpair.replay.java import is_installed, logged_stderr
 
 if TYPE_CHECKING:
     from sbpair.replay.archive import Archive
 
 log = logging.getLogger(__name__)
+java_log = logging.getLogger("spark")
+
+MIN_JAVA = 17
+SUBJECT = "a replay that starts Spark on this machine"
+INSTEAD = "run it in WSL 2 or in a Linux container, or on a server with --remote"
+JAVAS = "Java 17, 21 or 25"
+PACKAGES = ("pyspark", "pyarrow", "pandas")
+VERSION_TIMEOUT_SECONDS = 20.0
+
+NOISE = ("WARNING: Using incubator modules",)  # beginnings of lines that Java always writes
+
+_LOG_LEVEL = re.compile(r"^.{0,24}?\b(ERROR|WARN|INFO|DEBUG|TRACE) ")
+_JAVA_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 
 ROWS_PER_BATCH = 5_000  # rows a task takes from Spark at a time: enough for Arrow to be fast, and small without bodies
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
@@ -90,6 +109,86 @@ SESSION_SETTINGS = {
 _URL = re.compile(r"sc://(?P<host>\[[\da-fA-F:.]+\]|[^/:;@\s]+)(:(?P<port>\d{1,5}))?(/(;(?P<parameters>.*))?)?")
 _OPEN_PARAMETERS = frozenset({"use_ssl", "user_id", "user_agent", "session_id", "x-databricks-cluster-id", ""})
 _MODE = "SPARK_CONNECT_MODE_ENABLED"  # PySpark's functions are those of Spark Connect while it is set
+
+
+def find_java(environ: Mapping[str, str]) -> str | None:
+    """Return the Java that Spark would start: that of JAVA_HOME if set, else from PATH."""
+    if home := environ.get("JAVA_HOME"):
+        candidate = Path(home, "bin", "java")
+        return str(candidate) if candidate.exists() else None
+    return shutil.which("java", path=environ.get("PATH", os.defpath))
+
+
+def java_version(text: str) -> int | None:
+    """Return the major version from the output of `java -version`, or None."""
+    match = _JAVA_VERSION.search(text)
+    return None if match is None else int(match[1])
+
+
+def check_machine(environ: Mapping[str, str]) -> None:
+    """Raise MachineLacks unless Java and Spark are installed, on Linux or macOS."""
+    require_posix(SUBJECT, INSTEAD)
+    program = find_java(environ)
+    if program is None:
+        if home := environ.get("JAVA_HOME"):
+            raise MachineLacks(
+                f"JAVA_HOME is {home}, which has no bin/java", hint=f"set it to the directory of {JAVAS}"
+            )
+        raise MachineLacks(
+            "Java is not installed, and Spark needs it",
+            hint=f"install {JAVAS} (on Debian and Ubuntu: apt install openjdk-17-jre-headless), or set JAVA_HOME",
+        )
+    try:
+        done = subprocess.run([program, "-version"], capture_output=True, timeout=VERSION_TIMEOUT_SECONDS, check=False)  # noqa: S603
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise MachineLacks(f"{program} cannot be started", hint=f"install {JAVAS}, or set JAVA_HOME") from error
+    version = java_version((done.stderr + done.stdout).decode(errors="replace"))
+    if version is not None and version < MIN_JAVA:
+        raise MachineLacks(f"{program} is Java {version}, too old for Spark", hint=f"install {JAVAS}, or set JAVA_HOME")
+    check_packages()
+
+
+def check_packages(*names: str) -> None:
+    """Raise MachineLacks unless these packages of the `spark` extra are installed; all of them by default."""
+    for name in names or PACKAGES:
+        if not is_installed(name):
+            raise MachineLacks(f"{name} is not installed", hint="pip install 'sbpair[spark]'")
+
+
+def is_installed(package: str) -> bool:
+    """Return whether a package is installed, without importing it."""
+    try:
+        importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        # Spark's own directory, from which spark-submit imports pyspark, has no metadata.
+        return any(each.name == package for each in pkgutil.iter_modules())
+    return True
+
+
+@contextmanager
+def logged_stderr() -> Iterator[int]:
+    """Yield a descriptor for the stderr of a child. Its lines are logged until the last process has closed it."""
+    reading, writing = os.pipe()
+    threading.Thread(target=_log_lines, args=(reading,), name="java output", daemon=True).start()
+    try:
+        yield writing
+    finally:
+        os.close(writing)
+
+
+def _log_lines(descriptor: int) -> None:
+    with open(descriptor, errors="replace") as lines:
+        for line in lines:
+            if line.strip():
+                java_log.log(level_of(line), "%s", line.rstrip())
+
+
+def level_of(line: str) -> int:
+    """Return the level of a line: that of log4j, or a warning."""
+    if line.startswith(NOISE):
+        return logging.DEBUG
+    found = _LOG_LEVEL.match(line)
+    return logging.WARNING if found is None else logging.getLevelNamesMapping().get(found[1], logging.DEBUG)
 
 
 def check_master(master: str) -> None:
@@ -271,7 +370,7 @@ def spark_message(error: Exception) -> str:
 
 def unreadable_segment(text: str) -> str | None:
     """Return the path of the segment if the text is Spark's error about one that it cannot read."""
-    from sbpair.replay.archive_layout import SEGMENTS  # it needs pyarrow
+    from sbpair.replay.archive import SEGMENTS  # it needs pyarrow
 
     found = re.search(rf"while reading file\s\S*/({SEGMENTS}/\S+?\.parquet)", text)
     return found and found[1]
@@ -448,15 +547,11 @@ def _check_speculation(spark: Any, name: str) -> None:
 
 def _end_session(spark: Any, name: str) -> None:
     """End the session, and with it the tasks that still run."""
-    if not _ends_in_time(spark.stop):
-        log.warning("%s does not answer: its tasks stop sending once they miss the driver", name)
-
-
-def _ends_in_time(action: Callable[[], None]) -> bool:
-    thread = threading.Thread(target=action, name="stop session", daemon=True)
+    thread = threading.Thread(target=spark.stop, name="stop session", daemon=True)
     thread.start()
     thread.join(STOP_SECONDS)
-    return not thread.is_alive()
+    if thread.is_alive():
+        log.warning("%s does not answer: its tasks stop sending once they miss the driver", name)
 
 
 def _address(url: str) -> tuple[str, int]:

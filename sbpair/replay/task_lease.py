@@ -23,14 +23,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sbpair.azure.credentials import token_getter
 from sbpair.errors import LeaseHeld, LeaseLost, SbpairError, Unreachable
 from sbpair.operating_system import uptime
-from sbpair.replay.archive_layout import LEASE, STOP_FILE
+from sbpair.replay.archive import LEASE, STOP_FILE, Archive
 from sbpair.runs import session_lease
 from sbpair.runs.file_lease import hold_machine_leases
 from sbpair.runs.session_lease import check_queue
 
 if TYPE_CHECKING:
     from sbpair.model.pair import Pair
-    from sbpair.replay.archive import Archive
     from sbpair.runs.session_lease import SessionLease
 
 Content = TypeVar("Content")

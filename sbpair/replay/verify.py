@@ -20,27 +20,25 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sbpair.errors import StateRefused, Unsafe, UsageError
-from sbpair.replay.archive import Archive, value_counts
-from sbpair.replay.archive_layout import (
+from sbpair.replay.archive import (
     BUCKETS,
     DOUBTFUL,
     DRAINED_FILE,
-    KEY,
-    KEYS,
     LEDGER,
     NOT_SENT,
-    OUTCOME,
     OUTCOMES,
     RECEIPT_FILE,
     REMOVABLE,
     REMOVED_FILE,
     REPORT,
-    SEGMENT,
     SEGMENTS,
+    Archive,
+    value_counts,
 )
-from sbpair.replay.ledger import Key, check_chunks, held_by_attempts, keyed_rows, table_keys
+from sbpair.replay.ledger import KEY, KEYS, OUTCOME, Key, check_chunks, held_by_attempts, keyed_rows, table_keys
 from sbpair.replay.outcomes import Proof
 from sbpair.replay.run import ReplayRun, load_run
+from sbpair.replay.segment import SEGMENT
 
 KINDS = (SEGMENTS, *OUTCOMES)  # directories that a message's key may occur in: as archived, and with each outcome
 MAX_SLICE = 2_000_000  # upper bound on keys in memory

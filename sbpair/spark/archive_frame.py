@@ -14,21 +14,13 @@ from sbpair.amqp.message import DATA, VALUE, Properties, Sections
 from sbpair.amqp.types import Map, text_of
 from sbpair.backlog import ALIASES
 from sbpair.errors import ProtocolError, StateRefused, UsageError
-from sbpair.message_io.render import plain_value, readable
+from sbpair.message_io.message_json import plain_value, readable
 from sbpair.move.message.envelope import read_facts
 from sbpair.move.message.route import Facts
-from sbpair.replay.archive import Archive
-from sbpair.replay.archive_layout import (
-    EXPIRED,
-    OUTCOME,
-    QUARANTINE,
-    RECEIPT_FILE,
-    REMOVED_FILE,
-    SEGMENT,
-    SEGMENTS,
-    SPARK_TYPES,
-)
+from sbpair.replay.archive import EXPIRED, QUARANTINE, RECEIPT_FILE, REMOVED_FILE, SEGMENTS, Archive
+from sbpair.replay.ledger import OUTCOME
 from sbpair.replay.run import load_run
+from sbpair.replay.segment import SEGMENT, SPARK_TYPES
 from sbpair.replay.verify import check_segment_rows, messages_removed
 from sbpair.spark.write_run import READERS, check_names, choice
 

@@ -24,8 +24,8 @@ import pyarrow.compute as pc
 
 from sbpair.amqp.message import Sections
 from sbpair.errors import MachineLacks, StateRefused, UsageError
-from sbpair.replay.archive import Archive
-from sbpair.replay.archive_layout import LEDGER, OUTCOME
+from sbpair.replay.archive import LEDGER, Archive
+from sbpair.replay.ledger import OUTCOME
 from sbpair.replay.send_task import CHUNK_BYTES, MAX_CHUNK
 from sbpair.replay.spark import check_speculation, is_local_master
 from sbpair.replay.spark_task import open_primary, run_in_worker

@@ -30,9 +30,8 @@ from sbpair.model.connection_string import holds_secret
 from sbpair.model.pair import Endpoint
 from sbpair.move.raw_primary import RawDestinationLink, RawPrimary
 from sbpair.operating_system.files import user_directory
-from sbpair.replay.archive import Archive
-from sbpair.replay.archive_layout import DOUBTFUL, KEY, LEDGER, QUARANTINE, REPORT, RUN_FILE, VERSION
-from sbpair.replay.ledger import Key, held_by_attempts, keyed_rows
+from sbpair.replay.archive import DOUBTFUL, LEDGER, QUARANTINE, REPORT, RUN_FILE, VERSION, Archive
+from sbpair.replay.ledger import KEY, Key, held_by_attempts, keyed_rows
 from sbpair.replay.run import NamespaceAccess
 from sbpair.replay.secret_references import named_secrets
 from sbpair.replay.spark_task import open_primary

@@ -116,7 +116,8 @@ def test_the_archive_can_be_read_as_it_says(name: str, tmp_path: Path) -> None:
 
 
 def test_every_column_of_the_archive_is_in_it() -> None:
-    from sbpair.replay.archive_layout import OUTCOME, SEGMENT
+    from sbpair.replay.ledger import OUTCOME
+    from sbpair.replay.segment import SEGMENT
 
     part = (ROOT / "sbpair/replay/ARCHIVE.md").read_text()
     assert [name for name in (*SEGMENT.names, *OUTCOME.names) if f"`{name}`" not in part] == []

@@ -21,8 +21,7 @@ from sbpair.errors import SbpairError
 from sbpair.failover.outbox import Outbox, outbox_depths
 from sbpair.model.pair import Pair
 from sbpair.move.receipt import BackingOff, NamedMessage, Receipt
-from sbpair.replay.archive import Archive, find_archive
-from sbpair.replay.archive_layout import (
+from sbpair.replay.archive import (
     ACCEPTED_FILE,
     DOUBTFUL,
     DRAINED_FILE,
@@ -30,13 +29,14 @@ from sbpair.replay.archive_layout import (
     HELD,
     LEASE,
     LEDGER,
-    OUTCOME,
     RECEIPT_FILE,
     REMOVED_FILE,
     RUN_FILE,
     SEGMENTS,
+    Archive,
+    find_archive,
 )
-from sbpair.replay.ledger import Entry, Key, Ledger, check_chunks, read_held
+from sbpair.replay.ledger import OUTCOME, Entry, Key, Ledger, check_chunks, read_held
 from sbpair.replay.progress import run_status, run_summary
 from sbpair.replay.queue_task import load_accepted
 from sbpair.replay.run import ReplayOptions, ReplayRun, load_run, save_run

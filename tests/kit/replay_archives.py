@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from sbpair.replay.archive import Archive
-from sbpair.replay.archive_layout import (
+from sbpair.replay.archive import (
     DEDUPLICATED,
     DRAINED_FILE,
     EXPIRED,
@@ -16,10 +15,11 @@ from sbpair.replay.archive_layout import (
     QUARANTINE,
     RECEIPT_FILE,
     RUN_FILE,
-    SEGMENT,
+    Archive,
 )
 from sbpair.replay.ledger import Entry, Ledger
 from sbpair.replay.run import ReplayMode, ReplayOptions, ReplayRun, save_run
+from sbpair.replay.segment import SEGMENT
 
 QUEUE = "contoso/x-servicebus-transfer/0"
 RUN = ReplayRun("r1", {"primary": "contoso", "secondary": "contoso-dr"}, (QUEUE,), 4, 1, ReplayOptions())

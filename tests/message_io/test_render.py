@@ -24,7 +24,7 @@ from sbpair.amqp.message import (
     value_body,
 )
 from sbpair.amqp.types import Array, Described, Int, Map, Symbol, Timestamp
-from sbpair.message_io.render import render_message, render_peeked
+from sbpair.message_io.message_json import render_message, render_peeked
 from sbpair.move.message.envelope import read_facts
 from sbpair.move.peek.peeker import PeekedMessage
 

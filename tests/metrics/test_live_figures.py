@@ -16,7 +16,6 @@ from prometheus_client.parser import text_string_to_metric_families
 import sbpair
 from sbpair.emulator.access_tokens import AccessRight
 from sbpair.metrics.live_figures import MAX_DESTINATIONS, OTHERS, LiveFigures
-from sbpair.metrics.metric_names import METRICS
 from sbpair.metrics.run_metrics import renderer
 from sbpair.move import events
 from sbpair.move.receipt import BUCKETS, SPENT, NamedMessage, Receipt
@@ -198,7 +197,7 @@ def test_nothing_of_a_message_is_in_the_metrics() -> None:
 
 README = (Path(sbpair.__file__).parent / "metrics/README.md").read_text()
 [ALERTS] = re.findall(r"```yaml\n(.*?)```", README, flags=re.DOTALL)
-NAMES = {metric.prometheus_name: metric.label for metric in METRICS}
+NAMES = {metric.prometheus_name: metric.label for metric in LiveFigures(LiveRun(), {}).read()}
 
 
 def test_the_table_has_every_metric_with_its_label() -> None:

@@ -24,8 +24,7 @@ from sbpair.model.retries import Backoff
 from sbpair.move.context import MoveContext
 from sbpair.move.timings import MoveTimings
 from sbpair.replay import send_task
-from sbpair.replay.archive import Archive
-from sbpair.replay.archive_layout import DOUBTFUL, LEDGER, NOT_SENT, OUTCOMES
+from sbpair.replay.archive import DOUBTFUL, LEDGER, NOT_SENT, OUTCOMES, Archive
 from sbpair.replay.ledger import Key, Ledger, held_by_attempts
 from sbpair.replay.run import ReplayOptions, ReplayRun
 from sbpair.replay.send_task import LedgerTally, ShardReader, ShardSource, send_source

@@ -17,8 +17,7 @@ from typing import Any
 
 from sbpair.amqp.message import Sections
 from sbpair.move.context import DEFAULT_BATCH_LIMITS
-from sbpair.replay.archive import Archive
-from sbpair.replay.archive_layout import DRAINED_FILE, LEDGER, SEGMENTS
+from sbpair.replay.archive import DRAINED_FILE, LEDGER, SEGMENTS, Archive
 from sbpair.replay.queue_task import MAX_HELD
 from sbpair.replay.send_task import MAX_CHUNK
 from tests.kit.processes import offspring, read

@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow as pa
 
 from sbpair.replay.archive import Archive
-from sbpair.replay.archive_layout import KEY, SEGMENT, segment_path
-from sbpair.replay.ledger import Key
+from sbpair.replay.ledger import KEY, Key
+from sbpair.replay.segment import SEGMENT, segment_path
 
 QUEUE = "contoso/x-servicebus-transfer/0"
 

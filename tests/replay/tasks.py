@@ -15,8 +15,8 @@ import pyarrow as pa
 import pytest
 
 from sbpair.replay import driver
-from sbpair.replay.archive import Archive
-from sbpair.replay.archive_layout import DRAINED_FILE, KEY, SEGMENTS
+from sbpair.replay.archive import DRAINED_FILE, SEGMENTS, Archive
+from sbpair.replay.ledger import KEY
 from sbpair.replay.outcomes import Proof
 from sbpair.replay.queue_task import DirectMove, QueueDrain, count_remaining
 from sbpair.replay.run import ReplayOptions, ReplayRun, save_run

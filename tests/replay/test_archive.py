@@ -22,8 +22,7 @@ from sbpair import errors
 from sbpair.cli.render.receipt import proof_lines
 from sbpair.replay import driver
 from sbpair.replay import run as runs
-from sbpair.replay.archive import Archive, filesystem_type, find_archive
-from sbpair.replay.archive_layout import (
+from sbpair.replay.archive import (
     ACCEPTED_FILE,
     DEDUPLICATED,
     DOUBTFUL,
@@ -36,6 +35,9 @@ from sbpair.replay.archive_layout import (
     REMOVED_FILE,
     RUN_FILE,
     SEGMENTS,
+    Archive,
+    filesystem_type,
+    find_archive,
 )
 from sbpair.replay.ledger import Entry, Key, Ledger
 from sbpair.replay.outcomes import Proof

@@ -15,8 +15,7 @@ from sbpair.move.message.dead_letters import dead_letter_path
 from sbpair.move.message.route import Facts, TimeToLive
 from sbpair.move.raw_source import RawReceivedMessage, RawSource
 from sbpair.replay import driver
-from sbpair.replay.archive import Archive
-from sbpair.replay.archive_layout import DOUBTFUL, HELD, LEDGER, QUARANTINE
+from sbpair.replay.archive import DOUBTFUL, HELD, LEDGER, QUARANTINE, Archive
 from sbpair.replay.ledger import Entry, Ledger, read_held
 from sbpair.replay.outcomes import Proof
 from sbpair.replay.progress import PhaseWatcher, run_status

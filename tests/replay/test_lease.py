@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from sbpair import errors
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.replay import driver
-from sbpair.replay.archive import Archive
-from sbpair.replay.archive_layout import STOP_FILE
+from sbpair.replay.archive import STOP_FILE, Archive
 from sbpair.replay.progress import Event, PhaseProgress
 from sbpair.replay.run import ReplayOptions
 from sbpair.replay.task_lease import POLL_SECONDS, TaskLease, hold_leases

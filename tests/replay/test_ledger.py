@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from sbpair import errors
 from sbpair.model.pair import Endpoint, Identity
 from sbpair.replay import ledger as ledger_module
-from sbpair.replay.archive import Archive
-from sbpair.replay.archive_layout import DEDUPLICATED, HELD, LEDGER, QUARANTINE
+from sbpair.replay.archive import DEDUPLICATED, HELD, LEDGER, QUARANTINE, Archive
 from sbpair.replay.ledger import Entry, Key, Ledger, read_held, table_keys
 from sbpair.replay.run import NamespaceAccess, ReplayOptions, ReplayRun
 from sbpair.replay.send_task import mark_deduplicated

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from sbpair.replay.archive_layout import LEDGER
+from sbpair.replay.archive import LEDGER
 from tests.kit import command
 from tests.kit.processes import offspring, read
 from tests.replay.replays import PATIENCE_SECONDS, all_end, end, end_all, is_java, nothing_is_lost

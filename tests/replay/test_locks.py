@@ -13,8 +13,7 @@ from sbpair.amqp.types import Map, Symbol
 from sbpair.backlog import Aliases
 from sbpair.move.peek.locked import ASSUMED_LOCK_SECONDS, MAX_LOCK_SECONDS
 from sbpair.replay import driver
-from sbpair.replay.archive import Archive
-from sbpair.replay.archive_layout import SEGMENTS
+from sbpair.replay.archive import SEGMENTS, Archive
 from sbpair.replay.progress import LocksFound
 from sbpair.replay.run import ReplayMode, ReplayOptions
 from tests.cli.test_replay import java_in, sbpair

@@ -15,8 +15,7 @@ import pytest
 
 from sbpair import errors, runs
 from sbpair.replay import driver
-from sbpair.replay.archive import Archive
-from sbpair.replay.archive_layout import PAUSE, STOP_FILE
+from sbpair.replay.archive import PAUSE, STOP_FILE, Archive
 from sbpair.replay.progress import PauseChanged, Pauses, PhaseProgress, ReplayPhase, run_action
 from sbpair.replay.run import ReplayMode, ReplayOptions
 from sbpair.replay.spark_task import retry_while_progressing

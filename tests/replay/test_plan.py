@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from sbpair.move.message.route import Expire, Facts, TimeToLive, route
 from sbpair.replay import shard_plan
-from sbpair.replay.archive_layout import KEY_IN_SPARK
 from sbpair.replay.run import EVERYTHING, DedupMode, ReplayOptions, ReplayRun, Selection
+from sbpair.replay.segment import KEY_IN_SPARK, shard_of
 from sbpair.replay.spark import spark_session
 from tests.replay.world import HASTY
 
@@ -186,7 +186,7 @@ def test_the_sql_equals_a_naive_plan(
     envelopes = {row[:2]: row[5:8] for row in drawn}
     for at, row in found.items():
         message_id, destination, session_id = envelopes[at]
-        assert row.shard == shard_plan.shard_of(destination, session_id, message_id, shards), "where its segment has it"
+        assert row.shard == shard_of(destination, session_id, message_id, shards), "where its segment has it"
     assert (among is shard_plan.Compare.NONE) == (looked and not names.count())
 
     verdicts = {at: verdict for at, (verdict, _) in expected.items()}
@@ -212,7 +212,7 @@ def test_the_sql_equals_a_naive_plan(
 
 def test_sessions_and_single_messages_are_spread_over_the_shards() -> None:
     for session in (None, "s{}"):
-        found = {shard_plan.shard_of("orders", session and session.format(n), f"m{n}", 8) for n in range(100)}
+        found = {shard_of("orders", session and session.format(n), f"m{n}", 8) for n in range(100)}
         assert found == set(range(8))
 
 

@@ -13,11 +13,11 @@ from sbpair import errors
 from sbpair.backlog import Aliases
 from sbpair.move.message.route import TimeToLive
 from sbpair.replay import driver
-from sbpair.replay.archive import Archive
-from sbpair.replay.archive_layout import DEDUPLICATED, LEDGER, SEGMENT, SEGMENTS
+from sbpair.replay.archive import DEDUPLICATED, LEDGER, SEGMENTS, Archive
 from sbpair.replay.outcomes import Proof
 from sbpair.replay.progress import ReplayPhase
 from sbpair.replay.run import DedupMode, ReplayOptions, Selection, load_run
+from sbpair.replay.segment import SEGMENT
 from sbpair.replay.verify import verify
 from tests.replay.world import HOUR_TICKS, World
 

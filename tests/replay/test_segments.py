@@ -18,12 +18,20 @@ from sbpair import errors
 from sbpair.move.message.route import Facts
 from sbpair.move.raw_source import RawReceivedMessage
 from sbpair.replay import segment as segment_module
-from sbpair.replay.archive import Archive
-from sbpair.replay.archive_layout import SEGMENT, SEGMENTS, segment_path
+from sbpair.replay.archive import SEGMENTS, Archive
 from sbpair.replay.ledger import Key, Ledger
-from sbpair.replay.segment import MAX_PARTS, LruCache, RowPosition, Segment, SegmentReader
+from sbpair.replay.segment import (
+    MAX_PARTS,
+    SEGMENT,
+    LruCache,
+    RowPosition,
+    Segment,
+    SegmentReader,
+    segment_path,
+    shard_of,
+)
 from sbpair.replay.send_task import ShardReader
-from sbpair.replay.shard_plan import COLUMNS, shard_of
+from sbpair.replay.shard_plan import COLUMNS
 from tests.replay.segments import QUEUE, created, write_segment
 from tests.replay.tasks import drain, proof_of, send, stranded
 from tests.replay.world import World

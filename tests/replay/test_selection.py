@@ -11,7 +11,7 @@ from sbpair import errors
 from sbpair.backlog import Aliases
 from sbpair.move.message import dead_letters
 from sbpair.replay import driver, shard_plan, spark
-from sbpair.replay.archive_layout import QUARANTINE, SEGMENTS
+from sbpair.replay.archive import QUARANTINE, SEGMENTS
 from sbpair.replay.run import ReplayOptions, ReplayRun, Selection
 from tests.replay.segments import QUEUE, created, key, rows_of, write_segment
 from tests.replay.tasks import job_of, proof_of, replayed, stranded

@@ -15,7 +15,7 @@ from py4j.protocol import Py4JNetworkError
 from sbpair import errors
 from sbpair.cli import logs
 from sbpair.cli.options.common import Display
-from sbpair.replay import java, pyspark_daemon, shard_plan, spark
+from sbpair.replay import pyspark_daemon, shard_plan, spark
 from sbpair.replay.archive import Archive
 from tests.kit.processes import offspring, read
 from tests.replay.replays import pointed
@@ -182,15 +182,15 @@ def test_preloaded_modules_start_no_thread() -> None:
     ],
 )
 def test_a_line_has_the_level_that_it_names(line: str, level: int) -> None:
-    assert java.level_of(line) == level
+    assert spark.level_of(line) == level
 
 
 def test_the_lines_of_a_child_are_logged_and_its_noise_is_not_shown(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="spark")
     program = "import sys; sys.stderr.write('WARNING: Using incubator modules: x\\n\\nERROR Task: failed\\nlast')"
-    with java.logged_stderr() as descriptor:
+    with spark.logged_stderr() as descriptor:
         subprocess.run([sys.executable, "-c", program], stderr=descriptor, check=True)
-        *_, reader = (each for each in java.threading.enumerate() if each.name == "java output")
+        *_, reader = (each for each in spark.threading.enumerate() if each.name == "java output")
     reader.join(10)
     assert [(each.levelname, each.getMessage()) for each in caplog.records] == [
         ("ERROR", "ERROR Task: failed"),

@@ -19,8 +19,7 @@ from sbpair.move.context import DEFAULT_BATCH_LIMITS
 from sbpair.move.peek import locked
 from sbpair.move.raw_source import RawSource
 from sbpair.replay import driver
-from sbpair.replay.archive import Archive
-from sbpair.replay.archive_layout import HELD, LEDGER
+from sbpair.replay.archive import HELD, LEDGER, Archive
 from sbpair.replay.ledger import Ledger, read_held
 from sbpair.replay.queue_task import Remaining, count_remaining
 from sbpair.replay.run import ReplayMode

@@ -22,18 +22,10 @@ from sbpair.amqp.message import (
 from sbpair.amqp.types import Long, Map, Symbol
 from sbpair.backlog import Aliases, write_aliases
 from sbpair.errors import SbpairError, StateRefused, UsageError
-from sbpair.replay.archive import Archive
-from sbpair.replay.archive_layout import (
-    DRAINED_FILE,
-    EXPIRED,
-    QUARANTINE,
-    RECEIPT_FILE,
-    REMOVED_FILE,
-    RUN_FILE,
-    SEGMENT,
-)
+from sbpair.replay.archive import DRAINED_FILE, EXPIRED, QUARANTINE, RECEIPT_FILE, REMOVED_FILE, RUN_FILE, Archive
 from sbpair.replay.ledger import Entry, Ledger
 from sbpair.replay.run import ReplayMode, ReplayOptions, ReplayRun, save_run
+from sbpair.replay.segment import SEGMENT
 from sbpair.spark.archive_frame import TYPES, ArchiveFrame
 from tests.replay.object_store import Store
 from tests.replay.segments import QUEUE

@@ -10,8 +10,7 @@ from typing import Any
 import pyspark
 import pytest
 
-from sbpair.replay.archive import Archive
-from sbpair.replay.archive_layout import RECEIPT_FILE
+from sbpair.replay.archive import RECEIPT_FILE, Archive
 from tests.replay.tasks import drain, stranded
 from tests.replay.world import World
 from tests.spark.sessions import session

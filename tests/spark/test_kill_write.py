@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from sbpair.replay.archive import Archive
-from sbpair.replay.archive_layout import LEDGER
+from sbpair.replay.archive import LEDGER, Archive
 from tests.kit.running import Running
 from tests.replay.cluster import HASTY, connect_server, standalone, started
 from tests.replay.replays import PATIENCE_SECONDS, end, end_all, is_connected, python_workers

@@ -25,8 +25,7 @@ from sbpair.errors import (
     UsageError,
 )
 from sbpair.replay import send_task
-from sbpair.replay.archive import Archive
-from sbpair.replay.archive_layout import HELD, LEDGER, QUARANTINE, RUN_FILE
+from sbpair.replay.archive import HELD, LEDGER, QUARANTINE, RUN_FILE, Archive
 from sbpair.replay.send_task import ShardSource
 from sbpair.spark import write_run, write_task
 from sbpair.spark.row_messages import check_schema

@@ -307,7 +307,7 @@ def list_command(*, archive: str = moves.ARCHIVE, screen: Screen) -> int:
       sbpair replay list --archive /mnt/archive
       sbpair replay list --archive s3://bucket/dir -o json
     """
-    from sbpair.replay.java import check_packages
+    from sbpair.replay.spark import check_packages
 
     check_packages("pyarrow")
     from sbpair.replay import progress
@@ -451,15 +451,15 @@ def _request(
     safeguards: ReplaySafeguards,
     count: int | None = None,
 ) -> "ReplayRequest":
-    from sbpair.replay.java import check_machine
+    from sbpair.replay import spark
     from sbpair.replay.secret_references import named_secrets
 
     remote = _remote(cluster)
     if remote is None:
-        check_machine(os.environ)
+        spark.check_machine(os.environ)
     os.environ.update(named_secrets(os.environ))
     found = selected_profile(connection, screen, count=count, state=safeguards.state)
-    from sbpair.replay import package, spark
+    from sbpair.replay import package
     from sbpair.replay.run import ReplayRequest
 
     if cluster.package is not None:
@@ -479,7 +479,6 @@ def _request(
         package=cluster.package,
         wait_for_locks=not safeguards.no_wait_for_locks,
         remote=remote,
-        remote_shown=cluster.remote is not None,
     )
 
 
@@ -488,11 +487,9 @@ def _remote(cluster: Cluster) -> str | None:
     remote = cluster.remote or os.environ.get("SPARK_REMOTE") or None
     if remote is None:
         return None
-    from sbpair.replay.java import check_packages
-
-    check_packages("pyarrow", "pandas")  # modules of a replay import pyarrow
     from sbpair.replay import spark
 
+    spark.check_packages("pyarrow", "pandas")  # modules of a replay import pyarrow
     source = "--remote" if cluster.remote else "SPARK_REMOTE"
     if cluster.master is not None:
         raise UsageError(f"--master and {source} exclude each other", hint=f"leave out --master, or {source}")

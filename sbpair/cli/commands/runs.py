@@ -318,7 +318,7 @@ def _check(wanted: dict[str, str], screen: Screen) -> None:
         raise UsageError(f"{other} cannot share stdout with a report", hint="give the path of a file instead of -")
     if len(wanted) > 1 and len({Path(file).absolute() for file in wanted.values()}) == 1:
         raise UsageError("--html and --markdown name the same file", hint="give each a file of its own")
-    from sbpair.replay.java import is_installed
+    from sbpair.replay.spark import is_installed
 
     if "html" in wanted and not is_installed("matplotlib"):
         raise MachineLacks("matplotlib is not installed", hint="pip install 'sbpair[report]'")
@@ -343,12 +343,11 @@ def _archive_of(run: "RunRecord") -> "ArchiveFiles | str | None":
     url = (run.receipt or {}).get("archive")
     if not url:
         return None
-    from sbpair.replay.java import is_installed
+    from sbpair.replay.spark import is_installed
 
     if not is_installed("pyarrow"):
         return "pyarrow is not installed"
-    from sbpair.replay.archive import Archive, files_of
-    from sbpair.replay.archive_layout import RUN_FILE
+    from sbpair.replay.archive import RUN_FILE, Archive, files_of
 
     try:
         archive = Archive(str(url), run.id)

@@ -248,7 +248,7 @@ def discard_limit(limit: int | None, *, allow: bool) -> int | None:
 
 def open_archive(url: str, run_id: str) -> "Archive":
     """Return the archive of the run whose id begins with `run_id`. Raises MachineLacks if pyarrow is not installed."""
-    from sbpair.replay.java import check_packages
+    from sbpair.replay.spark import check_packages
 
     check_packages("pyarrow")
     from sbpair.replay.archive import find_archive

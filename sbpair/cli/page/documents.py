@@ -13,8 +13,8 @@ from sbpair.cli.page.overview import NamespaceReading
 from sbpair.cli.render.messages import groups_document
 from sbpair.cli.render.screen import Document
 from sbpair.errors import EntityMissing, ProtocolError, UsageError
+from sbpair.message_io.message_json import moment, plain_value, readable, render_peeked
 from sbpair.message_io.peek import PeekSource, count_dead_letters, peek_messages
-from sbpair.message_io.render import moment, plain_value, readable, render_peeked
 from sbpair.model.entities import Queue, subscription_of
 from sbpair.model.pair import Endpoint
 from sbpair.move.message.dead_letters import dead_letter_path

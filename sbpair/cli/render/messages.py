@@ -21,7 +21,7 @@ def print_peeked(
     screen: Screen, schema: str, head: Document, result: "PeekResult", *, body: bool = False, queues: bool = False
 ) -> None:
     """Print messages, with their bodies and queues if wanted."""
-    from sbpair.message_io.render import render_peeked
+    from sbpair.message_io.message_json import render_peeked
     from sbpair.move.message.dead_letters import parent_path
 
     entries: list[Document] = [

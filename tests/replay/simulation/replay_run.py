@@ -13,8 +13,7 @@ from sbpair.amqp.message import Sections
 from sbpair.backlog import queue_path
 from sbpair.drill.drill_messages import message_differences
 from sbpair.errors import SbpairError
-from sbpair.replay.archive import Archive
-from sbpair.replay.archive_layout import DRAINED_FILE
+from sbpair.replay.archive import DRAINED_FILE, Archive
 from sbpair.replay.outcomes import Proof
 from sbpair.replay.queue_task import QueueDrain, count_remaining
 from sbpair.replay.run import ReplayOptions, ReplayRun, save_run
