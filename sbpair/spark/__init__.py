@@ -7,12 +7,17 @@ from typing import TYPE_CHECKING
 from sbpair.public_names import lazy_names
 
 if TYPE_CHECKING:
-    from sbpair.spark.data_frames import read as read
-    from sbpair.spark.data_frames import write as write
+    from sbpair.spark.archive_frame import read as read
     from sbpair.spark.data_source import DefaultSource as DefaultSource
+    from sbpair.spark.write_task import write as write
 
 __all__ = ["DefaultSource", "read", "write"]
 
 __getattr__, __dir__ = lazy_names(
-    __name__, {"sbpair.spark.data_frames": "read, write", "sbpair.spark.data_source": "DefaultSource"}
+    __name__,
+    {
+        "sbpair.spark.archive_frame": "read",
+        "sbpair.spark.data_source": "DefaultSource",
+        "sbpair.spark.write_task": "write",
+    },
 )

@@ -114,6 +114,20 @@ class ArchiveFrame:
                 raise archive.broken(path, error) from error
 
 
+def read(spark: Any, path: str, **options: str) -> Any:
+    """Return the rows of an archived run as a DataFrame, with the options of the data source. Raises SbpairError."""
+    frame = ArchiveFrame.open({"path": path, **options}).check_files()
+    if not frame.files:
+        return spark.createDataFrame([], DDL)
+
+    def task(batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            for index in batch.column("id").to_pylist():
+                yield from frame.read(*frame.files[index])
+
+    return spark.range(0, len(frame.files), 1, len(frame.files)).mapInArrow(task, DDL)
+
+
 def _schema(state: str) -> pa.Schema:
     return SEGMENT if state == SEGMENTS else OUTCOME
 

@@ -19,7 +19,7 @@ except ImportError as missing:
 
 if TYPE_CHECKING:
     from sbpair.spark.archive_frame import ArchiveFrame
-    from sbpair.spark.partition_rows import CheckCounts
+    from sbpair.spark.row_messages import CheckCounts
     from sbpair.spark.write_run import WriteCounts, WriteJob
 
 NAME = "sbpair"
@@ -93,15 +93,14 @@ class _RowWriter:
         self._job = job
 
     def write(self, iterator: Iterator[Any]) -> TaskResult:
-        from sbpair.spark.partition_rows import check_partition
-        from sbpair.spark.write_task import write_partition
+        from sbpair.spark.write_task import check_partition, write_partition
 
         with hints_shown():
             run = check_partition if self._job.checks_only else write_partition
             return TaskResult(self._job, run(self._job, iterator))
 
     def commit(self, messages: Sequence[Any], batchId: int | None = None) -> None:  # noqa: N803  Spark's name
-        from sbpair.spark.partition_rows import check_rows
+        from sbpair.spark.row_messages import check_rows
         from sbpair.spark.write_run import commit_job
 
         job, counts = self._results(messages)

@@ -1,13 +1,23 @@
-"""Rows of a DataFrame as messages: the columns and their types, and each row as AMQP sections with a stable key."""
+"""Rows of a DataFrame as messages: the columns and their types, and each row as AMQP sections with a stable key.
+
+The rows of a partition are messages in order, without those that were sent, and are checked before one is sent: wrong
+ones are counted by reason, and a file keeps the others until all are checked.
+"""
 
 from __future__ import annotations
 
 import difflib
+import marshal
+import os
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import blake2b
+from pathlib import Path
+from tempfile import SpooledTemporaryFile, gettempdir
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
@@ -15,7 +25,8 @@ import pyarrow as pa
 from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
 from sbpair.amqp.types import Byte, Float, Int, Long, Short, Symbol, Timestamp
 from sbpair.backlog import check_path
-from sbpair.errors import NameInvalid, UsageError
+from sbpair.errors import MachineLacks, NameInvalid, UsageError
+from sbpair.replay.send_task import CHUNK_BYTES, MAX_CHUNK
 from sbpair.timespan import ticks
 
 if TYPE_CHECKING:
@@ -43,24 +54,32 @@ COLUMNS: Mapping[str, tuple[frozenset[str], str]] = {
 
 TICKS_PER_MICROSECOND = 10
 
+MAX_REASONS = 10
+"""How many reasons an error names. Rows with others are counted."""
+
+MEMORY_BYTES = 16 * 1024 * 1024
+"""How much of a partition stays in memory. A larger one goes to Spark's directory of temporary files."""
+
+_LENGTH_BYTES = 8
+
 
 def check_schema(schema: Any, destination: str | None) -> bool:
     """Check a Spark schema. Returns whether its rows have ids. Raises UsageError for the first wrong column."""
     types = {}
-    for field in schema.fields:
-        if field.name not in COLUMNS:
-            near = difflib.get_close_matches(field.name.lower(), COLUMNS, 1)
+    for column in schema.fields:
+        if column.name not in COLUMNS:
+            near = difflib.get_close_matches(column.name.lower(), COLUMNS, 1)
             raise UsageError(
-                f"column {field.name}: unknown" + (f"; did you mean {near[0]}?" if near else ""),
+                f"column {column.name}: unknown" + (f"; did you mean {near[0]}?" if near else ""),
                 hint=f"use {', '.join(COLUMNS)}, and put your own names into properties",
             )
-        if field.name in types:
-            raise UsageError(f"column {field.name}: given twice", hint="select it once")
-        types[field.name] = field.dataType
-        accepted, needed = COLUMNS[field.name]
-        if type(field.dataType).__name__ not in accepted or not _may_be_properties(field.dataType):
+        if column.name in types:
+            raise UsageError(f"column {column.name}: given twice", hint="select it once")
+        types[column.name] = column.dataType
+        accepted, needed = COLUMNS[column.name]
+        if type(column.dataType).__name__ not in accepted or not _may_be_properties(column.dataType):
             raise UsageError(
-                f"column {field.name}: expected {needed}, got {field.dataType.simpleString()}",
+                f"column {column.name}: expected {needed}, got {column.dataType.simpleString()}",
                 hint="cast it in a select before the write",
             )
     if "body" not in types:
@@ -232,3 +251,195 @@ def _wrapper(kind: pa.DataType) -> Callable[[Any], Any]:
 
 
 _WRAPPERS = {pa.int8(): Byte, pa.int16(): Short, pa.int32(): Int, pa.int64(): Long, pa.float32(): Float}
+
+
+class PartitionRows:
+    """The rows of a partition as messages, in order, without those that `was_sent` takes.
+
+    `read` counts all rows so far, `destinations` the messages of each; `wrong` are the rows that are no messages.
+    """
+
+    def __init__(
+        self,
+        batches: Iterator[Any],
+        columns: MessageColumns,
+        partition: int,
+        was_sent: Callable[[RowMessage], bool],
+        check_destination: Callable[[str], None],
+    ) -> None:
+        self.read = 0
+        self.destinations = Counter[str]()
+        self.wrong = WrongRows()
+        self._batches, self._columns, self._partition = batches, columns, partition
+        self._was_sent, self._check_destination = was_sent, check_destination
+        self._unchecked: dict[str, str] = {}
+        self._batch: Any = None
+        self._at = 0
+
+    def next(self, max_rows: int, max_bytes: int) -> list[RowMessage] | None:
+        """Return the messages of the next rows, maybe none; None at the end. Counts what is wrong with the others."""
+        batch = self._next_rows(max_rows, max_bytes)
+        if batch is None:
+            return None
+        found = []
+        for row in self._columns.messages(batch):
+            if isinstance(row, UsageError):
+                self.wrong.add(WrongRow(row.message, row.hint, self._place()))
+            elif not self._was_sent(row):
+                if row.destination not in self.destinations:
+                    self._unchecked[row.destination] = self._place()
+                self.destinations[row.destination] += 1
+                found.append(row)
+            self.read += 1
+        return found
+
+    def check_destinations(self) -> None:
+        """Find out whether the destinations of the rows since the last call exist: rows with another are wrong."""
+        for destination, place in self._unchecked.items():
+            try:
+                self._check_destination(destination)
+            except UsageError as error:
+                self.wrong.add(WrongRow(error.message, error.hint, place, self.destinations[destination]))
+        self._unchecked = {}
+
+    def check(self, keep: Callable[[list[RowMessage]], None] = lambda _: None) -> None:
+        """Read all rows, and give those that are messages to `keep`. Raises no error for wrong rows."""
+        while (found := self.next(MAX_CHUNK, CHUNK_BYTES)) is not None:
+            if found and not self.wrong.found:
+                keep(found)
+        self.check_destinations()
+
+    def _place(self) -> str:
+        return f"row {self.read} of partition {self._partition}"
+
+    def _next_rows(self, max_rows: int, max_bytes: int) -> Any:
+        while self._batch is None or self._at >= len(self._batch):
+            self._batch, self._at = next(self._batches, None), 0
+            if self._batch is None:
+                return None
+        count = min(max_rows, len(self._batch) - self._at)
+        while count > 1 and self._batch.slice(self._at, count).nbytes > max_bytes:
+            count //= 2
+        self._at += count
+        return self._batch.slice(self._at - count, count)
+
+
+class WrongRow(NamedTuple):
+    """Rows that are no messages for one reason. `first` is the place of the first one."""
+
+    reason: str
+    hint: str
+    first: str
+    rows: int = 1
+
+
+@dataclass(slots=True)
+class WrongRows:
+    """The wrong rows so far by reason, in the order of their first ones."""
+
+    found: dict[str, WrongRow] = field(default_factory=dict)
+    others: int = 0
+
+    def add(self, row: WrongRow) -> None:
+        if known := self.found.get(row.reason):
+            self.found[row.reason] = known._replace(rows=known.rows + row.rows)
+        elif len(self.found) < MAX_REASONS:
+            self.found[row.reason] = row
+        else:
+            self.others += row.rows
+
+    def check(self, sent: str = "") -> None:
+        """Raise UsageError if there are any. `sent` ends its message: it says what was sent before."""
+        if not self.found:
+            return
+        named = [f"{each.first}: {each.reason}{_more(each.rows - 1)}" for each in self.found.values()]
+        if self.others:
+            named.append(f"{self.others} rows for other reasons")
+        hints = dict.fromkeys(each.hint for each in self.found.values())
+        raise UsageError("; ".join([*named, sent] if sent else named), hint="; ".join(hints))
+
+
+def _more(rows: int) -> str:
+    return f" (and {rows} more row{'' if rows == 1 else 's'})" if rows else ""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckCounts:
+    """The rows of one partition that were checked and not sent."""
+
+    rows: int = 0
+    destinations: Mapping[str, int] = field(default_factory=dict)
+    wrong: Sequence[WrongRow] = ()
+    others: int = 0
+
+
+def check_rows(parts: Iterable[CheckCounts]) -> dict[str, object]:
+    """Return the counts of all partitions as a document. Raises UsageError if a row is no message."""
+    wrong, rows, destinations = WrongRows(), 0, Counter[str]()
+    for part in parts:
+        rows += part.rows
+        destinations.update(part.destinations)
+        for each in part.wrong:
+            wrong.add(WrongRow(*each))
+        wrong.others += part.others
+    wrong.check("nothing was sent")
+    return {"schema": "sbpair/spark-check/1", "rows": rows, "destinations": dict(destinations)}
+
+
+class RowSpool:
+    """The messages of a partition in a file without a name, which is written once, then read once."""
+
+    def __init__(self, memory_bytes: int = MEMORY_BYTES) -> None:
+        self._directory = _local_directory()
+        self._file = SpooledTemporaryFile(memory_bytes, dir=self._directory)  # noqa: SIM115  # it outlives this block
+
+    def add(self, rows: Sequence[RowMessage]) -> None:
+        """Append rows that are later read together. Raises MachineLacks if the disk is full."""
+        content = marshal.dumps([_marshalled(each) for each in rows])
+        with self._reporting():
+            self._file.write(len(content).to_bytes(_LENGTH_BYTES))
+            self._file.write(content)
+
+    def rewind(self) -> None:
+        """Return to the first rows. Raises MachineLacks if the disk is full."""
+        with self._reporting():
+            self._file.seek(0)
+
+    def read(self) -> list[RowMessage] | None:
+        """Return the rows of the next `add`; None at the end."""
+        length = int.from_bytes(self._file.read(_LENGTH_BYTES))
+        if not length:
+            return None
+        values = marshal.loads(self._file.read(length))  # noqa: S302  # this object wrote it
+        return [_unmarshalled(*each) for each in values]
+
+    def close(self) -> None:
+        with suppress(OSError):  # the rest did not fit on the disk
+            self._file.close()
+
+    @contextmanager
+    def _reporting(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise MachineLacks(
+                f"{self._directory} of this worker cannot keep the checked rows: {error.strerror or error}",
+                hint="make room there, use more partitions, or add option check=row",
+            ) from error
+
+
+def _marshalled(row: RowMessage) -> tuple[object, ...]:
+    sections = row.sections
+    return *row[:-1], sections.properties, sections.application_properties, sections.body
+
+
+def _unmarshalled(*values: Any) -> RowMessage:
+    *row, properties, application_properties, body = values
+    sections = Sections(properties=properties, application_properties=application_properties, body=body)
+    return RowMessage._make((*row, sections))
+
+
+def _local_directory() -> str:
+    """Return the directory that Spark gives its workers for temporary files, or that of this machine."""
+    given = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")
+    return next((each for each in given if each and Path(each).is_dir()), gettempdir())

@@ -1,4 +1,4 @@
-"""One task of a write: the rows of a partition, sent by the replay's send task with its ledger.
+"""One task of a write: the rows of a partition, sent by the replay's send task with its ledger, or only checked.
 
 Invariant: a row whose key the ledger has is not sent again. An attempt reads the ledger before it sends, and sends only
 while its claim on the partition is confirmed, so two attempts never send at the same time.
@@ -8,35 +8,51 @@ from __future__ import annotations
 
 import asyncio
 import os
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, closing, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, suppress
+from dataclasses import asdict, dataclass
+from functools import lru_cache, partial
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from sbpair.azure.destinations import open_destinations
-from sbpair.errors import LeaseLost, MachineLacks, SbpairError, Unavailable, Unreachable, UsageError
+from sbpair.errors import LeaseLost, MachineLacks, SbpairError, StateRefused, Unavailable, Unreachable, UsageError
 from sbpair.move.context import MissingDestinations, MoveContext
 from sbpair.move.failure_latch import set_within
 from sbpair.move.message.decode import GenericMessage
 from sbpair.move.message.route import Facts, MessageForm
 from sbpair.move.topic_guard import TopicGuard
 from sbpair.operating_system import uptime
-from sbpair.replay.ledger import Ledger
+from sbpair.replay.archive import LEDGER, Archive
+from sbpair.replay.ledger import OUTCOME, Ledger
 from sbpair.replay.send_task import ArchivedMessage, LedgerTally, ShardSource, send_source
-from sbpair.replay.spark_task import run_in_worker
+from sbpair.replay.spark import check_speculation, is_local_master
+from sbpair.replay.spark_task import open_primary, run_in_worker, run_tasks
 from sbpair.runs.journal import Journal
-from sbpair.spark.partition_rows import AcknowledgedRows, PartitionRows, RowSpool, TaskPlace, row_destinations
-from sbpair.spark.row_messages import RowMessage
+from sbpair.spark.row_messages import CheckCounts, PartitionRows, RowMessage, RowSpool, check_rows
 from sbpair.spark.write_run import (
+    BATCH_SCOPE,
     CLAIMS,
+    FRAME_CHECKS,
     OWNER_FILE,
+    READERS,
     RowCheck,
+    RowDestinations,
     RunOwner,
     WriteCounts,
     WriteJob,
+    abort_job,
+    commit_job,
     read_mark,
     read_owner,
     read_refusal,
     refuse_job,
+    start_job,
     still_going,
     wait_silent,
 )
@@ -55,6 +71,60 @@ TRUST_SECONDS = 6.0
 
 PATIENCE_SECONDS = 120.0
 """How long an attempt waits for one before it to end: a worker may outlive its executor until it has sent its rows."""
+
+NAMES = ["sequence_number", "enqueued_at_ms"]
+"""The columns of the ledger that identify a row and its content."""
+
+
+def write(frame: Any, **options: str) -> dict[str, Any]:
+    """Send the rows of a DataFrame, with the options of the data source, and return the receipt. Raises SbpairError.
+
+    All rows are checked before the first message, unless option check says otherwise.
+    """
+    job = start_job(options, frame.schema, os.environ, stream=False, checks=FRAME_CHECKS)
+    try:
+        if job.options.check in (RowCheck.FULL, RowCheck.ONLY):
+            checked = check_rows(CheckCounts(**each) for each in _counts_of(frame, job, check_partition))
+            if job.checks_only:
+                return checked
+        counts = _counts_of(frame, job, write_partition)
+    except BaseException:
+        abort_job(job)
+        raise
+    return commit_job(job, [WriteCounts(**each) for each in counts])
+
+
+def _counts_of(frame: Any, job: WriteJob, run: Callable[[WriteJob, Iterator[Any]], Any]) -> list[dict[str, Any]]:
+    """Return the counts of the task of each partition."""
+    return run_tasks(frame, lambda batches: [asdict(run(job, batches))])
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPlace:
+    """The partition of a task, and the scope of its keys: BATCH_SCOPE, or QUERY/BATCH of a stream."""
+
+    partition: int
+    scope: str = BATCH_SCOPE
+
+    @classmethod
+    def of_task(cls, job: WriteJob) -> TaskPlace:
+        """Return the place of the current task. Raises Unsafe for speculation, UsageError for a ledger of one machine.
+
+        Spark passes its settings on to tasks, and to no other part of a data source.
+        """
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        local: Callable[[str], str | None] = context.getLocalProperty if context else lambda _: None
+        check_speculation(local("spark.speculation") or "false")
+        if not (job.checks_only or job.options.ledger or is_local_master(local("spark.master") or "")):
+            raise UsageError(
+                "option ledger: missing, and the workers are other machines",
+                hint='add .option("ledger", "DIRECTORY or URL") that driver and workers share',
+            )
+        batch = local("streaming.sql.batchId")
+        scope = BATCH_SCOPE if batch is None else f"{local('sql.streaming.queryId')}/{batch}"
+        return cls(context.partitionId() if context else 0, scope)
 
 
 def write_partition(job: WriteJob, batches: Iterator[Any]) -> WriteCounts:
@@ -78,7 +148,7 @@ async def _write(job: WriteJob, place: TaskPlace, batches: Iterator[Any]) -> Wri
                 missing=MissingDestinations(0),
                 topics=TopicGuard(destinations, tally, limit, hint=DISCARD_HINT),
             )
-            rows = PartitionRows(batches, job, place, acknowledged, primary)
+            rows = PartitionRows(batches, job.columns, place.partition, acknowledged.take, primary.check_destination)
             with closing(RowReader(rows, job, place)) as reader:
                 if job.options.check is RowCheck.TASK:
                     await asyncio.to_thread(reader.check)
@@ -101,6 +171,25 @@ async def _write(job: WriteJob, place: TaskPlace, batches: Iterator[Any]) -> Wri
         receipt.destinations,
         receipt.dead_letter_reasons,
     )
+
+
+def check_partition(job: WriteJob, batches: Iterator[Any]) -> CheckCounts:
+    """Check the rows of the current task, and send none. Raises SbpairError, but not for wrong rows."""
+    return run_in_worker(_check(job, TaskPlace.of_task(job), batches))
+
+
+async def _check(job: WriteJob, place: TaskPlace, batches: Iterator[Any]) -> CheckCounts:
+    was_sent = AcknowledgedRows(job, place).take if job.resumed else lambda _row: False
+    async with row_destinations(job, strict=True) as primary:
+        rows = PartitionRows(batches, job.columns, place.partition, was_sent, primary.check_destination)
+        await asyncio.to_thread(rows.check)
+    return CheckCounts(rows.read, dict(rows.destinations), [*rows.wrong.found.values()], rows.wrong.others)
+
+
+def row_destinations(job: WriteJob, *, strict: bool = False) -> AbstractAsyncContextManager[RowDestinations]:
+    """Open the namespace to send to within a block."""
+    named_by = "option destination" if job.columns.destination else "column destination"
+    return open_primary(partial(RowDestinations, named_by, strict=strict), job.options.access.endpoint(os.environ))
 
 
 class RowReader:
@@ -255,3 +344,87 @@ class TaskClaim:
         """Return whether the claim is this attempt's."""
         found = self._archive.find_json(self._path)
         return found is not None and found.get("attempt") == self._attempt
+
+
+class AcknowledgedRows:
+    """The rows that the ledger has. `known` and `retried` count those found, of earlier jobs and of this one.
+
+    With ids, rows of earlier jobs are looked up among all partitions; an id with only other contents is refused.
+    Without ids only those of the same partition count, each for one row of the same content.
+    """
+
+    def __init__(self, job: WriteJob, place: TaskPlace) -> None:
+        self.known = self.retried = 0
+        self._has_ids, self._run = job.columns.has_ids, job.run
+        self._own: defaultdict[int, list[int]] = defaultdict(list)
+        self._earlier: defaultdict[int, list[int]] = defaultdict(list)
+        self._all = _SortedKeys.empty()
+        archive, own = job.open(), f"{LEDGER}/{place.scope}/{job.job}.{place.partition}"
+        _fill(self._own, archive, archive.files(own))
+        if not job.resumed:
+            return
+        paths = [path for path in archive.files(f"{LEDGER}/{place.scope}") if f"/{job.job}." not in path]
+        if self._has_ids:
+            self._all = _sorted_keys(job, tuple(paths))
+        else:
+            ending = f".{place.partition}"
+            _fill(self._earlier, archive, [each for each in paths if each.rpartition("/")[0].endswith(ending)])
+
+    def take(self, row: RowMessage) -> bool:
+        """Return whether the row was sent before. Raises StateRefused if its id was sent with another content."""
+        if self._take_one(self._own, row):
+            self.retried += 1
+            return True
+        contents = self._all.contents(row.number)
+        if self._take_one(self._earlier, row) or row.content in contents:
+            self.known += 1
+            return True
+        if contents or (self._has_ids and self._own.get(row.number)):
+            raise StateRefused(
+                f"the row with id {row.message_id!r} was sent by run {self._run} with another content",
+                hint="make ids unique, and write columns such as current_timestamp() to a table first: they change",
+            )
+        return False
+
+    @staticmethod
+    def _take_one(known: dict[int, list[int]], row: RowMessage) -> bool:
+        contents = known.get(row.number, [])
+        if row.content not in contents:
+            return False
+        contents.remove(row.content)
+        return True
+
+
+def _fill(known: dict[int, list[int]], archive: Archive, paths: list[str]) -> None:
+    for path in paths:
+        table = archive.read_table(path, NAMES, OUTCOME)
+        for number, content in zip(*(column.to_pylist() for column in table.columns), strict=True):
+            known[number].append(content)
+
+
+@dataclass(frozen=True, slots=True)
+class _SortedKeys:
+    """Numbers in order, and the content of each: 16 bytes a row, since a run may have millions."""
+
+    numbers: memoryview
+    of: memoryview
+
+    @classmethod
+    def empty(cls) -> _SortedKeys:
+        return cls(memoryview(b"").cast("q"), memoryview(b"").cast("q"))
+
+    def contents(self, number: int) -> list[int]:
+        return self.of[bisect_left(self.numbers, number) : bisect_right(self.numbers, number)].tolist()
+
+
+@lru_cache(1)  # a worker runs many tasks of one job
+def _sorted_keys(job: WriteJob, paths: tuple[str, ...]) -> _SortedKeys:
+    archive = job.open()
+    if not paths:
+        return _SortedKeys.empty()
+    with ThreadPoolExecutor(READERS) as readers:
+        table = pa.concat_tables(readers.map(lambda path: archive.read_table(path, NAMES, OUTCOME), paths))
+    table = table.take(pc.sort_indices(table, [(NAMES[0], "ascending")])).combine_chunks()
+    return _SortedKeys(
+        *(memoryview(table.column(name).chunk(0).buffers()[1]).cast("q")[: len(table)] for name in NAMES)
+    )

@@ -14,10 +14,9 @@ from sbpair.amqp.message import Sections
 from sbpair.emulator.access_tokens import AccessRight, AuthorizationRule
 from sbpair.errors import MachineLacks, NotAuthorized, Unreachable, UsageError
 from sbpair.spark import write_task
-from sbpair.spark.partition_rows import MAX_REASONS, CheckCounts, RowSpool, _check, check_rows
-from sbpair.spark.row_messages import RowMessage
+from sbpair.spark.row_messages import MAX_REASONS, CheckCounts, RowMessage, RowSpool, check_rows
 from sbpair.spark.write_run import BATCH_CHECKS, FRAME_CHECKS, STREAM_CHECKS, WriteJob, refuse_job, start_job
-from sbpair.spark.write_task import TaskClaim, TaskPlace, _write
+from sbpair.spark.write_task import TaskClaim, TaskPlace, _check, _write
 from tests.kit.waiting import until
 from tests.replay.test_tasks import limited
 from tests.replay.world import KEY, VARIABLES, World
