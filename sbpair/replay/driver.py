@@ -50,7 +50,17 @@ from sbpair.replay.progress import (
     run_action,
     run_settings,
 )
-from sbpair.replay.queue_task import DirectMove, QueueDrain, Remaining, count_remaining, save_accepted
+from sbpair.replay.queue_task import (
+    SHORT_WAITS,
+    DirectMove,
+    QueueDrain,
+    Remaining,
+    count_remaining,
+    retry,
+    run_queues,
+    save_accepted,
+    task_queues,
+)
 from sbpair.replay.run import (
     LATE_SECONDS,
     ReplayMode,
@@ -58,10 +68,11 @@ from sbpair.replay.run import (
     ReplayRequest,
     ReplayRun,
     Selection,
+    TaskJob,
     load_run,
     save_run,
 )
-from sbpair.replay.send_task import count_discards, mark_deduplicated, send_shards
+from sbpair.replay.send_task import TaskCounts, count_discards, mark_deduplicated, open_primary, run_tasks, send_shards
 from sbpair.replay.shard_plan import ShardPlan, build_plan, check_selection
 from sbpair.replay.spark import (
     PLATFORM,
@@ -73,16 +84,6 @@ from sbpair.replay.spark import (
     spark_message,
     spark_session,
     stopping,
-)
-from sbpair.replay.spark_task import (
-    SHORT_WAITS,
-    TaskCounts,
-    TaskJob,
-    open_primary,
-    retry,
-    run_queues,
-    run_tasks,
-    task_queues,
 )
 from sbpair.replay.task_lease import HeldLease, hold_leases
 from sbpair.replay.verify import check_acknowledged, check_segments, messages_removed, read_drained, verify

@@ -21,7 +21,7 @@ import sbpair
 from sbpair.errors import MachineLacks, UsageError
 from sbpair.model.connection_string import holds_secret
 from sbpair.model.pair import Pair, pair_variables
-from sbpair.replay.secret_references import PRINCIPAL
+from sbpair.replay.fetched_secrets import PRINCIPAL
 from sbpair.replay.spark import PLATFORM, SETTINGS
 from sbpair.template import filled
 

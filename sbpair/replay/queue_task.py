@@ -11,18 +11,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import repeat
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from sbpair.amqp.performatives import Outcome
 from sbpair.amqp_client.raw_links import ACCEPTED, RELEASED
 from sbpair.azure.destinations import open_destinations
 from sbpair.errors import SbpairError, StateRefused, Unavailable
+from sbpair.model.retries import Backoff
 from sbpair.move.context import BatchLimits, MoveContext
 from sbpair.move.interface import Failures, ReceivedMessage, get_facts
 from sbpair.move.message.route import Facts, field_getter
@@ -34,21 +35,25 @@ from sbpair.move.receipt import BackingOff
 from sbpair.move.topic_guard import TopicGuard
 from sbpair.replay.archive import ACCEPTED_FILE, LEDGER, Archive
 from sbpair.replay.ledger import KEY, Entry, Key, Ledger, held_by_attempts, table_keys
-from sbpair.replay.run import ReplayRun
+from sbpair.replay.run import ReplayRun, TaskJob
 from sbpair.replay.segment import SEGMENT, Segment
-from sbpair.replay.send_task import MAX_DESTINATION_FAILURES, WAIT_SECONDS, move_context, note_of
-from sbpair.replay.spark_task import (
+from sbpair.replay.send_task import (
+    MAX_DESTINATION_FAILURES,
+    STOP_POLL_SECONDS,
+    WAIT_SECONDS,
     StopPoll,
     TaskCounts,
-    TaskJob,
+    column_rows,
+    move_context,
+    note_of,
     open_primary,
-    receive_until_stopped,
-    retry,
-    retry_while_progressing,
+    run_in_worker,
 )
 from sbpair.replay.task_lease import READY_SECONDS, TaskLease
 from sbpair.runs.journal import Key as MessageKey
 from sbpair.runs.journal import message_key
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -61,9 +66,32 @@ MAX_UNSETTLED = 10_000  # deliveries settled over a new connection, a hundred at
 BATCH_LIMITS = BatchLimits(prefetch=1_500, min_round=100, min_contiguous=1_000, max_unsettled=1_000)
 """One settlement is one chunk of the ledger, which costs as much as sending thirty messages."""
 
+SHORT_WAITS = 2.0, 0.25
+"""Waits for locked messages, and in an empty queue, in seconds, if queues are peeked afterwards.
+
+A busy namespace may settle for a while before it delivers more.
+"""
+
+MAX_TRIES = 8
+RECONNECT_BACKOFF = Backoff(first_seconds=1.0, max_seconds=30.0)
+
 MAX_HELD = 3_000  # messages that a task holds; after a kill so many may be in doubt
 Accepted = set[tuple[Any, ...]]
 """Messages that the primary has accepted: (queue in lower case, sequence number, enqueued at, message id)."""
+
+
+def task_queues(job: TaskJob) -> list[str]:
+    """Return the queue of each task: every queue has one, and the remaining tasks go round unless order needs one."""
+    queues, alone = job.run.queues, job.run.direct and job.run.options.ordered
+    return [queues[index % len(queues)] for index in range(len(queues) if alone else max(job.tasks, len(queues)))]
+
+
+def run_queues(job: TaskJob, kind: Callable[[TaskJob, str], Any], batches: Iterator[Any]) -> Iterator[dict[str, Any]]:
+    """Run `kind`, a drain or a direct move, for the queue of each row, and yield its counts. A task has one row."""
+    queues = task_queues(job)
+    for [index] in column_rows(batches, ["id"]):
+        counts: TaskCounts = run_in_worker(kind(job, queues[index]).run())
+        yield counts._replace(queue=queues[index])._asdict()
 
 
 class DrainCutoff:
@@ -492,3 +520,48 @@ def accepted_by_dead_attempts(archive: Archive, queue: str, shard: int) -> Accep
             keys = held & set(table_keys(archive.read_table(path, list(KEY))))
             found.update((queue.lower(), *key[1:]) for key in keys)
     return found
+
+
+async def retry(operation: Callable[[], Awaitable[T]]) -> T:
+    """Return the operation's result. Raises Unavailable after MAX_TRIES."""
+    for failures in range(1, MAX_TRIES):
+        with suppress(Unavailable):
+            return await operation()
+        await asyncio.sleep(RECONNECT_BACKOFF.seconds(failures))
+    return await operation()
+
+
+async def retry_while_progressing(
+    name: str, attempt: Callable[[], Awaitable[None]], progress: Callable[[], int], archive: Archive
+) -> None:
+    """Repeat an attempt; give up without an error if a pause is requested.
+
+    Raises Unavailable after MAX_TRIES in a row without progress, or once a stop is requested.
+    """
+    failures = 0
+    while True:
+        before = progress()
+        try:
+            return await attempt()
+        except Unavailable as error:
+            failures = failures + 1 if progress() == before else 1
+            if archive.pause_requested():
+                return None
+            if failures >= MAX_TRIES or archive.stop_requested():
+                raise
+            log.info("%s: %s; trying again", name, error.message)
+            until = time.monotonic() + RECONNECT_BACKOFF.seconds(failures)
+            while (left := until - time.monotonic()) > 0 and not archive.stop_requested():  # noqa: ASYNC110  a file
+                await asyncio.sleep(min(left, STOP_POLL_SECONDS))
+
+
+async def receive_until_stopped(
+    source: RawSource, limit: int, seconds: float, stop_requested: Callable[[], bool]
+) -> list[RawReceivedMessage]:
+    """Receive as the source does, but wait no longer once a stop is requested."""
+    until = time.monotonic() + seconds
+    while True:
+        left = until - time.monotonic()
+        messages = await source.receive(limit, seconds=max(0.0, min(left, STOP_POLL_SECONDS)))
+        if messages or left <= STOP_POLL_SECONDS or stop_requested():
+            return messages

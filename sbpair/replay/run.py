@@ -1,16 +1,18 @@
-"""A run as in run.json, without a secret, the request to start or resume it, and how its tasks reach a namespace."""
+"""A run as in run.json, without a secret, the request to start or resume it, and the parameters of its tasks."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from sbpair.azure.credentials import token_getter_for
 from sbpair.errors import NameInvalid, StateRefused, Unsafe, UsageError
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Endpoint, Identity, Pair
@@ -19,8 +21,8 @@ from sbpair.move.message import dead_letters
 from sbpair.move.message.route import TimeToLive
 from sbpair.move.peek.locked import MAX_LOCK_SECONDS
 from sbpair.replay.archive import RUN_FILE, VERSION, Archive
+from sbpair.replay.fetched_secrets import named_secrets, read_secret
 from sbpair.replay.outcomes import normalize_destinations
-from sbpair.replay.secret_references import read_secret
 from sbpair.replay.segment import SEGMENT_BYTES, SEGMENT_MESSAGES
 from sbpair.replay.spark import (
     check_master,
@@ -30,6 +32,9 @@ from sbpair.replay.spark import (
     server_name,
 )
 from sbpair.runs.database import identity
+
+if TYPE_CHECKING:
+    from sbpair.amqp_client.client import AmqpClient
 
 SCHEMA = "sbpair/replay-run/1"
 
@@ -271,6 +276,39 @@ class NamespaceAccess:
         if self.proxy_variable is not None:
             endpoint = replace(endpoint, proxy=parse_proxy(texts[self.proxy_variable], self.proxy_variable))
         return endpoint
+
+
+@dataclass(frozen=True, slots=True)
+class TaskJob:
+    """The pickled parameters of a task. `archive` is a URL, `heartbeat` a path in it; `senders` share the rate."""
+
+    run: ReplayRun
+    archive: str
+    primary: NamespaceAccess
+    secondary: NamespaceAccess
+    tasks: int
+    heartbeat: str | None = None
+    senders: int = 1
+
+    def with_waits(self, locked_seconds: float, empty_seconds: float = inf) -> TaskJob:
+        """Return the job with shorter waits, where these are shorter."""
+        options = self.run.options
+        locked, empty = min(options.locked_seconds, locked_seconds), min(options.empty_seconds, empty_seconds)
+        options = replace(options, locked_seconds=locked, empty_seconds=empty)
+        return replace(self, run=replace(self.run, options=options))
+
+    def open(self) -> Archive:
+        os.environ.update(named_secrets(os.environ))  # pyarrow may need a service principal to open it
+        return Archive(self.archive, self.run.id)
+
+    @asynccontextmanager
+    async def backlog(self) -> AsyncIterator[Callable[[], AbstractAsyncContextManager[AmqpClient]]]:
+        """Yield a function that connects to the secondary, signed in within the block."""
+        from sbpair.amqp_client.client import connect  # commands that read files do not need it
+
+        endpoint = self.secondary.endpoint()
+        async with token_getter_for(endpoint.credential, endpoint.name) as get_token:
+            yield lambda: connect(endpoint, get_token=get_token)
 
 
 @dataclass(frozen=True)

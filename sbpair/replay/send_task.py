@@ -1,5 +1,6 @@
-"""One task of the send: the rows of its shards, moved from the archive to the primary by the syphon's mover.
+"""One task of a run on Spark: what all tasks share, and the send.
 
+A send moves the rows of its shards from the archive to the primary by the syphon's mover.
 The archive is the mover's source: rows in order become deliveries, and their outcomes become ledger entries. Any other
 reader of messages with keys may stand in for the archive, as that of a DataFrame does. Invariant:
 a chunk of the ledger is written after the primary has accepted its messages, and none of them comes again. A duplicate
@@ -9,14 +10,19 @@ by message id is marked as deduplicated only once the primary has accepted the f
 from __future__ import annotations
 
 import asyncio
+import gc
+import json
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
+from sbpair.azure.credentials import token_getter_for
 from sbpair.errors import SbpairError
+from sbpair.model.pair import Endpoint
 from sbpair.move.context import MAX_MISSING, MissingDestinations, MoveContext
 from sbpair.move.interface import Failures, ReceivedMessage, Sendable
 from sbpair.move.message import dead_letters
@@ -29,26 +35,87 @@ from sbpair.move.receipt import BackingOff, NamedMessage, Tally
 from sbpair.replay.archive import DEDUPLICATED, LEDGER, Archive
 from sbpair.replay.ledger import KEY, Entry, Ledger, Shard
 from sbpair.replay.ledger import Key as RowKey
+from sbpair.replay.run import TaskJob
 from sbpair.replay.segment import RowPosition, SegmentReader
 from sbpair.replay.shard_plan import COLUMNS, DUPLICATE_COLUMNS
-from sbpair.replay.spark_task import (
-    StopPoll,
-    TaskCounts,
-    TaskJob,
-    column_rows,
-    open_primary,
-    run_in_worker,
-)
 from sbpair.replay.task_lease import TaskLease
 from sbpair.runs.journal import NO_KEY, Journal, Key
 
+T = TypeVar("T")
+Primary = TypeVar("Primary", bound=RawPrimary)
+
 MAX_DESTINATION_FAILURES = 5  # failures in a row of a destination after which the task leaves the rest to a resume
 WAIT_SECONDS = 1.0
+STOP_POLL_SECONDS = 0.5  # how often a task checks whether a stop is requested
 MAX_CHUNK, CHUNK_BYTES = 1_000, 8 * 1024 * 1024  # read, or recorded as sent, at a time: a file costs 100 sends
 CHUNK_SECONDS = 1.0  # accepted messages are recorded after so long, together with the next that is accepted
 MAX_NOTES = 20
 MAX_DUPLICATES = 10_000  # duplicates marked in one file
 DUPLICATE_REASON = "another message with this id went to the same destination before it"
+
+
+class TaskCounts(NamedTuple):
+    """The messages that a task archived or sent, and those that it gave back to the backlog.
+
+    `clock_ahead_ms` is how far the service's clock is ahead, if the task has compared them. `note` is for the user.
+    """
+
+    messages: int
+    released: int = 0
+    clock_ahead_ms: int | None = None
+    note: str | None = None
+    queue: str = ""
+
+
+def run_tasks(rows: Any, run: Callable[[Iterator[Any]], Iterable[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """Run a function in a task for each partition of the rows. Return what it yields there, which passes as JSON."""
+
+    def task(batches: Iterator[Any]) -> Iterator[Any]:
+        import pyarrow as pa
+
+        for found in run(batches):
+            yield pa.RecordBatch.from_pydict({"result": [json.dumps(found)]})
+
+    return [json.loads(row.result) for row in rows.mapInArrow(task, "result string").collect()]
+
+
+def column_rows(batches: Iterator[Any], columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    """Yield the values of these columns, row by row."""
+    for batch in batches:
+        yield from zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
+
+
+def run_in_worker(task: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end, in a worker that does nothing else."""
+    # A mover's objects die by reference count: looking for cycles after every 700 objects cost a tenth of its time.
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+    return asyncio.run(task)
+
+
+@asynccontextmanager
+async def open_primary(kind: Callable[..., Primary], endpoint: Endpoint) -> AsyncIterator[Primary]:
+    """Open the namespace to send to within the block, as `RawPrimary` or a class of that kind."""
+    async with token_getter_for(endpoint.credential, endpoint.name) as get_token:
+        primary = kind(endpoint, get_token=get_token)
+        try:
+            yield primary
+        finally:
+            await primary.close()
+
+
+class StopPoll:
+    """A check for a requested stop, by the archive once in STOP_POLL_SECONDS. Once requested, it stays so."""
+
+    def __init__(self, archive: Archive) -> None:
+        self._archive = archive
+        self._checked_at, self._stopped = float("-inf"), False
+
+    def requested(self) -> bool:
+        now = time.monotonic()
+        if not self._stopped and now - self._checked_at >= STOP_POLL_SECONDS:
+            self._checked_at, self._stopped = now, self._archive.stop_requested()
+        return self._stopped
 
 
 @dataclass(slots=True, eq=False)

@@ -31,10 +31,10 @@ from sbpair.model.pair import Endpoint
 from sbpair.move.raw_primary import RawDestinationLink, RawPrimary
 from sbpair.operating_system.files import user_directory
 from sbpair.replay.archive import DOUBTFUL, LEDGER, QUARANTINE, REPORT, RUN_FILE, VERSION, Archive
+from sbpair.replay.fetched_secrets import named_secrets
 from sbpair.replay.ledger import KEY, Key, held_by_attempts, keyed_rows
 from sbpair.replay.run import NamespaceAccess
-from sbpair.replay.secret_references import named_secrets
-from sbpair.replay.spark_task import open_primary
+from sbpair.replay.send_task import open_primary
 from sbpair.replay.task_lease import wait_unchanged
 from sbpair.runs.run_log import new_id
 from sbpair.spark.row_messages import MessageColumns, check_destination, check_schema

@@ -30,9 +30,16 @@ from sbpair.move.topic_guard import TopicGuard
 from sbpair.operating_system import uptime
 from sbpair.replay.archive import LEDGER, Archive
 from sbpair.replay.ledger import OUTCOME, Ledger
-from sbpair.replay.send_task import ArchivedMessage, LedgerTally, ShardSource, send_source
+from sbpair.replay.send_task import (
+    ArchivedMessage,
+    LedgerTally,
+    ShardSource,
+    open_primary,
+    run_in_worker,
+    run_tasks,
+    send_source,
+)
 from sbpair.replay.spark import check_speculation, is_local_master
-from sbpair.replay.spark_task import open_primary, run_in_worker, run_tasks
 from sbpair.runs.journal import Journal
 from sbpair.spark.row_messages import CheckCounts, PartitionRows, RowMessage, RowSpool, check_rows
 from sbpair.spark.write_run import (

@@ -19,9 +19,8 @@ from sbpair.replay.archive import DOUBTFUL, HELD, LEDGER, QUARANTINE, Archive
 from sbpair.replay.ledger import Entry, Ledger, read_held
 from sbpair.replay.outcomes import Proof
 from sbpair.replay.progress import PhaseWatcher, run_status
-from sbpair.replay.queue_task import DirectMove, RecordedSource, _entries, accepted_by_dead_attempts
-from sbpair.replay.run import DedupMode, ReplayMode, ReplayOptions, Selection
-from sbpair.replay.spark_task import TaskJob, task_queues
+from sbpair.replay.queue_task import DirectMove, RecordedSource, _entries, accepted_by_dead_attempts, task_queues
+from sbpair.replay.run import DedupMode, ReplayMode, ReplayOptions, Selection, TaskJob
 from sbpair.replay.verify import prove_run
 from tests.replay.segments import rows_of
 from tests.replay.tasks import job_of as archive_job_of

@@ -18,8 +18,8 @@ from unittest.mock import patch
 import pytest
 
 from sbpair.replay import package
+from sbpair.replay.fetched_secrets import PRINCIPAL
 from sbpair.replay.package import PLATFORMS
-from sbpair.replay.secret_references import PRINCIPAL
 from tests.cli.test_replay import NAMESPACES, sbpair
 from tests.kit.golden import check_golden
 from tests.kit.installed import outside

@@ -21,10 +21,9 @@ from sbpair.move.raw_source import RawSource
 from sbpair.replay import driver
 from sbpair.replay.archive import HELD, LEDGER, Archive
 from sbpair.replay.ledger import Ledger, read_held
-from sbpair.replay.queue_task import Remaining, count_remaining
-from sbpair.replay.run import ReplayMode
+from sbpair.replay.queue_task import SHORT_WAITS, Remaining, count_remaining
+from sbpair.replay.run import ReplayMode, TaskJob
 from sbpair.replay.send_task import MAX_CHUNK, ShardSource, move_context
-from sbpair.replay.spark_task import SHORT_WAITS, TaskJob
 from sbpair.replay.task_lease import TaskLease
 from sbpair.runs.database import RunDatabase
 from sbpair.runs.file_lease import hold_machine_leases

@@ -452,7 +452,7 @@ def _request(
     count: int | None = None,
 ) -> "ReplayRequest":
     from sbpair.replay import spark
-    from sbpair.replay.secret_references import named_secrets
+    from sbpair.replay.fetched_secrets import named_secrets
 
     remote = _remote(cluster)
     if remote is None:

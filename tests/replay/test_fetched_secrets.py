@@ -10,9 +10,9 @@ import pytest
 
 from sbpair import errors
 from sbpair.model.connection_string import endpoint_from_connection_string
-from sbpair.replay import secret_references
+from sbpair.replay import fetched_secrets
+from sbpair.replay.fetched_secrets import named_secrets, read_secret
 from sbpair.replay.run import NamespaceAccess
-from sbpair.replay.secret_references import named_secrets, read_secret
 from tests.kit.proxy import closed_port
 from tests.replay.secret_managers import PROJECT, TOKEN, SecretManagers, secret_managers
 
@@ -23,7 +23,7 @@ NAME = "SBPAIR_PRIMARY_CONNECTION_STRING"
 
 @asynccontextmanager
 async def reachable() -> AsyncIterator[SecretManagers]:
-    secret_references._fetched.cache_clear()
+    fetched_secrets._fetched.cache_clear()
     async with secret_managers({NAME: STRING, "primary": STRING}) as found:
         with patch.dict(os.environ, found.environment):
             yield found

@@ -1,5 +1,6 @@
 """Secrets that a job fetches where it runs: variables that name one in a secret manager in place of having it.
 
+So do the jobs of Dataproc and Fabric. Other platforms put the secret itself into the variable: see `templates/`.
 Invariant: a fetched value stays in the memory of this process, and only the two hosts here get a token.
 """
 
