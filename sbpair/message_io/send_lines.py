@@ -84,39 +84,45 @@ class SendResult:
         return ExitCode.PARTIAL_OR_FINDINGS if partial else self.error.exit_code
 
 
+@dataclass(frozen=True, slots=True)
+class LineStream:
+    """The messages of `reader`, to be sent at most `rate` a second.
+
+    `stop` finishes the current send and starts no other; `hurry` abandons it: it is in doubt, if it was sent.
+    `on_event` is called with the events of a paired client and each new count of delivered messages.
+    """
+
+    reader: LineReader
+    rate: float | None
+    stop: asyncio.Event
+    hurry: asyncio.Event
+    on_event: OnEvent
+
+
 async def send_lines(
     pair: Pair,
     entity: str,
-    reader: LineReader,
+    stream: LineStream,
     *,
-    rate: float | None = None,
     on_failure: OnFailure = "wait",
     seconds: float | None = None,
     to_backlog: bool = False,
     outbox: Path | None = None,
     drain_seconds: float = DRAIN_SECONDS,
-    stop: asyncio.Event | None = None,
-    hurry: asyncio.Event | None = None,
-    on_event: OnEvent = lambda _event: None,
 ) -> SendResult:
-    """Send the messages of `reader` to a queue or topic of the primary, or to the backlog while that is unavailable.
+    """Send a stream to a queue or topic of the primary, or to the backlog while that is unavailable.
 
-    `rate` is the maximum of messages per second. `seconds` is the time of each send, by default a minute and the
-    failover interval. `to_backlog` sends everything to the backlog. `outbox` is a file for messages that neither side
-    accepts, delivered by the next client that opens it. At the end, the run waits until the outbox delivers nothing
-    for `drain_seconds`. `stop` finishes the current send and starts no other; `hurry` abandons it: it is in doubt, if
-    it was sent.
-
-    `on_event` is called with the events of the paired client and each new count of delivered messages. Raises
-    NameInvalid, and the errors of an outbox; errors of a line or a send are in the result.
+    `seconds` is the time of each send, by default a minute and the failover interval. `to_backlog` sends everything to
+    the backlog. `outbox` is a file for messages that neither side accepts, delivered by the next client that opens it.
+    At the end, the run waits until the outbox delivers nothing for `drain_seconds`. Raises NameInvalid, and the errors
+    of an outbox; errors of a line or a send are in the result.
     """
     doubtful: dict[str, None] = {}
-    stop = stop or asyncio.Event()
 
     def listener(event: SenderEvent) -> None:
         if isinstance(event, SendInDoubt):
             doubtful.update(dict.fromkeys(event.message_ids))
-        on_event(event)
+        stream.on_event(event)
 
     timeout = SEND_SECONDS + pair.failover_interval if seconds is None else seconds
     async with AsyncPairedClient(
@@ -124,40 +130,26 @@ async def send_lines(
     ) as client:
         if to_backlog:
             client.force_failover(entity)
-        limiter = RateLimiter(time.monotonic(), rate=rate)
         async with client.get_queue_sender(entity) as sender:
             sides = (pair.secondary,) if to_backlog else (pair.primary, pair.secondary)
-            line_sender = _LineSender(sender, reader, limiter, stop, hurry or asyncio.Event(), on_event, sides)
+            line_sender = _LineSender(sender, stream, sides)
             checking = asyncio.create_task(_end_if_silent(line_sender, sides, may_end=outbox is None))
             try:
                 result = await line_sender.run()
             finally:
                 checking.cancel()
-            await _wait_for_outbox(client, stop, drain_seconds)
+            await _wait_for_outbox(client, stream.stop, drain_seconds)
     return replace(result, doubtful=tuple(each for each in doubtful if each not in line_sender.undelivered))
 
 
-async def send_lines_to(
-    endpoint: Endpoint,
-    entity: str,
-    reader: LineReader,
-    *,
-    rate: float | None = None,
-    seconds: float = SEND_SECONDS,
-    stop: asyncio.Event | None = None,
-    hurry: asyncio.Event | None = None,
-    on_event: OnEvent = lambda _event: None,
-) -> SendResult:
-    """Send the messages of `reader` to an entity of one namespace, as `send_lines` does, without failover.
+async def send_lines_to(endpoint: Endpoint, entity: str, stream: LineStream, *, seconds: float) -> SendResult:
+    """Send a stream to an entity of one namespace, as `send_lines` does, without failover.
 
-    They count as delivered to the primary. Each is tried once. Raises EntityMissing, AccessError and Unavailable before
-    the first one.
+    Messages count as delivered to the primary. Each is tried once. Raises EntityMissing, AccessError and Unavailable
+    before the first one.
     """
-    stop, limiter = stop or asyncio.Event(), RateLimiter(time.monotonic(), rate=rate)
     async with open_sender(endpoint, entity) as opened:
-        sender = DirectSender(opened, entity, seconds)
-        sides = (endpoint,)
-        return await _LineSender(sender, reader, limiter, stop, hurry or asyncio.Event(), on_event, sides).run()
+        return await _LineSender(DirectSender(opened, entity, seconds), stream, (endpoint,)).run()
 
 
 class DirectSender:
@@ -196,7 +188,7 @@ async def _end_if_silent(sending: _LineSender, sides: Sequence[Endpoint], *, may
         log.warning("%s", error.message)
     if may_end and silent and len(silent) == len(sides) and not sending.sender.delivered.total:
         sending.unreachable = Silent("; ".join(error.message for error in silent), hint=silent[0].hint)
-        sending.hurry.set()
+        sending.stream.hurry.set()
 
 
 async def _answers(side: Endpoint) -> Silent | None:
@@ -226,38 +218,35 @@ def line_batches(lines: Iterable[SourceLine]) -> Iterator[tuple[SizedBatch | Mes
 @dataclass
 class _LineSender:
     sender: AsyncPairedSender | DirectSender
-    reader: LineReader
-    limiter: RateLimiter
-    stop: asyncio.Event
-    hurry: asyncio.Event
-    on_event: OnEvent
+    stream: LineStream
     sides: Sequence[Endpoint]
     waiting: asyncio.Event = field(default_factory=asyncio.Event)
     unreachable: Silent | None = None
     undelivered: frozenset[str] = frozenset()
 
     async def run(self) -> SendResult:
-        started = time.monotonic()
-        self.result = SendResult(0, Delivered(), 0, 0, self.reader.lines.skip + 1, 0.0)
+        started, reader, stop = time.monotonic(), self.stream.reader, self.stream.stop
+        limiter = RateLimiter(started, rate=self.stream.rate)
+        self.result = SendResult(0, Delivered(), 0, 0, reader.lines.skip + 1, 0.0)
         try:
             while not self._ended():
-                lines = await self._unless(self.stop, self.reader.read())
+                lines = await self._unless(stop, reader.read())
                 if lines == []:
                     # Empty lines at the end are done as well.
-                    self.result = replace(self.result, next_line=max(self.result.next_line, self.reader.lines.seen + 1))
+                    self.result = replace(self.result, next_line=max(self.result.next_line, reader.lines.seen + 1))
                     break
                 for content, members in line_batches(lines or ()):
-                    if seconds := self.limiter.reserve(time.monotonic(), len(members)):
-                        await set_within(self.stop, seconds)
+                    if seconds := limiter.reserve(time.monotonic(), len(members)):
+                        await set_within(stop, seconds)
                     if self._ended():
                         break
                     await self._send(content, members)
         except SbpairError as error:
             self.result = replace(self.result, error=error)
-        return replace(self.result, seconds=time.monotonic() - started, stopped=self.stop.is_set())
+        return replace(self.result, seconds=time.monotonic() - started, stopped=stop.is_set())
 
     def _ended(self) -> bool:
-        return self.stop.is_set() or self.result.error is not None
+        return self.stream.stop.is_set() or self.result.error is not None
 
     async def _send(self, content: Message | SizedBatch, lines: list[SourceLine]) -> None:
         before, refused = self.sender.delivered.total, False
@@ -265,7 +254,7 @@ class _LineSender:
         self.waiting.set()
         try:
             with translate_data_errors(f"sending to {self.sender.entity_name!r}"):
-                if await self._unless(self.hurry, self._send_content(content)) is None:
+                if await self._unless(self.stream.hurry, self._send_content(content)) is None:
                     error = self.unreachable or Unavailable("the wait for an answer was abandoned")
         except SbpairError as caught:
             queue = self.sender.backlog_queue
@@ -273,7 +262,7 @@ class _LineSender:
                 caught.hint = PROVISION_HINT
             error, refused = caught, is_answer(caught.__cause__) or not caught.retriable
         answered = refused or not self.sender.unanswered
-        if isinstance(error, NetworkRefused) or (answered and not refused and not self.hurry.is_set()):
+        if isinstance(error, NetworkRefused) or (answered and not refused and not self.stream.hurry.is_set()):
             error = await self._proxy_error() or error
         self._count(lines, self.sender.delivered.total - before, error, answered=answered)
 
@@ -301,7 +290,7 @@ class _LineSender:
             self.undelivered = frozenset(message_ids(each.message for each in lines[done:]))
             result = replace(result, error=error, line=line, failed=failed, in_doubt=in_doubt)
         self.result = result
-        self.on_event(result.delivered)
+        self.stream.on_event(result.delivered)
 
     async def _unless(self, event: asyncio.Event, doing: Awaitable[Result]) -> Result | None:
         """Return the result, or None after cancelling it if the event comes first."""

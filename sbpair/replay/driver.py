@@ -132,16 +132,14 @@ class ReplayResult:
         return {**receipt, "released": self.released, **ending}
 
 
-def start_run(
-    request: ReplayRequest, options: ReplayOptions, queues: list[str], shards: int | None, on_event: OnEvent
-) -> ReplayResult:
+def start_run(request: ReplayRequest, options: ReplayOptions, queues: list[str], on_event: OnEvent) -> ReplayResult:
     """Start a run. Usage and safety errors are raised before anything is received."""
     request.check()
     options.check(queues)
     started_ms = int(time.time() * 1000)
     run_id = new_id(started_ms)
     archive = Archive(request.archive, run_id)
-    count = len(queues) if options.mode is ReplayMode.DIRECT else shards or request.parallelism * SHARDS_PER_TASK
+    count = len(queues) if options.mode is ReplayMode.DIRECT else request.parallelism * SHARDS_PER_TASK
     run = ReplayRun(run_id, identity(request.pair), tuple(queues), count, started_ms, options)
     with _leases(request, archive) as held:
         try:

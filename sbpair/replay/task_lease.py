@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -22,11 +21,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sbpair.azure.credentials import token_getter
 from sbpair.errors import LeaseHeld, LeaseLost, SbpairError, Unreachable
+from sbpair.failover.background import LoopThread
 from sbpair.operating_system import uptime
 from sbpair.replay.archive import LEASE, STOP_FILE, Archive
 from sbpair.runs import session_lease
 from sbpair.runs.file_lease import hold_machine_leases
-from sbpair.runs.session_lease import check_queue
 
 if TYPE_CHECKING:
     from sbpair.model.pair import Pair
@@ -84,49 +83,18 @@ def hold_leases(
     `detached` is whether tasks outlive this driver. Tasks of an earlier driver that was killed are ended. Raises
     LeaseHeld if another mover has a lease; EntityMissing or UsageError for an unsuitable queue.
     """
-    held = HeldLease()
-    heartbeat = f"{LEASE}/{DETACHED if detached else ''}{uuid.uuid4().hex}.json"
+    held, path = HeldLease(), f"{LEASE}/{DETACHED if detached else ''}{uuid.uuid4().hex}.json"
     with ExitStack() as stack:
-        if queue is not None:
-            check_queue(queue)
         if directory is not None:
             held.check_machine = stack.enter_context(hold_machine_leases(pair, directory, run))
         if queue is not None:
-            held.heartbeat = heartbeat
-            stack.callback(archive.remove, held.heartbeat)
-            stack.enter_context(LeaseKeeper(archive, held).running(pair, queue, run))
+            stack.callback(archive.remove, path)
+            stack.enter_context(Heartbeats(archive, held, path).written(pair, run, queue))
         end_detached_tasks(archive, but=held.heartbeat)
         if detached and queue is None:
-            held.heartbeat = heartbeat
-            stack.enter_context(_heartbeats(archive, held.heartbeat))
+            stack.enter_context(Heartbeats(archive, held, path).written(pair, run))
         yield held
-
-
-@contextmanager
-def _heartbeats(archive: Archive, heartbeat: str) -> Iterator[None]:
-    """Write within the block, in a thread, that this driver is alive. After an error the file stays: tasks may run."""
-    ended, numbers = threading.Event(), count(1)
-
-    def write() -> None:
-        archive.write_line(heartbeat, {"number": next(numbers), "valid_seconds": ALIVE_SECONDS, "lost": None})
-
-    def write_until_ended() -> None:
-        while not ended.wait(HEARTBEAT_SECONDS):
-            try:
-                write()
-            except SbpairError as error:  # tasks without a heartbeat send nothing
-                log.debug("no heartbeat: %s", error.message)
-
-    archive.create()
-    write()
-    thread = threading.Thread(target=write_until_ended, name="heartbeats", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
-    archive.remove(heartbeat)
+    archive.remove(path)  # after an error it stays: tasks may run
 
 
 def end_detached_tasks(archive: Archive, *, but: str | None = None, spare_seconds: float = SPARE_SECONDS) -> None:
@@ -184,71 +152,74 @@ def _read_heartbeat(archive: Archive, path: str) -> dict[str, Any] | None:
     raise archive.broken(path, "it does not have the fields of a heartbeat")
 
 
-class LeaseKeeper:
-    """The thread that holds the lease across machines while the driver waits for Spark."""
+class Heartbeats:
+    """The thread that writes for how long tasks may send: while the lease across machines is held, or the driver lives.
 
-    def __init__(self, archive: Archive, held: HeldLease) -> None:
-        self._archive, self._held, self._loop = archive, held, asyncio.new_event_loop()
-        self._acquired: Future[None] = Future()
+    The driver waits for Spark meanwhile. Tasks without a heartbeat send nothing.
+    """
+
+    def __init__(self, archive: Archive, held: HeldLease, path: str) -> None:
+        self._archive, self._held, self._path = archive, held, path
+        self._ready: Future[None] = Future()
         self._ended = asyncio.Event()
         self._numbers = count(1)
 
     @contextmanager
-    def running(self, pair: Pair, queue: str, run: str) -> Iterator[None]:
-        """Hold the lease within the block. Raises as `session_lease.hold_lease` does."""
-        thread = threading.Thread(target=self._run, args=(pair, queue, run), name="hold lease", daemon=True)
-        thread.start()
+    def written(self, pair: Pair, run: str, queue: str | None = None) -> Iterator[None]:
+        """Write within the block, and hold the lease in a queue, if given. Raises as `hold_lease`, and MachineLacks."""
+        self._held.heartbeat = self._path
+        thread = LoopThread("heartbeats", self._run(pair, run, queue))
         try:
-            self._acquired.result()
+            self._ready.result()
             yield
         finally:
-            with suppress(RuntimeError):  # the loop has ended
-                self._loop.call_soon_threadsafe(self._ended.set)
-            thread.join()
+            thread.call(self._ended.set)
+            thread.join(None)
 
-    def _run(self, pair: Pair, queue: str, run: str) -> None:
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+    async def _run(self, pair: Pair, run: str, queue: str | None) -> None:
+        lease: SessionLease | None = None
+        async with AsyncExitStack() as stack:
             try:
-                runner.run(self._keep(pair, queue, run))
-            except Exception as error:
-                if self._acquired.done():
-                    raise
-                self._acquired.set_exception(error)
+                if queue is not None:
+                    get_token = await stack.enter_async_context(token_getter(pair))
+                    holding = session_lease.hold_lease(pair, queue, run, stop=self._ended, get_token=get_token)
+                    lease = await stack.enter_async_context(holding)
+                self._archive.create()  # tasks read there; a run that is refused the lease leaves no directory
+                await self._write_valid(lease)
+            except Exception as error:  # noqa: BLE001  it is raised in the driver's thread
+                self._ready.set_exception(error)
+            else:
+                self._ready.set_result(None)
+                await self._write_until_ended(lease)
 
-    async def _keep(self, pair: Pair, queue: str, run: str) -> None:
-        async with (
-            token_getter(pair) as get_token,
-            session_lease.hold_lease(pair, queue, run, stop=self._ended, get_token=get_token) as lease,
-        ):
-            self._archive.create()  # tasks read there; a run that is refused the lease leaves no directory
-            self._acquired.set_result(None)
-            try:
-                await self._write_heartbeats(lease)
-            except SbpairError as error:
-                # Tasks without a heartbeat send nothing.
-                self._held.lost = error
-
-    async def _write_heartbeats(self, lease: SessionLease) -> None:
-        """Write how long the lease is valid, again and again, until it is lost; then request a stop."""
-        losing, ending = asyncio.create_task(lease.lost()), asyncio.create_task(self._ended.wait())
+    async def _write_until_ended(self, lease: SessionLease | None) -> None:
+        """Write again and again until the lease is lost, if there is one; then request a stop."""
+        ending, losing = asyncio.create_task(self._ended.wait()), asyncio.Future[SbpairError]()
+        if lease is not None:
+            losing = asyncio.create_task(lease.lost())
         try:
             while not (losing.done() or ending.done()):
-                if (seconds := lease.confirmed_seconds()) > 0:
-                    await asyncio.to_thread(self._write, seconds)
+                with suppress(SbpairError):
+                    await self._write_valid(lease)
                 await asyncio.wait((losing, ending), timeout=HEARTBEAT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             if losing.done():
                 self._held.lost = losing.result()
-                self._write(0.0, self._held.lost.message)
-                # Drain tasks send nothing, and do not check the lease.
-                self._archive.write(STOP_FILE, b"")
+                with suppress(SbpairError):
+                    self._write(0.0, self._held.lost.message)
+                    # Drain tasks send nothing, and do not check the lease.
+                    self._archive.write(STOP_FILE, b"")
         finally:
             losing.cancel()
             ending.cancel()
 
+    async def _write_valid(self, lease: SessionLease | None) -> None:
+        seconds = ALIVE_SECONDS if lease is None else lease.confirmed_seconds()
+        if seconds > 0:
+            await asyncio.to_thread(self._write, seconds)
+
     def _write(self, seconds: float, lost: str | None = None) -> None:
-        assert self._held.heartbeat is not None  # noqa: S101  it was named before the lease was taken
         heartbeat = {"number": next(self._numbers), "valid_seconds": seconds, "lost": lost}
-        self._archive.write_line(self._held.heartbeat, heartbeat)
+        self._archive.write_line(self._path, heartbeat)
 
 
 class TaskLease:

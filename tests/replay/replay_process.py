@@ -33,7 +33,7 @@ def main(given: dict[str, Any]) -> None:
         result = driver.resume_run(request, given["resume"], tell)
     else:
         options = {**given["options"], "mode": ReplayMode(given["options"].get("mode", "archive"))}
-        result = driver.start_run(request, ReplayOptions(**options), given["queues"], 4, tell)
+        result = driver.start_run(request, ReplayOptions(**options), given["queues"], tell)
     print("receipt", json.dumps(result.document()), flush=True)  # noqa: T201
 
 

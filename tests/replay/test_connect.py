@@ -65,7 +65,7 @@ def test_a_request_does_not_show_the_url(place: World, tmp_path: Path) -> None:
 def test_a_server_that_does_not_answer_is_named(place: World, tmp_path: Path) -> None:
     request = place.request(tmp_path, remote="sc://127.0.0.1:1", shared_archive=True)
     with pytest.raises(errors.MachineLacks, match=r"no Spark Connect server answers at sc://127\.0\.0\.1:1: "):
-        driver.start_run(request, ReplayOptions(), place.queues, 4, lambda _event: None)
+        driver.start_run(request, ReplayOptions(), place.queues, lambda _event: None)
     assert [*(tmp_path / "archive").iterdir()] == []
 
 
@@ -117,13 +117,13 @@ def test_a_run_selects_deduplicates_and_is_resumed(served: tuple[World, str], tm
     }.items():
         refused = replace(options, selection=Selection((), where))
         with pytest.raises(errors.UsageError, match=reason):
-            driver.start_run(request, refused, place.queues, 4, lambda _event: None)
+            driver.start_run(request, refused, place.queues, lambda _event: None)
     with pytest.raises(errors.UsageError, match=r"does not take spark\.ui\.enabled from a session: .*Cannot modify"):
         driver.start_run(
-            replace(request, settings={"spark.ui.enabled": "true"}), options, place.queues, 4, lambda _event: None
+            replace(request, settings={"spark.ui.enabled": "true"}), options, place.queues, lambda _event: None
         )
     assert place.left() == 40
-    result = driver.start_run(request, options, place.queues, 4, lambda _event: None)
+    result = driver.start_run(request, options, place.queues, lambda _event: None)
     assert (result.proof.archived, result.proof.acknowledged, result.proof.unsent) == (40, 39, 1)
     assert driver.resume_run(request, result.run.id, lambda _event: None).proof.unsent == 1, "it selects as before"
     result = driver.resume_run(request, result.run.id, lambda _event: None, Selection())

@@ -220,7 +220,7 @@ def test_options_that_need_an_archive_are_refused_by_name(
 ) -> None:
     queues = [dead_letter_path(queue) if option == "--dead-letters" else queue for queue in place.queues]
     with pytest.raises(errors.UsageError, match=f"{option} cannot be combined with --mode direct"):
-        driver.start_run(place.request(tmp_path), replace(QUICK, **options), queues, None, lambda _event: None)
+        driver.start_run(place.request(tmp_path), replace(QUICK, **options), queues, lambda _event: None)
     assert not (tmp_path / "archive").exists()
 
 
@@ -246,7 +246,7 @@ def test_a_deleted_queue_leaves_the_records_of_the_others(place: World, tmp_path
     place.strand_many(20)
     gone = f"{place.queues[0]}0"
     with pytest.raises(errors.EntityMissing):
-        driver.start_run(place.request(tmp_path), QUICK, [*place.queues, gone], None, lambda _event: None)
+        driver.start_run(place.request(tmp_path), QUICK, [*place.queues, gone], lambda _event: None)
     [directory] = (tmp_path / "archive").iterdir()
     archive = Archive(str(directory.parent), directory.name)
     accepted = [row["message_id"] for row in rows_of(archive, LEDGER)]

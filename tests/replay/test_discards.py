@@ -53,7 +53,7 @@ def test_nothing_is_sent_that_topics_would_discard_unless_permitted(place: World
     strand(place, range(10), "empty", "odd", "orders", "unknown")
     request = place.request(tmp_path)
     with pytest.raises(errors.WouldDiscard, match="empty: a topic without a subscription") as raised:
-        driver.start_run(request, ReplayOptions(empty_seconds=0.1), place.queues, 4, lambda _event: None)
+        driver.start_run(request, ReplayOptions(empty_seconds=0.1), place.queues, lambda _event: None)
     assert raised.value.exit_code == errors.ExitCode.PARTIAL_OR_FINDINGS
     assert "--allow-discard" in raised.value.hint
     assert (place.ids(), place.left()) == ([], 0)

@@ -97,7 +97,7 @@ def test_a_second_run_on_another_machine_is_refused(place: World, leases: str, t
     with hold_leases(place.pair, "r1", first, directory=tmp_path / "first-state", queue=leases):
         request = place.request(tmp_path / "second", lease_queue=leases)
         with pytest.raises(errors.LeaseHeld, match="run r1") as refused:
-            driver.start_run(request, ReplayOptions(), place.queues, 4, lambda _event: None)
+            driver.start_run(request, ReplayOptions(), place.queues, lambda _event: None)
     assert refused.value.exit_code == 4
     assert not [*(tmp_path / "second").rglob("run.json")]
     with hold_leases(place.pair, "r2", first, directory=request.state, queue=leases):
@@ -108,7 +108,7 @@ def test_a_queue_unsuitable_for_a_lease_is_refused(place: World, tmp_path: Path)
     for queue, kind in (("nowhere", errors.EntityMissing), (place.queues[0], errors.UsageError)):
         with pytest.raises(kind, match=queue):
             driver.start_run(
-                place.request(tmp_path, lease_queue=queue), ReplayOptions(), place.queues, 4, lambda _event: None
+                place.request(tmp_path, lease_queue=queue), ReplayOptions(), place.queues, lambda _event: None
             )
 
 
@@ -134,7 +134,7 @@ def test_a_run_that_loses_its_lease_sends_no_more_and_is_resumed(place: World, l
 
     options = ReplayOptions(empty_seconds=0.1, rate=40.0)
     with pytest.raises(errors.LeaseLost):
-        driver.start_run(place.request(tmp_path, lease_queue=leases), options, place.queues, 4, lose)
+        driver.start_run(place.request(tmp_path, lease_queue=leases), options, place.queues, lose)
     assert 0 < len(place.ids()) < 120
     [run] = [path.name for path in (tmp_path / "archive").iterdir()]
     assert Archive(str(tmp_path / "archive"), run).exists(STOP_FILE)

@@ -66,7 +66,7 @@ def test_locked_messages_are_reported_and_waited_for(place: World, tmp_path: Pat
     set_aside(place)
     lock(place, 3)
     heard, now_ms = Heard(place, 1), int(1000 * time.time())
-    result = driver.start_run(place.request(tmp_path), replace(QUICK, mode=mode), place.queues, 4, heard)
+    result = driver.start_run(place.request(tmp_path), replace(QUICK, mode=mode), place.queues, heard)
     [event] = heard
     [found] = event.queues
     assert (found.queue, found.locked, found.waiting, found.overdue) == (place.queues[0], 3, True, False)
@@ -115,7 +115,7 @@ def test_without_manage_locks_may_last_longer_than_assumed(
     heard = Heard(place, 2)
     options = replace(QUICK, locked_seconds=0.2)
     now_ms = int(1000 * time.time())
-    result = driver.start_run(place.request(tmp_path), options, place.queues, 4, heard)
+    result = driver.start_run(place.request(tmp_path), options, place.queues, heard)
     assert found_locks(heard) == [(3, True, False), (3, True, True)]
     ends = [(each.queues[0].until_ms - now_ms) / 1000 for each in heard]
     assert ends[0] >= ASSUMED_LOCK_SECONDS

@@ -103,12 +103,12 @@ def test_nothing_is_received_unless_spark_can_read_the_store(store: Store, place
     store.copies = tmp_path
     request = place.request(tmp_path, settings=HASTY)
     with pytest.raises(errors.MachineLacks, match=r"Spark cannot read .*S3AFileSystem not found") as refused:
-        driver.start_run(replace(request, archive=BUCKET), QUICK, place.queues, 4, lambda _event: None)
+        driver.start_run(replace(request, archive=BUCKET), QUICK, place.queues, lambda _event: None)
     assert "--conf spark.jars.packages=org.apache.hadoop:hadoop-aws:3." in refused.value.hint
     assert (place.left(), place.ids(), [name for name in store.objects if "run.json" in name]) == (40, [], [])
     link = {"spark.hadoop.fs.viewfs.mounttable.bucket.link./backlog": f"file://{tmp_path}/bucket/backlog"}
     able = replace(request, archive=BUCKET, settings={**HASTY, **COPIES, **link})
-    result = driver.start_run(able, QUICK, place.queues, 4, lambda _event: None)
+    result = driver.start_run(able, QUICK, place.queues, lambda _event: None)
     assert result.proof.balanced
     assert result.proof.acknowledged == 40
     place.check_arrived()

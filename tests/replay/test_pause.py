@@ -130,7 +130,7 @@ def test_a_paused_replay_holds_nothing_and_goes_on(
     heard = PausedIn(place, request.state, *names)
     options = ReplayOptions(mode=mode, empty_seconds=0.5, segment_messages=5, rate=120.0)
     with place.during("latency", OTHER, ms=50):
-        result = driver.start_run(request, options, place.queues, None, heard)
+        result = driver.start_run(request, options, place.queues, heard)
     heard.join()
     assert heard.paused == [(phase, RunOutcome.PAUSED, [], {0}) for phase in names]
     assert heard.states == ["pausing", "paused", "running"] * len(names)
@@ -185,7 +185,7 @@ def test_a_stopped_replay_finishes_its_messages_and_can_be_resumed(
 
     options = ReplayOptions(mode=mode, empty_seconds=0.5, segment_messages=5, rate=60.0)
     with place.during("latency", OTHER, ms=50):
-        first = driver.start_run(request, options, place.queues, None, tell)
+        first = driver.start_run(request, options, place.queues, tell)
     stopping[0].join()
     proof = first.proof
     assert (first.stopped, first.exit_code, place.locked(), proof.doubtful) == (True, 130, [], [])

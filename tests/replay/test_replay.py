@@ -48,7 +48,7 @@ def test_everything_arrives_once_in_order_and_the_equation_balances(
     heard: list[Any] = []
     options = replace(QUICK, ttl=TimeToLive.REMAINING, dedup=DedupMode.MESSAGE_ID, locked_seconds=0.2)
 
-    result = driver.start_run(place.request(tmp_path), options, place.queues, 4, heard.append)
+    result = driver.start_run(place.request(tmp_path), options, place.queues, heard.append)
 
     proof = result.proof
     assert ends_of(proof) == {"archived": 68, "acknowledged": 62, "deduplicated": 1, "unsent": 2}
@@ -125,7 +125,7 @@ def test_a_missing_destination_is_refused_before_sending(place: World, tmp_path:
     place.strand_many(4)
     place.strand(0, "lost", Aliases("not-there", None, HOUR_TICKS))
     with pytest.raises(errors.EntityMissing, match="not-there") as refused:
-        driver.start_run(place.request(tmp_path), QUICK, place.queues, 4, lambda _event: None)
+        driver.start_run(place.request(tmp_path), QUICK, place.queues, lambda _event: None)
     assert "resume" in refused.value.hint
     assert place.ids() == []
     [run_id] = [each.name for each in (tmp_path / "archive").iterdir()]

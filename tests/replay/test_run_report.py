@@ -29,7 +29,7 @@ def test_the_last_figures_are_written_before_the_end_of_the_run(
     monkeypatch.setattr(driver.Driver, "act", fail)
     request = place.request(tmp_path)
     with pytest.raises(errors.Unreachable):
-        driver.start_run(request, ReplayOptions(), place.queues, 4, lambda _event: None)
+        driver.start_run(request, ReplayOptions(), place.queues, lambda _event: None)
     with RunDatabase(request.state, place.pair) as state:
         [run] = all_runs(state)
         last = timeline_of(state, run.id)[-1]
@@ -42,7 +42,7 @@ def test_a_replay_is_reported_with_timeline_and_cost(place: World, tmp_path: Pat
     place.strand_many(60)
     place.strand(0, "nowhere", None)
     result = driver.start_run(
-        place.request(tmp_path), ReplayOptions(empty_seconds=0.1), place.queues, 4, lambda _event: None
+        place.request(tmp_path), ReplayOptions(empty_seconds=0.1), place.queues, lambda _event: None
     )
     ticket, page = tmp_path / "r.md", tmp_path / "r.html"
     words = ("runs", "report", result.run.id, "--state", str(tmp_path / "state"))

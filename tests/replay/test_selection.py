@@ -73,7 +73,7 @@ def test_a_selected_destination_that_is_missing_is_refused_first(place: World, t
     place.strand_many(4)
     options = replace(QUICK, selection=Selection(("orders", "not-there")))
     with pytest.raises(errors.EntityMissing, match="has no not-there; nothing was received"):
-        driver.start_run(place.request(tmp_path), options, place.queues, 4, lambda _event: None)
+        driver.start_run(place.request(tmp_path), options, place.queues, lambda _event: None)
     assert (place.left(), place.ids(), [*(tmp_path / "archive").iterdir()]) == (4, [], [])
 
 

@@ -191,13 +191,13 @@ def test_the_check_of_destinations_retries_after_a_lost_connection(kind: str, pl
 def test_a_held_lease_and_an_unreadable_journal_refuse_the_run(place: World, tmp_path: Path) -> None:
     request = place.request(tmp_path)
     with hold_machine_leases(place.pair, tmp_path / "other", "another"), pytest.raises(errors.LeaseHeld) as refused:
-        driver.start_run(request, QUICK, place.queues, 4, lambda _event: None)
+        driver.start_run(request, QUICK, place.queues, lambda _event: None)
     assert refused.value.exit_code == 4
     assert not (tmp_path / "archive").exists()
     request.state.mkdir(exist_ok=True)
     (request.state / "state.db").write_bytes(b"no database at all" * 100)
     with pytest.raises(errors.StateRefused):
-        driver.start_run(request, QUICK, place.queues, 4, lambda _event: None)
+        driver.start_run(request, QUICK, place.queues, lambda _event: None)
     assert list((tmp_path / "archive").iterdir()) == []
 
 

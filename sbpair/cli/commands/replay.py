@@ -167,7 +167,7 @@ def run_command(
     if cluster.print_submit:
         return _print_submit(screen, request)
     queues = moves.backlog_paths(request.pair, queue, dead_letters=dead_letters)
-    return _run(screen, lambda report: driver.start_run(request, wanted, queues, None, report))
+    return _run(screen, lambda report: driver.start_run(request, wanted, queues, report))
 
 
 def resume_command(

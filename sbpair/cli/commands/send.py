@@ -104,29 +104,18 @@ def command(
         async def send(stop: "asyncio.Event", hurry: "asyncio.Event") -> "send_lines.SendResult":
             with SendProgress(screen, entity, typing=typed) as shown:
                 reader = send_lines.LineReader(descriptor, place, parse, skip)
+                stream = send_lines.LineStream(reader, rate, stop, hurry, shown)
                 if pair is None:
-                    return await send_lines.send_lines_to(
-                        address.endpoint,
-                        entity,
-                        reader,
-                        rate=rate,
-                        seconds=send_lines.SEND_SECONDS if timeout is None else timeout,
-                        stop=stop,
-                        hurry=hurry,
-                        on_event=shown,
-                    )
+                    seconds = send_lines.SEND_SECONDS if timeout is None else timeout
+                    return await send_lines.send_lines_to(address.endpoint, entity, stream, seconds=seconds)
                 return await send_lines.send_lines(
                     pair,
                     entity,
-                    reader,
-                    rate=rate,
+                    stream,
                     on_failure=on_failure or "wait",
                     seconds=timeout,
                     to_backlog=to_backlog,
                     outbox=outbox,
-                    stop=stop,
-                    hurry=hurry,
-                    on_event=shown,
                 )
 
         with warnings.catch_warnings():
