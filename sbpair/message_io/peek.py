@@ -48,7 +48,7 @@ class PeekSource(NamedTuple):
     path: str
 
 
-Keep = Callable[[PeekSource, "PeekedMessage"], bool]
+Keep = Callable[["PeekedMessage"], bool]
 
 
 @dataclass(slots=True)
@@ -123,7 +123,7 @@ def first_copies(rule: KeyRule, on_duplicate: Callable[[], object]) -> Keep:
     """Return a function that accepts only the first message of each key, and those without a key."""
     seen: set[str] = set()
 
-    def keep(_source: PeekSource, message: PeekedMessage) -> bool:
+    def keep(message: PeekedMessage) -> bool:
         properties = readable(message.sections.read_properties, Properties())
         named = SimpleNamespace(
             raw_amqp_message=SimpleNamespace(properties=properties),
@@ -143,12 +143,12 @@ def first_copies(rule: KeyRule, on_duplicate: Callable[[], object]) -> Keep:
 
 def with_reason(reason: str) -> Keep:
     """Return a function that accepts only dead letters with this reason, in any case."""
-    return lambda _source, message: (cause_in(message.sections).reason or "").lower() == reason.lower()
+    return lambda message: (cause_in(message.sections).reason or "").lower() == reason.lower()
 
 
 def matching(where: MessageFilter) -> Keep:
     """Return a function that accepts only messages for which a filter is true now."""
-    return lambda _source, message: where.matches_peeked(*message, int(time.time() * 1000))
+    return lambda message: where.matches_peeked(*message, int(time.time() * 1000))
 
 
 async def count_dead_letters(
@@ -170,7 +170,7 @@ async def count_dead_letters(
         messages: defaultdict[tuple[str | None, str | None], list[int]] = defaultdict(list)
 
         async def take(message: PeekedMessage) -> None:
-            if keep is None or keep(source, message):
+            if keep is None or keep(message):
                 messages[cause_in(message.sections).reason, message.facts.path].append(message.facts.enqueued_at)
 
         async with slots:
@@ -222,7 +222,7 @@ class _LimitReached(Exception):
 
 def _taker(result: PeekResult, source: PeekSource, limit: int, keep: Keep | None) -> OnMessage:
     async def take(message: PeekedMessage) -> None:
-        if keep is None or keep(source, message):
+        if keep is None or keep(message):
             result.messages.append((source, message))
             if keep is not None and len(result.messages) == limit:
                 raise _LimitReached

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import copy_context
@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sbpair.errors import SbpairError, StateRefused
+from sbpair.move.events import MessagesLocked, RunCancelled, RunPaused, RunPausing, RunResumed
 from sbpair.replay.archive import (
     DRAINED_FILE,
     LEDGER,
@@ -35,7 +36,6 @@ from sbpair.runs.control import Wanted
 from sbpair.runs.run_log import Figures
 
 if TYPE_CHECKING:
-    from sbpair.move.events import MessagesLocked
     from sbpair.replay.task_lease import HeldLease
     from sbpair.runs.control import RunControl
     from sbpair.runs.run_log import RunEntry
@@ -46,6 +46,14 @@ COUNTED = {"drain": (SEGMENTS, "queue"), "send": (LEDGER, "destination"), "move"
 """The files of a phase, and the column by which their messages are counted."""
 
 FINISHED = ("proved", "removed", "moved")  # the phases of a run that has ended, and that a stop would not change
+Requested: TypeAlias = RunPausing | RunPaused | RunResumed | RunCancelled
+REQUESTED: Mapping[Wanted, type[Requested]] = {
+    Wanted.RUNNING: RunResumed,
+    Wanted.PAUSED: RunPausing,
+    Wanted.CANCELLED: RunCancelled,
+}
+"""The event of each request of another process. RunPaused follows once no task runs."""
+
 POLL_SECONDS = 0.25
 WAIT_SECONDS = 1.0
 JOIN_SECONDS = 5.0
@@ -85,15 +93,7 @@ class LocksFound:
     queues: tuple[MessagesLocked, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class PauseChanged:
-    """The answer to a request of another process. `state` is pausing, paused, running or cancelled."""
-
-    state: str
-    run: str
-
-
-Event: TypeAlias = ReplayPhase | Expected | PhaseProgress | LocksFound | PauseChanged
+Event: TypeAlias = ReplayPhase | Expected | PhaseProgress | LocksFound | Requested
 OnEvent: TypeAlias = Callable[[Event], None]
 
 
@@ -314,7 +314,7 @@ class Pauses:
                 self._change(wanted)
                 self._wanted = wanted
                 self._changed.notify_all()
-                on_event(PauseChanged(wanted.value if wanted is not Wanted.PAUSED else "pausing", run))
+                on_event(REQUESTED[wanted](run))
             if wanted is Wanted.PAUSED and self._working and not self._archive.stop_requested():
                 self._archive.write(STOP_FILE, PAUSE)
                 self._interrupted = True
@@ -323,7 +323,7 @@ class Pauses:
             control.confirm(wanted)
             self._confirmed = wanted
             if wanted is Wanted.PAUSED:
-                on_event(PauseChanged("paused", run))
+                on_event(RunPaused(run))
 
     def _change(self, wanted: Wanted) -> None:
         if wanted is Wanted.CANCELLED:

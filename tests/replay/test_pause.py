@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from sbpair import errors, runs
+from sbpair.move.events import RunEvent, RunPaused, RunPausing, RunResumed
 from sbpair.replay import driver
 from sbpair.replay.archive import PAUSE, STOP_FILE, Archive
-from sbpair.replay.progress import PauseChanged, Pauses, PhaseProgress, ReplayPhase, run_action
+from sbpair.replay.progress import Pauses, PhaseProgress, ReplayPhase, run_action
 from sbpair.replay.queue_task import retry_while_progressing
 from sbpair.replay.run import ReplayMode, ReplayOptions
 from sbpair.replay.task_lease import HeldLease
@@ -73,14 +74,14 @@ class PausedIn:
         self._at_tasks, self._sends = threading.Event(), threading.Event()
         self._run = ""
         self.paused: list[tuple[str, RunOutcome, list[str], set[int]]] = []
-        self.states: list[str] = []
+        self.states: list[type[RunEvent]] = []
 
     def __call__(self, event: Any) -> None:
         phase = event.name if isinstance(event, ReplayPhase) else getattr(event, "phase", "")
         if isinstance(event, ReplayPhase):
             self._run = event.run or self._run
-        elif isinstance(event, PauseChanged):
-            self.states.append(event.state)
+        elif isinstance(event, RunEvent):
+            self.states.append(type(event))
         if phase == "send":
             (self._sends if isinstance(event, PhaseProgress) else self._at_tasks).set()
         if not self._phases or phase != self._phases[0]:
@@ -133,7 +134,7 @@ def test_a_paused_replay_holds_nothing_and_goes_on(
         result = driver.start_run(request, options, place.queues, heard)
     heard.join()
     assert heard.paused == [(phase, RunOutcome.PAUSED, [], {0}) for phase in names]
-    assert heard.states == ["pausing", "paused", "running"] * len(names)
+    assert heard.states == [RunPausing, RunPaused, RunResumed] * len(names)
     proof = result.proof
     assert (result.exit_code, result.stopped, proof.acknowledged, proof.copies) == (0, False, MESSAGES, 0)
     place.check_arrived()

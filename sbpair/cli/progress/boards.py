@@ -16,6 +16,9 @@ from sbpair.move.receipt import RampState
 if TYPE_CHECKING:
     from sbpair.replay.progress import Expected, PhaseProgress, ReplayPhase
 
+REQUESTED = {events.RunPausing: "pausing", events.RunPaused: "paused", events.RunCancelled: "cancelled"}
+"""The states of a replay that another process has requested."""
+
 OF_QUEUES = ("drain", "move")
 """Phases whose rows are queues."""
 
@@ -468,9 +471,9 @@ class PhaseBoard:
         self._sampled = False
         self._state = ""
 
-    def pause(self, state: str) -> None:
+    def pause(self, request: events.RunEvent) -> None:
         """Show the state that another process has requested; running is shown as the phase alone."""
-        self._state = "" if state == "running" else state
+        self._state = REQUESTED.get(type(request), "")
 
     def begin(self, phase: "ReplayPhase", now: float) -> None:
         if phase.name not in (self._phase, "stop"):

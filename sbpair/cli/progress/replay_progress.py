@@ -13,17 +13,10 @@ from sbpair.move import events
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sbpair.replay.progress import Event, ReplayPhase
+    from sbpair.replay.progress import Event, ReplayPhase, Requested
 
 SCHEMA = "sbpair/replay-event/1"
 REPORT_SECONDS = 5.0
-Request = events.RunPausing | events.RunPaused | events.RunResumed | events.RunCancelled
-REQUESTS: dict[str, type[Request]] = {
-    "pausing": events.RunPausing,
-    "paused": events.RunPaused,
-    "running": events.RunResumed,
-    "cancelled": events.RunCancelled,
-}
 
 
 class ReplayProgress(Progress):
@@ -39,7 +32,7 @@ class ReplayProgress(Progress):
 
     def __call__(self, event: "Event") -> None:
         """Report one event."""
-        from sbpair.replay.progress import Expected, LocksFound, PauseChanged, ReplayPhase
+        from sbpair.replay.progress import Expected, LocksFound, PhaseProgress, ReplayPhase
 
         now = time.monotonic()
         match event:
@@ -53,14 +46,14 @@ class ReplayProgress(Progress):
                 self._report_phase(event)
             case LocksFound(queues):
                 self._report_locked(queues)
-            case PauseChanged(state, run):
+            case events.RunEvent():
                 with self._lock:
-                    self._board.pause(state)
-                self._report_request(REQUESTS[state](run))
+                    self._board.pause(event)
+                self._report_request(event)
             case Expected():
                 with self._lock:
                     self._board.expect(event)
-            case _:
+            case PhaseProgress():
                 with self._lock:
                     self._board.take(event, now)
                 if now >= self._next and event.messages != self._last:
@@ -70,7 +63,7 @@ class ReplayProgress(Progress):
     def _report_phase(self, phase: "ReplayPhase") -> None:
         self._screen.say(phase.text)
 
-    def _report_request(self, request: Request) -> None:
+    def _report_request(self, request: "Requested") -> None:
         self._screen.say(request_text(request))
 
     def _report_locked(self, found: "Sequence[events.MessagesLocked]") -> None:
@@ -115,7 +108,7 @@ class JsonReplayProgress(ReplayProgress):
     def _report_phase(self, phase: "ReplayPhase") -> None:
         self._write("phase", phase=phase.name, text=phase.text, run=phase.run or None)
 
-    def _report_request(self, request: Request) -> None:
+    def _report_request(self, request: "Requested") -> None:
         write_lines(self._screen, [line(request, wall_clock_ms(), SCHEMA)])
 
     def _report_locked(self, found: "Sequence[events.MessagesLocked]") -> None:
