@@ -16,19 +16,17 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple, cast
 
 from sbpair.amqp.message import Properties
 from sbpair.amqp.types import Map
-from sbpair.amqp_client.client import connect
+from sbpair.amqp_client.client import GetToken, connect
 from sbpair.errors import SbpairError, ServiceRefused, UsageError
 from sbpair.management.calls import gather_all
 from sbpair.message_io.message_json import readable
 from sbpair.move.message.dead_letters import cause_in, is_dead_letter_path, parent_path
-from sbpair.move.peek.peeker import Peeker, PeekPosition
+from sbpair.move.peek.peeker import OnMessage, Peeked, PeekedMessage, Peeker, PeekPosition
 
 if TYPE_CHECKING:
-    from sbpair.amqp_client.client import GetToken
     from sbpair.model.pair import Endpoint, Ends
     from sbpair.model.retries import Retrying
     from sbpair.move.filter import MessageFilter
-    from sbpair.move.peek.peeker import OnMessage, Peeked, PeekedMessage
     from sbpair.replication.keys import KeyRule, Received
 
     OnEvent = Callable[[Peeked | Retrying], object]

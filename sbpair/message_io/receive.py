@@ -18,7 +18,7 @@ from sbpair.management.calls import shielded
 from sbpair.message_io.message_json import render_message, render_received
 from sbpair.move.peek.locked import peek_old
 from sbpair.move.raw_source import RawReceivedMessage, RawSource, peek_headers
-from sbpair.replication.events import DuplicateCompleted
+from sbpair.replication.events import DuplicateCompleted, OnEvent, ReplicationEvent, Side
 from sbpair.replication.keys import DAY_SECONDS
 from sbpair.replication.receivers import MEMORY, AsyncDedupReceiver, checked_source
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from sbpair.model.pair import Endpoint, Ends, Pair
     from sbpair.move.interface import PeekedHeader
-    from sbpair.replication.events import OnEvent, ReplicationEvent, Side
 
 MAX_HELD = 10
 MAX_COUNTED = 1_000

@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sbpair.errors import MachineLacks
 from sbpair.metrics.http_port import HttpPort, Page, Render
-from sbpair.metrics.live_figures import RUN_INFO, LiveFigures
+from sbpair.metrics.live_figures import RUN_INFO, LiveFigures, Metric
 
 if TYPE_CHECKING:
-    from sbpair.metrics.live_figures import Metric
     from sbpair.move.events import SyphonEvent
     from sbpair.move.interface import Destination
     from sbpair.move.run_store import LiveRun

@@ -367,6 +367,26 @@ class RawSource:
         return messages
 
 
+async def settle_left(
+    source: RawSource, accepted: Sequence[ReceivedMessage], others: Sequence[ReceivedMessage]
+) -> list[ReceivedMessage]:
+    """Complete accepted messages that a lost connection left locked, and release others. Return those completed.
+
+    The locks of those that cannot be settled expire by themselves.
+    """
+    now = asyncio.get_running_loop().time()
+    completed: list[ReceivedMessage] = []
+    for messages, outcome in ((accepted, ACCEPTED), (others, RELEASED)):
+        locked = [each for each in messages if each.lock_until > now]
+        failed = {id(each) for each, _ in await source.settle_by_token(locked, outcome)}
+        if locked:
+            settled = len(locked) - len(failed)
+            log.info("%s: %d of %d messages settled over a new connection", source.queue, settled, len(locked))
+        if outcome is ACCEPTED:
+            completed = [each for each in locked if id(each) not in failed]
+    return completed
+
+
 class SessionsSource(RawSource):
     """A source with sessions, before one is locked: it can be peeked, and gives the next session."""
 

@@ -32,13 +32,11 @@ from sbpair.replay.archive import (
 )
 from sbpair.replay.run import ReplayRun, load_run
 from sbpair.replay.spark import translate_failure
-from sbpair.runs.control import Wanted
-from sbpair.runs.run_log import Figures
+from sbpair.runs.control import RunControl, Wanted
+from sbpair.runs.run_log import Figures, RunEntry
 
 if TYPE_CHECKING:
     from sbpair.replay.task_lease import HeldLease
-    from sbpair.runs.control import RunControl
-    from sbpair.runs.run_log import RunEntry
 
 log = logging.getLogger(__name__)
 

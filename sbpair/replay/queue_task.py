@@ -19,8 +19,6 @@ from itertools import repeat
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
 
-from sbpair.amqp.performatives import Outcome
-from sbpair.amqp_client.raw_links import ACCEPTED, RELEASED
 from sbpair.azure.destinations import open_destinations
 from sbpair.errors import SbpairError, StateRefused, Unavailable
 from sbpair.model.retries import Backoff
@@ -30,7 +28,7 @@ from sbpair.move.message.route import Facts, field_getter
 from sbpair.move.mover import Mover
 from sbpair.move.peek.locked import NewMessages
 from sbpair.move.raw_primary import RawPrimary
-from sbpair.move.raw_source import RawReceivedMessage, RawSource, peek_queue
+from sbpair.move.raw_source import RawReceivedMessage, RawSource, peek_queue, settle_left
 from sbpair.move.receipt import BackingOff
 from sbpair.move.topic_guard import TopicGuard
 from sbpair.replay.archive import ACCEPTED_FILE, LEDGER, Archive
@@ -135,29 +133,18 @@ class DrainCutoff:
         return self._quiet >= MIN_QUIET
 
 
-class UnsettledDeliveries:
-    """Deliveries of a lost connection that are still locked, to be settled over the next one."""
+class UnsettledDeliveries(NamedTuple):
+    """Deliveries of a lost connection that may still be locked, to be settled over the next one."""
 
-    def __init__(self) -> None:
-        self.accepted: list[ReceivedMessage] = []
-        self.released: list[ReceivedMessage] = []
+    accepted: list[ReceivedMessage]
+    released: list[ReceivedMessage]
 
     async def settle(self, source: RawSource) -> list[ReceivedMessage]:
-        """Complete and release them. Return those completed; the locks of others expire by themselves."""
-        completed = await self._settle(source, self.accepted, ACCEPTED)
-        await self._settle(source, self.released, RELEASED)
-        return completed
-
-    async def _settle(
-        self, source: RawSource, messages: list[ReceivedMessage], outcome: Outcome
-    ) -> list[ReceivedMessage]:
-        now = asyncio.get_running_loop().time()
-        locked = [each for each in messages[:MAX_UNSETTLED] if each.lock_until > now]
-        messages.clear()
-        failed = {id(each) for each, _ in await source.settle_by_token(locked, outcome)}
-        if locked:
-            log.info("%s: %d messages settled over a new connection", source.queue, len(locked) - len(failed))
-        return [each for each in locked if id(each) not in failed]
+        """Complete and release them. Return those completed."""
+        left = self.accepted[:MAX_UNSETTLED], self.released[:MAX_UNSETTLED]
+        self.accepted.clear()
+        self.released.clear()
+        return await settle_left(source, *left)
 
 
 def unanswered(failures: Failures) -> list[ReceivedMessage]:
@@ -175,7 +162,7 @@ class QueueDrain:
         self._messages = self._released = 0
         self._cutoff = DrainCutoff(job.run)
         self._unstored: list[Segment] = []
-        self._unsettled = UnsettledDeliveries()
+        self._unsettled = UnsettledDeliveries([], [])
         self._storing: asyncio.Task[None] | None = None
         self._store_error: SbpairError | None = None
 
@@ -212,7 +199,7 @@ class QueueDrain:
         unstored, self._unstored = self._unstored, []
         for segment in filter(len, unstored):
             failures = await source.release(segment.messages)
-            self._unsettled.released += unanswered(failures)
+            self._unsettled.released.extend(unanswered(failures))
             self._released += len(segment) - len(failures)
 
     async def _receive(self, source: RawSource, tasks: asyncio.TaskGroup) -> None:
@@ -284,7 +271,7 @@ class QueueDrain:
             return
         if failures:
             # Those that cannot be completed later are delivered again, and become copies with the same key.
-            self._unsettled.accepted += unanswered(failures)
+            self._unsettled.accepted.extend(unanswered(failures))
             why = failures[0][1]
             log.info("%s: %d of %d were not settled: %s", self._queue, len(failures), len(segment), why)
             if isinstance(why, Unavailable):
@@ -423,7 +410,7 @@ class DirectMove:
         self._accepted = load_accepted(self._archive, queue) | dead_accepted
         self._lease = TaskLease(self._archive, job.heartbeat)
         self._cutoff = DrainCutoff(job.run)
-        self._unsettled = UnsettledDeliveries()
+        self._unsettled = UnsettledDeliveries([], [])
         self._returned = 0
         self._waiting: list[BackingOff] = []
         self._stop = StopPoll(self._archive)

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import socket
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from http import HTTPStatus
 from operator import attrgetter
@@ -23,8 +23,6 @@ from sbpair.move.events import AwaySides
 from sbpair.operating_system import unix_socket_family
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from sbpair.move.run_store import LiveRun
 
 REPORT_SECONDS: Final = 10.0

@@ -23,14 +23,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 
 from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
-from sbpair.amqp.types import Byte, Float, Int, Long, Short, Symbol, Timestamp
+from sbpair.amqp.types import Byte, Float, Int, Long, Short, Symbol, Timestamp, Value
 from sbpair.backlog import check_path
 from sbpair.errors import MachineLacks, NameInvalid, UsageError
 from sbpair.replay.send_task import CHUNK_BYTES, MAX_CHUNK
 from sbpair.timespan import ticks
 
 if TYPE_CHECKING:
-    from sbpair.amqp.types import Value
     from sbpair.replay.ledger import Key
 
 TEXT = frozenset({"StringType", "CharType", "VarcharType"})

@@ -265,18 +265,8 @@ class RowReader:
 class TaskClaim:
     """An attempt's claim on its partition: a file that changes while it is alive. `check` is for its sends."""
 
-    def __init__(
-        self,
-        job: WriteJob,
-        place: TaskPlace,
-        attempt: str,
-        *,
-        patience_seconds: float = PATIENCE_SECONDS,
-        now: Callable[[], float] = uptime,
-    ) -> None:
-        self._archive, self._job, self._attempt, self._now = job.open(), job, attempt, now
-        self._patience_seconds = patience_seconds
-        self._partition = place.partition
+    def __init__(self, job: WriteJob, place: TaskPlace, attempt: str) -> None:
+        self._archive, self._job, self._attempt, self._partition = job.open(), job, attempt, place.partition
         self._directory = f"{CLAIMS}/{place.scope}/{job.job}.{place.partition}"
         self._path = f"{self._directory}/claim.json"
         self._confirmed_at, self._number = float("-inf"), 0
@@ -287,8 +277,7 @@ class TaskClaim:
     async def kept(self) -> AsyncIterator[TaskClaim]:
         """Hold the claim within the block. Raises LeaseHeld if another job or attempt is alive, and as `check` does."""
         busy = f"partition {self._partition}: another attempt at it is still going"
-        patience = self._patience_seconds
-        await asyncio.to_thread(wait_silent, self._archive, self._directory, busy, patience_seconds=patience)
+        await asyncio.to_thread(wait_silent, self._archive, self._directory, busy, patience_seconds=PATIENCE_SECONDS)
         await asyncio.to_thread(self._confirm, first=True)
         keeping = asyncio.create_task(self._keep())
         try:
@@ -308,7 +297,7 @@ class TaskClaim:
         """
         if self._lost is not None:
             raise self._lost
-        if self._now() - self._confirmed_at > TRUST_SECONDS:
+        if uptime() - self._confirmed_at > TRUST_SECONDS:
             raise Unreachable("the ledger did not confirm this task in time", hint="check that the ledger is reachable")
 
     def _claim_run(self) -> None:
@@ -331,7 +320,7 @@ class TaskClaim:
                 f"{self._archive.root} of this worker is not the driver's directory",
                 hint="mount the directory at the same path on all workers, or name a URL such as s3://bucket/ledger",
             )
-        began, owner = self._now(), read_owner(self._archive)
+        began, owner = uptime(), read_owner(self._archive)
         if not (first or self._is_held()):
             self._lost = LeaseLost("another attempt at this partition has begun", hint="no action is needed")
         if owner.job != self._job.job and owner.number >= self._job.number:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sbpair.amqp_client.raw_links import ACCEPTED, RELEASED
+from sbpair.amqp_client.raw_links import RELEASED
 from sbpair.errors import (
     AccessError,
     EntityMissing,
@@ -30,7 +30,7 @@ from sbpair.move.events import QueueBlocked, QueueDone, QueueFailed, QueueOpened
 from sbpair.move.failure_latch import Waits, set_within
 from sbpair.move.held import ParkedSessions, SkippedMessages
 from sbpair.move.mover import Mover
-from sbpair.move.raw_source import RawSource, SessionSource, SessionsSource
+from sbpair.move.raw_source import RawSource, SessionSource, SessionsSource, settle_left
 from sbpair.syphon.queue_end import TRIES, QueueEnd
 from sbpair.syphon.worker_connections import PROBE_SECONDS, WorkerConnections, open_connections
 
@@ -228,17 +228,12 @@ class QueueWorker:
         """Settle what a lost connection left locked: complete what the primary accepted, and unlock the rest."""
         prefetched, self._prefetched = self._prefetched, ()
         await source.unlock(prefetched)
-        left, self._unsettled = self._locked_still(self._unsettled), ()
+        left, self._unsettled = self._unsettled, ()
         journal = self._plan.context.journal
-        for accepted in (True, False):
-            locked = [each for each in left if journal.was_accepted(each.key) is accepted]
-            failures = await source.settle_by_token(locked, ACCEPTED if accepted else RELEASED)
-            failed = {id(message) for message, _ in failures}
-            if accepted:
-                journal.note_completed([each.key for each in locked if id(each) not in failed])
-            if locked:
-                settled = len(locked) - len(failed)
-                log.info("%s: %d of %d messages settled over a new connection", self.queue, settled, len(locked))
+        accepted = [each for each in left if journal.was_accepted(each.key)]
+        others = [each for each in left if not journal.was_accepted(each.key)]
+        completed = await settle_left(source, accepted, others)
+        journal.note_completed([each.key for each in completed])
 
     def _locked_still(self, messages: Sequence[ReceivedMessage]) -> list[ReceivedMessage]:
         now = asyncio.get_running_loop().time()

@@ -174,7 +174,8 @@ def test_a_run_of_another_namespace_or_version_is_refused(place: World, tmp_path
 
 
 @pytest.mark.usefixtures("quick_claims")
-def test_a_run_that_is_still_going_is_refused(place: World, tmp_path: Path) -> None:
+def test_a_run_that_is_still_going_is_refused(place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(write_task, "PATIENCE_SECONDS", 0.0)
     job = start(place, tmp_path)
 
     async def hold() -> None:
@@ -182,7 +183,7 @@ def test_a_run_that_is_still_going_is_refused(place: World, tmp_path: Path) -> N
             with pytest.raises(LeaseHeld, match="run r1 is still going"):
                 await asyncio.to_thread(start, place, tmp_path)
             with pytest.raises(LeaseHeld, match="another attempt"):
-                async with TaskClaim(job, TaskPlace(0), "b", patience_seconds=0.0).kept():
+                async with TaskClaim(job, TaskPlace(0), "b").kept():
                     pass
             claim.check()
 
