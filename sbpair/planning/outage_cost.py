@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from sbpair import backlog
 from sbpair.azure import open_namespace
@@ -69,16 +69,11 @@ class BacklogRoom:
         return max(0, self.max_bytes - self.used_bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class PairCapacity:
+class PairCapacity(NamedTuple):
     """The tiers of the two namespaces."""
 
     secondary: Capacity
     primary: Capacity
-
-    @property
-    def both(self) -> tuple[Capacity, Capacity]:
-        return self.secondary, self.primary
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +181,7 @@ def cost_of(
     fill_seconds = room.free_bytes / filling
     operations = cost.of_units(stored * cost.units(outage.message_bytes), 0)
     operations += Operations(empty_receives=room.queues, management_calls=room.queues)
-    standard = any(STANDARD in (each.secondary.tier, each.primary.tier) for each in possible)
+    standard = any(STANDARD in [side.tier for side in each] for each in possible)
     return OutageCost(
         outage=outage,
         room=room,
@@ -212,7 +207,7 @@ def parse_size(text: str) -> int:
 
 
 def _tier_cost(capacity: PairCapacity, outage: Outage, stored: int, operations: Operations, polls: int) -> TierCost:
-    secondary, primary = (each.tier.name for each in capacity.both)
+    secondary, primary = (each.tier.name for each in capacity)
     rates = [rate for tier in (secondary, primary) if (rate := credits_of(None, tier)) is not None]
     return TierCost(
         capacity=capacity,
@@ -239,8 +234,8 @@ def _price(*spent: tuple[str, int]) -> MoneyRange:
 
 def _base(capacity: PairCapacity, hours: Decimal) -> MoneyRange:
     """Return the base price of both namespaces. Standard's is billed once a subscription, or for each namespace."""
-    prices = [PRICES.tariffs[each.tier.name.lower()].hourly * (each.units or 1) * hours for each in capacity.both]
-    standard = [price for price, each in zip(prices, capacity.both, strict=True) if each.tier is STANDARD]
+    prices = [PRICES.tariffs[each.tier.name.lower()].hourly * (each.units or 1) * hours for each in capacity]
+    standard = [price for price, each in zip(prices, capacity, strict=True) if each.tier is STANDARD]
     return MoneyRange(sum(prices, Decimal(0)) - sum(standard[1:], Decimal(0)), sum(prices, Decimal(0)))
 
 
@@ -259,11 +254,11 @@ def _remarks(outage: Outage, capacities: Sequence[PairCapacity]) -> list[str]:
 
 
 def _message_bytes(capacity: PairCapacity) -> int:
-    return min(MESSAGE_BYTES[each.tier.name] for each in capacity.both)
+    return min(MESSAGE_BYTES[each.tier.name] for each in capacity)
 
 
 def _is_premium(capacity: PairCapacity) -> bool:
-    return all(each.tier is tiers.PREMIUM for each in capacity.both)
+    return all(each.tier is tiers.PREMIUM for each in capacity)
 
 
 @dataclass(slots=True)

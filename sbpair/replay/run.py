@@ -232,31 +232,30 @@ def _names(value: object) -> tuple[str, ...]:
 class NamespaceAccess:
     """How tasks on other machines reach a namespace: with secrets from environment variables there.
 
-    `variable` has the key; None for an identity, which each machine has itself. `proxy_variable` has a proxy with its
-    password, if any. `bare` is without both.
+    The `key_source` of `bare` has the key; an identity each machine has itself. `proxy_variable` has a proxy with its
+    password, "" without one. `bare` is without both.
     """
 
     bare: Endpoint
-    variable: str | None
-    proxy_variable: str | None = None
+    proxy_variable: str = ""
 
     @classmethod
-    def from_endpoint(cls, endpoint: Endpoint, variable: str | None) -> NamespaceAccess:
+    def from_endpoint(cls, endpoint: Endpoint) -> NamespaceAccess:
         """Return the access. Raises UsageError for a secret that is in no environment variable."""
         proxy = endpoint.proxy if endpoint.proxy and endpoint.proxy.user is not None else None
-        keyless = variable is None and not isinstance(endpoint.credential, Identity)
+        keyless = not (endpoint.key_source or isinstance(endpoint.credential, Identity))
         if keyless or (proxy and not proxy.source):
             raise UsageError(
                 f"the {'key' if keyless else 'proxy password'} of {endpoint.name} is in no environment variable",
                 hint="a replay passes the variable's name to its tasks: set one, or sign in with an identity",
             )
         bare = replace(endpoint, credential=Identity(), proxy=None if proxy else endpoint.proxy)
-        return cls(bare, variable, proxy.source if proxy else None)
+        return cls(bare, proxy.source if proxy else "")
 
     @property
     def variables(self) -> tuple[str, ...]:
         """The variables with secrets."""
-        return tuple(each for each in (self.variable, self.proxy_variable) if each is not None)
+        return tuple(filter(None, (self.bare.key_source, self.proxy_variable)))
 
     def endpoint(self, environ: Mapping[str, str] = os.environ) -> Endpoint:
         """Return the endpoint with its credential. Raises UsageError if a variable is not set here.
@@ -270,10 +269,9 @@ class NamespaceAccess:
                     f"the environment of this worker has no {name}",
                     hint=f"start Spark's workers with {name}, or sign in with an identity",
                 )
-        if self.variable is not None:
-            credential = endpoint_from_connection_string(texts[self.variable]).credential
-            endpoint = replace(endpoint, credential=credential)
-        if self.proxy_variable is not None:
+        if key := texts.get(endpoint.key_source):
+            endpoint = replace(endpoint, credential=endpoint_from_connection_string(key).credential)
+        if self.proxy_variable:
             endpoint = replace(endpoint, proxy=parse_proxy(texts[self.proxy_variable], self.proxy_variable))
         return endpoint
 
@@ -315,16 +313,14 @@ class TaskJob:
 class ReplayRequest:
     """The parameters of a start or resume.
 
-    `variables` are the environment variables with the keys of primary and secondary, if any. `tasks` is how many may
-    run at once; None for as many as a local master runs. `lease` excludes other movers of this machine, and
-    `lease_queue` names the queue that excludes those of other machines. `package` is a zip of sbpair for executors.
-    `wait_for_locks` is whether to wait for messages that others have locked. `remote` is the URL of a Spark Connect
-    server, which may have a token, instead of `master`.
+    `tasks` is how many may run at once; None for as many as a local master runs. `lease` excludes other movers of this
+    machine, and `lease_queue` names the queue that excludes those of other machines. `package` is a zip of sbpair for
+    executors. `wait_for_locks` is whether to wait for messages that others have locked. `remote` is the URL of a Spark
+    Connect server, which may have a token, instead of `master`.
     """
 
     pair: Pair
     archive: str
-    variables: tuple[str | None, str | None]
     state: Path
     master: str = "local[2,4]"
     tasks: int | None = None
@@ -348,9 +344,7 @@ class ReplayRequest:
 
     def access(self) -> tuple[NamespaceAccess, NamespaceAccess]:
         """Return how tasks reach primary and secondary. Raises UsageError for a key in no environment variable."""
-        pair, (primary, secondary) = self.pair, self.variables
-        access = NamespaceAccess.from_endpoint
-        return access(pair.primary, primary), access(pair.secondary, secondary)
+        return NamespaceAccess.from_endpoint(self.pair.primary), NamespaceAccess.from_endpoint(self.pair.secondary)
 
     def check(self) -> None:
         """Raise Unsafe or UsageError for mistakes that show before Java starts."""

@@ -112,10 +112,9 @@ class WriteOptions:
             )
         if destination is not None:
             check_destination("option destination", destination)
-        endpoint = _endpoint(given, environ)
         return cls(
             destination,
-            NamespaceAccess.from_endpoint(endpoint, endpoint.key_source or None),
+            NamespaceAccess.from_endpoint(_endpoint(given, environ)),
             given.get("ledger"),
             run,
             keep_refused=refused == QUARANTINE,

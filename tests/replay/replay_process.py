@@ -7,27 +7,23 @@ import json
 import os
 import sys
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sbpair.model.connection_string import endpoint_from_connection_string
-from sbpair.model.pair import Pair
 from sbpair.replay import driver, progress
 from sbpair.replay.run import ReplayMode, ReplayOptions, ReplayRequest
-from tests.replay.world import NAMESPACE, OTHER, VARIABLES
+from tests.replay.world import pair_of
 
 BEGAN = time.monotonic()
 POLL_SECONDS = 0.02  # how often the files are counted
 
 
 def main(given: dict[str, Any]) -> None:
-    primary, secondary = (endpoint_from_connection_string(os.environ[name]) for name in VARIABLES)
-    pair = Pair("orders", replace(primary, name=NAMESPACE), replace(secondary, name=OTHER))
     directory = Path(given["directory"])
     request = ReplayRequest(
-        pair, str(directory / "archive"), VARIABLES, directory / "state", **given.get("request", {})
+        pair_of(os.environ), str(directory / "archive"), directory / "state", **given.get("request", {})
     )
     if "resume" in given:
         result = driver.resume_run(request, given["resume"], tell)

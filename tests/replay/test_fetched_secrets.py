@@ -4,6 +4,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
@@ -73,8 +74,8 @@ async def test_only_variables_of_sbpair_and_of_a_principal_are_replaced() -> Non
 
 
 async def test_a_worker_reads_the_secret_that_its_variable_names() -> None:
-    endpoint = endpoint_from_connection_string(STRING)
-    access = NamespaceAccess.from_endpoint(endpoint, NAME)
+    endpoint = replace(endpoint_from_connection_string(STRING), key_source=NAME)
+    access = NamespaceAccess.from_endpoint(endpoint)
     async with reachable() as managers:
         found = await asyncio.to_thread(access.endpoint, {NAME: f"gsm://{NAME}"})
     assert found.credential == endpoint.credential

@@ -111,7 +111,7 @@ def test_a_duplicate_is_marked_once_its_first_copy_is_accepted(archive: Archive)
     rows = [repeated(10, 0, 0), repeated(11, 1, 0), repeated(12, 3, 0), repeated(13, 2, 1), repeated(14, 2, 1)]
     batch = pa.RecordBatch.from_pydict(dict(zip(DUPLICATE_COLUMNS, zip(*rows, strict=True), strict=True)))
 
-    nowhere = NamespaceAccess(Endpoint("contoso", "contoso", "contoso", 5671, tls=True, credential=Identity()), None)
+    nowhere = NamespaceAccess(Endpoint("contoso", "contoso", "contoso", 5671, tls=True, credential=Identity()))
     job = TaskJob(ReplayRun("r1", {}, (), SHARDS, 0, ReplayOptions()), archive.url, nowhere, nowhere, tasks=1)
     counts = [mark_deduplicated(job, iter([batch]))[0]["messages"] for _ in range(2)]
     assert counts == [3, 0]

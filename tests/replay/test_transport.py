@@ -32,18 +32,16 @@ STRING = f"Endpoint=sb://{HOST}/;SharedAccessKeyName=root;SharedAccessKey={KEY.k
 
 
 @pytest.mark.parametrize(
-    ("endpoint", "variable", "environ"),
+    ("endpoint", "environ"),
     [
-        (replace(ENDPOINT, proxy=None, credential=KEY), "K", {"K": STRING}),
-        (replace(ENDPOINT, transport=Transport.WEBSOCKET), None, {"P": PROXY}),
-        (replace(ENDPOINT, proxy=parse_proxy("http://proxy:3128", "file")), None, {}),
+        (replace(ENDPOINT, proxy=None, credential=KEY, key_source="K"), {"K": STRING}),
+        (replace(ENDPOINT, transport=Transport.WEBSOCKET), {"P": PROXY}),
+        (replace(ENDPOINT, proxy=parse_proxy("http://proxy:3128", "file")), {}),
     ],
     ids=["key", "proxy with a password", "proxy without one"],
 )
-def test_a_secret_is_not_passed_on_and_read_again(
-    endpoint: Endpoint, variable: str | None, environ: dict[str, str]
-) -> None:
-    access = NamespaceAccess.from_endpoint(endpoint, variable)
+def test_a_secret_is_not_passed_on_and_read_again(endpoint: Endpoint, environ: dict[str, str]) -> None:
+    access = NamespaceAccess.from_endpoint(endpoint)
     for secret in ("nobody-may-see", KEY.key):
         assert secret not in repr(access)
         assert secret.encode() not in pickle.dumps(access)
@@ -63,7 +61,7 @@ def test_a_secret_is_not_passed_on_and_read_again(
 )
 def test_a_secret_of_no_variable_is_refused(endpoint: Endpoint, secret: str) -> None:
     with pytest.raises(UsageError, match=f"the {secret} of contoso is in no environment variable"):
-        NamespaceAccess.from_endpoint(endpoint, None)
+        NamespaceAccess.from_endpoint(endpoint)
 
 
 @pytest.fixture
@@ -87,7 +85,11 @@ def test_the_tasks_of_a_replay_go_through_the_proxy(
         monkeypatch.setenv(variable, each.tls_connection_string)
         monkeypatch.setenv(proxy_variable, proxy.url)
         end = endpoint_from_connection_string(each.tls_connection_string, name=each.name, ca_file=ready.ca_file)
-        ends.append(replace(end, transport=Transport.WEBSOCKET, proxy=parse_proxy(proxy.url, proxy_variable)))
+        ends.append(
+            replace(
+                end, key_source=variable, transport=Transport.WEBSOCKET, proxy=parse_proxy(proxy.url, proxy_variable)
+            )
+        )
     monkeypatch.setattr(World, "pair", Pair("orders", *ends))
     job = stranded(world, tmp_path, 40, mode=mode)
     check_destinations(job, [*world.destinations], "", "")

@@ -3,7 +3,7 @@
 import os
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +31,15 @@ HASTY = {"spark.sql.codegen.wholeStage": "false"}
 """For a few messages it is not worth it that Spark compiles the plan."""
 
 
+def pair_of(environment: Mapping[str, str]) -> Pair:
+    """Return the pair of the connection strings in VARIABLES."""
+    ends = [
+        replace(endpoint_from_connection_string(environment[variable]), name=name, key_source=variable)
+        for variable, name in zip(VARIABLES, (NAMESPACE, OTHER), strict=True)
+    ]
+    return Pair("orders", *ends)
+
+
 class World:
     """`destinations` are queues of the primary, `queues` how many the backlog has, from index `first` on."""
 
@@ -50,15 +59,14 @@ class World:
 
     @property
     def pair(self) -> Pair:
-        primary, secondary = (endpoint_from_connection_string(self.environment[each]) for each in VARIABLES)
-        return Pair("orders", replace(primary, name=NAMESPACE), replace(secondary, name=OTHER))
+        return pair_of(self.environment)
 
     def port(self, namespace: str) -> int:
         return endpoint_from_connection_string(self.environment[VARIABLES[namespace == OTHER]]).port
 
     def request(self, directory: Path, **changes: Any) -> ReplayRequest:
         parameters = {"master": "local[2,4]", "state": directory / "state", "settings": HASTY, **changes}
-        return ReplayRequest(self.pair, str(directory / "archive"), VARIABLES, **parameters)
+        return ReplayRequest(self.pair, str(directory / "archive"), **parameters)
 
     def shell(self, directory: Path) -> dict[str, str]:
         return {**shell(self.running, directory), **self.environment}

@@ -150,7 +150,7 @@ def _table(found: "OutageCost") -> Iterator[str]:
 
 
 def _row(each: "TierCost") -> tuple[str, ...]:
-    secondary, primary = map(_tier, each.capacity.both)
+    secondary, primary = map(_tier, each.capacity)
     seconds = each.move_back_seconds
     return (
         secondary if secondary == primary else f"{secondary}, primary {primary}",

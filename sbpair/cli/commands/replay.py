@@ -467,7 +467,6 @@ def _request(
     return ReplayRequest(
         found.pair,
         archive,
-        (_variable(found, "primary"), _variable(found, "secondary")),
         Path(found.state_directory),
         master=cluster.master or spark.local_master(),
         tasks=cluster.parallelism,
@@ -506,14 +505,6 @@ def _selection(choice: Choice) -> "Selection":
     from sbpair.replay.run import read_selection
 
     return read_selection(choice.destination or [], choice.where)
-
-
-def _variable(found: "config.Profile", side: str) -> str | None:
-    """Return the environment variable that has the connection string, if any."""
-    from sbpair.config.setting import Secret
-
-    setting = found.settings[f"{side}.address"]
-    return setting.source if isinstance(setting.value, Secret) else None
 
 
 def _run(screen: Screen, act: Any) -> int:
