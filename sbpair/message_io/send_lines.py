@@ -86,13 +86,13 @@ class SendResult:
 
 @dataclass(frozen=True, slots=True)
 class LineStream:
-    """The messages of `reader`, to be sent at most `rate` a second.
+    """The messages of `lines`, to be sent at most `rate` a second.
 
     `stop` finishes the current send and starts no other; `hurry` abandons it: it is in doubt, if it was sent.
     `on_event` is called with the events of a paired client and each new count of delivered messages.
     """
 
-    reader: LineReader
+    lines: SourceLines
     rate: float | None
     stop: asyncio.Event
     hurry: asyncio.Event
@@ -225,15 +225,16 @@ class _LineSender:
     undelivered: frozenset[str] = frozenset()
 
     async def run(self) -> SendResult:
-        started, reader, stop = time.monotonic(), self.stream.reader, self.stream.stop
+        started, source, stop = time.monotonic(), self.stream.lines, self.stream.stop
+        groups = ReadAhead(source, MAX_GROUPS_AHEAD)
         limiter = RateLimiter(started, rate=self.stream.rate)
-        self.result = SendResult(0, Delivered(), 0, 0, reader.lines.skip + 1, 0.0)
+        self.result = SendResult(0, Delivered(), 0, 0, source.skip + 1, 0.0)
         try:
             while not self._ended():
-                lines = await self._unless(stop, reader.read())
+                lines = await self._unless(stop, anext(groups, []))
                 if lines == []:
                     # Empty lines at the end are done as well.
-                    self.result = replace(self.result, next_line=max(self.result.next_line, reader.lines.seen + 1))
+                    self.result = replace(self.result, next_line=max(self.result.next_line, source.seen + 1))
                     break
                 for content, members in line_batches(lines or ()):
                     if seconds := limiter.reserve(time.monotonic(), len(members)):
@@ -352,21 +353,6 @@ class SourceLines:
             if group:
                 yield group
                 group = []
-
-
-class LineReader:
-    """Reads SourceLines in a thread, for the running loop."""
-
-    def __init__(self, file: int, place: str, parse: Parse, skip: int = 0) -> None:
-        self.lines = SourceLines(file, place, parse, skip)
-        self._groups = ReadAhead(self.lines, MAX_GROUPS_AHEAD)
-
-    async def read(self) -> list[SourceLine]:
-        """Return the next lines, or [] at the end. Raises UsageError for an invalid line, after the lines before it.
-
-        Raises MachineLacks if the file cannot be read.
-        """
-        return await anext(self._groups, [])
 
 
 def check_lines(file: int, place: str, parse: Parse, skip: int) -> None:

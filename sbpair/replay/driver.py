@@ -54,6 +54,7 @@ from sbpair.replay.queue_task import (
     SHORT_WAITS,
     DirectMove,
     QueueDrain,
+    QueueTask,
     Remaining,
     count_remaining,
     retry,
@@ -94,7 +95,6 @@ from sbpair.runs.run_log import MOVED, RunEntry, new_id
 from sbpair.timespan import TICKS_PER_SECOND, ticks
 
 Task: TypeAlias = Callable[[Iterator[Any]], Iterable[Mapping[str, Any]]]
-QueueTask: TypeAlias = type[QueueDrain | DirectMove]
 
 log = logging.getLogger(__name__)
 
@@ -340,7 +340,7 @@ class Driver:
             if not self._pauses.interrupted:
                 return found
 
-    def _empty_queues(self, phase: str, text: str, kind: QueueTask) -> int:
+    def _empty_queues(self, phase: str, text: str, kind: type[QueueTask]) -> int:
         """Run tasks with short waits, then with long ones while messages are locked. Then write the drain's counts."""
         self._begin(phase, text)
         watcher = PhaseWatcher(self._archive, phase)
@@ -367,7 +367,7 @@ class Driver:
             self._write_counts(released)
         return total + released.total()
 
-    def _run_queues(self, watcher: PhaseWatcher, job: TaskJob, kind: QueueTask) -> Counter[str]:
+    def _run_queues(self, watcher: PhaseWatcher, job: TaskJob, kind: type[QueueTask]) -> Counter[str]:
         """Run a task for each queue, and return how many messages they released, by queue."""
         tasks, released = len(task_queues(job)), Counter[str]()
         self._held.used = True

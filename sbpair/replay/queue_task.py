@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -84,11 +85,11 @@ def task_queues(job: TaskJob) -> list[str]:
     return [queues[index % len(queues)] for index in range(len(queues) if alone else max(job.tasks, len(queues)))]
 
 
-def run_queues(job: TaskJob, kind: Callable[[TaskJob, str], Any], batches: Iterator[Any]) -> Iterator[dict[str, Any]]:
+def run_queues(job: TaskJob, kind: type[QueueTask], batches: Iterator[Any]) -> Iterator[dict[str, Any]]:
     """Run `kind`, a drain or a direct move, for the queue of each row, and yield its counts. A task has one row."""
     queues = task_queues(job)
     for [index] in column_rows(batches, ["id"]):
-        counts: TaskCounts = run_in_worker(kind(job, queues[index]).run())
+        counts = run_in_worker(kind(job, queues[index]).run())
         yield counts._replace(queue=queues[index])._asdict()
 
 
@@ -152,22 +153,43 @@ def unanswered(failures: Failures) -> list[ReceivedMessage]:
     return [message for message, error in failures if isinstance(error, Unavailable)]
 
 
-class QueueDrain:
-    """The drain of one queue into segments, up to the run's cut-off. One segment is stored while the next fills."""
+class QueueTask(ABC):
+    """The task of one queue, up to the run's cut-off: what a drain and a direct move have in common."""
 
     def __init__(self, job: TaskJob, queue: str) -> None:
-        self._job, self._queue, self._archive = job, queue, job.open()
-        self._options = job.run.options
+        self._job, self._queue, self._archive, self._options = job, queue, job.open(), job.run.options
         self._accepted = load_accepted(self._archive, queue)
-        self._messages = self._released = 0
         self._cutoff = DrainCutoff(job.run)
-        self._unstored: list[Segment] = []
         self._unsettled = UnsettledDeliveries([], [])
+        self._stop = StopPoll(self._archive)
+
+    @abstractmethod
+    async def run(self) -> TaskCounts:
+        """Return how many messages were archived or sent, and released. Raises Unavailable, LeaseLost, MachineLacks."""
+
+    async def _take(self, source: RawSource, limit: int, seconds: float) -> list[RawReceivedMessage]:
+        """Receive as the source does, but wait no longer once a stop is requested."""
+        until = time.monotonic() + seconds
+        while True:
+            left = until - time.monotonic()
+            messages = await source.receive(limit, seconds=max(0.0, min(left, STOP_POLL_SECONDS)))
+            if messages:
+                self._cutoff.note_received(messages, source.clock_ahead_ms)
+            if messages or left <= STOP_POLL_SECONDS or self._stop.requested():
+                return messages
+
+
+class QueueDrain(QueueTask):
+    """The drain of one queue into segments. One segment is stored while the next fills."""
+
+    def __init__(self, job: TaskJob, queue: str) -> None:
+        super().__init__(job, queue)
+        self._messages = self._released = 0
+        self._unstored: list[Segment] = []
         self._storing: asyncio.Task[None] | None = None
         self._store_error: SbpairError | None = None
 
     async def run(self) -> TaskCounts:
-        """Return how many messages were archived and released. Raises Unavailable, MachineLacks."""
         async with self._job.backlog() as connect_backlog:
 
             async def attempt() -> None:
@@ -205,14 +227,11 @@ class QueueDrain:
     async def _receive(self, source: RawSource, tasks: asyncio.TaskGroup) -> None:
         segment = self._new_segment()
         self._cutoff.restart()
-        while self._store_error is None and not self._archive.stop_requested():
+        while self._store_error is None and not self._stop.requested():
             source.grant(MAX_RECEIVE)
-            limit = max(1, self._options.segment_messages - len(segment))
-            seconds = IDLE_SECONDS if segment else self._options.empty_seconds
-            limit = min(MAX_RECEIVE, limit)
-            messages = await receive_until_stopped(source, limit, seconds, self._archive.stop_requested)
+            limit = min(MAX_RECEIVE, max(1, self._options.segment_messages - len(segment)))
+            messages = await self._take(source, limit, IDLE_SECONDS if segment else self._options.empty_seconds)
             if messages:
-                self._cutoff.note_received(messages, source.clock_ahead_ms)
                 await self._add(source, segment, messages)
             if segment and (not messages or self._is_full(segment)):
                 await self._start_store(source, segment, tasks)
@@ -399,27 +418,22 @@ def _accepted_key(message: ReceivedMessage) -> tuple[Any, ...]:
     return (facts.queue.lower(), facts.sequence_number, facts.enqueued_at, facts.message_id)
 
 
-class DirectMove:
-    """The move of one queue to the primary, up to the run's cut-off."""
+class DirectMove(QueueTask):
+    """The move of one queue to the primary."""
 
     def __init__(self, job: TaskJob, queue: str) -> None:
-        self._job, self._queue, self._archive = job, queue, job.open()
+        super().__init__(job, queue)
         self._shard = job.run.queues.index(queue)
         self._ledger = Ledger(self._archive, job.run.shards, sync=False)
-        dead_accepted = accepted_by_dead_attempts(self._archive, queue, self._shard)
-        self._accepted = load_accepted(self._archive, queue) | dead_accepted
+        self._accepted |= accepted_by_dead_attempts(self._archive, queue, self._shard)
         self._lease = TaskLease(self._archive, job.heartbeat)
-        self._cutoff = DrainCutoff(job.run)
-        self._unsettled = UnsettledDeliveries([], [])
         self._returned = 0
         self._waiting: list[BackingOff] = []
-        self._stop = StopPoll(self._archive)
 
     async def run(self, ready_seconds: float = READY_SECONDS) -> TaskCounts:
-        """Return how many messages were sent and released. Raises Unavailable, LeaseLost, MachineLacks."""
         context = move_context(self._job, self._lease, self._ledger)
         await self._lease.wait_confirmed(ready_seconds)
-        endpoint, most = self._job.primary.endpoint(), self._job.run.options.max_discard
+        endpoint, most = self._job.primary.endpoint(), self._options.max_discard
         async with (
             open_destinations(endpoint) as destinations,
             open_primary(RawPrimary, endpoint) as primary,
@@ -486,10 +500,9 @@ class DirectMove:
                 await mover.wait_changed(WAIT_SECONDS)
                 continue
             source.grant(mover.room)
-            seconds = IDLE_SECONDS if mover.held else self._job.run.options.empty_seconds
-            messages = await receive_until_stopped(source, mover.room, seconds, self._stop.requested)
+            seconds = IDLE_SECONDS if mover.held else self._options.empty_seconds
+            messages = await self._take(source, mover.room, seconds)
             if messages:
-                self._cutoff.note_received(messages, source.clock_ahead_ms)
                 mover.accept(messages)
             elif mover.held and mover.stuck(MAX_DESTINATION_FAILURES):
                 break
@@ -540,15 +553,3 @@ async def retry_while_progressing(
             until = time.monotonic() + RECONNECT_BACKOFF.seconds(failures)
             while (left := until - time.monotonic()) > 0 and not archive.stop_requested():  # noqa: ASYNC110  a file
                 await asyncio.sleep(min(left, STOP_POLL_SECONDS))
-
-
-async def receive_until_stopped(
-    source: RawSource, limit: int, seconds: float, stop_requested: Callable[[], bool]
-) -> list[RawReceivedMessage]:
-    """Receive as the source does, but wait no longer once a stop is requested."""
-    until = time.monotonic() + seconds
-    while True:
-        left = until - time.monotonic()
-        messages = await source.receive(limit, seconds=max(0.0, min(left, STOP_POLL_SECONDS)))
-        if messages or left <= STOP_POLL_SECONDS or stop_requested():
-            return messages

@@ -103,6 +103,7 @@ class Segment:
         self._queue, self._shards, self._max_parts = queue, shards, min(shards, MAX_PARTS)
         self.messages: list[RawReceivedMessage] = []
         self.bytes = self.ungrouped_bytes = 0  # of all messages, and of those in no row group yet
+        self._grouped = 0
         self.due = float("inf")
 
     def __len__(self) -> int:
@@ -111,7 +112,7 @@ class Segment:
     @property
     def written(self) -> list[RawReceivedMessage]:
         """The messages in the file: only these may be settled once it is stored."""
-        return self.messages[: self.file.rows]
+        return self.messages[: self._grouped]
 
     def add(self, messages: list[RawReceivedMessage], due: float) -> None:
         """Add messages that must be durable by `due`."""
@@ -129,12 +130,12 @@ class Segment:
 
     def write_groups(self) -> None:
         """Write the remaining messages to the file, each part as one row group or several."""
-        for part in self._parts(self.messages[self.file.rows :]):
+        for part in self._parts(self.messages[self._grouped :]):
             for group in _row_groups(part):
                 self.file.add(self._table(group))
                 for message in group:
                     message.payload = b""
-        self.ungrouped_bytes = 0
+        self._grouped, self.ungrouped_bytes = len(self.messages), 0
 
     def _parts(self, messages: list[RawReceivedMessage]) -> list[list[RawReceivedMessage]]:
         """Group messages by neighbouring shards, each part in the order of arrival."""

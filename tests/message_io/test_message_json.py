@@ -16,7 +16,8 @@ from sbpair.errors import MachineLacks, UsageError
 from sbpair.failover.sdk_messages import SizedBatch
 from sbpair.message_io import send_lines
 from sbpair.message_io.message_json import parse_body, parse_json
-from sbpair.message_io.send_lines import LineReader, SourceLine
+from sbpair.message_io.send_lines import SourceLine, SourceLines
+from sbpair.operating_system.read_ahead import ReadAhead
 
 
 def body_of(message: Any) -> bytes:
@@ -136,15 +137,15 @@ def _split_by(whole: bytes, size: int) -> list[bytes]:
 
 async def read_all(
     text: bytes, skip: int = 0, parse: Any = parse_json
-) -> tuple[list[SourceLine], Exception | None, LineReader]:
+) -> tuple[list[SourceLine], Exception | None, SourceLines]:
     """Return all lines that a reader of a pipe yields, its final error, and the reader."""
     reading, writing = os.pipe()
     os.write(writing, text)
     os.close(writing)
 
-    of_pipe, lines = LineReader(reading, "stdin", parse, skip), []
+    of_pipe, lines = SourceLines(reading, "stdin", parse, skip), []
     try:
-        while group := await of_pipe.read():
+        async for group in ReadAhead(of_pipe):
             lines += group
     except UsageError as error:
         return lines, error, of_pipe
@@ -163,7 +164,7 @@ async def test_lines_before_an_invalid_one_are_read() -> None:
 
 async def test_skipped_lines_are_not_parsed() -> None:
     lines, error, of_pipe = await read_all(b'not JSON\n{"body": "b"}', skip=1)
-    assert ([line.number for line in lines], error, of_pipe.lines.seen) == ([2], None, 2)
+    assert ([line.number for line in lines], error, of_pipe.seen) == ([2], None, 2)
 
 
 async def test_more_lines_than_are_read_ahead_keep_their_order() -> None:
@@ -174,7 +175,7 @@ async def test_more_lines_than_are_read_ahead_keep_their_order() -> None:
 
 async def test_an_unreadable_file_is_reported() -> None:
     with pytest.raises(MachineLacks, match="/ cannot be read"):
-        await LineReader(os.open("/", os.O_RDONLY), "/", parse_body).read()
+        await anext(ReadAhead(SourceLines(os.open("/", os.O_RDONLY), "/", parse_body, 0)))
 
 
 @given(

@@ -20,7 +20,7 @@ from sbpair.failover.outbox import Outbox, outbox_depths
 from sbpair.failover.ping import Health
 from sbpair.message_io import send_lines
 from sbpair.message_io.message_json import parse_body, parse_json
-from sbpair.message_io.send_lines import LineReader, LineStream, SendResult
+from sbpair.message_io.send_lines import LineStream, SendResult, SourceLines
 from sbpair.model.retries import Backoff
 from tests.kit.failover_rig import PAIRED_CLIENTS, PRIMARY, SECONDARY, Rig
 from tests.kit.proxy import closed_port
@@ -55,7 +55,7 @@ async def send_text(
     try:
         stop, hurry = asyncio.Event(), asyncio.Event()
         heard = (lambda event: meanwhile(event, stop, hurry, writing)) if meanwhile else lambda _event: None
-        of_pipe = LineReader(reading, "stdin", parse, skip)
+        of_pipe = SourceLines(reading, "stdin", parse, skip)
         stream = LineStream(of_pipe, options.pop("rate", None), stop, hurry, heard)
         return await send_lines.send_lines(rig.pair, options.pop("entity", "orders"), stream, **options)
     finally:

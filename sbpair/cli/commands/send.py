@@ -103,8 +103,8 @@ def command(
 
         async def send(stop: "asyncio.Event", hurry: "asyncio.Event") -> "send_lines.SendResult":
             with SendProgress(screen, entity, typing=typed) as shown:
-                reader = send_lines.LineReader(descriptor, place, parse, skip)
-                stream = send_lines.LineStream(reader, rate, stop, hurry, shown)
+                lines = send_lines.SourceLines(descriptor, place, parse, skip)
+                stream = send_lines.LineStream(lines, rate, stop, hurry, shown)
                 if pair is None:
                     seconds = send_lines.SEND_SECONDS if timeout is None else timeout
                     return await send_lines.send_lines_to(address.endpoint, entity, stream, seconds=seconds)
