@@ -262,10 +262,6 @@ def _example(platform: Platform) -> str:
 def _check_vault(name: str, platform: Platform, vault: str | None) -> None:
     if vault is None and platform.needs_vault:
         raise UsageError(f"--for {name} needs --vault", hint="name the Azure Key Vault that has the job's secrets")
-    if vault is not None and not platform.needs_vault:
-        raise UsageError(
-            f"--vault goes with --for fabric: {platform.title} keeps secrets itself", hint="leave --vault out"
-        )
     if vault is not None and not _VAULT.fullmatch(vault):
         raise UsageError(
             f"--vault: {vault!r} is not the name of a Key Vault", hint="use its name, such as orders-kv, not its URL"

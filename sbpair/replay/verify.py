@@ -121,10 +121,10 @@ class _Verification:
                 counts.update(value_counts(rows.column(name)))
                 keys[kind].append(rows.select(list(KEY)).cast(KEYS))
         if not self._run.direct:
-            return _group_by_key(_marked_keys(keys))
+            return _count_by_key(keys)
         held_rows = [dict(zip(KEY, key, strict=True)) for key in held]
         keys[SEGMENTS].append(part.keys(pa.Table.from_pylist(held_rows, schema=KEYS)))
-        found = _group_shared_keys(_marked_keys(keys))
+        found = _count_by_key(keys)
         ones = pa.repeat(pa.scalar(1, pa.int64()), len(found))
         return found.set_column(found.column_names.index(SEGMENTS), SEGMENTS, ones)
 
@@ -256,38 +256,23 @@ class Slice(NamedTuple):
         return self.rows(table).select(list(KEY)).cast(KEYS)
 
 
-def _marked_keys(keys: Mapping[str, Sequence[pa.Table]]) -> pa.Table:
-    """Return keys of all kinds in one table, with a column for each of KINDS: 1 for the kind they are from."""
+def _count_by_key(keys: Mapping[str, Sequence[pa.Table]]) -> pa.Table:
+    """Return one row per key, with its number of rows for each of KINDS."""
     found = []
     for kind, tables in keys.items():
         rows = pa.concat_tables(tables)
         for each in KINDS:
             rows = rows.append_column(each, pa.repeat(pa.scalar(int(each == kind), pa.int8()), len(rows)))
         found.append(rows)
-    return pa.concat_tables(found)
-
-
-def _group_by_key(rows: pa.Table) -> pa.Table:
-    """Return one row per key, with the sums of KINDS. Queues are few: encoded as numbers they cost a fifth."""
+    rows = pa.concat_tables(found)
+    # Queues are few: encoded as numbers they cost a fifth.
     queues = rows.column("queue").combine_chunks().dictionary_encode()
     rows = rows.set_column(0, "queue", queues.indices)
     # Several threads would each build groups, and merging those costs five times as much.
-    found = rows.group_by(list(KEY), use_threads=False).aggregate([(kind, "sum") for kind in KINDS])
-    columns = {kind: found.column(f"{kind}_sum") for kind in KINDS}
-    names = queues.dictionary.take(found.column("queue").combine_chunks())
-    return pa.table({"queue": names, **{name: found.column(name) for name in KEY[1:]}, **columns})
-
-
-def _group_shared_keys(rows: pa.Table) -> pa.Table:
-    """Return the same at a fifth of the cost if few keys have two rows: only rows that share a place are grouped."""
-    queues = rows.column("queue").combine_chunks().dictionary_encode()
-    # On overflow two places may become equal, and are then grouped by key; equal places never become two.
-    places = pc.multiply(rows.column("sequence_number"), len(queues.dictionary)).combine_chunks()
-    places = pc.add(places, queues.indices.cast(pa.int64()))
-    in_order = places.take(pc.array_sort_indices(places))
-    shared = pc.is_in(places, in_order.filter(pc.equal(pc.pairwise_diff(in_order), 0)))
-    grouped = _group_by_key(rows.filter(shared))
-    return pa.concat_tables([rows.filter(pc.invert(shared)).cast(grouped.schema), grouped])
+    counted = rows.group_by(list(KEY), use_threads=False).aggregate([(kind, "sum") for kind in KINDS])
+    columns = {kind: counted.column(f"{kind}_sum") for kind in KINDS}
+    names = queues.dictionary.take(counted.column("queue").combine_chunks())
+    return pa.table({"queue": names, **{name: counted.column(name) for name in KEY[1:]}, **columns})
 
 
 @dataclass(frozen=True, slots=True)
