@@ -1,10 +1,10 @@
-"""A run from its first phase to its last: check, drain, plan, send, verify; or in a direct run, move. None is repeated.
+"""A run from its first phase to its last: check, drain, plan, send, verify; or in a direct run, move.
 
-Invariant: the driver decides and waits, and counts by the archive. One mover of a pair runs at a time: the lease is
-held from before the first message is received until the last is settled. Nothing is sent by an earlier plan, or while
-the primary lacks a destination or its topics would discard messages, unless that is allowed. A topic keeps no message
-that none of its subscriptions takes, and the service reports no error: so those are counted before the first message
-of an archive is sent.
+Finished phases are not repeated. Invariant: the driver decides and waits, and counts by the archive. One mover of a
+pair runs at a time: the lease is held from before the first message is received until the last is settled. Nothing is
+sent by an earlier plan, or while the primary lacks a destination or its topics would discard messages, unless that is
+allowed. A topic keeps no message that none of its subscriptions takes, and the service reports no error: so those are
+counted before the first message of an archive is sent.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from sbpair.move.peek.locked import ASSUMED_LOCK_SECONDS, MAX_LOCK_SECONDS
 from sbpair.move.raw_primary import RawPrimary
 from sbpair.move.run_store import ends_settings
 from sbpair.replay.archive import (
+    ACCEPTED_FILE,
     DRAINED_FILE,
     RECEIPT_FILE,
     REMOVED_FILE,
@@ -59,7 +60,6 @@ from sbpair.replay.queue_task import (
     count_remaining,
     retry,
     run_queues,
-    save_accepted,
     task_queues,
 )
 from sbpair.replay.run import (
@@ -240,7 +240,6 @@ class Driver:
         request, archive, run = self._request, self._archive, self._run
         save_journal(request, archive)
         self._on_event(ReplayPhase("check", f"run {run.id}: checking the archive", run.id))
-        check_segments(archive)
         before = verify(archive, run)
         if not run.direct:  # whose ledger is not synced
             check_acknowledged(archive, before)
@@ -418,7 +417,7 @@ class Driver:
     def _plan(self) -> ShardPlan:
         """Build the plan. Raises EntityMissing for a missing destination, unless missing ones are allowed."""
         self._begin("plan", "planning: copies, expiry and destinations")
-        plan = build_plan(self._spark, self._job.run, self._archive)
+        plan = build_plan(self._spark, self._run, self._archive)
         if not self._run.options.allow_missing:
             self._begin("plan", f"checking {_destinations(plan.destinations)} in the primary")
             then = f"run sbpair replay resume {self._run.id}"
@@ -458,7 +457,7 @@ def save_journal(request: ReplayRequest, archive: Archive) -> None:
     """Write the keys that the syphon's journal has as accepted, for the tasks."""
     if (state := state_if_any(request.state, request.pair)) is not None:
         with state:
-            save_accepted(archive, accepted_keys(state))
+            archive.write_json(ACCEPTED_FILE, {"at_ms": int(time.time() * 1000), "keys": accepted_keys(state)})
 
 
 def _locked(remaining: Mapping[str, Remaining]) -> Counter[str]:

@@ -49,7 +49,6 @@ from sbpair.replay.send_task import (
     run_in_worker,
 )
 from sbpair.replay.task_lease import READY_SECONDS, TaskLease
-from sbpair.runs.journal import Key as MessageKey
 from sbpair.runs.journal import message_key
 
 T = TypeVar("T")
@@ -343,11 +342,6 @@ def load_accepted(archive: Archive, queue: str) -> set[tuple[Any, ...]]:
         return {tuple(key[1:]) for key in keys if key[1] == queue.lower()}
     except (KeyError, IndexError, TypeError) as error:
         raise archive.broken(ACCEPTED_FILE, "it does not have the keys of messages") from error
-
-
-def save_accepted(archive: Archive, keys: list[MessageKey]) -> None:
-    """Write the keys that the primary has already accepted, for the tasks."""
-    archive.write_json(ACCEPTED_FILE, {"at_ms": int(time.time() * 1000), "keys": keys})
 
 
 class RecordedSource(RawSource):
