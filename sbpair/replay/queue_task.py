@@ -164,7 +164,7 @@ class QueueTask(ABC):
 
     @abstractmethod
     async def run(self) -> TaskCounts:
-        """Return how many messages were archived or sent, and released. Raises Unavailable, LeaseLost, MachineLacks."""
+        """Return how many messages were released. Raises Unavailable, LeaseLost, MachineLacks."""
 
     async def _take(self, source: RawSource, limit: int, seconds: float) -> list[RawReceivedMessage]:
         """Receive as the source does, but wait no longer once a stop is requested."""
@@ -196,7 +196,7 @@ class QueueDrain(QueueTask):
                     await self._drain(await RawSource.open(client, self._queue, keeps_payload=True))
 
             await retry_while_progressing(self._queue, attempt, lambda: self._messages, self._archive)
-        return TaskCounts(self._messages, self._released, self._cutoff.clock_ahead_ms)
+        return TaskCounts(self._released, self._cutoff.clock_ahead_ms)
 
     async def _drain(self, source: RawSource) -> None:
         failure: SbpairError | None = None
@@ -452,9 +452,8 @@ class DirectMove(QueueTask):
                 self._ledger.write_doubtful()
         # The backlog may deliver these again, and a resume must not send them.
         self._ledger.clear_held(keep=[Entry((self._queue, *key[2:]), None) for key in context.journal.unconfirmed()])
-        receipt = context.tally.receipt()
-        released = receipt.released + self._returned
-        return TaskCounts(receipt.sent, released, self._cutoff.clock_ahead_ms, note_of(context.tally, self._waiting))
+        released = context.tally.receipt().released + self._returned
+        return TaskCounts(released, self._cutoff.clock_ahead_ms, note_of(context.tally, self._waiting))
 
     async def _move(self, source: RecordedSource, primary: RawPrimary, context: MoveContext) -> None:
         failure: SbpairError | None = None

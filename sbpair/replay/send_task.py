@@ -55,12 +55,11 @@ DUPLICATE_REASON = "another message with this id went to the same destination be
 
 
 class TaskCounts(NamedTuple):
-    """The messages that a task archived or sent, and those that it gave back to the backlog.
+    """The messages that a task gave back to the backlog. Others are counted by its files.
 
     `clock_ahead_ms` is how far the service's clock is ahead, if the task has compared them. `note` is for the user.
     """
 
-    messages: int
     released: int = 0
     clock_ahead_ms: int | None = None
     note: str | None = None
@@ -313,7 +312,7 @@ def send_shards(job: TaskJob, batches: Iterator[Any]) -> list[dict[str, Any]]:
 
 
 async def send_batches(job: TaskJob, batches: Iterator[Any]) -> TaskCounts:
-    """Count the messages that the primary accepted. Raises if none can be sent, or the ledger cannot be written."""
+    """Send the rows of whole shards. Raises if none can be sent, or the ledger cannot be written."""
     archive = job.open()
     ledger = Ledger(archive, job.run.shards)
     lease = TaskLease(archive, job.heartbeat)
@@ -322,7 +321,7 @@ async def send_batches(job: TaskJob, batches: Iterator[Any]) -> TaskCounts:
     context = move_context(job, lease, ledger)
     async with open_primary(RawPrimary, job.primary.endpoint()) as primary:
         waiting = await send_source(source, primary, context)
-    return TaskCounts(context.tally.receipt().sent, note=note_of(context.tally, waiting))
+    return TaskCounts(note=note_of(context.tally, waiting))
 
 
 def note_of(tally: Tally, waiting: Sequence[BackingOff]) -> str | None:
@@ -400,12 +399,12 @@ async def _move(source: ShardSource, primary: RawPrimary, context: MoveContext) 
     return waiting
 
 
-def mark_deduplicated(job: TaskJob, batches: Iterator[Any]) -> list[dict[str, Any]]:
-    """Record the duplicates whose first copy was accepted, and count them: a resume sends the others.
+def mark_deduplicated(job: TaskJob, batches: Iterator[Any]) -> Sequence[dict[str, Any]]:
+    """Record the duplicates whose first copy was accepted: a resume sends the others.
 
     The rows are those of DUPLICATE_COLUMNS, in DUPLICATE_ORDER.
     """
-    ledger, written = Ledger(job.open(), job.run.shards), 0
+    ledger = Ledger(job.open(), job.run.shards)
     by_shards = groupby(column_rows(batches, DUPLICATE_COLUMNS), key=lambda row: (row[len(KEY) + 1], row[-1]))
     for (shard, first_shard), rows in by_shards:
         ended, accepted = ledger.ended_keys(shard), ledger.ended_keys(first_shard, [LEDGER])
@@ -416,8 +415,7 @@ def mark_deduplicated(job: TaskJob, batches: Iterator[Any]) -> list[dict[str, An
                 entries.append(Entry(key, destination, DUPLICATE_REASON))
         for start in range(0, len(entries), MAX_DUPLICATES):
             ledger.write(DEDUPLICATED, shard, entries[start : start + MAX_DUPLICATES])
-        written += len(entries)
-    return [TaskCounts(written)._asdict()]
+    return ()
 
 
 def count_discards(job: TaskJob, topics: Sequence[str], batches: Iterator[Any]) -> list[dict[str, Any]]:

@@ -113,6 +113,6 @@ def test_a_duplicate_is_marked_once_its_first_copy_is_accepted(archive: Archive)
 
     nowhere = NamespaceAccess(Endpoint("contoso", "contoso", "contoso", 5671, tls=True, credential=Identity()))
     job = TaskJob(ReplayRun("r1", {}, (), SHARDS, 0, ReplayOptions()), archive.url, nowhere, nowhere, tasks=1)
-    counts = [mark_deduplicated(job, iter([batch]))[0]["messages"] for _ in range(2)]
-    assert counts == [3, 0]
+    for _ in range(2):
+        mark_deduplicated(job, iter([batch]))
     assert sorted(written(archive, DEDUPLICATED)) == [key(number) for number in (10, 13, 14)]
