@@ -305,7 +305,7 @@ class Driver:
         return self._empty_queues("move", text, DirectMove)
 
     def _send(self) -> None:
-        """Plan and send the archive, unless a stop is requested, then mark duplicates of what was accepted."""
+        """Plan and send the archive, unless a stop is requested, then mark duplicates of accepted messages."""
         if self._archive.stop_requested() or not self._archive.files(SEGMENTS):
             return
         plan = self._plan()
@@ -331,7 +331,7 @@ class Driver:
         self._begin(phase, text)
 
     def _collect(self, watcher: PhaseWatcher, rows: Any, task: Task) -> list[dict[str, Any]]:
-        """Return what tasks yield. Those that a pause has ended run again."""
+        """Return the results of tasks. Those that a pause has ended run again."""
         while True:
             with self._pauses.tasks(self._held, self._on_event):
                 act = partial(run_tasks, rows, task)
@@ -560,7 +560,7 @@ def _hint(job: TaskJob, way: str, most: str = "--allow-discard") -> str:
 
 
 def check_discards(job: TaskJob, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return what will be discarded, in words. Raises WouldDiscard if that is more than permitted."""
+    """Return the messages to be discarded, in words. Raises WouldDiscard if that is more than permitted."""
     whole, discarded, unknown = Counter[str](), Counter[str](), Counter[str]()
     for row in rows:
         whole[row["topic"]] += row["messages"]

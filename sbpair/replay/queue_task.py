@@ -153,7 +153,7 @@ def unanswered(failures: Failures) -> list[ReceivedMessage]:
 
 
 class QueueTask(ABC):
-    """The task of one queue, up to the run's cut-off: what a drain and a direct move have in common."""
+    """The task of one queue, up to the run's cut-off: the common part of a drain and a direct move."""
 
     def __init__(self, job: TaskJob, queue: str) -> None:
         self._job, self._queue, self._archive, self._options = job, queue, job.open(), job.run.options
@@ -306,9 +306,9 @@ class Remaining(NamedTuple):
 async def count_remaining(
     job: TaskJob, *, clock_ahead_ms: int | None = None, max_locked: int | None = None
 ) -> dict[str, Remaining]:
-    """Count by queue, with a peek, what tasks left of the run: others have locked or deferred it. Raises Unavailable.
+    """Count by queue, with a peek, the messages that tasks left of the run: locked or deferred. Raises Unavailable.
 
-    `clock_ahead_ms` is what the tasks found; None if they received nothing: then no message counts as newer.
+    `clock_ahead_ms` is as the tasks found; None if they received nothing: then no message counts as newer.
     With `max_locked`, a queue's count ends soon after so many locked messages, which is quicker for a long queue.
     """
 

@@ -1,4 +1,4 @@
-"""One task of a run on Spark: what all tasks share, and the send.
+"""One task of a run on Spark: the common part of all tasks, and the send.
 
 A send moves the rows of its shards from the archive to the primary by the syphon's mover.
 The archive is the mover's source: rows in order become deliveries, and their outcomes become ledger entries. Any other
@@ -67,7 +67,7 @@ class TaskCounts(NamedTuple):
 
 
 def run_tasks(rows: Any, run: Callable[[Iterator[Any]], Iterable[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """Run a function in a task for each partition of the rows. Return what it yields there, which passes as JSON."""
+    """Run a function in a task for each partition of the rows. Return its results, which pass as JSON."""
 
     def task(batches: Iterator[Any]) -> Iterator[Any]:
         import pyarrow as pa

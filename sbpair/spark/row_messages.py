@@ -276,7 +276,7 @@ class PartitionRows:
         self._at = 0
 
     def next(self, max_rows: int, max_bytes: int) -> list[RowMessage] | None:
-        """Return the messages of the next rows, maybe none; None at the end. Counts what is wrong with the others."""
+        """Return the messages of the next rows, maybe none; None at the end. Counts the others by their faults."""
         batch = self._next_rows(max_rows, max_bytes)
         if batch is None:
             return None
@@ -348,7 +348,7 @@ class WrongRows:
             self.others += row.rows
 
     def check(self, sent: str = "") -> None:
-        """Raise UsageError if there are any. `sent` ends its message: it says what was sent before."""
+        """Raise UsageError if there are any. `sent` ends its message, with the rows sent before."""
         if not self.found:
             return
         named = [f"{each.first}: {each.reason}{_more(each.rows - 1)}" for each in self.found.values()]

@@ -394,7 +394,7 @@ def record_event(job: WriteJob, name: str, **facts: object) -> None:
 
 
 def commit_job(job: WriteJob, parts: Iterable[WriteCounts], batch: int | None = None) -> dict[str, Any]:
-    """Count what the ledger has, and write the receipt. Raises if the counts differ, or messages were refused."""
+    """Count the messages in the ledger, and write the receipt. Raises if counts differ, or messages were refused."""
     counts = list(parts)
     scope = counts[0].scope if counts else BATCH_SCOPE
     archive = job.open()
