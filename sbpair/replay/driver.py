@@ -71,9 +71,10 @@ from sbpair.replay.run import (
     Selection,
     TaskJob,
     load_run,
+    open_primary,
     save_run,
 )
-from sbpair.replay.send_task import TaskCounts, count_discards, mark_deduplicated, open_primary, run_tasks, send_shards
+from sbpair.replay.send_task import TaskCounts, count_discards, mark_deduplicated, run_tasks, send_shards
 from sbpair.replay.shard_plan import ShardPlan, build_plan, check_selection
 from sbpair.replay.spark import (
     PLATFORM,

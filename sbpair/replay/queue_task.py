@@ -34,7 +34,7 @@ from sbpair.move.receipt import BackingOff
 from sbpair.move.topic_guard import TopicGuard
 from sbpair.replay.archive import ACCEPTED_FILE, LEDGER, Archive
 from sbpair.replay.ledger import KEY, Entry, Key, Ledger, held_by_attempts, table_keys
-from sbpair.replay.run import ReplayRun, TaskJob
+from sbpair.replay.run import ReplayRun, TaskJob, open_primary
 from sbpair.replay.segment import SEGMENT, Segment
 from sbpair.replay.send_task import (
     MAX_DESTINATION_FAILURES,
@@ -45,7 +45,6 @@ from sbpair.replay.send_task import (
     column_rows,
     move_context,
     note_of,
-    open_primary,
     run_in_worker,
 )
 from sbpair.replay.task_lease import READY_SECONDS, TaskLease

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sbpair.azure.credentials import token_getter_for
 from sbpair.errors import NameInvalid, StateRefused, Unsafe, UsageError
@@ -35,6 +35,9 @@ from sbpair.runs.database import identity
 
 if TYPE_CHECKING:
     from sbpair.amqp_client.client import AmqpClient
+    from sbpair.move.raw_primary import RawPrimary
+
+Primary = TypeVar("Primary", bound="RawPrimary")
 
 SCHEMA = "sbpair/replay-run/1"
 
@@ -274,6 +277,17 @@ class NamespaceAccess:
         if self.proxy_variable:
             endpoint = replace(endpoint, proxy=parse_proxy(texts[self.proxy_variable], self.proxy_variable))
         return endpoint
+
+
+@asynccontextmanager
+async def open_primary(kind: Callable[..., Primary], endpoint: Endpoint) -> AsyncIterator[Primary]:
+    """Open the namespace to send to within the block, as `RawPrimary` or a class of that kind."""
+    async with token_getter_for(endpoint.credential, endpoint.name) as get_token:
+        primary = kind(endpoint, get_token=get_token)
+        try:
+            yield primary
+        finally:
+            await primary.close()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,10 @@
 """One task of a run on Spark: the common part of all tasks, and the send.
 
-A send moves the rows of its shards from the archive to the primary by the syphon's mover.
-The archive is the mover's source: rows in order become deliveries, and their outcomes become ledger entries. Any other
-reader of messages with keys may stand in for the archive, as that of a DataFrame does. Invariant:
-a chunk of the ledger is written after the primary has accepted its messages, and none of them comes again. A duplicate
-by message id is marked as deduplicated only once the primary has accepted the first copy.
+A send moves the rows of its shards from the archive to the primary by the syphon's mover. The archive is the mover's
+source: rows in order become deliveries, and their outcomes become ledger entries. Any other reader of messages with
+keys may stand in for the archive, as that of a DataFrame does. Invariant: a chunk of the ledger is written after the
+primary has accepted its messages, and none of them comes again. A duplicate by message id is marked as deduplicated
+only once the primary has accepted the first copy.
 """
 
 from __future__ import annotations
@@ -14,15 +14,12 @@ import gc
 import json
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
-from sbpair.azure.credentials import token_getter_for
 from sbpair.errors import SbpairError
-from sbpair.model.pair import Endpoint
 from sbpair.move.context import MAX_MISSING, MissingDestinations, MoveContext
 from sbpair.move.interface import Failures, ReceivedMessage, Sendable
 from sbpair.move.message import dead_letters
@@ -35,14 +32,13 @@ from sbpair.move.receipt import BackingOff, NamedMessage, Tally
 from sbpair.replay.archive import DEDUPLICATED, LEDGER, Archive
 from sbpair.replay.ledger import KEY, Entry, Ledger, Shard
 from sbpair.replay.ledger import Key as RowKey
-from sbpair.replay.run import TaskJob
+from sbpair.replay.run import TaskJob, open_primary
 from sbpair.replay.segment import RowPosition, SegmentReader
 from sbpair.replay.shard_plan import COLUMNS, DUPLICATE_COLUMNS
 from sbpair.replay.task_lease import TaskLease
 from sbpair.runs.journal import NO_KEY, Journal, Key
 
 T = TypeVar("T")
-Primary = TypeVar("Primary", bound=RawPrimary)
 
 MAX_DESTINATION_FAILURES = 5  # failures in a row of a destination after which the task leaves the rest to a resume
 WAIT_SECONDS = 1.0
@@ -90,17 +86,6 @@ def run_in_worker(task: Coroutine[Any, Any, T]) -> T:
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
     return asyncio.run(task)
-
-
-@asynccontextmanager
-async def open_primary(kind: Callable[..., Primary], endpoint: Endpoint) -> AsyncIterator[Primary]:
-    """Open the namespace to send to within the block, as `RawPrimary` or a class of that kind."""
-    async with token_getter_for(endpoint.credential, endpoint.name) as get_token:
-        primary = kind(endpoint, get_token=get_token)
-        try:
-            yield primary
-        finally:
-            await primary.close()
 
 
 class StopPoll:

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sbpair.azure.credentials import token_getter
 from sbpair.errors import LeaseHeld, LeaseLost, SbpairError, Unreachable
-from sbpair.failover.background import LoopThread
 from sbpair.operating_system import uptime
 from sbpair.replay.archive import LEASE, STOP_FILE, Archive
 from sbpair.runs import session_lease
@@ -167,6 +166,8 @@ class Heartbeats:
     @contextmanager
     def written(self, pair: Pair, run: str, queue: str | None = None) -> Iterator[None]:
         """Write within the block, and hold the lease in a queue, if given. Raises as `hold_lease`, and MachineLacks."""
+        from sbpair.failover.background import LoopThread  # tasks do not need it
+
         self._held.heartbeat = self._path
         thread = LoopThread("heartbeats", self._run(pair, run, queue))
         try:

@@ -26,7 +26,6 @@ from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, da
 from sbpair.amqp.types import Byte, Float, Int, Long, Short, Symbol, Timestamp, Value
 from sbpair.backlog import check_path
 from sbpair.errors import MachineLacks, NameInvalid, UsageError
-from sbpair.replay.send_task import CHUNK_BYTES, MAX_CHUNK
 from sbpair.timespan import ticks
 
 if TYPE_CHECKING:
@@ -301,9 +300,9 @@ class PartitionRows:
                 self.wrong.add(WrongRow(error.message, error.hint, place, self.destinations[destination]))
         self._unchecked = {}
 
-    def check(self, keep: Callable[[list[RowMessage]], None] = lambda _: None) -> None:
+    def check(self, max_rows: int, max_bytes: int, keep: Callable[[list[RowMessage]], None] = lambda _: None) -> None:
         """Read all rows, and give those that are messages to `keep`. Raises no error for wrong rows."""
-        while (found := self.next(MAX_CHUNK, CHUNK_BYTES)) is not None:
+        while (found := self.next(max_rows, max_bytes)) is not None:
             if found and not self.wrong.found:
                 keep(found)
         self.check_destinations()

@@ -30,11 +30,13 @@ from sbpair.move.topic_guard import TopicGuard
 from sbpair.operating_system import uptime
 from sbpair.replay.archive import LEDGER, Archive
 from sbpair.replay.ledger import OUTCOME, Ledger
+from sbpair.replay.run import open_primary
 from sbpair.replay.send_task import (
+    CHUNK_BYTES,
+    MAX_CHUNK,
     ArchivedMessage,
     LedgerTally,
     ShardSource,
-    open_primary,
     run_in_worker,
     run_tasks,
     send_source,
@@ -189,7 +191,7 @@ async def _check(job: WriteJob, place: TaskPlace, batches: Iterator[Any]) -> Che
     was_sent = AcknowledgedRows(job, place).take if job.resumed else lambda _row: False
     async with row_destinations(job, strict=True) as primary:
         rows = PartitionRows(batches, job.columns, place.partition, was_sent, primary.check_destination)
-        await asyncio.to_thread(rows.check)
+        await asyncio.to_thread(rows.check, MAX_CHUNK, CHUNK_BYTES)
     return CheckCounts(rows.read, dict(rows.destinations), [*rows.wrong.found.values()], rows.wrong.others)
 
 
@@ -212,7 +214,7 @@ class RowReader:
     def check(self) -> None:
         """Read all rows before the first is sent. Raises UsageError for rows that are no messages."""
         self._spool = RowSpool()
-        self._rows.check(self._spool.add)
+        self._rows.check(MAX_CHUNK, CHUNK_BYTES, self._spool.add)
         self._check_wrong(f"no row of partition {self._place.partition} is sent")
         self._spool.rewind()
 
