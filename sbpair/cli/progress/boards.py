@@ -16,7 +16,7 @@ from sbpair.move.receipt import RampState
 if TYPE_CHECKING:
     from sbpair.replay.progress import Expected, PhaseProgress, ReplayPhase
 
-REQUESTED = {events.RunPausing: "pausing", events.RunPaused: "paused", events.RunCancelled: "cancelled"}
+REQUEST_STATES = {events.RunPausing: "pausing", events.RunPaused: "paused", events.RunCancelled: "cancelled"}
 """The states of a replay that another process has requested."""
 
 OF_QUEUES = ("drain", "move")
@@ -473,7 +473,7 @@ class PhaseBoard:
 
     def pause(self, request: events.RunEvent) -> None:
         """Show the state that another process has requested; running is shown as the phase alone."""
-        self._state = REQUESTED.get(type(request), "")
+        self._state = REQUEST_STATES.get(type(request), "")
 
     def begin(self, phase: "ReplayPhase", now: float) -> None:
         if phase.name not in (self._phase, "stop"):
