@@ -12,6 +12,7 @@ from typing import Final
 
 from sbpair.errors import UsageError
 
+TICKS_PER_MICROSECOND: Final = 10
 TICKS_PER_MS: Final = 10_000
 TICKS_PER_SECOND: Final = 10_000_000
 TICKS_PER_MINUTE: Final = 60 * TICKS_PER_SECOND

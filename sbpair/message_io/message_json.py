@@ -23,7 +23,7 @@ from sbpair.errors import ProtocolError, UnreadableMessage, UsageError
 from sbpair.move.message import envelope
 from sbpair.move.message.dead_letters import cause_in
 from sbpair.move.peek.peeker import PeekedMessage
-from sbpair.timespan import MAX_MS, ticks
+from sbpair.timespan import MAX_MS, TICKS_PER_MICROSECOND, ticks
 
 if TYPE_CHECKING:
     from azure.servicebus import ServiceBusReceivedMessage
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from sbpair.move.raw_source import RawReceivedMessage
 
 HINT = 'a line is an object such as {"body": "hello", "message_id": "1", "session_id": "a", "properties": {"n": 1}}'
-TICKS_PER_MICROSECOND = 10
 _INT32, _INT64 = 2**31, 2**63
 _MAX_REFUSED = 60
 

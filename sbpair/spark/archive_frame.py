@@ -23,6 +23,7 @@ from sbpair.replay.run import load_run
 from sbpair.replay.segment import SEGMENT, SPARK_TYPES
 from sbpair.replay.verify import check_segment_rows, messages_removed
 from sbpair.spark.write_run import READERS, check_names, choice
+from sbpair.timespan import TICKS_PER_MICROSECOND
 
 READ_OPTIONS = ("path", "states", "unfinished")
 STATES = (SEGMENTS, EXPIRED, QUARANTINE)
@@ -195,7 +196,7 @@ class _Rows:
             case "enqueued_at" | "scheduled_at":
                 return _scaled(self.values(f"{name}_ms"), lambda each: each * 1_000)
             case "time_to_live":
-                return _scaled(self.values("ttl_ticks"), lambda each: each // 10)
+                return _scaled(self.values("ttl_ticks"), lambda each: each // TICKS_PER_MICROSECOND)
         if name in self._batch.schema.names:
             return self._batch.column(name)
         if name in _DECODERS:

@@ -26,7 +26,7 @@ from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, da
 from sbpair.amqp.types import Byte, Float, Int, Long, Short, Symbol, Timestamp, Value
 from sbpair.backlog import check_path
 from sbpair.errors import MachineLacks, NameInvalid, UsageError
-from sbpair.timespan import ticks
+from sbpair.timespan import TICKS_PER_MICROSECOND, ticks
 
 if TYPE_CHECKING:
     from sbpair.replay.ledger import Key
@@ -49,8 +49,6 @@ COLUMNS: Mapping[str, tuple[frozenset[str], str]] = {
     "destination": (TEXT, "string"),
 }
 """The columns of a message by name, with the Spark types that each accepts."""
-
-TICKS_PER_MICROSECOND = 10
 
 MAX_REASONS = 10
 """How many reasons an error names. Rows with others are counted."""
