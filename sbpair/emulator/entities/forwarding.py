@@ -74,7 +74,6 @@ class SessionForwarder(Forwarder):
         self._messages.remove_waiter(self)
 
     def wake(self) -> None:
-        self.stop()
         while held := self._messages.accept_next(self):
             if not self._forward_session(held):
                 break

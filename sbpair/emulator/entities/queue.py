@@ -325,7 +325,8 @@ class QueueEntity:
 
     @property
     def last_used_ms(self) -> int:
-        return max(self.created_at_ms, self.updated_at_ms, self.accessed_at_ms)
+        """The time of the last use, other than its creation and updates: after these the idle time begins anew."""
+        return self.accessed_at_ms
 
     @property
     def is_in_use(self) -> bool:

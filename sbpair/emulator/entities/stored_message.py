@@ -88,8 +88,7 @@ class StoredMessage:
         """Return a copy for the dead-letter queue, where nothing expires. It keeps number, time and count."""
         dead_letter = copy(self)
         dead_letter.state, dead_letter.reported_state, dead_letter.scheduled_at_ms = ACTIVE, ACTIVE, None
-        dead_letter.expires_at_ms, dead_letter.locked_until_ms, dead_letter.lock_token = NEVER, 0, b""
-        dead_letter.dead_letter = reason
+        dead_letter.expires_at_ms, dead_letter.dead_letter = NEVER, reason
         return dead_letter
 
 

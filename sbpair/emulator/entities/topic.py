@@ -62,8 +62,7 @@ class SubscriptionEntity(QueueEntity):
     @property
     def last_used_ms(self) -> int:
         """The time of the last receive or peek: messages from its topic are no use of a subscription."""
-        read_at_ms = max(self.messages.read_at_ms, self.dead_letters.read_at_ms)
-        return max(self.created_at_ms, self.updated_at_ms, read_at_ms)
+        return max(self.messages.read_at_ms, self.dead_letters.read_at_ms)
 
     @property
     def accessed_at_ms(self) -> int:
