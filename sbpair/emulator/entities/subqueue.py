@@ -148,6 +148,7 @@ class SubQueue:
 
     def reserve(self, messages: Iterable[StoredMessage]) -> None:
         """Give messages the sequence numbers under which `put_scheduled` stores them later, or never."""
+        self.advance_if_due()
         for partition, message in self._assign(messages):
             self._number(message, partition)
 
@@ -487,8 +488,6 @@ class SubQueue:
 
     def clear(self) -> None:
         """Drop all messages and locks: the entity is deleted."""
-        for message in self._store.read_from(0):
-            message.state = REMOVED
         self._locks.clear()
         self._waiting.clear()
         self._reset()
