@@ -1,11 +1,16 @@
 """The descriptions of entities: defaults, limits and immutable properties."""
 
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from sbpair.emulator.access_tokens import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.description import (
+    QueueDescription,
     check_path,
+    validate,
 )
 from sbpair.emulator.frontends.http.management_parts import (
     QUEUE,
@@ -52,6 +57,7 @@ def test_omitted_values_are_the_services_defaults() -> None:
     [
         ("LockDuration", "PT300S", "PT5M"),
         ("MaxSizeInMegabytes", "5120", "5120"),
+        ("MaxDeliveryCount", "1", "1"),
         ("MaxDeliveryCount", "2147483647", "2147483647"),
         ("DefaultMessageTimeToLive", "P14D", "P14D"),
         ("AutoDeleteOnIdle", "PT5M", "PT5M"),
@@ -81,6 +87,7 @@ def test_a_value_is_written_as_the_service_writes_it(name, text, shown) -> None:
         (QUEUE, "MaxSizeInMegabytes", "9" * 5000),
         (QUEUE, "MaxDeliveryCount", "0"),
         (QUEUE, "MaxDeliveryCount", "2147483648"),
+        (QUEUE, "DefaultMessageTimeToLive", "PT0.9999999S"),
         (QUEUE, "DefaultMessageTimeToLive", "P10675199DT2H48M5.477581S"),
         (QUEUE, "DefaultMessageTimeToLive", "-P1D"),
         (QUEUE, "AutoDeleteOnIdle", "PT4M59S"),
@@ -93,7 +100,7 @@ def test_a_value_is_written_as_the_service_writes_it(name, text, shown) -> None:
     ],
 )
 def test_a_value_outside_the_services_limits_is_refused_by_name(schema, name, text) -> None:
-    with pytest.raises(ArgumentInvalid, match=name) as refused:
+    with pytest.raises(ArgumentInvalid, match=rf"\b{name}\b") as refused:
         read(schema=schema, **{name: text})
     assert (refused.value.status, refused.value.sub_code) == (400, 40000)
     assert len(refused.value.message) < 300
@@ -125,6 +132,30 @@ def test_a_partitioned_queue_keeps_sixteen_times_its_size() -> None:
         assert format_value(queue, "MaxSizeInMegabytes") == "81920"
     with pytest.raises(ArgumentInvalid, match="MaxSizeInMegabytes"):
         read(made, MaxSizeInMegabytes="16384")
+
+
+def a_rule(name: str = "r", primary: str = "1", secondary: str = "2", rights: str = "SEND") -> AuthorizationRule:
+    return AuthorizationRule(name, primary, secondary, frozenset(AccessRight[each] for each in rights.split()))
+
+
+@pytest.mark.parametrize(
+    ("rules", "name"),
+    [
+        ([a_rule(str(number)) for number in range(12)], None),
+        ([a_rule(str(number)) for number in range(13)], "AuthorizationRules"),
+        ([a_rule(), a_rule(rights="LISTEN")], "AuthorizationRules"),
+        ([a_rule("x" * 256, rights="MANAGE SEND LISTEN")], None),
+        ([a_rule("x" * 257)], "KeyName"),
+        ([a_rule("")], "KeyName"),
+        ([a_rule(primary="")], "PrimaryKey"),
+        ([a_rule(secondary="")], "PrimaryKey"),
+        ([a_rule(rights="")], "Rights"),
+        ([a_rule(rights="MANAGE SEND")], "Rights"),
+    ],
+)
+def test_keys_outside_the_services_limits_are_refused_by_name(rules, name) -> None:
+    with nullcontext() if name is None else pytest.raises(ArgumentInvalid, match=rf"\b{name}\b"):
+        validate(replace(QueueDescription(), authorization_rules=tuple(rules)))
 
 
 @pytest.mark.parametrize("path", ["orders", "contoso/x-servicebus-transfer/0", "A.b-c_d/1", "x" * 260])

@@ -1,12 +1,16 @@
 """Operations of a queue's messages, on a manual clock."""
 
+from contextlib import nullcontext
+from dataclasses import replace
+
 import pytest
 
 from sbpair.amqp.message import Sections
 from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.entities.queue import EntityCounts
 from sbpair.emulator.entities.stored_message import StoredMessage
-from sbpair.emulator.service_errors import ArgumentInvalid, EntityNotFound, MessageLockExpired, MessageTooLarge
+from sbpair.emulator.service_errors import EntityDisabled, EntityNotFound, MessageLockExpired
+from sbpair.timespan import TICKS_PER_SECOND
 from tests.emulator.consumers import CreditConsumer, numbers
 
 MINUTE = 60_000
@@ -28,24 +32,48 @@ def test_an_expired_message_is_dropped_by_default(queue, put, advance) -> None:
     assert numbers(queue.messages.receive(9)) == [2]
 
 
-def test_a_message_larger_than_the_limit_is_refused(queue) -> None:
-    with pytest.raises(MessageTooLarge):
-        queue.send([StoredMessage(Sections(), 256 * 1024 + 1)])
-    with pytest.raises(ArgumentInvalid):
-        queue.send([StoredMessage(Sections(), 1) for _ in range(4501)])
-    assert queue.counts().total == 0
+@pytest.mark.parametrize(
+    ("status", "allows"),
+    [("Active", "send receive"), ("SendDisabled", "receive"), ("ReceiveDisabled", "send"), ("Disabled", "")],
+)
+def test_a_status_disables_sends_receives_or_both(make_queue, status, allows) -> None:
+    queue = make_queue(status=status)
+    for name in ("send", "receive"):
+        with nullcontext() if name in allows.split() else pytest.raises(EntityDisabled):
+            getattr(queue, f"check_{name}")()
+
+
+@pytest.mark.parametrize(
+    ("fields", "size", "stored"),
+    [
+        ({}, 256 * 1024, True),
+        ({}, 256 * 1024 + 1, False),
+        ({"max_size_in_megabytes": 0}, 1, False),
+        ({"requires_session": True}, 1, False),
+        ({"requires_duplicate_detection": True}, 1, False),
+        ({"enable_partitioning": True}, 1, False),
+        ({"status": "SendDisabled"}, 1, False),
+    ],
+)
+def test_messages_that_need_no_check_are_stored_together(make_queue, fields, size, stored) -> None:
+    queue = make_queue(**fields)
+    assert queue.try_send_each([StoredMessage(Sections(), each) for each in (1, size)]) is stored
+    assert queue.counts().active == (2 if stored else 0)
 
 
 def test_a_deleted_queue_drops_its_messages_and_notifies_once(namespace, queue, put, advance) -> None:
-    put(2, ttl_ms=1_000)
-    token = queue.messages.receive(1)[0].lock_token
+    put(3, ttl_ms=1_000)
+    held = queue.messages.receive(1)
+    queue.update(replace(queue.description, lock_duration=TICKS_PER_SECOND))
+    held += queue.messages.receive(1)
     errors = []
     namespace.on_refusing[errors.append] = None
     namespace.delete_queue("ORDERS")
     assert [type(error) for error in errors] == [EntityNotFound]
     assert queue.size_bytes == queue.counts().total == 0
-    with pytest.raises(MessageLockExpired):
-        queue.messages.complete(token)
+    for message in held:
+        with pytest.raises(MessageLockExpired):
+            queue.messages.complete(message.lock_token)
     advance(MINUTE)
     assert namespace.timers.next_deadline_ms() is None
 
@@ -75,6 +103,25 @@ def test_a_returned_message_wakes_a_waiting_consumer(queue, put, advance) -> Non
     assert receiver.got == [2]
     advance(MINUTE)
     assert receiver.got == [2, 1, 2]
+
+
+def test_locks_keep_their_end_when_the_lock_duration_changes(queue, put, clock) -> None:
+    put(4)
+    ended, renewed, abandoned = queue.messages.receive(3)
+    queue.update(replace(queue.description, lock_duration=10 * TICKS_PER_SECOND))
+    (later,) = queue.messages.receive(1)
+    queue.update(replace(queue.description, lock_duration=20 * TICKS_PER_SECOND))
+    assert queue.messages.locked_count == 4
+    clock.advance(10_000)
+    with pytest.raises(MessageLockExpired):
+        queue.messages.complete(later.lock_token)
+    assert queue.messages.get_locked(ended.lock_token) is ended
+    queue.messages.abandon(abandoned.lock_token)
+    assert queue.messages.renew(renewed.lock_token).locked_until_ms == clock.now_ms() + 20_000
+    assert queue.messages.next_deadline_ms() == renewed.locked_until_ms
+    clock.advance(50_000)
+    taken = queue.messages.receive(9)
+    assert [(each.sequence_number, each.delivery_count) for each in taken] == [(1, 1), (2, 1), (3, 1), (4, 1)]
 
 
 def test_dead_letters_wake_their_own_consumers(queue, put) -> None:
@@ -133,10 +180,27 @@ def test_void_entries_behind_a_long_lived_message_are_swept(queue, put, advance)
     assert len(queue.messages._expiries) < 500
 
 
-def test_deadlines_of_settled_messages_are_swept(make_queue, put) -> None:
-    queue = make_queue("q", default_message_time_to_live="P14D")
+def complete(queue, sent) -> None:
+    for message in queue.messages.receive(len(sent)):
+        queue.messages.complete(message.lock_token)
+
+
+def cancel(queue, sent) -> None:
+    queue.cancel_scheduled([message.sequence_number for message in sent])
+
+
+@pytest.mark.parametrize(
+    ("field", "end", "deadlines"),
+    [("ttl_ms", complete, "_expiries"), ("scheduled_at_ms", cancel, "_schedule")],
+)
+def test_deadlines_of_messages_that_are_gone_are_swept(queue, put, clock, field, end, deadlines) -> None:
+    put(ttl_ms=1_000)
+    queue.messages.receive(1)
+    put(scheduled_at_ms=clock.now_ms() + 1_000)
     for _ in range(100):
-        put(50, to=queue)
-        for message in queue.messages.receive(50):
-            queue.messages.complete(message.lock_token)
-    assert len(queue.messages._expiries) < 500
+        end(queue, put(50, **{field: clock.now_ms() + MINUTE}))
+    assert len(getattr(queue.messages, deadlines)) < 500
+    clock.advance(1_000)
+    assert len(queue.messages.receive(9)) == 1
+    queue.messages.expire_locks()
+    assert queue.counts().total == 1

@@ -1,28 +1,32 @@
 """Duplicates, forwarding, deletion and idleness, on a manual clock."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 
+from sbpair import timespan
 from sbpair.amqp.message import Properties, Sections
 from sbpair.amqp.performatives import Error, Modified, Rejected
 from sbpair.amqp.types import Array
+from sbpair.emulator.clock import NEVER
 from sbpair.emulator.entities import service_envelope
+from sbpair.emulator.entities.description import SubscriptionDescription
+from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.emulator.entities.stored_message import DEFERRED, StoredMessage
+from sbpair.emulator.entities.subqueue import SubQueue
 from sbpair.emulator.frontends.amqp import management_operations
 from sbpair.emulator.frontends.amqp.link_endpoints import AmqpRequest
 from sbpair.emulator.frontends.amqp.message_links import settle_all
 from sbpair.emulator.service_errors import (
     ArgumentInvalid,
-    EntityDisabled,
-    EntityFull,
     EntityNotFound,
-    MessageTooLarge,
     NotAllowed,
     OperationTimedOut,
     ServiceUnavailable,
 )
-from tests.emulator.consumers import CreditConsumer
+from tests.emulator.consumers import CreditConsumer, SessionWaiter
 
 MINUTE = 60_000
 
@@ -44,6 +48,11 @@ def test_an_id_is_accepted_again_after_the_window(make_queue, clock) -> None:
     assert queue.counts().active == 6
     queue.send(named("c"))
     assert len(queue._duplicates.seen) == 1
+    clock.advance(MINUTE // 2)
+    queue.send(named("d"))
+    clock.advance(MINUTE // 2)
+    queue.send(named("c", "d"))
+    assert queue.counts().active == 6 + len("cdc")
 
 
 # Forwarding
@@ -71,19 +80,6 @@ def test_a_forwarding_loop_ends(make_queue) -> None:
     assert queue.size_bytes == 2_500
 
 
-@pytest.mark.parametrize(
-    ("target", "reason"),
-    [(None, "EntityNotFound"), ({"status": "Disabled"}, "EntityDisabled"), ({"requires_session": True}, "NotAllowed")],
-)
-def test_refused_messages_go_to_the_transfer_dead_letters(make_queue, target, reason) -> None:
-    if target is not None:
-        make_queue("target", **target)
-    queue = make_queue(forward_to="target")
-    queue.send(named("a"))
-    (transferred,) = queue.transfer_dead_letters.peek(0, 9)
-    assert (transferred.dead_letter.reason, transferred.dead_letter.source) == (reason, "orders")
-
-
 @pytest.mark.parametrize("down", ["q1", "q0"])
 def test_forwarding_waits_in_order_until_both_entities_are_up(make_queue, faults, down) -> None:
     first, second = chain(make_queue, 2)
@@ -107,24 +103,26 @@ def test_a_target_deleted_while_down_receives_nothing(namespace, make_queue, fau
 
 
 @pytest.mark.parametrize(
-    ("error", "reason"),
+    ("target", "reason"),
     [
-        (EntityFull, "QuotaExceeded"),
-        (EntityDisabled, "EntityDisabled"),
-        (MessageTooLarge, "MessageTooLarge"),
+        (None, "EntityNotFound"),
+        ({"requires_session": True}, "NotAllowed"),
+        ({"status": "Disabled"}, "EntityDisabled"),
+        ({"max_size_in_megabytes": 0}, "QuotaExceeded"),
+        ({"max_message_size_in_kilobytes": 0}, "MessageTooLarge"),
         (OperationTimedOut, "TimedOut"),
         (ServiceUnavailable, "Unavailable"),
     ],
 )
-def test_a_forwarding_error_becomes_the_dead_letter_reason(make_queue, monkeypatch, error, reason) -> None:
-    target, queue = make_queue("target"), make_queue(forward_to="target")
-
-    def failing(_messages) -> None:
-        raise error("text")
-
-    monkeypatch.setattr(target, "send", failing)
+def test_a_refused_message_is_a_transfer_dead_letter_with_the_reason(make_queue, monkeypatch, target, reason) -> None:
+    if target is not None:
+        made = make_queue("target", **(target if isinstance(target, dict) else {}))
+        if not isinstance(target, dict):
+            monkeypatch.setattr(made, "send", Mock(side_effect=target("text")))
+    queue = make_queue(forward_to="target")
     queue.send(named("a"))
-    [message] = queue.transfer_dead_letters.receive(1)
+    (message,) = queue.transfer_dead_letters.receive(1)
+    assert (message.dead_letter.reason, message.dead_letter.source) == (reason, "orders")
     properties = Sections.split(service_envelope.encode_delivery(message)).read_application_properties()
     assert properties["DeadLetterReason"] == reason
 
@@ -249,6 +247,7 @@ def test_the_size_follows_modified_properties(namespace, make_queue, outcome, re
     deferred = message.reported_state == DEFERRED
     (again,) = source.receive_deferred([1]) if deferred else source.receive(1)
     assert again.size == grown
+    assert dict(again.sections.read_application_properties().pairs) == dict(CHANGES.pairs)
     source.checked().complete(again.lock_token)
     assert queue.size_bytes == 0
 
@@ -296,12 +295,59 @@ def test_an_idle_entity_is_deleted(namespace, make_queue, advance) -> None:
         namespace.queue("orders")
 
 
-def test_a_waiting_receiver_keeps_an_entity(namespace, make_queue, advance) -> None:
-    queue = make_queue(auto_delete_on_idle="PT5M")
-    waiting = CreditConsumer(queue.messages, credit=1)
-    waiting.wake()
-    advance(60 * MINUTE)
+def a_consumer(part: SubQueue) -> Callable[[], None]:
+    consumer = CreditConsumer(part, credit=1)
+    consumer.wake()
+    return lambda: part.remove_consumer(consumer)
+
+
+def a_waiter(queue: QueueEntity) -> Callable[[], None]:
+    waiter = SessionWaiter()
+    assert queue.messages.accept_next(waiter) is None
+    return lambda: queue.messages.remove_waiter(waiter)
+
+
+def a_schedule(queue: QueueEntity) -> Callable[[], None]:
+    (number,) = queue.schedule(named("a", scheduled_at_ms=NEVER - 1))
+    return lambda: queue.cancel_scheduled([number])
+
+
+@pytest.mark.parametrize(
+    ("use", "sessions"),
+    [
+        (lambda queue: a_consumer(queue.messages), False),
+        (lambda queue: a_consumer(queue.dead_letters), False),
+        (a_schedule, False),
+        (a_waiter, True),
+        (lambda queue: queue.messages.accept("s").close, True),
+    ],
+)
+def test_an_entity_in_use_is_kept(namespace, make_queue, advance, use, sessions) -> None:
+    """By a receiver that waits, a session under lock, or a scheduled message."""
+    queue = make_queue(auto_delete_on_idle="PT5M", requires_session=sessions, lock_duration="PT5M")
+    end = use(queue)
+    for _ in range(2):
+        advance(4 * MINUTE)
+        if sessions and queue.messages.locks():
+            queue.messages.held_session("s").renew()
     assert namespace.find_queue("orders") is queue
-    queue.messages.remove_consumer(waiting)
-    advance(5 * MINUTE)
+    end()
+    advance(10 * MINUTE)
     assert namespace.find_queue("orders") is None
+
+
+def test_a_subscription_is_used_by_its_readers(namespace, advance) -> None:
+    """Messages from its topic are no use."""
+    topic = namespace.create_topic("news")
+    subscription = topic.create_subscription("s", SubscriptionDescription(auto_delete_on_idle=timespan.parse("PT5M")))
+    for use in (
+        lambda: subscription.messages.receive(1),
+        lambda: subscription.dead_letters.peek(0, 1),
+        lambda: subscription.update(subscription.description),
+        lambda: topic.send(named("a")),
+    ):
+        advance(4 * MINUTE)
+        use()
+    assert namespace.find("news/subscriptions/s") is subscription
+    advance(MINUTE)
+    assert (namespace.find("news/subscriptions/s"), topic.subscriptions) == (None, [])

@@ -2,12 +2,17 @@
 
 import pytest
 
-from sbpair.amqp.message import Sections
-from sbpair.emulator.entities.description import QueueDescription
+from sbpair.amqp.message import data_body
+from sbpair.emulator.entities.description import PREMIUM, QueueDescription
+from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.entities.partitions import partition_of
 from sbpair.emulator.entities.stored_message import StoredMessage
+from sbpair.emulator.entities.transaction import SendVia
+from sbpair.emulator.faults.active import Faults
 from sbpair.emulator.service_errors import MessageLockExpired, NotAllowed, OperationTimedOut
 from tests.emulator.consumers import CreditConsumer, SessionWaiter
+
+MINUTE = 60_000
 
 
 @pytest.fixture
@@ -16,7 +21,7 @@ def queue(make_queue):
 
 
 def message(**fields) -> StoredMessage:
-    return StoredMessage(Sections(), 10, **fields)
+    return StoredMessage(data_body(b"x"), 10, **fields)
 
 
 def partitions(messages) -> list[int]:
@@ -56,22 +61,30 @@ def test_keys_that_contradict_each_other_are_refused(queue, make_queue, batch) -
     make_queue("plain").send([message(**fields) for fields in batch])
 
 
-def test_nothing_can_be_sent_with_all_partitions_down(queue, faults) -> None:
+def test_nothing_can_be_sent_with_all_partitions_down(queue, make_queue, faults) -> None:
     for number in range(16):
         faults.partition_down("contoso", number)
     with pytest.raises(OperationTimedOut, match="no partition"):
         queue.send([message()])
+    with pytest.raises(OperationTimedOut):
+        SendVia(queue, make_queue("destination")).send([message(partition_key="k")])
     faults.end_all()
     queue.send([message()])
 
 
 def test_a_message_in_a_partition_that_is_down_cannot_be_settled(queue, faults) -> None:
-    queue.send([message()])
-    (held,) = queue.messages.receive(1)
+    for _ in range(2):
+        queue.send([message()])
+    (held,) = queue.messages.peek(0, 9)
+    queue.messages.receive(2)
     with faults.during("partition-down", "contoso", partition=partition_of(held.sequence_number)):
         for act in ("complete", "renew", "get_locked", "dead_letter"):
             with pytest.raises(OperationTimedOut):
                 getattr(queue.messages, act)(held.lock_token)
+        with pytest.raises(OperationTimedOut):
+            queue.messages.receive_deferred([held.sequence_number])
+        assert partitions(queue.messages.peek(0, 1)) == [partition_of(held.sequence_number) + 1]
+    assert queue.messages.renew(held.lock_token) is held
     queue.messages.complete(held.lock_token)
     with pytest.raises(MessageLockExpired):
         queue.messages.complete(held.lock_token)
@@ -83,6 +96,8 @@ def test_a_waiting_consumer_is_woken_when_the_partition_is_up(queue, faults) -> 
     down = faults.partition_down("contoso", partition_of(there.sequence_number), "orders")
     waiter = CreditConsumer(queue.messages, credit=1)
     waiter.wake()
+    assert waiter.got == []
+    faults.end(faults.partition_down("contoso", partition_of(there.sequence_number), "orders"))
     assert waiter.got == []
     faults.end(down)
     assert waiter.got == [there.sequence_number]
@@ -123,7 +138,7 @@ def test_messages_expire_in_every_partition(queue, clock) -> None:
     assert len(queue.messages.receive(100)) == 1
 
 
-def test_management_fails_while_one_partition_is_down(namespace, queue, faults) -> None:
+def test_management_fails_while_one_partition_is_down(namespace, queue, faults, clock) -> None:
     with faults.during("partition-down", "contoso", partition=3):
         for act in (
             queue.check_all_partitions,
@@ -134,6 +149,19 @@ def test_management_fails_while_one_partition_is_down(namespace, queue, faults) 
                 act()
         namespace.create_queue("plain")
     namespace.delete_queue("orders")
+    premium = Namespace("contoso", clock, tier=PREMIUM, partitions=2)
+    Faults({"contoso": premium}, clock.advance).partition_down("contoso", 1)
+    with pytest.raises(OperationTimedOut, match="partition 1"):
+        premium.create_queue("orders")
+
+
+def test_an_idle_entity_is_deleted_once_its_partitions_are_up(namespace, make_queue, faults, advance) -> None:
+    make_queue("idle", enable_partitioning=True, auto_delete_on_idle="PT5M")
+    with faults.during("partition-down", "contoso", partition=3):
+        advance(5 * MINUTE)
+        assert namespace.find_queue("idle") is not None
+    advance(5 * MINUTE)
+    assert namespace.find_queue("idle") is None
 
 
 def test_a_session_in_a_partition_that_is_down_is_not_locked(make_queue, faults) -> None:

@@ -109,7 +109,7 @@ TRUE = """
     sys.label = 'bus stop' and sys.Subject LIKE '%bus%' and sys.messageid = 'm-1'
     sys.correlationid = '12345678-1234-5678-1234-567812345678'
     exists(sys.label) and not exists(sys.replyto)
-    sys.size > 0 and sys.deliverycount = 0
+    sys.size > 0 and sys.deliverycount = 0 and sys.timetolive = took and sys.scheduledenqueuetimeutc is null
     missing = 1 or n = 5
     n = 5 or missing = 1
     n = 5 or color > 1
@@ -433,6 +433,7 @@ SOUND_ACTIONS = [
     ("SET color = color + '!'", "Color", "red!"),
     ("SET a = n SET b = a + 1", "b", Long(6)),
     ("SET n = n + 1; SET n = n + 1;;", "n", Int(7)),
+    ("SET n = n + 1 " * 32, "n", Int(37)),
 ]
 
 
@@ -463,6 +464,7 @@ def test_an_action_sets_and_removes_system_properties() -> None:
     found = after.sections.read_properties()
     assert (found.subject, found.correlation_id, found.content_type, found.to) == ("l", "c", "text/plain", "t")
     assert (found.reply_to, found.reply_to_group_id, found.group_id, found.message_id) == ("r", "rs", "s", "m")
+    assert (type(found.subject), type(found.content_type)) == (str, Symbol)
     assert after.session_id == "s"
     assert changed("REMOVE sys.Label").sections.read_properties().subject is None
 
@@ -473,6 +475,8 @@ def test_an_action_sets_the_time_to_live_and_the_partition_key() -> None:
     assert after.sections.read_header().ttl == 60_000
     assert after.sections.read_message_annotations()["x-opt-partition-key"] == "k"
     assert after.scheduled_at_ms is None
+    tick = Map([("tick", Described(Symbol("com.microsoft:timespan"), Long(1)))])
+    assert changed("SET sys.TimeToLive = tick", a_message(tick)).ttl_ms == 1
 
 
 @pytest.mark.parametrize(

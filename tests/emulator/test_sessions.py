@@ -14,6 +14,7 @@ from sbpair.emulator.frontends.amqp.link_endpoints import AmqpRequest
 from sbpair.emulator.service_errors import (
     ArgumentInvalid,
     NotAllowed,
+    SessionLockExpired,
 )
 from tests.emulator.consumers import CreditConsumer, SessionWaiter, numbers
 
@@ -40,10 +41,17 @@ def send_to(queue):
 
 def test_a_message_for_a_held_session_wakes_its_consumer(queue, send_to) -> None:
     held = queue.messages.accept("a")
-    receiver = CreditConsumer(held, credit=2)
+    receiver = CreditConsumer(held, credit=3)
     receiver.wake()
-    sent = send_to("a", "b", "a", "a")
-    assert receiver.got == [sent[0], sent[2]]
+    sent = send_to("a", "b", "a")
+    held.remove_consumer(CreditConsumer(held, credit=1))
+    sent += send_to("a", "a")
+    assert receiver.got == [sent[0], sent[2], sent[3]]
+    receiver.credit = 5
+    receiver.wake()
+    held.remove_consumer(receiver)
+    send_to("a")
+    assert receiver.got == [sent[0], *sent[2:]]
 
 
 def test_a_session_whose_lock_expires_goes_to_one_waiter(queue, send_to) -> None:
@@ -54,6 +62,49 @@ def test_a_session_whose_lock_expires_goes_to_one_waiter(queue, send_to) -> None
     queue.messages.expire_locks()
     assert waiter.held is not None
     assert queue.messages.accept_next(SessionWaiter()) is None
+
+
+@pytest.mark.parametrize(
+    ("use", "found"),
+    [
+        (lambda messages: messages.accept("a").id, "a"),
+        (lambda messages: messages.accept_next(SessionWaiter()).id, "a"),
+        (lambda messages: [each.delivery_count for each in messages.peek_session("a", 0, 9)], [1]),
+        (lambda messages: messages.locks(), [("a", None, 0, "")]),
+        (lambda messages: messages.held_session("a"), SessionLockExpired),
+        (lambda messages: messages.held_session("b"), SessionLockExpired),
+    ],
+)
+def test_a_lock_has_run_out_at_the_next_use(queue, send_to, clock, use, found) -> None:
+    """No timer has run before it."""
+    send_to("a")
+    held = queue.messages.accept("a")
+    held.owner = "client"
+    held.receive(1)
+    assert queue.messages.locks() == [("a", clock.now_ms() + MINUTE, 1, "client")]
+    clock.advance(MINUTE)
+    if found is SessionLockExpired:
+        with pytest.raises(SessionLockExpired):
+            use(queue.messages)
+    else:
+        assert use(queue.messages) == found
+    with pytest.raises(SessionLockExpired):
+        held.receive(1)
+
+
+def test_locks_of_sessions_that_are_renewed_are_swept(queue, clock) -> None:
+    held, renewed = queue.messages.accept("b"), queue.messages.accept("a")
+    for _ in range(1_000):
+        clock.advance(1)
+        until_ms = renewed.renew()
+    assert len(queue.messages._hold_ends) < 500
+    clock.advance(MINUTE - 1_000)
+    with pytest.raises(SessionLockExpired):
+        held.checked()
+    assert (renewed.checked(), until_ms) == (queue.messages, clock.now_ms() + 1_000)
+    clock.advance(1_000)
+    with pytest.raises(SessionLockExpired):
+        renewed.checked()
 
 
 def test_sessions_are_listed_whose_state_changed_after_a_time(namespace, queue, send_to, clock) -> None:
@@ -79,20 +130,19 @@ def test_state_in_a_full_entity_may_shrink_but_not_grow(namespace, queue, monkey
     assert held.state == b"z"
 
 
-def test_expired_messages_leave_their_session(queue, send_to, advance) -> None:
+def test_expired_messages_leave_their_session(queue, send_to, clock) -> None:
     send_to("a", ttl_ms=1_000)
     send_to("b")
-    advance(1_000)
+    clock.advance(1_000)
     assert queue.messages.list_sessions() == ["b"]
     assert queue.messages.accept_next(SessionWaiter()).id == "b"
 
 
-def test_messages_without_a_session_are_refused(queue, send_to) -> None:
-    with pytest.raises(NotAllowed):
-        queue.send([StoredMessage(Sections(), 1)])
+def test_a_session_id_that_is_too_long_is_refused(queue, send_to) -> None:
+    send_to("x" * 128)
     with pytest.raises(ArgumentInvalid):
         send_to("x" * 129)
-    assert queue.counts().total == 0
+    assert queue.counts().total == 1
     with pytest.raises(NotAllowed):
         queue.messages.receive(1)
 
@@ -155,4 +205,5 @@ def test_a_subscription_can_require_sessions(namespace) -> None:
     subscription = topic.create_subscription("sub", SubscriptionDescription(requires_session=True))
     topic.send([StoredMessage(Sections(), 1, session_id="a"), StoredMessage(Sections(), 1)])
     assert len(subscription.messages.accept("a").receive(9)) == 1
-    assert [each.dead_letter.reason for each in subscription.dead_letters.receive(9)] == ["Session ID is null"]
+    dead = [(each.session_id, each.dead_letter.reason) for each in subscription.dead_letters.receive(9)]
+    assert dead == [(None, "Session ID is null")]

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from sbpair.amqp.message import APPLICATION_PROPERTIES, MESSAGE_ANNOTATIONS, Properties, Sections, encode_map
-from sbpair.amqp.types import Array, Described, Int, Map, ULong, Value
+from sbpair.amqp.types import Array, Described, Int, Map, Timestamp, ULong, Value
 from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.entities.description import SubscriptionDescription, TopicDescription
 from sbpair.emulator.entities.namespace import Namespace
@@ -23,6 +23,7 @@ from sbpair.emulator.service_errors import (
     ServiceError,
 )
 from sbpair.rules.filters import CorrelationRuleFilter, FalseRuleFilter, SqlRuleFilter, TrueRuleFilter
+from sbpair.rules.values import from_amqp
 from sbpair.timespan import TICKS_PER_SECOND
 
 
@@ -69,13 +70,18 @@ def test_the_shortest_ttl_of_message_topic_and_subscription_applies(namespace, a
     assert brief.counts().dead_letter == 2
 
 
-def test_changed_rules_apply_to_later_messages(topic) -> None:
+def test_changed_rules_apply_to_later_messages(topic, clock) -> None:
     subscription = topic.create_subscription("s", rule=SubscriptionRule("none", FalseRuleFilter()))
+    begun_ms = clock.now_ms()
+    clock.advance(1_000)
     topic.send([a_message({"n": Int(1)})])
     subscription.add_rule(SubscriptionRule("ones", SqlRuleFilter("n = 1")))
+    clock.advance(1_000)
     topic.send([a_message({"n": Int(1)}), a_message({"n": Int(2)})])
     assert len(received(subscription)) == 1
     subscription.change_rule(SubscriptionRule("ONES", SqlRuleFilter("n = 2")))
+    created = [(rule.name, rule.created_at_ms) for rule in subscription.rules]
+    assert created == [("none", begun_ms), ("ones", begun_ms + 1_000)]
     topic.send([a_message({"n": Int(1)}), a_message({"n": Int(2)}), a_message({"n": Int(2)})])
     assert len(received(subscription)) == 2
     subscription.remove_rule("Ones")
@@ -84,18 +90,15 @@ def test_changed_rules_apply_to_later_messages(topic) -> None:
     assert [rule.name for rule in subscription.rules] == ["none"]
 
 
-def test_names_of_rules_are_unique(topic, monkeypatch) -> None:
-    subscription = topic.create_subscription("s")
-    with pytest.raises(EntityExists):
-        subscription.add_rule(SubscriptionRule("$default"))
-    with pytest.raises(EntityNotFound):
-        subscription.remove_rule("other")
-    with pytest.raises(EntityNotFound):
-        subscription.change_rule(SubscriptionRule("other"))
-    monkeypatch.setattr("sbpair.emulator.entities.topic.MAX_RULES", 2)
+def test_the_numbers_of_rules_and_of_subscriptions_are_limited(topic, monkeypatch) -> None:
+    for name in ("MAX_RULES", "MAX_SUBSCRIPTIONS"):
+        monkeypatch.setattr(f"sbpair.emulator.entities.topic.{name}", 2)
+    subscription, _ = topic.create_subscription("one"), topic.create_subscription("two")
     subscription.add_rule(SubscriptionRule("second"))
     with pytest.raises(EntityFull):
         subscription.add_rule(SubscriptionRule("third"))
+    with pytest.raises(EntityFull):
+        topic.create_subscription("three")
 
 
 @pytest.mark.parametrize("wanted", [True, False])
@@ -120,9 +123,10 @@ def numbers_of(message: StoredMessage) -> tuple[int, int]:
     return annotations["x-opt-sequence-number"], annotations["x-opt-enqueue-sequence-number"]
 
 
-def test_a_message_keeps_its_sequence_number_of_the_topic(topic, make_queue) -> None:
-    onward = make_queue("onward")
-    rule = SubscriptionRule("r", SqlRuleFilter("sys.EnqueuedSequenceNumber = 2"), SqlAction("SET n = 1"))
+def test_a_message_keeps_its_sequence_number_of_the_topic(topic, make_queue, clock) -> None:
+    onward, now = make_queue("onward"), (("@now", from_amqp(Timestamp(clock.now_ms()))),)
+    second = SqlRuleFilter("sys.EnqueuedSequenceNumber = 2 AND sys.EnqueuedTimeUtc = @now", now)
+    rule = SubscriptionRule("r", second, SqlAction("SET n = 1"))
     plain, changed = topic.create_subscription("plain"), topic.create_subscription("changed", rule=rule)
     topic.send([a_message(), a_message()])
     late = topic.create_subscription("late")
@@ -146,24 +150,27 @@ def test_a_copy_has_the_key_that_its_action_set(topic, key) -> None:
     }
     for name, action in rules.items():
         topic.create_subscription(name, rule=SubscriptionRule("r", TrueRuleFilter(), SqlAction(action)))
-    annotations = b"" if key is None else encode_map(MESSAGE_ANNOTATIONS, Map([("x-opt-partition-key", key)]))
+    pairs = [("x-mine", "kept"), *([] if key is None else [("x-opt-partition-key", key)])]
+    annotations = encode_map(MESSAGE_ANNOTATIONS, Map(pairs))
     topic.send([StoredMessage(Sections(message_annotations=annotations), 10, partition_key=key)])
     copies = [received(topic.subscription(name))[0] for name in rules]
     assert [each.partition_key for each in copies] == [key, "ours", "ours"]
-    keys = [each.sections.read_message_annotations().get("x-opt-partition-key") for each in copies]
-    assert keys == [key, "ours", "ours"]
+    found = [each.sections.read_message_annotations() for each in copies]
+    assert [each.get("x-opt-partition-key") for each in found] == [key, "ours", "ours"]
+    assert [each["x-mine"] for each in found] == ["kept"] * 3
 
 
+@pytest.mark.parametrize(("name", "key"), [("SessionId", "partition_key"), ("PartitionKey", "session_id")])
 @pytest.mark.parametrize("partitioned", [True, False])
-def test_contradicting_keys_fail_for_one_subscription_only(namespace, partitioned) -> None:
+def test_contradicting_keys_fail_for_one_subscription_only(namespace, partitioned, name, key) -> None:
     topic = namespace.create_topic("topic", TopicDescription(enable_partitioning=partitioned))
     failing = topic.create_subscription(
         "failing",
         SubscriptionDescription(dead_lettering_on_filter_evaluation_exceptions=True),
-        SubscriptionRule("r", TrueRuleFilter(), SqlAction("SET sys.SessionId = 'other'")),
+        SubscriptionRule("r", TrueRuleFilter(), SqlAction(f"SET sys.{name} = 'other'")),
     )
     plain = topic.create_subscription("plain")
-    topic.send([a_message(partition_key="key")])
+    topic.send([a_message(**{key: "key"})])
     assert (failing.counts().active, plain.counts().active) == (0, 1)
     assert failing.dead_letters.receive(1)[0].dead_letter.reason == "RuleActionException"
 
@@ -176,6 +183,8 @@ def test_a_subscription_is_found_by_its_address_in_any_case(namespace, topic) ->
     path = "Orders/Subscriptions/First"
     for address in (path.lower(), path.upper(), f"amqps://h:1/{path}"):
         assert namespace.resolve(address).entity is subscription
+    inner = namespace.create_topic("Orders/subscriptions/inner").create_subscription("s")
+    assert namespace.resolve("orders/subscriptions/INNER/subscriptions/s").entity is inner
     dead = namespace.resolve("orders/Subscriptions/first/$DeadLetterQueue/$management")
     assert dead.messages is subscription.dead_letters
     assert dead.management
@@ -228,6 +237,7 @@ def test_a_topic_is_sent_to_and_a_subscription_received_from(topic) -> None:
 def test_deleting_a_topic_deletes_its_subscriptions(namespace, topic) -> None:
     errors: list[ServiceError] = []
     subscription, other = topic.create_subscription("s"), topic.create_subscription("other")
+    assert (namespace.queues(), namespace.topics()) == ([], [topic])
     namespace.on_refusing[errors.append] = None
     topic.send([a_message()])
     topic.subscription("Other").delete()
@@ -238,13 +248,6 @@ def test_deleting_a_topic_deletes_its_subscriptions(namespace, topic) -> None:
     with pytest.raises(EntityNotFound):
         namespace.resolve("orders/subscriptions/s")
     assert namespace.create_topic("orders").subscriptions == []
-
-
-def test_the_number_of_subscriptions_is_limited(topic, monkeypatch) -> None:
-    monkeypatch.setattr("sbpair.emulator.entities.topic.MAX_SUBSCRIPTIONS", 1)
-    topic.create_subscription("one")
-    with pytest.raises(EntityFull):
-        topic.create_subscription("two")
 
 
 # Rules over the management node

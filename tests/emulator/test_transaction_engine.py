@@ -1,6 +1,7 @@
 """Transactions on the engine: what is visible when, the rules of entities and partitions, and failing commits."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -71,9 +72,9 @@ def test_dead_letters_are_settled_in_the_transaction_of_their_queue(queue, put, 
 # Duplicates, forwarding, expiry, schedules
 
 
-@pytest.mark.parametrize("partitioned", [False, True])
-def test_a_schedule_that_is_due_at_the_commit_is_sent(make_queue, clock, transaction, advance, partitioned) -> None:
-    queue = make_queue("q", enable_partitioning=partitioned)
+def test_a_schedule_that_is_due_at_the_commit_is_sent(make_queue, clock, transaction, advance) -> None:
+    """In partitions too: the model of transactions has none."""
+    queue = make_queue("q", enable_partitioning=True)
     transaction.schedule(queue, [a_message(scheduled_at_ms=clock.now_ms() + 1, partition_key="k")])
     advance(MINUTE)
     transaction.commit()
@@ -86,6 +87,7 @@ def test_schedules_of_different_partitions_are_not_cancelled_at_once(partitioned
     with pytest.raises(NotAllowed, match="cannot span"):
         transaction.cancel_scheduled(partitioned, numbers)
     transaction.cancel_scheduled(partitioned, numbers[:1])
+    transaction.cancel_scheduled(partitioned, [])
     transaction.commit()
     assert partitioned.counts().scheduled == 5
 
@@ -127,18 +129,32 @@ def test_locks_that_run_out_during_a_commit_do_not_split_it(left_ms) -> None:
     assert queue.counts().active == expected
 
 
-def test_a_session_that_is_lost_fails_the_commit(make_queue, transaction, advance) -> None:
+def test_a_session_that_is_lost_fails_the_commit(make_queue, transaction, clock) -> None:
+    """Also if no timer has run before it."""
     queue = make_queue("q", requires_session=True)
     queue.send([a_message(session_id="s")])
     held = queue.messages.accept("s")
     (message,) = held.receive(1)
     transaction.settle(queue, held, [message.lock_token], completing)
-    advance(queue.description.lock_ms)
+    clock.advance(queue.description.lock_ms)
     with pytest.raises(TransactionRolledBack):
         transaction.commit()
     with pytest.raises(SessionLockExpired):
         held.checked()
     assert len(queue.messages) == 1
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_other_locks_run_out_after_a_commit(queue, put, clock, transaction, fails) -> None:
+    put(2)
+    first, second = queue.messages.receive(2)
+    complete_in(transaction, queue, first)
+    if fails:
+        queue.messages.complete(first.lock_token)
+    with pytest.raises(TransactionRolledBack) if fails else nullcontext():
+        transaction.commit()
+    clock.advance(queue.description.lock_ms)
+    assert queue.messages.receive(9) == [second]
 
 
 def test_an_entity_that_was_disabled_or_deleted_fails_the_commit(namespace, queue, make_queue, begin) -> None:
@@ -198,8 +214,8 @@ def partitioned(make_queue: MakeQueue) -> QueueEntity:
 
 def test_settlements_of_different_partitions_are_refused(partitioned, transaction) -> None:
     assert partitioned.partitions is not None
-    keys = {partitioned.partitions.for_key(str(n)): str(n) for n in range(100)}
-    for key in list(keys.values())[:2]:
+    by_partition = {partitioned.partitions.for_key(str(n)): str(n) for n in range(100)}
+    for key in list(by_partition.values())[:2]:
         partitioned.send([a_message(partition_key=key)])
     first, second = partitioned.messages.receive(2)
     with pytest.raises(NotAllowed, match="cannot span"):
@@ -210,8 +226,25 @@ def test_settlements_of_different_partitions_are_refused(partitioned, transactio
     with pytest.raises(NotAllowed, match="cannot span"):
         transaction.send(partitioned, [a_message(partition_key=second.partition_key)])
     transaction.send(partitioned, [a_message(partition_key=first.partition_key)])
+    place = partitioned.partitions.for_key(first.partition_key)
+    other = next(key for key in map(str, range(100, 200)) if partitioned.partitions.for_key(key) == place)
+    with pytest.raises(NotAllowed, match="cannot span"):
+        transaction.send(partitioned, [a_message(partition_key=other)])
     transaction.commit()
     assert len(partitioned.messages) == 2
+
+
+def test_the_state_of_a_session_is_in_the_partition_of_the_session(make_queue, transaction) -> None:
+    queue = make_queue("q", enable_partitioning=True, requires_session=True)
+    held, state = queue.messages.accept("a"), b"state"
+    other = next(name for name in "bcdef" if queue.partitions.for_key(name) != queue.partitions.for_key("a"))
+    transaction.set_state(queue, held, state)
+    with pytest.raises(NotAllowed, match="cannot span"):
+        transaction.set_state(queue, queue.messages.accept(other), state)
+    transaction.send(queue, [a_message(session_id="a")])
+    assert held.state is None
+    transaction.commit()
+    assert (held.state, len(held.receive(9))) == (state, 1)
 
 
 # Transfers
@@ -251,14 +284,6 @@ def test_an_update_applies_to_transfers_and_those_that_failed(make_queue, faults
     assert (via.counts().transfer, via.counts().transfer_dead_letter) == (0, 3)
     first, *_ = via.transfer_dead_letters.receive(3)
     assert first.locked_until_ms == via.transfer_dead_letters.accessed_at_ms + 5_000
-
-
-def test_a_destination_that_is_down_is_waited_for(queue, destination, faults: Faults) -> None:
-    fault = faults.entity_down("contoso", "destination")
-    SendVia(queue, destination).send([a_message()])
-    assert (queue.counts().transfer, queue.counts().active, queue.size_bytes) == (1, 0, 100)
-    faults.end(fault)
-    assert (queue.counts().transfer, len(destination.messages)) == (0, 1)
 
 
 def test_transfers_through_a_topic(namespace, faults: Faults) -> None:

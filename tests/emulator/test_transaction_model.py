@@ -146,8 +146,7 @@ class TransactionsBesideModel(EngineBesideModel):
 
     @rule(ms=st.just(TIMEOUT_MS // 2))
     def much_time_passes(self, ms) -> None:
-        self.clock.advance(ms)
-        self.model.pass_time(ms)
+        self.pass_time(ms)
         self.namespace.timers.advance(self.clock.now_ms())
 
 
