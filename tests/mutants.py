@@ -33,6 +33,7 @@ import coverage
 import libcst as cst
 import pytest
 from _pytest.runner import runtestprotocol
+from _pytest.warnings import catch_warnings_for_item
 from libcst.metadata import MetadataWrapper, PositionProvider
 from mutmut.mutation.mutators import mutation_operators
 
@@ -214,7 +215,10 @@ class Tests:
         for number, item in enumerate(tests):
             os.write(start, f"{number} {item.nodeid}\n".encode())
             signal.setitimer(signal.ITIMER_REAL, 5 + 5 * self._seconds[item.nodeid])
-            if any(report.failed for report in runtestprotocol(item, log=False)):
+            # Pytest applies the filters of marks around `runtestprotocol`, which is called here alone.
+            with catch_warnings_for_item(item.config, item.ihook, when="runtest", item=item):
+                reports = runtestprotocol(item, log=False)
+            if any(report.failed for report in reports):
                 os._exit(1)
         os._exit(0)
 
