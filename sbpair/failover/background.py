@@ -160,8 +160,6 @@ class AsyncBackgroundSyphon(SyphonSupervisor):
     async def stop(self) -> None:
         """Finish messages in flight, for five seconds at most, and release the rest."""
         self._stop.set()
-        if asyncio.current_task() is self._task:
-            return
         _, unfinished = await asyncio.wait((self._task,), timeout=CLOSE_SECONDS)
         if unfinished:
             self._hurry.set()

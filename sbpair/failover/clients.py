@@ -51,11 +51,10 @@ SyphonT = TypeVar("SyphonT", BackgroundSyphon, AsyncBackgroundSyphon)
 class SenderBase(FailoverSend):
     """The sender of one entity. It has connections of its own to both sides, opened when needed."""
 
-    def __init__(self, client: ClientBase[Any, Any], entity: str, topic: bool) -> None:
+    def __init__(self, client: ClientBase[Any, Any], entity: str) -> None:
         super().__init__(client.failover_state, entity, client.policy, client.now, client.outbox)
         self.fully_qualified_namespace = client.pair.primary.authority
         self._client = client
-        self._topic = topic
         self._sdk_clients: dict[Side, Any] = {}
         if client.outage is not None:
             self._connections.check = client.outage.check
@@ -70,8 +69,8 @@ class SenderBase(FailoverSend):
             pair = self._client.pair
             endpoint = pair.primary if side == "primary" else pair.secondary
             self._sdk_clients[side] = self._client.sdk_clients.client(endpoint, self._client.timeout)
-        sdk = self._sdk_clients[side]
-        return sdk.get_topic_sender(path) if self._topic and side == "primary" else sdk.get_queue_sender(path)
+        # Topics are sent to like queues.
+        return self._sdk_clients[side].get_queue_sender(path)
 
     def _closing(self) -> Steps[None]:
         self._closed = True
@@ -148,11 +147,11 @@ class ClientBase(Closable, ABC, Generic[SenderT, SyphonT]):
 
     def get_queue_sender(self, queue_name: str) -> SenderT:
         """Return a sender for a queue of the primary. It is not connected yet. Raises NameInvalid."""
-        return self._get_sender(queue_name, topic=False)
+        return self._get_sender(queue_name)
 
     def get_topic_sender(self, topic_name: str) -> SenderT:
         """Return a sender for a topic of the primary. It is not connected yet. Raises NameInvalid."""
-        return self._get_sender(topic_name, topic=True)
+        return self._get_sender(topic_name)
 
     def force_failover(self, entity: str | None = None) -> None:
         """Send to the backlog until `failback`: one entity, or all of them, later ones included."""
@@ -206,12 +205,12 @@ class ClientBase(Closable, ABC, Generic[SenderT, SyphonT]):
     def _wake_timers(self) -> None:
         """Start the timer runner, or interrupt its wait because a timer is now due earlier."""
 
-    def _get_sender(self, entity: str, *, topic: bool) -> SenderT:
+    def _get_sender(self, entity: str) -> SenderT:
         if self._closed:
             raise ValueError("the client has been closed: make another one")
         check_path(entity, shorten="give the queue or topic a shorter name")
         self.failover_state.register(entity)
-        sender = self._sender_class(self, entity, topic)
+        sender = self._sender_class(self, entity)
         self._senders.append(sender)
         return sender
 
@@ -286,8 +285,8 @@ class AsyncPairedSender(SenderBase, AsyncClosable):
     begins with its turn.
     """
 
-    def __init__(self, client: AsyncPairedClient, entity: str, topic: bool) -> None:
-        super().__init__(client, entity, topic)
+    def __init__(self, client: AsyncPairedClient, entity: str) -> None:
+        super().__init__(client, entity)
         self._timeout = ReusableTimeout()
 
     async def send_messages(self, message: Messages, *, timeout: float | None = None) -> None:
@@ -355,6 +354,6 @@ class AsyncPairedClient(ClientBase[AsyncPairedSender, AsyncBackgroundSyphon], As
         if self._timer_task is None and self.failover_state.next_due() is not None:
             self._wake_timers()
 
-    def _get_sender(self, entity: str, *, topic: bool) -> AsyncPairedSender:
+    def _get_sender(self, entity: str) -> AsyncPairedSender:
         self._start_late_timers()
-        return super()._get_sender(entity, topic=topic)
+        return super()._get_sender(entity)

@@ -68,7 +68,7 @@ _PING_ENDS: Final = frozenset((EntityEvent.PING_ACCEPTED, EntityEvent.PING_UNANS
 class EntityStatus:
     """State and timer of one entity. `timer` is when its timer is due, `pinging` whether a ping is in progress.
 
-    `error` caused the state: the first failure that counted, or the refusal of a ping.
+    `error` caused the state: a failure that counted, or the refusal of a ping.
     """
 
     state: State = State.HEALTHY
@@ -92,8 +92,7 @@ def next_status(
     state = TRANSITIONS.get((status.state, event), status.state)
     pinging = status.pinging and event not in _PING_ENDS
     if state is not status.state:
-        kept = None if state is State.HEALTHY else status.error
-        return EntityStatus(state, _timer(state, now, delays), pinging, error or kept)
+        return EntityStatus(state, _timer(state, now, delays), pinging, error)
     if event in _PING_ENDS and state in _PINGED:
         return replace(status, timer=now + delays.ping(), pinging=False)
     if event is EntityEvent.TIME_UP and state in _PINGED:

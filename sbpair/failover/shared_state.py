@@ -158,10 +158,8 @@ class FailoverState:
         """Record that a delivery has ended with no message left."""
         with self._events.changing():
             key = entity.lower()
-            self.timers.cancel(Deliver(self._paths[key]))
-            found = self._outbox.pop(key, None)
-            if found and found.delivering:
-                self._events.add(events.OutboxEmptied(self._paths[key]))
+            del self._outbox[key]
+            self._events.add(events.OutboxEmptied(self._paths[key]))
 
     def outbox_remains(self, entity: str, error: Exception | None, target: SendTarget | None, now: float) -> None:
         """Record that a delivery has ended with messages left: by an error of `target`, or at the end of its turn."""
