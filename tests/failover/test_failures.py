@@ -6,7 +6,7 @@ from azure.servicebus import exceptions as sdk
 from azure.servicebus._pyamqp.error import TokenAuthFailure
 
 from sbpair.errors import UsageError
-from sbpair.failover.failures import failover_rule, is_transient
+from sbpair.failover.failures import describe_error, failover_rule, is_transient
 
 
 def answered(condition: str) -> sdk.ServiceBusError:
@@ -47,5 +47,7 @@ def test_errors_count_by_each_rule(error: Exception, by_default: bool, by_the_ar
     assert failover_rule("article")(error) is by_the_article
 
 
-def test_a_function_may_decide() -> None:
-    assert failover_rule(lambda error: isinstance(error, KeyError))(KeyError())
+def test_a_missing_entity_is_called_so_whatever_class_the_sdk_raises() -> None:
+    error = sdk.ServiceBusAuthenticationError(error=TokenAuthFailure(404, b"no such"))
+    assert describe_error(error).startswith("MessagingEntityNotFoundError: ")
+    assert describe_error(sdk.ServiceBusAuthenticationError()).startswith("ServiceBusAuthenticationError: ")

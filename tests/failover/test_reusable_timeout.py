@@ -1,21 +1,12 @@
 """The reusable timeout against asyncio.timeout, in virtual time."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
 from sbpair.sync_async import ReusableTimeout
-from tests.faults.simulation.loop import VirtualLoop
-
-
-def in_virtual_time(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    def run() -> None:
-        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-            runner.run(test())
-
-    return run
+from tests.faults.simulation.loop import in_virtual_time
 
 
 @in_virtual_time

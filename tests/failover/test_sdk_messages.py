@@ -136,6 +136,16 @@ def test_a_message_without_an_id_gets_one_in_its_copy(properties: Any) -> None:
     assert message.properties is None or message.properties.message_id is None
 
 
+def test_only_a_message_that_was_changed_is_sent_as_a_copy() -> None:
+    without, with_id = ServiceBusMessage(b"x"), ServiceBusMessage(b"x", message_id="own")
+    without.message_id = None
+    [one], content = sdk_messages.prepare(without)
+    assert content is one
+    assert sdk_messages.prepare(with_id)[1] is with_id
+    prepared, contents = sdk_messages.prepare([without, with_id])
+    assert contents == [prepared[0], with_id]
+
+
 @pytest.mark.parametrize("own", ["mine", 7, b"bytes"])
 def test_an_existing_id_is_kept(own: Any) -> None:
     raw = AmqpAnnotatedMessage(data_body=b"x", properties={"message_id": own})

@@ -1,4 +1,4 @@
-"""The overhead of a paired sender, in steps, bytecodes and tasks."""
+"""The overhead of a paired sender, in bytecodes and tasks."""
 
 import asyncio
 import random
@@ -10,21 +10,16 @@ from typing import Any
 
 import pytest
 from azure.servicebus import ServiceBusMessage
-from azure.servicebus.exceptions import OperationTimeoutError
 
 from sbpair.failover import clients, timer_runner
 from sbpair.failover.shared_state import JITTER, FailoverState
 from sbpair.failover.timer_runner import MAX_CONCURRENT_TASKS, TimerRunner
-from sbpair.sync_async import Call
 from tests.failover.test_states import a_pair
-from tests.faults.simulation.loop import VirtualLoop
+from tests.faults.simulation.loop import in_virtual_time
 
 
 class Plain:
     """An SDK sender without costs, so that only the overhead is counted."""
-
-    def __init__(self, side: str = "primary", path: str = "orders") -> None:
-        self.side, self.path = side, path
 
     def send_messages(self, message: Any, *, timeout: float | None = None) -> None:
         pass
@@ -33,21 +28,6 @@ class Plain:
 class PlainAio(Plain):
     async def send_messages(self, message: Any, *, timeout: float | None = None) -> None:  # type: ignore[override]  # noqa: ASYNC109
         pass
-
-
-def test_failing_over_takes_one_more_send() -> None:
-    sender = clients.PairedClient(a_pair(failover_interval=0), retries=0).get_queue_sender("orders")
-    sender._connections._make = Plain
-    steps = sender._send(ServiceBusMessage(b"x"), 60)
-    first = next(steps)
-    assert isinstance(first, Call)
-    assert first.target.side == "primary"
-    second = steps.throw(OperationTimeoutError())
-    assert isinstance(second, Call)
-    assert (second.target.side, second.target.path[:29]) == ("backlog", "contoso/x-servicebus-transfer")
-    with pytest.raises(StopIteration):
-        steps.send(None)
-    assert (sender.delivered.primary, sender.delivered.backlog) == (0, 1)
 
 
 def bytecodes(run: Callable[[], None]) -> int:
@@ -107,32 +87,28 @@ async def unanswered(*_: object) -> None:
     await asyncio.Event().wait()
 
 
-def test_ten_thousand_failed_over_entities_share_a_task_and_a_timer(
+@in_virtual_time
+async def test_ten_thousand_failed_over_entities_share_a_task_and_a_timer(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level("ERROR", "sbpair")
     monkeypatch.setattr(timer_runner, "send_ping", unanswered)
-
-    async def scenario() -> None:
-        loop = asyncio.get_running_loop()
-        pair = a_pair(failover_interval=60, ping_interval=60)
-        state = FailoverState(pair, chance=random.Random(7))
-        pings = TimerRunner(pair, state, loop.time)
-        state.timers.on_earlier = pings.wake
-        running = asyncio.create_task(pings.run())
-        before = threading.active_count()
-        for number in range(10_000):
-            state.register(f"queue-{number}")
-            state.primary_failed(f"queue-{number}", TimeoutError(), loop.time())
-        await asyncio.sleep(61)
-        assert len([each for each in state.states().values() if each.value == "failed over"]) == 10_000
-        assert (len(asyncio.all_tasks()), threading.active_count()) == (2, before)
-        assert len(loop._scheduled) == 1  # type: ignore[attr-defined]
-        # And when all of them are pinged, so many at a time.
-        await asyncio.sleep(60 * (1 + JITTER))
-        assert len(asyncio.all_tasks()) == 2 + MAX_CONCURRENT_TASKS
-        running.cancel()
-        await asyncio.wait((running,))
-
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        runner.run(scenario())
+    loop = asyncio.get_running_loop()
+    pair = a_pair(failover_interval=60, ping_interval=60)
+    state = FailoverState(pair, chance=random.Random(7))
+    pings = TimerRunner(pair, state, loop.time)
+    state.timers.on_earlier = pings.wake
+    running = asyncio.create_task(pings.run())
+    before = threading.active_count()
+    for number in range(10_000):
+        state.register(f"queue-{number}")
+        state.primary_failed(f"queue-{number}", TimeoutError(), loop.time())
+    await asyncio.sleep(61)
+    assert len([each for each in state.states().values() if each.value == "failed over"]) == 10_000
+    assert (len(asyncio.all_tasks()), threading.active_count()) == (2, before)
+    assert len(loop._scheduled) == 1  # type: ignore[attr-defined]
+    # And when all of them are pinged, so many at a time.
+    await asyncio.sleep(60 * (1 + JITTER))
+    assert len(asyncio.all_tasks()) == 2 + MAX_CONCURRENT_TASKS
+    running.cancel()
+    await asyncio.wait((running,))

@@ -19,6 +19,7 @@ import selectors
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context, ContextVar, copy_context
+from functools import wraps
 from typing import Any, Final
 
 from tests.faults.simulation.order import PLAIN, Backwards, Decisions, InOrder, Order
@@ -315,3 +316,14 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         del options
         assert self.connect is not None, "there is no network"
         return await self.connect(factory, host, port)
+
+
+def in_virtual_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Return a test that runs in a loop of its own."""
+
+    @wraps(test)
+    def run(*arguments: Any, **options: Any) -> None:
+        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+            runner.run(test(*arguments, **options))
+
+    return run
