@@ -1,5 +1,6 @@
 """The file of an outbox: its content, owner and limits, and its state after a kill."""
 
+import errno
 import os
 import shutil
 import signal
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from sbpair.errors import LeaseHeld, MachineLacks, QuotaExceeded, StateRefused
+from sbpair.failover import outbox
 from sbpair.failover.outbox import Outbox, OutboxDepth, outbox_depths
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Pair
@@ -60,9 +62,14 @@ def test_peek_is_bounded_but_returns_at_least_one(opened: Callable[..., Outbox])
     box.put("orders", [b"xxx", b"yyy", b"z"])
     assert [len(box.peek("orders", 10, size)) for size in (1, 5, 6, 7)] == [1, 1, 2, 3]
     assert len(box.peek("orders", 2, 100)) == 2
+    for number in range(3):
+        assert box.holds("orders")
+        box.refuse("orders", box.peek("orders", 1, 100)[0])
+        assert len(box.peek("orders", 10, 100)) == 2 - number
+    assert not box.holds("orders")
 
 
-@pytest.mark.parametrize("bounds", [{"max_messages": 3}, {"max_bytes": 7}])
+@pytest.mark.parametrize("bounds", [{"max_messages": 3}, {"max_bytes": 6}])
 def test_a_full_outbox_stores_none_of_a_put(opened: Callable[..., Outbox], bounds: Any) -> None:
     box = opened(**bounds)
     box.put("orders", [b"aa", b"bb"])
@@ -94,15 +101,16 @@ def test_a_foreign_file_is_refused_and_unchanged(path: Path) -> None:
     before = path.read_bytes()
     with pytest.raises(StateRefused, match=r"outbox of contoso\.example and dr\.example, not of other\.example"):
         Outbox(path, a_pair("other"))
-    for pragma, reason in (
-        ("user_version = 2", "newer version"),
-        ("application_id = 1", "not an sbpair outbox"),
+    for change, reason in (
+        ("PRAGMA user_version = 2", "newer version"),
+        ("PRAGMA application_id = 1", "not an sbpair outbox"),
+        ("INSERT INTO messages VALUES (7, 'orders', 1, 0, 'text')", r"out box\?\.db .*message 7 cannot be read"),
         (None, "broken"),
     ):
-        path.write_bytes(before if pragma else b"not a database, but long enough to be taken for one" * 100)
-        if pragma:
-            with closing(sqlite3.connect(path)) as db:
-                db.execute(f"PRAGMA {pragma}")
+        path.write_bytes(before if change else b"not a database, but long enough to be taken for one" * 100)
+        if change:
+            with closing(sqlite3.connect(path, isolation_level=None)) as db:
+                db.execute(change)
         for refuses in (lambda: Outbox(path, a_pair()), lambda: outbox_depths(path)):
             with pytest.raises(StateRefused, match=reason):
                 refuses()
@@ -116,7 +124,14 @@ def test_the_name_of_the_pair_may_change(path: Path) -> None:
     Outbox(path, replace(a_pair(), name="another")).close()
 
 
-def test_a_lock_file_that_cannot_be_opened_is_no_matter_of_the_state(path: Path) -> None:
+def test_a_file_that_cannot_be_created_is_a_lack_of_the_machine(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **_options: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left")
+
+    monkeypatch.setattr(outbox, "create_private", fail)
+    with pytest.raises(MachineLacks, match="cannot be used for an outbox: No space left"):
+        Outbox(path, a_pair())
+    path.with_name(f"{path.name}-lock").unlink()
     path.with_name(f"{path.name}-lock").mkdir()
     with pytest.raises(MachineLacks, match="cannot be used for an outbox: Is a directory") as raised:
         Outbox(path, a_pair())

@@ -1,6 +1,9 @@
 """Messages prepared an outbox equal direct sends, but for the time that has passed."""
 
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbpair import errors
-from sbpair.amqp.message import Sections
-from sbpair.failover import sdk_messages
-from sbpair.failover.entity_states import Deliver
+from sbpair.amqp.message import BATCH_FORMAT, Sections
+from sbpair.failover import outbox_delivery, sdk_messages
+from sbpair.failover.entity_states import Deliver, EntityEvent, State
+from sbpair.failover.events import OutboxEmptied, OutboxRefused, SendInDoubt
 from sbpair.failover.failures import is_transient, to_sdk_error
-from sbpair.failover.outbox import OutboxMessage
-from sbpair.failover.outbox_delivery import OutboxDelivery, prepare_delivery
+from sbpair.failover.outbox import Outbox, OutboxMessage
+from sbpair.failover.outbox_delivery import TURN_SECONDS, OutboxDelivery, prepare_delivery
 from sbpair.failover.sdk_messages import for_backlog
-from sbpair.failover.shared_state import FailoverState
 from sbpair.move.message.envelope import read_facts
 from sbpair.move.message.route import Send, route
 from tests.failover.test_sdk_messages import MESSAGES, encoded, timeless
@@ -69,30 +72,160 @@ def test_a_time_to_live_continues_in_the_outbox(life: int, waited: int, for_prim
         assert towards.ttl_ms == left_ms
 
 
-class FilledAtTheEnd:
-    """An outbox into which a thread puts a message as soon as a delivery has found that it is empty."""
-
-    def __init__(self, state: FailoverState) -> None:
-        self.state = state
-        self.answers = [False]
-
-    def holds(self, entity: str) -> bool:
-        if not self.answers:
-            return True
-        self.state.outbox_stored(entity, sdk.OperationTimeoutError(), 0.0)
-        return self.answers.pop()
+PRIMARY, SECONDARY = (getattr(a_pair(), side).name for side in ("primary", "secondary"))
+GONE, MISSING = errors.Unreachable("gone"), errors.EntityMissing("no such queue")
+REFUSED = errors.ServiceRefused("no", condition="amqp:not-allowed")
 
 
-async def test_a_message_put_at_the_end_of_a_delivery_is_delivered(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def deliver_nothing(*_: object) -> None: ...
+class LinkedDelivery:
+    """The delivery of a real outbox over a link whose sends end as given. A send takes a second."""
 
-    monkeypatch.setattr(OutboxDelivery, "_deliver_to", deliver_nothing)
-    state = new_state()
-    state.outbox_stored("orders", None, 0.0)
-    assert state.pop_due(0.0) == Deliver("orders")
-    outbox: Any = FilledAtTheEnd(state)
-    await OutboxDelivery(a_pair(), state, outbox, bool, now=lambda: 0.0).run("orders")
-    assert state.pop_due(0.0) == Deliver("orders")
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, path: Path, *ends: Exception | None, **terms: Any) -> None:
+        self.ends, self.sent, self.now = list(ends), list[tuple[str, ...]](), 0.0
+        self.events, self.max_batch_size = list[Any](), 10_000
+        self.state = new_state(self.events.append, **{"backlog_queues": 1} | terms)
+        self.box = Outbox(path, a_pair())
+        self.names, self.targets, self.forced_after = list[str](), list[tuple[str, str]](), 0
+        self._delivery = OutboxDelivery(a_pair(), self.state, self.box, is_transient, now=lambda: self.now)
+        monkeypatch.setattr(outbox_delivery, "connect", self._connect)
+
+    @asynccontextmanager
+    async def _connect(self, endpoint: Any, **_options: Any) -> AsyncIterator[Any]:
+        self._side = endpoint.name
+        yield self
+
+    async def sender(self, path: str) -> Any:
+        self.targets.append((self._side, path.rpartition("/")[2]))
+        return self
+
+    async def send(self, payload: bytes, *, message_format: int) -> None:
+        found = tuple(name for name in self.names if name.encode() in payload)
+        assert (message_format == BATCH_FORMAT) is (len(found) > 1)
+        self.sent.append(found)
+        self.now += 1
+        if len(self.sent) == self.forced_after:
+            self.state.command(EntityEvent.FORCE, "orders", self.now)
+        end = self.ends.pop(0) if self.ends else None
+        if end is not None:
+            raise end
+
+    def put(self, *names: str) -> None:
+        self.names += names
+        self.box.put("orders", [kept(ServiceBusMessage(b"x", message_id=name), "orders").message for name in names])
+
+    async def run(self) -> None:
+        self.state.outbox_stored("orders", None, self.now)
+        self.state.pop_due(self.now)
+        await self._delivery.run("orders")
+
+    @property
+    def due(self) -> float | None:
+        """When the next delivery is due."""
+        return next((when for task, (when, *_) in self.state.timers._due.items() if isinstance(task, Deliver)), None)
+
+    @property
+    def left(self) -> list[bool]:
+        """Whether each message that is left may have arrived."""
+        return [each.tried for each in self.box.peek("orders", 100, 10_000)]
+
+
+@pytest.fixture
+def linked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., LinkedDelivery]]:
+    with ExitStack() as stack:
+
+        def make(*ends: Exception | None, **terms: Any) -> LinkedDelivery:
+            found = LinkedDelivery(monkeypatch, tmp_path / "outbox.db", *ends, **terms)
+            stack.callback(found.box.close)
+            return found
+
+        yield make
+
+
+async def test_messages_of_a_refused_batch_are_sent_alone(linked: Callable[..., LinkedDelivery]) -> None:
+    delivery = linked(REFUSED, None, REFUSED)
+    delivery.put("m0", "m1", "m2")
+    await delivery.run()
+    assert delivery.sent == [("m0", "m1", "m2"), ("m0",), ("m1",), ("m2",)]
+    refused = [event for event in delivery.events if isinstance(event, OutboxRefused)]
+    assert [event.message_ids for event in refused] == [("m1",)]
+    assert (delivery.left, len(delivery.box)) == ([], 1)
+    delivery.put("m3", "m4")
+    await delivery.run()
+    assert delivery.sent[4:] == [("m3", "m4")]
+
+
+@pytest.mark.parametrize(
+    ("ends", "forced", "targets", "out", "empty"),
+    [
+        ([None], False, ["orders"], 0, True),
+        ([GONE, None], False, ["orders", "0"], 0, True),
+        ([GONE, GONE, None], False, ["orders", "0", "1"], 1, True),
+        ([GONE, GONE, GONE], False, ["orders", "0", "1"], 2, False),
+        ([MISSING], False, ["orders"], 0, False),
+        ([REFUSED], True, ["0"], 0, False),
+    ],
+)
+async def test_a_delivery_goes_where_a_message_is_accepted(
+    linked: Callable[..., LinkedDelivery], ends: list[Any], forced: bool, targets: list[str], out: int, empty: bool
+) -> None:
+    """Each row tells how many backlog queues are out afterwards."""
+    delivery = linked(*ends, failover_interval=0, backlog_queues=2, ping_interval=60)
+    state = delivery.state
+    if forced:
+        state.command(EntityEvent.FORCE, "orders", 0.0)
+    delivery.put("m0")
+    await delivery.run()
+    assert ([path for _, path in delivery.targets], len(state.queues_out)) == (targets, out)
+    assert (OutboxEmptied("orders") in delivery.events) is empty
+    assert (delivery.left, delivery.due) == (([], None) if empty else ([False], delivery.now + 60))
+    assert (state.outbox_stuck("orders") is not None) is (ends == [MISSING])
+    expected = State.FORCED if forced else State.FAILED_OVER if ends[0] is GONE else State.HEALTHY
+    assert state.states()["orders"] is expected
+
+
+@pytest.mark.parametrize(("error", "doubtful"), [(GONE, False), (errors.InDoubt("silence"), True)])
+async def test_a_delivery_without_an_answer_is_repeated_in_doubt(
+    linked: Callable[..., LinkedDelivery], error: Exception, doubtful: bool
+) -> None:
+    delivery = linked(error)
+    delivery.put("m0", "m1")
+    await delivery.run()
+    assert (delivery.left, delivery.state.states()["orders"]) == ([doubtful] * 2, State.FAILING)
+    await delivery.run()
+    assert (delivery.left, delivery.state.states()["orders"]) == ([], State.HEALTHY)
+    doubts = [event.message_ids for event in delivery.events if isinstance(event, SendInDoubt)]
+    assert doubts == [("m0", "m1")] * doubtful
+
+
+async def test_a_delivery_follows_its_target_until_its_turn_ends(linked: Callable[..., LinkedDelivery]) -> None:
+    delivery = linked()
+    delivery.max_batch_size, delivery.forced_after = 1, 3
+    delivery.put(*(f"m{number:02}" for number in range(20)))
+    await delivery.run()
+    assert delivery.targets == [(PRIMARY, "orders"), (SECONDARY, "0")]
+    assert (len(delivery.sent), len(delivery.left), delivery.due) == (TURN_SECONDS, 10, TURN_SECONDS)
+    await delivery.run()
+    assert delivery.sent == [(f"m{number:02}",) for number in range(20)]
+
+
+async def test_a_message_put_at_the_end_of_a_delivery_is_delivered(linked: Callable[..., LinkedDelivery]) -> None:
+    """A thread puts a message as soon as the delivery has found that the outbox is empty."""
+    delivery = linked()
+    holds = delivery.box.holds
+
+    def put_at_the_end(entity: str) -> bool:
+        found = holds(entity)
+        if not found and delivery.names == ["m0"]:
+            delivery.put("m1")
+            delivery.state.outbox_stored(entity, sdk.OperationTimeoutError(), delivery.now)
+        return found
+
+    delivery.put("m0")
+    delivery.box.holds = put_at_the_end  # type: ignore[method-assign]
+    await delivery.run()
+    assert (delivery.sent, delivery.due) == ([("m0",)], delivery.now)
+    await delivery.run()
+    assert delivery.sent == [("m0",), ("m1",)]
 
 
 ERRORS: list[tuple[errors.SbpairError, type[Exception], bool]] = [
