@@ -1,20 +1,26 @@
 """The syphon inside an application: it moves the backlog, and ends with the client."""
 
+import asyncio
+import inspect
+import subprocess
+import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from azure.servicebus import ServiceBusMessage
 
 from sbpair import PairedClient
-from sbpair.errors import UsageError
+from sbpair.errors import LeaseHeld, SbpairError, UsageError
 from sbpair.failover import background
+from sbpair.failover.background import CLOSE_SECONDS, HURRY_SECONDS, AsyncBackgroundSyphon, BackgroundSyphon, LoopThread
 from sbpair.failover.events import SyphonFaulted
 from sbpair.model.retries import Backoff
 from sbpair.move.events import QueueOpened
 from sbpair.runs.file_lease import hold_machine_leases
-from sbpair.syphon import runner
+from tests.faults.simulation.loop import in_virtual_time
 from tests.kit.failover_rig import KINDS, PAIRED_CLIENTS, PATIENCE_SECONDS, Rig, ids
 
 pytestmark = [pytest.mark.usefixtures("impatient"), *PAIRED_CLIENTS]
@@ -85,30 +91,6 @@ def test_the_syphon_moves_the_applications_own_backlog(rig: Rig, kind: str) -> N
     assert not [each.name for each in threading.enumerate() if each.name == "sbpair syphon"]
 
 
-@KINDS
-def test_a_fault_is_an_event_and_sending_goes_on(rig: Rig, kind: str) -> None:
-    arrivals = Arrivals(rig)
-    rig.with_key("secondary", "d3Jvbmc=")
-    with rig.client(kind) as (client, log):
-        syphon_of(client)
-        first = log.wait_for(is_fault)
-        assert "does not accept" in first.reason or "signature" in first.reason
-        log.wait_for(lambda event: is_fault(event) and event is not first)
-        client.get_queue_sender("orders").send_messages(ServiceBusMessage(b"m"))
-        arrivals.wait()
-
-
-def test_an_unexpected_error_is_an_event(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def broken(*_arguments: Any, **_options: Any) -> Any:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(runner, "run", broken)
-    with rig.client() as (client, log):
-        syphon_of(client)
-        fault = log.wait_for(is_fault)
-        assert str(fault) == "the syphon is retried after 0.05 s: unexpected ZeroDivisionError"
-
-
 @pytest.mark.parametrize("state", [None, "mine"])
 def test_the_syphon_waits_while_another_process_moves_the_pair(rig: Rig, tmp_path: Path, state: str | None) -> None:
     arrivals = Arrivals(rig)
@@ -155,3 +137,110 @@ def test_a_stopped_syphon_can_be_started_again(rig: Rig) -> None:
         strand(client, "m")
         arrivals.wait()
         assert second.running
+
+
+def a_result(*failures: Exception) -> Any:
+    return SimpleNamespace(failures=[("orders", each) for each in failures])
+
+
+# The seconds of a run and its end; the reason that is published, and the seconds until the next run.
+RUNS: list[tuple[float, Any, str, float]] = [
+    (0, SbpairError("no access"), "no access", 1),
+    (0, ZeroDivisionError(), "unexpected ZeroDivisionError", 2),
+    (0, LeaseHeld("it is moved already"), "it is moved already", 30),
+    (0, a_result(SbpairError("a queue is gone"), SbpairError("another")), "a queue is gone", 8),
+    (15, a_result(), "it has ended", 16),
+    (33, SbpairError("late"), "late", 1),
+    (0, SbpairError("again"), "again", 2),
+]
+
+
+@in_virtual_time
+async def test_each_failure_in_a_row_doubles_the_wait_for_the_next_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, left, began, events = asyncio.get_running_loop(), iter(RUNS), list[float](), list[SyphonFaulted]()
+    monkeypatch.setattr(background, "time", SimpleNamespace(monotonic=loop.time))
+    monkeypatch.setattr(background, "RESTART_BACKOFF", Backoff(1.0, 300.0))
+    monkeypatch.setattr(background, "LEASE_WAIT_SECONDS", 30.0)
+
+    async def run(**events: asyncio.Event) -> Any:
+        began.append(loop.time())
+        seconds, end, *_ = next(left, (0, None))
+        await (asyncio.sleep(seconds) if end else events["stop"].wait())
+        if isinstance(end, Exception):
+            raise end
+        return end or a_result()
+
+    syphon = AsyncBackgroundSyphon(run, events.append)
+    await asyncio.sleep(1000)
+    await syphon.stop()
+    assert [(event.reason, event.retry_seconds) for event in events] == [(reason, wait) for *_, reason, wait in RUNS]
+    expected = [sum(took + wait for took, *_, wait in RUNS[:count]) for count in range(len(RUNS) + 1)]
+    assert began == pytest.approx(expected, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("obeys", "seconds"), [("stop", 0), ("hurry", CLOSE_SECONDS), ("nothing", CLOSE_SECONDS + HURRY_SECONDS)]
+)
+@in_virtual_time
+async def test_a_syphon_that_does_not_stop_hurries_and_is_cancelled(obeys: str, seconds: float) -> None:
+    async def run(**events: asyncio.Event) -> Any:
+        await events.get(obeys, asyncio.Event()).wait()
+        return a_result()
+
+    loop, syphon = asyncio.get_running_loop(), AsyncBackgroundSyphon(run, print)
+    await asyncio.sleep(1)
+    before = loop.time()
+    await syphon.stop()
+    assert loop.time() - before == pytest.approx(seconds, abs=0.1)
+    await asyncio.sleep(0.1)
+    assert (syphon.running, syphon.result is None) == (False, obeys == "nothing")
+
+
+@in_virtual_time
+async def test_a_syphon_that_waits_for_its_next_run_stops_at_once() -> None:
+    async def run(**_events: asyncio.Event) -> Any:
+        raise LeaseHeld("it is moved already")
+
+    loop, events = asyncio.get_running_loop(), list[SyphonFaulted]()
+    syphon = AsyncBackgroundSyphon(run, events.append)
+    await asyncio.sleep(0.01)
+    before = loop.time()
+    await syphon.stop()
+    assert (len(events), syphon.running) == (1, False)
+    assert loop.time() - before < 0.01
+
+
+def test_a_thread_that_hurries_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "CLOSE_SECONDS", 0.01)
+
+    async def run(*, stop: asyncio.Event, hurry: asyncio.Event) -> Any:
+        await stop.wait()
+        await hurry.wait()
+        await asyncio.to_thread(threading.Event().wait, 0.1)
+        return a_result()
+
+    syphon = BackgroundSyphon(run, print)
+    syphon.stop()
+    assert (syphon.running, syphon.result) == (False, a_result())
+
+
+def test_a_loop_that_has_ended_refuses_work() -> None:
+    async def work_within(thread: LoopThread) -> None:
+        thread.run(asyncio.sleep(0))
+
+    thread = LoopThread("loop")
+    with pytest.raises(UsageError, match="its own event loop"):
+        thread.run(work_within(thread))
+    assert thread.run(asyncio.sleep(0, "done")) == "done"
+    thread.end()
+    assert not thread.running
+    work = asyncio.sleep(0)
+    with pytest.raises(UsageError, match="closed"):
+        thread.run(work)
+    assert inspect.getcoroutinestate(work) == inspect.CORO_CLOSED
+    thread.call(print)
+
+
+def test_a_loop_that_nobody_ends_keeps_no_program_alive() -> None:
+    program = "from sbpair.failover.background import LoopThread; LoopThread('loop')"
+    subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[2], timeout=PATIENCE_SECONDS, check=True)

@@ -108,8 +108,19 @@ def read() -> Iterator[Any]:
 def test_opentelemetry_receives_the_measurements(read: Any) -> None:
     listener = metrics.with_metrics("p", None)
     assert listener
-    listener(EntityChanged("orders", State.FAILING, State.FAILED_OVER, ""))
-    listener(SendInDoubt("orders", ("a", "b"), ""))
-    found = read.values()
-    assert found["sbpair.entity.transitions"] == found["sbpair.entity.failed_over"] == 1
-    assert found["sbpair.messages.in_doubt"] == 2
+    for event in (
+        EntityChanged("orders", State.FAILING, State.FAILED_OVER, ""),
+        SendInDoubt("orders", ("a", "b"), ""),
+        QueueLeft("q", ""),
+        OutboxBegun("orders", ""),
+        SyphonFaulted("", 1.0),
+    ):
+        listener(event)
+    assert read.values() == {
+        "sbpair.entity.transitions": 1,
+        "sbpair.entity.failed_over": 1,
+        "sbpair.messages.in_doubt": 2,
+        "sbpair.backlog.queues_out": 1,
+        "sbpair.entity.in_outbox": 1,
+        "sbpair.syphon.faults": 1,
+    }

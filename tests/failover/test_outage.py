@@ -1,13 +1,11 @@
 """A simulated outage: one client behaves as in a real one, and others are not affected."""
 
-from pathlib import Path
-
 import pytest
 from azure.servicebus.exceptions import ServiceBusConnectionError
 
 from sbpair.failover import failover_send
 from sbpair.failover.entity_states import State
-from sbpair.failover.events import EntityChanged, OutboxBegun, OutboxEmptied, QueueLeft, QueueReturned
+from sbpair.failover.events import EntityChanged, QueueLeft, QueueReturned
 from sbpair.failover.side_connections import SimulatedOutage
 from sbpair.model.retries import Backoff
 from tests.kit.failover_rig import PAIRED_CLIENTS, SYNC_FIRST, Rig, a_message, ids
@@ -42,16 +40,6 @@ def test_a_simulated_outage_affects_one_client_only(rig: Rig, kind: str) -> None
     assert sorted(ids(rig.in_backlog())) == ["during", "to the other queue"]
 
 
-def test_an_outage_may_concern_one_entity(rig: Rig) -> None:
-    outage = SimulatedOutage()
-    rig.do(lambda: rig.running.namespace.create_queue("billing"))
-    with rig.client(outage=outage) as (client, _log):
-        outage.begin("primary", "ORDERS")
-        client.get_queue_sender("billing").send_messages(a_message("m"))
-        client.get_queue_sender("orders").send_messages(a_message("n"))
-        assert client.states() == {"billing": State.HEALTHY, "orders": State.FAILED_OVER}
-
-
 def test_callers_see_the_error_of_a_lost_connection(rig: Rig) -> None:
     outage = SimulatedOutage()
     outage.begin("primary")
@@ -60,16 +48,3 @@ def test_callers_see_the_error_of_a_lost_connection(rig: Rig) -> None:
         pytest.raises(ServiceBusConnectionError, match="simulated outage: orders cannot be reached"),
     ):
         client.get_queue_sender("orders").send_messages(a_message("m"))
-
-
-def test_the_outbox_keeps_messages_until_the_outage_ends(rig: Rig, tmp_path: Path) -> None:
-    outage = SimulatedOutage()
-    with rig.client(outage=outage, outbox=tmp_path / "outbox.db") as (client, log):
-        outage.begin("primary")
-        outage.begin("backlog")
-        client.get_queue_sender("orders").send_messages(a_message("m"), timeout=5)
-        log.wait_for(lambda event: isinstance(event, OutboxBegun))
-        assert (rig.in_queue(rig.orders), rig.in_backlog()) == ([], [])
-        outage.end()
-        log.wait_for(lambda event: isinstance(event, OutboxEmptied))
-        assert ids(rig.in_queue(rig.orders) + rig.in_backlog()) == ["m"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from sbpair.failover.entity_states import (
     TRANSITIONS,
     Deliver,
     EntityEvent,
+    EntityTimers,
+    Ping,
     State,
 )
 from sbpair.failover.events import OutboxStuck
@@ -50,20 +53,6 @@ def test_every_transition_changes_the_state_and_each_has_an_exit() -> None:
     assert all(before is not then for (before, _), then in TRANSITIONS.items())
     assert {before for before, _ in TRANSITIONS} == set(State) == set(TRANSITIONS.values())
     assert all((state, EntityEvent.FAILBACK) in TRANSITIONS for state in State if state is not State.HEALTHY)
-
-
-def test_an_interval_of_zero_fails_over_at_the_first_failure() -> None:
-    failover_state = new_state(failover_interval=0)
-    failover_state.primary_failed("orders", ValueError("gone"), 5)
-    assert failover_state.to_backlog("orders", 5)
-    assert not failover_state.to_backlog("news", 5)
-
-
-def test_a_sender_applies_a_due_timer_itself() -> None:
-    failover_state = new_state(failover_interval=60)
-    failover_state.primary_failed("orders", ValueError("gone"), 0)
-    assert not failover_state.to_backlog("orders", 59.9)
-    assert failover_state.to_backlog("orders", 60)
 
 
 class Moment(float):
@@ -114,8 +103,6 @@ def test_a_new_entity_is_forced_while_all_are() -> None:
 
 def test_pings_of_ten_thousand_entities_are_spread_at_random() -> None:
     failover_state = FailoverState(a_pair(failover_interval=0, ping_interval=60), chance=random.Random(7))
-    sooner: list[None] = []
-    failover_state.timers.on_earlier = lambda: sooner.append(None)
     for number in range(10_000):
         failover_state.register(f"queue-{number}")
         failover_state.primary_failed(f"queue-{number}", ValueError("gone"), 0)
@@ -128,8 +115,15 @@ def test_pings_of_ten_thousand_entities_are_spread_at_random() -> None:
         tasks.add(task)
     assert len(tasks) == 10_000
     assert failover_state.next_due() is None
-    # The one who waits is woken when its wait became shorter, and not for each.
-    assert len(sooner) < 100
+
+
+def test_a_wait_for_timers_is_ended_when_it_became_shorter() -> None:
+    timers, ended = EntityTimers(), list[float]()
+    for name, when in (("a", 5), ("b", 7), ("c", 5), ("b", 3), ("a", 1)):
+        timers.on_earlier = partial(ended.append, when)
+        timers.set(Ping(name), when)
+    assert ended == [5, 3, 1]
+    assert [timers.pop_due(now) for now in (0.9, 1, 2, 4, 9, 9)] == [None, Ping("a"), None, Ping("b"), Ping("c"), None]
 
 
 def test_with_every_queue_out_one_is_still_tried() -> None:
@@ -200,6 +194,7 @@ def test_a_lasting_refusal_is_reported_once_and_kept_as_stuck() -> None:
 
 def test_a_refusal_of_a_backlog_queue_is_not_the_entitys() -> None:
     failover_state = new_state()
+    assert failover_state.outbox_stuck("orders") is None
     failover_state.outbox_stored("orders", None, 0)
     failover_state.outbox_remains("orders", ValueError("no"), SendTarget("backlog", "q"), 0)
     assert failover_state.outbox_stuck("orders") is None

@@ -12,12 +12,11 @@ import pytest
 
 from sbpair import errors
 from sbpair.emulator.entities.description import QueueDescription
-from sbpair.failover import failover_send, ping
+from sbpair.failover import failover_send
 from sbpair.failover.entity_states import State
 from sbpair.failover.events import EntityChanged, OutboxClosed, QueueLeft
 from sbpair.failover.failover_send import Delivered
 from sbpair.failover.outbox import Outbox, outbox_depths
-from sbpair.failover.ping import Health
 from sbpair.message_io import send_lines
 from sbpair.message_io.message_json import parse_body, parse_json
 from sbpair.message_io.send_lines import LineStream, SendResult, SourceLines
@@ -242,23 +241,3 @@ async def test_the_rate_is_kept(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(send_lines.RateLimiter, "reserve", counted)
     assert (await send_text(rig, b"a\n" * 50, rate=1_000.0)).delivered == Delivered(primary=50)
     assert sum(asked) == 50
-
-
-async def test_pings_distinguish_up_down_and_broken(rig: Rig) -> None:
-    rig.do(lambda: rig.running.namespace.create_queue("down"))
-    rig.do(lambda: rig.running.namespace.create_queue("sessions", QueueDescription(requires_session=True)))
-    with rig.broken("entity_down", PRIMARY, "down"):
-        names = ["orders", "down", "sessions", "nowhere"]
-        answers = await ping.ping_all(rig.pair.primary, names, seconds=20)
-    assert [each.entity for each in answers] == names
-    assert [each.health for each in answers] == [Health.UP, Health.DOWN, Health.UP, Health.BROKEN]
-    assert [ping.ping_exit_code(answers[:count]) for count in (1, 2)] == [0, 6]
-    assert ping.ping_exit_code(answers[2:]) == 3
-    # Nobody is given a ping.
-    assert rig.do(rig.orders.counts).active <= 1
-    with rig.broken("stall", PRIMARY):
-        answers = await ping.ping_all(rig.pair.primary, ["orders"], seconds=1)
-    assert (answers[0].health, ping.ping_exit_code(answers)) == (Health.DOWN, 6)
-    rig.with_key("primary", "d3Jvbmc=")
-    answers = await ping.ping_all(rig.pair.primary, ["orders"], seconds=20)
-    assert (answers[0].health, ping.ping_exit_code(answers)) == (Health.BROKEN, 5)

@@ -1,0 +1,96 @@
+"""Pings on request: what they find, and the exit code of all together."""
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from sbpair.emulator.entities.description import QueueDescription
+from sbpair.errors import (
+    EntityMissing,
+    MachineLacks,
+    NotAuthenticated,
+    SbpairError,
+    ServiceRefused,
+    TimedOut,
+    UsageError,
+)
+from sbpair.failover.ping import MAX_CONCURRENT_PINGS, Health, PingResult, ping_all, ping_exit_code
+from sbpair.model.pair import Transport
+from sbpair.model.proxy import parse_proxy
+from tests.failover.test_states import a_pair
+from tests.faults.simulation.loop import in_virtual_time
+from tests.kit.failover_rig import PRIMARY, Rig
+
+MISSING, WRONG_KEY, AWAY = EntityMissing("no such queue"), NotAuthenticated("a wrong key"), TimedOut("no answer")
+
+
+async def test_pings_distinguish_up_down_and_broken(rig: Rig) -> None:
+    rig.do(lambda: rig.running.namespace.create_queue("down"))
+    rig.do(lambda: rig.running.namespace.create_queue("sessions", QueueDescription(requires_session=True)))
+    with rig.broken("entity_down", PRIMARY, "down"):
+        names = ["orders", "down", "sessions", "nowhere"]
+        answers = await ping_all(rig.pair.primary, names, seconds=20)
+    assert [each.health for each in answers] == [Health.UP, Health.DOWN, Health.UP, Health.BROKEN]
+    # Nobody is given a ping.
+    assert rig.do(rig.orders.counts).active <= 1
+    rig.with_key("primary", "d3Jvbmc=")
+    answers = await ping_all(rig.pair.primary, ["orders"], seconds=20)
+    assert (answers[0].health, ping_exit_code(answers)) == (Health.BROKEN, 5)
+
+
+@in_virtual_time
+async def test_pings_have_their_time_each_and_run_so_many_at_once() -> None:
+    loop, primary, running, events = asyncio.get_running_loop(), a_pair().primary, set[Any](), list[PingResult]()
+
+    async def ping(endpoint: Any, entity: str, seconds: float) -> None:
+        assert (endpoint, seconds) == (primary, 5)
+        running.add(asyncio.current_task())
+        assert len(running) <= MAX_CONCURRENT_PINGS
+        try:
+            await asyncio.sleep(float(entity))
+        finally:
+            running.remove(asyncio.current_task())
+        if entity == "1":
+            raise MISSING
+
+    names = ["2", "1", "9", *["3"] * (MAX_CONCURRENT_PINGS + 1)]
+    answers = await ping_all(primary, names, seconds=5, ping=ping, on_event=events.append, clock=loop.time)
+    assert [each.entity for each in answers] == names
+    found = [(each.health, round(each.seconds, 1)) for each in answers[:4]]
+    assert found == [(Health.UP, 2), (Health.BROKEN, 1), (Health.DOWN, 5), (Health.UP, 3)]
+    assert [answers[0].error, answers[1].error, type(answers[2].error)] == [None, MISSING, TimedOut]
+    assert (events[:2], len(events)) == ([answers[1], answers[0]], len(names))
+    assert loop.time() == pytest.approx(6, abs=0.1)
+
+
+async def test_a_ping_without_an_answer_names_the_proxy() -> None:
+    async def ping(*_: Any) -> None:
+        await asyncio.Event().wait()
+
+    proxy = parse_proxy("http://10.0.0.9:3128", "HTTPS_PROXY")
+    through = replace(a_pair().primary, transport=Transport.WEBSOCKET, proxy=proxy)
+    [answer] = await ping_all(through, ["orders"], seconds=0.01, ping=ping)
+    assert answer.error is not None
+    assert "10.0.0.9:3128" in answer.error.message
+    assert "HTTPS_PROXY" in (answer.error.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("errors", "code"),
+    [
+        ([None, None], 0),
+        ([None, AWAY], 6),
+        ([MISSING, AWAY, WRONG_KEY], 6),
+        ([WRONG_KEY, None, WRONG_KEY], 5),
+        ([WRONG_KEY, MISSING], 3),
+        ([MISSING], 3),
+        ([UsageError("a wrong proxy", hint="mend it")], 2),
+        ([MachineLacks("no sockets")], 7),
+        ([ServiceRefused("no", condition="amqp:not-allowed")], 3),
+        ([SbpairError("a defect")], 3),
+    ],
+)
+def test_the_exit_code_of_pings_is_that_of_all_errors(errors: list[SbpairError | None], code: int) -> None:
+    assert ping_exit_code([PingResult("orders", Health.UP, 0.0, error) for error in errors]) == code
