@@ -1,9 +1,6 @@
 """Key stores in memory and in a file, against a naive list."""
 
-import signal
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -87,16 +84,6 @@ def test_only_marked_keys_are_known_whatever_the_clock_does(window: Window, step
     store.close()
 
 
-def test_the_key_store_stays_within_its_window(tmp_path: Path) -> None:
-    store = KeyStore(tmp_path / "keys.db", Window(seconds=None, count=10), ABOUT)
-    for number in range(200):
-        store.mark(f"m{number}", KeyStatus.DONE, 1.0)
-    store.close()
-    with sqlite3.connect(tmp_path / "keys.db") as db:
-        assert db.execute("SELECT count(*) FROM seen").fetchone() == (10,)
-    db.close()
-
-
 def test_the_key_store_is_private_and_for_one_receiver(tmp_path: Path) -> None:
     path = tmp_path / "keys.db"
     store = KeyStore(path, Window(), ABOUT)
@@ -105,23 +92,6 @@ def test_the_key_store_is_private_and_for_one_receiver(tmp_path: Path) -> None:
         KeyStore(path, Window(), ABOUT)
     store.close()
     KeyStore(path, Window(), ABOUT).close()
-
-
-def test_marked_keys_outlive_a_kill_and_the_lock_does_not(tmp_path: Path) -> None:
-    program = (
-        "import os, signal, sys; from pathlib import Path; from sbpair.replication.keys import *\n"
-        f"store = KeyStore(Path({str(tmp_path / 'keys.db')!r}), Window(), {ABOUT!r})\n"
-        "store.mark('done', KeyStatus.DONE, 5.0); store.mark('doubt', KeyStatus.DOUBT, 5.0)\n"
-        "os.kill(os.getpid(), signal.SIGKILL)"
-    )
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -signal.SIGKILL
-    store = KeyStore(tmp_path / "keys.db", Window(), ABOUT)
-    assert [store.status(key, 6.0) for key in ("done", "doubt", "new")] == [
-        KeyStatus.DONE,
-        KeyStatus.DOUBT,
-        KeyStatus.NEW,
-    ]
-    store.close()
 
 
 def test_a_foreign_key_store_is_refused_and_unchanged(tmp_path: Path) -> None:

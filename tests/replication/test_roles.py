@@ -30,13 +30,13 @@ class Sides:
         self.sender = PassiveSender(a_pair(), "orders", retries=0, on_event=self.events.append, **options)
         self.sender._clients = {side: Client(self, side) for side in SIDES}
 
-    def send(self, outcomes: Iterable[type[AzureError] | None]) -> str | None:
-        """Send a message, and return the side that accepted it."""
+    def send(self, outcomes: Iterable[type[AzureError] | None]) -> str | AzureError | BothFailed | None:
+        """Send a message, and return the side that accepted it, or the error."""
         self.outcomes, self.tried = list(outcomes), []
         try:
             return self.sender.send_messages(ServiceBusMessage(b"m"))
-        except (AzureError, BothFailed):
-            return None
+        except (AzureError, BothFailed) as error:
+            return error
 
 
 class Client:
@@ -74,13 +74,16 @@ def test_roles_swap_only_by_backup_acceptance_or_command(
             swaps.append(active)
         assert sides.sender.active == active
         accepted = sides.send((first, second))
-        if first is GONE:
-            assert (sides.tried, accepted) == ([active, backup], backup if second is ACCEPTED else None)
-            if second is ACCEPTED:
-                active, backup = backup, active
-                swaps.append(active)
+        if first is not GONE:
+            assert sides.tried == [active]
+            assert accepted == active if first is ACCEPTED else isinstance(accepted, first)
+        elif second is ACCEPTED:
+            assert (sides.tried, accepted) == ([active, backup], backup)
+            active, backup = backup, active
+            swaps.append(active)
         else:
-            assert (sides.tried, accepted) == ([active], active if first is ACCEPTED else None)
+            assert isinstance(accepted, BothFailed)
+            assert sides.tried == [*accepted.in_doubt] == [*accepted.reasons] == [active, backup]
         assert sides.sender.active == active
     assert [each.active for each in sides.events if isinstance(each, RolesSwapped)] == swaps
 
