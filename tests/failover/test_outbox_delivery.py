@@ -109,9 +109,10 @@ class LinkedDelivery:
         if end is not None:
             raise end
 
-    def put(self, *names: str) -> None:
+    def put(self, *names: str, **own: Any) -> None:
         self.names += names
-        self.box.put("orders", [kept(ServiceBusMessage(b"x", message_id=name), "orders").message for name in names])
+        messages = [ServiceBusMessage(b"x", message_id=name, **own) for name in names]
+        self.box.put("orders", [kept(each, "orders").message for each in messages])
 
     async def run(self) -> None:
         self.state.outbox_stored("orders", None, self.now)
@@ -139,6 +140,27 @@ def linked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable
             return found
 
         yield make
+
+
+@pytest.mark.parametrize(
+    ("key", "side", "batches"),
+    [
+        ("session_id", "primary", [("m0", "m1"), ("m2",)]),
+        ("session_id", "secondary", [("m0", "m1", "m2")]),
+        ("partition_key", "primary", [("m0", "m1"), ("m2",)]),
+        ("partition_key", "secondary", [("m0", "m1"), ("m2",)]),
+    ],
+)
+async def test_messages_of_a_batch_share_what_their_side_partitions_by(
+    linked: Callable[..., LinkedDelivery], key: str, side: str, batches: list[tuple[str, ...]]
+) -> None:
+    delivery = linked()
+    if side == "secondary":
+        delivery.state.command(EntityEvent.FORCE, "orders", 0.0)
+    delivery.put("m0", "m1", **{key: "a"})
+    delivery.put("m2", **{key: "b"})
+    await delivery.run()
+    assert delivery.sent == batches
 
 
 async def test_messages_of_a_refused_batch_are_sent_alone(linked: Callable[..., LinkedDelivery]) -> None:
