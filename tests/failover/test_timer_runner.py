@@ -12,6 +12,7 @@ from sbpair.azure import data_plane
 from sbpair.errors import EntityMissing, Unreachable
 from sbpair.failover import timer_runner
 from sbpair.failover.entity_states import State
+from sbpair.failover.events import OutboxStuck
 from sbpair.failover.ping import PING_TIMEOUT_SECONDS
 from sbpair.failover.side_connections import SimulatedOutage
 from sbpair.failover.timer_runner import TimerRunner
@@ -33,7 +34,8 @@ class Contacts:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, answer: Exception | None = None, **options: Any) -> None:
         self.answer, self.made = answer, list[tuple[str, int]]()
         self.loop, self.pair = asyncio.get_running_loop(), a_pair()
-        self.state = new_state(failover_interval=0, ping_interval=60)
+        self.events: list[Any] = []
+        self.state = new_state(self.events.append, failover_interval=0, ping_interval=60)
         monkeypatch.setattr(timer_runner, "send_ping", self._ping)
         monkeypatch.setattr(data_plane, "open_sender", self._open)
         self.runner = TimerRunner(self.pair, self.state, self.loop.time, self._deliver, **options)
@@ -142,6 +144,7 @@ async def test_a_simulated_outage_reaches_nothing(monkeypatch: pytest.MonkeyPatc
     outage.end()
     await contacts.until(400)
     assert sorted(contacts.made) == sorted([("orders", 180), (queue, 180), ("outbox of news", 180)])
+    assert not any(isinstance(event, OutboxStuck) for event in contacts.events)
     await contacts.end()
 
 
