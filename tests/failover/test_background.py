@@ -228,7 +228,13 @@ def test_a_loop_that_has_ended_refuses_work() -> None:
     async def work_within(thread: LoopThread) -> None:
         thread.run(asyncio.sleep(0))
 
-    thread = LoopThread("loop")
+    async def slow_to_end() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.to_thread(threading.Event().wait, 0.1)
+
+    thread = LoopThread("loop", slow_to_end())
     with pytest.raises(UsageError, match="its own event loop"):
         thread.run(work_within(thread))
     assert thread.run(asyncio.sleep(0, "done")) == "done"

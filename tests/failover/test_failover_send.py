@@ -253,9 +253,12 @@ def test_few_broken_connections_wait_to_be_closed(made: Callable[..., Sender]) -
     sender.send()
     assert len(sender.closed) == 9
     sender.command(EntityEvent.FORCE)
+    for queue in sender.state._queues:
+        sender.state.queue_accepted(queue, sender.now)
     for _ in range(2):
         sender.send()
         sender.state.queue_failed(str(sender.backlog_queue), gone(), sender.now)
+    assert [name for name, _ in sender.tried[-2:]] == ["0", "1"]
     drive(sender._connections.close())
     assert sorted(sender.closed) == sorted(sender.opened)
 
