@@ -1,4 +1,4 @@
-"""The sends of a sender, step by step in virtual time: where each attempt goes, its time, and what is reported."""
+"""The sends of a sender, step by step in virtual time: targets and times of attempts, doubts, and the outbox."""
 
 import asyncio
 import re

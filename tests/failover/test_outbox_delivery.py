@@ -190,7 +190,7 @@ async def test_messages_of_a_refused_batch_are_sent_alone(linked: Callable[..., 
 async def test_a_delivery_goes_where_a_message_is_accepted(
     linked: Callable[..., LinkedDelivery], ends: list[Any], forced: bool, targets: list[str], out: int, empty: bool
 ) -> None:
-    """Each row tells how many backlog queues are out afterwards."""
+    # `out` is the number of backlog queues that are out afterwards.
     delivery = linked(*ends, failover_interval=0, backlog_queues=2, ping_interval=60)
     state = delivery.state
     if forced:
@@ -231,7 +231,7 @@ async def test_a_delivery_follows_its_target_until_its_turn_ends(linked: Callabl
 
 
 async def test_a_message_put_at_the_end_of_a_delivery_is_delivered(linked: Callable[..., LinkedDelivery]) -> None:
-    """A thread puts a message as soon as the delivery has found that the outbox is empty."""
+    # As a thread does, as soon as the delivery has found that the outbox is empty.
     delivery = linked()
     holds = delivery.box.holds
 

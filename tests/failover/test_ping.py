@@ -1,4 +1,4 @@
-"""Pings on request: what they find, and the exit code of all together."""
+"""Pings on request: their results, their limits, and the exit code of all together."""
 
 import asyncio
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The task that pings, probes and delivers, in virtual time: what it contacts, when, and what an answer changes."""
+"""The task that pings, probes and delivers, in virtual time: its contacts, and the states that answers lead to."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -29,7 +29,7 @@ def missing() -> EntityMissing:
 
 
 class Contacts:
-    """What a runner contacts, each time at its second. `answer` is the error of each contact, or SILENCE."""
+    """A runner and its contacts, each with its second. `answer` is the error of each contact, or SILENCE."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, answer: Exception | None = None, **options: Any) -> None:
         self.answer, self.made = answer, list[tuple[str, int]]()
