@@ -5,6 +5,7 @@ import inspect
 import subprocess
 import sys
 import threading
+from contextvars import ContextVar
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -81,6 +82,7 @@ def test_the_syphon_moves_the_applications_own_backlog(rig: Rig, kind: str) -> N
         strand(client, "second")
         arrivals.wait()
         assert handle.running
+        assert ("sbpair syphon" in {each.name for each in threading.enumerate()}) is (kind == "sync")
         with pytest.raises(UsageError, match="has a syphon already"):
             syphon_of(client)
     assert not handle.running
@@ -229,17 +231,20 @@ def test_a_loop_that_has_ended_refuses_work() -> None:
         thread.run(asyncio.sleep(0))
 
     async def slow_to_end() -> None:
+        contexts.append(caller.get("none"))
         try:
             await asyncio.Event().wait()
         finally:
             await asyncio.to_thread(threading.Event().wait, 0.1)
 
+    contexts, caller = list[str](), ContextVar[str]("caller")
+    caller.set("the one that started the thread")
     thread = LoopThread("loop", slow_to_end())
     with pytest.raises(UsageError, match="its own event loop"):
         thread.run(work_within(thread))
     assert thread.run(asyncio.sleep(0, "done")) == "done"
     thread.end()
-    assert not thread.running
+    assert (thread.running, contexts) == (False, ["none"])
     work = asyncio.sleep(0)
     with pytest.raises(UsageError, match="closed"):
         thread.run(work)
