@@ -1,6 +1,7 @@
 """The paired client with an outbox, over real sockets."""
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
@@ -67,6 +68,7 @@ def test_messages_wait_for_a_side_and_arrive_in_order(rig: Rig, path: Path, kind
         there = rig.in_backlog() if back == "secondary" else rig.in_queue(rig.orders)
         assert ids(there) == ["m0", "m1", "m2", "m3", "m4"]
     assert (outbox_depths(path), log.events[-1]) == ({}, OutboxClosed(str(path), 0))
+    assert "sbpair timers" not in {thread.name for thread in threading.enumerate()}
     arrived = {each.read_properties().message_id: each for each in rig.brought_back()}
     assert arrived.keys() == {"m0", "m1", "m2", "m3", "m4"}
     assert [each.body for each in arrived.values()] == [b"\x00\x53\x75\xa0\x02" + each.encode() for each in arrived]
