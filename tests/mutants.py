@@ -3,7 +3,8 @@
 Makes mutants of functions by mutmut's operators, and runs for each the tests that execute its lines, until one fails.
 The tests are imported once; each mutant is a fork whose functions get the mutated code, so it does not reach commands
 in processes of their own. The folder `.mutants` keeps the coverage, measured once, and a line for each mutant tried: a
-command that was interrupted goes on. `--again` tries the survivors again.
+command that was interrupted goes on. `--again` tries the survivors again. Not applied are mutants of a function that
+uses fewer variables of its scope, such as one without its `super()`.
 
 Not mutated, as no test should pin them: annotations, defaults, decorators, asserts, `__repr__`, what is raised or
 logged, the type of a cast, and texts with a space.
@@ -40,6 +41,9 @@ from mutmut.mutation.mutators import mutation_operators
 FOLDER = Path(".mutants")
 UNMUTATED = (cst.Annotation, cst.Assert, cst.Decorator, cst.Parameters, cst.Raise)
 NOT_CALLED = {"cast", "debug", "info", "warning", "error", "exception", "log"}
+
+NOT_APPLIED = 2
+ENDS = {0: "survived", -signal.SIGALRM: "timeout", NOT_APPLIED: "not applied"}
 
 
 def _negated(node: Any) -> Iterator[cst.CSTNode]:
@@ -105,14 +109,16 @@ class Module:
         lines = difflib.unified_diff(self.source.splitlines(), mutant.splitlines(), self.path, self.path, "", "", 1, "")
         return "\n".join(list(lines)[2:])
 
-    def become(self, mutant: str) -> None:
-        """Give this process's functions the code of a mutant."""
+    def become(self, mutant: str) -> bool:
+        """Give this process's functions the code of a mutant. Returns False if one has other variables of its scope."""
         new = dict(zip(self._codes(self.source), self._codes(mutant).values(), strict=False))
         for function in self._functions:
             code = function.__code__
-            found = new.get((code.co_qualname, code.co_firstlineno))
-            if found and len(found.co_freevars) == len(code.co_freevars):
-                function.__code__ = found
+            found = new.get((code.co_qualname, code.co_firstlineno), code)
+            if len(found.co_freevars) != len(code.co_freevars):
+                return False
+            function.__code__ = found
+        return True
 
     def _codes(self, source: str) -> dict[tuple[str, int], CodeType]:
         codes: dict[tuple[str, int], CodeType] = {}
@@ -211,7 +217,8 @@ class Tests:
             return end, pid
         os.setsid()
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        module.become(mutant)
+        if not module.become(mutant):
+            os._exit(NOT_APPLIED)
         for number, item in enumerate(tests):
             os.write(start, f"{number} {item.nodeid}\n".encode())
             signal.setitimer(signal.ITIMER_REAL, 5 + 5 * self._seconds[item.nodeid])
@@ -237,8 +244,8 @@ class Tests:
         del running[ready]
         with suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)  # what the tests started
-        result["end"] = "survived" if status == 0 else "timeout" if status == -signal.SIGALRM else "killed"
-        if status == 0:
+        result["end"] = ENDS.get(status, "killed")
+        if status in (0, NOT_APPLIED):
             result["killer"] = ""
         with (FOLDER / "tried").open("a", encoding="utf-8") as file:
             file.write(json.dumps(result) + "\n")
