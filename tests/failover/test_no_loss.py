@@ -13,7 +13,9 @@ from azure.servicebus.exceptions import ServiceBusError
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.server import EmulatorOptions
 from sbpair.failover.entity_states import State
+from sbpair.failover.side_connections import ClientFactory
 from sbpair.model.pair import Identity
+from sbpair.sync_async import drive
 from tests.kit.failover_rig import PAIRED_CLIENTS, PRIMARY, SECONDARY, SLOW, Rig, ids
 from tests.kit.running import Running
 
@@ -130,6 +132,25 @@ def test_without_backlog_queues_the_error_names_them(rig: Rig) -> None:
     (raised,) = promised.raised
     assert "There is no queue contoso/x-servicebus-transfer/" in raised.__notes__[-1]
     assert "`sbpair provision` creates" in raised.__notes__[-1]
+
+
+def test_sdk_clients_share_an_identity_that_is_closed_with_them(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    acts: list[str] = []
+
+    class Credential:
+        def __init__(self) -> None:
+            acts.append("made")
+
+        def close(self) -> None:
+            acts.append("closed")
+
+    monkeypatch.setattr("azure.identity.DefaultAzureCredential", Credential)
+    factory, endpoint = ClientFactory(is_async=False), replace(rig.pair.primary, credential=Identity())
+    for _ in range(2):
+        factory.client(endpoint, 1.0).close()
+    for _ in range(2):
+        drive(factory.close())
+    assert acts == ["made", "closed"]
 
 
 @pytest.mark.parametrize(

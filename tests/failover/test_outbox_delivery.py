@@ -16,12 +16,12 @@ from sbpair import errors
 from sbpair.amqp.message import BATCH_FORMAT, Sections
 from sbpair.failover import outbox_delivery, sdk_messages
 from sbpair.failover.entity_states import Deliver, EntityEvent, State
-from sbpair.failover.events import OutboxEmptied, OutboxRefused, SendInDoubt
+from sbpair.failover.events import EntityChanged, OutboxEmptied, OutboxRefused, SendInDoubt
 from sbpair.failover.failures import is_transient, to_sdk_error
 from sbpair.failover.outbox import Outbox, OutboxMessage
 from sbpair.failover.outbox_delivery import TURN_SECONDS, OutboxDelivery, prepare_delivery
 from sbpair.failover.sdk_messages import for_backlog
-from sbpair.move.message.envelope import read_facts
+from sbpair.move.message.envelope import partition_key, read_facts
 from sbpair.move.message.route import Send, route
 from tests.failover.test_sdk_messages import MESSAGES, encoded, timeless
 from tests.failover.test_states import a_pair, new_state
@@ -85,6 +85,7 @@ class LinkedDelivery:
         self.events, self.max_batch_size = list[Any](), 10_000
         self.state = new_state(self.events.append, **{"backlog_queues": 1} | terms)
         self.box = Outbox(path, a_pair())
+        self.keys: list[tuple[Any, Any]] = []
         self.names, self.targets, self.forced_after = list[str](), list[tuple[str, str]](), 0
         self._delivery = OutboxDelivery(a_pair(), self.state, self.box, is_transient, now=lambda: self.now)
         monkeypatch.setattr(outbox_delivery, "connect", self._connect)
@@ -102,6 +103,8 @@ class LinkedDelivery:
         found = tuple(name for name in self.names if name.encode() in payload)
         assert (message_format == BATCH_FORMAT) is (len(found) > 1)
         self.sent.append(found)
+        envelope = Sections.split(payload)
+        self.keys.append((envelope.read_properties().group_id, partition_key(envelope)))
         self.now += 1
         if len(self.sent) == self.forced_after:
             self.state.command(EntityEvent.FORCE, "orders", self.now)
@@ -143,16 +146,16 @@ def linked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable
 
 
 @pytest.mark.parametrize(
-    ("key", "side", "batches"),
+    ("key", "side", "batches", "keys"),
     [
-        ("session_id", "primary", [("m0", "m1"), ("m2",)]),
-        ("session_id", "secondary", [("m0", "m1", "m2")]),
-        ("partition_key", "primary", [("m0", "m1"), ("m2",)]),
-        ("partition_key", "secondary", [("m0", "m1"), ("m2",)]),
+        ("session_id", "primary", [("m0", "m1"), ("m2",)], [("a", None), ("b", None)]),
+        ("session_id", "secondary", [("m0", "m1", "m2")], [(None, None)]),
+        ("partition_key", "primary", [("m0", "m1"), ("m2",)], [(None, "a"), (None, "b")]),
+        ("partition_key", "secondary", [("m0", "m1"), ("m2",)], [(None, "a"), (None, "b")]),
     ],
 )
 async def test_messages_of_a_batch_share_what_their_side_partitions_by(
-    linked: Callable[..., LinkedDelivery], key: str, side: str, batches: list[tuple[str, ...]]
+    linked: Callable[..., LinkedDelivery], key: str, side: str, batches: list[tuple[str, ...]], keys: list[Any]
 ) -> None:
     delivery = linked()
     if side == "secondary":
@@ -160,7 +163,7 @@ async def test_messages_of_a_batch_share_what_their_side_partitions_by(
     delivery.put("m0", "m1", **{key: "a"})
     delivery.put("m2", **{key: "b"})
     await delivery.run()
-    assert delivery.sent == batches
+    assert (delivery.sent, delivery.keys) == (batches, keys)
 
 
 async def test_messages_of_a_refused_batch_are_sent_alone(linked: Callable[..., LinkedDelivery]) -> None:
@@ -215,6 +218,8 @@ async def test_a_delivery_without_an_answer_is_repeated_in_doubt(
     assert (delivery.left, delivery.state.states()["orders"]) == ([doubtful] * 2, State.FAILING)
     await delivery.run()
     assert (delivery.left, delivery.state.states()["orders"]) == ([], State.HEALTHY)
+    [reason, _] = [event.reason for event in delivery.events if isinstance(event, EntityChanged)]
+    assert str(error) in reason
     doubts = [event.message_ids for event in delivery.events if isinstance(event, SendInDoubt)]
     assert doubts == [("m0", "m1")] * doubtful
 
