@@ -18,7 +18,7 @@ from sbpair.failover.entity_states import (
     Ping,
     State,
 )
-from sbpair.failover.events import OutboxStuck
+from sbpair.failover.events import OutboxStuck, SendInDoubt
 from sbpair.failover.shared_state import JITTER, FailoverState, SendTarget
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Pair
@@ -175,6 +175,11 @@ def test_events_hold_no_secrets_of_an_error() -> None:
     failover_state.primary_failed("orders", ValueError("refused\nSharedAccessKey=c2VjcmV0"), 0)
     assert "c2VjcmV0" not in published[0].reason
     assert "\n" not in published[0].reason
+
+
+@pytest.mark.parametrize(("ids", "named"), [(("a",), "a, sent"), (("a", "b", "c"), "a and 2 more, sent")])
+def test_a_doubt_names_one_message_and_how_many_more(ids: tuple[str, ...], named: str) -> None:
+    assert named in str(SendInDoubt("orders", ids, "silence"))
 
 
 def test_a_lasting_refusal_is_reported_once_and_kept_as_stuck() -> None:

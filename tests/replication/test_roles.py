@@ -83,6 +83,8 @@ def test_roles_swap_only_by_backup_acceptance_or_command(
             swaps.append(active)
         else:
             assert isinstance(accepted, BothFailed)
+            assert isinstance(accepted.__cause__, ExceptionGroup)
+            assert accepted.__cause__.exceptions == (*accepted.reasons.values(),)
             assert sides.tried == [*accepted.in_doubt] == [*accepted.reasons] == [active, backup]
         assert sides.sender.active == active
     assert [each.active for each in sides.events if isinstance(each, RolesSwapped)] == swaps
