@@ -1,11 +1,15 @@
 """Pings on request: their results, their limits, and the exit code of all together."""
 
 import asyncio
+from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from sbpair.azure import data_plane
+from sbpair.backlog import PING_TYPE
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.errors import (
     EntityMissing,
@@ -16,7 +20,7 @@ from sbpair.errors import (
     TimedOut,
     UsageError,
 )
-from sbpair.failover.ping import MAX_CONCURRENT_PINGS, Health, PingResult, ping_all, ping_exit_code
+from sbpair.failover.ping import MAX_CONCURRENT_PINGS, Health, PingResult, ping_all, ping_exit_code, send_ping
 from sbpair.model.pair import Transport
 from sbpair.model.proxy import parse_proxy
 from tests.failover.test_states import a_pair
@@ -33,14 +37,24 @@ async def test_pings_distinguish_up_down_and_broken(rig: Rig) -> None:
         names = ["orders", "down", "sessions", "nowhere"]
         answers = await ping_all(rig.pair.primary, names, seconds=20)
     assert [each.health for each in answers] == [Health.UP, Health.DOWN, Health.UP, Health.BROKEN]
-    with rig.broken("swallow_acks", PRIMARY, "orders"):
-        answers = await ping_all(rig.pair.primary, ["orders"], seconds=1)
-    assert answers[0].health is Health.DOWN
     # Nobody is given a ping.
-    assert rig.do(rig.orders.counts).active <= 2
+    assert rig.do(rig.orders.counts).active <= 1
     rig.with_key("primary", "d3Jvbmc=")
     answers = await ping_all(rig.pair.primary, ["orders"], seconds=20)
     assert (answers[0].health, ping_exit_code(answers)) == (Health.BROKEN, 5)
+
+
+async def test_a_ping_is_a_message_in_a_new_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[tuple[Any, float]] = []
+
+    async def send(message: Any, seconds: float) -> None:
+        sent.append((message.properties, seconds))
+
+    monkeypatch.setattr(data_plane, "open_sender", lambda *_: nullcontext(SimpleNamespace(send=send)))
+    for _ in range(2):
+        await send_ping(a_pair().primary, "orders", 5.0)
+    assert [(each.content_type, seconds) for each, seconds in sent] == [(PING_TYPE, 5.0)] * 2
+    assert len({each.group_id for each, _ in sent}) == 2
 
 
 @in_virtual_time
