@@ -148,7 +148,9 @@ def test_only_a_message_that_was_changed_is_sent_as_a_copy() -> None:
 
 @pytest.mark.parametrize("own", ["mine", 7, b"bytes"])
 def test_an_existing_id_is_kept(own: Any) -> None:
-    raw = AmqpAnnotatedMessage(data_body=b"x", properties={"message_id": own})
+    # A property may have a name that is no text.
+    named = {b"\xff": "x"}
+    raw = AmqpAnnotatedMessage(data_body=b"x", properties={"message_id": own}, application_properties=named)
     assert sdk_messages.prepare_one(raw) is raw
 
 
