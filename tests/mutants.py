@@ -111,22 +111,26 @@ class Module:
 
     def become(self, mutant: str) -> bool:
         """Give this process's functions the code of a mutant. Returns False if one has other variables of its scope."""
-        new = dict(zip(self._codes(self.source), self._codes(mutant).values(), strict=False))
+        new = self._codes(mutant)
+        keys = {(code.co_qualname, code.co_firstlineno): key for key, code in self._codes(self.source).items()}
         for function in self._functions:
             code = function.__code__
-            found = new.get((code.co_qualname, code.co_firstlineno), code)
+            found = new.get(keys.get((code.co_qualname, code.co_firstlineno)), code)
             if len(found.co_freevars) != len(code.co_freevars):
                 return False
             function.__code__ = found
         return True
 
     def _codes(self, source: str) -> dict[tuple[str, int], CodeType]:
+        """Return code by its name, and its number among those of the same name: lines may move."""
         codes: dict[tuple[str, int], CodeType] = {}
+        count: Counter[str] = Counter()
 
         def walk(code: CodeType) -> None:
             for constant in code.co_consts:
                 if isinstance(constant, CodeType):
-                    codes[constant.co_qualname, constant.co_firstlineno] = constant
+                    codes[constant.co_qualname, count[constant.co_qualname]] = constant
+                    count[constant.co_qualname] += 1
                     walk(constant)
 
         walk(compile(source, self._file, "exec"))
