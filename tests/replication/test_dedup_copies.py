@@ -57,7 +57,9 @@ class World(RuleBasedStateMachine):
     # The receiver's two halves: a copy comes, and one that waited comes up
 
     def _judge(self, delivery: LockedMessage, *, again: bool = False) -> None:
+        is_duplicate = delivery.key is not None and self.copies.is_duplicate(delivery.key, self.now)
         verdict = self.copies.admit(delivery, self.now)
+        assert is_duplicate is (verdict is Verdict.DUPLICATE)
         if verdict is Verdict.DUPLICATE:
             assert delivery.key in self.completed
             self._remove(delivery)
