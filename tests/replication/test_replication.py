@@ -115,21 +115,6 @@ def test_both_failed_has_both_reasons(both: Both, kind: str) -> None:
     assert both.held == ([], [])
 
 
-@pytest.mark.slow
-def test_an_unanswered_copy_is_reported_and_may_be_there_twice(both: Both) -> None:
-    """Active: a side may have two messages with one id."""
-    with both.active(retries=1) as (sender, log):
-        sender.send_messages(a_message("before"))
-        fault = both.do(lambda: both.faults.swallow_acks(PRIMARY, "orders", count=1))
-        sender.send_messages(a_message("m"), timeout=4)
-        both.do(lambda: both.faults.end(fault))
-        assert {(event.side, event.message_ids) for event in log.of(Unanswered)} == {("primary", ("m",))}
-    assert "m" in both.held[0]
-    with both.receiver() as (receiver, _log):
-        assert Counter(drained(both, receiver)) == Counter(["before", "m"])
-    assert both.held == ([], [])
-
-
 def test_a_copy_after_the_window_is_given_again(both: Both) -> None:
     """Active: a message delayed until its key was forgotten is given twice."""
     with both.active() as (sender, _log):
