@@ -8,6 +8,7 @@ from azure.servicebus import ServiceBusReceivedMessage
 from sbpair.replication import receivers, side_receiver
 from sbpair.replication.events import DuplicateCompleted, SideLost
 from sbpair.replication.side_receiver import (
+    BACKOFF_FACTOR,
     MAX_STREAK,
     MIN_BULK,
     MIN_STREAK,
@@ -143,3 +144,16 @@ def test_a_first_copy_among_duplicates_ends_a_streak() -> None:
         side.note_received(1, 1, 0.0)
         side.note_received(2, 1, 0.0)
         assert not side.expects_duplicates
+
+
+def test_a_side_that_fails_pauses_longer_each_time_until_it_answers() -> None:
+    side = SideReceiver("primary", lambda _side: None, lambda _key: Removed([], more=False))
+    assert not side.recover()
+    pauses = []
+    for took_seconds in (0.0, 0.0, 5.0):
+        is_first = side.back_off(TimeoutError(), 100.0, took_seconds)
+        pauses.append((is_first, side.backs_off_until))
+    assert pauses == [(True, 100.2), (False, 100.4), (False, 100.0 + 5.0 * BACKOFF_FACTOR)]
+    assert [side.recover(), side.error] == [True, None]
+    assert side.back_off(TimeoutError(), 200.0, 0.0)
+    assert side.recover()
