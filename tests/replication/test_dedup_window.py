@@ -1,6 +1,9 @@
 """Key stores in memory and in a file, against a naive list."""
 
+import signal
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -167,3 +170,20 @@ def test_different_values_have_different_keys(one: object, other: object) -> Non
         assert keys[0] != keys[1]
     if text(one) == text(other):
         assert keys[0] == keys[1]
+
+
+def test_marked_keys_outlive_a_kill_and_the_lock_does_not(tmp_path: Path) -> None:
+    program = (
+        "import os, signal, sys; from pathlib import Path; from sbpair.replication.keys import *\n"
+        f"store = KeyStore(Path({str(tmp_path / 'keys.db')!r}), Window(), {ABOUT!r})\n"
+        "store.mark('done', KeyStatus.DONE, 5.0); store.mark('doubt', KeyStatus.DOUBT, 5.0)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -signal.SIGKILL
+    store = KeyStore(tmp_path / "keys.db", Window(), ABOUT)
+    assert [store.status(key, 6.0) for key in ("done", "doubt", "new")] == [
+        KeyStatus.DONE,
+        KeyStatus.DOUBT,
+        KeyStatus.NEW,
+    ]
+    store.close()

@@ -475,3 +475,33 @@ def test_invalid_arguments_are_refused_before_any_transfer(both: Both) -> None:
     with pytest.raises(ValueError, match="closed"):
         receiver.receive_messages()
     assert both.held == ([], [])
+
+
+def test_the_order_of_copies_may_differ_between_sides(both: Both) -> None:
+    """Active: a message that one side missed, and that is sent again, comes after later ones."""
+    with both.active() as (sender, _log):
+        with both.broken("entity_down", PRIMARY, "orders"):
+            assert sender.send_messages(a_message("first"), timeout=3) == ("secondary",)
+        sender.send_messages(a_message("second"))
+        sender.send_messages(a_message("first"))
+    assert both.held == (["second", "first"], ["first", "second", "first"])
+    with both.receiver() as (receiver, _log):
+        assert sorted(drained(both, receiver)) == ["first", "second"]
+    assert both.held == ([], [])
+
+
+def test_messages_of_a_failed_side_come_late_or_never(both: Both) -> None:
+    """Passive: the first message is unreachable until its data center returns."""
+    with both.passive() as (sender, _log), both.receiver() as (receiver, _log):
+        sender.send_messages(a_message("first"))
+        with both.broken("namespace_down", PRIMARY):
+            sender.send_messages(a_message("second"), timeout=6)
+            assert drained(both, receiver, 1) == ["second"]
+        assert drained(both, receiver) == ["first"]
+        sender.swap_roles()
+        sender.send_messages(a_message("lost"))
+        sender.swap_roles()
+    both.do(lambda: both.running.namespace.delete_queue("orders"))
+    both.do(lambda: both.running.namespace.create_queue("orders"))
+    with both.receiver() as (receiver, _log):
+        assert drained(both, receiver) == []
