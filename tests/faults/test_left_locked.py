@@ -8,12 +8,14 @@ import pytest
 
 from sbpair.amqp_client.client import connect
 from sbpair.amqp_client.raw_links import ACCEPTED, RELEASED, RawReceiver, dead_letter
+from sbpair.emulator.faults.active import Faults
 from sbpair.emulator.service_errors import ServiceError
 from sbpair.errors import MessageLockLost
 from sbpair.move import events
 from sbpair.move.raw_source import RawSource
 from tests.amqp_client.peers import QUEUE, emulated
 from tests.faults.simulation.stage import Stage, played
+from tests.kit.waiting import until
 
 SOON = 10.0
 
@@ -107,18 +109,19 @@ async def test_what_was_prefetched_from_a_lost_backlog_is_unlocked_too(
 
 
 @asynccontextmanager
-async def held(count: int) -> AsyncIterator[tuple[Any, RawSource, list[Any]]]:
-    """A queue whose messages a source has received over a real socket."""
+async def held(count: int, *, prefetched: int = 0) -> AsyncIterator[tuple[Any, RawSource, list[Any], Faults]]:
+    """A queue whose messages a source has received over a real socket, or just prefetched."""
     async with emulated() as (emulator, endpoint), connect(endpoint) as wire:
         sender = await wire.sender(QUEUE)
-        for _ in range(count):
+        for _ in range(count + prefetched):
             await sender.send(b"\x00\x53\x75\xa0\x01x")
         source = await RawSource.open(wire, QUEUE)
-        source.grant(count)
+        source.grant(count + prefetched)
         messages: list[Any] = []
         while len(messages) < count:
-            messages += await source.receive(count, seconds=5.0)
-        yield emulator.namespaces["contoso"].queue(QUEUE), source, messages
+            messages += await source.receive(count - len(messages), seconds=5.0)
+        await until(lambda: len(source._receiver._arrived) == prefetched)
+        yield emulator.namespaces["contoso"].queue(QUEUE), source, messages, emulator.faults
 
 
 @pytest.mark.parametrize(
@@ -127,7 +130,7 @@ async def held(count: int) -> AsyncIterator[tuple[Any, RawSource, list[Any]]]:
     ids=["completed", "released", "dead-lettered"],
 )
 async def test_messages_of_a_link_that_is_gone_are_settled(outcome: Any, active: int, dead: int) -> None:
-    async with held(3) as (queue, source, messages):
+    async with held(3) as (queue, source, messages, _):
         source._receiver.close()
         assert queue.messages.locked_count == 3
         assert await source._settle(messages, outcome) == []
@@ -137,8 +140,19 @@ async def test_messages_of_a_link_that_is_gone_are_settled(outcome: Any, active:
         assert len(again) == 3
 
 
+async def test_prefetched_messages_of_a_link_that_is_gone_are_unlocked_at_the_end() -> None:
+    async with held(1, prefetched=3) as (queue, source, messages, faults):
+        faults.detach("contoso", QUEUE)
+        await until(lambda: source.error is not None)
+        assert queue.messages.locked_count == 4
+        await source.stop()
+        assert (queue.messages.locked_count, list(source.lost), source.returned) == (1, [], 0)
+        assert await source.complete(messages) == []
+        assert queue.counts().total == 3
+
+
 async def test_one_lost_lock_does_not_keep_the_others_from_being_settled() -> None:
-    async with held(10) as (queue, source, messages):
+    async with held(10) as (queue, source, messages, _):
         assert await source.complete(messages[3:5]) == []
         source._receiver.close()
         failures = await source.settle_by_token(messages, ACCEPTED)

@@ -35,6 +35,7 @@ class World:
     """Two namespaces, and moves between entities of them."""
 
     def __init__(self, emulator: Emulator) -> None:
+        self.emulator = emulator
         self.namespaces = [emulator.namespaces[name] for name in ("contoso", "contoso-dr")]
         self.endpoints = [
             endpoint_from_connection_string(each.connection_string, name=each.name) for each in self.namespaces

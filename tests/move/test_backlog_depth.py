@@ -22,6 +22,7 @@ def test_nothing_is_known_before_every_queue_was_counted() -> None:
 def test_what_has_left_since_the_count_is_subtracted() -> None:
     assert after(FOUND, *COUNTED) == (100, 5)
     assert after(FOUND, *COUNTED, QueueProgress("q0", 40, 30, 10, None, 30, 7)) == (70, 7)
+    assert after(FOUND, *COUNTED, QueueProgress("q0", 30, 30, 0, None, 30)) == (70, 5)
 
 
 def test_held_messages_are_at_least_there() -> None:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
-from sbpair.amqp.types import Long, Value
+from sbpair.amqp.types import Char, Long, Value
 from sbpair.move.message import dead_letters
 from sbpair.move.message.dead_letters import DeadLetterCause
 
@@ -35,6 +35,7 @@ def test_only_the_reason_goes_and_every_other_byte_stays(theirs: dict[Value, Val
         ({"DeadLetterReason": "only"}, DeadLetterCause("only", None)),
         ({}, DeadLetterCause()),
         ({"DeadLetterReason": Long(3)}, DeadLetterCause()),
+        ({"DeadLetterReason": Char("\ud800")}, DeadLetterCause("?", None)),
     ],
 )
 def test_the_reason_is_read(said: dict[Value, Value], why: DeadLetterCause) -> None:

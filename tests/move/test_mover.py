@@ -468,7 +468,9 @@ async def test_waiting_messages_are_counted_by_destination_with_their_age() -> N
         while not made.waiting():  # noqa: ASYNC110  a turn of the loop is no sleep
             await asyncio.sleep(0)
         seen.extend([made.waiting(), made.oldest_ms])
+        made.accept([message(2)])  # in place of the one that waits
+        seen.extend([made.waiting(), made.held])
 
     made = await move(memory, [message(1), message(2)], context, settle=False, then=then)
-    assert seen == [{"orders": 2}, 1]
+    assert seen == [{"orders": 2}, 1, {"orders": 2}, 2]
     assert made.oldest_ms is None

@@ -30,7 +30,7 @@ def how_received(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
-def undecoded(messages: Sequence[Any]) -> Sequence[Any]:
+def undecoded(messages: Sequence[Any]) -> Any:
     if not messages or isinstance(messages, UndecodedMessages):
         return messages
     numbers, times = ([each.facts[at] for each in messages] for at in (1, 2))
@@ -102,6 +102,16 @@ async def test_skipped_messages_take_no_room_from_chosen_ones() -> None:
 
     await skip_and_move(Memory(), [2], context, then=check)
     assert receipt_of(context).skipped == 6
+
+
+async def test_messages_that_are_not_chosen_are_not_decoded() -> None:
+    async def check(mover: Mover) -> None:
+        for numbers, is_decoded in (([2, 4], False), ([4, 6], True)):  # a known one may be another message
+            received = undecoded([message(number) for number in numbers])
+            mover.accept(received)
+            assert (received.is_decoded, mover.locked) == (is_decoded, numbers[-1] // 2)
+
+    await skip_and_move(Memory(), [], choosing(), then=check)
 
 
 async def test_sizes_of_skipped_messages_are_known_to_the_next_receive() -> None:

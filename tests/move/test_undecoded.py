@@ -144,3 +144,19 @@ async def test_messages_are_decoded_at_once_after_a_filter_needed_their_facts(te
     second = await source.receive_for_filter(1, seconds=0.0)
     assert isinstance(second, UndecodedMessages) is not needs_facts
     assert list(map(content, second)) == list(map(content, first))
+
+
+@pytest.mark.parametrize("is_wide", [False, True])
+async def test_a_value_that_looks_like_the_next_property_is_not_taken_for_it(is_wide: bool) -> None:
+    def payload(value: bytes) -> bytes:
+        made = backlog_copy(1, Properties(message_id="m"), Aliases("orders"), [("a", value), ("b", "1")], None)
+        if is_wide:
+            head, size = made.application_properties[:4], made.application_properties[4]
+            rest = made.application_properties[5:].replace(b"\xa0", b"\xb0\0\0\0", 1)
+            made.application_properties = head + bytes((size + 3,)) + rest
+        return made.join()
+
+    usual = payload(b"x")
+    _, late = await received([usual, payload(b"x\xa1\x01b\xa1\x012"), usual], usual)
+    assert isinstance(late, UndecodedMessages)
+    assert MessageFilter("b = '1'").choose(late, NOW) == [True] * 3

@@ -151,6 +151,7 @@ def test_a_run_has_settings_without_secrets_and_a_timeline(tmp_path: Path) -> No
         "ttl": "original",
         "primary": "contoso.example",
         "secondary_sign_in": "identity",
+        "secondary_transport": "tcp",
     }
     assert run.settings["primary_sign_in"] == "key Root ***"
     assert found[-1].figures.counts["sent"] == 2

@@ -8,6 +8,7 @@ import pytest
 
 from sbpair import errors
 from sbpair.amqp.types import Int, Long
+from sbpair.amqp_client.client import AmqpClient
 from sbpair.azure.destinations import DestinationEntity
 from sbpair.backlog import queue_path
 from sbpair.emulator.access_tokens import AccessRight
@@ -245,6 +246,26 @@ async def test_destinations_beyond_the_most_are_counted_together(monkeypatch: py
         said = await w.look()
         assert [(flow.destination, flow.messages) for flow in said.flows] == [("*", 7), ("d0", 1), ("d1", 1), ("d2", 1)]
         assert (total(said.flows).outcomes, set(said.entities)) == ({"sent": 10}, {"d0", "d1", "d2"})
+
+
+async def test_unreadable_messages_are_dead_letters_and_may_hide_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    peek = AmqpClient.peek
+
+    async def with_damage(client: AmqpClient, queue: str, start: int, count: int) -> list[bytes]:
+        return [*await peek(client, queue, start, count), b"\x00nonsense"]
+
+    async with world() as w:
+        w.strand(1, 2)
+        w.strand(3, index=1)
+        with monkeypatch.context() as patch:
+            patch.setattr(AmqpClient, "peek", with_damage)
+            said = await w.look()
+        queue = queue_path("contoso", 0)
+        flows = [(flow.queue, flow.destination, flow.messages) for flow in said.flows if flow.queue == queue]
+        assert flows == [(queue, None, 2), (queue, "orders", 2)]
+        assert {each.reason for each in said.dead_letters} == {"InvalidBacklogMessage"}
+        assert any(note.startswith(f"{queue}: ") and "unreadable" in note for note in said.notes)
+        assert not (await w.look()).notes
 
 
 # Who may what

@@ -1,17 +1,28 @@
 """Topics that discard: messages that no subscription takes stay in the backlog, and the forecast counts them."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from sbpair import errors
 from sbpair.amqp.types import Int
 from sbpair.emulator.access_tokens import AccessRight
 from sbpair.emulator.entities.description import SubscriptionDescription
 from sbpair.emulator.entities.rules import SqlAction, SubscriptionRule
 from sbpair.management import auditing
 from sbpair.management.audit_findings import AuditFinding
-from sbpair.move import events
-from sbpair.rules.filters import CorrelationRuleFilter, FalseRuleFilter, SqlRuleFilter, TrueRuleFilter
+from sbpair.move import events, topic_guard
+from sbpair.move.receipt import Tally
+from sbpair.move.topic_guard import REREAD_SECONDS, TopicGuard
+from sbpair.rules.filters import (
+    CorrelationRuleFilter,
+    FalseRuleFilter,
+    SqlRuleFilter,
+    SubscriptionFilters,
+    TopicFilters,
+    TrueRuleFilter,
+)
 from sbpair.rules.values import from_amqp, read_typed
 from sbpair.status import read_status
 from sbpair.syphon.preview import make_forecast
@@ -74,6 +85,7 @@ CASES: dict[str, tuple[Subscriptions, set[int], int]] = {
     "a rule that fails, without dead letters": (one(sql("number > 'x'"), description=STRICT), set(range(MESSAGES)), 0),
     "an alias, which is cut out": (one(sql("EXISTS([x-ms-path])")), set(range(MESSAGES)), 0),
     "a session, which is restored": (one(sql("sys.SessionId = 's'")), set(), 0),
+    "a schedule, which is restored": (one(sql("sys.ScheduledEnqueueTimeUtc IS NOT NULL")), set(), 0),
     "the number in the topic": (one(sql("sys.SequenceNumber > 0")), set(), MESSAGES),
     "a number or a property": (one(sql("sys.SequenceNumber > 0"), sql("number < 3")), set(), MESSAGES - 3),
 }
@@ -84,7 +96,7 @@ async def test_forecast_and_run_know_what_a_topic_discards(case: str) -> None:
     subscriptions, discarded, unknown = CASES[case]
     async with world(1) as w:
         made = topic(w, subscriptions)
-        w.strand(*range(MESSAGES), to="events", session_id="s")
+        w.strand(*range(MESSAGES), to="events", session_id="s", scheduled_at=1_000)
         [flow] = (await make_forecast(w.pair)).flows
         assert (flow.outcomes["sent"], flow.discarded, flow.not_evaluated) == (MESSAGES, len(discarded), unknown)
         held = await w.run()
@@ -107,6 +119,57 @@ async def test_forecast_and_run_know_what_a_topic_discards(case: str) -> None:
 
 def read_properties(stored: Any) -> Any:
     return stored.sections.read_properties()
+
+
+class Destinations:
+    """Answers for the topic `events`: each is its filters, or why they cannot be read. Counts what is asked."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = list(answers)
+        self.asked: list[bool] = []
+
+    async def get(self, _path: str, *, again: bool) -> Any:
+        self.asked.append(again)
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return SimpleNamespace(topic=answer)
+
+
+FILTERS = TopicFilters((SubscriptionFilters("s", (FalseRuleFilter(),), keeps_failures=True),))
+OTHERS = TopicFilters((SubscriptionFilters("s", (number_is(1),), keeps_failures=True),))
+NOT_AUTHORIZED, AWAY = errors.NotAuthorized("no claim"), errors.Unreachable("it is away")
+
+
+@pytest.mark.parametrize(
+    ("answers", "later", "found", "asked"),
+    [
+        ([None], False, None, [False]),
+        ([None], True, None, [False]),
+        ([FILTERS], False, FILTERS, [False]),
+        ([FILTERS, OTHERS], True, OTHERS, [False, True]),
+        ([FILTERS, AWAY], True, FILTERS, [False, True]),
+        ([FILTERS, NOT_AUTHORIZED], True, FILTERS, [False, True]),
+        ([AWAY], False, None, [False]),
+        ([errors.EntityMissing("?")], False, None, [False]),
+    ],
+)
+async def test_rules_are_read_once_and_those_of_a_topic_again_later(
+    answers: list[Any], later: bool, found: Any, asked: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    destinations, tally, seconds = Destinations(*answers), Tally(), 0.0
+    monkeypatch.setattr(topic_guard, "time", SimpleNamespace(monotonic=lambda: seconds))
+    guard = TopicGuard(destinations, tally)  # type: ignore[arg-type]
+    for name in ("events", "EVENTS"):
+        first = await guard.filters(name, again=False)
+    assert first == (answers[0] if isinstance(answers[0], TopicFilters) else None)
+    seconds = REREAD_SECONDS + later
+    assert await guard.filters("events", again=False) == found
+    assert destinations.asked == asked
+    assert tally.topics_unchecked.startswith({AWAY: "it is away", NOT_AUTHORIZED: "no claim"}.get(answers[-1], ""))
+    destinations.answers = [OTHERS]
+    # A destination that backs off is asked for again, unless nothing may be asked.
+    assert await guard.filters("events", again=True) == (None if answers[-1] is NOT_AUTHORIZED else OTHERS)
 
 
 @pytest.mark.parametrize(("limit", "sent"), [(0, 1), (1, 3), (4, 9), (5, 10)])
