@@ -190,32 +190,32 @@ def test_messages_are_read_as_one_by_one_and_as_on_the_general_path(
             compare(reader, each, form)
 
 
-def check_decoded(payloads: list[bytes]) -> None:
+def check_decoded(payloads: list[bytes], form: MessageForm = BACKLOG) -> None:
     """Check that messages that come together decode in their order as on the general path, also once they are known."""
-    opener = Decoder("q")
+    opener = Decoder("q", form)
     for _ in range(2):
         for payload, opened in zip(payloads, opener.decode(payloads), strict=True):
             try:
-                sections, facts = read_facts("q", payload)
+                sections, facts = read_facts("q", payload, form)
             except ProtocolError:
-                assert (opened.content, opened.locked_until) == (None, 0)
-                assert opened.facts.flaw
+                numbers = (opened.facts.sequence_number, opened.facts.enqueued_at, opened.locked_until)
+                assert (opened.content, bool(opened.facts.flaw), numbers) == (None, True, (0, 0, 0))
                 continue
             assert (opened.facts, opened.locked_until) == (facts, locked_until(sections))
             if isinstance(decision := route(facts), Send):
                 assert opened.content is not None
-                assert joined(opened.content.restore(decision, NOW)) == restore(sections, decision, NOW)
+                assert joined(opened.content.restore(decision, NOW)) == restore(sections, decision, NOW, form)
 
 
-@given(st.lists(MESSAGES, max_size=4), st.lists(st.integers(0, 9), max_size=12), st.data())
+@given(st.lists(MESSAGES, max_size=4), st.lists(st.integers(0, 9), max_size=12), FORMS, st.data())
 @settings(max_examples=150, deadline=None)
 def test_messages_that_come_together_decode_as_on_the_general_path(
-    some: list[Sections], order: list[int], data: st.DataObject
+    some: list[Sections], order: list[int], form: MessageForm, data: st.DataObject
 ) -> None:
     payloads = [some[number % len(some)].join() for number in order] if some else []
     if data.draw(st.booleans()):
         payloads.insert(data.draw(st.integers(0, len(payloads))), b"no message")
-    check_decoded(payloads)
+    check_decoded(payloads, form)
 
 
 ODD = st.sampled_from(
@@ -323,6 +323,11 @@ def test_what_is_written_in_another_way_is_left_to_the_general_road() -> None:
     reader = taught(PLAIN)
     assert not compare(reader, replace_body(PLAIN, value_body("text")).join())
     assert not compare(reader, replace_body(PLAIN, data_body(b"a") * 2).join())
+    broken = Sections.split(
+        backlog_copy(1, Properties(message_id="one"), Aliases("orders"), [("k", None)], None).join()
+    )
+    broken.application_properties = broken.application_properties.replace(b"k", b"\xff", 1)
+    assert not compare(reader, broken.join())
     assert reader.read([]) == []
     assert reader.read([b"", PLAIN.join()[:-1]]) == [None, None]
 

@@ -72,7 +72,7 @@ def filtered(payload: bytes, *, times: int = 1) -> FilteredMessage:
     return FilteredMessage(decoded.facts, decoded.content, NOW_MS)
 
 
-MESSAGE = filtered(encoded())
+PAYLOAD = encoded()
 
 TRUE = """
     color = 'red' | COLOR = 'red' | user.color <> 'RED' | n = 5.0 | n + 1 = 6 | -n = -5 | big > 1 | half / 2 = 1.25
@@ -112,25 +112,25 @@ def split(texts: str) -> list[str]:
 @pytest.mark.parametrize("text", split(TRUE))
 def test_filter_chooses_the_message(text: str) -> None:
     made = MessageFilter(text)
-    assert made.matches(MESSAGE), made.first_failure
+    assert made.matches(filtered(PAYLOAD)), made.first_failure
 
 
 @pytest.mark.parametrize("text", split(NOT_TRUE))
 def test_filter_that_is_false_or_unknown_does_not_choose(text: str) -> None:
     made = MessageFilter(text)
-    assert (made.matches(MESSAGE), made.failures) == (False, 0)
+    assert (made.matches(filtered(PAYLOAD)), made.failures) == (False, 0)
 
 
 @pytest.mark.parametrize("text", split(FAILS))
 def test_message_that_cannot_be_calculated_is_not_chosen_but_counted(text: str) -> None:
     made = MessageFilter(text)
-    assert (made.matches(MESSAGE), made.failures) == (False, 1)
+    assert (made.matches(filtered(PAYLOAD)), made.failures) == (False, 1)
     assert made.first_failure.startswith("message 77: ")
 
 
 def test_a_condition_before_the_failing_one_decides() -> None:
     made = MessageFilter("n = 5 OR color = 5")
-    assert (made.matches(MESSAGE), made.failures) == (True, 0)
+    assert (made.matches(filtered(PAYLOAD)), made.failures) == (True, 0)
 
 
 @pytest.mark.parametrize(

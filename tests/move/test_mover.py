@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, repeat
 from typing import Any
@@ -117,22 +118,25 @@ class HalfAway(Memory):
         return await super().ready(destination)
 
 
-@pytest.mark.parametrize("late", [False, True])
-async def test_a_stop_settles_without_waiting_for_a_contiguous_range(late: bool) -> None:
-    """With `late`, messages are accepted after the stop."""
+@pytest.mark.parametrize("end", ["stop", "stop before the answers", "cancellation"])
+async def test_an_end_settles_without_waiting_for_a_contiguous_range(end: str) -> None:
     memory, context = HalfAway(together=5), fast_context(timings=replace(FAST, settle_seconds=1_000.0))
     messages = [message(number, "orders" if number % 2 else "away") for number in range(10)]
 
-    async def accepted(_: Mover) -> None:
-        while not late and len(memory.done) < 5:  # noqa: ASYNC110  a turn of the loop is no sleep
+    async def accepted(made: Mover) -> None:
+        is_early, journal = end == "stop before the answers", context.journal
+        while not (journal._sending if is_early else journal.count_seen() == 5):  # noqa: ASYNC110  a turn of the loop is no sleep
             await asyncio.sleep(0)
-        while late and not context.journal._sending:  # noqa: ASYNC110  as above
-            await asyncio.sleep(0)
+        if end == "cancellation":
+            await made.release_held()
+            raise asyncio.CancelledError
 
-    await move(memory, messages, context, settle=False, then=accepted)
+    with suppress(asyncio.CancelledError):
+        await move(memory, messages, context, settle=False, then=accepted)
     receipt = receipt_of(context)
     assert (receipt.sent, receipt.released) == (5, 5)
-    assert [number for what, number in memory.done if what == "complete"] == [1, 3, 5, 7, 9]
+    for what, numbers in (("complete", [1, 3, 5, 7, 9]), ("release", [0, 2, 4, 6, 8])):
+        assert [number for name, number in memory.done if name == what] == numbers
 
 
 class CancelledMeanwhile(Memory):
@@ -302,19 +306,28 @@ async def test_a_batch_in_doubt_is_named_by_message_and_resent_in_order() -> Non
     assert [number for what, number in memory.done if what == "send"] == [1, 2, 3]
 
 
-async def test_nothing_is_sent_that_the_journal_cannot_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    memory, context = Memory(2), fast_context()
+@pytest.mark.parametrize("writes", [0, 1])
+async def test_nothing_is_sent_that_the_journal_cannot_record(writes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one write, the disk is full once the primary has the messages: they are completed all the same."""
+    memory, context, left = Memory(2), fast_context(), writes
     full = errors.MachineLacks("the disk is full")
 
     async def flush() -> None:
-        raise full
+        nonlocal left
+        if not left:
+            raise full
+        left -= 1
+
+    async def another(made: Mover) -> None:
+        made.accept([message(3)])
 
     monkeypatch.setattr(context.journal, "flush", flush)
-    made = await move(memory, [message(1), message(2)], context)
+    made = await move(memory, [message(1), message(2)], context, then=another)
     assert made.fatal is full
-    assert [what for what, _ in memory.done if what == "send"] == []
+    for what in ("send", "complete"):
+        assert [number for name, number in memory.done if name == what] == ([1, 2] if writes else [])
     receipt = receipt_of(context)
-    assert (receipt.sent, receipt.in_doubt, receipt.released, receipt.doubtful) == (0, 0, 2, ())
+    assert (receipt.sent, receipt.in_doubt, receipt.released, receipt.doubtful) == (2 * writes, 0, 3 - 2 * writes, ())
 
 
 async def test_nothing_is_sent_if_the_lease_expires_during_a_write(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,8 @@ SEND = Send("orders", None, None, None)
 
 def routed(number: int, size: int = 20, session: str | None = None, key: str | None = None) -> RoutedMessage:
     [decoded] = Decoder("q").decode([numbered(number, "orders", size=size)])
-    message: Any = SimpleNamespace(content=decoded.content, partition_key=key)
+    identity = ("ns", "q", number, 0, None)
+    message: Any = SimpleNamespace(content=decoded.content, partition_key=key, facts=decoded.facts, key=identity)
     return RoutedMessage(message, SEND._replace(session_id=session), number)
 
 

@@ -16,7 +16,7 @@ from sbpair.move.message.route import (
     route,
     router,
 )
-from sbpair.move.receipt import BUCKETS, MAX_DOUBTFUL, MAX_LISTED, NamedMessage, Tally
+from sbpair.move.receipt import BUCKETS, MAX_DOUBTFUL, MAX_LISTED, FilterCounts, NamedMessage, Receipt, Tally
 from sbpair.runs.journal import message_key
 
 # Route
@@ -185,6 +185,10 @@ def test_the_exit_code_says_whether_anything_is_left_to_look_at(tally, code):
     assert tally.receipt().exit_code == code
 
 
+def test_a_run_that_did_nothing_has_an_empty_receipt():
+    assert Tally().receipt() == Receipt()
+
+
 def test_a_bucket_that_is_none_is_refused():
     with pytest.raises(ValueError, match="no bucket"):
         ended("lost")
@@ -195,9 +199,15 @@ def test_a_receipt_names_only_so_many_messages_and_counts_them_all():
     for number in range(MAX_LISTED + 5):
         tally.received("q", 1)
         tally.dead_lettered(NamedMessage("q", number, None, None, "why"), "DestinationNotFound")
+        tally.stayed(NamedMessage("q", number, None, None, "why"))
     for number in range(MAX_DOUBTFUL + 5):
         tally.doubtful(NamedMessage("q", number, None, None, "why"))
+    tally.ended("q", "skipped", MAX_LISTED + 7)
+    tally.filter_counts = lambda skipped: FilterCounts("n = 1", 0, skipped, 0, "", ())
     receipt = tally.receipt()
+    assert len(receipt.stayed) == MAX_LISTED
+    assert receipt.where == FilterCounts("n = 1", 0, 2, 0, "", ())
+    assert receipt.dead_letter_reasons == {"DestinationNotFound": MAX_LISTED + 5}
     assert (receipt.dead_lettered, len(receipt.dead_letters)) == (MAX_LISTED + 5, MAX_LISTED)
     assert (receipt.doubtful_total, len(receipt.doubtful)) == (MAX_DOUBTFUL + 5, MAX_DOUBTFUL)
 

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from sbpair.errors import LeaseHeld, LeaseLost, MachineLacks, StateRefused, UsageError
+from sbpair.errors import LeaseHeld, LeaseLost, MachineLacks, StateRefused, Unreachable, UsageError
 from sbpair.model.pair import Pair
 from sbpair.move.receipt import Receipt, Tally
 from sbpair.move.run_store import RunStore
 from sbpair.runs.database import FORMAT, RunDatabase, state_if_any
 from sbpair.runs.file_lease import Lease, lease_directory, lease_name
-from sbpair.runs.journal import Journal
+from sbpair.runs.journal import Doubt, Journal
 from sbpair.runs.run_log import MAX_KEPT, RunEntry, all_runs, find_run, new_id
 from tests.runs.states import KEY, PAIR, accepted, endpoint, sending
 
@@ -230,7 +230,16 @@ def test_a_lost_lease_is_noticed_before_the_next_send(tmp_path: Path, lose: Spoi
 
 @pytest.mark.parametrize("on_disk", [True, False])
 def test_a_lost_lease_prevents_sending(tmp_path: Path, on_disk: bool) -> None:
-    with RunStore(PAIR, tmp_path if on_disk else None, "syphon", Receipt) as books:
+    others = [Unreachable("the lease of another machine is not confirmed")]
+
+    def may_send() -> None:
+        for error in others:
+            raise error
+
+    with RunStore(PAIR, tmp_path if on_disk else None, "syphon", Receipt, may_send=may_send) as books:
+        with pytest.raises(Unreachable):
+            sending(books.journal, [KEY], "orders")
+        others.clear()
         accepted(books.journal, sending(books.journal, [KEY], "orders"))
         (tmp_path / "lease" if on_disk else lease_directory(os.environ) / lease_name(PAIR)).unlink()
         with pytest.raises(LeaseLost):
@@ -409,8 +418,7 @@ def test_messages_on_their_way_at_a_full_disk_are_named_when_sent_again(tmp_path
     with RunStore(PAIR, tmp_path, "syphon", Receipt) as again:
         accepted(again.journal, sending(again.journal, [KEY], "orders"))
         again.journal.note_completed([KEY])
-        [(doubt, sent)] = again.journal.ended_doubts()
-        assert (doubt.run, doubt.message_id, sent) == (books.run, "m", True)
+        assert again.journal.ended_doubts() == [(Doubt(books.run, "q", 1, "m", "orders"), True)]
         again.finish(0)
     with RunStore(PAIR, tmp_path, "syphon", Receipt) as last:
         last.journal.note_completed([KEY])

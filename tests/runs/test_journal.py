@@ -305,6 +305,7 @@ def test_a_clock_set_back_does_not_repeat_batch_numbers(state: RunDatabase) -> N
     journal.note_completed([key(2)])
     journal.close()
     assert Journal(state, clock_ms=lambda: 0).was_accepted(key(1))
+    assert len(state.read("SELECT * FROM journals")) == 1
 
 
 def test_two_open_journals_do_not_interfere(tmp_path: Path) -> None:

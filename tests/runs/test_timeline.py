@@ -13,6 +13,7 @@ from sbpair.model.pair import Pair, SasKey
 from sbpair.move.events import LimitChanged, QueueDepths, QueuesFound
 from sbpair.move.receipt import Tally
 from sbpair.move.run_store import RunStore, ends_settings
+from sbpair.public_names import __version__
 from sbpair.runs.database import FILE_NAME, FORMAT, RunDatabase
 from sbpair.runs.run_log import (
     MAX_DESTINATIONS,
@@ -148,6 +149,7 @@ def test_a_run_has_settings_without_secrets_and_a_timeline(tmp_path: Path) -> No
         run = find_run(state, store.run)
         found = timeline_of(state, run.id)
     assert run.settings == run.settings | {
+        "sbpair": __version__,
         "ttl": "original",
         "primary": "contoso.example",
         "secondary_sign_in": "identity",

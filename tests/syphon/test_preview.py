@@ -14,6 +14,7 @@ from sbpair.backlog import queue_path
 from sbpair.emulator.access_tokens import AccessRight
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.rules import SubscriptionRule
+from sbpair.move.filter import MessageFilter
 from sbpair.move.message.route import TimeToLive
 from sbpair.move.peek import destination_lookup
 from sbpair.move.peek.peeker import Peeked
@@ -152,6 +153,8 @@ async def test_deferred_and_scheduled_messages_stay_and_are_told_apart() -> None
         assert locked.lock_token
         said = await w.look()
         assert dict(total(said.flows).outcomes) == {"sent": 2, "deferred": 1, "scheduled": 1}
+        some = await preview.make_forecast(w.pair, where=MessageFilter("sys.MessageId IN ('m3', 'm4')"))
+        assert dict(total(some.flows).outcomes) == {"sent": 1, "skipped": 1, "deferred": 1, "scheduled": 1}
 
 
 async def test_a_scheduled_message_that_has_become_due_is_sent() -> None:
@@ -272,18 +275,21 @@ async def test_unreadable_messages_are_dead_letters_and_may_hide_others(monkeypa
 
 
 async def test_without_manage_on_the_primary_a_link_tells_what_is_there() -> None:
-    async with world(1, "orders", "large") as w:
+    async with world(1, "orders", "large", "away") as w:
         w.may_only("primary", AccessRight.SEND)
+        w.emulator.faults.entity_down("contoso", "away")
         w.strand(*range(300))
         w.strand(300, to="nowhere")
         w.strand(301, to="ORDERS")
         w.strand(302, to="large", size=255_900)
+        w.strand(303, to="away")
         said = await w.look()
         (doomed,) = said.dead_letters
         assert (doomed.reason, doomed.messages) == ("DestinationNotFound", 1)
         assert said.entities["orders"] == DestinationEntity("orders", None, filters=None, message_bytes=256 * 1024)
+        assert said.entities["away"] == DestinationEntity("away", None, filters=None)
         # A filter is assumed, and Standard, where nobody may ask.
-        assert said.seconds == 302 * 2 / 500
+        assert said.seconds == 303 * 2 / 500
         assert said.tiers == PairTiers(None, "Standard")
         assert any("the tier of contoso is not known" in note for note in said.notes)
         assert w.primary.queue("orders").counts().total == 0
@@ -357,10 +363,11 @@ async def test_a_broken_connection_is_reopened_and_nothing_counts_twice() -> Non
         assert next(broken, None) is None
 
 
-async def test_a_secondary_that_stays_away_is_an_error() -> None:
+@pytest.mark.parametrize("fault", ["entity_down", "throttle"])
+async def test_a_secondary_that_stays_away_is_an_error(fault: str) -> None:
     async with world() as w:
         w.strand(1)
-        w.emulator.faults.entity_down("contoso-dr", queue_path("contoso", 0))
+        getattr(w.emulator.faults, fault)("contoso-dr", queue_path("contoso", 0))
         with pytest.raises(errors.Unavailable):
             await w.look()
 

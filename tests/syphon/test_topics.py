@@ -29,6 +29,7 @@ from sbpair.syphon.preview import make_forecast
 from tests.kit.moves import ids
 from tests.kit.moves import peeked as held_in
 from tests.kit.waiting import until
+from tests.move.test_raw_primary import routed
 from tests.syphon.worlds import World, names, world
 
 MESSAGES = 10
@@ -86,6 +87,7 @@ CASES: dict[str, tuple[Subscriptions, set[int], int]] = {
     "an alias, which is cut out": (one(sql("EXISTS([x-ms-path])")), set(range(MESSAGES)), 0),
     "a session, which is restored": (one(sql("sys.SessionId = 's'")), set(), 0),
     "a schedule, which is restored": (one(sql("sys.ScheduledEnqueueTimeUtc IS NOT NULL")), set(), 0),
+    "no delivery so far": (one(sql("sys.DeliveryCount = 0")), set(), 0),
     "the number in the topic": (one(sql("sys.SequenceNumber > 0")), set(), MESSAGES),
     "a number or a property": (one(sql("sys.SequenceNumber > 0"), sql("number < 3")), set(), MESSAGES - 3),
 }
@@ -170,6 +172,18 @@ async def test_rules_are_read_once_and_those_of_a_topic_again_later(
     destinations.answers = [OTHERS]
     # A destination that backs off is asked for again, unless nothing may be asked.
     assert await guard.filters("events", again=True) == (None if answers[-1] is NOT_AUTHORIZED else OTHERS)
+
+
+def test_a_message_that_is_tried_again_is_counted_once() -> None:
+    tally = Tally()
+    guard = TopicGuard(Destinations(), tally, 2)  # type: ignore[arg-type]
+    messages = [routed(number) for number in range(3)]
+    for _ in range(2):
+        count, why = guard.admit(FILTERS, messages, 0)
+        assert (count, why is None) == (2, False)
+    guard.accepted("events", [each.message.key for each in messages[:count]])
+    assert tally.discarded == {"events": 2}
+    assert guard.admit(FILTERS, messages[2:], 0)[0] == 0
 
 
 @pytest.mark.parametrize(("limit", "sent"), [(0, 1), (1, 3), (4, 9), (5, 10)])

@@ -14,6 +14,7 @@ from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.move import held
 from sbpair.move.filter import MessageFilter
 from sbpair.move.message.dead_letters import dead_letter_path
+from sbpair.move.receipt import FilterCounts
 from tests.kit import moves
 from tests.kit.moves import peeked as held_in
 from tests.kit.stranded import put
@@ -73,6 +74,7 @@ async def test_move_of_any_source_takes_what_matches_in_order_of_its_session(kin
         receipt = result.receipt
         chosen = sum(map(len, numbers(lambda each: each % 4 < 2).values()))
         assert (receipt.received, receipt.sent, receipt.skipped, result.exit_code) == (30, chosen, 30 - chosen, 0)
+        assert receipt.where == FilterCounts("n % 4 < 2", chosen, 30 - chosen, 0, "", ())
         assert by_session(there) == numbers(lambda each: each % 4 < 2)
         assert by_session(has, dead=dead) == numbers(lambda each: each % 4 >= 2)
         messages = has.dead_letters if dead else has.messages
