@@ -4,9 +4,7 @@ import asyncio
 
 import pytest
 
-from sbpair.errors import AccessError
-from sbpair.syphon import move_spec
-from tests.faults.simulation.stage import Stage, play, played
+from tests.faults.simulation.stage import Stage, played
 
 
 @pytest.mark.parametrize("side", ["primary", "backlog"])
@@ -32,15 +30,3 @@ async def test_a_stop_that_was_asked_for_before_the_start_moves_nothing(stage: S
     result = await stage.start(once=True)
     assert (result.stopped, result.receipt.received, result.failures) == (True, 0, ())
     assert stage.ids(stage.backlog()) == ["m1"]
-
-
-def test_what_is_wrong_with_the_start_is_said_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def refuse(*_: object) -> None:
-        raise AccessError("the key is not known")
-
-    async def scene(stage: Stage) -> None:
-        with pytest.raises(AccessError, match="the key is not known"):
-            await stage.start(once=True)
-
-    monkeypatch.setattr(move_spec, "find_backlog_queues", refuse)
-    play(scene)

@@ -358,13 +358,6 @@ def test_damage_is_a_flaw_or_a_protocol_error_else_the_message_restores(
             Sections.split(restore(sections, decision, NOW))
 
 
-@given(st.binary(max_size=60))
-def test_any_bytes_are_a_flaw_or_a_protocol_error(payload):
-    with contextlib.suppress(ProtocolError):
-        _, facts = read_facts("q", payload)
-        assert facts.flaw or facts.path
-
-
 def test_numbers_of_another_width_are_numbers_all_the_same():
     annotations = Map([(Symbol("x-opt-sequence-number"), ULong(7)), (Symbol("x-opt-enqueued-time"), UInt(9))])
     payload = plain(Aliases("q"), message_annotations=section(MESSAGE_ANNOTATIONS, codec.encode(annotations)))

@@ -34,14 +34,6 @@ def test_a_message_with_a_path_is_sent_there_with_what_its_aliases_say():
     assert route(facts()) == Send("orders", None, None, None)
 
 
-@given(st.integers(1, 2**63 - 1))
-def test_a_time_to_live_is_rounded_up_to_a_millisecond(ticks):
-    sent = route(facts(ttl_ticks=ticks))
-    assert isinstance(sent, Send)
-    assert sent.ttl_ms is not None
-    assert sent.ttl_ms * 10_000 - 10_000 < ticks <= sent.ttl_ms * 10_000
-
-
 REMAINING = TimeToLive.REMAINING
 moments = st.integers(1, 4_000_000_000_000)
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbpair.errors import LeaseHeld, LeaseLost, NameInvalid, UsageError
+from sbpair.errors import LeaseHeld, NameInvalid, UsageError
 from sbpair.model.pair import Pair
 from sbpair.runs import file_lease
 from sbpair.runs.file_lease import hold_machine_leases, lease_directory, lease_name
@@ -72,13 +72,6 @@ def test_pairs_with_other_queues_are_independent(tmp_path: Path) -> None:
 )
 def test_host_names_are_normalized(one: str, other: str, same: bool) -> None:
     assert (lease_name(with_secondary(one)) == lease_name(with_secondary(other))) == same
-
-
-def test_a_deleted_file_is_a_lost_lease(tmp_path: Path) -> None:
-    with hold_machine_leases(PAIR, tmp_path, "r1") as check:
-        (lease_directory(os.environ) / lease_name(PAIR)).unlink()
-        with pytest.raises(LeaseLost):
-            check()
 
 
 def test_an_unwritable_home_is_warned_about_and_the_state_is_still_locked(

@@ -132,18 +132,6 @@ async def test_a_message_too_large_without_its_aliases_is_a_dead_letter() -> Non
         assert (done.sent, done.dead_lettered) == (1, 1)
 
 
-async def test_an_empty_backlog_has_nothing_to_say() -> None:
-    async with world(2) as w:
-        said = await w.look()
-        assert (said.queues, said.flows, said.dead_letters, said.exit_code) == (
-            (queue_path("contoso", 0), queue_path("contoso", 1)),
-            (),
-            (),
-            0,
-        )
-        assert said.seconds == 0.0
-
-
 async def test_deferred_and_scheduled_messages_stay_and_are_told_apart() -> None:
     async with world() as w:
         w.strand(1, 2, 3)

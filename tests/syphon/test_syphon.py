@@ -39,12 +39,6 @@ async def test_once_moves_everything_in_order_and_ends() -> None:
             assert held_in(w.backlog(index)) == []
 
 
-async def test_an_empty_backlog_is_done_at_once() -> None:
-    async with world(2) as w:
-        result = await w.run()
-        assert (result.exit_code, result.receipt.received) == (0, 0)
-
-
 @pytest.mark.odd_messages
 @pytest.mark.parametrize(
     ("sections", "why"),
@@ -157,21 +151,6 @@ async def test_a_mistake_in_a_callback_comes_out_as_itself() -> None:
 
 
 # Holding
-
-
-async def test_messages_of_a_full_destination_are_held_and_released() -> None:
-    async with world(1, "orders", "full") as w:
-        fill(w.destination("full"))
-        for number in range(20):
-            w.strand(number, to=("orders", "full")[number % 2])
-        result = await w.run()
-        assert result.exit_code == 3
-        assert (result.receipt.sent, result.receipt.released, result.receipt.dead_lettered) == (10, 10, 0)
-        assert ids(w.destination("orders")) == names(*range(0, 20, 2))
-        assert ids(w.backlog()) == names(*range(1, 20, 2))
-        assert {message.delivery_count for message in held_in(w.backlog())} == {0}
-        assert w.backlog().messages.locked_count == 0
-        assert w.of(events.DestinationBackingOff)[0].destination == "full"
 
 
 async def test_a_destination_that_has_room_again_gets_everything_in_order() -> None:

@@ -208,16 +208,6 @@ async def test_a_limit_is_one_for_all_queues_and_topics() -> None:
         assert sum(len(held_in(w.backlog(index))) for index in range(3)) == 60 - receipt.sent
 
 
-async def test_other_destinations_are_emptied_meanwhile() -> None:
-    async with world(1) as w:
-        topic(w, {})
-        w.strand(*range(5), to="events")
-        w.strand(*range(5, 9), to="orders")
-        result = await w.run()
-        assert (result.receipt.destinations, result.exit_code) == ({"orders": 4}, 3)
-        assert ids(w.backlog()) == names(*range(5))
-
-
 async def test_a_watch_goes_on_once_a_subscription_appears() -> None:
     async with world(1) as w:
         made = topic(w, {})

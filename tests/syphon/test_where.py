@@ -16,25 +16,10 @@ from sbpair.move.filter import MessageFilter
 from sbpair.move.message.dead_letters import dead_letter_path
 from sbpair.move.receipt import FilterCounts
 from tests.kit import moves
-from tests.kit.moves import peeked as held_in
 from tests.kit.stranded import put
 from tests.kit.waiting import until
-from tests.syphon.worlds import world
 
 SESSIONS = 3
-CHOSEN = "sys.MessageId IN ('m1', 'm4')"
-
-
-async def test_stopped_watch_releases_what_it_skipped() -> None:
-    async with world() as w:
-        w.strand(*range(6))
-        running = asyncio.create_task(w.run(once=False, where=MessageFilter(CHOSEN)))
-        await until(lambda: w.destination().counts().active == 2)
-        w.stop.set()
-        receipt = (await running).receipt
-        assert (receipt.sent, receipt.skipped, receipt.released, receipt.balanced) == (2, 4, 0, True)
-        assert {message.delivery_count for message in held_in(w.backlog())} == {0}
-        assert w.backlog().messages.receive(10)
 
 
 def in_session(number: int) -> bytes:
