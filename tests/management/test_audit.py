@@ -130,6 +130,8 @@ async def test_all_partitions_are_looked_at_and_the_size_is_that_of_all_of_them(
         assert (made.items[0].outcome, fill.peeked, fill.complete) == (Outcome.OK, 300, True)
         assert made.items[0].detail.partitioned
         assert fill.max_bytes == 81_920 * MEGABYTE
+        some = fill_of(await w.audit(max_peek=7))
+        assert (some.peeked, some.complete) == (7, False)
 
 
 # How full

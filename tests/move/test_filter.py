@@ -174,6 +174,7 @@ def test_mistake_is_shown_below_its_column(text: str, column: int, mistake: str,
         MessageFilter(text)
     error = raised.value
     assert mistake in error.message
+    assert error.message.endswith(f" (column {column})")
     assert hint in error.hint
     assert (error.column, error.exit_code) == (column, 2)
     shown, mark = error.excerpt

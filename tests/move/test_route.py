@@ -230,4 +230,6 @@ def test_what_is_gone_is_what_has_ended_outside_of_the_queue():
         tally.ended("q", bucket)
     assert tally.gone("q") == 3 + len({"already_sent", "expired", "dead_lettered"})
     assert tally.gone("another") == 0
+    tally.received("another", 2)
+    assert tally.may_arrive == 3 + len({"in_doubt"}) + 2
     assert tally.sent_to() == {"orders": 3}

@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -82,9 +83,18 @@ def done(memory: Memory, what: str) -> list[int]:
     return [number for name, number in memory.done if name == what]
 
 
-async def test_messages_that_are_not_chosen_are_released_in_the_end() -> None:
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_messages_that_are_not_chosen_are_released_in_the_end(is_cancelled: bool) -> None:
     memory, context = Memory(), choosing()
-    skipped = await skip_and_move(memory, [1, 2, 3, 4], context)
+    skipped = SkippedMessages(memory)
+
+    async def end(mover: Mover) -> None:
+        if is_cancelled:
+            await mover.release_held()
+            raise asyncio.CancelledError
+
+    with suppress(asyncio.CancelledError):
+        await move(memory, list(map(message, [1, 2, 3, 4])), context, skipped=skipped, then=end)
     receipt = receipt_of(context)
     assert (done(memory, "complete"), done(memory, "release")) == ([1, 3], [2, 4])
     assert (receipt.received, receipt.sent, receipt.skipped, receipt.released) == (4, 2, 2, 0)
@@ -305,6 +315,14 @@ async def test_message_skipped_for_a_reason_is_named_and_a_finding() -> None:
     receipt = receipt_of(context)
     assert (receipt.skipped, receipt.exit_code) == (1, 3)
     assert [(each.sequence_number, each.reason) for each in receipt.stayed] == [(2, "the destination has seen its id")]
+
+
+@pytest.mark.parametrize(("now_ms", "sent"), [(600_000, 0), (600_001, 1)])
+async def test_message_that_its_destination_may_have_seen_stays(now_ms: int, sent: int) -> None:
+    context = fast_context(keeps_refused=True, duplicate_window_ms=600_000, now_ms=lambda: now_ms)
+    await skip_and_move(Memory(), [1], context)
+    receipt = receipt_of(context)
+    assert (receipt.sent, receipt.skipped, len(receipt.stayed)) == (sent, 1 - sent, 1 - sent)
 
 
 @given(st.lists(st.lists(st.integers(1, 12), max_size=5, unique=True), max_size=6), st.integers(0, 4))

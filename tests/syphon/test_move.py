@@ -83,7 +83,7 @@ async def test_forecast_has_until_when_possible_duplicates_stay() -> None:
         assert ids(has) == ["m0", "m1", "m2"]
     [group] = forecast.dead_letters
     until = datetime.fromisoformat(group.description.rpartition(" until ")[2])
-    assert (group.messages, forecast.exit_code) == (3, 3)
+    assert (group.messages, forecast.exit_code, [flow.destination for flow in forecast.flows]) == (3, 3, ["to"])
     assert 600 <= until.timestamp() - now_ms / 1000 < 660
 
 

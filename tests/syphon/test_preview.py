@@ -254,6 +254,7 @@ async def test_unreadable_messages_are_dead_letters_and_may_hide_others(monkeypa
         queue = queue_path("contoso", 0)
         flows = [(flow.queue, flow.destination, flow.messages) for flow in said.flows if flow.queue == queue]
         assert flows == [(queue, None, 2), (queue, "orders", 2)]
+        assert [flow.bytes for flow in said.flows if flow.destination is None] == [2 * len(b"\0nonsense")] * 2
         assert {each.reason for each in said.dead_letters} == {"InvalidBacklogMessage"}
         assert any(note.startswith(f"{queue}: ") and "unreadable" in note for note in said.notes)
         assert not (await w.look()).notes
