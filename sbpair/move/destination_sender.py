@@ -79,7 +79,7 @@ class DestinationQueue:
             routed = list(self._waiting)
             self._waiting.clear()
             return routed
-        return [self._waiting.popleft() for _ in range(min(limit, len(self._waiting)))]
+        return [self._waiting.popleft() for _ in range(limit)]
 
     def put_back(self, routed: Iterable[RoutedMessage]) -> None:
         """Add messages that were not accepted, each in its old place."""

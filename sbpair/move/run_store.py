@@ -119,7 +119,7 @@ class RunStore:
                 self._limit = str(event.limit or "")
             on_event(event)
 
-        return on_event if self._recorded is None else take
+        return take
 
     def sample(self, *, last: bool = False) -> None:
         """Add the current figures to the timeline."""
