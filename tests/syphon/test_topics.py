@@ -181,6 +181,7 @@ def test_a_message_that_is_tried_again_is_counted_once() -> None:
     for _ in range(2):
         count, why = guard.admit(FILTERS, messages, 0)
         assert (count, why is None) == (2, False)
+    guard.accepted("orders", [messages[2].message.key])
     guard.accepted("events", [each.message.key for each in messages[:count]])
     assert tally.discarded == {"events": 2}
     assert guard.admit(FILTERS, messages[2:], 0)[0] == 0
