@@ -140,7 +140,7 @@ async def test_messages_of_a_link_that_is_gone_are_settled(outcome: Any, active:
         assert len(again) == 3
 
 
-async def test_prefetched_messages_of_a_link_that_is_gone_are_unlocked_at_the_end() -> None:
+async def test_prefetched_messages_of_a_lost_link_are_unlocked_at_the_end() -> None:
     async with held(1, prefetched=3) as (queue, source, messages, faults):
         faults.detach("contoso", QUEUE)
         await until(lambda: source.error is not None)
