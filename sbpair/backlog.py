@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sbpair.amqp.types import Described, Long, Symbol, Timestamp, Value, amqp_type_name, type_of
+from sbpair.amqp.types import Described, Long, Symbol, Timestamp, Value, amqp_type_name
 from sbpair.errors import NameInvalid
 from sbpair.model.queues import QueueSpec
 from sbpair.timespan import TIMESPAN_MAX
@@ -168,7 +168,7 @@ def alias_value(name: str, value: Value) -> str | int:
         if not isinstance(value, Timestamp):
             raise AliasError(f"{name} is {_kind(value)} and not a timestamp")
         return int(value)
-    if type_of(value) is not str:
+    if type(value) is not str:
         raise AliasError(f"{name} is {_kind(value)} and not a string")
     if name == PATH and not value.strip("/ "):
         raise AliasError(f"{name} is empty")

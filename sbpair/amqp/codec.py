@@ -1,4 +1,4 @@
-"""AMQP values to bytes and back, without loss: a value in a longer form than necessary decodes to a subclass for it.
+"""AMQP values to bytes and back: every value and its type, in whatever encoding a peer has picked.
 
 Invariant: `decode` raises only ProtocolError, and never allocates by a claimed length. AMQP 1.0, part 1: types.
 """
@@ -31,7 +31,6 @@ from sbpair.amqp.types import (
     ULong,
     UShort,
     Value,
-    type_of,
 )
 from sbpair.errors import ProtocolError
 
@@ -86,11 +85,7 @@ def _decode(buffer: bytes, position: int, depth: int) -> tuple[Value, int]:
         descriptor, position = _decode(buffer, position + 1, depth + 1)
         value, position = _decode(buffer, position, depth + 1)
         return Described(descriptor, value), position
-    value, end = _DECODERS[code](buffer, position + 1, depth)
-    long_form = _LONG_FORMS.get(code)
-    if long_form is not None and long_form[1](value, end - position - 1):
-        value = long_form[0](value)
-    return value, end
+    return _DECODERS[code](buffer, position + 1, depth)
 
 
 def _fixed(layout: struct.Struct, make: Callable[[Any], Value] | None = None) -> Decoder:
@@ -198,8 +193,7 @@ def _array(width: int) -> Decoder:
             code = buffer[first]
             first += 1
         items = _array_items(code, buffer, first, end, count, depth + 1)
-        wide = width == 4 and end - position - 8 < 255 and count < 256
-        return Array(items, code=code, descriptor=descriptor, wide=wide), end
+        return Array(items, of=_ELEMENT_TYPES[code], descriptor=descriptor), end
 
     return read
 
@@ -263,14 +257,14 @@ _DECODERS: dict[int, Decoder] = {
 }
 
 
-# Encoding: a function per Python type, value -> bytes with the constructor; and one per format code, without it.
+# Encoding: a function per Python type, value -> bytes with the shortest constructor that fits.
 
 
 def encode(value: Value) -> bytes:
     """Return the bytes of a value, with its constructor.
 
-    Raises TypeError for a Python value without an AMQP type of its own, such as a bare int, which could be any of nine.
-    Raises ValueError for an array whose elements do not fit its constructor.
+    Raises TypeError for a Python value without an AMQP type of its own, such as a bare int, which could be any of nine;
+    and for an array whose elements have several types.
     """
     try:
         encoder = _ENCODERS[type(value)]
@@ -311,125 +305,78 @@ def _encode_list(value: list[Value]) -> bytes:
     return compound(0xC0, len(value), _list_body(value)) if value else b"\x45"
 
 
+def _list_body(value: list[Value]) -> bytes:
+    return b"".join(map(encode, value))
+
+
 def _map_body(value: Map | dict[Any, Value]) -> bytes:
     pairs = value.pairs if isinstance(value, Map) else value.items()
     return b"".join([encode(item) for pair in pairs for item in pair])
 
 
-def _encode_map(value: Map | dict[Any, Value]) -> bytes:
-    return compound(0xC1, 2 * len(value), _map_body(value))
-
-
-def _encode_array(value: Array) -> bytes:
-    code = value.code if value.code is not None else _common_code(value.items)
-    constructor = bytes((code,))
-    if value.descriptor is not None:
-        constructor = b"\x00" + encode(value.descriptor) + constructor
-    write = _BODIES[code]
-    body = constructor + b"".join([write(item) for item in value.items])
-    return compound(0xE0, len(value.items), body, wide=value.wide)
-
-
-def _common_code(items: tuple[Value, ...]) -> int:
-    """Return the constructor that fits every element; null for no elements."""
-    codes = {_CODES.get(type_of(item)) for item in items}
-    if len(codes) > 1 or None in codes:
-        names = ", ".join(sorted({type(item).__name__ for item in items}))
+def _array_body(value: Array) -> bytes:
+    """Return the one constructor of all elements, and each of them without it."""
+    types = {*map(type, value.items), *([value.of] if value.of else [])}
+    forms = {_CONSTRUCTORS.get(cls) for cls in types or {type(None)}}
+    form = forms.pop()
+    if forms or form is None:
+        names = ", ".join(sorted(cls.__name__ for cls in types))
         raise TypeError(f"an array's elements are all of one AMQP type, not {names}")
-    return codes.pop() or 0x40 if codes else 0x40
+    code, write = form
+    descriptor = b"" if value.descriptor is None else b"\x00" + encode(value.descriptor)
+    return descriptor + bytes((code,)) + b"".join(map(write, value.items))
 
 
-def _narrow(write: Encoder, limit: int) -> Encoder:
-    """Check `write` for a constructor with one-byte sizes: an element that does not fit raises ValueError."""
-
-    def checked(value: Any) -> bytes:
-        body = write(value)
-        if len(body) > limit or body[0] != len(body) - 1:
-            raise ValueError("an array's element does not fit its constructor")
-        return body
-
-    return checked
-
-
-def _described(value: Described) -> bytes:
-    return b"\x00" + encode(value.descriptor) + encode(value.value)
-
-
-def _without_body(*values: Value) -> Encoder:
-    """Return the encoder of a constructor without a body, which fits only these values."""
-
-    def checked(value: Any) -> bytes:
-        if not any(value == allowed and type_of(value) is type_of(allowed) for allowed in values):
-            raise ValueError(f"{value!r} does not fit an array of {values[0]!r}")
-        return b""
-
-    return checked
-
-
-def _list_body(value: list[Value]) -> bytes:
-    return b"".join(map(encode, value))
-
-
-def _sized_8(value: bytes) -> bytes:
-    return bytes((len(value),)) + value
-
-
-def _sized_32(value: bytes) -> bytes:
+def _with_size(value: bytes) -> bytes:
     return _U32.pack(len(value)) + value
 
 
-_BODIES: dict[int, Encoder] = {
-    0x40: _without_body(None),
-    0x41: _without_body(True),
-    0x42: _without_body(False),
-    0x43: _without_body(UInt(0)),
-    0x44: _without_body(ULong(0)),
-    0x45: _without_body([]),
-    **dict.fromkeys((0x50, 0x52, 0x53, 0x56), lambda value: bytes((value,))),
-    **dict.fromkeys((0x51, 0x54, 0x55), _I8.pack),
-    0x60: _U16.pack,
-    0x61: _I16.pack,
-    0x70: _U32.pack,
-    0x71: _I32.pack,
-    0x72: lambda value: value.raw or _F32.pack(value),
-    0x73: lambda value: _U32.pack(ord(value)),
-    0x80: _U64.pack,
-    **dict.fromkeys((0x81, 0x83), _I64.pack),
-    0x82: _F64.pack,
-    **dict.fromkeys((0x74, 0x84, 0x94), bytes),
-    0x98: lambda value: value.bytes,
-    0xA0: _sized_8,
-    0xB0: _sized_32,
-    0xA1: lambda value: _sized_8(value.encode()),
-    0xB1: lambda value: _sized_32(value.encode()),
-    0xA3: lambda value: _sized_8(value.encode("ascii")),
-    0xB3: lambda value: _sized_32(value.encode("ascii")),
-    0xC0: _narrow(lambda value: compound(0xC0, len(value), _list_body(value))[1:], 256),
-    0xD0: lambda value: compound(0xC0, len(value), _list_body(value), wide=True)[1:],
-    0xC1: _narrow(lambda value: _encode_map(value)[1:], 256),
-    0xD1: lambda value: compound(0xC1, 2 * len(value), _map_body(value), wide=True)[1:],
-    0xE0: _narrow(lambda value: _encode_array(value)[1:], 256),
-    0xF0: lambda value: _encode_array(Array(value.items, code=value.code, descriptor=value.descriptor, wide=True))[1:],
+_MAP: tuple[int, Encoder] = (0xD1, lambda value: compound(0xC1, 2 * len(value), _map_body(value), wide=True)[1:])
+
+_CONSTRUCTORS: dict[type, tuple[int, Encoder]] = {
+    type(None): (0x40, lambda _value: b""),
+    bool: (0x56, lambda value: bytes((value,))),
+    UByte: (0x50, lambda value: bytes((value,))),
+    UShort: (0x60, _U16.pack),
+    UInt: (0x70, _U32.pack),
+    ULong: (0x80, _U64.pack),
+    Byte: (0x51, _I8.pack),
+    Short: (0x61, _I16.pack),
+    Int: (0x71, _I32.pack),
+    Long: (0x81, _I64.pack),
+    Float: (0x72, lambda value: value.raw or _F32.pack(value)),
+    float: (0x82, _F64.pack),
+    Char: (0x73, lambda value: _U32.pack(ord(value))),
+    Timestamp: (0x83, _I64.pack),
+    Decimal32: (0x74, bytes),
+    Decimal64: (0x84, bytes),
+    Decimal128: (0x94, bytes),
+    uuid.UUID: (0x98, lambda value: value.bytes),
+    bytes: (0xB0, _with_size),
+    str: (0xB1, lambda value: _with_size(value.encode())),
+    Symbol: (0xB3, lambda value: _with_size(value.encode("ascii"))),
+    list: (0xD0, lambda value: compound(0xC0, len(value), _list_body(value), wide=True)[1:]),
+    dict: _MAP,
+    Map: _MAP,
+    Array: (0xF0, lambda value: compound(0xE0, len(value), _array_body(value), wide=True)[1:]),
 }
+"""The constructor that fits every value of a type, and value -> bytes after it: elements of an array share one."""
 
-_CODES: dict[type, int] = {
-    type(None): 0x40, bool: 0x56, UByte: 0x50, UShort: 0x60, UInt: 0x70, ULong: 0x80, Byte: 0x51, Short: 0x61,
-    Int: 0x71, Long: 0x81, Float: 0x72, float: 0x82, Char: 0x73, Timestamp: 0x83, Decimal32: 0x74, Decimal64: 0x84,
-    Decimal128: 0x94, uuid.UUID: 0x98, bytes: 0xB0, str: 0xB1, Symbol: 0xB3, list: 0xD0, Map: 0xD1, dict: 0xD1,
-    Array: 0xF0,
+_ELEMENT_TYPES: dict[int, type] = {
+    **{code: cls for cls, (code, _) in _CONSTRUCTORS.items()},
+    0x41: bool, 0x42: bool, 0x43: UInt, 0x44: ULong, 0x45: list, 0x52: UInt, 0x53: ULong, 0x54: Int, 0x55: Long,
+    0xA0: bytes, 0xA1: str, 0xA3: Symbol, 0xC0: list, 0xC1: Map, 0xE0: Array,
 }  # fmt: skip
-"""The default constructor of an array, by element type: one that fits every value."""
 
 
-def _constructed(code: int) -> Encoder:
-    constructor, body = bytes((code,)), _BODIES[code]
-    return lambda value: constructor + body(value)
+def _constructed(code: int, write: Encoder) -> Encoder:
+    constructor = bytes((code,))
+    return lambda value: constructor + write(value)
 
 
 _ENCODERS: dict[type, Encoder] = {
-    **{cls: _constructed(code) for cls, code in _CODES.items()},
+    **{cls: _constructed(*form) for cls, form in _CONSTRUCTORS.items()},
     # Those with a shorter constructor for some values.
-    type(None): lambda _value: b"\x40",
     bool: lambda value: b"\x41" if value else b"\x42",
     UInt: _unsigned(0x43, 0x52, 0x70, _U32.pack),
     ULong: _unsigned(0x44, 0x53, 0x80, _U64.pack),
@@ -439,37 +386,7 @@ _ENCODERS: dict[type, Encoder] = {
     str: lambda value: _short_or_long(0xA1, 0xB1, value.encode()),
     Symbol: lambda value: _short_or_long(0xA3, 0xB3, value.encode("ascii")),
     list: _encode_list,
-    Map: _encode_map,
-    dict: _encode_map,
-    Array: _encode_array,
-    Described: _described,
+    **dict.fromkeys((Map, dict), lambda value: compound(0xC1, 2 * len(value), _map_body(value))),
+    Array: lambda value: compound(0xE0, len(value), _array_body(value)),
+    Described: lambda value: b"\x00" + encode(value.descriptor) + encode(value.value),
 }
-
-
-# Values in a longer constructor than necessary: {code: (class that keeps the form, test for a longer form)}.
-
-_LONG_FORMS: dict[int, tuple[Callable[[Any], Value], Callable[[Any, int], bool]]] = {}
-
-
-def _register_long_form(
-    code: int, base: type, longer: Callable[[Any, int], bool], *, plain: type | None = None
-) -> None:
-    plain = plain or base
-    cls = type(plain.__name__, (base,), {"plain": plain, "__slots__": ()})
-    _ENCODERS[cls] = _constructed(code)
-    _LONG_FORMS[code] = ((lambda value: cls(value.pairs)) if base is Map else cls, longer)
-
-
-_register_long_form(0x52, UInt, lambda value, _size: value == 0)
-_register_long_form(0x70, UInt, lambda value, _size: value < 256)
-_register_long_form(0x53, ULong, lambda value, _size: value == 0)
-_register_long_form(0x80, ULong, lambda value, _size: value < 256)
-_register_long_form(0x71, Int, lambda value, _size: -128 <= value <= 127)
-_register_long_form(0x81, Long, lambda value, _size: -128 <= value <= 127)
-_register_long_form(0x56, int, lambda _value, _size: True, plain=bool)
-_register_long_form(0xB0, bytes, lambda _value, size: size < 260)
-_register_long_form(0xB1, str, lambda _value, size: size < 260)
-_register_long_form(0xB3, Symbol, lambda _value, size: size < 260)
-_register_long_form(0xC0, list, lambda value, _size: not value)
-_register_long_form(0xD0, list, lambda value, size: len(value) < 256 and size < 263)
-_register_long_form(0xD1, Map, lambda _value, size: size < 263)

@@ -28,7 +28,6 @@ from sbpair.amqp.types import (
     ULong,
     UShort,
     Value,
-    type_of,
 )
 from sbpair.errors import ProtocolError
 
@@ -91,12 +90,10 @@ class Composite:
 def _checked(cls: type[Composite], name: str, kind: type | None, value: Value) -> Value:
     if kind is None:
         return composite_of(value)
-    if type_of(value) not in _ACCEPTS[kind]:
+    if type(value) not in _ACCEPTS[kind]:
         raise ProtocolError(
             f"{cls.NAME}.{name} is of the wrong type: {type(value).__name__}", condition="amqp:invalid-field"
         )
-    if kind is bool:
-        return bool(value)
     if issubclass(kind, Integer) and not kind.LOW <= value <= kind.HIGH:
         raise ProtocolError(f"{cls.NAME}.{name} does not fit its type", condition="amqp:invalid-field")
     return value

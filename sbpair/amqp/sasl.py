@@ -48,7 +48,7 @@ class SaslServer:
     check_plain: Callable[[str, str], bool] = field(default=lambda _user, _password: False)
 
     def offer(self) -> SaslMechanisms:
-        return SaslMechanisms(Array([Symbol(name) for name in MECHANISMS], code=0xB3))
+        return SaslMechanisms(Array(map(Symbol, MECHANISMS)))
 
     def judge(self, init: SaslInit) -> SaslOutcome:
         if init.mechanism == PLAIN:

@@ -26,7 +26,7 @@ class Integer(int):
         return super().__new__(cls, value)
 
     def __repr__(self) -> str:
-        return f"{type_of(self).__name__}({int(self)})"
+        return f"{type(self).__name__}({int(self)})"
 
     __str__ = int.__repr__
 
@@ -190,20 +190,17 @@ class Map:
 
 
 class Array:
-    """Values of one type that share one constructor. `code` is its format code; None lets the encoder choose.
+    """Values of one type that share one constructor. `of` is the type; None is that of the values.
 
-    `descriptor` describes every element, if the constructor is a described one. `wide` forces four-byte sizes.
+    `descriptor` describes every element, if the constructor is a described one.
     """
 
-    __slots__ = ("code", "descriptor", "items", "wide")
+    __slots__ = ("descriptor", "items", "of")
 
-    def __init__(
-        self, items: Iterable[Value], *, code: int | None = None, descriptor: Value = None, wide: bool = False
-    ) -> None:
+    def __init__(self, items: Iterable[Value], *, of: type | None = None, descriptor: Value = None) -> None:
         self.items: tuple[Value, ...] = tuple(items)
-        self.code = code
+        self.of = of
         self.descriptor = descriptor
-        self.wide = wide
 
     def __iter__(self) -> Iterator[Value]:
         return iter(self.items)
@@ -218,18 +215,12 @@ class Array:
         return hash((repr(self.descriptor), repr(self.items)))
 
     def __repr__(self) -> str:
-        return f"Array({list(self.items)!r}, code={self.code!r}, descriptor={self.descriptor!r})"
-
-
-def type_of(value: Value) -> type:
-    """Return the AMQP type of a value, whatever the length of its encoding."""
-    cls = type(value)
-    return getattr(cls, "plain", cls)
+        return f"Array({list(self.items)!r}, descriptor={self.descriptor!r})"
 
 
 def amqp_type_name(value: Value) -> str:
     """Return the specification's name of a value's type."""
-    name = type_of(value).__name__
+    name = type(value).__name__
     return _PYTHON_TYPES.get(name, name.lower())
 
 
@@ -238,7 +229,7 @@ _PYTHON_TYPES = {"NoneType": "null", "bytes": "binary", "float": "double", "bool
 
 def same(left: Value, right: Value) -> bool:
     """Return whether values are equal, with equal AMQP types at every level; `==` takes UInt(1) for Int(1)."""
-    if type_of(left) is not type_of(right):
+    if type(left) is not type(right):
         return False
     if isinstance(left, Described):
         return same(left.descriptor, right.descriptor) and same(left.value, right.value)

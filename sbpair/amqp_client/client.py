@@ -298,7 +298,7 @@ class AmqpClient:
 
     async def renew_locks(self, entity: str, lock_tokens: Sequence[uuid.UUID]) -> list[int]:
         """Renew locks; return their expiry times, in ms since 1970. Raises MessageLockLost."""
-        body: dict[str, Value] = {"lock-tokens": Array(lock_tokens, code=0x98)}
+        body: dict[str, Value] = {"lock-tokens": Array(lock_tokens, of=uuid.UUID)}
         answer = await self.request(entity, "renew-lock", body)
         _check_status(answer, f"renewing locks in {entity!r}", 200)
         return [int(moment) for moment in answer.body.get("expirations") or ()]
@@ -308,7 +308,7 @@ class AmqpClient:
 
         Raises MessageLockLost if it was too late for one of them; none of them may be settled then.
         """
-        body: dict[str, Value] = {"lock-tokens": Array(lock_tokens, code=0x98), "disposition-status": "abandoned"}
+        body: dict[str, Value] = {"lock-tokens": Array(lock_tokens, of=uuid.UUID), "disposition-status": "abandoned"}
         if isinstance(outcome, Accepted):
             body["disposition-status"] = "completed"
         elif isinstance(outcome, Rejected):

@@ -118,7 +118,7 @@ def _annotations(number: int) -> bytes:
     if number % 6:
         return b""
     pairs: list[tuple[Value, Value]] = [
-        (Symbol("x-opt-drill"), [Int(number), {Symbol("deep"): types.Array([Long(1), Long(2**40)], code=0x81)}]),
+        (Symbol("x-opt-drill"), [Int(number), {Symbol("deep"): types.Array([Long(1), Long(2**40)])}]),
         (Symbol("x-opt-partition-key"), f"session-{number % 7}"),
     ]
     return _section(message.MESSAGE_ANNOTATIONS, Map(pairs))

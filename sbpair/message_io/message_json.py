@@ -18,7 +18,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from sbpair.amqp.message import DATA, VALUE, Header, Properties, Sections
-from sbpair.amqp.types import Array, Described, Map, type_of
+from sbpair.amqp.types import Array, Described, Map
 from sbpair.errors import ProtocolError, UnreadableMessage, UsageError
 from sbpair.move.message import envelope
 from sbpair.move.message.dead_letters import cause_in
@@ -336,8 +336,6 @@ def plain_value(value: Any) -> Any:
         return plain_value(value.value)
     if isinstance(value, list | tuple | Array):
         return [plain_value(each) for each in value]
-    if type_of(value) is bool:
-        return bool(value)  # one in its long form is read as a number
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)  # JSON has no such number
     if value is None or isinstance(value, int | float | str):

@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from sbpair.amqp import types
-from sbpair.amqp.types import Described, Float, Long, Symbol, Timestamp, ULong, Value, type_of
+from sbpair.amqp.types import Described, Float, Long, Symbol, Timestamp, ULong, Value
 from sbpair.errors import SbpairError, UsageError
 from sbpair.timespan import TICKS_PER_MS, TICKS_PER_SECOND, ticks
 from sbpair.timespan import parse as parse_timespan
@@ -67,7 +67,7 @@ class Instant(Ticks):
 
 def rule_value(value: Value) -> Value:
     """Return the value to calculate with for an AMQP value; any other value unchanged."""
-    convert = _CONVERSIONS.get(type_of(value))
+    convert = _CONVERSIONS.get(type(value))
     return value if convert is None else convert(value)
 
 
@@ -122,7 +122,7 @@ def amqp_value(value: Value) -> Value:
 
 def as_type_of(existing: Value, value: Value) -> Value:
     """Return `value` in the AMQP type of the number that it replaces, where it fits; else as it is."""
-    wanted, given = type_of(existing), type_of(value)
+    wanted, given = type(existing), type(value)
     if wanted in _INTEGERS:
         fits = given in _INTEGERS and wanted.LOW <= value <= wanted.HIGH
     else:
@@ -147,7 +147,7 @@ EQUALITY: Final = frozenset({"=", "<>", "!="})
 
 def type_name(value: Value) -> str:
     """Return the name that .NET has for the type of a value, for error texts."""
-    return _TYPES.get(type(value), ("", type_of(value).__name__))[1]
+    return _TYPES.get(type(value), ("", type(value).__name__))[1]
 
 
 def kind_of(value: Value) -> str:
@@ -222,11 +222,11 @@ def read_typed(kind: str, text: str) -> TypedValue:
 
 def from_amqp(original: Value) -> TypedValue:
     """Convert an AMQP value. Raises RuleInvalid for a type that no property of a filter can have."""
-    kind = _KINDS.get(type_of(original))
+    kind = _KINDS.get(type(original))
     value = rule_value(original)
     kind = kind or {TimeSpanValue: "duration", Instant: "dateTime"}.get(type(value))
     if kind is None:
-        raise RuleInvalid(f"A value of the AMQP type {type_of(original).__name__} cannot be compared with.")
+        raise RuleInvalid(f"A value of the AMQP type {type(original).__name__} cannot be compared with.")
     return TypedValue(kind, _xml_text(value), original, value)
 
 

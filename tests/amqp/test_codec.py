@@ -32,7 +32,6 @@ from sbpair.amqp.types import (
     ULong,
     UShort,
     same,
-    type_of,
 )
 from sbpair.errors import ProtocolError
 from tests.strict_amqp.values import Value, Violation, decode, encode
@@ -88,7 +87,7 @@ def specified(value: Any) -> Value:
         return Value("array" if isinstance(value, Array) else "list", [specified(each) for each in value])
     if isinstance(value, Map):
         return Value("map", [(specified(key), specified(each)) for key, each in value.pairs])
-    kind = type_of(value)
+    kind = type(value)
     if issubclass(kind, float):
         return Value("float" if kind is Float else "double", struct.pack(">f" if kind is Float else ">d", value))
     plain = {bool: "boolean", bytes: "binary", str: "string", type(None): "null"}
@@ -96,7 +95,7 @@ def specified(value: Any) -> Value:
 
 
 def assert_as_specified(value: Any, encodings: random.Random) -> None:
-    """Check the encoding of a value, and what is read from any other one, which is kept."""
+    """Check the encoding of a value, and what is read from any other one."""
     raw, meant = codec.encode(value), specified(value)
     assert same(codec.decode_all(raw), value)
     try:
@@ -107,7 +106,7 @@ def assert_as_specified(value: Any, encodings: random.Random) -> None:
     read, end = codec.decode(b"before" + other + b"behind", 6)
     assert end == 6 + len(other)
     assert specified(read) == meant
-    assert codec.encode(read) == other
+    assert same(codec.decode_all(codec.encode(read)), read)
 
 
 encodings = st.integers(0, 2**32).map(random.Random)
@@ -157,7 +156,8 @@ SPECIFIED = [
     ("a3024f6b", Symbol("Ok")),
     ("c00402530140", [ULong(1), None]),
     ("c10502a1017841", Map([("x", True)])),
-    ("e00602a101610162", Array(["a", "b"], code=0xA1)),
+    ("e00c02b100000001610000000162", Array(["a", "b"])),
+    ("e0020098", Array([], of=uuid.UUID)),
     (
         "00a316" + b"com.microsoft:timespan".hex() + "810000000023c34600",
         Described(Symbol("com.microsoft:timespan"), Long(600_000_000)),
@@ -190,28 +190,15 @@ def test_compounds_round_trip_around_each_size_limit(count: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [5, object(), (1, 2), {1}, 1j, [7], Map([("a", 1)]), Array([1]), Array([UInt(1), "a"])]
+    "value",
+    [
+        *(5, object(), (1, 2), {1}, 1j, [7], Map([("a", 1)])),
+        *(Array([1]), Array([UInt(1), "a"]), Array([UInt(1)], of=ULong), Array([], of=int)),
+    ],
 )
 def test_a_value_without_an_amqp_type_is_refused(value: Any) -> None:
     with pytest.raises(TypeError):
         codec.encode(value)
-
-
-@pytest.mark.parametrize(
-    "array",
-    [
-        Array([b"x" * 256], code=0xA0),
-        Array(["x" * 256], code=0xA1),
-        Array([[UInt(70_000)] * 60], code=0xC0),
-        Array([Map([("k" * 200, "v" * 200)])], code=0xC1),
-        Array([Array([UInt(1)] * 300)], code=0xE0),
-        Array([UInt(1)], code=0x43),
-        Array([True, False], code=0x41),
-    ],
-)
-def test_an_element_must_fit_the_constructor_of_its_array(array: Array) -> None:
-    with pytest.raises(ValueError, match=r"fit|range"):
-        codec.encode(array)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import time
 import tracemalloc
 from collections.abc import Callable
 from typing import Any
+from uuid import UUID
 
 import pytest
 from hypothesis import example, given, settings
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from sbpair.amqp import codec
 from sbpair.amqp.frames import AMQP_FRAME, FrameBuffer, frame
 from sbpair.amqp.message import DATA, Sections, section, skip
-from sbpair.amqp.types import Array, Described, Map, Symbol, Timestamp, UInt, ULong
+from sbpair.amqp.types import Array, Described, Map, Symbol, Timestamp, UInt, ULong, same
 from sbpair.errors import ProtocolError
 
 RICH = codec.encode(
@@ -23,7 +24,7 @@ RICH = codec.encode(
         [
             None, True, UInt(0), UInt(300), ULong(70_000), 1.5, Timestamp(0), b"bytes" * 60, "text", Symbol("symbol"),
             Map([(Symbol("key"), ["x", Map([("y", b"z")])]), ("k" * 300, None)]),
-            Array(["a", "b"]), Array([Array([UInt(1)]), Array([UInt(2)])]), Array([], code=0x98),
+            Array(["a", "b"]), Array([Array([UInt(1)]), Array([UInt(2)])]), Array([], of=UUID),
             Described(ULong(0x24), []), [], [[[[]]]],
         ],
     )
@@ -46,7 +47,7 @@ def read_or_refuse(raw: bytes) -> Any:
 def test_any_bytes_are_a_value_or_a_protocol_error(raw: bytes) -> None:
     value = read_or_refuse(raw)
     if value is not None:
-        assert codec.encode(value) == raw
+        assert same(codec.decode_all(codec.encode(value)), value)
 
 
 def test_a_value_cut_short_at_any_byte_is_a_protocol_error() -> None:
@@ -76,7 +77,8 @@ def test_a_value_with_any_bit_flipped_is_a_value_or_a_protocol_error() -> None:
         b"\xf0\x00\x00\x00\x05\xff\xff\xff\xff\x40",
         b"\xf0\x00\x00\x00\x05\xff\xff\xff\xff\x45",
         b"\xf0\x00\x00\x00\x05\xff\xff\xff\xff\x70",
-        b"\xf0\x00\x00\x00\x05\x00\x01\x00\x00\x41",
+        b"\xf0\x00\x00\x00\x05\x00\x00\x01\x00\x41",
+        b"\xe0\x02\x11\x45",
         b"\xc1\x02\x01\x40",
         b"\xc0\x00\x00",
     ],
@@ -108,11 +110,17 @@ def lists(times: int) -> bytes:
     return raw
 
 
+def maps(times: int) -> bytes:
+    raw = b"\x40"
+    for _ in range(times):
+        raw = b"\xd1" + struct.pack(">II", len(raw) + 5, 2) + b"\x40" + raw
+    return raw
+
+
 def nested_arrays(times: int) -> bytes:
     raw = b"\x40"
-    count = 1
     for _ in range(times):
-        raw, count = b"\xf0" + struct.pack(">II", len(raw) + 4, count) + raw, 1
+        raw = b"\xf0" + struct.pack(">II", len(raw) + 4, 1) + raw
     return raw
 
 
@@ -125,9 +133,19 @@ def nested_arrays(times: int) -> bytes:
         nested(b"\xd0\x00\x00\xff\xff\x00\x00\x00\x01", 7_000),
         nested(b"\xf0\x00\x00\xff\xff\x00\x00\x00\x01", 7_000),
         lists(100),
+        maps(100),
         nested_arrays(100),
     ],
-    ids=["descriptors", "descriptions", "narrow lists", "wide lists", "arrays", "true lists", "true arrays"],
+    ids=[
+        "descriptors",
+        "descriptions",
+        "narrow lists",
+        "wide lists",
+        "arrays",
+        "true lists",
+        "true maps",
+        "true arrays",
+    ],
 )
 def test_nesting_has_an_end(raw: bytes) -> None:
     with pytest.raises(ProtocolError):
@@ -137,7 +155,8 @@ def test_nesting_has_an_end(raw: bytes) -> None:
 
 
 def test_as_deep_as_real_messages_go_is_fine() -> None:
-    assert codec.encode(codec.decode_all(lists(60))) == lists(60)
+    value = codec.decode_all(lists(60))
+    assert same(codec.decode_all(codec.encode(value)), value)
 
 
 BULK = {
@@ -148,8 +167,7 @@ BULK = {
     "arrays of nothing": (b"\xe0\x02\xff\x40", 6_000, 100),
     "wide arrays of nothing": (b"\xf0\x00\x00\x00\x05\x00\x00\x00\xff\x41", 6_000, 100),
     "arrays of empty lists": (b"\xe0\x02\x10\x45", 4_000, 300),
-    "odd integers": (b"\x52\x00", 20_000, 100),
-    "odd strings": (b"\xb1\x00\x00\x00\x00", 12_000, 100),
+    "integers": (b"\x52\x00", 20_000, 100),
 }
 
 
@@ -178,7 +196,7 @@ def test_nested_arrays_cost_what_their_bytes_cost() -> None:
     def act(size: int) -> Callable[[], object]:
         inner = Array([b"x" * 100] * size)
         for _ in range(50):
-            inner = Array([inner], wide=True)
+            inner = Array([inner])
         raw = codec.encode(inner)
         return lambda: codec.decode_all(raw)
 

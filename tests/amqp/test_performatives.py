@@ -34,7 +34,7 @@ from sbpair.amqp.performatives import (
     Transfer,
     decode_composite,
 )
-from sbpair.amqp.types import Array, Described, Int, Map, Symbol, Timestamp, UByte, UInt, ULong, UShort
+from sbpair.amqp.types import Array, Described, Int, Map, Symbol, Timestamp, UByte, UInt, ULong, UShort, same
 from sbpair.errors import ProtocolError
 from tests.strict_amqp.values import BY_DESCRIPTOR, TYPES
 
@@ -143,7 +143,7 @@ def test_a_mandatory_field_that_is_null_or_missing_is_an_error(cls: type[Composi
 
 WRONG: dict[Any, list[Any]] = {
     ULong: [Int(-1), "1", True, b"1", [], 1.0],
-    UInt: [Int(-1), ULong(1 << 32), "1", True, codec.decode_all(b"\x56\x01"), Map()],
+    UInt: [Int(-1), ULong(1 << 32), "1", True, Map()],
     UByte: [UInt(256), "1"],
     UShort: [UInt(65_536)],
     Timestamp: ["now", ULong((1 << 64) - 1), 1.5],
@@ -186,7 +186,7 @@ def test_what_is_not_described_by_a_ulong_or_a_symbol_is_no_performative(value: 
 )
 def test_an_error_always_has_three_fields_of_the_right_type(error: Error) -> None:
     condition, description, info = codec.decode_all(error.encode()).value
-    assert type(condition) is Symbol
+    assert same(condition, Symbol(error.condition or "amqp:internal-error"))
     assert isinstance(description, str)
     assert isinstance(info, Map)
 

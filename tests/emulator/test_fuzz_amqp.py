@@ -85,7 +85,7 @@ INTERESTING = [
     f"{QUEUE}/$management", f"{QUEUE}/$deadletterqueue", f"{TOPIC}/subscriptions/all", "/" * 50, Symbol(""),
     Symbol("com.microsoft:session-filter"), Symbol("x" * 300), b"", b"\xff" * 16, b"\x00Su\xa0\x01x", Char("x"), [],
     [[]], [None] * 200, Map(), Map([(None, None)]), Map([(Symbol("com.microsoft:session-filter"), None)]),
-    Map([(b"operation", "com.microsoft:peek-message")]), Array([Long(0), Long(1)], code=0x81), Array([], code=0x98),
+    Map([(b"operation", "com.microsoft:peek-message")]), Array([Long(0), Long(1)]), Array([], of=uuid.UUID),
     Described(Symbol("amqp:accepted:list"), []), Described(ULong(0x24), []), Described(ULong(0x26), []),
     Described(ULong(0x30), []), Described(ULong(0x31), []), Described(ULong(0x32), [b"0" * 32, False]),
     Described(ULong(0x34), [b"0" * 32, Described(ULong(0x24), [])]), Described(ULong(0x34), [b"no"]),
@@ -349,7 +349,7 @@ async def exchanges(client: Client) -> None:
     await client.talk()
     session = client.connection.begin()
     control = session.sender("control")
-    control.open(source=Source("good"), target=Coordinator(Array([Symbol("amqp:local-transactions")], code=0xA3)))
+    control.open(source=Source("good"), target=Coordinator(Array([Symbol("amqp:local-transactions")])))
     receiver = session.receiver("receiver")
     receiver.open(source=Source(QUEUE), target=Target("good"))
     sender = session.sender("sender")
@@ -386,7 +386,7 @@ def scheduled(number: int) -> Map:
 
 TXN_ID = b"0" * 32
 TOKEN = uuid.UUID(int=1)
-ONE = Array([Long(1)], code=0x81)
+ONE = Array([Long(1)])
 SESSION = {"session_id": "s"}
 SQL_RULE = Map(
     [("sql-filter", Map([("expression", "a = 1")])), ("sql-rule-action", Map([("expression", "SET b = 2")]))]
@@ -402,9 +402,9 @@ CONVERSATIONS: dict[str, Callable[[Client], Any]] = {
         QUEUE,
         request("peek-message", from_sequence_number=Long(0), message_count=Int(5)),
         request("schedule-message", messages=[scheduled(1), scheduled(2)]),
-        request("cancel-scheduled-message", sequence_numbers=Array([Long(2)], code=0x81)),
-        request("renew-lock", lock_tokens=Array([TOKEN], code=0x98)),
-        request("update-disposition", disposition_status="completed", lock_tokens=Array([TOKEN], code=0x98)),
+        request("cancel-scheduled-message", sequence_numbers=Array([Long(2)])),
+        request("renew-lock", lock_tokens=Array([TOKEN])),
+        request("update-disposition", disposition_status="completed", lock_tokens=Array([TOKEN])),
         request("receive-by-sequence-number", sequence_numbers=ONE, receiver_settle_mode=UInt(1)),
         request("batch-delete-messages", message_count=Int(3), enqueued_time_utc=Timestamp(2**42)),
     ),

@@ -11,9 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
+from sbpair.amqp import codec
+from sbpair.amqp.message import APPLICATION_PROPERTIES, PROPERTIES, Properties, Sections, data_body, encode_map, section
 from sbpair.amqp.types import (
     Byte,
+    Decimal32,
+    Decimal64,
     Decimal128,
     Described,
     Float,
@@ -28,13 +31,17 @@ from sbpair.amqp.types import (
     ULong,
     UShort,
     same,
-    type_of,
 )
 from sbpair.emulator.entities.rules import SqlAction, StoredView, SubscriptionRule, select_copies, selects_all
 from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.service_errors import ArgumentInvalid
+from sbpair.rules import view
 from sbpair.rules.compiler import Compiler, Dialect
-from sbpair.rules.filters import CorrelationRuleFilter, SqlRuleFilter, TrueRuleFilter
+from sbpair.rules.filters import (
+    CorrelationRuleFilter,
+    SqlRuleFilter,
+    TrueRuleFilter,
+)
 from sbpair.rules.operators import like_pattern
 from sbpair.rules.values import EvaluationFailed, RuleInvalid, from_amqp, read_typed
 
@@ -132,6 +139,7 @@ FALSE = """
     color like ''
     percent like '50\\_%' escape '\\'
     1 > 1
+    exact > half / 0.0 - half / 0.0
 """
 
 UNKNOWN = """
@@ -347,7 +355,7 @@ def test_an_action_keeps_the_width_of_a_property_where_the_number_fits(old: Any,
     if old.LOW <= new <= old.HIGH:
         assert same(found, type(old)(new))
     else:
-        assert type_of(found) in (Long, ULong)
+        assert type(found) in (Long, ULong)
 
 
 @given(st.floats(allow_nan=False, width=32))
@@ -428,6 +436,7 @@ SOUND_ACTIONS = [
     ("SET n = 'text'", "n", "text"),
     ("SET half = n", "half", 5.0),
     ("SET single = 2", "single", Float(2.0)),
+    ("SET single = 3.4028234663852886e38", "single", Float(3.4028234663852886e38)),
     ("SET single = 1e300", "single", 1e300),
     ("SET single = 1e300 * 1e300", "single", Float("inf")),
     ("SET color = color + '!'", "Color", "red!"),
@@ -547,6 +556,31 @@ def test_an_invalid_rule_name_is_refused(name: str) -> None:
 def test_decimal_arithmetic_is_exact() -> None:
     assert read_typed("decimal", "19.990").value == Decimal("19.990")
     assert answer("exact = @price", price=Decimal("19.99")) is True
+
+
+@pytest.mark.parametrize("sign", ["", "-"])
+@pytest.mark.parametrize(
+    ("kind", "bits", "bias", "sign_at"),
+    [(Decimal32, 23, 101, 31), (Decimal64, 53, 398, 63), (Decimal128, 113, 6176, 127)],
+)
+def test_a_decimal_of_each_width_is_its_number(kind: Any, bits: int, bias: int, sign_at: int, sign: str) -> None:
+    """IEEE 754, 3.5.2: a sign, a biased exponent, and the coefficient as an integer."""
+    raw = bool(sign) << sign_at | (bias - 2) << bits | 1999
+    assert answer("n = @p", a_message(Map([("n", kind(raw.to_bytes(kind.WIDTH)))])), p=Decimal(f"{sign}19.99")) is True
+    with pytest.raises(EvaluationFailed):
+        answer("n = 1", a_message(Map([("n", kind(b"\x78" + bytes(kind.WIDTH - 1)))])))
+
+
+def test_a_field_beyond_the_last_is_unknown() -> None:
+    message = a_message()
+    message.sections.properties = section(PROPERTIES, codec.encode(["m", None]))
+    assert answer("sys.To IS NULL AND sys.MessageId = 'm'", message) is True
+
+
+def test_properties_in_the_usual_form_are_found_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = a_message(Map([("text", "x"), ("n", Int(300)), ("wanted", "y")]))
+    monkeypatch.setattr(view, "_find_carefully", None)
+    assert answer("Wanted = 'y' AND n = 300 AND missing IS NULL AND text LIKE '_'", message) is True
 
 
 def test_the_parser_library_is_imported_with_the_first_expression_only() -> None:

@@ -32,6 +32,7 @@ USER = Map(
         ("raw", b"\x01"), ("at", Timestamp(NOW_MS)), ("took", Described(TIMESPAN, Long(600_000_000))),
         ("offset", Described(OFFSET, Long(NOW_MS * 10_000 + 621_355_968_000_000_000))), ("symbol", Symbol("sym")),
         ("with space", "a]b"), ("size", "own"), ("x-y", Int(1)), ("COLOR", "second"), ("list", [Int(1)]),
+        ("link", Described(Symbol("com.microsoft:uri"), "https://x/y")),
     ]
 )  # fmt: skip
 
@@ -83,7 +84,7 @@ TRUE = """
     sys.CorrelationId = '12345678-1234-5678-1234-567812345678' | sys.ContentType = 'text/plain' | sys.SessionId = 's'
     sys.ReplyToSessionId = 'r' | sys.ReplyTo IS NULL | sys.DeliveryCount = 3 | sys.SequenceNumber = 77
     sys.EnqueuedSequenceNumber = 77 | sys.PartitionKey = 'p' | sys.ViaPartitionKey IS NULL | sys.TimeToLive = '90s'
-    sys.TimeToLive > 89 | sys.ExpiresAtUtc < '2027-01-15T07:02:00Z' | sys.ScheduledEnqueueTimeUtc = at
+    sys.TimeToLive > 89 | sys.ExpiresAtUtc = '2027-01-15T07:01:30Z' | sys.ScheduledEnqueueTimeUtc = at
     sys.EnqueuedTimeUtc = '2027-01-15T07:00:00Z' | sys.State = 'active' | sys.Size > 100 | sys.ForcePersistence = FALSE
     sys.DeadLetterSource IS NULL | enqueued < '2027-01-16' | enqueued >= '2027-01-15 08:00:00+01:00' | age = '1h'
     age > '59m' | age >= 3600 | age <= 'PT1H' | age / 60 = 60 | age - '30m' > '29m' | at - enqueued = '1h'
@@ -92,6 +93,7 @@ TRUE = """
     -7 % 4 = -3 | n * 2 - 1 = 9 | NOT color = 'blue' | NOT NOT n = 5 | n = 4 OR n = 5 AND color = 'red' | (n) = (5)
     color = 'blue' OR missing = 1 OR n = 5 | 'a' < 'b' | n > -1 | color IN ('blue', 'red') | +n = 5 | .5 + 2 = half
     2.5e0 = half | sys.MessageId IN ('m6', 'm7') | color LIKE 'r!ed' ESCAPE '!' | 'it''s' = 'it''s'
+    link LIKE 'https:%'
 """.replace("\n", " | ")
 NOT_TRUE = """
     color = 'RED' | missing = 1 | NOT missing = 1 | missing <> 1 | n > NULL | n NOT IN (1, NULL) | nothing = NULL
@@ -237,6 +239,12 @@ def test_dead_letters_are_chosen_by_their_reason(
     made = MessageFilter(text, reasons=reasons)
     assert [at for at, message in enumerate(messages) if made.matches(message)] == chosen
     assert (made.chosen, made.counts(5).text, made.counts(5).skipped) == (len(chosen), shown, 5)
+
+
+def test_the_sequence_number_of_the_first_entity_is_kept() -> None:
+    annotations = Map([(Symbol("x-opt-sequence-number"), Long(77)), (Symbol("x-opt-enqueue-sequence-number"), Long(5))])
+    text = "sys.EnqueuedSequenceNumber = 5 AND sys.SequenceNumber = 77"
+    assert MessageFilter(text).matches(filtered(encoded(annotations=annotations)))
 
 
 def test_payload_that_is_no_message_is_never_chosen() -> None:

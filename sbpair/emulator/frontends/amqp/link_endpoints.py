@@ -429,7 +429,7 @@ class CoordinatorLink(LinkEndpoint):
         super().__init__(owner, link, "", ())
         self._transactions = owner.transactions
         self._declared: set[bytes] = set()
-        capabilities = Array([Symbol(name) for name in CAPABILITIES], code=0xA3)
+        capabilities = Array(map(Symbol, CAPABILITIES))
         link.accept(target=Coordinator(capabilities), max_message_size=CONTROL_BYTES)
         self.grant()
 

@@ -42,9 +42,6 @@ STATE_BYTES: Final = 262_144
 END_OF_TIME_MS: Final = 253_402_300_799_999
 """`last-updated-time` from here on means any time: .NET's DateTime.MaxValue, however rounded."""
 
-_ARRAY_OF_LONGS = 0x81
-_ARRAY_OF_TIMESTAMPS = 0x83
-_ARRAY_OF_STRINGS = 0xB1
 
 # Descriptors of rules, the service's own. Those of filters are one digit shorter on the wire.
 RULE: Final = ULong(0x137_0000_0004)
@@ -150,7 +147,7 @@ def execute(request: AmqpRequest, target: AddressTarget, require: Callable[[Acce
 
 def renew_lock(call: ManagementCall) -> Reply:
     renewed = [call.target.messages.renew(token) for token in call.tokens()]
-    until = Array([Timestamp(message.locked_until_ms) for message in renewed], code=_ARRAY_OF_TIMESTAMPS)
+    until = Array([Timestamp(message.locked_until_ms) for message in renewed], of=Timestamp)
     return Reply(body=Map([("expirations", until)]))
 
 
@@ -255,7 +252,7 @@ def schedule_message(call: ManagementCall) -> Reply:
         raise ArgumentInvalid("There are no 'messages' to schedule.")
     transaction = call.transaction
     numbers = entity.schedule(messages) if transaction is None else transaction.schedule(entity, messages)
-    array = Array([Long(number) for number in numbers], code=_ARRAY_OF_LONGS)
+    array = Array([Long(number) for number in numbers], of=Long)
     return Reply(body=Map([("sequence-numbers", array)]))
 
 
@@ -312,7 +309,7 @@ def get_message_sessions(call: ManagementCall) -> Reply:
     found = found[skip : skip + min(top, MAX_PAGE)]
     if not found:
         return Reply(204, "NoContent", None, "com.microsoft:session-not-found")
-    return Reply(body=Map([("skip", Int(skip + len(found))), ("sessions-ids", Array(found, code=_ARRAY_OF_STRINGS))]))
+    return Reply(body=Map([("skip", Int(skip + len(found))), ("sessions-ids", Array(found, of=str))]))
 
 
 # Rules

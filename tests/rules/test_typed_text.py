@@ -1,10 +1,25 @@
 """Values of rules as typed text, as Atom has them."""
 
+import math
 from typing import Any
 
 import pytest
 
-from sbpair.amqp.types import Described, Float, Int, Long, Short, Symbol, Timestamp, UByte, UInt, ULong, UShort, same
+from sbpair.amqp.types import (
+    Byte,
+    Described,
+    Float,
+    Int,
+    Long,
+    Short,
+    Symbol,
+    Timestamp,
+    UByte,
+    UInt,
+    ULong,
+    UShort,
+    same,
+)
 from sbpair.rules.values import RuleInvalid, from_amqp, read_typed
 from tests.emulator.test_rules import GUID, MINUTE_TICKS
 
@@ -22,8 +37,11 @@ from tests.emulator.test_rules import GUID, MINUTE_TICKS
         ("unsignedLong", "5", ULong(5)),
         ("boolean", "true", True),
         ("double", "2.5", 2.5),
-        ("double", "INF", float("inf")),
+        ("double", "INF", math.inf),
+        ("double", "-INF", -math.inf),
+        ("double", "NaN", math.nan),
         ("float", "2.5", Float(2.5)),
+        ("byte", "-5", Byte(-5)),
         ("guid", str(GUID), GUID),
         ("dateTime", "1970-01-01T00:00:01Z", Timestamp(1000)),
         ("dateTime", "1970-01-01T00:00:01", Timestamp(1000)),
@@ -36,6 +54,7 @@ def test_typed_text_is_an_amqp_value(kind: str, text: str, original: Any) -> Non
     assert (typed.kind, typed.text) == (kind, text)
     again = from_amqp(original)
     assert again.kind == kind
+    assert again.text in (text, f"{text}Z")
     assert same(read_typed(again.kind, again.text).original, original)
 
 
