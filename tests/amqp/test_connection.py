@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from sbpair.amqp import frames, sasl
 from sbpair.amqp.connection import CHANNEL_MAX, Connection, ConnectionClosed, ConnectionOpened
 from sbpair.amqp.endpoint import EndpointState
+from sbpair.amqp.link import LinkAttaching
 from sbpair.amqp.performatives import (
     Accepted,
     Attach,
@@ -67,7 +68,8 @@ def test_every_mechanism_signs_in(new_pair: Pairs, mechanism: str) -> None:
     pair.server.connection = Connection(SaslServer(lambda *given: given == ("name", "key")), container_id="s")
     pair.pump()
     assert pair.client.connection.is_open
-    assert pair.bodies("client", SaslInit)[0].mechanism == mechanism
+    sent = pair.bodies("client", SaslInit)[0]
+    assert (sent.mechanism, sent.hostname) == (mechanism, "h")
     offered = list(pair.bodies("server", SaslMechanisms)[0].sasl_server_mechanisms)
     assert set(offered) == set(MECHANISMS)
 
@@ -371,11 +373,17 @@ def test_a_long_reason_is_shortened(new_pair: Pairs) -> None:
     assert pair.client.closed.error.description == "ü" * 200
 
 
-def test_a_frame_too_large_for_the_peer_ends_the_connection(new_pair: Pairs) -> None:
+@pytest.mark.parametrize("over", [0, 1, 100])
+def test_a_frame_too_large_for_the_peer_ends_the_connection(new_pair: Pairs, over: int) -> None:
     pair = new_pair(server={"max_frame_size": 512})
     session, _ = pair.session()
-    session.sender("x" * 600).open(source=Source("a"), target=Target("b"))
+    terms = {"source": Source("a"), "target": Target("b")}
+    named = Attach("x" * 300, 0, role=False, initial_delivery_count=0, **terms)
+    session.sender("x" * (300 + 512 - len(frames.frame(named.encode())) + over)).open(**terms)
     pair.pump()
+    if not over:
+        assert pair.server.of(LinkAttaching)
+        return
     assert pair.client.connection.receive(b"", 0) == []
     assert pair.client.closed.error.condition == "amqp:frame-size-too-small"
     assert pair.server.closed.error.condition == "amqp:frame-size-too-small"
@@ -462,6 +470,7 @@ def test_a_heartbeat_is_sent_only_after_silence(timed: Any) -> None:
 def test_a_silent_peer_ends_the_connection(timed: Any) -> None:
     (closed,) = timed.server.connection.tick(60.0)
     assert closed.error.condition == "amqp:resource-limit-exceeded"
+    assert closed.error.description
     assert [type(body) for body in timed.answers("server")] == [Close]
 
 

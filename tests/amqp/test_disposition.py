@@ -1,6 +1,7 @@
 """The short cut through dispositions agrees with the general road, on what it knows and on what it does not."""
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -98,10 +99,17 @@ def test_a_truncated_disposition_is_refused(sent: Disposition, data: st.DataObje
 
 
 def test_forms_of_other_peers_take_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    flags, firsts = (b"\x41", b"\x42", b"\x40"), (b"\x43", b"\x52\x05", b"\x70\x00\x01\x11\x70")
+    states = [
+        b"\x40",
+        *(b"\x00\x53" + code + empty for code in (b"\x24", b"\x26") for empty in (b"\x45", b"\xc0\x01\x00")),
+    ]
+    forms = product(flags[:2], firsts, (*firsts, b"\x40"), flags, states, (b"", *flags))
+    fields = [(5 + bool(each[5]), b"".join(each)) for each in forms]
+    said = [b"\x00\x53\x15\xc0" + bytes((1 + len(raw), count)) + raw for count, raw in fields]
+    expected = [general(frame) for frame in said]
     monkeypatch.setattr(frames, "decode_composite", None)
-    trimmed = bytes.fromhex("005315c00a05414343 41 00532445".replace(" ", ""))
-    trimmed = trimmed[:4] + bytes((len(trimmed) - 5,)) + trimmed[5:]
-    assert heard([(0, trimmed)]) == [(0, Disposition(True, 0, 0, True, Accepted(), False))]
+    assert [short(frame) for frame in said] == expected
 
 
 few = st.builds(

@@ -360,11 +360,14 @@ def test_deliveries_stay_known_until_they_are_settled(pair: Any) -> None:
     assert link.session.sent == theirs.session.received == {}
 
 
-def test_a_disposition_of_a_huge_range_settles_only_existing_deliveries(pair: Any) -> None:
+@pytest.mark.parametrize(("first", "last", "settled"), [(1, 0x7FFFFFFF, [1, 2]), (0x80000005, 1, [0, 1])])
+def test_a_disposition_of_a_huge_range_settles_only_existing_deliveries(
+    pair: Any, first: int, last: int, settled: list[int]
+) -> None:
     link, _ = exchange(pair, 3)
-    pair.tell("client", Disposition(True, 1, 0x7FFFFFFF, True, Accepted()))
-    assert [sent.id for sent in pair.client.of(Disposed)[0].deliveries] == [1, 2]
-    assert list(link.session.sent) == [0]
+    pair.tell("client", Disposition(True, first, last, True, Accepted()))
+    assert [sent.id for sent in pair.client.of(Disposed)[0].deliveries] == settled
+    assert sorted([*settled, *link.session.sent]) == [0, 1, 2]
 
 
 def test_a_range_of_nothing_that_is_known_is_no_news(pair: Any) -> None:

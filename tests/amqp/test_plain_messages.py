@@ -1,9 +1,10 @@
 """The short cuts for usual messages agree with the careful way, on what they know and what they do not."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbpair.amqp import codec
+from sbpair.amqp import codec, message
 from sbpair.amqp.message import (
     APPLICATION_PROPERTIES,
     DELIVERY_ANNOTATIONS,
@@ -75,6 +76,22 @@ parts = st.sampled_from(
 def test_sections_in_any_order_are_found_as_the_careful_way_finds_them(found: list[bytes]) -> None:
     payload = b"".join(found)
     assert split(payload) == split_carefully(payload)
+
+
+@pytest.mark.parametrize("size", [1, 300])
+def test_common_sections_are_split_at_once(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "x" * size
+    maps = (encode_map(code, {"a": text}) for code in (DELIVERY_ANNOTATIONS, MESSAGE_ANNOTATIONS))
+    sections = Sections(
+        Header(ttl=5).encode(),
+        *maps,
+        Properties(message_id=text).encode(),
+        encode_map(APPLICATION_PROPERTIES, {"a": text}),
+        data_body(text.encode()),
+        encode_map(FOOTER, {"a": text}),
+    )
+    monkeypatch.setattr(message, "_walk", None)
+    assert Sections.split(sections.join()) == sections
 
 
 @given(messages, st.data())

@@ -263,7 +263,9 @@ def test_a_batch_holds_its_members_in_order(members: list[bytes], annotated: boo
     assert list(batch_members(annotations + b"".join(map(data_body, members)))) == members
 
 
-@pytest.mark.parametrize("last", [data_body(b"half")[:-1], HEAD + b"\xb0\xff\xff\xff\xffx", HEAD + b"\xa0\xffx"])
+@pytest.mark.parametrize(
+    "last", [data_body(b"half")[:-1], HEAD + b"\xb0\x00", HEAD + b"\xb0\xff\xff\xff\xffx", HEAD + b"\xa0\xffx"]
+)
 def test_a_batch_that_is_broken_is_refused(last: bytes) -> None:
     for before in (b"", data_body(b"whole")):
         with pytest.raises(ProtocolError):

@@ -61,10 +61,9 @@ def test_cutting_keys_out_is_decoding_and_encoding_without_them(pairs, symbolic,
     elif not kept:
         assert cut == b""
     else:
-        assert same(read(cut), Map(kept))
-        assert cut[: cut.index(encoded[:0] or codec.encode(kept[0][0]))].startswith(raw[:3])
-        if not roomy:
-            assert cut == described(APPLICATION_PROPERTIES, codec.encode(Map(kept)), symbolic=symbolic)
+        # Four-byte sizes that the sender did not need are kept.
+        shorter = wide(codec.encode(Map(kept))) if roomy and encoded[0] == 0xC1 else codec.encode(Map(kept))
+        assert cut == described(APPLICATION_PROPERTIES, shorter, symbolic=symbolic)
 
 
 @given(MAPS, st.booleans(), st.dictionaries(KEYS, VALUES, max_size=3))

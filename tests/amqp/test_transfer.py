@@ -1,5 +1,6 @@
 """The short cut for transfers: it says what the general reader says, about everything that a peer may write."""
 
+from itertools import product
 from random import Random
 from typing import Any
 
@@ -57,6 +58,21 @@ def test_the_fast_path_equals_the_general_decoder(raw: bytes, before: bytes, pay
     whole = before + raw + payload + b"the next frame"
     start, end = len(before), len(before + raw + payload)
     assert transfer.decode_transfer(whole, start, end) == generally(whole, start, end)
+
+
+UINTS = (b"\x43", b"\x52\x05", b"\x70\x00\x01\x11\x70")
+
+
+@pytest.mark.parametrize(("no", "yes"), [(b"\x42", b"\x41"), (b"\x56\x00", b"\x56\x01")])
+def test_common_forms_take_the_fast_path(no: bytes, yes: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    flag, off = (b"\x40", no, yes), (b"\x40", no)
+    fields = (UINTS, (*UINTS, b"\x40"), (b"\xa0\x03tag",), (*UINTS, b"\x40"))
+    rest = (flag, flag, (b"\x40", b"\x43", b"\x50\x01"), (b"\x40",), off, off, flag)
+    forms = [*product(*fields, *rest[:2]), *product((b"\x43",), *fields[1:], *rest)]
+    encoded = [b"\x00\x53\x14\xc0" + bytes((1 + len(b"".join(each)), len(each))) + b"".join(each) for each in forms]
+    expected = [generally(raw + b"payload", 0, len(raw) + 7) for raw in encoded]
+    monkeypatch.setattr(transfer, "_decode_any", None)
+    assert [transfer.decode_transfer(raw + b"payload", 0, len(raw) + 7) for raw in encoded] == expected
 
 
 @given(raw_transfers(), st.data())

@@ -7,7 +7,7 @@ import pytest
 from azure.servicebus._base_handler import _generate_sas_token
 
 from sbpair import errors
-from sbpair.amqp.conditions import error_of, lost_error, status_error
+from sbpair.amqp.conditions import error_of, is_idle_detach, lost_error, redacted, status_error
 from sbpair.amqp.performatives import Error
 from sbpair.amqp.session import id_ranges
 from sbpair.errors import UsageError
@@ -61,12 +61,18 @@ def test_a_condition_becomes_an_error_of_this_project(condition, text, kind):
     ],
 )
 def test_a_status_becomes_an_error_of_this_project(status, kind):
-    assert type(status_error(status, "why", "asking")) is kind
+    error = status_error(status, "why", "asking")
+    assert type(error) is kind
+    assert error.message == f"asking: why (status {status})"
+    assert error.hint
 
 
 def test_a_403_is_a_missing_claim_only_if_its_description_names_one():
-    assert type(status_error(403, "'Manage' claim(s) are required", "asking 'x'")) is errors.NotAuthorized
-    assert type(status_error(403, "bad token", "asking 'claims'")) is errors.NotAuthenticated
+    for text, kind in (("'Manage' claim(s) are required", errors.NotAuthorized), ("bad", errors.NotAuthenticated)):
+        error = status_error(403, text, "asking 'claims'")
+        assert type(error) is kind
+        assert error.message == f"asking 'claims': {text} (status 403)"
+        assert error.hint
 
 
 def test_an_error_condition_takes_precedence_over_a_status():
@@ -103,6 +109,21 @@ def test_a_peers_text_is_one_line_without_secrets():
     assert "t0ps3cret" not in error.message
     assert "\n" not in error.message
     assert len(error.message) < 700
+    assert redacted("reset by proto:<asyncio.Transport object at 0x7f12ab34> of 'x'") == "reset by of 'x'"
+
+
+@pytest.mark.parametrize(
+    ("error", "idle"),
+    [
+        (Error("amqp:link:detach-forced", "IdleTimerExpired: no use for 10 minutes."), True),
+        (Error("amqp:link:detach-forced", "the broker restarts"), False),
+        (Error("amqp:link:detach-forced"), False),
+        (Error("amqp:not-found", "IdleTimerExpired"), False),
+        (None, False),
+    ],
+)
+def test_only_a_forced_detach_for_idleness_is_one(error, idle):
+    assert is_idle_detach(error) is idle
 
 
 # Tokens
