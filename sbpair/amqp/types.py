@@ -142,9 +142,6 @@ class Described:
     descriptor: Value
     value: Value
 
-    def __hash__(self) -> int:
-        return hash((self.descriptor, repr(self.value)))
-
 
 class Map:
     """An AMQP map in its original order.
@@ -182,8 +179,7 @@ class Map:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Map) and self.pairs == other.pairs
 
-    def __hash__(self) -> int:
-        return hash(repr(self.pairs))
+    __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
         return f"Map({list(self.pairs)!r})"
@@ -211,8 +207,7 @@ class Array:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Array) and (self.items, self.descriptor) == (other.items, other.descriptor)
 
-    def __hash__(self) -> int:
-        return hash((repr(self.descriptor), repr(self.items)))
+    __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
         return f"Array({list(self.items)!r}, descriptor={self.descriptor!r})"
