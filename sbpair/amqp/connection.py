@@ -34,7 +34,9 @@ from sbpair.amqp.sasl import OK, SaslClient, SaslServer, offered, refusal
 from sbpair.amqp.session import Disposed, Session, SessionBegun, SessionEnded, WindowOpened
 from sbpair.errors import ProtocolError
 
-DEFAULT_MAX_FRAME_SIZE = 65_536
+MAX_FRAME_SIZE = 65_536
+"""The largest frame that a peer may send: the open frame announces it."""
+
 CHANNEL_MAX = 255
 IDLE_SECONDS = 240.0
 """How long a peer may be silent. The open frame states half of it, so that its heartbeats are in time."""
@@ -86,7 +88,7 @@ class Connection(ProtocolEndpoint):
         container_id: str,
         hostname: str | None = None,
         idle_seconds: float = IDLE_SECONDS,
-        max_frame_size: int = DEFAULT_MAX_FRAME_SIZE,
+        max_frame_size: int = MAX_FRAME_SIZE,
         now: float = 0.0,
     ) -> None:
         super().__init__()
@@ -363,9 +365,8 @@ class Connection(ProtocolEndpoint):
 
     def _on_open(self, remote: Open) -> None:
         self.step(EndpointStep.THEY_OPEN)
-        size = frames.FRAME_MIN_MAX if remote.max_frame_size is None else remote.max_frame_size
-        self.remote_max_frame_size = max(frames.FRAME_MIN_MAX, min(size, 0x7FFFFFFF))
-        self._remote_channel_max = min(CHANNEL_MAX, 0xFFFF if remote.channel_max is None else remote.channel_max)
+        self.remote_max_frame_size = max(frames.FRAME_MIN_MAX, min(remote.max_frame_size or 0, 0x7FFFFFFF))
+        self._remote_channel_max = min(CHANNEL_MAX, remote.channel_max or 0)
         self._remote_idle_seconds = (remote.idle_time_out or 0) / 1000
         if self.state is EndpointState.OPEN_RECEIVED:
             self._open()

@@ -23,7 +23,8 @@ from sbpair.amqp.message import APPLICATION_PROPERTIES, VALUE, Properties, Secti
 from sbpair.amqp.performatives import Accepted, Outcome, Rejected, Source, Target
 from sbpair.amqp.session import Session
 from sbpair.amqp.types import Array, Described, Int, Long, Map, Symbol, UInt, Value
-from sbpair.amqp_client.raw_links import ANSWER_SECONDS, RawReceiver, RawSender
+from sbpair.amqp_client.limits import ANSWER_SECONDS
+from sbpair.amqp_client.raw_links import RawReceiver, RawSender
 from sbpair.amqp_client.stream import Stream, open_stream
 from sbpair.model.connect_errors import FIRST_ANSWER_SECONDS, key_hint, unreachable
 from sbpair.model.pair import Endpoint, SasKey, SasToken

@@ -20,6 +20,7 @@ from sbpair.amqp.link import Delivery, LinkAttached, LinkDetached, Sent
 from sbpair.amqp.performatives import Accepted, Error, Modified, Outcome, Rejected, Released, Source, Target
 from sbpair.amqp.session import WindowOpened, id_ranges
 from sbpair.amqp.types import Symbol
+from sbpair.amqp_client.limits import ANSWER_SECONDS, MAX_RECEIVED, STOP_SECONDS
 
 if TYPE_CHECKING:
     from sbpair.amqp import link as amqp
@@ -31,11 +32,6 @@ _names = count()
 ACCEPTED, RELEASED, ABANDONED = Accepted(), Released(), Modified(delivery_failed=True)
 DEAD_LETTER = "com.microsoft:dead-letter"
 TOO_LARGE = "amqp:link:message-size-exceeded"
-
-ANSWER_SECONDS = 60.0
-"""Time limit for an answer: it must exceed 15 s, to give a partition time to move."""
-
-STOP_SECONDS = 2.0
 
 _id_of, _context_of, _settled_of = map(attrgetter, ("id", "context", "settled"))
 
@@ -320,8 +316,6 @@ class RawSender(ClientLink):
 
 
 BATCH_SIZE = Symbol("com.microsoft:max-message-batch-size")
-MAX_RECEIVED = 256 * 1024 * 1024
-"""The largest message that is received, so that a peer cannot fill the memory by one. The service allows 100 MB."""
 
 LARGE, SMALL = 1024 * 1024, 256 * 1024
 """The size of a batch in a namespace with large messages, and in others."""

@@ -20,20 +20,13 @@ from sbpair.amqp.link import CreditChanged, Delivery, Link, LinkAttached, LinkAt
 from sbpair.amqp.performatives import Accepted, Error, Modified, Rejected, Released
 from sbpair.amqp.sasl import SaslClient
 from sbpair.amqp.session import Disposed, WindowOpened
+from sbpair.amqp_client.limits import CLOSE_SECONDS, SILENT_SECONDS
 from sbpair.errors import SbpairError, Unavailable, Unreachable
 from sbpair.http_tunnel import client_context
 from sbpair.model.connect_errors import CONNECT_SECONDS, REACH_HINT, unreachable
 from sbpair.model.pair import Endpoint, Transport
 
 log = logging.getLogger(__name__)
-
-CLOSE_SECONDS = 5.0
-
-SILENT_SECONDS = 15.0
-"""How long a peer may be silent after a request: a partition has time to move."""
-
-MAX_FRAME_SIZE = 65_536
-"""The largest frame that a peer may send: the open frame announces it."""
 
 _LINK_EVENTS = (LinkAttached, LinkDetached, CreditChanged)
 _link_of = attrgetter("link")
@@ -49,7 +42,6 @@ class Stream(asyncio.Protocol):
             SaslClient(),
             container_id=container_id,
             hostname=endpoint.tls_name,
-            max_frame_size=MAX_FRAME_SIZE,
             now=self._loop.time(),
         )
         self.address = endpoint.authority

@@ -10,7 +10,8 @@ from functools import partial
 from sbpair.amqp.message import BATCH_FORMAT, MESSAGE_ANNOTATIONS, Properties, encode_map, member_head
 from sbpair.amqp.types import Symbol
 from sbpair.amqp_client.client import AmqpClient, GetToken, connect
-from sbpair.amqp_client.raw_links import ANSWER_SECONDS, PendingSettlement, RawSender
+from sbpair.amqp_client.limits import ANSWER_SECONDS
+from sbpair.amqp_client.raw_links import PendingSettlement, RawSender
 from sbpair.errors import InDoubt, SbpairError, Unreachable
 from sbpair.model.pair import Endpoint
 from sbpair.move.interface import Batch, RoutedMessage, SendOutcome

@@ -13,7 +13,7 @@ import pytest
 from sbpair.amqp import transfer
 from sbpair.amqp.frames import AMQP_FRAME, AMQP_HEADER, EMPTY_FRAME, SASL_FRAME, frame
 from sbpair.amqp.performatives import Close, Detach, Error, SaslOutcome, decode_composite
-from sbpair.amqp_client.raw_links import ANSWER_SECONDS
+from sbpair.amqp_client.limits import ANSWER_SECONDS
 from sbpair.errors import SbpairError
 from tests.faults.simulation.stage import Stage, play, played
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sbpair import runs
-from sbpair.amqp_client.raw_links import ANSWER_SECONDS
+from sbpair.amqp_client.limits import ANSWER_SECONDS
 from sbpair.move import events
 from sbpair.move.raw_source import RawSource
 from sbpair.move.run_store import LiveRun
