@@ -31,6 +31,7 @@ from sbpair.amqp.types import (
     UInt,
     ULong,
     UShort,
+    amqp_type_name,
     same,
 )
 from sbpair.errors import ProtocolError
@@ -123,6 +124,7 @@ def test_every_type_round_trips_alone_and_nested(name: str) -> None:
     @given(SCALARS[name], st.lists(SCALARS[name], max_size=8), encodings)
     @settings(deadline=None, max_examples=40)
     def comes_back(one: Any, several: list[Any], encodings: random.Random) -> None:
+        assert amqp_type_name(one) == specified(one).kind
         for value in (one, several, Map([(one, one)]), Array(several), Described(Symbol("x"), one)):
             assert_as_specified(value, encodings)
         described = Array(several, descriptor=Symbol("x"))
@@ -214,8 +216,16 @@ def test_values_equal_in_python_may_differ_in_amqp() -> None:
     assert not same(UInt(1), Int(1))
     assert not same(Symbol("a"), "a")
     assert not same([UInt(1)], [ULong(1)])
+    assert not same(math.nan, 1.0)
+    assert not same(1.0, math.nan)
     assert not same(Map([("a", None)]), Map([(Symbol("a"), None)]))
     assert len(codec.decode_all(codec.encode(Map([("a", True), (Symbol("a"), False)])))) == 2
+
+
+def test_empty_lists_of_an_array_are_lists_of_their_own() -> None:
+    one, other = codec.decode_all(b"\xe0\x02\x02\x45")
+    one.append(None)
+    assert other == []
 
 
 def test_bytes_left_over_after_a_value_are_an_error() -> None:

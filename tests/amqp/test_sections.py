@@ -25,6 +25,7 @@ from sbpair.amqp.message import (
     Properties,
     Sections,
     batch_members,
+    batch_of,
     data_body,
     encode_map,
     section,
@@ -260,7 +261,9 @@ def test_typed_readers_return_the_written_values() -> None:
 @settings(deadline=None, max_examples=60)
 def test_a_batch_holds_its_members_in_order(members: list[bytes], annotated: bool) -> None:
     annotations = encode_map(MESSAGE_ANNOTATIONS, {Symbol("x-opt-partition-key"): "key"}) if annotated else b""
-    assert list(batch_members(annotations + b"".join(map(data_body, members)))) == members
+    assert batch_members(annotations + b"".join(map(data_body, members))) == members
+    assert batch_members(batch_of(members, annotations)) == members
+    assert batch_of(members, annotations).startswith(annotations)
 
 
 @pytest.mark.parametrize(

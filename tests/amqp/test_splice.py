@@ -89,7 +89,9 @@ def test_fields_are_replaced_where_they_stand(elements, roomy, symbolic, fields)
     wanted = list(elements) + [None] * (max(fields, default=-1) + 1 - len(elements))
     for index, value in fields.items():
         wanted[index] = value
-    assert same(read(splice.with_fields(raw, PROPERTIES, fields)), wanted)
+    changed = splice.with_fields(raw, PROPERTIES, fields)
+    assert same(read(changed), wanted)
+    assert same([*map(codec.decode_all, splice.fields(changed))], wanted)
 
 
 @given(st.dictionaries(st.integers(0, 12), VALUES, min_size=1, max_size=3))
