@@ -88,16 +88,9 @@ def _decode(buffer: bytes, position: int, depth: int) -> tuple[Value, int]:
     return _DECODERS[code](buffer, position + 1, depth)
 
 
-def _fixed(layout: struct.Struct, make: Callable[[Any], Value] | None = None) -> Decoder:
+def _fixed(layout: struct.Struct, make: Callable[[Any], Value]) -> Decoder:
     width, unpack = layout.size, layout.unpack_from
-
-    def unchanged(buffer: bytes, position: int, _depth: int) -> tuple[Value, int]:
-        return unpack(buffer, position)[0], position + width
-
-    def converted(buffer: bytes, position: int, _depth: int) -> tuple[Value, int]:
-        return make(unpack(buffer, position)[0]), position + width  # type: ignore[misc]
-
-    return unchanged if make is None else converted
+    return lambda buffer, position, _depth: (make(unpack(buffer, position)[0]), position + width)
 
 
 def _constant(value: Value) -> Decoder:
@@ -237,7 +230,7 @@ _DECODERS: dict[int, Decoder] = {
     0x74: _fixed(struct.Struct("4s"), Decimal32),
     0x80: _fixed(_U64, ULong),
     0x81: _fixed(_I64, Long),
-    0x82: _fixed(_F64),
+    0x82: _fixed(_F64, float),
     0x83: _fixed(_I64, Timestamp),
     0x84: _fixed(struct.Struct("8s"), Decimal64),
     0x94: _fixed(struct.Struct("16s"), Decimal128),

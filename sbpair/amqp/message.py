@@ -98,22 +98,17 @@ class Sections:
         last = body_start = body_end = 0
         for code, start, end in parts:
             if code == FOOTER and last < DATA and not found.footer:
-                # Some clients put it before the body, and the service accepts that.
-                found.footer = payload[start:end]
-                last = APPLICATION_PROPERTIES
-                continue
-            if code <= last or last >= DATA or code == FOOTER:
-                if code == DELIVERY_ANNOTATIONS and not found.delivery_annotations:
-                    # The Python SDK puts them last, and the service accepts that.
-                    found.delivery_annotations = payload[start:end]
-                    last = FOOTER
-                    continue
-                _check_order(code, FOOTER if code == FOOTER and found.footer else last)
+                last = APPLICATION_PROPERTIES  # some clients put it before the body, and the service accepts that
+            elif code == DELIVERY_ANNOTATIONS < last and not found.delivery_annotations:
+                last = FOOTER  # the Python SDK puts them last, and the service accepts that
+            elif code > last and (last < DATA or code == FOOTER) and not (code == FOOTER and found.footer):
+                last = code
+            elif code != last or code not in (DATA, SEQUENCE):
+                raise ProtocolError(f"section 0x{code:02x} of a message is out of order")
             if DATA <= code <= VALUE:
-                body_start, body_end = body_start if code == last else start, end
+                body_start, body_end = body_start if body_end else start, end
             else:
                 setattr(found, _SLOTS[code], payload[start:end])
-            last = code
         found.body = payload[body_start:body_end]
         return found
 
@@ -311,12 +306,6 @@ def _skip(buffer: bytes, position: int, depth: int = 0) -> int:
             return position + 2 + buffer[position + 1]
         return position + 5 + int.from_bytes(buffer[position + 1 : position + 5])
     return position + 1 + _FIXED_WIDTH[group]
-
-
-def _check_order(code: int, last: int) -> None:
-    repeated = code == last and code in (DATA, SEQUENCE)
-    if not repeated and (code <= last or (last >= DATA and code != FOOTER)):
-        raise ProtocolError(f"section 0x{code:02x} of a message is out of order")
 
 
 def _walk(payload: bytes) -> list[tuple[int, int, int]]:

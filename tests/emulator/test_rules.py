@@ -35,7 +35,6 @@ from sbpair.amqp.types import (
 from sbpair.emulator.entities.rules import SqlAction, StoredView, SubscriptionRule, select_copies, selects_all
 from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.service_errors import ArgumentInvalid
-from sbpair.rules import view
 from sbpair.rules.compiler import Compiler, Dialect
 from sbpair.rules.filters import (
     CorrelationRuleFilter,
@@ -575,12 +574,6 @@ def test_a_field_beyond_the_last_is_unknown() -> None:
     message = a_message()
     message.sections.properties = section(PROPERTIES, codec.encode(["m", None]))
     assert answer("sys.To IS NULL AND sys.MessageId = 'm'", message) is True
-
-
-def test_properties_in_the_usual_form_are_found_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    message = a_message(Map([("text", "x"), ("n", Int(300)), ("wanted", "y")]))
-    monkeypatch.setattr(view, "_find_carefully", None)
-    assert answer("Wanted = 'y' AND n = 300 AND missing IS NULL AND text LIKE '_'", message) is True
 
 
 def test_the_parser_library_is_imported_with_the_first_expression_only() -> None:
