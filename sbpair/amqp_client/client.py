@@ -72,8 +72,8 @@ class SessionReceiver(RawReceiver):
         self.session_id = session_id or ""
         self._any = session_id is None
         if self._any:
-            wait = Map([(TIMEOUT, UInt(int(1000 * seconds)))])
-            self._terms |= {"seconds": seconds + ANSWER_SECONDS, "properties": wait}
+            self._terms["properties"] = Map([(TIMEOUT, UInt(int(1000 * seconds)))])
+            self._attach_seconds += seconds
         self._terms["source"] = Source(address, filter=Map([(FILTER, Described(FILTER, session_id))]))
 
     async def attach(self) -> Self:

@@ -153,36 +153,32 @@ class ClientLink:
         self._attached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._changed = asyncio.Event()
         self.waiting: dict[PendingSettlement, None] = {}
-        self._terms: dict[str, Any] = {}
-        """The arguments of `open`."""
-
+        self._terms: dict[str, Any] = {}  # of our attach
+        self._attach_seconds = ANSWER_SECONDS
         link.context = self
         stream.when_lost[self.on_lost] = None
 
     async def attach(self) -> Self:
         """Attach the link as its kind is. Raises the peer's refusal: EntityMissing, NotAuthorized, …; TimedOut."""
-        await self.open(**self._terms)
-        return self
-
-    async def open(self, *, source: Source, target: Target, seconds: float = ANSWER_SECONDS, **terms: Any) -> None:
         if self.stream.error is not None:
             self.on_lost(self.stream.error)
             raise self.stream.error
         asked_at = asyncio.get_running_loop().time()
         try:
-            self._amqp.open(source=source, target=target, **terms)
+            self._amqp.open(**self._terms)
             self.stream.flush_soon()
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(self._attach_seconds):
                 await self._attached
         except TimeoutError:
             self.close()
             self.stream.check_silence(asked_at)
             raise errors.TimedOut(
-                f"link to {self.address!r}: no answer within {seconds:g} s", hint=RETRY_HINT
+                f"link to {self.address!r}: no answer within {self._attach_seconds:g} s", hint=RETRY_HINT
             ) from None
         except BaseException:
             self.close()
             raise
+        return self
 
     def close(self) -> None:
         """Detach the link, without waiting for the peer's answer."""

@@ -104,7 +104,9 @@ def test_a_performative_comes_back_with_every_field(cls: type[Composite]) -> Non
 def test_the_fields_are_those_of_the_specification(cls: type[Composite]) -> None:
     specified = TYPES[BY_DESCRIPTOR[cls.NAME]]
     assert specified["descriptor"] == [cls.NAME, cls.CODE]
-    assert [name.replace("_", "-") for name, *_ in cls.TYPES] == [field["name"] for field in specified["fields"]]
+    assert [(name.replace("_", "-"), mandatory) for name, _, mandatory in cls.TYPES] == [
+        (field["name"], field.get("mandatory", False)) for field in specified["fields"]
+    ]
 
 
 @pytest.mark.parametrize("cls", KINDS, ids=lambda cls: cls.__name__)

@@ -165,8 +165,9 @@ async def test_a_link_that_is_never_answered_is_given_up() -> None:
         await wire.sender("other")
         assert wire._sending is not None
         sender = client.RawSender(wire._stream, wire._sending, QUEUE)
+        sender._attach_seconds = 0.02
         with pytest.raises(errors.TimedOut):
-            await sender.open(source=None, target=None, seconds=0.02)
+            await sender.attach()
         assert sender.on_lost not in wire._stream.when_lost
 
 
