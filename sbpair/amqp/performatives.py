@@ -370,16 +370,6 @@ class SaslInit(Composite):
     hostname: Text = None
 
 
-@composite(0x42, "amqp:sasl-challenge:list", "challenge")
-class SaslChallenge(Composite):
-    challenge: Binary = None
-
-
-@composite(0x43, "amqp:sasl-response:list", "response")
-class SaslResponse(Composite):
-    response: Binary = field(default=None, repr=False)
-
-
 @composite(0x44, "amqp:sasl-outcome:list", "code")
 class SaslOutcome(Composite):
     """`code` 0 is ok, 1 is a failed authentication."""
