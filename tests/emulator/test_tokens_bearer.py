@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from aiohttp import ClientSession
 
 from sbpair.emulator.access_tokens import (
     ALL_RIGHTS,
@@ -13,6 +14,7 @@ from sbpair.emulator.access_tokens import (
     read_jwt,
 )
 from sbpair.emulator.service_errors import Unauthenticated
+from sbpair.testing import Emulator, EmulatorOptions
 
 NOW = 1_767_225_600_000
 
@@ -90,3 +92,29 @@ def test_any_token_can_be_accepted() -> None:
 def test_an_invalid_token_is_refused(token: str) -> None:
     with pytest.raises(Unauthenticated, match="MalformedToken"):
         Bearers(accept_any=True).grant(token, NOW)
+
+
+async def test_the_identity_endpoint_issues_tokens_only_with_its_secret_header() -> None:
+    problem, token = {"statusCode", "message"}, {"access_token", "client_id", "expires_on", "resource", "token_type"}
+    async with Emulator(options=EmulatorOptions(identity=True)) as emulator, ClientSession() as session:
+        sign_in = emulator.ready.identity
+        assert sign_in is not None
+        for header, query, status, keys in (
+            (None, "api-version=2019-08-01&resource=x", 401, problem),
+            ("wrong", "api-version=2019-08-01&resource=x", 401, problem),
+            (sign_in.header, "api-version=2017-09-01&resource=x", 400, problem),
+            (sign_in.header, "api-version=2019-08-01", 400, problem),
+            (sign_in.header, "api-version=2019-08-01&resource=x", 200, token),
+        ):
+            headers = {} if header is None else {"X-IDENTITY-HEADER": header}
+            async with session.get(f"{sign_in.endpoint}?{query}", headers=headers) as answer:
+                assert (answer.status, set(await answer.json())) == (status, keys)
+
+
+async def test_there_is_no_identity_where_none_was_asked_for() -> None:
+    async with Emulator([("contoso", 0)]) as emulator, ClientSession() as session:
+        assert emulator.ready.identity is None
+        url = f"http://{emulator.namespaces['contoso'].authority}/$identity/token?api-version=2019-08-01&resource=x"
+        async with session.get(url) as answer:
+            assert answer.status == 401
+            assert "MissingToken" in await answer.text()
