@@ -100,10 +100,10 @@ def lost_error(error: Error | None, doing: str) -> errors.SbpairError:
     Never one that blames a message: the next attempt shows whether it can be opened again.
     """
     meant = error_of(error, doing)
-    if isinstance(meant, _KEPT_KINDS):
+    if error is None or isinstance(meant, _KEPT_KINDS):
         return meant
     # An ended connection has no quota, though its condition may be that of one.
-    return errors.Unreachable(_describe(error, doing) if error is not None else meant.message, hint=RETRY_HINT)
+    return errors.Unreachable(_describe(error, doing), hint=RETRY_HINT)
 
 
 _KEPT_KINDS = (errors.AccessError, errors.SessionLockLost, errors.Throttled, errors.TimedOut, errors.Unreachable)

@@ -143,7 +143,9 @@ SPECIFIED = [
     ("507f", UByte(127)),
     ("51ff", Byte(-1)),
     ("54ff", Int(-1)),
+    ("547f", Int(127)),
     ("5580", Long(-128)),
+    ("557f", Long(127)),
     ("60ffff", UShort(65_535)),
     ("71ffffff7f", Int(-129)),
     ("723fc00000", Float(1.5)),
@@ -170,7 +172,9 @@ SPECIFIED = [
 @pytest.mark.parametrize(("raw", "value"), SPECIFIED)
 def test_the_bytes_are_those_of_the_specification(raw: str, value: Any) -> None:
     assert codec.encode(value).hex() == raw
-    assert same(codec.decode_all(bytes.fromhex(raw)), value)
+    read = codec.decode_all(bytes.fromhex(raw))
+    assert same(read, value)
+    assert codec.encode(read).hex() == raw
 
 
 @pytest.mark.parametrize("raw", ["727fa00001", "72ffa00001", "727fc00000", "827ff0000000000001", "82fff8000000000000"])
@@ -216,6 +220,9 @@ def test_values_equal_in_python_may_differ_in_amqp() -> None:
     assert not same(UInt(1), Int(1))
     assert not same(Symbol("a"), "a")
     assert not same([UInt(1)], [ULong(1)])
+    assert Array([UInt(1)]) != Array([UInt(2)])
+    assert not same(Array([UInt(1)]), Array([UInt(2)]))
+    assert not same(Array([UInt(1)], descriptor=Symbol("x")), Array([UInt(1)]))
     assert not same(math.nan, 1.0)
     assert not same(1.0, math.nan)
     assert not same(Map([("a", None)]), Map([(Symbol("a"), None)]))

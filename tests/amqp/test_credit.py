@@ -106,6 +106,8 @@ def test_a_peer_that_closes_with_credit_0_and_drain_gets_its_answer(pair: Any) -
 def test_an_echo_is_answered_for_a_link_and_for_a_session(pair: Any, who: str) -> None:
     pair.sender()
     pair.answers(who)
+    pair.tell(who, Flow(0, 9, 0, 9, 0, 0, 4), Flow(0, 9, 0, 9))
+    assert pair.answers(who) == []
     pair.tell(who, Flow(0, 9, 0, 9, 0, 0, 4, 0, False, True), Flow(0, 9, 0, 9, echo=True))
     first, second = pair.answers(who)
     assert first.handle == 0
@@ -220,11 +222,3 @@ def test_a_busy_receiver_opens_its_window_again_by_itself(pair: Any) -> None:
     pair.tell("server", Transfer(0, half, b"t", 0, True))
     (flow,) = pair.answers("server")
     assert (flow.next_incoming_id, flow.incoming_window, flow.handle) == (half + 1, session_module.WINDOW, None)
-
-
-def test_an_ended_session_keeps_nothing_that_waits(pair: Any) -> None:
-    link, _ = closed_window(pair)
-    send(link, b"never leaves")
-    link.session.end()
-    pair.tell("client", Flow(2, 100, 0, 5))
-    assert not any(isinstance(body, Transfer) and body.delivery_id == 2 for body in pair.answers("client"))

@@ -78,11 +78,6 @@ def short(frame: bytes) -> object:
         return ProtocolError
 
 
-@given(dispositions)
-def test_any_disposition_equals_the_general_decoder(sent: Disposition) -> None:
-    assert short(sent.encode()) == general(sent.encode())
-
-
 @given(dispositions, st.data())
 def test_a_damaged_disposition_equals_the_general_decoder(sent: Disposition, data: st.DataObject) -> None:
     frame = bytearray(sent.encode())

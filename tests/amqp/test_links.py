@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from sbpair.amqp import session as session_module
 from sbpair.amqp.endpoint import EndpointState
-from sbpair.amqp.link import CreditChanged, Delivery, LinkAttached, LinkAttaching, LinkDetached, terminus_address
+from sbpair.amqp.link import Delivery, LinkAttached, LinkAttaching, LinkDetached, terminus_address
 from sbpair.amqp.performatives import (
     Accepted,
     Attach,
@@ -20,6 +20,7 @@ from sbpair.amqp.performatives import (
     Released,
     Source,
     Target,
+    TransactionalState,
     Transfer,
 )
 from sbpair.amqp.session import Disposed, SessionEnded
@@ -129,7 +130,7 @@ def test_a_closed_link_is_detached_once_per_side_and_frees_its_handle(pair: Any,
     pair.pump()
     assert len(pair.client.of(LinkDetached)) == (who == "server")
     assert len(pair.server.of(LinkDetached)) == (who == "client")
-    assert len(pair.bodies("client", Detach)) == len(pair.bodies("server", Detach)) == 1
+    assert [each.closed for each in pair.bodies("client", Detach) + pair.bodies("server", Detach)] == [True, True]
     assert link.state is theirs.state is EndpointState.CLOSED
     assert session.links == their_session.links == ()
     again, _ = pair.sender(session)
@@ -143,6 +144,7 @@ def test_handles_run_out_with_an_error(pair: Any) -> None:
         session.sender(str(number))
     with pytest.raises(ProtocolError, match="no handle is free"):
         session.sender("one more")
+    assert pair.bodies("client", Begin)[0].handle_max == session_module.HANDLE_MAX
 
 
 def test_the_handle_limit_of_the_peer_is_kept(pair: Any) -> None:
@@ -232,6 +234,20 @@ def test_a_delivery_in_frames_that_leave_out_what_they_may_is_put_together(pair:
     (delivery,) = pair.server.of(Delivery)
     assert (delivery.payload, delivery.id, delivery.tag, delivery.settled) == (b"one two", 7, b"tag", True)
     assert theirs.session.received == {}
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_delivery_has_the_state_that_it_was_sent_with(pair: Any, parts: int) -> None:
+    _, theirs = pair.sender()
+    theirs.grant(5)
+    for number, state in enumerate([TransactionalState(b"1"), None]):
+        for part in range(parts):
+            more = part + 1 < parts
+            pair.tell("server", Transfer(0, number, b"t%d" % number, 0, more=more, state=state), payload=b"x")
+    one, other = pair.server.of(Delivery)
+    assert (one.id, one.tag, one.payload, one.state) == (0, b"t0", b"x" * parts, TransactionalState(b"1"))
+    assert one.link is theirs.session.received[0].link is theirs
+    assert type(other) is Delivery
 
 
 @pytest.mark.parametrize(
@@ -370,13 +386,6 @@ def test_a_disposition_of_a_huge_range_settles_only_existing_deliveries(
     assert sorted([*settled, *link.session.sent]) == [0, 1, 2]
 
 
-def test_a_range_of_nothing_that_is_known_is_no_news(pair: Any) -> None:
-    exchange(pair, 3)
-    pair.tell("client", Disposition(True, 50, 60, True, Accepted()), Disposition(False, 0, 2, True, Accepted()))
-    assert pair.client.of(Disposed) == []
-    assert not pair.client.connection.over
-
-
 @pytest.mark.parametrize("who", ["owner", "peer", "session"])
 def test_unsettled_deliveries_end_with_their_link(pair: Any, who: str) -> None:
     link, theirs = exchange(pair, 3)
@@ -425,14 +434,6 @@ def test_a_tag_that_is_too_long_is_refused_before_anything_is_counted(pair: Any)
     with pytest.raises(ValueError, match="at most 32 bytes"):
         link.send(b"x", b"t" * 33)
     assert (link.credit, link.session.sent) == (1, {})
-
-
-def test_every_flow_on_a_sender_is_reported(pair: Any) -> None:
-    link, theirs = pair.sender()
-    theirs.grant(1)
-    theirs.grant(2)
-    pair.pump()
-    assert [event.link for event in pair.client.of(CreditChanged)] == [link, link]
 
 
 def test_closing_a_link_twice_leaves_the_new_link_of_its_handle_alone(pair: Any) -> None:

@@ -7,9 +7,11 @@ from hypothesis import strategies as st
 from sbpair.amqp import codec, message
 from sbpair.amqp.message import (
     APPLICATION_PROPERTIES,
+    DATA,
     DELIVERY_ANNOTATIONS,
     FOOTER,
     MESSAGE_ANNOTATIONS,
+    PROPERTIES,
     SEQUENCE,
     Header,
     Properties,
@@ -114,6 +116,16 @@ def test_a_plain_message_has_an_id_and_data_and_nothing_else(sections: Sections)
         assert payload == sections.properties + sections.body
     else:
         assert not (stands_alone(sections) and only_id and data and short and not sections.application_properties)
+
+
+@pytest.mark.parametrize("size", [0, 1, 252, 253, 255, 256, 300])
+def test_an_id_and_data_in_either_form_are_plain(size: int) -> None:
+    properties, data = Properties(message_id="m").encode(), bytes(size)
+    short = [section(DATA, b"\xa0" + bytes((size,)) + data)] if size < 256 else []
+    for body in (*short, section(DATA, b"\xb0" + size.to_bytes(4) + data)):
+        assert is_plain(properties + body)
+        assert not is_plain(properties + body + b"\x00")
+        assert not is_plain(section(PROPERTIES, b"\xc0\x05\x02\xa1\x01mX") + body)
 
 
 @given(messages, st.data())

@@ -65,6 +65,7 @@ def test_a_status_becomes_an_error_of_this_project(status, kind):
     assert type(error) is kind
     assert error.message == f"asking: why (status {status})"
     assert error.hint
+    assert getattr(error, "condition", "400") == "400"
 
 
 def test_a_403_is_a_missing_claim_only_if_its_description_names_one():
@@ -86,6 +87,7 @@ def test_what_ended_a_connection_is_never_a_messages_fault(condition):
     error = lost_error(Error(condition, "text") if condition else None, "talking to contoso")
     assert isinstance(error, errors.Unreachable)
     assert error.retriable
+    assert "quota" not in error.message
 
 
 def test_a_lost_connection_keeps_access_and_throttling_errors():
@@ -109,6 +111,7 @@ def test_a_peers_text_is_one_line_without_secrets():
     assert "t0ps3cret" not in error.message
     assert "\n" not in error.message
     assert len(error.message) < 700
+    assert redacted("sr=x&sig=s3cr3t%3d&se=1") == "sr=x&sig=***&se=1"
     assert redacted("reset by proto:<asyncio.Transport object at 0x7f12ab34> of 'x'") == "reset by of 'x'"
 
 
