@@ -11,23 +11,6 @@ from tests.amqp.links import Pairs, assert_settling_has_no_effect, deliver, fram
 # Credit.
 
 
-def test_credit_is_spent_topped_up_and_never_exceeded(pair: Any) -> None:
-    link, theirs = pair.sender(credit=3)
-    send(link, b"1", b"2")
-    theirs.grant(3)
-    assert theirs.credit == 3
-    pair.carry("server", pair.server.connection.take(), pair.client)
-    # The grant counts from what had arrived when it was said: two of it are under way already.
-    assert link.credit == 1
-    pair.pump()
-    assert (link.credit, theirs.credit) == (1, 1)
-    send(link, b"3")
-    with pytest.raises(ValueError, match="no credit"):
-        send(link, b"4")
-    pair.pump()
-    assert pair.server.payloads() == [b"1", b"2", b"3"]
-
-
 def test_a_grant_of_less_than_what_is_under_way_is_no_credit(pair: Any) -> None:
     link, theirs = pair.sender(credit=9)
     send(link, b"1", b"2", b"3")

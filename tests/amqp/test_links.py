@@ -288,13 +288,6 @@ def test_a_message_that_is_too_large_closes_its_link_and_nothing_else(pair: Any,
     assert_settling_has_no_effect(pair, 0, 1)
 
 
-def test_a_client_receiver_has_a_limit_of_its_own(pair: Any) -> None:
-    _, sender = pair.receiver(max_message_size=10, credit=5)
-    deliver(pair, sender, b"x" * 11)
-    assert pair.client.of(Delivery) == []
-    assert pair.server.of(LinkDetached)[0].error.condition == "amqp:link:message-size-exceeded"
-
-
 def test_a_limit_that_the_peer_was_not_told_holds_for_endless_parts(pair: Any) -> None:
     link = pair.session()[0].receiver("bounded")
     link.max_message_size = 10
