@@ -243,10 +243,6 @@ def _xml_text(value: Value) -> str:
     return str(value)
 
 
-def _float(text: str) -> float:
-    return {"INF": math.inf, "-INF": -math.inf, "NaN": math.nan}.get(text) or float(text)
-
-
 def _time(text: str) -> Value:
     moment = datetime.fromisoformat(text)
     if moment.tzinfo is None:
@@ -275,8 +271,8 @@ _READERS: Final[dict[str, Callable[[str], Value]]] = {
     "anyURI": str,
     "boolean": lambda text: {"true": True, "1": True, "false": False, "0": False}[text.lower()],
     **{kind: _integer(number) for kind, number in _NUMBERS.items()},
-    "float": lambda text: Float(_float(text)),
-    "double": _float,
+    "float": lambda text: Float(float(text)),
+    "double": float,
     "decimal": _decimal_of,
     # .NET writes a char as the number of its code point.
     "char": lambda text: types.Char(chr(int(text))),

@@ -180,6 +180,7 @@ IMPOSSIBLE = """
     n / 0 = 1
     n % 0 = 1
     color - 1 = 0
+    -'a' = 1
     -color = 1
     yes + 1 = 2
     at + at = at
@@ -213,8 +214,9 @@ def test_an_unknown_expression_does_not_select(text: str) -> None:
 
 @pytest.mark.parametrize("text", each(IMPOSSIBLE))
 def test_an_expression_that_cannot_be_calculated_fails(text: str) -> None:
+    run = Compiler(Dialect()).compile("filter", text).run
     with pytest.raises(EvaluationFailed):
-        answer(text)
+        run(StoredView(a_message()))
 
 
 BAD = [
@@ -266,11 +268,15 @@ def test_an_invalid_filter_is_refused_with_its_position(text: str, line: int, co
 def test_parameters_are_given_by_name_in_any_case() -> None:
     named = (("@Limit", read_typed("int", "4")), ("@since", read_typed("dateTime", "1970-01-01T00:00:00Z")))
     assert SqlRuleFilter("n > @limit AND at > @since", named).matches(StoredView(a_message())) is True
+    with pytest.raises(RuleInvalid, match="applies to a property only") as refused:
+        SqlRuleFilter("n > @limit AND @since IS NULL", named)
+    assert refused.value.column == 15
 
 
 def test_an_expression_is_bounded_in_length_and_in_depth() -> None:
+    SqlRuleFilter("a = '" + "x" * 1018 + "'")
     with pytest.raises(RuleInvalid, match="1024 at most"):
-        SqlRuleFilter("a = '" + "x" * 1024 + "'")
+        SqlRuleFilter("a = '" + "x" * 1019 + "'")
     with pytest.raises(RuleInvalid, match="deeper"):
         SqlRuleFilter("(" * 100 + "a = 1" + ")" * 100)
     with pytest.raises(RuleInvalid, match="deeper"):
@@ -414,6 +420,7 @@ def changed(text: str, message: StoredMessage | None = None, **parameters: Any) 
 SOUND_ACTIONS = [
     ("SET new = 'x'", "new", "x"),
     ("SET new = 1", "new", Long(1)),
+    ("SET new = 9223372036854775807", "new", Long(2**63 - 1)),
     ("SET new = 1.5;", "new", 1.5),
     ("SET new = TRUE", "new", True),
     ("SET new = NULL", "new", None),

@@ -33,7 +33,7 @@ USER = Map(
         ("raw", b"\x01"), ("at", Timestamp(NOW_MS)), ("took", Described(TIMESPAN, Long(600_000_000))),
         ("offset", Described(OFFSET, Long(NOW_MS * 10_000 + 621_355_968_000_000_000))), ("symbol", Symbol("sym")),
         ("with space", "a]b"), ("size", "own"), ("x-y", Int(1)), ("COLOR", "second"), ("list", [Int(1)]),
-        ("link", Described(Symbol("com.microsoft:uri"), "https://x/y")),
+        ("link", Described(Symbol("com.microsoft:uri"), "https://x/y")), ("other", Described(Symbol("x:y"), "z")),
     ]
 )  # fmt: skip
 
@@ -94,7 +94,7 @@ TRUE = """
     -7 % 4 = -3 | n * 2 - 1 = 9 | NOT color = 'blue' | NOT NOT n = 5 | n = 4 OR n = 5 AND color = 'red' | (n) = (5)
     color = 'blue' OR missing = 1 OR n = 5 | 'a' < 'b' | n > -1 | color IN ('blue', 'red') | +n = 5 | .5 + 2 = half
     2.5e0 = half | sys.MessageId IN ('m6', 'm7') | color LIKE 'r!ed' ESCAPE '!' | 'it''s' = 'it''s'
-    link LIKE 'https:%'
+    link LIKE 'https:%' | sys.EnqueuedTimeUtc < '2027-01-15T07:00:00.000001Z'
 """.replace("\n", " | ")
 NOT_TRUE = """
     color = 'RED' | missing = 1 | NOT missing = 1 | missing <> 1 | n > NULL | n NOT IN (1, NULL) | nothing = NULL
@@ -104,7 +104,7 @@ NOT_TRUE = """
 FAILS = """
     color = 5 | n = 'five' | yes > yes | list = list | raw < raw | color LIKE n | n + yes = 1 | n / 0 = 1
     -color = 1 | big + 9223372036854775807 > 1 | took = 'soon' | at = 5 | at * 2 = at | took % 2 = 1
-    p(n) = 1 | color LIKE 'r!' ESCAPE '!' | color LIKE 'r' ESCAPE 'ab' | took > at | list IN (1)
+    p(n) = 1 | color LIKE 'r!' ESCAPE '!' | color LIKE 'r' ESCAPE 'ab' | took > at | list IN (1) | other = 'z'
 """.replace("\n", " | ")
 
 
@@ -204,6 +204,10 @@ def test_long_text_is_cut_around_the_mistake() -> None:
 def test_likely_mistake_is_remarked(text: str, remark: str) -> None:
     [made] = MessageFilter(f"NOT ({text}) AND a = 1").remarks
     assert remark in made
+
+
+def test_a_subtraction_of_a_number_is_no_likely_mistake() -> None:
+    assert MessageFilter("5-n = 4 AND n - 1 = 4").remarks == ()
 
 
 def test_aliases_count_as_what_they_stand_for() -> None:

@@ -58,6 +58,12 @@ def test_typed_text_is_an_amqp_value(kind: str, text: str, original: Any) -> Non
     assert same(read_typed(again.kind, again.text).original, original)
 
 
+def test_a_time_with_an_offset_is_shown_to_the_microsecond() -> None:
+    ticks = 621_355_968_000_000_000 + 12_345_678
+    typed = from_amqp(Described(Symbol("com.microsoft:datetime-offset"), Long(ticks)))
+    assert (typed.kind, typed.text, typed.value) == ("dateTime", "1970-01-01T00:00:01.234567Z", ticks)
+
+
 @pytest.mark.parametrize(
     ("kind", "text"),
     [("int", "x"), ("int", "4294967296"), ("boolean", "maybe"), ("nothing", "1"), ("guid", "1"), ("dateTime", "now"),
