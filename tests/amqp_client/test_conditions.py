@@ -88,6 +88,7 @@ def test_what_ended_a_connection_is_never_a_messages_fault(condition):
     assert isinstance(error, errors.Unreachable)
     assert error.retriable
     assert "quota" not in error.message
+    assert error.message.startswith("talking to contoso: ")
 
 
 def test_a_lost_connection_keeps_access_and_throttling_errors():
