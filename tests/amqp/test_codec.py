@@ -221,6 +221,8 @@ def test_values_equal_in_python_may_differ_in_amqp() -> None:
     assert not same(Symbol("a"), "a")
     assert not same([UInt(1)], [ULong(1)])
     assert Array([UInt(1)]) != Array([UInt(2)])
+    assert Map([("a", UInt(1))]) != Map([("a", UInt(2))])
+    assert not same(Described(Symbol("x"), UInt(1)), Described(Symbol("x"), Int(1)))
     assert not same(Array([UInt(1)]), Array([UInt(2)]))
     assert not same(Array([UInt(1)], descriptor=Symbol("x")), Array([UInt(1)]))
     assert not same(math.nan, 1.0)

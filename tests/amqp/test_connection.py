@@ -31,7 +31,7 @@ from sbpair.amqp.performatives import (
 )
 from sbpair.amqp.sasl import SaslClient, SaslServer
 from sbpair.amqp.session import SessionBegun, SessionEnded
-from sbpair.amqp.types import Array, Symbol
+from sbpair.amqp.types import Array, Described, Symbol
 from sbpair.errors import ProtocolError
 
 Pairs = Callable[..., Any]
@@ -302,6 +302,12 @@ def test_an_extended_header_of_a_frame_is_skipped(pair: Any) -> None:
     assert pair.server.closed == ConnectionClosed(None, by_peer=True)
 
 
+def test_an_error_of_an_unknown_type_is_none(pair: Any) -> None:
+    pair.session()
+    pair.tell("client", Close(Described(Symbol("x:error"), [])))
+    assert pair.client.closed == ConnectionClosed(None, by_peer=True)
+
+
 BODIES = [
     Open("x", "y", 512, 0, 1),
     Begin(None, 0xFFFFFFFF, 0xFFFFFFFF, 0),
@@ -412,6 +418,8 @@ def test_a_session_that_the_peer_ends_is_answered_and_reported(pair: Any) -> Non
     assert pair.server.of(SessionEnded) == []
     assert ours.state is theirs.state is EndpointState.CLOSED
     assert pair.client.connection.sessions == pair.server.connection.sessions == ()
+    ours.dispose(0, 0, Accepted(), receiver=True, settled=True)
+    assert pair.answers("client") == []
 
 
 def test_a_session_ended_before_its_answer_is_not_reported_as_begun(pair: Any) -> None:

@@ -95,10 +95,13 @@ def test_a_refused_link_is_attached_to_nothing_and_detached_with_the_error(pair:
     assert link.session.links == pair.server.connection.sessions[0].links == ()
 
 
-def test_a_receiver_that_is_refused_need_not_know_a_delivery_count(pair: Any) -> None:
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_receiver_that_is_refused_need_not_know_a_delivery_count(pair: Any, closed: bool) -> None:
     pair.opening("receiver")
-    pair.tell("client", Attach("x", 0, False), Detach(0, True, NOT_FOUND))
-    assert pair.client.of(LinkDetached)[0].error.condition == "amqp:not-found"
+    pair.tell("client", Attach("x", 0, False), Detach(0, closed, NOT_FOUND))
+    (detached,) = pair.client.of(LinkDetached)
+    assert (detached.error.condition, detached.closed) == ("amqp:not-found", closed)
+    assert [each.closed for each in pair.answers("client")] == [closed]
 
 
 @pytest.mark.parametrize("answer", ["accept", "refuse", "nothing"])

@@ -184,10 +184,11 @@ def test_a_message_truncated_in_a_section_is_refused(parts: list[tuple[int, byte
         HEAD + b"\xb0\xff\xff\xff\xffx",
         HEAD + b"\xa0\xffx",
         b"\x00\x53\x74\xd1\x7f\xff\xff\xff\x00",
+        b"\x00\x53\x77\xb0\x01\x00\x00\x00x",
         b"\x00" * 100_000,
         b"\x00\x53\x77" + b"\x00" * 100_000,
     ],
-    ids=[str(number) for number in range(23)],
+    ids=[str(number) for number in range(24)],
 )
 def test_bytes_that_are_not_a_message_are_refused(payload: bytes) -> None:
     with pytest.raises(ProtocolError):

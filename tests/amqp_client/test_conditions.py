@@ -45,6 +45,7 @@ def test_a_condition_becomes_an_error_of_this_project(condition, text, kind):
     assert type(error) is kind
     assert error.message.startswith("sending to 'orders': ")
     assert condition in error.message
+    assert getattr(error, "condition", condition) == condition
     assert error.hint
 
 
@@ -66,6 +67,7 @@ def test_a_status_becomes_an_error_of_this_project(status, kind):
     assert error.message == f"asking: why (status {status})"
     assert error.hint
     assert getattr(error, "condition", "400") == "400"
+    assert status_error(status, None, "asking").message == f"asking: no reason given (status {status})"
 
 
 def test_a_403_is_a_missing_claim_only_if_its_description_names_one():
