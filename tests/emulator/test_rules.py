@@ -92,8 +92,8 @@ TRUE = """
     2 + 3 * 4 = 14 and (2 + 3) * 4 = 20 and 10 - 2 - 3 = 5
     1e2 = 100 and 1.5E-1 = 0.15 and .5 = 0.5 and 2. = 2
     exact = 19.99 or exact > 19.98
-    exact * 2 > 39.97 and exact + 1 > n
-    'a' + 'b' = 'ab' and color + n = 'red5'
+    exact * 2 > 39.97 and exact + 1 > n and exact * 7 = 139.93
+    'a' + 'b' = 'ab' and color + n = 'red5' and n + color = '5red'
     'a' < 'b' and 'B' < 'a'
     yes = TRUE and no = false and yes <> no
     yes = true and not no = true
@@ -228,6 +228,7 @@ BAD = [
     ("a = 1)", 1, 5),
     ("(a = 1", 1, 6),
     ("a = 1\nAND b ~ 2", 2, 6),
+    ("a = 1\nAND\nb ~ 2", 3, 2),
     ("a = 'open", 1, 4),
     ("a = [open", 1, 4),
     ("[] = 1", 1, 0),
@@ -581,6 +582,8 @@ def test_a_field_beyond_the_last_is_unknown() -> None:
     message = a_message()
     message.sections.properties = section(PROPERTIES, codec.encode(["m", None]))
     assert answer("sys.To IS NULL AND sys.MessageId = 'm'", message) is True
+    message.sections.properties = b""
+    assert answer("sys.To IS NULL AND sys.MessageId IS NULL", message) is True
 
 
 def test_the_parser_library_is_imported_with_the_first_expression_only() -> None:

@@ -34,6 +34,7 @@ USER = Map(
         ("offset", Described(OFFSET, Long(NOW_MS * 10_000 + 621_355_968_000_000_000))), ("symbol", Symbol("sym")),
         ("with space", "a]b"), ("size", "own"), ("x-y", Int(1)), ("COLOR", "second"), ("list", [Int(1)]),
         ("link", Described(Symbol("com.microsoft:uri"), "https://x/y")), ("other", Described(Symbol("x:y"), "z")),
+        ("strange", Described(Symbol("x:y"), Long(1))), ("minute", "1m"),
     ]
 )  # fmt: skip
 
@@ -58,7 +59,7 @@ def encoded(user: Map | None = None, **changed: Any) -> bytes:
         reply_to_group_id="r",
     )
     return Sections(
-        header=Header(ttl=UInt(90_000), delivery_count=UInt(3)).encode(),
+        header=Header(ttl=changed.get("ttl", UInt(90_000)), delivery_count=UInt(3)).encode(),
         message_annotations=encode_map(MESSAGE_ANNOTATIONS, changed.get("annotations", annotations)),
         properties=changed.get("properties", properties).encode(),
         application_properties=encode_map(APPLICATION_PROPERTIES, user if user is not None else USER),
@@ -94,7 +95,7 @@ TRUE = """
     -7 % 4 = -3 | n * 2 - 1 = 9 | NOT color = 'blue' | NOT NOT n = 5 | n = 4 OR n = 5 AND color = 'red' | (n) = (5)
     color = 'blue' OR missing = 1 OR n = 5 | 'a' < 'b' | n > -1 | color IN ('blue', 'red') | +n = 5 | .5 + 2 = half
     2.5e0 = half | sys.MessageId IN ('m6', 'm7') | color LIKE 'r!ed' ESCAPE '!' | 'it''s' = 'it''s'
-    link LIKE 'https:%' | sys.EnqueuedTimeUtc < '2027-01-15T07:00:00.000001Z'
+    link LIKE 'https:%' | minute = took | sys.EnqueuedTimeUtc < '2027-01-15T07:00:00.000001Z'
 """.replace("\n", " | ")
 NOT_TRUE = """
     color = 'RED' | missing = 1 | NOT missing = 1 | missing <> 1 | n > NULL | n NOT IN (1, NULL) | nothing = NULL
@@ -104,7 +105,8 @@ NOT_TRUE = """
 FAILS = """
     color = 5 | n = 'five' | yes > yes | list = list | raw < raw | color LIKE n | n + yes = 1 | n / 0 = 1
     -color = 1 | big + 9223372036854775807 > 1 | took = 'soon' | at = 5 | at * 2 = at | took % 2 = 1
-    p(n) = 1 | color LIKE 'r!' ESCAPE '!' | color LIKE 'r' ESCAPE 'ab' | took > at | list IN (1) | other = 'z'
+    p(n) = 1 | color LIKE 'r!' ESCAPE '!' | color LIKE 'r' ESCAPE 'ab' | took > at
+    list IN (1) | other = 'z' | strange = at
 """.replace("\n", " | ")
 
 
@@ -159,6 +161,7 @@ def test_a_condition_before_the_failing_one_decides() -> None:
         ("'5x' < age", 1, "expected a duration, got '5x'", "90s"),
         ("enqueued > 'monday'", 12, "expected a time, got 'monday'", "2026-11-22"),
         ("enqueued > 5", 12, "expected a time, got 5", "2026-11-22"),
+        ("5 = sys.Label", 9, "cannot compare a number with text", "for example"),
         ("size = 'big'", 8, "cannot compare a number with text", "for example"),
         ("sys.ForcePersistence > TRUE", 24, "only be compared by =", "for example"),
         ("age IN ('1h', 'x')", 15, "expected a duration", "90s"),
@@ -206,6 +209,12 @@ def test_likely_mistake_is_remarked(text: str, remark: str) -> None:
     assert remark in made
 
 
+def test_a_name_without_brackets_may_be_meant_as_text() -> None:
+    [doubt] = MessageFilter("color = red").doubts
+    assert "'red'" in doubt
+    assert MessageFilter("color = [red] AND red = 'x'").doubts == ()
+
+
 def test_a_subtraction_of_a_number_is_no_likely_mistake() -> None:
     assert MessageFilter("5-n = 4 AND n - 1 = 4").remarks == ()
 
@@ -225,13 +234,18 @@ def test_aliases_count_as_what_they_stand_for() -> None:
 def test_properties_in_the_usual_form_are_found_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     message = filtered(encoded(Map([("text", "x"), ("n", Int(300)), ("wanted", "y")])))
     monkeypatch.setattr(view, "_find_carefully", None)
-    assert MessageFilter("Wanted = 'y' AND n = 300 AND missing IS NULL AND text LIKE '_'").matches(message)
+    text = "Wanted = 'y' AND n = 300 AND missing IS NULL AND text LIKE '_' AND NOT EXISTS(x)"
+    assert MessageFilter(text).matches(message)
 
 
 def test_the_sequence_number_of_the_first_entity_is_kept() -> None:
     annotations = Map([(Symbol("x-opt-sequence-number"), Long(77)), (Symbol("x-opt-enqueue-sequence-number"), Long(5))])
     text = "sys.EnqueuedSequenceNumber = 5 AND sys.SequenceNumber = 77"
     assert MessageFilter(text).matches(filtered(encoded(annotations=annotations)))
+
+
+def test_a_message_without_a_time_to_live_never_expires() -> None:
+    assert MessageFilter("sys.ExpiresAtUtc IS NULL AND sys.TimeToLive > '365d'").matches(filtered(encoded(ttl=None)))
 
 
 def test_dead_letter_reason_is_chosen() -> None:
