@@ -184,7 +184,7 @@ def test_a_message_truncated_in_a_section_is_refused(parts: list[tuple[int, byte
         HEAD + b"\xb0\xff\xff\xff\xffx",
         HEAD + b"\xa0\xffx",
         b"\x00\x53\x74\xd1\x7f\xff\xff\xff\x00",
-        b"\x00\x53\x77\xb0\x01\x00\x00\x00x",
+        b"\x00\x53\x77\xb0\x01\x00\x00\x00",
         b"\x00" * 100_000,
         b"\x00\x53\x77" + b"\x00" * 100_000,
     ],
