@@ -248,9 +248,27 @@ def test_a_message_without_a_time_to_live_never_expires() -> None:
     assert MessageFilter("sys.ExpiresAtUtc IS NULL AND sys.TimeToLive > '365d'").matches(filtered(encoded(ttl=None)))
 
 
-def test_dead_letter_reason_is_chosen() -> None:
-    payload = encoded(Map([("DeadLetterReason", "MaxDeliveryCountExceeded")]))
-    assert MessageFilter("reason LIKE 'Max%'").matches(filtered(payload))
+def reason_given(reason: Any) -> FilteredMessage:
+    return filtered(encoded(Map([("DeadLetterReason", reason), ("n", Int(1))] if reason else [("n", Int(1))])))
+
+
+@pytest.mark.parametrize(
+    ("text", "reasons", "chosen", "shown"),
+    [
+        ("reason LIKE 'Max%'", (), [2], "reason LIKE 'Max%'"),
+        ("", ("it's OLD",), [1], "reason IN ('it''s OLD')"),
+        ("", ("", "maxdelivery"), [0, 2, 3, 4], "reason IN ('', 'maxdelivery')"),
+        ("n = 1", ("", "MaxDelivery"), [0, 2, 3], "reason IN ('', 'MaxDelivery') AND (n = 1)"),
+        ("n = 2", ("MaxDelivery",), [], "reason IN ('MaxDelivery') AND (n = 2)"),
+    ],
+)
+def test_dead_letters_are_chosen_by_their_reason(
+    text: str, reasons: tuple[str, ...], chosen: list[int], shown: str
+) -> None:
+    messages = [*map(reason_given, (None, "It's old", "MaxDelivery", Int(3))), filtered(b"\x00nonsense")]
+    made = MessageFilter(text, reasons=reasons)
+    assert [at for at, message in enumerate(messages) if made.matches(message)] == chosen
+    assert (made.chosen, made.counts(5).text, made.counts(5).skipped) == (len(chosen), shown, 5)
 
 
 def test_payload_that_is_no_message_is_never_chosen() -> None:
