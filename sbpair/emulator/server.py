@@ -8,22 +8,18 @@ import os
 import re
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, AsyncExitStack, closing, suppress
+from contextlib import AbstractContextManager, AsyncExitStack, closing
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 from functools import partial
-from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, NamedTuple, Self
-from urllib.parse import urlsplit
 
 from sbpair.emulator.access_tokens import Bearers
-from sbpair.emulator.clock import Clock, SystemClock, Timers, milliseconds
+from sbpair.emulator.clock import Clock, SystemClock
+from sbpair.emulator.emulator_control import EmulatorControl
 from sbpair.emulator.entities.description import STANDARD, TIERS, EmulatedTier
 from sbpair.emulator.entities.namespace import Namespace
-from sbpair.emulator.faults.active import Faults
 from sbpair.emulator.port import EVERY_ADDRESS, Port, local_authority
-from sbpair.emulator.service_errors import ArgumentInvalid
 from sbpair.errors import MachineLacks, NameInvalid, UsageError
 from sbpair.operating_system import listen
 
@@ -36,9 +32,6 @@ if TYPE_CHECKING:
 
 WITHOUT_TLS: Final = ";UseDevelopmentEmulator=true"
 """Makes the official clients connect without TLS."""
-
-MAX_NOW_MS: Final = 253_370_764_800_000
-"""The first of January of the year 9999: the service writes no time after that year."""
 
 CreateEntities = Callable[[Namespace], None]
 MakePage = Callable[["Emulator"], "BrowserPage"]
@@ -137,7 +130,7 @@ class Ready:
         return document
 
 
-class Emulator:
+class Emulator(EmulatorControl):
     """Namespaces on ports of their own, for the duration of an `async with`. Port 0 chooses a free port.
 
     `ready` has the addresses and credentials. `create_entities` is called with each namespace before its port opens.
@@ -158,13 +151,7 @@ class Emulator:
         create_entities: CreateEntities | None = None,
         page: MakePage | None = None,
     ) -> None:
-        self.clock = clock or SystemClock()
-        self.timers = Timers()
-        self.namespaces: dict[str, Namespace] = {}
-        self.faults = Faults(self.namespaces, self.advance)
-        self._host = host
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        super().__init__(host, clock or SystemClock())
         self._options = options
         self._create_entities = create_entities
         self._make_page = page
@@ -174,7 +161,6 @@ class Emulator:
         self._tls: Tls | None = None
         self._requested = [RequestedNamespace(*each) for each in namespaces]
         self._http_authorities: dict[str, str] = {}
-        self._storage: Storage | None = None
         self._stack = AsyncExitStack()
         check_requested(self._requested)
 
@@ -287,70 +273,6 @@ class Emulator:
         first = next(iter(self.namespaces.values()))
         identity = self.identity.endpoint_at(first.authority) if self.identity else None
         return Ready(namespaces, str(self._tls.ca_file) if self._tls else None, identity)
-
-    # Time
-
-    def advance(self, ms: int | timedelta) -> None:
-        """Advance the clock, by milliseconds or a timedelta, and run at once all timers that become due.
-
-        Raises ArgumentInvalid for a time that the service could not write.
-        """
-        if self.clock.now_ms() + milliseconds(ms) > MAX_NOW_MS:
-            raise ArgumentInvalid("The clock ends with the year 9998.")
-        self.clock.advance(milliseconds(ms))
-        if self._storage is not None:
-            self._storage.namespace_changed()
-        self._run_timers()
-
-    def start_timers(self) -> None:
-        """Run the timers when they are due, in the running loop and without polling."""
-        self._loop = asyncio.get_running_loop()
-        self.timers.on_earlier = self._set_timer
-
-    def stop_timers(self) -> None:
-        self._loop = None
-        self._cancel_timer()
-
-    def _cancel_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _set_timer(self) -> None:
-        self._cancel_timer()
-        due = self.timers.next_deadline_ms()
-        if due is not None and self._loop is not None:
-            self._timer = self._loop.call_later(max(0, due - self.clock.now_ms()) / 1000, self._run_timers)
-
-    def _run_timers(self) -> None:
-        if self._loop is not None:
-            self.timers.advance(self.clock.now_ms())
-            self._set_timer()
-
-    # Names
-
-    def is_addressed_by(self, authority: str) -> bool:
-        """Return whether the host of a `host:port` is a name of this emulator.
-
-        Names are those of loopback, of its namespaces, and its own host. Where other machines can reach it, all IP
-        addresses and names without a dot are, as in a network of containers: a web page cannot have such a name.
-        """
-        name = ""
-        try:
-            name = (urlsplit(f"//{authority}").hostname or "").rstrip(".")
-            ip = ip_address(name)
-        except ValueError:
-            own = {"localhost", self._host.lower()} - {""}
-            own.update(f"{each.lower()}.servicebus.windows.net" for each in self.namespaces)
-            return name in own or name.endswith(".localhost") or (self._is_exposed and bool(name) and "." not in name)
-        return ip.is_loopback or self._is_exposed
-
-    @property
-    def _is_exposed(self) -> bool:
-        if self._host in EVERY_ADDRESS:
-            return True
-        with suppress(ValueError):
-            return not ip_address(self._host).is_loopback
-        return self._host.lower() != "localhost"
 
 
 def check_requested(namespaces: Sequence[RequestedNamespace]) -> None:

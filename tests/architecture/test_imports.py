@@ -158,16 +158,11 @@ def test_entities_import_no_frontend_and_no_server() -> None:
     ] == []
 
 
-# In these, modules may import each other for their types alone.
-TYPED_WITH_CYCLES = {"emulator"}
-
-
 def test_there_is_no_cycle_of_modules() -> None:
     graph: dict[str, set[str]] = {module: set() for module in MODULES}
     for each in own_imports():
-        counts = not each.typing_only or part_of(each.importer) not in TYPED_WITH_CYCLES
         # A package is imported before its modules, which is no dependence of the one on the other.
-        if counts and each.imported != each.importer and not each.importer.startswith(f"{each.imported}."):
+        if each.imported != each.importer and not each.importer.startswith(f"{each.imported}."):
             graph[each.importer].add(each.imported)
     try:
         TopologicalSorter(graph).prepare()

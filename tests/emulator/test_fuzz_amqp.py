@@ -63,9 +63,9 @@ from sbpair.amqp.types import (
 from sbpair.emulator.clock import ManualClock
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.namespace import Namespace
-from sbpair.emulator.frontends.amqp import amqp_connection
+from sbpair.emulator.frontends.amqp import link_owner
 from sbpair.emulator.frontends.amqp.amqp_connection import AmqpConnection
-from sbpair.emulator.frontends.amqp.link_endpoints import MAX_OUTPUT
+from sbpair.emulator.frontends.amqp.link_owner import MAX_OUTPUT
 from sbpair.errors import ProtocolError
 from tests.emulator.peer import ROOT_SIGN_IN
 
@@ -96,7 +96,7 @@ INTERESTING = [
 @pytest.fixture(autouse=True)
 def repeated_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give every transaction the same id, so that a recorded conversation is valid again."""
-    monkeypatch.setattr(amqp_connection, "new_id", lambda: TXN_ID)
+    monkeypatch.setattr(link_owner, "new_id", lambda: TXN_ID)
 
 
 class Memory(asyncio.Transport):

@@ -25,7 +25,7 @@ from sbpair.amqp.performatives import (
 from sbpair.amqp.session import Disposed
 from sbpair.amqp.types import Array, Described, Int, Long, Map, Symbol, Timestamp, ULong
 from sbpair.emulator.entities.transaction import TIMEOUT_MS
-from sbpair.emulator.frontends.amqp.amqp_connection import MAX_TRANSACTIONS
+from sbpair.emulator.frontends.amqp.link_owner import MAX_TRANSACTIONS
 from sbpair.emulator.frontends.amqp.message_links import TRANSFER_DESTINATION
 from sbpair.emulator.server import Emulator
 from tests.emulator.peer import Peer, Stage, plain

@@ -17,7 +17,7 @@ from sbpair.amqp.message import data_body
 from sbpair.amqp.session import Disposed
 from sbpair.emulator import port
 from sbpair.emulator.frontends.amqp import websocket_frontend
-from sbpair.emulator.frontends.amqp.link_endpoints import MAX_OUTPUT
+from sbpair.emulator.frontends.amqp.link_owner import MAX_OUTPUT
 from sbpair.emulator.frontends.amqp.websocket_frontend import MAX_MESSAGE, MAX_PAYLOAD, WebSocketFrontend
 from sbpair.testing import Emulator
 from tests.emulator.peer import Echo, Stage, raw_connection

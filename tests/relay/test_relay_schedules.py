@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sbpair.emulator.relay.hybrid_connection import HybridConnections
-from sbpair.emulator.relay.relay_gateway import ListenerChannel
+from sbpair.emulator.relay.listener_channel import ListenerChannel
 from sbpair.relay import relay_client
 from sbpair.relay.answer_verdicts import AnswerVerdict
 from sbpair.relay.body_parts import RequestBody

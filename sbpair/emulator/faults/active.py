@@ -31,7 +31,7 @@ from sbpair.emulator.service_errors import ArgumentInvalid, EntityNotFound, Enti
 if TYPE_CHECKING:
     from sbpair.emulator.entities.namespace import Namespace
     from sbpair.emulator.entities.partitions import Partitions
-    from sbpair.emulator.relay.relay_gateway import ListenerChannel
+    from sbpair.emulator.relay.hybrid_connection import ConnectedListener
 
 
 class FaultKind(NamedTuple):
@@ -130,7 +130,7 @@ def relay_drop_listeners(namespace: Namespace, fault: Fault) -> None:
         listener.close(RESTART_CODE, RESTART_REASON)
 
 
-def _listeners(namespace: Namespace, path: str) -> list[ListenerChannel]:
+def _listeners(namespace: Namespace, path: str) -> list[ConnectedListener]:
     entities = [each for each in namespace.hybrid_connections.all() if path in ("", each.key)]
     return [listener for entity in entities for listener in entity.listeners]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import repeat
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from sbpair.emulator.access_tokens import is_within, scope_of
 from sbpair.emulator.clock import NEVER, Clock, Deadline, Timers
@@ -23,9 +23,6 @@ from sbpair.emulator.service_errors import (
     partition_unavailable,
     unwritable,
 )
-
-if TYPE_CHECKING:
-    from sbpair.emulator.frontends.amqp.amqp_connection import AmqpConnection
 
 MAX_CONNECTIONS: Final = 5_000
 PERIOD_MS: Final = 1_000
@@ -79,6 +76,25 @@ class Fault:
     def path(self) -> str:
         """The entity's path in lower case; "" for all entities."""
         return scope_of(self.entity or "")
+
+
+class ServedConnection(Protocol):
+    """An AMQP connection to the namespace. The frontend has the class: entities and faults know no frontend."""
+
+    def take_down(self, entity: str, error: ServiceError) -> None:
+        """Fail the transactions that have used an entity, and close the links to it."""
+
+    def detach(self, entity: str, error: ServiceError) -> None:
+        """Close the links to an entity."""
+
+    def on_faults_changed(self) -> None:
+        """Apply the faults and the latency of connections as they are now."""
+
+    def resume(self) -> None:
+        """Continue deliveries that were held back."""
+
+    def abort(self) -> None:
+        """Break the connection."""
 
 
 class ActingFault:
@@ -155,7 +171,7 @@ class FaultPoints:
     """The fault points of one namespace. Paths are in lower case; "" means every entity."""
 
     def __init__(self) -> None:
-        self.connections: set[AmqpConnection] = set()
+        self.connections: set[ServedConnection] = set()
         self.budget: CreditBudget | None = None
         self.is_unwritable = False
         self.is_limiting = False

@@ -62,9 +62,9 @@ class Handshake:
         self._response: Response = self._protocol.accept(Request(request.raw_path, headers, request.method))
         if self._response.status_code != HTTPStatus.SWITCHING_PROTOCOLS:
             raise url_invalid("The request is not a WebSocket handshake of version 13.")
-        offered = ",".join(request.headers.getall(_PROTOCOL_HEADER, ())).partition(",")[0].strip()
-        self.protocol = offered or None
-        """The first subprotocol that the peer offers."""
+        self.protocols = [
+            each.strip() for value in request.headers.getall(_PROTOCOL_HEADER, ()) for each in value.split(",")
+        ]
 
     @property
     def is_waiting(self) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from sbpair.emulator.access_tokens import (
     AccessRight,
@@ -25,12 +25,26 @@ from sbpair.emulator.service_errors import ArgumentInvalid, EntityExists, Unauth
 
 if TYPE_CHECKING:
     from sbpair.emulator.entities.queue import EntitySpace
-    from sbpair.emulator.relay.relay_gateway import ListenerChannel, OfferedSocket
-    from sbpair.emulator.relay.relayed_request import RelayedRequest
 
 AUDIENCES: Final = ("https://relay.azure.net",)
 MAX_LISTENERS: Final = 25
 MAX_METADATA: Final = 1024
+
+
+class ConnectedListener(Protocol):
+    """A listener that is connected to an entity. `listener_id` is the GUID that it chose, or one of the emulator's."""
+
+    listener_id: str
+
+    def close(self, code: int, reason: str) -> None: ...
+    def abort(self) -> None: ...
+
+
+class WaitingSender(Protocol):
+    """A request or a WebSocket of a sender that a listener can meet."""
+
+    def break_off(self) -> None:
+        """End the sender's connection without an answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +69,7 @@ class HybridConnection:
         self.path = path
         self.description = HybridConnectionDescription()
         self.created_at_ms = self.updated_at_ms = namespace.clock.now_ms()
-        self.listeners: list[ListenerChannel] = []
+        self.listeners: list[ConnectedListener] = []
         self._namespace = namespace
         self._home = home
 
@@ -98,7 +112,7 @@ class HybridConnections:
         self._namespace = namespace
         self._by_key: dict[str, HybridConnection] = {}
         self.chance = random.Random()  # noqa: S311  # balance, not secrecy
-        self.waiting: dict[str, OfferedSocket | RelayedRequest] = {}
+        self.waiting: dict[str, WaitingSender] = {}
         namespace.on_outage.add(self.break_off)
 
     def __bool__(self) -> bool:
@@ -137,7 +151,7 @@ class HybridConnections:
 
     def choose(
         self, entity: HybridConnection, allowed: str | None = None, disallowed: str | None = None
-    ) -> ListenerChannel:
+    ) -> ConnectedListener:
         """Choose a listener at random, among those of the ids in `allowed`, or not in `disallowed`.
 
         Raises RelayRefused if there is none.

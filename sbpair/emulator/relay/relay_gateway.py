@@ -1,24 +1,19 @@
-"""The gateway of a namespace: the kinds of requests to the relay, their tokens, control channels and WebSockets.
+"""The gateway of a namespace: the kinds of requests to the relay, the checks of their tokens, and the WebSockets.
 
-A control channel carries offers and requests to one listener, its responses and token renewals. A WebSocket of a sender
-is offered to a listener, then accepted or rejected, then relayed frame by frame. Invariant: a listener that sends
-anything else than the protocol has loses its own channel only.
+A WebSocket of a sender is offered to a listener, then accepted or rejected, then relayed frame by frame.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import uuid
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final, cast
 from urllib.parse import quote
 
 from aiohttp import hdrs, web
-from websockets.frames import Frame, Opcode
 
 from sbpair.emulator.access_tokens import AccessRight
-from sbpair.emulator.clock import NEVER
 from sbpair.emulator.relay.frame_connection import (
     ABNORMAL,
     FrameConnection,
@@ -27,21 +22,16 @@ from sbpair.emulator.relay.frame_connection import (
     cut_off,
     remote_endpoint,
 )
+from sbpair.emulator.relay.listener_channel import MAX_CONTROL_MESSAGE, ListenerChannel
 from sbpair.emulator.relay.relay_messages import (
-    MessageInvalid,
     RelayRefused,
     RelayTarget,
-    ResponseHead,
-    address_expired,
     endpoint_not_found,
     is_websocket_path,
     joined_headers,
     no_listeners,
     one_line,
-    read_message,
-    read_response,
     read_target,
-    response_invalid,
     url_invalid,
     with_tracking,
 )
@@ -49,7 +39,8 @@ from sbpair.emulator.relay.relayed_request import RelayedRequest, read_inline
 from sbpair.emulator.service_errors import log_bug
 
 if TYPE_CHECKING:
-    from sbpair.emulator.access_tokens import Grant
+    from websockets.frames import Frame
+
     from sbpair.emulator.entities.namespace import Namespace
     from sbpair.emulator.relay.hybrid_connection import HybridConnection
 
@@ -60,8 +51,6 @@ ALLOWED: Final = "Microsoft-Relay-AllowedListeners"
 DISALLOWED: Final = "Microsoft-Relay-DisallowedListeners"
 _STRIPPED: Final = frozenset({TOKEN_HEADER.lower(), ALLOWED.lower(), DISALLOWED.lower()})
 _MAX_ID: Final = 128
-MAX_CONTROL_MESSAGE: Final = 256 * 1024
-"""The service's limit is 64 kB; clients add the headers to it, or do not."""
 
 ACCEPT_MS: Final = 30_000
 NOT_ACCEPTED: Final = (
@@ -173,9 +162,14 @@ class RelayGateway:
     def _meet(self, request: web.BaseRequest, target: RelayTarget, identity: str) -> web.StreamResponse:
         """Answer a listener at a rendezvous address, which can be used once."""
         waiting = self._entities.waiting.get(identity)
-        if waiting is None or target.parameters["sb-hc-action"].lower() != waiting.action:
-            raise address_expired()
-        return waiting.meet(request, target)
+        if isinstance(waiting, OfferedSocket) and target.parameters["sb-hc-action"].lower() == "accept":
+            return waiting.meet(request, target)
+        if isinstance(waiting, RelayedRequest) and target.parameters["sb-hc-action"].lower() == "request":
+            handshake = Handshake(request, None)
+            if not waiting.is_met:
+                waiting.meet(handshake)
+                return web.Response()
+        raise address_expired()
 
     # HTTP
 
@@ -223,137 +217,13 @@ class RelayGateway:
         self._check_up(entity)
         if self._namespace.fault_points.hit("relay-no-listeners", entity.key):
             raise no_listeners()
-        return self._entities.choose(entity, request.headers.get(ALLOWED), request.headers.get(DISALLOWED))
+        chosen = self._entities.choose(entity, request.headers.get(ALLOWED), request.headers.get(DISALLOWED))
+        return cast("ListenerChannel", chosen)
 
 
 def token_of(request: web.BaseRequest, target: RelayTarget) -> str | None:
     """Return the relay's own token of a request: from its header, or else its query."""
     return request.headers.get(TOKEN_HEADER) or target.parameters.get("sb-hc-token")
-
-
-# Control channels
-
-
-class ListenerChannel(FrameUser):
-    """A connected listener of `entity`. `base` is the URL by which it reached the relay."""
-
-    def __init__(self, namespace: Namespace, entity: HybridConnection, listener_id: str, base: str) -> None:
-        self.listener_id = listener_id or str(uuid.uuid4())
-        self._base = base
-        self.requests: dict[str, RelayedRequest] = {}
-        """Requests without a response, by id."""
-
-        self._namespace = namespace
-        self._entity = entity
-        self._parts: list[bytes] = []
-        self._kind = Opcode.TEXT
-        self._response: ResponseHead | None = None
-
-    def open(self, handshake: Handshake, grant: Grant) -> None:
-        """Answer the handshake, and begin to listen."""
-        self._frames: FrameConnection = handshake.accept(self, handshake.protocol)
-        self._expiry = self._namespace.deadline(NEVER, lambda: self.close(1008, "ExpiredToken: The token is expired."))
-        self._expiry.wait_until(grant.expires_at_ms)
-        self._entity.listeners.append(self)
-
-    def rendezvous(self, target: str, action: str, identity: str) -> str:
-        """Return the address for `action`, accept or request; `target` is path and query of the sender."""
-        own = f"sb-hc-action={action}&sb-hc-id={quote(identity, safe='')}"
-        return f"{self._base}/$hc{target}{'&' if '?' in target else '?'}{own}"
-
-    def send(self, message: dict[str, Any], body: bytes | None = None) -> None:
-        """Send a message, and the body that follows it."""
-        self._frames.send(Opcode.TEXT, json.dumps(message).encode())
-        if body is not None:
-            self._frames.send(Opcode.BINARY, body)
-
-    def close(self, code: int, reason: str) -> None:
-        """Close the channel. Connections that were accepted through it stay."""
-        self._leave()
-        self._frames.close(code, reason)
-
-    def abort(self) -> None:
-        self._leave()
-        self._frames.abort()
-
-    def _leave(self) -> None:
-        self._expiry.cancel()
-        if self in self._entity.listeners:
-            self._entity.listeners.remove(self)
-
-    # FrameUser
-
-    def on_frame(self, frame: Frame) -> None:
-        if self not in self._entity.listeners:
-            return
-        if frame.opcode is not Opcode.CONT:
-            self._kind = frame.opcode
-        self._parts.append(bytes(frame.data))
-        if not frame.fin:
-            return
-        data = b"".join(self._parts)
-        self._parts.clear()
-        try:
-            self._take(data)
-        except MessageInvalid as error:
-            self.close(1008, f"The message of the listener is not valid: {error}.")
-
-    def on_end(self, code: int, reason: str) -> None:
-        del code, reason
-        self._leave()
-
-    def _take(self, data: bytes) -> None:
-        """Handle a whole message. Raises MessageInvalid."""
-        if self._response is not None:
-            if self._kind is not Opcode.BINARY:
-                raise MessageInvalid("the body of a response is missing")
-            head, self._response = self._response, None
-            self._finish(head, data)
-            return
-        if self._kind is not Opcode.TEXT:
-            # The vendor's client for JavaScript sends an empty body after a response without one.
-            return
-        message = read_message(data)
-        if isinstance(message.get("renewToken"), dict):
-            self._renew(message["renewToken"].get("token"))
-        elif "response" in message:
-            self._begin(message["response"])
-
-    def _renew(self, token: object) -> None:
-        hybrid_connections, path = self._namespace.hybrid_connections, self._entity.path
-        try:
-            grant = hybrid_connections.authorize(str(token), AccessRight.LISTEN, path, self._entity)
-        except RelayRefused as error:
-            self.close(1008, error.message)
-            return
-        self._expiry.wait_until(grant.expires_at_ms)
-
-    def _begin(self, response: object) -> None:
-        try:
-            head = read_response(response)
-        except MessageInvalid as error:
-            self._refuse(response, error)
-            return
-        if head.has_body:
-            self._response = head
-        else:
-            self._finish(head, b"")
-
-    def _finish(self, head: ResponseHead, body: bytes) -> None:
-        # A response to a request that this channel did not carry, or that has ended, reaches no sender.
-        request = self.requests.pop(head.request_id, None)
-        if request is not None:
-            request.respond(head, body)
-
-    def _refuse(self, response: object, error: MessageInvalid) -> None:
-        """Fail the request of an invalid response; one without a known request ends the channel."""
-        identity = response.get("requestId") if isinstance(response, dict) else None
-        request = self.requests.pop(str(identity), None)
-        if request is None or not isinstance(response, dict):
-            raise error
-        request.fail(response_invalid(str(error)))
-        if response.get("body") is True:
-            self._response = ResponseHead("", 500, None, (), has_body=True)
 
 
 # Relayed WebSockets
@@ -396,10 +266,12 @@ class Leg(FrameUser):
             other.abort()
 
 
+def address_expired() -> RelayRefused:
+    return RelayRefused(403, "Forbidden", "The rendezvous address is invalid, has expired, or was used before.")
+
+
 class OfferedSocket:
     """A sender's handshake that waits for a listener."""
-
-    action = "accept"
 
     def __init__(self, namespace: Namespace, handshake: Handshake) -> None:
         self._handshake = handshake
@@ -429,10 +301,11 @@ class OfferedSocket:
         answer = Handshake(request)
         if self._outcome.done() or not self._handshake.is_waiting or not answer.is_waiting:
             raise address_expired()
+        chosen = next(iter(answer.protocols), None)
         sender, listener = Leg(of_sender=True), Leg(of_sender=False)
         sender.other, listener.other = listener, sender
-        listener.connection = answer.accept(listener, answer.protocol)
-        sender.connection = self._handshake.accept(sender, answer.protocol)
+        listener.connection = answer.accept(listener, chosen)
+        sender.connection = self._handshake.accept(sender, chosen)
         self._outcome.set_result(None)
         # It cannot be sent: the connection was taken over.
         return web.Response()

@@ -56,10 +56,6 @@ def no_listeners() -> RelayRefused:
     return endpoint_not_found("There are no listeners connected for the endpoint.")
 
 
-def address_expired() -> RelayRefused:
-    return RelayRefused(403, "Forbidden", "The rendezvous address is invalid, has expired, or was used before.")
-
-
 def response_invalid(text: str) -> RelayRefused:
     return RelayRefused(502, "BadGateway", f"The listener's response is not valid: {text}.")
 

@@ -20,7 +20,6 @@ from sbpair.emulator.relay.relay_messages import (
     RelayRefused,
     RelayTarget,
     ResponseHead,
-    address_expired,
     joined_headers,
     read_message,
     read_response,
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from websockets.frames import Frame
 
     from sbpair.emulator.entities.namespace import Namespace
-    from sbpair.emulator.relay.relay_gateway import ListenerChannel
+    from sbpair.emulator.relay.listener_channel import ListenerChannel
 
 RESPONSE_MS: Final = 60_000
 NOT_ANSWERED: Final = (
@@ -66,9 +65,7 @@ class BodyStream(asyncio.StreamReader):
 
 
 class RelayedRequest:
-    """One request of a sender."""
-
-    action = "request"
+    """One request of a sender. `sent_inline` is its body, if it goes over the control channel."""
 
     def __init__(
         self, namespace: Namespace, request: web.BaseRequest, target: RelayTarget, identity: str, path: str
@@ -144,24 +141,23 @@ class RelayedRequest:
 
     # From the listener
 
-    def meet(self, request: web.BaseRequest, _target: RelayTarget) -> web.Response:
-        """Answer the listener's handshake for a rendezvous connection. Raises RelayRefused."""
-        handshake = Handshake(request)
-        if self._rendezvous is not None or self._answer.done():
-            raise address_expired()
+    def meet(self, handshake: Handshake) -> None:
+        """Answer the listener's handshake for a rendezvous connection."""
         self._rendezvous = Rendezvous(self, handshake)
         if self._document is not None:
             connection = self._rendezvous.connection
             connection.send(Opcode.TEXT, json.dumps({"request": self._document}).encode())
             # Not in a task group: it would wrap a refusal.
             self._sending = asyncio.create_task(self._send_body(connection), name="send a relayed request's body")
-        # It cannot be sent: the connection was taken over.
-        return web.Response()
 
     def check_id(self, head: ResponseHead) -> None:
         """Raise MessageInvalid if a response is one to another request."""
         if head.request_id != self._identity:
             raise MessageInvalid("requestId is not that of the request")
+
+    @property
+    def is_met(self) -> bool:
+        return self._rendezvous is not None or self._answer.done()
 
     def respond(self, head: ResponseHead, body: bytes | BodyStream) -> None:
         """Take the listener's answer; another one is dropped, as is one that a fault swallows."""
@@ -242,7 +238,7 @@ class Rendezvous(FrameUser):
         self._size = 0
         self._body: BodyStream | None = None
         self._has_head = False
-        self.connection = handshake.accept(self, handshake.protocol)
+        self.connection = handshake.accept(self, next(iter(handshake.protocols), None))
 
     # FrameUser
 

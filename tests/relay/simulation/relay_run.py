@@ -19,7 +19,8 @@ from aiohttp import ClientError, WSMsgType
 from sbpair.emulator.entities.queue import ROOT_RULE
 from sbpair.emulator.faults.fault_points import Fault
 from sbpair.emulator.relay.frame_connection import FrameConnection
-from sbpair.emulator.relay.relay_gateway import ListenerChannel, OfferedSocket
+from sbpair.emulator.relay.listener_channel import ListenerChannel
+from sbpair.emulator.relay.relay_gateway import OfferedSocket
 from sbpair.emulator.relay.relayed_request import RESPONSE_MS, RelayedRequest
 from sbpair.errors import BothFailed, InDoubt, RelayRejected, SbpairError
 from sbpair.relay.control_messages import RelayAnswer

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Callable
 from functools import partial
 from itertools import groupby
@@ -20,24 +19,20 @@ from sbpair.amqp.link import CreditChanged, Delivery, Link, LinkAttaching, LinkD
 from sbpair.amqp.performatives import Coordinator, TransactionalState
 from sbpair.amqp.sasl import SaslServer
 from sbpair.amqp.session import Disposed, SessionEnded, WindowOpened
-from sbpair.emulator.access_tokens import AccessRight, Grant, covers, expired_token, is_within, scope_of
-from sbpair.emulator.clock import NEVER
-from sbpair.emulator.entities.transaction import Transaction
+from sbpair.emulator.access_tokens import AccessRight, scope_of
 from sbpair.emulator.frontends.amqp import management_operations
 from sbpair.emulator.frontends.amqp.connection_faults import ConnectionFaults
 from sbpair.emulator.frontends.amqp.link_endpoints import (
     CBS_NODE,
     AmqpRequest,
-    ConnectionOutput,
     CoordinatorLink,
-    LinkEndpoint,
     Reply,
     address_of,
-    amqp_error,
     open_to_cbs,
     open_to_node,
     text_at,
 )
+from sbpair.emulator.frontends.amqp.link_owner import ConnectionOutput, LinkEndpoint, LinkOwner, amqp_error
 from sbpair.emulator.frontends.amqp.message_links import (
     IncomingLink,
     OutgoingLink,
@@ -45,24 +40,15 @@ from sbpair.emulator.frontends.amqp.message_links import (
     open_to_messages,
 )
 from sbpair.emulator.service_errors import (
-    ArgumentInvalid,
     EntityFull,
-    EntityNotFound,
-    LinkIdle,
     LinkStolen,
     NotAllowed,
     ServiceError,
     ServiceUnavailable,
-    TransactionUnknown,
-    Unauthorized,
 )
 
 if TYPE_CHECKING:
-    from sbpair.amqp.link import LinkSession
-    from sbpair.amqp.performatives import Open
-    from sbpair.emulator.clock import Deadline
     from sbpair.emulator.entities.namespace import AddressTarget, Namespace
-    from sbpair.emulator.entities.queue import QueueEntity
 
 logger = logging.getLogger(__name__)
 
@@ -73,138 +59,15 @@ OPEN_SECONDS: Final = 30.0
 CLOSE_SECONDS: Final = 5.0
 """Time for the peer to read the last output."""
 
-LINK_IDLE_MS: Final = 600_000
 MAX_LINKS: Final = 1_000
 _ANY: Final = (AccessRight.SEND, AccessRight.LISTEN, AccessRight.MANAGE)
-MAX_TRANSACTIONS: Final = 1_000
-"""Transactions that a connection may have declared and not discharged."""
 
 
-class Claims:
-    """The grants of one connection. `on_expired` is called when one of them has expired.
-
-    `endpoint` is the namespace as the client addresses it: errors name entities there.
-    """
-
-    def __init__(self, namespace: Namespace, on_expired: Callable[[], None]) -> None:
-        self.endpoint = namespace.endpoint
-        self._namespace = namespace
-        self._on_expired = on_expired
-        self._expiry = namespace.deadline(NEVER, self._expire)
-        self._grants: dict[str, Grant] = {}
-
-    def check_key(self, name: str, key: str) -> bool:
-        """Accept SASL PLAIN: a key name of the namespace and its key, which do not expire."""
-        rule = next((rule for rule in self._namespace.keys if rule.key_name == name), None)
-        if rule is None or key not in (rule.primary_key, rule.secondary_key):
-            return False
-        self._grants[""] = Grant(rule.rights, "")
-        return True
-
-    def put(self, name: str | None, token: object) -> None:
-        """Add the grant of a token for the resource `name`. Raises ArgumentInvalid, Unauthenticated, EntityNotFound."""
-        if name is None or not isinstance(token, str):
-            raise ArgumentInvalid("A token is put with the 'name' of its resource, and its text as the body's value.")
-        path = scope_of(name)
-        # By its value, not the declared type: the SDK for Python declares every token "jwt".
-        grant = self._namespace.authenticate(token, path)
-        if path:
-            self._namespace.resolve(name, self.endpoint)
-        self._grants[path] = grant
-        self._await_expiry()
-
-    def require(self, rights: tuple[AccessRight, ...], path: str) -> None:
-        """Raise Unauthenticated or Unauthorized unless one of `rights` is granted on `path`."""
-        now = self._namespace.clock.now_ms()
-        covering = [grant for granted, grant in self._grants.items() if covers(granted, path)]
-        expired = [grant for grant in covering if now >= grant.expires_at_ms]
-        if any(not grant.rights.isdisjoint(rights) for grant in covering if grant not in expired):
-            return
-        if expired:
-            raise expired_token(expired[-1].expires_at_ms)
-        raise Unauthorized(
-            f"Unauthorized access. '{rights[0]}' claim(s) are required to perform this operation. "
-            f"Resource: '{self.endpoint}/{path}'."
-        )
-
-    def _await_expiry(self) -> None:
-        self._expiry.wait_until(min((grant.expires_at_ms for grant in self._grants.values()), default=NEVER))
-
-    def _expire(self) -> None:
-        now_ms = self._namespace.clock.now_ms()
-        self._on_expired()
-        self._grants = {path: grant for path, grant in self._grants.items() if grant.expires_at_ms > now_ms}
-        self._await_expiry()
-
-    def clear(self) -> None:
-        self._grants.clear()
-        self._expiry.cancel()
-
-
-def new_id() -> bytes:
-    """Return an id that can be read, since clients show ids; the standard allows 32 bytes."""
-    return secrets.token_hex(16).encode()
-
-
-class Transactions:
-    """The transactions of one connection, and its transaction groups: each a session, with its first entity.
-
-    A session whose control link was attached before any link to an entity is such a group, as with the service: the
-    first entity of its links is the one by way of which its other links send. Paths are in lower case.
-    """
+class AmqpConnection(LinkOwner, asyncio.Protocol):
+    """One client's connection to `namespace`."""
 
     def __init__(self, namespace: Namespace) -> None:
-        self._namespace = namespace
-        self._open: dict[bytes, Transaction] = {}
-        self.groups: dict[LinkSession, QueueEntity | None] = {}
-
-    def via(self, session: LinkSession, entity: QueueEntity) -> QueueEntity:
-        """Return the entity by way of which a session sends to this one: the first entity of its group, or itself."""
-        if session not in self.groups:
-            return entity
-        via = self.groups[session] = self.groups[session] or entity.top_level
-        return via
-
-    def check_receive(self, session: LinkSession, entity: QueueEntity) -> None:
-        """Raise NotAllowed if another entity came first: messages of no other one can be settled here."""
-        if self.groups.get(session) not in (None, entity.top_level):
-            raise NotAllowed("Local transactions cannot span multiple top-level entities such as queue or topic.")
-
-    def find(self, txn_id: bytes | None) -> Transaction:
-        """Return a transaction that was not discharged, also one whose time has run out. Raises TransactionUnknown."""
-        transaction = self._open.get(txn_id or b"")
-        if transaction is None:
-            raise TransactionUnknown("Transaction hasn't been declared yet, or has already been discharged")
-        return transaction
-
-    def declare(self) -> Transaction:
-        if len(self._open) >= MAX_TRANSACTIONS:
-            raise EntityFull(f"A connection has at most {MAX_TRANSACTIONS} transactions.")
-        transaction = Transaction(self._namespace, new_id())
-        self._open[transaction.id] = transaction
-        return transaction
-
-    def remove(self, txn_id: bytes) -> Transaction:
-        return self._open.pop(txn_id)
-
-    def doom(self, entity: str, reason: str) -> None:
-        """Let transactions with an operation on this entity fail: it went down."""
-        for transaction in self._open.values():
-            transaction.doom_within(entity, reason)
-
-
-class AmqpConnection(asyncio.Protocol):
-    """One client's connection to `namespace`. `peer` is the client's `open`."""
-
-    output: ConnectionOutput
-    peer: Open
-    _connection: Connection
-
-    def __init__(self, namespace: Namespace) -> None:
-        self.namespace = namespace
-        self.claims = Claims(namespace, self.close_forbidden_links)
-        self.transactions = Transactions(namespace)
-        self._to_flush: dict[LinkEndpoint, None] = {}
+        super().__init__(namespace)
         self._heartbeat: asyncio.TimerHandle | None = None
         self._released = False
 
@@ -393,77 +256,7 @@ class AmqpConnection(asyncio.Protocol):
             logger.info("A connection ends: %s: %s", event.error.condition, event.error.description)
         self._end(peacefully=event.by_peer and event.error is None)
 
-    # For its links
-
-    @property
-    def links(self) -> list[Link]:
-        return [link for session in self._connection.sessions for link in session.links]
-
-    def flush_endpoints(self) -> None:
-        """Do now what waits for the end of a read, so that it comes before a transaction's end."""
-        endpoints = list(self._to_flush)
-        self._to_flush.clear()
-        for endpoint in endpoints:
-            endpoint.flush()
-
-    def watch_idle(self, link: Link) -> Deadline:
-        """Detach a link ten minutes after its last use; credit alone does not count as use."""
-        return self.namespace.deadline(LINK_IDLE_MS, partial(self._on_idle, link))
-
-    def _on_idle(self, link: Link) -> None:
-        role = "Publisher" if link.IS_RECEIVER else "Consumer"
-        text = f"The link '{link.name}' is force detached. Code: {role.lower()}. "
-        self.close_link(link, LinkIdle(f"{text}Details: AmqpMessage{role}.IdleTimerExpired: Idle timeout: 00:10:00."))
-
-    def close_link(self, link: Link, error: ServiceError) -> None:
-        link.close(amqp_error(error))
-        self.release_link(link, peacefully=False)
-        self.output.flush_soon()
-
-    def release_link(self, link: Link, *, peacefully: bool) -> None:
-        endpoint, link.context = link.context, None
-        if endpoint is not None:
-            self.output.forget(endpoint)
-            endpoint.ended_peacefully = peacefully
-            endpoint.on_detached()
-
-    def end_session(self, session: LinkSession, *, peacefully: bool) -> None:
-        for link in session.links:
-            self.release_link(link, peacefully=peacefully)
-        self.transactions.groups.pop(session, None)
-
-    def close_forbidden_links(self, gone: ServiceError | None = None) -> None:
-        """Close the links that could no longer be opened. `gone`: why an entity was deleted or disabled."""
-        for link in self.entity_links():
-            endpoint = link.context
-            if endpoint is None:
-                continue
-            try:
-                self.claims.require(endpoint.rights, endpoint.path)
-                if gone is not None:
-                    self.namespace.resolve(endpoint.path, self.claims.endpoint)
-                    endpoint.check_open()
-            except EntityNotFound as error:
-                self.close_link(link, gone or error)
-            except ServiceError as error:
-                self.close_link(link, error)
-        self.output.flush_soon()
-
-    def entity_links(self, entity: str = "") -> list[Link]:
-        """Return the open links to an entity; "" for all but those to `$cbs` and coordinators."""
-        opened = [link for link in self.links if link.context is not None and link.context.path]
-        return [link for link in opened if is_within(link.context.path, entity)]
-
-    def pull(self, session: LinkSession) -> None:
-        for link in session.links:
-            if not link.IS_RECEIVER and link.context is not None:
-                link.context.pull()
-
     # For faults
-
-    @property
-    def unread(self) -> bytes:
-        return self._connection.unread
 
     def has_link_to(self, entity: str) -> bool:
         return not entity or bool(self.entity_links(entity))
@@ -491,7 +284,9 @@ class AmqpConnection(asyncio.Protocol):
         points, output = self.namespace.fault_points, self.output
         are_active = bool(points.connection_faults or points.latency_seconds)
         if are_active and output.faults is None:
-            output.faults = ConnectionFaults(self)
+            output.faults = ConnectionFaults(
+                output.transport, points, self.process, lambda: self._connection.unread, self.has_link_to
+            )
         if output.faults is not None:
             output.faults.apply(points.connection_faults)
             if not are_active and output.faults.hold_nothing:

@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from sbpair.emulator.faults.fault_points import ActingFault
-    from sbpair.emulator.frontends.amqp.amqp_connection import AmqpConnection
+    from sbpair.emulator.faults.fault_points import ActingFault, FaultPoints
 
 _HEADER: Final = b"AMQP"
 _EMPTY_FRAME = 8
@@ -81,15 +80,25 @@ class _Stall:
 
 
 class ConnectionFaults:
-    """The faults that act on a connection, between its transport and its frames."""
+    """The faults that act on a connection, between its transport and its frames.
 
-    def __init__(self, connection: AmqpConnection) -> None:
-        self._connection = connection
-        self._transport = connection.output.transport
+    `process` takes what passes; `unread` returns the beginning of a frame that it has taken.
+    """
+
+    def __init__(
+        self,
+        transport: asyncio.Transport,
+        points: FaultPoints,
+        process: Callable[[bytes], None],
+        unread: Callable[[], bytes],
+        has_link_to: Callable[[str], bool],
+    ) -> None:
+        self._transport = transport
+        self._process, self._unread, self._has_link_to = process, unread, has_link_to
         self._answering = self._transport if isinstance(self._transport, AnsweringTransport) else None
-        self._points = connection.namespace.fault_points
+        self._points = points
         self._loop = asyncio.get_running_loop()
-        self._counter = FrameCounter(connection.unread)
+        self._counter = FrameCounter(unread())
         self._faults: Sequence[ActingFault] = ()
         self._due: dict[ActingFault, int] = {}
         self._stall: _Stall | None = None
@@ -141,7 +150,7 @@ class ConnectionFaults:
             return
         through, fault = self._let_through(data)
         if through:
-            self._connection.process(data[:through])
+            self._process(data[:through])
         if fault is not None and not self._ended:
             self._strike(fault, data[through:])
 
@@ -149,7 +158,7 @@ class ConnectionFaults:
         """Return how many bytes may pass, and the fault that acts after them."""
         through = 0
         for end in self._counter.ends(data):
-            linked = (each for each, left in self._due.items() if not left and self._connection.has_link_to(each.path))
+            linked = (each for each, left in self._due.items() if not left and self._has_link_to(each.path))
             fault = next((each for each in linked if each.hit()), None)
             if fault is not None:
                 return through, fault
@@ -162,7 +171,7 @@ class ConnectionFaults:
             del self._due[fault]
             self._stall = _Stall(fault, [rest])
             # These frames are counted again when they are passed on.
-            self._counter = FrameCounter(self._connection.unread)
+            self._counter = FrameCounter(self._unread())
             if self._answering is not None:
                 self._answering.hold()
             return

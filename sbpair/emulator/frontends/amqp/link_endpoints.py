@@ -1,15 +1,12 @@
-"""The endpoints of links: what all have in common with the output of their connection, and the links to nodes.
+"""The links to nodes, and the control links of transactions.
 
 Nodes take requests to `$cbs` and `$management`, and answer them on links of their own. The two name the fields of their
 replies differently. A reply's correlation id has the type of the request's message id, because some clients compare
-types too. A bug in answering fails its request only. Beside those, the control links of transactions: AMQP 1.0, part 4.
-
-Output beyond OUTPUT_HIGH stops deliveries. Output beyond MAX_OUTPUT stops reading from the peer.
+types too. A bug in answering fails its request only. Control links: AMQP 1.0, part 4.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
@@ -17,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
-from sbpair.amqp.link import Delivery, Link, ReceivingLink, SendingLink, Sent, terminus_address
+from sbpair.amqp.link import Delivery, Link, ReceivingLink, SendingLink, terminus_address
 from sbpair.amqp.message import APPLICATION_PROPERTIES, VALUE, Properties, Sections, encode_map, value_body
 from sbpair.amqp.performatives import (
     Accepted,
@@ -32,6 +29,7 @@ from sbpair.amqp.performatives import (
     composite_of,
 )
 from sbpair.amqp.types import Array, Int, Map, Symbol, Value
+from sbpair.emulator.frontends.amqp.link_owner import LinkEndpoint, LinkOwner, amqp_error
 from sbpair.emulator.service_errors import (
     ArgumentInvalid,
     InternalError,
@@ -43,78 +41,13 @@ from sbpair.emulator.service_errors import (
 from sbpair.errors import ProtocolError
 
 if TYPE_CHECKING:
-    from sbpair.amqp.connection import Connection
     from sbpair.emulator.access_tokens import AccessRight
     from sbpair.emulator.entities.transaction import Transaction
-    from sbpair.emulator.frontends.amqp.amqp_connection import AmqpConnection
-    from sbpair.emulator.frontends.amqp.connection_faults import ConnectionFaults
 
 logger = logging.getLogger(__name__)
 
-OUTPUT_HIGH: Final = 262_144
-MAX_OUTPUT: Final = 4_194_304
-CREDIT: Final = 1_000
-"""Messages that a client may send before it needs new credit, which it gets at half of this."""
-
 PRE_SETTLED: Final = 1
 """Settle mode of a sender whose deliveries are settled when sent (2.8.2)."""
-
-
-class LinkEndpoint:
-    """The `context` of a link. It stays open while any of `rights` is granted on `path`, "" for no entity."""
-
-    ended_peacefully = False
-    """Whether the peer ended the link without an error; set before `on_detached`."""
-
-    def __init__(self, owner: AmqpConnection, link: Any, path: str, rights: tuple[AccessRight, ...]) -> None:
-        self.path = path
-        self.rights = rights
-        self._owner = owner
-        self._link = link
-        self._output = owner.output
-        self._fault_points = owner.namespace.fault_points
-
-    def check_open(self) -> None:
-        """Raise EntityDisabled or NotAllowed if such a link could no longer be opened. Nodes are always open."""
-
-    def receive(self, delivery: Delivery) -> None:
-        """Take a delivery that the peer sent."""
-
-    def receive_in(self, transaction: Transaction, delivery: Delivery) -> None:
-        """Take a delivery that the peer sent as part of a transaction."""
-        delivery.context = transaction
-        self.receive(delivery)
-
-    def flush(self) -> None:
-        """Send the dispositions of everything received in one read, and grant new credit."""
-        self.grant()
-
-    def grant(self) -> None:
-        """Give new credit when half of it is used."""
-        if self._link.IS_RECEIVER and self._link.is_open and self._link.credit <= CREDIT // 2:
-            self._link.grant(CREDIT)
-
-    def dispose(self, delivery: Delivery | Sent, state: Any, *, settled: bool = True) -> None:
-        """Send the state of one delivery."""
-        receiver = self._link.IS_RECEIVER
-        self._link.session.dispose(delivery.id, delivery.id, state, receiver=receiver, settled=settled)
-
-    def pull(self) -> None:
-        """Send as far as the peer takes messages."""
-
-    def has_unanswered(self) -> bool:
-        """Return whether requests wait until the peer reads: nothing more is read before."""
-        return False
-
-    def on_flow(self) -> None:
-        """React to a change of the credit for sending."""
-
-    def on_detached(self) -> None:
-        """Stop."""
-
-
-def amqp_error(error: ServiceError | ProtocolError) -> Error:
-    return Error(error.condition, error.message, Map())
 
 
 def accepted_in(transaction: Transaction | None) -> Accepted | TransactionalState:
@@ -128,81 +61,6 @@ def address_of(link: Link) -> str:
     if not address:
         raise ArgumentInvalid("A link needs an address.")
     return address
-
-
-class ConnectionOutput:
-    """The writer of one connection. `blocked`: the peer does not read. `faults` are there while some act on it.
-
-    `store_changes` is called before each write. It returns False if what the output acknowledges cannot be stored: then
-    the connection breaks, and nothing is written.
-    """
-
-    def __init__(self, connection: Connection, transport: asyncio.Transport, store_changes: Callable[[], bool]) -> None:
-        self.blocked = False
-        self.transport = transport
-        self.faults: ConnectionFaults | None = None
-        self._connection = connection
-        self._store_changes = store_changes
-        self._loop = asyncio.get_running_loop()
-        self._unwritten = 0
-        self._flush_due = False
-        self._to_pull: dict[LinkEndpoint, None] = {}
-        transport.set_write_buffer_limits(OUTPUT_HIGH)
-
-    def count(self, size: int) -> None:
-        """Count `size` bytes of pending output; write all of it if it is much."""
-        self._unwritten += size
-        if self._unwritten >= OUTPUT_HIGH:
-            self.flush()
-
-    def flush(self) -> None:
-        self._flush_due = False
-        self._unwritten = 0
-        out = self._connection.take()
-        if out and not self._store_changes():
-            self.transport.abort()
-        if self.transport.is_closing():
-            # Nothing more can be sent.
-            self.blocked = True
-            return
-        if not out:
-            return
-        self._connection.wrote(self._loop.time())
-        self.send(out)
-        if self.blocked and self.transport.get_write_buffer_size() > MAX_OUTPUT:
-            self.transport.pause_reading()
-
-    def send(self, piece: bytes | None) -> None:
-        """Write a piece of output, or close for None."""
-        if self.faults is not None:
-            self.faults.send(piece)
-        elif piece is None:
-            self.transport.close()
-        else:
-            self.transport.write(piece)
-
-    def flush_soon(self) -> None:
-        """Write the pending output at the end of this turn of the event loop."""
-        if not self._flush_due:
-            self._flush_due = True
-            self._loop.call_soon(self.flush)
-
-    def pull_soon(self, outgoing: LinkEndpoint) -> None:
-        """Call `outgoing.pull` again after other connections had their turn."""
-        if not self._to_pull:
-            self._loop.call_soon(self._pull_all)
-        self._to_pull[outgoing] = None
-
-    def forget(self, outgoing: LinkEndpoint) -> None:
-        """Cancel `pull_soon`: the link is closed."""
-        self._to_pull.pop(outgoing, None)
-
-    def _pull_all(self) -> None:
-        outgoing, self._to_pull = self._to_pull, {}
-        for link in outgoing:
-            link.pull()
-        if outgoing:
-            self.flush()
 
 
 # Nodes
@@ -304,7 +162,7 @@ class RequestLink(LinkEndpoint):
 
     def __init__(
         self,
-        owner: AmqpConnection,
+        owner: LinkOwner,
         link: ReceivingLink,
         path: str,
         rights: tuple[AccessRight, ...],
@@ -362,7 +220,7 @@ class ReplyLink(LinkEndpoint):
 
     _link: SendingLink
 
-    def __init__(self, owner: AmqpConnection, link: SendingLink, path: str, rights: tuple[AccessRight, ...]) -> None:
+    def __init__(self, owner: LinkOwner, link: SendingLink, path: str, rights: tuple[AccessRight, ...]) -> None:
         super().__init__(owner, link, path, rights)
         self.address = terminus_address(link.remote.target)
         self._pending: deque[bytes] = deque()
@@ -392,7 +250,7 @@ class ReplyLink(LinkEndpoint):
 
 
 def open_to_node(
-    owner: AmqpConnection, link: Link, path: str, rights: tuple[AccessRight, ...], answer: Answer
+    owner: LinkOwner, link: Link, path: str, rights: tuple[AccessRight, ...], answer: Answer
 ) -> LinkEndpoint:
     """Accept a link to a node, whose requests `answer` answers."""
     if isinstance(link, ReceivingLink):
@@ -400,7 +258,7 @@ def open_to_node(
     return ReplyLink(owner, cast("SendingLink", link), path, rights)
 
 
-def open_to_cbs(owner: AmqpConnection, link: Link) -> LinkEndpoint:
+def open_to_cbs(owner: LinkOwner, link: Link) -> LinkEndpoint:
     """Accept a link to `$cbs`. Raises NotAllowed if one in this direction is open: a connection has a pair."""
     kind = RequestLink if isinstance(link, ReceivingLink) else ReplyLink
     if any(isinstance(other.context, kind) and not other.context.path for other in owner.links):
@@ -409,7 +267,7 @@ def open_to_cbs(owner: AmqpConnection, link: Link) -> LinkEndpoint:
     return open_to_node(owner, link, "", (), partial(_put_token, owner))
 
 
-def _put_token(owner: AmqpConnection, request: AmqpRequest) -> Reply:
+def _put_token(owner: LinkOwner, request: AmqpRequest) -> Reply:
     try:
         if request.operation != PUT_TOKEN:
             raise ArgumentInvalid(f"'{request.operation[:100]}' is not an operation of $cbs.")
@@ -425,7 +283,7 @@ class CoordinatorLink(LinkEndpoint):
 
     _link: ReceivingLink
 
-    def __init__(self, owner: AmqpConnection, link: ReceivingLink) -> None:
+    def __init__(self, owner: LinkOwner, link: ReceivingLink) -> None:
         super().__init__(owner, link, "", ())
         self._transactions = owner.transactions
         self._declared: set[bytes] = set()

@@ -19,7 +19,8 @@ from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.entities.queue import MAX_BATCH_BYTES
 from sbpair.emulator.entities.sessions import HeldSession, SessionMessages
 from sbpair.emulator.entities.transaction import SendVia
-from sbpair.emulator.frontends.amqp.link_endpoints import PRE_SETTLED, LinkEndpoint, accepted_in, amqp_error, text_at
+from sbpair.emulator.frontends.amqp.link_endpoints import PRE_SETTLED, accepted_in, text_at
+from sbpair.emulator.frontends.amqp.link_owner import LinkEndpoint, LinkOwner, amqp_error
 from sbpair.emulator.service_errors import (
     ArgumentInvalid,
     NotAllowed,
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from sbpair.emulator.entities.stored_message import StoredMessage
     from sbpair.emulator.entities.subqueue import SubQueue
     from sbpair.emulator.entities.transaction import SendTarget, Transaction, Trial
-    from sbpair.emulator.frontends.amqp.amqp_connection import AmqpConnection
 
 SEND: Final = (AccessRight.SEND,)
 OVERSIZE_FACTOR: Final = 4
@@ -79,7 +79,7 @@ class IncomingLink(LinkEndpoint):
 
     def __init__(
         self,
-        owner: AmqpConnection,
+        owner: LinkOwner,
         link: ReceivingLink,
         target: SendTarget,
         path: str,
@@ -166,7 +166,7 @@ class SendViaLink(IncomingLink):
 
     def __init__(
         self,
-        owner: AmqpConnection,
+        owner: LinkOwner,
         link: ReceivingLink,
         route: SendVia,
         path: str,
@@ -190,7 +190,7 @@ class OutgoingLink(LinkEndpoint):
 
     def __init__(
         self,
-        owner: AmqpConnection,
+        owner: LinkOwner,
         link: SendingLink,
         target: AddressTarget,
         path: str,
@@ -347,7 +347,7 @@ class OutgoingSessionLink(OutgoingLink):
     """A link that holds a session and receives from it. The session is released with the link."""
 
     def __init__(
-        self, owner: AmqpConnection, link: SendingLink, target: AddressTarget, path: str, held: HeldSession
+        self, owner: LinkOwner, link: SendingLink, target: AddressTarget, path: str, held: HeldSession
     ) -> None:
         filters = {SESSION_FILTER: _granted(link.remote.source.filter, held.id)}
         locked_until = Long(held.locked_until_ms * TICKS_PER_MS + _TICKS_TO_1970)
@@ -382,7 +382,7 @@ def _granted(asked: Map, session_id: str) -> Described | str:
 class WaitingSessionLink(LinkEndpoint):
     """A link that stays unanswered until a session is free or its time is over."""
 
-    def __init__(self, owner: AmqpConnection, link: SendingLink, target: AddressTarget, path: str) -> None:
+    def __init__(self, owner: LinkOwner, link: SendingLink, target: AddressTarget, path: str) -> None:
         super().__init__(owner, link, path, LISTEN)
         self._target = target
 
@@ -411,7 +411,7 @@ class WaitingSessionLink(LinkEndpoint):
 # Opening
 
 
-def open_to_messages(owner: AmqpConnection, link: Link, path: str, target: AddressTarget) -> LinkEndpoint:
+def open_to_messages(owner: LinkOwner, link: Link, path: str, target: AddressTarget) -> LinkEndpoint:
     """Accept a link to an entity and return its endpoint, after the checks of rights and of the entity.
 
     A receiver from a session names it in the source's filter, null for any free one, and gives the time to wait in the
@@ -432,7 +432,7 @@ def open_to_messages(owner: AmqpConnection, link: Link, path: str, target: Addre
 
 
 def _open_to_receive(
-    owner: AmqpConnection, link: SendingLink, path: str, target: AddressTarget
+    owner: LinkOwner, link: SendingLink, path: str, target: AddressTarget
 ) -> OutgoingLink | WaitingSessionLink:
     source = link.remote.source
     filters = source.filter if isinstance(source, Source) and isinstance(source.filter, Map) else Map()
@@ -441,7 +441,7 @@ def _open_to_receive(
     return OutgoingLink(owner, link, target, path, target.messages)
 
 
-def _open_to_send(owner: AmqpConnection, link: ReceivingLink, path: str, entity: QueueEntity) -> IncomingLink:
+def _open_to_send(owner: LinkOwner, link: ReceivingLink, path: str, entity: QueueEntity) -> IncomingLink:
     """Return the endpoint of a link for sending: to the entity, or by way of it or of its session's first entity."""
     properties = link.remote.properties
     destination = text_at(properties, TRANSFER_DESTINATION) if isinstance(properties, Map) else None
@@ -456,7 +456,7 @@ def _open_to_send(owner: AmqpConnection, link: ReceivingLink, path: str, entity:
 
 
 def _open_to_session(
-    owner: AmqpConnection, link: SendingLink, target: AddressTarget, path: str, filters: Map
+    owner: LinkOwner, link: SendingLink, target: AddressTarget, path: str, filters: Map
 ) -> OutgoingSessionLink | WaitingSessionLink:
     """Return the endpoint of a link to an entity with sessions. Raises NotAllowed, SessionCannotBeLocked."""
     messages = target.messages

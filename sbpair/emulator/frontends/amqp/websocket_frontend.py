@@ -18,7 +18,7 @@ from websockets.typing import Subprotocol
 
 from sbpair.emulator.frontends.amqp.amqp_connection import CLOSE_SECONDS, MAX_READ, OPEN_SECONDS
 from sbpair.emulator.frontends.amqp.connection_faults import AnsweringTransport
-from sbpair.emulator.frontends.amqp.link_endpoints import MAX_OUTPUT
+from sbpair.emulator.frontends.amqp.link_owner import MAX_OUTPUT
 
 if TYPE_CHECKING:
     from websockets.http11 import Request

@@ -33,10 +33,10 @@ from sbpair.rules.values import RuleInvalid
 if TYPE_CHECKING:
     from sbpair.emulator.access_tokens import Bearers
     from sbpair.emulator.clock import Clock
+    from sbpair.emulator.emulator_control import EmulatorControl
     from sbpair.emulator.entities.namespace import Namespace
     from sbpair.emulator.entities.queue import QueueEntity
     from sbpair.emulator.entities.topic import TopicEntity
-    from sbpair.emulator.server import Emulator
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class HttpServer(web.Server):
 
 
 def http_server(
-    emulator: Emulator,
+    emulator: EmulatorControl,
     namespace: Namespace,
     identity: IdentityFrontend | None = None,
     page: BrowserPage | None = None,
@@ -100,7 +100,9 @@ def http_server(
     return HttpServer(handle, access_log=None, logger=QuietLog(logger), auto_decompress=False)
 
 
-def service_of(emulator: Emulator, namespace: Namespace) -> Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]:
+def service_of(
+    emulator: EmulatorControl, namespace: Namespace
+) -> Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]:
     """Return what answers requests to the service itself: Resource Manager, the relay and Atom."""
     atom, arm = AtomFrontend(namespace), ArmFrontend(emulator.namespaces)
 
@@ -184,7 +186,7 @@ async def answer(frontend: AtomFrontend | ArmFrontend, namespace: Namespace, req
     return response
 
 
-async def answer_control(emulator: Emulator, namespace: Namespace, request: web.BaseRequest) -> web.Response:
+async def answer_control(emulator: EmulatorControl, namespace: Namespace, request: web.BaseRequest) -> web.Response:
     """Answer a request to the control API."""
     parts = split_target(request)[0].strip("/").split("/")[1:]
     if reason := refusal_of(emulator, request):
@@ -209,7 +211,7 @@ async def answer_control(emulator: Emulator, namespace: Namespace, request: web.
         return web.json_response({"error": {"where": where, "message": error.message}}, status=error.status)
 
 
-def refusal_of(emulator: Emulator, request: web.BaseRequest) -> str:
+def refusal_of(emulator: EmulatorControl, request: web.BaseRequest) -> str:
     """Return why a request may come from a web page, which could change the emulator of its reader; "" if it cannot.
 
     Browsers name the page's origin. A page of a host name that now leads to this machine has the same origin.
@@ -228,7 +230,7 @@ def hybrid_connections_state(namespace: Namespace) -> dict[str, object]:
     return {"hybrid_connections": listed} if listed else {}
 
 
-def state_of(emulator: Emulator) -> dict[str, Any]:
+def state_of(emulator: EmulatorControl) -> dict[str, Any]:
     faults = {
         identity: {name: value for name, value in asdict(fault).items() if value is not None}
         for identity, fault in emulator.faults.active().items()

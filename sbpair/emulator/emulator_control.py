@@ -1,0 +1,98 @@
+"""The part of an emulator that its control API, its page and Resource Manager use: namespaces, faults, time, names."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from datetime import timedelta
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+from sbpair.emulator.clock import Clock, Timers, milliseconds
+from sbpair.emulator.faults.active import Faults
+from sbpair.emulator.port import EVERY_ADDRESS
+from sbpair.emulator.service_errors import ArgumentInvalid
+
+if TYPE_CHECKING:
+    from sbpair.emulator.entities.namespace import Namespace
+    from sbpair.emulator.storage.storage import Storage
+
+MAX_NOW_MS: Final = 253_370_764_800_000
+"""The first of January of the year 9999: the service writes no time after that year."""
+
+
+class EmulatorControl:
+    """Namespaces, by name, with their faults and one timer. `host` is the address of their ports."""
+
+    def __init__(self, host: str, clock: Clock) -> None:
+        self.clock = clock
+        self.timers = Timers()
+        self.namespaces: dict[str, Namespace] = {}
+        self.faults = Faults(self.namespaces, self.advance)
+        self._host = host
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._storage: Storage | None = None
+
+    def advance(self, ms: int | timedelta) -> None:
+        """Advance the clock, by milliseconds or a timedelta, and run at once all timers that become due.
+
+        Raises ArgumentInvalid for a time that the service could not write.
+        """
+        if self.clock.now_ms() + milliseconds(ms) > MAX_NOW_MS:
+            raise ArgumentInvalid("The clock ends with the year 9998.")
+        self.clock.advance(milliseconds(ms))
+        if self._storage is not None:
+            self._storage.namespace_changed()
+        self._run_timers()
+
+    def start_timers(self) -> None:
+        """Run the timers when they are due, in the running loop and without polling."""
+        self._loop = asyncio.get_running_loop()
+        self.timers.on_earlier = self._set_timer
+
+    def stop_timers(self) -> None:
+        self._loop = None
+        self._cancel_timer()
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _set_timer(self) -> None:
+        self._cancel_timer()
+        due = self.timers.next_deadline_ms()
+        if due is not None and self._loop is not None:
+            self._timer = self._loop.call_later(max(0, due - self.clock.now_ms()) / 1000, self._run_timers)
+
+    def _run_timers(self) -> None:
+        if self._loop is not None:
+            self.timers.advance(self.clock.now_ms())
+            self._set_timer()
+
+    # Names
+
+    def is_addressed_by(self, authority: str) -> bool:
+        """Return whether the host of a `host:port` is a name of this emulator.
+
+        Names are those of loopback, of its namespaces, and its own host. Where other machines can reach it, all IP
+        addresses and names without a dot are, as in a network of containers: a web page cannot have such a name.
+        """
+        name = ""
+        try:
+            name = (urlsplit(f"//{authority}").hostname or "").rstrip(".")
+            ip = ip_address(name)
+        except ValueError:
+            own = {"localhost", self._host.lower()} - {""}
+            own.update(f"{each.lower()}.servicebus.windows.net" for each in self.namespaces)
+            return name in own or name.endswith(".localhost") or (self._is_exposed and bool(name) and "." not in name)
+        return ip.is_loopback or self._is_exposed
+
+    @property
+    def _is_exposed(self) -> bool:
+        if self._host in EVERY_ADDRESS:
+            return True
+        with suppress(ValueError):
+            return not ip_address(self._host).is_loopback
+        return self._host.lower() != "localhost"
