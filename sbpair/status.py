@@ -29,7 +29,7 @@ from sbpair.errors import (
     ServiceRefused,
     UsageError,
 )
-from sbpair.failover.ping import PingResult, health_exit_code, health_of, ping_all
+from sbpair.failover.ping_on_request import PingResult, health_exit_code, health_of, ping_all
 from sbpair.management import auditing
 from sbpair.management.audit_findings import (
     BacklogTotal,

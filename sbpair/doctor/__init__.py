@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sbpair import backlog
-from sbpair.doctor import machine
+from sbpair.doctor import machine_checks
 from sbpair.doctor.check import Check, CheckNote, Diagnosis, Emit, diagnosis_exit_code, note, ok
 from sbpair.doctor.namespace_checks import check_namespace
 from sbpair.errors import NameInvalid
@@ -69,11 +69,11 @@ async def diagnose(
 
 
 async def _machine(subject: CheckSubject, seconds: float, environ: Mapping[str, str], emit: Emit) -> list[Check]:
-    checks = [machine.file_check(subject.config_file)]
+    checks = [machine_checks.file_check(subject.config_file)]
     if subject.state_directory is not None:
-        checks.append(machine.state_check(subject.state_directory))
-    checks += machine.versions()
-    java = await machine.java_check(environ, seconds, wanted=is_installed("pyspark"))
+        checks.append(machine_checks.state_check(subject.state_directory))
+    checks += machine_checks.versions()
+    java = await machine_checks.java_check(environ, seconds, wanted=is_installed("pyspark"))
     return [emit(each) for each in (*checks, java)]
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from sbpair.errors import SbpairError, TimedOut
 from sbpair.failover.entity_states import Deliver, Ping, Probe, TimerTask
-from sbpair.failover.ping import PING_TIMEOUT_SECONDS, send_ping
+from sbpair.failover.ping_on_request import PING_TIMEOUT_SECONDS, send_ping
 
 if TYPE_CHECKING:
     from sbpair.failover.shared_state import FailoverState

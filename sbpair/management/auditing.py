@@ -36,8 +36,9 @@ from sbpair.model import tiers
 from sbpair.model.pair import Pair, ResourceGroup
 from sbpair.model.queues import QueueState, Utilisation
 from sbpair.model.retries import attempt
+from sbpair.move.message.dead_letters import NotSentReason
 from sbpair.move.message.envelope import restore
-from sbpair.move.message.route import DeadLetter, NotSentReason, Send, route
+from sbpair.move.message.route import DeadLetter, Send, route
 from sbpair.move.peek.destination_lookup import DestinationLookup
 from sbpair.move.peek.peeker import Peeked, PeekedMessage, Peeker, PeekPosition
 from sbpair.move.topic_guard import takes

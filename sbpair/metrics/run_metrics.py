@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sbpair.errors import MachineLacks
 from sbpair.metrics.http_port import HttpPort, Page, Render
-from sbpair.metrics.live_figures import RUN_INFO, LiveFigures, Metric
+from sbpair.metrics.live_figures import LiveFigures
+from sbpair.metrics.metric_names import RUN_INFO, Metric
 
 if TYPE_CHECKING:
     from sbpair.move.events import SyphonEvent
     from sbpair.move.interface import Destination
-    from sbpair.move.run_store import LiveRun
+    from sbpair.syphon.run_store import LiveRun
 
 PATH: Final = "/metrics"
 

@@ -27,7 +27,6 @@ from sbpair.move.events import MessagesLocked
 from sbpair.move.message import dead_letters
 from sbpair.move.peek.locked import ASSUMED_LOCK_SECONDS, MAX_LOCK_SECONDS
 from sbpair.move.raw_primary import RawPrimary
-from sbpair.move.run_store import ends_settings
 from sbpair.replay.archive import (
     ACCEPTED_FILE,
     DRAINED_FILE,
@@ -62,7 +61,7 @@ from sbpair.replay.queue_task import (
     run_queues,
     task_queues,
 )
-from sbpair.replay.run import (
+from sbpair.replay.run_description import (
     LATE_SECONDS,
     ReplayMode,
     ReplayOptions,
@@ -93,6 +92,7 @@ from sbpair.runs.control import RunControl
 from sbpair.runs.database import RunDatabase, identity, state_if_any
 from sbpair.runs.journal import accepted_keys
 from sbpair.runs.run_log import MOVED, RunEntry, new_id
+from sbpair.syphon.run_store import ends_settings
 from sbpair.timespan import TICKS_PER_SECOND, ticks
 
 Task: TypeAlias = Callable[[Iterator[Any]], Iterable[Mapping[str, Any]]]

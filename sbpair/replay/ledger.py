@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 import pyarrow as pa
 
 from sbpair.errors import SbpairError, StateRefused
-from sbpair.move.message.route import NotSentReason
+from sbpair.move.message.dead_letters import NotSentReason
 from sbpair.replay.archive import DOUBTFUL, EXPIRED, HELD, LINES, OUTCOMES, QUARANTINE, Archive
 
 Key: TypeAlias = tuple[str, int, int, str | None]

@@ -30,7 +30,7 @@ from sbpair.replay.archive import (
     Archive,
     value_counts,
 )
-from sbpair.replay.run import ReplayRun, load_run
+from sbpair.replay.run_description import ReplayRun, load_run
 from sbpair.replay.spark import translate_failure
 from sbpair.runs.control import RunControl, Wanted
 from sbpair.runs.run_log import Figures, RunEntry

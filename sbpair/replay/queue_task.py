@@ -34,7 +34,7 @@ from sbpair.move.receipt import BackingOff
 from sbpair.move.topic_guard import TopicGuard
 from sbpair.replay.archive import ACCEPTED_FILE, LEDGER, Archive
 from sbpair.replay.ledger import KEY, Entry, Key, Ledger, held_by_attempts, table_keys
-from sbpair.replay.run import ReplayRun, TaskJob, open_primary
+from sbpair.replay.run_description import ReplayRun, TaskJob, open_primary
 from sbpair.replay.segment import SEGMENT, Segment
 from sbpair.replay.send_task import (
     MAX_DESTINATION_FAILURES,

@@ -32,7 +32,7 @@ from sbpair.move.receipt import BackingOff, NamedMessage, Tally
 from sbpair.replay.archive import DEDUPLICATED, LEDGER, Archive
 from sbpair.replay.ledger import KEY, Entry, Ledger, Shard
 from sbpair.replay.ledger import Key as RowKey
-from sbpair.replay.run import TaskJob, open_primary
+from sbpair.replay.run_description import TaskJob, open_primary
 from sbpair.replay.segment import RowPosition, SegmentReader
 from sbpair.replay.shard_plan import COLUMNS, DUPLICATE_COLUMNS
 from sbpair.replay.task_lease import TaskLease

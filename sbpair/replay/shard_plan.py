@@ -19,7 +19,7 @@ from sbpair.errors import UsageError
 from sbpair.move.message.route import TimeToLive
 from sbpair.replay.archive import LEDGER, NOT_SENT, PLAN_FILE, SEGMENTS, Archive
 from sbpair.replay.ledger import KEY
-from sbpair.replay.run import DedupMode, ReplayRun, Selection
+from sbpair.replay.run_description import DedupMode, ReplayRun, Selection
 from sbpair.replay.segment import ENVELOPE, KEY_IN_SPARK, SEGMENT, SEGMENT_IN_SPARK, SPARK_TYPES, shard_expression
 from sbpair.replay.spark import spark_errors, spark_message, unreadable_segment
 

@@ -37,7 +37,7 @@ from sbpair.replay.archive import (
 )
 from sbpair.replay.ledger import KEY, KEYS, OUTCOME, Key, check_chunks, held_by_attempts, keyed_rows, table_keys
 from sbpair.replay.outcomes import Proof
-from sbpair.replay.run import ReplayRun, load_run
+from sbpair.replay.run_description import ReplayRun, load_run
 from sbpair.replay.segment import SEGMENT
 
 KINDS = (SEGMENTS, *OUTCOMES)  # directories that a message's key may occur in: as archived, and with each outcome

@@ -23,7 +23,7 @@ from sbpair.move.events import AwaySides
 from sbpair.operating_system import unix_socket_family
 
 if TYPE_CHECKING:
-    from sbpair.move.run_store import LiveRun
+    from sbpair.syphon.run_store import LiveRun
 
 REPORT_SECONDS: Final = 10.0
 """Time between reports to a unit without a watchdog, or with a slow one."""

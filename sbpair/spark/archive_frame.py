@@ -19,7 +19,7 @@ from sbpair.move.message.envelope import read_facts
 from sbpair.move.message.route import Facts
 from sbpair.replay.archive import EXPIRED, QUARANTINE, RECEIPT_FILE, REMOVED_FILE, SEGMENTS, Archive
 from sbpair.replay.ledger import OUTCOME
-from sbpair.replay.run import load_run
+from sbpair.replay.run_description import load_run
 from sbpair.replay.segment import SEGMENT, SPARK_TYPES
 from sbpair.replay.verify import check_segment_rows, messages_removed
 from sbpair.spark.write_run import READERS, check_names, choice

@@ -33,7 +33,7 @@ from sbpair.operating_system.files import user_directory
 from sbpair.replay.archive import DOUBTFUL, LEDGER, QUARANTINE, REPORT, RUN_FILE, VERSION, Archive
 from sbpair.replay.fetched_secrets import named_secrets
 from sbpair.replay.ledger import KEY, Key, held_by_attempts, keyed_rows
-from sbpair.replay.run import NamespaceAccess, open_primary
+from sbpair.replay.run_description import NamespaceAccess, open_primary
 from sbpair.replay.task_lease import wait_unchanged
 from sbpair.runs.run_log import new_id
 from sbpair.spark.row_messages import MessageColumns, check_destination, check_schema

@@ -30,7 +30,7 @@ from sbpair.move.topic_guard import TopicGuard
 from sbpair.operating_system import uptime
 from sbpair.replay.archive import LEDGER, Archive
 from sbpair.replay.ledger import OUTCOME, Ledger
-from sbpair.replay.run import open_primary
+from sbpair.replay.run_description import open_primary
 from sbpair.replay.send_task import (
     CHUNK_BYTES,
     MAX_CHUNK,

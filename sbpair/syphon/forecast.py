@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from sbpair.errors import ExitCode
 from sbpair.model import cost
-from sbpair.move.message.route import OTHERS, DeadLetter, Expire, Facts, NotSentReason, Route, TimeToLive, route, router
+from sbpair.move.message.dead_letters import NotSentReason
+from sbpair.move.message.route import OTHERS, DeadLetter, Expire, Facts, Route, TimeToLive, route, router
 from sbpair.move.receipt import FilterCounts, NamedMessage
 
 if TYPE_CHECKING:

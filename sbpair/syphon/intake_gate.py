@@ -19,7 +19,7 @@ from sbpair.move.failure_latch import set_within
 from sbpair.runs.control import RunControl, Wanted
 
 if TYPE_CHECKING:
-    from sbpair.move.run_store import RunStore
+    from sbpair.syphon.run_store import RunStore
 
 log = logging.getLogger(__name__)
 

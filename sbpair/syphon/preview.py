@@ -22,18 +22,9 @@ from sbpair.model.pair import Ends
 from sbpair.model.retries import Retrying
 from sbpair.move.events import QueuesFound
 from sbpair.move.filter import MessageFilter
+from sbpair.move.message.dead_letters import NotSentReason
 from sbpair.move.message.envelope import DEFERRED, SCHEDULED, message_state, restore
-from sbpair.move.message.route import (
-    BACKLOG,
-    DeadLetter,
-    Expire,
-    Facts,
-    MessageForm,
-    NotSentReason,
-    Route,
-    Send,
-    refused,
-)
+from sbpair.move.message.route import BACKLOG, DeadLetter, Expire, Facts, MessageForm, Route, Send, refused
 from sbpair.move.peek.destination_lookup import DestinationLookup
 from sbpair.move.peek.peeker import Peeked, PeekedMessage, Peeker, PeekPosition
 from sbpair.move.topic_guard import takes

@@ -22,7 +22,6 @@ from sbpair.move.events import QueuesFound, SyphonEvent, TopicsUnchecked
 from sbpair.move.failure_latch import unless_set
 from sbpair.move.rate_limit import Limit
 from sbpair.move.receipt import MissingDestination, NamedMessage, Receipt, RemainingMessages, Tally
-from sbpair.move.run_store import LiveRun, RunStore, ends_settings
 from sbpair.move.topic_guard import TopicGuard
 from sbpair.runs.journal import Journal
 from sbpair.runs.run_log import SPACING_MS
@@ -31,6 +30,7 @@ from sbpair.syphon.intake_gate import IntakeGate, obeying
 from sbpair.syphon.move_spec import MoveLimits, MoveSpec, PairTiers, SendCosts, effective_limits, none_found, tier_of
 from sbpair.syphon.pool import DepthSampler, Find, WorkerPool
 from sbpair.syphon.run_plan import DEFAULT_OPTIONS, DEFAULT_TIMINGS, MoveOptions, RunPlan
+from sbpair.syphon.run_store import LiveRun, RunStore, ends_settings
 from sbpair.syphon.worker import QueueWorker
 
 if TYPE_CHECKING:

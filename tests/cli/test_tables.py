@@ -24,7 +24,7 @@ from sbpair.cli.render.screen import shortened, spoken
 from sbpair.cli.render.table import Layout, columns, cut
 from sbpair.doctor.check import failed, note, ok, unknown
 from sbpair.errors import AccessError, EntityMissing
-from sbpair.failover.ping import Health, PingResult
+from sbpair.failover.ping_on_request import Health, PingResult
 from sbpair.management.audit_findings import Audit, DestinationSummary, QueueStatus
 from sbpair.management.partitioning import PartitionedEntityState
 from sbpair.management.provisioning import EntityFinding

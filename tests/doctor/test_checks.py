@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sbpair.azure.http_client import HealthResponse
-from sbpair.doctor import machine
+from sbpair.doctor import machine_checks
 from sbpair.doctor.check import Check, bounded, diagnosis_exit_code, failed, note, ok, unknown, within
 from sbpair.doctor.namespace_checks import clock_check
 from sbpair.errors import NotAuthorized
@@ -121,12 +121,12 @@ def test_clocks_may_differ_by_a_minute(ahead: float | None, outcome: Outcome, re
     ],
 )
 def test_a_package_must_be_new_enough(version: str, outcome: Outcome) -> None:
-    found = machine.package_check("azure-servicebus", version, "7.15.0")
+    found = machine_checks.package_check("azure-servicebus", version, "7.15.0")
     assert (found.outcome, found.exit_code) == (outcome, 7 if outcome is Outcome.FAILED else 0)
 
 
 def test_packages_of_extras_are_not_required() -> None:
-    names = {each.name for each in machine.versions()}
+    names = {each.name for each in machine_checks.versions()}
     assert "azure-servicebus" in names
     assert "azure-mgmt-relay" not in names
 
@@ -156,19 +156,19 @@ def java(directory: Path, text: str) -> dict[str, str]:
     ],
 )
 def test_java_must_be_new_enough(said: str, outcome: Outcome) -> None:
-    found = machine.java_version_check("/usr/bin/java", said)
+    found = machine_checks.java_version_check("/usr/bin/java", said)
     assert (found.outcome, found.exit_code) == (outcome, 7 if outcome is Outcome.FAILED else 0)
 
 
 async def test_the_java_of_java_home_is_asked_for_its_version(tmp_path: Path) -> None:
     environ = java(tmp_path, """echo 'openjdk version "21.0.1" 2023-10-17' >&2""")
-    found = await machine.java_check(environ, 10, wanted=True)
+    found = await machine_checks.java_check(environ, 10, wanted=True)
     assert (found.outcome, found.reason) == (Outcome.OK, f"21, at {tmp_path}/bin/java")
 
 
 @pytest.mark.parametrize(("wanted", "outcome", "code"), [(True, Outcome.FAILED, 7), (False, Outcome.NOTE, 0)])
 async def test_no_java_is_a_lack_where_spark_is_installed(wanted: bool, outcome: Outcome, code: int) -> None:
-    found = await machine.java_check({"PATH": "/nowhere"}, 10, wanted=wanted)
+    found = await machine_checks.java_check({"PATH": "/nowhere"}, 10, wanted=wanted)
     assert (found.outcome, found.exit_code) == (outcome, code)
     assert "install Java 17" in found.detail.hint
 
@@ -177,12 +177,12 @@ async def test_java_home_without_java_fails_despite_the_path(tmp_path: Path) -> 
     """Spark looks nowhere else."""
     java(tmp_path, "")
     environ = {"JAVA_HOME": str(tmp_path / "gone"), "PATH": str(tmp_path / "bin")}
-    assert (await machine.java_check(environ, 10, wanted=True)).reason.startswith("Java is not installed")
+    assert (await machine_checks.java_check(environ, 10, wanted=True)).reason.startswith("Java is not installed")
 
 
 async def test_a_java_that_does_not_end_is_ended(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
-    found = await machine.java_check(java(tmp_path, f"echo $$ > {pid}; exec sleep 600"), 0.5, wanted=True)
+    found = await machine_checks.java_check(java(tmp_path, f"echo $$ > {pid}; exec sleep 600"), 0.5, wanted=True)
     assert (found.outcome, found.exit_code) == (Outcome.FAILED, 6)
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid.read_text()), 0)
@@ -191,7 +191,7 @@ async def test_a_java_that_does_not_end_is_ended(tmp_path: Path) -> None:
 async def test_a_java_that_cannot_be_started_is_a_lack(tmp_path: Path) -> None:
     environ = java(tmp_path, "")
     (tmp_path / "bin" / "java").write_bytes(b"\x7fELF nothing of the kind")
-    assert (await machine.java_check(environ, 10, wanted=True)).exit_code == 7
+    assert (await machine_checks.java_check(environ, 10, wanted=True)).exit_code == 7
 
 
 # Files
@@ -208,7 +208,7 @@ def test_configuration_file_writable_by_others_fails(tmp_path: Path, mode: int, 
     file = tmp_path / "config.toml"
     file.touch()
     file.chmod(mode)
-    found = machine.file_check(file)
+    found = machine_checks.file_check(file)
     assert found.outcome is outcome
     assert (outcome is Outcome.OK) or (found.detail and "chmod go-w" in found.detail.hint)
 
@@ -216,13 +216,13 @@ def test_configuration_file_writable_by_others_fails(tmp_path: Path, mode: int, 
 @pytest.mark.parametrize(
     ("check", "path", "outcome", "code"),
     [
-        (machine.file_check, "nothing", Outcome.NOTE, 0),
-        (machine.file_check, "file/config.toml", Outcome.FAILED, 7),
-        (machine.state_check, "", Outcome.OK, 0),
-        (machine.state_check, "a/b", Outcome.OK, 0),
-        (machine.state_check, "file", Outcome.FAILED, 7),
-        (machine.state_check, "file/below", Outcome.FAILED, 7),
-        (machine.state_check, "closed/below", Outcome.FAILED, 7),
+        (machine_checks.file_check, "nothing", Outcome.NOTE, 0),
+        (machine_checks.file_check, "file/config.toml", Outcome.FAILED, 7),
+        (machine_checks.state_check, "", Outcome.OK, 0),
+        (machine_checks.state_check, "a/b", Outcome.OK, 0),
+        (machine_checks.state_check, "file", Outcome.FAILED, 7),
+        (machine_checks.state_check, "file/below", Outcome.FAILED, 7),
+        (machine_checks.state_check, "closed/below", Outcome.FAILED, 7),
     ],
 )
 def test_a_path_that_cannot_be_used_is_a_lack(

@@ -20,7 +20,14 @@ from sbpair.errors import (
     TimedOut,
     UsageError,
 )
-from sbpair.failover.ping import MAX_CONCURRENT_PINGS, Health, PingResult, ping_all, ping_exit_code, send_ping
+from sbpair.failover.ping_on_request import (
+    MAX_CONCURRENT_PINGS,
+    Health,
+    PingResult,
+    ping_all,
+    ping_exit_code,
+    send_ping,
+)
 from sbpair.model.pair import Transport
 from sbpair.model.proxy import parse_proxy
 from tests.failover.test_states import a_pair

@@ -39,7 +39,7 @@ from sbpair.replay.archive import (
 from sbpair.replay.ledger import OUTCOME, Entry, Key, Ledger, check_chunks, read_held
 from sbpair.replay.progress import run_status, run_summary
 from sbpair.replay.queue_task import load_accepted
-from sbpair.replay.run import ReplayOptions, ReplayRun, load_run, save_run
+from sbpair.replay.run_description import ReplayOptions, ReplayRun, load_run, save_run
 from sbpair.replay.segment import SegmentReader
 from sbpair.replay.task_lease import end_detached_tasks
 from sbpair.replay.verify import check_acknowledged, check_segments, plan_gc, prove_run

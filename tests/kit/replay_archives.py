@@ -18,7 +18,7 @@ from sbpair.replay.archive import (
     Archive,
 )
 from sbpair.replay.ledger import Entry, Ledger
-from sbpair.replay.run import ReplayMode, ReplayOptions, ReplayRun, save_run
+from sbpair.replay.run_description import ReplayMode, ReplayOptions, ReplayRun, save_run
 from sbpair.replay.segment import SEGMENT
 
 QUEUE = "contoso/x-servicebus-transfer/0"

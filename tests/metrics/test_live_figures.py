@@ -19,8 +19,8 @@ from sbpair.metrics.live_figures import MAX_DESTINATIONS, OTHERS, LiveFigures
 from sbpair.metrics.run_metrics import renderer
 from sbpair.move import events
 from sbpair.move.receipt import BUCKETS, SPENT, NamedMessage, Receipt
-from sbpair.move.run_store import LiveRun
 from sbpair.syphon.move_spec import MoveLimits
+from sbpair.syphon.run_store import LiveRun
 from tests.kit.command import run_program
 from tests.syphon.worlds import World, fill, world
 

@@ -17,8 +17,8 @@ from sbpair.backlog import Aliases, write_aliases
 from sbpair.metrics import run_metrics as telemetry_module
 from sbpair.metrics.batch_spans import MAX_LINKS, _span_context
 from sbpair.metrics.run_metrics import CLOSING, RunMetrics, open_metrics, printable, wanted_exporters
-from sbpair.move.run_store import LiveRun
 from sbpair.syphon import runner
+from sbpair.syphon.run_store import LiveRun
 from tests.metrics.otlp_collector import Collector, attributes, collecting
 from tests.metrics.test_live_figures import QUEUE
 from tests.syphon.worlds import World, fill, world

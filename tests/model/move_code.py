@@ -24,12 +24,12 @@ from sbpair.model.retries import Backoff
 from sbpair.move.context import BatchLimits, MoveContext
 from sbpair.move.message.route import Facts
 from sbpair.move.receipt import Tally
-from sbpair.move.run_store import RunStore
 from sbpair.move.timings import MoveTimings
 from sbpair.runs import journal as journals
 from sbpair.syphon import runner, worker
 from sbpair.syphon.move_spec import MoveSpec
 from sbpair.syphon.run_plan import RunPlan
+from sbpair.syphon.run_store import RunStore
 from sbpair.syphon.worker_connections import WorkerConnections
 from tests.model import move_model as model
 from tests.model.move_model import BURIES, DEAD, GONE, LEFT, LOCKED, READY, RELEASES, SENDS, SETTLES

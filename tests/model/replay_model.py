@@ -26,7 +26,7 @@ from sbpair.move.timings import MoveTimings
 from sbpair.replay import send_task
 from sbpair.replay.archive import DOUBTFUL, LEDGER, NOT_SENT, OUTCOMES, Archive
 from sbpair.replay.ledger import Key, Ledger, held_by_attempts
-from sbpair.replay.run import ReplayOptions, ReplayRun
+from sbpair.replay.run_description import ReplayOptions, ReplayRun
 from sbpair.replay.send_task import LedgerTally, ShardReader, ShardSource, send_source
 from sbpair.replay.verify import verify
 from sbpair.runs.journal import Journal

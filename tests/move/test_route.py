@@ -4,18 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbpair.move.message.route import (
-    DeadLetter,
-    Expire,
-    Facts,
-    NotSentReason,
-    Send,
-    TimeToLive,
-    missing,
-    refused,
-    route,
-    router,
-)
+from sbpair.move.message.dead_letters import NotSentReason
+from sbpair.move.message.route import DeadLetter, Expire, Facts, Send, TimeToLive, missing, refused, route, router
 from sbpair.move.receipt import BUCKETS, MAX_DOUBTFUL, MAX_LISTED, FilterCounts, NamedMessage, Receipt, Tally
 from sbpair.runs.journal import message_key
 

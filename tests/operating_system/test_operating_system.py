@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from sbpair.doctor.machine import file_check, java_check
+from sbpair.doctor.machine_checks import file_check, java_check
 from sbpair.errors import ExitCode, MachineLacks, PortInUse, SbpairError, UsageError
 from sbpair.operating_system import can_be_redrawn, end_of_input, file_lock, files, listen, require_posix, signals
 from sbpair.operating_system.signals import handlers_kept

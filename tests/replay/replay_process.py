@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sbpair.replay import driver, progress
-from sbpair.replay.run import ReplayMode, ReplayOptions, ReplayRequest
+from sbpair.replay.run_description import ReplayMode, ReplayOptions, ReplayRequest
 from tests.replay.world import pair_of
 
 BEGAN = time.monotonic()

@@ -19,7 +19,7 @@ from sbpair.replay.archive import DRAINED_FILE, SEGMENTS, Archive
 from sbpair.replay.ledger import KEY
 from sbpair.replay.outcomes import Proof
 from sbpair.replay.queue_task import DirectMove, QueueDrain, count_remaining
-from sbpair.replay.run import ReplayOptions, ReplayRun, TaskJob, save_run
+from sbpair.replay.run_description import ReplayOptions, ReplayRun, TaskJob, save_run
 from sbpair.replay.send_task import send_batches
 from sbpair.replay.shard_plan import ORDER, SEND, ShardPlan
 from sbpair.replay.verify import verify

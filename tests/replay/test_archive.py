@@ -21,7 +21,7 @@ from pyarrow.fs import FileInfo, FileType
 from sbpair import errors
 from sbpair.cli.render.receipt import proof_lines
 from sbpair.replay import driver
-from sbpair.replay import run as runs
+from sbpair.replay import run_description as runs
 from sbpair.replay.archive import (
     ACCEPTED_FILE,
     DEDUPLICATED,
@@ -42,7 +42,7 @@ from sbpair.replay.archive import (
 from sbpair.replay.ledger import Entry, Key, Ledger
 from sbpair.replay.outcomes import Proof
 from sbpair.replay.queue_task import load_accepted
-from sbpair.replay.run import EVERYTHING, ReplayMode, ReplayOptions, ReplayRun, Selection
+from sbpair.replay.run_description import EVERYTHING, ReplayMode, ReplayOptions, ReplayRun, Selection
 from sbpair.replay.verify import GarbageCollection, check_acknowledged, plan_gc, remove_messages, verify
 from tests.replay.segments import QUEUE, key, write_segment
 

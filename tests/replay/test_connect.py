@@ -15,7 +15,7 @@ from sbpair import errors
 from sbpair.replay import driver
 from sbpair.replay import spark as spark_module
 from sbpair.replay.archive import LEASE
-from sbpair.replay.run import DedupMode, ReplayOptions, Selection
+from sbpair.replay.run_description import DedupMode, ReplayOptions, Selection
 from sbpair.replay.task_lease import end_detached_tasks, hold_leases
 from tests.kit.installed import install, outside
 from tests.replay.cluster import connect_server

@@ -20,7 +20,7 @@ from sbpair.replay.ledger import Entry, Ledger, read_held
 from sbpair.replay.outcomes import Proof
 from sbpair.replay.progress import PhaseWatcher, run_status
 from sbpair.replay.queue_task import DirectMove, RecordedSource, _entries, accepted_by_dead_attempts, task_queues
-from sbpair.replay.run import DedupMode, ReplayMode, ReplayOptions, Selection, TaskJob
+from sbpair.replay.run_description import DedupMode, ReplayMode, ReplayOptions, Selection, TaskJob
 from sbpair.replay.verify import prove_run
 from tests.replay.segments import rows_of
 from tests.replay.tasks import job_of as archive_job_of

@@ -13,7 +13,7 @@ from sbpair.emulator.entities.rules import SubscriptionRule
 from sbpair.replay import driver, queue_task
 from sbpair.replay.archive import Archive
 from sbpair.replay.queue_task import DirectMove
-from sbpair.replay.run import ReplayMode, ReplayOptions, load_run
+from sbpair.replay.run_description import ReplayMode, ReplayOptions, load_run
 from sbpair.replay.verify import verify
 from sbpair.rules.filters import SqlRuleFilter
 from tests.replay.tasks import job_of

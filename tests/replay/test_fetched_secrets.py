@@ -13,7 +13,7 @@ from sbpair import errors
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.replay import fetched_secrets
 from sbpair.replay.fetched_secrets import named_secrets, read_secret
-from sbpair.replay.run import NamespaceAccess
+from sbpair.replay.run_description import NamespaceAccess
 from tests.kit.proxy import closed_port
 from tests.replay.secret_managers import PROJECT, TOKEN, SecretManagers, secret_managers
 

@@ -12,7 +12,7 @@ from sbpair.emulator.entities.description import QueueDescription
 from sbpair.replay import driver
 from sbpair.replay.archive import STOP_FILE, Archive
 from sbpair.replay.progress import Event, PhaseProgress
-from sbpair.replay.run import ReplayOptions
+from sbpair.replay.run_description import ReplayOptions
 from sbpair.replay.task_lease import POLL_SECONDS, TaskLease, hold_leases
 from sbpair.timespan import TICKS_PER_SECOND
 from tests.replay.segments import created

@@ -18,7 +18,7 @@ from sbpair.model.pair import Endpoint, Identity
 from sbpair.replay import ledger as ledger_module
 from sbpair.replay.archive import DEDUPLICATED, HELD, LEDGER, QUARANTINE, Archive
 from sbpair.replay.ledger import Entry, Key, Ledger, read_held, table_keys
-from sbpair.replay.run import NamespaceAccess, ReplayOptions, ReplayRun, TaskJob
+from sbpair.replay.run_description import NamespaceAccess, ReplayOptions, ReplayRun, TaskJob
 from sbpair.replay.send_task import mark_deduplicated
 from sbpair.replay.shard_plan import DUPLICATE_COLUMNS
 from tests.replay.segments import created, key

@@ -15,7 +15,7 @@ from sbpair.move.peek.locked import ASSUMED_LOCK_SECONDS, MAX_LOCK_SECONDS
 from sbpair.replay import driver
 from sbpair.replay.archive import SEGMENTS, Archive
 from sbpair.replay.progress import LocksFound
-from sbpair.replay.run import ReplayMode, ReplayOptions
+from sbpair.replay.run_description import ReplayMode, ReplayOptions
 from tests.cli.test_replay import java_in, sbpair
 from tests.replay.segments import rows_of
 from tests.replay.tasks import drain, job_of, proof_of, send, stranded

@@ -8,9 +8,9 @@ import pytest
 
 from sbpair import errors
 from sbpair.replay import driver
-from sbpair.replay import run as runs
+from sbpair.replay import run_description as runs
 from sbpair.replay.archive import DRAINED_FILE, LEDGER, RECEIPT_FILE, SEGMENTS, Archive
-from sbpair.replay.run import ReplayOptions
+from sbpair.replay.run_description import ReplayOptions
 from sbpair.replay.verify import plan_gc, remove_messages, verify
 from tests.replay.object_store import Store, running
 from tests.replay.segments import key

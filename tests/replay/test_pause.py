@@ -19,7 +19,7 @@ from sbpair.replay import driver
 from sbpair.replay.archive import PAUSE, STOP_FILE, Archive
 from sbpair.replay.progress import Pauses, PhaseProgress, ReplayPhase, run_action
 from sbpair.replay.queue_task import retry_while_progressing
-from sbpair.replay.run import ReplayMode, ReplayOptions
+from sbpair.replay.run_description import ReplayMode, ReplayOptions
 from sbpair.replay.task_lease import HeldLease
 from sbpair.runs.control import Wanted
 from sbpair.runs.run_log import RunOutcome

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sbpair.move.message.route import Expire, Facts, TimeToLive, route
 from sbpair.replay import shard_plan
-from sbpair.replay.run import EVERYTHING, DedupMode, ReplayOptions, ReplayRun, Selection
+from sbpair.replay.run_description import EVERYTHING, DedupMode, ReplayOptions, ReplayRun, Selection
 from sbpair.replay.segment import KEY_IN_SPARK, shard_of
 from sbpair.replay.spark import spark_session
 from tests.replay.world import HASTY

@@ -16,7 +16,7 @@ from sbpair.replay import driver
 from sbpair.replay.archive import DEDUPLICATED, LEDGER, SEGMENTS, Archive
 from sbpair.replay.outcomes import Proof
 from sbpair.replay.progress import ReplayPhase
-from sbpair.replay.run import DedupMode, ReplayOptions, Selection, load_run
+from sbpair.replay.run_description import DedupMode, ReplayOptions, Selection, load_run
 from sbpair.replay.segment import SEGMENT
 from sbpair.replay.verify import verify
 from tests.replay.world import HOUR_TICKS, World

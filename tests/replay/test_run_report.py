@@ -9,7 +9,7 @@ import pytest
 from sbpair import errors
 from sbpair.replay import driver
 from sbpair.replay.progress import PhaseProgress
-from sbpair.replay.run import ReplayOptions
+from sbpair.replay.run_description import ReplayOptions
 from sbpair.runs.database import RunDatabase
 from sbpair.runs.run_log import all_runs, timeline_of
 from tests.kit import command

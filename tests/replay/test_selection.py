@@ -12,7 +12,7 @@ from sbpair.backlog import Aliases
 from sbpair.move.message import dead_letters
 from sbpair.replay import driver, shard_plan, spark
 from sbpair.replay.archive import QUARANTINE, SEGMENTS
-from sbpair.replay.run import ReplayOptions, ReplayRun, Selection
+from sbpair.replay.run_description import ReplayOptions, ReplayRun, Selection
 from tests.replay.segments import QUEUE, created, key, rows_of, write_segment
 from tests.replay.tasks import job_of, proof_of, replayed, stranded
 from tests.replay.world import HASTY, HOUR_TICKS, World

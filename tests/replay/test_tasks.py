@@ -22,7 +22,7 @@ from sbpair.replay import driver
 from sbpair.replay.archive import HELD, LEDGER, Archive
 from sbpair.replay.ledger import Ledger, read_held
 from sbpair.replay.queue_task import SHORT_WAITS, Remaining, count_remaining
-from sbpair.replay.run import ReplayMode, TaskJob
+from sbpair.replay.run_description import ReplayMode, TaskJob
 from sbpair.replay.send_task import MAX_CHUNK, ShardSource, move_context
 from sbpair.replay.task_lease import TaskLease
 from sbpair.runs.database import RunDatabase

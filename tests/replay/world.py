@@ -19,7 +19,7 @@ from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.emulator.entities.stored_message import LOCKED, DeadLetterReason, StoredMessage
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Pair
-from sbpair.replay.run import ReplayRequest
+from sbpair.replay.run_description import ReplayRequest
 from sbpair.testing import Fault
 from sbpair.timespan import TICKS_PER_SECOND
 from tests.kit.running import NAMESPACE, OTHER, Running

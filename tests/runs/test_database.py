@@ -15,11 +15,11 @@ import pytest
 from sbpair.errors import LeaseHeld, LeaseLost, MachineLacks, StateRefused, Unreachable, UsageError
 from sbpair.model.pair import Pair
 from sbpair.move.receipt import Receipt, Tally
-from sbpair.move.run_store import RunStore
 from sbpair.runs.database import FORMAT, RunDatabase, state_if_any
 from sbpair.runs.file_lease import Lease, lease_directory, lease_name
 from sbpair.runs.journal import Doubt, Journal
 from sbpair.runs.run_log import MAX_KEPT, RunEntry, all_runs, find_run, new_id
+from sbpair.syphon.run_store import RunStore
 from tests.runs.states import KEY, PAIR, accepted, endpoint, sending
 
 

@@ -12,7 +12,6 @@ from sbpair.errors import MachineLacks, StateRefused
 from sbpair.model.pair import Pair, SasKey
 from sbpair.move.events import LimitChanged, QueueDepths, QueuesFound
 from sbpair.move.receipt import Tally
-from sbpair.move.run_store import RunStore, ends_settings
 from sbpair.public_names import __version__
 from sbpair.runs.database import FILE_NAME, FORMAT, RunDatabase
 from sbpair.runs.run_log import (
@@ -26,6 +25,7 @@ from sbpair.runs.run_log import (
     find_run,
     timeline_of,
 )
+from sbpair.syphon.run_store import RunStore, ends_settings
 from tests.runs.states import PAIR, endpoint
 
 WEEK_MS = 7 * 86_400_000

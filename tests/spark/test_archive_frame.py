@@ -24,7 +24,7 @@ from sbpair.backlog import Aliases, write_aliases
 from sbpair.errors import SbpairError, StateRefused, UsageError
 from sbpair.replay.archive import DRAINED_FILE, EXPIRED, QUARANTINE, RECEIPT_FILE, REMOVED_FILE, RUN_FILE, Archive
 from sbpair.replay.ledger import Entry, Ledger
-from sbpair.replay.run import ReplayMode, ReplayOptions, ReplayRun, save_run
+from sbpair.replay.run_description import ReplayMode, ReplayOptions, ReplayRun, save_run
 from sbpair.replay.segment import SEGMENT
 from sbpair.spark.archive_frame import TYPES, ArchiveFrame
 from tests.replay.object_store import Store

@@ -14,9 +14,9 @@ from sbpair.backlog import queue_path
 from sbpair.emulator.access_tokens import AccessRight
 from sbpair.move import destination_sender, events
 from sbpair.move.receipt import MissingDestination, Receipt, RemainingMessages
-from sbpair.move.run_store import RunStore
 from sbpair.runs.database import RunDatabase
 from sbpair.runs.run_log import all_runs
+from sbpair.syphon.run_store import RunStore
 from tests.kit.moves import ids
 from tests.kit.moves import peeked as held_in
 from tests.kit.waiting import until

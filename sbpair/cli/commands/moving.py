@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from sbpair.metrics.run_metrics import RunMetrics
     from sbpair.move.events import SyphonEvent
     from sbpair.move.filter import MessageFilter
-    from sbpair.move.run_store import LiveRun
     from sbpair.service.supervision import Supervision
     from sbpair.syphon import runner
     from sbpair.syphon.move_spec import EntityAddress, MoveSpec
     from sbpair.syphon.run_plan import MoveOptions
+    from sbpair.syphon.run_store import LiveRun
 
 _ONE_MODE = "[--once | --watch | --dry-run] [OPTIONS]"
 USAGE = {"syphon": "(--once | --watch | --dry-run) [OPTIONS]", "move": _ONE_MODE, "redrive": _ONE_MODE}
@@ -351,8 +351,8 @@ def _run_move(
         words = MoveWording("sbpair/move/1", command, source, routed=spec.form.destination is None)
         spec = replace(spec, max_messages=limit)
     from sbpair.cli.progress.move_progress import SAMPLE_SECONDS, move_progress
-    from sbpair.move.run_store import LiveRun
     from sbpair.syphon import runner
+    from sbpair.syphon.run_store import LiveRun
 
     once, live = mode == "--once", LiveRun()
 
@@ -447,7 +447,7 @@ def _preview_move(screen: Screen, ends: "Ends", options: "MoveOptions", spec: "M
     """Print the forecast of a move, and return the exit code."""
     from sbpair.cli.progress.reporting import PeekProgress
     from sbpair.cli.render import forecast
-    from sbpair.move.message.route import NotSentReason
+    from sbpair.move.message.dead_letters import NotSentReason
     from sbpair.syphon.preview import make_forecast
 
     words = forecast.SYPHON if spec is None else forecast.MOVE

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from sbpair import config
     from sbpair.replay.driver import ReplayResult
     from sbpair.replay.outcomes import PlanPreview
-    from sbpair.replay.run import ReplayRequest, Selection
+    from sbpair.replay.run_description import ReplayRequest, Selection
     from sbpair.runs.journal import Key
     from sbpair.syphon.forecast import Forecast
     from sbpair.syphon.move_spec import EffectiveLimits, MoveLimits, PairTiers
@@ -148,21 +148,22 @@ def run_command(
     See also: sbpair help replay
     """
     request = _request(screen, connection, archive, cluster, safeguards, count)
-    from sbpair.replay import driver, run
+    from sbpair.replay import driver
     from sbpair.replay.archive import is_in_memory
+    from sbpair.replay.run_description import DedupMode, ReplayMode, ReplayOptions
 
     limits = moves.limits_of(rate, None, ttl)
-    wanted = run.ReplayOptions(
-        dedup=run.DedupMode(dedup),
+    wanted = ReplayOptions(
+        dedup=DedupMode(dedup),
         ttl=limits.ttl,
         ordered=order == "session",
         rate=limits.rate,
         allow_missing=allow_missing,
         max_discard=moves.discard_limit(max_discard, allow=allow_discard),
         selection=_selection(choice),
-        mode=run.ReplayMode(mode),
+        mode=ReplayMode(mode),
     )
-    if wanted.mode is run.ReplayMode.ARCHIVE and is_in_memory(archive):
+    if wanted.mode is ReplayMode.ARCHIVE and is_in_memory(archive):
         screen.warn(f"{archive} is in memory and is lost when this machine restarts: use a disk")
     if cluster.print_submit:
         return _print_submit(screen, request)
@@ -409,7 +410,7 @@ SUBCOMMANDS = {
 
 
 def _plan_notes(found: "Forecast", outlook: "PlanPreview", *, allow_missing: bool) -> list[str]:
-    from sbpair.move.message.route import NotSentReason
+    from sbpair.move.message.dead_letters import NotSentReason
 
     notes = []
     missing = sum(each.messages for each in found.dead_letters if each.reason == NotSentReason.MISSING)
@@ -460,7 +461,7 @@ def _request(
     os.environ.update(named_secrets(os.environ))
     found = selected_profile(connection, screen, count=count, state=safeguards.state)
     from sbpair.replay import package
-    from sbpair.replay.run import ReplayRequest
+    from sbpair.replay.run_description import ReplayRequest
 
     if cluster.package is not None:
         package.check_package(cluster.package)
@@ -502,7 +503,7 @@ def _remote(cluster: Cluster) -> str | None:
 
 
 def _selection(choice: Choice) -> "Selection":
-    from sbpair.replay.run import read_selection
+    from sbpair.replay.run_description import read_selection
 
     return read_selection(choice.destination or [], choice.where)
 

@@ -1,4 +1,4 @@
-"""`sbpair status` and `ping`: run `sbpair.status` and `sbpair.failover.ping`, and print the answers."""
+"""`sbpair status` and `ping`: run `sbpair.status` and `sbpair.failover.ping_on_request`, and print the answers."""
 
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import asdict
@@ -17,7 +17,7 @@ from sbpair.errors import ExitCode
 
 if TYPE_CHECKING:
     from sbpair.errors import SbpairError
-    from sbpair.failover.ping import PingResult
+    from sbpair.failover.ping_on_request import PingResult
     from sbpair.management.audit_findings import BacklogTotal, QueueStatus
     from sbpair.status import DestinationStatus, OutboxStatus, SideStatus, Status
 
@@ -126,7 +126,7 @@ def ping_command(
     """
     pair = values.selected_pair(connection, screen)
     names = values.entity_names(entities)
-    from sbpair.failover.ping import ping_all, ping_exit_code
+    from sbpair.failover.ping_on_request import ping_all, ping_exit_code
 
     def on_event(each: "PingResult") -> None:
         screen.detail(f"{each.entity} is {each.health} after {each.seconds:.2f} s")

@@ -9,8 +9,8 @@ from sbpair.cli.options.moves import MoveTerms
 from sbpair.cli.render.screen import Screen, clean, plural, some, spoken
 from sbpair.cli.render.table import columns, limited, wrapped
 from sbpair.errors import SkipLimitReached
-from sbpair.move.message.dead_letters import parent_path
-from sbpair.move.message.route import NotSentReason, is_routable
+from sbpair.move.message.dead_letters import NotSentReason, parent_path
+from sbpair.move.message.route import is_routable
 from sbpair.move.receipt import BUCKETS
 
 if TYPE_CHECKING:

@@ -1,10 +1,11 @@
-"""Dead letters of a backlog queue: their path, their cause, and the original message. Pure.
+"""Dead letters: the reasons that a mover gives, their path, their cause, and the original message. Pure.
 
 Invariant: only the properties that dead-lettering added are removed; every other byte stays.
 """
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import NamedTuple
 
 from sbpair.amqp import codec, splice
@@ -14,6 +15,16 @@ from sbpair.errors import ProtocolError
 
 SUFFIX = "/$deadletterqueue"
 REASON, DESCRIPTION = "DeadLetterReason", "DeadLetterErrorDescription"
+
+
+class NotSentReason(StrEnum):
+    """The reason in the dead letter of a message that is not sent. EXPIRED is the service's own word for it."""
+
+    INVALID = "InvalidBacklogMessage"
+    REFUSED = "RefusedByPrimary"
+    MISSING = "DestinationNotFound"
+    DUPLICATE = "DuplicateDetection"
+    EXPIRED = "TTLExpiredException"
 
 
 class DeadLetterCause(NamedTuple):

@@ -16,7 +16,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
 from sbpair.backlog import ALIASES, PATH, PATH_LIMIT, TICKS_PER_MS, is_segment
-from sbpair.move.message.dead_letters import DESCRIPTION, REASON
+from sbpair.move.message.dead_letters import DESCRIPTION, REASON, NotSentReason
 
 MAX_TTL_HEADER_MS = 0xFFFFFFFF
 """The longest TTL that fits a message's header: 49.7 days."""
@@ -98,16 +98,6 @@ class Send(NamedTuple):
     session_id: str | None
     ttl_ms: int | None
     scheduled_at: int | None
-
-
-class NotSentReason(StrEnum):
-    """The reason in the dead letter of a message that is not sent. EXPIRED is the service's own word for it."""
-
-    INVALID = "InvalidBacklogMessage"
-    REFUSED = "RefusedByPrimary"
-    MISSING = "DestinationNotFound"
-    DUPLICATE = "DuplicateDetection"
-    EXPIRED = "TTLExpiredException"
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from sbpair.errors import SbpairError
 from sbpair.replay.archive import DRAINED_FILE, Archive
 from sbpair.replay.outcomes import Proof
 from sbpair.replay.queue_task import QueueDrain, count_remaining
-from sbpair.replay.run import ReplayOptions, ReplayRun, TaskJob, save_run
+from sbpair.replay.run_description import ReplayOptions, ReplayRun, TaskJob, save_run
 from sbpair.replay.send_task import send_batches
 from sbpair.replay.verify import verify
 from sbpair.runs.database import identity
