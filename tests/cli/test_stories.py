@@ -45,6 +45,7 @@ class Story:
         self._board = Board(START, "connecting to contoso")
         self._lines, self._due = EventLines(START), list[Any]()
         self._printer = EventPrinter(Screen(Display()))
+        self._is_replay = False
         self._replay = ReplayProgress(Screen(Display()))
         self._replay_lines = JsonReplayProgress(Screen(Display(log_format=LogFormat.JSON)))
 
@@ -53,7 +54,9 @@ class Story:
         return NOW_MS + int(1000 * (self.now - START))
 
     def take(self, event: Any) -> None:
-        if isinstance(event, Event):
+        # Requests to a run are events of both.
+        self._is_replay |= isinstance(event, Event) and not isinstance(event, events.SyphonEvent)
+        if self._is_replay:
             self._replay(event)
             with redirect_stderr(io.StringIO()) as lines:
                 self._replay_lines(event)
