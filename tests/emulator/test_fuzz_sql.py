@@ -57,16 +57,16 @@ def broken_texts(draw: Draw, sound: list[str]) -> str:
 
 
 def survive(text: str, *, action: bool) -> None:
-    before = time.process_time()
+    before = time.thread_time()
     try:
         made = SqlAction(text) if action else None
         rule = SubscriptionRule("r", TrueRuleFilter() if action else SqlRuleFilter(text), made)
     except RuleInvalid:
         return
     finally:
-        assert time.process_time() - before < MAX_SECONDS
+        assert time.thread_time() - before < MAX_SECONDS
     selected = select_copies([rule], StoredView(ODD))
-    assert time.process_time() - before < MAX_SECONDS
+    assert time.thread_time() - before < MAX_SECONDS
     assert selected.failure is None or selected.failure.description
 
 
