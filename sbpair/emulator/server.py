@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, AsyncExitStack, closing
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple, Self, cast
 
 from sbpair.emulator.access_tokens import Bearers
 from sbpair.emulator.clock import Clock, SystemClock
@@ -134,7 +134,7 @@ class Emulator(EmulatorControl):
     """Namespaces on ports of their own, for the duration of an `async with`. Port 0 chooses a free port.
 
     `ready` has the addresses and credentials. `create_entities` is called with each namespace before its port opens.
-    `page` makes what is served to browsers, when the first request by HTTP comes.
+    `page` makes what is served to browsers, when one comes: it needs 18 MB.
 
     Raises PortInUse if a port is taken, before any port opens. Raises MachineLacks if a port cannot be opened,
     NameInvalid and UsageError for invalid names and port numbers. Raises StateRefused for a data file that is broken,
@@ -245,9 +245,12 @@ class Emulator(EmulatorControl):
     def _http_server(self, namespace: Namespace) -> web.Server:
         from sbpair.emulator.frontends.http.http_frontend import http_server
 
+        return http_server(self, namespace, self.identity, self._browser_page if self._make_page else None)
+
+    def _browser_page(self) -> BrowserPage:
         if self._page is None and self._make_page is not None:
             self._page = self._make_page(self)
-        return http_server(self, namespace, self.identity, self._page)
+        return cast("BrowserPage", self._page)
 
     async def _close_page(self) -> None:
         if self._page is not None:

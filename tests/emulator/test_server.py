@@ -11,6 +11,8 @@ import pytest
 from aiohttp import ClientConnectionError, ClientSession, web
 
 from sbpair.amqp.message import Sections
+from sbpair.cli.page.emulator_page import page_of
+from sbpair.cli.page.page_server import PageServer
 from sbpair.emulator import server
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.namespace import Namespace
@@ -79,6 +81,20 @@ async def namespace_info(emulator: Emulator) -> int:
     url = f"http://{namespace.authority}/$namespaceinfo?api-version=2021-05"
     async with ClientSession(headers={"Authorization": token}) as session, session.get(url) as answer:
         return answer.status
+
+
+async def test_the_page_is_made_for_the_first_browser_alone() -> None:
+    made: list[PageServer] = []
+
+    def make(emulator: Emulator) -> PageServer:
+        made.append(page_of(emulator, may_act=False))
+        return made[0]
+
+    async with Emulator(page=make) as emulator, ClientSession() as browser:
+        assert (await namespace_info(emulator), (await call(emulator, "GET", "state"))[0], made) == (200, 200, [])
+        for _ in range(2):
+            async with browser.get(f"http://127.0.0.1:{port_of(emulator)}/$page/") as answer:
+                assert (answer.status, len(made)) == (200, 1)
 
 
 async def test_first_bytes_may_come_one_by_one(emulator: Emulator) -> None:

@@ -81,14 +81,14 @@ def http_server(
     emulator: EmulatorControl,
     namespace: Namespace,
     identity: IdentityFrontend | None = None,
-    page: BrowserPage | None = None,
+    page: Callable[[], BrowserPage] | None = None,
 ) -> web.Server:
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
         path = request.raw_path.lower().lstrip("/").replace("%24", "$")
         if path.startswith(CONTROL):
             return await answer_control(emulator, namespace, request)
         if page is not None and is_for_page(request, path):
-            return await page.handle(request)
+            return await page().handle(request)
         if is_health_check(request) and namespace.hybrid_connections.find("health") is None:
             return health(namespace)
         if identity is not None and path.startswith(IDENTITY):
