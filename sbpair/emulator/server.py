@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, AsyncExitStack, closing
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, NamedTuple, Self, cast
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple, Self
 
 from sbpair.emulator.access_tokens import Bearers
 from sbpair.emulator.clock import Clock, SystemClock
@@ -245,12 +245,13 @@ class Emulator(EmulatorControl):
     def _http_server(self, namespace: Namespace) -> web.Server:
         from sbpair.emulator.frontends.http.http_frontend import http_server
 
-        return http_server(self, namespace, self.identity, self._browser_page if self._make_page else None)
+        page = None if self._make_page is None else partial(self._browser_page, self._make_page)
+        return http_server(self, namespace, self.identity, page)
 
-    def _browser_page(self) -> BrowserPage:
-        if self._page is None and self._make_page is not None:
-            self._page = self._make_page(self)
-        return cast("BrowserPage", self._page)
+    def _browser_page(self, make: MakePage) -> BrowserPage:
+        if self._page is None:
+            self._page = make(self)
+        return self._page
 
     async def _close_page(self) -> None:
         if self._page is not None:

@@ -6,7 +6,6 @@ Output beyond OUTPUT_HIGH stops deliveries. Output beyond MAX_OUTPUT stops readi
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 from collections.abc import Callable
 from functools import partial
@@ -38,8 +37,6 @@ if TYPE_CHECKING:
     from sbpair.emulator.entities.namespace import Namespace
     from sbpair.emulator.entities.queue import QueueEntity
     from sbpair.emulator.frontends.amqp.connection_faults import ConnectionFaults
-
-logger = logging.getLogger(__name__)
 
 LINK_IDLE_MS: Final = 600_000
 MAX_TRANSACTIONS: Final = 1_000
