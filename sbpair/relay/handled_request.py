@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
@@ -294,7 +294,8 @@ class HandledRequest:
             if await self._collect(parts, collected):
                 await self._send_bytes(head, b"".join(collected))
             else:
-                await self._send_over_rendezvous(head, self._in_time(collected, parts))
+                async with aclosing(self._in_time(collected, parts)) as fragments:
+                    await self._send_over_rendezvous(head, fragments)
         except Exception as error:
             if error is not parts.error and isinstance(error, (SbpairError, WebSocketException, OSError)):
                 raise
@@ -342,7 +343,7 @@ class HandledRequest:
             await self._meeting.send(text)
             await self._meeting.send(_fragments(body) if isinstance(body, bytes) else body)
 
-    async def _in_time(self, collected: list[bytes], parts: BodyParts) -> AsyncIterator[bytes]:
+    async def _in_time(self, collected: list[bytes], parts: BodyParts) -> AsyncGenerator[bytes, None]:
         """Yield the parts of a body in fragments. A pause of the handler fails it."""
         if not collected:
             # The message has to begin, even if no part comes.
