@@ -13,34 +13,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote
 
+from sbpair.config.environment import VARIABLES, environment_layer, refuse_secrets
 from sbpair.config.file import PAIR_KEYS, config_path, file_layer, file_setting, named_variables, read_pairs
 from sbpair.config.setting import (
-    RELAY_VARIABLES,
     SIDES,
     Environment,
     Flags,
     Layer,
     Origin,
-    Secret,
     Setting,
     build_endpoint,
     build_pair,
-    conflict,
     merged,
     user_path,
 )
 from sbpair.errors import SbpairError, UsageError
-from sbpair.model.connection_string import holds_secret
 from sbpair.model.pair import MASK, Endpoint, Pair, sign_in
 
-ENVIRONMENT_KEYS = ("CONNECTION_STRING", "NAMESPACE", "NAME", "ENDPOINT", "CA_FILE", "TRANSPORT", "PROXY")
-SECRET_KEYS = ("CONNECTION_STRING", "PROXY")
-VARIABLES = (
-    "SBPAIR_CONFIG",
-    "SBPAIR_PAIR",
-    *(f"SBPAIR_{side.upper()}_{key}" for side in SIDES for key in ENVIRONMENT_KEYS),
-    *RELAY_VARIABLES,
-)
 DEFAULT_PAIR = "default"
 UNSET = Setting("", "", Origin.DEFAULT)
 
@@ -178,32 +167,6 @@ def flag_layer(flags: Flags) -> Layer:
         "backlog_queues": (flags.backlog_queues, "--count"),
     }
     return {key: Setting(value, source, Origin.FLAG) for key, (value, source) in given.items() if value is not None}
-
-
-def refuse_secrets(environ: Environment) -> None:
-    """Raise UsageError for a secret in a variable whose value is printed. The error does not repeat it."""
-    printed = [each for each in VARIABLES if not each.endswith(("_CONNECTION_STRING", "_PROXY", "_NAMESPACE"))]
-    for variable in printed:
-        if holds_secret(environ.get(variable, ""), is_setting=True):
-            raise UsageError(
-                f"{variable} holds a connection string or a password, which is a secret",
-                hint="put it into SBPAIR_PRIMARY_CONNECTION_STRING, SBPAIR_PRIMARY_PROXY or the secondary's variables",
-            )
-
-
-def environment_layer(environ: Environment, prefix: str = "SBPAIR", keys: tuple[str, ...] = ENVIRONMENT_KEYS) -> Layer:
-    """Return the settings of `prefix`_PRIMARY_… and `prefix`_SECONDARY_…, each with one of `keys`."""
-    layer: dict[str, Setting] = {}
-    for side in SIDES:
-        variables = {key: f"{prefix}_{side.upper()}_{key}" for key in keys}
-        given = {key: environ[variable] for key, variable in variables.items() if environ.get(variable)}
-        if "CONNECTION_STRING" in given and "NAMESPACE" in given:
-            raise conflict(variables["CONNECTION_STRING"], variables["NAMESPACE"], "the environment")
-        for key, text in given.items():
-            value = Secret(text) if key in SECRET_KEYS else text
-            short = "address" if key in ("CONNECTION_STRING", "NAMESPACE") else key.lower()
-            layer[f"{side}.{short}"] = Setting(value, variables[key], Origin.ENVIRONMENT)
-    return layer
 
 
 def state_setting(pair: str, flags: Flags, environ: Environment) -> Setting:

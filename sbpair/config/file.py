@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from sbpair.config.environment import PAIR_VARIABLES, RELAY_VARIABLES
 from sbpair.config.setting import (
     ONE_PROXY,
-    RELAY_VARIABLES,
     SIDES,
     Environment,
     Flags,
@@ -231,9 +231,7 @@ def _secret_in_file(place: str) -> UsageError:
     )
 
 
-ADDRESSES = ("NAMESPACE", "CONNECTION_STRING")
 PREFIX = "namespaces."
-PAIR_VARIABLES = ("SBPAIR_PAIR", *(f"SBPAIR_{side.upper()}_{key}" for side in SIDES for key in ADDRESSES))
 
 
 @dataclass(frozen=True, slots=True)

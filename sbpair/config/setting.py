@@ -24,9 +24,6 @@ Environment: TypeAlias = Mapping[str, str]
 Side: TypeAlias = Literal["primary", "secondary"]
 SIDES: Final[tuple[Side, Side]] = ("primary", "secondary")
 
-RELAY_KEYS = ("CONNECTION_STRING", "NAMESPACE", "NAME", "PATH", "CA_FILE", "PROXY")
-RELAY_VARIABLES = ("SBPAIR_RELAY", *(f"SBPAIR_RELAY_{side.upper()}_{key}" for side in SIDES for key in RELAY_KEYS))
-
 
 @dataclass(frozen=True, slots=True)
 class Secret:

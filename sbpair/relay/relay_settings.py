@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sbpair.config import effective_side, environment_layer, refuse_secrets
+from sbpair.config import effective_side
+from sbpair.config.environment import RELAY_KEYS, environment_layer, refuse_secrets
 from sbpair.config.file import config_path, read_relays, relay_layer
-from sbpair.config.setting import RELAY_KEYS, Environment, Flags, Layer, Secret, Setting, build_endpoint, merged
+from sbpair.config.setting import Environment, Flags, Layer, Secret, Setting, build_endpoint, merged
 from sbpair.errors import ConnectionStringError, NameInvalid, UsageError
 from sbpair.model.connection_string import holds_secret
 from sbpair.model.pair import Endpoint, sign_in

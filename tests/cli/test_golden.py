@@ -13,7 +13,7 @@ import pytest
 
 from sbpair.cli.app import COMMANDS, COMPLETION_VARIABLE, PROGRAM, find_command, load
 from sbpair.cli.commands.documents import SCRIPTS
-from sbpair.config import ENVIRONMENT_KEYS
+from sbpair.config.environment import ENVIRONMENT_KEYS
 from tests.kit import command
 
 ROOT = Path(__file__).parents[2]

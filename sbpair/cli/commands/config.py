@@ -9,6 +9,7 @@ from sbpair.cli.options.common import COUNT, STATE, PairSelection, flag
 from sbpair.cli.options.values import flags_of, in_words, warn_of_unknown_variables
 from sbpair.cli.render.screen import Screen
 from sbpair.cli.render.table import columns
+from sbpair.config.environment import VARIABLES
 from sbpair.config.file import PREFIX, all_namespaces, create_file, file_setting, has_pair
 from sbpair.config.setting import Flags
 from sbpair.errors import UsageError
@@ -67,7 +68,7 @@ def command(
 
 def _require_some(flags: Flags, file: Path) -> None:
     given = [each for each in (flags.pair, flags.config, flags.primary, flags.secondary) if each]
-    if not given and not file.exists() and not any(os.environ.get(each) for each in config.VARIABLES):
+    if not given and not file.exists() and not any(os.environ.get(each) for each in VARIABLES):
         raise UsageError(
             f"nothing is configured: {file} does not exist, and no SBPAIR_ variable is set",
             hint="start with sbpair config --init; or export SBPAIR_PRIMARY_CONNECTION_STRING and"

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from sbpair import backlog
 from sbpair.cli.options.values import flags_of, load_profile, warn_of_unknown_variables
-from sbpair.config import refuse_secrets, state_setting
+from sbpair.config import state_setting
+from sbpair.config.environment import refuse_secrets
 from sbpair.config.file import SingleNamespace, has_pair, load_namespace
 from sbpair.config.setting import SIDES, Flags
 from sbpair.errors import NameInvalid, UsageError

@@ -1,0 +1,46 @@
+"""The environment variables of sbpair, and the settings that they give. Their secrets are never printed."""
+
+from __future__ import annotations
+
+from sbpair.config.setting import SIDES, Environment, Layer, Origin, Secret, Setting, conflict
+from sbpair.errors import UsageError
+from sbpair.model.connection_string import holds_secret
+
+ENVIRONMENT_KEYS = ("CONNECTION_STRING", "NAMESPACE", "NAME", "ENDPOINT", "CA_FILE", "TRANSPORT", "PROXY")
+ADDRESS_KEYS = ("CONNECTION_STRING", "NAMESPACE")
+SECRET_KEYS = ("CONNECTION_STRING", "PROXY")
+RELAY_KEYS = ("CONNECTION_STRING", "NAMESPACE", "NAME", "PATH", "CA_FILE", "PROXY")
+RELAY_VARIABLES = ("SBPAIR_RELAY", *(f"SBPAIR_RELAY_{side.upper()}_{key}" for side in SIDES for key in RELAY_KEYS))
+VARIABLES = (
+    "SBPAIR_CONFIG",
+    "SBPAIR_PAIR",
+    *(f"SBPAIR_{side.upper()}_{key}" for side in SIDES for key in ENVIRONMENT_KEYS),
+    *RELAY_VARIABLES,
+)
+PAIR_VARIABLES = ("SBPAIR_PAIR", *(f"SBPAIR_{side.upper()}_{key}" for side in SIDES for key in ADDRESS_KEYS))
+
+
+def refuse_secrets(environ: Environment) -> None:
+    """Raise UsageError for a secret in a variable whose value is printed. The error does not repeat it."""
+    printed = [each for each in VARIABLES if not each.endswith(("_CONNECTION_STRING", "_PROXY", "_NAMESPACE"))]
+    for variable in printed:
+        if holds_secret(environ.get(variable, ""), is_setting=True):
+            raise UsageError(
+                f"{variable} holds a connection string or a password, which is a secret",
+                hint="put it into SBPAIR_PRIMARY_CONNECTION_STRING, SBPAIR_PRIMARY_PROXY or the secondary's variables",
+            )
+
+
+def environment_layer(environ: Environment, prefix: str = "SBPAIR", keys: tuple[str, ...] = ENVIRONMENT_KEYS) -> Layer:
+    """Return the settings of `prefix`_PRIMARY_… and `prefix`_SECONDARY_…, each with one of `keys`."""
+    layer: dict[str, Setting] = {}
+    for side in SIDES:
+        variables = {key: f"{prefix}_{side.upper()}_{key}" for key in keys}
+        given = {key: environ[variable] for key, variable in variables.items() if environ.get(variable)}
+        if "CONNECTION_STRING" in given and "NAMESPACE" in given:
+            raise conflict(variables["CONNECTION_STRING"], variables["NAMESPACE"], "the environment")
+        for key, text in given.items():
+            value = Secret(text) if key in SECRET_KEYS else text
+            short = "address" if key in ADDRESS_KEYS else key.lower()
+            layer[f"{side}.{short}"] = Setting(value, variables[key], Origin.ENVIRONMENT)
+    return layer
