@@ -14,7 +14,7 @@ from sbpair import runs
 from sbpair.amqp_client.limits import ANSWER_SECONDS
 from sbpair.move import events
 from sbpair.move.raw_source import RawSource
-from sbpair.service.supervision import LIVE, READY, RunHealth, Supervision, SystemdNotifier
+from sbpair.service.run_health import LIVE, READY, RunHealth, Supervision, SystemdNotifier
 from sbpair.syphon.run_plan import DEFAULT_TIMINGS
 from sbpair.syphon.run_store import LiveRun
 from tests.kit.moves import HASTY

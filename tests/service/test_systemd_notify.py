@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sbpair.service.supervision import REPORT_SECONDS, systemd_notifier
+from sbpair.service.run_health import REPORT_SECONDS, systemd_notifier
 from tests.cli.test_runs import open_pair
 
 

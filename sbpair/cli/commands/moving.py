@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from sbpair.metrics.run_metrics import RunMetrics
     from sbpair.move.events import SyphonEvent
     from sbpair.move.filter import MessageFilter
-    from sbpair.service.supervision import Supervision
+    from sbpair.service.run_health import Supervision
     from sbpair.syphon import runner
     from sbpair.syphon.move_spec import EntityAddress, MoveSpec
     from sbpair.syphon.run_plan import MoveOptions
@@ -415,7 +415,7 @@ def _supervision_of(screen: Screen, live: "LiveRun", health: tuple[str, int] | N
     if health is None and not os.environ.get("NOTIFY_SOCKET"):
         yield None
         return
-    from sbpair.service.supervision import Supervision, systemd_notifier
+    from sbpair.service.run_health import Supervision, systemd_notifier
 
     with closing(Supervision(live, health, systemd_notifier(os.environ, os.getpid()))) as supervision:
         _print_served(screen, "health", supervision.port.url, health and health[1])
