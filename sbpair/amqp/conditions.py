@@ -6,6 +6,7 @@ import re
 
 from sbpair import errors
 from sbpair.amqp.performatives import Error
+from sbpair.model.connect_errors import key_hint
 
 RETRY_HINT = "retry in a minute"
 MISSING_HINT = "check the name, and that it exists in this namespace"
@@ -134,7 +135,7 @@ def _access(message: str, text: str) -> errors.AccessError:
 
 
 def _not_authenticated(message: str) -> errors.NotAuthenticated:
-    return errors.NotAuthenticated(message, hint="check the key's name and the key, and that the token has not expired")
+    return errors.NotAuthenticated(message, hint=key_hint(""))
 
 
 def redacted(text: object) -> str:

@@ -314,4 +314,4 @@ def text_of(error: AzureError) -> str:
 def _access(message: str, text: str) -> errors.AccessError:
     if "claim" in text.lower() and "required" in text.lower():
         return errors.NotAuthorized(message, hint=CLAIM_HINT)
-    return errors.NotAuthenticated(message, hint="check the key, its name, and that the token has not expired")
+    return errors.NotAuthenticated(message, hint=key_hint(""))

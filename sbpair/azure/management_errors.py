@@ -227,9 +227,7 @@ def _unauthorized(answer: ServiceResponse, what: str, namespace: str, key_source
         return errors.NotAuthorized(f"cannot {what}: the key for {namespace} lacks a claim", hint=_CLAIM_HINT)
     return errors.NotAuthenticated(
         f"cannot {what}: {namespace} does not accept the key or token",
-        hint=key_hint(key_source)
-        if key_source
-        else "check the connection string, or sign in again: the key may be wrong or regenerated, the token expired",
+        hint=key_hint(key_source),
     )
 
 

@@ -42,9 +42,10 @@ class FirstAnswerTimeout(TimeoutError):
 
 def key_hint(key_source: str) -> str:
     """Return the hint for a refused key or signature; `key_source` is the variable that it came from, "" if unknown."""
-    place = f" in {key_source}" if key_source else ""
+    if not key_source:
+        return f"check the key and its name, or sign in again: the key may be wrong, the token expired{DOCTOR_HINT}"
     causes = "it may be wrong or regenerated, its signature may have expired, or this machine's clock may be wrong"
-    return f"check the key's name and the key{place}: {causes}{DOCTOR_HINT}"
+    return f"check the key's name and the key in {key_source}: {causes}{DOCTOR_HINT}"
 
 
 def unreachable(name: str, address: str, why: BaseException | float, *, doing: str = "") -> Unreachable:
