@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sbpair.failover.failover_send import Delivered, OnFailure, ShortTimeout
     from sbpair.failover.failures import FailoverOn
     from sbpair.failover.outbox import OutboxDepth, outbox_depths
-    from sbpair.failover.side_connections import SimulatedOutage
+    from sbpair.failover.simulated_outage import SimulatedOutage
     from sbpair.model.pair import Endpoint, Identity, Pair, SasKey, SasToken
     from sbpair.replication.receivers import DedupReceiver
     from sbpair.replication.senders import ActiveSender, PassiveSender
@@ -69,7 +69,7 @@ __getattr__, __dir__ = lazy_names(
         "sbpair.failover.failover_send": "Delivered, OnFailure, ShortTimeout",
         "sbpair.failover.failures": "FailoverOn",
         "sbpair.failover.outbox": "OutboxDepth, outbox_depths",
-        "sbpair.failover.side_connections": "SimulatedOutage",
+        "sbpair.failover.simulated_outage": "SimulatedOutage",
         "sbpair.failover.clients": "PairedClient",
         "sbpair.model.pair": "Endpoint, Identity, Pair, SasKey, SasToken",
         "sbpair.replication.receivers": "DedupReceiver",

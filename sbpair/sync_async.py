@@ -1,4 +1,4 @@
-"""Procedures that may wait, written once for callers that block and callers that await.
+"""Sync and async from one source: procedures for callers that block and callers that await, and loops in threads.
 
 A procedure is a generator. It yields a step for each outside action and receives the result, or the error is raised at
 the `yield`. The two drivers below are the only difference between sync and async.
@@ -7,13 +7,18 @@ the `yield`. The two drivers below are the only difference between sync and asyn
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from contextvars import Context
 from functools import wraps
 from inspect import signature
 from time import sleep
 from types import TracebackType
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeAlias, TypeVar
+
+from sbpair.errors import UsageError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -222,3 +227,50 @@ class ReusableTimeout:
         else:
             self._timed_out = True
             self._task.cancel()
+
+
+class LoopThread:
+    """A thread with an event loop of its own. It ends with `work`, or by `end`."""
+
+    def __init__(self, name: str, work: Coroutine[Any, Any, object] | None = None) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._task = self._loop.create_task(work or asyncio.Event().wait(), context=Context())
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def running(self) -> bool:
+        return self._thread.is_alive()
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in the loop, and return its result. Raises UsageError after the end, or in the loop."""
+        if not self.running or threading.current_thread() is self._thread:
+            coroutine.close()
+            raise UsageError("this object has been closed, or is used by its own event loop", hint="make another one")
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def call(self, function: Callable[[], object]) -> None:
+        """Call a function in the loop, unless that has ended."""
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(function)
+
+    def end(self, seconds: float | None = None) -> None:
+        """Cancel all that runs in the loop, and wait until the thread has ended, at most `seconds`."""
+        self.call(self._task.cancel)
+        self.join(seconds)
+
+    def join(self, seconds: float | None) -> bool:
+        """Wait until the thread has ended, except in this thread itself. Returns False if time is over first."""
+        if threading.current_thread() is self._thread:
+            return True
+        self._thread.join(seconds)
+        return not self.running
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner, suppress(asyncio.CancelledError):
+            runner.get_loop().run_until_complete(self._task)

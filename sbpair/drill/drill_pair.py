@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from sbpair import backlog
 from sbpair.errors import TimedOut, first_error
-from sbpair.failover.side_connections import SimulatedOutage
+from sbpair.failover.simulated_outage import SimulatedOutage
 from sbpair.management.calls import gather_all
 from sbpair.management.temporary_queues import IDLE, open_temporary_queues
 from sbpair.model.connection_string import endpoint_from_connection_string

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from sbpair.backlog import check_path
 from sbpair.errors import UsageError
-from sbpair.failover.background import AsyncBackgroundSyphon, BackgroundSyphon, LoopThread
+from sbpair.failover.client_syphon import AsyncBackgroundSyphon, BackgroundSyphon
 from sbpair.failover.entity_states import EntityEvent, State
 from sbpair.failover.events import OutboxClosed, SenderEvent, with_metrics
 from sbpair.failover.failover_send import FailoverSend, OnFailure, SendPolicy, checked_timeout
@@ -32,11 +32,11 @@ from sbpair.failover.side_connections import (
     close_quietly,
 )
 from sbpair.failover.timer_runner import DeliverEntity, TimerRunner
-from sbpair.sync_async import GRACE_SECONDS, ReusableTimeout, Steps, awaiting, blocking, drive, drive_async
+from sbpair.sync_async import GRACE_SECONDS, LoopThread, ReusableTimeout, Steps, awaiting, blocking, drive, drive_async
 
 if TYPE_CHECKING:
     from sbpair.failover.sdk_messages import Messages
-    from sbpair.failover.side_connections import SimulatedOutage
+    from sbpair.failover.simulated_outage import SimulatedOutage
     from sbpair.model.pair import Pair
     from sbpair.move.events import SyphonEvent
     from sbpair.syphon.run_plan import MoveOptions

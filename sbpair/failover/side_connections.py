@@ -1,4 +1,4 @@
-"""The SDK's clients, sync or async, connections to both sides, and simulated outages of them.
+"""The SDK's clients, sync or async, and connections to both sides.
 
 Invariant: a sender that failed without an answer is not used again, and closing it never delays a message. A send to a
 side that is unavailable by simulation is refused before anything is sent.
@@ -12,9 +12,9 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeAlias, TypeVar
 
-from azure.servicebus.exceptions import OperationTimeoutError, ServiceBusConnectionError
+from azure.servicebus.exceptions import OperationTimeoutError
 
-from sbpair.azure.data_plane import aio_client, is_answer, signed, sync_client, translate_data_errors
+from sbpair.azure.data_plane import aio_client, is_answer, signed, sync_client
 from sbpair.errors import UsageError
 from sbpair.sync_async import Call, Steps, awaiting, blocking
 
@@ -154,42 +154,6 @@ def _raising(error: BaseException) -> SdkAction:
         raise error
 
     return action
-
-
-class SimulatedOutage:
-    """The sides, queues and topics that are unavailable at the moment. Any thread may change them.
-
-    outage = SimulatedOutage()
-    with PairedClient(pair, outage=outage) as client:
-        outage.begin("primary")
-        ...
-        outage.end()
-    """
-
-    def __init__(self) -> None:
-        self._unavailable: frozenset[tuple[Side, str]] = frozenset()
-
-    def begin(self, side: Side, path: str = "") -> None:
-        """Make a side unavailable, or one queue or topic of it."""
-        self._unavailable |= {(side, path.lower())}
-
-    def end(self) -> None:
-        """Make everything available again."""
-        self._unavailable = frozenset()
-
-    @property
-    def active(self) -> bool:
-        return bool(self._unavailable)
-
-    def check(self, side: Side, path: str) -> None:
-        """Raise ServiceBusConnectionError if the path is unavailable."""
-        if not self._unavailable.isdisjoint({(side, ""), (side, path.lower())}):
-            raise ServiceBusConnectionError(message=f"simulated outage: {path} cannot be reached")
-
-    def check_ping(self, side: Side, path: str) -> None:
-        """Raise Unreachable if the path is unavailable: pings and probes raise sbpair's own errors."""
-        with translate_data_errors(f"reaching {path!r}"):
-            self.check(side, path)
 
 
 class Closable:

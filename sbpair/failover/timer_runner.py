@@ -18,7 +18,7 @@ from sbpair.failover.ping_on_request import PING_TIMEOUT_SECONDS, send_ping
 
 if TYPE_CHECKING:
     from sbpair.failover.shared_state import FailoverState
-    from sbpair.failover.side_connections import SimulatedOutage
+    from sbpair.failover.simulated_outage import SimulatedOutage
     from sbpair.model.pair import Pair
 
 DeliverEntity: TypeAlias = Callable[[str], Awaitable[None]]

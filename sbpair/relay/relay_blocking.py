@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, S
 from aiohttp import ClientWebSocketResponse
 
 from sbpair.errors import Unreachable
-from sbpair.failover.background import LoopThread
 from sbpair.relay.body_parts import is_blocking, pulled
 from sbpair.relay.control_messages import RelayAnswer
 from sbpair.relay.handled_request import RelayOffer, RelayRequest
 from sbpair.relay.relay_client import TIMEOUT_SECONDS, AsyncRelayClient, AsyncRelayResponse
 from sbpair.relay.relay_connections import MAX_MESSAGE_BYTES
 from sbpair.relay.relay_listener import CLOSE_SECONDS, AsyncRelayListener
+from sbpair.sync_async import LoopThread
 
 if TYPE_CHECKING:
     import random

@@ -166,7 +166,7 @@ class Heartbeats:
     @contextmanager
     def written(self, pair: Pair, run: str, queue: str | None = None) -> Iterator[None]:
         """Write within the block, and hold the lease in a queue, if given. Raises as `hold_lease`, and MachineLacks."""
-        from sbpair.failover.background import LoopThread  # tasks do not need it
+        from sbpair.sync_async import LoopThread  # tasks do not need it
 
         self._held.heartbeat = self._path
         thread = LoopThread("heartbeats", self._run(pair, run, queue))

@@ -6,7 +6,7 @@ from azure.servicebus.exceptions import ServiceBusConnectionError
 from sbpair.failover import failover_send
 from sbpair.failover.entity_states import State
 from sbpair.failover.events import EntityChanged, QueueLeft, QueueReturned
-from sbpair.failover.side_connections import SimulatedOutage
+from sbpair.failover.simulated_outage import SimulatedOutage
 from sbpair.model.retries import Backoff
 from tests.kit.failover_rig import PAIRED_CLIENTS, SYNC_FIRST, Rig, a_message, ids
 

@@ -14,7 +14,7 @@ from sbpair.failover import timer_runner
 from sbpair.failover.entity_states import State
 from sbpair.failover.events import OutboxStuck
 from sbpair.failover.ping_on_request import PING_TIMEOUT_SECONDS
-from sbpair.failover.side_connections import SimulatedOutage
+from sbpair.failover.simulated_outage import SimulatedOutage
 from sbpair.failover.timer_runner import TimerRunner
 from tests.failover.test_states import a_pair, new_state
 from tests.faults.simulation.loop import in_virtual_time

@@ -15,11 +15,11 @@ from sbpair import PairedClient, aio
 from sbpair.amqp.message import Sections
 from sbpair.backlog import queue_path
 from sbpair.emulator.entities.description import QueueDescription
-from sbpair.failover.background import LoopThread
 from sbpair.failover.entity_states import State
 from sbpair.failover.events import EntityChanged, SendInDoubt
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Pair, SasKey
+from sbpair.sync_async import LoopThread
 from sbpair.syphon import runner
 from tests.kit.running import Running
 

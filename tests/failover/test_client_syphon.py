@@ -15,12 +15,13 @@ from azure.servicebus import ServiceBusMessage
 
 from sbpair import PairedClient
 from sbpair.errors import LeaseHeld, SbpairError, UsageError
-from sbpair.failover import background
-from sbpair.failover.background import CLOSE_SECONDS, HURRY_SECONDS, AsyncBackgroundSyphon, BackgroundSyphon, LoopThread
+from sbpair.failover import client_syphon
+from sbpair.failover.client_syphon import CLOSE_SECONDS, HURRY_SECONDS, AsyncBackgroundSyphon, BackgroundSyphon
 from sbpair.failover.events import SyphonFaulted
 from sbpair.model.retries import Backoff
 from sbpair.move.events import QueueOpened
 from sbpair.runs.file_lease import hold_machine_leases
+from sbpair.sync_async import LoopThread
 from tests.faults.simulation.loop import in_virtual_time
 from tests.kit.failover_rig import KINDS, PAIRED_CLIENTS, PATIENCE_SECONDS, Rig, ids
 
@@ -47,8 +48,8 @@ class Arrivals:
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background, "RESTART_BACKOFF", Backoff(0.05, 300.0))
-    monkeypatch.setattr(background, "LEASE_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(client_syphon, "RESTART_BACKOFF", Backoff(0.05, 300.0))
+    monkeypatch.setattr(client_syphon, "LEASE_WAIT_SECONDS", 0.05)
 
 
 def syphon_of(client: Any, **options: Any) -> Any:
@@ -107,7 +108,7 @@ def test_the_syphon_waits_while_another_process_moves_the_pair(rig: Rig, tmp_pat
 
 
 def test_closing_releases_messages_of_a_stalled_primary(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sbpair.failover.background.CLOSE_SECONDS", 0.5)
+    monkeypatch.setattr("sbpair.failover.client_syphon.CLOSE_SECONDS", 0.5)
     opened = threading.Event()
     with rig.client() as (client, _log):
         handle = syphon_of(client, on_event=lambda event: opened.set() if isinstance(event, QueueOpened) else None)
@@ -160,9 +161,9 @@ RUNS: list[tuple[float, Any, str, float]] = [
 @in_virtual_time
 async def test_each_failure_in_a_row_doubles_the_wait_for_the_next_run(monkeypatch: pytest.MonkeyPatch) -> None:
     loop, left, began, events = asyncio.get_running_loop(), iter(RUNS), list[float](), list[SyphonFaulted]()
-    monkeypatch.setattr(background, "time", SimpleNamespace(monotonic=loop.time))
-    monkeypatch.setattr(background, "RESTART_BACKOFF", Backoff(1.0, 300.0))
-    monkeypatch.setattr(background, "LEASE_WAIT_SECONDS", 30.0)
+    monkeypatch.setattr(client_syphon, "time", SimpleNamespace(monotonic=loop.time))
+    monkeypatch.setattr(client_syphon, "RESTART_BACKOFF", Backoff(1.0, 300.0))
+    monkeypatch.setattr(client_syphon, "LEASE_WAIT_SECONDS", 30.0)
 
     async def run(**events: asyncio.Event) -> Any:
         began.append(loop.time())
@@ -213,7 +214,7 @@ async def test_a_syphon_that_waits_for_its_next_run_stops_at_once() -> None:
 
 
 def test_a_thread_that_hurries_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background, "CLOSE_SECONDS", 0.01)
+    monkeypatch.setattr(client_syphon, "CLOSE_SECONDS", 0.01)
 
     async def run(*, stop: asyncio.Event, hurry: asyncio.Event) -> Any:
         await stop.wait()
@@ -253,5 +254,5 @@ def test_a_loop_that_has_ended_refuses_work() -> None:
 
 
 def test_a_loop_that_nobody_ends_keeps_no_program_alive() -> None:
-    program = "from sbpair.failover.background import LoopThread; LoopThread('loop')"
+    program = "from sbpair.sync_async import LoopThread; LoopThread('loop')"
     subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[2], timeout=PATIENCE_SECONDS, check=True)

@@ -1,4 +1,4 @@
-"""Background work of programs that block: event loops in threads, and a syphon while its paired client is open.
+"""A syphon that runs while its paired client is open: in a thread, or in a task.
 
 Invariant: a failure of the syphon is an event and is retried. It never reaches the application.
 """
@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from contextvars import Context
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias
 
-from sbpair.errors import LeaseHeld, SbpairError, UsageError
+from sbpair.errors import LeaseHeld, SbpairError
 from sbpair.failover.events import SyphonFaulted
 from sbpair.model.retries import Backoff
+from sbpair.sync_async import LoopThread
 
 if TYPE_CHECKING:
     from sbpair.syphon.runner import SyphonResult
@@ -32,56 +31,7 @@ HURRY_SECONDS = 10.0
 
 RunSyphon: TypeAlias = Callable[..., Awaitable["SyphonResult"]]
 
-T = TypeVar("T")
-
 log = logging.getLogger(__name__)
-
-
-class LoopThread:
-    """A thread with an event loop of its own. It ends with `work`, or by `end`."""
-
-    def __init__(self, name: str, work: Coroutine[Any, Any, object] | None = None) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._task = self._loop.create_task(work or asyncio.Event().wait(), context=Context())
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
-
-    @property
-    def running(self) -> bool:
-        return self._thread.is_alive()
-
-    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the loop, and return its result. Raises UsageError after the end, or in the loop."""
-        if not self.running or threading.current_thread() is self._thread:
-            coroutine.close()
-            raise UsageError("this object has been closed, or is used by its own event loop", hint="make another one")
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
-
-    def call(self, function: Callable[[], object]) -> None:
-        """Call a function in the loop, unless that has ended."""
-        with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(function)
-
-    def end(self, seconds: float | None = None) -> None:
-        """Cancel all that runs in the loop, and wait until the thread has ended, at most `seconds`."""
-        self.call(self._task.cancel)
-        self.join(seconds)
-
-    def join(self, seconds: float | None) -> bool:
-        """Wait until the thread has ended, except in this thread itself. Returns False if time is over first."""
-        if threading.current_thread() is self._thread:
-            return True
-        self._thread.join(seconds)
-        return not self.running
-
-    def _run(self) -> None:
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner, suppress(asyncio.CancelledError):
-            runner.get_loop().run_until_complete(self._task)
 
 
 class SyphonSupervisor:
