@@ -1,12 +1,16 @@
 """Names: one meaning each, in the product and in the tests."""
 
 import ast
+import subprocess
 from collections import Counter, defaultdict
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 PRODUCT = sorted((ROOT / "sbpair").rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
+TOP_LEVEL = {"sbpair", "tests", "completions", "pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE"}
 MAX_LINES = 600
 MAX_TEST_NAME = 70
 MAX_ATTRIBUTES = 12
@@ -73,3 +77,10 @@ def test_a_class_with_much_mutable_state_gives_its_reason() -> None:
         if len(rebound_attributes(node)) > MAX_ATTRIBUTES and "attributes" not in (ast.get_docstring(node) or "")
     ]
     assert found == []
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="needs a checkout")
+def test_the_top_level_has_no_stray_file() -> None:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    tops = {path.partition("/")[0] for path in listed.split("\0") if path}
+    assert {top for top in tops if not top.startswith(".")} == TOP_LEVEL
