@@ -255,10 +255,10 @@ class Driver:
                 check_executors(self._spark, self._job)
             if not (archive.is_local or run.direct):
                 check_spark_reads(self._spark, archive)
-            # At most one sender per shard and core.
-            slots = request.local_tasks or count_task_slots(self._spark)
-            self._job = replace(self._job, senders=min(run.shards, slots))
             with resumable(archive):
+                # At most one sender per shard and core.
+                slots = request.local_tasks or count_task_slots(self._spark)
+                self._job = replace(self._job, senders=min(run.shards, slots))
                 released = self._move() if run.direct else self._drain()
                 if not run.direct:
                     self._send()
@@ -492,7 +492,10 @@ async def _missing_destinations(job: TaskJob, destinations: list[str]) -> list[s
 
 
 def check_executors(spark: Any, job: TaskJob) -> None:
-    """Raise Unsafe unless every executor can read a file of the driver's archive, and write one there."""
+    """Raise Unsafe unless every executor can read a file of the driver's archive, and write one there.
+
+    Raises MachineLacks if they cannot run sbpair at all.
+    """
     archive = job.open()
     nonce = f"{REPORT}/probe-{uuid.uuid4()}"
 
@@ -504,7 +507,13 @@ def check_executors(spark: Any, job: TaskJob) -> None:
                 yield {"path": path}
 
     archive.write(nonce, b"sbpair")
-    written = [each["path"] for each in run_tasks(spark.range(0, job.tasks, 1, job.tasks), probe)]
+    try:
+        written = [each["path"] for each in run_tasks(spark.range(0, job.tasks, 1, job.tasks), probe)]
+    except spark_errors() as error:
+        raise MachineLacks(
+            f"the executors cannot run sbpair: {spark_message(error)}",
+            hint="install sbpair on each, or give --package the file of sbpair replay package; then run it again",
+        ) from error
     if len(written) < job.tasks or not all(map(archive.exists, written)):
         raise Unsafe(
             f"the executors do not see the archive {job.archive} that this machine sees",

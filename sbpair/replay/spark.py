@@ -92,6 +92,9 @@ SETTINGS = {
 _NO_JAVA = "does not exist in the JVM"
 """Py4J's words for a class that it asks Java for, once Java has ended."""
 
+_RAISED = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n)+(\S.*)")
+"""A traceback of a worker's Python, and what was raised."""
+
 VARIABLE = "SPARK_REMOTE"
 DEFAULT_PORT = 15002
 REACH_SECONDS = 5.0
@@ -362,8 +365,11 @@ def spark_errors() -> tuple[type[Exception], ...]:
 
 
 def spark_message(error: Exception) -> str:
-    """Return the message of Spark or Java in one line, without traceback and exception names."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
+    """Return the message of Spark, Java or a worker's Python in one line, without traceback and names of Java."""
+    text = str(error)
+    if raised := _RAISED.findall(text):  # the last: it may have been raised while another one was handled
+        return str(raised[-1])
+    lines = text.strip().splitlines() or [type(error).__name__]
     java = next((line for line in lines if line.startswith(": ")), lines[0])
     return re.sub(r"^: |\b[a-z][\w$.]*\.\w*(Exception|Error): ", "", java).strip()
 

@@ -324,11 +324,13 @@ def test_the_printed_command_gives_workers_sbpair_from_the_package(tmp_path: Pat
     assert sbpair("package", package).returncode == 0
     with world(queues=1) as place, standalone(tmp_path / "cluster", outside(place.shell(tmp_path)), 1) as cluster:
         place.strand_many(20)
-        words = ["--archive", str(tmp_path / "archive"), "--output", "json", "--quiet", "--print-submit"]
-        words += ["--master", cluster.url, "--shared-archive", "--package", package]
-        words += ["--conf", f"spark.pyspark.python={python}"]
         # In a process of its own: the command to print is read from its arguments.
-        run = [sys.executable, "-m", "sbpair", "replay", "run", *words]
+        run = [sys.executable, "-m", "sbpair", "replay", "run", "--archive", str(tmp_path / "archive"), "--quiet"]
+        run += ["--master", cluster.url, "--shared-archive", "--conf", f"spark.pyspark.python={python}"]
+        without = subprocess.run(run, env=place.shell(tmp_path), capture_output=True, text=True, check=False)
+        assert without.returncode == 7
+        assert "the executors cannot run sbpair: ModuleNotFoundError: No module named 'sbpair'" in without.stderr
+        run += ["--output", "json", "--package", package, "--print-submit"]
         printed = subprocess.run(run, env=place.shell(tmp_path), stdout=subprocess.PIPE, check=True).stdout
         command = shlex.join(json.loads(printed)["command"])
         for secret in place.environment.values():

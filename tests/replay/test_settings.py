@@ -60,10 +60,14 @@ def test_the_users_java_options_come_last(tmp_path: Path) -> None:
             "Class org.x.Store not found",
         ),
         ("[PATH_NOT_FOUND] Path does not exist: file:/x.\nmore", "[PATH_NOT_FOUND] Path does not exist: file:/x."),
+        (
+            "In Python:\nTraceback (most recent call last):\n  File 'a.py', line 1\n    c()\nKeyError: 'd'\n\nmore",
+            "KeyError: 'd'",
+        ),
         ("", "RuntimeError"),
     ],
 )
-def test_a_java_error_is_reduced_to_its_reason(text: str, reason: str) -> None:
+def test_an_error_of_spark_is_reduced_to_its_reason(text: str, reason: str) -> None:
     assert spark.spark_message(RuntimeError(text)) == reason
 
 
