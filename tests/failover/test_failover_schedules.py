@@ -1,4 +1,4 @@
-"""The first of the seeded fault schedules of a paired client, that a seed replays one, and that the checks can fail.
+"""The first of the seeded fault schedules of a paired client, and that the checks can fail.
 
 The rest: python -m tests.faults.schedules --kinds failover --seeds 0:500
 """
@@ -12,8 +12,9 @@ import pytest
 from sbpair.failover.failover_send import FailoverSend
 from sbpair.failover.timer_runner import TimerRunner
 from tests.failover.simulation.failover_plan import PlannedSend, failover_plan
-from tests.failover.simulation.failover_run import simulate_failover
+from tests.failover.simulation.failover_run import FailoverSimulation
 from tests.faults.schedules import failure
+from tests.faults.simulation.harness import carry_out
 from tests.faults.simulation.network import Weather
 from tests.faults.simulation.plan import Step
 from tests.kit.failover_rig import PAIRED_CLIENTS
@@ -31,13 +32,6 @@ def test_what_a_send_accepts_is_kept_under_seeded_faults(first: int) -> None:
     assert not failure("failover", range(first, first + SEEDS_A_TEST))
 
 
-@pytest.mark.parametrize("seed", [6, 22])
-def test_a_seed_repeats_the_whole_failover(seed: int) -> None:
-    once, again = simulate_failover(failover_plan(seed)), simulate_failover(failover_plan(seed))
-    assert once.lines == again.lines
-    assert len(once.lines) > 20
-
-
 def test_a_send_into_silence_raises_an_error_of_the_sdk() -> None:
     """The SDK does not end it in time: it waits until what it has written is sent."""
     plan = failover_plan(0)
@@ -46,13 +40,13 @@ def test_a_send_into_silence_raises_an_error_of_the_sdk() -> None:
     silence = Step(at_ms=5_000, lasts_ms=0, kind="silence", primary=True, number=1)
     weather = Weather(pieces=0.0)
     quiet = replace(plan, sends=sends, steps=(silence,), weather=weather, on_failure="raise", retries=0, outbox=False)
-    verdict = simulate_failover(quiet)
+    verdict = carry_out(quiet, FailoverSimulation)
     assert not verdict.wrong
     assert any("m1 raised OperationTimeoutError: no answer from" in line for line in verdict.lines)
 
 
 def caught(complaint: str) -> bool:
-    found = (simulate_failover(failover_plan(seed)).wrong for seed in ENOUGH_TO_CATCH)
+    found = (carry_out(failover_plan(seed), FailoverSimulation).wrong for seed in ENOUGH_TO_CATCH)
     return any(complaint in line for lines in found for line in lines)
 
 

@@ -49,10 +49,10 @@ class Figures:
 class Table:
     """The figures of each kind. The file of an interrupted campaign is continued."""
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
         self.kinds: dict[str, Figures] = {}
-        if path and path.exists():
+        if path.exists():
             self.kinds = {kind: Figures(**each) for kind, each in json.loads(path.read_text()).items()}
 
     def of(self, kind: str) -> Figures:
@@ -60,10 +60,9 @@ class Table:
 
     def add(self, kind: str, figures: Figures) -> None:
         self.of(kind).add(figures)
-        if self._path:
-            beside = self._path.with_suffix(".new")
-            beside.write_text(json.dumps({kind: asdict(each) for kind, each in self.kinds.items()}, indent=1) + "\n")
-            beside.replace(self._path)
+        beside = self._path.with_suffix(".new")
+        beside.write_text(json.dumps({kind: asdict(each) for kind, each in self.kinds.items()}, indent=1) + "\n")
+        beside.replace(self._path)
 
     def __str__(self) -> str:
         kinds = {kind: asdict(replace(each, findings=[])) for kind, each in self.kinds.items()}

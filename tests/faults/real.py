@@ -23,9 +23,10 @@ from sbpair.move.receipt import NamedMessage, Receipt
 from sbpair.testing import Emulator
 from tests.faults.simulation.checker import Course, check
 from tests.faults.simulation.faults import KINDS
+from tests.faults.simulation.harness import Verdict
 from tests.faults.simulation.history import History
-from tests.faults.simulation.plan import SIMULATED_ONLY, Plan, Step, plan
-from tests.faults.simulation.run import Verdict, set_the_stage
+from tests.faults.simulation.plan import SIMULATED_ONLY, SYPHON, Plan, Step, plan
+from tests.faults.simulation.run import set_the_stage
 from tests.faults.simulation.workload import messages
 from tests.kit.command import environment
 
@@ -122,7 +123,6 @@ class Schedule:
         self.primary, self.secondary = emulator.namespaces.values()
         self.history = RealHistory(lambda: round((time.monotonic() - began) * 1000), self._holder, self._sender)
         self.course = Course(the_plan, self.history)
-        self.missing = self.course.missing
         self._emulator = emulator
         self._directory = directory
         self._tasks = tasks
@@ -134,11 +134,11 @@ class Schedule:
 
     def _holder(self, consumer: Any) -> tuple[str, int]:
         door = getattr(consumer, "_connection", None)
-        return ("syphon", self._connections.setdefault(door, len(self._connections)))
+        return (SYPHON, self._connections.setdefault(door, len(self._connections)))
 
     def _sender(self) -> str | None:
         # Of two at the same time nobody here can say which it was.
-        return None if "second" in self.plan.kinds else "syphon"
+        return None if "second" in self.plan.kinds else SYPHON
 
     # Syphons
 
@@ -187,9 +187,7 @@ class Schedule:
         for each in self._alive:
             each.signal(signal.SIGKILL)
             self.history.tell(f"kill {each.name}")
-        for track in self.history.tracks.values():
-            if self._alive and track.held_by and (not track.completed or len(track.arrivals) > 1):
-                self.course.in_flight_at_death.add(track.stranded.id)
+            self.course.note_death(SYPHON)
 
     kill_soon = kill
 
@@ -297,8 +295,8 @@ async def _carry_out(seed: int, directory: Path) -> Verdict:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, context: history.accuse(f"the emulator: {context}"))
         await schedule.play()
-    wrong, lines = tuple(check(schedule.course)), tuple(history.lines)
-    return Verdict(seed, wrong, lines, "", the_plan, len(history.tracks), history.again, ())
+    wrong = (*history.wrong, *check(schedule.course))
+    return Verdict(the_plan, wrong, tuple(history.lines), len(history.tracks), history.again)
 
 
 def carry_out(seed: int) -> Verdict:

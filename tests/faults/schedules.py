@@ -20,6 +20,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from multiprocessing import get_context
+from pkgutil import resolve_name
 from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
@@ -52,68 +53,33 @@ class Outcome:
         return f"python -m tests.faults.schedules {option} {self.seed} -v"
 
 
-@dataclass(frozen=True)
-class Kind:
-    """How the plan of a seed is made, and how one is carried out: the verdict has what an Outcome needs."""
-
-    plan: Callable[[int], Any]
-    run: Callable[[Any], Any]
-    run_thoroughly: Callable[[Any], Any] | None = None
-
-
-def syphons() -> Kind:
-    from tests.faults.simulation.plan import plan
-    from tests.faults.simulation.run import simulated
-    from tests.faults.simulation.world import BEGAN_MS
-
-    return Kind(partial(plan, now_ms=BEGAN_MS), simulated)
-
-
-def moves() -> Kind:
-    from tests.faults.simulation.plan import move_plan
-    from tests.faults.simulation.run import simulated
-    from tests.faults.simulation.world import BEGAN_MS
-
-    return Kind(partial(move_plan, now_ms=BEGAN_MS), simulated)
-
-
-def replays() -> Kind:
-    from tests.replay.simulation.replay_run import replay_plan, simulate_replay
-
-    return Kind(replay_plan, simulate_replay)
-
-
-def failovers() -> Kind:
-    from tests.failover.simulation.failover_plan import failover_plan
-    from tests.failover.simulation.failover_run import simulate_failover
-
-    return Kind(failover_plan, simulate_failover)
-
-
-def relays() -> Kind:
-    from tests.relay.simulation.relay_plan import relay_plan
-    from tests.relay.simulation.relay_run import simulate_relay
-
-    return Kind(relay_plan, simulate_relay, partial(simulate_relay, counts_objects=True))
-
-
-KINDS: Final[dict[str, Callable[[], Kind]]] = {
-    "syphon": syphons,
-    "move": moves,
-    "replay": replays,
-    "failover": failovers,
-    "relay": relays,
+KINDS: Final = {
+    "syphon": ("tests.faults.simulation.plan:plan", "tests.faults.simulation.run:SyphonSimulation"),
+    "move": ("tests.faults.simulation.plan:move_plan", "tests.faults.simulation.run:SyphonSimulation"),
+    "replay": (
+        "tests.replay.simulation.replay_run:replay_plan",
+        "tests.replay.simulation.replay_run:ReplaySimulation",
+    ),
+    "failover": (
+        "tests.failover.simulation.failover_plan:failover_plan",
+        "tests.failover.simulation.failover_run:FailoverSimulation",
+    ),
+    "relay": ("tests.relay.simulation.relay_plan:relay_plan", "tests.relay.simulation.relay_run:RelaySimulation"),
 }
-"""What can be simulated. A move is a redrive if the seed is odd."""
+"""What can be simulated: how the plan of a seed is made, and what carries it out.
+
+A move is a redrive if the seed is odd. A process imports its own kind only.
+"""
 
 
 def simulated(seed: int, *, kind: str, thorough: bool = False, verbose: bool = False) -> Outcome:
+    from tests.faults.simulation.harness import carry_out
     from tests.faults.simulation.shrinking import shrunk
 
     began = time.perf_counter()
-    made = KINDS[kind]()
-    run = (thorough and made.run_thoroughly) or made.run
-    plan = made.plan(seed)
+    drawn, simulation = map(resolve_name, KINDS[kind])
+    run = partial(carry_out, kind=simulation, thorough=thorough)
+    plan = drawn(seed)
     verdict = run(plan)
     story = tuple(shrunk(run, plan, verdict).story) if verdict.wrong else ()
     return outcome_of(kind, seed, verdict, began, verbose=verbose, story=story)

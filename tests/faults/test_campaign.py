@@ -7,7 +7,6 @@ import pytest
 
 from tests.benchmarks.stranded import Stranded
 from tests.faults.campaign import Campaign, plot, samples
-from tests.faults.figures import Figures, Table
 
 message = Stranded.message
 
@@ -29,15 +28,3 @@ async def test_a_campaign_compares_each_message(tmp_path: Path, monkeypatch: pyt
     assert samples(tmp_path / "samples.csv")
     plot(tmp_path)
     assert (tmp_path / "campaign.svg").stat().st_size
-
-
-def test_a_table_goes_on_from_its_file(tmp_path: Path) -> None:
-    first = Table(tmp_path / "table.json")
-    first.add("syphon", Figures(rounds=1, messages=10, peak_mb=40.0, findings=["one"]))
-    again = Table(tmp_path / "table.json")
-    again.add("syphon", Figures(rounds=1, messages=5, lost=1, peak_mb=30.0, findings=["two"]))
-
-    figures = Table(tmp_path / "table.json").of("syphon")
-    assert (figures.rounds, figures.messages, figures.lost, figures.peak_mb) == (2, 15, 1, 40.0)
-    assert figures.findings == ["one", "two"]
-    assert str(again).startswith("syphon: {'rounds': 2, 'messages': 15, 'lost': 1, ")

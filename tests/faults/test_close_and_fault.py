@@ -23,10 +23,6 @@ def fall_silent(stage: Stage, side: str, *, server: bool) -> None:
         (line.server if server else line.client).out.silent = True
 
 
-async def opened(stage: Stage) -> None:
-    await stage.until(lambda: stage.of(events.QueueOpened))
-
-
 async def both_ended(stage: Stage, since: float) -> float:
     """How long it took until no connection was left."""
     ended = await stage.until(lambda: not (stage.connected("primary") or stage.connected("backlog")), seconds=900.0)
@@ -37,15 +33,14 @@ async def both_ended(stage: Stage, since: float) -> float:
 @played()
 async def test_a_lost_side_ends_the_other_and_a_watch_reconnects(stage: Stage, side: str) -> None:
     watching = stage.start()
-    await opened(stage)
+    await stage.opened()
     stage.cut(side)
     assert await both_ended(stage, stage.loop.time()) <= FAULT_SECONDS + A_LITTLE
     await asyncio.sleep(60.0)
     assert not watching.done()
     stage.restore(side)
     stage.strand(1)
-    stage.destination()
-    await stage.until(lambda: stage.ids(stage.destination()) == ["m1"], seconds=70.0)
+    await stage.arrived(1, seconds=70.0)
     stage.stop.set()
     assert (await watching).exit_code == 0
     first = stage.of(events.QueueFailed)[0]
@@ -58,7 +53,7 @@ async def test_a_lost_side_ends_the_other_and_a_watch_reconnects(stage: Stage, s
 async def test_without_reconnecting_a_side_that_breaks_ends_a_watch_with_6(stage: Stage, side: str) -> None:
     stage.destination()
     watching = stage.start(reconnect=False)
-    await stage.until(lambda: len(stage.of(events.QueueOpened)) == 3)
+    await stage.opened(3)
     stage.strand(1)
     await stage.until(lambda: stage.ids(stage.destination()) == ["m1"] and not stage.backlog().counts().active)
     await asyncio.sleep(A_LITTLE)
@@ -74,17 +69,14 @@ async def test_without_reconnecting_a_side_that_breaks_ends_a_watch_with_6(stage
 @SIDES
 @played()
 async def test_a_side_that_is_back_within_the_time_is_a_matter_of_its_own(stage: Stage, side: str) -> None:
-    watching = stage.start(reconnect=side == "backlog")
-    await opened(stage)
-    stage.cut(side)
-    await asyncio.sleep(FAULT_SECONDS / 2)
-    stage.restore(side)
-    stage.strand(1)
-    stage.destination()
-    await stage.until(lambda: stage.ids(stage.destination()) == ["m1"])
-    assert bool(stage.of(events.QueueFailed)) == (side == "backlog")
-    stage.stop.set()
-    assert (await watching).exit_code == 0
+    async with stage.watching(reconnect=side == "backlog"):
+        await stage.opened()
+        stage.cut(side)
+        await asyncio.sleep(FAULT_SECONDS / 2)
+        stage.restore(side)
+        stage.strand(1)
+        await stage.arrived(1)
+        assert bool(stage.of(events.QueueFailed)) == (side == "backlog")
 
 
 @SIDES
@@ -110,31 +102,28 @@ async def test_once_exits_6_if_a_side_stays_away(stage: Stage, side: str) -> Non
 @pytest.mark.parametrize("server", [False, True])
 @played()
 async def test_a_silent_connection_is_noticed_and_both_are_ended(stage: Stage, side: str, server: bool) -> None:
-    watching = stage.start()
-    await opened(stage)
-    at = stage.loop.time()
-    stage.network.swallowing[stage.host(side)] = 1
-    fall_silent(stage, side, server=server)
-    taken = await both_ended(stage, at)
-    assert taken <= IDLE_SECONDS + FAULT_SECONDS + RELEASE_SECONDS + A_LITTLE
-    stage.network.swallowing[stage.host(side)] = 0
-    stage.strand(1)
-    stage.destination()
-    await stage.until(lambda: stage.ids(stage.destination()) == ["m1"], seconds=300.0)
-    stage.stop.set()
-    await watching
+    async with stage.watching():
+        await stage.opened()
+        at = stage.loop.time()
+        stage.network.swallowing[stage.host(side)] = 1
+        fall_silent(stage, side, server=server)
+        taken = await both_ended(stage, at)
+        assert taken <= IDLE_SECONDS + FAULT_SECONDS + RELEASE_SECONDS + A_LITTLE
+        stage.network.swallowing[stage.host(side)] = 0
+        stage.strand(1)
+        await stage.arrived(1, seconds=300.0)
 
 
 @played()
 async def test_pending_sends_get_five_seconds_when_the_backlog_is_lost(stage: Stage) -> None:
     stage.destination()
     watching = stage.start()
-    await opened(stage)
+    await stage.opened()
     stage.strand(1)
     await stage.until(lambda: stage.ids(stage.destination()) == ["m1"] and not stage.ids(stage.backlog()))
     fall_silent(stage, "primary", server=True)
     stage.strand(2)
-    await stage.until(lambda: stage.ids(stage.destination()) == ["m1", "m2"])
+    await stage.arrived(1, 2)
     at = stage.loop.time()
     stage.cut("backlog")
     assert FAULT_SECONDS <= await both_ended(stage, at) <= FAULT_SECONDS + A_LITTLE
@@ -149,19 +138,16 @@ async def test_held_messages_are_released_when_the_primary_is_lost(stage: Stage)
     engine: Any = stage.backlog().messages
     let = stage.fill(stage.destination())
     stage.strand(*range(20))
-    watching = stage.start()
-    await stage.until(lambda: engine.locked_count == 20)
-    stage.cut("primary")
-    await stage.until(lambda: stage.of(events.QueueFailed))
-    for _ in range(60):
-        await asyncio.sleep(1.0)
-        assert engine.locked_count == 0
-    let()
-    stage.restore("primary")
-    await stage.until(lambda: len(stage.ids(stage.destination())) == 20)
-    assert stage.ids(stage.destination()) == [f"m{number}" for number in range(20)]
-    stage.stop.set()
-    assert (await watching).exit_code == 0
+    async with stage.watching():
+        await stage.until(lambda: engine.locked_count == 20)
+        stage.cut("primary")
+        await stage.until(lambda: stage.of(events.QueueFailed))
+        for _ in range(60):
+            await asyncio.sleep(1.0)
+            assert engine.locked_count == 0
+        let()
+        stage.restore("primary")
+        await stage.arrived(*range(20))
 
 
 @played()
@@ -176,7 +162,7 @@ async def test_a_second_signal_ends_it_within_seconds_without_one_side(stage: St
     await stage.until(lambda: stage.of(events.DestinationBackingOff))
     fall_silent(stage, "primary", server=True)
     stage.strand(9)
-    await stage.until(lambda: stage.ids(stage.destination()) == ["m8", "m9"])
+    await stage.arrived(8, 9)
     stage.stop.set()
     await asyncio.sleep(1.0)
     stage.hurry.set()

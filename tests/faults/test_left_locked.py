@@ -20,10 +20,6 @@ from tests.kit.waiting import until
 SOON = 10.0
 
 
-def names(*numbers: int) -> list[str]:
-    return [f"m{number}" for number in numbers]
-
-
 @pytest.mark.parametrize("once", [True, False])
 @played()
 async def test_what_a_lost_backlog_held_is_unlocked_over_the_next_connection(stage: Stage, once: bool) -> None:
@@ -38,10 +34,9 @@ async def test_what_a_lost_backlog_held_is_unlocked_over_the_next_connection(sta
     assert engine.locked_count == 20
     let()
     stage.restore("backlog")
-    done_at = await stage.until(lambda: len(stage.ids(stage.destination())) == 21)
-    assert done_at - lost_at < SOON
     # In order: none was locked for long enough to be overtaken.
-    assert stage.ids(stage.destination()) == names(*range(21))
+    done_at = await stage.arrived(*range(21))
+    assert done_at - lost_at < SOON
     stage.stop.set()
     result = await running
     assert (result.receipt.sent, result.receipt.released) == (21, 20)
@@ -69,7 +64,7 @@ async def test_what_the_primary_accepted_is_completed_over_the_next_connection(s
 
     engine.complete_all, engine.receive = cut, counted
     result = await stage.start(once=True)
-    assert stage.ids(stage.destination()) == names(*range(20))
+    assert stage.ids(stage.destination()) == [f"m{number}" for number in range(20)]
     assert (result.exit_code, result.receipt.sent, result.receipt.already_sent) == (0, 20, 0)
     assert (len(delivered), result.receipt.received, result.receipt.doubtful) == (20, 20, ())
     assert stage.backlog().counts().total == 0
@@ -101,9 +96,8 @@ async def test_what_was_prefetched_from_a_lost_backlog_is_unlocked_too(
     assert engine.locked_count == 20
     let()
     stage.restore("backlog")
-    done_at = await stage.until(lambda: len(stage.ids(stage.destination())) == 20)
+    done_at = await stage.arrived(*range(20))
     assert done_at - lost_at < SOON
-    assert stage.ids(stage.destination()) == names(*range(20))
     stage.stop.set()
     assert (await running).receipt.received < 40
 

@@ -8,18 +8,19 @@ import pytest
 
 from sbpair.emulator.frontends.amqp.link_owner import Claims
 from sbpair.move import events
-from tests.faults.simulation.stage import Asked, Stage, play, played
+from tests.faults.simulation.stage import Asked, Stage, played
 
 HOUR = 3_600.0
 DETACHES_AN_HOUR = 6
 
 
 @pytest.mark.parametrize("hours", [2, pytest.param(24, marks=pytest.mark.slow)])
-def test_ten_idle_queues_call_receive_forty_times_an_hour(hours: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@played(queues=10)
+async def test_ten_idle_queues_call_receive_forty_times_an_hour(
+    stage: Stage, hours: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = Asked(monkeypatch)
-
-    async def scene(stage: Stage) -> None:
-        watching = stage.start()
+    async with stage.watching():
         await stage.until(lambda: asked.counted["receives"] == 10)
         made = [line.number for line in stage.network.lines]
         await asyncio.sleep(hours * HOUR - 1.0)
@@ -29,15 +30,13 @@ def test_ten_idle_queues_call_receive_forty_times_an_hour(hours: int, monkeypatc
         assert [line.number for line in stage.network.lines] == made
         assert stage.of(events.QueueFailed) == []
         stage.strand(1, index=7)
-        stage.destination()
-        await stage.until(lambda: stage.ids(stage.destination()) == ["m1"], seconds=1.0)
-        stage.stop.set()
-        assert (await watching).exit_code == 0
-
-    play(scene, queues=10)
+        await stage.arrived(1, seconds=1.0)
 
 
-def test_a_day_with_few_messages_renews_tokens_and_breaks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+@played()
+async def test_a_day_with_few_messages_renews_tokens_and_breaks_nothing(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     put, tokens = Claims.put, Counter[str]()
 
     def counted(claims: Claims, name: str | None, token: object) -> None:
@@ -45,22 +44,15 @@ def test_a_day_with_few_messages_renews_tokens_and_breaks_nothing(monkeypatch: p
         put(claims, name, token)
 
     monkeypatch.setattr(Claims, "put", counted)
-
-    async def scene(stage: Stage) -> None:
-        watching = stage.start()
-        destination = stage.destination()
+    async with stage.watching():
         for number in range(24):
             stage.strand(number)
-            await stage.until(lambda: len(stage.ids(destination)) == number + 1, seconds=5.0)  # noqa: B023
+            await stage.arrived(*range(number + 1), seconds=5.0)
             await asyncio.sleep(HOUR)
         # For the backlog queue and for the destination, each signed for an hour, and renewed when 40 minutes old.
         assert tokens["put"] >= 2 * 36
         assert sum(line.open for line in stage.network.lines) == 2
         assert stage.of(events.QueueFailed) == stage.of(events.DestinationBackingOff) == []
-        stage.stop.set()
-        assert ((await watching).receipt.sent, (await watching).exit_code) == (24, 0)
-
-    play(scene)
 
 
 @played()
@@ -80,8 +72,7 @@ async def test_messages_held_for_hours_keep_locks_and_order_until_released(stage
     assert (lost, stage.of(events.QueueFailed), sum(line.open for line in stage.network.lines)) == ([], [], 2)
     assert all("quota" in event.reason for event in stage.of(events.DestinationBackingOff))
     let()
-    await stage.until(lambda: len(stage.ids(orders)) == 50)
-    assert stage.ids(orders) == [f"m{number}" for number in range(50)]
+    await stage.arrived(*range(50))
     stage.fill(orders)
     stage.strand(*range(50, 60))
     await stage.until(lambda: engine.locked_count == 10)

@@ -7,7 +7,6 @@ import pytest
 
 from sbpair.backlog import Aliases
 from sbpair.drill.drill_messages import TICKS_PER_MS
-from sbpair.move.events import QueueOpened
 from sbpair.move.message.route import TimeToLive
 from sbpair.syphon.move_spec import MoveLimits
 from sbpair.syphon.runner import SyphonResult
@@ -50,7 +49,7 @@ async def test_a_wrong_clock_neither_lets_messages_expire_nor_live_longer(stage:
 async def test_nor_does_one_that_is_set_on_the_way(stage: Stage, ahead_seconds: float) -> None:
     await three_messages(stage)
     running = stage.start(limits=TERMS, max_held=1)
-    await stage.until(lambda: stage.of(QueueOpened))
+    await stage.opened()
     stage.world.ahead = ahead_seconds
     await stage.until(lambda: len(stage.ids(stage.destination())) == 2)
     stage.stop.set()

@@ -3,8 +3,8 @@
 from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.entities.description import QueueDescription
 from tests.benchmarks.stranded import BATCH, DESTINATIONS, QUEUES, Stranded, destination, session_id
+from tests.faults.simulation.plan import BEGAN_MS
 from tests.faults.simulation.stage import Stage, played
-from tests.faults.simulation.world import BEGAN_MS
 
 ROUND_TRIP_SECONDS = 0.01
 MESSAGES = 6_000

@@ -23,15 +23,18 @@ from sbpair.move.raw_source import RawSource
 from sbpair.move.receipt import Tally
 from sbpair.runs.journal import Journal
 from sbpair.syphon import runner
-from tests.faults.schedules import KINDS, failure, parsed
+from tests.faults.schedules import failure, parsed
+from tests.faults.schedules import simulated as simulate
 from tests.faults.simulation.faults import CRASHES
+from tests.faults.simulation.harness import Verdict, carry_out
 from tests.faults.simulation.order import PLAIN
-from tests.faults.simulation.plan import Plan, Step
-from tests.faults.simulation.run import Verdict, simulated
+from tests.faults.simulation.plan import Plan, Step, move_plan, plan
+from tests.faults.simulation.run import SyphonSimulation
+from tests.kit.failover_rig import PAIRED_CLIENTS
 
 pytestmark = pytest.mark.odd_messages
 
-of_syphon, of_move = (KINDS[kind]().plan for kind in ("syphon", "move"))
+simulated = partial(carry_out, kind=SyphonSimulation)
 QUICK, MORE = range(10), range(10, 100)
 SEEDS_A_TEST = 10
 
@@ -62,25 +65,27 @@ def is_waited_for(drawn: Plan) -> bool:
 
 @pytest.mark.parametrize("seed", ONCE_WRONG)
 def test_what_a_schedule_has_found_once_stays_mended(seed: int) -> None:
-    assert not simulated(replace(of_syphon(seed), order=PLAIN)).wrong
+    assert not simulated(replace(plan(seed), order=PLAIN)).wrong
 
 
-def test_a_seed_replays_the_whole_run() -> None:
-    for seed in range(200, 202):
-        once, again = simulated(of_syphon(seed)), simulated(of_syphon(seed))
-        assert once.lines == again.lines
-        assert once.digest == again.digest
-        assert len(once.lines) > 5
-
-
-def test_another_seed_is_another_run() -> None:
-    assert len({simulated(of_syphon(seed)).digest for seed in range(5)}) == 5
+@pytest.mark.parametrize(
+    ("kind", "seed"),
+    [
+        *(("syphon", 200), ("syphon", 201), ("move", 1), ("replay", 3), ("replay", 4)),
+        *(pytest.param("failover", seed, marks=PAIRED_CLIENTS) for seed in (6, 22)),
+        *(("relay", 0), ("relay", 3)),
+    ],
+)
+def test_a_seed_replays_the_whole_schedule(kind: str, seed: int) -> None:
+    once, again = (simulate(seed, kind=kind, verbose=True) for _ in range(2))
+    assert once.lines == again.lines
+    assert len(once.lines) > 5
 
 
 def crashing(seed: int, moment: str = "arrived") -> Plan:
     """A schedule with nothing but a crash: by default when the primary has a message, and nobody knows."""
     crash = Step(at_ms=0, lasts_ms=10_000, kind="crash", primary=True, number=CRASHES.index(moment))
-    return replace(of_syphon(seed), span_ms=20_000, steps=(crash,))
+    return replace(plan(seed), span_ms=20_000, steps=(crash,))
 
 
 known_crash = partial(crashing, moment="known to have arrived")
@@ -145,36 +150,36 @@ async def nothing(*_: Any, **__: Any) -> list[Any]:
 
 
 MANY = range(30)
-WATCHES = (seed for seed in range(100) if not of_syphon(seed).once)
-REMAINING = (seed for seed in range(200) if is_waited_for(of_syphon(seed)))
+WATCHES = (seed for seed in range(100) if not plan(seed).once)
+REMAINING = (seed for seed in range(200) if is_waited_for(plan(seed)))
 DEFECTS: dict[str, tuple[list[tuple[Any, str, Any]], Callable[[int], Plan], Iterable[int], tuple[str, ...]]] = {
-    "drops messages": ([(RawDestinationLink, "send", lambda *_: accepted)], of_syphon, MANY, ("^lost",)),
-    "drops messages of a move": ([(RawDestinationLink, "send", lambda *_: accepted)], of_move, range(4), ("^lost",)),
+    "drops messages": ([(RawDestinationLink, "send", lambda *_: accepted)], plan, MANY, ("^lost",)),
+    "drops messages of a move": ([(RawDestinationLink, "send", lambda *_: accepted)], move_plan, range(4), ("^lost",)),
     "dead-letters what a move keeps": (
         [(runner, "MoveContext", partial(dead_lettering, runner.MoveContext))],
-        *(of_move, range(0, 40, 2), ("^dead-lettered for",)),
+        *(move_plan, range(0, 40, 2), ("^dead-lettered for",)),
     ),
     "settles before acceptance": (
         [(RawDestinationLink, "send", settled_early)],
-        *(of_syphon, MANY, ("^completed before it was accepted",)),
+        *(plan, MANY, ("^completed before it was accepted",)),
     ),
-    "sends twice": ([(RawDestinationLink, "send", sent_twice)], of_syphon, MANY, ("^arrived 2 times",)),
+    "sends twice": ([(RawDestinationLink, "send", sent_twice)], plan, MANY, ("^arrived 2 times",)),
     "changes the order": (
         [(DestinationQueue, "next_round", lambda *given: [group[::-1] for group in in_order(*given)])],
-        *(of_syphon, MANY, ("^overtaken in hand", "^out of order")),
+        *(plan, MANY, ("^overtaken in hand", "^out of order")),
     ),
     "alters messages": (
         [(kind, "restore", altered(kind.restore)) for kind in (TemplateMessage, GenericMessage)],
-        *(of_syphon, MANY, ("^altered",)),
+        *(plan, MANY, ("^altered",)),
     ),
     "counts no released messages": (
         [(Tally, "ended", lambda *_: None)],
-        *(of_syphon, MANY, ("^a receipt does not balance",)),
+        *(plan, MANY, ("^a receipt does not balance",)),
     ),
-    "ignores the time in the backlog": ([(route, "waited_ms", lambda *_: 0)], of_syphon, REMAINING, ("ms to live$",)),
+    "ignores the time in the backlog": ([(route, "waited_ms", lambda *_: 0)], plan, REMAINING, ("ms to live$",)),
     "sends before the journal": (
         [(Journal, "flush", written_later)],
-        *(of_syphon, MANY, ("^sent before that was written down",)),
+        *(plan, MANY, ("^sent before that was written down",)),
     ),
     "forgets accepted messages": (
         [(Journal, "was_accepted", lambda *_: False)],
@@ -184,8 +189,8 @@ DEFECTS: dict[str, tuple[list[tuple[Any, str, Any]], Callable[[int], Plan], Iter
         [(runner, "_name_possible_duplicates", lambda *_: None)],
         *(crashing, range(20), ("no receipt says so",)),
     ),
-    "never ends": ([(RawPrimary, "close", never)], of_syphon, range(3), ("did not end",)),
-    "is a busy loop": ([(RawSource, "receive", nothing)], of_syphon, WATCHES, ("busy loop",)),
+    "never ends": ([(RawPrimary, "close", never)], plan, range(3), ("did not end",)),
+    "is a busy loop": ([(RawSource, "receive", nothing)], plan, WATCHES, ("busy loop",)),
 }
 
 
@@ -208,8 +213,3 @@ def test_seeds_that_name_no_schedule_are_refused(option: str, text: str, capsys:
         parsed([f"{option}={text}"])
     assert ended.value.code == 2
     assert f"argument {option}: " in capsys.readouterr().err
-
-
-def test_seeds_are_one_or_a_range() -> None:
-    assert parsed(["--seeds", "7"]).seeds == range(7, 8)
-    assert parsed(["--seeds", "0:2000"]).seeds == range(2000)

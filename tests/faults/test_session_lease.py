@@ -84,16 +84,14 @@ async def test_a_clean_end_leaves_the_lease_to_the_next_at_once(stage: Stage) ->
 async def test_the_lease_is_held_for_hours_and_its_link_with_it(stage: Stage) -> None:
     queue = leases(stage)
     stage.destination()
-    watching = stage.start(lease_queue=LEASES)
-    await stage.until(lambda: state_of(queue))
-    number = queue.messages.held_session("contoso").number
-    await asyncio.sleep(7_200.0)
-    # The same loan: the link was not even taken away because nothing goes over it.
-    assert queue.messages.held_session("contoso").number == number
-    stage.strand(1)
-    await stage.until(lambda: sent(stage) == 1)
-    stage.stop.set()
-    assert (await watching).exit_code == 0
+    async with stage.watching(lease_queue=LEASES):
+        await stage.until(lambda: state_of(queue))
+        number = queue.messages.held_session("contoso").number
+        await asyncio.sleep(7_200.0)
+        # The same loan: the link was not even taken away because nothing goes over it.
+        assert queue.messages.held_session("contoso").number == number
+        stage.strand(1)
+        await stage.until(lambda: sent(stage) == 1)
 
 
 def expire(_stage: Stage, queue: Any) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import pytest
@@ -12,16 +13,16 @@ from sbpair.errors import Throttled
 from sbpair.move.destination_sender import DestinationQueue
 from sbpair.move.raw_primary import RawDestinationLink, RawPrimary
 from sbpair.move.raw_source import ACCEPTED
-from tests.faults.schedules import KINDS
+from tests.faults.simulation.harness import carry_out
 from tests.faults.simulation.loop import PROCESS, Process, VirtualLoop
 from tests.faults.simulation.order import PLAIN, Decisions, Deviation, Order
-from tests.faults.simulation.plan import Plan
-from tests.faults.simulation.run import simulated
+from tests.faults.simulation.plan import Plan, move_plan, plan
+from tests.faults.simulation.run import SyphonSimulation
 from tests.faults.simulation.shrinking import Shrunk, kind_of, shrunk
 
 pytestmark = pytest.mark.odd_messages
 
-of_syphon, of_move = (KINDS[kind]().plan for kind in ("syphon", "move"))
+simulated = partial(carry_out, kind=SyphonSimulation)
 OFTEN = Order(7, 0.5)
 SEEDS = range(4, 8)
 MAX_RUNS = 150
@@ -110,7 +111,7 @@ def test_what_no_loop_promises_happens_in_any_order(
 
 
 def test_the_deviations_of_a_run_repeat_it() -> None:
-    drawn = replace(of_syphon(4), order=OFTEN)
+    drawn = replace(plan(4), order=OFTEN)
     once = simulated(drawn)
     again = simulated(replace(drawn, order=Order(deviations=once.deviations)))
 
@@ -119,7 +120,7 @@ def test_the_deviations_of_a_run_repeat_it() -> None:
 
 
 def test_plain_order_has_no_deviations() -> None:
-    assert not simulated(replace(of_syphon(4), order=PLAIN)).deviations
+    assert not simulated(replace(plan(4), order=PLAIN)).deviations
 
 
 # The shrinker
@@ -258,9 +259,9 @@ def first_failure(seeds: range, make: Callable[[int], Plan], **changes: Any) -> 
 @pytest.mark.parametrize(
     ("plant", "make", "kind"),
     [
-        (plant_other_order, of_move, "out of order"),
-        pytest.param(plant_loss, of_syphon, "completed before it was accepted", marks=pytest.mark.slow),
-        pytest.param(plant_duplicate, of_move, "arrived times, and no receipt says so", marks=pytest.mark.slow),
+        (plant_other_order, move_plan, "out of order"),
+        pytest.param(plant_loss, plan, "completed before it was accepted", marks=pytest.mark.slow),
+        pytest.param(plant_duplicate, move_plan, "arrived times, and no receipt says so", marks=pytest.mark.slow),
     ],
 )
 def test_what_fails_in_no_plain_order_has_a_small_story(

@@ -18,24 +18,17 @@ def delete(stage: Stage, index: int = 0) -> None:
     stage.world.secondary.delete_queue(queue_path(PRIMARY_NAME, index))
 
 
-async def moved(stage: Stage, *numbers: int) -> None:
-    wanted = [f"m{number}" for number in numbers]
-    await stage.until(lambda: stage.ids(stage.destination()) == wanted, seconds=A_LOOK)
-
-
 @played()
 async def test_a_watch_finds_a_queue_that_is_made_after_its_start(stage: Stage) -> None:
     stage.destination()
-    watching = stage.start()
-    await asyncio.sleep(1_000.0)
-    make_backlog(stage.world.secondary, 7)
-    stage.strand(1, index=7)
-    await moved(stage, 1)
-    first, second = stage.of(events.QueuesFound)
-    assert (first.stranded, second.stranded) == ((), (queue_path(PRIMARY_NAME, 7),))
-    assert stage.listed <= stage.loop.time() / FIND_QUEUES_SECONDS + 1
-    stage.stop.set()
-    assert (await watching).exit_code == 0
+    async with stage.watching():
+        await asyncio.sleep(1_000.0)
+        make_backlog(stage.world.secondary, 7)
+        stage.strand(1, index=7)
+        await stage.arrived(1, seconds=A_LOOK)
+        first, second = stage.of(events.QueuesFound)
+        assert (first.stranded, second.stranded) == ((), (queue_path(PRIMARY_NAME, 7),))
+        assert stage.listed <= stage.loop.time() / FIND_QUEUES_SECONDS + 1
 
 
 @pytest.mark.parametrize("gone_seconds", [0.0, 3.0, 30.0, 1_000.0])
@@ -44,12 +37,12 @@ async def test_a_queue_that_is_deleted_and_made_again_is_picked_up(stage: Stage,
     stage.destination()
     stage.strand(1)
     watching = stage.start()
-    await moved(stage, 1)
+    await stage.arrived(1, seconds=A_LOOK)
     delete(stage)
     await asyncio.sleep(gone_seconds)
     make_backlog(stage.world.secondary, 0)
     stage.strand(2)
-    await moved(stage, 1, 2)
+    await stage.arrived(1, 2, seconds=A_LOOK)
     stage.stop.set()
     result = await watching
     assert (result.exit_code, result.failures, result.receipt.already_sent) == (0, (), 0)
@@ -58,51 +51,45 @@ async def test_a_queue_that_is_deleted_and_made_again_is_picked_up(stage: Stage,
 @played(queues=2)
 async def test_a_watch_drops_a_deleted_queue_and_keeps_the_others(stage: Stage) -> None:
     stage.destination()
-    watching = stage.start()
-    await stage.until(lambda: len(stage.of(events.QueueOpened)) == 2)
-    delete(stage)
-    await asyncio.sleep(600.0)
-    given_up = [event for event in stage.of(events.QueueFailed) if event.retry_seconds is None]
-    assert [event.queue for event in given_up] == [queue_path(PRIMARY_NAME, 0)]
-    assert len(stage.network.lines) >= 2
-    assert len(stage.connected("backlog")) == len(stage.connected("primary")) == 1
-    stage.strand(1, index=1)
-    await moved(stage, 1)
-    stage.stop.set()
-    assert (await watching).exit_code == 0
+    async with stage.watching():
+        await stage.opened(2)
+        delete(stage)
+        await asyncio.sleep(600.0)
+        given_up = [event for event in stage.of(events.QueueFailed) if event.retry_seconds is None]
+        assert [event.queue for event in given_up] == [queue_path(PRIMARY_NAME, 0)]
+        assert len(stage.network.lines) >= 2
+        assert len(stage.connected("backlog")) == len(stage.connected("primary")) == 1
+        stage.strand(1, index=1)
+        await stage.arrived(1, seconds=A_LOOK)
 
 
 @played()
 async def test_a_watch_outlives_its_last_queue_and_starts_without_any(stage: Stage) -> None:
     stage.destination()
     delete(stage)
-    watching = stage.start()
-    await asyncio.sleep(1_000.0)
-    for number in range(2):
-        make_backlog(stage.world.secondary, 0)
-        stage.strand(number)
-        await moved(stage, *range(number + 1))
-        await asyncio.sleep(1.0)
-        delete(stage)
+    async with stage.watching():
         await asyncio.sleep(1_000.0)
-    stage.stop.set()
-    assert (await watching).exit_code == 0
+        for number in range(2):
+            make_backlog(stage.world.secondary, 0)
+            stage.strand(number)
+            await stage.arrived(*range(number + 1), seconds=A_LOOK)
+            await asyncio.sleep(1.0)
+            delete(stage)
+            await asyncio.sleep(1_000.0)
 
 
 @played()
 async def test_a_listing_that_fails_for_a_while_harms_nothing(stage: Stage) -> None:
     stage.destination()
-    watching = stage.start()
-    await stage.until(lambda: stage.of(events.QueueOpened))
-    stage.network.refusing[stage.host("backlog")] = 1
-    await asyncio.sleep(10 * FIND_QUEUES_SECONDS)
-    stage.restore("backlog")
-    make_backlog(stage.world.secondary, 3)
-    stage.strand(1, index=3)
-    await moved(stage, 1)
-    assert stage.of(events.QueueFailed) == []
-    stage.stop.set()
-    assert (await watching).exit_code == 0
+    async with stage.watching():
+        await stage.opened()
+        stage.network.refusing[stage.host("backlog")] = 1
+        await asyncio.sleep(10 * FIND_QUEUES_SECONDS)
+        stage.restore("backlog")
+        make_backlog(stage.world.secondary, 3)
+        stage.strand(1, index=3)
+        await stage.arrived(1, seconds=A_LOOK)
+        assert stage.of(events.QueueFailed) == []
 
 
 @played(managed=False)

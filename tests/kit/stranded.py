@@ -31,6 +31,15 @@ def numbered(number: int, to: str, *, size: int = 20, **changed: Any) -> bytes:
     return Sections(**{**sections, **changed.get("sections", {})}).join()
 
 
+def in_session(number: int, sessions: int = 3) -> bytes:
+    """Encode message `m<number>` without aliases, of one of so many sessions in turns."""
+    return Sections(
+        properties=Properties(message_id=f"m{number}", group_id=f"S{number % sessions}").encode(),
+        application_properties=encode_map(APPLICATION_PROPERTIES, {"number": Int(number)}),
+        body=data_body(b"x"),
+    ).join()
+
+
 def put(queue: QueueEntity, payload: bytes) -> None:
     """Store an encoded message in an emulated queue."""
     queue.send(service_envelope.read_delivery(payload, 0))

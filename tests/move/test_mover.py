@@ -468,22 +468,3 @@ async def test_each_renewed_lock_is_an_operation() -> None:
     _taken, _sent, renewals = spent(context)
     assert renewals >= 2
     assert renewals == memory.renewals
-
-
-# What those ask who watch
-
-
-async def test_waiting_messages_are_counted_by_destination_with_their_age() -> None:
-    memory, context = Memory(ready=[UNREACHABLE] * 50), fast_context()
-    seen: list[object] = []
-
-    async def then(made: Mover) -> None:
-        while not made.waiting():  # noqa: ASYNC110  a turn of the loop is no sleep
-            await asyncio.sleep(0)
-        seen.extend([made.waiting(), made.oldest_ms])
-        made.accept([message(2)])  # in place of the one that waits
-        seen.extend([made.waiting(), made.held])
-
-    made = await move(memory, [message(1), message(2)], context, settle=False, then=then)
-    assert seen == [{"orders": 2}, 1, {"orders": 2}, 2]
-    assert made.oldest_ms is None

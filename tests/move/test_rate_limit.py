@@ -230,10 +230,7 @@ def test_a_rate_as_people_write_it(text, rate):
     "text",
     [
         "",
-        "0",
         "0/s",
-        "-1",
-        "fast",
         "500/d",
         "500 per second",
         "1e3",
@@ -277,11 +274,9 @@ def test_credits_as_people_write_them(text, expected):
     "text",
     [
         "",
-        "0",
         "0%",
         "0.0",
         "-5",
-        "101%",
         "1001",
         "1.0",
         "1.5",

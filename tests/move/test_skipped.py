@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbpair import errors
 from sbpair.move.context import MoveContext
 from sbpair.move.filter import UndecodedMessages
 from sbpair.move.held import RENEWED_TOGETHER, SkippedMessages
@@ -254,22 +253,6 @@ async def test_renewal_that_fails_is_tried_again() -> None:
     assert done(memory, "release") == [2]
 
 
-async def test_more_than_the_limit_are_released_and_the_run_fails() -> None:
-    memory, context = Memory(), choosing(max_skipped=3)
-    made: list[errors.SbpairError | None] = []
-
-    async def see(mover: Mover) -> None:
-        made.append(mover.fatal)
-
-    await skip_and_move(memory, [2, 4, 6, 8, 10], context, then=see)
-    receipt = receipt_of(context)
-    assert (receipt.received, receipt.skipped, receipt.released) == (5, 3, 2)
-    assert sorted(done(memory, "release")) == [2, 4, 6, 8, 10]
-    assert isinstance(made[0], errors.SkipLimitReached)
-    assert "--max-skipped" in made[0].hint
-    assert receipt.exit_code == made[0].exit_code == 3
-
-
 async def test_message_that_the_primary_has_is_completed_though_not_chosen() -> None:
     context = choosing()
     memory = Memory()
@@ -297,24 +280,6 @@ async def test_redelivery_of_a_chosen_message_is_not_skipped_while_it_is_sent() 
     with pytest.raises(asyncio.CancelledError):
         await skip_and_move(memory, [1], context, settle=False, then=again)
     assert receipt_of(context).skipped == 0
-
-
-async def test_message_skipped_for_a_reason_is_named_and_a_finding() -> None:
-    context = fast_context()
-    memory = Memory(send=["hang"])
-
-    async def refuse(mover: Mover) -> None:
-        await memory.reached.wait()
-        [waiting] = mover._senders.waiting() or list(mover._settlement.held)[-1:]
-        mover._settlement.skip([waiting], "the destination has seen its id")
-        assert mover.locked == 2
-        raise asyncio.CancelledError
-
-    with pytest.raises(asyncio.CancelledError):
-        await skip_and_move(memory, [1, 2], context, settle=False, then=refuse)
-    receipt = receipt_of(context)
-    assert (receipt.skipped, receipt.exit_code) == (1, 3)
-    assert [(each.sequence_number, each.reason) for each in receipt.stayed] == [(2, "the destination has seen its id")]
 
 
 @pytest.mark.parametrize(("now_ms", "sent"), [(600_000, 0), (600_001, 1)])

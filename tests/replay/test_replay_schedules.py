@@ -1,4 +1,4 @@
-"""The first of the seeded fault schedules of replays, that a seed replays all of one, and that the checks can fail.
+"""The first of the seeded fault schedules of replays, and that the checks can fail.
 
 The rest: python -m tests.faults.schedules --kinds replay --seeds 0:500
 """
@@ -14,8 +14,9 @@ from sbpair.replay.ledger import Ledger
 from sbpair.replay.queue_task import QueueDrain
 from tests.faults.schedules import failure
 from tests.faults.simulation.faults import CRASHES
+from tests.faults.simulation.harness import carry_out
 from tests.faults.simulation.plan import Plan, Step
-from tests.replay.simulation.replay_run import replay_plan, simulate_replay
+from tests.replay.simulation.replay_run import ReplaySimulation, replay_plan
 
 pytestmark = pytest.mark.odd_messages
 
@@ -30,11 +31,6 @@ def test_a_replay_loses_nothing_under_seeded_faults(first: int) -> None:
     assert not failure("replay", range(first, first + SEEDS_A_TEST))
 
 
-@pytest.mark.parametrize("seed", [3, 4])
-def test_a_seed_repeats_the_whole_replay(seed: int) -> None:
-    assert simulate_replay(replay_plan(seed)).lines == simulate_replay(replay_plan(seed)).lines
-
-
 def crashing(seed: int) -> Plan:
     """A plan with nothing but a crash, when the primary has a message, and nobody knows."""
     crash = Step(at_ms=0, lasts_ms=60_000, kind="crash", primary=True, number=CRASHES.index("arrived"))
@@ -42,12 +38,12 @@ def crashing(seed: int) -> Plan:
 
 
 def caught(complaint: str, plans: Callable[[int], Plan] = replay_plan) -> bool:
-    found = (simulate_replay(plans(seed)).wrong for seed in ENOUGH_TO_CATCH)
+    found = (carry_out(plans(seed), ReplaySimulation).wrong for seed in ENOUGH_TO_CATCH)
     return any(line.startswith(complaint) for lines in found for line in lines)
 
 
 def test_a_killed_task_leaves_doubt_and_loses_nothing() -> None:
-    verdicts = [simulate_replay(crashing(seed)) for seed in range(5)]
+    verdicts = [carry_out(crashing(seed), ReplaySimulation) for seed in range(5)]
     assert not [line for each in verdicts for line in each.wrong]
     assert any(each.again for each in verdicts)
 

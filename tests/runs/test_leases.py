@@ -31,23 +31,6 @@ def with_secondary(authority: str) -> Pair:
     return replace(PAIR, secondary=replace(PAIR.secondary, authority=authority))
 
 
-@pytest.mark.parametrize("second_state", ["b", None])
-def test_a_second_mover_of_the_namespaces_is_refused(tmp_path: Path, second_state: str | None) -> None:
-    second = replace(PAIR, name="another-name")
-    directory = None if second_state is None else tmp_path / second_state
-    with hold_machine_leases(PAIR, tmp_path / "a", "r1"):
-        with (
-            pytest.raises(
-                LeaseHeld, match=rf"^process {os.getpid()} \(run r1, since \d{{4}}-.* UTC\) is moving"
-            ) as held,
-            hold_machine_leases(second, directory, "r2"),
-        ):
-            pass
-        assert "--no-lease" in held.value.hint
-    with hold_machine_leases(second, directory, "r2") as check:
-        check()
-
-
 def test_pairs_with_other_queues_are_independent(tmp_path: Path) -> None:
     other_primary = replace(PAIR, primary=replace(PAIR.primary, name="fabrikam"))
     with (

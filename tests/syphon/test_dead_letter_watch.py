@@ -146,12 +146,3 @@ async def test_listen_is_enough_for_a_queue_and_not_for_a_topic() -> None:
             with pytest.raises(NotAuthorized, match="news cannot be observed: it is a topic") as caught:
                 await watch.add("news")
             assert "leave out --ramp" in caught.value.hint
-
-
-async def test_destination_without_listen_cannot_be_observed() -> None:
-    async with world() as w:
-        w.primary.create_queue("orders")
-        w.may_only("primary", AccessRight.SEND)
-        with pytest.raises(NotAuthorized, match="the dead letters of orders cannot be observed"):
-            async with w.watch("orders"):
-                pass

@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
-from sbpair.amqp.types import Int
 from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.emulator.entities.sessions import SessionMessages
 from sbpair.model.retries import Backoff
@@ -17,7 +15,7 @@ from sbpair.move.timings import MoveTimings
 from sbpair.syphon.intake_gate import IntakeGate
 from tests.kit.moves import HASTY
 from tests.kit.moves import peeked as held_in
-from tests.kit.stranded import put
+from tests.kit.stranded import in_session, put
 from tests.kit.waiting import until
 from tests.syphon.test_move import stored
 from tests.syphon.test_move import world as move_world
@@ -132,9 +130,7 @@ async def test_sessions_are_unlocked_behind_a_closed_gate(once: bool) -> None:
     async with move_world() as w:
         path, takes, has = w.create("session queue", "from")
         for number in range(30):
-            properties = Properties(message_id=f"m{number}", group_id=f"S{number % 3}").encode()
-            own = encode_map(APPLICATION_PROPERTIES, {"number": Int(number)})
-            put(takes, Sections(properties=properties, application_properties=own, body=data_body(b"x")).join())
+            put(takes, in_session(number))
         _, _, there = w.create("queue", "to")
         make_room = fill(there)
         more: dict[str, Any] = {"gate": gate, "stop": stop, "once": once, "where": MessageFilter("number < 20")}

@@ -21,7 +21,7 @@ from sbpair.move.message.route import kept_for
 from sbpair.syphon.move_spec import MoveSpec, check_ends
 from sbpair.syphon.preview import make_forecast
 from tests.kit.moves import HASTY, bury, ids, run_syphon, stored, world
-from tests.kit.stranded import numbered, put
+from tests.kit.stranded import in_session, numbered, put
 
 
 async def test_a_refused_message_stays_and_is_named_and_the_others_are_moved() -> None:
@@ -61,8 +61,7 @@ async def test_a_limited_move_ends_after_so_many_messages(kind: str) -> None:
     async with world() as w:
         path, takes, has = w.create(kind, "from")
         for number in range(40):
-            properties = Properties(message_id=f"m{number}", group_id=f"S{number % 3}").encode()
-            put(takes, Sections(properties=properties, body=data_body(b"x")).join())
+            put(takes, in_session(number))
         _, _, there = w.create("queue", "to")
         result = await w.move(path, "to", max_messages=7)
         assert (len(stored(there)), len(stored(has))) == (7, 33)

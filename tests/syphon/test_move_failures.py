@@ -7,24 +7,22 @@ from typing import Any
 
 import pytest
 
-from sbpair.amqp.message import Properties, Sections, data_body
 from sbpair.cli.render.receipt import backing_off_lines
 from sbpair.emulator.access_tokens import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.move.message.dead_letters import dead_letter_path
 from tests.kit.moves import World, bury, ids, peeked, stored, world
-from tests.kit.stranded import put
+from tests.kit.stranded import in_session, put
 from tests.syphon import worlds
 
 MESSAGES = 20
 KEY = "a2V5"
 
 
-def fill(queue: QueueEntity, *, sessions: int = 3) -> set[object]:
+def fill(queue: QueueEntity) -> set[object]:
     for number in range(MESSAGES):
-        properties = Properties(message_id=f"m{number}", group_id=f"S{number % sessions}").encode()
-        put(queue, Sections(properties=properties, body=data_body(b"x")).join())
+        put(queue, in_session(number))
     return {f"m{number}" for number in range(MESSAGES)}
 
 

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from sbpair.amqp.message import Properties, Sections, data_body
 from sbpair.emulator.access_tokens import AccessRight
 from sbpair.emulator.entities.description import QueueDescription
-from sbpair.errors import NotAuthorized, RampStopped, UsageError
+from sbpair.errors import NotAuthorized, UsageError
 from sbpair.model.pair import Ends
 from sbpair.move.events import QueueProgress, RampProgress
 from sbpair.move.message.dead_letters import dead_letter_path
@@ -21,7 +20,7 @@ from sbpair.syphon.move_spec import MoveSpec
 from sbpair.syphon.run_plan import RampPlan, read_totals
 from tests.kit.moves import ids
 from tests.kit.moves import peeked as held_in
-from tests.kit.stranded import numbered, put
+from tests.kit.stranded import in_session, numbered, put
 from tests.syphon.worlds import World, names, world
 
 BRIEF = 0.2
@@ -54,24 +53,6 @@ def is_observing(event: Any) -> bool:
 
 def steps(result: Any) -> list[tuple[int, int, int]]:
     return [(each.total, each.sent, each.came_back) for each in result.receipt.ramp.steps]
-
-
-async def test_ramp_stops_at_the_step_whose_message_comes_back() -> None:
-    async with world() as w:
-        w.strand(*range(1, 201))
-        when_enqueued(w, lambda messages: bury(w, [each for each in messages if number_of(each) % 10 == 0]))
-        result = await w.run(ramp=RampPlan((10, 100), 20.0))
-        receipt, ramp = result.receipt, result.receipt.ramp
-        assert (result.exit_code, receipt.sent, len(held_in(w.backlog()))) == (3, 10, 190)
-        assert steps(result) == [(10, 10, 1)]
-        assert (ramp.state, ramp.came_back_total, ramp.other_dead_letters) == (RampState.STOPPED, 1, 0)
-        [back] = ramp.came_back
-        assert (back.message_id, back.reason, back.queue) == ("m10", "Poison: why", "orders/$deadletterqueue")
-        [(where, error)] = result.failures
-        assert (where, type(error)) == ("orders", RampStopped)
-        assert error.message == "1 of 10 sent messages came back as dead letters"
-        assert ids(w.backlog()) == names(*range(11, 201))
-        assert {each.delivery_count for each in held_in(w.backlog())} == {0}
 
 
 async def test_steps_are_exact_and_held_messages_are_none_while_it_observes() -> None:
@@ -172,8 +153,7 @@ async def test_sessions_are_moved_in_steps_and_in_order() -> None:
     async with world() as w:
         source = w.primary.create_queue("old", QueueDescription(requires_session=True))
         for number in range(12):
-            properties = Properties(message_id=f"m{number}", group_id=f"s{number % 3}").encode()
-            put(source, Sections(properties=properties, body=data_body(b"x")).join())
+            put(source, in_session(number))
         ends = Ends("p", w.pair.primary, w.pair.primary)
         spec = MoveSpec(ends, "move", kept_for("orders"), "old", sessions=True, keeps_refused=True)
         seen: list[int] = []
@@ -255,14 +235,9 @@ async def test_missing_destination_is_dead_lettered_in_a_ramp_too() -> None:
 @pytest.mark.parametrize(
     ("text", "mistake"),
     [
-        ("10,1", "1 is not greater than 10 before it (column 4)"),
-        ("0", "0 is not at least 1 (column 1)"),
-        ("a", "'a' is not a whole number (column 1)"),
-        ("1,1", "1 is not greater than 1 before it (column 3)"),
         ("", "expected a number (column 1)"),
         ("1,,2", "expected a number (column 3)"),
         ("1, 2 ,-3", "'-3' is not a whole number (column 7)"),
-        ("1,100001", "a step is at most 100000 messages (column 3)"),
         ("9" * 5000, "a step is at most 100000 messages (column 1)"),
         ("1,1.5", "'1.5' is not a whole number (column 3)"),
         ("\u0661", "'\u0661' is not a whole number (column 1)"),

@@ -8,27 +8,16 @@ import pytest
 from azure.servicebus import ServiceBusClient
 from azure.servicebus.exceptions import SessionCannotBeLockedError
 
-from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
-from sbpair.amqp.types import Int
 from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.move import held
 from sbpair.move.filter import MessageFilter
 from sbpair.move.message.dead_letters import dead_letter_path
 from sbpair.move.receipt import FilterCounts
 from tests.kit import moves
-from tests.kit.stranded import put
+from tests.kit.stranded import in_session, put
 from tests.kit.waiting import until
 
 SESSIONS = 3
-
-
-def in_session(number: int) -> bytes:
-    """Encode message `number`, of one of three sessions in turns."""
-    return Sections(
-        properties=Properties(message_id=f"m{number}", group_id=f"S{number % SESSIONS}").encode(),
-        application_properties=encode_map(APPLICATION_PROPERTIES, {"n": Int(number)}),
-        body=data_body(b"x"),
-    ).join()
 
 
 def by_session(queue: QueueEntity, *, dead: bool = False) -> dict[str, list[int]]:
@@ -55,11 +44,11 @@ async def test_move_of_any_source_takes_what_matches_in_order_of_its_session(kin
             moves.bury(has)
             path = dead_letter_path(path)
         _, _, there = w.create("session queue", "to")
-        result = await w.move(path, "to", where=MessageFilter("n % 4 < 2"))
+        result = await w.move(path, "to", where=MessageFilter("number % 4 < 2"))
         receipt = result.receipt
         chosen = sum(map(len, numbers(lambda each: each % 4 < 2).values()))
         assert (receipt.received, receipt.sent, receipt.skipped, result.exit_code) == (30, chosen, 30 - chosen, 0)
-        assert receipt.where == FilterCounts("n % 4 < 2", chosen, 30 - chosen, 0, "", ())
+        assert receipt.where == FilterCounts("number % 4 < 2", chosen, 30 - chosen, 0, "", ())
         assert by_session(there) == numbers(lambda each: each % 4 < 2)
         assert by_session(has, dead=dead) == numbers(lambda each: each % 4 >= 2)
         messages = has.dead_letters if dead else has.messages
@@ -79,7 +68,7 @@ async def test_session_with_a_skipped_message_stays_locked_until_the_run_ends(mo
             put(takes, in_session(number))
         _, _, there = w.create("session queue", "to")
         stop = asyncio.Event()
-        where = MessageFilter("n <> 0")
+        where = MessageFilter("number <> 0")
         running = asyncio.create_task(w.move(path, "to", once=False, stop=stop, where=where))
         await until(lambda: len(moves.stored(there)) == 5)
         put(takes, in_session(9))  # of the session S0, whose first message is skipped

@@ -6,17 +6,14 @@ by another one with the same outbox.
 """
 
 import asyncio
-import hashlib
-import os
 import warnings
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
-from tempfile import TemporaryDirectory
 from typing import Any, Final
 from unittest.mock import patch
 
@@ -33,12 +30,10 @@ from sbpair.failover.events import SendInDoubt
 from sbpair.failover.failover_send import ShortTimeout
 from tests.failover.simulation.failover_plan import FailoverPlan, PlannedSend
 from tests.faults.simulation.faults import KINDS, PRIMARY_NAME, make_backlog, make_goal
-from tests.faults.simulation.loop import Process, Stuck, VirtualLoop
-from tests.faults.simulation.network import Network
-from tests.faults.simulation.order import Deviation
+from tests.faults.simulation.harness import Record, Simulation
+from tests.faults.simulation.loop import Process, VirtualLoop
 from tests.faults.simulation.plan import Step
-from tests.faults.simulation.run import MEMORY
-from tests.faults.simulation.world import BEGAN_MS, World, made_virtual, without_collection
+from tests.faults.simulation.world import World, without_collection
 
 SPARE_SECONDS: Final = 90.0
 """How much longer than all timeouts together a send may take."""
@@ -47,64 +42,42 @@ RECOVERY_SECONDS: Final = 900.0
 CLOSE_SECONDS: Final = 60.0
 
 
-@dataclass(frozen=True)
-class FailoverVerdict:
+class FailoverSimulation(Simulation):
     plan: FailoverPlan
-    wrong: tuple[str, ...]
-    lines: tuple[str, ...]
-    counts: Counter[str]
-    deviations: tuple[Deviation, ...]
-
-    @property
-    def digest(self) -> str:
-        return hashlib.sha256("\n".join(self.lines).encode()).hexdigest()
-
-    @property
-    def messages(self) -> int:
-        return len(self.counts)
-
-    @property
-    def again(self) -> int:
-        return sum(self.counts.values()) - len(self.counts)
-
-
-class FailoverSimulation:
-    """The stage that faults act on. `world` is there once it has begun."""
-
-    world: World
 
     def __init__(self, plan: FailoverPlan, loop: VirtualLoop, directory: Path) -> None:
-        self.plan = plan
-        self.loop = loop
-        self.lines: list[str] = []
-        self.wrong: list[str] = []
-        self.network = Network(loop, Random(plan.seed), plan.weather, self.tell)
-        self.counts: Counter[str] = Counter()
-        self._directory = directory
+        super().__init__(plan, loop, directory, Record(lambda: f"{loop.time():.6f}"))
+        self.tell, self.accuse = self.record.tell, self.record.accuse
+        self._counts: Counter[str] = Counter()
         self._accepted: list[PlannedSend] = []
         self._doubtful: set[str] = set()
-        self._started = 0
         self._process = Process("nobody")
         self._client: AsyncPairedClient | None = None
         self._senders: dict[str, Any] = {}
-        self._dead: list[Process] = []
-        self._killed = asyncio.Event()
 
-    def tool_time(self) -> float:
-        return BEGAN_MS / 1000 + self.loop.time()
+    @property
+    def messages(self) -> int:
+        return len(self._counts)
 
-    def utc_now(self) -> datetime:
+    @property
+    def again(self) -> int:
+        return self._counts.total() - len(self._counts)
+
+    @contextmanager
+    def surroundings(self) -> Iterator[None]:
+        with (
+            patch.object(cbs, "utc_now", self._utc_now),
+            patch.object(_cbs_async, "utc_now", self._utc_now),
+            without_collection(),
+            warnings.catch_warnings(action="ignore", category=ShortTimeout),
+        ):
+            yield
+
+    def _utc_now(self) -> datetime:
         return datetime.fromtimestamp(self.tool_time(), UTC)
 
-    def tell(self, text: str) -> None:
-        self.lines.append(f"{self.loop.time():.6f} {text}")
-
-    def accuse(self, text: str) -> None:
-        self.tell(f"WRONG {text}")
-        self.wrong.append(text)
-
     def _hear(self, event: Any) -> None:
-        self.tell(str(event).replace(str(self._directory), ""))
+        self.tell(str(event).replace(str(self.directory), ""))
         if isinstance(event, SendInDoubt):
             self._doubtful.update(event.message_ids)
 
@@ -124,18 +97,13 @@ class FailoverSimulation:
             self.tell("nothing is wrong any more")
             done.set()
             await supervising
-        self._judge()
 
     async def _supervise(self, done: asyncio.Event) -> None:
         """Start a client, and another one whenever it was killed."""
         while True:
-            self._started += 1
-            self._process, self._killed = Process(f"client-{self._started}"), asyncio.Event()
+            self._process = self.new_process("client")
             using = self._process.start(self.loop, self._use_client(done))
-            killed = asyncio.create_task(self._killed.wait())
-            await asyncio.wait((using, killed), return_when=asyncio.FIRST_COMPLETED)
-            killed.cancel()
-            if using.done():
+            if await self._process.ends(using):
                 return using.result()
             await asyncio.sleep(1.0)
 
@@ -144,24 +112,15 @@ class FailoverSimulation:
         if self._client is None:
             return
         self.tell(f"kill {self._process.name}")
-        self.network.kill(self._process)
+        self.kill_process(self._process)
         if self._client.outbox is not None:
             self._client.outbox._db.close()
             self._client.outbox._lock.release()
-        self._dead.append(self._process)
         self._client, self._senders = None, {}
-        self._killed.set()
 
-    @contextmanager
-    def freeze(self, step: Step) -> Iterator[None]:
+    def freeze(self, step: Step) -> AbstractContextManager[None]:
         del step
-        process, process.frozen = self._process, True
-        yield
-        process.thaw(self.loop)
-
-    async def bury(self) -> None:
-        while self._dead:
-            await self._dead.pop().bury(self.loop)
+        return self.frozen(self._process)
 
     async def _post(self, send: PlannedSend) -> None:
         """Let the client send a message at its time, and wait until it has ended, or is killed."""
@@ -169,10 +128,7 @@ class FailoverSimulation:
         while not self._senders:  # noqa: ASYNC110  in virtual time
             await asyncio.sleep(0.5)
         sending = self._process.start(self.loop, self._send(self._senders[send.entity], send))
-        killed = asyncio.create_task(self._killed.wait())
-        await asyncio.wait((sending, killed), return_when=asyncio.FIRST_COMPLETED)
-        killed.cancel()
-        if sending.done():
+        if await self._process.ends(sending):
             sending.result()
 
     async def _step(self, step: Step) -> None:
@@ -193,7 +149,7 @@ class FailoverSimulation:
             on_failure=plan.on_failure,  # type: ignore[arg-type]
             retries=plan.retries,
             on_event=self._hear,
-            outbox=self._directory / "outbox.db" if plan.outbox else None,
+            outbox=self.directory / "outbox.db" if plan.outbox else None,
         )
         client.failover_state._random = Random(plan.seed)
         async with client:
@@ -241,7 +197,7 @@ class FailoverSimulation:
             away.append("the outbox is not empty")
         return away
 
-    def _judge(self) -> None:
+    def judge(self) -> None:
         bodies: dict[str, set[bytes]] = {}
         queues = [self.world.primary.find_queue(each.name) for each in self.plan.entities]
         queues += [
@@ -251,35 +207,13 @@ class FailoverSimulation:
             assert queue is not None
             for message in queue.messages.peek(0, 10_000):
                 identity = text_of(message.sections.read_properties().message_id) or ""
-                self.counts[identity] += 1
+                self._counts[identity] += 1
                 bodies.setdefault(identity, set()).add(message.sections.body)
         for send in self._accepted:
-            if not self.counts[send.id]:
+            if not self._counts[send.id]:
                 self.accuse(f"lost: {send.id} to {send.entity}")
             if any(not body.endswith(send.body) for body in bodies.get(send.id, ())):
                 self.accuse(f"altered: {send.id} to {send.entity}")
-        for identity, count in self.counts.items():
+        for identity, count in self._counts.items():
             if count > 1 and identity not in self._doubtful:
                 self.accuse(f"arrived {count} times, and no event says so: {identity}")
-
-
-def simulate_failover(plan: FailoverPlan) -> FailoverVerdict:
-    """Carry out a plan, and judge it."""
-    loop = VirtualLoop(plan.order)
-    with closing(loop), TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as directory:
-        simulation = FailoverSimulation(plan, loop, Path(directory))
-        with (
-            patch.dict(os.environ, XDG_STATE_HOME=directory),
-            made_virtual(plan.seed, loop, simulation.tool_time, None),
-            patch.object(cbs, "utc_now", simulation.utc_now),
-            patch.object(_cbs_async, "utc_now", simulation.utc_now),
-            without_collection(),
-            warnings.catch_warnings(action="ignore", category=ShortTimeout),
-        ):
-            try:
-                loop.run_until_complete(simulation.main())
-            except (Stuck, ExceptionGroup) as broken:
-                simulation.accuse(f"the schedule broke off: {broken!r}")
-            deviations = tuple(loop.decisions.made)
-            loop.end_all(simulation.bury())
-    return FailoverVerdict(plan, tuple(simulation.wrong), tuple(simulation.lines), simulation.counts, deviations)

@@ -33,11 +33,16 @@ class Course:
     in_flight_at_death: set[str] = field(default_factory=set)
     missing: set[str] = field(default_factory=set)
 
+    def note_death(self, name: str) -> None:
+        """Record what a syphon that is killed has in hand, or has doubled."""
+        for track in self.history.tracks.values():
+            if name in track.held_by and (not track.completed or len(track.arrivals) > 1):
+                self.in_flight_at_death.add(track.stranded.id)
+
 
 def check(course: Course) -> list[str]:
     tracks = list(course.history.tracks.values())
     return [
-        *course.history.wrong,
         *_lost(course, tracks),
         *_altered(course, tracks),
         *_dead(course, tracks),

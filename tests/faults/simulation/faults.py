@@ -20,7 +20,7 @@ from tests.faults.simulation.workload import NARROW, NARROW_KILOBYTES, TOPIC, Go
 if TYPE_CHECKING:
     from sbpair.emulator.entities.namespace import Namespace
     from tests.faults.simulation.plan import Step
-    from tests.faults.simulation.run import Simulation
+    from tests.faults.simulation.run import SyphonSimulation
 
 PRIMARY_NAME: Final = "contoso"
 
@@ -79,7 +79,7 @@ def fault_of(step: Step, namespace: str) -> Fault:
 
 
 @contextmanager
-def emulated(stage: Simulation, step: Step) -> Iterator[None]:
+def emulated(stage: SyphonSimulation, step: Step) -> Iterator[None]:
     """Whatever the emulator can do. What its entity is too late for does not happen."""
     name = stage.world.primary.name if step.primary else stage.world.secondary.name
     try:
@@ -94,7 +94,7 @@ def emulated(stage: Simulation, step: Step) -> Iterator[None]:
 
 
 @contextmanager
-def quota(stage: Simulation, step: Step) -> Iterator[None]:
+def quota(stage: SyphonSimulation, step: Step) -> Iterator[None]:
     """The entity is full."""
     name = str(step.entity)
     stage.history.full.add(name)
@@ -103,23 +103,23 @@ def quota(stage: Simulation, step: Step) -> Iterator[None]:
 
 
 @contextmanager
-def disable(stage: Simulation, step: Step) -> Iterator[None]:
+def disable(stage: SyphonSimulation, step: Step) -> Iterator[None]:
     _set_status(stage, str(step.entity), "SendDisabled")
     yield
     _set_status(stage, str(step.entity), "Active")
 
 
-def _set_status(stage: Simulation, name: str, status: str) -> None:
+def _set_status(stage: SyphonSimulation, name: str, status: str) -> None:
     queue = find_goal(stage.world.primary, name)
     if queue is not None:
         queue.update(replace(queue.description, status=status))
 
 
 @contextmanager
-def destination_gone(stage: Simulation, step: Step) -> Iterator[None]:
+def destination_gone(stage: SyphonSimulation, step: Step) -> Iterator[None]:
     goal = next(goal for goal in stage.plan.goals if goal.name == step.entity)
     primary = stage.world.primary
-    stage.missing.add(goal.name.lower())
+    stage.course.missing.add(goal.name.lower())
     found = find_goal(primary, goal.name)
     if found is not None:
         found.delete()
@@ -129,7 +129,7 @@ def destination_gone(stage: Simulation, step: Step) -> Iterator[None]:
 
 
 @contextmanager
-def backlog_remade(stage: Simulation, step: Step) -> Iterator[None]:
+def backlog_remade(stage: SyphonSimulation, step: Step) -> Iterator[None]:
     """The numbers begin anew, and what was in it is gone with it."""
     assert isinstance(step.entity, int)
     secondary, path = stage.world.secondary, queue_path(PRIMARY_NAME, step.entity)
@@ -145,7 +145,7 @@ def backlog_remade(stage: Simulation, step: Step) -> Iterator[None]:
 
 
 @contextmanager
-def strand(stage: Simulation, step: Step) -> Iterator[None]:
+def strand(stage: SyphonSimulation, step: Step) -> Iterator[None]:
     for each in step.messages:
         queue = stage.world.secondary.find_queue(queue_path(PRIMARY_NAME, each.queue))
         if queue is not None:
@@ -154,7 +154,7 @@ def strand(stage: Simulation, step: Step) -> Iterator[None]:
 
 
 @contextmanager
-def crash(stage: Simulation, step: Step) -> Iterator[None]:
+def crash(stage: SyphonSimulation, step: Step) -> Iterator[None]:
     """Now, or at the next moment of a kind: such as when the primary has a message, and nobody knows of it yet."""
     moment = CRASHES[step.number % len(CRASHES)]
     if moment is None:
@@ -165,19 +165,19 @@ def crash(stage: Simulation, step: Step) -> Iterator[None]:
         yield
 
 
-def freeze(stage: Simulation, step: Step) -> AbstractContextManager[None]:
+def freeze(stage: SyphonSimulation, step: Step) -> AbstractContextManager[None]:
     """The machine of the syphon stands still, and its clock does not."""
     return stage.freeze(step)
 
 
 @contextmanager
-def stop(stage: Simulation, _: Step) -> Iterator[None]:
+def stop(stage: SyphonSimulation, _: Step) -> Iterator[None]:
     stage.ask_to_stop()
     yield
 
 
 @contextmanager
-def second(stage: Simulation, step: Step) -> Iterator[None]:
+def second(stage: SyphonSimulation, step: Step) -> Iterator[None]:
     """Another syphon at the same queues, without the lease: of the same machine, or from one of its own."""
     other = stage.start(once=step.number % 2 == 0, second=True, apart=step.number % 3 > 0)
     yield
@@ -185,7 +185,7 @@ def second(stage: Simulation, step: Step) -> Iterator[None]:
 
 
 @contextmanager
-def hold(stage: Simulation, step: Step) -> Iterator[None]:
+def hold(stage: SyphonSimulation, step: Step) -> Iterator[None]:
     """Bytes stay where they are, both ways."""
     stage.network.hold(_host(stage, step))
     yield
@@ -193,7 +193,7 @@ def hold(stage: Simulation, step: Step) -> Iterator[None]:
 
 
 @contextmanager
-def cut(stage: Simulation, step: Step) -> Iterator[None]:
+def cut(stage: SyphonSimulation, step: Step) -> Iterator[None]:
     """A connection breaks behind the n-th byte from now."""
     lines = stage.network.lines_to(_host(stage, step))
     if lines:
@@ -204,7 +204,7 @@ def cut(stage: Simulation, step: Step) -> Iterator[None]:
 
 
 @contextmanager
-def silence(stage: Simulation, step: Step) -> Iterator[None]:
+def silence(stage: SyphonSimulation, step: Step) -> Iterator[None]:
     """A connection is half dead: what is said in one direction is never heard."""
     lines = stage.network.lines_to(_host(stage, step))
     if lines:
@@ -214,19 +214,19 @@ def silence(stage: Simulation, step: Step) -> Iterator[None]:
 
 
 @contextmanager
-def refuse(stage: Simulation, step: Step) -> Iterator[None]:
+def refuse(stage: SyphonSimulation, step: Step) -> Iterator[None]:
     with _counted(stage.network.refusing, _host(stage, step)):
         yield
 
 
 @contextmanager
-def no_answer(stage: Simulation, step: Step) -> Iterator[None]:
+def no_answer(stage: SyphonSimulation, step: Step) -> Iterator[None]:
     with _counted(stage.network.swallowing, _host(stage, step)):
         yield
 
 
 @contextmanager
-def tool_clock(stage: Simulation, step: Step) -> Iterator[None]:
+def tool_clock(stage: SyphonSimulation, step: Step) -> Iterator[None]:
     """The clock of the tool's machine is set, forward or back."""
     stage.world.ahead += step.number / 1000
     yield
@@ -239,11 +239,11 @@ def _counted(counts: dict[str, int], name: str) -> Iterator[None]:
     counts[name] -= 1
 
 
-def _host(stage: Simulation, step: Step) -> str:
+def _host(stage: SyphonSimulation, step: Step) -> str:
     return stage.world.primary.name if step.primary else stage.world.secondary.name
 
 
-KINDS: Final[dict[str, Callable[[Simulation, Step], AbstractContextManager[None]]]] = {
+KINDS: Final[dict[str, Callable[[SyphonSimulation, Step], AbstractContextManager[None]]]] = {
     **dict.fromkeys(EMULATOR, emulated),
     "quota": quota,
     "disable": disable,

@@ -3,7 +3,6 @@
 The order of the lines is the order of events. What is wrong the moment it happens is noted at once, in `wrong`.
 """
 
-import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.service_errors import EntityFull, ServiceError
 from sbpair.errors import ProtocolError
 from sbpair.move.message.dead_letters import dead_letter_path
+from tests.faults.simulation.harness import Record
 from tests.faults.simulation.workload import Stranded
 
 
@@ -80,7 +80,7 @@ def _one_by_one(complete: Callable[[bytes], None], tokens: Iterable[bytes]) -> d
 Holder = Callable[[Any], tuple[str, int]]
 
 
-class History:
+class History(Record):
     """`now_ms` is the time of its lines; `holder` says who it is that takes messages out, given a queue's consumer.
 
     `sender` names the syphon that is sending at this moment, where that can be known.
@@ -93,8 +93,7 @@ class History:
         sender: Callable[[], str | None],
         on_arrival: Callable[[Track], None] = lambda _: None,
     ) -> None:
-        self.lines: list[str] = []
-        self.wrong: list[str] = []
+        super().__init__(lambda: f"{now_ms():>9}")
         self.tracks: dict[str, Track] = {}
         self.first_arrivals: dict[tuple[str, ...], list[Track]] = defaultdict(list)
         self.overtaken: list[Overtaken] = []
@@ -112,7 +111,7 @@ class History:
         self._singly: set[str] = set()  # those that take the message id for the key where there is no other
 
     def tell(self, text: str) -> None:
-        self.lines.append(f"{self._now_ms():>9} {text}")
+        super().tell(text)
         for awaited in [each for each in self._awaited if text.startswith(each)]:
             self._awaited.pop(awaited)()
 
@@ -124,16 +123,8 @@ class History:
         self._awaited.pop(start, None)
 
     @property
-    def digest(self) -> str:
-        return hashlib.sha256("\n".join(self.lines).encode()).hexdigest()
-
-    @property
     def again(self) -> int:
         return sum(max(0, len(track.arrivals) - 1) for track in self.tracks.values())
-
-    def accuse(self, text: str) -> None:
-        self.wrong.append(text)
-        self.tell(f"WRONG {text}")
 
     # The backlog
 

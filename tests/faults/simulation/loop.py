@@ -58,11 +58,17 @@ class Cancellable:
 
 
 class Process:
-    """What runs together, and can be killed together."""
+    """What runs together, and can be killed together.
+
+    `work` is what it was started for; `stop` asks it to end.
+    """
+
+    work: asyncio.Task[Any]
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.dead = self.frozen = False
+        self.killed, self.stop = asyncio.Event(), asyncio.Event()
         self.tasks: list[asyncio.Task[Any]] = []
         self.lose: list[Callable[[], None]] = []
         self._held: list[tuple[Callable[..., object], tuple[Any, ...], Context]] = []
@@ -71,6 +77,13 @@ class Process:
         context = copy_context()
         context.run(PROCESS.set, self)
         return loop.create_task(coroutine, context=context, name=self.name)
+
+    async def ends(self, task: asyncio.Task[Any]) -> bool:
+        """Wait until a task of it has ended, or it is killed. Return whether the task has ended."""
+        killed = asyncio.create_task(self.killed.wait())
+        await asyncio.wait((task, killed), return_when=asyncio.FIRST_COMPLETED)
+        killed.cancel()
+        return task.done()
 
     def run(self, callback: Callable[..., object], *arguments: Any) -> None:
         if self.dead or self.frozen:

@@ -358,3 +358,4 @@ class Network:
             if line.process is process and not line.client.lost:
                 line.client.die(flushed=self._random.random() < 0.5)
                 process.lose.append(line.client.lose_at_last)
+        process.killed.set()

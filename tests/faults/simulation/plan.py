@@ -15,6 +15,9 @@ from tests.faults.simulation.network import Weather
 from tests.faults.simulation.order import PLAIN, Order, order_of
 from tests.faults.simulation.workload import INVALID, TOPIC, Goal, Stranded, goals, messages, moved
 
+BEGAN_MS: Final = 1_767_225_600_000
+"""When virtual time begins."""
+
 BY_EMULATOR, BY_SIMULATION, ONE, SOME = "emulator", "simulation", "one", "some"
 
 
@@ -198,7 +201,9 @@ class Plan:
         )
 
 
-def plan(seed: int, *, now_ms: int, without: frozenset[str] = frozenset(), span_ms: int | None = None) -> Plan:
+def plan(
+    seed: int, *, now_ms: int = BEGAN_MS, without: frozenset[str] = frozenset(), span_ms: int | None = None
+) -> Plan:
     """What happens under a seed, `without` these kinds."""
     random = Random(seed)
     queues = random.choice((1, 1, 2, 3, 5))
@@ -246,16 +251,16 @@ def _choice(random: Random, to: tuple[Goal, ...], *, ordered: bool) -> Choice | 
     return Choice(frozenset(goal.name for goal in random.sample(to, random.randint(1, len(to)))))
 
 
-def move_plan(seed: int, *, now_ms: int) -> Plan:
+def move_plan(seed: int) -> Plan:
     """What happens to a move, or to a redrive of dead letters, under a seed: as to a syphon of one queue.
 
     The messages of a move have no `path` to choose by.
     """
-    drawn = plan(seed, now_ms=now_ms, without=frozenset({"backlog-remade", "strand"}))
+    drawn = plan(seed, without=frozenset({"backlog-remade", "strand"}))
     mover = (MOVE, REDRIVE)[seed % 2]
     to = drawn.goals[:1] if mover == MOVE else drawn.goals
     random = Random(f"{mover} {seed}")
-    made = messages(random, len(drawn.messages), 1, to, now_ms=now_ms, flawed=random.choice((0.0, 0.1)))
+    made = messages(random, len(drawn.messages), 1, to, now_ms=BEGAN_MS, flawed=random.choice((0.0, 0.1)))
     steps = tuple(replace(each, entity=_only(each.entity, to)) for each in drawn.steps)
     return replace(
         drawn,

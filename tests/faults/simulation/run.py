@@ -1,19 +1,15 @@
-"""One schedule carried out in one process: the syphon in virtual time, the faults of its plan, and then the verdict.
+"""One schedule of syphons, moves or redrives in virtual time: the faults of its plan, and then the verdict.
 
 After the last fault every syphon has to find its way by itself; then a clean run has to leave nothing behind.
 """
 
 import asyncio
 import math
-import os
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import Context
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from random import Random
-from tempfile import TemporaryDirectory
 from typing import Any, Final
 from unittest.mock import patch
 
@@ -27,12 +23,11 @@ from sbpair.syphon.move_spec import MoveLimits, MoveSpec
 from tests.faults.simulation.checker import Course, check
 from tests.faults.simulation.disk import Disk
 from tests.faults.simulation.faults import KINDS, PRIMARY_NAME, make_backlog, make_goal
+from tests.faults.simulation.harness import Simulation
 from tests.faults.simulation.history import History, Track
-from tests.faults.simulation.loop import Process, Stuck, VirtualLoop
-from tests.faults.simulation.network import Network
-from tests.faults.simulation.order import Deviation
+from tests.faults.simulation.loop import Process, VirtualLoop
 from tests.faults.simulation.plan import MOVE, REDRIVE, Plan, Step
-from tests.faults.simulation.world import Control, World, made_virtual
+from tests.faults.simulation.world import Control, World
 from tests.kit.moves import run_syphon
 
 RECOVERY_SECONDS: Final = 3_600.0
@@ -41,31 +36,6 @@ RECOVERY_SECONDS: Final = 3_600.0
 STOP_SECONDS: Final = 900.0
 QUIET_SECONDS: Final = 300.0
 """By then the service has noticed every connection that is half dead, and every lock has run out."""
-
-MEMORY: Final = Path("/dev/shm")  # noqa: S108  the directory is made by tempfile
-
-
-@dataclass(eq=False)
-class Syphon:
-    """A syphon that was started: `task` ends with its Result, or never if it is killed."""
-
-    process: Process
-    stop: asyncio.Event
-    once: bool
-    task: asyncio.Task[Any] = field(init=False)
-    killed: asyncio.Event = field(default_factory=asyncio.Event)
-
-
-@dataclass(frozen=True)
-class Verdict:
-    seed: int
-    wrong: tuple[str, ...]
-    lines: tuple[str, ...]
-    digest: str
-    plan: Plan
-    messages: int
-    again: int
-    deviations: tuple[Deviation, ...]
 
 
 def set_the_stage(stage: Any) -> None:
@@ -79,28 +49,28 @@ def set_the_stage(stage: Any) -> None:
         stage.history.strand(queue, stranded, dead=dead)
 
 
-class Simulation:
-    """The stage that faults act on. `world` is there once it has begun."""
+class SyphonSimulation(Simulation):
+    plan: Plan
 
-    world: World
-
-    def __init__(self, the_plan: Plan, loop: VirtualLoop, directory: Path) -> None:
-        """`directory` is for the state that the syphons keep."""
-        self.plan = the_plan
-        self.loop = loop
-        self._directory = directory
-        self.random = Random(the_plan.seed)
+    def __init__(self, plan: Plan, loop: VirtualLoop, directory: Path) -> None:
         self.history = History(lambda: round(loop.time() * 1000), self._holder, self._sender, self._arrived)
+        super().__init__(plan, loop, directory, self.history)
         self.disk = Disk(self.history.tell, self.history.accuse)
-        self.network = Network(loop, self.random, the_plan.weather, self.history.tell)
-        self.course = Course(the_plan, self.history)
-        self.missing = self.course.missing
-        self._syphons: list[Syphon] = []
-        self._dead: list[Syphon] = []
-        self._started = 0
+        self.course = Course(plan, self.history)
+        self._syphons: list[Process] = []
 
-    def tool_time(self) -> float:
-        return self.world.tool_time()
+    @property
+    def messages(self) -> int:
+        return len(self.history.tracks)
+
+    @property
+    def again(self) -> int:
+        return self.history.again
+
+    @contextmanager
+    def surroundings(self) -> Iterator[None]:
+        with patch("sbpair.runs.file_lease.MACHINE", str(self.directory)), self.disk.watching():
+            yield
 
     def control(self) -> Control:
         return Control(self.world, self.random, granted=self.plan.manage)
@@ -132,23 +102,20 @@ class Simulation:
 
     # Syphons
 
-    def start(self, *, once: bool, second: bool = False, apart: bool = False, clean: bool = False) -> Syphon:
+    def start(self, *, once: bool, second: bool = False, apart: bool = False, clean: bool = False) -> Process:
         """`second` is one beside another; `apart`, its state is another one too: it is on another machine.
 
         Without a filter and a ramp if `clean`.
         """
         choice = None if clean else self.plan.choice
-        self._started += 1
-        process = Process(f"syphon-{self._started}")
-        stop = asyncio.Event()
-        started = Syphon(process, stop, once)
+        process = self.new_process("syphon")
         self.history.tell(f"start {process.name} {'--once' if once else '--watch'}")
-        state = self._directory / ("apart" if apart else "state")
+        state = self.directory / ("apart" if apart else "state")
         gate = IntakeGate()
         running = run_syphon(
             self.world.pair,
             once=once,
-            stop=stop,
+            stop=process.stop,
             max_held=self.plan.hold,
             state=state,
             lease=not second,
@@ -159,18 +126,18 @@ class Simulation:
             gate=gate,
             **self._source(),
         )
-        started.task = process.start(self.loop, running)
-        started.task.add_done_callback(lambda _: self._ended(started))
-        self._syphons.append(started)
+        process.work = process.start(self.loop, running)
+        process.work.add_done_callback(lambda _: self._ended(process))
+        self._syphons.append(process)
         for number, (at_ms, lasts_ms) in enumerate(() if clean else self.plan.pauses):
-            pause = partial(self._pause, started, gate, f"pause {number}", lasts_ms)
+            pause = partial(self._pause, process, gate, f"pause {number}", lasts_ms)
             self.loop.call_later(at_ms / 1000, pause, context=Context())
-        return started
+        return process
 
-    def _pause(self, syphon: Syphon, gate: IntakeGate, by: str, lasts_ms: int) -> None:
+    def _pause(self, syphon: Process, gate: IntakeGate, by: str, lasts_ms: int) -> None:
         """Pause a syphon, if it still runs, and let it go on later."""
         if syphon in self._syphons:
-            self.history.tell(f"{by} of {syphon.process.name} for {lasts_ms} ms")
+            self.history.tell(f"{by} of {syphon.name} for {lasts_ms} ms")
             gate.close(by)
             self.loop.call_later(lasts_ms / 1000, gate.open, by, context=Context())
 
@@ -191,51 +158,41 @@ class Simulation:
             return None
         return MoveLimits(rate=self.plan.rate, credits=math.inf, ttl=ttl)
 
-    def _ended(self, started: Syphon) -> None:
-        if started in self._syphons:
-            self._syphons.remove(started)
-        if started.task.cancelled():
+    def _ended(self, syphon: Process) -> None:
+        if syphon in self._syphons:
+            self._syphons.remove(syphon)
+        if syphon.work.cancelled():
             return
-        name, error = started.process.name, started.task.exception()
+        name, error = syphon.name, syphon.work.exception()
         if error is None:
-            result = started.task.result()
+            result = syphon.work.result()
             self.course.receipts.append(result.receipt)
             self.history.tell(f"end {name} {result.exit_code} {result.receipt.queues} {result.failures}")
         elif isinstance(error, SbpairError):
-            why = error.message.replace(str(self._directory), "")
+            why = error.message.replace(str(self.directory), "")
             self.history.tell(f"end {name} with {type(error).__name__}: {why}")
         else:
             self.history.accuse(f"{name} failed: {error!r}")
 
     def kill(self) -> None:
         for each in list(self._syphons):
-            self.history.tell(f"kill {each.process.name}")
-            self.network.kill(each.process)
-            self.disk.kill(each.process)
-            for track in self.history.tracks.values():
-                if each.process.name in track.held_by and (not track.completed or len(track.arrivals) > 1):
-                    self.course.in_flight_at_death.add(track.stranded.id)
+            self.history.tell(f"kill {each.name}")
+            self.kill_process(each)
+            self.disk.kill(each)
+            self.course.note_death(each.name)
             self._syphons.remove(each)
-            self._dead.append(each)
-            each.killed.set()
 
     def kill_soon(self) -> None:
         """When what happens at this moment is over, but before anybody can have heard of it."""
         self.loop.call_soon(self.kill, context=Context())
 
-    @contextmanager
-    def freeze(self, step: Step) -> Iterator[None]:
+    def freeze(self, step: Step) -> AbstractContextManager[None]:
         del step
-        frozen = [each.process for each in self._syphons]
-        for each in frozen:
-            each.frozen = True
-        yield
-        for each in frozen:
-            each.thaw(self.loop)
+        return self.frozen(*self._syphons)
 
     def ask_to_stop(self) -> None:
         for each in self._syphons:
-            self.history.tell(f"stop {each.process.name}")
+            self.history.tell(f"stop {each.name}")
             each.stop.set()
 
     # The course of it
@@ -262,17 +219,14 @@ class Simulation:
     async def _strike(self, tasks: asyncio.TaskGroup) -> None:
         self._lasting: list[asyncio.Task[None]] = []
         for step in self.plan.steps:
-            await self._until(step.at_ms)
+            await self.until(step.at_ms / 1000)
             self._lasting.append(tasks.create_task(self._step(step)))
-        await self._until(self.plan.span_ms)
-
-    async def _until(self, at_ms: int) -> None:
-        await asyncio.sleep(max(0.0, at_ms / 1000 - self.loop.time()))
+        await self.until(self.plan.span_ms / 1000)
 
     async def _step(self, step: Step) -> None:
         self.history.tell(f"begin {step}")
         with KINDS[step.kind](self, step):
-            await self._until(step.at_ms + step.lasts_ms)
+            await self.until((step.at_ms + step.lasts_ms) / 1000)
         self.history.tell(f"over {step.kind} {step.at_ms}")
 
     async def _lift_all(self) -> None:
@@ -285,9 +239,7 @@ class Simulation:
         """Start a syphon, and another whenever it is gone."""
         while True:
             running = self.start(once=self.plan.once)
-            killed = asyncio.create_task(running.killed.wait())
-            await asyncio.wait((running.task, killed), return_when=asyncio.FIRST_COMPLETED)
-            killed.cancel()
+            await running.ends(running.work)
             await asyncio.sleep(self.random.choice((0.1, 1.0, 20.0)))
 
     async def _recover(self) -> None:
@@ -310,7 +262,7 @@ class Simulation:
         return not any(queue.counts().active for queue in self.world.secondary.queues())
 
     async def _all_ended(self, why: str) -> None:
-        tasks = [each.task for each in self._syphons]
+        tasks = [each.work for each in self._syphons]
         if tasks:
             _, left = await asyncio.wait(tasks, timeout=STOP_SECONDS)
             if left:
@@ -336,43 +288,11 @@ class Simulation:
     async def _clean_up(self) -> None:
         self._check_choice()
         clean = self.start(once=True, clean=True)
-        _, left = await asyncio.wait([clean.task], timeout=RECOVERY_SECONDS)
+        _, left = await asyncio.wait([clean.work], timeout=RECOVERY_SECONDS)
         if left:
             self.history.accuse(f"the clean run did not end within {RECOVERY_SECONDS:g} s")
             self.kill()
 
-    def judge(self) -> list[str]:
-        """Return what is wrong with all that has happened, a line each."""
-        return check(self.course)
-
-    async def bury(self) -> None:
-        for each in self._dead:
-            await each.process.bury(self.loop)
-
-
-def simulated(the_plan: Plan, kind: type[Simulation] = Simulation) -> Verdict:
-    """Carry out a plan, and judge it."""
-    seed, loop = the_plan.seed, VirtualLoop(the_plan.order)
-    with closing(loop), TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as directory:
-        simulation = kind(the_plan, loop, Path(directory))
-        with (
-            patch.dict(os.environ, XDG_STATE_HOME=directory),
-            patch("sbpair.runs.file_lease.MACHINE", directory),
-            made_virtual(seed, loop, simulation.tool_time, simulation.control),
-            simulation.disk.watching(),
-        ):
-            wrong = _carry_out(loop, simulation)
-            history = simulation.history
-            digest, lines, deviations = history.digest, tuple(history.lines), tuple(loop.decisions.made)
-            loop.end_all(simulation.bury())
-    return Verdict(seed, tuple(wrong), lines, digest, the_plan, len(history.tracks), history.again, deviations)
-
-
-def _carry_out(loop: VirtualLoop, simulation: Simulation) -> list[str]:
-    wrong: list[str] = []
-    try:
-        loop.run_until_complete(simulation.main())
-    except (Stuck, ExceptionGroup) as broken:
-        wrong.append(f"the schedule broke off: {broken!r}")
-    wrong += simulation.judge()
-    return wrong + [repr(context.get("exception") or context["message"]) for context in loop.broken]
+    def judge(self) -> None:
+        for line in check(self.course):
+            self.history.accuse(line)

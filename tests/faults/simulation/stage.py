@@ -4,7 +4,8 @@ import asyncio
 import functools
 import inspect
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from random import Random
 from typing import Any
 
@@ -14,6 +15,7 @@ from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.frontends.amqp.amqp_connection import AmqpConnection
 from sbpair.emulator.frontends.amqp.message_links import OutgoingLink
 from sbpair.emulator.service_errors import EntityFull
+from sbpair.move.events import QueueOpened
 from sbpair.syphon import runner
 from tests.faults.simulation.faults import PRIMARY_NAME, make_backlog
 from tests.faults.simulation.loop import VirtualLoop
@@ -86,6 +88,14 @@ class Stage:
         )
         return asyncio.create_task(running)
 
+    @asynccontextmanager
+    async def watching(self, **terms: Any) -> AsyncIterator[asyncio.Task[runner.SyphonResult]]:
+        """Watch until the end of the block. A stop then has to end it with 0."""
+        task = self.start(**terms)
+        yield task
+        self.stop.set()
+        assert (await task).exit_code == 0
+
     def of(self, kind: type[Any]) -> list[Any]:
         return [event for _, event in self.told if isinstance(event, kind)]
 
@@ -95,6 +105,15 @@ class Stage:
             while not holds():  # noqa: ASYNC110  in virtual time
                 await asyncio.sleep(0.01)
         return self.loop.time()
+
+    async def opened(self, queues: int = 1) -> None:
+        await self.until(lambda: len(self.of(QueueOpened)) == queues)
+
+    async def arrived(self, *numbers: int, seconds: float = 300.0) -> float:
+        """Wait until `orders` has these messages, and return the second in which it did. Create it if it is missing."""
+        wanted = [f"m{number}" for number in numbers]
+        orders = self.destination()
+        return await self.until(lambda: self.ids(orders) == wanted, seconds)
 
     def fill(self, queue: Any) -> Callable[[], None]:
         """Let a queue of the primary have no more room; what is answered lets it have some again."""

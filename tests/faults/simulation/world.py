@@ -28,10 +28,10 @@ from sbpair.model.pair import Endpoint, Pair, SasKey
 from sbpair.model.queues import Counts, QueueSpec, QueueState
 from tests.faults.simulation.loop import VirtualLoop
 from tests.faults.simulation.network import End, Network
+from tests.faults.simulation.plan import BEGAN_MS
 
 PRIMARY: Final = "contoso"
 SECONDARY: Final = "contoso-dr"
-BEGAN_MS: Final = 1_767_225_600_000
 
 _TOOL: Final = (
     "sbpair.amqp",

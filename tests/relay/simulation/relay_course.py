@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from sbpair.relay.relay_endpoint import Side
 from sbpair.relay.relay_listener import CLOSE_SECONDS
+from tests.faults.simulation.harness import Record
 from tests.relay.simulation.relay_plan import PlannedRequest, RelayPlan
 
 ANSWERED, IN_DOUBT, FAILED, REFUSED = "answered", "in doubt", "both failed", "refused"
@@ -22,24 +23,15 @@ class RequestOutcome:
     doubtful: tuple[str, ...] = ()
 
 
-class RelayCourse:
+class RelayCourse(Record):
     """All that has happened. `now` returns the seconds since the beginning."""
 
     def __init__(self, plan: RelayPlan, now: Callable[[], float]) -> None:
+        super().__init__(lambda: f"{now():.6f}")
         self.plan = plan
-        self.lines: list[str] = []
-        self.wrong: list[str] = []
         self.executions: dict[int, list[Side]] = {number: [] for number in plan.all_requests}
         self.outcomes: dict[int, RequestOutcome] = {}
         self.sockets: Counter[str] = Counter()
-        self._now = now
-
-    def tell(self, text: str) -> None:
-        self.lines.append(f"{self._now():.6f} {text}")
-
-    def accuse(self, text: str) -> None:
-        self.tell(f"WRONG: {text}")
-        self.wrong.append(text)
 
     def executed(self, number: int, side: Side, by: str) -> None:
         self.executions[number].append(side)
@@ -48,13 +40,6 @@ class RelayCourse:
     def ended(self, number: int, outcome: RequestOutcome) -> None:
         self.outcomes[number] = outcome
         self.tell(f"request {number} ends: {outcome}")
-
-    @property
-    def counts(self) -> Counter[str]:
-        """The number of requests for each kind of end, and of executions that were repeated."""
-        found = Counter(each.kind for each in self.outcomes.values())
-        found["executed again"] = sum(max(len(sides) - 1, 0) for sides in self.executions.values())
-        return found + Counter({f"socket {kind}": count for kind, count in self.sockets.items()})
 
     def judge(self) -> None:
         """Accuse each request whose executions and end do not fit together."""

@@ -5,12 +5,12 @@ When the faults are over, both sides have to work again. When all have closed, n
 
 import asyncio
 import gc
-import hashlib
 import math
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, closing
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import replace
+from pathlib import Path
 from random import Random
 from typing import Any, Final
 
@@ -28,10 +28,9 @@ from sbpair.relay.handled_request import HandledRequest, RelayOffer, RelayReques
 from sbpair.relay.relay_client import AsyncRelayClient, AsyncRelayResponse
 from sbpair.relay.relay_endpoint import SIDES, Side
 from sbpair.relay.relay_listener import AsyncRelayListener
-from tests.faults.simulation.loop import Process, Stuck
-from tests.faults.simulation.network import Network
-from tests.faults.simulation.order import Deviation
-from tests.faults.simulation.world import BEGAN_MS, made_virtual, without_collection
+from tests.faults.simulation.harness import Simulation
+from tests.faults.simulation.loop import Process
+from tests.faults.simulation.world import without_collection
 from tests.relay.simulation import relay_course as ends
 from tests.relay.simulation.relay_course import RelayCourse, RequestOutcome
 from tests.relay.simulation.relay_plan import (
@@ -40,7 +39,6 @@ from tests.relay.simulation.relay_plan import (
     PlannedSocket,
     RelayPlan,
     RelayStep,
-    relay_plan,
 )
 from tests.relay.simulation.relay_world import HOSTS, RelayLoop, RelayWorld, without_sockets
 
@@ -55,79 +53,55 @@ QUIET_SECONDS: Final = RESPONSE_MS / 1000 + 5
 KEPT: Final = (FrameConnection, ListenerChannel, RelayedRequest, OfferedSocket, HandledRequest, RelayOffer)
 
 
-@dataclass(frozen=True)
-class RelayVerdict:
+class RelaySimulation(Simulation):
+    LOOP = RelayLoop
     plan: RelayPlan
-    wrong: tuple[str, ...]
-    lines: tuple[str, ...]
-    counts: dict[str, int]
-    deviations: tuple[Deviation, ...]
+    world: RelayWorld
 
-    @property
-    def digest(self) -> str:
-        return hashlib.sha256("\n".join(self.lines).encode()).hexdigest()
+    def __init__(self, plan: RelayPlan, loop: RelayLoop, directory: Path) -> None:
+        self.course = RelayCourse(plan, loop.time)
+        super().__init__(plan, loop, directory, self.course)
+        self._requests = plan.all_requests
+        self._services: list[Process] = []
+        self._clients: list[AsyncRelayClient] = []
+        self._refusing_tokens: Counter[str] = Counter()
 
     @property
     def messages(self) -> int:
-        return len(self.plan.all_requests)
+        return len(self._requests)
 
     @property
     def again(self) -> int:
-        return self.counts.get("executed again", 0)
+        return sum(max(len(sides) - 1, 0) for sides in self.course.executions.values())
 
+    @contextmanager
+    def surroundings(self) -> Iterator[None]:
+        with without_sockets(self.loop), without_collection():
+            yield
 
-@dataclass(eq=False)
-class Service:
-    """A process that listens on both sides."""
+    def judge(self) -> None:
+        self.course.judge()
 
-    process: Process
-    task: asyncio.Task[None] = field(init=False)
-    stop: asyncio.Event = field(default_factory=asyncio.Event)
-    up: tuple[Side, ...] = ()
-
-
-class RelaySimulation:
-    """The course of a plan. `world` is there once it has begun."""
-
-    world: RelayWorld
-
-    def __init__(self, plan: RelayPlan, loop: RelayLoop) -> None:
-        self.plan = plan
-        self.loop = loop
-        self.random = Random(plan.seed)
-        self.course = RelayCourse(plan, loop.time)
-        self.network = Network(loop, self.random, plan.weather, self.course.tell)
-        self._requests = plan.all_requests
-        self._services: list[Service] = []
-        self._dead: list[Service] = []
-        self._clients: list[AsyncRelayClient] = []
-        self._started = 0
-        self._refusing_tokens: Counter[str] = Counter()
-
-    def tool_time(self) -> float:
-        return BEGAN_MS / 1000 + self.loop.time()
+    def remains(self) -> Iterator[str]:
+        self.network.lines.clear()
+        gc.collect()
+        found = Counter(type(each).__name__ for each in gc.get_objects() if issubclass(type(each), KEPT))
+        for kind, count in found.items():  # isinstance would follow a weak proxy
+            yield f"{count} objects of {kind} remain"
 
     # The service
 
     def _start(self) -> None:
-        self._started += 1
-        service = Service(Process(f"service-{self._started}"))
-        self.course.tell(f"start {service.process.name}")
-        service.task = service.process.start(self.loop, self._serve(service))
+        service = self.new_process("service")
+        self.course.tell(f"start {service.name}")
+        service.work = service.start(self.loop, self._serve(service))
         self._services.append(service)
 
-    async def _serve(self, service: Service) -> None:
+    async def _serve(self, service: Process) -> None:
         async def handle(request: RelayRequest) -> RelayAnswer:
-            return await self._handle(service.process.name, request)
+            return await self._handle(service.name, request)
 
-        listener = AsyncRelayListener(
-            self.world.relay_pair, handle, on_websocket=self._echo, on_event=lambda _: note(), clock=self.world
-        )
-
-        def note() -> None:
-            service.up = listener.up_sides
-
-        async with listener:
+        async with AsyncRelayListener(self.world.relay_pair, handle, on_websocket=self._echo, clock=self.world):
             await service.stop.wait()
 
     async def _handle(self, name: str, request: RelayRequest) -> RelayAnswer:
@@ -159,7 +133,7 @@ class RelaySimulation:
 
     async def _ask(self, client: AsyncRelayClient, planned: PlannedRequest) -> None:
         if planned.at != math.inf:
-            await self._until(planned.at)
+            await self.until(planned.at)
         self.course.tell(f"request {planned.number} begins: {planned.method}")
         try:
             async with asyncio.timeout(END_SECONDS):
@@ -197,7 +171,7 @@ class RelaySimulation:
         return RequestOutcome(ends.ANSWERED, response.side)
 
     async def _converse(self, client: AsyncRelayClient, planned: PlannedSocket) -> None:
-        await self._until(planned.at)
+        await self.until(planned.at)
         name = f"s{planned.number}"
         try:
             async with asyncio.timeout(END_SECONDS):
@@ -249,9 +223,6 @@ class RelaySimulation:
         for fault in self.world.remains():
             self.course.accuse(f"after all was closed, {fault}")
 
-    async def _until(self, at: float) -> None:
-        await asyncio.sleep(max(0.0, at - self.loop.time()))
-
     async def _all_up(self) -> None:
         deadline = self.loop.time() + RECOVERY_SECONDS
         while not all(len(self.world.entity(side).listeners) >= self.plan.listeners for side in SIDES):
@@ -279,7 +250,7 @@ class RelaySimulation:
             await client.close()
         for service in self._services:
             service.stop.set()
-        _, left = await asyncio.wait([each.task for each in self._services], timeout=CLOSE_SECONDS)
+        _, left = await asyncio.wait([each.work for each in self._services], timeout=CLOSE_SECONDS)
         if left:
             self.course.accuse(f"{len(left)} services did not close within {CLOSE_SECONDS:g} s")
         await self.bury()
@@ -291,15 +262,14 @@ class RelaySimulation:
         """End what is left of killed processes. No error of theirs matters."""
         known = len(self.loop.broken)
         if self._dead:
-            while self._dead:
-                await self._dead.pop().process.bury(self.loop)
+            await super().bury()
             gc.collect()
             del self.loop.broken[known:]
 
     # Faults
 
     async def _step(self, step: RelayStep) -> None:
-        await self._until(step.at)
+        await self.until(step.at)
         self.course.tell(f"begin {step}")
         async with self._during(step):
             await asyncio.sleep(step.lasts)
@@ -365,26 +335,23 @@ class RelaySimulation:
         if not self._services:
             return
         service = self._services[step.number % len(self._services)]
-        process = service.process
-        self.course.tell(f"{step.kind} {process.name}")
+        self.course.tell(f"{step.kind} {service.name}")
         if step.kind == "freeze":
-            process.frozen = True
-            stack.callback(process.thaw, self.loop)
+            stack.enter_context(self.frozen(service))
             return
         self._services.remove(service)
         # After the fault that ends it.
         stack.callback(self._start)
         if step.kind == "kill":
-            self.network.kill(process)
-            self._dead.append(service)
+            self.kill_process(service)
         else:
             service.stop.set()
             stack.push_async_callback(self._await_end, service)
 
-    async def _await_end(self, service: Service) -> None:
-        _, left = await asyncio.wait([service.task], timeout=CLOSE_SECONDS)
-        if left and not service.process.frozen:
-            self.course.accuse(f"{service.process.name} did not close within {CLOSE_SECONDS:g} s")
+    async def _await_end(self, service: Process) -> None:
+        _, left = await asyncio.wait([service.work], timeout=CLOSE_SECONDS)
+        if left and not service.frozen:
+            self.course.accuse(f"{service.name} did not close within {CLOSE_SECONDS:g} s")
 
 
 def _fault_of(step: RelayStep, host: str) -> Fault:
@@ -422,36 +389,3 @@ def _body_of(planned: PlannedBody) -> Any:
             await asyncio.sleep(planned.pause)
 
     return parts()
-
-
-def simulate_relay(plan: RelayPlan | int, *, counts_objects: bool = False) -> RelayVerdict:
-    """Carry out a plan, or that of a seed, and judge it. `counts_objects` searches memory for what has remained."""
-    plan = relay_plan(plan) if isinstance(plan, int) else plan
-    loop = RelayLoop(plan.order)
-    with closing(loop):
-        simulation = RelaySimulation(plan, loop)
-        course = simulation.course
-        with made_virtual(plan.seed, loop, simulation.tool_time, None), without_sockets(loop), without_collection():
-            try:
-                loop.run_until_complete(simulation.main())
-            except (Stuck, ExceptionGroup) as broken:
-                course.accuse(f"the schedule broke off: {broken!r}")
-            course.judge()
-            deviations = tuple(loop.decisions.made)
-            loop.end_all(simulation.bury())
-        if counts_objects:
-            simulation.network.lines.clear()
-            gc.collect()
-            for kind, count in _kept_objects().items():
-                course.accuse(f"{count} objects of {kind} remain")
-        for context in loop.broken:
-            course.accuse(repr(context.get("exception") or context["message"]))
-    return RelayVerdict(plan, tuple(course.wrong), tuple(course.lines), dict(course.counts), deviations)
-
-
-def _kept_objects() -> dict[str, int]:
-    found: dict[str, int] = {}
-    for each in gc.get_objects():
-        if issubclass(type(each), KEPT):  # isinstance would follow a weak proxy
-            found[type(each).__name__] = found.get(type(each).__name__, 0) + 1
-    return found

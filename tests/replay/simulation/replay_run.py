@@ -22,10 +22,8 @@ from sbpair.replay.verify import verify
 from sbpair.runs.database import identity
 from tests.faults.simulation.faults import PRIMARY_NAME
 from tests.faults.simulation.history import Track
-from tests.faults.simulation.loop import Process
-from tests.faults.simulation.plan import Plan, plan
-from tests.faults.simulation.run import RECOVERY_SECONDS, Simulation, Syphon, Verdict, simulated
-from tests.faults.simulation.world import BEGAN_MS
+from tests.faults.simulation.plan import BEGAN_MS, Plan, plan
+from tests.faults.simulation.run import RECOVERY_SECONDS, SyphonSimulation
 from tests.replay.tasks import planned
 
 REPLAY = "replay"
@@ -42,7 +40,7 @@ WITHOUT = frozenset(
 
 def replay_plan(seed: int) -> Plan:
     """Return the plan of a syphon with this seed, as far as a replay has the same."""
-    drawn = plan(seed, now_ms=BEGAN_MS, without=WITHOUT)
+    drawn = plan(seed, without=WITHOUT)
     return replace(drawn, mover=REPLAY, remaining=False, choice=None, ramp=None, pauses=())
 
 
@@ -56,7 +54,7 @@ class Access:
         return self.of
 
 
-class ReplaySimulation(Simulation):
+class ReplaySimulation(SyphonSimulation):
     proof: Proof | None = None
 
     def __init__(self, *arguments: Any) -> None:
@@ -90,7 +88,7 @@ class ReplaySimulation(Simulation):
             began_ms = round(self.loop.time() * 1000)
             for step in self.plan.steps:
                 if step.primary is primary:
-                    await self._until(began_ms + step.at_ms)
+                    await self.until((began_ms + step.at_ms) / 1000)
                     later = replace(step, at_ms=began_ms + step.at_ms)
                     self._lasting.append(tasks.create_task(self._step(later)))
 
@@ -99,7 +97,7 @@ class ReplaySimulation(Simulation):
         queues = tuple(queue_path(PRIMARY_NAME, index) for index in range(self.plan.queues))
         options = ReplayOptions(rate=self.plan.rate, segment_messages=max(2, self.plan.hold), max_discard=None)
         run = ReplayRun("r1", identity(pair), queues, 1, BEGAN_MS + 60_000, options)
-        archive = Archive(str(self._directory / "archive"), run.id)
+        archive = Archive(str(self.directory / "archive"), run.id)
         save_run(archive, run)
         primary: Any = Access(pair.primary)
         secondary: Any = Access(pair.secondary)
@@ -129,19 +127,14 @@ class ReplaySimulation(Simulation):
     async def _repeat(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         """Do a task's work in a process of its own, and again after it has failed or was killed."""
         while True:
-            self._started += 1
-            process = Process(f"task-{self._started}")
-            running = Syphon(process, asyncio.Event(), once=True)
+            process = self.new_process("task")
             self.history.tell(f"start {process.name}")
-            running.task = process.start(self.loop, work())
-            self._syphons.append(running)
-            killed = asyncio.create_task(running.killed.wait())
-            await asyncio.wait((running.task, killed), return_when=asyncio.FIRST_COMPLETED)
-            killed.cancel()
-            if running.task.done():
-                self._syphons.remove(running)
+            process.work = process.start(self.loop, work())
+            self._syphons.append(process)
+            if await process.ends(process.work):
+                self._syphons.remove(process)
                 try:
-                    result = running.task.result()
+                    result = process.work.result()
                 except SbpairError as error:
                     self.history.tell(f"end {process.name} with {type(error).__name__}: {error.message}")
                 else:
@@ -149,8 +142,9 @@ class ReplaySimulation(Simulation):
                     return result
             await asyncio.sleep(1.0)
 
-    def judge(self) -> list[str]:
-        return [*self.history.wrong, *self._wrong()]
+    def judge(self) -> None:
+        for line in self._wrong():
+            self.history.accuse(line)
 
     def _wrong(self) -> Iterator[str]:
         tracks, proof = list(self.history.tracks.values()), self.proof
@@ -180,8 +174,3 @@ def _wrong_with(track: Track, *, is_doubtful: bool) -> Iterator[str]:
     for payload in track.arrivals:
         for line in message_differences(track.stranded.original, Sections.split(payload)):
             yield f"altered: {track}: {line}"
-
-
-def simulate_replay(the_plan: Plan) -> Verdict:
-    """Carry out a plan, and judge it."""
-    return simulated(the_plan, ReplaySimulation)
