@@ -3,16 +3,17 @@
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from sbpair.amqp import splice
 from sbpair.amqp.message import Sections
+from sbpair.emulator.access_tokens import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.description import QueueDescription, SubscriptionDescription
 from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.emulator.entities.stored_message import DeadLetterReason, StoredMessage
 from sbpair.model.connection_string import endpoint_from_connection_string
-from sbpair.model.pair import Ends
+from sbpair.model.pair import Ends, SasKey
 from sbpair.model.retries import Backoff
 from sbpair.move.message.route import kept_for
 from sbpair.move.timings import MoveTimings
@@ -21,6 +22,7 @@ from sbpair.syphon.move_spec import EntityAddress, MoveSpec, check_ends, check_n
 from sbpair.syphon.run_plan import MoveOptions, RunTimings
 from sbpair.testing import Emulator
 
+SIDES = ("primary", "secondary")
 HASTY = RunTimings(
     backoff=Backoff(0.02, 60.0),
     empty_wait_seconds=0.03,
@@ -60,8 +62,15 @@ class World:
         elif namespace.find_queue(path) is not None:
             namespace.delete_queue(path)
 
+    def may_only(self, side: str, *claims: AccessRight, key: str = "key") -> None:
+        """From here on, an end has a key that grants these claims alone."""
+        at = SIDES.index(side)
+        namespace = self.namespaces[at]
+        namespace.keys = (*namespace.keys, AuthorizationRule("only", "key", "other", frozenset(claims)))
+        self.endpoints[at] = replace(self.endpoints[at], credential=SasKey("only", key))
+
     def address(self, path: str, side: int = 0) -> EntityAddress:
-        return EntityAddress(("primary", "secondary")[side], self.endpoints[side], path)
+        return EntityAddress(SIDES[side], self.endpoints[side], path)
 
     async def move(self, source: str, to: str, *, sides: tuple[int, int] = (0, 0), **more: Any) -> runner.SyphonResult:
         ends = Ends("p", self.endpoints[sides[1]], self.endpoints[sides[0]])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from typing import Any, cast
 
 import pytest
@@ -22,20 +21,12 @@ from sbpair.move.failure_latch import FailureLatch
 from sbpair.move.interface import RoutedMessage
 from sbpair.move.message.route import Facts, Send
 from sbpair.move.timings import MoveTimings
-from sbpair.runs.journal import NO_KEY, Key
-
-
-@dataclass(eq=False)
-class Arrival:
-    facts: Facts
-    lock_until: float = 1_000.0
-    partition_key: str | None = None
-    key: Key = NO_KEY
+from tests.move.memory import FakeMessage
 
 
 def order(ordinal: int, session_id: str | None = None, partition_key: str | None = None) -> RoutedMessage:
     facts = Facts("q", ordinal, 0, f"m{ordinal}", "orders", session_id)
-    return RoutedMessage(Arrival(facts, partition_key=partition_key), Send("orders", session_id, None, None), ordinal)
+    return RoutedMessage(FakeMessage(facts, 1_000.0, partition_key), Send("orders", session_id, None, None), ordinal)
 
 
 def queue_with(*orders: RoutedMessage, ordered: bool = True) -> DestinationQueue:
@@ -49,7 +40,7 @@ def ordinals(groups: list[list[RoutedMessage]]) -> list[list[int]]:
     return [[each.ordinal for each in group] for group in groups]
 
 
-def refuse_in_turn(queue: DestinationQueue, group: list[RoutedMessage], bad: set[int] = frozenset()) -> None:  # type: ignore[assignment]
+def refuse_in_turn(queue: DestinationQueue, group: list[RoutedMessage], bad: set[int]) -> None:
     """What a mover does when a batch is refused for good: each goes alone."""
     queue.batch_refused(group)
     queue.put_back(group)
@@ -80,42 +71,35 @@ def test_a_redelivery_gets_its_old_place() -> None:
     assert [each.ordinal for each in queue] == [2, 3, 5]
 
 
-def test_mixed_batches_end_after_one_without_a_bad_message() -> None:
-    queue = queue_with(order(1, "a"), order(2, "b"), order(3, "a"))
+def keyed(first: int, keys: str) -> list[RoutedMessage]:
+    """Return messages of these sessions, of none at a dot, and with a partition key where it is in upper case."""
+    return [
+        order(at, partition_key=key.lower()) if key.isupper() else order(at, None if key == "." else key)
+        for at, key in enumerate(keys, first)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("refused", "bad", "then", "credit", "rounds", "left"),
+    [
+        ("aba", set(), "aba.B", 10, [[[4, 6], [5, 8], [7]]], []),
+        ("..", set(), "..", 10, [[[3]], [[4]]], []),
+        ("a.b", {2}, "ab", 10, [[[4, 5]]], []),
+        ("ab", set(), "abca", 2, [[[3, 6], [4]]], [5]),
+    ],
+    ids=["keys were mixed", "a key was one", "a message was bad", "credit"],
+)
+def test_batches_after_a_refused_one_are_those_that_it_allows(
+    refused: str, bad: set[int], then: str, credit: int, rounds: list[list[list[int]]], left: list[int]
+) -> None:
+    queue = queue_with(*keyed(1, refused))
     [group] = queue.next_round(MAX_ROUND, 10)
-    refuse_in_turn(queue, group)
-    for each in (order(4, "a"), order(5, "b"), order(6, "a"), order(7), order(8, partition_key="b")):
+    refuse_in_turn(queue, group, bad)
+    for each in keyed(1 + len(refused), then):
         queue.add([each])
-    assert ordinals(queue.next_round(MAX_ROUND, 10)) == [[4, 6], [5, 8], [7]]
-
-
-def test_batches_end_after_one_key_is_refused_without_a_bad_message() -> None:
-    queue = queue_with(*map(order, (1, 2)))
-    [group] = queue.next_round(MAX_ROUND, 10)
-    refuse_in_turn(queue, group)
-    queue.add([order(3)])
-    queue.add([order(4)])
-    assert ordinals(queue.next_round(MAX_ROUND, 10)) == [[3]]
-    assert ordinals(queue.next_round(MAX_ROUND, 10)) == [[4]]
-
-
-def test_a_refused_batch_with_a_bad_message_changes_nothing() -> None:
-    queue = queue_with(order(1, "a"), order(2), order(3, "b"))
-    [group] = queue.next_round(MAX_ROUND, 10)
-    refuse_in_turn(queue, group, bad={2})
-    for each in (order(4, "a"), order(5, "b")):
-        queue.add([each])
-    assert ordinals(queue.next_round(MAX_ROUND, 10)) == [[4, 5]]
-
-
-def test_groups_are_limited_by_credit() -> None:
-    queue = queue_with(order(1, "a"), order(2, "b"))
-    [group] = queue.next_round(MAX_ROUND, 10)
-    refuse_in_turn(queue, group)
-    for each in (order(3, "a"), order(4, "b"), order(5, "c"), order(6, "a")):
-        queue.add([each])
-    assert ordinals(queue.next_round(MAX_ROUND, 2)) == [[3, 6], [4]]
-    assert [each.ordinal for each in queue] == [5]
+    for expected in rounds:
+        assert ordinals(queue.next_round(MAX_ROUND, credit)) == expected
+    assert [each.ordinal for each in queue] == left
 
 
 def test_unordered_suspects_are_sent_at_the_same_time() -> None:

@@ -1,6 +1,6 @@
 """Requests to a run in another process: who gets them, who is refused, and how long they last."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -52,6 +52,20 @@ def test_a_cancelled_run_is_neither_paused_nor_resumed(state: RunDatabase, wante
     with pytest.raises(UsageError, match="is being cancelled"):
         ask(state, wanted)
     ask(state, Wanted.CANCELLED)
+
+
+@pytest.mark.parametrize(
+    ("end", "why"), [(lambda entry: entry.finish({}, 0), r"ended at .* \(done, exit code 0\)"), (None, "it crashed")]
+)
+def test_a_run_that_is_not_live_is_refused(
+    state: RunDatabase, entry: RunEntry, end: Callable[[RunEntry], None] | None, why: str
+) -> None:
+    if end is not None:
+        end(entry)
+    entry.close()
+    with pytest.raises(UsageError, match=why):
+        ask(state, Wanted.PAUSED)
+    assert state.read("SELECT * FROM controls") == []
 
 
 def test_a_pause_does_not_outlive_its_run(state: RunDatabase, entry: RunEntry) -> None:

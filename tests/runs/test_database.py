@@ -289,32 +289,6 @@ def test_a_run_is_recorded_with_its_outcome(tmp_path: Path, ending: dict, outcom
     assert not list(tmp_path.glob("*.running"))
 
 
-def test_a_crashed_run_is_listed_and_the_next_reports_its_doubts(tmp_path: Path) -> None:
-    with RunDatabase(tmp_path, PAIR) as state:
-        run = RunEntry(state, "syphon --watch")
-        run.record({"received": 1})
-        sending(Journal(state, run=run.id), [KEY], "orders")
-        going_on = find_run(state, run.id)
-        [running] = tmp_path.glob("*.running")
-        run.close()
-        running.touch()  # as a kill leaves it
-        crashed = find_run(state, run.id)
-    assert (going_on.outcome, going_on.doubts) == ("running", ())
-    assert (crashed.outcome, crashed.ended_ms, crashed.exit_code) == ("crashed", None, None)
-    assert crashed.receipt == {"received": 1}
-    [doubt] = crashed.doubts
-    assert (doubt.run, doubt.queue, doubt.message_id, doubt.destination) == (run.id, "q", "m", "orders")
-
-    for expected in ([doubt], []):
-        with RunStore(PAIR, tmp_path, "syphon", Receipt) as books:
-            assert books.journal.in_doubt() == expected
-            assert not books.journal.was_accepted(KEY)
-            books.finish(0)
-    with RunDatabase(tmp_path, PAIR) as state:
-        assert find_run(state, run.id).doubts == (doubt,)
-        assert [run.outcome for run in all_runs(state)] == ["done", "done", "crashed"]
-
-
 def test_the_latest_runs_are_kept_with_their_doubts(state: RunDatabase) -> None:
     for number in range(MAX_KEPT + 5):
         run = RunEntry(state, "syphon", clock_ms=lambda number=number: number * 1_000)

@@ -14,7 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from sbpair.errors import LeaseLost, MachineLacks
+from sbpair.errors import MachineLacks
 from sbpair.runs import database as state_module
 from sbpair.runs.database import RunDatabase
 from sbpair.runs.journal import REMEMBERED_DAYS, Doubt, Journal, Key, doubts_of
@@ -171,14 +171,6 @@ def test_any_message_id_round_trips(state: RunDatabase, message_id: str | None) 
     assert Journal(state).was_accepted(key(2**62, message_id))
 
 
-def test_a_message_in_doubt_is_named_once() -> None:
-    journal = Journal(run="r")
-    for _ in range(3):
-        journal.note_in_doubt(sending(journal, [key(1), key(2)], "orders"))
-    moved(journal, key(1), key(2))
-    assert journal.in_doubt() == [Doubt("r", "q", 1, "m", "orders"), Doubt("r", "q", 2, "m", "orders")]
-
-
 def test_doubts_of_earlier_runs_are_named_first() -> None:
     left = Doubt("earlier", "q", 1, "m", "orders")
     journal = Journal(run="r", earlier_doubts=[left])
@@ -228,16 +220,6 @@ def test_a_message_in_doubt_twice_is_open_again(state: RunDatabase) -> None:
     journal = Journal(state, run="third")
     moved(journal, key(1))
     assert [(number, sent) for _, number, sent in ended(journal)] == [(1, True)]
-
-
-def test_nothing_is_recorded_if_nothing_may_be_sent(state: RunDatabase) -> None:
-    def lost() -> None:
-        raise LeaseLost("it is gone")
-
-    journal = Journal(state, run="r", may_send=lost)
-    with pytest.raises(LeaseLost):
-        sending(journal, [key(1)], "orders")
-    assert doubts_of(state, "r", ended=True) == []
 
 
 # How much it remembers, and how long

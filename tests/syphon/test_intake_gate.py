@@ -13,12 +13,10 @@ from sbpair.move import events
 from sbpair.move.filter import MessageFilter
 from sbpair.move.timings import MoveTimings
 from sbpair.syphon.intake_gate import IntakeGate
-from tests.kit.moves import HASTY
+from tests.kit.moves import HASTY, stored
 from tests.kit.moves import peeked as held_in
 from tests.kit.stranded import in_session, put
 from tests.kit.waiting import until
-from tests.syphon.test_move import stored
-from tests.syphon.test_move import world as move_world
 from tests.syphon.worlds import World, fill, world
 
 POLLING = replace(HASTY, long_poll_seconds=900.0, empty_wait_seconds=900.0)
@@ -71,20 +69,6 @@ async def test_a_gate_that_is_closed_before_the_start_lets_nothing_pass() -> Non
         assert (task.result().receipt.received, task.result().stopped) == (0, True)
 
 
-@pytest.mark.parametrize("once", [True, False])
-async def test_a_stop_ends_a_run_behind_a_closed_gate(once: bool) -> None:
-    gate = IntakeGate()
-    async with world(1, "full") as w:
-        fill(w.destination("full"))
-        w.strand(*range(5), to="full")
-        running = asyncio.create_task(w.run(once=once, gate=gate))
-        await w.told_of(events.DestinationBackingOff)
-        await close(gate)
-        w.stop.set()
-        receipt = (await running).receipt
-        assert (receipt.received, receipt.released) == (5, 5)
-
-
 async def test_a_gate_is_open_once_nobody_keeps_it_closed() -> None:
     gate = IntakeGate()
     gate.close("a")
@@ -126,16 +110,16 @@ def _assert_empty(w: World) -> None:
 
 @pytest.mark.parametrize("once", [True, False])
 async def test_sessions_are_unlocked_behind_a_closed_gate(once: bool) -> None:
-    gate, stop, told = IntakeGate(), asyncio.Event(), list[Any]()
-    async with move_world() as w:
+    gate, stop = IntakeGate(), asyncio.Event()
+    async with world() as w:
         path, takes, has = w.create("session queue", "from")
         for number in range(30):
             put(takes, in_session(number))
         _, _, there = w.create("queue", "to")
         make_room = fill(there)
         more: dict[str, Any] = {"gate": gate, "stop": stop, "once": once, "where": MessageFilter("number < 20")}
-        moving = asyncio.create_task(w.move(path, "to", on_event=told.append, timings=SLOW, **more))
-        await until(lambda: any(isinstance(event, events.DestinationBackingOff) for event in told))
+        moving = asyncio.create_task(w.move(path, "to", on_event=w.tell, timings=SLOW, **more))
+        await w.told_of(events.DestinationBackingOff)
         await close(gate)
         await until(lambda: not locked_sessions(has))
         make_room()

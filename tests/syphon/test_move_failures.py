@@ -8,16 +8,14 @@ from typing import Any
 import pytest
 
 from sbpair.cli.render.receipt import backing_off_lines
-from sbpair.emulator.access_tokens import AccessRight, AuthorizationRule
+from sbpair.emulator.access_tokens import AccessRight
 from sbpair.emulator.entities.queue import QueueEntity
-from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.move.message.dead_letters import dead_letter_path
 from tests.kit.moves import World, bury, ids, peeked, stored, world
 from tests.kit.stranded import in_session, put
 from tests.syphon import worlds
 
 MESSAGES = 20
-KEY = "a2V5"
 
 
 def fill(queue: QueueEntity) -> set[object]:
@@ -105,12 +103,8 @@ async def test_a_move_needs_listen_and_send_alone(kind: str, dead: bool) -> None
         if dead:
             bury(has)
         _, _, there = w.create("queue", "to", 1)
-        for side, claim in enumerate((AccessRight.LISTEN, AccessRight.SEND)):
-            namespace = w.namespaces[side]
-            namespace.keys = (*namespace.keys, AuthorizationRule("only", KEY, KEY, frozenset({claim})))
-            text = f"Endpoint={namespace.endpoint};SharedAccessKeyName=only;SharedAccessKey={KEY}"
-            text += ";UseDevelopmentEmulator=true"
-            w.endpoints[side] = endpoint_from_connection_string(text, name=namespace.name)
+        w.may_only("primary", AccessRight.LISTEN)
+        w.may_only("secondary", AccessRight.SEND)
         result = await w.move(dead_letter_path(path) if dead else path, "to", sides=(0, 1), count_remaining=True)
         assert set(ids(there)) == wanted
         assert not stored(has, dead=dead)

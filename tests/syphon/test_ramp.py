@@ -7,16 +7,12 @@ from typing import Any
 import pytest
 
 from sbpair.emulator.access_tokens import AccessRight
-from sbpair.emulator.entities.description import QueueDescription
 from sbpair.errors import NotAuthorized, UsageError
-from sbpair.model.pair import Ends
 from sbpair.move.events import QueueProgress, RampProgress
 from sbpair.move.message.dead_letters import dead_letter_path
-from sbpair.move.message.route import kept_for
 from sbpair.move.receipt import RampState
 from sbpair.syphon import ramp as ramp_module
 from sbpair.syphon.intake_gate import IntakeGate
-from sbpair.syphon.move_spec import MoveSpec
 from sbpair.syphon.run_plan import RampPlan, read_totals
 from tests.kit.moves import ids
 from tests.kit.moves import peeked as held_in
@@ -29,10 +25,6 @@ BRIEF = 0.2
 def bury(w: World, messages: Any, *, reason: str = "Poison") -> None:
     for each in messages:
         w.destination().messages.dead_letter(each.lock_token, reason, "why")
-
-
-def number_of(message: Any) -> int:
-    return int(message.sections.read_properties().message_id[1:])
 
 
 def when_enqueued(w: World, act: Callable[[list[Any]], None]) -> None:
@@ -126,13 +118,6 @@ async def test_redrive_does_not_send_again_what_comes_back_in_the_same_step() ->
         for number in range(5):
             put(orders, numbered(number, "orders"))
         bury(w, orders.messages.receive(5), reason="Before")
-        spec = MoveSpec(
-            Ends("p", w.pair.primary, w.pair.primary),
-            "redrive orders",
-            kept_for("orders"),
-            dead_letter_path("orders"),
-            keeps_refused=True,
-        )
         poison: list[int] = []
 
         def refuse(messages: list[Any]) -> None:
@@ -142,7 +127,7 @@ async def test_redrive_does_not_send_again_what_comes_back_in_the_same_step() ->
                     bury(w, [each])
 
         when_enqueued(w, refuse)
-        result = await w.run(spec=spec, lease=False, ramp=RampPlan((10, 20), BRIEF))
+        result = await w.move(dead_letter_path("orders"), "orders", ramp=RampPlan((10, 20), BRIEF))
         assert (result.exit_code, result.receipt.sent, len(poison)) == (3, 5, 1)
         [back] = result.receipt.ramp.came_back
         assert (back.message_id, back.reason) == ("m2", "Poison: why")
@@ -151,14 +136,12 @@ async def test_redrive_does_not_send_again_what_comes_back_in_the_same_step() ->
 
 async def test_sessions_are_moved_in_steps_and_in_order() -> None:
     async with world() as w:
-        source = w.primary.create_queue("old", QueueDescription(requires_session=True))
+        _, source, _ = w.create("session queue", "old")
         for number in range(12):
             put(source, in_session(number))
-        ends = Ends("p", w.pair.primary, w.pair.primary)
-        spec = MoveSpec(ends, "move", kept_for("orders"), "old", sessions=True, keeps_refused=True)
         seen: list[int] = []
         w.watchers.append(lambda event: seen.append(len(held_in(w.destination()))) if is_observing(event) else None)
-        result = await w.run(spec=spec, lease=False, ramp=RampPlan((1, 3, 8), BRIEF))
+        result = await w.move("old", "orders", on_event=w.tell, ramp=RampPlan((1, 3, 8), BRIEF))
         assert (result.exit_code, result.receipt.sent, seen) == (0, 12, [1, 3, 8])
         arrived = ids(w.destination())
         for session in range(3):

@@ -28,19 +28,6 @@ def view_of(w: World) -> BoardView:
     return board.view(0.0, w.emulator.clock.now_ms())
 
 
-def counted_queues(w: World) -> list[str]:
-    """The queues that were counted by their description being read, from now on."""
-    asked: list[str] = []
-    find = w.secondary.find_queue
-
-    def found(path: str) -> Any:
-        asked.append(path)
-        return find(path)
-
-    w.secondary.find_queue = found  # type: ignore[method-assign]
-    return asked
-
-
 async def test_samples_cover_queues_and_destinations_down_to_zero() -> None:
     async with world(2, "orders", "billing/invoices") as w:
         w.strand(*range(20), index=0)

@@ -10,13 +10,13 @@ from typing import Any
 from sbpair.amqp.message import APPLICATION_PROPERTIES, MESSAGE_ANNOTATIONS, encode_map
 from sbpair.amqp.types import Symbol, Timestamp
 from sbpair.backlog import Aliases, queue_path, write_aliases
-from sbpair.emulator.access_tokens import AccessRight, AuthorizationRule
+from sbpair.emulator.access_tokens import AccessRight
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.queue import QueueEntity
-from sbpair.model.connection_string import endpoint_from_connection_string
-from sbpair.model.pair import Pair, SasKey
+from sbpair.model.pair import Pair
 from sbpair.syphon import runner
 from sbpair.testing import Emulator
+from tests.kit import moves
 from tests.kit.moves import HASTY, run_syphon
 from tests.kit.stranded import numbered, put
 
@@ -25,18 +25,13 @@ BACKLOG = QueueDescription(
 )
 
 
-class World:
+class World(moves.World):
     """Two namespaces, some backlog queues, some destinations; and all events of the runs."""
 
     def __init__(self, emulator: Emulator, queues: int) -> None:
-        self.emulator = emulator
-        self.primary = emulator.namespaces["contoso"]
-        self.secondary = emulator.namespaces["contoso-dr"]
-        ends = [
-            endpoint_from_connection_string(each.connection_string, name=each.name)
-            for each in (self.primary, self.secondary)
-        ]
-        self.pair = Pair("p", *ends, backlog_queues=queues or 1)
+        super().__init__(emulator)
+        self.primary, self.secondary = self.namespaces
+        self.pair = Pair("p", *self.endpoints, backlog_queues=queues or 1)
         self.told: list[Any] = []
         self.watchers: list[Callable[[Any], None]] = []
         self.stop = asyncio.Event()
@@ -93,11 +88,8 @@ class World:
             await task
 
     def may_only(self, side: str, *claims: AccessRight, key: str = "key") -> None:
-        """From here on the pair has a key that grants these claims alone."""
-        namespace = self.primary if side == "primary" else self.secondary
-        namespace.keys = (*namespace.keys, AuthorizationRule("only", "key", "other", frozenset(claims)))
-        endpoint = replace(getattr(self.pair, side), credential=SasKey("only", key))
-        self.pair = replace(self.pair, **{side: endpoint})
+        super().may_only(side, *claims, key=key)
+        self.pair = replace(self.pair, primary=self.endpoints[0], secondary=self.endpoints[1])
 
 
 @asynccontextmanager
