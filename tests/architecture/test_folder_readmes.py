@@ -14,7 +14,6 @@ from sbpair.backlog import queue_path
 from tests.kit.running import NAMESPACE, OTHER, Running
 
 ROOT = Path(__file__).parents[2]
-GOLDEN = ROOT / "tests" / "cli" / "golden"
 READMES = {path.parent.name: path.read_text() for path in sorted((ROOT / "sbpair").rglob("README.md"))}
 EXAMPLES = [
     (package, name, code)
@@ -23,18 +22,6 @@ EXAMPLES = [
 ]
 PUBLIC = {"sbpair", "sbpair.aio", "sbpair.events", "sbpair.management", "sbpair.testing"}
 PUBLIC |= {"sbpair.relay", "sbpair.relay.aio", "sbpair.spark"}
-
-
-def blocks(kind: str) -> Iterator[tuple[str, str]]:
-    for package, text in READMES.items():
-        for block in re.findall(rf"```{kind}\n(.*?)```", text, flags=re.DOTALL):
-            yield package, block
-
-
-def commands() -> list[tuple[str, list[str]]]:
-    """Return the words of each `sbpair` command in a shell block, without its comment."""
-    found = re.compile(r"(?:^|\| )(sbpair [^|#\n]*)", re.MULTILINE)
-    return [(package, command.split()) for package, block in blocks("sh") for command in found.findall(block)]
 
 
 @pytest.fixture(scope="module")
@@ -63,20 +50,13 @@ def test_example_runs_and_prints_its_comments(code: str, environment: dict[str, 
     assert [text for text in printed if text not in done.stdout] == []
 
 
-@pytest.mark.parametrize(("package", "code"), list(blocks("python")))
-def test_python_block_imports_only_public_modules(package: str, code: str) -> None:
-    nodes = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Import | ast.ImportFrom)]
-    names = [node.module if isinstance(node, ast.ImportFrom) else each.name for node in nodes for each in node.names]
-    assert {name for name in names if str(name).split(".")[0] == "sbpair"} <= PUBLIC, package
-
-
-@pytest.mark.parametrize(("package", "words"), commands(), ids=lambda value: value if isinstance(value, str) else None)
-def test_shell_command_and_its_options_exist(package: str, words: list[str]) -> None:
-    pages = (GOLDEN / f"{'-'.join(words[:length])}.txt" for length in (3, 2))
-    page = next((each for each in pages if each.exists()), None)
-    assert page is not None, f"{package}: {' '.join(words)}"
-    text = page.read_text()
-    assert [option for option in words if option.startswith("--") and option.split("=")[0] not in text] == []
+@pytest.mark.parametrize("package", READMES)
+def test_python_blocks_import_only_public_modules(package: str) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", READMES[package], flags=re.DOTALL)
+    nodes = [node for code in blocks for node in ast.walk(ast.parse(code))]
+    found = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+    names = [node.module if isinstance(node, ast.ImportFrom) else each.name for node in found for each in node.names]
+    assert {name for name in names if str(name).split(".")[0] == "sbpair"} <= PUBLIC
 
 
 def test_both_capabilities_with_a_client_have_examples() -> None:

@@ -1,7 +1,6 @@
 """The project's language in docstrings, help texts and Markdown: see language.py."""
 
 from functools import cache
-from pathlib import Path
 
 import pytest
 
@@ -73,8 +72,3 @@ def test_first_words_are_judged(kind: str, text: str, wrong: bool) -> None:
 def test_tics_and_long_sentences_are_found() -> None:
     assert Text("x", "prose", "Whoever is told of `what` goes by it.").tics == ["Whoever", "is told", "goes by"]
     assert len(long_sentences(f"{'word ' * 41}. Short one.")) == 1
-
-
-def test_the_documents_are_where_the_readme_links_to() -> None:
-    assert {path.name for path in MARKDOWN} >= {"README.md", "RUNBOOK.md", "ARCHITECTURE.md", "CHANGELOG.md"}
-    assert all(isinstance(path, Path) and path.exists() for path in MARKDOWN)

@@ -1,13 +1,10 @@
-"""The threat model: each defence names a test that exists; the documents of the repository link to files that do."""
+"""The threat model: each defence names a test that exists."""
 
 import re
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 MODEL = (ROOT / "sbpair" / "SECURITY.md").read_text()
-DOCUMENTS = sorted((ROOT / ".github").rglob("*.md"))
 
 
 def attacks() -> list[list[str]]:
@@ -29,9 +26,3 @@ def test_the_named_tests_exist() -> None:
         name for path in files for name in re.findall(r"^(?:async )?def (test_\w+)", path.read_text(), re.MULTILINE)
     }
     assert named - found == set()
-
-
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_links_of_a_document_of_the_repository_lead_somewhere(path: Path) -> None:
-    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text()):
-        assert (path.parent / target).exists(), target

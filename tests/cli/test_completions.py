@@ -2,8 +2,6 @@
 
 import itertools
 import os
-import pty
-import select
 import shutil
 import subprocess
 import sys
@@ -18,6 +16,7 @@ from sbpair.runs.control import RunControl, Wanted, request
 from sbpair.runs.database import RunDatabase
 from sbpair.runs.run_log import RunEntry
 from tests.kit import command
+from tests.kit.terminal import PseudoTerminal
 
 ROOT = Path(__file__).parents[2]
 COMPLETIONS = ROOT / "completions"
@@ -35,7 +34,6 @@ namespace = "contoso-relay"
 [relays.other.primary]
 namespace = "contoso-relay"
 """
-READ_SECONDS = 30
 
 
 @pytest.fixture
@@ -51,9 +49,8 @@ def home(tmp_path: Path) -> Path:
 
 
 def environment(home: Path, **more: str) -> dict[str, str]:
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("SBPAIR_", "XDG_"))}
     path = f"{home / 'bin'}:{os.environ['PATH']}"
-    return {**inherited, "HOME": str(home), "PATH": path, "PYTHONPATH": str(ROOT), **more}
+    return command.environment(None, "XDG_", HOME=str(home), PATH=path, PYTHONPATH=str(ROOT), **more)
 
 
 @pytest.fixture
@@ -80,6 +77,8 @@ def completed(
 @pytest.mark.parametrize(
     ("line", "answer"),
     [
+        ("sbpair pro", ["provision"]),
+        ("sbpair syphon --wa", ["--watch"]),
         ("sbpair audit --pair ", ["orders", "orders-eu"]),
         ("sbpair syphon --once --pair orders-", ["orders-eu"]),
         ("sbpair doctor --pair orders --queue ", QUEUES),
@@ -277,34 +276,17 @@ def test_fish_completes(home: Path, words: str, answer: list[str]) -> None:
 
 
 def test_zsh_completes_the_first_time_that_it_is_asked(home: Path) -> None:
-    terminal, inside = pty.openpty()
-    zsh = subprocess.Popen(
-        [shell("zsh"), "-f", "-i"],
-        env=environment(home, TERM="xterm"),
-        stdin=inside,
-        stdout=inside,
-        stderr=inside,
-        start_new_session=True,
-    )
-    os.close(inside)
-    try:
-        os.write(
-            terminal, f"fpath=({COMPLETIONS} $fpath); autoload -Uz compinit; compinit -u -D; echo re''ady\n".encode()
-        )
-        until(terminal, b"ready\r\n")
-        os.write(terminal, b"sbpair audit --pair orders-\t")
-        until(terminal, b"orders-eu")
-        os.write(terminal, b"\x15sbpair audit --output=ta\t")
-        until(terminal, b"--output=table")
-    finally:
-        zsh.kill()
-        zsh.wait()
-        os.close(terminal)
-
-
-def until(terminal: int, wanted: bytes) -> None:
-    """Read from the terminal until it shows `wanted`."""
-    shown = b""
-    while wanted not in shown:
-        assert select.select([terminal], [], [], READ_SECONDS)[0], shown
-        shown += os.read(terminal, 4096)
+    with PseudoTerminal() as terminal:
+        inside = dict.fromkeys(("stdin", "stdout", "stderr"), terminal.theirs)
+        environ = environment(home, TERM="xterm")
+        zsh = subprocess.Popen([shell("zsh"), "-f", "-i"], env=environ, start_new_session=True, **inside)
+        terminal.hand_over()
+        setup = f"fpath=({COMPLETIONS} $fpath); autoload -Uz compinit; compinit -u -D; echo re''ady\n"
+        typed = {setup: "ready\r\n", "sbpair audit --pair orders-\t": "orders-eu"}
+        try:
+            for line, shown in {**typed, "\x15sbpair audit --output=ta\t": "--output=table"}.items():
+                terminal.write(line.encode())
+                terminal.read_until(shown)
+        finally:
+            zsh.kill()
+            zsh.wait()

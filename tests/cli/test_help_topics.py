@@ -1,8 +1,6 @@
 """`sbpair help`: the documents in the package."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -10,56 +8,46 @@ import pytest
 from sbpair.cli.commands import documents
 from sbpair.cli.options.common import Display
 from sbpair.cli.render.screen import Screen
-from sbpair.errors import UsageError
 from tests.cli.test_golden import GOLDEN, sbpair
 
 
-@contextmanager
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+@pytest.fixture
+def _package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A package with a runbook and two folders, of which one has a document."""
     (tmp_path / "RUNBOOK.md").write_text("# The runbook\n\nFirst step.\n")
     (tmp_path / "syphon").mkdir()
     (tmp_path / "syphon" / "README.md").write_text("\n## Moving messages\n")
     (tmp_path / "amqp" / "codec").mkdir(parents=True)
     (tmp_path / "amqp" / "codec" / "README.md").write_text("# The codec\n")
-    with monkeypatch.context() as patch:
-        patch.setattr(documents, "files", lambda _name: tmp_path)
-        yield
+    monkeypatch.setattr(documents, "files", lambda _name: tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
 
 
-def test_topics_are_the_documents_in_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with package(tmp_path, monkeypatch):
-        found = documents.all_documents()
+@pytest.mark.usefixtures("_package")
+def test_topics_are_the_documents_in_the_package() -> None:
+    found = documents.all_documents()
     assert list(found) == ["runbook", "amqp/codec", "syphon"]
     assert [documents.title_of(each) for each in found.values()] == ["The runbook", "The codec", "Moving messages"]
 
 
-def test_a_topic_is_plain_markdown_off_a_terminal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.usefixtures("_package")
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("runbook", "# The runbook\n\nFirst step.\n"),
+        ("syphon", (GOLDEN / "sbpair-syphon.txt").read_text() + "\n\n## Moving messages\n"),
+    ],
+)
+def test_off_a_terminal_help_is_text_with_plain_markdown(
+    name: str, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with package(tmp_path, monkeypatch):
-        assert documents.help_command(name=["runbook"], screen=Screen(Display())) == 0
-    assert capsys.readouterr() == ("# The runbook\n\nFirst step.\n", "")
-
-
-def test_the_help_of_a_command_is_followed_by_its_document(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    with package(tmp_path, monkeypatch):
-        assert documents.help_command(name=["syphon"], screen=Screen(Display())) == 0
-    assert capsys.readouterr() == ((GOLDEN / "sbpair-syphon.txt").read_text() + "\n\n## Moving messages\n", "")
+    assert documents.help_command(name=[name], screen=Screen(Display())) == 0
+    assert capsys.readouterr() == (text, "")
 
 
 @pytest.mark.parametrize("path", ["ping", "replay", "replay run", "partition topic"])
 def test_a_command_below_another_has_its_help(path: str) -> None:
     assert sbpair("help", *path.split()).stdout.startswith(sbpair(*path.split(), "--help").stdout)
-
-
-def test_an_unknown_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with package(tmp_path, monkeypatch), pytest.raises(UsageError) as caught:
-        documents.help_command(name=["replay", "nope"], screen=Screen(Display()))
-    assert caught.value.message == "'replay nope' is neither a command nor a topic"
 
 
 def test_the_version_is_a_command_too() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sbpair.cli.man_page import man_page, page_name, page_paths, write_pages
-from tests.cli.test_golden import GOLDEN, HELPS
+from tests.cli.test_golden import GOLDEN
 from tests.kit.command import Here
 
 DATE = "2026-11-23"
@@ -30,10 +30,6 @@ def rendered(page: Path, width: int = 80) -> str:
         pytest.skip("no groff on this machine")
     command = ["groff", "-man", "-Tutf8", "-P-cbou", f"-rLL={width}n", str(page)]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-
-def test_each_command_has_a_page(pages: list[Path]) -> None:
-    assert {page.stem for page in pages} == HELPS.keys()
 
 
 @pytest.mark.parametrize("reader", READERS)

@@ -14,23 +14,24 @@ from tests.kit.command import environment
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-DOCUMENTS = [ROOT / "README.md", ROOT / "tests/README.md", *sorted((ROOT / "sbpair").rglob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", ROOT / "tests/README.md"]
+DOCUMENTS += sorted([*(ROOT / "sbpair").rglob("*.md"), *(ROOT / ".github").rglob("*.md")])
 TEXT = "\n".join(path.read_text() for path in DOCUMENTS)
 GOLDEN = ROOT / "tests" / "cli" / "golden"
 
 
 def commands_in_code() -> list[str]:
-    """Collect the lines of shell blocks that call the tool, without comments, and with continued lines joined."""
+    """Collect the calls of the tool in shell blocks, without comments, and with continued lines joined."""
     blocks = re.findall(r"```sh\n(.*?)```", TEXT, flags=re.DOTALL)
     lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
-    calls = [line.split(" #")[0] for line in lines if not line.startswith("#")]
+    calls = [call for line in lines if not line.startswith("#") for call in line.split(" #")[0].split(" | ")]
     return sorted({call[found.start() :] for call in calls if (found := re.search(r"\bsbpair(?= [a-z])", call))})
 
 
 @pytest.mark.parametrize("line", commands_in_code())
 def test_a_documented_command_and_its_options_exist(line: str) -> None:
-    words = line.split(" | ", maxsplit=1)[0].split()[1:]
-    pages = (GOLDEN / f"{'-'.join(['sbpair', *words[:length]])}.txt" for length in (2, 1))
+    words = line.split()
+    pages = (GOLDEN / f"{'-'.join(words[:length])}.txt" for length in (3, 2))
     text = next(page for page in pages if page.exists()).read_text()
     options = [word.split("=")[0] for word in words if word.startswith("--")]
     assert [option for option in options if option not in text] == []
