@@ -1,7 +1,6 @@
 """The command line where only an HTTP proxy leads to the namespaces: every command, and every way in which it fails."""
 
 import asyncio
-import json
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -188,16 +187,3 @@ async def test_a_malformed_setting_is_named_and_not_repeated(tmp_path: Path, var
         code, out, err = await here.run("peek orders --debug", **settings)
         assert (code, out) == (2, "")
         assert f"error: {variable}: expected " in err
-
-
-async def test_the_configuration_names_its_proxies_without_their_credentials(tmp_path: Path) -> None:
-    async with office(tmp_path) as here:
-        text = here.config.read_text().replace("[pairs.orders.secondary]", '[pairs.orders.secondary]\nproxy_env = "P"')
-        here.config.write_text(text)
-        proxies = {"P": here.proxy.url, "https_proxy": "http://me:nobody-may-see@other:1", "no_proxy": ".example.com"}
-        _, out, _ = await here.run("config --output json", **proxies)
-        found = {each["key"]: (each["value"], each["source"]) for each in json.loads(out)["settings"]}
-        assert found["primary.proxy"] == ("http://***@other:1", "https_proxy")
-        assert found["primary.transport"] == ("tcp", "")
-        assert found["secondary.proxy"] == (f"http://***@{here.proxy.address}", "P")
-        assert found["secondary.transport"] == ("websocket", "secondary.proxy")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from sbpair.config import Profile, effective, load, load_pair, unknown_variables
-from sbpair.config.setting import Flags, Layer, Origin, Setting, merged
+from sbpair.config.setting import Flags, Origin, Setting
 from sbpair.errors import MachineLacks, SbpairError, UsageError
 from sbpair.model.pair import Endpoint, Identity, SasKey, Transport
 
@@ -83,14 +83,6 @@ def test_flags_win_over_the_environment_and_the_environment_over_the_file(home: 
     assert (pair.backlog_queues, pair.primary.name, pair.secondary.name) == (7, "fabrikam", "fabrikam-dr")
 
 
-def test_every_value_has_its_source(home: Path) -> None:
-    path = write(home, FILE)
-    settings = loaded(home, Flags(backlog_queues=7), SBPAIR_PRIMARY_NAME="other").settings
-    assert settings["backlog_queues"] == Setting(7, "--count", Origin.FLAG)
-    assert settings["primary.name"] == Setting("other", "SBPAIR_PRIMARY_NAME", Origin.ENVIRONMENT)
-    assert settings["primary.address"] == Setting("contoso", f"{path} [pairs.orders.primary]", Origin.FILE)
-
-
 def test_a_layer_with_the_address_drops_lower_endpoints(home: Path) -> None:
     write(home, FILE)
     secondary = loaded(home, Flags(secondary="fabrikam-dr")).pair.secondary
@@ -101,13 +93,6 @@ def test_a_higher_layer_may_change_only_the_endpoint(home: Path) -> None:
     write(home, FILE)
     secondary = loaded(home, SBPAIR_SECONDARY_ENDPOINT="[::1]:9000").pair.secondary
     assert (secondary.host, secondary.port, secondary.name) == ("::1", 9000, "contoso-dr")
-
-
-def test_merging_takes_the_first_value() -> None:
-    one, two = Setting(1, "high", Origin.FLAG), Setting(2, "low", Origin.FILE)
-    high: Layer = {"a": one}
-    low: Layer = {"a": two, "b": two}
-    assert merged(high, low) == {"a": one, "b": two}
 
 
 def test_a_connection_string_comes_from_the_named_variable(home: Path) -> None:
@@ -323,11 +308,14 @@ def test_a_proxy_with_its_password_comes_from_a_variable(home: Path) -> None:
         "P",
     )
     assert profile.pair.secondary.transport is Transport.WEBSOCKET
-    shown = effective(profile, {})
-    assert (shown["secondary.proxy"].value, shown["secondary.proxy"].source) == (
-        "http://***@proxy.example.com:3128",
-        "P",
-    )
+    shown = effective(profile, {"https_proxy": "http://me:nobody@other:1", "no_proxy": ".example.com"})
+    found = {key: (each.value, each.source) for key, each in shown.items() if key.endswith(("proxy", "transport"))}
+    assert found == {
+        "primary.proxy": ("http://***@other:1", "https_proxy"),
+        "primary.transport": ("tcp", ""),
+        "secondary.proxy": ("http://***@proxy.example.com:3128", "P"),
+        "secondary.transport": ("websocket", "secondary.proxy"),
+    }
     assert "nobody" not in repr(profile) + repr(shown)
 
 

@@ -1,9 +1,7 @@
 """The cost of an outage: the article's figures, the price table, and a backlog that is full."""
 
-import json
 from dataclasses import asdict
 from decimal import Decimal
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -31,8 +29,6 @@ from sbpair.planning.outage_cost import (
 )
 from sbpair.syphon.run_plan import RunTimings
 from sbpair.testing import Emulator
-from tests.kit import command
-from tests.kit.command import environment
 from tests.kit.pairs import pair_on
 
 FOUR_HOURS = Outage(4 * 3600, 50, 2048)
@@ -136,9 +132,6 @@ def test_another_size_is_refused(text: str) -> None:
         parse_size(text)
 
 
-OUTAGE = ("cost", "--outage", "4h", "--rate", "50", "--size", "2KB")
-
-
 async def test_tiers_sizes_and_bytes_in_use_are_read() -> None:
     async with Emulator([("contoso", 0), ("contoso-dr", 0, "premium", 1)]) as emulator:
         pair = pair_on(emulator, 3)
@@ -181,20 +174,3 @@ async def test_a_wrong_key_is_an_error_and_so_is_a_basic_secondary() -> None:
         )
         with pytest.raises(NotAuthenticated):
             await read_backlog(pair)
-
-
-async def test_the_command_prints_what_it_read() -> None:
-    async with Emulator() as emulator:
-        env = environment(emulator, NO_COLOR="1")
-        await provision(pair_on(emulator, 2))
-
-        async def ran(*words: str) -> tuple[int, str, str]:
-            return await command.finished(await command.start(*OUTAGE, *words, env=env))
-
-        code, out, err = await ran("--live", "-o", "json")
-        found: dict[str, Any] = json.loads(out)
-        assert (code, err, found["live"], found["backlog"]["queues"]) == (0, "", True, 2)
-        assert [each["secondary"] for each in found["tiers"]] == [{"tier": "Standard", "units": None}]
-        code, out, err = await ran("--live")
-        assert (code, err) == (0, "")
-        assert "full: 2 backlog queues of 10.0 GB in all are full after 1d 5h" in out.splitlines()
