@@ -14,7 +14,7 @@ from sbpair.amqp_client.raw_links import RawReceiver
 from sbpair.doctor import live_checks
 from sbpair.doctor.assumption_checks import CHECKS
 from sbpair.doctor.assumptions import ASSUMED, AssumptionTrial, assumptions, entities
-from sbpair.doctor.check import Check, diagnosis_exit_code
+from sbpair.doctor.check import Check
 from sbpair.emulator.entities import namespace as namespace_module
 from sbpair.emulator.entities import queue as queue_module
 from sbpair.emulator.entities import service_envelope
@@ -33,9 +33,9 @@ from sbpair.model.report import Outcome
 from sbpair.testing import Emulator
 from tests.conformance import entity_checks, queue_checks, transaction_checks, wire_checks
 from tests.conformance.registry import JAVASCRIPT_CHECKS, PYTHON_CHECKS
+from tests.doctor.test_live_checks import TAG, ask
 from tests.kit.pairs import endpoint_on
 
-TAG = "0123456789ab"
 LIVE = ("message_size", "largest_message", "ping", "idle_detach")
 MANAGED = ("description", "timespan_max", "partitioned_size", "unpartitioned")
 CONFORMANCE_MODULES = (queue_checks, entity_checks, transaction_checks, wire_checks)
@@ -84,16 +84,10 @@ def advancing(emulator: Emulator) -> Any:
     return sleep
 
 
-async def ask(emulator: Emulator, on_event: live_checks.OnEvent = lambda _event: None) -> tuple[dict[str, Check], int]:
-    diagnosis = await live_checks.run_live(
-        {"primary": endpoint_on(emulator, "contoso")},
-        TAG,
-        seconds=5.0,
-        assumptions=True,
-        on_event=on_event,
-        sleep=advancing(emulator),
-    )
-    return {check.name.removeprefix("live.primary."): check for check in diagnosis}, diagnosis_exit_code(diagnosis)
+async def trying(
+    emulator: Emulator, on_event: live_checks.OnEvent = lambda _event: None
+) -> tuple[dict[str, Check], int]:
+    return await ask(emulator, on_event, seconds=5.0, assumptions=True, sleep=advancing(emulator))
 
 
 def entities_of(emulator: Emulator) -> set[str]:
@@ -104,7 +98,7 @@ def entities_of(emulator: Emulator) -> set[str]:
 @pytest.mark.parametrize(("tier", "partitions"), [("standard", 1), ("premium", 1), ("premium", 2), ("basic", 1)])
 async def test_the_emulator_confirms_every_assumption_that_its_tier_has(tier: str, partitions: int) -> None:
     async with Emulator([RequestedNamespace("contoso", 0, tier, partitions)]) as emulator:
-        checks, code = await ask(emulator)
+        checks, code = await trying(emulator)
         assert entities_of(emulator) == set()
     lacking = {"idle_detach", *([] if tier == "premium" else ["unpartitioned"])}
     lacking |= {"timespan_max"} if tier == "basic" else set()
@@ -284,7 +278,7 @@ async def test_another_behaviour_of_the_service_is_observed(
 async def test_what_is_not_as_assumed_is_not_confirmed_and_its_neighbours_are(monkeypatch: pytest.MonkeyPatch) -> None:
     async with Emulator([("contoso", 0)]) as emulator:
         around(SubQueue, "release", lambda _, queue, token: queue.abandon(token))(monkeypatch)
-        checks, code = await ask(emulator)
+        checks, code = await trying(emulator)
     failed = {name: check.detail.observed for name, check in checks.items() if check.outcome is Outcome.FAILED}
     assert failed == {"release": "delivered again at once with count 1"}
     assert code == 3
@@ -297,7 +291,7 @@ async def test_a_busy_namespace_is_not_taken_for_another_behaviour() -> None:
             if isinstance(event, live_checks.CheckBegun) and event.name.endswith(".acceptance"):
                 emulator.faults.begin(Fault("throttle", "contoso", count=1))
 
-        checks, _ = await ask(emulator, on_event)
+        checks, _ = await trying(emulator, on_event)
         assert entities_of(emulator) == set()
     acceptance = checks["acceptance"]
     assert (acceptance.outcome, acceptance.exit_code, acceptance.detail.assumed) == (Outcome.FAILED, 6, "")

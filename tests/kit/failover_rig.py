@@ -14,13 +14,13 @@ from azure.servicebus import ServiceBusMessage
 from sbpair import PairedClient, aio
 from sbpair.amqp.message import Sections
 from sbpair.backlog import queue_path
-from sbpair.emulator.entities.description import QueueDescription
 from sbpair.failover.entity_states import State
 from sbpair.failover.events import EntityChanged, SendInDoubt
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Pair, SasKey
 from sbpair.sync_async import LoopThread
 from sbpair.syphon import runner
+from tests.kit.pairs import BACKLOG
 from tests.kit.running import Running
 
 PATIENCE_SECONDS = 30
@@ -121,11 +121,8 @@ class Rig:
         self.faults = running.emulator.faults
         ends = [endpoint_from_connection_string(each.connection_string, name=each.name) for each in running.ready]
         self.pair = Pair("p", *ends, backlog_queues=queues, failover_interval=0, ping_interval=1)
-        description = QueueDescription(
-            max_size_in_megabytes=5120, max_delivery_count=2**31 - 1, dead_lettering_on_message_expiration=True
-        )
         self.paths = [queue_path("contoso", index) for index in range(queues)]
-        self.backlog = [self.do(lambda path=path: running.other.create_queue(path, description)) for path in self.paths]
+        self.backlog = [self.do(lambda path=path: running.other.create_queue(path, BACKLOG)) for path in self.paths]
         self.orders = self.do(lambda: running.namespace.create_queue("orders"))
 
     def do(self, action: Callable[[], Any]) -> Any:
