@@ -5,7 +5,6 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,23 +14,10 @@ from sbpair.model.retries import Backoff
 from tests.cli.test_refusals import emulated
 from tests.kit import command
 from tests.kit.command import Here
+from tests.kit.proxy import closed_port
 
 KEYED = "SharedAccessKeyName=Root;SharedAccessKey=c2VjcmV0a2V5"
 SECONDARY = "SBPAIR_SECONDARY_CONNECTION_STRING"
-
-
-@pytest.fixture
-def closed_port() -> Iterator[int]:
-    """A bound port without a listener."""
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        yield held.getsockname()[1]
-
-
-@pytest.fixture
-def taken_port() -> Iterator[int]:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        yield listening.getsockname()[1]
 
 
 def sbpair(home: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -61,32 +47,33 @@ def test_an_error_is_a_line_of_json_where_all_else_is(here: Here, slip: list[str
     assert set(printed) == {"time", "level", "logger", "message", "hint", "exit_code"}
 
 
-def test_a_namespace_behind_a_closed_port_is_unreachable(
-    here: Here, closed_port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_namespace_behind_a_closed_port_is_unreachable(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retries, "REQUEST_BACKOFF", Backoff(0.01, retries.MAX_WAIT_SECONDS))
-    sides = {**PAIR, SECONDARY: emulated(closed_port), "SBPAIR_SECONDARY_NAME": "contoso-dr"}
-    code, out, err = here("audit", **sides)
+    with closed_port() as port:
+        sides = {**PAIR, SECONDARY: emulated(port), "SBPAIR_SECONDARY_NAME": "contoso-dr"}
+        code, out, err = here("audit", **sides)
     *_retries, what, to_do = err.splitlines()
-    where = f"contoso-dr cannot be reached at 127.0.0.1:{closed_port}"
+    where = f"contoso-dr cannot be reached at 127.0.0.1:{port}"
     assert what == f"error: cannot list the queues: {where}: connection refused"
     assert to_do == "hint: check the address, the network and the firewall; sbpair doctor tests each step"
     assert (code, out) == (6, "")
 
 
-def test_without_tls_no_hint_is_about_https(here: Here, closed_port: int) -> None:
-    sides = {"SBPAIR_PRIMARY_CONNECTION_STRING": emulated(closed_port), SECONDARY: emulated(1)}
+def test_without_tls_no_hint_is_about_https(here: Here) -> None:
+    sides = {"SBPAIR_PRIMARY_CONNECTION_STRING": emulated(2), SECONDARY: emulated(1)}
     code, _, err = here("status", **sides, SBPAIR_PRIMARY_NAME="contoso", SBPAIR_SECONDARY_NAME="contoso-dr")
     hints = {line for line in err.splitlines() if line.startswith("hint: ")}
     assert hints == {"hint: check the address, the network and the firewall; sbpair doctor tests each step"}
     assert code == 6
 
 
-def test_a_port_in_use_is_a_lack_of_this_machine(tmp_path: Path, taken_port: int) -> None:
+def test_a_port_in_use_is_a_lack_of_this_machine(tmp_path: Path) -> None:
     ready = tmp_path / "ready.json"
-    done = sbpair(tmp_path, "emulator", "--namespace", f"contoso={taken_port}", "--ready-file", str(ready))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = sbpair(tmp_path, "emulator", "--namespace", f"contoso={port}", "--ready-file", str(ready))
     assert done.stderr.splitlines() == [
-        f"error: port {taken_port} on 127.0.0.1 is in use",
+        f"error: port {port} on 127.0.0.1 is in use",
         "hint: stop what uses it, or take any free ports: --namespace contoso=0",
     ]
     assert (done.returncode, done.stdout, ready.exists()) == (7, "", False)
