@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbpair.cli.progress.move_progress import BURST, PROGRESS_SECONDS, SCHEMA, EventLines
+from sbpair.cli.progress.move_progress import BURST, PROGRESS_SECONDS, EventLines
 from sbpair.move.events import (
     DeadLettered,
     DestinationBackingOff,
@@ -20,16 +20,10 @@ from sbpair.move.events import (
 )
 
 NOW_MS = 1_800_000_000_000
-HEAD = {"schema": SCHEMA, "time": "2027-01-15T08:00:00Z"}
-RESTS = DestinationBackingOff("q", "down", "it is away", 8.0, 12)
 
 
 def taken(lines: EventLines, *events: SyphonEvent, now: float = 0.0) -> list[dict[str, Any]]:
     return [dict(each) for event in events for each in lines.take(event, now, NOW_MS)]
-
-
-def names(found: list[Any]) -> list[str]:
-    return [each["event"] for each in found]
 
 
 def test_what_is_left_out_is_counted() -> None:
@@ -40,7 +34,7 @@ def test_what_is_left_out_is_counted() -> None:
     found = taken(lines, QueueDone("q"), now=10.0)
     emitted = [(each["event"], each.get("events")) for each in found]
     assert emitted == [("events-dropped", BURST + 1), ("queue-done", None)]
-    assert names(taken(lines, QueueDone("q"), now=10.0)) == ["queue-done"]
+    assert [each["event"] for each in taken(lines, QueueDone("q"), now=10.0)] == ["queue-done"]
 
 
 queues = st.sampled_from(["q0", "q1", "q2"])

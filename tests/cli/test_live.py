@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from sbpair.cli.progress.boards import BoardView, DestinationRow, QueueRow
 from sbpair.cli.progress.live_table import fit, number, rate
-from sbpair.cli.render.table import cut
 
 rows = st.builds(
     QueueRow,
@@ -37,12 +36,6 @@ def test_whatever_there_is_fits_and_every_queue_is_shown_or_folded(
     assert height <= lines
     if any(each.idle for each in shown.queues):
         assert not shown.folded  # nothing idle stands where something else would have
-
-
-def test_a_name_is_cut_in_its_middle() -> None:
-    assert [cut("orders-completed", width) for width in (16, 15, 9, 2, 1)] == [
-        *("orders-completed", "orders-…mpleted", "orde…eted", "…d", "…")
-    ]
 
 
 @pytest.mark.parametrize(

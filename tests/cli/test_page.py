@@ -124,7 +124,6 @@ async def test_a_namespace_that_is_down_is_shown_as_it_was() -> None:
 
 # What it does
 
-AUDIT = "events/Subscriptions/audit"
 DEAD = {"side": "contoso", "path": "orders"}
 
 

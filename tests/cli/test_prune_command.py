@@ -15,24 +15,21 @@ from sbpair.management.auditing import audit
 from sbpair.management.pruning import prune
 from sbpair.model.report import Outcome
 from sbpair.testing import Emulator
-from tests.kit import command
-from tests.kit.command import environment
+from tests.kit.command import CommandLines, environment
 from tests.kit.pairs import BACKLOG, BacklogWorld
 from tests.kit.terminal import PseudoTerminal
 
 EXTRA = queue_path("contoso", 7)
 
 
-class World(BacklogWorld):
+class World(BacklogWorld, CommandLines):
     """A pair that should have one backlog queue, and has the extra queue `/7`."""
 
     def __init__(self, emulator: Emulator) -> None:
-        super().__init__(emulator, 1)
+        BacklogWorld.__init__(self, emulator, 1)
+        CommandLines.__init__(self, environment(emulator, NO_COLOR="1"), "--count", "1")
         self.queue(0)
         self.extra = self.queue(7)
-
-    async def start(self, *words: str, **options: Any) -> asyncio.subprocess.Process:
-        return await command.start(*words, "--count", "1", env=environment(self.emulator, NO_COLOR="1"), **options)
 
     async def start_on(self, terminal: PseudoTerminal, *words: str, **options: Any) -> asyncio.subprocess.Process:
         end = terminal.theirs

@@ -1,11 +1,9 @@
 """`sbpair receive`: printed, removed and remaining messages, and the exit code."""
 
-import asyncio
 import json
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -20,10 +18,9 @@ from sbpair.amqp.message import (
     section,
 )
 from sbpair.amqp.types import Symbol, Timestamp
-from sbpair.emulator.entities import service_envelope
 from sbpair.testing import Emulator
-from tests.kit import command
-from tests.kit.command import environment
+from tests.kit.command import CommandLines, environment
+from tests.kit.stranded import put
 from tests.kit.terminal import PseudoTerminal
 
 
@@ -35,16 +32,16 @@ def encoded(name: str, body: bytes = b"body", **properties: Any) -> bytes:
     ).join()
 
 
-@dataclass
-class World:
+class World(CommandLines):
     """Two namespaces, each with `orders`, and the command line on them."""
 
-    emulator: Emulator
-    environ: dict[str, str]
+    def __init__(self, emulator: Emulator) -> None:
+        super().__init__(environment(emulator, NO_COLOR="1"))
+        self.emulator = emulator
 
     def put(self, namespace: str, *messages: bytes) -> None:
         for each in messages:
-            self.queue(namespace).send(service_envelope.read_delivery(each, 0))
+            put(self.queue(namespace), each)
 
     def queue(self, namespace: str) -> Any:
         return self.emulator.namespaces[namespace].find_queue("orders")
@@ -54,14 +51,8 @@ class World:
         here, there = (self.queue(each).counts().active for each in ("contoso", "contoso-dr"))
         return here, there
 
-    async def start(self, *words: str) -> asyncio.subprocess.Process:
-        return await command.start("receive", *words, env=self.environ)
-
-    async def show(self, *words: str) -> tuple[int, str, str]:
-        return await command.finished(await self.start("orders", *words))
-
     async def remove(self, *words: str) -> tuple[int, str, str]:
-        return await self.show("--remove", "--yes", "--wait", "1s", *words)
+        return await self.run("receive", "orders", "--remove", "--yes", "--wait", "1s", *words)
 
 
 @asynccontextmanager
@@ -69,7 +60,7 @@ async def open_world() -> AsyncIterator[World]:
     async with Emulator() as emulator:
         for namespace in emulator.namespaces.values():
             namespace.create_queue("orders")
-        yield World(emulator, environment(emulator, NO_COLOR="1"))
+        yield World(emulator)
 
 
 async def test_a_due_scheduled_message_that_is_locked_is_counted_alone() -> None:
@@ -94,7 +85,7 @@ async def test_remove_asks_on_a_terminal(answer: bytes, code: int, left: int) ->
         with PseudoTerminal() as terminal:
             streams = dict.fromkeys(("stdin", "stdout", "stderr"), terminal.theirs)
             words = ("receive", "orders", "--remove", "--wait", "1s")
-            process = await command.start(*words, env={**world.environ, "TERM": "xterm"}, **streams)
+            process = await world.start(*words, TERM="xterm", **streams)
             terminal.hand_over()
             shown = await terminal.shown("[y/N] ")
             assert shown.endswith("Remove up to 10 messages from orders in contoso? [y/N] ")
@@ -118,7 +109,7 @@ async def test_a_message_that_cannot_be_read_is_an_error_and_stays() -> None:
 async def test_interrupted_messages_keep_their_delivery_counts() -> None:
     async with open_world() as world:
         world.put("contoso", *(encoded(f"m{number}", body=b"x" * 9000) for number in range(10)))
-        process = await world.start("orders", "--remove", "--yes", "-o", "jsonl")
+        process = await world.start("receive", "orders", "--remove", "--yes", "-o", "jsonl")
         assert process.stdout is not None
         await process.stdout.read(1)
         process.send_signal(signal.SIGINT)
@@ -132,7 +123,7 @@ async def test_interrupted_messages_keep_their_delivery_counts() -> None:
 async def test_a_signal_ends_it_with_what_was_shown_and_gives_back_the_rest() -> None:
     async with open_world() as world:
         world.put("contoso", encoded("one"))
-        process = await world.start("orders", "--remove", "--yes", "--wait", "10m", "-o", "json", "--dedup")
+        process = await world.start("receive", "orders", "--remove", "--yes", "--wait", "10m", "-o", "json", "--dedup")
         assert process.stdout is not None
         head = [await process.stdout.readline(), await process.stdout.readline()]
         # It is being completed now, or will be: what was shown is not shown again.
@@ -160,7 +151,7 @@ async def test_one_side_down_is_a_warning_and_both_down_are_an_error() -> None:
             assert (code, out) == (6, "")
             assert "error: " in err
         world.emulator.faults.end_all()
-        process = await world.start("nowhere", "--remove", "--yes", "--wait", "1s")
+        process = await world.start("receive", "nowhere", "--remove", "--yes", "--wait", "1s")
         _out, printed = await process.communicate()
         assert process.returncode == 2
         assert b"nowhere" in printed

@@ -5,20 +5,16 @@ with variables of its environment; after `env -i`, nothing else is configured. T
 `python tests/cli/test_golden.py` writes the file again.
 """
 
-import io
-import os
 import re
 import shlex
 import tempfile
 from collections.abc import Iterator
-from contextlib import chdir, redirect_stderr, redirect_stdout
+from contextlib import chdir
 from pathlib import Path
-from unittest import mock
 
 import pytest
 
-from sbpair import __main__
-from tests.kit.command import Here, untimed
+from tests.kit.command import Here, captured, untimed
 
 TABLE = Path(__file__).parent / "refused.txt"
 KEY = "c2VjcmV0a2V5"
@@ -93,10 +89,9 @@ def regenerate() -> None:
     lines: dict[str, list[str]] = {}
     for line, _ in rows():
         words, environ = parsed(line)
-        with tempfile.TemporaryDirectory() as home, chdir(home), mock.patch.dict(os.environ, clear=True):
+        with tempfile.TemporaryDirectory() as home, chdir(home):
             Path("sbpair.toml").write_text(FILE)
-            os.environ.update({"HOME": home, "NO_COLOR": "1", "COLUMNS": "80", **environ})
-            with redirect_stderr(io.StringIO()) as err, redirect_stdout(io.StringIO()):
-                code = __main__.run(words)
-        lines.setdefault(shown(code, err.getvalue(), home), []).append(f"$ {line}\n")
+            own = {"HOME": home, "NO_COLOR": "1", "COLUMNS": "80"}
+            code, _, err = captured(words, own | environ, clear=True)
+        lines.setdefault(shown(code, err, home), []).append(f"$ {line}\n")
     TABLE.write_text("".join("".join(each) + printed for printed, each in lines.items()))

@@ -89,45 +89,49 @@ def line(stream: Any) -> str:
     return untimed(stream.readline())
 
 
+@contextmanager
+def listening(
+    world: RelayWorld, kind: type[socketserver.BaseRequestHandler], *words: str, base: str = ""
+) -> Iterator[subprocess.Popen[str]]:
+    """Listen on both sides, in front of a server."""
+    with serving(kind) as address, process(world, "listen", "default", "--to", f"http://{address}{base}", *words) as up:
+        said = sorted(line(up.stderr) for _ in range(2))
+        assert said == ["service-east: listening on the primary\n", "service-west: listening on the secondary\n"]
+        yield up
+
+
 def test_listen_passes_requests_on_until_a_signal(world: RelayWorld) -> None:
-    with (
-        serving(Server) as address,
-        process(world, "listen", "default", "--to", f"http://{address}/base", "-o", "jsonl") as listening,
-    ):
-        up = sorted(line(listening.stderr) for _ in range(2))
-        assert up == ["service-east: listening on the primary\n", "service-west: listening on the secondary\n"]
+    with listening(world, Server, "-o", "jsonl", base="/base") as up:
         for side in ("primary", "secondary"):
             assert world.run("send", "default", "/x?secret=1", "--first", side)[:2] == (0, "ok")
-        assert listening.stdout is not None
-        lines = [listening.stdout.readline() for _ in range(2)]
-        listening.send_signal(signal.SIGTERM)
-        _out, err = listening.communicate(timeout=30)
+        assert up.stdout is not None
+        lines = [up.stdout.readline() for _ in range(2)]
+        up.send_signal(signal.SIGTERM)
+        _out, err = up.communicate(timeout=30)
     served = [parse_validated(each) for each in lines]
     assert [(each["side"], each["path"], each["status"]) for each in served] == [
         ("primary", "/x", 200),
         ("secondary", "/x", 200),
     ]
-    assert listening.returncode == 0
+    assert up.returncode == 0
     assert "stopped: 2 requests, 1 by the primary, 1 by the secondary" in err
 
 
 def test_the_second_signal_stops_listen_and_names_the_lost_answer(world: RelayWorld) -> None:
     Server.begun.clear()
     Server.released.clear()
-    with serving(Server) as address, process(world, "listen", "default", "--to", f"http://{address}") as listening:
-        for _ in range(2):
-            line(listening.stderr)
+    with listening(world, Server) as up:
         words = ("send", "default", "/wait", "--first", "primary", "--timeout", "20s")
         with process(world, *words) as sending:
             assert Server.begun.wait(20)
-            listening.send_signal(signal.SIGINT)
-            assert line(listening.stderr) == "stopping: 1 request to finish; Ctrl-C again stops at once\n"
-            assert listening.poll() is None
-            listening.send_signal(signal.SIGINT)
-            out, err = listening.communicate(timeout=20)
+            up.send_signal(signal.SIGINT)
+            assert line(up.stderr) == "stopping: 1 request to finish; Ctrl-C again stops at once\n"
+            assert up.poll() is None
+            up.send_signal(signal.SIGINT)
+            out, err = up.communicate(timeout=20)
             sending.kill()
         Server.released.set()
-    assert listening.returncode == 3
+    assert up.returncode == 3
     assert " primary GET /wait 0 " in out
     assert out.endswith(": the listener was closed\n")
     assert "the answer to request" in err
@@ -135,23 +139,19 @@ def test_the_second_signal_stops_listen_and_names_the_lost_answer(world: RelayWo
 
 
 def test_listen_stops_when_the_reader_of_its_output_has_gone(world: RelayWorld) -> None:
-    with serving(Server) as address, process(world, "listen", "default", "--to", f"http://{address}") as listening:
-        for _ in range(2):
-            line(listening.stderr)
-        assert listening.stdout is not None
-        listening.stdout.close()
+    with listening(world, Server) as up:
+        assert up.stdout is not None
+        up.stdout.close()
         assert world.run("send", "default", "/x", "--first", "primary")[:2] == (0, "ok")
-        assert listening.wait(20) == 141
+        assert up.wait(20) == 141
 
 
 def test_a_server_that_answers_garbage_is_502_to_the_sender(world: RelayWorld) -> None:
-    with serving(Garbage) as address, process(world, "listen", "default", "--to", f"http://{address}") as listening:
-        for _ in range(2):
-            line(listening.stderr)
+    with listening(world, Garbage) as up:
         code, out, err = world.run("send", "default", "/x", "--first", "primary")
         assert (code, out, err) == (3, "Bad Gateway\n", ["502 Bad Gateway from the primary"])
-        assert listening.stdout is not None
-        assert "primary GET /x 502" in listening.stdout.readline()
+        assert up.stdout is not None
+        assert "primary GET /x 502" in up.stdout.readline()
 
 
 def test_a_namespace_that_answers_garbage_is_unavailable(world: RelayWorld) -> None:

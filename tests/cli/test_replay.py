@@ -3,30 +3,22 @@
 What it prints of an archive, and what it refuses, is in `sessions/replay.txt`.
 """
 
-import io
 import os
 import resource
 import subprocess
 import sys
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 
 from sbpair.replay.archive import Archive
+from tests.cli.test_refusals import CONFIGURED
 from tests.kit import command, replay_archives
+from tests.kit.command import captured
 from tests.kit.replay_archives import java_in
 from tests.kit.terminal import PseudoTerminal
 
-NAMESPACES = {
-    "SBPAIR_PRIMARY_CONNECTION_STRING": "Endpoint=sb://127.0.0.1:9/;SharedAccessKeyName=k;SharedAccessKey=c2VjcmV0;"
-    "UseDevelopmentEmulator=true",
-    "SBPAIR_SECONDARY_CONNECTION_STRING": "Endpoint=sb://127.0.0.1:10/;SharedAccessKeyName=k;SharedAccessKey=c2VjcmV0;"
-    "UseDevelopmentEmulator=true",
-    "SBPAIR_PRIMARY_NAME": "contoso",
-    "SBPAIR_SECONDARY_NAME": "contoso-dr",
-}
+NAMESPACES = {name: value for name, value in CONFIGURED.items() if name != "SBPAIR_CONFIG"}
 
 
 def environment(home: Path | None, changed: dict[str, str]) -> dict[str, str]:
@@ -36,11 +28,7 @@ def environment(home: Path | None, changed: dict[str, str]) -> dict[str, str]:
 
 
 def sbpair(*words: str, home: Path | None = None, **changed: str) -> subprocess.CompletedProcess[str]:
-    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
-    with patch.dict(os.environ, environment(home, changed), clear=True), redirect_stdout(out), redirect_stderr(err):
-        code = command.run_here(("replay", *words))
-    said = (stream.buffer.getvalue().decode() for stream in (out, err))  # type: ignore[attr-defined]
-    return subprocess.CompletedProcess(words, code, *said)
+    return subprocess.CompletedProcess(words, *captured(("replay", *words), environment(home, changed), clear=True))
 
 
 def sbpair_process(
@@ -85,7 +73,7 @@ def test_a_full_archive_is_reported_before_anything_is_received(tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("typed", "said", "left"),
-    [(b"y\n", "deleted 2", 0), (b"N\n", "nothing was deleted", 1), (b"\n", "nothing was deleted", 1)],
+    [(b"y\n", "deleted 2", 0), (b"N\n", "nothing was deleted", 1)],
 )
 def test_on_a_terminal_it_asks(proved: Archive, typed: bytes, said: str, left: int) -> None:
     words = [sys.executable, "-m", "sbpair", "replay", "gc", "r1", "--archive", proved.url]

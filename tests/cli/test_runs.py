@@ -4,7 +4,7 @@ import asyncio
 import json
 import resource
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,7 @@ from sbpair.amqp_client.client import connect
 from sbpair.backlog import queue_path
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.testing import Emulator
-from tests.kit import command
-from tests.kit.command import environment
+from tests.kit.command import CommandLines, environment
 from tests.kit.disks import read_only
 from tests.kit.stranded import stranded
 from tests.kit.waiting import until
@@ -26,27 +25,15 @@ pytestmark = pytest.mark.timeout_seconds(90)
 BACKLOG = queue_path("contoso", 0)
 
 
-class Pair:
+class Pair(CommandLines):
     """A pair on an emulator, and commands on it."""
 
     def __init__(self, emulator: Emulator, state: Path) -> None:
-        self.emulator = emulator
-        self.state = state
-        self.environ = environment(emulator)
+        super().__init__(environment(emulator))
+        self.emulator, self.state = emulator, state
 
-    async def start(
-        self,
-        *words: str,
-        prepare: Callable[[], None] | None = None,
-        stdout: int = asyncio.subprocess.PIPE,
-        stderr: int = asyncio.subprocess.PIPE,
-        **changed: str,
-    ) -> asyncio.subprocess.Process:
-        words = (*words, "--state", str(self.state))
-        return await command.start(*words, env=self.environ | changed, stdout=stdout, stderr=stderr, prepare=prepare)
-
-    async def run(self, *words: str, **options: Any) -> tuple[int, str, str]:
-        return await command.finished(await self.start(*words, **options))
+    async def start(self, *words: str, **more: Any) -> asyncio.subprocess.Process:
+        return await super().start(*words, "--state", str(self.state), **more)
 
     async def runs(self) -> list[dict[str, Any]]:
         code, out, err = await self.run("runs", "list", "--output", "json")

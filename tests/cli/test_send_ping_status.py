@@ -7,7 +7,6 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,7 +19,7 @@ from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Pair
 from sbpair.testing import Emulator
 from tests.kit import command
-from tests.kit.command import environment
+from tests.kit.command import CommandLines, environment
 from tests.kit.terminal import PseudoTerminal
 from tests.kit.waiting import until
 
@@ -29,29 +28,18 @@ pytestmark = pytest.mark.timeout_seconds(90)
 TWO = "contoso/x-servicebus-transfer/0", "contoso/x-servicebus-transfer/1"
 
 
-class Terminal:
+class Terminal(CommandLines):
     """Commands on a pair whose primary has a queue `orders`, and whose secondary has two backlog queues."""
 
     def __init__(self, emulator: Emulator, home: Path) -> None:
+        environ = environment(emulator, "XDG_", HOME=str(home), NO_COLOR="1")
+        super().__init__(environ, python=("-W", "ignore::ResourceWarning"), stdin=asyncio.subprocess.PIPE)
         self.emulator = emulator
         self.orders = emulator.namespaces["contoso"].create_queue("orders")
         self.backlog = [emulator.namespaces["contoso-dr"].create_queue(path) for path in TWO]
-        self.environ = environment(emulator, "XDG_", HOME=str(home), NO_COLOR="1")
         config = home / ".config" / "sbpair"
         config.mkdir(parents=True)
         (config / "config.toml").write_text("[pairs.default]\nbacklog_queues = 2\n")
-
-    async def start(self, *words: str, **changed: str) -> asyncio.subprocess.Process:
-        lenient = ("-W", "ignore::ResourceWarning")
-        env = self.environ | changed
-        return await command.start(*words, env=env, python=lenient, stdin=asyncio.subprocess.PIPE)
-
-    async def run(self, *words: str, text: str = "", **changed: str) -> tuple[int | None, str, str]:
-        return await command.finished(await self.start(*words, **changed), text)
-
-    async def document(self, *words: str, **options: Any) -> tuple[int | None, dict[str, Any]]:
-        code, out, _ = await self.run(*words, "--output", "json", **options)
-        return code, json.loads(out)
 
 
 @asynccontextmanager
@@ -78,7 +66,7 @@ async def test_an_interrupt_prints_the_receipt_and_the_command_to_continue(tmp_p
 async def test_typed_lines_are_not_skipped_by_the_command_to_continue(tmp_path: Path) -> None:
     async with open_terminal(tmp_path) as terminal:
         with PseudoTerminal() as typing:
-            process = await command.start("send", "orders", env=terminal.environ, python=(), stdin=typing.theirs)
+            process = await terminal.start("send", "orders", stdin=typing.theirs)
             typing.hand_over()
             typing.write(b"a\n")
             await until(lambda: terminal.orders.counts().active == 1)
@@ -94,7 +82,8 @@ async def test_the_status_tells_what_an_outbox_holds(tmp_path: Path) -> None:
         ends = [endpoint_from_connection_string(each.connection_string) for each in terminal.emulator.ready.namespaces]
         outbox = Outbox(path, Pair("p", *ends))
         outbox.put("orders", [b"a", b"b"])
-        code, printed = await terminal.document("status", "--outbox", str(path))
+        code, out, _ = await terminal.run("status", "--outbox", str(path), "--output", "json")
+        printed = json.loads(out)
         [waiting] = printed["outbox"]["entities"]
         assert waiting.pop("oldest_seconds") >= 0
         assert (code, waiting, printed["outbox"]["messages"]) == (0, {"name": "orders", "messages": 2}, 2)

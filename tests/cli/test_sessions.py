@@ -9,13 +9,12 @@ line of `$`, which may begin with variables, is what it prints, stderr after `! 
 
 import asyncio
 import gc
-import io
 import json
 import os
 import re
 import shlex
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, chdir, redirect_stderr, redirect_stdout
+from contextlib import ExitStack, chdir
 from difflib import unified_diff
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -33,7 +32,7 @@ from sbpair.syphon.run_plan import RunTimings
 from sbpair.testing import EmulatorThread, QueueDescription
 from tests.cli.relay_world import RelayWorld
 from tests.kit import replay_archives
-from tests.kit.command import Here, environment, run_here, untimed
+from tests.kit.command import Here, captured, environment, untimed
 from tests.kit.sas import sign
 from tests.kit.stranded import put
 
@@ -366,13 +365,6 @@ def regenerate() -> None:
     """Write what each session prints now."""
     hasty = RunTimings(empty_wait_seconds=0.03, count_wait_seconds=(0.01, 0.02))
 
-    def run(words: list[str], environ: dict[str, str]) -> tuple[int, str, str]:
-        out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
-        with mock.patch.dict(os.environ, environ), redirect_stdout(out), redirect_stderr(err):
-            code = run_here(words)
-        written, said = (stream.buffer.getvalue().decode() for stream in (out, err))  # type: ignore[attr-defined]
-        return code, written, said
-
     texts: dict[str, str] = {}
     for title, body in sessions():
         file, _, name = title.partition(": ")
@@ -382,7 +374,7 @@ def regenerate() -> None:
             emulated(title) as thread,
             mock.patch("sbpair.syphon.runner.DEFAULT_TIMINGS", RunTimings() if title.endswith(PATIENT) else hasty),
             mock.patch("sbpair.failover.failover_send.PRIMARY_SHARE", 0.3),
-            Session(thread, Path(home), run) as session,
+            Session(thread, Path(home), captured) as session,
         ):
             texts[file] = texts.get(file, "") + f"== {name}\n{replayed(body, session)}"
     for file, text in texts.items():

@@ -16,6 +16,7 @@ from sbpair.management.calls import SecondSample
 from sbpair.move.peek.peeker import Peeked
 from sbpair.testing import Emulator
 from tests.kit import command
+from tests.kit.command import CommandLines
 from tests.kit.pairs import BacklogWorld
 from tests.kit.stranded import put, stranded
 from tests.kit.terminal import PseudoTerminal
@@ -23,32 +24,22 @@ from tests.kit.terminal import PseudoTerminal
 pytestmark = pytest.mark.timeout_seconds(90)
 
 
-class World(BacklogWorld):
+class World(BacklogWorld, CommandLines):
     """A pair with the queue `orders` and two backlog queues, the second of which has two dead letters."""
 
     def __init__(self, emulator: Emulator) -> None:
-        super().__init__(emulator, 2)
+        BacklogWorld.__init__(self, emulator, 2)
+        environ = command.environment(emulator, "XDG_", NO_COLOR="1", TERM="xterm")
+        CommandLines.__init__(self, environ, "--count", "2")
         self.primary.create_queue("orders")
         self.first, self.second = self.queue(0), self.queue(1)
         self.strand(2, self.second)
         for each in self.second.messages.receive(2):
             self.second.messages.dead_letter(each.lock_token)
-        self.environ = command.environment(emulator, "XDG_", NO_COLOR="1", TERM="xterm")
 
     def strand(self, count: int, queue: Any = None) -> None:
         for number in range(count):
             put(queue or self.first, stranded(f"m{number}", "orders"))
-
-    async def start(self, *words: str, **options: Any) -> asyncio.subprocess.Process:
-        changed = options.pop("changed", {})
-        return await command.start(*words, "--count", "2", env=self.environ | changed, **options)
-
-    async def run(self, *words: str) -> tuple[int, str, str]:
-        code, out, err = await command.finished(await self.start(*words))
-        return code, out, command.untimed(err)
-
-    async def document(self, *words: str) -> dict[str, Any]:
-        return json.loads((await self.run(*words, "-o", "json"))[1])
 
     @asynccontextmanager
     async def on_terminal(
@@ -56,7 +47,7 @@ class World(BacklogWorld):
     ) -> AsyncIterator[tuple[asyncio.subprocess.Process, PseudoTerminal]]:
         """Start a command on a terminal."""
         with PseudoTerminal(columns) as terminal:
-            process = await self.start(*words, stdin=terminal.theirs, stdout=terminal.theirs, changed=changed)
+            process = await self.start(*words, stdin=terminal.theirs, stdout=terminal.theirs, **changed)
             terminal.hand_over()
             yield process, terminal
 

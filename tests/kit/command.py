@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import io
 import logging
 import os
 import re
@@ -9,10 +10,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, redirect_stderr, redirect_stdout, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from sbpair import __main__
 from sbpair.operating_system.signals import SIGNALS
@@ -74,6 +76,15 @@ def run_here(words: Sequence[str]) -> int:
             signal.signal(number, handler)
         gc.set_threshold(*thresholds)
         gc.unfreeze()
+
+
+def captured(words: Sequence[str], environ: dict[str, str], *, clear: bool = False) -> tuple[int, str, str]:
+    """Run the command line in this process, outside of a test; return its exit code and what it writes."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
+    with mock.patch.dict(os.environ, environ, clear=clear), redirect_stdout(out), redirect_stderr(err):
+        code = run_here(words)
+    written, said = (stream.buffer.getvalue().decode() for stream in (out, err))  # type: ignore[attr-defined]
+    return code, written, said
 
 
 class Process:
@@ -188,3 +199,20 @@ async def finished(process: Any, text: str = "") -> tuple[int, str, str]:
     out, err = await process.communicate(text.encode() if process.stdin else None)
     assert process.returncode is not None
     return process.returncode, out.decode(), err.decode()
+
+
+class CommandLines:
+    """Command lines in processes of their own, in one environment. Each ends with the words of `last`."""
+
+    def __init__(self, environ: dict[str, str], *last: str, **options: Any) -> None:
+        self.environ, self.last = environ, last
+        self._options = options
+
+    async def start(self, *words: str, **more: Any) -> asyncio.subprocess.Process:
+        """Start one. What `more` has in capitals is a variable, and all else an option of `start`."""
+        changed = {name: value for name, value in more.items() if name.isupper()}
+        options = self._options | {name: value for name, value in more.items() if not name.isupper()}
+        return await start(*words, *self.last, env=self.environ | changed, **options)
+
+    async def run(self, *words: str, text: str = "", **more: Any) -> tuple[int, str, str]:
+        return await finished(await self.start(*words, **more), text)
