@@ -24,7 +24,6 @@ from sbpair.testing import Emulator, EmulatorOptions
 from tests.kit.pairs import endpoint_on, pair_on, use_identity
 
 KEY = "a-key-that-nobody-may-see"
-FIRST = "contoso/x-servicebus-transfer/0"
 SIDES = {"primary": "contoso", "secondary": "contoso-dr"}
 STANDARD = [("contoso", 0), ("contoso-dr", 0)]
 CLAIMS = ("sign_in", "send", "listen", "manage")
