@@ -9,6 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from azure.core.async_paging import AsyncItemPaged
+from azure.core.paging import ItemPaged
 from azure.servicebus import ServiceBusMessage
 
 from sbpair import PairedClient, aio
@@ -77,24 +79,32 @@ class EventLog:
         return {each for event in self.of(SendInDoubt) for each in event.message_ids}
 
 
-class Faced:
-    """A client or sender whose coroutines run to their end on a loop in another thread."""
+class Face:
+    """An object of an async client, used as a sync program would: `run` awaits what its methods return, at once."""
 
-    def __init__(self, wrapped: Any, thread: LoopThread) -> None:
-        self._wrapped, self._thread = wrapped, thread
+    def __init__(self, wrapped: Any, run: Callable[[Any], Any]) -> None:
+        self._wrapped, self._run = wrapped, run
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._wrapped, name)
         if not callable(value):
-            return value
+            return Face(value, self._run) if name.startswith("_") or name == "session" else value
 
         def call(*arguments: Any, **keywords: Any) -> Any:
             result = value(*arguments, **keywords)
-            if inspect.iscoroutine(result):
-                return self._thread.run(result)
-            return Faced(result, self._thread) if name.endswith("_sender") else result
+            if isinstance(result, ItemPaged):
+                return list(result)
+            if isinstance(result, AsyncItemPaged):
+                return self._run(collected(result))
+            if inspect.isawaitable(result):
+                return self._run(result)
+            return Face(result, self._run) if name.endswith("_sender") else result
 
         return call
+
+
+async def collected(pages: AsyncItemPaged[Any]) -> list[Any]:
+    return [item async for item in pages]
 
 
 @contextmanager
@@ -102,7 +112,7 @@ def faced(make: Callable[[], Any]) -> Iterator[Any]:
     """Give an async client or sender that lives on a loop in another thread, and close it with the loop."""
     thread = LoopThread("aio client")
     try:
-        client = Faced(make(), thread)
+        client = Face(make(), thread.run)
         try:
             client.__getattr__("__aenter__")()
             yield client

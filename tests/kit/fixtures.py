@@ -6,7 +6,6 @@ else uses, between two lines of the test. The clients are unmodified; only the t
 
 import asyncio
 import gc
-import inspect
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from azure.core.async_paging import AsyncItemPaged
-from azure.core.paging import ItemPaged
 from azure.core.pipeline.transport import AioHttpTransport, RequestsTransport
 from azure.servicebus import ServiceBusClient
 from azure.servicebus.aio import ServiceBusClient as AioServiceBusClient
@@ -27,7 +24,7 @@ from sbpair.syphon import runner as syphon_runner
 from sbpair.syphon.run_plan import RunTimings
 from tests.integration.node import install
 from tests.kit.command import Here, run_here
-from tests.kit.failover_rig import Rig
+from tests.kit.failover_rig import Face, Rig
 from tests.kit.running import Running
 
 
@@ -59,33 +56,6 @@ class PlainAioTransport(AioHttpTransport):
 
 def plain(url: str) -> str:
     return url.replace("https://", "http://", 1)
-
-
-class Face:
-    """An object of a client, used as a sync program would: what is awaited or iterated is so at once."""
-
-    def __init__(self, wrapped: Any, run: Callable[[Any], Any]) -> None:
-        self._wrapped = wrapped
-        self._run = run
-
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self._wrapped, name)
-        if not callable(value):
-            return Face(value, self._run) if name.startswith("_") or name == "session" else value
-
-        def call(*arguments: Any, **keywords: Any) -> Any:
-            result = value(*arguments, **keywords)
-            if isinstance(result, ItemPaged):
-                return list(result)
-            if isinstance(result, AsyncItemPaged):
-                return self._run(collected(result))
-            return self._run(result) if inspect.isawaitable(result) else result
-
-        return call
-
-
-async def collected(pages: AsyncItemPaged[Any]) -> list[Any]:
-    return [item async for item in pages]
 
 
 class Official:
