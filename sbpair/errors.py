@@ -41,7 +41,7 @@
 a retry may succeed. Nothing of sbpair is imported here.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 
@@ -280,3 +280,11 @@ def first_error() -> Iterator[None]:
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         raise error from group
+
+
+def nearest_hint(wrong: str, known: Iterable[str], otherwise: str) -> str:
+    """Return the hint for an unknown name: the one of the known names that is like it, or else another hint."""
+    import difflib  # an error is rare
+
+    near = difflib.get_close_matches(wrong, list(known), 1)
+    return f"did you mean {near[0]}?" if near else otherwise

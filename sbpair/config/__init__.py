@@ -27,7 +27,7 @@ from sbpair.config.setting import (
     merged,
     user_path,
 )
-from sbpair.errors import SbpairError, UsageError
+from sbpair.errors import SbpairError, UsageError, nearest_hint
 from sbpair.model.pair import MASK, Endpoint, Pair, sign_in
 
 DEFAULT_PAIR = "default"
@@ -192,11 +192,9 @@ def _settings(flags: Flags, environ: Environment) -> tuple[dict[str, Setting], b
 
 
 def _other_pairs(name: str, tables: Mapping[str, object], path: Path) -> str:
-    if near := difflib.get_close_matches(name, tables, 1):
-        return f"did you mean {near[0]}?"
     if not tables and not path.exists():
         return f"{path} does not exist: sbpair config --init creates it, with an example"
-    return f"{path} has: {', '.join(sorted(tables)) or 'no pairs'}"
+    return nearest_hint(name, tables, f"{path} has: {', '.join(sorted(tables)) or 'no pairs'}")
 
 
 def _choose(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from sbpair.config.setting import SIDES, Environment, Layer, Origin, Secret, Setting, conflict
-from sbpair.errors import UsageError
+from sbpair.config.setting import SIDES, Environment, Layer, Origin, Secret, Setting, conflict, secret_in
 from sbpair.model.connection_string import holds_secret
 
 ENVIRONMENT_KEYS = ("CONNECTION_STRING", "NAMESPACE", "NAME", "ENDPOINT", "CA_FILE", "TRANSPORT", "PROXY")
@@ -21,14 +20,11 @@ PAIR_VARIABLES = ("SBPAIR_PAIR", *(f"SBPAIR_{side.upper()}_{key}" for side in SI
 
 
 def refuse_secrets(environ: Environment) -> None:
-    """Raise UsageError for a secret in a variable whose value is printed. The error does not repeat it."""
+    """Raise UsageError for a secret in a variable whose value is printed."""
     printed = [each for each in VARIABLES if not each.endswith(("_CONNECTION_STRING", "_PROXY", "_NAMESPACE"))]
     for variable in printed:
         if holds_secret(environ.get(variable, ""), is_setting=True):
-            raise UsageError(
-                f"{variable} holds a connection string or a password, which is a secret",
-                hint="put it into SBPAIR_PRIMARY_CONNECTION_STRING, SBPAIR_PRIMARY_PROXY or the secondary's variables",
-            )
+            raise secret_in(variable)
 
 
 def environment_layer(environ: Environment, prefix: str = "SBPAIR", keys: tuple[str, ...] = ENVIRONMENT_KEYS) -> Layer:

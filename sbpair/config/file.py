@@ -5,7 +5,6 @@ It holds no secrets: a connection string in it is rejected, and its text never r
 
 from __future__ import annotations
 
-import difflib
 import re
 import tomllib
 from collections.abc import Mapping
@@ -24,9 +23,10 @@ from sbpair.config.setting import (
     Setting,
     build_endpoint,
     conflict,
+    secret_in,
     user_path,
 )
-from sbpair.errors import MachineLacks, SbpairError, UsageError
+from sbpair.errors import MachineLacks, SbpairError, UsageError, nearest_hint
 from sbpair.model.connection_string import holds_secret, looks_like_connection_string
 from sbpair.model.pair import Endpoint, Ends, is_address
 from sbpair.operating_system.files import check_dotted_keys, read_document
@@ -56,10 +56,7 @@ def config_path(flags: Flags, environ: Environment) -> Path:
     """Return the file's path. One named explicitly must exist."""
     setting = file_setting(flags, environ)
     if holds_secret(str(setting.value), is_setting=True):
-        raise UsageError(
-            f"{setting.source} holds a connection string or a password, which is a secret",
-            hint="put it into SBPAIR_PRIMARY_CONNECTION_STRING, SBPAIR_PRIMARY_PROXY or the secondary's variables",
-        )
+        raise secret_in(setting.source)
     path = Path(str(setting.value))
     if setting.source in ("--config", "SBPAIR_CONFIG") and not path.exists():
         raise UsageError(f"{setting.source}: {path} does not exist", hint="check the path")
@@ -200,9 +197,8 @@ def _table(table: object, known: tuple[str, ...], place: str) -> Mapping[str, ob
         if key == "connection_string":
             raise _secret_in_file(place)
         if key not in known:
-            near = difflib.get_close_matches(key, known, 1)
-            hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(known)}"
             shown = "…" if holds_secret(key, is_setting=True) else key
+            hint = nearest_hint(key, known, f"known keys: {', '.join(known)}")
             raise UsageError(f"{place}: unknown key {shown!r}", hint=hint)
     return table
 
@@ -287,7 +283,5 @@ def _build(name: str, layer: Layer, flags: Flags) -> SingleNamespace:
 
 
 def _hint(name: str, tables: Mapping[str, object], path: Path) -> str:
-    if near := difflib.get_close_matches(name, (*tables, *SIDES), 1):
-        return f"did you mean {near[0]}?"
     known = f"{path} has: {', '.join(sorted(tables))}" if tables else f"add [namespaces.{name or 'NAME'}] to {path}"
-    return f"{known}; or give a host such as contoso.servicebus.windows.net"
+    return nearest_hint(name, (*tables, *SIDES), f"{known}; or give a host such as contoso.servicebus.windows.net")

@@ -101,6 +101,14 @@ def conflict(one: str, other: str, place: str, hint: str = ONE_ADDRESS) -> Usage
     return UsageError(f"{place} has both {one} and {other}", hint=hint)
 
 
+def secret_in(source: str) -> UsageError:
+    """Return the error for a secret in a setting that is printed. It does not repeat it."""
+    return UsageError(
+        f"{source} holds a connection string or a password, which is a secret",
+        hint="put it into SBPAIR_PRIMARY_CONNECTION_STRING, SBPAIR_PRIMARY_PROXY or the secondary's variables",
+    )
+
+
 PUBLIC_SUFFIX = ".servicebus.windows.net"
 CLOUD_SUFFIXES = (PUBLIC_SUFFIX, ".servicebus.usgovcloudapi.net", ".servicebus.chinacloudapi.cn")
 

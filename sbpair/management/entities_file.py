@@ -5,7 +5,6 @@ Pure: text in, entities out. Every fault of a document is found; the error names
 
 from __future__ import annotations
 
-import difflib
 import re
 import tomllib
 from bisect import bisect_left
@@ -14,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, NamedTuple, TypeVar
 
-from sbpair.errors import UsageError
+from sbpair.errors import UsageError, nearest_hint
 from sbpair.management.comparison import Key, dependency_order, entity_key
 from sbpair.management.entity_limits import violations
 from sbpair.model.connection_string import looks_like_connection_string
@@ -192,8 +191,7 @@ class _EntitiesReader:
     def _known(self, path: Path, table: dict[str, Any], names: Iterable[str], of: str) -> dict[str, Any]:
         names = list(names)
         for unknown in [name for name in table if name not in names]:
-            near = difflib.get_close_matches(unknown, names, 1)
-            hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(names)}"
+            hint = nearest_hint(unknown, names, f"expected one of {', '.join(names)}")
             self._fault((*path, unknown), f"unknown key {unknown!r} of {of}", hint)
         return {name: value for name, value in table.items() if name in names}
 

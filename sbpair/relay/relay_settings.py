@@ -5,7 +5,6 @@ Nothing is connected.
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ from sbpair.config import effective_side
 from sbpair.config.environment import RELAY_KEYS, environment_layer, refuse_secrets
 from sbpair.config.file import config_path, read_relays, relay_layer
 from sbpair.config.setting import Environment, Flags, Layer, Secret, Setting, build_endpoint, merged
-from sbpair.errors import ConnectionStringError, NameInvalid, UsageError
+from sbpair.errors import ConnectionStringError, NameInvalid, UsageError, nearest_hint
 from sbpair.model.connection_string import holds_secret
 from sbpair.model.pair import Endpoint, sign_in
 from sbpair.relay.relay_endpoint import SIDES, RelayEndpoint, RelayPair, Side, split_entity_path
@@ -100,11 +99,10 @@ def _settings(name: str | None, flags: Flags, environ: Environment) -> tuple[str
             raise UsageError(
                 "the name of a relay holds a connection string, which is a secret", hint="give the relay's name"
             )
-        near = difflib.get_close_matches(wanted, names, 1)
         known = f"there are: {', '.join(names)}" if names else f"add [relays.{wanted}.primary] to {path}"
         if not names and wanted == FROM_ENVIRONMENT:
             known += f", or set {VARIABLES}"
-        raise UsageError(f"relay {wanted!r} does not exist", hint=f"did you mean {near[0]}?" if near else known)
+        raise UsageError(f"relay {wanted!r} does not exist", hint=nearest_hint(wanted, names, known))
     if not wanted and len(names) != 1:
         if names:
             raise UsageError("several relays are configured", hint=f"choose one: {' | '.join(names)}")

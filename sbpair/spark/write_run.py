@@ -8,7 +8,6 @@ value of an option that may be a secret.
 from __future__ import annotations
 
 import asyncio
-import difflib
 import re
 import time
 import uuid
@@ -25,7 +24,16 @@ from typing import Any, NamedTuple
 from sbpair.config import load
 from sbpair.config.file import load_namespace
 from sbpair.config.setting import SIDES, Flags
-from sbpair.errors import EntityMissing, LeaseHeld, SbpairError, ServiceRefused, StateRefused, Unavailable, UsageError
+from sbpair.errors import (
+    EntityMissing,
+    LeaseHeld,
+    SbpairError,
+    ServiceRefused,
+    StateRefused,
+    Unavailable,
+    UsageError,
+    nearest_hint,
+)
 from sbpair.model.connection_string import holds_secret
 from sbpair.model.pair import Endpoint
 from sbpair.move.raw_primary import RawDestinationLink, RawPrimary
@@ -140,10 +148,7 @@ def check_names(options: Mapping[str, str], known: Collection[str], ignored: Col
                 " variable that the configuration file names",
             )
         if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            raise UsageError(
-                f"option {name} is unknown", hint=f"did you mean {near[0]}?" if near else f"use {', '.join(known)}"
-            )
+            raise UsageError(f"option {name} is unknown", hint=nearest_hint(name, known, f"use {', '.join(known)}"))
         if not value.strip():
             raise UsageError(f"option {name} is empty", hint="give a value, or leave it out")
     return given
