@@ -309,8 +309,8 @@ def prune_command(
     if dry_run:
         screen.say(f"nothing was deleted; delete {number} with {command}")
         return 0
-    can_ask = screen.can_ask and sys.stdout is not None and sys.stdout.isatty()
-    if can_ask and screen.asks(f"Delete {number}?"):
+    is_shown = sys.stdout is not None and sys.stdout.isatty()
+    if is_shown and screen.asks(f"Delete {number}?"):
         return _remove(pair, screen, planned)
     raise not_confirmed("deleted", command)
 

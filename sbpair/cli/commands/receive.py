@@ -94,7 +94,7 @@ def command(
     if not yes:
         sides = " and ".join(dict.fromkeys((ends.primary.name, ends.secondary.name)))
         question = f"Remove up to {plural(limit, 'message')} from {entity} in {sides}?"
-        if not (screen.can_ask and screen.asks(question)):
+        if not screen.asks(question):
             raise not_confirmed("received", next_command("receive", given, "--yes"))
     from sbpair.message_io import receive
 

@@ -20,7 +20,7 @@ from sbpair.cli.logs import utc
 from sbpair.cli.options.common import CONFIG, INTERVAL, TIMEOUT, WATCH, Output, argument, duration, flag, option
 from sbpair.cli.options.values import resource_group_of, selected_relay
 from sbpair.cli.progress.reporting import watch_readings
-from sbpair.cli.render.screen import Redrawing, Screen, clean, plural, rounded
+from sbpair.cli.render.screen import Screen, clean, plural, rounded
 from sbpair.cli.render.table import columns, cut, wrapped
 from sbpair.config.setting import Side
 from sbpair.errors import AccessError, ExitCode, InDoubt, MachineLacks, SbpairError, Unavailable, UsageError
@@ -156,7 +156,7 @@ class RequestBoard:
         self._served = dict.fromkeys(self._sides, 0)
         self._open: dict[int, ProxiedRequest] = {}
         self._ended: deque[ProxiedRequest] = deque(maxlen=SHOWN_REQUESTS)
-        self._drawing = Redrawing(screen) if screen.output is Output.TABLE and screen.redrawable else None
+        self._drawing = screen.redrawing()
         self._warnings: deque[str] = deque(maxlen=SHOWN_WARNINGS)
         self._is_stopping = False
         self._failure: Exception | None = None

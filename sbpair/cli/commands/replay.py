@@ -381,7 +381,7 @@ def gc_command(
     planned = verify.plan_gc(place, unsent=include_unsent)
     what = f"{plural(planned.files, 'file')} of run {place.run}, {size(planned.bytes)}"
     unsent = ", including messages that were never sent" if include_unsent else ""
-    deletes = planned.files > 0 and not dry_run and (yes or (screen.can_ask and screen.asks(f"Delete {what}{unsent}?")))
+    deletes = planned.files > 0 and not dry_run and (yes or screen.asks(f"Delete {what}{unsent}?"))
     if deletes:
         verify.remove_messages(place, planned)
     counts = {"files": planned.files, "bytes": planned.bytes, "kept": planned.kept}

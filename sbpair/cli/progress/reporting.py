@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from sbpair.cli.command_loop import run
 from sbpair.cli.logs import utc
 from sbpair.cli.options.common import Output
-from sbpair.cli.render.screen import Document, Redrawing, Screen, clean, plural, spoken
+from sbpair.cli.render.screen import Document, Screen, clean, plural, spoken
 from sbpair.errors import ExitCode
 from sbpair.management.calls import ControlEvent, Listed, QueueProvisioned, SecondSample
 from sbpair.model.retries import Retrying
@@ -197,7 +197,7 @@ def watch_readings(
     document: Callable[[Reading], Document],
 ) -> int:
     """Show readings: a table in place of the one before on a terminal, and one line for each elsewhere."""
-    drawing = Redrawing(screen) if screen.output is Output.TABLE and screen.redrawable else None
+    drawing = screen.redrawing()
     if drawing is not None:
         drawing.draw([], "first reading - Ctrl-C to stop")
 

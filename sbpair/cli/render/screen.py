@@ -7,7 +7,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TextIO
 
 from sbpair.cli.next_command import not_confirmed, with_options
 from sbpair.cli.options.common import Display, LogFormat, Output
@@ -39,10 +39,10 @@ class Screen:
         """Whether stderr may be animated: a terminal, without --quiet or JSON logs."""
         return not self.quiet and not self.eventful and can_be_redrawn(sys.stderr)
 
-    @property
-    def redrawable(self) -> bool:
-        """Whether the lines on stdout can be replaced by later ones."""
-        return sys.stdout is not None and can_be_redrawn(sys.stdout)
+    def redrawing(self) -> "Redrawing | None":
+        """Return lines on stdout that later ones replace; None for JSON, and off a terminal."""
+        on_terminal = self.output is Output.TABLE and sys.stdout is not None and can_be_redrawn(sys.stdout)
+        return Redrawing(self) if on_terminal else None
 
     def result(
         self, schema: str, document: Document, table: Iterable[str], lines: Iterable[Document] | None = None
@@ -113,14 +113,13 @@ class Screen:
             for hint in dict.fromkeys(with_options(each.hint) for each in errors if each.hint):
                 self._print("hint", hint)
 
-    @property
-    def can_ask(self) -> bool:
-        """Whether a user at a terminal can read a question after a table, and answer it."""
-        streams = (sys.stdin, sys.stderr)
-        return self.output is Output.TABLE and all(stream and stream.isatty() for stream in streams)
+    def asks(self, question: str, *, after_table: bool = True) -> bool:
+        """Ask a user at a terminal; only `y` or `yes` is a yes. Blocks, so call it outside an event loop.
 
-    def asks(self, question: str) -> bool:
-        """Ask a question; only `y` or `yes` is a yes. Blocks, so call it outside an event loop."""
+        A question that comes `after_table` is not asked where JSON is printed instead.
+        """
+        if (after_table and self.output is not Output.TABLE) or not all(map(_is_terminal, (sys.stdin, sys.stderr))):
+            return False
         try:
             sys.stderr.write(f"{clean(question)} [y/N] ")
             sys.stderr.flush()
@@ -132,8 +131,7 @@ class Screen:
     def confirm(self, option: str, plan: str, command: str, *, yes: bool) -> None:
         """Print the plan and ask for confirmation, unless `yes`. Raises Unsafe without it; `command` would confirm."""
         self.warn(f"{option} {plan}")
-        asking = all(stream and stream.isatty() for stream in (sys.stdin, sys.stderr))
-        if not yes and not (asking and self.asks("Continue?")):
+        if not yes and not self.asks("Continue?", after_table=False):
             raise not_confirmed("created", command)
 
     def _print(self, level: str, text: str, hint: str = "") -> None:
@@ -155,6 +153,10 @@ class Screen:
             raise
         except OSError:  # the terminal is gone: the command goes on, and stops in order
             discard(sys.stderr)
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    return stream is not None and stream.isatty()
 
 
 class Redrawing:
