@@ -201,15 +201,11 @@ def test_modules_are_imported_by_name_in_few_places_only() -> None:
 @pytest.mark.parametrize(
     ("importer", "imported", "may"),
     [
-        ("cli", "errors", True),
         ("syphon", "move", True),
         ("syphon", "management", False),
-        ("amqp_client", "azure", False),
-        ("model", "backlog", False),
         ("amqp", "backlog", False),
         ("emulator", "model", False),
         ("emulator", "amqp", True),
-        ("drill", "emulator", True),
         ("syphon", "config", False),
         ("cli", "config", True),
     ],

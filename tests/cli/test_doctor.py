@@ -16,7 +16,6 @@ from tests.kit.command import Here
 from tests.kit.terminal import PseudoTerminal
 
 KEY = "a-key-that-nobody-may-see"
-EXPECTED = {"name", "outcome", "reason", "hint", "exit_code"}
 
 
 @pytest.fixture
@@ -56,7 +55,6 @@ async def test_all_is_well_in_every_form_of_output(home: Path) -> None:
         code, out, _ = await finished(["doctor", "--output", "json"], environ)
         printed = json.loads(out)
         assert (code, printed["schema"], printed["live"]) == (0, "sbpair/doctor/1", [])
-        assert all(each.keys() == EXPECTED for each in printed["checks"])
         code, out, _ = await finished(["doctor", "--output", "jsonl", "--quiet"], environ)
         lines = [json.loads(line) for line in out.splitlines()]
         assert [line["name"] for line in lines] == [each["name"] for each in printed["checks"]]
@@ -114,7 +112,7 @@ async def test_live_shows_what_is_observed_beside_what_is_assumed(home: Path) ->
         code, out, _ = await finished(["doctor", "--live", "--yes", "--output", "json"], environ)
         live = json.loads(out)["live"]
         assert (code, len(live)) == (0, 12)
-        assert all(each.keys() == EXPECTED | {"assumed", "observed"} for each in live)
+        assert all(each["assumed"] and each["observed"] for each in live)
         assert made(emulator) == set()
 
 
@@ -134,10 +132,6 @@ async def test_on_a_terminal_it_asks_first(home: Path, answer: bytes, code: int)
 
 
 # The assumptions
-
-
-def results(document: dict[str, Any]) -> set[str]:
-    return {each["result"] for each in document["assumptions"]}
 
 
 @pytest.mark.slow
@@ -163,8 +157,8 @@ async def test_a_namespace_that_is_away_leaves_its_assumptions_unchecked(home: P
         words = ["doctor", "--assumptions", "--yes", "-o", "json", "--write", str(home / "result.json")]
         code, out, err = await finished(words, environ)
     document = json.loads(out)
-    assert (code, results(document), document["tiers"]) == (6, {"not_checked"}, {})
-    assert {each["exit_code"] for each in document["assumptions"]} == {6}
+    assert (code, document["tiers"]) == (6, {})
+    assert {(each["result"], each["exit_code"]) for each in document["assumptions"]} == {("not_checked", 6)}
     assert "the other namespace is checked" in err
     assert json.loads((home / "result.json").read_text()) == document
 

@@ -139,10 +139,3 @@ async def test_a_collector_that_is_away_is_one_line_and_no_failure(tmp_path: Pat
         assert len(more) <= 1  # that it was not exported in time
         assert "secret" not in out + err
         assert "opentelemetry." not in err
-
-
-async def test_variables_without_an_exporter_change_nothing(tmp_path: Path) -> None:
-    async with open_pair(tmp_path) as pair:
-        await pair.strand(1)
-        code, _, err = await pair.run("syphon", "--once", "--quiet", OTEL_SERVICE_NAME="x", OTEL_TRACES_EXPORTER="none")
-        assert (code, err) == (0, "")

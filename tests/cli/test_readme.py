@@ -80,14 +80,6 @@ def test_the_changelog_has_a_part_for_what_is_not_released() -> None:
     assert "## [Unreleased]" in (ROOT / "CHANGELOG.md").read_text()
 
 
-async def runs(emulator: Emulator, words: list[str]) -> None:
-    """Run Python with these arguments and the pair in its environment; check that it exits with 0."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, *words, env=environment(emulator), stdout=subprocess.DEVNULL
-    )
-    assert await process.wait() == 0
-
-
 READERS = {
     "archive": (None, "orders 1 4\n"),
     "archive-duckdb": ("duckdb", "orders 1 4\n"),
@@ -128,7 +120,10 @@ async def test_the_message_of_the_example_arrives() -> None:
     [script] = re.findall(r"<!-- send -->\n```python\n(.*?)```", README, flags=re.DOTALL)
     async with Emulator([("contoso", 0), ("contoso-dr", 0)]) as emulator:
         orders = emulator.namespaces["contoso"].create_queue("orders")
-        await runs(emulator, ["-c", script])
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", script), env=environment(emulator), stdout=subprocess.DEVNULL
+        )
+        assert await process.wait() == 0
         assert orders.counts().active == 1
 
 

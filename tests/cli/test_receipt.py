@@ -14,7 +14,6 @@ from sbpair.cli.render.receipt import (
 )
 from sbpair.cli.render.table import Layout
 from sbpair.move.receipt import (
-    BUCKETS,
     MAX_BACKING_OFF,
     MAX_DOUBTFUL,
     BackingOff,
@@ -94,13 +93,6 @@ def test_destinations_that_took_no_more_are_bounded() -> None:
     lines = list(backing_off_lines(receipt.document()))
     assert lines[0] == "d000 took no more: away; run again later; 1 message left"
     assert lines[ROWS_SHOWN:] == [f"… and {MAX_BACKING_OFF + 5 - ROWS_SHOWN} destinations more took no more"]
-
-
-def test_every_bucket_has_its_column() -> None:
-    tally = Tally()
-    for bucket in BUCKETS:
-        tally.ended("q", bucket)
-    assert written(tally)[1].split("  ")[1:] == [name.replace("_", " ").upper() for name in BUCKETS]
 
 
 def test_a_proof_fits_its_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,8 +54,7 @@ async def test_an_interrupt_prints_the_receipt_and_the_command_to_continue(tmp_p
         assert process.stdin
         process.stdin.write(b"a\nb\n")
         await process.stdin.drain()
-        while terminal.orders.counts().active < 2:  # noqa: ASYNC110  a turn of the loop is no sleep
-            await asyncio.sleep(0)
+        await until(lambda: terminal.orders.counts().active == 2)
         process.send_signal(signal.SIGINT)
         out, err = await process.communicate()
         assert process.returncode == 130

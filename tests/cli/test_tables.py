@@ -26,8 +26,6 @@ from sbpair.doctor.check import failed, note, ok, unknown
 from sbpair.errors import AccessError, EntityMissing
 from sbpair.failover.ping_on_request import Health, PingResult
 from sbpair.management.audit_findings import Audit, DestinationSummary, QueueStatus
-from sbpair.management.partitioning import PartitionedEntityState
-from sbpair.management.provisioning import EntityFinding
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.cost import Operations, estimate
 from sbpair.model.pair import Endpoint
@@ -98,39 +96,6 @@ AUDIT = Audit(
         DestinationSummary("orders", 300, found=True, topic=True, detects_duplicates=False),
     ),
     complete=False,
-)
-PRUNED = Report(
-    (
-        audited(PATHS[5], Outcome.WOULD_REMOVE, counts=Counts()),
-        audited(
-            PATHS[4], Outcome.KEPT, "it holds 3 messages, which sbpair syphon --once moves", counts=Counts(3, total=3)
-        ),
-    )
-)
-PROVISIONED = Report(
-    tuple(
-        ReportItem(path, outcome, reason, EntityFinding("contoso-dr", "queue", index))
-        for index, (path, outcome, reason) in enumerate(
-            (
-                (PATHS[0], Outcome.EXISTING, ""),
-                (
-                    PATHS[1],
-                    Outcome.DRIFTED,
-                    "LockDuration is PT30S, expected PT1M; MaxDeliveryCount is 10, expected 2147483647",
-                ),
-                (PATHS[2], Outcome.CREATED, ""),
-                (PATHS[3], Outcome.FAILED, "contoso-dr is throttled"),
-            )
-        )
-    )
-)
-PARTITIONS = Report(
-    tuple(
-        ReportItem(
-            name, Outcome.EXISTING, "", PartitionedEntityState(side, "Standard", "queue", (16,), 5_120, 81_920, 42)
-        )
-        for name, side in ((LONG, "contoso"), ("orders", "contoso"), (PATHS[0], "contoso-dr"), (PATHS[1], "contoso-dr"))
-    )
 )
 RECEIPT = {
     "received": 20_000,
@@ -218,20 +183,14 @@ def returning(found: Any) -> Any:
     return stand_in
 
 
+# What a command prints as one table and nothing else is in `sessions/` alone.
 CASES: dict[str, tuple[list[str], dict[str, Any]]] = {
     "status": (["status"], {"sbpair.status.read_status": returning(STATUS)}),
     "audit": (["audit"], {"sbpair.management.auditing.audit": returning(AUDIT)}),
-    "prune": (["prune", "--dry-run"], {"sbpair.management.pruning.prune": returning(PRUNED)}),
-    "provision": (["provision"], {"sbpair.management.provisioning.provision": returning(PROVISIONED)}),
-    "partition-list": (
-        ["partition", "list"],
-        {"sbpair.management.partitioning.list_partitions": returning(PARTITIONS)},
-    ),
     "runs-list": (["runs", "list"], {"sbpair.runs.run_log.all_runs": lambda _state: RUNS}),
     "runs-show": (["runs", "show", "261122"], {"sbpair.runs.run_log.find_run": lambda _state, _start: RUNS[1]}),
     "syphon": (["syphon", "--once"], {"sbpair.syphon.runner.run": returning(MOVED)}),
     "syphon-dry-run": (["syphon", "--dry-run"], {"sbpair.syphon.preview.make_forecast": returning(FORECAST)}),
-    "config": (["config"], {}),
     "doctor": (["doctor"], {"sbpair.doctor.diagnose": returning(DIAGNOSIS)}),
 }
 ENVIRON = {

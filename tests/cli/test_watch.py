@@ -14,6 +14,7 @@ import pytest
 from tests.cli.test_runs import open_pair
 from tests.kit.command import untimed
 from tests.kit.terminal import PseudoTerminal
+from tests.kit.waiting import until
 
 pytestmark = pytest.mark.timeout_seconds(90)
 
@@ -37,8 +38,7 @@ async def test_a_pipe_gets_lines_of_json_and_stdout_the_receipt_alone(tmp_path: 
         found = await line_of(process.stderr, lambda printed: printed["event"] == "queues-found")
         assert found["managed"] is True
         await line_of(process.stderr, lambda printed: printed["event"] == "queue-opened")
-        while pair.arrived < 3:  # noqa: ASYNC110  a turn of the loop is no sleep
-            await asyncio.sleep(0)
+        await until(lambda: pair.arrived == 3)
         process.send_signal(signal.SIGTERM)
         out, err = await process.communicate()
         assert process.returncode == 0
@@ -82,12 +82,11 @@ async def test_a_dumb_terminal_gets_lines(tmp_path: Path) -> None:
 async def test_quiet_writes_nothing_for_a_watch_without_trouble(tmp_path: Path) -> None:
     async with open_pair(tmp_path) as pair:
         await pair.strand(1)
-        process = await pair.start("syphon", "--watch", "--quiet")
-        while not (tmp_path / "lease").exists():  # noqa: ASYNC110  a turn of the loop is no sleep
-            await asyncio.sleep(0)
+        no_exporter = {"OTEL_SERVICE_NAME": "x", "OTEL_TRACES_EXPORTER": "none"}
+        process = await pair.start("syphon", "--watch", "--quiet", **no_exporter)
+        await until((tmp_path / "lease").exists)
         await pair.strand_more()
-        while pair.arrived < 2:  # noqa: ASYNC110  a turn of the loop is no sleep
-            await asyncio.sleep(0)
+        await until(lambda: pair.arrived == 2)
         process.send_signal(signal.SIGTERM)
         _out, err = await process.communicate()
         assert err == b""
@@ -102,8 +101,7 @@ async def test_a_closed_pipe_does_not_keep_messages_from_being_moved(tmp_path: P
         await asyncio.get_running_loop().run_in_executor(None, os.read, reading, 1)
         os.close(reading)
         await pair.strand_more()
-        while pair.arrived < 1:  # noqa: ASYNC110  a turn of the loop is no sleep
-            await asyncio.sleep(0)
+        await until(lambda: pair.arrived == 1)
         process.send_signal(signal.SIGTERM)
         out, _ = await process.communicate()
         assert b"received" in out
