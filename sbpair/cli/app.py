@@ -208,10 +208,6 @@ def invoke(arguments: Sequence[str]) -> int:
 _REWORDED = (
     ("Value error, ", ""),
     ("Input should be a valid integer, unable to parse string as an integer", "expected a whole number"),
-    ("Input should be a valid number, unable to parse string as a number", "expected a number"),
-    ("Input should be greater than or equal to", "it must be at least"),
-    ("Input should be less than or equal to", "it must be at most"),
-    ("Input should be greater than", "it must be more than"),
 )
 
 

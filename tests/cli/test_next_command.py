@@ -36,9 +36,7 @@ def test_very_many_dead_letters_are_sent_on_spark(more: int, printed: str) -> No
 @pytest.mark.parametrize(
     ("line", "path", "words", "printed"),
     [
-        ("prune -n 5 -v -o json", "prune", ["--yes"], "sbpair prune --yes --count 5"),
         ("prune -n 5 --primary contoso", "syphon", ["--once"], "sbpair syphon --once --count 5 --primary contoso"),
-        ("send orders -- 'my file'", "send", ["orders", "my file"], "sbpair send orders 'my file'"),
         ("drill --against eu -n 2", "doctor", [], "sbpair doctor --pair eu"),
         ("drill --against default", "doctor", [], "sbpair doctor"),
         (

@@ -81,10 +81,9 @@ def timeline_rows(
     depths, ages = any(each.figures.depth is not None for each in samples), _age(samples) is not None
     columns = ("time", *(labels[name] for name in names), "sent a second")
     rows: list[tuple[str | int, ...]] = []
-    before_ms = start_ms
+    before_ms, sent = start_ms, _counted(start_ms, samples, "sent")
     for index in range(1, number + 1):
         at_ms = start_ms + (end_ms - start_ms) * index // number
-        sent = _counted(start_ms, samples, "sent")
         rate = (value_at(sent, at_ms) - value_at(sent, before_ms)) * 1000 / max(1, at_ms - before_ms)
         last = samples[max(0, bisect_right(samples, at_ms, key=lambda each: each.at_ms) - 1)]
         row: list[str | int] = [utc(at_ms / 1000), *(int(value_at(counted[name], at_ms)) for name in names)]
