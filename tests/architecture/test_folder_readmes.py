@@ -1,7 +1,6 @@
 """READMEs of packages: a ```python block after `<!-- example: NAME -->` runs against an emulated pair."""
 
 import ast
-import os
 import re
 import subprocess
 import sys
@@ -11,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from sbpair.backlog import queue_path
-from tests.kit.running import NAMESPACE, OTHER, Running
+from tests.kit import command
+from tests.kit.running import NAMESPACE, Running
 
 ROOT = Path(__file__).parents[2]
 READMES = {path.parent.name: path.read_text() for path in sorted((ROOT / "sbpair").rglob("README.md"))}
@@ -33,11 +33,7 @@ def environment() -> Iterator[dict[str, str]]:
             running.do(lambda each=namespace: each.hybrid_connections.create("service"))
         for path in [queue_path(NAMESPACE, index) for index in range(10)]:
             running.do(lambda each=path: running.other.create_queue(each))
-        environ = {key: value for key, value in os.environ.items() if not key.startswith("SBPAIR_")}
-        for side, name in (("PRIMARY", NAMESPACE), ("SECONDARY", OTHER)):
-            environ[f"SBPAIR_{side}_NAME"] = name
-            environ[f"SBPAIR_{side}_CONNECTION_STRING"] = running.emulator.namespaces[name].connection_string
-        yield {**environ, "PYTHONPATH": str(ROOT)}
+        yield command.environment(running.emulator, PYTHONPATH=str(ROOT))
 
 
 @pytest.mark.parametrize("code", [each[2] for each in EXAMPLES], ids=[f"{each[0]}-{each[1]}" for each in EXAMPLES])

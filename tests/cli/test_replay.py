@@ -3,7 +3,6 @@
 What it prints of an archive, and what it refuses, is in `sessions/replay.txt`.
 """
 
-import os
 import resource
 import subprocess
 import sys
@@ -22,9 +21,8 @@ NAMESPACES = {name: value for name, value in CONFIGURED.items() if name != "SBPA
 
 
 def environment(home: Path | None, changed: dict[str, str]) -> dict[str, str]:
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("SBPAIR_") and key != "JAVA_HOME"}
     java_home = {"JAVA_HOME": str(home)} if home else {"PATH": "/nowhere"}
-    return {**kept, **NAMESPACES, **java_home, **changed}
+    return command.environment(None, "JAVA_HOME", **NAMESPACES | java_home | changed)
 
 
 def sbpair(*words: str, home: Path | None = None, **changed: str) -> subprocess.CompletedProcess[str]:

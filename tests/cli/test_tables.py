@@ -1,7 +1,4 @@
-"""Result tables on terminals of several widths and off a terminal: golden screens, and the rules of their layout.
-
-`python tests/cli/test_tables.py` writes the screens again.
-"""
+"""Result tables on terminals of several widths and off a terminal: golden screens, and the rules of their layout."""
 
 import io
 import os
@@ -40,6 +37,7 @@ from sbpair.syphon.forecast import DeadLetterGroup, FlowStats, Forecast
 from sbpair.syphon.move_spec import EffectiveLimits, PairTiers
 from sbpair.syphon.runner import SyphonResult
 from tests.kit.command import run_here
+from tests.kit.golden import check_golden
 
 SCREENS = Path(__file__).parent / "drawings" / "tables"
 WIDTHS = (80, 100, 160)
@@ -225,9 +223,7 @@ def screens(name: str) -> str:
 
 @pytest.mark.parametrize("name", CASES)
 def test_screens_of_a_result_are_as_they_were_last_agreed(name: str) -> None:
-    assert screens(name) == (SCREENS / f"{name}.txt").read_text(), (
-        "if it should change: python tests/cli/test_tables.py"
-    )
+    check_golden(SCREENS / f"{name}.txt", screens(name))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -357,14 +353,3 @@ def test_too_many_lines_keep_the_first_and_the_last(lines: list[int], limit: int
     found = shortened(list(map(str, lines)), limit)
     assert len(found) <= limit
     assert found[-1:] == [str(each) for each in lines[-1:]]
-
-
-def regenerate() -> None:
-    """Write every screen."""
-    SCREENS.mkdir(exist_ok=True)
-    for name in CASES:
-        (SCREENS / f"{name}.txt").write_text(screens(name))
-
-
-if __name__ == "__main__":
-    regenerate()

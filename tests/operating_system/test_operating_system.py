@@ -78,12 +78,6 @@ def test_an_xdg_variable_counts_on_every_system(platform: str, monkeypatch: pyte
     assert files.user_directory("state", {"XDG_STATE_HOME": "/state"}) == (Path("/state/sbpair"), "XDG_STATE_HOME")
 
 
-@pytest.mark.parametrize("environ", [{"HOME": "/home/ann"}, {"HOME": "/home/ann", "XDG_STATE_HOME": "relative"}])
-def test_linux_has_directories_below_the_home(environ: dict[str, str]) -> None:
-    assert files.user_directory("state", environ) == (Path("/home/ann/.local/state/sbpair"), "")
-    assert files.user_directory("config", environ) == (Path("/home/ann/.config/sbpair"), "")
-
-
 def test_macos_has_the_directories_of_platformdirs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     platformdirs: Any = ModuleType("platformdirs")
