@@ -31,9 +31,10 @@ async def test_an_interrupted_run_prints_what_it_had_created() -> None:
 async def test_a_refusal_half_way_reports_created_failed_and_untried_queues() -> None:
     async with Emulator() as emulator:
         emulator.faults.refuse_requests("contoso-dr", 403, "contoso/x-servicebus-transfer/40", method="PUT")
-        code, out, _ = await CommandLines(environment(emulator)).run("provision", "--count", "90", "-o", "json")
+        code, out, err = await CommandLines(environment(emulator)).run("provision", "--count", "90", "-o", "json")
         printed = json.loads(out)
         assert code == 5
         assert {each["name"] for each in printed["created"]} == queues(emulator)
         assert [each["index"] for each in printed["failed"]] == [40]
+        assert "warning: contoso/x-servicebus-transfer/40 was not created: " in err
         assert printed["not_tried"]
