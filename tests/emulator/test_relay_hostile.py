@@ -222,11 +222,8 @@ async def test_a_sender_that_closes_its_half_gets_no_other_answer(bench: RelayBe
             sender.writer.write_eof()
             assert await sender.reader.read() == b""
         await listener.answer(request["id"], 200, b"late")
-    asking = bench.ask()
-    second, _ = await listener.request()
+    second, _ = await listener.serve()
     assert second["id"] != request["id"]
-    await listener.answer(second["id"], 200, b"own")
-    assert await (await asking).read() == b"own"
 
 
 async def test_a_sender_that_stops_in_its_body_is_cut_off(bench: RelayBench) -> None:
@@ -238,11 +235,8 @@ async def test_a_sender_that_stops_in_its_body_is_cut_off(bench: RelayBench) -> 
         bench.advance(59)
         bench.advance(1)
         assert await sender.reader.read() == b""
-    asking = bench.ask()
-    request, body = await listener.request()
-    assert body == b""
-    await listener.answer(request["id"])
-    assert (await asking).status == 200
+    request, _ = await listener.serve()
+    assert not request.get("body")
 
 
 # Frames

@@ -30,12 +30,10 @@ async def test_a_request_and_its_answer_pass_with_their_bodies(bench: RelayBench
 
 
 async def test_headers_of_the_connection_and_of_the_relay_are_not_passed(bench: RelayBench) -> None:
-    listener = await bench.listen()
     headers = {"Authorization": "mine", "TE": "trailers", "Via": "1.0 proxy", "x-b": "1", "Content-Type": "text/x"}
     headers["Microsoft-Relay-DisallowedListeners"] = "none"
-    asking = bench.ask("PUT", data=b"x", headers=headers)
+    listener, asking, request = await bench.asked("PUT", data=b"x", headers=headers)
 
-    request, _ = await listener.request()
     hop = {"Connection": "close", "Transfer-Encoding": "chunked", "Content-Length": "400", "Keep-Alive": "x"}
     await listener.answer(request["id"], "200", b"body", responseHeaders={**hop, "Via": "1.0 x", "A": ["1", "2"]})
     answer = await asking
@@ -211,9 +209,7 @@ async def test_messages_after_a_response_are_not_part_of_it(bench: RelayBench) -
 
 
 async def test_an_outage_ends_waiting_senders_and_listeners(bench: RelayBench) -> None:
-    listener = await bench.listen()
-    asking = bench.ask()
-    await listener.request()
+    listener, asking, _ = await bench.asked()
     with bench.emulator.faults.during("namespace-down", "contoso"):
         assert isinstance((await asyncio.gather(asking, return_exceptions=True))[0], ClientConnectionError)
         assert await listener.closed() == 1006
