@@ -1,6 +1,6 @@
 """Two connections that talk through memory, in pieces as small as a test wants."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -118,11 +118,6 @@ def performatives(data: bytes) -> Iterator[Composite]:
         if size > frames.HEADER_SIZE:
             yield decode_composite(data[position + 8 : position + size])[0]
         position += size
-
-
-@pytest.fixture(scope="session")
-def new_pair() -> Callable[..., Pair]:
-    return Pair
 
 
 @pytest.fixture

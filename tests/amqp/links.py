@@ -1,12 +1,10 @@
 """What tests of links share."""
 
-from collections.abc import Callable
 from typing import Any
 
 from sbpair.amqp.performatives import Accepted, Disposition, Error
 from sbpair.amqp.session import Disposed
 
-Pairs = Callable[..., Any]
 NOT_FOUND = Error("amqp:not-found", "no such entity")
 
 

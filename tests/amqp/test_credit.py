@@ -6,7 +6,8 @@ import pytest
 
 from sbpair.amqp import session as session_module
 from sbpair.amqp.performatives import Detach, Flow, Source, Target, Transfer
-from tests.amqp.links import Pairs, assert_settling_has_no_effect, deliver, frame_sizes, send
+from tests.amqp.conftest import Pair
+from tests.amqp.links import assert_settling_has_no_effect, deliver, frame_sizes, send
 
 # Credit.
 
@@ -108,8 +109,8 @@ def small_window(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small_window")
-def test_no_more_frames_leave_than_the_window_has_and_the_order_is_kept(new_pair: Pairs) -> None:
-    pair = new_pair(server={"max_frame_size": 512})
+def test_no_more_frames_leave_than_the_window_has_and_the_order_is_kept() -> None:
+    pair = Pair(server={"max_frame_size": 512})
     link, theirs = pair.sender(credit=100)
     payloads = [bytes([65 + number]) * (700 * (number % 3)) for number in range(12)]
     for payload in payloads:

@@ -26,7 +26,8 @@ from sbpair.amqp.performatives import (
 from sbpair.amqp.session import Disposed, SessionEnded
 from sbpair.amqp.types import Described, Symbol
 from sbpair.errors import ProtocolError
-from tests.amqp.links import NOT_FOUND, Pairs, assert_settling_has_no_effect, deliver, frame_sizes, send
+from tests.amqp.conftest import Pair
+from tests.amqp.links import NOT_FOUND, assert_settling_has_no_effect, deliver, frame_sizes, send
 
 
 @given(
@@ -35,14 +36,12 @@ from tests.amqp.links import NOT_FOUND, Pairs, assert_settling_has_no_effect, de
     st.sampled_from([3, 5_000]),
 )
 @settings(max_examples=60)
-def test_sending_all_at_once_is_sending_each(
-    new_pair: Pairs, parts: list[tuple[bytes, bytes]], frame: int, window: int
-) -> None:
+def test_sending_all_at_once_is_sending_each(parts: list[tuple[bytes, bytes]], frame: int, window: int) -> None:
     arrived = []
     for together in (True, False):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(session_module, "WINDOW", window)
-            pair = new_pair(server={"max_frame_size": frame})
+            pair = Pair(server={"max_frame_size": frame})
             sender, _ = pair.sender(credit=50)
             deliveries = [(bytes([number]) * 16, *each) for number, each in enumerate(parts)]
             if together:
@@ -208,8 +207,8 @@ def test_the_links_of_a_session_end_with_it_and_are_reported_before_it(pair: Any
 
 
 @pytest.mark.parametrize("over", [0, 1])
-def test_the_last_byte_of_a_frame_is_used_and_not_one_more(new_pair: Pairs, over: int) -> None:
-    pair = new_pair(server={"max_frame_size": 512})
+def test_the_last_byte_of_a_frame_is_used_and_not_one_more(over: int) -> None:
+    pair = Pair(server={"max_frame_size": 512})
     link, _ = pair.sender(credit=10)
     link.send(b"", b"tag")
     room = 512 - len(pair.client.connection.take())

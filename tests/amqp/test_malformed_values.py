@@ -103,50 +103,28 @@ def nested(opening: bytes, times: int) -> bytes:
     return opening * times + b"\x40"
 
 
-def lists(times: int) -> bytes:
+def compounds(code: bytes, count: int, times: int) -> bytes:
+    """Return a compound in a compound, whose sizes are true. The element before it, of a map, is its key."""
     raw = b"\x40"
     for _ in range(times):
-        raw = b"\xd0" + struct.pack(">II", len(raw) + 4, 1) + raw
+        inside = b"\x40" * (count - 1) + raw
+        raw = code + struct.pack(">II", len(inside) + 4, count) + inside
     return raw
 
 
-def maps(times: int) -> bytes:
-    raw = b"\x40"
-    for _ in range(times):
-        raw = b"\xd1" + struct.pack(">II", len(raw) + 5, 2) + b"\x40" + raw
-    return raw
+DEEP = {
+    "descriptors": nested(b"\x00", 65_000),
+    "descriptions": nested(b"\x00\x40", 30_000),
+    "narrow lists": nested(b"\xc0\xff\x01", 20_000),
+    "wide lists": nested(b"\xd0\x00\x00\xff\xff\x00\x00\x00\x01", 7_000),
+    "arrays": nested(b"\xf0\x00\x00\xff\xff\x00\x00\x00\x01", 7_000),
+    "true lists": compounds(b"\xd0", 1, 100),
+    "true maps": compounds(b"\xd1", 2, 100),
+    "true arrays": compounds(b"\xf0", 1, 100),
+}
 
 
-def nested_arrays(times: int) -> bytes:
-    raw = b"\x40"
-    for _ in range(times):
-        raw = b"\xf0" + struct.pack(">II", len(raw) + 4, 1) + raw
-    return raw
-
-
-@pytest.mark.parametrize(
-    "raw",
-    [
-        nested(b"\x00", 65_000),
-        nested(b"\x00\x40", 30_000),
-        nested(b"\xc0\xff\x01", 20_000),
-        nested(b"\xd0\x00\x00\xff\xff\x00\x00\x00\x01", 7_000),
-        nested(b"\xf0\x00\x00\xff\xff\x00\x00\x00\x01", 7_000),
-        lists(100),
-        maps(100),
-        nested_arrays(100),
-    ],
-    ids=[
-        "descriptors",
-        "descriptions",
-        "narrow lists",
-        "wide lists",
-        "arrays",
-        "true lists",
-        "true maps",
-        "true arrays",
-    ],
-)
+@pytest.mark.parametrize("raw", DEEP.values(), ids=DEEP)
 def test_nesting_has_an_end(raw: bytes) -> None:
     with pytest.raises(ProtocolError):
         codec.decode_all(raw)
@@ -155,7 +133,7 @@ def test_nesting_has_an_end(raw: bytes) -> None:
 
 
 def test_as_deep_as_real_messages_go_is_fine() -> None:
-    value = codec.decode_all(lists(60))
+    value = codec.decode_all(compounds(b"\xd0", 1, 60))
     assert same(codec.decode_all(codec.encode(value)), value)
 
 

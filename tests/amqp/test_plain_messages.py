@@ -1,5 +1,7 @@
 """The short cuts for usual messages agree with the careful way, on what they know and what they do not."""
 
+from contextlib import suppress
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -39,18 +41,16 @@ messages = st.builds(
 )
 
 
-def split_carefully(payload: bytes) -> Sections | None:
-    try:
-        return Sections._split_carefully(payload, _walk(payload))
-    except ProtocolError:
-        return None
-
-
 def split(payload: bytes) -> Sections | None:
-    try:
+    with suppress(ProtocolError):
         return Sections.split(payload)
-    except ProtocolError:
-        return None
+    return None
+
+
+def split_carefully(payload: bytes) -> Sections | None:
+    with suppress(ProtocolError):
+        return Sections._split_carefully(payload, _walk(payload))
+    return None
 
 
 parts = st.sampled_from(

@@ -50,32 +50,26 @@ def test_a_condition_becomes_an_error_of_this_project(condition, text, kind):
 
 
 @pytest.mark.parametrize(
-    ("status", "kind"),
+    ("status", "text", "kind"),
     [
-        (401, errors.NotAuthenticated),
-        (404, errors.EntityMissing),
-        (408, errors.TimedOut),
-        (429, errors.Throttled),
-        (500, errors.Unreachable),
-        (503, errors.Unreachable),
-        (400, errors.ServiceRefused),
+        (401, "why", errors.NotAuthenticated),
+        (403, "'Manage' claim(s) are required", errors.NotAuthorized),
+        (403, "why", errors.NotAuthenticated),
+        (404, "why", errors.EntityMissing),
+        (408, "why", errors.TimedOut),
+        (429, "why", errors.Throttled),
+        (500, "why", errors.Unreachable),
+        (503, "why", errors.Unreachable),
+        (400, "why", errors.ServiceRefused),
     ],
 )
-def test_a_status_becomes_an_error_of_this_project(status, kind):
-    error = status_error(status, "why", "asking")
+def test_a_status_becomes_an_error_of_this_project(status, text, kind):
+    error = status_error(status, text, "asking 'claims'")
     assert type(error) is kind
-    assert error.message == f"asking: why (status {status})"
+    assert error.message == f"asking 'claims': {text} (status {status})"
     assert error.hint
     assert getattr(error, "condition", "400") == "400"
     assert status_error(status, None, "asking").message == f"asking: no reason given (status {status})"
-
-
-def test_a_403_is_a_missing_claim_only_if_its_description_names_one():
-    for text, kind in (("'Manage' claim(s) are required", errors.NotAuthorized), ("bad", errors.NotAuthenticated)):
-        error = status_error(403, text, "asking 'claims'")
-        assert type(error) is kind
-        assert error.message == f"asking 'claims': {text} (status 403)"
-        assert error.hint
 
 
 def test_an_error_condition_takes_precedence_over_a_status():

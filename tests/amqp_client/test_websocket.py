@@ -57,14 +57,6 @@ async def test_messages_of_every_size_arrive_unaltered(tls: bool) -> None:
         await round_trip(endpoint, [message(number, 100) for number in range(300)])
 
 
-async def test_a_fault_of_the_namespace_ends_the_connection() -> None:
-    async with emulated(tls=False) as (emulator, endpoint), connect(endpoint) as wire:
-        await wire.sender("orders")
-        emulator.faults.begin(Fault("namespace-down", "contoso"))
-        await wire.lost()
-        assert isinstance(wire.error, errors.Unreachable)
-
-
 # Through a proxy
 
 

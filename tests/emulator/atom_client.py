@@ -20,11 +20,10 @@ SERVICE_BUS = "{http://schemas.microsoft.com/netservices/2010/10/servicebus/conn
 class Manager:
     """A client that sends requests, with a valid token by default."""
 
-    def __init__(self, emulator: Emulator, session: ClientSession, api_version: str) -> None:
+    def __init__(self, emulator: Emulator, session: ClientSession) -> None:
         self.emulator = emulator
         self.namespace = emulator.namespaces["contoso"]
         self._session = session
-        self._api_version = api_version
 
     def token(self, rule: AuthorizationRule | None = None, path: str = "", seconds: int = 60) -> str:
         resource = f"https://{self.namespace.authority}{path}"
@@ -38,7 +37,7 @@ class Manager:
         if token != "":
             sent["Authorization"] = token or self.token()
         mark = "&" if "?" in path else "?"
-        version = "" if "api-version" in path else f"{mark}api-version={self._api_version}"
+        version = "" if "api-version" in path else f"{mark}api-version=2024-05"
         url = URL(f"http://{self.namespace.authority}/{path}{version}", encoded=True)
         async with self._session.request(method, url, data=body, headers=sent) as answer:
             return answer.status, await answer.text()
@@ -50,9 +49,9 @@ class Manager:
 
 
 @asynccontextmanager
-async def open_manager(api_version: str = "2024-05", **options: Any) -> AsyncIterator[Manager]:
+async def open_manager(**options: Any) -> AsyncIterator[Manager]:
     async with Emulator([("contoso", 0)], **options) as emulator, ClientSession() as session:
-        yield Manager(emulator, session, api_version)
+        yield Manager(emulator, session)
 
 
 def entry(elements: str = "", kind: str = "QueueDescription") -> str:

@@ -13,6 +13,7 @@ from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.faults.active import Faults
+from tests.emulator.atom_client import open_manager
 from tests.emulator.peer import open_peer, open_stage
 from tests.emulator.relay_peers import open_bench
 from tests.emulator.strict_http import _strict_http
@@ -38,6 +39,12 @@ def peer() -> InLoop:
 def bench() -> InLoop:
     """Connect peers of the relay to an emulator of their own."""
     return InLoop(open_bench)
+
+
+@pytest.fixture
+def manager() -> InLoop:
+    """Connect a client of Atom to an emulator of its own."""
+    return InLoop(open_manager)
 
 
 @pytest.fixture

@@ -1,21 +1,13 @@
 """The Atom frontend, request by request, down to the XML element."""
 
-import asyncio
-
 import pytest
 
 from sbpair.emulator.access_tokens import AccessRight, AuthorizationRule
 from tests.emulator.atom_client import ATOM, Manager, elements_of, entry, open_manager, read, sub_code
 from tests.emulator.peer import raw_connection
-from tests.kit.async_tests import InLoop
 
 FOR_EVER = "P10675199DT2H48M5.4775807S"
 BACKLOG = "contoso%2Fx-servicebus-transfer%2F0"
-
-
-@pytest.fixture
-def manager() -> InLoop:
-    return InLoop(open_manager)
 
 
 async def test_a_backlog_queue_reads_back_element_for_element(manager: Manager) -> None:
@@ -115,10 +107,17 @@ async def test_a_list_of_full_pages_has_links(manager: Manager, count: int) -> N
     assert seen == [f"q{index:03}" for index in range(count)]
 
 
-@pytest.mark.parametrize("path", ["$Resources/topics", "orders/subscriptions", "$resources/queues?$skip=7"])
-async def test_an_empty_list_is_an_empty_feed(manager: Manager, path) -> None:
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("$Resources/queues", "$resources/topics?$skip=7", "t/subscriptions/n"),
+        *("n/subscriptions", "n/subscriptions/s/rules", "t/subscriptions/s/rules/n"),
+    ],
+)
+async def test_an_empty_list_or_a_missing_entity_is_an_empty_feed(manager: Manager, path: str) -> None:
+    manager.namespace.create_topic("t").create_subscription("s")
     status, text = await manager.ask("GET", path)
-    assert status == 200
+    assert (status, read(text).tag) == (200, f"{ATOM}feed")
     assert read(text).find(f"{ATOM}entry") is None
 
 
@@ -247,12 +246,10 @@ async def test_a_bug_is_answered_with_the_services_text(monkeypatch, caplog) -> 
 @pytest.mark.parametrize("path", ["/[", "/orders", "//["])
 async def test_two_leading_slashes_are_no_host(manager: Manager, path) -> None:
     await manager.put("orders")
-    host, _, port = manager.namespace.authority.rpartition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    ask = f"GET /{path}?api-version=2021-05 HTTP/1.1\r\nHost: {host}\r\nAuthorization: {manager.token()}\r\n"
-    writer.write(f"{ask}Connection: close\r\n\r\n".encode())
-    answer = (await reader.read()).decode()
-    writer.close()
+    ask = f"GET /{path}?api-version=2021-05 HTTP/1.1\r\nHost: here\r\nAuthorization: {manager.token()}\r\n"
+    async with raw_connection(manager.namespace.authority) as (reader, writer):
+        writer.write(f"{ask}Connection: close\r\n\r\n".encode())
+        answer = (await reader.read()).decode()
     assert answer.startswith("HTTP/1.1 200")
     assert ("QueueDescription" in answer) is (path == "/orders")
 

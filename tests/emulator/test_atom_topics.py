@@ -1,6 +1,5 @@
 """Topics, subscriptions and rules in Atom: requests that the official client for Python does not send."""
 
-from functools import partial
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -13,17 +12,10 @@ from sbpair.emulator.frontends.http.atom_xml import read_rule, rule_xml
 from sbpair.emulator.service_errors import ArgumentInvalid
 from sbpair.rules.filters import CorrelationRuleFilter, SqlRuleFilter
 from sbpair.rules.values import RuleInvalid, read_typed
-from tests.emulator.atom_client import Manager, elements_of, entry, open_manager, sub_code
+from tests.emulator.atom_client import Manager, elements_of, entry, sub_code
 from tests.emulator.strict_http import ORDERS
-from tests.kit.async_tests import InLoop
 
 SCHEMA = "http://www.w3.org/2001/XMLSchema"
-API_VERSION = "2024-05"
-
-
-@pytest.fixture
-def manager() -> InLoop:
-    return InLoop(partial(open_manager, API_VERSION))
 
 
 def in_order(kind: str) -> list[str]:
@@ -116,17 +108,6 @@ async def test_invalid_requests_have_the_services_errors(manager: Manager) -> No
         assert (answered, sub_code(text)) == (status, code), (method, path, body)
     for path in ("t", "t/subscriptions", "t/subscriptions/s", "t/subscriptions/s/rules", "t/subscriptions/s/rules/r"):
         assert (await manager.ask("POST", path))[0] == 405, path
-
-
-@pytest.mark.parametrize(
-    "path", ["t/subscriptions/n", "n/subscriptions", "n/subscriptions/s/rules", "t/subscriptions/s/rules/n"]
-)
-async def test_a_missing_entity_is_an_empty_feed(manager: Manager, path: str) -> None:
-    manager.namespace.create_topic("t").create_subscription("s")
-    status, text = await manager.ask("GET", path)
-    assert status == 200
-    assert "<feed" in text
-    assert "<entry" not in text
 
 
 TYPED = [

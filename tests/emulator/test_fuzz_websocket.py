@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from websockets.frames import Frame, Opcode
+from websockets.frames import Opcode
 from websockets.protocol import Protocol, Side
 
 from sbpair.emulator.frontends.amqp.amqp_connection import AmqpConnection
@@ -26,14 +26,10 @@ from tests.emulator.test_fuzz_amqp import (
     settled,
     survive,
 )
-from tests.emulator.test_websocket import handshake
+from tests.emulator.test_websocket import frame, handshake
 
 Draw = Any
 CONTROL = [(Opcode.PING, b""), (Opcode.PING, b"x" * 125), (Opcode.PONG, b"unasked"), (Opcode.BINARY, b"")]
-
-
-def frame(opcode: Opcode, data: bytes, *, fin: bool = True) -> bytes:
-    return Frame(opcode, data, fin).serialize(mask=True)
 
 
 def cuts(draw: Draw, size: int) -> list[int]:

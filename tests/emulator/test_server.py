@@ -97,26 +97,22 @@ async def test_the_page_is_made_for_the_first_browser_alone() -> None:
                 assert (answer.status, len(made)) == (200, 1)
 
 
-async def test_first_bytes_may_come_one_by_one(emulator: Emulator) -> None:
-    async with connected(emulator) as (reader, writer):
-        for byte in b"AMQP\x00":
-            writer.write(bytes([byte]))
-            await writer.drain()
-            await asyncio.sleep(0)
-        assert await reader.readexactly(5) == b"AMQP\x00"
-    async with connected(emulator) as (reader, writer):
-        for byte in b"GET /$control/state HTTP/1.1\r\nHost: localhost\r\n\r\n":
-            writer.write(bytes([byte]))
-            await writer.drain()
-            await asyncio.sleep(0)
-        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
-    async with connected(emulator) as (reader, writer):
+@pytest.mark.parametrize(
+    ("first", "rest", "answer"),
+    [
+        (b"AMQP\x00", b"", b"AMQP\x00"),
+        (b"GET /$control/state HTTP/1.1\r\nHost: localhost\r\n\r\n", b"", b"HTTP/1.1 200"),
         # It begins like the path of a WebSocket.
-        for piece in (b"GET /$service", b"bus/web?api-version=2021-05 HTTP/1.1\r\nHost: here\r\n\r\n"):
+        (b"GET /$service", b"bus/web?api-version=2021-05 HTTP/1.1\r\nHost: here\r\n\r\n", b"HTTP/1.1 401"),
+    ],
+)
+async def test_first_bytes_may_come_one_by_one(emulator: Emulator, first: bytes, rest: bytes, answer: bytes) -> None:
+    async with connected(emulator) as (reader, writer):
+        for piece in (*(bytes([byte]) for byte in first), rest):
             writer.write(piece)
             await writer.drain()
             await asyncio.sleep(0)
-        assert (await reader.readline()).startswith(b"HTTP/1.1 401")
+        assert await reader.readexactly(len(answer)) == answer
 
 
 @pytest.mark.parametrize("garbage", [b"\x00", b"\x16\x03\x01\x02\x00", b"AMQQ", b"GETX", b"A" * 100_000])

@@ -17,6 +17,7 @@ from sbpair.amqp_client.client import connect
 from sbpair.errors import MachineLacks, Unavailable, Unreachable
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.testing import Emulator, EmulatorOptions
+from tests.emulator.peer import raw_connection
 from tests.kit.async_tests import InLoop
 
 MESSAGE = bytes.fromhex("005375a0026869")
@@ -122,12 +123,10 @@ async def test_a_connection_breaks_under_tls(emulator: Emulator) -> None:
 
 @pytest.mark.parametrize("garbage", [b"\x16\x03\x01\x00\x05hello", b"\x16\x03" + b"\xff" * 100_000])
 async def test_invalid_tls_costs_its_own_connection(emulator: Emulator, garbage: bytes) -> None:
-    host, _, port = emulator.namespaces["contoso"].authority.rpartition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write(garbage)
-    with suppress(ConnectionError):
-        await reader.read()
-    writer.close()
+    async with raw_connection(emulator.namespaces["contoso"].authority) as (reader, writer):
+        writer.write(garbage)
+        with suppress(ConnectionError):
+            await reader.read()
     async with connect(tls_endpoint(emulator)) as wire:
         await (await wire.sender("orders")).send(MESSAGE)
 
@@ -140,19 +139,13 @@ async def test_without_tls_a_handshake_ends_the_connection() -> None:
             await session.get(f"https://{emulator.namespaces['contoso'].authority}/$control/state")
 
 
-def look_at(path: Path) -> Path:
-    assert [each.name for each in path.parent.iterdir()] == ["ca.pem"]
-    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-    assert b"PRIVATE" not in path.read_bytes()
-    return path
-
-
 async def test_the_temporary_ca_file_is_private_and_removed() -> None:
-    async def main() -> Path:
-        async with tls_emulator() as emulator:
-            return look_at(Path(emulator.ready.ca_file))
-
-    assert not (await main()).parent.exists()
+    async with tls_emulator() as emulator:
+        path = Path(emulator.ready.ca_file)
+        assert [each.name for each in path.parent.iterdir()] == ["ca.pem"]
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+        assert b"PRIVATE" not in path.read_bytes()
+    assert not path.parent.exists()
 
 
 async def test_a_given_ca_file_is_kept(tmp_path: Path) -> None:

@@ -34,30 +34,23 @@ def test_an_issued_token_grants_all_rights_until_it_expires() -> None:
         bearers.grant(token, expires_on * 1000)
 
 
-def test_a_token_for_another_audience_is_refused() -> None:
+def test_a_token_of_another_audience_or_issuer_or_that_was_changed_is_refused() -> None:
     bearers = Bearers()
-    token, _ = bearers.issue("https://management.azure.com", NOW)
-    with pytest.raises(Unauthenticated, match="InvalidAudience"):
-        bearers.grant(token, NOW)
-
-
-def test_a_token_of_another_issuer_is_refused() -> None:
-    token, _ = Bearers().issue(AUDIENCE, NOW)
-    with pytest.raises(Unauthenticated, match="InvalidIssuer") as refused:
-        Bearers().grant(token, NOW)
-    assert (refused.value.status, refused.value.sub_code) == (401, 40100)
-
-
-def test_a_changed_token_is_refused() -> None:
-    bearers = Bearers()
+    elsewhere, _ = bearers.issue("https://management.azure.com", NOW)
+    foreign, _ = Bearers().issue(AUDIENCE, NOW)
     token, _ = bearers.issue(AUDIENCE, NOW)
     header, claims, signature = token.split(".")
     forged = base64url_encode(json.dumps({**read_jwt(token).claims, "exp": 1 << 50}).encode())
-    with pytest.raises(Unauthenticated, match="InvalidIssuer"):
-        bearers.grant(f"{header}.{forged}.{signature}", NOW)
     none = base64url_encode(b'{"alg":"none","typ":"JWT"}')
-    with pytest.raises(Unauthenticated, match="InvalidIssuer"):
-        bearers.grant(f"{none}.{claims}.", NOW)
+    for wrong, cause in (
+        (elsewhere, "InvalidAudience"),
+        (foreign, "InvalidIssuer"),
+        (f"{header}.{forged}.{signature}", "InvalidIssuer"),
+        (f"{none}.{claims}.", "InvalidIssuer"),
+    ):
+        with pytest.raises(Unauthenticated, match=cause) as refused:
+            bearers.grant(wrong, NOW)
+        assert (refused.value.status, refused.value.sub_code) == (401, 40100)
 
 
 def test_any_token_can_be_accepted() -> None:

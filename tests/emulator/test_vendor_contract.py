@@ -68,22 +68,14 @@ async def get(url: str, method: str = "GET", **headers: str) -> tuple[int, str]:
 # Two ports
 
 
-async def test_both_ports_serve_both_protocols(emulator: Emulator) -> None:
+async def test_both_ports_serve_both_protocols_and_share_an_outage(emulator: Emulator) -> None:
     amqp, http = addresses(emulator)
     assert amqp != http
-    for each in (amqp, http):
-        assert (await get(f"http://{each}/health"))[0] == 200
-        async with raw_connection(each) as (reader, writer):
+    async with raw_connection(amqp) as first, raw_connection(http) as second:
+        for each, (reader, writer) in ((amqp, first), (http, second)):
+            assert (await get(f"http://{each}/health"))[0] == 200
             writer.write(AMQP)
             assert await reader.readexactly(8) == AMQP
-
-
-async def test_an_outage_breaks_the_connections_of_both_ports(emulator: Emulator) -> None:
-    amqp, http = addresses(emulator)
-    async with raw_connection(amqp) as first, raw_connection(http) as second:
-        for reader, writer in (first, second):
-            writer.write(AMQP)
-            await reader.readexactly(8)
         with emulator.faults.during("namespace-down", "sbemulatorns"):
             for reader, _ in (first, second):
                 with suppress(ConnectionError):

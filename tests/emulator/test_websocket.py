@@ -12,9 +12,7 @@ import pytest
 from websockets.frames import Close, Frame, Opcode
 from websockets.protocol import Protocol, Side
 
-from sbpair.amqp.link import CreditChanged
 from sbpair.amqp.message import data_body
-from sbpair.amqp.session import Disposed
 from sbpair.emulator import port
 from sbpair.emulator.frontends.amqp import websocket_frontend
 from sbpair.emulator.frontends.amqp.link_owner import MAX_OUTPUT
@@ -104,6 +102,16 @@ async def opened(emulator: Emulator, *, upgrade: bool = True) -> AsyncIterator[R
         yield raw
 
 
+@asynccontextmanager
+async def serving(above: type[asyncio.Protocol]) -> AsyncIterator[RawSocket]:
+    """Connect to a frontend whose AMQP is another protocol."""
+    make = partial(WebSocketFrontend, above)
+    async with await asyncio.get_running_loop().create_server(make, "127.0.0.1", 0) as server, asyncio.timeout(SECONDS):
+        host, port = server.sockets[0].getsockname()
+        async with raw_connection(f"{host}:{port}") as streams:
+            yield RawSocket(*streams)
+
+
 @pytest.fixture
 def echo(monkeypatch: pytest.MonkeyPatch) -> InLoop:
     monkeypatch.setattr(port, "AmqpConnection", lambda _namespace: Echo())
@@ -171,13 +179,9 @@ async def test_a_post_to_the_path_is_a_request(stage: Stage) -> None:
 
 async def test_an_incomplete_handshake_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(websocket_frontend, "OPEN_SECONDS", 0.05)
-    loop = asyncio.get_running_loop()
-    make = partial(WebSocketFrontend, Echo)
-    async with asyncio.timeout(SECONDS), await loop.create_server(make, "127.0.0.1", 0) as server:
-        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
-        writer.write(handshake()[:-2])
-        assert await reader.read() == b""
-        writer.close()
+    async with serving(Echo) as raw:
+        raw.writer.write(handshake()[:-2])
+        assert await raw.reader.read() == b""
 
 
 async def test_no_websocket_opens_while_the_namespace_is_down(stage: Stage) -> None:
@@ -275,16 +279,12 @@ async def test_a_client_without_an_answer_to_close_is_cut_off(monkeypatch: pytes
             super().data_received(data)
             self.transport.close()
 
-    loop = asyncio.get_running_loop()
-    make = partial(WebSocketFrontend, Closes)
-    async with asyncio.timeout(SECONDS), await loop.create_server(make, "127.0.0.1", 0) as server:
-        raw = RawSocket(*await asyncio.open_connection(*server.sockets[0].getsockname()))
+    async with serving(Closes) as raw:
         await raw.ask(handshake())
         raw.writer.write(frame(BINARY, b"bye"))
         assert await raw.payload(3) == b"bye"
         raw.writer.write(frame(BINARY, b"too late"))
         assert await raw.close_code() == 1000
-        raw.writer.close()
 
 
 @pytest.mark.parametrize("opcode", [BINARY, PING])
@@ -313,26 +313,3 @@ async def test_a_client_that_reads_nothing_is_not_read_from(echo: Emulator, stag
         left = written // len(flood) * 10_000 * 125
         while left:
             left -= len((await raw.frame()).data)
-
-
-# Faults
-
-
-async def test_a_stalled_websocket_continues_where_it_stopped(stage: Stage) -> None:
-    async with stage.connect(websocket=True) as peer, stage.connect(websocket=True) as other:
-        stalled, unharmed = await peer.attach_sender("orders"), await other.attach_sender("orders")
-        await peer.wait(CreditChanged, of=stalled)
-        stall = stage.emulator.faults.stall("contoso", 1, count=1)
-        for number in range(3):
-            stalled.send(data_body(b"stalled"), b"%d" % number)
-        await peer.flush()
-        await peer.wait(Disposed)
-        await other.send(unharmed, data_body(b"x"))
-        assert stage.queue.counts().active == 2
-        pong = await peer.writer.websocket.ping()
-        await (await other.writer.websocket.ping())
-        assert not pong.done()
-        stage.emulator.faults.end(stall)
-        assert len((await peer.wait(Disposed)).deliveries) == 2
-        await pong
-    assert stage.queue.counts().active == 4
