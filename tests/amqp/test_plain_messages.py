@@ -68,10 +68,14 @@ parts = st.sampled_from(
 )
 
 
-@given(st.lists(parts, max_size=6))
-def test_sections_in_any_order_are_found_as_the_careful_way_finds_them(found: list[bytes]) -> None:
-    payload = b"".join(found)
-    assert split(payload) == split_carefully(payload)
+@given(st.lists(parts, max_size=6).map(b"".join) | messages.map(Sections.join), st.booleans(), st.data())
+def test_any_sections_are_split_as_the_careful_way_splits_them(
+    whole: bytes, damaged: bool, data: st.DataObject
+) -> None:
+    payload = bytearray(whole or b"\x00")
+    if damaged:
+        payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
+    assert split(bytes(payload)) == split_carefully(bytes(payload))
 
 
 @pytest.mark.parametrize("size", [1, 300])
@@ -88,13 +92,6 @@ def test_common_sections_are_split_at_once(size: int, monkeypatch: pytest.Monkey
     )
     monkeypatch.setattr(message, "_walk", None)
     assert Sections.split(sections.join()) == sections
-
-
-@given(messages, st.data())
-def test_what_is_damaged_is_split_as_the_careful_way_splits_it(sections: Sections, data: st.DataObject) -> None:
-    payload = bytearray(sections.join() or b"\x00")
-    payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
-    assert split(bytes(payload)) == split_carefully(bytes(payload))
 
 
 @given(messages)

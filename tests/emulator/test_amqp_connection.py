@@ -70,11 +70,9 @@ async def test_untouched_sections_leave_byte_for_byte(peer: Peer) -> None:
 async def test_a_dead_letter_is_spliced_not_reencoded(peer: Peer) -> None:
     sent = odd_message()
     reason = Map([(Symbol("DeadLetterReason"), "r"), (Symbol("DeadLetterErrorDescription"), "d" * 300)])
-    await peer.send(await peer.attach_sender("orders"), sent.join())
-    (delivery,) = await peer.take(await peer.attach_receiver("orders"), 1)
+    (delivery,) = await peer.lock("orders", sent.join())
     await peer.settle(delivery, Rejected(Error("com.microsoft:dead-letter", "", reason)))
-    dead = await peer.attach_receiver("orders/$DeadLetterQueue")
-    (delivery,) = await peer.take(dead, 1)
+    (delivery,) = await peer.take(await peer.attach_receiver("orders/$DeadLetterQueue"), 1)
     got = Sections.split(delivery.payload)
     theirs = codec.encode(ODD_PROPERTIES)[3:]
     assert got.application_properties[12 : 12 + len(theirs)] == theirs
@@ -88,8 +86,7 @@ async def test_a_resent_dead_letter_has_only_its_last_reason(peer: Peer) -> None
     old = Map([("DeadLetterReason", "old"), ("kept", "yes")])
     payload = Sections(application_properties=encode_map(0x74, old), body=data_body(b"x")).join()
     reason = Map([(Symbol("DeadLetterReason"), "new")])
-    await peer.send(await peer.attach_sender("orders"), payload)
-    (delivery,) = await peer.take(await peer.attach_receiver("orders"), 1)
+    (delivery,) = await peer.lock("orders", payload)
     await peer.settle(delivery, Rejected(Error("com.microsoft:dead-letter", "", reason)))
     (delivery,) = await peer.take(await peer.attach_receiver("orders/$deadletterqueue"), 1)
     properties = Sections.split(delivery.payload).read_application_properties()

@@ -9,11 +9,11 @@ from functools import partial
 import pytest
 
 from sbpair.amqp_client.client import AmqpClient, connect
-from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.errors import EntityMissing, InDoubt, Throttled, Unavailable, Unreachable
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Transport
 from sbpair.testing import Emulator
+from tests.emulator.peer import Stage
 from tests.kit.async_tests import InLoop
 from tests.kit.waiting import until
 
@@ -21,26 +21,20 @@ SECONDS = 10.0
 MESSAGE = bytes.fromhex("005375a0026869")
 
 
-class Scene:
-    """An emulator with a queue, in this loop, and a way to connect to it."""
+class Scene(Stage):
+    """A stage, and the product's own client over one transport."""
 
-    def __init__(self, emulator: Emulator, queue: QueueEntity, transport: Transport) -> None:
-        self._transport = transport
-        self.emulator = emulator
+    def __init__(self, emulator: Emulator, transport: Transport) -> None:
+        super().__init__(emulator)
         self.faults = emulator.faults
-        self.queue = queue
-
-    @asynccontextmanager
-    async def wire(self) -> AsyncIterator[AmqpClient]:
-        endpoint = endpoint_from_connection_string(self.emulator.namespaces["contoso"].connection_string)
-        async with connect(replace(endpoint, transport=self._transport)) as wire:
-            yield wire
+        endpoint = endpoint_from_connection_string(self.namespace.connection_string)
+        self.wire = partial(connect, replace(endpoint, transport=transport))
 
 
 @asynccontextmanager
 async def open_scene(transport: Transport) -> AsyncIterator[Scene]:
     async with Emulator([("contoso", 0)]) as emulator:
-        yield Scene(emulator, emulator.namespaces["contoso"].create_queue("orders"), transport)
+        yield Scene(emulator, transport)
 
 
 @pytest.fixture(params=Transport)
@@ -78,7 +72,7 @@ async def test_count_connections_break(scene: Scene) -> None:
 
 
 async def test_a_connection_without_the_entity_continues(scene: Scene) -> None:
-    scene.emulator.namespaces["contoso"].create_queue("invoices")
+    scene.namespace.create_queue("invoices")
     async with scene.wire() as wire, scene.wire() as other:
         orders, invoices = await wire.sender("orders"), await other.sender("invoices")
         with scene.faults.during("reset", "contoso", entity="orders"):
@@ -114,7 +108,7 @@ async def test_latency_delays_answers_in_order(scene: Scene) -> None:
             async with scene.wire() as another:
                 await another.receiver("orders")
         await sender.send(MESSAGE)
-        points = scene.emulator.namespaces["contoso"].fault_points
+        points = scene.namespace.fault_points
         await until(lambda: [each.output.faults for each in points.connections] == [None])
 
 
@@ -144,7 +138,7 @@ async def test_detached_links_can_be_attached_again(scene: Scene) -> None:
 
 
 async def test_an_entity_that_is_down_refuses_links(scene: Scene) -> None:
-    scene.emulator.namespaces["contoso"].create_queue("orders/other")
+    scene.namespace.create_queue("orders/other")
     async with scene.wire() as wire:
         sender, other = await scene_sender(wire), await wire.sender("orders/other")
         down = scene.faults.entity_down("contoso", "orders")

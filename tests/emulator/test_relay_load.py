@@ -89,47 +89,45 @@ async def test_100_megabytes_pass_through_a_websocket_in_constant_memory(bench: 
     assert found.hexdigest() == digest()
 
 
-async def test_a_sender_that_does_not_read_holds_the_listener_back(bench: RelayBench) -> None:
-    _, asking, request = await bench.asked()
-    is_held, sent = False, 0
+class Flood:
+    """A body without an end, until it is held back."""
 
-    async def flood() -> AsyncIterator[bytes]:
-        nonlocal sent
-        while not is_held:
-            sent += len(PART)
+    def __init__(self) -> None:
+        self.is_held = False
+        self.sent = 0
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while not self.is_held:
+            self.sent += len(PART)
             yield PART
 
+
+async def test_a_sender_that_does_not_read_holds_the_listener_back(bench: RelayBench) -> None:
+    _, asking, request = await bench.asked()
+    flood = Flood()
     async with connect(request["address"], compression=None) as meeting, asyncio.TaskGroup() as group:
         await meeting.send(response_to(request))
         answer = await asking
-        group.create_task(meeting.send(flood()))
+        group.create_task(meeting.send(flood))
         [waiting] = bench.namespace.hybrid_connections.waiting.values()
         transport = waiting._rendezvous.connection._transport  # type: ignore[union-attr]
         await until(lambda: not transport.is_reading())
-        is_held = True
-        assert len(await answer.read()) == sent
+        flood.is_held = True
+        assert len(await answer.read()) == flood.sent
 
 
 async def test_a_listener_that_does_not_read_holds_the_sender_back(bench: RelayBench) -> None:
-    listener = await bench.listen()
-    is_held, sent = asyncio.Event(), 0
-
-    async def flood() -> AsyncIterator[bytes]:
-        nonlocal sent
-        while not is_held.is_set():
-            sent += len(PART)
-            yield PART
-
-    asking = bench.ask("POST", data=flood())
+    listener, flood = await bench.listen(), Flood()
+    asking = bench.ask("POST", data=flood)
     pointer = await listener.next("request")
     async with connect(pointer["address"], compression=None, max_queue=1, max_size=None) as meeting:
         request = json.loads(await meeting.recv())["request"]
         [waiting] = bench.namespace.hybrid_connections.waiting.values()
         await until(lambda: not waiting._rendezvous.connection._writable.is_set())  # type: ignore[union-attr]
-        is_held.set()
+        flood.is_held = True
         received = 0
         async for part in meeting.recv_streaming(decode=False):
             received += len(part)
         await meeting.send(response_to(request, has_body=False))
     assert (await asking).status == 200
-    assert received == sent
+    assert received == flood.sent

@@ -14,6 +14,7 @@ from sbpair.emulator.entities.queue import ROOT_RULE
 from sbpair.emulator.service_errors import Unauthenticated, Unauthorized
 from tests.kit.sas import sign
 
+SOON = ManualClock().now_ms() // 1000 + 60
 ENTITY = "sb://127.0.0.1:5672/orders"
 WHOLE = "https://127.0.0.1:5672"
 SENDER = AuthorizationRule("sender", "first key", "second key", frozenset({AccessRight.SEND}))
@@ -25,11 +26,6 @@ def namespace(clock: ManualClock) -> Namespace:
     namespace.create_queue("Orders", replace(QueueDescription(), authorization_rules=(SENDER,)))
     namespace.create_queue("orders-old")
     return namespace
-
-
-@pytest.fixture
-def soon(clock: ManualClock) -> int:
-    return clock.now_ms() // 1000 + 60
 
 
 def raw_token(resource: str, expiry: int, key: str = "SAS_KEY_VALUE", name: str = ROOT_RULE.key_name) -> str:
@@ -59,9 +55,9 @@ LISTING = "https://127.0.0.1:5672/$resources/queues?$skip=0"
         (ENTITY, "amqps://127.0.0.1:5672/orders/$management", "orders"),
     ],
 )
-def test_a_token_is_valid_for_its_path_and_below(namespace, soon, resource: str, address: str, scope: str) -> None:
-    grant = namespace.authenticate(sign(ROOT_RULE, resource, soon), address)
-    assert (grant.rights, grant.scope, grant.expires_at_ms) == (ALL_RIGHTS, scope, soon * 1000)
+def test_a_token_is_valid_for_its_path_and_below(namespace, resource: str, address: str, scope: str) -> None:
+    grant = namespace.authenticate(sign(ROOT_RULE, resource, SOON), address)
+    assert (grant.rights, grant.scope, grant.expires_at_ms) == (ALL_RIGHTS, scope, SOON * 1000)
 
 
 @pytest.mark.parametrize("expiry", range(1_800_000_000, 1_800_000_040))
@@ -86,7 +82,6 @@ MALFORMED = [
     "SharedAccessSignature sr=" + "a" * 10_000 + "&sig=YQ==&se=1&skn=k",
     "Bearer eyJ",
 ]
-SOON = ManualClock().now_ms() // 1000 + 60
 TOKEN = sign(ROOT_RULE, ENTITY, SOON)
 
 
@@ -113,9 +108,9 @@ def test_an_invalid_token_is_not_authenticated(namespace, token: str, address: s
     assert (refused.value.status, refused.value.sub_code) == (401, 40100)
 
 
-def test_a_grant_has_its_rights_on_its_entity_until_it_expires(namespace, clock, soon) -> None:
-    assert namespace.authenticate(raw_token(ENTITY, soon, ROOT_RULE.secondary_key), ENTITY).rights == ALL_RIGHTS
-    grant = namespace.authenticate(sign(SENDER, ENTITY, soon), "orders")
+def test_a_grant_has_its_rights_on_its_entity_until_it_expires(namespace, clock) -> None:
+    assert namespace.authenticate(raw_token(ENTITY, SOON, ROOT_RULE.secondary_key), ENTITY).rights == ALL_RIGHTS
+    grant = namespace.authenticate(sign(SENDER, ENTITY, SOON), "orders")
     grant.require(AccessRight.SEND, "orders", clock.now_ms())
     with pytest.raises(Unauthorized, match="Listen"):
         grant.require(AccessRight.LISTEN, "orders", clock.now_ms())

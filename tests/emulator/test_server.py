@@ -260,22 +260,19 @@ async def patient(port: int, request: bytes, size: int = -1) -> bytes:
 async def test_the_ready_file_exists_while_all_ports_accept(tmp_path: Path) -> None:
     path = tmp_path / "ready.json"
     path.write_text("left by an earlier run")
-    seen, written = [], []
-
     ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
     wanted = [("contoso", 0), ("contoso-dr", 0)]
     task = asyncio.create_task(server.serve(wanted, ready_file=path, on_ready=ready.set_result), name="emulator")
-    seen.append(await ready)
-    written.append(path.read_text())
-    for each in json.loads(written[0])["namespaces"]:
+    seen, written = await ready, path.read_text()
+    described = json.loads(written)["namespaces"]
+    for each in described:
         _, writer = await asyncio.open_connection("127.0.0.1", int(each["endpoint"].rpartition(":")[2]))
         writer.close()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert written == [json.dumps(seen[0].as_document()) + "\n"]
+    assert written == json.dumps(seen.as_document()) + "\n"
     assert list(tmp_path.iterdir()) == []
-    described = json.loads(written[0])["namespaces"]
     assert [each["name"] for each in described] == ["contoso", "contoso-dr"]
     assert described[0]["connection_string"] == (
         f"Endpoint={described[0]['endpoint']};SharedAccessKeyName=RootManageSharedAccessKey;"

@@ -31,23 +31,18 @@ def secure(another: Any) -> Iterator[Any]:
         yield secure
 
 
-@pytest.fixture(scope="module")
-def connecting(secure: Any) -> dict[str, Any]:
-    """Return the options that make an official client use this port instead of 5671."""
-    ready = secure.emulator.ready
-    return {
-        "conn_str": ready.namespaces[0].tls_connection_string,
-        "connection_verify": ready.ca_file,
-        "custom_endpoint_address": f"sb://{secure.namespace.authority}",
-        "retry_total": 0,
-    }
-
-
 @pytest.mark.parametrize("transport", TransportType)
-def test_the_official_client_speaks_tls(secure: Any, connecting: dict[str, Any], transport: TransportType) -> None:
-    queue = secure.queue()
+def test_the_official_client_speaks_tls(secure: Any, transport: TransportType) -> None:
+    queue, ready = secure.queue(), secure.emulator.ready
     with (
-        ServiceBusClient.from_connection_string(**connecting, transport_type=transport) as client,
+        ServiceBusClient.from_connection_string(
+            ready.namespaces[0].tls_connection_string,
+            connection_verify=ready.ca_file,
+            # The client would use the port 5671.
+            custom_endpoint_address=f"sb://{secure.namespace.authority}",
+            retry_total=0,
+            transport_type=transport,
+        ) as client,
         client.get_queue_sender(queue.path) as sender,
         client.get_queue_receiver(queue.path) as receiver,
     ):
