@@ -9,9 +9,9 @@ import pytest
 from sbpair.amqp import frames
 from sbpair.amqp.connection import Connection, ConnectionClosed, Event
 from sbpair.amqp.link import Delivery, LinkAttaching, ReceivingLink, SendingLink
-from sbpair.amqp.performatives import Composite, Source, Target, decode_composite
+from sbpair.amqp.performatives import Accepted, Composite, Disposition, Error, Source, Target, decode_composite
 from sbpair.amqp.sasl import SaslClient, SaslServer
-from sbpair.amqp.session import Session, SessionBegun
+from sbpair.amqp.session import Disposed, Session, SessionBegun
 
 
 @dataclass
@@ -118,6 +118,36 @@ def performatives(data: bytes) -> Iterator[Composite]:
         if size > frames.HEADER_SIZE:
             yield decode_composite(data[position + 8 : position + size])[0]
         position += size
+
+
+# Links
+
+NOT_FOUND = Error("amqp:not-found", "no such entity")
+
+
+def send(link: Any, *payloads: bytes, **terms: Any) -> None:
+    for payload in payloads:
+        link.send(payload, payload[:8] or b"tag", **terms)
+
+
+def deliver(pair: Any, link: Any, *payloads: bytes) -> None:
+    send(link, *payloads)
+    pair.pump()
+
+
+def assert_settling_has_no_effect(pair: Any, first: int, last: int) -> None:
+    """Settle deliveries of the client's link that has ended."""
+    pair.tell("client", Disposition(True, first, last, True, Accepted()))
+    assert pair.client.of(Disposed) == []
+    assert not pair.client.connection.over
+
+
+def frame_sizes(data: bytes) -> list[int]:
+    found, position = [], 0
+    while position < len(data):
+        found.append(int.from_bytes(data[position : position + 4]))
+        position += found[-1]
+    return found
 
 
 @pytest.fixture

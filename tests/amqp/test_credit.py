@@ -6,8 +6,7 @@ import pytest
 
 from sbpair.amqp import session as session_module
 from sbpair.amqp.performatives import Detach, Flow, Source, Target, Transfer
-from tests.amqp.conftest import Pair
-from tests.amqp.links import assert_settling_has_no_effect, deliver, frame_sizes, send
+from tests.amqp.conftest import Pair, assert_settling_has_no_effect, deliver, frame_sizes, send
 
 # Credit.
 

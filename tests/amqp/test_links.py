@@ -26,8 +26,7 @@ from sbpair.amqp.performatives import (
 from sbpair.amqp.session import Disposed, SessionEnded
 from sbpair.amqp.types import Described, Symbol
 from sbpair.errors import ProtocolError
-from tests.amqp.conftest import Pair
-from tests.amqp.links import NOT_FOUND, assert_settling_has_no_effect, deliver, frame_sizes, send
+from tests.amqp.conftest import NOT_FOUND, Pair, assert_settling_has_no_effect, deliver, frame_sizes, send
 
 
 @given(

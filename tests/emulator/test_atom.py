@@ -221,7 +221,8 @@ async def test_a_forwarding_target_reads_back_as_a_whole_address(manager: Manage
 
 
 async def test_other_methods_are_not_allowed(manager: Manager) -> None:
-    for path in ("orders/messages", "$Resources/queues"):
+    below = [f"t/subscriptions{rest}" for rest in ("", "/s", "/s/rules", "/s/rules/r")]
+    for path in ("orders/messages", "$Resources/queues", "t", *below):
         status, text = await manager.ask("POST", path)
         assert (status, read(text).findtext("Code")) == (405, "405")
 

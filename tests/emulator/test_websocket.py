@@ -12,7 +12,9 @@ import pytest
 from websockets.frames import Close, Frame, Opcode
 from websockets.protocol import Protocol, Side
 
+from sbpair.amqp.link import CreditChanged
 from sbpair.amqp.message import data_body
+from sbpair.amqp.session import Disposed
 from sbpair.emulator import port
 from sbpair.emulator.frontends.amqp import websocket_frontend
 from sbpair.emulator.frontends.amqp.link_owner import MAX_OUTPUT
@@ -313,3 +315,18 @@ async def test_a_client_that_reads_nothing_is_not_read_from(echo: Emulator, stag
         left = written // len(flood) * 10_000 * 125
         while left:
             left -= len((await raw.frame()).data)
+
+
+async def test_a_stalled_websocket_answers_no_ping_until_it_continues(stage: Stage) -> None:
+    async with stage.connect(websocket=True) as other, stage.connect(websocket=True) as peer:
+        sender = await peer.attach_sender("orders")
+        await peer.wait(CreditChanged, of=sender)
+        stall = stage.emulator.faults.stall("contoso", 0, count=1)
+        sender.send(data_body(b"stalled"), b"1")
+        await peer.flush()
+        pong = await peer.writer.websocket.ping()
+        await (await other.writer.websocket.ping())
+        assert not pong.done()
+        stage.emulator.faults.end(stall)
+        await peer.wait(Disposed)
+        await pong
