@@ -11,10 +11,10 @@ from yarl import URL
 
 from sbpair.emulator.access_tokens import ARM_AUDIENCES
 from sbpair.testing import Emulator, EmulatorOptions
+from tests.emulator.test_arm_sdk import SUBSCRIPTION
 from tests.kit.async_tests import InLoop
 from tests.kit.sas import sign
 
-SUBSCRIPTION = "00000000-0000-0000-0000-000000000000"
 GROUP = f"/subscriptions/{SUBSCRIPTION}/resourceGroups/any/providers/Microsoft.ServiceBus"
 CONTOSO = f"{GROUP}/namespaces/contoso"
 RULES = "topics/t~1/subscriptions/all/rules"

@@ -26,6 +26,7 @@ from sbpair.testing import Emulator, EmulatorOptions
 from tests.emulator import atom_client
 from tests.emulator.peer import raw_connection
 from tests.emulator.relay_peers import HANDSHAKE
+from tests.emulator.test_arm import CONTOSO, GROUP, VERSION
 from tests.kit.sas import sign
 
 Draw = Any
@@ -160,9 +161,6 @@ def atom_requests(draw: Draw) -> Request:
 
 # Resource Manager
 
-SERVICE = "/subscriptions/00000000-0000-0000-0000-000000000000/resourceGroups/g/providers/Microsoft.ServiceBus"
-CONTOSO = f"{SERVICE}/namespaces/contoso"
-VERSION = "api-version=2026-01-01"
 QUEUE = {"lockDuration": "PT30S", "maxSizeInMegabytes": 1024, "requiresSession": False, "forwardTo": "orders"}
 TOPIC = {"defaultMessageTimeToLive": "PT1H", "supportOrdering": True, "enablePartitioning": False}
 SQL = {"filterType": "SqlFilter", "sqlFilter": {"sqlExpression": "a = 1"}, "action": {"sqlExpression": "SET b = 2"}}
@@ -177,7 +175,7 @@ ARM_REQUESTS = {
     "rights": ("PUT", f"{CONTOSO}/queues/orders/authorizationRules/fuzzed", {"properties": {"rights": ["Send"]}}),
     "keys": ("POST", f"{CONTOSO}/authorizationRules/own/regenerateKeys", {"keyType": "PrimaryKey"}),
     "queues": ("GET", f"{CONTOSO}/queues", None),
-    "namespaces": ("GET", f"{SERVICE}/namespaces", None),
+    "namespaces": ("GET", f"{GROUP}/namespaces", None),
 }
 VALUES = [None, True, 0, -1, 10**30, 1.5, [], {}, [{}], {"": ""}, *TEXTS]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -14,9 +14,8 @@ from aiohttp import ClientWebSocketResponse, WSMsgType
 from websockets.frames import Close, Frame
 
 from sbpair.emulator.access_tokens import AccessRight, AuthorizationRule
-from tests.emulator.peer import raw_connection
 from tests.emulator.relay_peers import PATH, RelayBench, RelayPeer
-from tests.emulator.test_websocket import CLOSE, PING, TEXT, RawSocket, frame, handshake
+from tests.emulator.test_websocket import CLOSE, PING, TEXT, RawSocket, frame, handshake, opened
 from tests.kit.waiting import until
 
 WAYS = {
@@ -26,10 +25,8 @@ WAYS = {
 }
 
 
-@asynccontextmanager
-async def raw(bench: RelayBench) -> AsyncIterator[RawSocket]:
-    async with raw_connection(bench.authority) as (reader, writer):
-        yield RawSocket(reader, writer)
+def raw(bench: RelayBench) -> AbstractAsyncContextManager[RawSocket]:
+    return opened(bench.emulator, upgrade=False)
 
 
 def opening(target: str, token: str | None) -> bytes:

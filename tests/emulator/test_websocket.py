@@ -317,16 +317,24 @@ async def test_a_client_that_reads_nothing_is_not_read_from(echo: Emulator, stag
             left -= len((await raw.frame()).data)
 
 
-async def test_a_stalled_websocket_answers_no_ping_until_it_continues(stage: Stage) -> None:
-    async with stage.connect(websocket=True) as other, stage.connect(websocket=True) as peer:
-        sender = await peer.attach_sender("orders")
-        await peer.wait(CreditChanged, of=sender)
-        stall = stage.emulator.faults.stall("contoso", 0, count=1)
-        sender.send(data_body(b"stalled"), b"1")
+# Faults
+
+
+async def test_a_stalled_websocket_continues_where_it_stopped(stage: Stage) -> None:
+    async with stage.connect(websocket=True) as peer, stage.connect(websocket=True) as other:
+        stalled, unharmed = await peer.attach_sender("orders"), await other.attach_sender("orders")
+        await peer.wait(CreditChanged, of=stalled)
+        stall = stage.emulator.faults.stall("contoso", 1, count=1)
+        for number in range(3):
+            stalled.send(data_body(b"stalled"), b"%d" % number)
         await peer.flush()
+        await peer.wait(Disposed)
+        await other.send(unharmed, data_body(b"x"))
+        assert stage.queue.counts().active == 2
         pong = await peer.writer.websocket.ping()
         await (await other.writer.websocket.ping())
         assert not pong.done()
         stage.emulator.faults.end(stall)
-        await peer.wait(Disposed)
+        assert len((await peer.wait(Disposed)).deliveries) == 2
         await pong
+    assert stage.queue.counts().active == 4
