@@ -165,6 +165,15 @@ async def test_a_peer_that_speaks_something_else_is_unreachable(words: bytes) ->
         assert "check the address" in caught.value.hint
 
 
+async def test_tls_serves_only_where_the_certificate_is_trusted() -> None:
+    async with emulated(tls=True) as (_, endpoint):
+        async with connect(endpoint) as wire:
+            await (await wire.sender(QUEUE)).send(message(1, size=150_000))
+        with pytest.raises(errors.Unreachable, match="its certificate is not trusted"):
+            async with connect(replace(endpoint, ca_file=None)):
+                pass
+
+
 async def test_a_ca_file_that_cannot_be_read_is_a_usage_error(tmp_path: Path) -> None:
     endpoint = Endpoint("c", "localhost", "localhost", 1, True, SasKey("k", "key"), str(tmp_path / "missing.pem"))
     with pytest.raises(errors.UsageError, match="CA file"):

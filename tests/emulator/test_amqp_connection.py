@@ -412,3 +412,8 @@ async def test_replies_go_to_the_requested_address(peer: Peer) -> None:
         await peer.send(requests, request.join())
         reply = Sections.split((await peer.wait(Delivery, of=link)).payload)
         assert type(reply.read_properties().correlation_id) is ULong
+
+
+async def test_a_request_that_is_no_message_is_rejected(peer: Peer) -> None:
+    (answer,) = await peer.send(await peer.attach_sender("orders/$management"), b"\xff")
+    assert isinstance(answer.state, Rejected)
