@@ -54,11 +54,6 @@ def test_every_rule_survives_a_round_trip(wanted: SqlFilter | CorrelationFilter,
     assert descriptions.read_json(Rule("t", "s", "r"), descriptions.body_of(rule)["properties"]) == rule
 
 
-def test_an_omitted_property_is_read_as_its_default() -> None:
-    read = descriptions.read_json(Queue("orders", forward_to="elsewhere"), {"lockDuration": "PT30S"})
-    assert read == Queue("orders", "PT30S")
-
-
 def test_a_backlog_queue_is_asked_for_without_what_a_tier_could_refuse() -> None:
     assert descriptions.body_of(backlog.queue_spec("contoso", 0)) == {
         "properties": {
@@ -76,14 +71,9 @@ def test_a_backlog_queue_is_asked_for_without_what_a_tier_could_refuse() -> None
     }
 
 
-def test_a_path_has_slashes_and_a_resource_tildes() -> None:
-    path = backlog.queue_path("contoso", 7)
-    assert descriptions.name_of(path) == "contoso~x-servicebus-transfer~7"
-    assert descriptions.path_of(descriptions.name_of(path)) == path
-
-
 def test_omitted_properties_have_their_defaults() -> None:
-    assert descriptions.read_json(Queue("q"), {"lockDuration": None}) == Queue("q")
+    found = {"lockDuration": "PT30S", "maxDeliveryCount": None}
+    assert descriptions.read_json(Queue("q", forward_to="elsewhere"), found) == Queue("q", "PT30S")
     assert descriptions.read_json(Rule("t", "s", "r"), {"filterType": "SqlFilter"}) == Rule("t", "s", "r")
     assert descriptions.queue_state("q", {}, counted=True).counts == Counts()
 

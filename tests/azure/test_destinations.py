@@ -38,35 +38,27 @@ async def test_the_tier_is_the_namespaces_own(tier: str) -> None:
 
 
 async def test_queues_and_topics_are_distinguished() -> None:
-    async with open_endpoint() as (emulator, endpoint):
+    async with open_endpoint("premium") as (emulator, endpoint):
         namespace = emulator.namespaces["contoso"]
         namespace.create_queue("orders")
         namespace.create_queue("billing/invoices", QueueDescription(requires_session=True))
+        namespace.create_queue("large", QueueDescription(max_message_size_in_kilobytes=102_400))
         namespace.create_topic("events")
+        usual = DestinationEntity("orders", message_bytes=1024 * KILOBYTE, detects_duplicates=False)
         async with open_destinations(endpoint) as asked:
-            limit = 256 * KILOBYTE
-            assert await asked.get("orders") == DestinationEntity(
-                "orders", message_bytes=limit, detects_duplicates=False
-            )
-            assert await asked.get("billing/invoices") == DestinationEntity(
-                "billing/invoices", requires_session=True, message_bytes=limit, detects_duplicates=False
-            )
-            assert await asked.get("events") == DestinationEntity(
-                "events", is_topic=True, message_bytes=limit, detects_duplicates=False
-            )
+            for path, own in (
+                ("orders", {}),
+                ("billing/invoices", {"requires_session": True, "message_bytes": 256 * KILOBYTE}),
+                ("large", {"message_bytes": 102_400 * KILOBYTE}),
+                ("events", {"is_topic": True}),
+            ):
+                assert await asked.get(path) == replace(usual, path=path, **own)
             assert (await asked.get("orders")).filters == 0
 
 
-async def test_premium_reports_its_larger_message_size() -> None:
-    async with open_endpoint("premium") as (emulator, endpoint):
-        namespace = emulator.namespaces["contoso"]
-        namespace.create_queue("large", QueueDescription(max_message_size_in_kilobytes=102_400))
-        async with open_destinations(endpoint) as asked:
-            assert (await asked.get("large")).message_bytes == 102_400 * KILOBYTE
-
-
-async def test_every_filter_of_every_subscription_is_counted() -> None:
+async def test_credits_per_message_count_every_filter_of_every_subscription() -> None:
     async with open_endpoint() as (emulator, endpoint):
+        emulator.namespaces["contoso"].create_queue("orders")
         topic = emulator.namespaces["contoso"].create_topic("events")
         for name in ("all", "some", "none"):
             topic.create_subscription(name)
@@ -74,22 +66,10 @@ async def test_every_filter_of_every_subscription_is_counted() -> None:
         topic.subscription("some").add_rule(SubscriptionRule("red", SqlRuleFilter("colour = 'red'")))
         topic.subscription("none").remove_rule("$Default")
         async with open_destinations(endpoint) as asked:
-            assert (await asked.get("events")).filters == 4
-            # It is what the namespace itself counts for each message that is sent.
-            assert topic.credits_per_message == 1 + 4
-
-
-async def test_credits_per_message_count_its_filters() -> None:
-    async with open_endpoint() as (emulator, endpoint):
-        namespace = emulator.namespaces["contoso"]
-        namespace.create_queue("orders")
-        namespace.create_topic("events").create_subscription("all")
-        namespace.topic("events").create_subscription("more").add_rule(
-            SubscriptionRule("large", SqlRuleFilter("size > 5"))
-        )
-        async with open_destinations(endpoint) as asked:
             costs = SendCosts(asked)
-            assert [await costs.of(path) for path in ("orders", "events", "nowhere", "EVENTS")] == [1, 4, 2, 4]
+            # It is what the namespace itself counts for each message that is sent.
+            assert (await asked.get("events")).filters + 1 == topic.credits_per_message == 5
+            assert [await costs.of(path) for path in ("orders", "events", "nowhere", "EVENTS")] == [1, 5, 2, 5]
 
 
 async def test_without_access_one_filter_is_assumed_and_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
