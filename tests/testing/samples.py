@@ -91,6 +91,14 @@ def test_entities_have_properties_subscriptions_and_filters(service_bus):
     assert service_bus.counts("plain/subscriptions/two").total == 0
 
 
+@pytest.mark.service_bus(hybrid_connections={"hyco": {"requires_client_authorization": False}})
+def test_hybrid_connections_are_declared_like_queues(service_bus):
+    service_bus.declare(hybrid_connections=["other"])
+    found = service_bus.thread.emulator.namespaces["contoso"].hybrid_connections.all()
+    described = [(each.path, each.description.requires_client_authorization) for each in found]
+    assert described == [("hyco", False), ("other", True)]
+
+
 @pytest.mark.service_bus(queues={"orders": {"max_delivery_count": 5}, "bills": {}}, topics={"news": ["one"]})
 class TestClass:
     @pytest.mark.service_bus(queues={"orders": {"max_delivery_count": 2}}, topics={"news": ["two"]})

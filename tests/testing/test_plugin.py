@@ -46,7 +46,7 @@ def messages(result: pytest.RunResult) -> str:
 )
 def test_tests_of_a_user_pass(run: Callable, pytester: pytest.Pytester, workers: tuple[str, ...]) -> None:
     (pytester.path / "Config.json").write_text(CONFIG)
-    run(SAMPLES, *workers).assert_outcomes(passed=13)
+    run(SAMPLES, *workers).assert_outcomes(passed=14)
 
 
 def test_workers_of_xdist_have_namespaces_of_their_own(run: Callable) -> None:
@@ -90,6 +90,8 @@ WRONG_MARKS = [
         "Topics[0].Subscriptions[0].Rules[0].Properties.SqlFilter.SqlExpression",
     ),
     ("topics={'news': {'audit': 5}}", "Topics[0].Subscriptions[0].Properties: expected an object, got a whole number"),
+    ("hybrid_connections=['a'], queues=['A']", "the name"),
+    ("hybrid_connections={'a': {'lock_duration': 'PT1M'}}", "LockDuration: unknown property"),
     ("config='nowhere.json'", "nowhere.json cannot be read: No such file or directory"),
     ("config='.'", "cannot be read: Is a directory"),
     ("config=5", "config: expected the path of a file"),
@@ -98,26 +100,6 @@ WRONG_MARKS = [
     ("config='two.json'", "config: two.json has several namespaces"),
     ("config='faulty.json'", "faulty.json: UserConfig.Namespaces[0].Queue: unknown property; expected Queues"),
 ]
-
-
-def test_a_mark_declares_hybrid_connections(run: Callable) -> None:
-    result = run(
-        """
-@pytest.mark.service_bus(hybrid_connections={"hyco": {"requires_client_authorization": False}})
-def test_it(service_bus):
-    service_bus.declare(hybrid_connections=["other"])
-    found = service_bus.thread.emulator.namespaces["contoso"].hybrid_connections.all()
-    described = [(each.path, each.description.requires_client_authorization) for each in found]
-    assert described == [("hyco", False), ("other", True)]
-
-@pytest.mark.service_bus(hybrid_connections=["a"], queues=["A"])
-def test_taken(service_bus): ...
-
-@pytest.mark.service_bus(hybrid_connections={"a": {"lock_duration": "PT1M"}})
-def test_wrong(service_bus): ...
-"""
-    )
-    result.assert_outcomes(passed=1, errors=2)
 
 
 def test_a_wrong_mark_fails_its_test_with_its_place(run: Callable, pytester: pytest.Pytester) -> None:
@@ -139,25 +121,16 @@ def test_a_wrong_mark_fails_its_test_with_its_place(run: Callable, pytester: pyt
     assert "sbpair/testing" not in messages(result)
 
 
-def test_two_definitions_of_one_queue_in_a_session_are_refused(run: Callable) -> None:
+def test_two_definitions_of_one_queue_are_refused(run: Callable) -> None:
     result = run(
         """
+from datetime import timedelta
+
 @pytest.mark.service_bus(queues=["orders"])
 def test_first(service_bus_session): ...
 
 @pytest.mark.service_bus(queues={"orders": {"requires_session": True}})
 def test_second(service_bus_session): ...
-"""
-    )
-    result.assert_outcomes(errors=2)
-    assert "::test_second: queue 'orders' is declared otherwise above, by " in messages(result)
-    assert "::test_first" in messages(result)
-
-
-def test_two_definitions_of_one_queue_in_the_marks_of_one_test_are_refused(run: Callable) -> None:
-    result = run(
-        """
-from datetime import timedelta
 
 @pytest.mark.service_bus(queues={"orders": {"lock_duration": "PT5S"}})
 @pytest.mark.service_bus(queues={"orders": {"lock_duration": "PT10S"}})
@@ -173,8 +146,10 @@ class TestClass:
 def test_agreed(service_bus): ...
 """
     )
-    result.assert_outcomes(errors=2, passed=1)
+    result.assert_outcomes(errors=4, passed=1)
     found = messages(result)
+    assert "::test_first" in found
+    assert "::test_second: queue 'orders' is declared otherwise above, by " in found
     assert "::test_function: queue 'orders' is declared otherwise in another mark of test_function" in found
     assert "::test_method: subscription 'news/a' is declared otherwise in another mark of TestClass" in found
 
