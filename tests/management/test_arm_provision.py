@@ -12,6 +12,7 @@ from sbpair.amqp.message import Sections
 from sbpair.azure import NamespaceControl, open_namespace
 from sbpair.azure.arm import manager_route
 from sbpair.emulator.entities.description import QueueDescription
+from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.management.auditing import audit
 from sbpair.management.entities_file import parse_entities
@@ -52,25 +53,51 @@ async def both(stack: AsyncExitStack, endpoint: Endpoint) -> tuple[NamespaceCont
     return atom, await stack.enter_async_context(open_namespace(endpoint, GROUP))
 
 
-async def test_a_pair_gets_the_same_queues_either_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with open_pair(monkeypatch) as (emulator, pair):
-        namespace, made = emulator.namespaces["contoso-dr"], {}
-        for via, group in VIA.items():
-            report = await provision(pair, group=group)
-            assert {item.outcome for item in report.items} == {Outcome.CREATED}
+LAYOUT = parse_entities(
+    """
+    [queues.orders]
+    forward_dead_lettered_messages_to = "billing/failures"
+    [queues."billing/failures"]
+    [topics.events.subscriptions.audit]
+    forward_to = "orders"
+    [topics.events.subscriptions.audit.rules.europe]
+    sql = "region = 'eu'"
+    """,
+    "entities.toml",
+)
+
+
+@pytest.mark.parametrize("tier", [(), ("premium", 2)])
+async def test_a_pair_gets_the_same_entities_either_way(
+    tier: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_pair(monkeypatch, *tier) as (emulator, pair):
+        made = []
+        for group in VIA.values():
+            report = await provision(pair, group=group, entities=LAYOUT)
+            for other in VIA.values():
+                again = await provision(pair, group=other, entities=LAYOUT)
+                assert [item.outcome for item in again] == [Outcome.EXISTING] * len(report.items)
+            assert {item.outcome for item in report} == {Outcome.CREATED}
             async with AsyncExitStack() as stack:
-                atom, arm = await both(stack, pair.secondary)
-                made[via] = (
-                    await atom.list_under(""),
-                    await arm.list_under(""),
-                    [queue.description for queue in namespace.queues()],
-                )
-            again = await provision(pair, group=VIA["arm" if via == "atom" else "atom"])
-            assert {item.outcome for item in again.items} == {Outcome.EXISTING}
-            for queue in namespace.queues():
-                namespace.delete_queue(queue.path)
-        assert made["atom"] == made["arm"]
-        assert made["atom"][0] == made["atom"][1]
+                by_atom, by_arm = [await each.list_under("") for each in await both(stack, pair.secondary)]
+            assert by_atom == by_arm
+            made.append([by_atom, *map(emptied, emulator.namespaces.values())])
+        assert made[0] == made[1]
+        described = [queue for queue in made[0][2] if queue.enable_partitioning is bool(tier)]
+        assert len(described) == 5
+        assert [queue.max_size_in_megabytes for queue in described].count(5120) == 3
+
+
+def emptied(namespace: Namespace) -> list[QueueDescription]:
+    """Delete all entities, and return the descriptions of the queues. A topic has one subscription, with one rule."""
+    [topic] = namespace.topics()
+    assert [rule.name for rule in topic.subscription("audit").rules] == ["europe"]
+    namespace.delete_topic(topic.path)
+    found = namespace.queues()
+    for queue in found:
+        namespace.delete_queue(queue.path)
+    return [queue.description for queue in found]
 
 
 @pytest.mark.parametrize("first", VIA)
@@ -97,29 +124,6 @@ async def test_entities_of_every_kind_read_the_same_whichever_client_made_them(
         assert len(await arm.rules("events/all", "audit")) == 3
 
 
-async def test_entities_created_over_arm_match_those_of_atom(monkeypatch: pytest.MonkeyPatch) -> None:
-    file = """
-        [queues.orders]
-        forward_dead_lettered_messages_to = "billing/failures"
-        [queues."billing/failures"]
-        [topics.events.subscriptions.audit]
-        forward_to = "orders"
-        [topics.events.subscriptions.audit.rules.europe]
-        sql = "region = 'eu'"
-    """
-    layout = parse_entities(file, "entities.toml")
-
-    async with open_pair(monkeypatch) as (emulator, pair):
-        report = await provision(pair, group=GROUP, entities=layout)
-        assert {item.outcome for item in report.items} == {Outcome.CREATED}
-        for namespace in emulator.namespaces.values():
-            assert [rule.name for rule in namespace.topic("events").subscription("audit").rules] == ["europe"]
-        for group in VIA.values():
-            again = await provision(pair, group=group, entities=layout)
-            assert {item.outcome for item in again.items} == {Outcome.EXISTING}
-            assert len(again.items) == len(report.items)
-
-
 async def test_a_premium_queue_is_not_taken_for_sixteen_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     async with open_pair(monkeypatch, "premium", 2) as (_, pair), AsyncExitStack() as stack:
         atom, arm = await both(stack, pair.secondary)
@@ -127,19 +131,6 @@ async def test_a_premium_queue_is_not_taken_for_sixteen_parts(monkeypatch: pytes
         assert await arm.create(Queue("orders", max_size_in_megabytes=81920, enable_partitioning=True))
         assert (await arm.read(Queue("orders"))).max_size_in_megabytes == 81920
         assert await arm.read(Queue("orders")) == await atom.read(Queue("orders"))
-
-
-@pytest.mark.parametrize("via", VIA)
-async def test_a_partitioned_namespace_gets_its_backlog_queues_either_way(
-    via: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with open_pair(monkeypatch, "premium", 2) as (emulator, pair):
-        report = await provision(pair, group=VIA[via])
-        assert [item.outcome for item in report] == [Outcome.CREATED] * 3
-        for queue in emulator.namespaces["contoso-dr"].queues():
-            assert (queue.description.enable_partitioning, queue.description.max_size_in_megabytes) == (True, 5120)
-        again = await provision(pair, group=VIA[via])
-        assert [item.outcome for item in again] == [Outcome.EXISTING] * 3
 
 
 async def test_an_audit_finds_the_same_either_way(monkeypatch: pytest.MonkeyPatch) -> None:
