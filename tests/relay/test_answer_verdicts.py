@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from sbpair import errors
 from sbpair.errors import ConnectionStringError, NameInvalid, SbpairError, UsageError
 from sbpair.model.pair import SasKey
-from sbpair.model.retries import StepBackoff
 from sbpair.relay.answer_verdicts import (
     IDEMPOTENT,
     AnswerVerdict,
@@ -36,7 +35,6 @@ from sbpair.relay.control_messages import (
 )
 from sbpair.relay.relay_connections import RelayTokens, service_error
 from sbpair.relay.relay_endpoint import RelayEndpoint, RelayPair, checked_suffix, target_of
-from sbpair.relay.relay_listener import CONNECT_BACKOFF
 from tests.relay.relay_pairs import manual_clock
 
 KEY = SasKey("send", "c2VjcmV0LWtleQ==")
@@ -84,11 +82,6 @@ def test_a_reissue_is_safe_or_asked_for(verdict: AnswerVerdict, method: str, rei
 def test_silence_is_in_doubt_once_the_request_has_left() -> None:
     assert judged_silence(was_sent=True) is AnswerVerdict.IN_DOUBT
     assert judged_silence(was_sent=False) is AnswerVerdict.NOT_EXECUTED
-
-
-def test_the_pauses_are_those_of_the_vendors_clients() -> None:
-    assert [CONNECT_BACKOFF.seconds(each) for each in range(1, 9)] == [0, 1, 2, 5, 10, 30, 30, 30]
-    assert StepBackoff((3.0,)).seconds(0) == 3.0
 
 
 # Addresses

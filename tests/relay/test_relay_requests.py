@@ -126,6 +126,8 @@ async def test_a_wrong_key_is_refused_and_does_not_swap(bench: RelayPairBench) -
     with pytest.raises(NotAuthenticated) as refused:
         await client.request("GET")
     assert "d3Jvbmc=" not in f"{refused.value}{refused.value!r}{wrong!r}"
+    with pytest.raises(NotAuthenticated):
+        await client.connect()
     assert client.active == "primary"
 
 
