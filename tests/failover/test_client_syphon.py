@@ -123,14 +123,7 @@ def test_closing_releases_messages_of_a_stalled_primary(rig: Rig, monkeypatch: p
     assert handle.result.hurried
 
 
-def test_a_closed_client_starts_no_syphon(rig: Rig) -> None:
-    with rig.client() as (client, _log):
-        client.close()
-        with pytest.raises(ValueError, match="has been closed"):
-            syphon_of(client)
-
-
-def test_a_stopped_syphon_can_be_started_again(rig: Rig) -> None:
+def test_a_stopped_syphon_can_be_started_again_until_the_client_closes(rig: Rig) -> None:
     arrivals = Arrivals(rig)
     with rig.client() as (client, _log):
         first = syphon_of(client)
@@ -140,6 +133,9 @@ def test_a_stopped_syphon_can_be_started_again(rig: Rig) -> None:
         strand(client, "m")
         arrivals.wait()
         assert second.running
+        client.close()
+        with pytest.raises(ValueError, match="has been closed"):
+            syphon_of(client)
 
 
 def a_result(*failures: Exception) -> Any:
@@ -182,35 +178,26 @@ async def test_each_failure_in_a_row_doubles_the_wait_for_the_next_run(monkeypat
 
 
 @pytest.mark.parametrize(
-    ("obeys", "seconds"), [("stop", 0), ("hurry", CLOSE_SECONDS), ("nothing", CLOSE_SECONDS + HURRY_SECONDS)]
+    ("obeys", "seconds"),
+    [("stop", 0), ("hurry", CLOSE_SECONDS), ("nothing", CLOSE_SECONDS + HURRY_SECONDS), ("waits for a lease", 0)],
 )
 @in_virtual_time
 async def test_a_syphon_that_does_not_stop_hurries_and_is_cancelled(obeys: str, seconds: float) -> None:
     async def run(**events: asyncio.Event) -> Any:
+        if obeys == "waits for a lease":
+            raise LeaseHeld("it is moved already")
         await events.get(obeys, asyncio.Event()).wait()
         return a_result()
-
-    loop, syphon = asyncio.get_running_loop(), AsyncBackgroundSyphon(run, print)
-    await asyncio.sleep(1)
-    before = loop.time()
-    await syphon.stop()
-    assert loop.time() - before == pytest.approx(seconds, abs=0.1)
-    await asyncio.sleep(0.1)
-    assert (syphon.running, syphon.result is None) == (False, obeys == "nothing")
-
-
-@in_virtual_time
-async def test_a_syphon_that_waits_for_its_next_run_stops_at_once() -> None:
-    async def run(**_events: asyncio.Event) -> Any:
-        raise LeaseHeld("it is moved already")
 
     loop, events = asyncio.get_running_loop(), list[SyphonFaulted]()
     syphon = AsyncBackgroundSyphon(run, events.append)
     await asyncio.sleep(0.01)
     before = loop.time()
     await syphon.stop()
-    assert (len(events), syphon.running) == (1, False)
-    assert loop.time() - before < 0.01
+    assert loop.time() - before == pytest.approx(seconds, abs=0.01)
+    await asyncio.sleep(0.1)
+    assert (syphon.running, syphon.result is None) == (False, obeys not in ("stop", "hurry"))
+    assert len(events) == (obeys == "waits for a lease")
 
 
 def test_a_thread_that_hurries_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

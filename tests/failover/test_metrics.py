@@ -1,13 +1,14 @@
 """Metrics of a paired client, with and without OpenTelemetry."""
 
-from collections.abc import Iterator
-from itertools import pairwise
-from types import SimpleNamespace
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from opentelemetry import metrics as api
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
-from sbpair.failover import events as metrics
+from sbpair.failover import events
 from sbpair.failover.entity_states import State
 from sbpair.failover.events import (
     EntityChanged,
@@ -20,107 +21,74 @@ from sbpair.failover.events import (
     SyphonFaulted,
 )
 
-PAIR = {"sbpair.pair": "p"}
-
-
-class Instrument:
-    def __init__(self) -> None:
-        self.added: list[tuple[int, dict[str, str]]] = []
-
-    def add(self, amount: int, attributes: dict[str, str]) -> None:
-        self.added.append((amount, attributes))
-
-
-@pytest.fixture
-def instruments(monkeypatch: pytest.MonkeyPatch) -> Any:
-    names = ("transitions", "failed_over", "queues_out", "in_doubt", "in_outbox", "syphon_faults")
-    found = {name: Instrument() for name in names}
-    monkeypatch.setattr(metrics, "_instruments", lambda: found)
-    return found
-
 
 def test_without_opentelemetry_the_listener_is_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "_instruments", lambda: None)
+    monkeypatch.setattr(events, "_instruments", lambda: None)
     heard: list[Any] = []
-    assert metrics.with_metrics("p", heard.append) == heard.append
-    assert metrics.with_metrics("p", None) is None
-
-
-def test_transitions_are_counted_and_passed_on(instruments: Any) -> None:
-    heard: list[Any] = []
-    listener = metrics.with_metrics("p", heard.append)
-    assert listener
-    path = [State.HEALTHY, State.FAILING, State.FAILED_OVER, State.FORCED, State.HEALTHY]
-    events = [EntityChanged("orders", before, after, "") for before, after in pairwise(path)]
-    for event in events:
-        listener(event)
-    assert heard == events
-    assert [attributes["sbpair.state"] for _, attributes in instruments["transitions"].added] == [
-        *("failing", "failed over", "forced", "healthy")
-    ]
-    assert instruments["transitions"].added[0] == (1, {**PAIR, "sbpair.entity": "orders", "sbpair.state": "failing"})
-    assert instruments["failed_over"].added == [(1, PAIR), (-1, PAIR)]
-
-
-@pytest.mark.parametrize(
-    ("event", "name", "added"),
-    [
-        (QueueLeft("q", ""), "queues_out", [(1, PAIR)]),
-        (QueueReturned("q"), "queues_out", [(-1, PAIR)]),
-        (SendInDoubt("orders", ("a", "b"), ""), "in_doubt", [(2, {**PAIR, "sbpair.entity": "orders"})]),
-        (OutboxBegun("orders", ""), "in_outbox", [(1, PAIR)]),
-        (OutboxEmptied("orders"), "in_outbox", [(-1, PAIR)]),
-        (SyphonFaulted("", 1.0), "syphon_faults", [(1, PAIR)]),
-        (SizeUnknown("orders", 1, ""), "in_doubt", []),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_every_event_has_its_instrument(instruments: Any, event: Any, name: str, added: list[Any]) -> None:
-    listener = metrics.with_metrics("p", None)
-    assert listener
-    listener(event)
-    assert {each: found.added for each, found in instruments.items() if found.added} == ({name: added} if added else {})
+    assert events.with_metrics("p", heard.append) == heard.append
+    assert events.with_metrics("p", None) is None
 
 
 @pytest.fixture
-def read() -> Iterator[Any]:
-    """Return the measurements of the real package, by instrument."""
-    from opentelemetry import metrics as api
-    from opentelemetry.sdk.metrics import MeterProvider
-    from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-
+def measured(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], dict[Any, int]]]:
+    """Return a function that returns the measurements of the real package, by instrument and attributes."""
     reader = InMemoryMetricReader()
-    api.set_meter_provider(MeterProvider([reader]))
-    metrics._instruments.cache_clear()
+    monkeypatch.setattr(api, "get_meter", MeterProvider([reader]).get_meter)
+    events._instruments.cache_clear()
 
-    def values() -> dict[str, int]:
-        scopes = (scope for each in reader.get_metrics_data().resource_metrics for scope in each.scope_metrics)
+    def values() -> dict[Any, int]:
+        data = reader.get_metrics_data()
+        assert data is not None
+        [[scope]] = [each.scope_metrics for each in data.resource_metrics]
         return {
-            metric.name: sum(point.value for point in metric.data.data_points)
-            for scope in scopes
+            (metric.name.removeprefix("sbpair."), *sorted(point.attributes.items())): point.value
             for metric in scope.metrics
+            for point in metric.data.data_points
         }
 
-    yield SimpleNamespace(values=values)
-    metrics._instruments.cache_clear()
+    yield values
+    events._instruments.cache_clear()
 
 
-def test_opentelemetry_receives_the_measurements(read: Any) -> None:
-    listener = metrics.with_metrics("p", None)
+OF_THE_PAIR, OF_ORDERS = ("sbpair.pair", "p"), ("sbpair.entity", "orders")
+
+
+def entered(state: State) -> tuple[Any, ...]:
+    return "entity.transitions", OF_ORDERS, OF_THE_PAIR, ("sbpair.state", state.value)
+
+
+def change(before: State, after: State) -> EntityChanged:
+    return EntityChanged("orders", before, after, "")
+
+
+FAILED_OVER, OUT = ("entity.failed_over", OF_THE_PAIR), ("backlog.queues_out", OF_THE_PAIR)
+DOUBTS, KEPT = ("messages.in_doubt", OF_ORDERS, OF_THE_PAIR), ("entity.in_outbox", OF_THE_PAIR)
+# Each event, and the measurements that it changes.
+COUNTED: list[tuple[Any, dict[Any, int]]] = [
+    (change(State.HEALTHY, State.FAILING), {entered(State.FAILING): 1}),
+    (change(State.FAILING, State.FAILED_OVER), {entered(State.FAILED_OVER): 1, FAILED_OVER: 1}),
+    (change(State.FAILED_OVER, State.FORCED), {entered(State.FORCED): 1}),
+    (change(State.FORCED, State.HEALTHY), {entered(State.HEALTHY): 1, FAILED_OVER: 0}),
+    (change(State.HEALTHY, State.FAILING), {entered(State.FAILING): 2}),
+    (QueueLeft("q", ""), {OUT: 1}),
+    (QueueReturned("q"), {OUT: 0}),
+    (SendInDoubt("orders", ("a", "b"), ""), {DOUBTS: 2}),
+    (OutboxBegun("orders", ""), {KEPT: 1}),
+    (OutboxEmptied("orders"), {KEPT: 0}),
+    (SyphonFaulted("", 1.0), {("syphon.faults", OF_THE_PAIR): 1}),
+    (SizeUnknown("orders", 1, ""), {}),
+]
+
+
+def test_opentelemetry_receives_the_measurements(measured: Callable[[], dict[Any, int]]) -> None:
+    heard: list[Any] = []
+    listener, expected = events.with_metrics("p", heard.append), dict[Any, int]()
     assert listener
-    for event in (
-        EntityChanged("orders", State.FAILING, State.FAILED_OVER, ""),
-        SendInDoubt("orders", ("a", "b"), ""),
-        QueueLeft("q", ""),
-        OutboxBegun("orders", ""),
-        SyphonFaulted("", 1.0),
-    ):
+    for event, changed in COUNTED:
         listener(event)
-    assert read.values() == {
-        "sbpair.entity.transitions": 1,
-        "sbpair.entity.failed_over": 1,
-        "sbpair.messages.in_doubt": 2,
-        "sbpair.backlog.queues_out": 1,
-        "sbpair.entity.in_outbox": 1,
-        "sbpair.syphon.faults": 1,
-    }
+        expected |= changed
+        assert measured() == expected, event
+    assert heard == [event for event, _ in COUNTED]
+    alone = events.with_metrics("p", None)
+    assert alone
+    alone(SizeUnknown("orders", 1, ""))

@@ -2,7 +2,6 @@
 
 import asyncio
 from contextlib import nullcontext
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,8 +27,6 @@ from sbpair.failover.ping_on_request import (
     ping_exit_code,
     send_ping,
 )
-from sbpair.model.pair import Transport
-from sbpair.model.proxy import parse_proxy
 from tests.failover.test_states import a_pair
 from tests.faults.simulation.loop import in_virtual_time
 from tests.kit.failover_rig import PRIMARY, Rig
@@ -88,18 +85,6 @@ async def test_pings_have_their_time_each_and_run_so_many_at_once() -> None:
     assert "5 s" in str(answers[2].error)
     assert (events[:2], len(events)) == ([answers[1], answers[0]], len(names))
     assert loop.time() == pytest.approx(6, abs=0.1)
-
-
-async def test_a_ping_without_an_answer_names_the_proxy() -> None:
-    async def ping(*_: Any) -> None:
-        await asyncio.Event().wait()
-
-    proxy = parse_proxy("http://10.0.0.9:3128", "HTTPS_PROXY")
-    through = replace(a_pair().primary, transport=Transport.WEBSOCKET, proxy=proxy)
-    [answer] = await ping_all(through, ["orders"], seconds=0.01, ping=ping)
-    assert answer.error is not None
-    assert "10.0.0.9:3128" in answer.error.message
-    assert "HTTPS_PROXY" in (answer.error.hint or "")
 
 
 @pytest.mark.parametrize(
