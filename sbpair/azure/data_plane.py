@@ -114,27 +114,18 @@ def _custom_address(endpoint: Endpoint) -> str | None:
 
 
 @asynccontextmanager
-async def open_client(endpoint: Endpoint) -> AsyncIterator[AioClient]:
-    """Open the SDK's client. Nothing is connected before the first receive or send. Raises MachineLacks."""
+async def open_sender(endpoint: Endpoint, destination: str) -> AsyncIterator[SdkSender]:
+    """Send to a queue or topic. Raises EntityMissing, AccessError, Unavailable, MachineLacks."""
     async with AsyncExitStack() as stack:
         credential: Signed | AsyncTokenCredential | None = signed(endpoint)
         if credential is None:
             credential = await stack.enter_async_context(identity_credential())
         client = aio_client(endpoint, credential, None)
         stack.push_async_callback(_closed, client)
-        yield client
-
-
-@asynccontextmanager
-async def open_sender(endpoint: Endpoint, destination: str) -> AsyncIterator[SdkSender]:
-    """Send to a queue or topic. Raises EntityMissing, AccessError, Unavailable."""
-    async with open_client(endpoint) as client:
         sender = client.get_queue_sender(destination)
-        try:
-            await _opened(sender, endpoint, f"sending to {destination!r}")
-            yield SdkSender(sender, destination)
-        finally:
-            await _closed(sender)
+        stack.push_async_callback(_closed, sender)
+        await _opened(sender, endpoint, f"sending to {destination!r}")
+        yield SdkSender(sender, destination)
 
 
 class SdkSender:

@@ -1,4 +1,4 @@
-"""Azure's clients over WebSocket through a proxy: what they send and receive, log and raise."""
+"""Azure's clients over WebSocket through a proxy: what they send, log and raise."""
 
 import asyncio
 import gc
@@ -16,7 +16,7 @@ from azure.servicebus.amqp import AmqpAnnotatedMessage
 
 from sbpair import errors
 from sbpair.azure import open_namespace
-from sbpair.azure.data_plane import from_sdk_error, open_client, open_sender, signed, sync_client
+from sbpair.azure.data_plane import from_sdk_error, open_sender, signed, sync_client
 from sbpair.azure.http_client import redact_proxy_credentials
 from sbpair.failover.failures import is_transient
 from sbpair.model.connection_string import endpoint_from_connection_string
@@ -65,17 +65,12 @@ async def test_both_kinds_of_clients_and_creations_go_through_the_proxy() -> Non
     async with running_proxy(login=True) as proxy, behind(proxy) as (emulator, endpoint):
         await asyncio.to_thread(send_in_sync, endpoint)
         await send_in_aio(endpoint)
-        async with open_client(endpoint) as client, client.get_queue_receiver("orders") as receiver:
-            messages = [each for _ in range(2) for each in await receiver.receive_messages(1, max_wait_time=10)]
-            assert [b"".join(each.body) for each in messages] == [b"sync", b"aio"]
-            for each in messages:
-                await receiver.complete_message(each)
         before = len(proxy.targets)
         async with open_namespace(endpoint) as namespace:
             assert await namespace.create(QueueSpec("other"))
         assert len(proxy.targets) > before
         assert {*proxy.targets} == {endpoint.authority}
-        assert emulator.namespaces["contoso"].queue("orders").counts().total == 0
+        assert emulator.namespaces["contoso"].queue("orders").counts().total == 2
 
 
 def shown(caplog: pytest.LogCaptureFixture) -> str:
