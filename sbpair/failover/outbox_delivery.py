@@ -20,7 +20,7 @@ from sbpair.amqp import splice
 from sbpair.amqp.message import APPLICATION_PROPERTIES, BATCH_FORMAT, Sections, batch_of
 from sbpair.amqp.types import Described, Long
 from sbpair.amqp_client.client import connect
-from sbpair.azure.credentials import token_getter_for
+from sbpair.azure.credentials import signed_in
 from sbpair.backlog import TICKS_PER_MS, TIME_TO_LIVE, TIMESPAN
 from sbpair.errors import InDoubt, SbpairError, ServiceRefused
 from sbpair.failover.events import OutboxExpired, OutboxRefused, SendInDoubt
@@ -100,10 +100,7 @@ class OutboxDelivery:
     async def _deliver_to(self, entity: str, target: SendTarget, until: float) -> None:
         """Deliver to one target while messages and time remain and the target does not change."""
         endpoint = self.pair.primary if target.side == "primary" else self.pair.secondary
-        async with (
-            token_getter_for(endpoint.credential, endpoint.name) as get_token,
-            connect(endpoint, get_token=get_token) as client,
-        ):
+        async with signed_in(connect, endpoint) as client:
             link = await client.sender(target.path)
             alone = 0
             while rows := await asyncio.to_thread(self.outbox.peek, entity, ROUND_MESSAGES, ROUND_BYTES):
