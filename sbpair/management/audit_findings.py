@@ -11,8 +11,8 @@ from sbpair.errors import ExitCode
 from sbpair.management.comparison import Change, Plan, describe_differences, why_unexpected
 from sbpair.model.queues import Difference, QueueFinding, QueueState, Usage, Utilisation
 from sbpair.model.report import FAIL_ON, AuditFinding, Outcome, Report, ReportItem
+from sbpair.model.tiers import MEGABYTE_BYTES
 
-MEGABYTE = 1024 * 1024
 MAX_PEEK = 1_000
 """So many messages of each queue are peeked, unless told otherwise."""
 
@@ -150,7 +150,7 @@ def utilisation(state: QueueState, now: float, max_idle: float | None) -> Utilis
     idle = None if usage.used_at is None else max(0.0, now - usage.used_at)
     return Utilisation(
         # A partitioned queue of Standard reads back the size of all its partitions.
-        max_bytes=state.spec.max_size_in_megabytes * MEGABYTE,
+        max_bytes=state.spec.max_size_in_megabytes * MEGABYTE_BYTES,
         size_bytes=usage.size_bytes,
         idle_seconds=idle,
         idle=idle is not None and max_idle is not None and idle > max_idle,

@@ -25,7 +25,7 @@ from sbpair.model.pair import Endpoint, ResourceGroup
 from sbpair.model.queues import Difference
 from sbpair.model.report import Outcome, Report, ReportItem
 from sbpair.model.retries import attempt
-from sbpair.model.tiers import MEGABYTES, Capacity, Tier
+from sbpair.model.tiers import MEGABYTE_BYTES, MEGABYTES, Capacity, Tier
 from sbpair.timespan import TICKS_PER_SECOND, ticks
 
 QueueOrTopic = Queue | Topic
@@ -44,7 +44,6 @@ REQUESTED = frozenset(
 )
 FIXED_AT_CREATION = frozenset({"EnablePartitioning", "RequiresSession", "RequiresDuplicateDetection"})
 SHORTEN = "choose a shorter name"
-MEGABYTE_BYTES = 1024 * 1024
 
 
 def partitioned_queue(

@@ -17,6 +17,7 @@ from sbpair.amqp_client.client import GetToken
 from sbpair.azure.atom import AtomNamespace, open_atom
 from sbpair.azure.credentials import token_getter
 from sbpair.errors import EntityMissing, ExitCode, SbpairError, ServiceRefused, TimedOut, Unreachable
+from sbpair.management.audit_findings import QueueItem
 from sbpair.management.calls import Listed, OnEvent, QueueProvisioned, Sleep, shielded
 from sbpair.management.comparison import (
     Change,
@@ -29,6 +30,7 @@ from sbpair.model.pair import Endpoint, Pair
 from sbpair.model.queues import Counts, QueueFinding, QueueState
 from sbpair.model.report import Outcome, Report, ReportItem
 from sbpair.model.retries import attempt
+from sbpair.move.message.dead_letters import dead_letter_path
 from sbpair.move.peek.peeker import PeekedMessage, Peeker, PeekPosition
 
 log = logging.getLogger(__name__)
@@ -40,10 +42,8 @@ CALL_SECONDS = 20.0
 """The limit of one call: an interrupt waits for it, too."""
 
 SEND_DISABLED = "SendDisabled"
-DEAD_LETTERS = "$deadletterqueue"
 GONE = "already removed by another client"
 
-QueueItem = ReportItem[QueueFinding]
 QueueReport = Report[QueueFinding]
 
 
@@ -116,7 +116,7 @@ async def holds_message(endpoint: Endpoint, get_token: GetToken | None, sleep: S
     Raises AccessError, EntityMissing, Unavailable.
     """
     peeker = Peeker(endpoint, get_token, sleep, lambda _event: None, limit=1)
-    for part in (path, f"{path}/{DEAD_LETTERS}"):
+    for part in (path, dead_letter_path(path)):
         position = PeekPosition(part)
         await peeker.peek(position, _skip)
         if position.messages:

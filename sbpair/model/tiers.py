@@ -12,6 +12,7 @@ from sbpair.errors import ServiceRefused, UsageError
 
 MEGABYTES = 1024
 """Megabytes of a gigabyte, as the service counts."""
+MEGABYTE_BYTES = 1024 * 1024
 PARTITIONS = 16
 """Partitions of a partitioned entity, except in Premium."""
 PREMIUM_PARTITIONS = (1, 2, 4)
