@@ -122,6 +122,8 @@ async def test_entities_of_every_kind_read_the_same_whichever_client_made_them(
         assert await arm.list_all(Topic) == await atom.list_all(Topic)
         assert await arm.rules("events/all", "audit") == await atom.rules("events/all", "audit")
         assert len(await arm.rules("events/all", "audit")) == 3
+        assert [each.name for each in await atom.subscriptions("events/all")] == ["audit"]
+        assert await atom.subscriptions("unheard-of") == []
 
 
 async def test_a_premium_queue_is_not_taken_for_sixteen_parts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,13 +209,18 @@ async def test_a_conflict_over_a_name_is_a_name_that_was_taken(via: str, monkeyp
     async with open_pair(monkeypatch) as (emulator, pair):
         emulator.faults.refuse_requests("contoso-dr", 409, "orders", method="PUT", sub_code=40900)
         emulator.namespaces["contoso-dr"].create_topic("taken")
+        emulator.namespaces["contoso-dr"].create_queue("split")
         async with open_namespace(pair.secondary, VIA[via]) as namespace:
             assert not await namespace.create(Queue("orders"))
             assert not await namespace.create(Queue("taken"))
-            with pytest.raises(errors.NameTaken):
-                await namespace.read(Queue("taken"))
-            with pytest.raises(errors.EntityMissing):
-                await namespace.read(Topic("missing"))
+            for entity, error in (
+                (Queue("taken"), errors.NameTaken),
+                (Topic("split"), errors.NameTaken),
+                (Topic("missing"), errors.EntityMissing),
+                (Subscription("taken", "missing"), errors.EntityMissing),
+            ):
+                with pytest.raises(error):
+                    await namespace.read(entity)
 
 
 @pytest.mark.parametrize("via", VIA)

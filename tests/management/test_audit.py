@@ -5,18 +5,15 @@ import re
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 
 from sbpair.backlog import queue_path
-from sbpair.emulator.access_tokens import AccessRight, AuthorizationRule
 from sbpair.management.audit_findings import Audit, AuditFinding, Unseen
 from sbpair.management.auditing import audit
 from sbpair.management.calls import Listed, SecondSample
-from sbpair.model.pair import SasKey
 from sbpair.model.queues import Difference, Utilisation
 from sbpair.model.report import Outcome
 from sbpair.move.peek.peeker import Peeked
@@ -33,17 +30,10 @@ class World(BacklogWorld):
     def __init__(self, emulator: Emulator, queues: int) -> None:
         super().__init__(emulator, queues)
         self.meanwhile: Callable[[], object] = lambda: None
-        self.events: list[Any] = []
         self.slept = 0.0
 
     def strand(self, number: int, to: str = "orders", index: int = 0) -> None:
         put(self.secondary.queue(queue_path("contoso", index)), stranded(f"m{number}", to))
-
-    def may_only(self, side: str, *claims: AccessRight, key: str = "key") -> None:
-        namespace = self.primary if side == "primary" else self.secondary
-        namespace.keys = (AuthorizationRule("only", "key", "other", frozenset(claims)),)
-        endpoint = replace(getattr(self.pair, side), credential=SasKey("only", key))
-        self.pair = replace(self.pair, **{side: endpoint})
 
     def now(self) -> float:
         return self.emulator.clock.now_ms() / 1000
@@ -56,9 +46,7 @@ class World(BacklogWorld):
 
     async def audit(self, **options: Any) -> Audit:
         before = self.traces()
-        made = await audit(
-            self.pair, on_event=self.events.append, now=self.now, clock=lambda: self.slept, sleep=self.sleep, **options
-        )
+        made = await audit(self.pair, now=self.now, clock=lambda: self.slept, sleep=self.sleep, **options)
         assert self.traces() == before
         return made
 
