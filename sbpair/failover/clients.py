@@ -18,7 +18,7 @@ from sbpair.errors import UsageError
 from sbpair.failover.client_syphon import AsyncBackgroundSyphon, BackgroundSyphon
 from sbpair.failover.entity_states import EntityEvent, State
 from sbpair.failover.events import OutboxClosed, SenderEvent, with_metrics
-from sbpair.failover.failover_send import FailoverSend, OnFailure, SendPolicy, checked_timeout
+from sbpair.failover.failover_send import FailoverSend, OnFailure, SendPolicy, checked_retries, checked_timeout
 from sbpair.failover.failures import FailoverOn, failover_rule
 from sbpair.failover.outbox import MAX_BYTES, MAX_MESSAGES, Outbox
 from sbpair.failover.outbox_delivery import OutboxDelivery
@@ -125,11 +125,9 @@ class ClientBase(Closable, ABC, Generic[SenderT, SyphonT]):
                 f'expected on_failure "raise", "wait" or "backlog-now", got {on_failure!r}',
                 hint='"raise" is the default',
             )
-        if retries < 0:
-            raise UsageError(f"expected retries of 0 or more, got {retries}", hint="3 is the default")
         self.pair = pair
         self.timeout = checked_timeout(timeout)
-        self.policy = SendPolicy(failover_rule(failover_on), on_failure, retries)
+        self.policy = SendPolicy(failover_rule(failover_on), on_failure, checked_retries(retries))
         self.failover_state = FailoverState(pair, with_metrics(pair.name, on_event))
         self.outage = outage
         self.now: Callable[[], float] = time.monotonic

@@ -380,6 +380,13 @@ def positive(seconds: float) -> float:
     return seconds
 
 
+def checked_retries(retries: int) -> int:
+    """Return `retries`. Raises UsageError for fewer than none."""
+    if retries < 0:
+        raise UsageError(f"expected retries of 0 or more, got {retries}", hint="3 is the default")
+    return retries
+
+
 def checked_timeout(seconds: float) -> float:
     """Return `seconds`. Raises ValueError for 0 or less, as the SDK does, and warns of too few."""
     if seconds <= 0:

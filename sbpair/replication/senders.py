@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from sbpair.backlog import check_path
-from sbpair.errors import BothFailed, UsageError
+from sbpair.errors import BothFailed
 from sbpair.failover import failover_send, sdk_messages
 from sbpair.failover.events import EventReporter
-from sbpair.failover.failover_send import NotSent, checked_timeout, positive
+from sbpair.failover.failover_send import NotSent, checked_retries, checked_timeout, positive
 from sbpair.failover.failures import FailoverOn, both_failed, describe_error, failover_rule, is_transient
 from sbpair.failover.sdk_messages import Message, Messages
 from sbpair.failover.side_connections import (
@@ -89,12 +89,10 @@ class _ReplicatingSenderBase(BothSides):
         self, pair: Pair, entity: str, *, timeout: float = 60.0, retries: int = 3, on_event: OnEvent | None = None
     ) -> None:
         check_path(entity, shorten="give the queue or topic a shorter name")
-        if retries < 0:
-            raise UsageError(f"expected retries of 0 or more, got {retries}", hint="3 is the default")
         self.timeout = checked_timeout(timeout)
         super().__init__(pair, entity, self.timeout * self._share)
         self._report: ReplicationReporter = EventReporter("replication", on_event)
-        self._sends = {side: SideSend(side, entity, self._sender, retries) for side in SIDES}
+        self._sends = {side: SideSend(side, entity, self._sender, checked_retries(retries)) for side in SIDES}
 
     def _sender(self, side: Side, entity: str) -> Any:
         """Return an SDK sender. Queues and topics are sent to alike."""
