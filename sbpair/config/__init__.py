@@ -16,7 +16,6 @@ from urllib.parse import quote
 from sbpair.config.environment import VARIABLES, environment_layer, refuse_secrets
 from sbpair.config.file import PAIR_KEYS, config_path, file_layer, file_setting, named_variables, read_pairs
 from sbpair.config.setting import (
-    SIDES,
     Environment,
     Flags,
     Layer,
@@ -28,7 +27,7 @@ from sbpair.config.setting import (
     user_path,
 )
 from sbpair.errors import SbpairError, UsageError, nearest_hint
-from sbpair.model.pair import MASK, Endpoint, Pair, sign_in
+from sbpair.model.pair import MASK, SIDES, Endpoint, Pair, sign_in
 
 DEFAULT_PAIR = "default"
 UNSET = Setting("", "", Origin.DEFAULT)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from sbpair.config.setting import SIDES, Environment, Layer, Origin, Secret, Setting, conflict, secret_in
+from sbpair.config.setting import Environment, Layer, Origin, Secret, Setting, conflict, secret_in
 from sbpair.model.connection_string import holds_secret
+from sbpair.model.pair import SIDES
 
 ENVIRONMENT_KEYS = ("CONNECTION_STRING", "NAMESPACE", "NAME", "ENDPOINT", "CA_FILE", "TRANSPORT", "PROXY")
 ADDRESS_KEYS = ("CONNECTION_STRING", "NAMESPACE")

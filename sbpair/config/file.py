@@ -14,7 +14,6 @@ from pathlib import Path
 from sbpair.config.environment import PAIR_VARIABLES, RELAY_VARIABLES
 from sbpair.config.setting import (
     ONE_PROXY,
-    SIDES,
     Environment,
     Flags,
     Layer,
@@ -28,7 +27,7 @@ from sbpair.config.setting import (
 )
 from sbpair.errors import MachineLacks, SbpairError, UsageError, nearest_hint
 from sbpair.model.connection_string import holds_secret, looks_like_connection_string
-from sbpair.model.pair import Endpoint, Ends, is_address
+from sbpair.model.pair import SIDES, Endpoint, Ends, is_address
 from sbpair.operating_system.files import check_dotted_keys, read_document
 
 PAIR_KEYS = ("backlog_queues", "failover_interval", "ping_interval")

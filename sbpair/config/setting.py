@@ -9,20 +9,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Final, Literal, TypeAlias
+from typing import Literal, TypeAlias
 from urllib.parse import urlsplit
 
 from sbpair.errors import UsageError
 from sbpair.model.connection_string import endpoint_from_connection_string, looks_like_connection_string
-from sbpair.model.pair import AMQPS_PORT, Endpoint, Identity, Pair, Transport, first_label, is_address, is_loopback
+from sbpair.model.pair import (
+    AMQPS_PORT,
+    SIDES,
+    Endpoint,
+    Identity,
+    Pair,
+    Transport,
+    first_label,
+    is_address,
+    is_loopback,
+)
 from sbpair.model.proxy import Proxy, parse_proxy
 from sbpair.operating_system.files import user_directory
 from sbpair.timespan import TICKS_PER_SECOND, ticks
 
 Environment: TypeAlias = Mapping[str, str]
-
-Side: TypeAlias = Literal["primary", "secondary"]
-SIDES: Final[tuple[Side, Side]] = ("primary", "secondary")
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from sbpair.management.calls import shielded
 from sbpair.message_io.message_json import render_message, render_received
 from sbpair.move.peek.locked import peek_old
 from sbpair.move.raw_source import RawReceivedMessage, RawSource, peek_headers
-from sbpair.replication.events import DuplicateCompleted, OnEvent, ReplicationEvent, Side
+from sbpair.replication.events import DuplicateCompleted, OnEvent, ReplicationEvent
 from sbpair.replication.keys import DAY_SECONDS
 from sbpair.replication.receivers import MEMORY, AsyncDedupReceiver, checked_source
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from azure.servicebus import ServiceBusReceivedMessage
 
-    from sbpair.model.pair import Endpoint, Ends, Pair
+    from sbpair.model.pair import Endpoint, Ends, Pair, Side
     from sbpair.move.interface import PeekedHeader
 
 MAX_HELD = 10

@@ -33,6 +33,7 @@ from sbpair.metrics.metric_names import (
     WAITING,
     Metric,
 )
+from sbpair.model.pair import SIDES
 from sbpair.move import events
 from sbpair.move.receipt import SPENT
 from sbpair.runs.database import now_ms
@@ -43,8 +44,6 @@ if TYPE_CHECKING:
 MAX_DESTINATIONS: Final = 100
 OTHERS: Final = "(others)"
 """The label of all further destinations. No entity has this name."""
-
-SIDES: Final = ("primary", "secondary")
 
 Figures: TypeAlias = dict[Metric, dict[str, float]]
 """The value of each series, by metric and label."""

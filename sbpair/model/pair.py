@@ -8,10 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from ipaddress import ip_address
+from typing import Final, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 from sbpair.errors import NameInvalid, UsageError
 from sbpair.model.proxy import Proxy, proxy_for
+
+Side: TypeAlias = Literal["primary", "secondary"]
+SIDES: Final[tuple[Side, Side]] = ("primary", "secondary")
 
 AMQP_PORT = 5672
 AMQPS_PORT = 5671

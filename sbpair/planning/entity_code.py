@@ -10,7 +10,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from itertools import groupby
-from typing import Any, Literal
+from typing import Any
 
 from sbpair import backlog
 from sbpair.azure.descriptions import body_of, name_of
@@ -31,7 +31,7 @@ from sbpair.model.entities import (
     Topic,
     with_partitions,
 )
-from sbpair.model.pair import Pair
+from sbpair.model.pair import Pair, Side
 from sbpair.template import filled
 
 API_VERSION = "2026-01-01"
@@ -47,7 +47,6 @@ TYPES = {
 SYMBOL_LIMIT = 100
 
 Json = Mapping[str, Any]
-Side = Literal["primary", "secondary"]
 
 
 @dataclass(frozen=True, slots=True)

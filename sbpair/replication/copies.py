@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from sbpair.replication.keys import KeyStatus, KeyStore
 
 if TYPE_CHECKING:
-    from sbpair.replication.events import Side
+    from sbpair.model.pair import Side
     from sbpair.replication.keys import Received
 
 

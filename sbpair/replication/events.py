@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Final, Literal, TypeAlias
+from typing import TypeAlias
 
 from sbpair.failover.events import Event, EventReporter
-
-Side: TypeAlias = Literal["primary", "secondary"]
-SIDES: Final[tuple[Side, Side]] = ("primary", "secondary")
+from sbpair.model.pair import Side
 
 
 class _SideEvent(Event):

@@ -23,15 +23,14 @@ from sbpair.errors import UsageError
 from sbpair.failover.events import EventReporter
 from sbpair.failover.failures import both_failed, describe_error, is_transient
 from sbpair.failover.side_connections import AsyncClosable, BothSides, SyncClosable
+from sbpair.model.pair import SIDES, Side
 from sbpair.replication.copies import Copies, LockedMessage, Verdict
 from sbpair.replication.events import (
-    SIDES,
     DuplicateCompleted,
     NoKey,
     OnEvent,
     Redelivered,
     ReplicationReporter,
-    Side,
     SideBack,
     SideLost,
 )

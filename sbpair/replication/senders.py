@@ -27,8 +27,8 @@ from sbpair.failover.side_connections import (
     SyncClosable,
     send_action,
 )
-from sbpair.model.pair import Pair
-from sbpair.replication.events import SIDES, OneSideOnly, OnEvent, ReplicationReporter, RolesSwapped, Side, Unanswered
+from sbpair.model.pair import SIDES, Pair, Side
+from sbpair.replication.events import OneSideOnly, OnEvent, ReplicationReporter, RolesSwapped, Unanswered
 from sbpair.sync_async import Gather, Pause, Steps, awaiting, blocking
 
 ACTIVE_SHARE = 2 / 3

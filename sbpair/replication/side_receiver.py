@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from sbpair.amqp.link import Delivery
     from sbpair.amqp_client.client import AmqpClient
     from sbpair.amqp_client.raw_links import RawReceiver
-    from sbpair.model.pair import Endpoint, Pair
-    from sbpair.replication.events import Side
+    from sbpair.model.pair import Endpoint, Pair, Side
 
 log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from sbpair.config import load
 from sbpair.config.file import load_namespace
-from sbpair.config.setting import SIDES, Flags
+from sbpair.config.setting import Flags
 from sbpair.errors import (
     EntityMissing,
     LeaseHeld,
@@ -35,7 +35,7 @@ from sbpair.errors import (
     nearest_hint,
 )
 from sbpair.model.connection_string import holds_secret
-from sbpair.model.pair import Endpoint
+from sbpair.model.pair import SIDES, Endpoint
 from sbpair.move.raw_primary import RawDestinationLink, RawPrimary
 from sbpair.operating_system.files import user_directory
 from sbpair.replay.archive import DOUBTFUL, LEDGER, QUARANTINE, REPORT, RUN_FILE, VERSION, Archive

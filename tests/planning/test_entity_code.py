@@ -29,13 +29,12 @@ from sbpair.errors import NameInvalid, UsageError
 from sbpair.management.entities_file import EntitiesDocument, parse_entities
 from sbpair.management.provisioning import provision
 from sbpair.model.entities import AnyEntity, Queue
-from sbpair.model.pair import ResourceGroup
+from sbpair.model.pair import ResourceGroup, Side
 from sbpair.model.report import Outcome
 from sbpair.planning.entity_code import (
     TYPES,
     CodeResource,
     NamespaceCode,
-    Side,
     bicep,
     bicep_literal,
     namespace_code,

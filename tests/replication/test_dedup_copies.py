@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from sbpair.model.pair import SIDES, Side
 from sbpair.replication.copies import Copies, LockedMessage, Verdict
-from sbpair.replication.events import SIDES, Side
 from sbpair.replication.keys import KeyStore, Window
 
 LOCK_SECONDS = 10.0

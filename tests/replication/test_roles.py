@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbpair.errors import BothFailed
-from sbpair.replication.events import SIDES, RolesSwapped
+from sbpair.model.pair import SIDES
+from sbpair.replication.events import RolesSwapped
 from sbpair.replication.senders import PassiveSender
 from tests.failover.test_states import a_pair
 

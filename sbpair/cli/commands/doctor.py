@@ -19,7 +19,7 @@ from sbpair.cli.options.values import flags_of
 from sbpair.cli.render.screen import Document, Screen, plural, spoken
 from sbpair.cli.render.table import GREEN, RED, coloured, columns, wrapped
 from sbpair.config.file import file_setting
-from sbpair.config.setting import SIDES, Side
+from sbpair.model.pair import SIDES, Side
 from sbpair.model.report import Outcome, Report
 from sbpair.operating_system.files import replaced_file
 

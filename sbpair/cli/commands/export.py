@@ -9,8 +9,8 @@ from sbpair.cli.next_command import written_command
 from sbpair.cli.options.common import COUNT, PairSelection, argument, flag, option
 from sbpair.cli.options.values import selected_pair
 from sbpair.cli.render.screen import Screen, clean, plural
-from sbpair.config.setting import Side
 from sbpair.errors import MachineLacks, UsageError
+from sbpair.model.pair import Side
 
 if TYPE_CHECKING:
     from sbpair.planning.entity_code import NamespaceCode

@@ -10,7 +10,7 @@ from sbpair.cli.options.values import Management, group_of, selected_pair
 from sbpair.cli.progress.reporting import print_control_event
 from sbpair.cli.render.screen import Screen, size
 from sbpair.cli.render.table import columns
-from sbpair.config.setting import Side
+from sbpair.model.pair import Side
 from sbpair.model.report import Outcome
 from sbpair.model.tiers import MEGABYTES
 

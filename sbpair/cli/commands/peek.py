@@ -12,7 +12,7 @@ from sbpair.cli.progress.reporting import PeekProgress
 from sbpair.cli.render.messages import print_peeked, shown_line
 from sbpair.cli.render.receipt import warn_of_failures
 from sbpair.cli.render.screen import Screen
-from sbpair.config.setting import Side
+from sbpair.model.pair import Side
 
 if TYPE_CHECKING:
     from sbpair.message_io.peek import Keep, PeekResult, PeekSource

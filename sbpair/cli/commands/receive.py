@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -16,16 +16,16 @@ from sbpair.cli.options.entity_addresses import reach_of
 from sbpair.cli.render.messages import body_text, enqueued, print_peeked, shown_line
 from sbpair.cli.render.screen import Document, Screen, clean, plural
 from sbpair.errors import ExitCode, ServiceRefused, UsageError
+from sbpair.model.pair import SIDES
 
 if TYPE_CHECKING:
     from sbpair.message_io.receive import DedupSettings, ReceiveCounts
     from sbpair.model.pair import Ends
-    from sbpair.replication.events import ReplicationEvent, Side
+    from sbpair.replication.events import ReplicationEvent
 
 SCHEMA = "sbpair/receive/1"
 MEMORY = "memory"
 NOT_ALLOWED = "amqp:not-allowed"
-SIDES: "Sequence[Side]" = ("primary", "secondary")
 
 
 def _key_name(text: str) -> str:

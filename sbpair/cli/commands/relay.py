@@ -22,8 +22,8 @@ from sbpair.cli.options.values import resource_group_of, selected_relay
 from sbpair.cli.progress.reporting import watch_readings
 from sbpair.cli.render.screen import Screen, clean, plural, rounded
 from sbpair.cli.render.table import columns, cut, wrapped
-from sbpair.config.setting import Side
 from sbpair.errors import AccessError, ExitCode, InDoubt, MachineLacks, SbpairError, Unavailable, UsageError
+from sbpair.model.pair import Side
 from sbpair.model.queues import Difference
 from sbpair.operating_system import end_of_input
 from sbpair.operating_system.files import open_bytes

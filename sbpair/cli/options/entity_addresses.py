@@ -16,8 +16,9 @@ from sbpair.cli.options.values import flags_of, load_profile, warn_of_unknown_va
 from sbpair.config import state_setting
 from sbpair.config.environment import refuse_secrets
 from sbpair.config.file import SingleNamespace, has_pair, load_namespace
-from sbpair.config.setting import SIDES, Flags
+from sbpair.config.setting import Flags
 from sbpair.errors import NameInvalid, UsageError
+from sbpair.model.pair import SIDES
 from sbpair.move.message.dead_letters import dead_letter_path, is_dead_letter_path, parent_path
 
 if TYPE_CHECKING:
