@@ -1,7 +1,6 @@
 """Azure's clients over WebSocket through a proxy: what they send, log and raise."""
 
 import asyncio
-import gc
 import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -9,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from aiohttp import ClientSession
 from azure.core.exceptions import AzureError
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.amqp import AmqpAnnotatedMessage
@@ -24,22 +22,15 @@ from sbpair.model.pair import Endpoint, Transport
 from sbpair.model.proxy import parse_proxy
 from sbpair.model.queues import QueueSpec
 from sbpair.testing import Emulator, EmulatorOptions
-from tests.kit.proxy import PASSWORD, Proxy, expected, running_proxy
+from tests.kit.proxy import PASSWORD, SDK_BEHIND_A_PROXY, Proxy, detach_sessions, expected, running_proxy
 
-# Both are of the SDK's use of aiohttp.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:The 'proxy_auth' parameter is deprecated:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:.*BasicAuth:DeprecationWarning"),
-]
+pytestmark = SDK_BEHIND_A_PROXY
 
 
 @pytest.fixture(autouse=True)
 def _sessions() -> Iterator[None]:
-    """End the sessions that the SDK leaves open when it cannot connect: each one warns when it is deleted."""
     yield
-    for each in gc.get_objects():
-        if isinstance(each, ClientSession):
-            each.detach()
+    detach_sessions()
 
 
 @asynccontextmanager

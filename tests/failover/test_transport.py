@@ -1,12 +1,10 @@
 """Paired clients over WebSocket, where the primary is behind a proxy: they send, fail over with it, and come back."""
 
-import gc
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from aiohttp import ClientSession
 
 from sbpair.failover.entity_states import State
 from sbpair.failover.events import EntityChanged
@@ -14,15 +12,10 @@ from sbpair.model.pair import Transport
 from sbpair.model.proxy import parse_proxy
 from sbpair.testing import EmulatorOptions
 from tests.kit.failover_rig import KINDS, PAIRED_CLIENTS, Rig, a_message, ids
-from tests.kit.proxy import Proxy, running_proxy
+from tests.kit.proxy import SDK_BEHIND_A_PROXY, Proxy, detach_sessions, running_proxy
 from tests.kit.running import NAMESPACE, OTHER, Running
 
-pytestmark = [
-    *PAIRED_CLIENTS,
-    # Of the SDK's use of aiohttp.
-    pytest.mark.filterwarnings("ignore:The 'proxy_auth' parameter is deprecated:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:.*BasicAuth:DeprecationWarning"),
-]
+pytestmark = [*PAIRED_CLIENTS, *SDK_BEHIND_A_PROXY]
 
 
 @pytest.fixture
@@ -40,11 +33,7 @@ def place() -> Iterator[tuple[Rig, Proxy]]:
         sides["primary"] = replace(sides["primary"], proxy=parse_proxy(proxy.url, "SBPAIR_PRIMARY_PROXY"))
         rig.pair = replace(rig.pair, **sides)
         yield rig, proxy
-    # The SDK leaves sessions open when it cannot connect: each one warns when it is deleted.
-    for each in gc.get_objects():
-        if isinstance(each, ClientSession):
-            each.detach()
-    gc.collect()
+    detach_sessions()
 
 
 @KINDS

@@ -2,12 +2,23 @@
 
 import asyncio
 import base64
+import gc
 import socket
 import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from urllib.parse import quote
+
+import pytest
+from aiohttp import ClientSession
+
+SDK_BEHIND_A_PROXY = [
+    # Of the SDK's use of aiohttp.
+    pytest.mark.filterwarnings("ignore:The 'proxy_auth' parameter is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*BasicAuth:DeprecationWarning"),
+]
+"""Marks of a module whose clients of Azure's SDK use a proxy."""
 
 CLOSE_SECONDS = 2.0
 USER, PASSWORD = "o'neill", "p@ss:w/rd#%-nobody-may-see"
@@ -143,3 +154,11 @@ async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
             writer.write(data)
             await writer.drain()
     writer.close()
+
+
+def detach_sessions() -> None:
+    """Detach the sessions that the SDK leaves open when it cannot connect: each one warns when it is deleted."""
+    for each in gc.get_objects():
+        if isinstance(each, ClientSession):
+            each.detach()
+    gc.collect()

@@ -65,20 +65,14 @@ async def test_partitioned_entity_has_the_requested_properties() -> None:
             assert outcomes(await create_partitioned(at(emulator, "contoso"), entity)) == [Outcome.EXISTING]
 
 
-async def test_unpartitioned_premium_is_reported_before_other_calls() -> None:
-    async with Emulator(TIERS) as emulator:
-        emulator.faults.refuse_requests("whole", 403, method="PUT")
-        with pytest.raises(errors.ServiceRefused, match="whole is a Premium namespace that is not partitioned"):
-            await create_partitioned(at(emulator, "whole"), ORDERS)
-
-
-@pytest.mark.parametrize("there", [None, "orders", "plain"])
-async def test_unpartitioned_premium_is_detected_by_its_entities_or_an_attempt(there) -> None:
+@pytest.mark.parametrize(("units", "there"), [(1, None), (4, None), (4, "orders"), (4, "plain")])
+async def test_premium_without_partitions_is_known_by_units_entities_or_attempt(units, there) -> None:
     async with Emulator(TIERS) as emulator:
         namespace = emulator.namespaces["whole"]
-        namespace.messaging_units = 4
+        namespace.messaging_units = units
         if there:
             namespace.create_queue(there)
+        if units == 1 or there:
             emulator.faults.refuse_requests("whole", 403, method="PUT")
         with pytest.raises(errors.ServiceRefused, match="whole is a Premium namespace that is not partitioned"):
             await create_partitioned(at(emulator, "whole"), ORDERS)
