@@ -94,9 +94,9 @@ def test_a_new_entity_is_forced_while_all_are() -> None:
     assert set(failover_state.states().values()) == {State.HEALTHY}
 
 
-def test_pings_of_ten_thousand_entities_are_spread_at_random() -> None:
+def test_pings_of_many_entities_are_spread_at_random() -> None:
     failover_state = FailoverState(a_pair(failover_interval=0, ping_interval=60), chance=random.Random(7))
-    for number in range(10_000):
+    for number in range(1_000):
         failover_state.register(f"queue-{number}")
         failover_state.primary_failed(f"queue-{number}", ValueError("gone"), 0)
     first = failover_state.next_due()
@@ -106,7 +106,7 @@ def test_pings_of_ten_thousand_entities_are_spread_at_random() -> None:
     tasks = set()
     while (task := failover_state.pop_due(60 * (1 + JITTER))) is not None:
         tasks.add(task)
-    assert len(tasks) == 10_000
+    assert len(tasks) == 1_000
     assert failover_state.next_due() is None
 
 

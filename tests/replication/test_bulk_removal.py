@@ -16,7 +16,7 @@ from sbpair.replication.side_receiver import (
     SideReceiver,
     remove_duplicates,
 )
-from tests.kit.failover_rig import KINDS, PAIRED_CLIENTS, SECONDARY
+from tests.kit.failover_rig import PAIRED_CLIENTS, SECONDARY, SYNC_FIRST
 from tests.replication.both import Both, drained, twins
 
 pytestmark = PAIRED_CLIENTS
@@ -38,7 +38,7 @@ def delivery_counts(both: Both) -> list[int]:
     return [each.delivery_count for each in both.do(lambda: both.copy.messages.peek(0, 1_000))]
 
 
-@KINDS
+@SYNC_FIRST
 def test_a_message_behind_duplicates_is_given_within_the_wait(
     both: Both, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
