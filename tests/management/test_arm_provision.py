@@ -67,6 +67,17 @@ LAYOUT = parse_entities(
 )
 
 
+def emptied(namespace: Namespace) -> list[QueueDescription]:
+    """Delete the entities of LAYOUT and all other queues, and return how the queues were described."""
+    [rule] = namespace.topic("events").subscription("audit").rules
+    assert rule.name == "europe"
+    namespace.delete_topic("events")
+    found = namespace.queues()
+    for queue in found:
+        namespace.delete_queue(queue.path)
+    return [queue.description for queue in found]
+
+
 @pytest.mark.parametrize("tier", [(), ("premium", 2)])
 async def test_a_pair_gets_the_same_entities_either_way(
     tier: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
@@ -75,29 +86,18 @@ async def test_a_pair_gets_the_same_entities_either_way(
         made = []
         for group in VIA.values():
             report = await provision(pair, group=group, entities=LAYOUT)
+            assert {item.outcome for item in report} == {Outcome.CREATED}
             for other in VIA.values():
                 again = await provision(pair, group=other, entities=LAYOUT)
                 assert [item.outcome for item in again] == [Outcome.EXISTING] * len(report.items)
-            assert {item.outcome for item in report} == {Outcome.CREATED}
             async with AsyncExitStack() as stack:
                 by_atom, by_arm = [await each.list_under("") for each in await both(stack, pair.secondary)]
             assert by_atom == by_arm
-            made.append([by_atom, *map(emptied, emulator.namespaces.values())])
+            primary, secondary = map(emptied, emulator.namespaces.values())
+            assert [queue.enable_partitioning for queue in secondary] == [bool(tier)] * 5
+            assert [queue.max_size_in_megabytes for queue in secondary].count(5120) == 3
+            made.append((by_atom, primary, secondary))
         assert made[0] == made[1]
-        described = [queue for queue in made[0][2] if queue.enable_partitioning is bool(tier)]
-        assert len(described) == 5
-        assert [queue.max_size_in_megabytes for queue in described].count(5120) == 3
-
-
-def emptied(namespace: Namespace) -> list[QueueDescription]:
-    """Delete all entities, and return the descriptions of the queues. A topic has one subscription, with one rule."""
-    [topic] = namespace.topics()
-    assert [rule.name for rule in topic.subscription("audit").rules] == ["europe"]
-    namespace.delete_topic(topic.path)
-    found = namespace.queues()
-    for queue in found:
-        namespace.delete_queue(queue.path)
-    return [queue.description for queue in found]
 
 
 @pytest.mark.parametrize("first", VIA)

@@ -219,31 +219,34 @@ async def test_the_first_side_is_random_or_chosen(bench: RelayPairBench) -> None
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    ("action", "wrong"),
     [
-        {"method": "GET /x HTTP/1.1\r\n"},
-        {"method": "CONNECT"},
-        {"method": ""},
-        {"suffix": "/../other"},
-        {"headers": {"X": "a\r\nY: b"}},
-        {"headers": {"X Y": "a"}},
-        {"headers": {"Host": "other"}},
-        {"headers": {"ServiceBusAuthorization": "x"}},
-        {"headers": {"Transfer-Encoding": "chunked"}},
-        {"body": "text"},
-        {"body": 7},
-        {"reissue": "never"},
-        {"timeout": 0},
-        {"timeout": float("nan")},
+        ("request", {"method": "GET /x HTTP/1.1\r\n"}),
+        ("request", {"method": "CONNECT"}),
+        ("request", {"method": ""}),
+        ("request", {"suffix": "/../other"}),
+        ("request", {"headers": {"X": "a\r\nY: b"}}),
+        ("request", {"headers": {"X Y": "a"}}),
+        ("request", {"headers": {"Host": "other"}}),
+        ("request", {"headers": {"ServiceBusAuthorization": "x"}}),
+        ("request", {"headers": {"Transfer-Encoding": "chunked"}}),
+        ("request", {"body": "text"}),
+        ("request", {"body": 7}),
+        ("request", {"reissue": "never"}),
+        ("request", {"timeout": 0}),
+        ("request", {"timeout": float("nan")}),
+        ("connect", {"suffix": "?sb-hc-action=listen"}),
+        ("connect", {"headers": {"Sec-WebSocket-Key": "x"}}),
+        ("connect", {"protocols": ["a\r\nb"]}),
+        ("connect", {"timeout": -1}),
     ],
 )
 async def test_wrong_arguments_are_refused_before_anything_is_sent(
-    bench: RelayPairBench, wrong: dict[str, Any]
+    bench: RelayPairBench, action: str, wrong: dict[str, Any]
 ) -> None:
     client = await bench.served()
-    given = {"method": "GET", **wrong}
     with pytest.raises(UsageError):
-        await client.request(given.pop("method"), **given)
+        await getattr(client, action)(**{"method": "GET", **wrong} if action == "request" else wrong)
     assert bench.handled == []
     assert (await client.request("GET")).status == 200
 

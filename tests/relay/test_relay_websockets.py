@@ -164,20 +164,3 @@ async def test_large_messages_pass_to_the_byte(bench: RelayPairBench) -> None:
         await socket.send_bytes(sent)
         assert await socket.receive_bytes() == sent
     await socket.close()
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"suffix": "/../x"},
-        {"suffix": "?sb-hc-action=listen"},
-        {"headers": {"Sec-WebSocket-Key": "x"}},
-        {"headers": {"X": "\n"}},
-        {"protocols": ["a\r\nb"]},
-        {"timeout": -1},
-    ],
-)
-async def test_wrong_arguments_of_connect_are_refused(bench: RelayPairBench, wrong: dict[str, Any]) -> None:
-    client = await bench.client()
-    with pytest.raises(UsageError):
-        await client.connect(**wrong)
