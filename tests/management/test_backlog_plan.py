@@ -1,6 +1,6 @@
 """Plans of backlog queues, and the decisions that audit and prune make by them."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -98,10 +98,11 @@ async def test_provisioning_of_thousands_of_queues_is_refused() -> None:
         await provision(unconnected_pair(1001))
 
 
-def test_uncounted_queue_is_kept() -> None:
-    [item] = planned_removals(unconnected_pair(1), [state(7)])
+@pytest.mark.parametrize("counts", [None, *(Counts(**{each.name: 1}) for each in fields(Counts))])
+def test_a_queue_is_kept_unless_it_is_counted_and_empty(counts: Counts | None) -> None:
+    [item] = planned_removals(unconnected_pair(1), [state(7, counts)])
     assert item.outcome is Outcome.KEPT
-    assert item.reason.startswith("the number of its messages is unknown; ")
+    assert item.reason.startswith("it holds 1 message" if counts else "the number of its messages is unknown; ")
 
 
 @pytest.mark.parametrize(

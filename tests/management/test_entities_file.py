@@ -130,7 +130,7 @@ BAD = [
     ("[topics.t.subscriptions.s.rules.r.correlation]\nproperties = {a = 1}", "2:15: a must be text", ""),
     ("[queues.a]\n[queues.A]", "2:9: queue A uses a name that the file defines above", ""),
     ("[topics.a]\n[queues.A]", "1:9: topic a uses a name that the file defines above", ""),
-    ("[queues]\na.forward_to = 'b'\nb.forward_to = 'a'", "entities forward to each other in a circle: ", ""),
+    ("[queues]\na.forward_to = 'b'\nb.forward_dead_lettered_messages_to = 'A'", "to each other in a circle: ", ""),
     ("[queues.a]\n[queues.a]", "2:10: not TOML", "toml.io"),
     ("[queues.a\n", "1:10: not TOML", "toml.io"),
     ("a = " + "[" * 5000, "is nested too deeply", ""),

@@ -2,11 +2,9 @@
 
 from dataclasses import replace
 
-import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from sbpair.errors import UsageError
 from sbpair.management.comparison import (
     Change,
     Key,
@@ -125,33 +123,9 @@ def test_plan_on_an_empty_namespace_creates_exactly_the_desired_entities(wanted:
     assert all(not each.differences for each in existing(namespace.plan(wanted)))
 
 
-def test_unexpected_rule_is_drift_of_its_subscription() -> None:
-    wanted = [Topic("t"), Subscription("t", "s"), Rule("t", "s", "eu", SqlFilter("a=1"))]
-    [_, subscription, _] = existing(Namespace(wanted).plan(wanted))
-    assert subscription.differences == (Difference("Rules", "eu", "$Default, eu"),)
-
-
 def test_where_no_rules_are_given_any_are_as_well() -> None:
     there = [Topic("t"), Subscription("t", "s"), Rule("t", "s", "eu", SqlFilter("a=1"))]
     assert all(not each.differences for each in existing(Namespace(there).plan(there[:2])))
-
-
-def test_a_rule_that_is_missing_is_created_beside_those_that_are_there() -> None:
-    rule = Rule("t", "s", "eu", SqlFilter("a=1"))
-    found = Namespace([Topic("t"), Subscription("t", "s")]).plan([Topic("t"), Subscription("t", "s"), rule])
-    assert (found.creates, found.default_rules) == ((Change(Outcome.MISSING, rule),), ())
-
-
-def test_a_circle_of_forwards_is_refused_and_named() -> None:
-    circle = [Queue("a", forward_to="b"), Queue("b", forward_dead_lettered_messages_to="C"), Queue("c", forward_to="a")]
-    with pytest.raises(UsageError, match=r"circle: .* -> "):
-        dependency_order(circle)
-
-
-@pytest.mark.parametrize("other", [Queue("A"), Topic("a")])
-def test_one_name_for_two_entities_is_refused(other: AnyEntity) -> None:
-    with pytest.raises(UsageError, match="one and the same name"):
-        dependency_order([Queue("a"), other])
 
 
 def test_targets_that_are_not_described_are_those_that_must_be_there() -> None:

@@ -117,6 +117,7 @@ async def test_empty_extra_queues_go_and_nothing_else_does() -> None:
         w.secondary.create_queue("fabrikam/x-servicebus-transfer/9")
         w.secondary.create_queue("orders")
         stay = {"fabrikam/x-servicebus-transfer/9", "orders", "contoso/x-servicebus-transferred/9", "0", "1", "2"}
+        assert set(outcomes(await w.prune(dry_run=True)).values()) == {"would_remove"}
         report = await w.prune()
         assert outcomes(report) == dict.fromkeys(("7", "12", "07", "old"), "removed")
         assert (set(w.names()), prune_exit_code(report)) == (stay, 0)
