@@ -142,17 +142,18 @@ def start_run(request: ReplayRequest, options: ReplayOptions, queues: list[str],
     archive = Archive(request.archive, run_id)
     count = len(queues) if options.mode is ReplayMode.DIRECT else request.parallelism * SHARDS_PER_TASK
     run = ReplayRun(run_id, identity(request.pair), tuple(queues), count, started_ms, options)
-    with _leases(request, archive) as held:
-        try:
+    held: HeldLease | None = None
+    try:
+        with _leases(request, archive) as held:
             archive.create()
             archive.check_writable()
             save_run(archive, run)
             return Driver(request, archive, run, held, on_event).record("replay run")
-        except SbpairError:
-            if not held.used:
-                with suppress(SbpairError):
-                    archive.delete("")
-            raise
+    except SbpairError:
+        if held is not None and not held.used:  # no heartbeat is written any more
+            with suppress(SbpairError):
+                archive.delete("")
+        raise
 
 
 def resume_run(

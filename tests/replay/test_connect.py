@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sbpair import errors
-from sbpair.replay import driver
+from sbpair.replay import driver, task_lease
 from sbpair.replay import spark as spark_module
 from sbpair.replay.archive import LEASE
 from sbpair.replay.run_description import DedupMode, ReplayOptions, Selection
@@ -62,7 +62,10 @@ def test_a_request_does_not_show_the_url(place: World, tmp_path: Path) -> None:
     replace(request, shared_archive=True).check()
 
 
-def test_a_server_that_does_not_answer_is_named(place: World, tmp_path: Path) -> None:
+def test_a_server_that_does_not_answer_is_named_and_no_run_is_left(
+    place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(task_lease, "HEARTBEAT_SECONDS", 0.0)
     request = place.request(tmp_path, remote="sc://127.0.0.1:1", shared_archive=True)
     with pytest.raises(errors.MachineLacks, match=r"no Spark Connect server answers at sc://127\.0\.0\.1:1: "):
         driver.start_run(request, ReplayOptions(), place.queues, lambda _event: None)
