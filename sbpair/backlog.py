@@ -115,7 +115,6 @@ SCHEDULED = "x-ms-scheduledenqueuetimeutc"
 ALIASES = frozenset((PATH, SESSION_ID, TIME_TO_LIVE, SCHEDULED))
 
 TIMESPAN = Symbol("com.microsoft:timespan")
-TICKS_PER_MS = 10_000
 
 
 @dataclass(frozen=True, slots=True)

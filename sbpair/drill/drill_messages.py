@@ -18,6 +18,7 @@ from sbpair.amqp.message import Header, Properties, Sections, section
 from sbpair.amqp.types import Described, Int, Long, Map, Symbol, Timestamp, Value
 from sbpair.errors import ProtocolError
 from sbpair.move.receipt import Receipt
+from sbpair.timespan import TICKS_PER_MS
 
 DESTINATIONS = ("orders", "billing/invoices", "telemetry")
 
@@ -187,7 +188,6 @@ def _section(code: int, value: Value) -> bytes:
 
 Original = TypeVar("Original")
 
-TICKS_PER_MS = 10_000
 MAX_HEADER_TTL_MS = 0xFFFFFFFF
 MAX_EXAMPLES = 20
 """The number of altered and of lost messages that a result names."""

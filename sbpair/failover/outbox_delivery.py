@@ -21,13 +21,14 @@ from sbpair.amqp.message import APPLICATION_PROPERTIES, BATCH_FORMAT, Sections, 
 from sbpair.amqp.types import Described, Long
 from sbpair.amqp_client.client import connect
 from sbpair.azure.credentials import signed_in
-from sbpair.backlog import TICKS_PER_MS, TIME_TO_LIVE, TIMESPAN
+from sbpair.backlog import TIME_TO_LIVE, TIMESPAN
 from sbpair.errors import InDoubt, SbpairError, ServiceRefused
 from sbpair.failover.events import OutboxExpired, OutboxRefused, SendInDoubt
 from sbpair.failover.failures import describe_error, to_sdk_error
 from sbpair.move.message.envelope import partition_key, read_facts, restore
 from sbpair.move.message.route import Send, route, waited_ms
 from sbpair.move.raw_primary import ENVELOPE_BYTES, MEMBER_BYTES, key_envelope
+from sbpair.timespan import TICKS_PER_MS
 
 if TYPE_CHECKING:
     from sbpair.amqp_client.raw_links import RawSender

@@ -16,9 +16,10 @@ from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageBodyType, Amq
 from azure.servicebus.exceptions import MessageSizeExceededError
 
 from sbpair.amqp.types import Described, Long, Timestamp, Value
-from sbpair.backlog import ALIASES, PING_TTL_MS, PING_TYPE, TICKS_PER_MS, Aliases, write_aliases
+from sbpair.backlog import ALIASES, PING_TTL_MS, PING_TYPE, Aliases, write_aliases
 from sbpair.errors import UsageError
 from sbpair.move.message.envelope import PARTITION_KEY, SCHEDULE
+from sbpair.timespan import TICKS_PER_MS
 
 Message: TypeAlias = AmqpAnnotatedMessage
 OneMessage: TypeAlias = ServiceBusMessage | AmqpAnnotatedMessage | Mapping[str, Any]

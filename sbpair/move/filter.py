@@ -15,7 +15,6 @@ from itertools import compress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sbpair.amqp.message import Sections, skip
-from sbpair.backlog import TICKS_PER_MS
 from sbpair.errors import UsageError
 from sbpair.move.interface import KeptMessage
 from sbpair.move.message import dead_letters, envelope
@@ -25,6 +24,7 @@ from sbpair.move.receipt import FilterCounts
 from sbpair.rules.compiler import Compiler, Dialect, Part, SqlMistake
 from sbpair.rules.values import NUMBER, SPAN, TEXT, TIME, EvaluationFailed, Instant, TimeSpanValue, instant
 from sbpair.rules.view import SYSTEM_PROPERTIES, MessageView, SystemProperty, element, find_value
+from sbpair.timespan import TICKS_PER_MS
 
 if TYPE_CHECKING:
     from sbpair.amqp.link import Delivery

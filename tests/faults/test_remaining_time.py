@@ -6,10 +6,10 @@ import math
 import pytest
 
 from sbpair.backlog import Aliases
-from sbpair.drill.drill_messages import TICKS_PER_MS
 from sbpair.move.message.route import TimeToLive
 from sbpair.syphon.move_spec import MoveLimits
 from sbpair.syphon.runner import SyphonResult
+from sbpair.timespan import TICKS_PER_MS
 from tests.faults.simulation.stage import Stage, played
 from tests.kit.stranded import stranded
 

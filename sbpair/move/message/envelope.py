@@ -20,9 +20,10 @@ from sbpair.amqp.message import (
     section,
 )
 from sbpair.amqp.types import Map, Symbol, Timestamp, Value, text_of
-from sbpair.backlog import ALIASES, TICKS_PER_MS, AliasError, Aliases, read_aliases
+from sbpair.backlog import ALIASES, AliasError, Aliases, read_aliases
 from sbpair.errors import ProtocolError
 from sbpair.move.message.route import BACKLOG, MAX_TTL_HEADER_MS, Facts, MessageForm, Send
+from sbpair.timespan import TICKS_PER_MS
 
 T = TypeVar("T")
 

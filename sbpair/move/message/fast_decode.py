@@ -25,10 +25,11 @@ from sbpair.amqp.message import (
     skip,
 )
 from sbpair.amqp.types import Map, Timestamp
-from sbpair.backlog import ALIASES, PATH, SCHEDULED, SESSION_ID, TICKS_PER_MS, TIME_TO_LIVE, AliasError, alias_value
+from sbpair.backlog import ALIASES, PATH, SCHEDULED, SESSION_ID, TIME_TO_LIVE, AliasError, alias_value
 from sbpair.errors import ProtocolError
 from sbpair.move.message import envelope
 from sbpair.move.message.route import BACKLOG, MAX_TTL_HEADER_MS, Facts, MessageForm, Send
+from sbpair.timespan import TICKS_PER_MS
 
 REMEMBERED = 4096
 MAX_LAYOUTS = 256

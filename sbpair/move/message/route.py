@@ -15,8 +15,9 @@ from itertools import starmap
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
-from sbpair.backlog import ALIASES, PATH, PATH_LIMIT, TICKS_PER_MS, is_segment
+from sbpair.backlog import ALIASES, PATH, PATH_LIMIT, is_segment
 from sbpair.move.message.dead_letters import DESCRIPTION, REASON, NotSentReason
+from sbpair.timespan import TICKS_PER_MS
 
 MAX_TTL_HEADER_MS = 0xFFFFFFFF
 """The longest TTL that fits a message's header: 49.7 days."""

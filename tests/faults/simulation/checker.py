@@ -7,13 +7,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from sbpair.amqp.message import Sections
-from sbpair.drill.drill_messages import TICKS_PER_MS, message_differences
+from sbpair.drill.drill_messages import message_differences
 from sbpair.move.receipt import Receipt
+from sbpair.timespan import TICKS_PER_DAY, TICKS_PER_MS
 from tests.faults.simulation.history import History, Track
 from tests.faults.simulation.plan import Plan
 from tests.faults.simulation.workload import EXPIRED, MISSING
-
-TICKS_PER_DAY = 86_400_000 * TICKS_PER_MS
 
 UNDER_WAY_MS = 10_000
 """A message that was locked longer ago has reached the syphon, where nothing keeps it from doing so."""

@@ -9,8 +9,8 @@ from typing import Final
 from sbpair.amqp import codec
 from sbpair.amqp.message import APPLICATION_PROPERTIES, DATA, MESSAGE_ANNOTATIONS, PROPERTIES, Sections, section
 from sbpair.amqp.types import Described, Int, Long, Map, Symbol, Timestamp, ULong, Value, text_of
-from sbpair.backlog import TICKS_PER_MS
 from sbpair.drill.drill_messages import OriginalMessage, originals
+from sbpair.timespan import TICKS_PER_MS
 
 PLAIN, SESSION, PARTITIONED, PARTITIONED_SESSION, DUPLICATES, PARTITIONED_DUPLICATES, NARROW, TOPIC = (
     "plain",
