@@ -301,13 +301,19 @@ def render_received(message: RawReceivedMessage) -> dict[str, object]:
 
 def _rendered_body(sections: Sections) -> dict[str, object]:
     try:
-        parts = sections.read_body()
+        is_data, content = body_content(sections)
     except ProtocolError:
         return {"body": None}
+    return _data(content) if is_data else {"body": plain_value(content)}
+
+
+def body_content(sections: Sections) -> tuple[bool, Any]:
+    """Return whether the body is data, and its bytes, its value or its list of sequences. Raises ProtocolError."""
+    parts = sections.read_body()
     kinds, values = {kind for kind, _ in parts}, [value for _, value in parts]
     if kinds <= {DATA}:
-        return _data(b"".join(values))
-    return {"body": plain_value(values[0] if kinds == {VALUE} else values)}
+        return True, b"".join(values)
+    return False, values[0] if kinds == {VALUE} else values
 
 
 def _data(data: bytes) -> dict[str, object]:

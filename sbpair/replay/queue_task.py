@@ -48,7 +48,6 @@ from sbpair.replay.send_task import (
     run_in_worker,
 )
 from sbpair.replay.task_lease import READY_SECONDS, TaskLease
-from sbpair.runs.journal import message_key
 
 T = TypeVar("T")
 
@@ -253,9 +252,8 @@ class QueueDrain(QueueTask):
 
     async def _add(self, source: RawSource, segment: Segment, messages: list[RawReceivedMessage]) -> None:
         now = asyncio.get_running_loop().time()
-        namespace = self._job.run.pair["secondary"]
         if self._accepted:
-            accepted = {each for each in messages if message_key(namespace, each.facts)[1:] in self._accepted}
+            accepted = {each for each in messages if _accepted_key(each) in self._accepted}
             await source.complete(list(accepted))
             messages = [each for each in messages if each not in accepted]
         if messages:
@@ -334,7 +332,7 @@ async def count_remaining(
         return await retry(peek)
 
 
-def load_accepted(archive: Archive, queue: str) -> set[tuple[Any, ...]]:
+def load_accepted(archive: Archive, queue: str) -> Accepted:
     """Return the keys of a queue that the syphon's journal had as accepted, without the namespace."""
     try:
         keys = (archive.find_json(ACCEPTED_FILE) or {"keys": ()})["keys"]

@@ -10,11 +10,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from sbpair.amqp.message import DATA, VALUE, Properties, Sections
+from sbpair.amqp.message import Properties, Sections
 from sbpair.amqp.types import Map, text_of
 from sbpair.backlog import ALIASES
 from sbpair.errors import ProtocolError, StateRefused, UsageError
-from sbpair.message_io.message_json import plain_value, readable
+from sbpair.message_io.message_json import body_content, plain_value, readable
 from sbpair.move.message.envelope import read_facts
 from sbpair.move.message.route import Facts
 from sbpair.replay.archive import EXPIRED, QUARANTINE, RECEIPT_FILE, REMOVED_FILE, SEGMENTS, Archive
@@ -249,17 +249,9 @@ def _properties(sections: Sections) -> Properties:
 
 def _body(sections: Sections) -> bytes | None:
     """Return the content of data sections, or the text or JSON of a value or of sequences."""
-    parts = readable(sections.read_body, None)
-    if parts is None:
-        return None
-    kinds, values = {kind for kind, _ in parts}, [value for _, value in parts]
-    if kinds <= {DATA}:
-        return b"".join(values)
-    value = values[0] if kinds == {VALUE} else values
-    if isinstance(value, bytes):
-        return value
-    text = _text(value)
-    return None if text is None else text.encode(errors="replace")
+    _, content = readable(lambda: body_content(sections), (False, None))
+    found = content if isinstance(content, bytes) else _text(content)
+    return found.encode(errors="replace") if isinstance(found, str) else found
 
 
 def _body_text(sections: Sections) -> str | None:
