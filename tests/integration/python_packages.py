@@ -1,13 +1,12 @@
 """Packages for Python that only tests need, installed once for each list of them and kept outside of this tree."""
 
-import fcntl
 import hashlib
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
-from tests.integration.node.install import CACHE, NotHere
+from tests.integration.node.install import NotHere, kept
 
 PROTON = "python-qpid-proton==0.40.0"
 """No index has it in binary form: it is built from its source, with a C compiler."""
@@ -18,18 +17,10 @@ INSTALL_SECONDS = 300
 def folder(*wanted: str) -> Path:
     """Return where the packages are, installed by the first process that asks. Raises NotHere."""
     listed = hashlib.sha256(" ".join(wanted).encode()).hexdigest()[:12]
-    place = CACHE / f"python-{listed}-{sys.implementation.cache_tag}"
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with (CACHE / "python-lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not place.exists():
-            with TemporaryDirectory(dir=CACHE) as scratch:
-                _install(Path(scratch) / "packages", wanted)
-                (Path(scratch) / "packages").rename(place)
-    return place
+    return kept(f"python-{listed}-{sys.implementation.cache_tag}", partial(_install, wanted))
 
 
-def _install(target: Path, wanted: tuple[str, ...]) -> None:
+def _install(wanted: tuple[str, ...], target: Path) -> None:
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--retries=0", "--target", str(target), *wanted]
     try:
         subprocess.run(install, check=True, capture_output=True, timeout=INSTALL_SECONDS)

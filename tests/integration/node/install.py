@@ -5,6 +5,8 @@ import hashlib
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -27,24 +29,29 @@ def node() -> str:
 def modules(packages: Path = WANTED) -> Path:
     """Return where the packages are, installed by the first process that asks. Raises NotHere."""
     wanted = packages.read_bytes()
-    place = CACHE / f"node-{hashlib.sha256(wanted).hexdigest()[:12]}"
+    return kept(f"node-{hashlib.sha256(wanted).hexdigest()[:12]}", partial(_install, wanted))
+
+
+def kept(name: str, install: Callable[[Path], None]) -> Path:
+    """Return a folder of that name, which the first process that asks has filled."""
+    place = CACHE / name
     CACHE.mkdir(parents=True, exist_ok=True)
-    with (CACHE / "lock").open("w") as lock:
+    with (CACHE / f"{name}.lock").open("w") as lock:
         # Two installations into one folder leave packages without some of their files.
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not place.exists():
             with TemporaryDirectory(dir=CACHE) as scratch:
-                _install(Path(scratch), wanted)
-                (Path(scratch) / "packages").rename(place)
+                folder = Path(scratch) / "packages"
+                folder.mkdir()
+                install(folder)
+                folder.rename(place)
     return place
 
 
-def _install(scratch: Path, wanted: bytes) -> None:
+def _install(wanted: bytes, folder: Path) -> None:
     npm = shutil.which("npm")
     if npm is None:
         raise NotHere("there is no npm here to install the packages for Node.js with")
-    folder = scratch / "packages"
-    folder.mkdir()
     (folder / "package.json").write_bytes(wanted)
     install = [npm, "install", "--no-audit", "--no-fund", "--ignore-scripts", "--fetch-retries=0"]
     try:
