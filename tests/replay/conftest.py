@@ -1,23 +1,16 @@
 """Fixtures of the replay tests, and the skip of Spark tests without Java."""
 
 import os
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sbpair.replay.spark import find_java
+from tests.replay import object_store
+from tests.replay.object_store import Store
 from tests.replay.tasks import local_tasks  # noqa: F401  a fixture
 from tests.replay.world import World, exported
-
-
-def java() -> str | None:
-    home = os.environ.get("JAVA_HOME")
-    candidate = Path(home, "bin", "java") if home else None
-    if candidate is not None and candidate.exists():
-        return str(candidate)
-    return shutil.which("java")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -25,7 +18,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     from_pyspark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
     for item in items:
         if item.get_closest_marker("java") is not None:
-            item.add_marker(from_pyspark if java() else missing)
+            item.add_marker(from_pyspark if find_java(os.environ) else missing)
 
 
 def end_java() -> None:
@@ -55,3 +48,18 @@ def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     wanted = {"queues": 2, **getattr(request.module, "WORLD", {}), **getattr(request, "param", {})}
     with exported(monkeypatch, **wanted) as made:
         yield made
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    with object_store.running() as found:
+        for name, value in {
+            "AWS_ENDPOINT_URL": found.url,
+            "AWS_ACCESS_KEY_ID": "none",
+            "AWS_SECRET_ACCESS_KEY": "none",
+            "AWS_REGION": "eu-west-1",
+            "AWS_EC2_METADATA_DISABLED": "true",
+            "NO_PROXY": "127.0.0.1",
+        }.items():
+            monkeypatch.setenv(name, value)
+        yield found

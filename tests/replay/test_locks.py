@@ -29,11 +29,6 @@ LOCK_SECONDS = 300  # longer than Spark takes to start
 WORLD = {"lock_seconds": LOCK_SECONDS}
 
 
-def lock(place: World, count: int) -> None:
-    """Lock messages of the first queue, as a killed task leaves them."""
-    place.running.do(lambda: place.backlog(0).messages.receive(count))
-
-
 def set_aside(place: World) -> None:
     """Defer a message of the first queue."""
     messages = place.backlog(0).messages
@@ -64,7 +59,7 @@ class Heard(list[Any]):
 def test_locked_messages_are_reported_and_waited_for(place: World, tmp_path: Path, mode: ReplayMode) -> None:
     place.strand_many(10)
     set_aside(place)
-    lock(place, 3)
+    place.lock(3)
     heard, now_ms = Heard(place, 1), int(1000 * time.time())
     result = driver.start_run(place.request(tmp_path), replace(QUICK, mode=mode), place.queues, heard)
     [event] = heard
@@ -85,7 +80,7 @@ def test_locked_messages_are_left_on_request_and_sent_by_a_resume(
     place: World, tmp_path: Path, mode: ReplayMode
 ) -> None:
     place.strand_many(10)
-    lock(place, 3)
+    place.lock(3)
 
     def replay(*words: str) -> tuple[int, dict[str, Any], list[str]]:
         command = (*words, "--archive", str(tmp_path / "archive"), "--no-wait-for-locks", "--output", "json")
@@ -110,7 +105,7 @@ def test_without_manage_locks_may_last_longer_than_assumed(
     place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place.strand_many(10)
-    lock(place, 3)
+    place.lock(3)
     place.without_manage(monkeypatch)
     heard = Heard(place, 2)
     options = replace(QUICK, locked_seconds=0.2)
@@ -133,7 +128,7 @@ def test_a_drain_completes_archived_messages_over_its_next_connection(kind: str,
     proof = proof_of(job)
     assert (proof.archived, proof.copies, place.left()) == (MESSAGES, 0, 0)
     send(job)
-    assert sorted(place.ids()) == sorted(place.sent)
+    place.check_arrived()
 
 
 def test_a_segment_keeps_a_senders_delivery_annotations(place: World, tmp_path: Path) -> None:

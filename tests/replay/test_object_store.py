@@ -1,6 +1,5 @@
 """An archive in an object store, through pyarrow's S3 client."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from sbpair.replay import run_description as runs
 from sbpair.replay.archive import DRAINED_FILE, LEDGER, RECEIPT_FILE, SEGMENTS, Archive
 from sbpair.replay.run_description import ReplayOptions
 from sbpair.replay.verify import plan_gc, remove_messages, verify
-from tests.replay.object_store import Store, running
+from tests.replay.object_store import Store
 from tests.replay.segments import key
 from tests.replay.test_archive import RUN, end, put
 from tests.replay.world import HASTY, World
@@ -25,21 +24,6 @@ COPIES = {
     "spark.hadoop.fs.viewfs.overload.scheme.target.file.impl": "org.apache.hadoop.fs.LocalFileSystem",
 }
 """What Spark calls s3a are the copies of the objects: PySpark brings no connector for S3, and cannot do without one."""
-
-
-@pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    with running() as found:
-        for name, value in {
-            "AWS_ENDPOINT_URL": found.url,
-            "AWS_ACCESS_KEY_ID": "none",
-            "AWS_SECRET_ACCESS_KEY": "none",
-            "AWS_REGION": "eu-west-1",
-            "AWS_EC2_METADATA_DISABLED": "true",
-            "NO_PROXY": "127.0.0.1",
-        }.items():
-            monkeypatch.setenv(name, value)
-        yield found
 
 
 def opened() -> Archive:

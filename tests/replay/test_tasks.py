@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import resource
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -46,13 +45,7 @@ def everything_is_there(place: World, job: TaskJob) -> None:
     proof = proof_of(job)
     assert proof.exit_code == 0, proof
     assert proof.acknowledged == len(place.sent)
-    assert place.left() == 0
-    arrived = Counter(place.ids())
-    assert set(arrived) == set(place.sent)
-    assert place.altered() == []
-    twice = {name for name, count in arrived.items() if count > 1}
-    assert len(twice) <= MAX_CHUNK + DEFAULT_BATCH_LIMITS.prefetch
-    assert twice <= {str(each["message_id"]) for each in proof.doubtful}
+    place.check_arrived(proof.doubtful, max_twice=MAX_CHUNK + DEFAULT_BATCH_LIMITS.prefetch)
 
 
 # Faults of the archive during a drain or a send, and their repair.
@@ -226,7 +219,7 @@ def test_newer_messages_do_not_count_as_remaining(place: World, tmp_path: Path) 
 def test_a_clock_behind_the_services_leaves_nothing_unreported(place: World, tmp_path: Path, locked: int) -> None:
     place.running.advance(600)
     place.strand_many(4)
-    place.running.do(lambda: place.backlog(0).messages.receive(locked))
+    place.lock(locked)
     job = job_of(place, tmp_path, locked_seconds=0.2)
     drain(job)
     proof = proof_of(job)

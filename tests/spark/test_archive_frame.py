@@ -29,7 +29,6 @@ from sbpair.replay.segment import SEGMENT
 from sbpair.spark.archive_frame import TYPES, ArchiveFrame
 from tests.replay.object_store import Store
 from tests.replay.segments import QUEUE
-from tests.replay.test_object_store import store  # noqa: F401  a fixture
 from tests.spark.writes import BINARY, TEXT, schema_of
 
 RUN = ReplayRun("r1", {"primary": "contoso", "secondary": "contoso-dr"}, (QUEUE,), 1, 1_000, ReplayOptions())
@@ -78,7 +77,7 @@ def test_a_message_is_decoded_into_columns(archive: Archive) -> None:
     assert (row["time_to_live"].microseconds, row["scheduled_at"], row["reason"]) == (2, None, None)
 
 
-def test_a_stored_archive_is_read(store: Store) -> None:  # noqa: F811
+def test_a_stored_archive_is_read(store: Store) -> None:
     archive = Archive("s3://bucket/backlog", RUN.id)
     put(archive, message(b""))
     assert (len(frame(archive)), len(store.objects) > 2) == (1, True)

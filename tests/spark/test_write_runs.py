@@ -32,7 +32,6 @@ from sbpair.spark.row_messages import check_schema
 from sbpair.spark.write_run import OWNER_FILE, WRITE_FILE, RunOwner, WriteJob, commit_job, start_job, wait_silent
 from sbpair.spark.write_task import RowReader, TaskClaim, TaskPlace, _write, write_partition
 from tests.replay.object_store import Store
-from tests.replay.test_object_store import store  # noqa: F401  a fixture
 from tests.replay.world import VARIABLES, World
 from tests.spark.writes import BINARY, ROWS, TEXT, environment_of, numbered, schema_of, start, write
 
@@ -68,7 +67,7 @@ def interrupted(job: WriteJob, *batches: pa.RecordBatch, partition: int = 0) -> 
 
 
 @pytest.mark.parametrize("stored", [False, True], ids=["directory", "object store"])
-def test_a_run_again_sends_only_the_rest(stored: bool, place: World, store: Store, tmp_path: Path) -> None:  # noqa: F811
+def test_a_run_again_sends_only_the_rest(stored: bool, place: World, store: Store, tmp_path: Path) -> None:
     options = {"ledger": "s3://bucket/ledger"} if stored else {}
     interrupted(start(place, tmp_path, **options), numbered(range(1_500)))
     before = len(place.ids())
