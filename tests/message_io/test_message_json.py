@@ -135,44 +135,6 @@ def _split_by(whole: bytes, size: int) -> list[bytes]:
     return [line for lines in send_lines._split(chunks, "f") for line in lines]
 
 
-async def read_all(
-    text: bytes, skip: int = 0, parse: Any = parse_json
-) -> tuple[list[SourceLine], Exception | None, SourceLines]:
-    """Return all lines that a reader of a pipe yields, its final error, and the reader."""
-    reading, writing = os.pipe()
-    os.write(writing, text)
-    os.close(writing)
-
-    of_pipe, lines = SourceLines(reading, "stdin", parse, skip), []
-    try:
-        async for group in ReadAhead(of_pipe):
-            lines += group
-    except UsageError as error:
-        return lines, error, of_pipe
-    else:
-        return lines, None, of_pipe
-    finally:
-        os.close(reading)
-
-
-async def test_lines_before_an_invalid_one_are_read() -> None:
-    lines, error, _ = await read_all(b'{"body": "a"}\n\n{"body": "b"}\n{"bdy": "c"}\n{"body": "d"}\n')
-    assert [line.number for line in lines] == [1, 3]
-    assert isinstance(error, UsageError)
-    assert error.message.startswith("stdin, line 4: unknown field 'bdy'; did you mean body?")
-
-
-async def test_skipped_lines_are_not_parsed() -> None:
-    lines, error, of_pipe = await read_all(b'not JSON\n{"body": "b"}', skip=1)
-    assert ([line.number for line in lines], error, of_pipe.seen) == ([2], None, 2)
-
-
-async def test_more_lines_than_are_read_ahead_keep_their_order() -> None:
-    lines, error, _ = await read_all(b"".join(b"%d\n" % number for number in range(3_000)), parse=parse_body)
-    assert error is None
-    assert [body_of(line.message) for line in lines] == [b"%d" % number for number in range(3_000)]
-
-
 async def test_an_unreadable_file_is_reported() -> None:
     with pytest.raises(MachineLacks, match="/ cannot be read"):
         await anext(ReadAhead(SourceLines(os.open("/", os.O_RDONLY), "/", parse_body, 0)))

@@ -132,8 +132,3 @@ def test_a_missing_destination_that_is_allowed_is_quarantined(place: World, tmp_
     [homeless] = rows_of(job.open(), QUARANTINE)
     assert (homeless["message_id"], homeless["destination"]) == ("homeless", "not-there")
     assert sorted(place.ids()) == sorted(f"m{number}" for number in range(30))
-
-
-@pytest.mark.parametrize(("names", "what"), [(("a",), "1 destination"), (("a", "b"), "2 destinations")])
-def test_one_destination_is_not_called_destinations(names: tuple[str, ...], what: str) -> None:
-    assert driver._destinations(names) == what
