@@ -3,7 +3,6 @@
 python -m tests.benchmarks.dedup [--messages N] [--rounds N] [--output json]
 """
 
-import argparse
 import asyncio
 import time
 from typing import Any
@@ -13,12 +12,11 @@ from azure.servicebus.aio import ServiceBusClient as AioClient
 
 from sbpair import DedupReceiver, Pair, aio
 from sbpair.azure.atom import open_atom
-from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.queues import QueueSpec
 from sbpair.replication.events import DuplicateCompleted
 from sbpair.replication.keys import KeyStatus
-from tests.benchmarks.figures import emit, log, spread
-from tests.benchmarks.processes import emulator
+from tests.benchmarks.figures import emit, log, parser, spread
+from tests.benchmarks.processes import emulator, endpoints
 
 BODY = b"x" * 1024
 BATCH = 100
@@ -102,10 +100,7 @@ def know(receiver: Any, names: list[str]) -> None:
 def measured(messages: int, rounds: int) -> dict[str, Any]:
     """Return the rates of both clients by kind, and how many times as long the removal takes, in interleaved rounds."""
     with emulator("contoso", "contoso-dr") as (_, namespaces):
-        ends = [
-            endpoint_from_connection_string(each["connection_string"], name=name) for name, each in namespaces.items()
-        ]
-        pair, side = Pair("p", *ends), namespaces["contoso-dr"]["connection_string"]
+        pair, side = Pair("p", *endpoints(namespaces)), namespaces["contoso-dr"]["connection_string"]
         asyncio.run(_create(pair))
         found: dict[str, list[tuple[float, float]]] = {kind: [] for kind in KINDS}
         for number in range(rounds):
@@ -135,12 +130,10 @@ async def _create(pair: Pair) -> None:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--messages", type=int, default=5_000)
-    options.add_argument("--rounds", type=int, default=5)
-    options.add_argument("--output", choices=("table", "json"), default="table")
-    wanted = options.parse_args()
-    emit(wanted, {"rounds": wanted.rounds, "dedup": measured(wanted.messages, wanted.rounds)})
+    options_of = parser(__doc__, rounds=5)
+    options_of.add_argument("--messages", type=int, default=5_000)
+    options = options_of.parse_args()
+    emit(options, {"rounds": options.rounds, "dedup": measured(options.messages, options.rounds)})
 
 
 if __name__ == "__main__":

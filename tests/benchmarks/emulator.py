@@ -18,17 +18,15 @@ from itertools import pairwise
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from sbpair.amqp.codec import encode
-from sbpair.amqp.message import BATCH_FORMAT, DATA, Properties, Sections, data_body, section
+from sbpair.amqp.message import BATCH_FORMAT, Properties, Sections, batch_of, data_body
 from sbpair.amqp_client.client import AmqpClient, connect
 from sbpair.amqp_client.raw_links import ACCEPTED, RawReceiver, RawSender
 from sbpair.azure.atom import open_atom
-from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Endpoint, Transport
 from sbpair.model.queues import QueueSpec
 from tests.benchmarks.engines import relayed
 from tests.benchmarks.figures import Run, emit, interleaved, parser, ratio, summary
-from tests.benchmarks.processes import cpu_seconds, emulator, resident_mb, user_instructions
+from tests.benchmarks.processes import cpu_seconds, emulator, endpoints, resident_mb, user_instructions
 
 BATCH = 100
 FLIGHT, SINGLE_FLIGHT = 8, 200
@@ -56,8 +54,7 @@ def message(number: int) -> bytes:
 
 
 def batches(count: int) -> list[bytes]:
-    one = section(DATA, encode(message(0)))
-    return [one * BATCH] * (count // BATCH)
+    return [batch_of([message(0)] * BATCH)] * (count // BATCH)
 
 
 async def send(sender: RawSender, payloads: list[bytes], message_format: int) -> None:
@@ -128,7 +125,7 @@ def through(started: Started, count: int, *, transport: Transport = Transport.TC
 
 
 def endpoint_of(started: Started) -> Endpoint:
-    return endpoint_from_connection_string(started[1]["bench"]["connection_string"])
+    return endpoints(started[1])[0]
 
 
 def measure(emulators: dict[str, Started], sizes: list[int], levels: list[int], rounds: int) -> dict[str, Any]:
@@ -144,8 +141,7 @@ def measure(emulators: dict[str, Started], sizes: list[int], levels: list[int], 
     ways["relay"] = partial(relayed, "streams")
     for way in ways.values():
         way(5_000)
-    turns = list(interleaved(rounds, sizes, ways))
-    found = {way: [turn[way] for turn in turns] for way in ways}
+    found = interleaved(rounds, sizes, ways)
     return {
         "emulator": {way: summary(each) for way, each in found.items()},
         "ratios": {f"{one}_to_{other}": ratio(found[one], found[other]) for one, other in RATIOS},

@@ -14,17 +14,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from sbpair.model.connection_string import endpoint_from_connection_string
 from tests.benchmarks.figures import Run
-from tests.benchmarks.processes import emulated_environment, emulator, spent_by, user_instructions
+from tests.benchmarks.processes import emulated_environment, emulator, endpoints, spent_by, started, user_instructions
 from tests.benchmarks.stranded import PRIMARY, SECONDARY, Stranded, backlog_queues
 from tests.integration.node import install
 
 HERE = Path(__file__).parent
 RELAYS = {"relay": "streams", "relay_protocol": "protocol"}
+SYPHON = [sys.executable, "-m", "sbpair", "syphon", "--once", "--credits", "none", "--output", "json"]
 TRANSPORTS = {"wire": "tcp", "wire_websocket": "websocket"}
 ENGINES = ("wire", "wire_websocket", "sdk_loop", "node", *RELAYS)
-SIDES = ("PRIMARY", "SECONDARY")
 
 MAX_SECONDS_PER_MESSAGE = 0.01
 """A slower engine hangs."""
@@ -47,8 +46,7 @@ def measure(engine: str, count: int, *, round_trip_ms: float = 0.0) -> Run:
 def command(engine: str) -> tuple[list[str], dict[str, str]]:
     """Return the command of an engine, and the variables that it needs. Raises NotHere."""
     if engine in TRANSPORTS:
-        words = [sys.executable, "-m", "sbpair", "syphon", "--once", "--credits", "none", "--output", "json"]
-        return [*words, "--transport", TRANSPORTS[engine]], {}
+        return [*SYPHON, "--transport", TRANSPORTS[engine]], {}
     if engine == "sdk_loop":
         return [sys.executable, str(HERE / "sdk_loop.py"), *backlog_queues()], {}
     try:
@@ -63,14 +61,12 @@ def moved(
     words, variables = engine
     stranded = kind(count, int(time.time() * 1000))
     with emulator(PRIMARY, SECONDARY) as (_, namespaces), TemporaryDirectory() as state:
-        primary, secondary = (
-            endpoint_from_connection_string(namespaces[name]["connection_string"]) for name in (PRIMARY, SECONDARY)
-        )
+        primary, secondary = endpoints(namespaces)
         environment = emulated_environment(namespaces, state) | variables
-        with _far_away(round_trip_ms, [primary.port, secondary.port]) as endpoints:
+        with _far_away(round_trip_ms, [primary.port, secondary.port]) as delayed:
             asyncio.run(stranded.create(primary, secondary))
             asyncio.run(stranded.fill(secondary))
-            spent = spent_by(words, environment | endpoints, max_seconds=60 + MAX_SECONDS_PER_MESSAGE * count)
+            spent = spent_by(words, environment | delayed, max_seconds=60 + MAX_SECONDS_PER_MESSAGE * count)
             rate = asyncio.run(stranded.check(primary, secondary))
     return Run(count, spent.cpu_s, rate, spent.peak_mb, spent.instructions)
 
@@ -82,13 +78,9 @@ def _far_away(round_trip_ms: float, ports: list[int]) -> Iterator[dict[str, str]
         yield {}
         return
     words = [sys.executable, str(HERE / "delay.py"), str(round_trip_ms / 2), *map(str, ports)]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as proxy:
-        try:
-            assert proxy.stdout is not None
-            near = json.loads(proxy.stdout.readline())
-            yield {f"SBPAIR_{side}_ENDPOINT": f"127.0.0.1:{port}" for side, port in zip(SIDES, near, strict=True)}
-        finally:
-            proxy.terminate()
+    with started(words) as (_, near):
+        found = zip(("PRIMARY", "SECONDARY"), json.loads(near), strict=True)
+        yield {f"SBPAIR_{side}_ENDPOINT": f"127.0.0.1:{port}" for side, port in found}
 
 
 def relayed(kind: str, count: int) -> Run:

@@ -6,13 +6,11 @@ import platform
 import statistics
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 SCHEMA = "sbpair/benchmark/1"
-
-Key = TypeVar("Key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,24 +73,26 @@ def ratio(many: Rounds, few: Rounds) -> dict[str, float] | None:
     return spread((one / other for one, other in pairs), 2) if all(other > 0 for _, other in pairs) else None
 
 
-def interleaved(
-    rounds: int, sizes: Sequence[int], ways: Mapping[Key, Callable[[int], Run]]
-) -> Iterator[dict[Key, dict[int, Run]]]:
-    """Measure each way in each size, in turns: a machine's speed changes within minutes."""
+def interleaved(rounds: int, sizes: Sequence[int], ways: Mapping[str, Callable[[int], Run]]) -> dict[str, Rounds]:
+    """Measure each way in each size, in turns: a machine's speed changes within minutes. Return the rounds of each."""
+    found: dict[str, list[dict[int, Run]]] = {way: [{} for _ in range(rounds)] for way in ways}
     for number in range(rounds):
-        found: dict[Key, dict[int, Run]] = {way: {} for way in ways}
         for size in sizes:
             for way, measure in ways.items():
-                found[way][size] = measure(size)
-                log(f"round {number + 1} of {rounds}: {way}: {found[way][size]}")
-        yield found
+                found[way][number][size] = measure(size)
+                log(f"round {number + 1} of {rounds}: {way}: {found[way][number][size]}")
+    return dict(found)
 
 
-def parser(documentation: str | None, *, messages: tuple[int, int], rounds: int) -> argparse.ArgumentParser:
-    """Return a parser of the common options."""
+def parser(
+    documentation: str | None, *, messages: tuple[int, int] | None = None, rounds: int | None = None
+) -> argparse.ArgumentParser:
+    """Return a parser of the common options that a benchmark has."""
     made = argparse.ArgumentParser(description=documentation, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--messages", type=int, nargs=2, default=messages, metavar="N", help="two sizes")
-    made.add_argument("--rounds", type=int, default=rounds)
+    if messages is not None:
+        made.add_argument("--messages", type=int, nargs=2, default=messages, metavar="N", help="two sizes")
+    if rounds is not None:
+        made.add_argument("--rounds", type=int, default=rounds)
     made.add_argument("--output", choices=("table", "json"), default="table")
     return made
 

@@ -14,8 +14,8 @@ from sbpair.amqp.message import APPLICATION_PROPERTIES, Sections, encode_map
 from sbpair.azure.atom import open_atom
 from sbpair.backlog import Aliases, write_aliases
 from sbpair.model.pair import Endpoint
-from tests.benchmarks.engines import moved
-from tests.benchmarks.figures import Rounds, Run, emit, interleaved, parser, ratio, summary
+from tests.benchmarks.engines import SYPHON, moved
+from tests.benchmarks.figures import Run, emit, interleaved, parser, ratio, summary
 from tests.benchmarks.stranded import DAY_TICKS, DESTINATIONS, OWN, Stranded, backlog_queues, destination, session_id
 
 PASSED_EVERY = 100
@@ -59,15 +59,13 @@ def measure(way: str, count: int) -> Run:
     if way == "loop":
         loop = [sys.executable, "-m", "tests.benchmarks.release_loop", str(count), *backlog_queues()]
         return moved((loop, {}), count, kind=Untouched)
-    words = [sys.executable, "-m", "sbpair", "syphon", "--once", "--credits", "none", "--output", "json"]
-    words += ["--where", FILTERS[way], "--max-skipped", str(count)]
+    words = [*SYPHON, "--where", FILTERS[way], "--max-skipped", str(count)]
     return moved((words, {}), count, kind=Untouched if way == "none" else Numbered)
 
 
 def document(sizes: list[int], number: int) -> dict[str, Any]:
     ways = {way: partial(measure, way) for way in ("loop", *FILTERS)}
-    turns = list(interleaved(number, sizes, ways))
-    rounds: dict[str, Rounds] = {way: [turn[way] for turn in turns] for way in ways}
+    rounds = interleaved(number, sizes, ways)
     figures = {way: summary(each) for way, each in rounds.items()}
     for each in figures.values():
         del each["msg_per_s"]

@@ -9,7 +9,6 @@ it. CPU is noisy on a busy machine: with --instructions, valgrind counts those o
 import asyncio
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -23,10 +22,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from sbpair.azure.atom import open_atom
-from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Endpoint
-from tests.benchmarks.figures import Rounds, Run, emit, interleaved, log, parser, ratio, summary
-from tests.benchmarks.processes import emulated_environment, emulator
+from tests.benchmarks.figures import Run, emit, interleaved, log, parser, ratio, summary
+from tests.benchmarks.processes import CACHEGRIND, counted_by_valgrind, emulated_environment, emulator, endpoints
 from tests.benchmarks.stranded import DESTINATIONS, PRIMARY, SECONDARY, Stranded, destination
 
 WATCH = [sys.executable, "-m", "sbpair", "syphon", "--watch", "--credits", "none", "--log-format", "json"]
@@ -35,7 +33,6 @@ PORT = ["--metrics-port", "0"]
 SCRAPES = {"without": None, "scraped": 1.0, "besieged": 0.0}
 """Seconds between scrapes."""
 
-COUNTING = ["valgrind", "--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null"]
 MAX_SECONDS = 300
 POLL_SECONDS = 0.1
 
@@ -44,12 +41,10 @@ def watch(count: int, *, pause: float | None, counting: bool = False, scrapes: i
     """Move messages by a watch that is scraped, and `scrapes` times more at the end. Raises RuntimeError."""
     stranded = Stranded(count, int(time.time() * 1000))
     with emulator(PRIMARY, SECONDARY) as (_, namespaces), TemporaryDirectory() as state:
-        primary, secondary = (
-            endpoint_from_connection_string(namespaces[name]["connection_string"]) for name in (PRIMARY, SECONDARY)
-        )
+        primary, secondary = endpoints(namespaces)
         asyncio.run(stranded.create(primary, secondary))
         asyncio.run(stranded.fill(secondary))
-        words = [*(COUNTING if counting else ()), *WATCH, *(() if pause is None else PORT)]
+        words = [*(CACHEGRIND if counting else ()), *WATCH, *(() if pause is None else PORT)]
         environ = emulated_environment(namespaces, state)
         with subprocess.Popen(
             words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environ
@@ -67,9 +62,8 @@ def watch(count: int, *, pause: float | None, counting: bool = False, scrapes: i
         if process.returncode:
             raise RuntimeError(f"exit code {process.returncode}")
         rate = asyncio.run(stranded.check(primary, secondary))
-    counted = re.search(r"I\s+refs:\s+([\d,]+)", printed)
-    instructions = int(counted[1].replace(",", "")) if counted else None
-    return Run(count, usage.ru_utime + usage.ru_stime, rate, usage.ru_maxrss / 1024, instructions)
+    cpu_s = usage.ru_utime + usage.ru_stime
+    return Run(count, cpu_s, rate, usage.ru_maxrss / 1024, counted_by_valgrind(printed))
 
 
 def _url(process: subprocess.Popen[str]) -> str:
@@ -131,8 +125,7 @@ def _wait_arrived(primary: Endpoint, count: int) -> None:
 
 def document(sizes: list[int], number: int) -> dict[str, Any]:
     """Return CPU per message of each way, and how much more than without."""
-    turns = list(interleaved(number, sizes, {way: partial(watch, pause=pause) for way, pause in SCRAPES.items()}))
-    rounds: dict[str, Rounds] = {way: [turn[way] for turn in turns] for way in SCRAPES}
+    rounds = interleaved(number, sizes, {way: partial(watch, pause=pause) for way, pause in SCRAPES.items()})
     ratios = {f"{way}_to_without": ratio(rounds[way], rounds["without"]) for way in SCRAPES if way != "without"}
     return {"ways": {way: summary(each) for way, each in rounds.items()}, "ratios": ratios}
 

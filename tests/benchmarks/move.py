@@ -7,33 +7,29 @@ All take turns in each round. A cost is a slope between two sizes, so the start 
 """
 
 import asyncio
-import re
 import sys
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from sbpair.amqp.codec import encode
 from sbpair.amqp.message import (
     APPLICATION_PROPERTIES,
     BATCH_FORMAT,
-    DATA,
     Properties,
     Sections,
+    batch_of,
     data_body,
     encode_map,
-    section,
 )
 from sbpair.amqp_client.client import connect
 from sbpair.azure.atom import open_atom
 from sbpair.backlog import Aliases, queue_path, queue_spec, write_aliases
-from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Endpoint
 from sbpair.model.queues import QueueSpec
 from tests.benchmarks.figures import Rounds, Run, emit, interleaved, parser, ratio, slope, spread, summary
-from tests.benchmarks.processes import emulated_environment, emulator, spent_by
-from tests.benchmarks.stranded import BATCH, BODY, CONTENT_TYPE, DAY_TICKS, OWN, PAGE, PRIMARY, SECONDARY
+from tests.benchmarks.processes import emulated_environment, emulator, endpoints, spent_by
+from tests.benchmarks.stranded import BATCH, BODY, CONTENT_TYPE, DAY_TICKS, ENQUEUED, OWN, PRIMARY, SECONDARY, peeked
 
 SOURCE, DESTINATION = "source", "destination"
 LOOP = Path(__file__).parent / "sdk_sessions_loop.py"
@@ -81,25 +77,22 @@ async def prepare(way: str, count: int, primary: Endpoint, secondary: Endpoint) 
         sender = await wire.sender(source_of(way))
         for start in range(0, count, BATCH):
             numbers = range(start, min(start + BATCH, count))
-            payload = b"".join(section(DATA, encode(message(way, number).join())) for number in numbers)
+            payload = batch_of([message(way, number).join() for number in numbers])
             await sender.send(payload, message_format=BATCH_FORMAT)
 
 
 async def check(way: str, count: int, primary: Endpoint) -> float:
     """Compare every message that has arrived. Return the rate in messages a second. Raises RuntimeError."""
-    numbers, times, start = set(), [], 0
+    numbers, times = set(), []
     kept = message("move" if way == "syphon" else way, 0)
     async with connect(primary) as wire:
-        while payloads := await wire.peek(DESTINATION, start, PAGE):
-            for payload in payloads:
-                found = Sections.split(payload)
-                annotations = found.read_message_annotations()
-                numbers.add(int(found.read_properties().message_id))
-                times.append(int(annotations["x-opt-enqueued-time"]))
-                start = int(annotations["x-opt-sequence-number"]) + 1
-                own = found.read_application_properties() == kept.read_application_properties()
-                if found.body != kept.body or not own:
-                    raise RuntimeError(f"{way}: message {found.read_properties().message_id} is altered")
+        async for payload in peeked(wire, DESTINATION):
+            found = Sections.split(payload)
+            numbers.add(int(found.read_properties().message_id))
+            times.append(int(found.read_message_annotations()[ENQUEUED]))
+            own = found.read_application_properties() == kept.read_application_properties()
+            if found.body != kept.body or not own:
+                raise RuntimeError(f"{way}: message {found.read_properties().message_id} is altered")
     if len(times) != count or numbers != set(range(count)):
         raise RuntimeError(f"{way}: {len(times)} messages arrived, {len(numbers)} of {count} different ones")
     return 1000 * count / max(1, max(times) - min(times))
@@ -107,22 +100,15 @@ async def check(way: str, count: int, primary: Endpoint) -> float:
 
 def measure(way: str, count: int, *, cachegrind: bool = False) -> Run:
     with emulator(PRIMARY, SECONDARY) as (_, namespaces), TemporaryDirectory() as state:
-        primary, secondary = (
-            endpoint_from_connection_string(namespaces[name]["connection_string"]) for name in (PRIMARY, SECONDARY)
-        )
+        primary, secondary = endpoints(namespaces)
         asyncio.run(prepare(way, count, primary, secondary))
-        report = Path(state) / "cachegrind"
-        valgrind = ["valgrind", "--tool=cachegrind", "--cache-sim=no", f"--cachegrind-out-file={report}"]
-        words = [*(valgrind if cachegrind else ()), sys.executable, *command(way)]
         # A hash that differs from run to run changes the instructions by a tenth of a percent.
         environment = emulated_environment(namespaces, state) | {"PYTHONHASHSEED": "0"}
-        spent = spent_by(words, environment, max_seconds=300 + MAX_SECONDS_PER_MESSAGE * count)
+        max_seconds = 300 + MAX_SECONDS_PER_MESSAGE * count
+        words = [sys.executable, *command(way)]
+        spent = spent_by(words, environment, max_seconds=max_seconds, cachegrind=cachegrind)
         rate = asyncio.run(check(way, count, primary))
-        instructions = spent.instructions
-        if cachegrind:
-            found = re.search(r"^summary:\s*(\d+)", report.read_text(), re.MULTILINE)
-            instructions = int(found[1]) if found else None
-    return Run(count, spent.cpu_s, rate, spent.peak_mb, instructions)
+    return Run(count, spent.cpu_s, rate, spent.peak_mb, spent.instructions)
 
 
 def instruction_ratio(many: Rounds, few: Rounds) -> dict[str, float] | None:
@@ -133,8 +119,7 @@ def instruction_ratio(many: Rounds, few: Rounds) -> dict[str, float] | None:
 
 
 def document(sizes: list[int], ways: list[str], rounds: int, *, cachegrind: bool) -> dict[str, Any]:
-    turns = list(interleaved(rounds, sizes, {way: partial(measure, way, cachegrind=cachegrind) for way in ways}))
-    measured: dict[str, Rounds] = {way: [turn[way] for turn in turns] for way in ways}
+    measured = interleaved(rounds, sizes, {way: partial(measure, way, cachegrind=cachegrind) for way in ways})
     pairs = [(many, few) for many, few in COMPARED if many in ways and few in ways]
     return {
         "ways": {way: summary(each) for way, each in measured.items()},

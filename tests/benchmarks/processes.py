@@ -1,5 +1,7 @@
 """Processes of a benchmark: their CPU, memory and instructions, as Linux counts them."""
 
+from __future__ import annotations
+
 import json
 import os
 import re
@@ -8,13 +10,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import cache
+from http.client import HTTPConnection
 from pathlib import Path
 from tempfile import NamedTemporaryFile, TemporaryFile
-from typing import Any
+from typing import IO, TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sbpair.model.pair import Endpoint
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _SAMPLE_SECONDS = 0.02
@@ -33,18 +39,58 @@ def resident_mb(pid: int) -> float:
 
 
 @contextmanager
+def started(
+    command: list[str], environ: dict[str, str] | None = None, stderr: IO[str] | None = None
+) -> Iterator[tuple[int, str]]:
+    """Run a process, and yield its id and its first line, which it writes when it is ready. End it after the block."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environ) as process:
+        try:
+            assert process.stdout is not None
+            yield process.pid, process.stdout.readline().strip()
+        finally:
+            process.terminate()
+            process.communicate()
+
+
+@contextmanager
 def emulator(*namespaces: str, options: tuple[str, ...] = ()) -> Iterator[tuple[int, dict[str, Any]]]:
     """Run an emulator as a process: (pid, {name: its part of the ready document})."""
     wanted = [word for name in namespaces for word in ("--namespace", f"{name}=0")]
     command = [sys.executable, "-m", "sbpair", "emulator", "--quiet", "--output", "json", *options, *wanted]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            ready = json.loads(process.stdout.readline())
-            yield process.pid, {each["name"]: each for each in ready["namespaces"]}
-        finally:
-            process.terminate()
-            process.communicate()
+    with started(command) as (pid, ready):
+        yield pid, {each["name"]: each for each in json.loads(ready)["namespaces"]}
+
+
+def endpoints(namespaces: dict[str, Any]) -> list[Endpoint]:
+    from sbpair.model.connection_string import endpoint_from_connection_string  # the relay does without it
+
+    return [endpoint_from_connection_string(each["connection_string"], name=name) for name, each in namespaces.items()]
+
+
+@contextmanager
+def far_away(sides: Iterable[Endpoint], answer_ms: int) -> Iterator[None]:
+    """Delay the answers of namespaces of an emulator during the block."""
+    with ExitStack() as lifted:
+        for side in sides if answer_ms else ():
+            fault = {"kind": "latency", "namespace": side.name, "ms": answer_ms}
+            begun = _control(side, "POST", "faults", json.dumps(fault))
+            lifted.callback(_control, side, "DELETE", f"faults/{json.loads(begun)['id']}")
+        yield
+
+
+def _control(side: Endpoint, method: str, path: str, body: str | None = None) -> bytes:
+    with closing(HTTPConnection(side.host, side.port)) as connection:
+        connection.request(method, f"/$control/{path}", body)
+        return connection.getresponse().read()
+
+
+CACHEGRIND = ["valgrind", "--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null"]
+"""Counts the user instructions of a program: slower, and independent of what else the machine does."""
+
+
+def counted_by_valgrind(stderr: str) -> int | None:
+    found = re.search(r"I\s+refs:\s+([\d,]+)", stderr)
+    return int(found[1].replace(",", "")) if found else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +100,6 @@ class Spent:
     cpu_s: float
     peak_mb: float
     instructions: int | None
-    output: str
 
 
 def peak_mb(pid: int) -> float | None:
@@ -96,18 +141,22 @@ def _counted(report: str) -> list[int]:
     return [int(count) for count in re.findall(r"^(\d+),[^,]*,instructions:u", report, re.MULTILINE)]
 
 
-def spent_by(command: list[str], environment: dict[str, str], *, max_seconds: float = 600.0) -> Spent:
+def spent_by(
+    command: list[str], environment: dict[str, str], *, max_seconds: float = 600.0, cachegrind: bool = False
+) -> Spent:
     """Run a program to its end. Raises RuntimeError with its output if it fails or takes too long."""
+    words = [*(CACHEGRIND if cachegrind else ()), *command]
     with TemporaryFile("w+") as out, TemporaryFile("w+") as err:
         with (
-            subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environment) as process,
+            subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environment) as process,
             user_instructions(process.pid) as instructions,
         ):
             cpu_s, peak = _watched(process, time.monotonic() + max_seconds)
         out.seek(0), err.seek(0)
+        errors = err.read()
         if process.returncode:
-            raise RuntimeError(f"{' '.join(command)}: exit code {process.returncode}\n{out.read()}{err.read()}")
-        return Spent(cpu_s, peak, sum(instructions) or None, out.read())
+            raise RuntimeError(f"{' '.join(command)}: exit code {process.returncode}\n{out.read()}{errors}")
+        return Spent(cpu_s, peak, counted_by_valgrind(errors) if cachegrind else sum(instructions) or None)
 
 
 def _watched(process: subprocess.Popen[bytes], deadline: float) -> tuple[float, float]:

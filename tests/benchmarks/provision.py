@@ -6,36 +6,20 @@ Both run the same code, once with one call at a time, on new namespaces of an em
 take turns. `metered` is a namespace with 1 000 credits a second, as Standard has, and how often it refused a call.
 """
 
-import argparse
-import json
 import time
 from typing import Any
 from unittest.mock import patch
-from urllib.request import Request, urlopen
 
 from sbpair.cli.command_loop import run
 from sbpair.management import calls
 from sbpair.management.provisioning import provision
-from sbpair.model.connection_string import endpoint_from_connection_string
-from sbpair.model.pair import Endpoint, Pair
+from sbpair.model.pair import Pair
 from sbpair.model.report import Outcome
 from sbpair.model.retries import Retrying
-from tests.benchmarks.figures import emit, log, spread
-from tests.benchmarks.processes import emulator
+from tests.benchmarks.figures import emit, log, parser, spread
+from tests.benchmarks.processes import emulator, endpoints, far_away
 
 PRIMARY = "primary"
-
-
-def delay(endpoint: Endpoint, ms: int) -> None:
-    """Delay every answer of one namespace of the emulator."""
-    fault = {"kind": "latency", "namespace": endpoint.name, "ms": ms}
-    url = f"http://{endpoint.host}:{endpoint.port}/$control/faults"
-    with urlopen(Request(url, json.dumps(fault).encode())) as answer:
-        answer.read()
-
-
-def endpoint_of(namespaces: dict[str, Any], name: str) -> Endpoint:
-    return endpoint_from_connection_string(namespaces[name]["connection_string"], name=name)
 
 
 def measure(pair: Pair) -> tuple[float, int]:
@@ -59,15 +43,13 @@ def turns(queues: int, latency_ms: int, rounds: int) -> dict[str, Any]:
     names = [f"secondary-{number}" for number in range(2 * rounds + 1)]
     found: dict[int, list[float]] = {1: [], calls.CONCURRENCY: []}
     with emulator(PRIMARY, *names) as (_pid, namespaces):
-        left = [endpoint_of(namespaces, name) for name in names]
-        primary = endpoint_of(namespaces, PRIMARY)
+        primary, *left = endpoints(namespaces)
         # Imports and other one-time costs belong to neither way.
         measure(Pair("warm", primary, left.pop(), backlog_queues=5))
         for turn in range(rounds):
             for concurrency, times in found.items():
                 secondary = left.pop()
-                delay(secondary, latency_ms)
-                with patch.object(calls, "CONCURRENCY", concurrency):
+                with far_away([secondary], latency_ms), patch.object(calls, "CONCURRENCY", concurrency):
                     times.append(measure(Pair("bench", primary, secondary, backlog_queues=queues))[0])
                 log(f"round {turn + 1} of {rounds}: {concurrency} at once, {times[-1]:.3f} s")
     sequential, concurrent = found.values()
@@ -85,19 +67,16 @@ def turns(queues: int, latency_ms: int, rounds: int) -> dict[str, Any]:
 def metered(queues: int) -> dict[str, Any]:
     """Provision a namespace that counts credits."""
     with emulator(PRIMARY, "secondary", options=("--credits", "1000")) as (_pid, namespaces):
-        sides = (endpoint_of(namespaces, name) for name in (PRIMARY, "secondary"))
-        seconds, throttled = measure(Pair("metered", *sides, backlog_queues=queues))
+        seconds, throttled = measure(Pair("metered", *endpoints(namespaces), backlog_queues=queues))
     return {"queues": queues, "seconds": round(seconds, 3), "throttled": throttled}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--queues", type=int, default=100)
-    parser.add_argument("--latency", type=int, default=20, metavar="MS")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--metered", type=int, default=300, metavar="N")
-    parser.add_argument("--output", choices=("table", "json"), default="table")
-    options = parser.parse_args()
+    options_of = parser(__doc__, rounds=3)
+    options_of.add_argument("--queues", type=int, default=100)
+    options_of.add_argument("--latency", type=int, default=20, metavar="MS")
+    options_of.add_argument("--metered", type=int, default=300, metavar="N")
+    options = options_of.parse_args()
     found = {"provision": turns(options.queues, options.latency, options.rounds)}
     if options.metered:
         found["metered"] = metered(options.metered)

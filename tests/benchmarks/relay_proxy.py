@@ -12,9 +12,7 @@ those of a request.
 import asyncio
 import json
 import os
-import re
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -31,10 +29,9 @@ from sbpair.relay import RelayAnswer, RelayEndpoint, RelayPair
 from sbpair.relay.aio import RelayListener
 from sbpair.relay.reverse_proxy import ReverseProxy
 from tests.benchmarks.figures import Run, emit, log, parser, ratio, summary
-from tests.benchmarks.processes import cpu_seconds, peak_mb
+from tests.benchmarks.processes import CACHEGRIND, counted_by_valgrind, cpu_seconds, peak_mb, started
 
 MODULE = "tests.benchmarks.relay_proxy"
-COUNTING = ["valgrind", "--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null"]
 IN_FLIGHT = 8
 WARM_UP = 20
 LOCAL = "127.0.0.1"
@@ -160,22 +157,13 @@ class Sending:
     @contextmanager
     def started(self, *words: str, environ: dict[str, str] | None = None) -> Iterator[Process]:
         """Run a process until it is ready, and end it after the block."""
-        command = [*(COUNTING if self.counting else ()), sys.executable, "-m", *words]
-        environ = {**os.environ, **(environ or {})}
-        with (
-            TemporaryFile("w+") as errors,
-            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environ) as process,
-        ):
-            assert process.stdout is not None
-            made = Process(process.pid, process.stdout.readline().strip())
-            try:
+        command = [*(CACHEGRIND if self.counting else ()), sys.executable, "-m", *words]
+        with TemporaryFile("w+") as errors:
+            with started(command, {**os.environ, **(environ or {})}, errors) as (pid, line):
+                made = Process(pid, line)
                 yield made
-            finally:
-                process.terminate()
-                process.communicate()
-                errors.seek(0)
-                counted = re.search(r"I\s+refs:\s+([\d,]+)", errors.read())
-                made.instructions = int(counted[1].replace(",", "")) if counted else None
+            errors.seek(0)
+            made.instructions = counted_by_valgrind(errors.read())
 
     async def send(self, url: str, headers: dict[str, str], *processes: Process) -> float:
         """Send the requests, some at once, and note the cost of the processes. Returns the seconds of all."""

@@ -6,12 +6,10 @@ A body is streamed to a listener, which streams it back; so are the messages of 
 either side, and compared. `grown_mb` is how much more memory the large size needs at its peak than the small one.
 """
 
-import argparse
 import asyncio
 import hashlib
 import os
 import resource
-import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -21,8 +19,8 @@ from typing import Any
 from sbpair.relay import RelayAnswer, RelayEndpoint, RelayPair
 from sbpair.relay.aio import RelayClient, RelayListener
 from sbpair.relay.relay_endpoint import SIDES, Side
-from tests.benchmarks.figures import emit, log
-from tests.benchmarks.processes import emulator, peak_mb, resident_mb
+from tests.benchmarks.figures import emit, log, parser
+from tests.benchmarks.processes import emulator, peak_mb, resident_mb, started
 from tests.benchmarks.relay_proxy import until_ended
 
 MODULE = "tests.benchmarks.relay_streams"
@@ -125,15 +123,8 @@ def processes() -> Iterator[tuple[RelayPair, dict[str, int]]]:
     with emulator(*names, options=("--relay", "hyco")) as (emulator_pid, namespaces):
         texts = [namespaces[name]["hybrid_connections"][0] for name in names]
         environ = {**os.environ, **dict(zip(STRINGS, texts, strict=True))}
-        with subprocess.Popen(
-            [sys.executable, "-m", MODULE, "listen"], stdout=subprocess.PIPE, text=True, env=environ
-        ) as listener:
-            assert listener.stdout is not None
-            listener.stdout.readline()
-            try:
-                yield pair_of(texts), {"emulator": emulator_pid, "listener": listener.pid, "client": os.getpid()}
-            finally:
-                listener.terminate()
+        with started([sys.executable, "-m", MODULE, "listen"], environ) as (listener_pid, _):
+            yield pair_of(texts), {"emulator": emulator_pid, "listener": listener_pid, "client": os.getpid()}
 
 
 def streamed(sizes: list[int]) -> dict[str, Any]:
@@ -167,10 +158,9 @@ def opened(counts: list[int]) -> dict[str, Any]:
 
 
 def main() -> None:
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made = parser(__doc__)
     made.add_argument("--megabytes", type=int, nargs=2, default=[10, 100], metavar="N")
     made.add_argument("--sockets", type=int, nargs=2, default=[500, 5_000], metavar="N")
-    made.add_argument("--output", choices=("table", "json"), default="table")
     options = made.parse_args()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -11,6 +11,8 @@ reported separately. CPU of every process, user and system, is read as each phas
 import asyncio
 import contextlib
 import json
+import math
+import os
 import subprocess
 import sys
 import threading
@@ -25,56 +27,70 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from sbpair.model.connection_string import endpoint_from_connection_string
 from tests.benchmarks.engines import measure, relayed
 from tests.benchmarks.figures import Run, emit, interleaved, parser, ratio, spread, summary
-from tests.benchmarks.processes import cpu_seconds, emulated_environment, emulator, peak_mb, user_instructions
+from tests.benchmarks.processes import (
+    cpu_seconds,
+    emulated_environment,
+    emulator,
+    endpoints,
+    peak_mb,
+    user_instructions,
+)
 from tests.benchmarks.stranded import PRIMARY, SECONDARY, Stranded
 from tests.kit.processes import offspring
+from tests.replay.replays import is_java
 
 MODES = ("archive", "direct")
 STARTING = ("begin", "check", "spark")
-SAMPLE_SECONDS = 0.2
-DRIVER, JVM, WORKERS, EMULATORS = "driver", "jvm", "workers", "emulators"
+DRIVER, JVM, WORKERS, EMULATORS, MACHINE = "driver", "jvm", "workers", "emulators", "everything on this machine"
+OWN = (DRIVER, JVM, WORKERS)
+TICKS = os.sysconf("SC_CLK_TCK")
 PLAIN_SHARE = 8
 """The plain loop moves that many times fewer messages: it is slow, and as slow with many."""
 
 
-@dataclass
-class Tree:
-    """A process and its descendants: the CPU of each kind so far, and the peak of a worker's memory."""
+Processes = Callable[[int], Iterator[tuple[str, int]]]
+"""Returns the processes of the run of a driver, each with its kind."""
 
-    root: int
-    cpu: dict[int, float] = field(default_factory=dict)
-    kinds: dict[int, str] = field(default_factory=dict)
-    peaks: dict[tuple[int, str], float] = field(default_factory=dict)
+
+@dataclass
+class Costs:
+    """The CPU so far and the peak memory, by kind of process. Of one that has ended, those of the last sample."""
+
+    driver: int
+    processes: Processes
+    _cpu: dict[int, tuple[str, float]] = field(default_factory=dict)
+    _peaks: dict[tuple[str, int], float] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def sample(self) -> None:
-        for pid in (self.root, *offspring(self.root)):
-            with contextlib.suppress(OSError):
-                # Each time: a forked process has the name of its parent until it runs another program.
-                self.kinds[pid] = self._kind(pid)
-                self.cpu[pid] = cpu_seconds(pid)
-                program = pid, self.kinds[pid]
-                self.peaks[program] = max(self.peaks.get(program, 0.0), peak_mb(pid) or 0.0)
-
-    def _kind(self, pid: int) -> str:
-        if pid == self.root:
-            return DRIVER
-        # The name of the process would be that of the thread that forked it.
-        program = Path(f"/proc/{pid}/cmdline").read_text().partition("\0")[0]
-        if not program:  # it has ended
-            return self.kinds.get(pid, WORKERS)
-        return JVM if Path(program).name == "java" else WORKERS
+        with self._lock:
+            for kind, pid in self.processes(self.driver):
+                with contextlib.suppress(OSError):
+                    # Each time: a forked process has the kind of its parent until it runs another program.
+                    if (peak := peak_mb(pid)) is not None:
+                        self._cpu[pid] = kind, cpu_seconds(pid)
+                        self._peaks[kind, pid] = max(self._peaks.get((kind, pid), 0.0), peak)
 
     def spent(self) -> Counter[str]:
+        """Return the CPU seconds of each kind, and of the whole machine."""
+        self.sample()
         found: Counter[str] = Counter()
-        for pid, seconds in self.cpu.items():
-            found[self.kinds[pid]] += seconds  # type: ignore[assignment]
+        with self._lock:
+            for kind, seconds in self._cpu.values():
+                found[kind] += seconds  # type: ignore[assignment]
+        found[MACHINE] = busy_seconds()  # type: ignore[assignment]
         return found
 
-    def worker_mb(self) -> float:
-        return max((mb for (_pid, kind), mb in self.peaks.items() if kind == WORKERS), default=0.0)
+    def peak_mb(self, kind: str) -> float:
+        return max((mb for (each, _pid), mb in self._peaks.items() if each == kind), default=0.0)
+
+
+def busy_seconds() -> float:
+    """Return the busy seconds of all CPUs so far."""
+    user, nice, system, _idle, _wait, *rest = map(int, Path("/proc/stat").read_text().split("\n")[0].split()[1:9])
+    return (user + nice + system + sum(rest)) / TICKS
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +100,6 @@ class Mark:
     phase: str
     at: float
     spent: Counter[str]
-    emulated: float = 0.0
 
 
 @contextmanager
@@ -98,35 +113,47 @@ def replayed(mode: str, words: list[str], details: list[dict[str, Any]], count: 
     """Replay once, and append the figures of the run to `details`. Raises RuntimeError if a message is wrong."""
     stranded = Stranded(count, int(time.time() * 1000))
     with namespaces() as (pids, ready), TemporaryDirectory() as directory:
-        sides = [endpoint_from_connection_string(each["connection_string"]) for each in ready.values()]
+        sides = endpoints(ready)
         asyncio.run(stranded.create(*sides))
         asyncio.run(stranded.fill(sides[1]))
         environment = emulated_environment(ready, directory)
         run = [sys.executable, "-m", "sbpair", "replay", "run", "--archive", f"{directory}/archive"]
         chosen = [] if mode == "archive" else ["--mode", mode]
-        marks, tree, instructions = watched(
-            [*run, *chosen, "--log-format", "json", "--output", "json", *words], environment, pids
-        )
+        run += [*chosen, "--log-format", "json", "--output", "json", *words]
+        marks, costs, instructions = watched(run, environment, partial(processes, emulators=pids))
         asyncio.run(stranded.check(*sides))
-    found = figures(count, marks, tree)
+    found = figures(count, marks, costs.peak_mb(WORKERS))
     details.append(found)
-    cpu_s = sum(marks[-1].spent.values())
+    cpu_s = sum(marks[-1].spent[kind] for kind in OWN)
     return Run(count, cpu_s, found["msg_per_s"], found["worker_peak_mb"], sum(instructions) or None)
 
 
-def watched(words: list[str], environment: dict[str, str], pids: tuple[int, int]) -> tuple[list[Mark], Tree, list[int]]:
-    """Run a replay to its end: its phases, processes and user instructions. Raises RuntimeError with its log."""
+def processes(driver: int, emulators: Sequence[int]) -> Iterator[tuple[str, int]]:
+    yield DRIVER, driver
+    yield from ((JVM if is_java(pid) else WORKERS, pid) for pid in offspring(driver))
+    yield from ((EMULATORS, pid) for pid in emulators)
+
+
+def watched(
+    words: list[str],
+    environment: dict[str, str],
+    processes: Processes,
+    *,
+    sample_seconds: float = 0.2,
+    max_seconds: float = math.inf,
+) -> tuple[list[Mark], Costs, list[int]]:
+    """Run a replay to its end: its phases, costs and user instructions. Raises RuntimeError with its log."""
     logged: list[str] = []
     streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
     with (
         subprocess.Popen(words, **streams, text=True, env=environment) as process,
         user_instructions(process.pid) as instructions,
     ):
-        tree = Tree(process.pid)
+        costs = Costs(process.pid, processes)
         marks: list[Mark] = []
 
         def mark(phase: str) -> None:
-            marks.append(Mark(phase, time.monotonic(), tree.spent(), sum(map(cpu_seconds, pids))))
+            marks.append(Mark(phase, time.monotonic(), costs.spent()))
 
         def listen() -> None:
             assert process.stderr is not None
@@ -140,50 +167,48 @@ def watched(words: list[str], environment: dict[str, str], pids: tuple[int, int]
         mark("begin")
         listener = threading.Thread(target=listen)
         listener.start()
+        limit = time.monotonic() + max_seconds
         while process.poll() is None:
-            tree.sample()
-            time.sleep(SAMPLE_SECONDS)
+            costs.sample()
+            time.sleep(sample_seconds)
+            if time.monotonic() > limit:
+                process.kill()
         listener.join()
         mark("end")
     if process.returncode:
         raise RuntimeError(f"exit code {process.returncode}\n{''.join(logged)}")
-    return marks, tree, instructions
+    return marks, costs, instructions
 
 
-def figures(count: int, marks: list[Mark], tree: Tree) -> dict[str, Any]:
+def spans(marks: Sequence[Mark]) -> dict[str, tuple[float, Counter[str]]]:
+    """Return the seconds and the CPU of each phase, repetitions included."""
+    found: dict[str, tuple[float, Counter[str]]] = {}
+    for mark, after in pairwise(marks):
+        seconds, spent = found.get(mark.phase, (0.0, Counter()))
+        found[mark.phase] = seconds + after.at - mark.at, spent + (after.spent - mark.spent)
+    return found
+
+
+def figures(count: int, marks: list[Mark], worker_mb: float) -> dict[str, Any]:
     begins = next(mark for mark in marks if mark.phase not in STARTING)
     last = marks[-1]
     seconds, spent = last.at - begins.at, last.spent - begins.spent
-    own = sum(spent.values())
+    own = sum(spent[kind] for kind in OWN)
     return {
         "messages": count,
         "seconds": round(seconds, 2),
         "msg_per_s": round(count / seconds),
         "msg_per_cpu_s": round(count / own),
         "cpu_s": rounded(spent),
-        "cpu_s_emulators": round(last.emulated - begins.emulated, 2),
+        "cpu_s_emulators": round(spent[EMULATORS], 2),
         "jvm_share": round(spent[JVM] / own, 3),
-        "worker_peak_mb": round(tree.worker_mb(), 1),
+        "worker_peak_mb": round(worker_mb, 1),
         "start_s": round(begins.at - marks[0].at, 2),
         "start_cpu_s": rounded(begins.spent),
-        "phases": phases(marks),
-    }
-
-
-def phases(marks: list[Mark]) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
-    for mark, after in pairwise(marks):
-        here = found.setdefault(mark.phase, {"seconds": 0.0, "cpu_s": Counter(), "emulators": 0.0})
-        here["seconds"] += after.at - mark.at
-        here["cpu_s"] += after.spent - mark.spent
-        here["emulators"] += after.emulated - mark.emulated
-    return {
-        name: {
-            "seconds": round(each["seconds"], 2),
-            "cpu_s": rounded(each["cpu_s"]),
-            "cpu_s_emulators": round(each["emulators"], 2),
-        }
-        for name, each in found.items()
+        "phases": {
+            name: {"seconds": round(taken, 2), "cpu_s": rounded(each), "cpu_s_emulators": round(each[EMULATORS], 2)}
+            for name, (taken, each) in spans(marks).items()
+        },
     }
 
 
@@ -206,7 +231,7 @@ def slopes(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def rounded(spent: Counter[str]) -> dict[str, float]:
-    return {kind: round(spent[kind], 2) for kind in (DRIVER, JVM, WORKERS)}
+    return {kind: round(spent[kind], 2) for kind in OWN}
 
 
 def document(sizes: list[int], modes: list[str], number: int, words: list[str], *, plain: bool) -> dict[str, Any]:
@@ -215,8 +240,7 @@ def document(sizes: list[int], modes: list[str], number: int, words: list[str], 
     ways["relay"] = partial(relayed, "streams")
     if plain:
         ways["sdk_loop"] = lambda count: measure("sdk_loop", count // PLAIN_SHARE)
-    turns = list(interleaved(number, sizes, ways))
-    rounds = {way: [turn[way] for turn in turns] for way in ways}
+    rounds = interleaved(number, sizes, ways)
     others = [way for way in ways if way not in modes]
     return {
         "modes": {

@@ -9,30 +9,21 @@ size, Java's warm-up and each phase's first and last waits included; `slopes` is
 A rate is messages over the time of a phase; CPU is user and system of every process, by kind, within the phase.
 """
 
-import argparse
 import asyncio
-import contextlib
 import json
 import os
-import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from http.client import HTTPConnection
-from itertools import pairwise
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from sbpair.model.connection_string import endpoint_from_connection_string
-from sbpair.model.pair import Endpoint
-from tests.benchmarks.figures import emit, log
-from tests.benchmarks.processes import cpu_seconds, emulated_environment
-from tests.benchmarks.replay import Mark, namespaces
+from tests.benchmarks.figures import emit, log, parser
+from tests.benchmarks.processes import emulated_environment, endpoints, far_away
+from tests.benchmarks.replay import MACHINE, namespaces, spans, watched
 from tests.benchmarks.stranded import Stranded
 from tests.kit.processes import offspring
 from tests.replay.cluster import HASTY, Cluster, standalone
@@ -48,8 +39,7 @@ MIN_SHARE = 0.1
 MAX_SECONDS = 480.0
 """A longer run hangs."""
 
-TICKS = os.sysconf("SC_CLK_TCK")
-EMULATOR, MACHINE = "emulator of ", "everything on this machine"
+EMULATOR = "emulator of "
 SPARK = (
     "spark.executor.memory=768m",
     "spark.driver.host=127.0.0.1",
@@ -59,80 +49,35 @@ SPARK = (
 )
 
 
-@dataclass
-class Costs:
-    """CPU seconds so far, by kind of process. Of a process that has ended, those of the last sample."""
-
-    driver: int
-    cluster: Cluster
-    emulators: dict[str, int]
-    _of: dict[int, tuple[str, float]] = field(default_factory=dict)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def sample(self) -> None:
-        with self._lock:
-            for kind, pids in self._kinds():
-                for pid in pids:
-                    with contextlib.suppress(OSError):
-                        self._of[pid] = (kind, cpu_seconds(pid))
-
-    def spent(self) -> Counter[str]:
-        self.sample()
-        found: Counter[str] = Counter()
-        with self._lock:
-            for kind, seconds in self._of.values():
-                found[kind] += seconds  # type: ignore[assignment]
-        found[MACHINE] = busy_seconds()  # type: ignore[assignment]
-        return found
-
-    def _kinds(self) -> Iterator[tuple[str, list[int]]]:
-        started = offspring(self.driver)
-        yield "driver", [self.driver, *(pid for pid in started if not is_java(pid))]
-        yield "driver's Java", [pid for pid in started if is_java(pid)]
-        for number, pid in enumerate(sorted(self.cluster.executors())):
-            yield "executors' Java", [pid]
-            yield f"Python of executor {number}", offspring(pid)
-        yield "cluster's Java", self.cluster.daemons()
-        for name, pid in self.emulators.items():
-            yield f"{EMULATOR}{name}", [pid]
-
-
-def busy_seconds() -> float:
-    """Return the busy seconds of all CPUs so far."""
-    user, nice, system, _idle, _wait, *rest = map(int, Path("/proc/stat").read_text().split("\n")[0].split()[1:9])
-    return (user + nice + system + sum(rest)) / TICKS
+def processes(driver: int, cluster: Cluster, emulators: dict[str, int]) -> Iterator[tuple[str, int]]:
+    yield "driver", driver
+    yield from (("driver's Java" if is_java(pid) else "driver", pid) for pid in offspring(driver))
+    for number, executor in enumerate(sorted(cluster.executors())):
+        yield "executors' Java", executor
+        yield from ((f"Python of executor {number}", pid) for pid in offspring(executor))
+    yield from (("cluster's Java", pid) for pid in cluster.daemons())
+    yield from ((f"{EMULATOR}{name}", pid) for name, pid in emulators.items())
 
 
 def measured(count: int, workers: int, tasks: int, answer_ms: int) -> dict[str, Any]:
     """Return the phases of one run with `tasks` at once on `workers`. Raises RuntimeError if a message is wrong."""
     stranded = Stranded(count, int(time.time() * 1000))
     with TemporaryDirectory() as directory, namespaces() as (both, ready):
-        pids = dict(zip(ready, both, strict=True))
-        sides = [endpoint_from_connection_string(ready[name]["connection_string"], name=name) for name in pids]
+        pids, sides = dict(zip(ready, both, strict=True)), endpoints(ready)
         asyncio.run(stranded.create(*sides))
         asyncio.run(stranded.fill(sides[1]))
-        environment = emulated_environment(ready, directory)
+        environment = emulated_environment(ready, directory) | {"PYSPARK_PYTHON": sys.executable}
         with standalone(Path(directory, "cluster"), environment, workers) as cluster, far_away(sides, answer_ms):
-            marks = watched(command(cluster.url, tasks, directory), environment, cluster, pids)
+            marks, *_ = watched(
+                command(cluster.url, tasks, directory),
+                environment,
+                partial(processes, cluster=cluster, emulators=pids),
+                sample_seconds=SAMPLE_SECONDS,
+                max_seconds=MAX_SECONDS,
+            )
         asyncio.run(stranded.check(*sides))
-    return {name: figures(count, *span, answer_ms=answer_ms) for name, span in spans(marks).items()}
-
-
-@contextmanager
-def far_away(sides: list[Endpoint], answer_ms: int) -> Iterator[None]:
-    """Delay the answers of both namespaces during the block."""
-    with contextlib.ExitStack() as lifted:
-        for side in sides if answer_ms else ():
-            fault = {"kind": "latency", "namespace": side.name, "ms": answer_ms}
-            begun = control(side, "POST", "faults", json.dumps(fault))
-            lifted.callback(control, side, "DELETE", f"faults/{json.loads(begun)['id']}")
-        yield
-
-
-def control(side: Endpoint, method: str, path: str, body: str | None = None) -> bytes:
-    with contextlib.closing(HTTPConnection(side.host, side.port)) as connection:
-        connection.request(method, f"/$control/{path}", body)
-        return connection.getresponse().read()
+    found = spans(marks)
+    return {phase: figures(count, *found[phase], answer_ms=answer_ms) for phase in PHASES}
 
 
 def command(master: str, tasks: int, directory: str) -> list[str]:
@@ -140,48 +85,6 @@ def command(master: str, tasks: int, directory: str) -> list[str]:
     place = ("--archive", f"{directory}/archive", "--shared-archive", "--master", master, "--parallelism", str(tasks))
     output = ("--log-format", "json", "--output", "json")
     return [sys.executable, "-m", "sbpair", "replay", "run", *place, *settings, *output]
-
-
-def watched(words: list[str], environment: dict[str, str], cluster: Cluster, pids: dict[str, int]) -> list[Mark]:
-    """Run a replay to its end. Raises RuntimeError with its log if it fails."""
-    logged: list[str] = []
-    marks: list[Mark] = []
-    with subprocess.Popen(
-        words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment
-    ) as process:
-        costs = Costs(process.pid, cluster, pids)
-
-        def listen() -> None:
-            assert process.stderr is not None
-            for line in process.stderr:
-                logged.append(line)
-                with contextlib.suppress(ValueError):
-                    event = json.loads(line)
-                    if event.get("event") == "phase":
-                        marks.append(Mark(event["phase"], time.monotonic(), costs.spent()))
-
-        listener = threading.Thread(target=listen)
-        listener.start()
-        limit = time.monotonic() + MAX_SECONDS
-        while process.poll() is None:
-            costs.sample()
-            time.sleep(SAMPLE_SECONDS)
-            if time.monotonic() > limit:
-                process.kill()
-        listener.join()
-    if process.returncode:
-        raise RuntimeError(f"exit code {process.returncode}\n{''.join(logged)}")
-    return marks
-
-
-def spans(marks: list[Mark]) -> dict[str, tuple[float, Counter[str]]]:
-    """Return the seconds and the CPU of each phase, repetitions included."""
-    found: dict[str, tuple[float, Counter[str]]] = {}
-    for mark, after in pairwise(marks):
-        if mark.phase in PHASES:
-            seconds, spent = found.get(mark.phase, (0.0, Counter()))
-            found[mark.phase] = seconds + after.at - mark.at, spent + (after.spent - mark.spent)
-    return found
 
 
 def figures(count: int, seconds: float, spent: Counter[str], *, answer_ms: int = 0) -> dict[str, Any]:
@@ -250,12 +153,11 @@ def ratios(fewest: dict[str, float], most: dict[str, float]) -> dict[str, float 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--messages", type=int, nargs="+", default=[50_000, 200_000])
-    parser.add_argument("--workers", nargs="+", type=int, default=[1, 2])
-    parser.add_argument("--answer-ms", nargs="+", type=int, default=[0])
-    parser.add_argument("--output", choices=("table", "json"), default="table")
-    options = parser.parse_args()
+    options_of = parser(__doc__)
+    options_of.add_argument("--messages", type=int, nargs="+", default=[50_000, 200_000])
+    options_of.add_argument("--workers", nargs="+", type=int, default=[1, 2])
+    options_of.add_argument("--answer-ms", nargs="+", type=int, default=[0])
+    options = options_of.parse_args()
     emit(options, document(options.messages, options.workers, options.answer_ms))
 
 

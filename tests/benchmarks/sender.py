@@ -15,11 +15,10 @@ from azure.servicebus.aio import ServiceBusClient as AioClient
 
 from sbpair import Pair, PairedClient, aio
 from sbpair.azure.atom import open_atom
-from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.queues import QueueSpec
 from tests.benchmarks.engines import relayed
 from tests.benchmarks.figures import Rounds, Run, cpu_slopes, emit, parser, ratio, spread
-from tests.benchmarks.processes import emulator
+from tests.benchmarks.processes import emulator, endpoints
 
 BODY = b"x" * 1024
 CHUNK = 20
@@ -64,11 +63,7 @@ async def aio_seconds(pair: Pair, plain: str, messages: int) -> tuple[float, flo
 def measured(sizes: list[int], rounds: int) -> dict[str, Any]:
     """Return CPU milliseconds a message, and their ratio, by kind of client."""
     with emulator("contoso", "contoso-dr") as (_, namespaces):
-        ends = {
-            name: endpoint_from_connection_string(each["connection_string"], name=name)
-            for name, each in namespaces.items()
-        }
-        pair = Pair("p", ends["contoso"], ends["contoso-dr"])
+        pair = Pair("p", *endpoints(namespaces))
         plain = namespaces["contoso"]["connection_string"]
         asyncio.run(_create(pair))
         kinds: dict[str, Callable[[int], tuple[float, float]]] = {

@@ -5,7 +5,6 @@ python -m tests.benchmarks.startup [--rounds N] [--output json]
 The commands take turns against one emulated pair with empty queues; the bytecode is cached before the first round.
 """
 
-import argparse
 import subprocess
 import sys
 import tempfile
@@ -14,7 +13,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.benchmarks.figures import emit, spread
+from tests.benchmarks.figures import emit, parser, spread
 from tests.benchmarks.processes import cpu_seconds, emulated_environment, emulator, spent_by
 
 SBPAIR = (sys.executable, "-m", "sbpair")
@@ -63,10 +62,7 @@ def measured(rounds: int) -> dict[str, list[float]]:
 
 
 def main() -> None:
-    made = argparse.ArgumentParser(description=__doc__)
-    made.add_argument("--rounds", type=int, default=7)
-    made.add_argument("--output", choices=("table", "json"), default="table")
-    options = made.parse_args()
+    options = parser(__doc__, rounds=7).parse_args()
     found = {name: spread(each) for name, each in measured(options.rounds).items()}
     emit(options, {"rounds": options.rounds, "cpu_s": found})
 

@@ -7,18 +7,16 @@ import asyncio
 import math
 from collections.abc import AsyncIterator
 
-from sbpair.amqp.codec import encode
 from sbpair.amqp.message import (
     APPLICATION_PROPERTIES,
     BATCH_FORMAT,
-    DATA,
     MESSAGE_ANNOTATIONS,
     Header,
     Properties,
     Sections,
+    batch_of,
     data_body,
     encode_map,
-    section,
 )
 from sbpair.amqp.types import Int, Symbol, Timestamp, Value
 from sbpair.amqp_client.client import AmqpClient, connect
@@ -125,8 +123,7 @@ class Stranded:
                 await asyncio.gather(*(self._send(senders[index], numbers) for index, numbers in chunk))
 
     async def _send(self, sender: RawSender, numbers: range) -> None:
-        payload = b"".join(section(DATA, encode(self.message(number))) for number in numbers)
-        await sender.send(payload, message_format=BATCH_FORMAT)
+        await sender.send(batch_of([*map(self.message, numbers)]), message_format=BATCH_FORMAT)
 
     async def check(self, primary: Endpoint, secondary: Endpoint) -> float:
         """Compare every message that has arrived. Return the rate in messages a second. Raises RuntimeError."""
@@ -143,7 +140,7 @@ class Stranded:
         """Yield each message in the primary, with its queue."""
         async with connect(primary) as wire:
             for number in range(min(DESTINATIONS, self.count)):
-                async for payload in _peeked(wire, destination(number)):
+                async for payload in peeked(wire, destination(number)):
                     yield destination(number), Sections.split(payload)
 
 
@@ -195,7 +192,8 @@ def _content(message: Sections) -> tuple[object, ...]:
     )
 
 
-async def _peeked(wire: AmqpClient, queue: str) -> AsyncIterator[bytes]:
+async def peeked(wire: AmqpClient, queue: str) -> AsyncIterator[bytes]:
+    """Yield all messages of a queue."""
     start = 0
     while payloads := await wire.peek(queue, start, PAGE):
         for payload in payloads:

@@ -28,8 +28,7 @@ def document(sizes: list[int], engines: list[str], number: int, round_trip_ms: f
     ways = {engine: partial(measure, engine) for engine in engines if engine not in absent}
     if "wire" in ways and round_trip_ms:
         ways[DISTANT] = partial(measure, "wire", round_trip_ms=round_trip_ms)
-    turns = list(interleaved(number, sizes, ways))
-    rounds: dict[str, Rounds] = {way: [turn[way] for turn in turns] for way in ways}
+    rounds = interleaved(number, sizes, ways)
     measured = {way: summary(each) for way, each in rounds.items()}
     return {
         "round_trip_ms": round_trip_ms,

@@ -3,28 +3,29 @@
 import subprocess
 import sys
 from collections import Counter
+from functools import partial
 from typing import Any
 
-from tests.benchmarks.replay import DRIVER, JVM, WORKERS, Mark, Tree, figures, slopes
+from tests.benchmarks.replay import DRIVER, EMULATORS, JVM, MACHINE, WORKERS, Costs, Mark, figures, processes, slopes
 from tests.kit.processes import offspring
 
 
-def spent(driver: float, jvm: float, workers: float) -> Counter[str]:
-    return Counter({DRIVER: driver, JVM: jvm, WORKERS: workers})  # type: ignore[dict-item]
+def spent(driver: float, jvm: float, workers: float, emulators: float) -> Counter[str]:
+    return Counter({DRIVER: driver, JVM: jvm, WORKERS: workers, EMULATORS: emulators})  # type: ignore[dict-item]
 
 
 MARKS = [
-    Mark("begin", 100.0, spent(0, 0, 0), 1.0),
-    Mark("spark", 101.0, spent(1, 0, 0), 1.0),
-    Mark("drain", 110.0, spent(1, 5, 0), 1.0),
-    Mark("plan", 112.0, spent(1, 6, 2), 1.5),
-    Mark("plan", 113.0, spent(1, 6, 2), 1.5),
-    Mark("end", 114.0, spent(1.5, 6.5, 2), 2.0),
+    Mark("begin", 100.0, spent(0, 0, 0, 1.0)),
+    Mark("spark", 101.0, spent(1, 0, 0, 1.0)),
+    Mark("drain", 110.0, spent(1, 5, 0, 1.0)),
+    Mark("plan", 112.0, spent(1, 6, 2, 1.5)),
+    Mark("plan", 113.0, spent(1, 6, 2, 1.5)),
+    Mark("end", 114.0, spent(1.5, 6.5, 2, 2.0)),
 ]
 
 
 def test_a_rate_excludes_the_start_which_is_reported_separately() -> None:
-    found = figures(400, MARKS, Tree(0))
+    found = figures(400, MARKS, 0.0)
     assert (found["start_s"], found["start_cpu_s"]) == (10.0, {DRIVER: 1.0, JVM: 5.0, WORKERS: 0.0})
     assert (found["seconds"], found["msg_per_s"], found["msg_per_cpu_s"]) == (4.0, 100, 100)
     assert (found["jvm_share"], found["cpu_s_emulators"]) == (0.375, 1.0)
@@ -48,9 +49,8 @@ def test_each_descendant_of_a_process_is_found() -> None:
     with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        tree = Tree(process.pid)
-        tree.sample()
+        costs = Costs(process.pid, partial(processes, emulators=()))
+        assert {*costs.spent()} == {DRIVER, WORKERS, MACHINE}
         assert len(offspring(process.pid)) == 1
-        assert [*tree.kinds.values()] == [DRIVER, WORKERS]
-        assert tree.worker_mb() > 1
+        assert costs.peak_mb(WORKERS) > 1
         process.communicate(b"\n")

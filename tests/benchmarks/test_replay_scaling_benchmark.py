@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.benchmarks.replay import Mark
-from tests.benchmarks.replay_scaling import MACHINE, PHASES, bound, figures, spans, speedups
+from tests.benchmarks.replay import MACHINE, Mark, spans
+from tests.benchmarks.replay_scaling import PHASES, bound, figures, speedups
 from tests.benchmarks.test_benchmarks import benchmark
 
 EMULATED, PYTHON, JAVA = "emulator of contoso", "Python of executor 0", "executors' Java"
@@ -30,7 +30,6 @@ MARKS = [
 
 def test_a_phase_lasts_until_the_next_and_costs_the_cpu_spent_within_it() -> None:
     found = {name: figures(400, *span) for name, span in spans(MARKS).items()}
-    assert set(found) == set(PHASES)
     assert (found["drain"]["seconds"], found["drain"]["msg_per_s"]) == (4.0, 100)
     assert found["drain"]["cpu_s"] == {EMULATED: 1.0, PYTHON: 2.0, JAVA: 1.0}
     assert found["plan"]["seconds"] == 2.0

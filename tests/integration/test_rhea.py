@@ -16,8 +16,7 @@ from typing import Any
 
 import pytest
 
-from sbpair.amqp.codec import encode
-from sbpair.amqp.message import BATCH_FORMAT, DATA, Sections, section
+from sbpair.amqp.message import BATCH_FORMAT, Sections, batch_of
 from sbpair.amqp_client.client import connect
 from sbpair.amqp_client.raw_links import ABANDONED, ACCEPTED, RELEASED, dead_letter
 from sbpair.backlog import queue_path
@@ -208,7 +207,7 @@ async def test_what_rhea_encodes_is_restored_too(node: str, modules: Path) -> No
 
 async def test_a_batch_arrives_as_its_messages(node: str, modules: Path) -> None:
     messages = [message for message in corpus() if message.destination == "orders"]
-    payload = b"".join(section(DATA, encode(message.sections.join())) for message in messages)
+    payload = batch_of([message.sections.join() for message in messages])
 
     async def main() -> Broker:
         async with asyncio.timeout(TEST_SECONDS), running(node, modules, {}, maxFrameSize=512) as broker:
