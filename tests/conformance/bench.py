@@ -7,6 +7,7 @@ import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -15,10 +16,14 @@ from azure.core.pipeline.transport import AioHttpTransport
 from azure.servicebus import ServiceBusReceivedMessage, ServiceBusSubQueue, TransportType, parse_connection_string
 from azure.servicebus.aio import ServiceBusClient, ServiceBusReceiver, ServiceBusSender
 from azure.servicebus.aio.management import ServiceBusAdministrationClient
+from azure.servicebus.management import AccessRights, AuthorizationRule
 
 WAIT_SECONDS = 20.0
 QUIET_SECONDS = 1.5
 """How long no message must come before there is none."""
+
+
+KEY = "a2V5LW9mLWEtY29uZm9ybWFuY2UtY2hlY2stMTIzNDU="
 
 
 class NotAConnectionString(ValueError):
@@ -184,6 +189,24 @@ class Bench:
             found = await one(dead)
             await dead.complete_message(found)
             return found
+
+
+def access_rule(name: str, right: AccessRights, **times: datetime) -> AuthorizationRule:
+    """Return a rule of an entity with KEY as its keys."""
+    kind = {"type": "SharedAccessAuthorizationRule", "claim_type": "SharedAccessKey", "claim_value": "None"}
+    return AuthorizationRule(**kind, key_name=name, primary_key=KEY, secondary_key=KEY, rights=[right], **times)
+
+
+@asynccontextmanager
+async def raising(kind: type[Exception]) -> AsyncIterator[list[Exception]]:
+    """Fail unless the block raises this error; the list that it yields holds it then. The command has no pytest."""
+    caught: list[Exception] = []
+    try:
+        yield caught
+    except kind as error:
+        caught.append(error)
+    else:
+        raise AssertionError(f"no {kind.__name__} was raised")
 
 
 async def take(receiver: ServiceBusReceiver, count: int) -> list[ServiceBusReceivedMessage]:

@@ -6,7 +6,6 @@ from azure.core.exceptions import HttpResponseError, ResourceExistsError, Resour
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.management import (
     AccessRights,
-    AuthorizationRule,
     CorrelationRuleFilter,
     FalseRuleFilter,
     SqlRuleAction,
@@ -15,13 +14,11 @@ from azure.servicebus.management import (
 )
 
 from tests.conformance import registry as of
-from tests.conformance.bench import Bench, nothing, one, peek_all, take, text, texts
-from tests.conformance.expecting import raising
+from tests.conformance.bench import Bench, access_rule, nothing, one, peek_all, raising, take, text, texts
 from tests.conformance.registry import check
 
 DEFAULT_RULE = "$Default"
 MARGIN_SECONDS = 2
-KEY = "a2V5LW9mLWEtY29uZm9ybWFuY2UtY2hlY2stMTIzNDU="
 
 
 # Topics
@@ -214,10 +211,6 @@ async def a_partitioned_queue_has_room_in_each_partition(bench: Bench) -> None:
 
 @check("management", of.MANAGEMENT)
 async def descriptions_of_a_topic_and_a_subscription_read_back(bench: Bench) -> None:
-    rule = AuthorizationRule(
-        type="SharedAccessAuthorizationRule", claim_type="SharedAccessKey", claim_value="None",
-        key_name="sending", primary_key=KEY, secondary_key=KEY, rights=[AccessRights.SEND],
-    )  # fmt: skip
     of_topic = {
         "default_message_time_to_live": timedelta(hours=1),
         "requires_duplicate_detection": True,
@@ -233,7 +226,7 @@ async def descriptions_of_a_topic_and_a_subscription_read_back(bench: Bench) -> 
         "dead_lettering_on_filter_evaluation_exceptions": False,
         "max_delivery_count": 3,
     }
-    topic = await bench.topic(authorization_rules=[rule], **of_topic)
+    topic = await bench.topic(authorization_rules=[access_rule("sending", AccessRights.SEND)], **of_topic)
     await bench.admin.create_subscription(topic, "First", **of_subscription)
     found = await bench.admin.get_topic(topic)
     assert {name: getattr(found, name) for name in of_topic} == of_topic
@@ -320,10 +313,7 @@ async def a_new_topic_was_never_accessed(bench: Bench) -> None:
 async def an_authorization_rule_keeps_the_times_that_it_came_with(bench: Bench) -> None:
     at = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
     for times in ({}, {"created_at_utc": at, "modified_at_utc": at}):
-        rule = AuthorizationRule(
-            type="SharedAccessAuthorizationRule", claim_type="SharedAccessKey", claim_value="None", key_name="r",
-            rights=[AccessRights.LISTEN], primary_key=KEY, secondary_key=KEY, **times,
-        )  # fmt: skip
+        rule = access_rule("r", AccessRights.LISTEN, **times)
         (found,) = (await bench.admin.get_queue(await bench.queue(authorization_rules=[rule]))).authorization_rules
         assert (found.created_at_utc, found.modified_at_utc) == (rule.created_at_utc, rule.modified_at_utc)
 

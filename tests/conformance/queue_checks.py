@@ -16,8 +16,7 @@ from azure.servicebus.exceptions import (
 )
 
 from tests.conformance import registry as of
-from tests.conformance.bench import Bench, nothing, one, peek_all, take, text, texts
-from tests.conformance.expecting import raising
+from tests.conformance.bench import Bench, nothing, one, peek_all, raising, take, text, texts
 from tests.conformance.registry import check
 
 LARGE = 2**40 + 1

@@ -9,20 +9,18 @@ from contextlib import asynccontextmanager
 
 from aiohttp import ClientSession
 from azure.servicebus.management import AccessRights
-from azure.servicebus.management import AuthorizationRule as Rule
 from websockets.asyncio.client import connect
 
 from sbpair.amqp.connection import ConnectionOpened
 from sbpair.amqp.sasl import SaslClient
 from sbpair.emulator.access_tokens import AuthorizationRule
 from tests.conformance import registry as of
-from tests.conformance.bench import Bench
+from tests.conformance.bench import KEY, Bench, access_rule
 from tests.conformance.registry import check
 from tests.emulator.atom_client import entry
 from tests.emulator.peer import Peer
 from tests.kit.sas import sign
 
-KEY = "a2V5LW9mLWEtY29uZm9ybWFuY2UtY2hlY2stMTIzNDU="
 TOKEN_SECONDS = 300
 FOR_EVER = "P10675199DT2H48M5.4775807S"
 AMQP_TLS_PORT, AMQP_PORT = 5671, 5672
@@ -101,10 +99,7 @@ async def a_bearer_token_is_read_with_and_without_its_scheme(bench: Bench) -> No
 
 @check("access", f"{of.GO}admin/admin_client_test.go")
 async def a_key_without_manage_is_refused_in_the_words_of_the_request(bench: Bench) -> None:
-    listen = Rule(
-        type="SharedAccessAuthorizationRule", claim_type="SharedAccessKey", claim_value="None", key_name="listen",
-        rights=[AccessRights.LISTEN], primary_key=KEY, secondary_key=KEY,
-    )  # fmt: skip
+    listen = access_rule("listen", AccessRights.LISTEN)
     queue = await bench.queue(authorization_rules=[listen])
     topic = await bench.topic("there", authorization_rules=[listen])
     rule = AuthorizationRule("listen", KEY, KEY)

@@ -1,14 +1,24 @@
-"""Consumers of messages and waiters for sessions, on the engine."""
+"""Consumers of messages, waiters for sessions, and requests to management nodes, on the engine."""
 
 from collections.abc import Iterable
 from typing import Any
 
+from sbpair.amqp.types import Map, Value
+from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.entities.sessions import HeldSession
 from sbpair.emulator.entities.stored_message import StoredMessage
+from sbpair.emulator.frontends.amqp import management_operations
+from sbpair.emulator.frontends.amqp.link_endpoints import AmqpRequest, Reply
 
 
 def numbers(messages: Iterable[StoredMessage]) -> list[int]:
     return [message.sequence_number for message in messages]
+
+
+def ask(namespace: Namespace, entity: str, operation: str, arguments: dict[str, Value]) -> Reply:
+    """Return the reply of an entity's management node."""
+    request = AmqpRequest("1", None, f"com.microsoft:{operation}", Map(), Map(arguments.items()))
+    return management_operations.execute(request, namespace.resolve(f"{entity}/$management"), lambda _: None)
 
 
 class CreditConsumer:

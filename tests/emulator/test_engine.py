@@ -7,11 +7,10 @@ import pytest
 
 from sbpair.amqp.message import Sections
 from sbpair.emulator.entities.namespace import Namespace
-from sbpair.emulator.entities.queue import EntityCounts
 from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.service_errors import EntityDisabled, EntityNotFound, MessageLockExpired
 from sbpair.timespan import TICKS_PER_SECOND
-from tests.emulator.consumers import CreditConsumer, numbers
+from tests.emulator.consumers import CreditConsumer
 
 MINUTE = 60_000
 
@@ -22,14 +21,6 @@ def test_tokens_look_like_random_guids_and_never_repeat(queue, put) -> None:
     assert len({message.lock_token for message in tokens}) == 50
     assert {message.lock_uuid.version for message in tokens} == {4}
     assert tokens[0].lock_uuid.bytes_le == tokens[0].lock_token
-
-
-def test_an_expired_message_is_dropped_by_default(queue, put, advance) -> None:
-    put(ttl_ms=1_000)
-    put()
-    advance(1_000)
-    assert queue.counts() == EntityCounts(active=1, dead_letter=0, scheduled=0)
-    assert numbers(queue.messages.receive(9)) == [2]
 
 
 @pytest.mark.parametrize(

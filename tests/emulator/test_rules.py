@@ -197,19 +197,12 @@ def each(lines: str) -> list[str]:
     return [line.strip() for line in lines.replace("\\\\", "\\").strip().splitlines()]
 
 
-@pytest.mark.parametrize("text", each(TRUE))
-def test_a_true_expression_selects(text: str) -> None:
-    assert answer(text) is True
-
-
-@pytest.mark.parametrize("text", each(FALSE))
-def test_a_false_expression_does_not_select(text: str) -> None:
-    assert answer(text) is False
-
-
-@pytest.mark.parametrize("text", each(UNKNOWN))
-def test_an_unknown_expression_does_not_select(text: str) -> None:
-    assert answer(text) is None
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [(text, expected) for lines, expected in ((TRUE, True), (FALSE, False), (UNKNOWN, None)) for text in each(lines)],
+)
+def test_an_expression_is_true_false_or_unknown(text: str, expected: bool | None) -> None:
+    assert answer(text) is expected
 
 
 @pytest.mark.parametrize("text", each(IMPOSSIBLE))

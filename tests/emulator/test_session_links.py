@@ -11,6 +11,7 @@ from sbpair.amqp.message import Sections
 from sbpair.amqp.performatives import Source, Target
 from sbpair.amqp.types import Array, Described, Int, Long, Map, Symbol, Timestamp, UInt, ULong
 from sbpair.emulator.entities.description import QueueDescription
+from sbpair.emulator.entities.stored_message import StoredMessage
 from tests.emulator.peer import Peer, Stage, plain
 
 FILTER = Symbol("com.microsoft:session-filter")
@@ -104,12 +105,6 @@ async def test_the_management_node_answers_about_sessions(peer: Peer) -> None:
     lost = await peer.ask(node, "com.microsoft:get-session-state", Map(name.items()))
     assert (lost["statusCode"], lost["errorCondition"]) == (410, "com.microsoft:session-lock-lost")
     delivery = await peer.wait(Delivery, of=ask_for(await peer.begin(), "s"))
-    state = Map([*name.items(), ("session-state", b"kept")])
-    assert (await peer.ask(node, "com.microsoft:set-session-state", state))["statusCode"] == 200
-    got = await peer.ask(node, "com.microsoft:get-session-state", Map(name.items()))
-    assert got["body"]["session-state"] == b"kept"
-    renewed = await peer.ask(node, "com.microsoft:renew-session-lock", Map(name.items()))
-    assert type(renewed["body"]["expiration"]) is Timestamp
     page = Map([("last-updated-time", Timestamp(253_402_300_800_000)), ("skip", Int(1)), ("top", Int(9))])
     listed = await peer.ask(node, "com.microsoft:get-message-sessions", page)
     assert (list(listed["body"]["sessions-ids"]), listed["body"]["skip"]) == (["t"], 2)
@@ -121,16 +116,24 @@ async def test_the_management_node_answers_about_sessions(peer: Peer) -> None:
     assert (await peer.ask(node, "com.microsoft:update-disposition", settle))["statusCode"] == 200
 
 
-async def test_messages_are_deleted_in_batches(peer: Peer) -> None:
-    operation, node = "com.microsoft:batch-delete-messages", "orders/$management"
-    await peer.send(await peer.attach_sender("orders"), *[plain(str(n)) for n in range(5)])
-    later = Timestamp(peer.stage.emulator.clock.now_ms() + 1)
+async def test_ready_messages_are_deleted_in_batches(peer: Peer) -> None:
+    """Neither one under lock, nor one that is scheduled, nor a later one."""
+    queue, operation, node = peer.stage.queue, "com.microsoft:batch-delete-messages", "orders/$management"
+    sender = await peer.attach_sender("orders")
+    await peer.send(sender, *[plain(str(n)) for n in range(6)])
+    await peer.take(await peer.attach_receiver("orders"), 1)
+    queue.schedule([StoredMessage(plain(), 10, scheduled_at_ms=queue.namespace.clock.now_ms() + MINUTE)])
+    peer.stage.emulator.advance(1)
+    later = Timestamp(queue.namespace.clock.now_ms())
+    await peer.send(sender, plain("later"))
     body = Map([("message-count", Int(4)), ("enqueued-time-utc", later)])
     assert (await peer.ask(node, operation, body))["body"]["message-count"] == 4
     assert (await peer.ask(node, operation, body))["body"]["message-count"] == 1
     assert (await peer.ask(node, operation, body))["statusCode"] == 204
     body = Map([("message-count", Int(4_001)), ("enqueued-time-utc", later)])
     assert (await peer.ask(node, operation, body))["statusCode"] == 400
+    assert [message.sequence_number for message in queue.messages.peek(0, 9)] == [1, 7, 8]
+    assert [message.sequence_number for message in queue.messages.receive(9)] == [8]
 
 
 async def test_idle_links_and_links_of_disabled_or_deleted_entities_end(peer: Peer) -> None:

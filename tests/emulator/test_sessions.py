@@ -5,18 +5,15 @@ import sys
 import pytest
 
 from sbpair.amqp.message import Sections
-from sbpair.amqp.types import Map
 from sbpair.emulator.clock import NEVER
 from sbpair.emulator.entities.description import SubscriptionDescription
 from sbpair.emulator.entities.stored_message import StoredMessage
-from sbpair.emulator.frontends.amqp import management_operations
-from sbpair.emulator.frontends.amqp.link_endpoints import AmqpRequest
 from sbpair.emulator.service_errors import (
     ArgumentInvalid,
     NotAllowed,
     SessionLockExpired,
 )
-from tests.emulator.consumers import CreditConsumer, SessionWaiter, numbers
+from tests.emulator.consumers import CreditConsumer, SessionWaiter, ask, numbers
 
 MINUTE = 60_000
 
@@ -121,12 +118,9 @@ def test_state_in_a_full_entity_may_shrink_but_not_grow(namespace, queue, monkey
     held.set_state(b"x" * 100)
     monkeypatch.setattr(queue, "_max_bytes", 100)
 
-    def set_state(state: bytes | None) -> int:
-        body = Map([("session-id", "s"), ("session-state", state)])
-        request = AmqpRequest("id", None, "com.microsoft:set-session-state", Map(), body)
-        return management_operations.execute(request, namespace.resolve("orders"), lambda _: None).status
-
-    assert [set_state(state) for state in (b"x" * 101, b"y" * 100, None, b"z")] == [403, 200, 200, 200]
+    for state, status in ((b"x" * 101, 403), (b"y" * 100, 200), (None, 200), (b"z", 200)):
+        reply = ask(namespace, "orders", "set-session-state", {"session-id": "s", "session-state": state})
+        assert reply.status == status
     assert held.state == b"z"
 
 

@@ -53,17 +53,6 @@ def test_credits_are_renewed_each_second(budget, clock, spent, left) -> None:
     assert (refused.value.condition, refused.value.sub_code) == ("com.microsoft:server-busy", 50009)
 
 
-def test_deliveries_wait_for_credits(budget, advance, resumed) -> None:
-    assert budget.allowed(250) == 100
-    budget.record(100)
-    assert budget.allowed(150) == 0
-    advance(1_000)
-    assert resumed.call_count == 1
-    assert budget.allowed(50) == 50
-    advance(10_000)
-    assert resumed.call_count == 1
-
-
 def test_each_filter_of_a_topic_costs_a_credit(namespace, queue) -> None:
     topic = namespace.create_topic("news")
     assert (queue.credits_per_message, topic.credits_per_message) == (1, 1)

@@ -12,8 +12,6 @@ from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.entities.rules import SqlAction, SubscriptionRule
 from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.entities.topic import SubscriptionEntity, TopicEntity
-from sbpair.emulator.frontends.amqp import management_operations
-from sbpair.emulator.frontends.amqp.link_endpoints import AmqpRequest, Reply
 from sbpair.emulator.service_errors import (
     EntityExists,
     EntityFull,
@@ -25,6 +23,7 @@ from sbpair.emulator.service_errors import (
 from sbpair.rules.filters import CorrelationRuleFilter, FalseRuleFilter, SqlRuleFilter, TrueRuleFilter
 from sbpair.rules.values import from_amqp
 from sbpair.timespan import TICKS_PER_SECOND
+from tests.emulator.consumers import ask
 
 
 @pytest.fixture
@@ -253,14 +252,9 @@ def test_deleting_a_topic_deletes_its_subscriptions(namespace, topic) -> None:
 # Rules over the management node
 
 
-def ask(namespace: Namespace, address: str, operation: str, arguments: dict[str, Value]) -> Reply:
-    request = AmqpRequest("1", None, f"com.microsoft:{operation}", Map(), Map(arguments.items()))
-    return management_operations.execute(request, namespace.resolve(address), lambda _: None)
-
-
 def test_rules_are_added_shown_and_removed_over_the_management_node(namespace, topic) -> None:
     subscription = topic.create_subscription("s")
-    node = "orders/subscriptions/s/$management"
+    node = "orders/subscriptions/s"
     described = {
         "sql": Map(
             [("sql-filter", Map([("expression", "n = 1")])), ("sql-rule-action", Map([("expression", "SET a = 1")]))]
@@ -315,7 +309,7 @@ def test_rules_are_added_shown_and_removed_over_the_management_node(namespace, t
 )
 def test_a_bad_request_about_rules_is_refused(namespace, topic, operation, arguments, status) -> None:
     topic.create_subscription("s")
-    reply = ask(namespace, "orders/subscriptions/s/$management", operation, arguments)
+    reply = ask(namespace, "orders/subscriptions/s", operation, arguments)
     assert reply.status == status
     assert reply.condition is not None
 
@@ -324,6 +318,4 @@ def test_only_a_subscription_has_rules(namespace, topic) -> None:
     namespace.create_queue("q")
     topic.create_subscription("s")
     for address in ("q", "orders", "orders/subscriptions/s/$deadletterqueue"):
-        assert (
-            ask(namespace, f"{address}/$management", "enumerate-rules", {"skip": Int(0), "top": Int(1)}).status == 400
-        )
+        assert ask(namespace, address, "enumerate-rules", {"skip": Int(0), "top": Int(1)}).status == 400

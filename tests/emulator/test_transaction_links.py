@@ -166,15 +166,17 @@ async def test_every_outcome_can_be_part_of_a_transaction(peer: Peer, outcome, c
     assert (len(queue.messages), len(queue.dead_letters), queue.messages.locked_count) == (*counts, 0)
 
 
-async def test_deliveries_settled_at_once_stay_locked_until_the_commit(peer: Peer) -> None:
+async def test_what_is_settled_at_once_takes_part_without_an_answer(peer: Peer) -> None:
     control = await peer.attach_coordinator()
     first, second = await peer.lock("orders", plain(), plain())
-    session = first.link.session
-    txn_id = await peer.declare(control)
+    sender, txn_id = await peer.attach_sender("orders"), await peer.declare(control)
     state = in_transaction(txn_id, Accepted())
-    session.dispose(first.id, second.id, state, receiver=True, settled=True)
+    first.link.session.dispose(first.id, second.id, state, receiver=True, settled=True)
+    await peer.post_in(txn_id, sender, plain(), settled=True)
+    await peer.peek("orders")
+    assert (len(peer.stage.queue.messages), peer.stage.queue.messages.locked_count) == (2, 2)
     assert await peer.discharge(control, txn_id) == Accepted()
-    assert len(peer.stage.queue.messages) == 0
+    assert (len(peer.stage.queue.messages), peer.stage.queue.messages.locked_count) == (1, 0)
 
 
 async def test_a_failure_without_an_answer_fails_the_commit(peer: Peer) -> None:
@@ -190,13 +192,6 @@ async def test_a_failure_without_an_answer_fails_the_commit(peer: Peer) -> None:
     delivery.link.session.dispose(delivery.id, delivery.id, state, receiver=True, settled=True)
     assert (await peer.discharge(control, txn_id)).error.condition == ROLLBACK
     assert len(peer.stage.queue.messages) == 0
-
-
-async def test_a_settled_send_needs_no_answer(peer: Peer) -> None:
-    control, txn_id = await peer.begin_transaction()
-    await peer.post_in(txn_id, await peer.attach_sender("orders"), plain(), settled=True)
-    assert await peer.discharge(control, txn_id) == Accepted()
-    assert len(peer.stage.queue.messages) == 1
 
 
 async def test_a_batch_and_a_message_of_many_frames(peer: Peer) -> None:
