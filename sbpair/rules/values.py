@@ -1,8 +1,7 @@
 """The values that rules calculate with. Pure.
 
 A value of a message is converted once to an int, a double, a decimal, a text, a bool or a time. Binary values and GUIDs
-can only be compared for equality. None is unknown, and so is NULL. A mismatch of types raises EvaluationFailed. The
-functions whose names end with `leniently` first convert text, or a number of seconds, beside a time or a duration.
+can only be compared for equality. None is unknown, and so is NULL.
 """
 
 from __future__ import annotations
@@ -244,10 +243,10 @@ def _xml_text(value: Value) -> str:
 
 
 def _time(text: str) -> Value:
-    moment = datetime.fromisoformat(text)
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    return Timestamp((moment - _EPOCH) // timedelta(milliseconds=1))
+    at = to_instant(text)
+    if at is None:
+        raise ValueError(text)
+    return amqp_value(at)
 
 
 def _decimal_of(text: str) -> Decimal:
@@ -278,7 +277,7 @@ _READERS: Final[dict[str, Callable[[str], Value]]] = {
     "char": lambda text: types.Char(chr(int(text))),
     "guid": uuid.UUID,
     "dateTime": _time,
-    "duration": lambda text: Described(Symbol("com.microsoft:timespan"), Long(parse_timespan(text))),
+    "duration": lambda text: amqp_value(TimeSpanValue(parse_timespan(text))),
 }
 
 _KINDS: Final[dict[object, str]] = {
