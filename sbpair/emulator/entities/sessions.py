@@ -62,9 +62,6 @@ class SessionReadyQueues(ReadyQueue):
         self.available: OrderedDict[SessionState, None] = OrderedDict()
         self.to_wake: OrderedDict[SessionState, None] = OrderedDict()
 
-    def __len__(self) -> int:
-        return sum(len(session.ready) for session in self.sessions.values())
-
     def session(self, session_id: str) -> SessionState:
         session = self.sessions.get(session_id)
         if session is None:
