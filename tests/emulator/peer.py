@@ -24,7 +24,7 @@ from sbpair.amqp.performatives import (
 )
 from sbpair.amqp.sasl import SaslClient
 from sbpair.amqp.session import Disposed, SessionBegun
-from sbpair.amqp.types import Int, Long, Map
+from sbpair.amqp.types import Int, Long, Map, Symbol
 from sbpair.emulator.entities.queue import ROOT_RULE
 from sbpair.emulator.frontends.amqp.websocket_frontend import SUBPROTOCOLS
 from sbpair.emulator.server import Emulator
@@ -149,9 +149,11 @@ class Peer:
         await self.wait(LinkAttached, of=link)
         return link
 
-    async def attach_receiver(self, address: str, *, session: Any = None, **terms: Any) -> Any:
+    async def attach_receiver(self, address: str, *, session: Any = None, of: str | None = None) -> Any:
+        """Attach a receiver, of the messages of one session id if there is one."""
         link = (session or await self.begin()).receiver(f"from-{address}")
-        link.open(source=Source(address), target=Target("peer"), **terms)
+        wanted = None if of is None else {Symbol("com.microsoft:session-filter"): of}
+        link.open(source=Source(address, filter=wanted), target=Target("peer"))
         await self.wait(LinkAttached, of=link)
         return link
 

@@ -22,6 +22,13 @@ PORT = 5672
 CONTOSO = {"contoso": (PORT, "standard", 1)}
 
 
+def copied(data: Path, name: str) -> Path:
+    """Copy a data file and its log, as a kill would leave them."""
+    for suffix in ("", "-wal"):
+        shutil.copyfile(f"{data}{suffix}", data.with_name(f"{name}{suffix}"))
+    return data.with_name(name)
+
+
 class NoTimer:
     """A timer that never runs: tests commit by themselves."""
 
@@ -68,9 +75,7 @@ class World:
         """Close the file; return a copy of what was on disk before."""
         assert self.path is not None
         assert self.namespace.store_changes()
-        copy = self.path.with_name(self.path.name + "+")
-        for suffix in ("", "-wal"):
-            shutil.copyfile(f"{self.path}{suffix}", f"{copy}{suffix}")
+        copy = copied(self.path, self.path.name + "+")
         self.close()
         return copy
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from sbpair.amqp.message import Properties, data_body
-from sbpair.amqp.performatives import Rejected, Source, Target
-from sbpair.amqp.types import Int, Long, Map, Symbol
+from sbpair.amqp.performatives import Rejected
+from sbpair.amqp.types import Int, Long, Map
 from sbpair.emulator.access_tokens import AuthorizationRule
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.stored_message import StoredMessage
@@ -33,13 +33,6 @@ LOCK_LOST = (
     "The lock supplied is invalid. Either the lock expired, or the message has already been removed from the queue, "
     "or was received by a different receiver instance."
 )
-
-
-async def open_session(peer: Peer, address: str, session: str | None) -> Any:
-    wanted = Map([(Symbol("com.microsoft:session-filter"), session)])
-    link = (await peer.begin()).receiver(f"session-{address}")
-    link.open(source=Source(address, filter=wanted), target=Target("peer"))
-    await peer.flush()
 
 
 LINKS = [
@@ -71,8 +64,7 @@ async def test_a_refused_receiver_has_the_services_text(
     if session == "held":
         queue.messages.accept("held")
     async with stage.connect() as peer:
-        attaching = open_session(peer, "orders", session) if session else peer.attach_receiver("orders")
-        error = await peer.refusal_of(attaching)
+        error = await peer.refusal_of(peer.attach_receiver("orders", of=session))
     wanted = text.replace("ENDPOINT", stage.namespace.endpoint)
     assert (error.condition, error.description) == (condition, wanted), ISSUES + source
 

@@ -53,6 +53,7 @@ HELD = Map(
         ("yes", True), ("no", False), ("nothing", None), ("id", GUID), ("raw", b"\x01\x02"), ("at", Timestamp(1_000)),
         ("later", Timestamp(61_000)), ("took", Described(Symbol("com.microsoft:timespan"), Long(MINUTE_TICKS))),
         ("with space", "a]b"), ("quote", "it's"), ("percent", "50%_off"), ("symbol", Symbol("sym")),
+        ("far", Timestamp(2**62)),
     ]
 )  # fmt: skip
 
@@ -499,13 +500,9 @@ def test_an_invalid_action_is_refused(text: str) -> None:
         SqlAction(text)
 
 
-def test_an_error_names_what_was_expected() -> None:
-    with pytest.raises(RuleInvalid, match="expected REMOVE or SET"):
-        SqlAction("a = 1")
-
-
 @pytest.mark.parametrize(
-    "text", ["SET a = n / 0", "SET sys.Label = 5", "SET sys.TimeToLive = 5", "SET sys.ContentType = 'ä'"]
+    "text",
+    ["SET a = n / 0", "SET a = far - at", "SET sys.Label = 5", "SET sys.TimeToLive = 5", "SET sys.ContentType = 'ä'"],
 )
 def test_a_failed_action_fails_its_rule_only(text: str) -> None:
     rules = [SubscriptionRule("plain"), SubscriptionRule("bad", TrueRuleFilter(), SqlAction(text))]
@@ -513,16 +510,6 @@ def test_a_failed_action_fails_its_rule_only(text: str) -> None:
     assert len(selection.copies) == 1
     assert selection.failure is not None
     assert selection.failure.reason == "RuleActionException"
-
-
-def test_a_duration_out_of_range_fails_its_rule() -> None:
-    message = a_message(Map([("far", Timestamp(2**62)), ("at", Timestamp(0))]))
-    selection = select_copies(
-        [SubscriptionRule("bad", TrueRuleFilter(), SqlAction("SET apart = far - at"))], StoredView(message)
-    )
-    assert selection.copies == []
-    assert selection.failure is not None
-    assert "overflow" in selection.failure.description
 
 
 def test_rules_without_action_share_a_copy_others_have_their_own() -> None:

@@ -147,14 +147,11 @@ def test_a_large_message_cannot_be_batched() -> None:
     assert queue.counts().total == 1
 
 
-@pytest.mark.parametrize("tier", TIERS.values(), ids=TIERS)
-def test_a_namespace_reports_its_tier(tier) -> None:
-    assert f"<MessagingSKU>{tier.name}</MessagingSKU>" in atom_xml.namespace_xml(namespace(tier))
-
-
-def test_only_premium_has_messaging_units() -> None:
-    assert "<MessagingUnits>4</MessagingUnits>" in atom_xml.namespace_xml(namespace(PREMIUM, 4))
-    assert "MessagingUnits" not in atom_xml.namespace_xml(namespace(STANDARD))
+@pytest.mark.parametrize(("tier", "partitions"), [(BASIC, 1), (STANDARD, 1), (PREMIUM, 4)])
+def test_a_namespace_reports_its_tier_and_premium_its_units(tier, partitions) -> None:
+    text = atom_xml.namespace_xml(namespace(tier, partitions))
+    assert f"<MessagingSKU>{tier.name}</MessagingSKU>" in text
+    assert ("<MessagingUnits>4</MessagingUnits>" in text, "MessagingUnits" in text) == (tier is PREMIUM,) * 2
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Transactions on the engine: what is visible when, the rules of entities and partitions, and failing commits."""
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -144,19 +143,6 @@ def test_a_session_that_is_lost_fails_the_commit(make_queue, transaction, clock)
     assert len(queue.messages) == 1
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_other_locks_run_out_after_a_commit(queue, put, clock, transaction, fails) -> None:
-    put(2)
-    first, second = queue.messages.receive(2)
-    complete_in(transaction, queue, first)
-    if fails:
-        queue.messages.complete(first.lock_token)
-    with pytest.raises(TransactionRolledBack) if fails else nullcontext():
-        transaction.commit()
-    clock.advance(queue.description.lock_ms)
-    assert queue.messages.receive(9) == [second]
-
-
 def test_an_entity_that_was_disabled_or_deleted_fails_the_commit(namespace, queue, make_queue, begin) -> None:
     first, second = begin(), begin()
     first.send(queue, [a_message()])
@@ -250,11 +236,6 @@ def test_the_state_of_a_session_is_in_the_partition_of_the_session(make_queue, t
 # Transfers
 
 
-@pytest.fixture
-def destination(make_queue: MakeQueue) -> QueueEntity:
-    return make_queue("destination")
-
-
 @pytest.mark.parametrize("partitioned", [False, True])
 def test_refused_forwards_and_transfers_are_all_kept(make_queue, partitioned) -> None:
     refusing = [make_queue(f"refusing-{number}", requires_session=True) for number in range(2)]
@@ -300,10 +281,3 @@ def test_transfers_through_a_topic(namespace, faults: Faults) -> None:
     target = namespace.resolve("via/$Transfer/$DeadLetterQueue")
     target.check_receive()
     assert len(target.messages.receive(1)) == 1
-
-
-def test_an_entity_that_is_deleted_takes_its_transfers_along(namespace, queue, destination, faults: Faults) -> None:
-    faults.entity_down("contoso", "destination")
-    SendVia(queue, destination).send([a_message()])
-    namespace.delete_queue("orders")
-    assert queue.size_bytes == 0

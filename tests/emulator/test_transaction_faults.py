@@ -9,6 +9,7 @@ from sbpair.amqp.performatives import Accepted
 from sbpair.emulator.entities.namespace import Namespace
 from sbpair.testing import Emulator, EmulatorOptions
 from tests.emulator.peer import Peer, Stage
+from tests.emulator.storage_worlds import copied
 
 BODIES = [b"\x00\x53\x75\xa0\x01%d" % number for number in range(4)]
 MAX_FRAMES = 60
@@ -73,15 +74,6 @@ async def test_a_connection_may_break_after_each_frame(stage: Stage, kind: str, 
     committed = [outcome == AFTER for outcome in outcomes]
     assert committed == sorted(committed)
     assert any(committed) is not fail
-
-
-def copied(data: Path, name: str) -> Path:
-    """Copy the data file and its log, as a kill would leave them."""
-    copy = data.with_name(name)
-    for suffix in ("", "-wal"):
-        if (found := Path(f"{data}{suffix}")).exists():
-            Path(f"{copy}{suffix}").write_bytes(found.read_bytes())
-    return copy
 
 
 async def test_a_durable_emulator_has_all_of_a_committed_transaction(tmp_path: Path) -> None:

@@ -514,13 +514,7 @@ async def test_a_session_and_its_state_in_a_transaction(peer: Peer) -> None:
     queue = peer.stage.namespace.create_queue("s", replace(peer.stage.queue.description, requires_session=True))
     control = await peer.attach_coordinator()
     await peer.send(await peer.attach_sender("s"), plain(group_id="a"))
-    session = await peer.begin()
-    receiver = session.receiver("sessions")
-    receiver.open(
-        source=Source("s", filter=Map([(Symbol("com.microsoft:session-filter"), "a")])), target=Target("peer")
-    )
-    await peer.wait(LinkAttached, of=receiver)
-    (delivery,) = await peer.take(receiver, 1)
+    (delivery,) = await peer.take(await peer.attach_receiver("s", of="a"), 1)
     for fail in (True, False):
         txn_id = await peer.declare(control)
         await peer.settle_in(txn_id, delivery)
