@@ -170,10 +170,11 @@ def test_a_queue_with_sessions_forwards_each_session_in_order(make_queue, faults
             first.send([StoredMessage(Sections(), 1, session_id=session)])
 
     send("a", "b", "a")
-    down = faults.entity_down("contoso", "last")
+    first_outage, second_outage = (faults.entity_down("contoso", "last") for _ in range(2))
     send("a", "c", "b", "b")
+    faults.end(first_outage)
     assert (last.counts().active, first.counts().transfer) == (3, 4)
-    faults.end(down)
+    faults.end(second_outage)
     received = last.messages.receive(10)
     assert sorted(message.session_id for message in received) == ["a", "a", "a", "b", "b", "b", "c"]
     for session in "abc":

@@ -125,10 +125,13 @@ def test_state_in_a_full_entity_may_shrink_but_not_grow(namespace, queue, monkey
 
 
 def test_expired_messages_leave_their_session(queue, send_to, clock) -> None:
-    send_to("a", ttl_ms=1_000)
+    held = queue.messages.accept("stateful")
+    held.set_state(b"state")
+    held.close()
+    send_to("a", "stateful", ttl_ms=1_000)
     send_to("b")
     clock.advance(1_000)
-    assert queue.messages.list_sessions() == ["b"]
+    assert queue.messages.list_sessions() == ["b", "stateful"]
     assert queue.messages.accept_next(SessionWaiter()).id == "b"
 
 
