@@ -199,15 +199,6 @@ def test_sessions_are_forwarded_once_their_receiver_is_gone(make_queue) -> None:
     assert (first.counts().active, len(last.messages)) == (1, 2)
 
 
-def test_the_transfer_dead_letters_have_an_address(namespace, make_queue) -> None:
-    queue = make_queue(forward_to="nowhere")
-    target = namespace.resolve("amqps://h:1/Orders/$Transfer/$DeadLetterQueue/$management")
-    assert (target.messages, target.management, target.is_dead_letters) == (queue.transfer_dead_letters, True, True)
-    target.check_receive()
-    with pytest.raises(NotAllowed):
-        namespace.resolve("orders").check_receive()
-
-
 # Modify, delete, disable
 
 

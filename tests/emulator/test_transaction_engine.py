@@ -278,6 +278,6 @@ def test_transfers_through_a_topic(namespace, faults: Faults) -> None:
     assert (via.size_bytes, len(subscription.messages)) == (0, 1)
     namespace.delete_topic("to")
     SendVia(via, destination).send([a_message()])
-    target = namespace.resolve("via/$Transfer/$DeadLetterQueue")
+    target = namespace.resolve("amqps://h:1/Via/$Transfer/$DeadLetterQueue/$management")
     target.check_receive()
-    assert len(target.messages.receive(1)) == 1
+    assert (target.management, len(target.messages.receive(1))) == (True, 1)
