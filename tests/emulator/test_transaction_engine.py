@@ -19,6 +19,7 @@ from sbpair.emulator.faults.active import Faults
 from sbpair.emulator.service_errors import (
     EntityDisabled,
     EntityFull,
+    MessageTooLarge,
     NotAllowed,
     SessionLockExpired,
     TransactionRolledBack,
@@ -220,7 +221,7 @@ def test_settlements_of_different_partitions_are_refused(partitioned, transactio
     assert len(partitioned.messages) == 2
 
 
-def test_the_state_of_a_session_is_in_the_partition_of_the_session(make_queue, transaction) -> None:
+def test_the_state_of_a_session_is_in_the_partition_of_the_session(make_queue, begin, transaction) -> None:
     queue = make_queue("q", enable_partitioning=True, requires_session=True)
     held, state = queue.messages.accept("a"), b"state"
     other = next(name for name in "bcdef" if queue.partitions.for_key(name) != queue.partitions.for_key("a"))
@@ -231,9 +232,27 @@ def test_the_state_of_a_session_is_in_the_partition_of_the_session(make_queue, t
     assert held.state is None
     transaction.commit()
     assert (held.state, len(held.receive(9))) == (state, 1)
+    queue.update(replace(queue.description, max_size_in_megabytes=0))
+    with pytest.raises(EntityFull):
+        begin().set_state(queue, held, state * 2)
 
 
 # Transfers
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"status": "SendDisabled"}, EntityDisabled),
+        ({"max_size_in_megabytes": 0}, EntityFull),
+        ({"max_message_size_in_kilobytes": 0}, MessageTooLarge),
+    ],
+)
+def test_an_entity_refuses_transfers_that_it_would_refuse_as_sends(make_queue, fields, error) -> None:
+    via = make_queue(**fields)
+    with pytest.raises(error):
+        SendVia(via, make_queue("destination")).send([a_message()])
+    assert via.counts().total == 0
 
 
 @pytest.mark.parametrize("partitioned", [False, True])
