@@ -7,7 +7,7 @@ one without a key goes to the next partition that is up.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
@@ -90,10 +90,14 @@ class Partitions:
         keys = {partition_key_of(message) for message in messages}
         if len(keys) > 1:
             raise NotAllowed("InvalidOperation: all messages of a batch must have the same SessionId or PartitionKey.")
-        for key in keys - {None}:
-            self.check(self.for_key(str(key)))
+        self.check_keys(keys)
         if not self.up_count:
             self.choose()
+
+    def check_keys(self, keys: Set[str | None]) -> None:
+        """Raise OperationTimedOut if the partition of one of these keys is down."""
+        for key in keys - {None}:
+            self.check(self.for_key(str(key)))
 
     @property
     def up_count(self) -> int:

@@ -65,12 +65,10 @@ class SendVia:
 
     def check_batch(self, messages: Sequence[StoredMessage], pending_bytes: int = 0) -> None:
         """Raise the error of a `send`; `pending_bytes` are to be stored before."""
-        via, partitions = self.via, self.via.partitions
+        via = self.via
         via.check_send()
-        keys = {transfer_key_of(message) for message in messages} if partitions is not None else set()
-        for key in keys:
-            if partitions is not None and key is not None:
-                partitions.check(partitions.for_key(key))
+        if via.partitions is not None:
+            via.partitions.check_keys({transfer_key_of(message) for message in messages})
         via.check_quota(via.check_sizes(messages) + pending_bytes)
 
     def store(self, messages: Sequence[StoredMessage]) -> None:
