@@ -86,13 +86,9 @@ class World:
         self.close()
         return World.start(self.clock, self.path)
 
-    def entities(self) -> list[QueueEntity]:
-        topics = self.namespace.topics()
-        return [*self.namespace.queues(), *topics, *(each for topic in topics for each in topic.subscriptions)]
-
     def unlock_all(self) -> None:
         """End every lock without counting a failed delivery, as a restart does."""
-        for entity in self.entities():
+        for entity in self.namespace.all_entities():
             for messages in sub_queues(entity):
                 if isinstance(messages, SessionMessages):
                     for held in list(messages._holds.values()):
@@ -120,7 +116,7 @@ def state_of(world: World) -> dict[str, Any]:
     return {
         "keys": world.namespace.keys,
         "created": world.namespace.created_at_ms,
-        "entities": {entity.path: _entity(entity) for entity in world.entities()},
+        "entities": {entity.path: _entity(entity) for entity in world.namespace.all_entities()},
     }
 
 

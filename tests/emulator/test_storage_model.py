@@ -372,7 +372,7 @@ class Restarts:
         self.held.clear()
         # Whose turn it is among partitions is not kept.
         for world in self.worlds:
-            for entity in world.entities():
+            for entity in world.namespace.all_entities():
                 if entity.partitions is not None:
                     entity.partitions._last_chosen = 0
                 for part in PARTS:

@@ -194,6 +194,11 @@ class Namespace(EntitySpace):
         """Return all topics, in order of their paths."""
         return [each for _, each in sorted(self.entities.items()) if isinstance(each, TopicEntity)]
 
+    def all_entities(self) -> list[QueueEntity]:
+        """Return all queues, then all topics, then their subscriptions."""
+        topics = self.topics()
+        return [*self.queues(), *topics, *(each for topic in topics for each in topic.subscriptions)]
+
     def delete_queue(self, path: str) -> None:
         self.queue(path).delete()
 
@@ -247,8 +252,7 @@ class Namespace(EntitySpace):
 
     def resume(self) -> None:
         """Wake receivers, and forward the messages that waited: something that was down is up again."""
-        topics = self.topics()
-        for entity in [*self.queues(), *topics, *(each for topic in topics for each in topic.subscriptions)]:
+        for entity in self.all_entities():
             entity.resume()
 
     @property

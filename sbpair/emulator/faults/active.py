@@ -102,9 +102,7 @@ def detach(namespace: Namespace, fault: Fault) -> None:
 
 def expire_locks(namespace: Namespace, fault: Fault) -> None:
     """Expire the locks of all messages."""
-    subscriptions = [each for topic in namespace.topics() for each in topic.subscriptions]
-    entities = [namespace.resolve(fault.path).entity] if fault.path else [*namespace.queues(), *subscriptions]
-    for entity in entities:
+    for entity in [namespace.resolve(fault.path).entity] if fault.path else namespace.all_entities():
         entity.messages.expire_locks()
         entity.dead_letters.expire_locks()
 
