@@ -92,6 +92,17 @@ def test_a_run_again_sends_only_the_rest(stored: bool, place: World, store: Stor
     assert (bool(store.objects), bool([*tmp_path.iterdir()])) == (stored, not stored)
 
 
+def test_a_second_attempt_reads_the_ledger_first(place: World, tmp_path: Path) -> None:
+    for columns in (ROWS, {"body": BINARY}):
+        job = start(place, tmp_path / str(len(columns)), columns)
+        rows = numbered(range(100)).select([*columns])
+        write_partition(job, iter([rows]))
+        count = len(place.ids())
+        again = write(job, [rows, rows.slice(0, 0)])
+        assert (again["rows"], again["acknowledged"], again["acknowledged_before"]) == (100, 100, 0)
+        assert len(place.ids()) == count
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_interrupted_attempts_send_every_row_and_name_those_sent_twice(seed: int, place: World, tmp_path: Path) -> None:
     random = Random(seed)
