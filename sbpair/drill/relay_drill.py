@@ -31,13 +31,13 @@ from sbpair.drill.drill_pair import (
     in_background,
 )
 from sbpair.errors import BothFailed, ExitCode, InDoubt, SbpairError
+from sbpair.model.pair import SIDES, Side
 from sbpair.move.failure_latch import set_within
 from sbpair.relay import RelayAnswer, RelayEndpoint, RelayPair
 from sbpair.relay.aio import RelayClient, RelayListener
 from sbpair.relay.answer_verdicts import IDEMPOTENT
 from sbpair.relay.events import RelayRolesSwapped, RelaySideDown, RelaySideUp
 from sbpair.relay.handled_request import RelayRequest
-from sbpair.relay.relay_endpoint import SIDES, Side
 
 PATHS: Final[dict[Side, str]] = {"primary": "service-east", "secondary": "service-west"}
 RATE = 50.0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from sbpair.failover.events import Event, EventReporter
 
 if TYPE_CHECKING:
-    from sbpair.relay.relay_endpoint import Side
+    from sbpair.model.pair import Side
 
 
 class _RelaySideEvent(Event):

@@ -18,6 +18,7 @@ from websockets.exceptions import ConnectionClosed, WebSocketException
 
 from sbpair.errors import AccessError, EntityMissing, SbpairError, Unavailable, Unreachable, UsageError
 from sbpair.model.connect_errors import CONNECT_SECONDS
+from sbpair.model.pair import Side
 from sbpair.relay.body_parts import BodyParts
 from sbpair.relay.control_messages import (
     MAX_INLINE,
@@ -41,7 +42,7 @@ from sbpair.relay.relay_connections import (
     open_socket,
     send_message,
 )
-from sbpair.relay.relay_endpoint import RelayEndpoint, Side, target_of
+from sbpair.relay.relay_endpoint import RelayEndpoint, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

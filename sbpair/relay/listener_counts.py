@@ -13,8 +13,9 @@ from sbpair.azure.management_errors import NotHttp
 from sbpair.bounded_xml import parse_xml
 from sbpair.errors import EntityMissing, SbpairError, Unreachable
 from sbpair.model.connect_errors import DOCTOR_HINT, unreachable
+from sbpair.model.pair import SIDES, Side
 from sbpair.relay.relay_connections import RelayClock, RelayTokens, service_error
-from sbpair.relay.relay_endpoint import SIDES, RelayEndpoint, Side
+from sbpair.relay.relay_endpoint import RelayEndpoint
 
 if TYPE_CHECKING:
     from sbpair.model.pair import Endpoint

@@ -28,9 +28,10 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Mapping
 
+    from sbpair.model.pair import Side
     from sbpair.relay.events import OnRelayEvent
     from sbpair.relay.relay_connections import RelayClock
-    from sbpair.relay.relay_endpoint import RelayEndpoint, RelayPair, Side
+    from sbpair.relay.relay_endpoint import RelayEndpoint, RelayPair
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -18,6 +18,7 @@ from yarl import URL
 
 from sbpair.errors import BothFailed, InDoubt, RelayRejected, SbpairError, Unavailable, UsageError
 from sbpair.failover.events import EventReporter
+from sbpair.model.pair import SIDES, Side
 from sbpair.relay.answer_verdicts import (
     AnswerVerdict,
     Reissue,
@@ -51,7 +52,7 @@ from sbpair.relay.relay_connections import (
     open_socket,
     service_error,
 )
-from sbpair.relay.relay_endpoint import SIDES, RelayPair, Side, other_side
+from sbpair.relay.relay_endpoint import RelayPair, other_side
 
 if TYPE_CHECKING:
     from multidict import CIMultiDictProxy

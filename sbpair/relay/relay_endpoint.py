@@ -5,16 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, Protocol, Self, TypeAlias
+from typing import Any, Final, Protocol, Self, TypeAlias
 from urllib.parse import quote, unquote, urlsplit
 
 from sbpair.errors import ConnectionStringError, NameInvalid, UsageError
 from sbpair.model.connection_string import endpoint_from_connection_string
-from sbpair.model.pair import HTTP_PORT, HTTPS_PORT, Credential, Endpoint, authority_of
+from sbpair.model.pair import HTTP_PORT, HTTPS_PORT, Credential, Endpoint, Side, authority_of
 from sbpair.model.proxy import Proxy, proxy_for
-
-Side: TypeAlias = Literal["primary", "secondary"]
-SIDES: Final[tuple[Side, Side]] = ("primary", "secondary")
 
 MAX_PATH: Final = 260
 MAX_SUFFIX: Final = 8_000

@@ -17,6 +17,7 @@ from websockets.exceptions import ConnectionClosed
 
 from sbpair.errors import AccessError, EntityMissing, SbpairError, Unreachable, UsageError
 from sbpair.failover.events import EventReporter
+from sbpair.model.pair import SIDES, Side
 from sbpair.model.retries import StepBackoff
 from sbpair.relay.answer_verdicts import TRACKING
 from sbpair.relay.control_messages import (
@@ -48,7 +49,7 @@ from sbpair.relay.relay_connections import (
     open_session,
     sleep,
 )
-from sbpair.relay.relay_endpoint import SIDES, RelayEndpoint, RelayPair, Side
+from sbpair.relay.relay_endpoint import RelayEndpoint, RelayPair
 
 if TYPE_CHECKING:
     import aiohttp

@@ -16,8 +16,8 @@ from sbpair.config.file import config_path, read_relays, relay_layer
 from sbpair.config.setting import Environment, Flags, Layer, Secret, Setting, build_endpoint, merged
 from sbpair.errors import ConnectionStringError, NameInvalid, UsageError, nearest_hint
 from sbpair.model.connection_string import holds_secret
-from sbpair.model.pair import Endpoint, sign_in
-from sbpair.relay.relay_endpoint import SIDES, RelayEndpoint, RelayPair, Side, split_entity_path
+from sbpair.model.pair import SIDES, Endpoint, Side, sign_in
+from sbpair.relay.relay_endpoint import RelayEndpoint, RelayPair, split_entity_path
 
 FROM_ENVIRONMENT = "default"
 """The relay whose sides SBPAIR_RELAY_PRIMARY_… and SBPAIR_RELAY_SECONDARY_… set. They change no other one."""

@@ -25,8 +25,9 @@ from sbpair.relay.relay_connections import LOST, MAX_MESSAGE_BYTES, close_sessio
 from sbpair.relay.relay_endpoint import climbs
 
 if TYPE_CHECKING:
+    from sbpair.model.pair import Side
     from sbpair.relay.handled_request import RelayOffer, RelayRequest
-    from sbpair.relay.relay_endpoint import RelayPair, Side
+    from sbpair.relay.relay_endpoint import RelayPair
 
 NO_CONTENT, NOT_MODIFIED, BAD_REQUEST, BAD_GATEWAY = 204, 304, 400, 502
 

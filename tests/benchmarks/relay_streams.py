@@ -16,9 +16,9 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from sbpair.model.pair import SIDES, Side
 from sbpair.relay import RelayAnswer, RelayEndpoint, RelayPair
 from sbpair.relay.aio import RelayClient, RelayListener
-from sbpair.relay.relay_endpoint import SIDES, Side
 from tests.benchmarks.figures import emit, log, parser
 from tests.benchmarks.processes import emulator, peak_mb, resident_mb, started
 from tests.benchmarks.relay_proxy import until_ended

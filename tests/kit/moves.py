@@ -13,7 +13,7 @@ from sbpair.emulator.entities.description import QueueDescription, SubscriptionD
 from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.emulator.entities.stored_message import DeadLetterReason, StoredMessage
 from sbpair.model.connection_string import endpoint_from_connection_string
-from sbpair.model.pair import Ends, SasKey
+from sbpair.model.pair import SIDES, Ends, SasKey
 from sbpair.model.retries import Backoff
 from sbpair.move.message.route import kept_for
 from sbpair.move.timings import MoveTimings
@@ -22,7 +22,6 @@ from sbpair.syphon.move_spec import EntityAddress, MoveSpec, check_ends, check_n
 from sbpair.syphon.run_plan import MoveOptions, RunTimings
 from sbpair.testing import Emulator
 
-SIDES = ("primary", "secondary")
 HASTY = RunTimings(
     backoff=Backoff(0.02, 60.0),
     empty_wait_seconds=0.03,

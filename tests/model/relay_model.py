@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 from sbpair.errors import BothFailed, InDoubt, ServiceRefused, Unreachable
-from sbpair.model.pair import SasKey
+from sbpair.model.pair import SasKey, Side
 from sbpair.relay.answer_verdicts import AnswerVerdict, Reissue
 from sbpair.relay.relay_client import AsyncRelayClient, SideFailure
-from sbpair.relay.relay_endpoint import RelayEndpoint, RelayPair, Side
+from sbpair.relay.relay_endpoint import RelayEndpoint, RelayPair
 from tests.model.search import ReplayedModel, Wrong
 from tests.model.stepped_loop import SteppedLoop
 

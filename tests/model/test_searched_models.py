@@ -9,9 +9,10 @@ import pytest
 from sbpair.failover import entity_states
 from sbpair.failover.entity_states import EntityTimers
 from sbpair.failover.shared_state import FailoverState
+from sbpair.model.pair import Side
 from sbpair.relay import relay_client
 from sbpair.relay.relay_client import AsyncRelayClient
-from sbpair.relay.relay_endpoint import Side, other_side
+from sbpair.relay.relay_endpoint import other_side
 from sbpair.replay.ledger import Ledger
 from sbpair.replay.send_task import LedgerTally
 from sbpair.replay.verify import _Verification

@@ -10,11 +10,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from sbpair.model.pair import SasKey
+from sbpair.model.pair import SasKey, Side
 from sbpair.relay import aio
 from sbpair.relay.control_messages import RelayAnswer
 from sbpair.relay.handled_request import RelayOffer, RelayRequest
-from sbpair.relay.relay_endpoint import RelayEndpoint, RelayPair, Side
+from sbpair.relay.relay_endpoint import RelayEndpoint, RelayPair
 from sbpair.testing import Emulator, EmulatorOptions, ManualClock
 
 NAMESPACES: dict[Side, str] = {"primary": "contoso", "secondary": "contoso-dr"}

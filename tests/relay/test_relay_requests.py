@@ -15,12 +15,12 @@ from sbpair.errors import (
     Unreachable,
     UsageError,
 )
-from sbpair.model.pair import SasKey
+from sbpair.model.pair import SasKey, Side
 from sbpair.relay.body_parts import RequestBody
 from sbpair.relay.control_messages import RelayAnswer
 from sbpair.relay.events import RelaySideFailed
 from sbpair.relay.handled_request import RelayRequest
-from sbpair.relay.relay_endpoint import RelayPair, Side
+from sbpair.relay.relay_endpoint import RelayPair
 from tests.kit.waiting import until
 from tests.relay.relay_pairs import Gate, RelayPairBench, endpoint_of
 

@@ -12,11 +12,11 @@ import pytest
 
 from sbpair.emulator.relay.hybrid_connection import HybridConnections
 from sbpair.emulator.relay.listener_channel import ListenerChannel
+from sbpair.model.pair import SIDES
 from sbpair.relay import relay_client
 from sbpair.relay.answer_verdicts import AnswerVerdict
 from sbpair.relay.body_parts import RequestBody
 from sbpair.relay.handled_request import ControlChannel
-from sbpair.relay.relay_endpoint import SIDES
 from sbpair.relay.relay_listener import ListenerSide
 from tests.faults.schedules import failure
 from tests.faults.simulation.harness import carry_out

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from sbpair.relay.relay_endpoint import Side
+from sbpair.model.pair import Side
 from sbpair.relay.relay_listener import CLOSE_SECONDS
 from tests.faults.simulation.harness import Record
 from tests.relay.simulation.relay_plan import PlannedRequest, RelayPlan

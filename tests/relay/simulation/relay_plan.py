@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import ClassVar, Final
 
-from sbpair.relay.relay_endpoint import SIDES, Side
+from sbpair.model.pair import SIDES, Side
 from tests.faults.simulation.network import Weather
 from tests.faults.simulation.order import PLAIN, Order, order_of
 

@@ -23,10 +23,10 @@ from sbpair.emulator.relay.listener_channel import ListenerChannel
 from sbpair.emulator.relay.relay_gateway import OfferedSocket
 from sbpair.emulator.relay.relayed_request import RESPONSE_MS, RelayedRequest
 from sbpair.errors import BothFailed, InDoubt, RelayRejected, SbpairError
+from sbpair.model.pair import SIDES, Side
 from sbpair.relay.control_messages import RelayAnswer
 from sbpair.relay.handled_request import HandledRequest, RelayOffer, RelayRequest
 from sbpair.relay.relay_client import AsyncRelayClient, AsyncRelayResponse
-from sbpair.relay.relay_endpoint import SIDES, Side
 from sbpair.relay.relay_listener import AsyncRelayListener
 from tests.faults.simulation.harness import Simulation
 from tests.faults.simulation.loop import Process

@@ -16,8 +16,8 @@ from sbpair.emulator.entities.queue import ROOT_RULE
 from sbpair.emulator.frontends.http.http_frontend import http_server
 from sbpair.emulator.port import ProtocolSniffer
 from sbpair.emulator.relay.hybrid_connection import HybridConnection
-from sbpair.model.pair import SasKey
-from sbpair.relay.relay_endpoint import RelayEndpoint, RelayPair, Side
+from sbpair.model.pair import SasKey, Side
+from sbpair.relay.relay_endpoint import RelayEndpoint, RelayPair
 from tests.faults.simulation.loop import VirtualLoop
 from tests.faults.simulation.network import Network
 from tests.faults.simulation.world import PRIMARY, SECONDARY, World
