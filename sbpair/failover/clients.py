@@ -22,12 +22,11 @@ from sbpair.failover.failover_send import FailoverSend, OnFailure, SendPolicy, c
 from sbpair.failover.failures import FailoverOn, failover_rule
 from sbpair.failover.outbox import MAX_BYTES, MAX_MESSAGES, Outbox
 from sbpair.failover.outbox_delivery import OutboxDelivery
-from sbpair.failover.shared_state import FailoverState
+from sbpair.failover.shared_state import FailoverState, SendSide
 from sbpair.failover.side_connections import (
     AsyncClosable,
     ClientFactory,
     Closable,
-    Side,
     SyncClosable,
     close_quietly,
 )
@@ -55,7 +54,7 @@ class SenderBase(FailoverSend):
         super().__init__(client.failover_state, entity, client.policy, client.now, client.outbox)
         self.fully_qualified_namespace = client.pair.primary.authority
         self._client = client
-        self._sdk_clients: dict[Side, Any] = {}
+        self._sdk_clients: dict[SendSide, Any] = {}
         if client.outage is not None:
             self._connections.check = client.outage.check
 
@@ -64,7 +63,7 @@ class SenderBase(FailoverSend):
             raise ValueError("the sender has been closed: get another one from the client")
         return self._client.timeout if timeout is None else checked_timeout(timeout)
 
-    def _sdk_sender(self, side: Side, path: str) -> Any:
+    def _sdk_sender(self, side: SendSide, path: str) -> Any:
         if side not in self._sdk_clients:
             pair = self._client.pair
             endpoint = pair.primary if side == "primary" else pair.secondary

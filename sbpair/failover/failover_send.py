@@ -34,8 +34,8 @@ from sbpair.sync_async import Pause, Steps, Work
 
 if TYPE_CHECKING:
     from sbpair.failover.outbox import Outbox
-    from sbpair.failover.shared_state import FailoverState
-    from sbpair.failover.side_connections import SdkAction, Side
+    from sbpair.failover.shared_state import FailoverState, SendSide
+    from sbpair.failover.side_connections import SdkAction
 
 OnFailure: TypeAlias = Literal["raise", "wait", "backlog-now"]
 
@@ -101,13 +101,13 @@ class FailoverSend(Closable):
         self.backlog_queue: str | None = None
         self.unanswered = False
         self._state, self._policy, self._now, self._outbox = state, policy, now, outbox
-        self._connections: SideConnections[Side] = SideConnections(self._sdk_sender)
+        self._connections: SideConnections[SendSide] = SideConnections(self._sdk_sender)
         self._delivered = Delivered()
         self._limit_asked: float | None = None
         self._backlog_numbers = count(-1, -1)
         self._share = PRIMARY_SHARE if policy.on_failure != "raise" or state.fail_at_once else 1.0
 
-    def _sdk_sender(self, side: Side, path: str) -> Any:
+    def _sdk_sender(self, side: SendSide, path: str) -> Any:
         """Return a new SDK sender. It connects when first used."""
         raise NotImplementedError
 
@@ -235,7 +235,7 @@ class FailoverSend(Closable):
         return None
 
     def _attempt(
-        self, side: Side, path: str, action: SdkAction, seconds: float, failed: BaseException | None = None
+        self, side: SendSide, path: str, action: SdkAction, seconds: float, failed: BaseException | None = None
     ) -> Steps[Any]:
         try:
             return (yield from self._connections.call(side, path, action, seconds, failed))

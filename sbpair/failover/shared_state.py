@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 from sbpair.backlog import queue_path
 from sbpair.failover import events
@@ -34,10 +34,13 @@ JITTER = 0.1
 """Random share of the interval by which pings and probes come earlier or later, so that clients spread out."""
 
 
+SendSide: TypeAlias = Literal["primary", "backlog"]
+
+
 class SendTarget(NamedTuple):
     """Where messages of an entity may go: to the entity itself, or to a backlog queue."""
 
-    side: Literal["primary", "backlog"]
+    side: SendSide
     path: str
 
 

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, TypeVar
 
 from azure.servicebus.exceptions import OperationTimeoutError
 
@@ -31,8 +31,6 @@ MAX_BROKEN = 4
 """How many broken connections may wait to be closed while messages go to the backlog."""
 
 log = logging.getLogger(__name__)
-
-Side: TypeAlias = Literal["primary", "backlog"]
 
 SideT = TypeVar("SideT", bound=str)
 

@@ -9,7 +9,7 @@ from azure.servicebus.exceptions import ServiceBusConnectionError
 from sbpair.azure.data_plane import translate_data_errors
 
 if TYPE_CHECKING:
-    from sbpair.failover.side_connections import Side
+    from sbpair.failover.shared_state import SendSide
 
 
 class SimulatedOutage:
@@ -23,9 +23,9 @@ class SimulatedOutage:
     """
 
     def __init__(self) -> None:
-        self._unavailable: frozenset[tuple[Side, str]] = frozenset()
+        self._unavailable: frozenset[tuple[SendSide, str]] = frozenset()
 
-    def begin(self, side: Side, path: str = "") -> None:
+    def begin(self, side: SendSide, path: str = "") -> None:
         """Make a side unavailable, or one queue or topic of it."""
         self._unavailable |= {(side, path.lower())}
 
@@ -37,12 +37,12 @@ class SimulatedOutage:
     def active(self) -> bool:
         return bool(self._unavailable)
 
-    def check(self, side: Side, path: str) -> None:
+    def check(self, side: SendSide, path: str) -> None:
         """Raise ServiceBusConnectionError if the path is unavailable."""
         if not self._unavailable.isdisjoint({(side, ""), (side, path.lower())}):
             raise ServiceBusConnectionError(message=f"simulated outage: {path} cannot be reached")
 
-    def check_ping(self, side: Side, path: str) -> None:
+    def check_ping(self, side: SendSide, path: str) -> None:
         """Raise Unreachable if the path is unavailable: pings and probes raise sbpair's own errors."""
         with translate_data_errors(f"reaching {path!r}"):
             self.check(side, path)
