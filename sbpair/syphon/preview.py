@@ -145,6 +145,7 @@ class _PreviewScan:
             async with asyncio.TaskGroup() as tasks:
                 for queue in queues:
                     tasks.create_task(self._peek(PeekPosition(queue)), name=f"peek {queue}")
+        self.found.sort(key=queues.index)
 
     async def _peek(self, position: PeekPosition) -> None:
         try:

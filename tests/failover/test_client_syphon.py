@@ -60,7 +60,7 @@ def syphon_of(client: Any, **options: Any) -> Any:
     async def make() -> Any:
         return client._wrapped.syphon(**options)
 
-    return client._thread.run(make())
+    return client._run(make())
 
 
 def is_fault(event: Any) -> bool:

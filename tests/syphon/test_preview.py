@@ -361,11 +361,12 @@ async def test_a_secondary_that_stays_away_is_an_error(fault: str) -> None:
             await w.look()
 
 
-async def test_a_busy_secondary_is_given_time() -> None:
-    async with world() as w:
+async def test_a_busy_queue_is_given_time_and_keeps_its_place() -> None:
+    async with world(2) as w:
         w.strand(*range(600))
         w.emulator.faults.throttle("contoso-dr", queue_path("contoso", 0), count=3)
-        assert total((await w.look()).flows).messages == 600
+        said = await w.look()
+        assert (said.queues, total(said.flows).messages) == (tuple(queue_path("contoso", each) for each in (0, 1)), 600)
         assert w.slept >= 2.0 + 4.0 + 8.0
 
 
