@@ -14,7 +14,7 @@ from sbpair.amqp.types import Value
 from sbpair.errors import ProtocolError
 
 SUFFIX = "/$deadletterqueue"
-REASON, DESCRIPTION = "DeadLetterReason", "DeadLetterErrorDescription"
+CAUSE = REASON, DESCRIPTION = "DeadLetterReason", "DeadLetterErrorDescription"
 
 
 class NotSentReason(StrEnum):
@@ -80,7 +80,7 @@ def without_cause(payload: bytes) -> bytes:
 
 
 def _is_cause(key: Value) -> bool:
-    return key in (REASON, DESCRIPTION)
+    return key in CAUSE
 
 
 def _text(value: Value) -> str | None:

@@ -16,7 +16,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
 from sbpair.backlog import ALIASES, PATH, PATH_LIMIT, is_segment
-from sbpair.move.message.dead_letters import DESCRIPTION, REASON, NotSentReason
+from sbpair.move.message.dead_letters import CAUSE, NotSentReason
 from sbpair.timespan import TICKS_PER_MS
 
 MAX_TTL_HEADER_MS = 0xFFFFFFFF
@@ -24,9 +24,6 @@ MAX_TTL_HEADER_MS = 0xFFFFFFFF
 
 OTHERS = "*"
 """The name of all destinations that are not counted one by one: not a valid path."""
-
-
-CAUSE = frozenset((REASON, DESCRIPTION))
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +39,13 @@ class MessageForm:
 
 
 BACKLOG = MessageForm(ALIASES)
-BACKLOG_DEAD_LETTERS = MessageForm(ALIASES | CAUSE)
+BACKLOG_DEAD_LETTERS = MessageForm(ALIASES.union(CAUSE))
 """Dead letters of a backlog queue."""
 
 
 def kept_for(destination: str) -> MessageForm:
     """Return the form of messages that all go to `destination`, without the cause if they are dead letters."""
-    return MessageForm(CAUSE, destination)
+    return MessageForm(frozenset(CAUSE), destination)
 
 
 class Facts(NamedTuple):
