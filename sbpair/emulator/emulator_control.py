@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from sbpair.emulator.clock import Clock, Timers, milliseconds
-from sbpair.emulator.faults.active import Faults
+from sbpair.emulator.faults.fault_kinds import Faults
 from sbpair.emulator.port import EVERY_ADDRESS
 from sbpair.emulator.service_errors import ArgumentInvalid
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sbpair.emulator.entities.description import QueueDescription as QueueDescription
     from sbpair.emulator.entities.description import SubscriptionDescription as SubscriptionDescription
     from sbpair.emulator.entities.description import TopicDescription as TopicDescription
-    from sbpair.emulator.faults.active import Faults as Faults
+    from sbpair.emulator.faults.fault_kinds import Faults as Faults
     from sbpair.emulator.faults.fault_points import Fault as Fault
     from sbpair.emulator.server import Emulator as Emulator
     from sbpair.emulator.server import EmulatorOptions as EmulatorOptions
@@ -30,7 +30,7 @@ __getattr__, __dir__ = lazy_names(
     {
         "sbpair.emulator.clock": "ManualClock, SystemClock",
         "sbpair.emulator.entities.description": "QueueDescription, SubscriptionDescription, TopicDescription",
-        "sbpair.emulator.faults.active": "Faults",
+        "sbpair.emulator.faults.fault_kinds": "Faults",
         "sbpair.emulator.faults.fault_points": "Fault",
         "sbpair.emulator.server": "Emulator, EmulatorOptions, RequestedNamespace",
         "sbpair.testing.emulator_thread": "EmulatedNamespace, EmulatedPair, EmulatorThread",

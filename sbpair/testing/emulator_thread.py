@@ -21,7 +21,7 @@ from sbpair import timespan
 from sbpair.emulator.declared_entities import DeclaredEntities, Members, inner, load_config
 from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.entities.queue import EntityCounts
-from sbpair.emulator.faults.active import BadField
+from sbpair.emulator.faults.fault_kinds import BadField
 from sbpair.emulator.server import Emulator
 from sbpair.errors import UsageError
 

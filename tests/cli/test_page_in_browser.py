@@ -24,7 +24,7 @@ from sbpair.amqp.types import Long, Symbol, Timestamp
 from sbpair.cli.page.emulator_page import page_of
 from sbpair.emulator.access_tokens import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.stored_message import StoredMessage
-from sbpair.emulator.faults.active import KINDS
+from sbpair.emulator.faults.fault_kinds import KINDS
 from sbpair.testing import Emulator
 from tests.cli.page_world import BACKLOG, HOSTILE, PageWorld, message, page_world, pair_page
 from tests.kit import command

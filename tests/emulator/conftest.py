@@ -12,7 +12,7 @@ from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.emulator.entities.stored_message import StoredMessage
-from sbpair.emulator.faults.active import Faults
+from sbpair.emulator.faults.fault_kinds import Faults
 from tests.emulator.atom_client import open_manager
 from tests.emulator.peer import open_peer, open_stage
 from tests.emulator.relay_peers import open_bench

@@ -15,7 +15,7 @@ from sbpair.emulator.entities.sessions import SessionMessages
 from sbpair.emulator.entities.stored_message import ACTIVE, DEFERRED, LOCKED, StoredMessage
 from sbpair.emulator.entities.subqueue import SubQueue
 from sbpair.emulator.entities.topic import SubscriptionEntity, TopicEntity
-from sbpair.emulator.faults.active import Faults
+from sbpair.emulator.faults.fault_kinds import Faults
 from sbpair.emulator.storage.storage import Storage
 
 PORT = 5672

@@ -4,7 +4,7 @@ import pytest
 
 from sbpair.emulator.access_tokens import is_within
 from sbpair.emulator.entities.stored_message import StoredMessage
-from sbpair.emulator.faults.active import KINDS, BadField, FaultUnknown
+from sbpair.emulator.faults.fault_kinds import KINDS, BadField, FaultUnknown
 from sbpair.emulator.faults.fault_points import Fault
 from sbpair.emulator.frontends.amqp.connection_faults import FrameCounter
 from sbpair.emulator.service_errors import ServerBusy

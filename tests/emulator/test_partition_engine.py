@@ -8,7 +8,7 @@ from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.entities.partitions import partition_of
 from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.entities.transaction import SendVia
-from sbpair.emulator.faults.active import Faults
+from sbpair.emulator.faults.fault_kinds import Faults
 from sbpair.emulator.service_errors import MessageLockExpired, NotAllowed, OperationTimedOut
 from tests.emulator.consumers import CreditConsumer, SessionWaiter
 

@@ -10,7 +10,7 @@ import pytest
 
 import sbpair.emulator
 import sbpair.testing
-from sbpair.emulator.faults.active import KINDS
+from sbpair.emulator.faults.fault_kinds import KINDS
 from tests.kit.plugin import install_plugin
 from tests.kit.running import Running
 

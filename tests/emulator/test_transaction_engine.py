@@ -15,7 +15,7 @@ from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.entities.transaction import MAX_MESSAGES, SendVia, Transaction
-from sbpair.emulator.faults.active import Faults
+from sbpair.emulator.faults.fault_kinds import Faults
 from sbpair.emulator.service_errors import (
     EntityDisabled,
     EntityFull,

@@ -8,7 +8,7 @@ import pytest
 
 from sbpair.amqp_client.client import connect
 from sbpair.amqp_client.raw_links import ACCEPTED, RELEASED, RawReceiver, dead_letter
-from sbpair.emulator.faults.active import Faults
+from sbpair.emulator.faults.fault_kinds import Faults
 from sbpair.emulator.service_errors import ServiceError
 from sbpair.errors import MessageLockLost
 from sbpair.move import events

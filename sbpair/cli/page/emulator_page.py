@@ -17,7 +17,7 @@ from sbpair.cli.page.page_server import PageServer
 from sbpair.cli.page.pair_source import MAX_SESSIONS
 from sbpair.cli.render.screen import Document
 from sbpair.emulator.entities.sessions import SessionMessages
-from sbpair.emulator.faults.active import KINDS, BadField, read_count, read_fault
+from sbpair.emulator.faults.fault_kinds import KINDS, BadField, read_count, read_fault
 from sbpair.emulator.frontends.http.http_frontend import state_of
 from sbpair.emulator.server import Emulator
 from sbpair.emulator.service_errors import ServiceError

@@ -1,4 +1,4 @@
-"""The engine: messages are enqueued, received under lock, settled, peeked and expired.
+"""The engine: messages are scheduled, enqueued, received under lock, settled, peeked and expired.
 
 It is synchronous, knows no protocol and looks into no message. An entity has one sub-queue for its messages and one for
 its dead letters. Every operation first runs due timers, so that its result does not depend on when the loop runs them.

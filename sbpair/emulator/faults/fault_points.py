@@ -58,7 +58,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A requested fault. `active.KINDS` lists the optional fields that each kind needs or takes."""
+    """A requested fault. `fault_kinds.KINDS` lists the optional fields that each kind needs or takes."""
 
     kind: str
     namespace: str

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from sbpair.emulator.faults.active import BadField, FaultUnknown, read_count, read_fault
+from sbpair.emulator.faults.fault_kinds import BadField, FaultUnknown, read_count, read_fault
 from sbpair.emulator.frontends.http.arm_frontend import ArmFrontend, is_arm
 from sbpair.emulator.frontends.http.atom_frontend import AtomFrontend
 from sbpair.emulator.frontends.http.management_parts import read_body, read_query, split_target
