@@ -1,11 +1,13 @@
-"""Settings of every test: a state directory of its own, default signals, and no time limit for an example."""
+"""Settings of every test: a state directory and loggers of its own, default signals, no time limit for an example."""
 
 import signal
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.kit.async_tests import pytest_collection_finish, pytest_pyfunc_call, pytest_runtest_logfinish
+from tests.kit.command import loggers_kept
 
 pytest_plugins = [
     "tests.kit.disks",
@@ -29,6 +31,12 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the tests of Spark first: they are the longest, and share one Java if one worker runs them."""
     items.sort(key=lambda item: item.get_closest_marker("java") is None)
+
+
+@pytest.fixture(autouse=True)
+def _loggers_of_its_own() -> Iterator[None]:
+    with loggers_kept():
+        yield
 
 
 @pytest.fixture(autouse=True)

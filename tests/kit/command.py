@@ -9,8 +9,8 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, redirect_stderr, redirect_stdout, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -61,21 +61,31 @@ def run(*words: str, env: dict[str, str], **more: Any) -> subprocess.CompletedPr
     return subprocess.CompletedProcess(words, *asyncio.run(ran()))
 
 
-def run_here(words: Sequence[str]) -> int:
-    """Run the command line in this process, and undo what it sets there. Returns the exit code."""
-    thresholds, loggers = gc.get_threshold(), [logging.getLogger(name) for name in (None, "azure", "sbpair")]
+@contextmanager
+def loggers_kept() -> Iterator[None]:
+    """Undo what the screen of a command sets of loggers."""
+    loggers = [logging.getLogger(name) for name in (None, "azure", "sbpair", "spark")]
     before = [(logger, logger.level, list(logger.handlers)) for logger in loggers]
-    signals = {number: signal.getsignal(number) for number in SIGNALS}
     try:
-        return __main__.run(words)
+        yield
     finally:
         for logger, level, handlers in before:
             logger.level, logger.handlers = level, handlers
         logging.getLogger().manager._clear_cache()  # type: ignore[attr-defined]
-        for number, handler in signals.items():
-            signal.signal(number, handler)
-        gc.set_threshold(*thresholds)
-        gc.unfreeze()
+
+
+def run_here(words: Sequence[str]) -> int:
+    """Run the command line in this process, and undo what it sets there. Returns the exit code."""
+    thresholds = gc.get_threshold()
+    signals = {number: signal.getsignal(number) for number in SIGNALS}
+    with loggers_kept():
+        try:
+            return __main__.run(words)
+        finally:
+            for number, handler in signals.items():
+                signal.signal(number, handler)
+            gc.set_threshold(*thresholds)
+            gc.unfreeze()
 
 
 def captured(words: Sequence[str], environ: dict[str, str], *, clear: bool = False) -> tuple[int, str, str]:
