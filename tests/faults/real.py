@@ -133,8 +133,7 @@ class Schedule:
         self._over = False
 
     def _holder(self, consumer: Any) -> tuple[str, int]:
-        door = getattr(consumer, "_connection", None)
-        return (SYPHON, self._connections.setdefault(door, len(self._connections)))
+        return (SYPHON, self._connections.setdefault(consumer._owner, len(self._connections)))
 
     def _sender(self) -> str | None:
         # Of two at the same time nobody here can say which it was.

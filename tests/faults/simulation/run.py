@@ -76,10 +76,8 @@ class SyphonSimulation(Simulation):
         return Control(self.world, self.random, granted=self.plan.manage)
 
     def _holder(self, consumer: Any) -> tuple[str, int]:
-        door = getattr(consumer, "_connection", None)
-        end = self.network.speaking if door is None else None
         for line in self.network.lines:
-            if line.server is end or (door is not None and self.network_door(line) is door):
+            if line.server.get_protocol() is consumer._owner:
                 return (line.process.name if line.process else "?", line.number)
         return ("?", 0)
 
@@ -95,10 +93,6 @@ class SyphonSimulation(Simulation):
         process = self._sending()
         if process is not None and not self.disk.has_written(process, track.queue, track.number):
             self.history.accuse(f"sent before that was written down: {track}")
-
-    def network_door(self, line: Any) -> Any:
-        protocol = line.server.get_protocol()
-        return getattr(protocol, "_inner", protocol)
 
     # Syphons
 
