@@ -1,7 +1,6 @@
 """The SDK's clients, sync or async, and connections to both sides.
 
-Invariant: a sender that failed without an answer is not used again, and closing it never delays a message. A send to a
-side that is unavailable by simulation is refused before anything is sent.
+Invariant: a sender that failed without an answer is not used again, and closing it never delays a message.
 """
 
 from __future__ import annotations

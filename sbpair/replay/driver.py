@@ -513,7 +513,7 @@ def check_executors(spark: Any, job: TaskJob) -> None:
     except spark_errors() as error:
         raise MachineLacks(
             f"the executors cannot run sbpair: {spark_message(error)}",
-            hint="install sbpair on each, or give --package the file of sbpair replay package; then run it again",
+            hint="each needs sbpair, installed or by --package, and access to the archive; then run it again",
         ) from error
     if len(written) < job.tasks or not all(map(archive.exists, written)):
         raise Unsafe(
