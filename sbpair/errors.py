@@ -8,19 +8,24 @@
     ├── Unsafe                      4  refused: it could lose or duplicate messages
     │   ├── LeaseHeld               4  another mover is running on this pair
     │   ├── LeaseLost               4  the lease was lost while messages were being moved
+    │   ├── PrimaryLost             4  the primary is declared lost, and nothing is sent to it
     │   └── StateRefused            4  the state is of another pair or newer version, or broken
     ├── AccessError                 5
     │   ├── NotAuthenticated        5  wrong key, expired token
     │   ├── NotAuthorized           5  a claim (Send, Listen, Manage) is missing
+    │   │   └── KeysDisabled        5  the namespace accepts no keys
     │   └── NetworkRefused          5  a proxy or a firewall on the way refuses
+    │       └── FirewallRefused     5  network rules of the namespace: also Unavailable, so retriable
     ├── Unavailable                 6  retriable
     │   ├── Unreachable             6  no connection, or it broke
-    │   │   └── Silent              6  no answer to the first request
+    │   │   ├── Silent              6  no answer to the first request
+    │   │   └── TokenExpired        6  it ended with its token; the next connection has a new one
     │   ├── TimedOut                6
     │   ├── InDoubt                 6  sent, but no answer came: it may or may not have happened
     │   ├── Throttled               6  the service requests a slower rate
     │   ├── QuotaExceeded           6  the entity is full: receivers may free space
     │   ├── ConnectionFaulted       6  one side of a pair closed, and the other was closed with it
+    │   ├── NoToken                 6  the identity provider is away, and no token is valid
     │   └── BothFailed              6  neither namespace of a pair could act
     ├── ServiceRefused              3  the service refused for good, with a condition
     │   ├── NameTaken               3  an entity of another kind has the name
@@ -35,7 +40,8 @@
     ├── RampStopped                 3  dead letters of the destination grew after a step of a ramp
     ├── ProtocolError               6  bytes that violate AMQP 1.0
     └── MachineLacks                7  this machine lacks something: a free port, Java, disk, a permission
-        └── PortInUse               7
+        ├── PortInUse               7
+        └── Exhausted               7  no open file, memory or thread is left: also Unavailable, so retriable
 
 `message` describes the error in one line, `hint` the remedy in another. Neither holds a secret. `retriable` is whether
 a retry may succeed. Nothing of sbpair is imported here.
@@ -109,6 +115,10 @@ class LeaseLost(Unsafe):
     """This process lost the lease: another one may be moving messages of the pair."""
 
 
+class PrimaryLost(Unsafe):
+    """The primary is declared lost, and nothing is sent to it."""
+
+
 class StateRefused(Unsafe):
     """The state on disk is unusable: of another pair, of a newer version, or broken."""
 
@@ -123,6 +133,10 @@ class NotAuthenticated(AccessError):
 
 class NotAuthorized(AccessError):
     """The key or the token is valid, but lacks a claim: Send, Listen or Manage."""
+
+
+class KeysDisabled(NotAuthorized):
+    """The namespace accepts no keys and no signatures: local authentication is disabled."""
 
 
 class NetworkRefused(AccessError):
@@ -141,6 +155,10 @@ class Unavailable(SbpairError):
     side: str | None = None
 
 
+class FirewallRefused(NetworkRefused, Unavailable):
+    """No network rule of the namespace admits this machine. One may be added, so a watch waits."""
+
+
 class Unreachable(Unavailable):
     """No connection, or it broke."""
 
@@ -149,8 +167,16 @@ class Silent(Unreachable):
     """No answer came to a first request. Commands that end do not repeat it: a namespace that is up answers."""
 
 
+class TokenExpired(Unreachable):
+    """A connection or link ended with its token. The next one has a new token, or shows that there is none."""
+
+
 class TimedOut(Unavailable):
     """The peer did not answer in time."""
+
+
+class NoToken(Unavailable):
+    """The identity provider does not answer, and no token is valid. One that refuses is NotAuthenticated."""
 
 
 class InDoubt(Unavailable):
@@ -268,6 +294,10 @@ class MachineLacks(SbpairError):
 
 class PortInUse(MachineLacks):
     """Another process uses the port."""
+
+
+class Exhausted(MachineLacks, Unavailable):
+    """This machine has run out of open files, memory or threads. No namespace is to blame."""
 
 
 @contextmanager

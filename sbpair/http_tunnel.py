@@ -6,7 +6,10 @@ The errors of a proxy are complete: they name the proxy and its setting, and nev
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
+import time
+from contextlib import suppress
 from functools import lru_cache
 from http import HTTPStatus
 from pathlib import Path
@@ -14,10 +17,12 @@ from typing import TypeAlias
 
 from sbpair.errors import MachineLacks, NetworkRefused, SbpairError, Silent, Unreachable, UsageError
 from sbpair.model.connect_errors import DOCTOR_HINT, TUNNEL_SECONDS, cause_of
-from sbpair.model.pair import authority_of
+from sbpair.model.pair import Endpoint, authority_of
 from sbpair.model.proxy import ESCAPES, Proxy
+from sbpair.operating_system.shortages import shortage_of, shortages_raised
 
 MAX_HEAD_BYTES = 64 * 1024
+ASK_SECONDS = 3.0
 _HINT = "ca_file, SBPAIR_PRIMARY_CA_FILE or SBPAIR_SECONDARY_CA_FILE names a PEM file with the certificates to trust"
 
 Streams: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -33,6 +38,8 @@ def client_context(ca_file: str | None) -> ssl.SSLContext:
     except PermissionError as error:
         raise MachineLacks(f"the CA file {ca_file} cannot be read: {error.strerror}", hint=_HINT) from error
     except (OSError, ValueError) as error:
+        if (lack := shortage_of(error, f"the CA file {ca_file}")) is not None:
+            raise lack from error
         problem = "it holds no certificate" if isinstance(error, ssl.SSLError) else getattr(error, "strerror", error)
         raise UsageError(f"the CA file {ca_file} cannot be used: {problem}", hint=_HINT) from error
 
@@ -49,9 +56,10 @@ async def open_connection(
     context: ssl.SSLContext | None = None,
     server_hostname: str | None = None,
 ) -> Streams:
-    """Connect. Raises OSError; for the proxy Unreachable, NetworkRefused."""
+    """Connect. Raises OSError, Exhausted; for the proxy Unreachable, NetworkRefused."""
     if proxy is None:
-        return await asyncio.open_connection(host, port, ssl=context, server_hostname=server_hostname)
+        with shortages_raised(authority_of(host, port)):
+            return await asyncio.open_connection(host, port, ssl=context, server_hostname=server_hostname)
     reader, writer = await _open_tunnel(proxy, authority_of(host, port))
     if context is not None:
         try:
@@ -60,6 +68,31 @@ async def open_connection(
             writer.transport.abort()
             raise
     return reader, writer
+
+
+async def ask_time(endpoint: Endpoint) -> None:
+    """Let the clock of a namespace see the date of an HTTP answer, for clients of AMQP, which has none.
+
+    The request needs no token. No-op if the time is known, or does not come within ASK_SECONDS.
+    """
+    if endpoint.clock.known() is not None:
+        return
+    with suppress(OSError, TimeoutError, EOFError, asyncio.LimitOverrunError, SbpairError):
+        async with asyncio.timeout(ASK_SECONDS):
+            context = client_context(endpoint.ca_file) if endpoint.tls else None
+            name = endpoint.tls_name if endpoint.tls else None
+            reader, writer = await open_connection(
+                endpoint.host, endpoint.web_port, endpoint.web_proxy(), context, name
+            )
+            asked = time.monotonic()
+            try:
+                request = f"GET {_TIME_PATH} HTTP/1.1\r\nHost: {endpoint.authority}\r\nConnection: close\r\n\r\n"
+                writer.write(request.encode())
+                head = await reader.readuntil(b"\r\n\r\n")
+            finally:
+                writer.transport.abort()
+        date = _DATE.search(head)
+        endpoint.clock.observe_date(date and date[1].decode("latin-1"), time.monotonic() - asked)
 
 
 def refused_by_proxy(what: str, status: int, proxy: Proxy | None = None) -> SbpairError:
@@ -81,7 +114,8 @@ async def _open_tunnel(proxy: Proxy, target: str) -> Streams:
     try:
         async with asyncio.timeout(TUNNEL_SECONDS):
             context = client_context(None) if proxy.scheme == "https" else None
-            reader, writer = await asyncio.open_connection(proxy.host, proxy.port, ssl=context)
+            with shortages_raised(f"the proxy {proxy.address}"):
+                reader, writer = await asyncio.open_connection(proxy.host, proxy.port, ssl=context)
             status = 0
             try:
                 status = await _request_tunnel(reader, writer, proxy, target)
@@ -134,4 +168,6 @@ def _setting(proxy: Proxy | None) -> str:
 
 
 _SUCCESS = range(200, 300)
+_TIME_PATH = "/$namespaceinfo?api-version=2021-05"
+_DATE = re.compile(rb"\r\ndate:[ \t]*([^\r\n]+)", re.IGNORECASE)
 _NO_TUNNELS = (400, 404, 405, 501)

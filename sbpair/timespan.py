@@ -84,6 +84,8 @@ TIMESPAN_MAX = "P10675199DT2H48M5.4775807S"
 TIMESPAN_MAX_DAYS = 10_675_199
 MAX_MS = 253_402_300_799_000
 """The last second of the year 9999 in ms since 1970, the end of a DateTime."""
+LAST_EXPIRY_MS = 253_402_214_399_999
+"""9999-12-30T23:59:59.999Z in ms since 1970, the latest expiry that .NET clients write."""
 
 
 def ticks(duration: str) -> int:

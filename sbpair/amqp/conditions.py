@@ -6,13 +6,12 @@ import re
 
 from sbpair import errors
 from sbpair.amqp.performatives import Error
-from sbpair.model.connect_errors import key_hint
+from sbpair.model.connect_errors import key_hint, refused
 
 RETRY_HINT = "retry in a minute"
 MISSING_HINT = "check the name, and that it exists in this namespace"
 DISABLED_HINT = "set the entity's status to Active, then try again"
 REFUSED_HINT = "the same request would be refused again"
-CLAIM_HINT = "use a key, or a role, that has this claim"
 
 DISABLED = "com.microsoft:entity-disabled"
 HINTS = {
@@ -65,7 +64,7 @@ def error_of(error: Error | None, doing: str) -> errors.SbpairError:
     if condition == "amqp:not-found":
         return errors.EntityMissing(message, hint=MISSING_HINT)
     if condition == "amqp:unauthorized-access":
-        return _access(message, text)
+        return refused(message, text, key_hint(""))
     lost = _LOST.get(condition)
     if lost is not None:
         return lost[0](message, condition=condition, hint=lost[1])
@@ -84,10 +83,8 @@ def status_error(status: int, description: str | None, doing: str, condition: st
         return error_of(Error(condition, description), doing)
     text = redacted(description)
     message = f"{doing}: {text or 'no reason given'} (status {status})"
-    if status == 401:
-        return _not_authenticated(message)
-    if status == 403:
-        return _access(message, text)
+    if status in (401, 403):
+        return refused(message, text, key_hint(""))
     if status == 404:
         return errors.EntityMissing(message, hint=MISSING_HINT)
     if status in _TRANSIENT_STATUSES:
@@ -101,6 +98,8 @@ def lost_error(error: Error | None, doing: str) -> errors.SbpairError:
     Never one that blames a message: the next attempt shows whether it can be opened again.
     """
     meant = error_of(error, doing)
+    if isinstance(meant, errors.NotAuthenticated) and "expired" in meant.message:
+        return errors.TokenExpired(meant.message, hint=RETRY_HINT)
     if error is None or isinstance(meant, _KEPT_KINDS):
         return meant
     # An ended connection has no quota, though its condition may be that of one.
@@ -126,16 +125,6 @@ def is_idle_detach(error: Error | None) -> bool:
         and error.condition == "amqp:link:detach-forced"
         and "IdleTimerExpired" in str(error.description or "")
     )
-
-
-def _access(message: str, text: str) -> errors.AccessError:
-    if "claim" in text.lower():
-        return errors.NotAuthorized(message, hint=CLAIM_HINT)
-    return _not_authenticated(message)
-
-
-def _not_authenticated(message: str) -> errors.NotAuthenticated:
-    return errors.NotAuthenticated(message, hint=key_hint(""))
 
 
 def redacted(text: object) -> str:

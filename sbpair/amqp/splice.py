@@ -43,6 +43,20 @@ def map_pairs(raw: bytes) -> Iterable[tuple[Value, bytes, bytes]]:
         raise ProtocolError("a map does not end at its stated size")
 
 
+def map_values(raw: bytes) -> Iterable[tuple[int, int]]:
+    """Yield where each value of a map section begins and ends. Raises ProtocolError."""
+    if not raw:
+        return
+    layout = _layout(raw, 0xC1)
+    end = layout.first
+    for _ in range(layout.number // 2):
+        start = skip(raw, end)
+        end = skip(raw, start)
+        yield start, end
+    if end != layout.end:
+        raise ProtocolError("a map does not end at its stated size")
+
+
 def without(raw: bytes, removed: Callable[[Value], bool]) -> bytes:
     """Return a map section without the pairs whose key is `removed`; b"" if none is left. Raises ProtocolError."""
     if not raw:

@@ -9,32 +9,34 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from sbpair import errors
-from sbpair.amqp.conditions import MISSING_HINT, status_error
+from sbpair.amqp.conditions import MISSING_HINT, RETRY_HINT, status_error
 from sbpair.amqp.link import Delivery
 from sbpair.amqp.message import APPLICATION_PROPERTIES, VALUE, Properties, Sections, encode_map, value_body
 from sbpair.amqp.performatives import Accepted, Outcome, Rejected, Source, Target
 from sbpair.amqp.session import Session
 from sbpair.amqp.types import Array, Described, Int, Long, Map, Symbol, UInt, Value
 from sbpair.amqp_client.limits import ANSWER_SECONDS
-from sbpair.amqp_client.raw_links import RawReceiver, RawSender
+from sbpair.amqp_client.raw_links import ClientLink, RawReceiver, RawSender
 from sbpair.amqp_client.stream import Stream, open_stream
-from sbpair.model.connect_errors import FIRST_ANSWER_SECONDS, key_hint, unreachable
-from sbpair.model.pair import Endpoint, SasKey, SasToken
+from sbpair.http_tunnel import ask_time
+from sbpair.model.connect_errors import FIRST_ANSWER_SECONDS, explain_refusal, key_hint, unreachable
+from sbpair.model.pair import Credential, Endpoint, Identity, SasKey, SasToken
+from sbpair.model.rotated_key import has_another
 from sbpair.model.signature import Token, signed_token
 
 log = logging.getLogger(__name__)
 
+Link = TypeVar("Link", bound=ClientLink)
 Now = Callable[[], float]
-GetToken = Callable[[str], Awaitable[tuple[str, float]]]
-"""scope -> (token, its expiry in seconds since 1970)"""
+GetToken = Callable[[Identity, str], Awaitable[tuple[str, float]]]
+"""(identity, scope) -> (token, its expiry in seconds since 1970)"""
 
 SAS_TYPE, JWT_TYPE = "servicebus.windows.net:sastoken", "jwt"
 ENTRA_SCOPE = "https://servicebus.azure.net/.default"
@@ -42,7 +44,10 @@ ENTRA_SCOPE = "https://servicebus.azure.net/.default"
 RENEW_LEFT = 1 / 3
 """The remaining part of a token's life at which it is renewed."""
 
-MIN_RENEW_SECONDS = 5.0
+MIN_RENEW_SECONDS = 1.0
+
+CLOCK_SECONDS = 2.0
+"""How far the clocks of this machine and a namespace may differ, as far as that is known."""
 
 RETRY_RENEW_SECONDS = 10.0
 """Delay before a failed renewal is retried, if the token lives that long."""
@@ -218,11 +223,11 @@ class Claim:
 class AmqpClient:
     """A signed-in connection. Created by `connect`."""
 
-    def __init__(self, stream: Stream, endpoint: Endpoint, get_token: GetToken | None, now: Now) -> None:
+    def __init__(self, stream: Stream, endpoint: Endpoint, get_token: GetToken | None, now: Now | None) -> None:
         self._stream = stream
         self._endpoint = endpoint
         self._get_token = get_token
-        self._now = now
+        self._now, self._signing_time = now or endpoint.clock.now, now or endpoint.clock.latest
         self._nodes: dict[str, RequestClient] = {}
         self._claims: dict[str, Claim] = {}
         self._claimed = asyncio.Event()
@@ -243,12 +248,12 @@ class AmqpClient:
         await self._authorize(address)
         if self._sending is None or not self._sending.usable or self._sending.is_full:
             self._sending = self._begin()
-        return await RawSender(self._stream, self._sending, address).attach()
+        return await self._attached(RawSender(self._stream, self._sending, address))
 
     async def receiver(self, address: str) -> RawReceiver:
         """Open a link that receives from an entity under lock, without credit until `grant`."""
         await self._authorize(address)
-        return await RawReceiver(self._stream, self._begin(), address).attach()
+        return await self._attached(RawReceiver(self._stream, self._begin(), address))
 
     async def session(self, address: str, session_id: str) -> SessionReceiver:
         """Lock a session of an entity for the link's life; its lock must be renewed.
@@ -256,12 +261,30 @@ class AmqpClient:
         Raises SessionLocked if another receiver holds it, ServiceRefused if the entity has no sessions.
         """
         await self._authorize(address)
-        return await SessionReceiver(self._stream, self._begin(), address, session_id).attach()
+        return await self._attached(SessionReceiver(self._stream, self._begin(), address, session_id))
 
     async def next_session(self, address: str, seconds: float) -> SessionReceiver:
         """Lock the next session of an entity that has messages. Raises TimedOut if none is free within `seconds`."""
         await self._authorize(address)
-        return await SessionReceiver(self._stream, self._begin(), address, None, seconds).attach()
+        return await self._attached(SessionReceiver(self._stream, self._begin(), address, None, seconds))
+
+    async def _attached(self, link: Link) -> Link:
+        """Attach a link. Raises TokenExpired for a refusal once its token has ended."""
+        with self._naming_ends(link.address):
+            return await link.attach()
+
+    @contextmanager
+    def _naming_ends(self, address: str) -> Iterator[None]:
+        try:
+            yield
+        except errors.AccessError as error:
+            claim = self._claims.get(self._audience(address))
+            if claim is None or not self._may_have_ended(claim.expires_at):
+                raise
+            raise errors.TokenExpired(error.message, hint=RETRY_HINT) from error
+
+    def _may_have_ended(self, expires_at: float) -> bool:
+        return self._now() + CLOCK_SECONDS >= expires_at
 
     async def request(
         self, entity: str, operation: str, body: dict[str, Value], *, link: RawReceiver | None = None
@@ -269,7 +292,8 @@ class AmqpClient:
         """Call the entity's management node, and return any status. It counts as a use of `link`."""
         await self._authorize(entity)
         async with self._opening:
-            node = await self._node(f"{entity}/$management")
+            with self._naming_ends(entity):
+                node = await self._node(f"{entity}/$management")
         properties: dict[str, Value] = {"operation": f"com.microsoft:{operation}"}
         if link is not None:
             properties["associated-link-name"] = link.name
@@ -375,7 +399,8 @@ class AmqpClient:
             self._claims[audience] = Claim(again, claim.expires_at)
 
     async def _put_token(self, audience: str) -> None:
-        kind, token = await self._token(audience)
+        credential = self._endpoint.present
+        kind, token = await self._token(credential, audience)
         entity = audience.split("/", 3)[3]
         doing = f"signing in to {self._endpoint.authority} for {entity!r}"
         try:
@@ -393,20 +418,33 @@ class AmqpClient:
             text = f"{entity.partition('/$')[0]} does not exist in {self._endpoint.name}"
             raise errors.EntityMissing(text, entity=entity, hint=MISSING_HINT) from error
         except (errors.ServiceRefused, errors.NotAuthenticated) as error:
+            if isinstance(self._endpoint.credential, Identity) and self._may_have_ended(token.expires_at):
+                # It ended on the way.
+                raise errors.TokenExpired(error.message, hint=RETRY_HINT) from error
             # Not the fault of a message, whatever the reason.
-            raise errors.NotAuthenticated(error.message, hint=key_hint(self._endpoint.key_source)) from error
+            if await self._may_sign_again() or await has_another(self._endpoint.rotated, credential):
+                await self._put_token(audience)
+                return
+            refusal = errors.NotAuthenticated(error.message, hint=key_hint(""))
+            raise explain_refusal(refusal, self._endpoint) from error
         now = self._now()
         life = max((token.expires_at - now) * (1 - RENEW_LEFT), MIN_RENEW_SECONDS)
-        self._claims[audience] = Claim(now + life, token.expires_at)
+        self._claims[audience] = Claim(min(now + life, max(now, token.expires_at)), token.expires_at)
         self._claimed.set()
 
-    async def _token(self, audience: str) -> tuple[str, Token]:
-        credential = self._endpoint.credential
+    async def _may_sign_again(self) -> bool:
+        """Ask for the time, unless it is known. Return whether it explains that a new signature was refused."""
+        if self._endpoint.clock.known() is not None:
+            return False
+        await ask_time(self._endpoint)
+        return isinstance(self._endpoint.credential, SasKey) and bool(self._endpoint.clock.difference())
+
+    async def _token(self, credential: Credential, audience: str) -> tuple[str, Token]:
         if isinstance(credential, SasKey | SasToken):
-            return SAS_TYPE, signed_token(credential, audience, self._now())
+            return SAS_TYPE, signed_token(credential, audience, self._signing_time())
         if self._get_token is None:
             raise errors.UsageError("sign-in by identity needs a token provider", hint="pass get_token")
-        return JWT_TYPE, Token(*await self._get_token(ENTRA_SCOPE))
+        return JWT_TYPE, Token(*await self._get_token(credential, ENTRA_SCOPE))
 
     async def _node(self, name: str) -> RequestClient:
         node = self._nodes.get(name)
@@ -418,8 +456,11 @@ class AmqpClient:
 
     # Called without it.
 
+    def _audience(self, address: str) -> str:
+        return f"sb://{self._endpoint.authority}/{address}"
+
     async def _authorize(self, address: str) -> None:
-        audience = f"sb://{self._endpoint.authority}/{address}"
+        audience = self._audience(address)
         if self._is_claimed(audience):
             return
         async with self._opening:
@@ -440,12 +481,16 @@ class AmqpClient:
 
 @asynccontextmanager
 async def connect(
-    endpoint: Endpoint, *, get_token: GetToken | None = None, now: Now = time.time
+    endpoint: Endpoint, *, get_token: GetToken | None = None, now: Now | None = None
 ) -> AsyncIterator[AmqpClient]:
     """Connect to a namespace; the connection closes at the end of the block.
 
-    `get_token` (scope -> token, seconds since 1970) is required if the endpoint's credential is an Identity.
+    `get_token` ((identity, scope) -> token, seconds since 1970) is required if the endpoint's
+    credential is an Identity. `now` is the time by which claims are made and renewed, instead of the endpoint's clock.
     """
+    if isinstance(endpoint.credential, Identity) and get_token is not None:
+        # Without a token a connection is of no use, and its peer is not to blame.
+        await get_token(endpoint.credential, ENTRA_SCOPE)
     stream = await open_stream(endpoint, f"sbpair-{uuid.uuid4()}")
     client = AmqpClient(stream, endpoint, get_token, now)
     renewing = asyncio.create_task(client.renew_claims(), name=f"renew claims of {endpoint.name}")

@@ -25,6 +25,7 @@ from sbpair.errors import SbpairError, Unavailable, Unreachable
 from sbpair.http_tunnel import client_context
 from sbpair.model.connect_errors import CONNECT_SECONDS, REACH_HINT, unreachable
 from sbpair.model.pair import Endpoint, Transport
+from sbpair.operating_system.shortages import shortages_raised
 
 log = logging.getLogger(__name__)
 
@@ -226,7 +227,8 @@ async def open_stream(endpoint: Endpoint, container_id: str, *, seconds: float =
     stream = Stream(endpoint, container_id)
     try:
         async with asyncio.timeout(seconds):
-            await _connect(endpoint, stream, context)
+            with shortages_raised(endpoint.name):
+                await _connect(endpoint, stream, context)
             try:
                 await stream.opened
             except BaseException:

@@ -15,10 +15,11 @@ from typing import Any, Final, cast
 
 from azure.core import AzureClouds
 from azure.core.exceptions import HttpResponseError, ResourceNotFoundError
+from azure.core.rest import HttpRequest
 from azure.mgmt.core.tools import get_arm_endpoints
 from azure.mgmt.servicebus.aio import ServiceBusManagementClient
 
-from sbpair.azure.credentials import identity_credential
+from sbpair.azure.credentials import shared_tokens
 from sbpair.azure.descriptions import (
     body_of,
     bytes_of,
@@ -35,12 +36,15 @@ from sbpair.azure.management_errors import answer_of, translate_answers
 from sbpair.azure.transport import RoutedTransport, session_for
 from sbpair.errors import EntityMissing, MachineLacks, NameTaken, UsageError
 from sbpair.model.entities import AnyEntity, Described, Kind, Queue, Rule, Sized, Subscription, Topic, with_partitions
-from sbpair.model.pair import Endpoint, ResourceGroup, is_loopback
+from sbpair.model.entity_properties import names_of
+from sbpair.model.pair import Endpoint, Identity, ResourceGroup, is_loopback
 from sbpair.model.queues import QueueSpec, QueueState
 from sbpair.model.tiers import Capacity
 
 Json = dict[str, Any]
 Listing = list[tuple[str, Json]]
+Clients = Callable[[Callable[..., Any], str], Any]
+"""Makes a client of a class for a subscription; all of them share the session and the identity."""
 
 CLOUDS: Final = {
     ".servicebus.windows.net": AzureClouds.AZURE_PUBLIC_CLOUD,
@@ -49,6 +53,7 @@ CLOUDS: Final = {
 }
 RELAY_SIGN_IN_HINT: Final = "sign in (az login): Resource Manager accepts no connection string"
 SIGN_IN_HINT: Final = f"{RELAY_SIGN_IN_HINT}; --via atom does"
+SUBSCRIPTIONS: Final = "/subscriptions?api-version=2022-12-01"
 
 
 @asynccontextmanager
@@ -57,29 +62,32 @@ async def open_arm(endpoint: Endpoint, group: ResourceGroup) -> AsyncIterator[Ar
 
     Raises UsageError for a namespace in a cloud whose Resource Manager is unknown.
     """
-    async with open_client(ServiceBusManagementClient, endpoint, group) as client:
+    async with open_clients(endpoint) as client_of:
+        client = client_of(ServiceBusManagementClient, group.subscription)
         yield ArmNamespace(client, group.name, endpoint.name)
 
 
 @asynccontextmanager
-async def open_client(make: Callable[..., Any], endpoint: Endpoint, group: ResourceGroup) -> AsyncIterator[Any]:
-    """Open a client of azure-mgmt-… for the Resource Manager of `endpoint`. Raises UsageError as `open_arm` does."""
+async def open_clients(endpoint: Endpoint) -> AsyncIterator[Clients]:
+    """Open the clients of azure-mgmt-… for the Resource Manager of `endpoint`. Raises UsageError as `open_arm` does."""
     route, scopes = manager_route(endpoint)
+    # Resource Manager accepts no key.
+    identity = endpoint.credential if isinstance(endpoint.credential, Identity) else Identity()
     trusted = endpoint if is_local(endpoint) else replace(endpoint, ca_file=None, tls=True)
-    async with (
-        session_for(trusted) as session,
-        identity_credential() as credential,
-        make(
-            credential,
-            group.subscription,
-            # The client sends tokens over https only; the route leads to an emulator's plain HTTP.
-            base_url=f"https://{route.authority}",
-            credential_scopes=scopes,
-            transport=RoutedTransport(route, session, proxy=endpoint.proxy),
-            retry_total=0,
-        ) as client,
-    ):
-        yield client
+    async with session_for(trusted) as session, shared_tokens(identity) as credential:
+
+        def client_of(make: Callable[..., Any], subscription: str) -> Any:
+            return make(
+                credential,
+                subscription,
+                # The client sends tokens over https only; the route leads to an emulator's plain HTTP.
+                base_url=f"https://{route.authority}",
+                credential_scopes=scopes,
+                transport=RoutedTransport(route, session, proxy=endpoint.proxy),
+                retry_total=0,
+            )
+
+        yield client_of
 
 
 def manager_route(endpoint: Endpoint) -> tuple[HttpRoute, list[str]]:
@@ -89,8 +97,8 @@ def manager_route(endpoint: Endpoint) -> tuple[HttpRoute, list[str]]:
     if is_local(endpoint):
         if not (endpoint.tls or is_loopback(endpoint.host)):
             raise UsageError(
-                f"--via arm would send a token of Resource Manager without TLS to {endpoint.host}",
-                hint="use --via atom, or an emulator with TLS or on this machine",
+                f"a token of Resource Manager would travel without TLS to {endpoint.host}",
+                hint="use an emulator with TLS or on this machine, or keys instead: --via atom",
             )
         return http_route(endpoint), found["credential_scopes"]
     if cloud is None:
@@ -102,13 +110,38 @@ def manager_route(endpoint: Endpoint) -> tuple[HttpRoute, list[str]]:
     return HttpRoute("https", authority, authority), found["credential_scopes"]
 
 
-class ArmNamespace:
-    """The entities of one namespace. Get one from `open_arm`."""
+async def list_subscriptions(client_of: Clients) -> list[str]:
+    """Return the ids of all subscriptions that the identity can read."""
+    found, links = list[str](), [SUBSCRIPTIONS]
+    client = client_of(ServiceBusManagementClient, "-")
+    with translate_answers("list the subscriptions", "Resource Manager", sign_in=RELAY_SIGN_IN_HINT):
+        for link in links:
+            answer = await client.send_request(HttpRequest("GET", link), enforce_https=False)
+            answer.raise_for_status()
+            found += [str(each["subscriptionId"]) for each in answer.json()["value"]]
+            links += {answer.json().get("nextLink")} - {None, *links}
+    return found
 
-    def __init__(self, client: ServiceBusManagementClient, group: str, namespace: str) -> None:
+
+async def list_namespaces(client_of: Clients, subscription: str, group: str = "") -> list[ArmNamespace]:
+    """Return the namespaces of a subscription, or of one of its resource groups."""
+    client = client_of(ServiceBusManagementClient, subscription)
+    listing = (client.namespaces.list_by_resource_group, group) if group else (client.namespaces.list,)
+    what = f"list the namespaces of {group or f'subscription {subscription}'}"
+    with translate_answers(what, "Resource Manager", sign_in=RELAY_SIGN_IN_HINT):
+        found = [{**each, "properties": _properties(each)} for each in await all_pages(*listing)]
+        return [ArmNamespace(client, each["id"].split("/")[4], each["name"], each) for each in found]
+
+
+class ArmNamespace:
+    """One namespace, with its `resource` if it was listed. Get one from `open_arm` or `list_namespaces`."""
+
+    def __init__(self, client: Any, group: str, namespace: str, resource: Json | None = None) -> None:
+        self.group = group
+        self.name = namespace
+        self.resource: Json = resource or {}
         self._client = client
         self._address = (group, namespace)
-        self._namespace = namespace
         self._capacity: Capacity | None = None
         self._capacity_lock = asyncio.Lock()
 
@@ -126,6 +159,20 @@ class ArmNamespace:
         with self._translated(f"read the queue {path}"):
             return queue_state(path, of_json(await self._read(QueueSpec(path))))
 
+    # The namespace itself
+
+    async def aliases(self) -> list[str]:
+        """Return the aliases of Geo-Disaster Recovery, each with its role and partner."""
+        with self._translated("list the aliases"):
+            found = await all_pages(self._client.disaster_recovery_configs.list, *self._address)
+            pairs = [(each["name"], _properties(each)) for each in found]
+        return [f"{name} ({has.get('role')}, partner {has.get('partnerNamespace') or 'none'})" for name, has in pairs]
+
+    async def network_rules(self) -> Json:
+        with self._translated("read the network rules"):
+            found = await self._client.namespaces.get_network_rule_set(*self._address, enforce_https=False)
+            return _properties(found)
+
     # Entities of every kind
 
     async def capacity(self) -> Capacity:
@@ -137,7 +184,7 @@ class ArmNamespace:
         return self._capacity
 
     async def list_all(self, kind: type[Sized]) -> list[tuple[Sized, int]]:
-        listing = self._client.queues if issubclass(kind, Queue) else self._client.topics
+        listing = getattr(self._client, f"{kind.kind}s")
         with self._translated(f"list the {kind.kind}s"):
             found = await self._listed(listing.list_by_namespace)
             return [(await self._chosen(kind(path), each), bytes_of(of_json(each))) for path, each in found]
@@ -179,15 +226,8 @@ class ArmNamespace:
             await operations.delete(*self._address, *names)
 
     async def _listed(self, listing: Callable[..., Any], *address: str) -> Listing:
-        # An emulator's page links are plain HTTP; all requests take its route.
-        pages = listing(*self._address, *address, enforce_https=False).by_page()
-        found, links = [], set[str]()
-        async for page in pages:
-            found += [(path_of(str(each["name"])), _properties(each)) async for each in page]
-            if pages.continuation_token in links:
-                raise ValueError("a page leads back to an earlier one")
-            links.add(pages.continuation_token)
-        return found
+        found = await all_pages(listing, *self._address, *address)
+        return [(path_of(str(each["name"])), _properties(each)) for each in found]
 
     async def _read(self, entity: Described) -> Json:
         operations, names = self._resource(entity)
@@ -196,14 +236,8 @@ class ArmNamespace:
 
     def _resource(self, entity: Described) -> tuple[Any, tuple[str, ...]]:
         """Return the client's operations for the kind of `entity`, and the names that address it in the namespace."""
-        match entity:
-            case Topic(path=path):
-                return self._client.topics, (name_of(path),)
-            case Subscription(topic=topic, name=name):
-                return self._client.subscriptions, (name_of(topic), name)
-            case Rule(topic=topic, subscription=subscription, name=name):
-                return self._client.rules, (name_of(topic), subscription, name)
-        return self._client.queues, (name_of(entity.path),)
+        first, *others = names_of(entity)
+        return getattr(self._client, f"{entity.kind}s"), (name_of(first), *others)
 
     async def _chosen(self, named: Kind, properties: Json) -> Kind:
         """Read an entity, with its chosen size."""
@@ -219,12 +253,25 @@ class ArmNamespace:
         with suppress(EntityMissing):
             await self._read(other)
             raise NameTaken(
-                f"{like.path} is a {other.kind} in {self._namespace}, not a {like.kind}",
+                f"{like.path} is a {other.kind} in {self.name}, not a {like.kind}",
                 hint="rename or delete the entity of that name",
             )
 
     def _translated(self, what: str) -> AbstractContextManager[None]:
-        return translate_answers(what, self._namespace, sign_in=SIGN_IN_HINT)
+        return translate_answers(what, self.name, sign_in=SIGN_IN_HINT)
+
+
+async def all_pages(listing: Callable[..., Any], *address: str) -> list[Any]:
+    """Return the resources of all pages of a listing."""
+    # An emulator's page links are plain HTTP; all requests take its route.
+    pages = listing(*address, enforce_https=False).by_page()
+    found, links = [], set[str]()
+    async for page in pages:
+        found += [each async for each in page]
+        if pages.continuation_token in links:
+            raise ValueError("a page leads back to an earlier one")
+        links.add(pages.continuation_token)
+    return found
 
 
 def _properties(resource: Any) -> Json:
@@ -282,5 +329,5 @@ async def open_relay_arm(endpoint: Endpoint, group: ResourceGroup) -> AsyncItera
         from azure.mgmt.relay.aio import RelayAPIMgmtClient
     except ImportError as error:
         raise MachineLacks("azure-mgmt-relay is not installed", hint="pip install 'sbpair[relay]'") from error
-    async with open_client(RelayAPIMgmtClient, endpoint, group) as client:
-        yield RelayNamespace(client, group.name, endpoint.name)
+    async with open_clients(endpoint) as client_of:
+        yield RelayNamespace(client_of(RelayAPIMgmtClient, group.subscription), group.name, endpoint.name)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from itertools import chain
+from typing import TYPE_CHECKING, TypeVar, cast
 from urllib.parse import parse_qs, quote, urlsplit
 
 from sbpair.azure.credentials import authorization_for
@@ -32,10 +33,14 @@ from sbpair.azure.management_errors import (
     translate_management_errors,
 )
 from sbpair.bounded_xml import parse_xml
-from sbpair.errors import EntityMissing, NameTaken, PartitionsWanted, ServiceRefused
+from sbpair.errors import EntityMissing, NameTaken, NotAuthenticated, PartitionsWanted, ServiceRefused
 from sbpair.model import tiers
+from sbpair.model.connect_errors import explain_refusal, key_hint
 from sbpair.model.entities import Described, Queue, Rule, Subscription, Topic, subscription_of, with_partitions
+from sbpair.model.entity_properties import names_of
+from sbpair.model.pair import Identity, SasKey
 from sbpair.model.queues import Counts, QueueSpec, QueueState
+from sbpair.model.rotated_key import has_another
 from sbpair.model.tiers import Capacity
 from sbpair.timespan import TIMESPAN_MAX
 
@@ -46,6 +51,8 @@ if TYPE_CHECKING:
     from sbpair.azure.sdk_administration import SdkAdministration
     from sbpair.model.entities import AnyEntity, Kind, Sized
     from sbpair.model.pair import Endpoint
+
+T = TypeVar("T")
 
 API_VERSION = "2021-05"
 PAGE_SIZE = 100
@@ -102,6 +109,12 @@ class AtomNamespace:
     async def tier_name(self) -> str:
         """Return the tier as the service names it, known to sbpair or not."""
         return (await self._read_sku())[0]
+
+    async def own_name(self) -> str:
+        """Return the name that the service has for the namespace, in lower case."""
+        with self._reading("read the namespace's name") as what:
+            found = await self._get(what, "$namespaceinfo")
+        return (found.findtext("{*}content/{*}NamespaceInfo/{*}Name") or self._namespace).lower()
 
     async def capacity(self) -> Capacity:
         async with self._capacity_lock:
@@ -177,7 +190,7 @@ class AtomNamespace:
     async def set_status(self, path: str, status: str) -> None:
         """Set the status, such as `Active` or `SendDisabled`, and nothing else. Raises EntityMissing."""
         queue = await self.read(Queue(path))
-        await (await self._opened_administration()).set_status(queue, status)
+        await self._administered(lambda opened: opened.set_status(queue, status))
 
     async def delete(self, path: str) -> None:
         """Delete a queue, a topic or a subscription with its messages. Raises EntityMissing."""
@@ -250,11 +263,22 @@ class AtomNamespace:
 
     async def create_exact(self, entity: Described) -> bool:
         """Create an entity without adding partitions. Raises PartitionsWanted."""
-        return await (await self._opened_administration()).create(entity)
+        return await self._administered(lambda opened: opened.create(entity))
 
     async def delete_rule(self, rule: Rule) -> None:
         with suppress(EntityMissing):
             await self._delete(f"delete the rule {rule.path}", *_address(rule))
+
+    async def _administered(self, action: Callable[[SdkAdministration], Awaitable[T]]) -> T:
+        opened = await self._opened_administration()
+        try:
+            return await action(opened)
+        except NotAuthenticated:
+            if not await has_another(self._endpoint.rotated, opened.credential):
+                raise
+        if self._administration is opened:
+            self._administration = None
+        return await self._administered(action)
 
     async def _opened_administration(self) -> SdkAdministration:
         async with self._administration_lock:
@@ -302,16 +326,31 @@ class AtomNamespace:
 
     async def _request(self, method: str, what: str, path: tuple[str, ...], query: str = "") -> bytes:
         target = f"/{'/'.join(quote(part, safe='$') for part in path)}?{query}api-version={API_VERSION}"
+        clock, had_time = self._endpoint.clock, self._endpoint.clock.known() is not None
+        credential = self._endpoint.present
         with translate_management_errors(what, self._namespace, self._http.netloc):
             async with asyncio.timeout(self._call_seconds):
                 headers = {"Authorization": await self._authorization()}
             async with self._limit.one_request():
                 response = await self._http.request(method, target, headers)
+        if response.status == 401 and not had_time and clock.difference() and self._signs():
+            # The signature had expired when it was made. A new one is made by the time that this answer has shown.
+            return await self._request(method, what, path, query)
         if response.status != 200:
             text = f"{response.reason}\n{response.body.decode(errors='replace')}"
             answer = service_response(response.status, text, response.headers)
-            raise of_answer(answer, what, self._namespace, self._endpoint.key_source)
+            error = explain_refusal(of_answer(answer, what, self._namespace, key_hint("")), self._endpoint)
+            # Another key may be there; or the token ended on its way, and the next one is another.
+            if isinstance(error, NotAuthenticated) and (
+                await has_another(self._endpoint.rotated, credential)
+                or (isinstance(credential, Identity) and await self._authorization() != headers["Authorization"])
+            ):
+                return await self._request(method, what, path, query)
+            raise error
         return response.body
+
+    def _signs(self) -> bool:
+        return isinstance(self._endpoint.credential, SasKey)
 
     @contextmanager
     def _reading(self, what: str) -> Iterator[str]:
@@ -337,17 +376,13 @@ def _next_page(feed: Element, skip: int) -> tuple[int, int]:
 
 def _source_address(path: str) -> tuple[str, ...]:
     """Return the kind of a queue or a subscription, and its address."""
-    subscription = subscription_of(path)
-    return (Queue.kind, path) if subscription is None else (Subscription.kind, *_address(subscription))
+    entity = subscription_of(path) or Queue(path)
+    return entity.kind, *_address(entity)
 
 
 def _address(entity: AnyEntity) -> tuple[str, ...]:
-    match entity:
-        case Subscription(topic=topic, name=name):
-            return topic, "subscriptions", name
-        case Rule(topic=topic, subscription=subscription, name=name):
-            return topic, "subscriptions", subscription, "rules", name
-    return (entity.path,)
+    first, *others = names_of(entity)
+    return first, *chain.from_iterable(zip(("subscriptions", "rules"), others, strict=False))
 
 
 def _accepts_any_link(spec: QueueSpec) -> bool:

@@ -12,23 +12,26 @@ import logging
 import struct
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential, TokenCredential
-from azure.core.exceptions import AzureError, ClientAuthenticationError
+from azure.core.credentials import AccessToken, TokenCredential
+from azure.core.exceptions import AzureError
 from azure.servicebus import ServiceBusClient, ServiceBusMessageBatch, TransportType
 from azure.servicebus import exceptions as azure
 from azure.servicebus.aio import ServiceBusClient as AioClient
 
 from sbpair import errors
-from sbpair.amqp.conditions import CLAIM_HINT, MISSING_HINT, REFUSED_HINT, RETRY_HINT, TRANSIENT, redacted
-from sbpair.azure.credentials import identity_credential
+from sbpair.amqp.conditions import MISSING_HINT, REFUSED_HINT, RETRY_HINT, TRANSIENT, redacted
+from sbpair.azure.credentials import shared_tokens
 from sbpair.azure.http_client import redact_proxy_credentials, silence_reported
-from sbpair.azure.management_errors import SIGN_IN_HINT, proxy_status
-from sbpair.http_tunnel import client_context, open_connection, refused_by_proxy
-from sbpair.model.connect_errors import REACH_HINT, cause_of, key_hint, unreachable
-from sbpair.model.pair import Endpoint, SasKey, SasToken, Transport, authority_of
+from sbpair.azure.management_errors import proxy_status
+from sbpair.http_tunnel import ask_time, client_context, open_connection, refused_by_proxy
+from sbpair.model.connect_errors import REACH_HINT, cause_of, explain_refusal, key_hint, refused, unreachable
+from sbpair.model.pair import Endpoint, Identity, Transport, authority_of
+from sbpair.model.rotated_key import has_another
+from sbpair.model.signature import signed_token
+from sbpair.operating_system.shortages import shortage_of
 
 if TYPE_CHECKING:
     from azure.core.credentials_async import AsyncTokenCredential
@@ -36,8 +39,6 @@ if TYPE_CHECKING:
     from azure.servicebus.amqp import AmqpAnnotatedMessage
 
     from sbpair.model.proxy import Proxy
-
-Signed: TypeAlias = AzureNamedKeyCredential | AzureSasCredential
 
 OPEN_SECONDS = 20.0
 """Time limit of a connection, its sign-in and its link together."""
@@ -47,16 +48,36 @@ CLOSE_SECONDS = 10.0
 log = logging.getLogger(__name__)
 
 
-def signed(endpoint: Endpoint) -> Signed | None:
-    """Return the SDK credential of a key or a signature; None for an identity, which needs a token."""
-    if isinstance(endpoint.credential, SasKey):
-        return AzureNamedKeyCredential(endpoint.credential.name, endpoint.credential.key)
-    if isinstance(endpoint.credential, SasToken):
-        return AzureSasCredential(endpoint.credential.token)
-    return None
+class SdkKey:
+    """The key of an endpoint as clients of the SDK take it: each signature is of the key that is there then."""
+
+    token_type = b"servicebus.windows.net:sastoken"
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.source = endpoint.key_source
+        self._endpoint = endpoint
+        self._used = endpoint.present
+
+    def get_token(self, *scopes: str, **_options: Any) -> Any:
+        """Return the signature for an address, an AccessToken."""
+        self._used = self._endpoint.present
+        assert not isinstance(self._used, Identity)  # noqa: S101
+        token = signed_token(self._used, scopes[0], self._endpoint.clock.latest())
+        return AccessToken(token.value, int(token.expires_at))
+
+    def replaced(self) -> bool:
+        """Return whether there is another key than the one that signed last. Blocks."""
+        return self._endpoint.rotated is not None and self._endpoint.rotated.replaced(self._used)
 
 
-def sync_client(endpoint: Endpoint, credential: Signed | TokenCredential, seconds: float | None) -> ServiceBusClient:
+class AioSdkKey(SdkKey):
+    """The same for clients of asyncio programs."""
+
+    async def get_token(self, *scopes: str, **options: Any) -> Any:
+        return super().get_token(*scopes, **options)
+
+
+def sync_client(endpoint: Endpoint, credential: SdkKey | TokenCredential, seconds: float | None) -> ServiceBusClient:
     """Create a client for one thread. `seconds` limits an attempt without a limit of its own. Raises MachineLacks."""
     proxy = _proxy(endpoint)
     if proxy is not None and proxy.scheme != "http":
@@ -68,12 +89,13 @@ def sync_client(endpoint: Endpoint, credential: Signed | TokenCredential, second
     return ServiceBusClient(endpoint.authority, credential, **_options(endpoint, seconds, proxy, host))
 
 
-def aio_client(endpoint: Endpoint, credential: Signed | AsyncTokenCredential, seconds: float | None) -> AioClient:
+def aio_client(endpoint: Endpoint, credential: AioSdkKey | AsyncTokenCredential, seconds: float | None) -> AioClient:
     """Create a client for one coroutine."""
     proxy = _proxy(endpoint)
     # It makes a URL of the host and the port.
     host = proxy.url.rpartition(":")[0] if proxy else ""
-    return AioClient(endpoint.authority, credential, **_options(endpoint, seconds, proxy, host))
+    options = _options(endpoint, seconds, proxy, host)
+    return AioClient(endpoint.authority, credential, **options)  # type: ignore[arg-type]  # it accepts any that signs
 
 
 def _proxy(endpoint: Endpoint) -> Proxy | None:
@@ -117,9 +139,9 @@ def _custom_address(endpoint: Endpoint) -> str | None:
 async def open_sender(endpoint: Endpoint, destination: str) -> AsyncIterator[SdkSender]:
     """Send to a queue or topic. Raises EntityMissing, AccessError, Unavailable, MachineLacks."""
     async with AsyncExitStack() as stack:
-        credential: Signed | AsyncTokenCredential | None = signed(endpoint)
-        if credential is None:
-            credential = await stack.enter_async_context(identity_credential())
+        credential: Any = AioSdkKey(endpoint)
+        if isinstance(endpoint.credential, Identity):
+            credential = await stack.enter_async_context(shared_tokens(endpoint.credential))
         client = aio_client(endpoint, credential, None)
         stack.push_async_callback(_closed, client)
         sender = client.get_queue_sender(destination)
@@ -150,7 +172,7 @@ class SdkSender:
 
 
 async def _opened(handler: ServiceBusSender, endpoint: Endpoint, doing: str) -> None:
-    address = endpoint.amqp_address
+    address, credential = endpoint.amqp_address, endpoint.present
     try:
         with silence_reported(address, OPEN_SECONDS):
             async with asyncio.timeout(OPEN_SECONDS):
@@ -163,9 +185,10 @@ async def _opened(handler: ServiceBusSender, endpoint: Endpoint, doing: str) -> 
         await check_proxy(endpoint)
         raise
     except errors.NotAuthenticated as error:
-        if endpoint.key_source:
-            error.hint = key_hint(endpoint.key_source)
-        raise
+        if await has_another(endpoint.rotated, credential):
+            return await _opened(handler, endpoint, doing)
+        await ask_time(endpoint)
+        raise explain_refusal(error, endpoint) from error.__cause__
 
 
 async def check_proxy(endpoint: Endpoint) -> None:
@@ -202,6 +225,9 @@ _TRANSLATIONS: tuple[tuple[type[Exception], type[errors.SbpairError], str], ...]
     (azure.ServiceBusCommunicationError, errors.Unreachable, RETRY_HINT),
 )
 _ACCESS = (azure.ServiceBusAuthenticationError, azure.ServiceBusAuthorizationError)
+_REFUSALS = (azure.MessageNotFoundError, azure.MessagingEntityAlreadyExistsError)
+"""Errors of the management node, which have no condition."""
+
 _ANSWERS = frozenset(("MessageException", "MessageSendFailed"))
 _OWN_CONDITIONS = frozenset(("", "amqp:unknown-error", "amqp:client-error"))
 
@@ -211,43 +237,56 @@ def translate_data_errors(doing: str) -> Iterator[None]:
     """Raise an error of the block as an SbpairError. `doing` is a phrase such as "sending to 'orders'"."""
     try:
         yield
+    except errors.SbpairError:
+        raise  # of a paired sender: it is one of the SDK's, too
     except AzureError as error:
         raise from_sdk_error(error, doing) from error
     except (OSError, ValueError, AttributeError) as error:
+        if (lack := shortage_of(error, doing)) is not None:
+            raise lack from error
         # Raised where another task's failure has closed a connection that this one still uses.
         raise errors.Unreachable(f"{doing}: the connection is gone ({redacted(error)})", hint=RETRY_HINT) from error
 
 
 def from_sdk_error(error: AzureError, doing: str) -> errors.SbpairError:
-    """Return the SbpairError for one of the SDK's."""
+    """Return the SbpairError for one of the SDK's: Exhausted for a shortage of this machine."""
     inner, condition, text = error.inner_exception, condition_of(error), text_of(error)
     message = f"{doing}: {text}"
     if (found := _connection_error(error, doing)) is not None:
         return found
-    if isinstance(error, ClientAuthenticationError) or isinstance(inner, ClientAuthenticationError):
-        # Of azure-identity, whose text lists all it has tried.
-        return errors.NotAuthenticated(
-            f"{doing}: no identity is signed in that the namespace accepts", hint=SIGN_IN_HINT
-        )
-    # The answer of `$cbs` to the token.
-    if getattr(inner, "status_code", None) == 404:
-        return errors.EntityMissing(message, hint=MISSING_HINT)
+    if (found := _token_error(inner, message, doing, text)) is not None:
+        return found
     if isinstance(error, azure.MessageLockLostError):
         return errors.MessageLockLost(message, condition=condition, hint="the message will be delivered again")
     if isinstance(error, _ACCESS) or isinstance(inner, _ACCESS) or condition == "amqp:unauthorized-access":
-        return _access(message, text)
+        return refused(message, text, key_hint(""))
     for kind, translation, hint in _TRANSLATIONS:
         if isinstance(error, kind):
             return translation(message, hint=hint)
     if isinstance(inner, _UNDECODABLE):
         return errors.UnreadableMessage(f"{doing}: azure-servicebus cannot decode a message", hint=UNREADABLE_HINT)
-    if condition in TRANSIENT or not condition:
+    if condition in TRANSIENT or (not condition and not isinstance(error, _REFUSALS)):
         return errors.Unreachable(message, hint=RETRY_HINT)
     return errors.ServiceRefused(message, condition=condition, hint=REFUSED_HINT)
 
 
+def _token_error(inner: BaseException | None, message: str, doing: str, text: str) -> errors.SbpairError | None:
+    if isinstance(inner, errors.NoToken | errors.NotAuthenticated):
+        return type(inner)(f"{doing}: {inner.message}", hint=inner.hint)
+    # The answer of `$cbs` to the token. With an address of its own, the SDK takes each for a broken connection.
+    status = getattr(inner, "status_code", None)
+    if status == 404:
+        return errors.EntityMissing(message, hint=MISSING_HINT)
+    if status in (401, 403):
+        return refused(message, text, key_hint(""))
+    is_expired = type(inner).__name__ == "TokenExpired"  # a private class of the SDK
+    return errors.TokenExpired(message, hint=RETRY_HINT) if is_expired else None
+
+
 def _connection_error(error: AzureError, doing: str) -> errors.SbpairError | None:
-    """Return the SbpairError for a proxy that refuses, or for an address that cannot be reached."""
+    """Return the SbpairError for a shortage, for a proxy that refuses, or for an address that cannot be reached."""
+    if (lack := shortage_of(error, doing)) is not None:
+        return lack
     if status := proxy_status(error):
         return refused_by_proxy(f"{doing}: the proxy refuses the connection", status)
     if problem := connection_problem(error):
@@ -300,9 +339,3 @@ def text_of(error: AzureError) -> str:
     """Return the service's text as one line without secrets."""
     text = getattr(error.inner_exception, "status_description", None)
     return redacted(text.decode(errors="replace") if isinstance(text, bytes) else text or error)
-
-
-def _access(message: str, text: str) -> errors.AccessError:
-    if "claim" in text.lower() and "required" in text.lower():
-        return errors.NotAuthorized(message, hint=CLAIM_HINT)
-    return errors.NotAuthenticated(message, hint=key_hint(""))

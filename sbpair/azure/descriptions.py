@@ -20,8 +20,6 @@ from sbpair.errors import UsageError
 from sbpair.model import tiers
 from sbpair.model.entities import (
     CORRELATION_KEYS,
-    DURATIONS,
-    NAMES,
     CorrelationFilter,
     Described,
     Queue,
@@ -31,6 +29,7 @@ from sbpair.model.entities import (
     Topic,
     pascal,
 )
+from sbpair.model.entity_properties import PROPERTIES_OF, EntityProperty
 from sbpair.model.queues import Counts, QueueSpec, QueueState, Usage
 from sbpair.timespan import iso_duration, ticks
 
@@ -44,19 +43,9 @@ Found = Mapping[str, Any]
 Named = TypeVar("Named", bound=Described)
 Sized = TypeVar("Sized", bound=Queue | Topic)
 
-# Premium refuses these on an entity; false is the service's own default.
-SENT_IF_TRUE: Final = frozenset({"enable_partitioning", "enable_express"})
 TYPE: Final = "{http://www.w3.org/2001/XMLSchema-instance}type"
 
-_COUNTS = (
-    "ActiveMessageCount",
-    "DeadLetterMessageCount",
-    "ScheduledMessageCount",
-    "MessageCount",
-    "TransferMessageCount",
-    "TransferDeadLetterMessageCount",
-)
-_FORWARDS = frozenset({"forward_to", "forward_dead_lettered_messages_to"})
+_COUNTS = [f"{pascal(each.name).removesuffix('Total')}MessageCount" for each in fields(Counts)]
 _BOOLEANS = {"true": True, "false": False}
 
 
@@ -67,27 +56,31 @@ def read(named: Named, found: Found) -> Named:
     """Return `named` with the properties that the service reports. An omitted one has its default."""
     if isinstance(named, Rule):
         return cast("Named", replace(named, filter=found["Filter"], action=found["Action"]))
-    reported = ((each, found.get(pascal(each.name))) for each in fields(named) if each.name not in NAMES)
-    values: dict[str, Any] = {
-        each.name: _value(each.name, value, each.default) for each, value in reported if value is not None
-    }
-    names = {each.name: getattr(named, each.name) for each in fields(named) if each.name in NAMES}
-    return type(named)(**names, **values)
+    reported = ((row, found.get(row.element)) for row in PROPERTIES_OF[type(named)])
+    values = {row.name: row.default if value is None else _value(row, value) for row, value in reported}
+    return replace(named, **values)
 
 
 def queue_state(path: str, found: Found, *, counted: bool = False) -> QueueState:
     """Return a queue with the size that the service reports, and with its counts if `counted`."""
     spec, partitioned = read(QueueSpec(path), found), str(found.get("EnablePartitioning")).lower() == "true"
+    availability = availability_of(found)
     if not counted:
-        return QueueState(spec, partitioned)
+        return QueueState(spec, partitioned, availability=availability)
     times = (epoch_seconds(found.get(name)) for name in ("CreatedAt", "UpdatedAt", "AccessedAt"))
     usage = Usage(int(found["SizeInBytes"]) if "SizeInBytes" in found else None, *times)
-    return QueueState(spec, partitioned, Counts(*(int(found.get(name, 0)) for name in _COUNTS)), usage)
+    return QueueState(spec, partitioned, Counts(*(int(found.get(name, 0)) for name in _COUNTS)), usage, availability)
+
+
+def availability_of(found: Found) -> str | None:
+    """Return the availability of an entity, such as Limited; None for Available, or if the service omitted it."""
+    return None if (said := found.get("EntityAvailabilityStatus")) == "Available" else said
 
 
 def counts_of(found: Found) -> Counts | None:
-    """Return the counts of a queue; None if the service omitted one."""
-    return Counts(*(int(found[name]) for name in _COUNTS)) if found.keys() >= set(_COUNTS) else None
+    """Return the counts of a queue; None if the service omitted one, or those of a part that is not available."""
+    known = found.keys() >= set(_COUNTS) and availability_of(found) is None
+    return Counts(*(int(found[name]) for name in _COUNTS)) if known else None
 
 
 def bytes_of(found: Found) -> int:
@@ -108,18 +101,17 @@ def epoch_seconds(text: str | None) -> float | None:
     return None if at.year == 1 else (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
 
 
-def _value(name: str, value: Any, default: object) -> Any:
-    """Convert a property, of the type of its default: a text of Atom, or a value of JSON."""
-    if name in DURATIONS:
+def _value(row: EntityProperty, value: Any) -> Any:
+    """Convert a property: a text of Atom, or a value of JSON."""
+    if row.is_duration:
         try:
             return iso_duration(ticks(value))
         except UsageError as error:
             raise ValueError(error.message) from error
-    expected = int if default is None else type(default)
-    if isinstance(value, str) and expected is not str:
-        return _BOOLEANS[value.strip().lower()] if expected is bool else int(value)
-    text = _typed(value, expected)
-    return urlsplit(text).path.lstrip("/") if name in _FORWARDS and "://" in text else text
+    if isinstance(value, str) and row.type is not str:
+        return _BOOLEANS[value.strip().lower()] if row.type is bool else int(value)
+    text = _typed(value, row.type)
+    return urlsplit(text).path.lstrip("/") if row.is_target and "://" in text else text
 
 
 def _typed(value: Any, expected: type) -> Any:
@@ -141,7 +133,10 @@ def of_xml(description: Element) -> Found:
     if description.tag.endswith("}RuleDescription"):
         selected, action = description.find("{*}Filter"), description.find("{*}Action")
         expression = (action.findtext("{*}SqlExpression") or "") if action is not None else ""
-        return {"Filter": SqlFilter("") if selected is None else _filter(selected), "Action": expression}
+        found = SqlFilter("") if selected is None else _filter(selected)
+        typed = [each for each in named_values(description, "Properties") if each[1] != "string"]
+        values = [f"{key} = {text} ({kind})" for key, kind, text in (*named_values(description, "Parameters"), *typed)]
+        return {"Filter": replace(found, typed=tuple(values)), "Action": expression}
     details = description.find("{*}CountDetails")
     return texts(description) | (texts(details) if details is not None else {})
 
@@ -158,8 +153,18 @@ def _filter(selected: Element) -> SqlFilter | CorrelationFilter:
         return SqlFilter(selected.findtext("{*}SqlExpression") or "")
     found = texts(selected)
     system = {name: found.get(pascal(name), "") for name in CORRELATION_KEYS}
-    pairs = [texts(each) for each in selected.iterfind("{*}Properties/*")]
-    return CorrelationFilter(**system, properties=tuple(sorted((each["Key"], each.get("Value", "")) for each in pairs)))
+    properties = sorted((key, text) for key, _, text in named_values(selected, "Properties"))
+    return CorrelationFilter(**system, typed=(), properties=tuple(properties))
+
+
+def named_values(rule: Element, name: str) -> list[tuple[str, str, str]]:
+    """Return the name, type and text of each of the Parameters or Properties of a rule, or of its filter."""
+    found = []
+    for pair in rule.iterfind(f".//{{*}}{name}/*"):
+        value = pair.find("{*}Value")
+        kind, text = ("", "") if value is None else (value.get(TYPE, "").rpartition(":")[2], value.text or "")
+        found.append((pair.findtext("{*}Key") or "", kind or "string", text))
+    return found
 
 
 def texts(element: Element) -> dict[str, str]:
@@ -212,12 +217,9 @@ def capacity_of(sku: Json, properties: Json) -> tiers.Capacity:
 
 
 def _body(entity: QueueSpec | Topic | Subscription) -> dict[str, Any]:
-    values = {each.name: getattr(entity, each.name) for each in fields(entity) if each.name not in NAMES}
-    return {
-        _camel(name): value
-        for name, value in values.items()
-        if value not in (None, "") and (value or name not in SENT_IF_TRUE)
-    }
+    values = ((row, getattr(entity, row.name)) for row in PROPERTIES_OF[type(entity)])
+    sent = ((row, value) for row, value in values if value or not row.only_if_true)
+    return {_camel(row.name): value for row, value in sent if value not in (None, "")}
 
 
 def _rule_body(rule: Rule) -> dict[str, Any]:

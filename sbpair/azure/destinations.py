@@ -6,15 +6,17 @@ A management call costs as much as ten messages: changes during a run are not se
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import defaultdict
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sbpair.azure.atom import AtomNamespace, open_atom
-from sbpair.azure.descriptions import TYPE, texts
+from sbpair.azure.descriptions import TYPE, named_values, texts
 from sbpair.azure.http_client import CALL_SECONDS
-from sbpair.model.entities import CORRELATION_KEYS, Queue, Topic, pascal
+from sbpair.errors import AccessError, EntityMissing, Unavailable
+from sbpair.model.entities import CORRELATION_KEYS, Queue, Topic, pascal, subscription_of
 from sbpair.rules.filters import (
     CorrelationRuleFilter,
     FalseRuleFilter,
@@ -26,11 +28,16 @@ from sbpair.rules.filters import (
 from sbpair.rules.values import RuleInvalid, read_typed
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
     from xml.etree.ElementTree import Element
 
     from sbpair.model.pair import Endpoint
     from sbpair.rules.filters import Filter, NamedValues
+
+log = logging.getLogger(__name__)
+
+MAX_FORWARDS = 200
+"""Entities that are read to find where messages are forwarded to."""
 
 MAX_SUBSCRIPTIONS = 100
 """The filters of so many subscriptions of a topic are read; each further one is assumed to have one."""
@@ -88,6 +95,10 @@ class DestinationCache:
                 self._found[name] = await self._read(path)
         return self._found[name]
 
+    async def way_to(self, path: str, is_end: Callable[[str], bool]) -> list[str]:
+        """Return the way by which messages for `path` are forwarded to such an entity; [] if none is known."""
+        return await forwarding_way(self._namespace, path, is_end)
+
     async def _read(self, path: str) -> DestinationEntity:
         found = await self._namespace.queue_or_topic(path)
         if isinstance(found, Queue):
@@ -106,6 +117,37 @@ class DestinationCache:
             for each in subscriptions[: self._max_subscriptions]
         ]
         return TopicFilters(tuple(read), len(subscriptions) - len(read))
+
+
+async def forwarding_way(control: AtomNamespace, start: str, is_end: Callable[[str], bool]) -> list[str]:
+    """Follow forwards from `start`. Return the first way that leads to such an entity; [] if none is known."""
+    waiting, seen = [[start]], {start.lower()}
+    while waiting and len(seen) < MAX_FORWARDS:
+        way = waiting.pop(0)
+        try:
+            found = await _next_entities(control, way[-1])
+        except (AccessError, EntityMissing, Unavailable) as error:
+            log.info("the forwards of %s are not known: %s", way[-1], error.message)
+            continue
+        for path in found:
+            if is_end(path):
+                return [*way, path]
+            if path.lower() not in seen:
+                seen.add(path.lower())
+                waiting.append([*way, path])
+    return []
+
+
+async def _next_entities(control: AtomNamespace, path: str) -> list[str]:
+    """Return where an entity gives its messages: a subscription's are named after their topic."""
+    subscription = subscription_of(path)
+    if subscription is not None:
+        known = await control.read(subscription)
+        return [known.forward_to] if known.forward_to else []
+    found = await control.queue_or_topic(path)
+    if isinstance(found, Topic):
+        return [f"{path}/subscriptions/{each.name}" for each in await control.subscriptions(path)]
+    return [found.forward_to] if found.forward_to else []
 
 
 def _described(entity: Queue | Topic, **own: Any) -> DestinationEntity:
@@ -137,10 +179,4 @@ def matcher_of(description: Element) -> Filter | None:
 
 
 def _typed_values(selected: Element, name: str) -> NamedValues:
-    found = []
-    for pair in selected.iterfind(f"{{*}}{name}/*"):
-        value = pair.find("{*}Value")
-        kind = "" if value is None else value.get(TYPE, "").rpartition(":")[2]
-        text = "" if value is None else value.text or ""
-        found.append((pair.findtext("{*}Key") or "", read_typed(kind or "string", text)))
-    return tuple(found)
+    return tuple((key, read_typed(kind, text)) for key, kind, text in named_values(selected, name))

@@ -34,13 +34,12 @@ from sbpair.model.connect_errors import (
     FirstAnswerTimeout,
     unreachable,
 )
+from sbpair.model.namespace_clock import DATE_STEP_SECONDS
 from sbpair.model.pair import Endpoint, authority_of, is_loopback
 
 log = logging.getLogger(__name__)
 
 CALL_SECONDS = 60.0
-DATE_STEP_SECONDS = 1.0
-"""The precision of a Date header."""
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_BODY_BYTES = MAX_BYTES
@@ -150,9 +149,10 @@ class HttpClient:
         return await self._exchange(await self._connect(), request)
 
     async def _exchange(self, connection: _Connection, request: h11.Request) -> HttpResponse:
-        reusable = False
+        reusable, asked = False, time.monotonic()
         try:
             response = await connection.exchange(request)
+            self._endpoint.clock.observe_date(response.headers.get("date"), time.monotonic() - asked)
             reusable = connection.next_cycle() and not self._closed
         finally:
             if reusable:

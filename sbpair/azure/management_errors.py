@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 from sbpair import errors
 from sbpair.http_tunnel import refused_by_proxy
-from sbpair.model.connect_errors import REACH_HINT, FirstAnswerTimeout, key_hint, unreachable
+from sbpair.model.connect_errors import REACH_HINT, FirstAnswerTimeout, key_hint, refused, unreachable
 from sbpair.model.pair import authority_of
+from sbpair.operating_system.shortages import shortage_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -87,6 +88,9 @@ def translate_management_errors(
     """
     try:
         yield
+    except errors.NotAuthenticated as error:
+        error.hint = sign_in if error.hint == SIGN_IN_HINT else error.hint
+        raise
     except errors.SbpairError:
         raise
     except FirstAnswerTimeout as error:
@@ -98,12 +102,14 @@ def translate_management_errors(
     except OSError as error:
         raise unreachable(namespace, address or namespace, error, doing=f"cannot {what}") from error
     except Exception as error:
+        if (lack := shortage_of(error, f"cannot {what}")) is not None:
+            raise lack from error
         # Loaded only where the SDK may have raised it: it takes a fifth of the time of a short command.
         from azure.core.exceptions import AzureError
 
         if not isinstance(error, AzureError):
             raise
-        raise of_azure(error, what, namespace, sign_in) from error
+        raise of_azure(error, what, namespace) from error
 
 
 @contextmanager
@@ -132,7 +138,7 @@ def proxy_status(error: AzureError) -> int:
     return int(found[1]) if found else 0
 
 
-def of_azure(error: AzureError, what: str, namespace: str, sign_in: str = SIGN_IN_HINT) -> errors.SbpairError:
+def of_azure(error: AzureError, what: str, namespace: str) -> errors.SbpairError:
     """Return the SbpairError for one of azure-core's."""
     from azure.core import exceptions as azure
 
@@ -146,10 +152,6 @@ def of_azure(error: AzureError, what: str, namespace: str, sign_in: str = SIGN_I
         return of_answer(answer_of(error), what, namespace)
     if isinstance(error, (azure.ServiceRequestTimeoutError, azure.ServiceResponseTimeoutError)):
         return _timed_out(what, namespace)
-    if isinstance(error, azure.ClientAuthenticationError):
-        return errors.NotAuthenticated(
-            f"cannot {what}: no identity is signed in that {namespace} accepts", hint=sign_in
-        )
     cause = error.__cause__ or error
     # Of aiohttp, if no connection was made.
     host, port = getattr(cause, "host", None), getattr(cause, "port", None)
@@ -171,9 +173,9 @@ def service_response(status: int, text: str, headers: Mapping[str, str]) -> Serv
     return ServiceResponse(status, sub_code.group(1) if sub_code else "", " ".join(detail.split()), _seconds(wait))
 
 
-def of_answer(answer: ServiceResponse, what: str, namespace: str, key_source: str = "") -> errors.SbpairError:
-    """Return the SbpairError for an HTTP response of the service. `key_source` is the variable of the key."""
-    error = _translation(answer, what, namespace, key_source)
+def of_answer(answer: ServiceResponse, what: str, namespace: str, key_is_wrong: str = "") -> errors.SbpairError:
+    """Return the SbpairError for an HTTP response of the service. `key_is_wrong` is the hint for a refused key."""
+    error = _translation(answer, what, namespace, key_is_wrong or key_hint(""))
     if isinstance(error, errors.Unavailable):
         error.retry_after_seconds = answer.retry_after_seconds
     return error
@@ -184,9 +186,9 @@ def _seconds(text: str) -> float | None:
     return float(text) if text.isascii() and text.isdigit() and len(text) < MAX_RETRY_AFTER_DIGITS else None
 
 
-def _translation(answer: ServiceResponse, what: str, namespace: str, key_source: str) -> errors.SbpairError:
+def _translation(answer: ServiceResponse, what: str, namespace: str, key_is_wrong: str) -> errors.SbpairError:
     if answer.status == 401:
-        return _unauthorized(answer, what, namespace, key_source)
+        return _unauthorized(answer, what, namespace, key_is_wrong)
     if answer.status == 403 and answer.sub_code != NAMESPACE_IS_FULL:
         # Resource Manager's texts begin with a code.
         hint = _ROLE_HINT if answer.detail.startswith("(") else _CLAIM_HINT
@@ -222,13 +224,13 @@ def _translation(answer: ServiceResponse, what: str, namespace: str, key_source:
     )
 
 
-def _unauthorized(answer: ServiceResponse, what: str, namespace: str, key_source: str) -> errors.SbpairError:
+def _unauthorized(answer: ServiceResponse, what: str, namespace: str, key_is_wrong: str) -> errors.SbpairError:
     if _LACKS_MANAGE.search(answer.detail):
         return errors.NotAuthorized(f"cannot {what}: the key for {namespace} lacks a claim", hint=_CLAIM_HINT)
-    return errors.NotAuthenticated(
-        f"cannot {what}: {namespace} does not accept the key or token",
-        hint=key_hint(key_source),
-    )
+    error = refused(f"cannot {what}: {namespace} does not accept the key or token", answer.detail, key_is_wrong)
+    if not isinstance(error, errors.NotAuthenticated):
+        error.message = f"cannot {what}: {namespace} refuses it: {answer.detail[:MAX_DETAIL_CHARACTERS]}"
+    return error
 
 
 def missing(what: str, namespace: str) -> errors.SbpairError:

@@ -5,46 +5,34 @@ Reading is `atom`'s, which does not need the client: it takes as long to load as
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import fields
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from typing import Any
 
 from azure.core.exceptions import HttpResponseError
 from azure.servicebus import management as sdk
 from azure.servicebus.aio.management import ServiceBusAdministrationClient
 
-from sbpair.azure.credentials import connection_string, identity_credential
+from sbpair.azure.credentials import connection_string, shared_tokens
 from sbpair.azure.http_client import http_route
 from sbpair.azure.management_errors import answer_of, translate_answers
 from sbpair.azure.transport import RoutedTransport, session_for
+from sbpair.errors import NotAuthenticated
+from sbpair.model.connect_errors import explain_refusal
 from sbpair.model.entities import (
     CORRELATION_KEYS,
     EVERY_MESSAGE,
-    NAMES,
     NO_MESSAGE,
     CorrelationFilter,
     Described,
     Queue,
     Rule,
     SqlFilter,
-    Subscription,
-    Topic,
 )
-from sbpair.model.pair import Endpoint, Identity
+from sbpair.model.entity_properties import PROPERTIES_OF, names_of
+from sbpair.model.pair import Credential, Endpoint, Identity
 from sbpair.model.queues import QueueSpec
 
-Value = str | int | bool
-
-# Sent with each creation of a queue, default or not: the original client sent them, and a default may change.
-ALWAYS_SENT = (
-    "lock_duration",
-    "max_size_in_megabytes",
-    "max_delivery_count",
-    "default_message_time_to_live",
-    "auto_delete_on_idle",
-    "dead_lettering_on_message_expiration",
-    "enable_batched_operations",
-)
 RESTATED = ("max_size_in_megabytes", "default_message_time_to_live", "auto_delete_on_idle")
 """Properties that an update must not send back as the SDK read them: 16 times the size, and TimeSpan.MaxValue."""
 
@@ -56,25 +44,30 @@ async def open_administration(endpoint: Endpoint, call_seconds: float) -> AsyncI
         # Coroutines may share the client, which keeps no state per request: its session is created for it.
         session = await stack.enter_async_context(session_for(endpoint))
         transport = RoutedTransport(http_route(endpoint), session, call_seconds, proxy=endpoint.proxy)
-        if isinstance(endpoint.credential, Identity):
-            credential = await stack.enter_async_context(identity_credential())
+        present = endpoint.present
+        if isinstance(present, Identity):
+            credential = await stack.enter_async_context(shared_tokens(present))
             client = ServiceBusAdministrationClient(endpoint.authority, credential, transport=transport, retry_total=0)
         else:
-            text = connection_string(endpoint.authority, endpoint.credential)
+            text = connection_string(endpoint.authority, present)
             client = ServiceBusAdministrationClient.from_connection_string(text, transport=transport, retry_total=0)
-        yield SdkAdministration(await stack.enter_async_context(client), endpoint)
+        yield SdkAdministration(await stack.enter_async_context(client), endpoint, present)
 
 
 class SdkAdministration:
-    """Get one from `open_administration`. Every method raises only errors of `sbpair.errors`."""
+    """Get one from `open_administration`. Every method raises only errors of `sbpair.errors`.
 
-    def __init__(self, client: ServiceBusAdministrationClient, endpoint: Endpoint) -> None:
+    `credential` is the one that it signs in with.
+    """
+
+    def __init__(self, client: ServiceBusAdministrationClient, endpoint: Endpoint, credential: Credential) -> None:
+        self.credential = credential
         self._client = client
-        self._namespace = endpoint.name
+        self._endpoint = endpoint
 
     async def create(self, entity: Described) -> bool:
         """Create an entity without adding partitions. Returns False for a name in use. Raises PartitionsWanted."""
-        with translate_answers(f"create the {entity.kind} {entity.path}", self._namespace):
+        with self._translating(f"create the {entity.kind} {entity.path}"):
             try:
                 await self._creation(entity)
             except Created:
@@ -90,31 +83,35 @@ class SdkAdministration:
 
         `queue` is the queue as it is, with its chosen size.
         """
-        with translate_answers(f"set the status of the queue {queue.path}", self._namespace):
+        with self._translating(f"set the status of the queue {queue.path}"):
             properties = await self._client.get_queue(queue.path)
             restated = {name: getattr(queue, name) for name in RESTATED}
             await self._client.update_queue(properties, **restated, status=status)
 
+    @contextmanager
+    def _translating(self, what: str) -> Iterator[None]:
+        """Raise errors as `translate_answers` does. The SDK signs by the local clock, which may be the cause."""
+        try:
+            with translate_answers(what, self._endpoint.name):
+                yield
+        except NotAuthenticated as error:
+            raise explain_refusal(error, self._endpoint) from error.__cause__
+
     def _creation(self, entity: Described) -> Awaitable[object]:
-        match entity:
-            case QueueSpec(path=path):
-                return self._client.create_queue(path, cls=skip_answer, **description(entity))  # type: ignore[arg-type]
-            case Topic(path=path):
-                return self._client.create_topic(path, **description(entity))  # type: ignore[arg-type]
-            case Subscription(topic=topic, name=name):
-                return self._client.create_subscription(topic, name, **description(entity))  # type: ignore[arg-type]
-            case Rule(topic=topic, subscription=subscription, name=name):
-                action = sdk.SqlRuleAction(entity.action) if entity.action else None
-                selected = sdk_filter(entity.filter)
-                return self._client.create_rule(topic, subscription, name, filter=selected, action=action)
+        create: Callable[..., Awaitable[object]] = getattr(self._client, f"create_{entity.kind}")
+        # The SDK accepts no such function for a topic.
+        own = {"cls": skip_answer} if isinstance(entity, QueueSpec) else {}
+        return create(*names_of(entity), **own, **description(entity))
 
 
-def description(entity: QueueSpec | Topic | Subscription) -> dict[str, Value]:
-    """Return the keyword arguments of a creation: ALWAYS_SENT, and properties that differ from the default."""
-    values = {each.name: getattr(entity, each.name) for each in fields(entity) if each.name not in NAMES}
-    defaults = {each.name: each.default for each in fields(entity)}
-    always = ALWAYS_SENT if isinstance(entity, QueueSpec) else ()
-    return {name: value for name, value in values.items() if name in always or value != defaults[name]}
+def description(entity: Described) -> dict[str, Any]:
+    """Return the keyword arguments of a creation: properties that differ from the default; of a queue, some always."""
+    if isinstance(entity, Rule):
+        action = sdk.SqlRuleAction(entity.action) if entity.action else None
+        return {"filter": sdk_filter(entity.filter), "action": action}
+    values = ((row, getattr(entity, row.name)) for row in PROPERTIES_OF[type(entity)])
+    of_queue = isinstance(entity, QueueSpec)
+    return {row.name: value for row, value in values if value != row.default or (of_queue and row.is_sent)}
 
 
 def sdk_filter(selected: SqlFilter | CorrelationFilter) -> sdk.SqlRuleFilter | sdk.CorrelationRuleFilter:

@@ -1,7 +1,7 @@
 """Selection of a pair and its connection details: flags over environment over file.
 
 Each value keeps its source. The environment is an argument, and no repr shows a secret. Connection strings come from
-environment variables only: other users may read files and command lines.
+environment variables, secret managers, or files of their own: other users may read the configuration and command lines.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from urllib.parse import quote
 from sbpair.config.environment import VARIABLES, environment_layer, refuse_secrets
 from sbpair.config.file import PAIR_KEYS, config_path, file_layer, file_setting, named_variables, read_pairs
 from sbpair.config.setting import (
+    IDENTITY_SETTINGS,
     Environment,
     Flags,
     Layer,
     Origin,
+    Secret,
     Setting,
     build_endpoint,
     build_pair,
@@ -64,7 +66,7 @@ def load_pair(name: str | None = None, *, config: Path | None = None, environ: E
 
 
 def load(flags: Flags, environ: Environment) -> Profile:
-    """Find, merge and check the settings of one pair. Reads only the file."""
+    """Find, merge and check the settings of one pair. Reads the file, and keys from where it says that they are."""
     settings, from_file_only = _settings(flags, environ)
     pair = build_pair(str(settings["pair"].value), settings)
     # Namespaces from flags or the environment make another pair than the file's, with its own state.
@@ -135,6 +137,9 @@ def effective_side(
         default = Setting("", f"{side}.{derived[name]}", Origin.DERIVED) if name in derived else UNSET
         source = address.get(name) or settings.get(f"{side}.{name}", default)
         found[f"{side}.{name}"] = replace(source, value=value)
+    for key in [f"{side}.{name}" for name in ("identity", *IDENTITY_SETTINGS)]:
+        if setting := settings.get(key):
+            found[key] = replace(setting, value=MASK) if isinstance(setting.value, Secret) else setting
     return found | {f"{side}.proxy": _proxy_setting(settings.get(f"{side}.proxy", UNSET), endpoint, environ)}
 
 
@@ -181,6 +186,8 @@ def _settings(flags: Flags, environ: Environment) -> tuple[dict[str, Setting], b
     path = config_path(flags, environ)
     tables = read_pairs(path)
     from_environment = environment_layer(environ)
+    if lost := environ.get("SBPAIR_LOST"):
+        from_environment = {**from_environment, "lost": Setting(lost, "SBPAIR_LOST", Origin.ENVIRONMENT)}
     chosen = _choose(flags, environ, tables, path, from_environment)
     name = str(chosen.value)
     from_file = file_layer(name, tables[name], path, environ) if name in tables else {}

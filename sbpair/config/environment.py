@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from sbpair.config.setting import Environment, Layer, Origin, Secret, Setting, conflict, secret_in
+from sbpair.config.setting import Environment, Layer, Origin, Secret, Setting, conflict, key_file, secret_in
 from sbpair.model.connection_string import holds_secret
 from sbpair.model.pair import SIDES
 
-ENVIRONMENT_KEYS = ("CONNECTION_STRING", "NAMESPACE", "NAME", "ENDPOINT", "CA_FILE", "TRANSPORT", "PROXY")
-ADDRESS_KEYS = ("CONNECTION_STRING", "NAMESPACE")
-SECRET_KEYS = ("CONNECTION_STRING", "PROXY")
-RELAY_KEYS = ("CONNECTION_STRING", "NAMESPACE", "NAME", "PATH", "CA_FILE", "PROXY")
+ADDRESS_KEYS = ("CONNECTION_STRING", "CONNECTION_STRING_FILE", "NAMESPACE")
+IDENTITY_KEYS = ("IDENTITY", "CLIENT_ID", "TENANT", "AUTHORITY", "CLIENT_SECRET")
+ENVIRONMENT_KEYS = (*ADDRESS_KEYS, *IDENTITY_KEYS, "NAME", "ENDPOINT", "CA_FILE", "TRANSPORT", "PROXY")
+SECRET_KEYS = ("CONNECTION_STRING", "PROXY", "CLIENT_SECRET")
+RELAY_KEYS = (*ADDRESS_KEYS, *IDENTITY_KEYS, "NAME", "PATH", "CA_FILE", "PROXY")
 RELAY_VARIABLES = ("SBPAIR_RELAY", *(f"SBPAIR_RELAY_{side.upper()}_{key}" for side in SIDES for key in RELAY_KEYS))
 VARIABLES = (
     "SBPAIR_CONFIG",
     "SBPAIR_PAIR",
+    "SBPAIR_LOST",
     *(f"SBPAIR_{side.upper()}_{key}" for side in SIDES for key in ENVIRONMENT_KEYS),
     *RELAY_VARIABLES,
 )
@@ -22,8 +24,8 @@ PAIR_VARIABLES = ("SBPAIR_PAIR", *(f"SBPAIR_{side.upper()}_{key}" for side in SI
 
 def refuse_secrets(environ: Environment) -> None:
     """Raise UsageError for a secret in a variable whose value is printed."""
-    printed = [each for each in VARIABLES if not each.endswith(("_CONNECTION_STRING", "_PROXY", "_NAMESPACE"))]
-    for variable in printed:
+    hidden = tuple(f"_{key}" for key in (*SECRET_KEYS, "NAMESPACE"))
+    for variable in [each for each in VARIABLES if not each.endswith(hidden)]:
         if holds_secret(environ.get(variable, ""), is_setting=True):
             raise secret_in(variable)
 
@@ -34,10 +36,12 @@ def environment_layer(environ: Environment, prefix: str = "SBPAIR", keys: tuple[
     for side in SIDES:
         variables = {key: f"{prefix}_{side.upper()}_{key}" for key in keys}
         given = {key: environ[variable] for key, variable in variables.items() if environ.get(variable)}
-        if "CONNECTION_STRING" in given and "NAMESPACE" in given:
-            raise conflict(variables["CONNECTION_STRING"], variables["NAMESPACE"], "the environment")
+        addresses = [variables[key] for key in ADDRESS_KEYS if key in given]
+        if len(addresses) > 1:
+            raise conflict(addresses[0], addresses[1], "the environment")
         for key, text in given.items():
-            value = Secret(text) if key in SECRET_KEYS else text
+            setting = Setting(Secret(text) if key in SECRET_KEYS else text, variables[key], Origin.ENVIRONMENT)
             short = "address" if key in ADDRESS_KEYS else key.lower()
-            layer[f"{side}.{short}"] = Setting(value, variables[key], Origin.ENVIRONMENT)
+            is_file = key == "CONNECTION_STRING_FILE"
+            layer[f"{side}.{short}"] = key_file(text, variables[key]) if is_file else setting
     return layer

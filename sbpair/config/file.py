@@ -5,6 +5,7 @@ It holds no secrets: a connection string in it is rejected, and its text never r
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from collections.abc import Mapping
@@ -22,24 +23,28 @@ from sbpair.config.setting import (
     Setting,
     build_endpoint,
     conflict,
+    key_file,
     secret_in,
     user_path,
 )
 from sbpair.errors import MachineLacks, SbpairError, UsageError, nearest_hint
 from sbpair.model.connection_string import holds_secret, looks_like_connection_string
 from sbpair.model.pair import SIDES, Endpoint, Ends, is_address
-from sbpair.operating_system.files import check_dotted_keys, read_document
+from sbpair.operating_system.files import check_dotted_keys, make_directories, open_new, read_document
 
-PAIR_KEYS = ("backlog_queues", "failover_interval", "ping_interval")
-SIDE_KEYS = (
-    *("name", "namespace", "connection_string_env", "endpoint", "tls", "ca_file"),
-    *("transport", "proxy", "proxy_env"),
-)
-RELAY_SIDE_KEYS = ("name", "namespace", "connection_string_env", "path", "ca_file", "proxy", "proxy_env")
-VARIABLE_KEYS = {"connection_string_env": "address", "proxy_env": "proxy"}
+PAIR_KEYS = ("backlog_queues", "failover_interval", "ping_interval", "lost", "when_lost")
+ADDRESS_KEYS = ("namespace", "connection_string_env", "connection_string_file")
+IDENTITY_KEYS = ("identity", "client_id", "tenant", "authority", "client_secret_env")
+RELAY_SIDE_KEYS = ("name", *ADDRESS_KEYS, *IDENTITY_KEYS, "path", "ca_file", "proxy", "proxy_env")
+SIDE_KEYS = (*(each for each in RELAY_SIDE_KEYS if each != "path"), "endpoint", "tls", "transport")
+VARIABLE_KEYS = {"connection_string_env": "address", "proxy_env": "proxy", "client_secret_env": "client_secret"}
 """Keys that name an environment variable with a secret, and the setting that it has."""
 
-_EXAMPLES = {"connection_string_env": "Endpoint=sb://…", "proxy_env": "http://USER:PASSWORD@HOST:PORT"}
+_EXAMPLES = {
+    "connection_string_env": "Endpoint=sb://…",
+    "proxy_env": "http://USER:PASSWORD@HOST:PORT",
+    "client_secret_env": "…",
+}
 
 
 def file_setting(flags: Flags, environ: Environment) -> Setting:
@@ -82,18 +87,18 @@ def named_variables(path: Path) -> set[object]:
     return {side.get(key) for side in sides if isinstance(side, dict) for key in VARIABLE_KEYS}
 
 
-def create_file(path: Path, text: str) -> None:
-    """Create the file and its directory. Raises UsageError if it exists, and MachineLacks."""
+def create_file(path: Path, text: str, *, options: str = "--config or SBPAIR_CONFIG") -> None:
+    """Create a file that `options` name, and its directory. Raises UsageError if it exists, and MachineLacks."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("x", encoding="utf-8") as file:
+        make_directories(path.parent)
+        with os.fdopen(open_new(path), "w", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
         if path.is_dir():
-            raise UsageError(f"{path} is a directory", hint="name a file, with --config or SBPAIR_CONFIG") from error
+            raise UsageError(f"{path} is a directory", hint=f"name a file, with {options}") from error
         if path.exists():
             raise UsageError(f"{path} exists, and is not overwritten", hint="edit it, or name another file") from error
-        hint = "name another file with --config"
+        hint = f"name another file with {options.partition(' ')[0]}"
         below_file = isinstance(error, (FileExistsError, NotADirectoryError))
         why = "a part of its path is not a directory" if below_file else error.strerror
         raise MachineLacks(f"{path} cannot be created: {why}", hint=hint) from error
@@ -169,22 +174,26 @@ def relay_layer(name: str, table: object, path: Path, environ: Environment) -> L
 def _side_layer(side: str, table: object, place: str, environ: Environment, keys: tuple[str, ...] = SIDE_KEYS) -> Layer:
     entries = _table(table, keys, place)
     values = {key: _scalar(value, key, place) for key, value in entries.items()}
-    if "namespace" in values and "connection_string_env" in values:
-        raise conflict("namespace", "connection_string_env", place)
+    addresses = [key for key in ADDRESS_KEYS if key in values]
+    if len(addresses) > 1:
+        raise conflict(addresses[0], addresses[1], place)
     if "proxy" in values and "proxy_env" in values:
         raise conflict("proxy", "proxy_env", place, ONE_PROXY)
     layer = {
         f"{side}.{'address' if key == 'namespace' else key}": Setting(value, place, Origin.FILE)
         for key, value in values.items()
-        if key not in VARIABLE_KEYS
+        if key not in VARIABLE_KEYS and key != "connection_string_file"
     }
+    if (path := values.get("connection_string_file")) is not None:
+        layer[f"{side}.address"] = key_file(str(path), f"{place}: connection_string_file")
     for key, setting in VARIABLE_KEYS.items():
         if key in values:
             variable = str(values[key])
             if not environ.get(variable):
-                raise UsageError(
-                    f"{place}: the variable {variable} is not set", hint=f"export {variable}='{_EXAMPLES[key]}'"
-                )
+                # A client secret may look like a name.
+                shown = variable if key != "client_secret_env" or variable.isupper() else "that client_secret_env names"
+                hint = f"export {variable if shown == variable else 'NAME'}='{_EXAMPLES[key]}'"
+                raise UsageError(f"{place}: the variable {shown} is not set", hint=hint)
             layer[f"{side}.{setting}"] = Setting(Secret(environ[variable]), variable, Origin.ENVIRONMENT)
     return layer
 
@@ -193,8 +202,8 @@ def _table(table: object, known: tuple[str, ...], place: str) -> Mapping[str, ob
     if not isinstance(table, dict):
         raise UsageError(f"{place} is not a table", hint="write it as [table] with key = value lines")
     for key in table:
-        if key == "connection_string":
-            raise _secret_in_file(place)
+        if key in ("connection_string", "client_secret"):
+            raise _secret_in_file(place, key)
         if key not in known:
             shown = "…" if holds_secret(key, is_setting=True) else key
             hint = nearest_hint(key, known, f"known keys: {', '.join(known)}")
@@ -219,10 +228,10 @@ def _scalar(value: object, key: str, place: str) -> str | int | bool:
     return value
 
 
-def _secret_in_file(place: str) -> UsageError:
+def _secret_in_file(place: str, key: str = "connection_string") -> UsageError:
     return UsageError(
-        f"{place} holds a connection string, which is a secret",
-        hint='export it, and write the variable\'s name here: connection_string_env = "ORDERS_PRIMARY"',
+        f"{place} holds a {key.replace('_', ' ')}, which is a secret",
+        hint=f'export it, and write the variable\'s name here: {key}_env = "ORDERS_PRIMARY"',
     )
 
 
@@ -240,7 +249,7 @@ class SingleNamespace:
     @property
     def ends(self) -> Ends:
         """The ends of a move within it, whose state is its own."""
-        return Ends(self.name, self.endpoint, self.endpoint)
+        return Ends(name=self.name, source=self.endpoint, destination=self.endpoint)
 
 
 def load_namespace(name: str, flags: Flags, environ: Environment, *, may_be_host: bool = True) -> SingleNamespace:
@@ -261,6 +270,12 @@ def all_namespaces(flags: Flags, environ: Environment) -> list[SingleNamespace]:
     path = config_path(flags, environ)
     found = read_namespaces(path).items()
     return [_build(name, namespace_layer(name, table, path, environ), flags) for name, table in found]
+
+
+def endpoint_of_variable(variable: str, source: str, environ: Environment) -> Endpoint:
+    """Return the namespace of the connection string in a variable that `source` names. Raises UsageError."""
+    layer = _side_layer(f"{PREFIX}{variable}", {"connection_string_env": variable}, source, environ)
+    return _build(variable, layer, Flags()).endpoint
 
 
 def has_pair(flags: Flags, environ: Environment) -> bool:

@@ -5,17 +5,25 @@ Pure; errors name the source of the wrong value, and no repr shows a secret.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Literal, TypeAlias
 from urllib.parse import urlsplit
 
-from sbpair.errors import UsageError
-from sbpair.model.connection_string import endpoint_from_connection_string, looks_like_connection_string
+from sbpair.errors import ConnectionStringError, UsageError
+from sbpair.model.connection_string import (
+    credential_of,
+    endpoint_from_connection_string,
+    looks_like_connection_string,
+    read_key_file,
+)
 from sbpair.model.pair import (
     AMQPS_PORT,
+    IDENTITY_KINDS,
     SIDES,
     Endpoint,
     Identity,
@@ -26,6 +34,7 @@ from sbpair.model.pair import (
     is_loopback,
 )
 from sbpair.model.proxy import Proxy, parse_proxy
+from sbpair.model.rotated_key import RotatedKey
 from sbpair.operating_system.files import user_directory
 from sbpair.timespan import TICKS_PER_SECOND, ticks
 
@@ -34,9 +43,42 @@ Environment: TypeAlias = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Secret:
-    """A connection string, or a proxy with its credentials, hidden from every repr and message."""
+    """A connection string, a proxy with its credentials, or an identity's secret, hidden from every repr and message.
+
+    `text` may name one in a secret manager. `reread` returns what its source has now; None where that stays the same.
+    """
 
     text: str = field(repr=False)
+    reread: Callable[[], str] | None = field(default=None, repr=False, compare=False)
+
+    def opened(self, source: str) -> Secret:
+        """Return it with the text that its file, or the secret manager, has. Raises the errors of both."""
+        if self.text and not self.text.startswith(REFERENCES):
+            return self
+        read = self.reread or (lambda: self.text)
+        return Secret(_fetched(read(), source), lambda: _fetched(read(), source, again=True))
+
+
+REFERENCES = ("https://", "gsm://")
+
+
+def _fetched(text: str, source: str, *, again: bool = False) -> str:
+    """Return the secret that a text names, else the text. Raises what `read_secret` raises, ConnectionStringError."""
+    if not text.startswith(REFERENCES):
+        return text
+    from sbpair.azure.fetched_secrets import read_secret  # it loads clients of HTTP
+
+    if (found := read_secret(text, again=again)) == text:
+        hint = "write https://VAULT.vault.azure.net/secrets/NAME, or the connection string itself"
+        raise ConnectionStringError(f"{source} has the URL of another service than Key Vault", hint=hint)
+    return found
+
+
+def key_file(path: str, option: str) -> Setting:
+    """Return the setting of a connection string in a file, which is not read yet. `option` names the file in errors."""
+    place = str(Path(path).absolute())
+    origin = Origin.ENVIRONMENT if option.startswith("SBPAIR_") else Origin.FILE
+    return Setting(Secret("", partial(read_key_file, place, option)), place, origin)
 
 
 class Origin(StrEnum):
@@ -99,7 +141,7 @@ def user_path(kind: Literal["config", "state"], name: str, environ: Environment)
     return Setting(str(directory / name), variable, Origin.ENVIRONMENT if variable else Origin.DEFAULT)
 
 
-ONE_ADDRESS = "keep one: the connection string of a key, or the namespace for an identity"
+ONE_ADDRESS = "keep one: the connection string of a key, the file that has it, or the namespace for an identity"
 ONE_PROXY = "keep one: proxy_env names the variable of a proxy with user and password"
 
 
@@ -129,7 +171,8 @@ def build_pair(name: str, settings: Mapping[str, Setting]) -> Pair:
         pair = replace(pair, failover_interval=_seconds(failover))
     if ping := settings.get("ping_interval"):
         pair = replace(pair, ping_interval=_seconds(ping))
-    return pair
+    declared = {key: settings[key].value for key in ("lost", "when_lost") if key in settings}
+    return replace(pair, **declared)  # type: ignore[arg-type]  # the pair checks them
 
 
 def build_endpoint(side: str, settings: Mapping[str, Setting], pair: str) -> Endpoint:
@@ -150,7 +193,7 @@ def build_endpoint(side: str, settings: Mapping[str, Setting], pair: str) -> End
             f"{address.source}: the namespace's name is unknown: {endpoint.host} is an IP address",
             hint="set SBPAIR_PRIMARY_NAME, or name in the configuration file: it is part of backlog queue paths",
         )
-    endpoint = _with_overrides(endpoint, side, settings)
+    endpoint = _with_identity(_with_overrides(endpoint, side, settings), side, settings)
     _refuse_readable_credential(endpoint, address.source)
     return endpoint
 
@@ -180,10 +223,15 @@ def _seconds(setting: Setting) -> float:
 
 def _endpoint_at(address: Setting) -> Endpoint:
     if isinstance(address.value, Secret):
+        secret = address.value.opened(address.source)
         try:
-            return replace(endpoint_from_connection_string(address.value.text), key_source=address.source)
+            endpoint = endpoint_from_connection_string(secret.text)
         except UsageError as error:
             raise type(error)(f"{address.source}: {error.message}", hint=error.hint) from None
+        rotated = None
+        if reread := secret.reread:
+            rotated = RotatedKey(credential_of(secret.text), lambda: credential_of(reread()))
+        return replace(endpoint, key_source=address.source, rotated=rotated)
     text = str(address.value)
     if looks_like_connection_string(text):
         raise UsageError(
@@ -221,6 +269,68 @@ def _with_overrides(endpoint: Endpoint, side: str, settings: Mapping[str, Settin
             )
         endpoint = replace(endpoint, transport=Transport(str(setting.value)))
     return endpoint
+
+
+IDENTITY_SETTINGS: Mapping[str, tuple[str, ...]] = {
+    "client_id": ("default", "managed", "workload", "client-secret"),
+    "tenant": ("workload", "cli", "client-secret"),
+    "authority": ("default", "workload", "client-secret"),
+    "client_secret": ("client-secret",),
+}
+"""The settings of an identity, and the kinds that use each."""
+
+_IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,253}")
+
+
+def _with_identity(endpoint: Endpoint, side: str, settings: Mapping[str, Setting]) -> Endpoint:
+    """Return the endpoint with the identity that is configured for it. Raises UsageError for a wrong setting."""
+    keys = ("identity", *IDENTITY_SETTINGS)
+    given = {key: settings[f"{side}.{key}"] for key in keys if f"{side}.{key}" in settings}
+    if not given:
+        return endpoint
+    first, setting = next(iter(given.items()))
+    if not isinstance(endpoint.credential, Identity):
+        raise UsageError(
+            f"{setting.source}: {first} is for an identity, and {endpoint.key_source} has a key for {endpoint.name}",
+            hint="keep one: give the namespace instead of the connection string, or leave the identity out",
+        )
+    fallback = "client-secret" if "client_secret" in given else "default"
+    kind = str(given["identity"].value) if "identity" in given else fallback
+    if kind not in IDENTITY_KINDS:
+        hint = f"use {', '.join(IDENTITY_KINDS)}"
+        raise UsageError(f"{setting.source}: {_shown(kind)} is not a kind of identity", hint=hint)
+    found = {key: _identity_value(key, kind, each) for key, each in given.items() if key != "identity"}
+    missing = [key for key in ("client_id", "tenant", "client_secret") if key not in found]
+    if kind == "client-secret" and missing:
+        variable = f"SBPAIR_{side.upper()}_CLIENT_SECRET" if side in SIDES else "client_secret_env"
+        raise UsageError(
+            f"{setting.source}: the identity client-secret has no {' and no '.join(missing)}",
+            hint=f"give client_id and tenant, and the secret in {variable}",
+        )
+    secret = found.pop("client_secret", "")
+    trusted = endpoint.ca_file if "authority" in found else None
+    credential = Identity(kind, **found, secret=secret, ca_file=trusted)
+    return replace(endpoint, credential=credential, key_source=given["client_secret"].source if secret else "")
+
+
+def _identity_value(key: str, kind: str, setting: Setting) -> str:
+    """Return a value of an identity. Raises UsageError for one that is malformed, or that its kind does not use."""
+    if kind not in IDENTITY_SETTINGS[key]:
+        raise UsageError(
+            f"{setting.source}: {key} has no effect for the identity {kind}",
+            hint=f"leave it out, or set identity to {' or '.join(IDENTITY_SETTINGS[key])}",
+        )
+    if isinstance(setting.value, Secret):
+        return setting.value.opened(setting.source).text
+    text = str(setting.value)
+    if key == "authority":
+        host = text.removeprefix("https://").removesuffix("/")
+        if _host_port(host) or _host_port(f"{host}:443"):
+            return f"https://{host}"
+    elif _IDENTIFIER.fullmatch(text):
+        return text
+    example = "login.microsoftonline.us" if key == "authority" else "00000000-0000-0000-0000-000000000000"
+    raise UsageError(f"{setting.source}: {_shown(text)} is not a valid {key}", hint=f"write it as {example}")
 
 
 def _proxy(setting: Setting, endpoint: Endpoint) -> Proxy:

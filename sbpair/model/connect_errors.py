@@ -1,4 +1,4 @@
-"""First contact with a namespace: its time limits, and what to do if it cannot be reached or refuses the key. Pure.
+"""First contact with a namespace: its time limits, and what to do if it cannot be reached or refuses the key.
 
 One place for all clients: AMQP, the management side and azure-servicebus.
 """
@@ -10,7 +10,21 @@ import re
 import socket
 import ssl
 
-from sbpair.errors import Silent, Unreachable
+from sbpair.errors import (
+    AccessError,
+    FirewallRefused,
+    KeysDisabled,
+    NotAuthenticated,
+    NotAuthorized,
+    SbpairError,
+    Silent,
+    Unavailable,
+    Unreachable,
+)
+from sbpair.model.namespace_clock import SYNCHRONISE
+from sbpair.model.pair import Endpoint, Identity
+from sbpair.model.signature import expired_at
+from sbpair.operating_system.shortages import shortage_of
 
 CONNECT_SECONDS = 7.0
 """Time limit of DNS, TCP, TLS and the opening of AMQP. A gateway that is up answers each at once."""
@@ -29,6 +43,18 @@ REACH_HINT = f"check the address, the network and the firewall{DOCTOR_HINT}"
 TRUST_HINT = "set ca_file, SBPAIR_PRIMARY_CA_FILE or SBPAIR_SECONDARY_CA_FILE to a file of certificates to trust"
 TLS_HINT = f"{TRUST_HINT}, or check that the port speaks TLS{DOCTOR_HINT}"
 
+CLAIM_HINT = "use a key, or a role, that has this claim"
+FIREWALL_HINT = (
+    "no network rule of the namespace admits this machine: add its address or network in the portal under Networking,"
+    " Public access; the key is not to blame"
+)
+KEYS_DISABLED_HINT = (
+    "the namespace accepts no keys: sign in with an identity, or enable Local Authentication in the portal's Overview"
+)
+
+_FIREWALL = re.compile("ip has been prevented", re.IGNORECASE)
+_KEYS_DISABLED = re.compile("local ?auth|sas auth[a-z]* (has been|is) disabled", re.IGNORECASE)
+_LACKS_CLAIM = re.compile("claim.*required", re.IGNORECASE)
 _ERRNO = re.compile(r"Errno (\d+)")
 
 
@@ -40,22 +66,57 @@ class FirstAnswerTimeout(TimeoutError):
         self.address, self.seconds = address, seconds
 
 
-def key_hint(key_source: str) -> str:
-    """Return the hint for a refused key or signature; `key_source` is the variable that it came from, "" if unknown."""
+def key_hint(key_source: str, clock_difference: str = "") -> str:
+    """Return the hint for a refused key or signature; `key_source` is the variable that it came from, "" if unknown.
+
+    `clock_difference` is how the local clock differs, if that is known: then it is the likely cause.
+    """
+    if clock_difference:
+        return f"{SYNCHRONISE}, and then check the key: {clock_difference}, and a signature lives an hour"
     if not key_source:
         return f"check the key and its name, or sign in again: the key may be wrong, the token expired{DOCTOR_HINT}"
     causes = "it may be wrong or regenerated, its signature may have expired, or this machine's clock may be wrong"
     return f"check the key's name and the key in {key_source}: {causes}{DOCTOR_HINT}"
 
 
-def unreachable(name: str, address: str, why: BaseException | float, *, doing: str = "") -> Unreachable:
+def refused(message: str, text: str, hint: str) -> AccessError:
+    """Return the error of an unauthorized request. `text` is the service's, which has one status for four causes.
+
+    `hint` is that of a key or token that is not accepted.
+    """
+    if _FIREWALL.search(text):
+        return FirewallRefused(message, hint=FIREWALL_HINT)
+    if _KEYS_DISABLED.search(text):
+        return KeysDisabled(message, hint=KEYS_DISABLED_HINT)
+    if _LACKS_CLAIM.search(text):
+        return NotAuthorized(message, hint=CLAIM_HINT)
+    return NotAuthenticated(message, hint=hint)
+
+
+def explain_refusal(error: SbpairError, endpoint: Endpoint) -> SbpairError:
+    """Return the error; of a refused key, with its source, a wrong clock, and when its signature expired."""
+    if isinstance(error, NotAuthenticated):
+        source = "" if isinstance(endpoint.credential, Identity) else endpoint.key_source
+        if source or endpoint.clock.difference():
+            error.hint = key_hint(source, endpoint.clock.difference())
+        if when := expired_at(endpoint.present, endpoint.clock.now()):
+            message = f"{error.message}: the SharedAccessSignature expired at {when}"
+            return NotAuthenticated(message, hint=f"put another one, or a key, into {source or 'its place'}")
+    return error
+
+
+def unreachable(name: str, address: str, why: BaseException | float, *, doing: str = "") -> Unavailable:
     """Return the error of a namespace that cannot be reached: Silent if nothing came from it in time.
+
+    It is Exhausted where this machine could not even try.
 
     `why` is the error of the socket, or the seconds without an answer. `doing` comes first in the message.
     """
     place = f"{doing}: {name}" if doing else name
     if isinstance(why, (int, float)):
         return Silent(f"{place} cannot be reached at {address}: no answer within {why:g} s", hint=REACH_HINT)
+    if (lack := shortage_of(why, place)) is not None:
+        return lack
     kind = Silent if isinstance(why, TimeoutError) else Unreachable
     return kind(
         f"{place} cannot be reached at {address}: {cause_of(why)}",

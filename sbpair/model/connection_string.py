@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
+from typing import Final
 from urllib.parse import urlsplit
 
-from sbpair.errors import ConnectionStringError
-from sbpair.model.pair import AMQP_PORT, AMQPS_PORT, Credential, Endpoint, SasKey, SasToken, authority_of, first_label
+from sbpair.errors import ConnectionStringError, UsageError
+from sbpair.model.pair import AMQP_PORT, AMQPS_PORT, Endpoint, SasKey, SasToken, authority_of, first_label
+from sbpair.operating_system.files import read_document
+
+MAX_KEY_BYTES: Final = 64 * 1024
 
 
 def endpoint_from_connection_string(text: str, *, name: str | None = None, ca_file: str | None = None) -> Endpoint:
@@ -15,6 +20,11 @@ def endpoint_from_connection_string(text: str, *, name: str | None = None, ca_fi
     Raises ConnectionStringError, which names the wrong part and never repeats a value.
     """
     parts = _connection_string_parts(text)
+    if "entitypath" in parts:
+        raise ConnectionStringError(
+            "the connection string has an EntityPath: its key may be for one queue or topic only",
+            hint="use one of the namespace's shared access policies; if the key is from there, remove EntityPath",
+        )
     address = parts.get("endpoint")
     if not address:
         raise _bad_connection_string("it has no Endpoint=")
@@ -30,6 +40,20 @@ def endpoint_from_connection_string(text: str, *, name: str | None = None, ca_fi
         ca_file=ca_file,
         emulator=emulator,
     )
+
+
+def read_key_file(path: str, option: str = "") -> str:
+    """Return the text of a file with a connection string; `option` names it. Raises UsageError, MachineLacks."""
+    hint = "name a file that has a connection string alone"
+    text = read_document(Path(path), option=option, hint=hint, max_bytes=MAX_KEY_BYTES)
+    if not text.strip():
+        raise UsageError(f"{option or 'the file'}: {path} is empty", hint="write the connection string into it")
+    return text.removesuffix("\n").removesuffix("\r")
+
+
+def credential_of(text: str) -> SasKey | SasToken:
+    """Return the key or the signature of a connection string. Raises ConnectionStringError."""
+    return _connection_string_credential(_connection_string_parts(text))
 
 
 _URL_WITH_PASSWORD = re.compile(r"//[^/@\s:]*:[^/@\s]+@")
@@ -72,6 +96,8 @@ _KNOWN_PARTS = {"endpoint", *_SHARED_ACCESS_PARTS, "entitypath", "usedevelopment
 
 def _connection_string_parts(text: str) -> dict[str, str]:
     parts: dict[str, str] = {}
+    if not text.strip().isprintable():
+        raise _bad_connection_string("it has several lines, or control characters")
     for piece in filter(None, (piece.strip() for piece in text.strip().split(";"))):
         key, equals, value = piece.partition("=")
         if not equals:
@@ -82,15 +108,10 @@ def _connection_string_parts(text: str) -> dict[str, str]:
             name = repr(lowered) if lowered in _KNOWN_PARTS else "a key"
             raise _bad_connection_string(f"it has {name} twice")
         parts[lowered] = value.strip()
-    if "entitypath" in parts:
-        raise ConnectionStringError(
-            "the connection string has an EntityPath: its key may be for one queue or topic only",
-            hint="use one of the namespace's shared access policies; if the key is from there, remove EntityPath",
-        )
     return parts
 
 
-def _connection_string_credential(parts: dict[str, str]) -> Credential:
+def _connection_string_credential(parts: dict[str, str]) -> SasKey | SasToken:
     if token := parts.get("sharedaccesssignature"):
         return SasToken(token)
     name, key = parts.get("sharedaccesskeyname"), parts.get("sharedaccesskey")

@@ -16,6 +16,9 @@ UNIT_BYTES = 64 * 1024
 
 MILLION = Decimal(1_000_000)
 
+EXTRAS = ("bandwidth", "pings", "dead-letters", "active")
+"""Costs beside those of a move: of regions, clients, dead letters, and of active replication in place of a backlog."""
+
 
 # Operations -------------------------------------------------------------------------------------
 
@@ -107,12 +110,21 @@ class Tariff:
 
 
 @dataclass(frozen=True, slots=True)
+class MoneyRange:
+    """Bounds of a cost."""
+
+    minimum: Annotated[Decimal, "Lower bound"] = Decimal(0)
+    maximum: Annotated[Decimal, "Upper bound"] = Decimal(0)
+
+
+@dataclass(frozen=True, slots=True)
 class Prices:
-    """A table of prices, by tier in lower case, and its date."""
+    """A table of prices, by tier in lower case, and its date. `gigabyte` is the price of data that leaves a region."""
 
     dated: str
     currency: str
     tariffs: Mapping[str, Tariff]
+    gigabyte: MoneyRange
 
 
 PRICES = Prices(
@@ -132,16 +144,10 @@ PRICES = Prices(
         "premium": Tariff((PriceStep(None, Decimal(0)),), hourly=Decimal("0.928")),
         "basic": Tariff((PriceStep(None, Decimal("0.05")),)),
     },
+    # From within Europe or North America, to out of South America.
+    gigabyte=MoneyRange(Decimal("0.02"), Decimal("0.16")),
 )
 """In US dollars, without tax."""
-
-
-@dataclass(frozen=True, slots=True)
-class MoneyRange:
-    """Bounds of a cost."""
-
-    minimum: Annotated[Decimal, "Lower bound"] = Decimal(0)
-    maximum: Annotated[Decimal, "Upper bound"] = Decimal(0)
 
 
 @dataclass(frozen=True, slots=True)

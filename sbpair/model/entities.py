@@ -84,12 +84,13 @@ class Subscription:
 
 @dataclass(frozen=True, slots=True)
 class SqlFilter:
-    """Selects messages for which an SQL expression is true; every message by default."""
+    """Selects messages for which an SQL expression is true. `typed` are a rule's values that no field holds."""
 
     expression: str = EVERY_MESSAGE
+    typed: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return self.expression
+        return ", ".join((self.expression, *self.typed))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +109,15 @@ class CorrelationFilter:
     reply_to_session_id: str = ""
     content_type: str = ""
     properties: tuple[tuple[str, str], ...] = ()
+    typed: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         system = ((name, getattr(self, name)) for name in CORRELATION_KEYS)
-        return " and ".join(f"{name} = {value!r}" for name, value in (*system, *self.properties) if value)
+        selected = " and ".join(f"{name} = {value!r}" for name, value in (*system, *self.properties) if value)
+        return ", ".join((selected, *self.typed))
 
 
-CORRELATION_KEYS = tuple(each.name for each in fields(CorrelationFilter) if each.name != "properties")
+CORRELATION_KEYS = tuple(each.name for each in fields(CorrelationFilter) if each.name not in ("properties", "typed"))
 """The message's own properties that a CorrelationFilter compares."""
 
 
@@ -153,20 +156,6 @@ def with_partitions(entity: QueueSpec | Topic) -> Queue | Topic:
     return Queue(**asdict(entity), enable_partitioning=True)
 
 
-NAMES = frozenset({"path", "topic", "subscription", "name"})
-"""The fields that identify an entity; all others are its properties."""
-
-
 def pascal(name: str) -> str:
     """Return a property's name as the service writes it in Atom: `LockDuration` for `lock_duration`."""
     return name.title().replace("_", "")
-
-
-def property_name(name: str) -> str:
-    """Return the service's own name of a property, used by the portal and older clients."""
-    return pascal(f"enable_{name}" if name.startswith("dead_lettering_") else name)
-
-
-DURATIONS = frozenset(
-    {"lock_duration", "default_message_time_to_live", "auto_delete_on_idle", "duplicate_detection_history_time_window"}
-)

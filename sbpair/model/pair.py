@@ -8,13 +8,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from ipaddress import ip_address
-from typing import Final, Literal, TypeAlias
+from pathlib import Path
+from typing import Final, Literal, TypeAlias, get_args
 from urllib.parse import urlsplit
 
-from sbpair.errors import NameInvalid, UsageError
+from sbpair.errors import NameInvalid, PrimaryLost, UsageError
+from sbpair.model.namespace_clock import NamespaceClock
 from sbpair.model.proxy import Proxy, proxy_for
+from sbpair.model.rotated_key import RotatedKey
 
 Side: TypeAlias = Literal["primary", "secondary"]
+WhenLost: TypeAlias = Literal["secondary", "hold"]
 SIDES: Final[tuple[Side, Side]] = ("primary", "secondary")
 
 AMQP_PORT = 5672
@@ -41,12 +45,44 @@ class SasToken:
     token: str = field(repr=False)
 
 
+IdentityKind: TypeAlias = Literal["default", "managed", "workload", "cli", "client-secret"]
+IDENTITY_KINDS: Final[tuple[IdentityKind, ...]] = get_args(IdentityKind)
+
+
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The identity that azure-identity's DefaultAzureCredential finds."""
+    """An identity of Microsoft Entra; by default the one that azure-identity's DefaultAzureCredential finds.
+
+    `authority` is the host that issues its tokens, by default that of the public cloud, or of AZURE_AUTHORITY_HOST;
+    `ca_file` has the certificates to trust there.
+    """
+
+    kind: IdentityKind = "default"
+    client_id: str = ""
+    tenant: str = ""
+    authority: str = ""
+    secret: str = field(default="", repr=False)
+    ca_file: str | None = None
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """Its values but the secret and defaults, by the ends of their variables."""
+        kind = self.kind.removeprefix("default")
+        given = {"IDENTITY": kind, "CLIENT_ID": self.client_id, "TENANT": self.tenant, "AUTHORITY": self.authority}
+        return {name: text for name, text in given.items() if text}
+
+    def __str__(self) -> str:
+        of = " of ".join(filter(None, (self.client_id, self.tenant and f"tenant {self.tenant}")))
+        noun = {"default": "the identity", "cli": "the user of az"}.get(self.kind, f"the {self.kind} identity")
+        return f"{noun} {of}".strip()
 
 
 Credential = SasKey | SasToken | Identity
+
+PROVIDER_REMEDIES = (
+    "give one side a key, where keys are allowed, or an identity of its own, whose tokens end at another time;"
+    " PairedClient(outbox=FILE) keeps what neither side takes"
+)
 
 MASK = "***"
 
@@ -65,9 +101,11 @@ class Endpoint:
     `name` is the namespace's own name (`contoso`), part of backlog paths. `authority` is the host, with the port if the
     connection string has one; tokens are issued for it. `host` and `port` are the address to connect to, which differs
     behind a proxy or a private link. `ca_file` holds the certificates to trust instead of the machine's. `key_source`
-    names the variable that the key or the signature came from.
+    is the variable that the key, the signature or the secret of an identity came from, or the path of a key's file;
+    `rotated` has the key where that source may get another one.
 
-    `transport` carries AMQP. HTTPS and WebSockets go through `proxy`, else through the environment's, if any.
+    `transport` carries AMQP. HTTPS and WebSockets go through `proxy`, else through the environment's, if any. `clock`
+    has the namespace's time, as far as connections to it have shown it.
     """
 
     name: str
@@ -81,6 +119,18 @@ class Endpoint:
     key_source: str = field(default="", compare=False)
     transport: Transport = Transport.TCP
     proxy: Proxy | None = None
+    clock: NamespaceClock = field(default_factory=NamespaceClock, compare=False, repr=False)
+    rotated: RotatedKey[SasKey | SasToken] | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def present(self) -> Credential:
+        """The credential to sign with now."""
+        return self.credential if self.rotated is None else self.rotated.current
+
+    @property
+    def key_file(self) -> str:
+        """The path of the file that has the key; "" without one."""
+        return self.key_source if Path(self.key_source).is_absolute() else ""
 
     @property
     def shares_port(self) -> bool:
@@ -115,38 +165,60 @@ class Endpoint:
         return self.web_proxy() if self.transport is Transport.WEBSOCKET else None
 
 
+def shared_provider(first: Endpoint, second: Endpoint) -> str:
+    """Return the host that issues the tokens of both namespaces, "" if none does."""
+    identities = [each.credential for each in (first, second) if isinstance(each.credential, Identity)]
+    default = os.environ.get("AZURE_AUTHORITY_HOST", "login.microsoftonline.com")
+    hosts = {(each.authority or default).removeprefix("https://").strip("/").lower() for each in identities}
+    return hosts.pop() if len(identities) == 2 and len(hosts) == 1 else ""
+
+
 def sign_in(endpoint: Endpoint) -> str:
     """Describe the credential, without secrets."""
-    credential = endpoint.credential
+    credential = endpoint.present
     if isinstance(credential, SasKey):
         return f"key {credential.name} {MASK}"
-    return f"signature {MASK}" if isinstance(credential, SasToken) else "identity"
+    return f"signature {MASK}" if isinstance(credential, SasToken) else str(credential).removeprefix("the ")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ends:
-    """The ends of a move: from a namespace, `secondary`, to another one or the same, `primary`."""
+    """The ends of a move: from a namespace, `source`, to another one or the same, `destination`.
+
+    `backlog_of` is the name of the primary in the paths of the source's backlog queues, by default the destination's.
+    """
 
     name: str
-    primary: Endpoint
-    secondary: Endpoint
+    source: Endpoint
+    destination: Endpoint
+    backlog_of: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.backlog_of:
+            object.__setattr__(self, "backlog_of", self.destination.name)
 
     @property
     def same(self) -> bool:
         """Whether both are one namespace."""
-        return self.primary.authority.lower() == self.secondary.authority.lower()
+        return self.source.authority.lower() == self.destination.authority.lower()
 
 
 @dataclass(frozen=True, slots=True)
-class Pair(Ends):
+class Pair:
     """Two namespaces: messages for `primary` wait in backlog queues of `secondary` while it is unavailable.
 
-    `failover_interval` and `ping_interval` are seconds.
+    `failover_interval` and `ping_interval` are seconds. With `lost`, the primary is declared lost: nothing is sent to
+    it, and clients send to the secondary's own entities, or with `when_lost="hold"` to the backlog until a release.
     """
 
+    name: str
+    primary: Endpoint
+    secondary: Endpoint
     backlog_queues: int = 10
     failover_interval: float = 60.0
     ping_interval: float = 60.0
+    lost: Literal["", "primary"] = ""
+    when_lost: WhenLost = "secondary"
 
     def __post_init__(self) -> None:
         if not _PAIR_NAME.fullmatch(self.name):
@@ -162,11 +234,46 @@ class Pair(Ends):
             )
         self._check_seconds("failover_interval", self.failover_interval, 0, 3600)
         self._check_seconds("ping_interval", self.ping_interval, 1, 1800)
-        if self.same:
+        if self.lost not in ("", "primary"):
+            raise UsageError(
+                f'pair {self.name!r}: expected lost "primary", got {self.lost!r}',
+                hint="leave it out unless the primary is lost for good",
+            )
+        check_when_lost(self.when_lost)
+        if self.ends.same:
             raise UsageError(
                 f"pair {self.name!r}: the primary and the secondary are the same namespace",
                 hint="a backlog in the primary would be unavailable together with it: choose another secondary",
             )
+
+    @property
+    def ends(self) -> Ends:
+        """The ends of its syphon."""
+        return self.ends_to(self.primary)
+
+    def ends_to(self, destination: Endpoint) -> Ends:
+        """Return the ends of a syphon that delivers the backlog to `destination`."""
+        return Ends(name=self.name, source=self.secondary, destination=destination, backlog_of=self.primary.name)
+
+    @property
+    def loss(self) -> str:
+        """The declaration that the primary is lost, as a sentence; "" without it."""
+        to = self.secondary.name if self.when_lost == "secondary" else "the backlog until they are released"
+        return f"the primary {self.primary.name} is declared lost: new sends go to {to}" if self.lost else ""
+
+    @property
+    def refusal(self) -> PrimaryLost:
+        """The error for what would send to a primary that is declared lost."""
+        return PrimaryLost(
+            f"the primary {self.primary.name} is declared lost, and nothing is sent to it",
+            hint="send to the secondary: sbpair syphon --to secondary, or name secondary:ENTITY;"
+            ' once the primary is back, remove lost = "primary" (SBPAIR_LOST)',
+        )
+
+    def require_primary(self) -> None:
+        """Raise PrimaryLost if the primary is declared lost."""
+        if self.lost:
+            raise self.refusal
 
     def _check_seconds(self, option: str, value: float, minimum: int, limit: int) -> None:
         if not minimum <= value <= limit:
@@ -184,16 +291,31 @@ class ResourceGroup:
     name: str
 
     def __post_init__(self) -> None:
-        if not _SUBSCRIPTION.fullmatch(self.subscription):
-            raise UsageError(
-                f"{self.subscription!r} is not the id of a subscription",
-                hint="write it as 00000000-0000-0000-0000-000000000000: az account show --query id",
-            )
+        check_subscription(self.subscription)
         if not _RESOURCE_GROUP.fullmatch(self.name):
             raise UsageError(
                 f"{self.name!r} is not the name of a resource group",
                 hint="up to 90 letters, digits, '.', '-', '_' and parentheses: az group list --query [].name",
             )
+
+
+def check_subscription(text: str) -> str:
+    """Return the id of a subscription. Raises UsageError."""
+    if not _SUBSCRIPTION.fullmatch(text):
+        raise UsageError(
+            f"{text!r} is not the id of a subscription",
+            hint="write it as 00000000-0000-0000-0000-000000000000: az account show --query id",
+        )
+    return text
+
+
+def check_when_lost(when_lost: str) -> None:
+    """Raise UsageError for anything but a WhenLost."""
+    if when_lost not in ("secondary", "hold"):
+        raise UsageError(
+            f'expected when_lost "secondary" or "hold", got {when_lost!r}',
+            hint='"secondary" is the default; "hold" keeps new messages in the backlog until they are released',
+        )
 
 
 def first_label(host: str) -> str:
@@ -232,25 +354,38 @@ _RESOURCE_GROUP = re.compile(r"[\w.()-]{0,89}[\w()-]")
 _PAIR_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 
 
-def pair_variables(pair: Pair) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return the variables that are no secret, and the names of those that are."""
-    found: dict[str, str] = {}
+def endpoint_settings(end: Endpoint) -> dict[str, str]:
+    """Return the settings of a namespace that are no secret, by their keys in the configuration file."""
+    found = {"name": end.name}
+    address = authority_of(end.host, end.port)
+    if isinstance(end.credential, Identity):
+        found |= {"namespace": end.authority, **{key.lower(): text for key, text in end.credential.settings.items()}}
+    if address not in (end.authority, f"{end.authority}:{end.port}"):
+        found["endpoint"] = address
+    if end.transport is not Transport.TCP:
+        found["transport"] = end.transport.value
+    if end.ca_file is not None:
+        found["ca_file"] = end.ca_file
+    if end.proxy is not None and end.proxy.user is None:
+        found["proxy"] = end.proxy.url
+    return found
+
+
+def pair_variables(pair: Pair, *, files: bool = False) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return the variables that are no secret, and the names of those that are.
+
+    With `files`, a key that is in a file stays there; else it is one of the secrets, as for another machine.
+    """
+    found: dict[str, str] = {"SBPAIR_LOST": pair.lost} if pair.lost else {}
     secrets = []
     for side, end in (("SBPAIR_PRIMARY", pair.primary), ("SBPAIR_SECONDARY", pair.secondary)):
-        address = authority_of(end.host, end.port)
-        found[f"{side}_NAME"] = end.name
+        found |= {f"{side}_{key.upper()}": value for key, value in endpoint_settings(end).items()}
         if isinstance(end.credential, Identity):
-            found[f"{side}_NAMESPACE"] = end.authority
+            secrets += [f"{side}_CLIENT_SECRET"] * bool(end.credential.secret)
+        elif files and end.key_file:
+            found[f"{side}_CONNECTION_STRING_FILE"] = end.key_file
         else:
             secrets.append(f"{side}_CONNECTION_STRING")
-        if address not in (end.authority, f"{end.authority}:{end.port}"):
-            found[f"{side}_ENDPOINT"] = address
-        if end.transport is not Transport.TCP:
-            found[f"{side}_TRANSPORT"] = end.transport.value
-        if end.ca_file is not None:
-            found[f"{side}_CA_FILE"] = end.ca_file
-        if end.proxy is not None and end.proxy.user is None:
-            found[f"{side}_PROXY"] = end.proxy.url
-        elif end.proxy is not None:
+        if end.proxy is not None and end.proxy.user is not None:
             secrets.append(f"{side}_PROXY")
     return found, tuple(secrets)

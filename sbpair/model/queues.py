@@ -65,12 +65,16 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class QueueState:
-    """A queue as the service returned it. `counts` and `usage` are None if not requested."""
+    """A queue as the service returned it. `counts` and `usage` are None if not requested.
+
+    `availability` is the service's word, such as Limited while a partition is down; None for Available.
+    """
 
     spec: QueueSpec
     partitioned: bool = False
     counts: Counts | None = None
     usage: Usage | None = None
+    availability: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,7 @@ class Difference:
     property: Annotated[str, "The service's name of the property", {"examples": ["LockDuration"]}]
     expected: Annotated[str | int | bool, "Expected value"]
     actual: Annotated[str | int | bool, "Actual value"]
+    alters: Annotated[bool, "Whether messages are refused, lost or changed by it"] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,3 +120,4 @@ class QueueFinding:
     counts: Counts | None = None
     differences: tuple[Difference, ...] = ()
     fill: Utilisation | None = None
+    availability: str | None = None

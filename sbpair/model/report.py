@@ -42,17 +42,20 @@ class AuditFinding(StrEnum):
     MISSING = "missing"
     EXTRA = "extra"
     DRIFT = "drift"
+    MIRROR = "mirror"
     IDLE = "idle"
     FOREIGN = "foreign"
     MESSAGES = "messages"
     DEAD_LETTERS = "dead-letters"
     FULL = "full"
+    LIMITED = "limited"
     DESTINATIONS = "destinations"
     DUPLICATES = "duplicates"
     UNSEEN = "unseen"
+    NO_MOVER = "no-mover"
 
 
-FAIL_ON = frozenset({AuditFinding.MISSING, AuditFinding.EXTRA, AuditFinding.DRIFT})
+FAIL_ON = frozenset({AuditFinding.MISSING, AuditFinding.EXTRA, AuditFinding.DRIFT, AuditFinding.MIRROR})
 """The findings that an audit fails on by default."""
 
 

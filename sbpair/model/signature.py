@@ -6,11 +6,14 @@ import base64
 import hashlib
 import hmac
 import re
+import time
 from dataclasses import dataclass, field
 from urllib.parse import quote_plus
 
 from sbpair.errors import UsageError
 from sbpair.model.pair import SasKey, SasToken
+
+_EXPIRY = re.compile(r"(?:^|[&\s])se=(\d{1,15})(?:&|$)")
 
 SAS_SECONDS = 3_600
 """Life of a signature."""
@@ -38,10 +41,18 @@ def signed_token(credential: SasKey | SasToken, audience: str, now: float) -> To
     if isinstance(credential, SasKey):
         expires_at = int(now) + SAS_SECONDS
         return Token(sign(audience, credential, expires_at), expires_at)
-    expiry = re.search(r"(?:^|[&\s])se=(\d{1,15})(?:&|$)", credential.token)
+    expiry = _EXPIRY.search(credential.token)
     if expiry is None or not credential.token.isprintable():
         raise UsageError(
             "the SharedAccessSignature has no expiry (se=…)",
             hint="copy all of it, or use SharedAccessKeyName and SharedAccessKey",
         )
     return Token(credential.token, float(expiry[1]), renewable=False)
+
+
+def expired_at(credential: object, now: float) -> str:
+    """Return when a given signature expired, in UTC; "" for one that is still valid, and for any other credential."""
+    expiry = _EXPIRY.search(credential.token) if isinstance(credential, SasToken) else None
+    if expiry is None or float(expiry[1]) > now:
+        return ""
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(float(expiry[1])))

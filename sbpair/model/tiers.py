@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import inf
 
 from sbpair.errors import ServiceRefused, UsageError
 
@@ -24,7 +25,8 @@ class Tier:
     """`max_partitioned` is the limit of partitioned entities in a namespace; None for no limit.
 
     `whole_namespace`: partitioning is a property of the namespace, not of an entity. `has_everything` is False for the
-    tier without topics and sessions.
+    tier without topics and sessions. `message_kilobytes` are the default limit of a message and the largest one;
+    `max_days` limits the time to live.
     """
 
     name: str
@@ -32,12 +34,14 @@ class Tier:
     max_partitioned: int | None = None
     whole_namespace: bool = False
     has_everything: bool = True
+    message_kilobytes: tuple[int, int] = (256, 256)
+    max_days: float = inf
 
 
 _SMALL = (1, 2, 3, 4, 5)
-BASIC = Tier("Basic", _SMALL, max_partitioned=100, has_everything=False)
+BASIC = Tier("Basic", _SMALL, max_partitioned=100, has_everything=False, max_days=14)
 STANDARD = Tier("Standard", _SMALL, max_partitioned=100)
-PREMIUM = Tier("Premium", (*_SMALL, 10, 20, 40, 80), whole_namespace=True)
+PREMIUM = Tier("Premium", (*_SMALL, 10, 20, 40, 80), whole_namespace=True, message_kilobytes=(1024, 102_400))
 TIERS = (BASIC, STANDARD, PREMIUM)
 
 

@@ -9,9 +9,13 @@ import errno
 import os
 import sys
 import time
+import uuid
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from sbpair.errors import MachineLacks, PortInUse, UsageError
+from sbpair.operating_system.shortages import shortage_of
 
 if TYPE_CHECKING:
     import socket
@@ -42,6 +46,25 @@ def uptime() -> float:
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
+@cache
+def boot_id() -> str:
+    """Return the name of this boot of the machine, whose `uptime` goes on; where that is not known, of this process."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:  # not Linux
+        return uuid.uuid4().hex
+
+
+def open_file_limit() -> int:
+    """Return how many files and sockets this process may have open at once."""
+    if sys.platform == "win32":
+        return 8192  # of the C library; sockets have none
+    import resource
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft
+
+
 def unix_socket_family() -> int:
     """Return the address family; 0 on Windows, whose Python has none."""
     import socket
@@ -62,6 +85,8 @@ def listen(host: str, port: int, port_option: str = "", address_option: str = ""
         both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
         listening = socket.create_server(address, family=family, backlog=BACKLOG, dualstack_ipv6=both)
     except (OSError, UnicodeError) as error:
+        if (lack := shortage_of(error, where)) is not None:
+            raise lack from error
         number = error.errno if isinstance(error, OSError) and not isinstance(error, socket.gaierror) else None
         if number == errno.EADDRINUSE:
             hint = "stop the process that uses it, or choose another port; 0 is any free one"

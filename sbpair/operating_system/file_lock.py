@@ -12,6 +12,8 @@ from contextlib import closing, suppress
 from hashlib import sha256
 from pathlib import Path
 
+from sbpair.operating_system.files import open_new
+
 LOCKED_BYTE = 0x4000_0000
 
 _NO_FOLLOW: int = getattr(os, "O_NOFOLLOW", 0)
@@ -19,6 +21,9 @@ _NO_FOLLOW: int = getattr(os, "O_NOFOLLOW", 0)
 
 def open_lock_file(path: Path, *, create: bool) -> int:
     """Open a file to lock it, never through a symbolic link. Returns its descriptor. Raises OSError."""
+    if create:
+        with suppress(FileExistsError):
+            return open_new(path)
     return os.open(path, (os.O_RDWR | os.O_CREAT if create else os.O_RDONLY) | _NO_FOLLOW, 0o600)
 
 
@@ -60,15 +65,15 @@ def take_name(name: str) -> socket.socket | None:
     return taken
 
 
-def holder_of_name(name: str) -> int | None:
-    """Return the process that has taken a name; None if the system does not report it."""
+def holder_of_name(name: str) -> tuple[int, int | None] | None:
+    """Return the process that has taken a name, and its user if it is another one; None if Linux does not report it."""
     if sys.platform != "linux":
         return None
     with suppress(OSError), closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as asking:
         asking.setblocking(False)
         asking.connect(_abstract(name, os.getuid()))
-        process, _user, _group = struct.unpack("3i", asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        return int(process)
+        process, user, _group = struct.unpack("3i", asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        return int(process), None if user == os.getuid() else int(user)
     return None
 
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final, Literal
 
@@ -19,6 +20,9 @@ from sbpair.errors import MachineLacks, UsageError
 NAME = "sbpair"
 
 _XDG = {"config": ("XDG_CONFIG_HOME", ".config"), "state": ("XDG_STATE_HOME", ".local/state")}
+PRIVATE: Final = 0o600
+PRIVATE_DIRECTORY: Final = 0o700
+MOUNTS: Final = Path("/proc/self/mounts")
 _BINARY: int = getattr(os, "O_BINARY", 0)
 """Without it, Windows changes line ends and stops at Ctrl-Z."""
 
@@ -40,9 +44,48 @@ def user_directory(kind: Literal["config", "state"], environ: Mapping[str, str])
     return Path(environ.get("HOME") or Path.home()) / fallback / NAME, ""
 
 
-def open_new(path: Path) -> int:
-    """Create a file that only this user can read. Returns its descriptor. Raises FileExistsError, OSError."""
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _BINARY, 0o600)
+def open_new(path: Path, mode: int = PRIVATE) -> int:
+    """Create a file with this mode, whatever the umask. Returns its descriptor. Raises FileExistsError, OSError."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _BINARY, mode)
+    if sys.platform != "win32" and stat.S_IMODE(os.fstat(descriptor).st_mode) != mode:
+        with suppress(OSError):  # of a mount without modes
+            os.fchmod(descriptor, mode)
+    return descriptor
+
+
+def make_directories(directory: Path) -> list[Path]:
+    """Create a directory, and those above it, for this user only, whatever the umask. Returns those that were created.
+
+    An existing one keeps its mode. Raises OSError.
+    """
+    missing = [each for each in (directory, *directory.parents) if not each.exists()]
+    for each in reversed(missing):
+        each.mkdir(mode=PRIVATE_DIRECTORY, exist_ok=True)
+        _set_mode(each)
+    if not directory.is_dir():
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(directory))
+    return missing
+
+
+@contextmanager
+def temporary_directory(prefix: str) -> Iterator[Path]:
+    """Create a directory for this user only, whatever the umask, and remove it at the end. Raises MachineLacks."""
+    import tempfile
+
+    with ExitStack() as stack:
+        try:
+            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=prefix)))
+            _set_mode(directory)
+        except OSError as error:
+            hint = "make room, or name a directory of another disk in TMPDIR"
+            raise MachineLacks(f"no temporary directory can be made: {error.strerror}", hint=hint) from error
+        yield directory
+
+
+def _set_mode(directory: Path) -> None:
+    if sys.platform != "win32" and stat.S_IMODE(directory.stat().st_mode) & 0o777 != PRIVATE_DIRECTORY:
+        with suppress(OSError):  # of a mount without modes
+            directory.chmod(PRIVATE_DIRECTORY)
 
 
 def open_bytes(path: Path) -> int:
@@ -76,11 +119,28 @@ def is_writable_by_others(found: os.stat_result) -> bool:
     return sys.platform != "win32" and bool(found.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
 
 
+def is_readable_by_others(found: os.stat_result) -> bool:
+    """Return whether the mode lets users outside of the group read; False on Windows."""
+    return sys.platform != "win32" and bool(found.st_mode & stat.S_IROTH)
+
+
 def is_link_of_another_user(path: Path) -> bool:
     """Return whether the path is a link that another user made, as in /tmp. Linux follows none of these either."""
     if sys.platform == "win32" or not path.is_symlink():
         return False
     return path.lstat().st_uid not in (os.geteuid(), path.parent.stat().st_uid)
+
+
+def mount_at(path: Path, mounts: str) -> tuple[str, str]:
+    """Return filesystem type and options of an absolute path, from the text of MOUNTS; "" if unknown."""
+    found, depth = ("", ""), 0
+    for line in mounts.splitlines():
+        _device, place, kind, options, *_ = line.split(" ")
+        point = Path(re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), place))
+        # A later mount at the same place hides the earlier one.
+        if path.is_relative_to(point) and len(point.parts) >= depth:
+            found, depth = (kind, options), len(point.parts)
+    return found
 
 
 MAX_BYTES: Final = 512 * 1024
@@ -93,10 +153,11 @@ _NON_BLOCKING: Final[int] = getattr(os, "O_NONBLOCK", 0)
 
 
 @contextmanager
-def replaced_file(file: str) -> Iterator[Path]:
-    """Yield a new file beside `file` that replaces it in the end. Raises MachineLacks before any work if it cannot."""
-    import tempfile
+def replaced_file(file: str, mode: int | None = None) -> Iterator[Path]:
+    """Yield a new file beside `file` that replaces it in the end. Raises MachineLacks before any work if it cannot.
 
+    Without a `mode`, it is that of a file of this user that is replaced, else only this user can read it.
+    """
     path = Path(file).resolve()
     try:
         if is_link_of_another_user(Path(file)):
@@ -108,11 +169,11 @@ def replaced_file(file: str) -> Iterator[Path]:
             return
         if path.exists() and not os.access(path, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name[:40]}.", delete=False) as opened:
-            beside = Path(opened.name)
+        beside = path.with_name(f".{path.name[:40]}.{os.urandom(8).hex()}")
+        descriptor = open_new(beside, mode or _mode_of(path))
+        os.close(descriptor)
         try:
             yield beside
-            beside.chmod(stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o600)
             beside.replace(path)
         finally:
             beside.unlink(missing_ok=True)
@@ -120,7 +181,14 @@ def replaced_file(file: str) -> Iterator[Path]:
         raise MachineLacks(f"{file} cannot be written: {error.strerror}", hint="choose a writable path") from error
 
 
-def read_document(path: Path, *, option: str = "", hint: str, missing: str | None = None) -> str:
+def _mode_of(path: Path) -> int:
+    is_own = path.exists() and (sys.platform == "win32" or path.stat().st_uid == os.geteuid())
+    return stat.S_IMODE(path.stat().st_mode) if is_own else PRIVATE
+
+
+def read_document(
+    path: Path, *, option: str = "", hint: str, missing: str | None = None, max_bytes: int = MAX_BYTES
+) -> str:
     """Return the text of a file in UTF-8; `missing`, if given, for one that does not exist.
 
     `option` names the file in errors, `hint` is what to do about a wrong path. Raises UsageError, MachineLacks.
@@ -131,15 +199,15 @@ def read_document(path: Path, *, option: str = "", hint: str, missing: str | Non
             # A device may be the null device, an empty document.
             if not (stat.S_ISREG(mode := os.fstat(file.fileno()).st_mode) or stat.S_ISCHR(mode)):
                 raise UsageError(f"{place} cannot be read: not a regular file", hint=hint)
-            data = file.read(MAX_BYTES + 1)
+            data = file.read(max_bytes + 1)
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
         if missing is not None and isinstance(error, FileNotFoundError):
             return missing
         raise UsageError(f"{place} cannot be read: {error.strerror}", hint=hint) from error
     except OSError as error:
         raise MachineLacks(f"{path} cannot be read: {error.strerror}", hint="check its permissions") from error
-    if len(data) > MAX_BYTES:
-        raise UsageError(f"{place} is larger than {MAX_BYTES} bytes", hint="split it, or name another file")
+    if len(data) > max_bytes:
+        raise UsageError(f"{place} is larger than {max_bytes} bytes", hint="split it, or name another file")
     try:
         # Editors of Windows write a byte order mark.
         return data.decode("utf-8-sig")

@@ -26,6 +26,8 @@ KEY = SasKey("Root Manage+Key", "c2VjcmV0/w==+&;")
         ("amqp:unauthorized-access", "'Send' claim(s) are required", errors.NotAuthorized),
         ("amqp:unauthorized-access", "InvalidSignature", errors.NotAuthenticated),
         ("amqp:unauthorized-access", None, errors.NotAuthenticated),
+        ("amqp:unauthorized-access", "Ip has been prevented to connect to the endpoint.", errors.FirewallRefused),
+        ("amqp:unauthorized-access", "LocalAuthDisabled: SAS authentication is off", errors.KeysDisabled),
         ("com.microsoft:message-lock-lost", "too late", errors.MessageLockLost),
         ("com.microsoft:server-busy", "slow down", errors.Throttled),
         ("com.microsoft:timeout", "", errors.TimedOut),
@@ -88,7 +90,8 @@ def test_what_ended_a_connection_is_never_a_messages_fault(condition):
 
 
 def test_a_lost_connection_keeps_access_and_throttling_errors():
-    assert isinstance(lost_error(Error("amqp:unauthorized-access", "expired"), "x"), errors.AccessError)
+    assert isinstance(lost_error(Error("amqp:unauthorized-access", "refused"), "x"), errors.AccessError)
+    assert type(lost_error(Error("amqp:unauthorized-access", "ExpiredToken: expired"), "x")) is errors.TokenExpired
     assert isinstance(lost_error(Error("com.microsoft:server-busy", ""), "x"), errors.Throttled)
 
 

@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-from azure.core.exceptions import ClientAuthenticationError
 from azure.servicebus import exceptions as azure
 from azure.servicebus._pyamqp import error as amqp
 
@@ -16,6 +15,8 @@ def said(condition: str, kind: type[Any] = amqp.MessageSendFailed, description: 
 
 
 DETACHED = "The link was closed. IdleTimerExpired: 00:10:00."
+
+FIREWALL = b"Ip has been prevented to connect to the endpoint. TrackingId:1"
 
 CASES = [
     (azure.OperationTimeoutError(), errors.TimedOut, False),
@@ -44,9 +45,12 @@ CASES = [
     (azure.ServiceBusError("x", error=OSError("gone")), errors.Unreachable, False),
     (azure.ServiceBusError("x", error=AttributeError("'NoneType' has no …")), errors.Unreachable, False),
     (azure.ServiceBusError("x", error=TypeError("'NoneType' object is not callable")), errors.UnreadableMessage, False),
-    (azure.ServiceBusError("x", error=ClientAuthenticationError("x")), errors.NotAuthenticated, False),
+    (azure.ServiceBusError("x", error=errors.NotAuthenticated("x")), errors.NotAuthenticated, False),
+    (azure.ServiceBusError("x", error=errors.NoToken("x")), errors.NoToken, False),
+    (azure.ServiceBusAuthenticationError(error=amqp.TokenAuthFailure(401, FIREWALL)), errors.FirewallRefused, False),
     (azure.ServiceBusAuthenticationError(error=amqp.TokenAuthFailure(404, b"no such")), errors.EntityMissing, False),
     (azure.ServiceBusAuthenticationError(error=amqp.TokenAuthFailure(401, b"bad")), errors.NotAuthenticated, False),
+    (azure.ServiceBusConnectionError(error=amqp.TokenAuthFailure(401, b"bad")), errors.NotAuthenticated, False),
     (
         azure.ServiceBusAuthenticationError(error=amqp.TokenAuthFailure(401, b"Send claim(s) are required")),
         errors.NotAuthorized,

@@ -1,6 +1,6 @@
 """Entities as Resource Manager's JSON and back, and its refusals."""
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -10,21 +10,20 @@ from sbpair import backlog, errors
 from sbpair.azure import descriptions
 from sbpair.azure.management_errors import ServiceResponse, of_answer
 from sbpair.model.entities import CorrelationFilter, Queue, Rule, SqlFilter, Subscription, Topic
+from sbpair.model.entity_properties import PROPERTIES_OF
 from sbpair.model.queues import Counts, QueueSpec
 from sbpair.timespan import TIMESPAN_MAX
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 DURATIONS = st.sampled_from(["PT30S", "P14D", TIMESPAN_MAX])
 FIELDS = {str: TEXT, int: st.integers(0, 2**31 - 1), bool: st.booleans()}
-NAMES = "path", "topic", "name", "subscription", "filter", "action"
 
 
 def described(kind: type[QueueSpec] | type[Topic] | type[Subscription], *named: str) -> st.SearchStrategy[object]:
     plain = kind(*named)
-    values = {name: getattr(plain, name) for name in (each.name for each in fields(plain)) if name not in NAMES}
     drawn = {
-        name: DURATIONS if str(value).startswith("P") else FIELDS.get(type(value), st.none() | FIELDS[int])
-        for name, value in values.items()
+        row.name: DURATIONS if row.is_duration else FIELDS.get(type(row.default), st.none() | FIELDS[int])
+        for row in PROPERTIES_OF[kind]
     }
     drawn["status"] = st.sampled_from(["Active", "SendDisabled"])
     return st.builds(lambda **changed: replace(plain, **changed), **drawn)
@@ -118,3 +117,10 @@ def test_resource_manager_refusals_map_to_the_errors_of_atom(
 )
 def test_taken_name_differs_from_an_operation_in_progress(status: int, sub_code: str, detail: str, taken: bool) -> None:
     assert ServiceResponse(status, sub_code, detail).name_is_taken is taken
+
+
+@pytest.mark.parametrize(("said", "counted"), [(None, True), ("Available", True), ("Limited", False)])
+def test_counts_of_a_queue_that_is_limited_are_not_exact(said: str | None, counted: bool) -> None:
+    names = ("Active", "DeadLetter", "Scheduled", "Transfer", "TransferDeadLetter", "")
+    found = {f"{name}MessageCount": "0" for name in names} | ({"EntityAvailabilityStatus": said} if said else {})
+    assert (descriptions.counts_of(found) is not None) is counted

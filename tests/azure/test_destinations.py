@@ -18,7 +18,7 @@ from sbpair.emulator.frontends.http.atom_frontend import AtomFrontend, AtomReque
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Endpoint, SasKey
 from sbpair.rules.filters import SqlRuleFilter
-from sbpair.syphon.move_spec import SendCosts
+from sbpair.syphon.run_limits import SendCosts
 from sbpair.testing import Emulator
 
 KILOBYTE = 1024

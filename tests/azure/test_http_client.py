@@ -6,14 +6,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from sbpair import http_tunnel
 from sbpair.azure import http_client
 from sbpair.azure.atom import open_atom
-from sbpair.azure.credentials import RENEW_SECONDS, BearerTokens
 from sbpair.azure.http_client import HttpClient
 from sbpair.azure.management_errors import NotHttp
 from sbpair.emulator.tls import tls_for
@@ -156,16 +154,3 @@ async def test_one_tls_context_serves_until_its_file_changes(tmp_path: Path) -> 
         assert client_context(trusted) is first
         os.utime(trusted, ns=(0, 0))
         assert client_context(trusted) is not first
-
-
-async def test_a_bearer_token_is_requested_again_shortly_before_it_expires() -> None:
-    lives = [RENEW_SECONDS + 10.0, RENEW_SECONDS - 10.0, 3600.0]
-
-    class Source:
-        async def get_token(self, _scope: str) -> SimpleNamespace:
-            return SimpleNamespace(token=f"token {len(lives)}", expires_on=1000.0 + lives.pop(0))
-
-    tokens = BearerTokens(Source(), now=lambda: 1000.0)
-    assert [await tokens.header() for _ in range(3)] == ["Bearer token 3"] * 3
-    tokens = BearerTokens(Source(), now=lambda: 1000.0)
-    assert [await tokens.header() for _ in range(3)] == ["Bearer token 2", "Bearer token 1", "Bearer token 1"]

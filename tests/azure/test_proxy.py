@@ -14,7 +14,7 @@ from azure.servicebus.amqp import AmqpAnnotatedMessage
 
 from sbpair import errors
 from sbpair.azure import open_namespace
-from sbpair.azure.data_plane import from_sdk_error, open_sender, signed, sync_client
+from sbpair.azure.data_plane import SdkKey, from_sdk_error, open_sender, sync_client
 from sbpair.azure.http_client import redact_proxy_credentials
 from sbpair.failover.failures import is_transient
 from sbpair.model.connection_string import endpoint_from_connection_string
@@ -43,7 +43,7 @@ async def behind(proxy: Proxy, password: str = PASSWORD) -> AsyncIterator[tuple[
 
 
 def send_in_sync(endpoint: Endpoint) -> None:
-    with sync_client(endpoint, signed(endpoint), 10) as client, client.get_queue_sender("orders") as sender:
+    with sync_client(endpoint, SdkKey(endpoint), 10) as client, client.get_queue_sender("orders") as sender:
         sender.send_messages(ServiceBusMessage("sync"))
 
 

@@ -1,5 +1,6 @@
 """Profiles: precedence of layers, sources of values, and refusals."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -190,12 +191,38 @@ WRONG_LINES = [
     ('transport = "amqp"', "expected tcp or websocket, got 'amqp'"),
     ("transport = true", "transport must be text in quotes"),
     (f'transport = "{PROXY}"', "transport holds a password, which is a secret"),
+    ('connection_string_file = "/a"', "has both namespace and connection_string_file"),
+    ("connection_string_file = 1", "connection_string_file must be text in quotes"),
+    ('identity = "magic"', "'magic' is not a kind of identity"),
+    ("identity = true", "identity must be text in quotes"),
+    ('client_id = "a b"', "'a b' is not a valid client_id"),
+    ('tenant = "a"', "tenant has no effect for the identity default"),
+    ('identity = "cli"\nclient_id = "a"', "client_id has no effect for the identity cli"),
+    ('identity = "managed"\nclient_secret_env = "P"', "client_secret has no effect for the identity managed"),
+    ('identity = "client-secret"', "the identity client-secret has no client_id and no tenant and no client_secret"),
+    ('client_id = "a"\nclient_secret_env = "P"', "the identity client-secret has no tenant"),
+    ('authority = "http://login.example.com"', "'http://login.example.com' is not a valid authority"),
+    (f'authority = "{PROXY}"', "authority holds a password, which is a secret"),
+    ('client_secret = "nobody"', "holds a client secret, which is a secret"),
+    ('client_secret_env = "nobody~may"', "client_secret_env must be the name of an environment variable"),
+    ('client_secret_env = "nobody"', "the variable that client_secret_env names is not set"),
 ]
 WRONG_VARIABLES = [
     ({}, "pair 'default' has no primary namespace", "SBPAIR_PRIMARY_CONNECTION_STRING"),
     ({"CONNECTION_STRING": f"SharedAccessKey={KEY}"}, "SBPAIR_PRIMARY_CONNECTION_STRING: ", "copy it whole"),
     ({"CONNECTION_STRING": connection_string("127.0.0.1:5672")}, "", "SBPAIR_PRIMARY_NAME"),
     ({"CONNECTION_STRING": READABLE, "NAMESPACE": "contoso"}, "has both", "keep one"),
+    ({"CONNECTION_STRING_FILE": "/a", "NAMESPACE": "contoso"}, "has both", "keep one"),
+    ({"CONNECTION_STRING_FILE": READABLE}, "SBPAIR_PRIMARY_CONNECTION_STRING_FILE holds", "_CONNECTION_STRING,"),
+    ({"CONNECTION_STRING": "https://example.com/secrets/a"}, "URL of another service than Key Vault", "VAULT"),
+    (
+        {"CONNECTION_STRING": READABLE, "IDENTITY": "cli"},
+        "SBPAIR_PRIMARY_IDENTITY: identity is for an identity, and SBPAIR_PRIMARY_CONNECTION_STRING has a key",
+        "keep one",
+    ),
+    ({"CONNECTION_STRING": READABLE, "CLIENT_SECRET": "nobody"}, "client_secret is for an identity", "keep one"),
+    ({"NAMESPACE": "a", "CLIENT_SECRET": "nobody"}, "has no client_id", "the secret in SBPAIR_PRIMARY_CLIENT_SECRET"),
+    ({"NAMESPACE": "a", "CLIENT_ID": "Endpoint=sb://nobody"}, "SBPAIR_PRIMARY_CLIENT_ID holds", "put it"),
 ]
 
 
@@ -266,6 +293,83 @@ def test_a_file_that_cannot_be_read_is_refused(home: Path, path: str, error: typ
 
 def test_no_repr_shows_a_secret(home: Path) -> None:
     assert KEY not in repr(loaded(home, **EMULATORS))
+
+
+def test_an_identity_of_each_side_comes_from_environment_or_file(home: Path) -> None:
+    mine = 'identity = "client-secret"\nclient_id = "me"\ntenant = "my.example"\nclient_secret_env = "MINE"'
+    write(home, FILE.replace('namespace = "contoso"', f'namespace = "contoso"\nca_file = "/a.pem"\n{mine}'))
+    theirs = {"SBPAIR_SECONDARY_CLIENT_ID": "it", "SBPAIR_SECONDARY_AUTHORITY": "https://login.microsoftonline.us/"}
+    environ = {"MINE": KEY, **theirs}
+    profile = loaded(home, **environ)
+    authority, secondary = "https://login.microsoftonline.us", profile.pair.secondary
+    assert profile.pair.primary.credential == Identity("client-secret", "me", "my.example", secret=KEY)
+    assert (profile.pair.primary.key_source, secondary.key_source) == ("MINE", "")
+    assert secondary.credential == Identity(client_id="it", authority=authority, ca_file="/etc/ca.pem")
+    shown = effective(profile, environ)
+    assert KEY not in str(shown) + repr(profile)
+    place = f"{home}/.config/sbpair/config.toml [pairs.orders.primary]"
+    keys = ("primary.sign_in", "primary.identity", "primary.client_secret", "secondary.client_id")
+    assert [(shown[key].value, shown[key].source) for key in keys] == [
+        ("client-secret identity me of tenant my.example", place),
+        ("client-secret", place),
+        ("***", "MINE"),
+        ("it", "SBPAIR_SECONDARY_CLIENT_ID"),
+    ]
+    assert unknown_variables(Flags(), environ) == {}
+    assert loaded(home, Flags(secondary="fabrikam"), **environ).pair.secondary.credential == Identity()
+
+
+@pytest.mark.parametrize("text", ["{}", "{}\n", "{}\r\n", "\ufeff{}"])
+def test_a_key_comes_from_a_file_by_environment_or_file(home: Path, text: str) -> None:
+    key = home / "key"
+    (home / "real").write_text(text.format(connection_string("127.0.0.1:5672")), newline="")
+    key.symlink_to("real")
+    write(home, FILE.replace('namespace = "contoso"', f'connection_string_file = "{key}"\nname = "contoso"'))
+    by_environment = EMULATORS | {"SBPAIR_PRIMARY_CONNECTION_STRING_FILE": str(key)}
+    del by_environment["SBPAIR_PRIMARY_CONNECTION_STRING"]
+    for environ, origin in (({}, Origin.FILE), (by_environment, Origin.ENVIRONMENT)):
+        profile = loaded(home, **environ)
+        primary = profile.pair.primary
+        assert (primary.authority, primary.present) == ("127.0.0.1:5672", SasKey("Root", KEY))
+        assert (primary.key_source, primary.key_file) == (str(key), str(key))
+        assert KEY not in repr(profile)
+        shown = effective(profile, environ)["primary.sign_in"]
+        assert (shown.value, shown.source, shown.origin) == ("key Root ***", str(key), origin)
+
+
+@pytest.mark.parametrize(
+    ("content", "error", "says"),
+    [
+        (None, UsageError, "cannot be read: No such file"),
+        ("directory", UsageError, "cannot be read: Is a directory"),
+        ("fifo", UsageError, "cannot be read: not a regular file"),
+        ("loop", MachineLacks, "cannot be read"),
+        (b"", UsageError, "is empty"),
+        (b" \n\n", UsageError, "is empty"),
+        (b"\xff\xfe", UsageError, "is not UTF-8"),
+        (KEY.encode() * 6000, UsageError, "larger than 65536 bytes"),
+        (KEY.encode(), UsageError, "the connection string is invalid"),
+        (f"{connection_string('a:1')}\n{KEY}".encode(), UsageError, "several lines"),
+        (f"{connection_string('a:1')}\0".encode(), UsageError, "control characters"),
+        (f"{connection_string('a:1')};EntityPath=q".encode(), UsageError, "EntityPath"),
+        (b"https://example.com/secrets/key", UsageError, "URL of another service than Key Vault"),
+    ],
+)
+def test_a_wrong_file_of_a_key_is_refused(
+    home: Path, content: str | bytes | None, error: type[SbpairError], says: str
+) -> None:
+    key = home / "key"
+    if content == "directory":
+        key.mkdir()
+    elif content == "fifo":
+        os.mkfifo(key)
+    elif content == "loop":
+        key.symlink_to(key)
+    elif isinstance(content, bytes):
+        key.write_bytes(content)
+    environ = {"SBPAIR_SECONDARY_NAMESPACE": "b", "SBPAIR_PRIMARY_CONNECTION_STRING_FILE": str(key)}
+    found = refused(home, "", **environ)
+    assert (isinstance(found, error), says in found.message, str(key) in found.message) == (True, True, True)
 
 
 def test_the_transport_of_a_side_comes_from_flag_environment_or_file(home: Path) -> None:

@@ -3,7 +3,7 @@
 import contextlib
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -11,14 +11,23 @@ import pytest
 
 @pytest.fixture
 def own_disk(tmp_path: Path) -> Iterator[Path]:
-    disk = tmp_path / "disk"
-    disk.mkdir()
+    with ExitStack() as mounts:
+        try:
+            disk = mounts.enter_context(mounted(tmp_path / "disk", 2))
+        except (OSError, subprocess.CalledProcessError):
+            pytest.skip("nothing can be mounted here")
+        yield disk
+
+
+@contextmanager
+def mounted(folder: Path, megabytes: int) -> Iterator[Path]:
+    """Mount a disk of a size at a new folder. Raises OSError or CalledProcessError where that is not possible."""
+    folder.mkdir()
+    _mount("-t", "tmpfs", "-o", f"size={megabytes}m,mode=700", "sbpair-test", str(folder))
     try:
-        _mount("-t", "tmpfs", "-o", "size=2m", "sbpair-test", str(disk))
-    except (OSError, subprocess.CalledProcessError):
-        pytest.skip("nothing can be mounted here")
-    yield disk
-    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Pair, SasKey
 from sbpair.sync_async import LoopThread
 from sbpair.syphon import runner
+from sbpair.syphon.run_request import syphon_request
 from tests.kit.pairs import BACKLOG
 from tests.kit.running import Running
 
@@ -182,7 +183,7 @@ class Rig:
 
     def brought_back(self) -> list[Sections]:
         """Empty the backlog with the syphon, and return the messages in the primary."""
-        result = asyncio.run(runner.run(self.pair, once=True))
+        result = asyncio.run(runner.run(syphon_request(self.pair, once=True)))
         assert (result.exit_code, result.receipt.dead_lettered) == (0, 0), result
         assert not self.in_backlog()
         return self.in_queue(self.orders)

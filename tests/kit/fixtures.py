@@ -21,7 +21,7 @@ from azure.servicebus.management import ServiceBusAdministrationClient
 
 from sbpair.failover import failover_send
 from sbpair.syphon import runner as syphon_runner
-from sbpair.syphon.run_plan import RunTimings
+from sbpair.syphon.run_request import RunTimings
 from tests.integration.node import install
 from tests.kit.command import Here, run_here
 from tests.kit.failover_rig import Face, Rig

@@ -13,13 +13,13 @@ from sbpair.emulator.entities.description import QueueDescription, SubscriptionD
 from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.emulator.entities.stored_message import DeadLetterReason, StoredMessage
 from sbpair.model.connection_string import endpoint_from_connection_string
-from sbpair.model.pair import SIDES, Ends, SasKey
+from sbpair.model.pair import SIDES, Ends, Pair, SasKey
 from sbpair.model.retries import Backoff
-from sbpair.move.message.route import kept_for
+from sbpair.move.message.route import MessageForm, kept_for
 from sbpair.move.timings import MoveTimings
 from sbpair.syphon import runner
-from sbpair.syphon.move_spec import EntityAddress, MoveSpec, check_ends, check_names
-from sbpair.syphon.run_plan import MoveOptions, RunTimings
+from sbpair.syphon.move_ends import EntityAddress, check_ends, check_names
+from sbpair.syphon.run_request import RunRequest, RunTimings, syphon_request
 from sbpair.testing import Emulator
 
 HASTY = RunTimings(
@@ -72,22 +72,28 @@ class World:
         return EntityAddress(SIDES[side], self.endpoints[side], path)
 
     async def move(self, source: str, to: str, *, sides: tuple[int, int] = (0, 0), **more: Any) -> runner.SyphonResult:
-        ends = Ends("p", self.endpoints[sides[1]], self.endpoints[sides[0]])
+        ends = Ends(name="p", source=self.endpoints[sides[0]], destination=self.endpoints[sides[1]])
         start, end = self.address(source, sides[0]), self.address(to, sides[1])
         check_names(start, end)
         checked = await check_ends(start, end, None)
-        terms = {name: more.pop(name) for name in ("max_messages", "duplicate_window_ms") if name in more}
-        spec = MoveSpec(ends, "move", kept_for(to), source, checked.sessions, keeps_refused=True, **terms)
-        more = {"timings": HASTY, "once": True, "lease": False, "max_missing": 0, **more}
-        result = await run_syphon(ends, spec=spec, **more)
+        more = {**move_terms("move", kept_for(to), source), "sessions": checked.sessions, **more}
+        result = await run_syphon(ends, **more)
         assert result.receipt.balanced
         return result
 
 
-async def run_syphon(pair: Ends, **terms: Any) -> runner.SyphonResult:
-    """Run the mover. `terms` are its options and its other arguments."""
-    options = {each.name: terms.pop(each.name) for each in fields(MoveOptions) if each.name in terms}
-    return await runner.run(pair, MoveOptions(**options), **terms)
+def move_terms(command: str, form: MessageForm, source: str) -> dict[str, Any]:
+    """Return the options of a request that moves one source once, as the command of that name does."""
+    names = {"command": command, "form": form, "source": source, "timings": HASTY}
+    return {**names, "once": True, "keeps_refused": True, "max_missing": 0, "lease": False}
+
+
+async def run_syphon(pair: Pair | Ends, **terms: Any) -> runner.SyphonResult:
+    """Run the mover. `terms` are the options of its request and its other arguments."""
+    options = {each.name: terms.pop(each.name) for each in fields(RunRequest) if each.name in terms}
+    if isinstance(pair, Pair):
+        return await runner.run(syphon_request(pair, **options), **terms)
+    return await runner.run(RunRequest(ends=pair, **options), **terms)
 
 
 @asynccontextmanager

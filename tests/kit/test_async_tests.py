@@ -133,18 +133,20 @@ def test_there_were_several():
 
 
 @pytest.mark.parametrize(
-    ("body", "line"),
+    ("seconds", "body", "line"),
     [
-        ("assert number < 10", "number=10,"),
-        ("tasks.append(asyncio.create_task(asyncio.Event().wait(), name='forgotten'))", "tasks are left: forgotten*"),
-        ("number < 10 or await asyncio.Event().wait()", "the test took longer than 0.01 s"),
+        (30, "assert number < 10", "number=10,"),
+        (30, "tasks.append(asyncio.create_task(asyncio.Event().wait(), name='left'))", "tasks are left: left*"),
+        (0.01, "number < 10 or await asyncio.Event().wait()", "the test took longer than 0.01 s"),
     ],
 )
-def test_an_example_of_a_property_fails_as_a_test_does(pytester: pytest.Pytester, body: str, line: str) -> None:
+def test_an_example_of_a_property_fails_as_a_test_does(
+    pytester: pytest.Pytester, seconds: float, body: str, line: str
+) -> None:
     test = f"""
 tasks = []
 
-@pytest.mark.timeout_seconds(0.01)
+@pytest.mark.timeout_seconds({seconds})
 @settings(max_examples=20, deadline=None, database=None)
 @given(number=st.integers(0, 1000))
 async def test_it(number):

@@ -23,6 +23,13 @@ SECONDS = 2.0
 """The interval of a failover, and of pings."""
 
 AWAY, REFUSED = OperationTimeoutError(), ServiceBusAuthorizationError()
+COMMANDS = {
+    "force": EntityEvent.FORCE,
+    "failback": EntityEvent.FAILBACK,
+    "hold": EntityEvent.HOLD,
+    "lose": EntityEvent.LOST,
+    "release": EntityEvent.LOST,
+}
 Event: TypeAlias = tuple[Any, ...]
 Figures: TypeAlias = tuple[Any, ...]
 
@@ -31,6 +38,7 @@ class Client:
     """A client: its state, its running timer tasks, and whether its outbox has messages.
 
     `told` is what its events say: the entity's state, the queues that are out, and whether the outbox has messages.
+    Once the primary is declared lost, no message and no timer leads to it.
     """
 
     def __init__(self) -> None:
@@ -65,7 +73,7 @@ class Client:
         status = self.state._statuses[ENTITY.lower()]
         outbox = self.state._outbox.get(ENTITY.lower())
         return (
-            *(status.state, status.timer is None, status.pinging, status.error is REFUSED, self.holds),
+            *(status.state, status.timer is None, status.pinging, status.error is REFUSED, self.holds, self.state.lost),
             None if outbox is None else (outbox.delivering, outbox.stuck is None),
             frozenset(self.state.queues_out),
             self.due(),
@@ -74,7 +82,9 @@ class Client:
 
     def events(self) -> Iterator[Event]:
         """Iterate over what may happen now. A send is to where the state directs it, or was on its way before."""
-        yield from (("sent",), ("failed",), ("force",), ("failback",), ("store",))
+        yield from (("sent",), ("failed",), ("store",), *((each,) for each in COMMANDS if each != "release"))
+        if self.state.lost:
+            yield ("release",)
         for queue in self.state._queues:
             yield "queue accepts", queue
             yield "queue fails", queue
@@ -118,8 +128,8 @@ class Client:
             state.primary_accepted(SPELT, now)
         elif what == "failed":
             state.primary_failed(SPELT, AWAY, now)
-        elif what in ("force", "failback"):
-            state.command(EntityEvent.FORCE if what == "force" else EntityEvent.FAILBACK, SPELT, now)
+        elif what in COMMANDS:
+            state.command(COMMANDS[what], SPELT if what in ("force", "failback", "release") else None, now)
         elif what == "store":
             self.holds = True
             state.outbox_stored(SPELT, AWAY, now)
@@ -135,6 +145,8 @@ class Client:
     def _wait(self) -> None:
         self.now = max(self.now, self.state.next_due() or 0.0)
         while (task := self.state.pop_due(self.now)) is not None:
+            if self.state.lost and isinstance(task, Ping):
+                raise Wrong("a timer leads to a primary that is lost")
             if task not in self.running:
                 self.running.append(task)
             elif not isinstance(task, Probe):  # a queue may have been used meanwhile, and have failed again
@@ -165,7 +177,9 @@ class Client:
             raise Wrong("a failing entity has no timer, and never fails over")
         if entity in (State.FAILED_OVER, State.BROKEN) and Ping(ENTITY) not in timers:
             raise Wrong("an entity that is not healthy is never pinged again")
-        if entity in (State.HEALTHY, State.FORCED) and Ping(ENTITY) in due:
+        if self.state.lost and entity not in (State.HELD, State.LOST):
+            raise Wrong("an entity goes on as if nothing was lost")
+        if entity not in (State.FAILING, State.FAILED_OVER, State.BROKEN) and Ping(ENTITY) in due:
             raise Wrong("an entity is pinged that needs no ping")
         if (ENTITY.lower() in self.state.unhealthy) != (entity is not State.HEALTHY):
             raise Wrong("senders would take the fast path to an entity that is not healthy, or miss it")
@@ -193,7 +207,7 @@ class Client:
         if entity is State.BROKEN:
             expected = None
             try:
-                self.state.to_backlog(SPELT, self.now)
+                self.state.side_for(SPELT, self.now)
             except ServiceBusAuthorizationError:
                 pass
             else:
@@ -202,7 +216,7 @@ class Client:
             [queue] = self.state._queues
             expected = None if self.state.queues_out else SendTarget("backlog", queue)
         else:
-            expected = SendTarget("primary", ENTITY)
+            expected = SendTarget("secondary" if self.state.lost else "primary", ENTITY)
         if target != expected:
             raise Wrong("a message would go to the wrong side")
 
@@ -214,6 +228,10 @@ class Client:
 
 def after(before: State, what: str, *details: Any) -> State:
     """Return the state of an entity after an event."""
+    if before is State.LOST or what in ("lose", "release"):
+        return State.LOST
+    if before is State.HELD or what == "hold":
+        return State.HELD
     if what in ("force", "failback"):
         return State.FORCED if what == "force" else State.HEALTHY
     if what == "sent":

@@ -27,9 +27,9 @@ from sbpair.move.receipt import Tally
 from sbpair.move.timings import MoveTimings
 from sbpair.runs import journal as journals
 from sbpair.syphon import runner, worker
-from sbpair.syphon.move_spec import MoveSpec
 from sbpair.syphon.run_plan import RunPlan
-from sbpair.syphon.run_store import RunStore
+from sbpair.syphon.run_request import syphon_request
+from sbpair.syphon.run_store import LiveRun, RunStore
 from sbpair.syphon.worker_connections import WorkerConnections
 from tests.model import move_model as model
 from tests.model.move_model import BURIES, DEAD, GONE, LEFT, LOCKED, READY, RELEASES, SENDS, SETTLES
@@ -240,8 +240,8 @@ class Run:
         """Messages that it has dead-lettered, and knows that."""
         self.connection: Connection | None = None
         self.tally = Tally()
-        self.spec = MoveSpec(PAIR)
-        self.store = RunStore(PAIR, directory, "syphon --watch", self.tally.receipt)
+        self.request = syphon_request(PAIR, once=False)
+        self.store = RunStore(self.request, directory, LiveRun(tally=self.tally))
         context = MoveContext(
             PAIR.secondary.name,
             tally=self.tally,
@@ -249,7 +249,7 @@ class Run:
             batch_limits=AT_ONCE,
             timings=MoveTimings(backoff=Backoff(1.0, 1.0), renew_before_seconds=10_000.0),
         )
-        self.plan = RunPlan(False, context, asyncio.Event(), self.spec)
+        self.plan = RunPlan(self.request, context, asyncio.Event(), started_at=0.0)
         self.worker = worker.QueueWorker(QUEUE, self.plan)
         self._patch = patch.object(worker, "open_connections", self.connections)
         self._patch.start()
@@ -305,7 +305,7 @@ class Run:
     def end(self) -> set[int]:
         """End it with a receipt, and return the messages that it names."""
         self.task.result()
-        runner._name_possible_duplicates(self.tally, self.store.journal, self.store.run, self.spec)
+        runner._name_possible_duplicates(self.tally, self.store.journal, self.store.run, self.request)
         receipt = self.tally.receipt()
         assert receipt.balanced, receipt
         assert {named.sequence_number - 1 for named in receipt.dead_letters} == self.buried
@@ -345,7 +345,7 @@ class Follower:
     def _start_second(self) -> None:
         """A second mover is refused."""
         try:
-            RunStore(PAIR, self._directory, "syphon --watch", Tally().receipt)
+            RunStore(syphon_request(PAIR, once=False), self._directory, LiveRun())
         except errors.LeaseHeld:
             return
         raise AssertionError("two movers have the lease")

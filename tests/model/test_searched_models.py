@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sbpair.failover import entity_states
-from sbpair.failover.entity_states import EntityTimers
+from sbpair.failover.entity_states import LOSSES, EntityTimers, State
 from sbpair.failover.shared_state import FailoverState
 from sbpair.model.pair import Side
 from sbpair.relay import relay_client
@@ -64,6 +64,7 @@ def deny(_: AsyncRelayClient, side: Side, failure: relay_client.SideFailure) -> 
 
 STAYS = "the side that failed stays active after its request went to the other"
 TWICE = "a message is there twice, and the proof does not name it"
+WITHOUT_LOSS = {key: state for key, state in entity_states.TRANSITIONS.items() if key[1] not in LOSSES}
 KEPT = "a message that cannot arrive is kept twice, for two to send it again"
 
 
@@ -73,6 +74,14 @@ KEPT = "a message that cannot arrive is kept twice, for two to send it again"
         (FailoverModel, FailoverState, "_schedule_probe", nothing, "a backlog queue that failed is never probed again"),
         (FailoverModel, FailoverState, "_deliver_at", nothing, "messages in the outbox are never delivered"),
         (FailoverModel, EntityTimers, "cancel", nothing, "a backlog queue is probed that works"),
+        (FailoverModel, entity_states, "_PINGED", frozenset(State), "an entity is pinged that needs no ping"),
+        (
+            FailoverModel,
+            entity_states,
+            "TRANSITIONS",
+            WITHOUT_LOSS,
+            "an entity goes on as if nothing was lost",
+        ),
         (FailoverModel, entity_states, "_timer", nothing, "a failing entity has no timer, and never fails over"),
         (
             *(FailoverModel, entity_states, "_PING_ENDS", frozenset()),

@@ -17,6 +17,7 @@ import pytest
 from sbpair.doctor.machine_checks import file_check, java_check
 from sbpair.errors import ExitCode, MachineLacks, PortInUse, SbpairError, UsageError
 from sbpair.operating_system import can_be_redrawn, end_of_input, file_lock, files, listen, require_posix, signals
+from sbpair.operating_system.files import mount_at
 from sbpair.operating_system.signals import handlers_kept
 from sbpair.replay.archive import make_directories
 from sbpair.runs.file_lease import Lock, is_locked
@@ -125,7 +126,7 @@ def test_a_name_is_taken_by_one_process_until_it_is_released() -> None:
             file_lock.take_name(name)
         assert taken.fileno() == -1
     with file_lock.take_name(name) or socket.socket():
-        assert file_lock.holder_of_name(name) == os.getpid()
+        assert file_lock.holder_of_name(name) == (os.getpid(), None)
     assert file_lock.holder_of_name(name) is None
 
 
@@ -233,3 +234,20 @@ def test_an_ignored_signal_stays_ignored_after_spark_has_started() -> None:
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+MOUNTS = """/dev/vda / ext4 rw 0 0
+tmpfs /run tmpfs rw 0 0
+/dev/vdb /run/my\\040disk ext4 rw 0 0
+tmpfs /mnt tmpfs rw 0 0
+/dev/vdc /mnt xfs rw 0 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [("/run/a", "tmpfs"), ("/run/my disk/a", "ext4"), ("/runs", "ext4"), ("/mnt/a", "xfs"), ("/", "ext4")],
+)
+def test_the_filesystem_type_is_found(path: str, kind: str) -> None:
+    assert mount_at(Path(path), MOUNTS) == (kind, "rw")
+    assert mount_at(Path(path), "") == ("", "")

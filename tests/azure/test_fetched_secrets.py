@@ -10,12 +10,12 @@ from unittest.mock import patch
 import pytest
 
 from sbpair import errors
+from sbpair.azure import fetched_secrets
+from sbpair.azure.fetched_secrets import named_secrets, read_secret
 from sbpair.model.connection_string import endpoint_from_connection_string
-from sbpair.replay import fetched_secrets
-from sbpair.replay.fetched_secrets import named_secrets, read_secret
 from sbpair.replay.run_description import NamespaceAccess
 from tests.kit.proxy import closed_port
-from tests.replay.secret_managers import PROJECT, TOKEN, SecretManagers, secret_managers
+from tests.kit.secret_managers import PROJECT, TOKEN, SecretManagers, secret_managers
 
 STRING = "Endpoint=sb://contoso.servicebus.windows.net/;SharedAccessKeyName=k;SharedAccessKey=c2VjcmV0"
 VAULT = "https://orders-kv.vault.azure.net/secrets"

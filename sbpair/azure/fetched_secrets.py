@@ -1,6 +1,6 @@
-"""Secrets that a job fetches where it runs: variables that name one in a secret manager in place of having it.
+"""Secrets that are fetched where a program runs: a variable, or a file, names one in a secret manager.
 
-So do the jobs of Dataproc and Fabric. Other platforms put the secret itself into the variable: see `templates/`.
+So do the jobs of Dataproc and Fabric. Other platforms put the secret itself into the variable.
 Invariant: a fetched value stays in the memory of this process, and only the two hosts here get a token.
 """
 
@@ -40,12 +40,14 @@ def named_secrets(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: read_secret(text) for name, text in own.items() if _is_reference(text)}
 
 
-def read_secret(text: str) -> str:
+def read_secret(text: str, *, again: bool = False) -> str:
     """Return the secret that a text names, else the text. Raises AccessError, EntityMissing, MachineLacks, Unavailable.
 
     `gsm://NAME` is a secret of the job's own Google project, `gsm://projects/PROJECT/secrets/NAME` one of another.
-    `https://VAULT.vault.azure.net/secrets/NAME` is one of Azure Key Vault. The latest version is read, once.
+    `https://VAULT.vault.azure.net/secrets/NAME` is one of Azure Key Vault. The latest version is read, once or `again`.
     """
+    if again:
+        _fetched.cache_clear()
     return _fetched(text) if _is_reference(text) else text
 
 
@@ -69,7 +71,7 @@ def _from_google(reference: str, project: str | None, secret: str) -> str:
     token = json.loads(_metadata("instance/service-accounts/default/token"))["access_token"]
     project = project or _metadata("project/project-id").decode()
     url = f"https://secretmanager.googleapis.com/v1/projects/{project}/secrets/{secret}/versions/latest:access"
-    grant = "give the job's service account the role roles/secretmanager.secretAccessor on it"
+    grant = "give the service account the role roles/secretmanager.secretAccessor on it"
     data = _secret(reference, url, token, grant)["payload"]["data"]
     return base64.b64decode(data).decode().strip()
 
@@ -77,7 +79,7 @@ def _from_google(reference: str, project: str | None, secret: str) -> str:
 def _from_key_vault(reference: str) -> str:
     vault, _, _ = reference.partition("/secrets/")
     token = identity_token(f"https://vault.{vault.partition('.vault.')[2]}/.default", vault.removeprefix("https://"))
-    grant = "give the identity that runs the job the role Key Vault Secrets User"
+    grant = "give the identity that runs this program the role Key Vault Secrets User"
     return str(_secret(reference, f"{reference}?api-version=7.4", token, grant)["value"]).strip()
 
 
@@ -90,7 +92,7 @@ def _metadata(path: str) -> bytes:
             return content
     raise MachineLacks(
         f"no service account of Google: {host} does not answer",
-        hint="run the job in Google Cloud with a service account, or put the secret itself into the variable",
+        hint="run it in Google Cloud with a service account, or put the secret itself into the variable",
     )
 
 
