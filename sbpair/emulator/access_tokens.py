@@ -13,7 +13,9 @@ import hashlib
 import hmac
 import json
 import secrets
+import uuid
 from collections.abc import Iterable
+from copy import copy
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -55,14 +57,22 @@ class AuthorizationRule:
     created_at: str | None = None
     modified_at: str | None = None
 
+    def has_key(self, key: str) -> bool:
+        keys = self.primary_key, self.secondary_key
+        return any(hmac.compare_digest(each.encode(), key.encode()) for each in keys)
+
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The rights of a verified token on `scope` ("" is the whole namespace) and below, until it expires."""
+    """The rights of a verified token on `scope` ("" is the whole namespace) and below, until it expires.
+
+    `owner` is the path of the entity whose rule signed it, "" for one of the namespace. It is for no other entity.
+    """
 
     rights: frozenset[AccessRight]
     scope: str
     expires_at_ms: int = NEVER
+    owner: str = ""
 
     def require(self, right: AccessRight, path: str, now_ms: int) -> None:
         """Raise Unauthenticated if the token has expired, Unauthorized if it does not grant `right` on `path`."""
@@ -94,11 +104,11 @@ def covers(scope: str, path: str) -> bool:
 
 
 def is_within(path: str, entity: str) -> bool:
-    """Return whether `path` is `entity`, or a node, sub-queue or subscription of it. "" covers every path.
+    """Return whether `path` is `entity`, or a node, a sub-queue, or subscriptions of it. "" covers every path.
 
     Both are in lower case. An entity `a/b` is not within `a`.
     """
-    return not entity or path == entity or path.startswith((f"{entity}/$", f"{entity}/subscriptions/"))
+    return not entity or path == entity or f"{path}/".startswith((f"{entity}/$", f"{entity}/subscriptions/"))
 
 
 def path_of(address: str) -> str:
@@ -148,6 +158,10 @@ def expired_token(at_ms: int) -> Unauthenticated:
     return Unauthenticated(f"ExpiredToken: The token is expired. Expiration time: '{expiry}'.")
 
 
+def missing_token() -> Unauthenticated:
+    return Unauthenticated("MissingToken: The authorization header was not found.")
+
+
 def wrong_audience() -> Unauthenticated:
     return Unauthenticated("InvalidAudience: The authorization header contains a token with a wrong audience.")
 
@@ -156,11 +170,12 @@ def signature(key: str, signed: str, expiry: str) -> bytes:
     return hmac.digest(key.encode(), f"{signed}\n{expiry}".encode(), hashlib.sha256)
 
 
-def verify_token(token: SignedToken, rules: Iterable[AuthorizationRule], path: str, now_ms: int) -> Grant:
-    """Return the rights of `token` on `path`. Raises Unauthenticated."""
+def verify_token(token: SignedToken, rules: Iterable[tuple[str, AuthorizationRule]], path: str, now_ms: int) -> Grant:
+    """Return the rights of `token` on `path`, signed by one of `rules` with their owners. Raises Unauthenticated."""
     # Decoded once more too: pyamqp quotes the name twice.
     names = token.key_name, unquote_plus(token.key_name)
-    signer = next((rule for rule in rules if rule.key_name in names and _signed_by(rule, token)), None)
+    signers = ((owner, rule) for owner, rule in rules if rule.key_name in names and _signed_by(rule, token))
+    owner, signer = next(signers, ("", None))
     expires_at_ms = int(token.expiry) * 1000
     if signer is None:
         raise Unauthenticated("InvalidSignature: The token has an invalid signature.")
@@ -168,7 +183,7 @@ def verify_token(token: SignedToken, rules: Iterable[AuthorizationRule], path: s
         raise expired_token(expires_at_ms)
     if not covers(token.scope, path):
         raise wrong_audience()
-    return Grant(signer.rights, token.scope, expires_at_ms)
+    return Grant(signer.rights, token.scope, expires_at_ms, owner)
 
 
 def _signed_by(rule: AuthorizationRule, token: SignedToken) -> bool:
@@ -180,8 +195,9 @@ def _signed_by(rule: AuthorizationRule, token: SignedToken) -> bool:
 
 AUDIENCE: Final = "https://servicebus.azure.net"
 ARM_AUDIENCES: Final = ("https://management.azure.com", "https://management.core.windows.net")
-ISSUER: Final = "https://sts.windows.net/sbpair-emulator/"
 LIFE_SECONDS: Final = 86_400
+"""The life of a token that is issued, by default."""
+
 _LIMIT: Final = 16_384
 
 
@@ -226,31 +242,47 @@ def base64url_encode(data: bytes) -> str:
     return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
 
 
+def tenant_of(namespace: str) -> str:
+    """Return the id of the tenant of a namespace: always the same for a name."""
+    return str(uuid.uuid5(uuid.NAMESPACE_DNS, f"{namespace.lower()}.onmicrosoft.com"))
+
+
 class Bearers:
     """The bearer tokens that namespaces accept: those issued here with a random key, and any others if `accept_any`."""
 
-    def __init__(self, *, accept_any: bool = False) -> None:
+    def __init__(self, *, accept_any: bool = False, life_seconds: int = LIFE_SECONDS) -> None:
         self._key = secrets.token_bytes(32)
         self._accept_any = accept_any
+        self.life_seconds = life_seconds
+        self._tenant: str | None = None
 
-    def issue(self, resource: str, now_ms: int) -> tuple[str, int]:
-        """Return a token for `resource` and its expiry in seconds since 1970."""
+    def of_tenant(self, tenant: str | None) -> Bearers:
+        """Return the same tokens, but of those issued here only the ones of a tenant; None for all."""
+        only = copy(self)
+        only._tenant = tenant
+        return only
+
+    def issue(self, resource: str, now_ms: int, tenant: str = "", client: str = "") -> tuple[str, int]:
+        """Return a token of a client for `resource` and its expiry in seconds since 1970."""
         now = now_ms // 1000
-        claims = {"aud": resource, "iss": ISSUER, "iat": now, "nbf": now, "exp": now + LIFE_SECONDS, "sub": "emulator"}
+        claims: dict[str, str | int] = {"iat": now, "nbf": now, "exp": now + self.life_seconds, "sub": client}
+        claims |= {"aud": resource, "iss": f"https://sts.windows.net/{tenant}/", "tid": tenant, "appid": client}
         parts = ({"alg": "HS256", "typ": "JWT"}, claims)
         signed = ".".join(base64url_encode(json.dumps(part, separators=(",", ":")).encode()) for part in parts)
-        return f"{signed}.{base64url_encode(self._signature(signed.encode()))}", now + LIFE_SECONDS
+        return f"{signed}.{base64url_encode(self._signature(signed.encode()))}", now + self.life_seconds
 
     def grant(self, text: str, now_ms: int, audiences: tuple[str, ...] = (AUDIENCE,)) -> Grant:
         """Return the rights of a token for one of `audiences`. Raises Unauthenticated."""
         token = read_jwt(text)
-        ours = token.header.get("alg") == "HS256" and token.claims.get("iss") == ISSUER
+        ours = token.header.get("alg") == "HS256"
         ours = ours and hmac.compare_digest(self._signature(token.signed), token.signature)
         if not ours and not self._accept_any:
             raise Unauthenticated(
                 "InvalidIssuer: The issuer of the token is not trusted. "
                 "Use a shared access key, or start the emulator with --identity or --accept-any-token."
             )
+        if ours and self._tenant not in (None, token.claims["tid"]):
+            raise Unauthenticated("InvalidIssuer: Token issuer is invalid.")
         if now_ms >= token.expires_at_ms:
             raise expired_token(token.expires_at_ms)
         if ours and str(token.claims.get("aud")).rstrip("/") not in audiences:

@@ -19,34 +19,47 @@ CallSoon = Callable[[Callable[[], None]], object]
 
 
 class Clock(Protocol):
-    """A clock that a test or the control API can advance."""
+    """A clock that a test or the control API can advance.
+
+    `advanced_ms` is by how much it is ahead of the machine's clock.
+    """
+
+    advanced_ms: int
 
     def now_ms(self) -> int: ...
     def advance(self, ms: int) -> None: ...
 
 
+def token_ms(clock: Clock) -> int:
+    """Return the time by which tokens are judged: clients sign them by the machine's clock, which is not advanced."""
+    return clock.now_ms() - clock.advanced_ms
+
+
 class SystemClock:
     """UTC at start plus elapsed monotonic time, so that locks expire in the order they were taken."""
 
-    __slots__ = ("_base_ns",)
+    __slots__ = ("_base_ns", "advanced_ms")
 
     def __init__(self) -> None:
         self._base_ns = time.time_ns() - time.monotonic_ns()
+        self.advanced_ms = 0
 
     def now_ms(self) -> int:
         return (self._base_ns + time.monotonic_ns()) // 1_000_000
 
     def advance(self, ms: int) -> None:
         self._base_ns += check_forward(ms) * 1_000_000
+        self.advanced_ms += ms
 
 
 class ManualClock:
-    """A clock that moves only by `advance`."""
+    """A clock that moves only by `advance`. It takes the place of the machine's clock, so tokens expire by it."""
 
-    __slots__ = ("_now_ms",)
+    __slots__ = ("_now_ms", "advanced_ms")
 
     def __init__(self, now_ms: int = 1_767_225_600_000) -> None:
         self._now_ms = now_ms
+        self.advanced_ms = 0
 
     def now_ms(self) -> int:
         return self._now_ms

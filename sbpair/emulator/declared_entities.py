@@ -12,7 +12,6 @@ import difflib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,12 +21,10 @@ from typing import Any, Final, NamedTuple, TypeVar
 from sbpair.emulator.access_tokens import scope_of
 from sbpair.emulator.clock import ManualClock
 from sbpair.emulator.entities import rules
-from sbpair.emulator.entities.description import TIERS
+from sbpair.emulator.entities.description import ADDRESS, SUBSCRIPTION, TIERS, text_of
 from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.entities.topic import SubscriptionEntity, TopicEntity
 from sbpair.emulator.frontends.http.management_parts import (
-    FORWARDS,
-    SUBSCRIPTION,
     EntityCollection,
     ManagedEntity,
     hybrid_connections_of,
@@ -42,14 +39,9 @@ from sbpair.operating_system.files import read_document
 from sbpair.rules import filters
 from sbpair.rules.values import RuleInvalid, TypedValue, read_typed
 from sbpair.timespan import TICKS_PER_SECOND
-from sbpair.timespan import parse as parse_timespan
-
-Defaults = Mapping[str, Mapping[str, str]]
-"""The text of properties that are left out, by the kind of entity: Queue, Topic or Subscription."""
 
 T = TypeVar("T")
 
-WINDOW: Final = "DuplicateDetectionHistoryTimeWindow"
 MIN_WINDOW: Final = 5 * TICKS_PER_SECOND
 """The vendor's emulator accepts shorter windows than the service, whose minimum is 20 seconds."""
 
@@ -140,11 +132,14 @@ def inner(path: str, name: object) -> str:
 
 
 class DeclaredEntities(NamedTuple):
-    """Entities as data: lists of Queues, Topics and HybridConnections, and the path of that in a larger document."""
+    """Entities as data: lists of Queues, Topics and HybridConnections, and the path of that in a larger document.
+
+    `defaults` are the texts of properties that are left out.
+    """
 
     path: str
     document: Mapping[str, Any]
-    defaults: Defaults = MappingProxyType({})
+    defaults: Mapping[str, str] = MappingProxyType({})
 
     def create_in(self, namespace: Namespace) -> list[DeclarationFault]:
         """Create the entities. Return the faults; nothing is created where one is found.
@@ -160,10 +155,13 @@ class DeclaredEntities(NamedTuple):
 class _Declaration(Members):
     """The entities of a declaration, created one by one."""
 
-    def __init__(self, namespace: Namespace, path: str, declared: Mapping[str, Any], defaults: Defaults) -> None:
+    def __init__(
+        self, namespace: Namespace, path: str, declared: Mapping[str, Any], defaults: Mapping[str, str]
+    ) -> None:
         super().__init__()
         self._namespace = namespace
         self._defaults = defaults
+        self._tier = replace(namespace.tier, min_window=MIN_WINDOW)
         self._names: set[tuple[str, str]] = set()
         self._forwards: list[tuple[str, str]] = []
         for each, item in self.items(path, declared, "Queues"):
@@ -219,33 +217,21 @@ class _Declaration(Members):
         return members, self.attempt(f"{path}.Name", partial(of.create, name, description, *more))
 
     def _description(self, path: str, given: object, of: EntityCollection) -> Any:
-        values, window, before = self._default_values(of), None, len(self.faults)
-        for name, value in self.object(path, given, of.schema.settable).items():
-            text = self._value(inner(path, name), value, of.schema.settable[name][1])
-            if text is None:
-                continue
-            if name == WINDOW and (window := _short_window(text)):
-                continue
-            # One by one, so that each fault is found and has its path.
-            if self.attempt(inner(path, name), partial(of.describe, {name: text})):
-                values[name] = text
-                if name in FORWARDS and text:
-                    self._forwards.append((inner(path, name), text))
-        if len(self.faults) > before:
-            return None
-        found = self.attempt(path, partial(of.describe, values))
-        return replace(found, duplicate_detection_history_time_window=window) if found and window else found
-
-    def _default_values(self, of: EntityCollection) -> dict[str, str]:
-        """Return the values of properties that are left out. A partitioned namespace has only such entities."""
-        values = dict(self._defaults.get(of.schema.entity, {}))
-        if self._namespace.partitions > 1 and "EnablePartitioning" in of.schema.settable:
+        known, before, describe = of.schema.properties, len(self.faults), partial(of.describe, tier=self._tier)
+        values = {name: text for name, text in self._defaults.items() if name in known}
+        if self._namespace.partitions > 1 and "EnablePartitioning" in known:
+            # A partitioned namespace has only such entities.
             values["EnablePartitioning"] = "true"
-        return values
-
-    def _value(self, path: str, value: object, kind: str) -> str | None:
-        read = self.read(path, value, {"bool": bool, "int": int}.get(kind, str))
-        return None if read is None else str(read).lower() if kind == "bool" else str(read)
+        for name, value in self.object(path, given, known).items():
+            if self.read(inner(path, name), value, known[name].form.json) is None:
+                continue
+            text = text_of(value)
+            # One by one, so that each fault is found and has its path.
+            if self.attempt(inner(path, name), partial(describe, {name: text})):
+                values[name] = text
+                if known[name].form is ADDRESS and text:
+                    self._forwards.append((inner(path, name), text))
+        return None if len(self.faults) > before else self.attempt(path, partial(describe, values))
 
     def _rule(self, path: str, item: object) -> rules.SubscriptionRule | None:
         """Return a rule; None with at least one fault where it cannot be read."""
@@ -295,26 +281,12 @@ class _Declaration(Members):
         return None if read is None else self.attempt(path, lambda: read_typed(_PROPERTY_TYPES[type(read)], str(read)))
 
 
-def _short_window(text: str) -> int | None:
-    """Return the ticks of a window that only the vendor's emulator accepts."""
-    with suppress(ValueError):
-        ticks = parse_timespan(text)
-        if MIN_WINDOW <= ticks < 4 * MIN_WINDOW:
-            return ticks
-    return None
-
-
-VENDOR_DEFAULTS: Final[Defaults] = {
-    "Queue": {
-        "DefaultMessageTimeToLive": "PT1H",
-        "DuplicateDetectionHistoryTimeWindow": "PT20S",
-        "LockDuration": "PT1M",
-        "MaxDeliveryCount": "3",
-    },
-    "Topic": {"DefaultMessageTimeToLive": "PT1H", "DuplicateDetectionHistoryTimeWindow": "PT20S"},
-    "Subscription": {"DefaultMessageTimeToLive": "PT1H", "LockDuration": "PT1M", "MaxDeliveryCount": "3"},
+VENDOR_DEFAULTS: Final = {
+    "DefaultMessageTimeToLive": "PT1H",
+    "DuplicateDetectionHistoryTimeWindow": "PT20S",
+    "MaxDeliveryCount": "3",
 }
-"""The defaults of the vendor's schema."""
+"""The defaults of the vendor's schema that differ from the service's."""
 
 NO_NAMESPACE: Final = 'add a namespace to the file: {"UserConfig": {"Namespaces": [{"Name": "sbemulatorns"}]}}'
 LOGGING_TYPES: Final = ("File", "Console", "File,Console", "Console,File")

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from datetime import timedelta
-from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final
-from urllib.parse import urlsplit
 
 from sbpair.emulator.clock import Clock, Timers, milliseconds
 from sbpair.emulator.faults.fault_kinds import Faults
-from sbpair.emulator.port import EVERY_ADDRESS
 from sbpair.emulator.service_errors import ArgumentInvalid
 
 if TYPE_CHECKING:
     from sbpair.emulator.entities.namespace import Namespace
+    from sbpair.emulator.host_names import HostNames
     from sbpair.emulator.storage.storage import Storage
 
 MAX_NOW_MS: Final = 253_370_764_800_000
@@ -23,14 +20,14 @@ MAX_NOW_MS: Final = 253_370_764_800_000
 
 
 class EmulatorControl:
-    """Namespaces, by name, with their faults and one timer. `host` is the address of their ports."""
+    """Namespaces, by name, with their faults and one timer."""
 
-    def __init__(self, host: str, clock: Clock) -> None:
+    def __init__(self, host_names: HostNames, clock: Clock) -> None:
+        self.host_names = host_names
         self.clock = clock
         self.timers = Timers()
         self.namespaces: dict[str, Namespace] = {}
         self.faults = Faults(self.namespaces, self.advance)
-        self._host = host
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._storage: Storage | None = None
@@ -70,29 +67,3 @@ class EmulatorControl:
         if self._loop is not None:
             self.timers.advance(self.clock.now_ms())
             self._set_timer()
-
-    # Names
-
-    def is_addressed_by(self, authority: str) -> bool:
-        """Return whether the host of a `host:port` is a name of this emulator.
-
-        Names are those of loopback, of its namespaces, and its own host. Where other machines can reach it, all IP
-        addresses and names without a dot are, as in a network of containers: a web page cannot have such a name.
-        """
-        name = ""
-        try:
-            name = (urlsplit(f"//{authority}").hostname or "").rstrip(".")
-            ip = ip_address(name)
-        except ValueError:
-            own = {"localhost", self._host.lower()} - {""}
-            own.update(f"{each.lower()}.servicebus.windows.net" for each in self.namespaces)
-            return name in own or name.endswith(".localhost") or (self._is_exposed and bool(name) and "." not in name)
-        return ip.is_loopback or self._is_exposed
-
-    @property
-    def _is_exposed(self) -> bool:
-        if self._host in EVERY_ADDRESS:
-            return True
-        with suppress(ValueError):
-            return not ip_address(self._host).is_loopback
-        return self._host.lower() != "localhost"

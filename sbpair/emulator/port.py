@@ -9,21 +9,26 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast
 
+from sbpair.emulator.admission import HEAD_SECONDS, TOO_SLOW, AcceptedSocket, Admission
 from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.frontends.amqp.amqp_connection import AmqpConnection
 
 if TYPE_CHECKING:
-    from aiohttp import web
+    from sbpair.emulator.frontends.http.http_connection import HttpServer
+    from sbpair.emulator.host_names import HostNames
 
 WireProtocol: TypeAlias = Literal["amqp", "http", "tls", "websocket"]
 
 STOP_SECONDS: Final = 1.0
-SILENCE_LIMIT_SECONDS: Final = 30.0
+BATCH: Final = 64
+"""Connections that are accepted in one turn of the event loop."""
+
 _METHODS: Final = (
     "ACL BASELINE-CONTROL BIND CHECKIN COPY DELETE GET HEAD LABEL LINK LOCK MERGE MKACTIVITY MKCALENDAR MKCOL "
     "MKREDIRECTREF MKWORKSPACE MOVE NOTIFY OPTIONS ORDERPATCH PATCH POST PROPFIND PURGE PUT QUERY REBIND REPORT SEARCH "
@@ -33,9 +38,11 @@ _METHODS: Final = (
 
 _HTTP_OPENINGS: Final = tuple(f"{method} "[:4].encode() for method in _METHODS.split())
 OPENINGS: Final[dict[bytes, WireProtocol]] = {b"AMQP": "amqp", **dict.fromkeys(_HTTP_OPENINGS, "http")}
+_HTTP_BEGINNINGS: Final = tuple({opening[:1] for opening in _HTTP_OPENINGS} - {b"A"})
+"""Of one byte; that of AMQP can also be the first one of a method."""
+
 WEBSOCKET_PATHS: Final = (b"/$servicebus/websocket", b"/%24servicebus/websocket")
 TLS_HANDSHAKE: Final = b"\x16\x03"
-EVERY_ADDRESS: Final = ("0.0.0.0", "::", "")  # noqa: S104  # compared with, not listened on
 
 
 class Port:
@@ -48,42 +55,75 @@ class Port:
         self,
         namespace: Namespace,
         listening: socket.socket,
-        http: Callable[[], web.Server],
+        http: Callable[[], HttpServer],
+        host_names: HostNames,
+        admission: Admission,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self._namespace = namespace
+        self._host_names = host_names
+        self._admission = admission
         self._tls = tls
         self._socket = listening
         self._make_http = http
-        self._http: web.Server | None = None
-        self._connections: weakref.WeakSet[asyncio.Transport] = weakref.WeakSet()
-        self._server: asyncio.Server | None = None
+        self._http: HttpServer | None = None
+        self._connections: set[AcceptedSocket] = set()
+        self._closed = asyncio.Event()
+        self._serving: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        make = partial(ProtocolSniffer, self._make_frontend, self._connections.add)
-        self._server = await asyncio.get_running_loop().create_server(make, sock=self._socket)
+        self._serving = asyncio.create_task(self._serve(), name=f"accept connections of {self._namespace.name}")
         self._namespace.on_outage.add(self.break_connections)
+        # What was scheduled before, such as transfers of restored messages, is done before a client comes.
+        await asyncio.sleep(0)
 
-    def _make_frontend(self, protocol: WireProtocol, *, within_tls: bool = False) -> asyncio.BaseProtocol | None:
+    async def _serve(self) -> None:
+        async with asyncio.TaskGroup() as connecting:
+            # Cancelled to stop: what was accepted is connected nevertheless, so that it can be aborted.
+            with suppress(asyncio.CancelledError):
+                for number in count(1):
+                    connection = await self._admission.accept(self._socket, self._on_close)
+                    self._connections.add(connection)
+                    connecting.create_task(self._connect(connection))
+                    if number % BATCH == 0:
+                        await asyncio.sleep(0)
+
+    async def _connect(self, connection: AcceptedSocket) -> None:
+        make = partial(ProtocolSniffer, partial(self._make_frontend, connection), connection.attach)
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(make, connection)
+        except OSError:
+            connection.close()
+
+    def _on_close(self, connection: AcceptedSocket) -> None:
+        self._admission.opened(connection)
+        self._connections.discard(connection)
+        self._closed.set()
+
+    def _make_frontend(
+        self, connection: AcceptedSocket, protocol: WireProtocol, *, within_tls: bool = False
+    ) -> asyncio.BaseProtocol | None:
+        self._admission.begun(connection)
+        on_opened = partial(self._admission.opened, connection)
         if protocol == "tls":
             if self._tls is None or within_tls:
                 return None
             from sbpair.emulator.tls import TlsFrontend
 
-            # The connection below was already added to `_connections`.
-            inside = ProtocolSniffer(partial(self._make_frontend, within_tls=True), lambda _: None)
-            return TlsFrontend(self._tls, inside)
+            # The transport below is already attached.
+            make = partial(self._make_frontend, connection, within_tls=True)
+            return TlsFrontend(self._tls, ProtocolSniffer(make, lambda _: None))
         # HTTP is served even while the namespace is down: the control API uses it.
         if protocol == "http":
             self._http = self._http or self._make_http()
-            return self._http()
+            return self._http(on_opened)
         if self._namespace.is_down:
             return None
-        make_amqp = partial(AmqpConnection, self._namespace)
+        make_amqp = partial(AmqpConnection, self._namespace, on_opened)
         if protocol == "websocket":
             from sbpair.emulator.frontends.amqp.websocket_frontend import WebSocketFrontend
 
-            return WebSocketFrontend(make_amqp)
+            return WebSocketFrontend(make_amqp, self._host_names.refusal_of)
         return make_amqp()
 
     def break_connections(self) -> None:
@@ -91,14 +131,16 @@ class Port:
         requests = self._http.connections if self._http else []
         in_progress = [each.transport for each in requests if each.transport is not None]
         kept = {socket_id(transport) for transport in in_progress if not transport.is_closing()}
-        for transport in list(self._connections):
-            if socket_id(transport) not in kept:
-                transport.abort()
+        for connection in list(self._connections):
+            if connection.transport is None or socket_id(connection.transport) not in kept:
+                connection.abort()
 
     async def stop(self) -> None:
         self._namespace.on_outage.discard(self.break_connections)
-        if self._server is not None:
-            self._server.close()
+        if self._serving is not None:
+            self._serving.cancel()
+            await asyncio.wait([self._serving])
+        self._socket.close()
         self.break_connections()
         # Senders that wait for a listener would wait until the time to stop is over.
         self._namespace.hybrid_connections.break_off()
@@ -106,10 +148,11 @@ class Port:
             # Closes idle connections, so that shutdown() waits only for requests in progress.
             self._http.pre_shutdown()
             await self._http.shutdown(STOP_SECONDS)
-        for transport in list(self._connections):
-            transport.abort()
-        if self._server is not None:
-            await self._server.wait_closed()
+        while self._connections:
+            for connection in list(self._connections):
+                connection.abort()
+            self._closed.clear()
+            await self._closed.wait()
 
 
 def is_undecided(first: bytes) -> bool:
@@ -142,17 +185,19 @@ class ProtocolSniffer(asyncio.Protocol):
         self._make_frontend = make_frontend
         self._on_connected = on_connected
         self._seen = b""
+        self._limit: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         self._on_connected(self._transport)
-        self._limit = asyncio.get_running_loop().call_later(SILENCE_LIMIT_SECONDS, self._transport.abort)
 
     def data_received(self, data: bytes) -> None:
         self._seen += data
         if is_undecided(self._seen):
+            if self._limit is None and self._seen.startswith(_HTTP_BEGINNINGS):
+                self._limit = asyncio.get_running_loop().call_later(HEAD_SECONDS, self._refuse)
             return
-        self._limit.cancel()
+        self._end_limit()
         transport, protocol = self._transport, protocol_of(self._seen)
         frontend = None if protocol is None else self._make_frontend(protocol)
         if frontend is None or transport.is_closing():
@@ -163,16 +208,17 @@ class ProtocolSniffer(asyncio.Protocol):
         cast("asyncio.Protocol", frontend).data_received(self._seen)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  # asyncio's signature
-        self._limit.cancel()
+        self._end_limit()
+
+    def _refuse(self) -> None:
+        self._transport.write(TOO_SLOW)
+        self._transport.close()
+
+    def _end_limit(self) -> None:
+        if self._limit is not None:
+            self._limit.cancel()
 
 
 def socket_id(transport: asyncio.BaseTransport) -> int:
     """Identify the socket below a transport, also through TLS."""
     return id(transport.get_extra_info("socket"))
-
-
-def local_authority(host: str, port: int) -> str:
-    """Return the `host:port` by which a client on this machine reaches a port."""
-    if host in EVERY_ADDRESS:
-        host = "127.0.0.1"
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

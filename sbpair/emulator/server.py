@@ -4,29 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, NamedTuple, Self
 
-from sbpair.emulator.access_tokens import Bearers
+from sbpair.emulator.access_tokens import LIFE_SECONDS, Bearers, tenant_of
+from sbpair.emulator.admission import Admission
 from sbpair.emulator.clock import Clock, SystemClock
 from sbpair.emulator.emulator_control import EmulatorControl
 from sbpair.emulator.entities.description import STANDARD, TIERS, EmulatedTier
 from sbpair.emulator.entities.namespace import Namespace
-from sbpair.emulator.port import EVERY_ADDRESS, Port, local_authority
+from sbpair.emulator.host_names import HostNames, local_authority
+from sbpair.emulator.port import Port
 from sbpair.errors import MachineLacks, NameInvalid, UsageError
 from sbpair.operating_system import listen
+from sbpair.operating_system.files import replaced_file
 
 if TYPE_CHECKING:
-    from aiohttp import web
-
-    from sbpair.emulator.frontends.http.http_frontend import BrowserPage, IdentityEndpoint, IdentityFrontend
+    from sbpair.emulator.frontends.http.http_connection import HttpServer
+    from sbpair.emulator.frontends.http.http_frontend import BrowserPage
+    from sbpair.emulator.frontends.http.identity_frontend import IdentityEndpoint, IdentityFrontend
     from sbpair.emulator.storage.storage import Storage
     from sbpair.emulator.tls import Tls
 
@@ -81,10 +83,12 @@ class EmulatorOptions:
     """Options of an emulator.
 
     `tls`: serve TLS on every port, beside plain connections. `ca_file`: file for the CA certificate [default: a
-    temporary one]. `identity`: offer a managed identity and accept the tokens it issues. `accept_any_token`: accept
-    any well-formed bearer token that has not expired. `credits`: throttle each namespace to so many credits a second.
-    `data`: keep entities and messages in this file [default: in memory only]. `durable`: store there before it is
-    acknowledged.
+    temporary one]. `identity`: offer a managed identity, with TLS also an OAuth authority, and accept the tokens they
+    issue. `accept_any_token`: accept any well-formed bearer token that has not expired. `credits`: throttle each
+    namespace to so many credits a second. `data`: keep entities and messages in this file [default: in memory only].
+    `durable`: store there before it is acknowledged. `allow_hosts`: host names of this machine that HTTP and WebSocket
+    clients may use, such as `host.docker.internal`. `tenants`: accept of the issued tokens only those of the
+    namespace's own tenant. `token_life`: seconds until an issued token expires.
     """
 
     tls: bool = False
@@ -94,6 +98,9 @@ class EmulatorOptions:
     credits: int | None = None
     data: Path | None = None
     durable: bool = False
+    allow_hosts: tuple[str, ...] = ()
+    tenants: bool = False
+    token_life: float = LIFE_SECONDS
 
 
 DEFAULT_OPTIONS = EmulatorOptions()
@@ -109,24 +116,33 @@ class ReadyNamespace:
     hybrid_connections: Annotated[
         tuple[Annotated[str, "Connection string with the path as EntityPath"], ...], "Hybrid connections, with --relay"
     ] = ()
+    tenant_id: Annotated[str, "Its tenant, with --identity"] = ""
+    client_id: Annotated[str, "Client of that tenant, and user-assigned identity, with --identity"] = ""
+    client_secret: Annotated[str, "Secret of the client, with --identity and --tls"] = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Addresses and credentials of a started emulator. `ca_file` is set with TLS, `identity` with an identity."""
+    """Addresses and credentials of a started emulator.
+
+    `ca_file` is set with TLS, `identity` with an identity, `authority`, a URL, with both.
+    """
 
     namespaces: tuple[ReadyNamespace, ...]
     ca_file: str | None = None
     identity: IdentityEndpoint | None = None
+    authority: str | None = None
 
     def as_document(self) -> dict[str, object]:
-        """Return the JSON document: namespaces, then `ca_file` and `identity` where they are set."""
+        """Return the JSON document: namespaces, then `ca_file`, `identity` and `authority` where they are set."""
         described = [{name: value for name, value in asdict(each).items() if value} for each in self.namespaces]
         document: dict[str, object] = {"namespaces": described}
         if self.ca_file is not None:
             document["ca_file"] = self.ca_file
         if self.identity is not None:
             document["identity"] = asdict(self.identity)
+        if self.authority is not None:
+            document["authority"] = self.authority
         return document
 
 
@@ -151,18 +167,22 @@ class Emulator(EmulatorControl):
         create_entities: CreateEntities | None = None,
         page: MakePage | None = None,
     ) -> None:
-        super().__init__(host, clock or SystemClock())
+        self._requested = [RequestedNamespace(*each) for each in namespaces]
+        check_requested(self._requested)
+        names = HostNames(host, [each.name for each in self._requested], options.allow_hosts)
+        super().__init__(names, clock or SystemClock())
+        self._host = host
         self._options = options
         self._create_entities = create_entities
         self._make_page = page
         self._page: BrowserPage | None = None
         self.identity: IdentityFrontend | None = None
-        self.bearers = Bearers(accept_any=options.accept_any_token)
+        self.bearers = Bearers(accept_any=options.accept_any_token, life_seconds=max(1, int(options.token_life)))
         self._tls: Tls | None = None
-        self._requested = [RequestedNamespace(*each) for each in namespaces]
         self._http_authorities: dict[str, str] = {}
+        self._admission = Admission()
+        self._ports: dict[str, list[Port]] = {}
         self._stack = AsyncExitStack()
-        check_requested(self._requested)
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
@@ -199,16 +219,10 @@ class Emulator(EmulatorControl):
     def _start_tls(self) -> AbstractContextManager[Tls]:
         from sbpair.emulator.tls import tls_for
 
-        hosts = [] if self._host in EVERY_ADDRESS else [self._host]
-        names = [f"{name.lower()}.servicebus.windows.net" for name, *_ in self._requested]
-        return tls_for([*hosts, *names], self._options.ca_file)
+        return tls_for(self.host_names.for_certificate, self._options.ca_file)
 
     async def _start_ports(self, listening: Sequence[Sequence[socket.socket]], stack: AsyncExitStack) -> None:
         soon = asyncio.get_running_loop().call_soon
-        if self._options.identity:
-            from sbpair.emulator.frontends.http.http_frontend import IdentityFrontend
-
-            self.identity = IdentityFrontend(self.bearers, self.clock)
         for requested, sockets in zip(self._requested, listening, strict=True):
             namespace = Namespace(
                 requested.name,
@@ -224,8 +238,12 @@ class Emulator(EmulatorControl):
                 self._http_authorities[requested.name] = authorities[1]
             if self._options.credits is not None:
                 namespace.fault_points.limit_to(self._options.credits, self.clock, self.timers)
-            namespace.bearers = self.bearers
+            namespace.bearers = self.bearers.of_tenant(tenant_of(requested.name) if self._options.tenants else None)
             self.namespaces[requested.name] = namespace
+        if self._options.identity:
+            from sbpair.emulator.frontends.http.identity_frontend import IdentityFrontend
+
+            self.identity = IdentityFrontend(self.bearers, self.clock, self.namespaces)
         if self._storage is not None:
             ports = [first.getsockname()[1] for first, *_ in listening]
             self._storage.start(self.namespaces, ports, self.clock, asyncio.get_running_loop().call_later)
@@ -237,12 +255,13 @@ class Emulator(EmulatorControl):
             tls = self._tls.context if self._tls else None
             http = partial(self._http_server, namespace)
             for each in sockets:
-                port = Port(namespace, each, http, tls)
-                await port.start()
+                port = Port(namespace, each, http, self.host_names, self._admission, tls)
+                self._ports.setdefault(namespace.name, []).append(port)
                 stack.push_async_callback(port.stop)
+                await port.start()
         stack.push_async_callback(self._close_page)
 
-    def _http_server(self, namespace: Namespace) -> web.Server:
+    def _http_server(self, namespace: Namespace) -> HttpServer:
         from sbpair.emulator.frontends.http.http_frontend import http_server
 
         page = None if self._make_page is None else partial(self._browser_page, self._make_page)
@@ -261,6 +280,16 @@ class Emulator(EmulatorControl):
         self.faults.end_all()
         await self._stack.aclose()
 
+    async def delete_namespace(self, name: str) -> None:
+        """Close the ports of a namespace for good, and delete its entities, also in the data file."""
+        for port in self._ports[name]:
+            await port.stop()
+        namespace = self.namespaces[name]
+        for entity in (*namespace.queues(), *namespace.topics()):
+            entity.delete()
+        for relay in namespace.hybrid_connections.all():
+            relay.delete()
+
     @property
     def ready(self) -> Ready:
         namespaces = tuple(
@@ -271,12 +300,14 @@ class Emulator(EmulatorControl):
                 each.connection_string.removesuffix(WITHOUT_TLS) if self._tls else "",
                 each.connection_string_at(self._http_authorities[name]) if name in self._http_authorities else "",
                 tuple(f"{each.connection_string};EntityPath={found.path}" for found in each.hybrid_connections.all()),
+                *(self.identity.ready_of(name, with_secret=self._tls is not None) if self.identity else ()),
             )
             for name, each in self.namespaces.items()
         )
         first = next(iter(self.namespaces.values()))
         identity = self.identity.endpoint_at(first.authority) if self.identity else None
-        return Ready(namespaces, str(self._tls.ca_file) if self._tls else None, identity)
+        authority = f"https://{first.authority}" if self.identity and self._tls else None
+        return Ready(namespaces, str(self._tls.ca_file) if self._tls else None, identity, authority)
 
 
 def check_requested(namespaces: Sequence[RequestedNamespace]) -> None:
@@ -316,14 +347,8 @@ async def serve(
 
 def write_ready_file(path: Path, ready: Ready) -> None:
     """Write the ready file atomically: a reader sees all of it or none."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        unfinished.write_text(json.dumps(ready.as_document()) + "\n", encoding="utf-8")
-        unfinished.replace(path)
-    except OSError as error:
-        raise MachineLacks(
-            f"cannot write the ready file {path}: {error.strerror}", hint="name a file in a directory that exists"
-        ) from error
+    with replaced_file(str(path)) as file:
+        file.write_text(json.dumps(ready.as_document()) + "\n", encoding="utf-8")
 
 
 def remove_ready_file(path: Path) -> None:

@@ -50,6 +50,10 @@ class Unauthorized(ServiceError, condition="amqp:unauthorized-access", status=40
     """A valid token without the right."""
 
 
+class AccessRefused(Unauthenticated, condition="amqp:unauthorized-access", status=401, sub_code=0):
+    """A refusal by a network rule, or of each key where local authentication is disabled. It has no sub-code."""
+
+
 class ManageRequired(Unauthorized, condition="amqp:unauthorized-access", status=401, sub_code=0):
     """A valid token without Manage, at management. The service gives no sub-code."""
 
@@ -80,6 +84,17 @@ class SessionCannotBeLocked(
     ServiceError, condition="com.microsoft:session-cannot-be-locked", status=409, sub_code=40902
 ):
     """Another link holds the session."""
+
+
+class PropertyTooLarge(ServiceError):
+    """An application property over 32 KB. The service does not name the cause, and calls the error transient."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The service was unable to process the request; please retry the operation. For more information on "
+            "exception types and proper exception handling, please refer to "
+            "http://go.microsoft.com/fwlink/?LinkId=761101"
+        )
 
 
 class SessionLockExpired(ServiceError, condition="com.microsoft:session-lock-lost", status=410, sub_code=41001): ...

@@ -6,8 +6,8 @@ Only this module imports `cryptography`, and it is loaded only for TLS. The fron
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
-import tempfile
 from asyncio.sslproto import SSLProtocol
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -23,10 +23,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from sbpair.errors import MachineLacks
+from sbpair.operating_system.files import open_new, replaced_file, temporary_directory
 
-HANDSHAKE_SECONDS: Final = 30
+CLOSE_SECONDS: Final = 5.0
 LIFE: Final = timedelta(days=30)
+CA_MODE: Final = 0o644
+"""All users may read the certificate, and only this one may change it."""
+
 ALWAYS: Final = ("localhost", "127.0.0.1", "::1")
 _OTHER_USAGES: Final = (
     *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"),
@@ -49,23 +52,18 @@ def tls_for(hosts: Iterable[str], ca_file: Path | None = None) -> Iterator[Tls]:
 
     Without `ca_file`, that is a temporary file, removed at the end. Raises MachineLacks if it cannot be written.
     """
-    with tempfile.TemporaryDirectory(prefix="sbpair-") as private:
-        directory = Path(private)
+    with temporary_directory("sbpair-") as directory:
         ca_pem, server_pem = certificates(dict.fromkeys((*ALWAYS, *hosts)))
         path = ca_file or directory / "ca.pem"
-        try:
-            path.write_bytes(ca_pem)
-        except OSError as error:
-            raise MachineLacks(
-                f"cannot write the CA file {path}: {error.strerror}", hint="name a file in a directory that exists"
-            ) from error
+        with replaced_file(str(path), CA_MODE) as file:
+            file.write_bytes(ca_pem)
         yield Tls(server_context(server_pem, directory / "server.pem"), path)
 
 
 def server_context(pem: bytes, path: Path) -> ssl.SSLContext:
     # OpenSSL reads keys only from files.
-    path.touch(mode=0o600)
-    path.write_bytes(pem)
+    with os.fdopen(open_new(path), "wb") as file:
+        file.write(pem)
     try:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(path)
@@ -125,7 +123,8 @@ class TlsFrontend(SSLProtocol):
         handshake: asyncio.Future[None] = loop.create_future()
         # A failed handshake ends its connection; mark the exception as retrieved.
         handshake.add_done_callback(lambda done: done.cancelled() or done.exception())
-        super().__init__(loop, inside, context, handshake, server_side=True, ssl_handshake_timeout=HANDSHAKE_SECONDS)
+        # The limit of the time to open ends a handshake sooner than that of asyncio.
+        super().__init__(loop, inside, context, handshake, server_side=True, ssl_shutdown_timeout=CLOSE_SECONDS)
 
     def data_received(self, data: bytes) -> None:
         """Take the bytes that were already read; later ones come through the buffer."""

@@ -45,7 +45,9 @@ class Manager:
     async def put(
         self, path: str, elements: str = "", kind: str = "QueueDescription", **headers: str
     ) -> tuple[int, str]:
-        return await self.ask("PUT", path, entry(elements, kind), **headers)
+        token = self.token()
+        own = {"ServiceBusSupplementaryAuthorization": token, "ServiceBusDlqSupplementaryAuthorization": token}
+        return await self.ask("PUT", path, entry(elements, kind), **own | headers)
 
 
 @asynccontextmanager

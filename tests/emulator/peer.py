@@ -282,8 +282,10 @@ class Stage:
         self.queue = self.namespace.create_queue("orders")
 
     @asynccontextmanager
-    async def connect(self, *, signed_in: bool = True, websocket: bool = False) -> AsyncIterator[Peer]:
-        """Connect a peer with the namespace's key, or without rights."""
+    async def connect(
+        self, *, signed_in: bool = True, websocket: bool = False, sasl: SaslClient = ROOT_SIGN_IN
+    ) -> AsyncIterator[Peer]:
+        """Connect a peer with the namespace's key, or another, or without rights."""
         reader: Any
         writer: Any
         if websocket:
@@ -291,7 +293,7 @@ class Stage:
         else:
             host, _, port = self.namespace.authority.rpartition(":")
             reader, writer = await asyncio.open_connection(host, int(port))
-        peer = Peer(self, reader, writer, ROOT_SIGN_IN if signed_in else SaslClient())
+        peer = Peer(self, reader, writer, sasl if signed_in else SaslClient())
         try:
             await peer.wait(ConnectionOpened)
             yield peer

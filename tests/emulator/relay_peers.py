@@ -15,6 +15,7 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from sbpair.emulator.access_tokens import AuthorizationRule
+from sbpair.emulator.clock import Clock
 from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.relay.hybrid_connection import HybridConnection, HybridConnectionDescription
 from sbpair.testing import Emulator, EmulatorOptions
@@ -151,9 +152,9 @@ class RelayPeer:
 
 
 @asynccontextmanager
-async def open_bench(**options: Any) -> AsyncIterator[RelayBench]:
+async def open_bench(*, clock: Clock | None = None, **options: Any) -> AsyncIterator[RelayBench]:
     description = HybridConnectionDescription(**options.pop("description", {}))
-    async with Emulator([("contoso", 0)], options=EmulatorOptions(**options)) as emulator:
+    async with Emulator([("contoso", 0)], clock=clock, options=EmulatorOptions(**options)) as emulator:
         entity = emulator.namespaces["contoso"].hybrid_connections.create(PATH, description)
         async with ClientSession(timeout=ClientTimeout(total=None), auto_decompress=False) as session:
             bench = RelayBench(emulator, session, entity)

@@ -281,48 +281,6 @@ async def test_a_missing_entity_is_not_found_by_the_callers_name(peer: Peer) -> 
     assert error.condition == "amqp:not-allowed"
 
 
-async def test_links_end_with_their_token_unless_it_was_renewed(stage: Stage) -> None:
-    namespace = stage.namespace
-    namespace.create_queue("other")
-    now = namespace.clock.now_ms() // 1000
-    async with stage.connect(signed_in=False) as peer:
-        for entity in ("orders", "other", "orders"):
-            name = f"sb://h/{entity}"
-            lasts = 600 if entity == "orders" else 300
-            answer = await peer.ask("$cbs", "put-token", sign(namespace.keys[0], name, now + lasts), name=name)
-            assert answer["status-code"] == 202
-        kept, lost = await peer.attach_sender("orders"), await peer.attach_sender("other")
-        stage.emulator.advance(301_000)
-        detached = await peer.wait(LinkDetached)
-        assert detached.link is lost
-        assert detached.error.condition == "amqp:unauthorized-access"
-        await peer.send(kept, plain())
-
-
-@pytest.mark.parametrize("right", [AccessRight.LISTEN, AccessRight.SEND])
-async def test_a_right_allows_only_its_operations(stage: Stage, right: AccessRight) -> None:
-    rule = AuthorizationRule("own", "k", "k2", frozenset({right}))
-    stage.namespace.keys = (rule,)
-    name = "sb://127.0.0.1/orders"
-    async with stage.connect(signed_in=False) as peer:
-        # https://github.com/Azure/azure-sdk-for-java/issues/27831
-        await peer.ask("$cbs", "put-token", sign(rule, name, 1 << 40), name=name)
-        allowed, refused, missing = peer.attach_receiver, peer.attach_sender, "Send"
-        if right is AccessRight.SEND:
-            allowed, refused, missing = refused, allowed, "Listen"
-        error = await peer.refusal_of(refused("orders"))
-        assert (error.condition, error.description) == (
-            "amqp:unauthorized-access",
-            f"Unauthorized access. '{missing}' claim(s) are required to perform this operation. Resource: '{name}'.",
-        )
-        body = Map([("messages", [Map([("message", plain())])])])
-        answer = await peer.ask("orders/$management", "com.microsoft:schedule-message", body)
-        unauthorized = (401, "amqp:unauthorized-access")
-        assert ((answer["statusCode"], answer.get("errorCondition")) == unauthorized) is (missing == "Send")
-        await allowed("orders")
-        assert not any(isinstance(event, LinkDetached) for event in peer.events)
-
-
 # The management node
 
 

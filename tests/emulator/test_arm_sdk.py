@@ -11,6 +11,7 @@ from azure.core.exceptions import (
     HttpResponseError,
     ResourceNotFoundError,
 )
+from azure.core.rest import HttpRequest
 from azure.identity import ManagedIdentityCredential
 from azure.mgmt.servicebus import ServiceBusManagementClient as SyncClient
 from azure.mgmt.servicebus.aio import ServiceBusManagementClient
@@ -65,6 +66,59 @@ async def test_namespaces_are_told_from_any_port_with_their_tiers() -> None:
         with pytest.raises(ResourceNotFoundError) as missing:
             await client.namespaces.get("mine", "fabrikam", **PLAIN)
         assert missing.value.error.code == "ResourceNotFound"
+
+
+async def test_a_put_namespace_is_in_one_place_with_its_properties() -> None:
+    async with open_client() as (_, client):
+        properties = {"disableLocalAuth": True, "zoneRedundant": True, "publicNetworkAccess": "Disabled"}
+        replicas = {"locations": [{"locationName": "northeurope", "roleType": "Secondary"}]}
+        connection = {"properties": {"privateLinkServiceConnectionState": {"status": "Approved"}}}
+        document: Any = {
+            "location": "westeurope",
+            "sku": {"name": "Premium", "capacity": 4},
+            "properties": {**properties, "geoDataReplication": replicas, "privateEndpointConnections": [connection]},
+        }
+        poller = await client.namespaces.begin_create_or_update(
+            "EUROPE", "contoso-dr", document, polling=False, **PLAIN
+        )
+        await poller.result()
+        found = await client.namespaces.get("europe", "contoso-dr", **PLAIN)
+        assert (found.location, found.sku.capacity, found.disable_local_auth) == ("westeurope", 4, True)
+        assert found.geo_data_replication.locations[0].location_name == "northeurope"
+        [endpoint] = found.private_endpoint_connections
+        assert endpoint.properties.private_link_service_connection_state.status == "Approved"
+        await client.namespaces.update("europe", "contoso-dr", {"properties": {"minimumTlsVersion": "1.3"}}, **PLAIN)
+        found = await client.namespaces.get("europe", "contoso-dr", **PLAIN)
+        assert (found.minimum_tls_version, found.zone_redundant) == ("1.3", True)
+        with pytest.raises(ResourceNotFoundError):
+            await client.namespaces.get("asia", "contoso-dr", **PLAIN)
+        names = [each.name for each in await every(client.namespaces.list_by_resource_group("asia", **PLAIN))]
+        assert names == ["contoso"]
+        contoso, other = await every(client.namespaces.list(**PLAIN))
+        assert [each.id.split("/")[4] for each in (contoso, other)] == ["emulator", "EUROPE"]
+        other_id = "11111111-1111-1111-1111-111111111111"
+        elsewhere = f"/subscriptions/{other_id}/resourceGroups/g/providers/Microsoft.ServiceBus/namespaces/contoso"
+        put = HttpRequest("PUT", f"{elsewhere}?api-version=2026-01-01", json={"location": "westus"})
+        assert (await client.send_request(put, **PLAIN)).json()["location"] == "westus"
+        assert [each.name for each in await every(client.namespaces.list(**PLAIN))] == ["contoso-dr"]
+        answer = await client.send_request(HttpRequest("GET", "/subscriptions?api-version=2022-12-01"), **PLAIN)
+        assert [each["subscriptionId"] for each in answer.json()["value"]] == [SUBSCRIPTION, other_id]
+
+
+async def test_aliases_and_network_rules_are_kept() -> None:
+    async with open_client() as (_, client):
+        place, aliases = ("any", "contoso-dr"), client.disaster_recovery_configs
+        assert await every(aliases.list(*place, **PLAIN)) == []
+        await aliases.create_or_update(*place, "orders", {"properties": {"partnerNamespace": "x"}}, **PLAIN)
+        [alias] = await every(aliases.list(*place, **PLAIN))
+        assert (alias.name, alias.partner_namespace, alias.role) == ("orders", "x", "Primary")
+        await aliases.delete(*place, "orders", **PLAIN)
+        assert await every(aliases.list(*place, **PLAIN)) == []
+        assert (await client.namespaces.get_network_rule_set(*place, **PLAIN)).default_action == "Allow"
+        rules: Any = {"properties": {"defaultAction": "Deny", "ipRules": [{"ipMask": "10.0.0.0/8", "action": "Allow"}]}}
+        await client.namespaces.create_or_update_network_rule_set(*place, rules, **PLAIN)
+        kept = await client.namespaces.get_network_rule_set(*place, **PLAIN)
+        assert (kept.default_action, kept.ip_rules[0].ip_mask) == ("Deny", "10.0.0.0/8")
 
 
 async def test_a_queue_is_made_read_changed_and_deleted_by_its_name_with_a_tilde() -> None:

@@ -50,6 +50,27 @@ async def test_a_backlog_queue_reads_back_element_for_element(manager: Manager) 
     assert elements_of((await manager.ask("GET", BACKLOG + "?enrich=true"))[1]) == elements_of(text)
 
 
+async def test_entities_with_a_partition_that_is_down_are_limited(manager: Manager) -> None:
+    await manager.put("plain")
+    await manager.put("parts", "<EnablePartitioning>true</EnablePartitioning>")
+    await manager.put("news", "<EnablePartitioning>true</EnablePartitioning>", kind="TopicDescription")
+    await manager.put("news/subscriptions/all", kind="SubscriptionDescription")
+    kinds = {"plain": "Queue", "parts": "Queue", "news": "Topic", "news/subscriptions/all": "Subscription"}
+
+    async def availability() -> dict[str, str]:
+        found = {}
+        for path, kind in kinds.items():
+            status, text = await manager.ask("GET", f"{path}?api-version=2021-05")
+            assert status == 200
+            found[path] = dict(elements_of(text, f"{kind}Description"))["EntityAvailabilityStatus"]
+        return found
+
+    every = dict.fromkeys(kinds, "Available")
+    with manager.emulator.faults.during("partition-down", "contoso", partition=3):
+        assert await availability() == {**dict.fromkeys(kinds, "Limited"), "plain": "Available"}
+    assert await availability() == every
+
+
 async def test_an_api_version_has_its_elements(manager: Manager) -> None:
     newer = ("MaxMessageSizeInKilobytes", "SqlFilterCount", "CorrelationFilterCount")
     await manager.put("orders", kind="TopicDescription")
@@ -168,12 +189,12 @@ async def test_a_token_without_manage_learns_only_that_an_entity_is_missing(mana
 async def test_a_refusal_below_a_topic_is_a_reason_phrase(manager: Manager) -> None:
     async with raw_connection(manager.namespace.authority) as (reader, writer):
         target = "/topic/Subscriptions/s/rules"
-        head = f"GET {target}?api-version=2021-05 HTTP/1.1\r\nHost: here\r\n"
+        head = f"GET {target}?api-version=2021-05 HTTP/1.1\r\nHost: localhost\r\n"
         writer.write(f"{head}Authorization: {listener_token(manager)}\r\nContent-Length: 0\r\n\r\n".encode())
         answer = (await reader.readuntil(b"\r\n\r\n")).decode()
     assert answer.startswith(
         "HTTP/1.1 401 SubCode=40100: Unauthorized : Unauthorized access for 'EnumerateRules' operation on endpoint "
-        f"'sb://here{target}'. Tracking Id: "
+        f"'sb://localhost{target}'. Tracking Id: "
     )
     assert "Content-Length: 0" in answer
 
@@ -247,7 +268,7 @@ async def test_a_bug_is_answered_with_the_services_text(monkeypatch, caplog) -> 
 @pytest.mark.parametrize("path", ["/[", "/orders", "//["])
 async def test_two_leading_slashes_are_no_host(manager: Manager, path) -> None:
     await manager.put("orders")
-    ask = f"GET /{path}?api-version=2021-05 HTTP/1.1\r\nHost: here\r\nAuthorization: {manager.token()}\r\n"
+    ask = f"GET /{path}?api-version=2021-05 HTTP/1.1\r\nHost: localhost\r\nAuthorization: {manager.token()}\r\n"
     async with raw_connection(manager.namespace.authority) as (reader, writer):
         writer.write(f"{ask}Connection: close\r\n\r\n".encode())
         answer = (await reader.read()).decode()

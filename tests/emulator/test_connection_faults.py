@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from sbpair.amqp_client.client import AmqpClient, connect
-from sbpair.errors import EntityMissing, InDoubt, Throttled, Unavailable, Unreachable
+from sbpair.errors import AccessError, EntityMissing, InDoubt, Throttled, Unavailable, Unreachable
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Transport
 from sbpair.testing import Emulator
@@ -135,6 +135,17 @@ async def test_detached_links_can_be_attached_again(scene: Scene) -> None:
         await (await scene_sender(wire)).send(MESSAGE)
         assert scene.queue.messages.locked_count == 1
         assert delivery is not None
+
+
+async def test_a_client_whose_tokens_expired_signs_in_again(scene: Scene) -> None:
+    async with scene.wire() as wire:
+        sender = await scene_sender(wire)
+        scene.faults.expire_tokens("contoso")
+        with pytest.raises((AccessError, InDoubt), match="ExpiredToken"):
+            await sender.send(MESSAGE, seconds=SECONDS)
+    async with scene.wire() as wire:
+        await (await scene_sender(wire)).send(MESSAGE, seconds=SECONDS)
+    assert scene.queue.counts().active == 1
 
 
 async def test_an_entity_that_is_down_refuses_links(scene: Scene) -> None:

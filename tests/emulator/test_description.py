@@ -7,30 +7,31 @@ from typing import Any
 import pytest
 
 from sbpair.emulator.access_tokens import AccessRight, AuthorizationRule
+from sbpair.emulator.clock import ManualClock
 from sbpair.emulator.entities.description import (
+    QUEUE,
+    STANDARD,
+    SUBSCRIPTION,
+    TOPIC,
+    DescriptionSchema,
     QueueDescription,
     check_path,
     validate,
 )
-from sbpair.emulator.frontends.http.management_parts import (
-    QUEUE,
-    SUBSCRIPTION,
-    TOPIC,
-    DescriptionSchema,
-    format_value,
-    from_elements,
-)
+from sbpair.emulator.entities.namespace import Namespace
+from sbpair.emulator.frontends.http.management_parts import queues_of
 from sbpair.emulator.service_errors import ArgumentInvalid
 
 FOR_EVER = "P10675199DT2H48M5.4775807S"
 
 
 def read(existing=None, schema: DescriptionSchema = QUEUE, **values) -> Any:
-    return from_elements(schema, values, existing)
+    of_queues = queues_of(Namespace("contoso", ManualClock()))
+    return replace(of_queues, schema=schema).describe(values, existing)
 
 
 def test_omitted_values_are_the_services_defaults() -> None:
-    shown = {name: format_value(read(), name) for name in QUEUE.settable}
+    shown = {name: each.text(read()) for name, each in QUEUE.properties.items()}
     assert shown == {
         "LockDuration": "PT1M",
         "MaxSizeInMegabytes": "1024",
@@ -69,7 +70,7 @@ def test_omitted_values_are_the_services_defaults() -> None:
     ],
 )
 def test_a_value_is_written_as_the_service_writes_it(name, text, shown) -> None:
-    assert format_value(read(**{name: text}), name) == shown
+    assert QUEUE.properties[name].text(read(**{name: text})) == shown
 
 
 @pytest.mark.parametrize(
@@ -120,7 +121,8 @@ def test_a_value_outside_the_services_limits_is_refused_by_name(schema, name, te
 def test_an_update_keeps_immutable_values_and_resets_the_others(schema, name, text) -> None:
     existing = read(schema=schema, DefaultMessageTimeToLive="P1D", **{name: "true"})
     updated = read(existing, schema, EnableBatchedOperations="false")
-    shown = [format_value(updated, each) for each in (name, "DefaultMessageTimeToLive", "EnableBatchedOperations")]
+    names = (name, "DefaultMessageTimeToLive", "EnableBatchedOperations")
+    shown = [schema.properties[each].text(updated) for each in names]
     assert shown == ["true", FOR_EVER, "false"]
     with pytest.raises(ArgumentInvalid, match=text):
         read(existing, schema, **{name: "false"})
@@ -129,7 +131,7 @@ def test_an_update_keeps_immutable_values_and_resets_the_others(schema, name, te
 def test_a_partitioned_queue_keeps_sixteen_times_its_size() -> None:
     made = read(EnablePartitioning="true", MaxSizeInMegabytes="5120")
     for queue in (made, read(made, MaxSizeInMegabytes="81920")):
-        assert format_value(queue, "MaxSizeInMegabytes") == "81920"
+        assert QUEUE.properties["MaxSizeInMegabytes"].text(queue) == "81920"
     with pytest.raises(ArgumentInvalid, match="MaxSizeInMegabytes"):
         read(made, MaxSizeInMegabytes="16384")
 
@@ -155,7 +157,7 @@ def a_rule(name: str = "r", primary: str = "1", secondary: str = "2", rights: st
 )
 def test_keys_outside_the_services_limits_are_refused_by_name(rules, name) -> None:
     with nullcontext() if name is None else pytest.raises(ArgumentInvalid, match=rf"\b{name}\b"):
-        validate(replace(QueueDescription(), authorization_rules=tuple(rules)))
+        validate(replace(QueueDescription(), authorization_rules=tuple(rules)), STANDARD)
 
 
 @pytest.mark.parametrize("path", ["orders", "contoso/x-servicebus-transfer/0", "A.b-c_d/1", "x" * 260])

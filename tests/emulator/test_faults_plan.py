@@ -9,7 +9,7 @@ from sbpair.emulator.faults.fault_points import Fault
 from sbpair.emulator.frontends.amqp.connection_faults import FrameCounter
 from sbpair.emulator.service_errors import ServerBusy
 
-OTHER_THAN_ONE = {"entity": "orders", "status": 500, "method": "PUT"}
+OTHER_THAN_ONE = {"entity": "orders", "status": 500, "method": "PUT", "mode": "500"}
 
 
 def frame(size: int) -> bytes:
@@ -71,6 +71,10 @@ def test_the_paths_within_an_entity(path, entity, whether) -> None:
         (Fault("partition-down", "contoso", "parts", partition=16), "partition"),
         (Fault("partition-down", "contoso", "parts"), "partition"),
         (Fault("partition-down", "contoso", "orders", partition=0), "entity"),
+        (Fault("identity-down", "contoso"), "mode"),
+        (Fault("identity-down", "contoso", mode="away"), "mode"),
+        (Fault("identity-down", "contoso", "orders", mode="hang"), "entity"),
+        (Fault("latency", "contoso", ms=1, mode="hang"), "mode"),
         (Fault("relay-down", "contoso", "orders"), "entity"),
         (Fault("relay-no-listeners", "contoso", "none"), "entity"),
         (Fault("relay-down", "contoso", status=200), "status"),

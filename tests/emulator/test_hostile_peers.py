@@ -16,6 +16,7 @@ from sbpair.amqp.link import LinkDetached
 from sbpair.amqp.message import Sections, data_body, encode_map, value_body
 from sbpair.amqp.performatives import Attach, Begin, Flow, Open, SaslInit, Source, Target
 from sbpair.amqp.types import Long, Map
+from sbpair.emulator import admission
 from sbpair.emulator.frontends.amqp import amqp_connection
 from sbpair.emulator.frontends.amqp.message_links import OVERSIZE_FACTOR
 from tests.emulator.peer import Stage
@@ -121,7 +122,7 @@ async def test_a_protocol_error_costs_its_own_connection(stage: Stage) -> None:
 
 
 async def test_incomplete_handshakes_are_cut_off(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(amqp_connection, "OPEN_SECONDS", 0.2)
+    monkeypatch.setattr(admission, "OPEN_SECONDS", 0.2)
     async with served(stage):
 
         async def half(size: int) -> None:
@@ -134,7 +135,7 @@ async def test_incomplete_handshakes_are_cut_off(stage: Stage, monkeypatch: pyte
 
 
 async def test_slow_bytes_are_cut_off(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(amqp_connection, "OPEN_SECONDS", 0.2)
+    monkeypatch.setattr(admission, "OPEN_SECONDS", 0.2)
     async with served(stage):
         reader, writer = await raw(stage)
         cut_off = asyncio.create_task(until_cut_off(reader, writer), name="reading")

@@ -34,7 +34,7 @@ def opening(target: str, token: str | None) -> bytes:
     line = f"ServiceBusAuthorization: {token}" if token else ""
     if "$hc" in target:
         return handshake(target, extra=line, Authorization=None, Sec_WebSocket_Protocol=None)
-    return f"GET {target} HTTP/1.1\r\nHost: x\r\n{line or 'X: y'}\r\n\r\n".encode()
+    return f"GET {target} HTTP/1.1\r\nHost: localhost\r\n{line or 'X: y'}\r\n\r\n".encode()
 
 
 async def refusal(bench: RelayBench, request: bytes) -> tuple[int, str, str]:
@@ -189,7 +189,8 @@ async def inject(bench: RelayBench, how: str) -> None:
     listener = await bench.listen()
     async with raw(bench) as sender:
         head = (
-            f"POST /{PATH} HTTP/1.1\r\nHost: x\r\nServiceBusAuthorization: {bench.token()}\r\n{INJECTIONS[how]}\r\n\r\n"
+            f"POST /{PATH} HTTP/1.1\r\nHost: localhost\r\nServiceBusAuthorization: {bench.token()}\r\n"
+            f"{INJECTIONS[how]}\r\n\r\n"
         )
         sender.writer.write(head.encode())
         status = asyncio.create_task(sender.reader.readline())
@@ -221,19 +222,6 @@ async def test_a_sender_that_closes_its_half_gets_no_other_answer(bench: RelayBe
         await listener.answer(request["id"], 200, b"late")
     second, _ = await listener.serve()
     assert second["id"] != request["id"]
-
-
-async def test_a_sender_that_stops_in_its_body_is_cut_off(bench: RelayBench) -> None:
-    listener = await bench.listen()
-    async with Bystander(bench), raw(bench) as sender:
-        head = f"POST /{PATH} HTTP/1.1\r\nHost: x\r\nServiceBusAuthorization: {bench.token()}\r\n"
-        sender.writer.write(f"{head}Content-Length: 100\r\nExpect: 100-continue\r\n\r\nabc".encode())
-        assert (await sender.reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100 ")
-        bench.advance(59)
-        bench.advance(1)
-        assert await sender.reader.read() == b""
-    request, _ = await listener.serve()
-    assert not request.get("body")
 
 
 # Frames

@@ -13,6 +13,7 @@ from yarl import URL
 
 from sbpair.emulator import port
 from sbpair.emulator.access_tokens import AUDIENCE, AccessRight, AuthorizationRule
+from sbpair.emulator.clock import ManualClock
 from sbpair.emulator.relay.hybrid_connection import AUDIENCES, MAX_LISTENERS
 from tests.emulator.relay_peers import PATH, RelayBench, encoded, open_bench
 from tests.kit.sas import sign
@@ -199,20 +200,21 @@ async def test_deleting_an_endpoint_closes_its_listeners(bench: RelayBench) -> N
 # Tokens
 
 
-async def test_a_channel_ends_when_its_renewed_token_expires(bench: RelayBench) -> None:
-    headers = {"ServiceBusAuthorization": bench.token(seconds=60)}
-    socket = await bench.open(bench.url(LISTEN), headers=headers)
-    await socket.send_json({"renewToken": {"token": bench.token(seconds=3600)}})
-    asking = bench.ask()
-    await socket.receive()  # the renewal was read before
-    bench.advance(1800)
-    assert len(bench.entity.listeners) == 1
-    bench.advance(1800)
-    assert not bench.entity.listeners
-    await socket.receive()
-    assert socket.close_code == 1008
-    asking.cancel()
-    await asyncio.gather(asking, return_exceptions=True)
+async def test_a_channel_ends_when_its_renewed_token_expires() -> None:
+    async with open_bench(clock=ManualClock()) as bench:
+        headers = {"ServiceBusAuthorization": bench.token(seconds=60)}
+        socket = await bench.open(bench.url(LISTEN), headers=headers)
+        await socket.send_json({"renewToken": {"token": bench.token(seconds=3600)}})
+        asking = bench.ask()
+        await socket.receive()  # the renewal was read before
+        bench.advance(1800)
+        assert len(bench.entity.listeners) == 1
+        bench.advance(1800)
+        assert not bench.entity.listeners
+        await socket.receive()
+        assert socket.close_code == 1008
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
 
 
 @pytest.mark.parametrize("token", ["", "x", None, 5, "expired", "of another path", "of a sender"])

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import random
+import socket
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -171,7 +172,7 @@ def test_a_refused_file_of_a_killed_emulator_keeps_its_messages(filled: Path) ->
         (Path.mkdir, "is not a regular file"),
         (os.mkfifo, "is not a regular file"),
         (lambda path: path.symlink_to("/dev/null"), "is not a regular file"),
-        (lambda path: path.symlink_to(path), "cannot be used: unable to open database file"),
+        (lambda path: path.symlink_to(path), "cannot be opened: Too many levels of symbolic links"),
         (lambda path: path.parent.rmdir(), "cannot be opened: No such file or directory"),
     ],
 )
@@ -199,6 +200,27 @@ async def test_a_file_of_a_running_emulator_is_refused(path: Path) -> None:
         assert first.namespaces["contoso"].find_queue("orders")
     async with Emulator([("contoso", 0)], options=EmulatorOptions(data=path)) as again:
         assert again.namespaces["contoso"].find_queue("orders")
+
+
+async def test_a_namespace_is_deleted_with_its_port_and_its_part_of_the_file(path: Path) -> None:
+    options = EmulatorOptions(data=path)
+    async with Emulator(options=options) as emulator:
+        for namespace in emulator.namespaces.values():
+            namespace.create_queue("orders")
+            namespace.create_topic("news").create_subscription("all")
+            namespace.hybrid_connections.create("relay")
+        gone, kept = (endpoint_from_connection_string(each.connection_string) for each in emulator.ready.namespaces)
+        async with connect(gone), connect(kept) as client:
+            await emulator.delete_namespace("contoso")
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection((gone.host, gone.port))
+            await (await client.sender("orders")).send(Sections(body=data_body(b"x")).join())
+    async with Emulator(options=options) as again:
+        first, second = again.namespaces.values()
+        assert (first.all_entities(), first.hybrid_connections.all()) == ([], [])
+        assert len(second.queue("orders").messages) == 1
+        assert second.find_topic("news")
+        assert second.hybrid_connections
 
 
 def test_an_empty_file_is_a_new_one(path: Path) -> None:

@@ -8,6 +8,7 @@ from sbpair.emulator.clock import ManualClock
 from sbpair.emulator.entities.description import (
     BASIC,
     PREMIUM,
+    QUEUE,
     STANDARD,
     TIERS,
     EmulatedTier,
@@ -18,7 +19,7 @@ from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.entities.partitions import partition_of
 from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.frontends.http import atom_xml
-from sbpair.emulator.frontends.http.management_parts import QUEUE, format_value, from_elements
+from sbpair.emulator.frontends.http.management_parts import queues_of
 from sbpair.emulator.server import Emulator, RequestedNamespace
 from sbpair.emulator.service_errors import ArgumentInvalid, EntityFull, MessageTooLarge
 from sbpair.errors import UsageError
@@ -27,7 +28,7 @@ DAY = timespan.TICKS_PER_DAY
 
 
 def described(tier: EmulatedTier, **values: str) -> QueueDescription:
-    return from_elements(QUEUE, values, None, tier=tier)
+    return queues_of(namespace(tier)).describe(values)
 
 
 def namespace(tier: EmulatedTier, partitions: int = 1) -> Namespace:
@@ -57,7 +58,7 @@ ENTITY_SIZE, MESSAGE_SIZE = "MaxSizeInMegabytes", "MaxMessageSizeInKilobytes"
 )
 def test_a_tier_limits_sizes(tier, name, size, error) -> None:
     if error is None:
-        assert format_value(described(tier, **{name: size}), name) == size
+        assert QUEUE.properties[name].text(described(tier, **{name: size})) == size
         return
     with pytest.raises(ArgumentInvalid, match=error):
         described(tier, **{name: size})
@@ -108,7 +109,7 @@ def test_premium_partitions_the_whole_namespace() -> None:
         queue.send([message])
     assert sorted(partition_of(message.sequence_number) for message in sent) == [0, 0, 1, 1, 2, 2, 3, 3]
     larger = {"MaxSizeInMegabytes": "81920"}
-    queue.update(from_elements(QUEUE, larger, queue.description, tier=PREMIUM))
+    queue.update(queues_of(namespace(PREMIUM)).describe(larger, queue.description))
     assert queue.description.total_size_in_megabytes == 81920
     assert namespace(PREMIUM).create_queue("orders").partitions is None
 

@@ -5,20 +5,21 @@ Paths are compared in lower case. Frontends find entities, check tokens and lear
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from sbpair.emulator.access_tokens import (
     AuthorizationRule,
     Grant,
     bearer_in,
+    is_within,
     parse_token,
     path_of,
     scope_of,
     verify_token,
 )
-from sbpair.emulator.clock import CallSoon, Clock, Runtime, Timers
+from sbpair.emulator.clock import CallSoon, Clock, Runtime, Timers, token_ms
 from sbpair.emulator.entities.description import (
     STANDARD,
     D,
@@ -85,6 +86,7 @@ class Namespace(EntitySpace):
         self.partitions = partitions
         self.messaging_units = partitions
         self.store_changes: Callable[[], bool] = lambda: True
+        self.resource: dict[str, Any] = {}  # members that Resource Manager was given; not stored
         self.created_at_ms = clock.now_ms()
         self._outages = 0
         self.hybrid_connections = HybridConnections(self)
@@ -229,19 +231,34 @@ class Namespace(EntitySpace):
 
     def authenticate(self, token: str, address: str) -> Grant:
         """Return the grant of a `SharedAccessSignature …` or a bearer token for `address`. Raises Unauthenticated."""
-        bearer = bearer_in(token)
+        now_ms, bearer = token_ms(self.clock), bearer_in(token)
+        self.fault_points.check_access(by_key=bearer is None)
         if bearer is not None:
-            return self.bearers.grant(bearer, self.clock.now_ms())
-        parsed = parse_token(token)
-        rules = [*self.keys, *self._rules_within(parsed.scope)]
-        return verify_token(parsed, rules, scope_of(address), self.clock.now_ms())
+            grant = self.bearers.grant(bearer, now_ms)
+        else:
+            parsed = parse_token(token)
+            grant = verify_token(parsed, self._signers(parsed.scope, scope_of(address)), scope_of(address), now_ms)
+        self.fault_points.check_token(now_ms)
+        return grant
 
-    def _rules_within(self, scope: str) -> Iterable[AuthorizationRule]:
-        """Return the keys of the entity: they sign for it and its children, not for the namespace."""
-        path = scope
-        while path and path not in self.entities:
-            path = path.rpartition("/")[0]
-        return self.entities[path].description.authorization_rules if path else ()
+    def _signers(self, scope: str, path: str) -> Iterator[tuple[str, AuthorizationRule]]:
+        """Yield the rules, with their owners, that can sign a token of this scope for `path`."""
+        for rule in self.keys:
+            yield "", rule
+        owner = self.owner_of(path)
+        if owner and is_within(scope, owner):
+            for rule in self.entities[owner].description.authorization_rules:
+                yield owner, rule
+
+    def owner_of(self, path: str) -> str:
+        """Return the path of the queue or topic that `path` belongs to, "" for none. Its rules sign for this path.
+
+        Both are in lower case. `a/b` does not belong to `a`, whether there is such an entity or not.
+        """
+        owner = path
+        while owner and owner not in self.entities:
+            owner = owner.rpartition("/")[0]
+        return owner if owner and is_within(path, owner) else ""
 
     def check_stored(self) -> None:
         """Raise ServerBusy if what was done cannot be stored, where it is stored before it is acknowledged."""

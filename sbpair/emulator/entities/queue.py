@@ -56,12 +56,12 @@ class EntityCounts:
     active: int
     dead_letter: int
     scheduled: int
-    transfer_dead_letter: int = 0
     transfer: int = 0
+    transfer_dead_letter: int = 0
 
     @property
     def total(self) -> int:
-        return self.active + self.dead_letter + self.scheduled + self.transfer_dead_letter + self.transfer
+        return self.active + self.dead_letter + self.scheduled + self.transfer + self.transfer_dead_letter
 
 
 class EntityObserver:
@@ -366,7 +366,7 @@ class QueueEntity:
             active, transfer = 0, active
         transfer += sum(len(messages) for messages, _ in self._transfers.values())
         scheduled, undelivered = self.messages.scheduled_count, len(self._transfer_dead_letters or ())
-        return EntityCounts(active, len(self.dead_letters), scheduled, undelivered, transfer)
+        return EntityCounts(active, len(self.dead_letters), scheduled, transfer, undelivered)
 
     # Send
 
@@ -448,6 +448,11 @@ class QueueEntity:
     def _disabled(self) -> EntityDisabled:
         name = f"{self.namespace.endpoint}/{self.path}"
         return EntityDisabled(f"Messaging entity '{name}' is currently disabled. {MESSAGING_HELP}")
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether a partition is down. The counts are those of all partitions nevertheless."""
+        return self.partitions is not None and self.partitions.up_count < self.partitions.count
 
     def check_all_partitions(self) -> None:
         """Raise OperationTimedOut while a partition is down: management requests need all of them."""

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from sbpair.amqp.message import APPLICATION_PROPERTIES, HEADER, MESSAGE_ANNOTATIONS, PROPERTIES, Sections
+from sbpair.amqp.message import APPLICATION_PROPERTIES, MESSAGE_ANNOTATIONS, PROPERTIES, Sections
 from sbpair.amqp.splice import with_fields, with_pairs, without
-from sbpair.amqp.types import Symbol, UInt, Value
+from sbpair.amqp.types import Symbol, Value
 from sbpair.emulator.clock import NEVER
+from sbpair.emulator.entities.service_envelope import set_time_to_live
 from sbpair.emulator.service_errors import ArgumentInvalid
 from sbpair.errors import ProtocolError
 from sbpair.rules.compiler import Compiler, Part, SqlMistake, value_of
@@ -246,10 +247,6 @@ def _settable(target: Part) -> str:
     return target.name
 
 
-_TTL: Final = 2
-_MAX_TTL: Final = 0xFFFFFFFF
-
-
 class Draft(StoredView):
     """A copy of a message for an action to change. The sender's bytes stay, except what is set or removed."""
 
@@ -300,7 +297,7 @@ class Draft(StoredView):
             raise EvaluationFailed("TimeToLive can only be set to a duration of more than zero.")
         ttl = max(1, value // TICKS_PER_MS)
         self.message.ttl_ms = ttl
-        sections.header = with_fields(sections.header, HEADER, {_TTL: UInt(min(ttl, _MAX_TTL))})
+        set_time_to_live(sections, ttl, self.message.enqueued_at_ms)
 
     def _set_partition_key(self, sections: Sections, place: str, text: str | None) -> None:
         kept = without(sections.message_annotations, lambda key: key == place)

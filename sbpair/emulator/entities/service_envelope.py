@@ -7,6 +7,7 @@ letter has its reason added, and annotations, beside those of the service. Every
 
 from __future__ import annotations
 
+import re
 import struct
 import uuid
 from copy import copy
@@ -25,15 +26,41 @@ from sbpair.amqp.message import (
     batch_members,
     is_plain,
     section,
+    skip,
 )
 from sbpair.amqp.types import Int, Long, Map, Symbol, Timestamp, UInt, Value, text_of
 from sbpair.emulator.entities.stored_message import StoredMessage
+from sbpair.emulator.service_errors import MessageTooLarge, PropertyTooLarge
 from sbpair.errors import ProtocolError
 
 PING_CONTENT_TYPE: Final = "application/vnd.ms-servicebus-ping"
 
 TTL_IN_PROPERTIES: Final = 0xFFFFFFFF
 """The largest ttl of a header. With it, creation time and absolute expiry time define how long a message lives."""
+
+MAX_EXPIRY_MS: Final = 253_402_214_399_999
+"""9999-12-30T23:59:59.999Z, beyond which clients set no absolute expiry time."""
+
+_TTL, _EXPIRES, _CREATED = 2, 8, 9
+"""Fields of the header, and of the properties."""
+
+MAX_PROPERTY_BYTES: Final = 32_768
+MAX_PROPERTIES_BYTES: Final = 65_536
+"""The limit of an application property, and that of all properties and annotations of a message."""
+
+_UNSUPPORTED: Final = {
+    **dict.fromkeys(b"\x45\xc0\xd0", "System.Collections.Generic.List`1[System.Object]"),
+    **dict.fromkeys(b"\xc1\xd1", "Microsoft.Azure.Amqp.Encoding.AmqpMap"),
+    **dict.fromkeys(b"\xe0\xf0", "System.Array"),
+}
+"""Types by the constructors of lists, maps and arrays, which application properties cannot have (AMQP 1.0, 3.2.5)."""
+
+_COMPOUND: Final = bytes(_UNSUPPORTED).replace(b"\x45", b"")
+# The constructor of an empty list is a letter, too. As a value it comes before a key or the end.
+_EMPTY_LIST: Final = re.compile(rb"\x45(?:[\xa1\xa3\xb1\xb3]|\Z)").search
+
+_LONGEST_HEAD: Final = 5
+"""Bytes before a large value: its constructor and its size."""
 
 # The position of the first field in the section of a list, by the list's constructor.
 _FIRST_FIELD: Final = {b"\xc0": 6, b"\xd0": 12, b"\x45": 4}
@@ -55,22 +82,61 @@ _SERVICE_ANNOTATIONS: Final = frozenset((
 
 
 def read_delivery(payload: bytes, message_format: int, *, with_id: bool = False) -> list[StoredMessage]:
-    """Return the messages of one delivery, or of a batch, without pings. Raises ProtocolError."""
+    """Return the messages of one delivery, or of a batch, without pings. Raises as `read_message`."""
     members = batch_members(payload) if message_format == BATCH_FORMAT else [payload]
     found = [read_message(member, with_id=with_id) for member in members]
     return [message for message in found if message is not None]
 
 
 def read_message(payload: bytes, *, with_id: bool = False) -> StoredMessage | None:
-    """Return one encoded message, or None for a ping. Raises ProtocolError for a malformed message."""
+    """Return one encoded message, or None for a ping.
+
+    Raises ProtocolError for a malformed message, MessageTooLarge or PropertyTooLarge for properties that are refused.
+    """
     if not with_id and is_plain(payload):
         return StoredMessage(payload, len(payload))
     sections = Sections.split(payload)
+    check_properties(sections)
     if _is_stored_whole(sections):
         message = StoredMessage(payload, len(payload))
     else:
         message = _split_message(sections, len(payload))
     return message if _take_properties(message, sections, with_id) else None
+
+
+def check_properties(sections: Sections) -> None:
+    """Raise MessageTooLarge or PropertyTooLarge for properties that the service refuses."""
+    raw = sections.application_properties
+    if len(raw) > MAX_PROPERTY_BYTES or _may_have_unsupported(raw):
+        for at, end in _values_of(raw):
+            while not raw[at]:
+                # The value follows its descriptor.
+                at = skip(raw, at + 1)  # noqa: PLW2901
+            if raw[at] in _UNSUPPORTED:
+                text = f"Serialization operation failed due to unsupported type {_UNSUPPORTED[raw[at]]}."
+                raise MessageTooLarge(text)
+            if end - at > MAX_PROPERTY_BYTES + _LONGEST_HEAD:
+                raise PropertyTooLarge
+    if len(raw) + len(sections.properties) + len(sections.message_annotations) > MAX_PROPERTIES_BYTES:
+        raise MessageTooLarge(
+            "A serialization error occurred while processing the message header stream. The serialization process "
+            f"return the following message: The size quota for this stream ({MAX_PROPERTIES_BYTES}) has been exceeded."
+        )
+
+
+def _may_have_unsupported(raw: bytes) -> bool:
+    """Return whether a value may be a list, a map or an array. Text can have their bytes, too. Hot path."""
+    # Without the map's own constructor, its size and count.
+    pairs = raw[12 if raw[3:4] == b"\xd1" else 6 :]
+    return len(pairs.translate(None, _COMPOUND)) != len(pairs) or _EMPTY_LIST(pairs) is not None
+
+
+def _values_of(raw: bytes) -> list[tuple[int, int]]:
+    """Return where each application property's value begins and ends; none if they cannot be read."""
+    try:
+        return list(splice.map_values(raw))
+    except ProtocolError:
+        return []
 
 
 def _is_stored_whole(sections: Sections) -> bool:
@@ -109,7 +175,7 @@ def _take_properties(message: StoredMessage, sections: Sections, with_id: bool) 
     message.session_id = fields.session_id
     if with_id:
         message.message_id = message_id_of(message)
-    if message.ttl_ms is None or message.ttl_ms == TTL_IN_PROPERTIES:
+    if fields.lives_ms is not None and message.ttl_ms in (None, TTL_IN_PROPERTIES):
         message.ttl_ms = fields.lives_ms
     return True
 
@@ -341,6 +407,17 @@ def forwarded_sections(message: StoredMessage) -> Sections:
     # An empty section selects the general form of the annotations.
     sections.message_annotations = sections.message_annotations or _NO_ANNOTATIONS
     return sections
+
+
+def set_time_to_live(sections: Sections, ttl_ms: int, now_ms: int) -> None:
+    """Replace the sender's time to live, in the properties too if the header cannot hold it or the sender set both."""
+    sections.header = splice.with_fields(sections.header, HEADER, {_TTL: UInt(min(ttl_ms, TTL_IN_PROPERTIES))})
+    before = sections.read_properties()
+    if ttl_ms > TTL_IN_PROPERTIES or before.absolute_expiry_time is not None:
+        created_ms = now_ms if before.creation_time is None else before.creation_time
+        expires_ms = min(created_ms + ttl_ms, MAX_EXPIRY_MS)
+        times = {_EXPIRES: Timestamp(expires_ms), _CREATED: Timestamp(created_ms)}
+        sections.properties = splice.with_fields(sections.properties, PROPERTIES, times)
 
 
 def message_id_of(message: StoredMessage) -> str | None:

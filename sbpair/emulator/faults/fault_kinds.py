@@ -16,7 +16,12 @@ from sbpair.emulator.entities.description import PARTITIONS
 from sbpair.emulator.faults.fault_points import (
     BREAKS,
     ENTITY_DOWN,
+    EXPIRE_TOKENS,
+    FIREWALL,
+    IDENTITY_DOWN,
+    IDENTITY_MODES,
     LATENCY,
+    LOCAL_AUTH_DISABLED,
     METHODS,
     PARTITION_DOWN,
     REFUSALS,
@@ -107,6 +112,14 @@ def expire_locks(namespace: Namespace, fault: Fault) -> None:
         entity.dead_letters.expire_locks()
 
 
+def expire_tokens(namespace: Namespace, _: Fault) -> None:
+    """Expire the tokens of open connections and of listeners once, and those of the next `count` requests."""
+    for connection in list(namespace.fault_points.connections):
+        connection.expire_tokens()
+    for listener in _listeners(namespace, ""):
+        listener.expire_token()
+
+
 def throttle(namespace: Namespace, _: Fault) -> Callable[[], object]:
     """Answer sends and requests server-busy: `count` of them, or all. With all, deliveries wait too."""
     return namespace.fault_points.resume
@@ -147,6 +160,10 @@ KINDS: Final[dict[str, FaultKind]] = {
     "swallow-acks": FaultKind(takes=("entity", "count")),
     "detach": FaultKind(detach, takes=("entity",)),
     "expire-locks": FaultKind(expire_locks, takes=("entity",)),
+    EXPIRE_TOKENS: FaultKind(expire_tokens, takes=("count",)),
+    FIREWALL: FaultKind(),
+    LOCAL_AUTH_DISABLED: FaultKind(),
+    IDENTITY_DOWN: FaultKind(needs=("mode",), takes=("count",)),
     THROTTLE: FaultKind(throttle, takes=("entity", "count")),
     "refuse-requests": FaultKind(needs=("status",), takes=_REQUESTS, of_any_entity=True),
     CLOCK: FaultKind(needs=("ms",)),
@@ -263,6 +280,18 @@ class Faults:
     def expire_locks(self, namespace: str, entity: str | None = None) -> str:
         return self.begin(Fault("expire-locks", namespace, entity))
 
+    def expire_tokens(self, namespace: str, *, count: int | None = None) -> str:
+        return self.begin(Fault(EXPIRE_TOKENS, namespace, count=count))
+
+    def firewall(self, namespace: str) -> str:
+        return self.begin(Fault(FIREWALL, namespace))
+
+    def local_auth_disabled(self, namespace: str) -> str:
+        return self.begin(Fault(LOCAL_AUTH_DISABLED, namespace))
+
+    def identity_down(self, namespace: str, mode: str, *, count: int | None = None) -> str:
+        return self.begin(Fault(IDENTITY_DOWN, namespace, mode=mode, count=count))
+
     def throttle(self, namespace: str, entity: str | None = None, *, count: int | None = None) -> str:
         return self.begin(Fault("throttle", namespace, entity, count=count))
 
@@ -334,6 +363,8 @@ def check_request(fault: Fault) -> None:
         raise BadField("status", f"{fault.status} is none of {', '.join(map(str, REFUSALS))}")
     if fault.method is not None and fault.method not in METHODS:
         raise BadField("method", f"'{fault.method[:100]}' is none of {', '.join(METHODS)}")
+    if fault.mode is not None and fault.mode not in IDENTITY_MODES:
+        raise BadField("mode", f"'{fault.mode[:100]}' is none of {', '.join(IDENTITY_MODES)}")
 
 
 def check_partition(fault: Fault, namespace: Namespace) -> None:

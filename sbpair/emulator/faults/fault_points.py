@@ -6,16 +6,18 @@ data file cannot be written.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Final, Protocol, TypeVar
 
-from sbpair.emulator.access_tokens import is_within, scope_of
+from sbpair.emulator.access_tokens import expired_token, is_within, scope_of
 from sbpair.emulator.clock import NEVER, Clock, Deadline, Timers
 from sbpair.emulator.service_errors import (
     CONFLICT,
     MANAGEMENT_HELP,
+    AccessRefused,
     EntityUnavailable,
     RequestThrottled,
     ServerBusy,
@@ -30,15 +32,34 @@ ENTITY_DOWN: Final = "entity-down"
 PARTITION_DOWN: Final = "partition-down"
 LATENCY: Final = "latency"
 THROTTLE: Final = "throttle"
+EXPIRE_TOKENS: Final = "expire-tokens"
+IDENTITY_DOWN: Final = "identity-down"
+FIREWALL: Final = "firewall"
+LOCAL_AUTH_DISABLED: Final = "local-auth-disabled"
+IDENTITY_MODES: Final = ("refuse", "hang", "500", "throttle")
 BREAKS: Final = ("drop", "stall", "reset")
 MANAGEMENT_CREDITS: Final = 10
 """Credits of a management request. A message sent or received costs 1, and so does each filter evaluated."""
+
+_PREVENTED: Final = "Ip has been prevented to connect to the endpoint."
+PREVENTED: Final = f"""{_PREVENTED}
+           For more information see:
+           Virtual Network service endpoints:
+              Event Hubs: https://go.microsoft.com/fwlink/?linkid=2044192
+              Service Bus: https://go.microsoft.com/fwlink/?linkid=2044235
+           IP Filters:
+              Event Hubs:  https://go.microsoft.com/fwlink/?linkid=2044428
+              Service Bus: https://go.microsoft.com/fwlink/?linkid=2044183
+    """
+NO_LOCAL_AUTH: Final = (
+    "LocalAuthDisabled: Authorization failed because SAS authentication has been disabled for the namespace."
+)
 
 METHODS: Final = ("DELETE", "GET", "PUT")
 
 REFUSALS: Final[dict[int, tuple[int, str]]] = {
     401: (0, "Unauthorized access: claim is empty or token is invalid."),
-    403: (0, "Ip has been prevented to connect to the endpoint."),
+    403: (0, _PREVENTED),
     409: (40901, f"Another conflicting operation is in progress. {MANAGEMENT_HELP}"),
     429: (50004, "The request was terminated because the namespace is being throttled. Please wait and try again."),
     500: (50000, f"Internal Server Error. {MANAGEMENT_HELP}"),
@@ -71,6 +92,7 @@ class Fault:
     sub_code: int | None = None
     method: str | None = None
     retry_after_seconds: int | None = None
+    mode: str | None = None
 
     @property
     def path(self) -> str:
@@ -86,6 +108,9 @@ class ServedConnection(Protocol):
 
     def detach(self, entity: str, error: ServiceError) -> None:
         """Close the links to an entity."""
+
+    def expire_tokens(self) -> None:
+        """Expire the tokens of the client, and close the links that they allowed."""
 
     def on_faults_changed(self) -> None:
         """Apply the faults and the latency of connections as they are now."""
@@ -104,6 +129,7 @@ class ActingFault:
         self.fault = fault
         self.path = fault.path
         self.after_frames = fault.after_frames or 0
+        self.ended = asyncio.Event()
         self._hits = repeat(True) if fault.count is None else repeat(True, fault.count)
 
     def acts_on(self, kind: str, path: str, method: str | None = None) -> bool:
@@ -193,6 +219,7 @@ class FaultPoints:
 
     def end(self, acting: ActingFault) -> None:
         self.acting.remove(acting)
+        acting.ended.set()
         self._acting_changed()
 
     def _acting_changed(self) -> None:
@@ -221,13 +248,31 @@ class FaultPoints:
 
     def hit(self, kind: str, path: str, method: str | None = None) -> Fault | None:
         """Return the fault of this kind that acts on a path now, and count the hit."""
-        return next((each.fault for each in self.acting if each.acts_on(kind, path, method) and each.hit()), None)
+        acting = self.hit_by(kind, path, method)
+        return None if acting is None else acting.fault
+
+    def hit_by(self, kind: str, path: str = "", method: str | None = None) -> ActingFault | None:
+        """Return the fault of this kind that acts on a path now, with its end, and count the hit."""
+        return next((each for each in self.acting if each.acts_on(kind, path, method) and each.hit()), None)
 
     def check_request(self, method: str, path: str) -> None:
         """Raise RequestRefused if a fault refuses this management request."""
         fault = self.hit("refuse-requests", path.lower(), method)
         if fault is not None:
             raise RequestRefused(fault.status or 500, fault.sub_code, fault.retry_after_seconds)
+
+    def check_token(self, now_ms: int) -> None:
+        """Raise Unauthenticated if a fault takes a valid token for one that expires now."""
+        for each in self.acting:
+            if each.fault.kind == EXPIRE_TOKENS and each.fault.count is not None and each.hit():
+                raise expired_token(now_ms)
+
+    def check_access(self, *, by_key: bool) -> None:
+        """Raise AccessRefused while a network rule refuses all clients, or a namespace without local keys this one."""
+        if self.hit(FIREWALL, ""):
+            raise AccessRefused(PREVENTED)
+        if by_key and self.hit(LOCAL_AUTH_DISABLED, ""):
+            raise AccessRefused(NO_LOCAL_AUTH)
 
     def acknowledged(self, path: str, accepted: list[T]) -> list[T]:
         """Return the accepted deliveries that may be acknowledged."""

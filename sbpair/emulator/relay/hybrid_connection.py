@@ -16,10 +16,17 @@ from sbpair.emulator.access_tokens import (
     Grant,
     bearer_in,
     parse_token,
-    scope_of,
     verify_token,
 )
-from sbpair.emulator.entities.description import check_authorization_rules, check_path
+from sbpair.emulator.clock import token_ms
+from sbpair.emulator.entities.description import (
+    FLAG,
+    TEXT,
+    DescriptionSchema,
+    check_authorization_rules,
+    check_path,
+    row,
+)
 from sbpair.emulator.relay.relay_messages import RelayRefused, endpoint_not_found, no_listeners
 from sbpair.emulator.service_errors import ArgumentInvalid, EntityExists, Unauthenticated, Unauthorized
 
@@ -37,6 +44,7 @@ class ConnectedListener(Protocol):
     listener_id: str
 
     def close(self, code: int, reason: str) -> None: ...
+    def expire_token(self) -> None: ...
     def abort(self) -> None: ...
 
 
@@ -51,8 +59,8 @@ class WaitingSender(Protocol):
 class HybridConnectionDescription:
     """The properties of a hybrid connection that can be set, and its authorization rules."""
 
-    requires_client_authorization: bool = True
-    user_metadata: str | None = None
+    requires_client_authorization: bool = row(FLAG, True)
+    user_metadata: str | None = row(TEXT, None)
     authorization_rules: tuple[AuthorizationRule, ...] = ()
 
     def check(self) -> None:
@@ -60,6 +68,13 @@ class HybridConnectionDescription:
         if len(self.user_metadata or "") > MAX_METADATA:
             raise ArgumentInvalid(f"The value of UserMetadata is not allowed: at most {MAX_METADATA} characters.")
         check_authorization_rules(self.authorization_rules)
+
+
+HYBRID_CONNECTION: Final = DescriptionSchema(
+    "HybridConnection",
+    HybridConnectionDescription(),
+    "CreatedAt UpdatedAt RequiresClientAuthorization UserMetadata ListenerCount",
+)
 
 
 class HybridConnection:
@@ -97,6 +112,8 @@ class HybridConnection:
         for listener in list(self.listeners):
             listener.close(1001, "The endpoint was deleted.")
         self._namespace.observer.namespace_changed()
+
+    is_limited = False
 
     def check_all_partitions(self) -> None:
         """Do nothing: an endpoint has no partitions."""
@@ -175,15 +192,20 @@ class HybridConnections:
         if not token:
             text = "MissingToken: The relay security token is missing."
             raise RelayRefused(401, "TokenMissingOrInvalid", text)
-        now_ms = self._namespace.clock.now_ms()
+        now_ms = token_ms(self._namespace.clock)
+        # Not `scope_of`: a path below an entity can hold what looks like a URL.
+        path = path.strip("/").lower()
         try:
+            self._namespace.fault_points.check_access(by_key=bearer_in(token) is None)
             grant = self._grant(token, path, entity, now_ms)
-            grant.require(right, scope_of(path), now_ms)
+            grant.require(right, path, now_ms)
+            self._namespace.fault_points.check_token(now_ms)
         except Unauthorized as error:
             # A token that is valid, but not for this path or action.
             raise RelayRefused(403, "Forbidden", error.message) from error
         except Unauthenticated as error:
-            raise RelayRefused(401, "TokenMissingOrInvalid", error.message) from error
+            # The text is the reason phrase, too.
+            raise RelayRefused(401, "TokenMissingOrInvalid", error.message.partition("\n")[0]) from error
         return grant
 
     def _grant(self, token: str, path: str, entity: HybridConnection, now_ms: int) -> Grant:
@@ -194,7 +216,7 @@ class HybridConnections:
         # The keys of an entity sign for it and what is below, not for the namespace.
         is_within = f"{parsed.scope}/".startswith(f"{entity.key}/")
         own: Sequence[AuthorizationRule] = entity.description.authorization_rules if is_within else ()
-        return verify_token(parsed, [*self._namespace.keys, *own], scope_of(path), now_ms)
+        return verify_token(parsed, [("", rule) for rule in (*self._namespace.keys, *own)], path, now_ms)
 
 
 def _ids(text: str | None) -> frozenset[str] | None:

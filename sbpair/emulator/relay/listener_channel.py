@@ -13,7 +13,7 @@ from urllib.parse import quote
 from websockets.frames import Frame, Opcode
 
 from sbpair.emulator.access_tokens import AccessRight
-from sbpair.emulator.clock import NEVER
+from sbpair.emulator.clock import NEVER, token_ms
 from sbpair.emulator.relay.frame_connection import FrameConnection, FrameUser, Handshake
 from sbpair.emulator.relay.relay_messages import (
     MessageInvalid,
@@ -58,9 +58,23 @@ class ListenerChannel(FrameUser):
     def open(self, handshake: Handshake, grant: Grant) -> None:
         """Answer the handshake, and begin to listen."""
         self._frames: FrameConnection = handshake.accept(self, next(iter(handshake.protocols), None))
-        self._expiry = self._namespace.deadline(NEVER, lambda: self.close(1008, "ExpiredToken: The token is expired."))
-        self._expiry.wait_until(grant.expires_at_ms)
+        self._expiry = self._namespace.deadline(NEVER, self._on_expiry)
+        self._await_expiry_of(grant)
         self._entity.listeners.append(self)
+
+    def _await_expiry_of(self, grant: Grant) -> None:
+        self._grant = grant
+        self._expiry.wait_until(grant.expires_at_ms + self._namespace.clock.advanced_ms)
+
+    def _on_expiry(self) -> None:
+        if token_ms(self._namespace.clock) >= self._grant.expires_at_ms:
+            self.expire_token()
+        else:
+            # The clock was advanced meanwhile.
+            self._await_expiry_of(self._grant)
+
+    def expire_token(self) -> None:
+        self.close(1008, "ExpiredToken: The token is expired.")
 
     def rendezvous(self, target: str, action: str, identity: str) -> str:
         """Return the address for `action`, accept or request; `target` is path and query of the sender."""
@@ -132,7 +146,7 @@ class ListenerChannel(FrameUser):
         except RelayRefused as error:
             self.close(1008, error.message)
             return
-        self._expiry.wait_until(grant.expires_at_ms)
+        self._await_expiry_of(grant)
 
     def _begin(self, response: object) -> None:
         try:

@@ -185,7 +185,7 @@ class RelayGateway:
             raise url_invalid("A request with an upgrade is possible below /$hc/ only.")
         self._choose(request, entity)
         header_bytes = sum(len(name) + len(value) + 4 for name, value in request.raw_headers)
-        body = await read_inline(self._namespace, request, header_bytes + len(request.raw_path))
+        body = await read_inline(request, header_bytes + len(request.raw_path))
         # The listener may have left while the body was read.
         channel = self._choose(request, entity)
         identity = f"{uuid.uuid4()}_G0"

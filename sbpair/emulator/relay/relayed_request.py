@@ -283,11 +283,8 @@ class Rendezvous(FrameUser):
         self._request.fail(response_invalid("the rendezvous connection ended before its end"))
 
 
-async def read_inline(namespace: Namespace, request: web.BaseRequest, header_bytes: int) -> bytes | None:
-    """Return the body of a request that is small enough for the control channel, or None.
-
-    A sender that stops in the middle of it loses its connection when the time for a response is over.
-    """
+async def read_inline(request: web.BaseRequest, header_bytes: int) -> bytes | None:
+    """Return the body of a request that is small enough for the control channel, or None."""
     await _continue(request)
     length, content = request.content_length, request.content
     if not request.body_exists:
@@ -295,11 +292,7 @@ async def read_inline(namespace: Namespace, request: web.BaseRequest, header_byt
     if length is not None:
         if header_bytes + length > MAX_INLINE:
             return None
-        deadline = namespace.deadline(RESPONSE_MS, lambda: cut_off(request))
-        try:
-            return await content.readexactly(length)
-        finally:
-            deadline.cancel()
+        return await content.readexactly(length)
     # Chunked: small enough if all of it is there already.
     return content.read_nowait() if content.is_eof() and content.total_bytes + header_bytes <= MAX_INLINE else None
 

@@ -32,6 +32,7 @@ from sbpair.emulator.entities.stored_message import (
 )
 from sbpair.emulator.relay.hybrid_connection import HybridConnectionDescription
 from sbpair.errors import MachineLacks, SbpairError, StateRefused
+from sbpair.operating_system import ownership
 from sbpair.operating_system.files import open_new
 from sbpair.rules import filters
 from sbpair.rules.values import read_typed
@@ -66,6 +67,8 @@ def open_file(path: Path) -> sqlite3.Connection:
     with errors(path):
         if path.exists() and not path.is_file():
             raise MachineLacks(f"{path} is not a regular file", hint=_ELSEWHERE)
+        for suffix in ownership.BESIDE:
+            ownership.check_owner(Path(f"{path}{suffix}"))
         with suppress(FileExistsError):
             # It holds keys and messages. SQLite gives the files beside it the same mode.
             os.close(open_new(path))

@@ -55,7 +55,6 @@ logger = logging.getLogger(__name__)
 MAX_READ: Final = 131_072
 """Bytes of one read. asyncio's default is twice that, too much for a core's cache."""
 
-OPEN_SECONDS: Final = 30.0
 CLOSE_SECONDS: Final = 5.0
 """Time for the peer to read the last output."""
 
@@ -64,10 +63,12 @@ _ANY: Final = (AccessRight.SEND, AccessRight.LISTEN, AccessRight.MANAGE)
 
 
 class AmqpConnection(LinkOwner, asyncio.Protocol):
-    """One client's connection to `namespace`."""
+    """One client's connection to `namespace`. `on_opened` is called when the peer has opened it."""
 
-    def __init__(self, namespace: Namespace) -> None:
+    def __init__(self, namespace: Namespace, on_opened: Callable[[], None] = lambda: None) -> None:
         super().__init__(namespace)
+        self._announce_open = on_opened
+        self._deadline: asyncio.TimerHandle | None = None
         self._heartbeat: asyncio.TimerHandle | None = None
         self._released = False
 
@@ -80,7 +81,6 @@ class AmqpConnection(LinkOwner, asyncio.Protocol):
         sasl = SaslServer(self.claims.check_key)
         self._connection = Connection(sasl, container_id=self.namespace.name, now=self._loop.time())
         self.output = ConnectionOutput(self._connection, transport, self.namespace.store_changes)
-        self._deadline = self._loop.call_later(OPEN_SECONDS, self._on_open_timeout)
         self.namespace.on_outage.add(self._on_outage)
         self.namespace.on_refusing[self.close_forbidden_links] = None
         self.namespace.fault_points.connections.add(self)
@@ -112,7 +112,8 @@ class AmqpConnection(LinkOwner, asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         del exc
         self._release(peacefully=False)
-        self._deadline.cancel()
+        if self._deadline is not None:
+            self._deadline.cancel()
         self.namespace.fault_points.connections.discard(self)
         if self.output.faults is not None:
             self.output.faults.end()
@@ -144,10 +145,6 @@ class AmqpConnection(LinkOwner, asyncio.Protocol):
         if not self._released:
             self._set_heartbeat()
 
-    def _on_open_timeout(self) -> None:
-        logger.info("A client did not open its connection within %g seconds.", OPEN_SECONDS)
-        self.output.transport.abort()
-
     # Events
 
     def _handle(self, event: Event) -> None:
@@ -156,7 +153,7 @@ class AmqpConnection(LinkOwner, asyncio.Protocol):
             handler(self, event)
 
     def _on_opened(self, event: ConnectionOpened) -> None:
-        self._deadline.cancel()
+        self._announce_open()
         self.peer = event.open
         if event.open.hostname:
             self.claims.endpoint = f"sb://{event.open.hostname}"
@@ -184,6 +181,7 @@ class AmqpConnection(LinkOwner, asyncio.Protocol):
         path = scope_of(address_of(link))
         if path == CBS_NODE:
             return open_to_cbs(self, link)
+        self.claims.check_access()
         # Rights first: a client without any must not learn which entities exist.
         self.claims.require(_ANY, path)
         target = self.namespace.resolve(address_of(link), self.claims.endpoint)
@@ -270,6 +268,9 @@ class AmqpConnection(LinkOwner, asyncio.Protocol):
         for link in self.entity_links(entity):
             self.close_link(link, error)
 
+    def expire_tokens(self) -> None:
+        self.claims.expire_tokens()
+
     def resume(self) -> None:
         """Continue deliveries that were held back."""
         for session in self._connection.sessions:
@@ -313,7 +314,6 @@ class AmqpConnection(LinkOwner, asyncio.Protocol):
         if self._released:
             return
         self._released = True
-        self._deadline.cancel()
         if self._heartbeat is not None:
             self._heartbeat.cancel()
         self.namespace.on_outage.discard(self._on_outage)

@@ -8,6 +8,7 @@ types too. A bug in answering fails its request only. Control links: AMQP 1.0, p
 from __future__ import annotations
 
 import logging
+import uuid
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -36,9 +37,11 @@ from sbpair.emulator.service_errors import (
     NotAllowed,
     ServiceError,
     TransactionUnknown,
+    Unauthenticated,
     log_bug,
 )
 from sbpair.errors import ProtocolError
+from sbpair.timespan import instant
 
 if TYPE_CHECKING:
     from sbpair.emulator.access_tokens import AccessRight
@@ -273,8 +276,12 @@ def _put_token(owner: LinkOwner, request: AmqpRequest) -> Reply:
             raise ArgumentInvalid(f"'{request.operation[:100]}' is not an operation of $cbs.")
         owner.claims.put(text_at(request.properties, "name"), request.body)
     except ServiceError as error:
+        text = error.message
+        if isinstance(error, Unauthenticated):
+            now = instant(owner.namespace.clock.now_ms())[: len("2026-01-01T00:00:00")]
+            text += f" TrackingId:{uuid.uuid4()}_G0, SystemTracker:NoSystemTracker, Timestamp:{now}"
         # Without the condition: with one, the SDK for Python drops status and description.
-        return Reply(error.status, error.message)
+        return Reply(error.status, text)
     return Reply(202, "Accepted")
 
 

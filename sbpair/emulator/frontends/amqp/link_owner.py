@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,7 +17,7 @@ from sbpair.amqp.link import Delivery, Link, Sent
 from sbpair.amqp.performatives import Error
 from sbpair.amqp.types import Map
 from sbpair.emulator.access_tokens import AccessRight, Grant, covers, expired_token, is_within, scope_of
-from sbpair.emulator.clock import NEVER
+from sbpair.emulator.clock import NEVER, token_ms
 from sbpair.emulator.entities.transaction import Transaction
 from sbpair.emulator.service_errors import (
     ArgumentInvalid,
@@ -49,22 +50,22 @@ CREDIT: Final = 1_000
 
 
 class Claims:
-    """The grants of one connection. `on_expired` is called when one of them has expired.
+    """The grants of one connection. `on_lost` is called when rights are gone: a token expired or was replaced.
 
     `endpoint` is the namespace as the client addresses it: errors name entities there.
     """
 
-    def __init__(self, namespace: Namespace, on_expired: Callable[[], None]) -> None:
+    def __init__(self, namespace: Namespace, on_lost: Callable[[], None]) -> None:
         self.endpoint = namespace.endpoint
         self._namespace = namespace
-        self._on_expired = on_expired
+        self._on_lost = on_lost
         self._expiry = namespace.deadline(NEVER, self._expire)
         self._grants: dict[str, Grant] = {}
 
     def check_key(self, name: str, key: str) -> bool:
         """Accept SASL PLAIN: a key name of the namespace and its key, which do not expire."""
         rule = next((rule for rule in self._namespace.keys if rule.key_name == name), None)
-        if rule is None or key not in (rule.primary_key, rule.secondary_key):
+        if rule is None or not rule.has_key(key):
             return False
         self._grants[""] = Grant(rule.rights, "")
         return True
@@ -78,13 +79,21 @@ class Claims:
         grant = self._namespace.authenticate(token, path)
         if path:
             self._namespace.resolve(name, self.endpoint)
-        self._grants[path] = grant
+        before, self._grants[path] = self._grants.get(path, grant), grant
         self._await_expiry()
+        if not (before.rights <= grant.rights and grant.owner in ("", before.owner)):
+            self._on_lost()
+
+    def check_access(self) -> None:
+        """Raise AccessRefused for a client that may not open links: of keys, the one of SASL PLAIN never expires."""
+        by_key = any(grant.expires_at_ms == NEVER for grant in self._grants.values())
+        self._namespace.fault_points.check_access(by_key=by_key)
 
     def require(self, rights: tuple[AccessRight, ...], path: str) -> None:
         """Raise Unauthenticated or Unauthorized unless one of `rights` is granted on `path`."""
-        now = self._namespace.clock.now_ms()
-        covering = [grant for granted, grant in self._grants.items() if covers(granted, path)]
+        now = token_ms(self._namespace.clock)
+        owners = ("", self._namespace.owner_of(path))
+        covering = [grant for name, grant in self._grants.items() if covers(name, path) and grant.owner in owners]
         expired = [grant for grant in covering if now >= grant.expires_at_ms]
         if any(not grant.rights.isdisjoint(rights) for grant in covering if grant not in expired):
             return
@@ -95,12 +104,22 @@ class Claims:
             f"Resource: '{self.endpoint}/{path}'."
         )
 
+    def expire_tokens(self) -> None:
+        """Expire every token now. A key with which the client signed in is not one."""
+        now_ms = token_ms(self._namespace.clock)
+        for path, grant in self._grants.items():
+            if now_ms < grant.expires_at_ms != NEVER:
+                self._grants[path] = replace(grant, expires_at_ms=now_ms)
+        self._expire()
+
     def _await_expiry(self) -> None:
-        self._expiry.wait_until(min((grant.expires_at_ms for grant in self._grants.values()), default=NEVER))
+        first_ms = min((grant.expires_at_ms for grant in self._grants.values()), default=NEVER)
+        self._expiry.wait_until(first_ms + self._namespace.clock.advanced_ms)
 
     def _expire(self) -> None:
-        now_ms = self._namespace.clock.now_ms()
-        self._on_expired()
+        # Too early, and nothing has expired, if the clock was advanced meanwhile.
+        now_ms = token_ms(self._namespace.clock)
+        self._on_lost()
         self._grants = {path: grant for path, grant in self._grants.items() if grant.expires_at_ms > now_ms}
         self._await_expiry()
 
@@ -174,6 +193,10 @@ class LinkEndpoint:
         self._link = link
         self._output = owner.output
         self._fault_points = owner.namespace.fault_points
+
+    def check_rights(self) -> None:
+        """Raise Unauthenticated or Unauthorized if the client may not use the link any more."""
+        self._owner.claims.require(self.rights, self.path)
 
     def check_open(self) -> None:
         """Raise EntityDisabled or NotAllowed if such a link could no longer be opened. Nodes are always open."""
@@ -350,7 +373,7 @@ class LinkOwner:
             if endpoint is None:
                 continue
             try:
-                self.claims.require(endpoint.rights, endpoint.path)
+                endpoint.check_rights()
                 if gone is not None:
                     self.namespace.resolve(endpoint.path, self.claims.endpoint)
                     endpoint.check_open()

@@ -109,7 +109,7 @@ class IncomingLink(LinkEndpoint):
             return False
         try:
             read = [service_envelope.read_message(each.payload, with_id=self._with_id) for each in deliveries]
-        except ProtocolError:
+        except (ServiceError, ProtocolError):
             return False
         if not self._queue.try_send_each([message for message in read if message is not None]):
             return False
@@ -177,9 +177,12 @@ class SendViaLink(IncomingLink):
         owner.claims.require(SEND, self._other)
         super().__init__(owner, link, route, path, properties)
 
+    def check_rights(self) -> None:
+        super().check_rights()
+        self._owner.claims.require(SEND, self._other)
+
     def check_open(self) -> None:
         super().check_open()
-        self._owner.claims.require(SEND, self._other)
         self._owner.namespace.resolve(self._other)
 
 

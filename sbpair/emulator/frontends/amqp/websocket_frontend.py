@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -16,12 +16,13 @@ from websockets.protocol import State
 from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
-from sbpair.emulator.frontends.amqp.amqp_connection import CLOSE_SECONDS, MAX_READ, OPEN_SECONDS
+from sbpair.emulator.admission import HEAD_SECONDS, TOO_SLOW
+from sbpair.emulator.frontends.amqp.amqp_connection import CLOSE_SECONDS, MAX_READ
 from sbpair.emulator.frontends.amqp.connection_faults import AnsweringTransport
 from sbpair.emulator.frontends.amqp.link_owner import MAX_OUTPUT
 
 if TYPE_CHECKING:
-    from websockets.http11 import Request
+    from websockets.http11 import Request, Response
 
 logger = logging.getLogger(__name__)
 
@@ -38,11 +39,19 @@ _quiet.setLevel(logging.CRITICAL)
 
 
 class WebSocketFrontend(AnsweringTransport, asyncio.Protocol):
-    """The protocol of the socket's transport and, after the handshake, the transport of an AMQP connection."""
+    """The protocol of the socket's transport and, after the handshake, the transport of an AMQP connection.
 
-    def __init__(self, make_amqp: Callable[[], asyncio.Protocol]) -> None:
+    `refusal_of` returns why a web page may have sent a handshake, from its values of `Host` and `Origin`.
+    """
+
+    def __init__(
+        self,
+        make_amqp: Callable[[], asyncio.Protocol],
+        refusal_of: Callable[[Sequence[str], Sequence[str]], str] = lambda _hosts, _origins: "",
+    ) -> None:
         super().__init__()
         self._make_amqp = make_amqp
+        self._refusal_of = refusal_of
         self._above: asyncio.Protocol | None = None
         self._frames = ServerProtocol(subprotocols=SUBPROTOCOLS, max_size=MAX_MESSAGE, logger=_quiet)
         self._held: list[bytes] | None = None
@@ -52,7 +61,8 @@ class WebSocketFrontend(AnsweringTransport, asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         self._transport.max_size = MAX_READ  # type: ignore[attr-defined]
-        self._deadline = self._abort_after(OPEN_SECONDS)
+        self._loop = asyncio.get_running_loop()
+        self._deadline = self._loop.call_later(HEAD_SECONDS, self._send, [TOO_SLOW, b""])
 
     def data_received(self, data: bytes) -> None:
         if self._above is None:
@@ -85,7 +95,7 @@ class WebSocketFrontend(AnsweringTransport, asyncio.Protocol):
         frames.receive_data(data)
         events, answer = frames.events_received(), frames.data_to_send()
         if len(events) == 1 and not answer:
-            frames.send_response(frames.accept(cast("Request", events[0])))
+            frames.send_response(self._answer(cast("Request", events[0])))
             answer = frames.data_to_send()
         elif events or answer == [b""]:
             # Frames came before the answer, or invalid HTTP, to which the library has no answer.
@@ -97,6 +107,15 @@ class WebSocketFrontend(AnsweringTransport, asyncio.Protocol):
             self._above.connection_made(self)
         elif answer:
             logger.info("Refused a WebSocket with status %s.", answer[0].split(b" ", 2)[1].decode())
+
+    def _answer(self, request: Request) -> Response:
+        headers = request.headers
+        reason = self._refusal_of(headers.get_all("Host"), headers.get_all("Origin"))
+        if not reason:
+            return self._frames.accept(request)
+        refusal = self._frames.reject(HTTPStatus.FORBIDDEN, f"{reason}\n")
+        refusal.reason_phrase = reason
+        return refusal
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._deadline.cancel()
@@ -120,10 +139,7 @@ class WebSocketFrontend(AnsweringTransport, asyncio.Protocol):
 
     def _limit_close(self) -> None:
         self._deadline.cancel()
-        self._deadline = self._abort_after(CLOSE_SECONDS)
-
-    def _abort_after(self, seconds: float) -> asyncio.TimerHandle:
-        return asyncio.get_running_loop().call_later(seconds, self._transport.abort)
+        self._deadline = self._loop.call_later(CLOSE_SECONDS, self._transport.abort)
 
     # Transport of the connection
 

@@ -1,6 +1,6 @@
 """The Azure Resource Manager frontend: all namespaces and their entities as JSON, on every port.
 
-Any subscription id and resource group is accepted, and has all namespaces.
+Any subscription id and resource group is accepted, and has the namespaces that no PUT has placed elsewhere.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import re
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote, urlencode
@@ -17,6 +18,7 @@ from urllib.parse import unquote, urlencode
 from aiohttp import web
 
 from sbpair.emulator.access_tokens import ARM_AUDIENCES
+from sbpair.emulator.clock import token_ms
 from sbpair.emulator.faults.fault_points import RequestRefused
 from sbpair.emulator.frontends.http.arm_resources import (
     PROVIDER,
@@ -24,6 +26,7 @@ from sbpair.emulator.frontends.http.arm_resources import (
     ArmError,
     Json,
     Keys,
+    PlacedNamespace,
     Resources,
     T,
     collection_at,
@@ -33,13 +36,12 @@ from sbpair.emulator.frontends.http.arm_resources import (
 )
 from sbpair.emulator.frontends.http.management_parts import read_body, read_page, read_query
 from sbpair.emulator.service_errors import ServiceError, ServiceUnavailable, Unauthenticated
-from sbpair.timespan import instant
 
 if TYPE_CHECKING:
     from sbpair.emulator.entities.namespace import Namespace
 
 API_VERSIONS: Final = ("2017-04-01", "2021-11-01", "2024-01-01", "2026-01-01")
-LOCATION: Final = "This machine"
+ANY_SUBSCRIPTION: Final = "00000000-0000-0000-0000-000000000000"
 RESOURCE_GROUP: Final = "emulator"
 """The resource group in answers to requests that name none: every group has all namespaces."""
 
@@ -49,8 +51,14 @@ _PATH: Final = re.compile(
     r"/providers/microsoft\.(?P<provider>servicebus|relay)(?P<rest>/.*)?",
     re.IGNORECASE,
 )
+_SUBSCRIPTIONS: Final = re.compile(r"/+subscriptions/?\?(?:.*&)?api-version=\d{4}-\d\d-\d\d(?:&.*)?", re.IGNORECASE)
+"""The list of subscriptions. Atom's versions, of an entity with that name, have no day."""
+
 _WITH_PATHS: Final = ("queues", "topics", "hybridconnections")
-_TYPES: Final = {"authorizationrules": "authorizationRules", "hybridconnections": "hybridConnections"}
+_TYPES: Final = {
+    each.lower(): each
+    for each in ("authorizationRules", "hybridConnections", "disasterRecoveryConfigs", "networkRuleSets")
+}
 
 _CODES: Final = {
     400: "MessagingGatewayBadRequest",
@@ -95,9 +103,9 @@ class ArmRequest:
         self.base = f"{request.scheme}://{request.host}"
         self.token = request.headers.get("Authorization")
 
-    @property
-    def namespaces_id(self) -> str:
-        group = self.group or RESOURCE_GROUP
+    def namespaces_id(self, group: str = "") -> str:
+        """Return the id of all namespaces of the resource group, by default of this `group`."""
+        group = self.group or group or RESOURCE_GROUP
         return f"/subscriptions/{self.subscription}/resourceGroups/{group}/providers/{self.provider}/namespaces"
 
     @property
@@ -118,7 +126,7 @@ class ArmRequest:
 
 
 def is_arm(raw_path: str) -> bool:
-    return _PATH.fullmatch(raw_path.partition("?")[0]) is not None
+    return bool(_PATH.fullmatch(raw_path.partition("?")[0]) or _SUBSCRIPTIONS.fullmatch(raw_path))
 
 
 def _check(subscription: str, first: str, names: list[str], version: str | None) -> None:
@@ -144,6 +152,8 @@ class ArmFrontend:
         self._namespaces = namespaces
 
     async def answer(self, http_request: web.BaseRequest) -> web.Response:
+        if _SUBSCRIPTIONS.fullmatch(http_request.raw_path):
+            return self._subscriptions(http_request)
         request = ArmRequest(http_request)
         wanted = (request.namespace or "").lower()
         namespace = next((each for name, each in self._namespaces.items() if name.lower() == wanted), None)
@@ -163,30 +173,58 @@ class ArmFrontend:
     def _answer(self, request: ArmRequest, namespace: Namespace | None, body: bytes) -> web.Response:
         if namespace is not None:
             namespace.fault_points.check_request(request.method, request.entity_path)
-        self._authorize(request)
+        readable = self._authorize(request.token, namespace)
+        place = (request.subscription, request.group)
         if request.namespace is None:
             request.require("GET")
-            return _page(request, list(self._namespaces.values()), lambda each: _namespace_json(request, each))
-        if namespace is None:
+            there = [each for each in map(PlacedNamespace, readable) if each.is_in(*place)]
+            return _page(request, there, lambda each: _namespace_json(request, each))
+        resource = None if namespace is None else PlacedNamespace(namespace)
+        places = request.method == "PUT" and not request.parts
+        if namespace is None or resource is None or not (resource.is_in(*place) or places):
             raise _namespace_not_found(request, request.namespace[:100])
         if namespace.is_down:
             raise ServiceUnavailable(f"The namespace '{namespace.name}' is not available. Please retry the operation.")
         namespace.fault_points.charge_management(request.entity_path)
         if not request.parts:
-            if request.method in ("PUT", "PATCH", "DELETE"):
-                raise ArmError("OperationNotAllowed", "The namespaces of an emulator cannot be changed.", 409)
-            request.require("GET")
-            return web.json_response(_namespace_json(request, namespace))
+            if request.method == "DELETE":
+                raise ArmError("OperationNotAllowed", "The namespaces of an emulator cannot be deleted.", 409)
+            request.require("GET", "PUT", "PATCH")
+            if request.method != "GET":
+                resource.apply(_read_object(body))
+            if places:
+                resource.place = namespace.resource["place"] = (request.subscription, request.group or RESOURCE_GROUP)
+            return web.json_response(_namespace_json(request, resource))
         return _answer_below(request, namespace, body)
 
-    def _authorize(self, request: ArmRequest) -> None:
-        scheme, _, token = (request.token or "").partition(" ")
+    def _subscriptions(self, request: web.BaseRequest) -> web.Response:
+        readable = self._authorize(request.headers.get("Authorization"), None)
+        ids = {PlacedNamespace(each).place[0].lower() for each in readable} - {""}
+        found = [
+            {"id": f"/subscriptions/{each}", "subscriptionId": each, "displayName": "Emulator", "state": "Enabled"}
+            for each in sorted(ids) or [ANY_SUBSCRIPTION]
+        ]
+        return web.json_response({"value": found})
+
+    def _authorize(self, given: str | None, namespace: Namespace | None) -> list[Namespace]:
+        """Return the namespaces that a token is for: this one, or of all those of its tenant. Raises ServiceError."""
+        scheme, _, token = (given or "").partition(" ")
         if scheme != "Bearer":
             text = "Authentication failed. The 'Authorization' header is missing, or is of no scheme but 'Bearer'."
             raise ArmError("AuthenticationFailed", text, 401)
-        # All namespaces of an emulator have the same issuer.
-        some = next(iter(self._namespaces.values()))
-        some.bearers.grant(token.strip(), some.clock.now_ms(), ARM_AUDIENCES)
+        wanted = list(self._namespaces.values()) if namespace is None else [namespace]
+        now_ms = token_ms(wanted[0].clock)
+        claimed = token.strip(), now_ms, ARM_AUDIENCES
+        readable = []
+        for each in wanted:
+            with suppress(Unauthenticated):
+                each.bearers.grant(*claimed)
+                readable.append(each)
+        if not readable:
+            wanted[0].bearers.grant(*claimed)
+        if namespace is not None:
+            namespace.fault_points.check_token(now_ms)
+        return readable
 
 
 def _answer_below(request: ArmRequest, namespace: Namespace, body: bytes) -> web.Response:
@@ -224,7 +262,7 @@ def _to_json(request: ArmRequest, resources: Resources, parents: Iterable[str], 
     # Segments of types, as they are written in ids.
     segments = [_TYPES.get(part, part) if number % 2 == 0 else part for number, part in enumerate(parents)]
     return {
-        "id": "/".join([request.namespaces_id, request.namespace or "", *segments, name]),
+        "id": "/".join([request.namespaces_id(), request.namespace or "", *segments, name]),
         "name": name,
         "type": f"{resources.provider}/namespaces/{resources.kind}",
         "properties": properties,
@@ -243,35 +281,11 @@ def _answer_about_keys(request: ArmRequest, namespace: Namespace, body: bytes) -
     return web.json_response(keys.keys_json(rule))
 
 
-def _namespace_json(request: ArmRequest, namespace: Namespace) -> Json:
-    created = instant(namespace.created_at_ms)
-    properties: Json = {
-        "provisioningState": "Succeeded",
-        "status": "Active",
-        "createdAt": created,
-        "updatedAt": created,
-        "serviceBusEndpoint": f"https://{namespace.authority}/",
-        "metricId": f"{request.subscription}:{namespace.name.lower()}",
-    }
-    sku: Json = {"name": "Standard", "tier": "Standard"}
-    if request.provider == PROVIDER:
-        sku = {"name": namespace.tier.name, "tier": namespace.tier.name}
-        partitions = namespace.partitions if namespace.tier.partitions != (1,) else 0
-        if partitions:
-            sku["capacity"] = partitions
-        properties["premiumMessagingPartitions"] = partitions
-        properties["disableLocalAuth"] = properties["zoneRedundant"] = False
-        properties["publicNetworkAccess"] = "Enabled"
-        properties["minimumTlsVersion"] = "1.2"
-    return {
-        "sku": sku,
-        "id": f"{request.namespaces_id}/{namespace.name}",
-        "name": namespace.name,
-        "type": f"{request.provider}/namespaces",
-        "location": LOCATION,
-        "tags": {},
-        "properties": properties,
-    }
+def _namespace_json(request: ArmRequest, resource: PlacedNamespace) -> Json:
+    document, name = resource.to_json(request.provider), resource.namespace.name
+    document["properties"]["metricId"] = f"{request.subscription}:{name.lower()}"
+    identity = f"{request.namespaces_id(resource.place[1])}/{name}"
+    return {**document, "id": identity, "name": name, "type": f"{request.provider}/namespaces"}
 
 
 def _page(request: ArmRequest, items: Sequence[T], to_json: Callable[[T], Json]) -> web.Response:
@@ -297,7 +311,7 @@ def _read_object(body: bytes) -> Json:
 
 def _namespace_not_found(request: ArmRequest, name: str) -> ArmError:
     if request.parts:
-        text = f"Failed to perform this, because the parent resource '{request.namespaces_id}/{name}' is missing."
+        text = f"Failed to perform this, because the parent resource '{request.namespaces_id()}/{name}' is missing."
         return ArmError("ParentResourceNotFound", text, 404)
     text = f"The Resource '{request.provider}/namespaces/{name}' under resource group '{request.group}' was not found."
     return ArmError("ResourceNotFound", text, 404)

@@ -1,4 +1,6 @@
-"""The collections of resources below a namespace, with the same operations each. Independent of HTTP.
+"""A namespace as a resource, and the collections of resources below it, with the same operations each.
+
+Independent of HTTP.
 
 Entities have names in camel case, and numbers and booleans typed. Unknown names and wrong types are errors. In names of
 queues, topics and hybrid connections, and only there, `~` stands for `/`.
@@ -12,19 +14,18 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from sbpair.emulator.access_tokens import AccessRight, AuthorizationRule
 from sbpair.emulator.entities import rules
-from sbpair.emulator.entities.description import check_authorization_rules
+from sbpair.emulator.entities.description import (
+    ADDRESS,
+    SUBSCRIPTION,
+    DescriptionSchema,
+    camel,
+    check_authorization_rules,
+    text_of,
+)
 from sbpair.emulator.entities.topic import SubscriptionEntity
 from sbpair.emulator.frontends.http.management_parts import (
-    FORWARDS,
-    HYBRID_CONNECTION,
-    QUEUE,
-    SUBSCRIPTION,
-    TOPIC,
-    DescriptionSchema,
     EntityCollection,
     ManagedEntity,
-    Settable,
-    format_value,
     hybrid_connections_of,
     new_key,
     queues_of,
@@ -36,6 +37,7 @@ from sbpair.emulator.frontends.http.management_parts import (
 from sbpair.emulator.service_errors import ArgumentInvalid
 from sbpair.rules import filters
 from sbpair.rules.values import read_typed
+from sbpair.timespan import instant
 
 if TYPE_CHECKING:
     from sbpair.emulator.entities.namespace import Namespace
@@ -46,23 +48,15 @@ T = TypeVar("T")
 PROVIDER: Final = "Microsoft.ServiceBus"
 RELAY_PROVIDER: Final = "Microsoft.Relay"
 OF_JMS: Final = frozenset({"isClientAffine", "clientAffineProperties"})
-_NOT_OF_ARM: Final = ("FilteringMessagesBeforePublishing", "EnableSubscriptionPartitioning")
-_SETTABLE: Final[dict[str, Settable]] = {
-    "queues": QUEUE.settable,
-    "topics": {name: kind for name, kind in TOPIC.settable.items() if name not in _NOT_OF_ARM},
-    "topics/subscriptions": {
-        **SUBSCRIPTION.settable,
-        "DuplicateDetectionHistoryTimeWindow": QUEUE.settable["DuplicateDetectionHistoryTimeWindow"],
-    },
-    "HybridConnections": HYBRID_CONNECTION.settable,
-}
 REPORTED: Final = frozenset({
     "accessedAt", "countDetails", "createdAt", "listenerCount", "messageCount", "sizeInBytes", "subscriptionCount",
     "updatedAt",
 })  # fmt: skip
 """Properties that only the service sets; ignored in requests."""
 
-_TYPE_NAMES: Final = {dict: "a JSON object", str: "a string", bool: "true or false", int: "a whole number"}
+_TYPE_NAMES: Final = {
+    dict: "a JSON object", list: "a list", str: "a string", bool: "true or false", int: "a whole number",
+}  # fmt: skip
 
 
 class ArmError(ArgumentInvalid):
@@ -99,8 +93,62 @@ def read_members(given: Json, known: Mapping[str, type], ignored: Collection[str
     return members
 
 
-def _camel(name: str) -> str:
-    return name[0].lower() + name[1:]
+LOCATION: Final = "This machine"
+_NAMESPACE: Final = {"location": str, "tags": dict, "sku": dict, "properties": dict}
+_SKU: Final = {"name": str, "tier": str, "capacity": int}
+_DEFAULTS: Final = {
+    "disableLocalAuth": False,
+    "zoneRedundant": False,
+    "publicNetworkAccess": "Enabled",
+    "minimumTlsVersion": "1.2",
+}
+_PROPERTIES: Final = {
+    **{name: type(value) for name, value in _DEFAULTS.items()},
+    "premiumMessagingPartitions": int,
+    "geoDataReplication": dict,
+    "privateEndpointConnections": list,
+}
+_ONLY_REPORTED: Final = ("createdAt", "metricId", "provisioningState", "serviceBusEndpoint", "status", "updatedAt")
+
+
+class PlacedNamespace:
+    """A namespace as a resource. It is in every subscription and resource group, until a PUT gives it a `place`.
+
+    Members that requests set are kept until the emulator stops, and have no effect on the namespace.
+    """
+
+    def __init__(self, namespace: Namespace) -> None:
+        self.namespace = namespace
+        self.place: tuple[str, str] = namespace.resource.get("place", ("", ""))
+
+    def is_in(self, subscription: str, group: str | None) -> bool:
+        """Return whether it is in a subscription and, if given, a resource group."""
+        wanted = (subscription.lower(), (group or self.place[1]).lower())
+        return not any(self.place) or (self.place[0].lower(), self.place[1].lower()) == wanted
+
+    def apply(self, given: Json) -> None:
+        """Set the given members. Raises ArmError, and sets nothing then."""
+        members, kept = read_members(given, _NAMESPACE, ("id", "identity", "name", "type")), self.namespace.resource
+        properties = read_members(members.get("properties", {}), _PROPERTIES, _ONLY_REPORTED)
+        sku, own = read_members(members.get("sku", {}), _SKU), self.namespace.tier.name
+        if {sku.get("name", own), sku.get("tier", own)} != {own}:
+            raise ArmError("BadRequest", f"The tier of an emulator's namespace cannot be changed: it is {own}.")
+        both = {"sku": kept.get("sku", {}) | sku, "properties": kept.get("properties", {}) | properties}
+        kept |= members | both
+
+    def to_json(self, provider: str) -> Json:
+        """Return the members that do not depend on a request."""
+        namespace, kept, created = self.namespace, self.namespace.resource, instant(self.namespace.created_at_ms)
+        sku: Json = {"name": "Standard", "tier": "Standard"}
+        properties: Json = {"provisioningState": "Succeeded", "status": "Active", "createdAt": created}
+        properties |= {"updatedAt": created, "serviceBusEndpoint": f"https://{namespace.authority}/"}
+        if provider == PROVIDER:
+            partitions = 0 if namespace.tier.partitions == (1,) else namespace.partitions
+            sku = {"name": namespace.tier.name, "tier": namespace.tier.name}
+            sku |= ({"capacity": partitions} if partitions else {}) | kept.get("sku", {})
+            properties |= {"premiumMessagingPartitions": partitions, **_DEFAULTS, **kept.get("properties", {})}
+        placed = {"location": kept.get("location", LOCATION), "tags": kept.get("tags", {})}
+        return {"sku": sku, **placed, "properties": properties}
 
 
 def collection_at(provider: str, namespace: Namespace, parts: tuple[str, ...]) -> Resources:
@@ -110,6 +158,11 @@ def collection_at(provider: str, namespace: Namespace, parts: tuple[str, ...]) -
             return Keys(namespace, provider)
         case ("Microsoft.Relay", "hybridconnections"):
             return Entities("HybridConnections", hybrid_connections_of(namespace), RELAY_PROVIDER)
+        case ("Microsoft.ServiceBus", "disasterrecoveryconfigs"):
+            reported = {"provisioningState": "Succeeded", "role": "Primary"}
+            return Documents(namespace, "disasterRecoveryConfigs", _ALIAS, reported)
+        case ("Microsoft.ServiceBus", "networkrulesets"):
+            return Documents(namespace, "networkRuleSets", _NETWORK_RULES, {"defaultAction": "Allow"}, "default")
         case ("Microsoft.ServiceBus", "queues"):
             return Entities("queues", queues_of(namespace))
         case ("Microsoft.ServiceBus", "topics"):
@@ -153,37 +206,31 @@ class Entities:
 
     def _read(self, properties: Json) -> dict[str, str]:
         """Return the given elements as text, the form that descriptions are made from."""
-        settable = _SETTABLE[self.kind]
-        names = {_camel(name): name for name in settable}
-        types = {camel: {"bool": bool, "int": int}.get(settable[name][1], str) for camel, name in names.items()}
-        values = read_members(properties, types, REPORTED)
-        return {
-            names[name]: str(value).lower() if type(value) is bool else str(value) for name, value in values.items()
-        }
+        known = self._collection.schema.in_arm
+        values = read_members(properties, {name: each.form.json for name, each in known.items()}, REPORTED)
+        return {known[name].name: text_of(value) for name, value in values.items()}
 
     def remove(self, item: Any) -> None:
         item.delete()
 
     def to_json(self, item: Any) -> tuple[str, Json]:
         """Return the resource's name and properties."""
-        item.check_all_partitions()
         name = item.name if isinstance(item, SubscriptionEntity) else item.path.replace("/", "~")
-        return name, {**_settable_json(item, _SETTABLE[self.kind]), **_reported_json(item, self._collection.schema)}
+        return name, {**_settable_json(item, self._collection.schema), **_reported_json(item, self._collection.schema)}
 
     def _path(self, name: str) -> str:
         return name if self._collection.schema is SUBSCRIPTION else name.replace("~", "/")
 
 
-def _settable_json(entity: ManagedEntity, settable: Settable) -> Json:
+def _settable_json(entity: ManagedEntity, schema: DescriptionSchema) -> Json:
     """Return the settable properties, without those not set."""
     shown: Json = {}
-    for name, (_, kind) in settable.items():
-        text = format_value(entity.description, name, settable)
-        if text is None:
-            continue
-        if name in FORWARDS:
-            text = text.partition("://")[2].partition("/")[2]
-        shown[_camel(name)] = text == "true" if kind == "bool" else int(text) if kind == "int" else text
+    for name, each in schema.in_arm.items():
+        value = each.value(entity.description)
+        if each.form is ADDRESS and value is not None:
+            value = value.partition("://")[2].partition("/")[2]
+        if value is not None:
+            shown[name] = value if type(value) is each.form.json else each.form.write(value)
     return shown
 
 
@@ -191,9 +238,9 @@ def _reported_json(entity: ManagedEntity, schema: DescriptionSchema) -> Json:
     """Return the properties that only the service sets."""
     values = {name: value for name, value in reported(entity).items() if name in schema.elements}
     if "CountDetails" in values:
-        values["CountDetails"] = {_camel(name): count for name, count in values["CountDetails"].items()}
+        values["CountDetails"] = {camel(name): count for name, count in values["CountDetails"].items()}
     affine = {"isClientAffine": False} if schema is SUBSCRIPTION else {}
-    return {**{_camel(name): value for name, value in values.items()}, **affine}
+    return {**{camel(name): value for name, value in values.items()}, **affine}
 
 
 class Keys:
@@ -269,7 +316,7 @@ class Keys:
 
 _SQL: Final = {"sqlExpression": str, "compatibilityLevel": object, "requiresPreprocessing": object}
 _RULE: Final = {"action": dict, "filterType": str, "sqlFilter": dict, "correlationFilter": dict}
-_CORRELATION: Final = {field: _camel(name) for field, name in filters.CORRELATION_FIELDS.items()}
+_CORRELATION: Final = {field: camel(name) for field, name in filters.CORRELATION_FIELDS.items()}
 
 
 class Rules:
@@ -306,7 +353,46 @@ class Rules:
         return item.name, {**properties, "filterType": "CorrelationFilter", "correlationFilter": correlation}
 
 
-Resources: TypeAlias = Entities | Keys | Rules
+_ALIAS: Final = {"partnerNamespace": str, "alternateName": str}
+_NETWORK_RULES: Final = {
+    "defaultAction": str,
+    "publicNetworkAccess": str,
+    "trustedServiceAccessEnabled": bool,
+    "virtualNetworkRules": list,
+    "ipRules": list,
+}
+
+
+class Documents:
+    """Resources that are kept as they were put, and have no effect: aliases of Geo-Disaster Recovery, network rules."""
+
+    provider = PROVIDER
+
+    def __init__(
+        self, namespace: Namespace, kind: str, known: Mapping[str, type], reported: Json, only: str = ""
+    ) -> None:
+        self.kind, self._known, self._reported, self._only = kind, known, reported, only
+        self._kept: dict[str, Json] = namespace.resource.setdefault(kind, {only: {}} if only else {})
+
+    def all(self) -> Sequence[str]:
+        return list(self._kept)
+
+    def find(self, name: str) -> str | None:
+        return next((each for each in self._kept if each.lower() == name.lower()), None)
+
+    def put(self, name: str, properties: Json) -> str:
+        name = self.find(name) or existing(None if self._only else name, name)
+        self._kept[name] = read_members(properties, self._known)
+        return name
+
+    def remove(self, item: Any) -> None:
+        del self._kept[item]
+
+    def to_json(self, item: Any) -> tuple[str, Json]:
+        return item, {**self._reported, **self._kept[item]}
+
+
+Resources: TypeAlias = Entities | Keys | Rules | Documents
 
 
 def _read_filter(given: Json) -> filters.Filter:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 from urllib.parse import quote, urlencode
@@ -15,15 +15,14 @@ from xml.etree.ElementTree import Element
 
 from aiohttp import web
 
-from sbpair.emulator.access_tokens import AccessRight, scope_of
-from sbpair.emulator.entities.description import check_path
+from sbpair.emulator.access_tokens import AccessRight, missing_token, scope_of
+from sbpair.emulator.clock import token_ms
+from sbpair.emulator.entities.description import QUEUE, SUBSCRIPTION, check_path
 from sbpair.emulator.entities.queue import entity_not_found
 from sbpair.emulator.entities.rules import SubscriptionRule
 from sbpair.emulator.entities.topic import SubscriptionEntity
 from sbpair.emulator.frontends.http import atom_xml as xml
 from sbpair.emulator.frontends.http.management_parts import (
-    QUEUE,
-    SUBSCRIPTION,
     EntityCollection,
     ManagedEntity,
     hybrid_connections_of,
@@ -42,7 +41,6 @@ from sbpair.emulator.service_errors import (
     EntityNotFound,
     ManageRequired,
     ServiceError,
-    Unauthenticated,
     Unauthorized,
 )
 from sbpair.timespan import instant
@@ -65,6 +63,12 @@ _MANAGE_TEXTS: Final = {
     "DELETE": "Authorization failed for specified action: Manage,EntityDelete.",
 }
 
+_FORWARD_HEADERS: Final = {
+    "ForwardTo": "ServiceBusSupplementaryAuthorization",
+    "ForwardDeadLetteredMessagesTo": "ServiceBusDlqSupplementaryAuthorization",
+}
+"""Headers with the tokens for the targets of forwarding."""
+
 T = TypeVar("T")
 
 
@@ -80,6 +84,7 @@ class AtomRequest:
         self.host = request.host
         self.if_match = request.headers.get("If-Match")
         self.token = request.headers.get("Authorization")
+        self.forward_tokens = {name: request.headers.get(header) for name, header in _FORWARD_HEADERS.items()}
         self.api_version = self.query.get("api-version", API_VERSIONS[-1])
         self.is_of_relay = request.headers.get("X-PROCESS-AT", "").lower() == "servicebus"
 
@@ -146,11 +151,11 @@ class AtomFrontend:
     def _authorize(self, request: AtomRequest, below: re.Match[str] | None) -> web.Response | None:
         """Return the answer to a token without Manage where the service has one of its own. Raises Unauthenticated."""
         if not request.token:
-            raise Unauthenticated("MissingToken: The authorization header was not found.")
+            raise missing_token()
         # `$Resources/…` belongs to the namespace: no entity's keys sign for it.
         grant = self._namespace.authenticate(request.token, request.path)
         try:
-            grant.require(AccessRight.MANAGE, scope_of(request.path), self._now_ms())
+            grant.require(AccessRight.MANAGE, scope_of(request.path), token_ms(self._namespace.clock))
         except Unauthorized as error:
             if below is not None:
                 return self._unauthorized_below_topic(request, below)
@@ -158,6 +163,20 @@ class AtomFrontend:
                 return self._missing(request)
             raise ManageRequired(_MANAGE_TEXTS.get(request.method, error.message)) from error
         return None
+
+    def _authorize_forwards(self, request: AtomRequest, values: Mapping[str, str]) -> None:
+        """Raise Unauthenticated or ManageRequired unless each target of forwarding has a token with Manage."""
+        for name, token in request.forward_tokens.items():
+            target = values.get(name, "").strip()
+            if not target:
+                continue
+            if not token:
+                raise missing_token()
+            try:
+                grant = self._namespace.authenticate(token, target)
+                grant.require(AccessRight.MANAGE, scope_of(target), token_ms(self._namespace.clock))
+            except Unauthorized as error:
+                raise ManageRequired(error.message) from error
 
     def _unauthorized_below_topic(self, request: AtomRequest, path: re.Match[str]) -> web.Response:
         """Return the refusal of a request below a topic: its text is the reason phrase, and it has no body."""
@@ -208,13 +227,12 @@ class AtomFrontend:
         description = _check_kind(described, entities.schema.element)
         names, values, rules = xml.read_elements(description)
         entities.schema.check_order(names)
+        self._authorize_forwards(request, values)
         first_rule = [_first_rule(description)] if entities.schema is SUBSCRIPTION and existing is None else []
         stored = entities.put(name, values, existing, tuple(rules), request.host, *first_rule)
         return atom_response(self._entry(request, entities, stored), 200 if existing else 201)
 
     def _entry(self, request: AtomRequest, entities: EntityCollection, entity: ManagedEntity) -> str:
-        # A list that holds such an entity fails too: counts without those of a partition would be wrong.
-        entity.check_all_partitions()
         content = xml.entity_xml(entities.schema, entity, request.api_version)
         times = (entity.created_at_ms, entity.updated_at_ms)
         title = entity.name if isinstance(entity, SubscriptionEntity) else entity.path

@@ -9,22 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from html import escape
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, get_args
 from xml.etree.ElementTree import Element
 
 from sbpair.bounded_xml import parse_xml
 from sbpair.emulator.access_tokens import AccessRight, AuthorizationRule
 from sbpair.emulator.entities import rules
-from sbpair.emulator.entities.description import PREMIUM
+from sbpair.emulator.entities.description import PREMIUM, DescriptionSchema
 from sbpair.emulator.entities.topic import TopicEntity
-from sbpair.emulator.frontends.http.management_parts import (
-    DescriptionSchema,
-    ManagedEntity,
-    format_value,
-    new_key,
-    read_rights,
-    reported,
-)
+from sbpair.emulator.frontends.http.management_parts import ManagedEntity, new_key, read_rights, reported
 from sbpair.emulator.service_errors import ArgumentInvalid
 from sbpair.rules import filters
 from sbpair.rules.values import TypedValue, read_typed
@@ -37,7 +30,6 @@ ATOM: Final = "http://www.w3.org/2005/Atom"
 SERVICE_BUS: Final = "http://schemas.microsoft.com/netservices/2010/10/servicebus/connect"
 COUNTS: Final = "http://schemas.microsoft.com/netservices/2011/06/servicebus"
 INSTANCE: Final = "http://www.w3.org/2001/XMLSchema-instance"
-_RULE_TYPE: Final = "SharedAccessAuthorizationRule"
 
 _NOT_XML: Final = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that XML 1.0, 2.2, does not allow. A text that names the path of a request may have them."""
@@ -51,12 +43,23 @@ _SINCE: Final = {
 }
 """The API version of elements that the first one lacks."""
 
-_FILTER_TYPES: Final[dict[type[filters.Filter], str]] = {
-    filters.TrueRuleFilter: "TrueFilter",
-    filters.FalseRuleFilter: "FalseFilter",
-    filters.SqlRuleFilter: "SqlFilter",
-    filters.CorrelationRuleFilter: "CorrelationFilter",
+_FILTERS: Final[dict[str, type[filters.Filter]]] = {
+    each.__name__.replace("Rule", ""): each for each in get_args(filters.Filter)
 }
+"""The filters by their types, such as SqlFilter."""
+
+_ACCESS_RULE: Final = {
+    "ClaimType": "claim_type",
+    "ClaimValue": "claim_value",
+    "Rights": "",
+    "CreatedTime": "created_at",
+    "ModifiedTime": "modified_at",
+    "KeyName": "key_name",
+    "PrimaryKey": "primary_key",
+    "SecondaryKey": "secondary_key",
+}
+"""The elements of an authorization rule in the service's order, with the fields that are texts."""
+
 _SCHEMA: Final = "http://www.w3.org/2001/XMLSchema"
 _SERIALIZATION: Final = "http://schemas.microsoft.com/2003/10/Serialization/"
 _SERIALIZED: Final = frozenset({"char", "guid", "duration"})
@@ -107,16 +110,9 @@ def local_name(element: Element) -> str:
 def read_access_rule(element: Element) -> AuthorizationRule:
     texts = {local_name(child): (child.text or "").strip() for child in element}
     rights = [(right.text or "").strip() for right in element.iterfind(f"{{{SERVICE_BUS}}}Rights/")]
-    return AuthorizationRule(
-        texts.get("KeyName", ""),
-        texts.get("PrimaryKey") or new_key(),
-        texts.get("SecondaryKey") or new_key(),
-        read_rights(rights),
-        texts.get("ClaimType") or "SharedAccessKey",
-        texts.get("ClaimValue") or "None",
-        created_at=texts.get("CreatedTime"),
-        modified_at=texts.get("ModifiedTime"),
-    )
+    given = {field: texts[name] for name, field in _ACCESS_RULE.items() if field and texts.get(name)}
+    others = {"key_name": "", "primary_key": new_key(), "secondary_key": new_key()}
+    return AuthorizationRule(**{**others, **given}, rights=read_rights(rights))
 
 
 def element(name: str, text: str | None) -> str:
@@ -125,24 +121,18 @@ def element(name: str, text: str | None) -> str:
 
 def access_rule_xml(rule: AuthorizationRule) -> str:
     rights = "".join(element("AccessRights", right) for right in AccessRight if right in rule.rights)
-    return (
-        f'<AuthorizationRule i:type="{_RULE_TYPE}">'
-        + element("ClaimType", rule.claim_type)
-        + element("ClaimValue", rule.claim_value)
-        + f"<Rights>{rights}</Rights>"
-        + element("CreatedTime", rule.created_at)
-        + element("ModifiedTime", rule.modified_at)
-        + element("KeyName", rule.key_name)
-        + element("PrimaryKey", rule.primary_key)
-        + element("SecondaryKey", rule.secondary_key)
-        + "</AuthorizationRule>"
+    parts = (
+        element(name, getattr(rule, field)) if field else f"<{name}>{rights}</{name}>"
+        for name, field in _ACCESS_RULE.items()
     )
+    return f'<AuthorizationRule i:type="SharedAccessAuthorizationRule">{"".join(parts)}</AuthorizationRule>'
 
 
 def reported_elements(entity: ManagedEntity) -> dict[str, str]:
     """Return the elements that the service sets, for any kind of description: each has some of them."""
     values = reported(entity)
-    values |= {"IsAnonymousAccessible": "false", "SupportOrdering": "true", "EntityAvailabilityStatus": "Available"}
+    availability = "Limited" if entity.is_limited else "Available"
+    values |= {"IsAnonymousAccessible": "false", "SupportOrdering": "true", "EntityAvailabilityStatus": availability}
     if isinstance(entity, TopicEntity):
         values["SqlFilterCount"], values["CorrelationFilterCount"] = entity.count_filters()
     access_rules = "".join(access_rule_xml(rule) for rule in entity.description.authorization_rules)
@@ -157,7 +147,7 @@ def reported_elements(entity: ManagedEntity) -> dict[str, str]:
 def entity_xml(schema: DescriptionSchema, entity: ManagedEntity, api_version: str) -> str:
     """Return an entity's description with its elements in order, without those that are newer than the API version."""
     parts = reported_elements(entity)
-    parts |= {name: element(name, format_value(entity.description, name, schema.settable)) for name in schema.settable}
+    parts |= {name: element(name, each.text(entity.description)) for name, each in schema.properties.items()}
     content = "".join(parts.get(name, "") for name in schema.elements if _SINCE.get(name, "") <= api_version)
     return f'<{schema.element} xmlns="{SERVICE_BUS}" xmlns:i="{INSTANCE}">{content}</{schema.element}>'
 
@@ -223,17 +213,15 @@ def read_rule(description: Element, name: str | None = None) -> rules.Subscripti
 
 def read_filter(described: Element) -> filters.Filter:
     parts = {local_name(child): child for child in described}
-    kind = type_of(described)
-    if kind == _FILTER_TYPES[filters.TrueRuleFilter]:
-        return filters.TrueRuleFilter()
-    if kind == _FILTER_TYPES[filters.FalseRuleFilter]:
-        return filters.FalseRuleFilter()
-    if kind == _FILTER_TYPES[filters.SqlRuleFilter]:
+    kind = _FILTERS.get(type_of(described))
+    if kind is None:
+        raise ArgumentInvalid(f"'{type_of(described)[:100]}' is not a type of filter.")
+    if kind is filters.SqlRuleFilter:
         return filters.SqlRuleFilter(_text(parts, "SqlExpression"), _named(parts.get("Parameters")))
-    if kind == _FILTER_TYPES[filters.CorrelationRuleFilter]:
+    if kind is filters.CorrelationRuleFilter:
         texts = {field: _text(parts, name) or None for field, name in filters.CORRELATION_FIELDS.items()}
         return filters.CorrelationRuleFilter(**texts, properties=_named(parts.get("Properties")))
-    raise ArgumentInvalid(f"'{kind[:100]}' is not a type of filter.")
+    return filters.TrueRuleFilter() if kind is filters.TrueRuleFilter else filters.FalseRuleFilter()
 
 
 def read_action(described: Element) -> rules.SqlAction | None:
@@ -286,7 +274,7 @@ def filter_xml(rule_filter: filters.Filter) -> str:
     else:
         parameters = rule_filter.parameters if isinstance(rule_filter, filters.SqlRuleFilter) else ()
         content = _sql(rule_filter.expression, parameters)
-    return f'<Filter i:type="{_FILTER_TYPES[type(rule_filter)]}">{content}</Filter>'
+    return f'<Filter i:type="{type(rule_filter).__name__.replace("Rule", "")}">{content}</Filter>'
 
 
 def action_xml(action: rules.SqlAction | None) -> str:

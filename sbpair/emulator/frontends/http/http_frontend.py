@@ -1,4 +1,4 @@
-"""The HTTP frontend: it has health, control and identity, and passes other requests to Resource Manager or Atom.
+"""The HTTP frontend: it has health and control, and passes other requests to identity, Resource Manager or Atom.
 
 The control API is faults, clock and state as JSON under `/$control`. It stays reachable during outages and needs no
 token. The answer to an invalid request is 400, with the field.
@@ -9,41 +9,35 @@ Invariant: nothing that a peer sends is logged, because it could hold a token or
 from __future__ import annotations
 
 import asyncio
-import hmac
 import json
 import logging
-import secrets
-import uuid
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from email.utils import formatdate
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from aiohttp import hdrs, web
-from aiohttp.http_exceptions import HttpProcessingError
 
 from sbpair.emulator.faults.fault_kinds import BadField, FaultUnknown, read_count, read_fault
 from sbpair.emulator.frontends.http.arm_frontend import ArmFrontend, is_arm
 from sbpair.emulator.frontends.http.atom_frontend import AtomFrontend
-from sbpair.emulator.frontends.http.management_parts import read_body, read_query, split_target
+from sbpair.emulator.frontends.http.http_connection import HttpServer
+from sbpair.emulator.frontends.http.management_parts import read_body, split_target
 from sbpair.emulator.relay.relay_messages import is_websocket_path
 from sbpair.emulator.service_errors import ArgumentInvalid, InternalError, ServiceError, log_bug
 from sbpair.rules.values import RuleInvalid
 
 if TYPE_CHECKING:
-    from sbpair.emulator.access_tokens import Bearers
-    from sbpair.emulator.clock import Clock
     from sbpair.emulator.emulator_control import EmulatorControl
     from sbpair.emulator.entities.namespace import Namespace
     from sbpair.emulator.entities.queue import QueueEntity
     from sbpair.emulator.entities.topic import TopicEntity
+    from sbpair.emulator.frontends.http.identity_frontend import IdentityFrontend
 
 logger = logging.getLogger(__name__)
 
 CONTROL: Final = "$control"
-IDENTITY: Final = "$identity"
 PAGE: Final = "$page"
-IDENTITY_VERSION: Final = "2019-08-01"
 
 
 class BrowserPage(Protocol):
@@ -55,34 +49,12 @@ class BrowserPage(Protocol):
         """End the answers that are still being sent."""
 
 
-class QuietLog(logging.LoggerAdapter[logging.Logger]):
-    """aiohttp's log without content: invalid HTTP is reported as information, anything else as a bug."""
-
-    def log(self, level: int, msg: object, *args: object, exc_info: Any = None, **others: Any) -> None:
-        if isinstance(exc_info, HttpProcessingError):
-            self.info("Refused a request that is not HTTP: %s.", type(exc_info).__name__)
-        elif isinstance(exc_info, Exception) and level >= logging.ERROR:
-            log_bug(self.logger, "request", exc_info)
-        else:
-            super().log(level, msg, *args, exc_info=exc_info, **others)
-
-
-class HttpServer(web.Server):
-    """aiohttp's server, without its wait of ten seconds for the rest of a body whose sender has gone."""
-
-    def connection_lost(self, handler: Any, exc: BaseException | None = None) -> None:
-        super().connection_lost(handler, exc)
-        # A request in progress ends by itself: its handler may still have something to undo.
-        if handler._task_handler is not None and handler._current_request is None:
-            handler._task_handler.cancel()
-
-
 def http_server(
     emulator: EmulatorControl,
     namespace: Namespace,
     identity: IdentityFrontend | None = None,
     page: Callable[[], BrowserPage] | None = None,
-) -> web.Server:
+) -> HttpServer:
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
         path = request.raw_path.lower().lstrip("/").replace("%24", "$")
         if path.startswith(CONTROL):
@@ -91,13 +63,12 @@ def http_server(
             return await page().handle(request)
         if is_health_check(request) and namespace.hybrid_connections.find("health") is None:
             return health(namespace)
-        if identity is not None and path.startswith(IDENTITY):
-            return identity.handle(request)
+        if identity is not None and (answering := identity.answer_to(request)) is not None:
+            return await answering
         return await serve(request)
 
-    # The relay passes bodies on as they are.
     serve = service_of(emulator, namespace)
-    return HttpServer(handle, access_log=None, logger=QuietLog(logger), auto_decompress=False)
+    return HttpServer(handle)
 
 
 def service_of(
@@ -111,6 +82,9 @@ def service_of(
             if request.transport is not None:
                 request.transport.abort()
             return web.Response(status=503)
+        if reason := refusal_of(emulator, request):
+            # Clients show the one or the other.
+            return web.Response(status=403, reason=reason, text=f"{reason}\n")
         if is_arm(request.raw_path):
             return await answer(arm, namespace, request)
         if namespace.fault_points.latency_seconds:
@@ -189,7 +163,11 @@ async def answer(frontend: AtomFrontend | ArmFrontend, namespace: Namespace, req
 async def answer_control(emulator: EmulatorControl, namespace: Namespace, request: web.BaseRequest) -> web.Response:
     """Answer a request to the control API."""
     parts = split_target(request)[0].strip("/").split("/")[1:]
-    if reason := refusal_of(emulator, request):
+    if hdrs.ORIGIN in request.headers:
+        reason = "The control API is not for web pages: the request has an Origin."
+    else:
+        reason = refusal_of(emulator, request)
+    if reason:
         return web.json_response({"error": {"where": "", "message": reason}}, status=403)
     try:
         match request.method, parts:
@@ -212,15 +190,9 @@ async def answer_control(emulator: EmulatorControl, namespace: Namespace, reques
 
 
 def refusal_of(emulator: EmulatorControl, request: web.BaseRequest) -> str:
-    """Return why a request may come from a web page, which could change the emulator of its reader; "" if it cannot.
-
-    Browsers name the page's origin. A page of a host name that now leads to this machine has the same origin.
-    """
-    if hdrs.ORIGIN in request.headers:
-        return "The control API is not for web pages: the request has an Origin."
-    if not emulator.is_addressed_by(request.headers.get(hdrs.HOST, "")):
-        return "The control API is not for other hosts: the Host of the request is not a name of the emulator."
-    return ""
+    """Return why a page of another site may have sent a request; "" if none can have."""
+    headers = request.headers
+    return emulator.host_names.refusal_of(headers.getall(hdrs.HOST, ()), headers.getall(hdrs.ORIGIN, ()))
 
 
 def hybrid_connections_state(namespace: Namespace) -> dict[str, object]:
@@ -285,56 +257,3 @@ def advance_ms(document: object) -> int:
     if not isinstance(document, dict) or set(document) != {"advance_ms"}:
         raise BadField("body", 'an object {"advance_ms": N} is expected')
     return read_count("advance_ms", document["advance_ms"])
-
-
-# Identity
-
-
-@dataclass(frozen=True, slots=True)
-class IdentityEndpoint:
-    """The address and secret that azure-identity reads from the environment."""
-
-    endpoint: str
-    header: str = field(repr=False)
-
-    @property
-    def environment(self) -> dict[str, str]:
-        return {"IDENTITY_ENDPOINT": self.endpoint, "IDENTITY_HEADER": self.header}
-
-
-class IdentityFrontend:
-    """The token endpoint of a managed identity in the form of Azure App Service, for azure-identity.
-
-    The secret in IDENTITY_HEADER is required. It is not part of a namespace, and stays reachable during outages.
-    """
-
-    def __init__(self, bearers: Bearers, clock: Clock) -> None:
-        self.header = secrets.token_urlsafe(24)
-        self._bearers = bearers
-        self._clock = clock
-        self._client_id = str(uuid.uuid4())
-
-    def endpoint_at(self, authority: str) -> IdentityEndpoint:
-        return IdentityEndpoint(f"http://{authority}/{IDENTITY}/token", self.header)
-
-    def handle(self, request: web.BaseRequest) -> web.Response:
-        given = request.headers.get("X-IDENTITY-HEADER", "")
-        if not hmac.compare_digest(given.encode(), self.header.encode()):
-            return _refused(401, "The header X-IDENTITY-HEADER is missing, or is not the one of IDENTITY_HEADER.")
-        query = read_query(split_target(request)[1])
-        if request.method != "GET" or query.get("api-version") != IDENTITY_VERSION or not query.get("resource"):
-            return _refused(400, f"Request a token by GET with api-version={IDENTITY_VERSION} and resource=….")
-        token, expires_on = self._bearers.issue(query["resource"], self._clock.now_ms())
-        return web.json_response(
-            {
-                "access_token": token,
-                "client_id": self._client_id,
-                "expires_on": str(expires_on),
-                "resource": query["resource"],
-                "token_type": "Bearer",
-            }
-        )
-
-
-def _refused(status: int, message: str) -> web.Response:
-    return web.json_response({"statusCode": status, "message": message}, status=status)
