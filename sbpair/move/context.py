@@ -19,6 +19,7 @@ from sbpair.runs.journal import Journal
 if TYPE_CHECKING:
     from sbpair.move.events import SyphonEvent
     from sbpair.move.interface import Destination, ReceivedMessage
+    from sbpair.move.message.renames import Renames
     from sbpair.move.rate_limit import RateLimiter
     from sbpair.move.topic_guard import TopicGuard
     from sbpair.runs.journal import Key
@@ -56,13 +57,15 @@ DEFAULT_BATCH_LIMITS = BatchLimits(prefetch=480, min_round=50, min_contiguous=10
 
 
 class MissingDestinations:
-    """Destinations that the primary lacks, by their first spelling.
+    """Destinations that do not exist, by their first spelling.
 
     Invariant: the workers of a run share one count per destination. Beyond its limit a destination is held: its
-    messages stay in the backlog. `dead_lettered` counts the messages given up for each.
+    messages stay in the source. `dead_lettered` counts the messages given up for each. `namespace` names where they
+    do not exist.
     """
 
-    def __init__(self, limit: int | None = MAX_MISSING) -> None:
+    def __init__(self, limit: int | None = MAX_MISSING, namespace: str = "primary") -> None:
+        self.namespace = namespace
         self.dead_lettered: Counter[str] = Counter()
         self._limit = math.inf if limit is None else limit
         self._spellings: dict[str, str] = {}
@@ -89,11 +92,11 @@ class MissingDestinations:
         return self._spellings.get(destination.lower()) in self._held
 
     def note_left(self, queue: str, waiting: Mapping[str, int]) -> None:
-        """Record how many messages of a backlog queue wait, by destination; replaces what was recorded before."""
+        """Record how many messages of a queue wait, by destination; replaces what was recorded before."""
         self._left[queue] = {destination.lower(): count for destination, count in waiting.items()}
 
     def held(self, destination: str) -> int:
-        """Return how many messages of a held destination were left in the backlog; 0 if it is not held."""
+        """Return how many messages of a held destination were left in the source; 0 if it is not held."""
         left = sum(waiting.get(destination.lower(), 0) for waiting in self._left.values())
         return left if self.is_held(destination) else 0
 
@@ -107,23 +110,24 @@ class MissingDestinations:
         if not self._limit:
             return Unavailable("it does not exist: its messages stay in the source; create it", hint=_HINT)
         return Unavailable(
-            f"it does not exist in the primary: {count} of its messages were dead-lettered, the others stay in the"
-            " backlog; create it, or pass --allow-missing to dead-letter them all",
+            f"it does not exist in the {self.namespace} namespace: {count} of its messages were dead-lettered, the"
+            " others stay in the backlog; create it, or pass --allow-missing to dead-letter them all",
             hint=_HINT,
         )
 
 
 @dataclass
 class MoveContext:
-    """`namespace` holds the backlog. `send_cost` returns the credits of a message by its destination.
+    """`namespace` holds the source. `send_cost` returns the credits of a message by its destination.
 
     With `keeps_refused`, a message that its destination refuses stays in its source, and is not dead-lettered;
     so does one that was enqueued within the last `duplicate_window_ms`.
     `chosen` returns which received messages to move, at a time of the service in ms since 1970; None moves all. At most
     `max_skipped` others are kept locked at once.
     `traced` wraps the destination of each worker, to record its sends; None records nothing.
-    `topics` keeps messages from topics that would discard them; None sends them all.
-    `now_ms` is in ms since 1970. `dead_letter_refusals` has how often the backlog refused to dead-letter a message,
+    `topics` keeps messages from topics that would discard them; None sends them all. `renames` are destinations that
+    have another name than the messages say.
+    `now_ms` is in ms since 1970. `dead_letter_refusals` has how often the source refused to dead-letter a message,
     and the last reason.
     """
 
@@ -148,4 +152,5 @@ class MoveContext:
     traced: Traced | None = None
     missing: MissingDestinations = field(default_factory=MissingDestinations)
     topics: TopicGuard | None = None
+    renames: Renames | None = None
     dead_letter_refusals: dict[Key, tuple[int, str]] = field(default_factory=dict)

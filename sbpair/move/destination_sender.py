@@ -1,4 +1,4 @@
-"""The middle stage of a mover: sends the messages of one destination, in backlog order, also across a retry.
+"""The middle stage of a mover: sends the messages of one destination in the order of their source, retries included.
 
 Invariant: the journal has a batch on disk before the batch is sent. A destination that fails backs off with its
 messages, and the others go on.
@@ -35,7 +35,9 @@ UNORDERED_ROUNDS = 4
 
 
 class DestinationQueue:
-    """Waiting messages in backlog order, and the batches that the destination accepts, learnt from its refusals. Pure.
+    """Waiting messages in the order of their source, and the batches that the destination accepts. Pure.
+
+    It learns the size of batches from refusals.
 
     Invariant: of messages with an order among them, none is sent before those in front of it are accepted. All messages
     of a destination have one order, until it turns out to accept only messages of one key in a batch: then it is
@@ -67,7 +69,7 @@ class DestinationQueue:
         return not (self._by_key or self._one_by_one or self._suspects)
 
     def add(self, routed: Sequence[RoutedMessage]) -> None:
-        """Add messages. A redelivery gets its old place, in front of those behind it in the backlog."""
+        """Add messages. A redelivery gets its old place, in front of those behind it in the source."""
         added = sorted(routed, key=get_place)
         if self._waiting and added[0].ordinal < self._waiting[-1].ordinal:
             self.put_back(added)
@@ -151,8 +153,8 @@ class DestinationSender:
         self,
         destination: str,
         *,
-        backlog_queue: str,
-        primary: Destination,
+        source_queue: str,
+        namespace: Destination,
         route: Callable[[Sequence[Facts]], list[Route]],
         settlement: Settlement,
         context: MoveContext,
@@ -165,8 +167,8 @@ class DestinationSender:
         self.backoff_hint = ""
         self.rounds = self.sending = 0
         self._cost: float | None = None
-        self._backlog_queue = backlog_queue
-        self._primary = primary
+        self._source_queue = source_queue
+        self._namespace = namespace
         self._route = route
         self._settlement = settlement
         self._context = context
@@ -197,7 +199,7 @@ class DestinationSender:
 
     async def _link(self) -> DestinationLink | None:
         """Wait until the destination accepts a message; None if the mover is stopping."""
-        link = await self._latch.links.unless_ended(self._primary.ready(self.destination))
+        link = await self._latch.links.unless_ended(self._namespace.ready(self.destination))
         return None if self._latch.stopping.is_set() else link
 
     async def _filters(self) -> TopicFilters | None:
@@ -369,7 +371,7 @@ class DestinationSender:
         """Dead-letter messages. If the destination is missing and held, return the error to back off for."""
         decision, held = refused(self.destination, error.message), None
         if isinstance(error, EntityMissing):
-            decision = missing(self.destination)
+            decision = missing(self.destination, self._context.missing.namespace)
             allowed = self._context.missing.allow(self.destination, len(refused_messages))
             if allowed < len(refused_messages):
                 self.queue.put_back(refused_messages[allowed:])
@@ -386,7 +388,7 @@ class DestinationSender:
 
     def _clear_failures(self) -> None:
         if self.backoff_reason is not None:
-            self._context.on_event(DestinationRecovered(self._backlog_queue, self.destination))
+            self._context.on_event(DestinationRecovered(self._source_queue, self.destination))
         self.backoff_reason, self.failures = None, 0
 
     async def _back_off(self, error: SbpairError) -> None:
@@ -396,7 +398,7 @@ class DestinationSender:
             self._context.rate_limiter.on_busy(self._loop.time())
         seconds = self._context.timings.backoff.seconds(self.failures, self._context.jitter())
         self._context.on_event(
-            DestinationBackingOff(self._backlog_queue, self.destination, error.message, seconds, len(self.queue))
+            DestinationBackingOff(self._source_queue, self.destination, error.message, seconds, len(self.queue))
         )
         self._latch.changed.set()
         await self._latch.backoffs.unless_ended(self._latch.stopping.wait(), seconds)

@@ -1,10 +1,10 @@
-"""Events of a run: facts about its progress, for a display or a log; and what follows from them. None needs a reaction.
+"""Events of a run: facts about its progress, for a display or a log. None needs a reaction.
 
 The descriptions of fields are those of the JSON Schema of event lines.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, TypeAlias
 
 from sbpair.move.rate_limit import Limit
@@ -21,6 +21,9 @@ class QueuesFound:
     queues: Annotated[tuple[Queue, ...], "Backlog queues"]
     stranded: Annotated[tuple[Queue, ...], "Backlog queues beyond the pair's count"]
     managed: Annotated[bool, "Whether they were listed with the Manage claim; otherwise they follow from the count"]
+    dead_letters: Annotated[int | None, "Dead letters of backlog queues; null if unknown"] = field(
+        default=None, compare=False
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,81 +218,3 @@ def name_and_level(kind: type[SyphonEvent]) -> tuple[str, str]:
     """Return the name and the level of an event in a log."""
     name = re.sub(r"(?<!^)(?=[A-Z])", "-", kind.__name__).lower()
     return name, "warning" if kind in WARNINGS else "info"
-
-
-class BacklogDepth:
-    """How many messages the sources of a run still have, and since when the oldest waits.
-
-    A queue is counted now and then; in between, its messages follow from its progress.
-    """
-
-    def __init__(self) -> None:
-        self._progress: dict[str, QueueProgress | None] = {}
-        self._counted: dict[str, tuple[int, int]] = {}  # its messages, and how many had left it by then
-        self._peeked: dict[str, int | None] = {}
-
-    def take(self, event: SyphonEvent) -> None:
-        """Take one event; most kinds have no effect."""
-        match event:
-            case QueuesFound(queues):
-                for queue in queues:
-                    self._progress.setdefault(queue, None)
-            case QueueProgress(queue):
-                self._progress[queue] = event
-                if event.remaining is not None:
-                    self._counted[queue] = event.remaining, event.gone
-            case QueueDepths(queue, messages, oldest_ms):
-                progress = self._progress.get(queue)
-                self._counted[queue] = messages, progress.gone if progress else 0
-                self._peeked[queue] = oldest_ms
-
-    def by_queue(self) -> dict[str, tuple[int | None, int | None]]:
-        """Return the messages of each queue, and when the oldest was enqueued, in ms since 1970; None if unknown."""
-        return {queue: (self.left(queue)[0], self.oldest_ms_of(queue)) for queue in self._progress}
-
-    def messages(self) -> int | None:
-        """Return the messages of all queues; None until each has been counted."""
-        left = [left for left, _ in self.by_queue().values()]
-        known = [each for each in left if each is not None]
-        return sum(known) if known and len(known) == len(left) else None
-
-    def oldest_ms(self) -> int | None:
-        """Return when the oldest known message was enqueued, in ms since 1970."""
-        return min((oldest for _, oldest in self.by_queue().values() if oldest is not None), default=None)
-
-    def oldest_ms_of(self, queue: str) -> int | None:
-        """Return when the oldest known message of a queue was enqueued, in ms since 1970."""
-        progress = self._progress.get(queue)
-        if progress is not None and progress.oldest_ms is not None:
-            return progress.oldest_ms
-        # The last peek is the best known while nothing is held, unless the queue is empty.
-        return self._peeked.get(queue) if self.left(queue)[0] else None
-
-    def left(self, queue: str) -> tuple[int | None, bool]:
-        """Return the messages of a queue, None if unknown, and whether that is as counted: none has left it since."""
-        if queue not in self._counted:
-            return None, True
-        (messages, gone), progress = self._counted[queue], self._progress.get(queue)
-        estimate = max(0, messages - (progress.gone - gone if progress else 0), progress.held if progress else 0)
-        return estimate, estimate == messages
-
-    def forget(self, queue: str) -> None:
-        """Forget a count: the queue may have changed, or be gone."""
-        self._counted.pop(queue, None)
-
-
-class AwaySides:
-    """The namespaces that a run has lost and not reached again. `names` are primary and secondary, if they are away."""
-
-    def __init__(self) -> None:
-        self.names: set[str] = set()
-
-    def take(self, event: QueueOpened | QueueDone | QueueFailed) -> None:
-        """Take one event in."""
-        if isinstance(event, QueueOpened):
-            self.names.clear()  # it has connections to both
-        elif isinstance(event, QueueFailed):
-            if event.side is not None:
-                self.names.add(event.side)
-            elif event.retry_seconds is None:
-                self.names.clear()  # it answered

@@ -15,15 +15,14 @@ from itertools import compress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sbpair.amqp.message import Sections, skip
-from sbpair.errors import UsageError
+from sbpair.errors import ProtocolError, UsageError
 from sbpair.move.interface import KeptMessage
 from sbpair.move.message import dead_letters, envelope
 from sbpair.move.message.decode import GenericMessage
-from sbpair.move.message.route import MAX_TTL_HEADER_MS
 from sbpair.move.receipt import FilterCounts
 from sbpair.rules.compiler import Compiler, Dialect, Part, SqlMistake
 from sbpair.rules.values import NUMBER, SPAN, TEXT, TIME, EvaluationFailed, Instant, TimeSpanValue, instant
-from sbpair.rules.view import SYSTEM_PROPERTIES, MessageView, SystemProperty, element, find_value
+from sbpair.rules.view import FOREVER, SYSTEM_PROPERTIES, MessageView, SystemProperty, element, find_value
 from sbpair.timespan import TICKS_PER_MS
 
 if TYPE_CHECKING:
@@ -106,8 +105,12 @@ class FilteredMessage(MessageView):
     def time_to_live(self) -> TimeSpanValue | None:
         if self.facts.ttl_ticks is not None:
             return TimeSpanValue(self.facts.ttl_ticks)
-        ttl = element(self.sections.header, 2)
-        return None if ttl is None or ttl == MAX_TTL_HEADER_MS else TimeSpanValue(ttl * TICKS_PER_MS)
+        try:
+            properties = self.sections.read_properties()
+        except ProtocolError as error:
+            raise EvaluationFailed(f"The properties of the message cannot be read: {error.message}") from None
+        ttl = envelope.lifetime_ms(element(self.sections.header, 2), properties, self.enqueued_at)
+        return None if ttl is None else TimeSpanValue(min(ttl * TICKS_PER_MS, FOREVER))
 
     @property
     def scheduled_at(self) -> Instant | None:

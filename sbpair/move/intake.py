@@ -43,14 +43,14 @@ class Intake:
 
     def __init__(
         self,
-        backlog_queue: str,
+        source_queue: str,
         route: Callable[[Sequence[Facts]], list[Route]],
         senders: DestinationSenders,
         settlement: Settlement,
         context: MoveContext,
         service_ms: Callable[[], int],
     ) -> None:
-        self._backlog_queue = backlog_queue
+        self._source_queue = source_queue
         self._route = route
         self._senders = senders
         self._settlement = settlement
@@ -71,10 +71,10 @@ class Intake:
         return forgotten
 
     def abandon_redeliveries(self) -> None:
-        """Admit none of them any more. Those of messages that the primary has end here."""
+        """Admit none of them any more. Those of messages that the destination has end here."""
         for redelivery in self.forget_redeliveries():
             if self._context.journal.was_accepted(redelivery.key):
-                # The primary's acceptance was counted for the superseded delivery.
+                # The destination's acceptance was counted for the superseded delivery.
                 self._settlement.end_already_sent(redelivery)
 
     @property
@@ -103,7 +103,7 @@ class Intake:
         else:
             repeats = sum([self._accept(message) for message in messages])
         held.added.set()
-        self._context.tally.received(self._backlog_queue, len(messages), repeats=repeats)
+        self._context.tally.received(self._source_queue, len(messages), repeats=repeats)
         self._settlement.spend("received", messages)
 
     def drop_lost(self, message: ReceivedMessage) -> None:
@@ -137,7 +137,7 @@ class Intake:
             return self._choose(messages.decoded(), chosen)
         if count:
             sizes, settlement = list(compress(messages.sizes, left)), self._settlement
-            self._context.tally.received(self._backlog_queue, count)
+            self._context.tally.received(self._source_queue, count)
             settlement.held.note_size(max(sizes))
             settlement.spend_sizes("received", count, sizes)
             settlement.skip_kept(messages.keep(left))
@@ -160,7 +160,7 @@ class Intake:
         if not left:
             return messages
         skipped, repeats = self._unknown(left)
-        self._context.tally.received(self._backlog_queue, len(skipped), repeats=repeats)
+        self._context.tally.received(self._source_queue, len(skipped), repeats=repeats)
         settlement.held.note_size(max(map(get_size, skipped), default=0))
         settlement.spend("received", skipped)
         settlement.skip(skipped)
@@ -170,7 +170,7 @@ class Intake:
         return [each for each in messages if id(each) not in kept]
 
     def _unknown(self, messages: Sequence[ReceivedMessage]) -> tuple[Sequence[ReceivedMessage], int]:
-        """Return messages that are not being moved already, and that the primary does not have.
+        """Return messages that are not being moved already, and that the destination does not have.
 
         Also returns how many of them were delivered to this run before.
         """

@@ -1,4 +1,4 @@
-"""Interfaces between the mover and an engine: receive from a backlog queue, send, settle."""
+"""Interfaces between the mover and an engine: receive from a queue, send, settle."""
 
 from __future__ import annotations
 
@@ -116,12 +116,12 @@ class MessageSource(Protocol):
 
 
 SendOutcome: TypeAlias = Callable[[], Awaitable[None]]
-"""Waits until the primary accepts a whole batch that was sent. Raises InDoubt without an outcome."""
+"""Waits until the destination accepts a whole batch that was sent. Raises InDoubt without an outcome."""
 
 
 @dataclass(slots=True)
 class Batch:
-    """`count` encoded messages: the primary accepts all of them, or none.
+    """`count` encoded messages: the destination accepts all of them, or none.
 
     `format` is the message-format of `payload`: a batch's, or a single message's.
     """
@@ -145,7 +145,7 @@ class DestinationLink(Protocol):
 
 
 class Destination(Protocol):
-    """The primary as a destination. It takes two steps, so that only a batch that was sent can be in doubt.
+    """The namespace of the destinations. It takes two steps, so that only a batch that was sent can be in doubt.
 
     Errors, also of SendOutcome: Unavailable if a later try may work; ServiceRefused and EntityMissing if these
     messages will never be accepted; any other if no message would.

@@ -1,10 +1,10 @@
-"""The mover: messages go from a backlog queue to their destinations, at least once, through three one-way stages.
+"""The mover: messages go from a queue to their destinations, at least once, through three one-way stages.
 
 `intake` routes received messages, a `destination_sender` per destination sends them, `settlement` ends them in the
 backlog. No stage calls an earlier one; they share a `failure_latch`.
 
-Invariant: a delivery is completed in the backlog only after the primary accepted its message. Before that, the message
-stays in the backlog. After that, it may be delivered again, and the journal knows it.
+Invariant: a delivery is completed in the source only after the destination accepted its message. Before that, the
+message stays in the source. After that, it may be delivered again, and the journal knows it.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from sbpair.move.settlement import Settlement
 
 
 class Mover:
-    """The three stages of one backlog queue. Each accepted message ends in one bucket of the receipt."""
+    """The three stages of one queue. Each accepted message ends in one bucket of the receipt."""
 
     def __init__(
         self,
         source: MessageSource,
-        primary: Destination,
+        destination: Destination,
         tasks: asyncio.TaskGroup,
         context: MoveContext,
         skipped: SkippedMessages | None = None,
@@ -42,11 +42,11 @@ class Mover:
         self._latch = FailureLatch(source.interrupt)
         self._skipped = SkippedMessages() if skipped is None else skipped
         self._settlement = Settlement(source, tasks, context, self._latch, self._skipped)
-        route = router(context.ttl, self._service_ms, context.duplicate_window_ms)
+        route = router(context.ttl, self._service_ms, context.duplicate_window_ms, context.renames)
         new_sender = partial(
             DestinationSender,
-            backlog_queue=source.queue,
-            primary=primary if context.traced is None else context.traced(source.queue, primary),
+            source_queue=source.queue,
+            namespace=destination if context.traced is None else context.traced(source.queue, destination),
             route=route,
             settlement=self._settlement,
             context=context,
@@ -75,7 +75,7 @@ class Mover:
 
     @property
     def settlement_error(self) -> Unavailable | None:
-        """Why the backlog may not know the end of some messages."""
+        """Why the source may not know the end of some messages."""
         return self._settlement.error
 
     @property
@@ -153,7 +153,7 @@ class Mover:
 
     @property
     def refused(self) -> Sequence[ReceivedMessage]:
-        """Deliveries that ended since the backlog refused to dead-letter them: their link cannot settle them again."""
+        """Deliveries that ended since the source refused to dead-letter them: their link cannot settle them again."""
         return self._settlement.refused
 
     @property
@@ -162,7 +162,7 @@ class Mover:
         return self._settlement.unsettled
 
     def abandon_all(self) -> None:
-        """End everything held after the source has gone: the messages are in the backlog, and still locked."""
+        """End everything held after the connection has gone: the messages are in the source, and still locked."""
         self._intake.abandon_redeliveries()
         self._settlement.return_all()
         self._skipped.forget_locks()

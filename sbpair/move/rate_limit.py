@@ -104,25 +104,25 @@ class TokenBucket:
 
 
 class RateLimiter:
-    """`rate` is messages a second; `primary` and `secondary` are credits a second of each namespace; None is no limit.
+    """`rate` is messages a second; `source` and `destination` are credits a second of each namespace; None is no limit.
 
-    The sender passes a message's cost in credits of the primary: one, and one for each filter of its destination's
+    The sender passes a message's cost in credits of the destination: one, and one for each filter of its destination's
     subscriptions.
     """
 
     def __init__(
-        self, now: float, *, rate: float | None = None, primary: float | None = None, secondary: float | None = None
+        self, now: float, *, rate: float | None = None, source: float | None = None, destination: float | None = None
     ) -> None:
         self._rate = None if rate is None else TokenBucket(rate, now)
-        self._primary = None if primary is None else TokenBucket(primary, now)
-        self._secondary = None if secondary is None else TokenBucket(secondary, now)
+        self._source = None if source is None else TokenBucket(source, now)
+        self._destination = None if destination is None else TokenBucket(destination, now)
         self._throttle = _AdaptiveLimit(now)
         self._limits: dict[str, Limit] = {}
         self._waited: dict[str, float] = {}
         self._ends: dict[str, float] = {}
         self._wait_ends = -math.inf
 
-    # Messages into the primary.
+    # Messages into the destination.
 
     def max_batch(self, now: float, cost_each: float = 1.0) -> int:
         """Return the largest useful batch: half of a burst, so that a wait loses no time."""
@@ -145,25 +145,25 @@ class RateLimiter:
         self.count_sent(now + seconds, messages, cost_each)
         return seconds
 
-    # Messages out of the backlog.
+    # Messages out of the source.
 
     def receivable(self, now: float) -> int:
         """Return how many messages may be received now."""
-        if self._secondary is None:
+        if self._source is None:
             return _UNLIMITED
-        return max(0, int(self._secondary.level(now) / RECEIVE_CREDITS))
+        return max(0, int(self._source.level(now) / RECEIVE_CREDITS))
 
     def receive_delay(self, now: float) -> float:
         """Return the seconds until a message may be received."""
-        if self._secondary is None:
+        if self._source is None:
             return 0.0
-        seconds = self._secondary.delay(now, RECEIVE_CREDITS)
-        self._count_wait(now, seconds, Limit(self._secondary.rate / RECEIVE_CREDITS, _credits_option(self._secondary)))
+        seconds = self._source.delay(now, RECEIVE_CREDITS)
+        self._count_wait(now, seconds, Limit(self._source.rate / RECEIVE_CREDITS, _credits_option(self._source)))
         return seconds
 
     def received(self, now: float, messages: int) -> None:
-        if self._secondary is not None:
-            self._secondary.spend(now, messages * RECEIVE_CREDITS)
+        if self._source is not None:
+            self._source.spend(now, messages * RECEIVE_CREDITS)
 
     # The service.
 
@@ -179,7 +179,7 @@ class RateLimiter:
 
     def credits_spent(self) -> dict[str, float]:
         """Return the credits spent in each namespace whose credits are limited, by its side."""
-        buckets = {"primary": self._primary, "secondary": self._secondary}
+        buckets = {"primary": self._destination, "secondary": self._source}
         return {side: bucket.spent for side, bucket in buckets.items() if bucket is not None}
 
     # The limit at work.
@@ -212,7 +212,7 @@ class RateLimiter:
     def _sending(self, now: float, cost_each: float) -> list[tuple[TokenBucket, float, str]]:
         found = (
             (self._rate, 1.0, "--rate"),
-            (self._primary, cost_each, _credits_option(self._primary)),
+            (self._destination, cost_each, _credits_option(self._destination)),
             (self._throttle.bucket(now), 1.0, "throttling"),
         )
         return [(bucket, cost, by) for bucket, cost, by in found if bucket is not None]

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Self, cast
@@ -21,12 +21,12 @@ from sbpair.amqp.performatives import Outcome
 from sbpair.amqp_client.client import AmqpClient, SessionReceiver, lock_token
 from sbpair.amqp_client.raw_links import ACCEPTED, RELEASED, RawReceiver, dead_letter
 from sbpair.errors import MessageLockLost, SbpairError, SessionLockLost, TimedOut, Unavailable, Unreachable
+from sbpair.model.namespace_clock import ASSUMED_LOCK_SECONDS, MAX_LOCK_SECONDS, NamespaceClock
 from sbpair.move.filter import UndecodedMessages
 from sbpair.move.interface import Failures, KeptMessage, PeekedHeader, ReceivedMessage, get_lock_until
 from sbpair.move.message import envelope
 from sbpair.move.message.decode import Content, Decoder
 from sbpair.move.message.route import BACKLOG, Facts, MessageForm, field_getter
-from sbpair.move.peek.locked import ASSUMED_LOCK_SECONDS, MAX_LOCK_SECONDS
 from sbpair.runs.journal import NO_KEY, Key
 
 _MAX_RENEW = 100
@@ -49,11 +49,15 @@ MIN_LOCK_SECONDS = 5.0
 class ServiceClock:
     """`ahead_ms` is how far the service's clock is ahead of the local one, by the first lock."""
 
-    def __init__(self, lock_seconds: float | None = ASSUMED_LOCK_SECONDS) -> None:
+    def __init__(
+        self, lock_seconds: float | None = ASSUMED_LOCK_SECONDS, namespace: NamespaceClock | None = None
+    ) -> None:
         """Sample both clocks. A lock whose expiry makes no sense by the local clock lasts `lock_seconds`.
 
-        Without it, each lasts as long as the first one by the local clock.
+        Without it, each lasts as long as the first one by the local clock. The time goes to the clock of the
+        `namespace`, too.
         """
+        self._namespace, self._known_seconds = namespace, lock_seconds
         self.ahead_ms = 0
         self._lock_seconds = lock_seconds
         self._loop = asyncio.get_running_loop()
@@ -85,6 +89,8 @@ class ServiceClock:
         if until_ms:
             # A lock's expiry is some time in transit: the latest of all estimates is nearest to the truth.
             self._offset_ms = max(self._offset_ms, until_ms - 1000 * (lock_seconds + self._loop_time))
+            if self._namespace is not None:
+                self._namespace.observe_lock(until_ms / 1000, self._known_seconds)
         return self._loop_time + (left if 1.0 <= left <= lock_seconds else lock_seconds)
 
     def local_times(self, locks: Sequence[int]) -> dict[int, float]:
@@ -127,7 +133,7 @@ class RawSource:
         self._wire = wire
         self._receiver = receiver
         self._lock_seconds = lock_seconds
-        self._clock = ServiceClock(lock_seconds)
+        self._clock = ServiceClock(lock_seconds, wire.endpoint.clock)
         self._loop = asyncio.get_running_loop()
         self._decoder = Decoder(queue, form)
         self._facts_needed = False
@@ -162,7 +168,9 @@ class RawSource:
 
     @property
     def service_ms(self) -> int | None:
-        return self._clock.service_ms
+        """The service's time in ms since 1970, by locks or else by other answers; None before any."""
+        by_locks = self._clock.service_ms
+        return self._wire.endpoint.clock.known_ms() if by_locks is None else by_locks
 
     @property
     def error(self) -> SbpairError | None:
@@ -387,7 +395,21 @@ async def settle_left(
     return completed
 
 
-class SessionsSource(RawSource):
+class _UnlockedWithLink(RawSource):
+    """A source with sessions: what is locked ends with its link, and is never settled over another one."""
+
+    @property
+    def lost(self) -> Sequence[Delivery]:
+        return ()
+
+    async def unlock(self, deliveries: Sequence[Delivery]) -> None:
+        """Do nothing: the lock of a session ends with its link."""
+
+    async def settle_by_token(self, messages: Sequence[ReceivedMessage], outcome: Outcome) -> Failures:  # noqa: ARG002
+        return [(message, _CLOSED) for message in messages]
+
+
+class SessionsSource(_UnlockedWithLink):
     """A source with sessions, before one is locked: it can be peeked, and gives the next session."""
 
     @classmethod
@@ -410,41 +432,17 @@ class SessionsSource(RawSource):
     def error(self) -> SbpairError | None:
         return self._wire.error
 
-    @property
-    def lost(self) -> Sequence[Delivery]:
-        return ()
-
     def interrupt(self) -> None:
         """Do nothing: no receive waits."""
 
     async def stop(self) -> None:
         """Do nothing: nothing was received."""
 
-    async def unlock(self, deliveries: Sequence[Delivery]) -> None:
-        """Do nothing: the lock of a session ends with its link."""
 
-    async def settle_by_token(self, messages: Sequence[ReceivedMessage], outcome: Outcome) -> Failures:  # noqa: ARG002
-        return [(message, _CLOSED) for message in messages]
-
-
-class SessionSource(SessionsSource):
+class SessionSource(_UnlockedWithLink):
     """One locked session: an empty receive means that it has no more messages now."""
 
     _receiver: SessionReceiver
-
-    @property
-    def error(self) -> SbpairError | None:
-        return self._receiver.error
-
-    @property
-    def lost(self) -> Sequence[Delivery]:
-        return ()
-
-    def interrupt(self) -> None:
-        self._receiver.interrupt()
-
-    async def stop(self) -> None:
-        await RawSource.stop(self)
 
     def close(self) -> None:
         self._receiver.close()
@@ -470,7 +468,7 @@ class SessionSource(SessionsSource):
             message.lock_until = self._clock.local_time(until_ms)
 
 
-async def peek_queue(wire: AmqpClient, queue: str) -> AsyncIterator[list[PeekedHeader]]:
+async def peek_queue(wire: AmqpClient, queue: str) -> AsyncGenerator[list[PeekedHeader]]:
     """Peek all messages of a queue, locked ones included, page by page."""
     start = 0
     while page := await peek_headers(wire, queue, start):

@@ -245,6 +245,10 @@ class Tally:
         if len(self._doubtful) < MAX_DOUBTFUL:
             self._doubtful.append(named)
 
+    def doubtful_beyond(self, messages: int) -> None:
+        """Count further messages in doubt that are not named."""
+        self._doubtful_total += messages
+
     def stayed(self, named: NamedMessage) -> None:
         """Name a skipped message that stays for another reason than a filter."""
         self._stayed_total += 1

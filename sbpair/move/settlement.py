@@ -1,6 +1,6 @@
-"""The last stage of a mover: settles deliveries in the backlog, and counts each in one bucket of the receipt.
+"""The last stage of a mover: settles deliveries in the source, and counts each in one bucket of the receipt.
 
-Invariant: a delivery is completed only after the primary accepted its message, and after the journal recorded that.
+Invariant: a delivery is completed only after the destination accepted its message, and after the journal recorded that.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 DEAD_LETTER_TRIES = 3
-"""How often the backlog may refuse to dead-letter a message before it counts as unsettleable."""
+"""How often the source may refuse to dead-letter a message before it counts as unsettleable."""
 
 MAX_UNSETTLED = 10_000
 """Limit of remembered deliveries that ended without a confirmation. The locks of others expire by themselves."""
@@ -92,7 +92,7 @@ class BatchSend:
 class Settlement:
     """Held messages, and each way in which a delivery ends.
 
-    `error` is why the backlog may not know the end of some messages. `unsettled` are deliveries that ended without a
+    `error` is why the source may not know the end of some messages. `unsettled` are deliveries that ended without a
     confirmation, and are perhaps still locked; `refused`, those that could not be dead-lettered.
     """
 
@@ -139,7 +139,7 @@ class Settlement:
         """Return a future that is done once a held delivery has ended."""
         return self._ends.setdefault(id(message), asyncio.get_running_loop().create_future())
 
-    # Accepted by the primary.
+    # Accepted by the destination.
 
     def record_accepted(self, destination: str, batches: Sequence[BatchSend]) -> None:
         """Count batches as sent, and complete their messages soon after `settle_soon`."""
@@ -150,11 +150,11 @@ class Settlement:
         self._context.journal.note_accepted([batch.number for batch in batches])
 
     def end_already_sent(self, message: ReceivedMessage) -> None:
-        """End a delivery, without completing it, whose message the primary accepted before."""
+        """End a delivery, without completing it, whose message the destination accepted before."""
         self._end(message, "already_sent")
 
     def complete_already_sent(self, message: ReceivedMessage) -> None:
-        """Complete a message that the primary accepted before."""
+        """Complete a message that the destination accepted before."""
         self._context.tally.ended(self._source.queue, "already_sent")
         self._spawn(self._complete([message]), message)
 
@@ -162,7 +162,7 @@ class Settlement:
         try:
             await self._context.journal.flush()
         except SbpairError as error:
-            # The primary has them all the same; but nothing more is sent.
+            # The destination has them all the same; but nothing more is sent.
             self._latch.fail(error)
         await self._complete(messages)
 
@@ -188,14 +188,14 @@ class Settlement:
         self._spawn(self._dead_letter(message, decision), message)
 
     async def release(self, messages: list[ReceivedMessage]) -> None:
-        """Unlock messages. If that fails, they are back in the backlog once their locks expire."""
+        """Unlock messages. If that fails, they are back in the source once their locks expire."""
         self.spend("received", messages)
         self._log_failures("released", await self._source.release(messages))
         for message in messages:
             self.count_returned(message)
 
     def skip(self, messages: Sequence[ReceivedMessage], reason: str | None = None) -> None:
-        """Keep messages in the backlog, locked until the run ends.
+        """Keep messages in the source, locked until the run ends.
 
         With a `reason`, each is named in the receipt, and may be held; without, none is held. Beyond the limit they
         are released, and the run ends.
@@ -219,7 +219,7 @@ class Settlement:
         return count <= self._context.max_skipped - self._context.tally.skipped
 
     def skip_kept(self, kept: Sequence[KeptMessage]) -> None:
-        """Keep messages in the backlog, as `skip` does, for which there is room."""
+        """Keep messages in the source, as `skip` does, for which there is room."""
         self.skipped.add_kept(kept)
         self._context.tally.ended(self._source.queue, "skipped", len(kept))
 
@@ -233,12 +233,12 @@ class Settlement:
         self._context.tally.spent("received", await self.skipped.release_all())
 
     def count_returned(self, message: ReceivedMessage) -> None:
-        """End a delivery that is back in the backlog: as released, or in doubt. No-op if it ended before."""
+        """End a delivery that is back in the source: as released, or in doubt. No-op if it ended before."""
         if message not in self.held:
             return
         key = message.key
         if self._context.journal.was_accepted(key):
-            self._end(message, None)  # counted when the primary accepted it
+            self._end(message, None)  # counted when the destination accepted it
             return
         self._context.journal.note_returned([key])
         self._end(message, "in_doubt" if id(message) in self._in_doubt else "released")
@@ -253,7 +253,7 @@ class Settlement:
                 self._context.tally.doubtful(_named(message, why))
 
     async def end_held(self) -> None:
-        """Complete messages that the primary accepted, and release the others."""
+        """Complete messages that the destination accepted, and release the others."""
         accepted = [message for message in self.held if self._context.journal.was_accepted(message.key)]
         if accepted:
             await self._complete_accepted(accepted)
@@ -261,7 +261,7 @@ class Settlement:
             await self.release(rest)
 
     def return_all(self) -> None:
-        """End everything held: the messages are in the backlog, and locked until their locks expire."""
+        """End everything held: the messages are in the source, and locked until their locks expire."""
         self.unsettled += self.held
         for message in self.held:
             self.count_returned(message)
@@ -342,7 +342,7 @@ def _named(message: ReceivedMessage, reason: str) -> NamedMessage:
 class SettlementBuffer:
     """Accepted messages among `held` that wait to be completed together; `settle` gets those.
 
-    Destinations take turns in a backlog, and one disposition completes a contiguous range of deliveries. So accepted
+    Destinations take turns in a source, and one disposition completes a contiguous range of deliveries. So accepted
     messages wait a little for those between them.
     """
 

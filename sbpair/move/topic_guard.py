@@ -7,14 +7,18 @@ source, and its rules are read again before the next try.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
+from sbpair import backlog
 from sbpair.amqp.message import Sections
 from sbpair.errors import EntityMissing, NetworkRefused, NotAuthorized, ProtocolError, SbpairError, Unavailable
+from sbpair.model.entities import subscription_of
 from sbpair.rules.filters import Unknowable
 from sbpair.rules.view import MessageView
 
@@ -26,6 +30,8 @@ if TYPE_CHECKING:
     from sbpair.rules.filters import TopicFilters
     from sbpair.rules.values import Instant, Truth
     from sbpair.runs.journal import Key
+
+log = logging.getLogger(__name__)
 
 REREAD_SECONDS = 300.0
 """How long the rules of a topic are used that takes its messages."""
@@ -63,7 +69,8 @@ class ArrivingMessage(MessageView):
 class TopicGuard:
     """`limit` is how many messages a run may send that no subscription takes; None for all. `tally` counts them.
 
-    `on_unchecked` is told once why rules cannot be read. `hint` says what to do about a held destination.
+    `on_unchecked` is told once why rules cannot be read. `hint` says what to do about a held destination. With
+    `kept_out`, destinations that forward to the backlog of that primary are held, too.
     """
 
     def __init__(
@@ -73,7 +80,9 @@ class TopicGuard:
         limit: int | None = 0,
         on_unchecked: Callable[[str], object] = lambda _why: None,
         hint: str = HINT,
+        kept_out: str = "",
     ) -> None:
+        self._kept_out = kept_out
         self._hint = hint
         self._destinations = destinations
         self._tally = tally
@@ -108,6 +117,12 @@ class TopicGuard:
         return filters
 
     async def _ask(self, destination: str, known: tuple[TopicFilters | None, float] | None) -> TopicFilters | None:
+        if self._kept_out:
+            leads_back = partial(backlog.under_prefix, self._kept_out)
+            if leads_back(destination):
+                _refuse_way([destination])
+            if self._may_ask:
+                _refuse_way(await self._destinations.way_to(destination, leads_back))
         if not self._may_ask:
             return None
         try:
@@ -155,6 +170,15 @@ class TopicGuard:
             if pending and (found := pending.intersection(keys)):
                 pending.difference_update(found)
                 counted[destination] += len(found)
+
+
+def _refuse_way(way: Sequence[str]) -> None:
+    """Raise for a way back to the backlog; warn of one through a topic, whose other subscriptions get messages."""
+    text = f"its messages would come back to the backlog: {' -> '.join(way)}"
+    if any(map(subscription_of, way)):
+        log.warning("%s", text)
+    elif way:
+        raise Unavailable(text, hint="change the forwarding, or choose another entity with --map")
 
 
 def takes(filters: TopicFilters, payload: bytes) -> Truth:

@@ -11,7 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from sbpair.errors import UsageError
-from sbpair.model.pair import Ends
+from sbpair.model.pair import Ends, Pair
 from sbpair.runs.database import RunDatabase, state_if_any
 from sbpair.runs.run_log import LIVE, RunOutcome, RunRecord, find_run, read_run
 
@@ -97,7 +97,7 @@ def _wait(state: RunDatabase, run: RunRecord, wanted: Wanted, seconds: float) ->
     return run
 
 
-def pause(pair: Ends, run: str, *, state: Path, seconds: float = CONFIRM_SECONDS) -> RunRecord:
+def pause(pair: Pair | Ends, run: str, *, state: Path, seconds: float = CONFIRM_SECONDS) -> RunRecord:
     """Pause a run of the pair whose state is in that directory: it keeps its leases and connections, and no message.
 
     Waits up to `seconds` for the run's confirmation: its outcome is then `paused`. Raises UsageError if it is not live.
@@ -105,18 +105,19 @@ def pause(pair: Ends, run: str, *, state: Path, seconds: float = CONFIRM_SECONDS
     return _change(pair, run, state, Wanted.PAUSED, seconds)
 
 
-def resume(pair: Ends, run: str, *, state: Path, seconds: float = CONFIRM_SECONDS) -> RunRecord:
+def resume(pair: Pair | Ends, run: str, *, state: Path, seconds: float = CONFIRM_SECONDS) -> RunRecord:
     """Let a paused run go on, as `pause` does: its outcome is then `running`."""
     return _change(pair, run, state, Wanted.RUNNING, seconds)
 
 
-def cancel(pair: Ends, run: str, *, state: Path, seconds: float = CANCEL_SECONDS) -> RunRecord:
+def cancel(pair: Pair | Ends, run: str, *, state: Path, seconds: float = CANCEL_SECONDS) -> RunRecord:
     """Stop a run as an interruption does, and wait up to `seconds` for its end: its outcome is then `stopped`."""
     return _change(pair, run, state, Wanted.CANCELLED, seconds)
 
 
-def _change(pair: Ends, run_id: str, directory: Path, wanted: Wanted, seconds: float) -> RunRecord:
-    with state_if_any(directory, pair) or nullcontext() as state:
+def _change(pair: Pair | Ends, run_id: str, directory: Path, wanted: Wanted, seconds: float) -> RunRecord:
+    ends = pair.ends if isinstance(pair, Pair) else pair
+    with state_if_any(directory, ends) or nullcontext() as state:
         return request(state, run_id, wanted, seconds)[1]
 
 

@@ -23,7 +23,8 @@ from urllib.parse import quote
 
 from sbpair.errors import MachineLacks, SbpairError, StateRefused
 from sbpair.model.pair import Endpoint, Ends
-from sbpair.operating_system import files
+from sbpair.operating_system import files, ownership
+from sbpair.operating_system.shortages import shortage_of
 
 log = logging.getLogger(__name__)
 
@@ -81,9 +82,17 @@ class FileFormat:
         return StateRefused(f"{path} is broken: {reason.splitlines()[0]}", hint=self.if_broken)
 
     def translate(self, path: Path, error: Exception) -> SbpairError:
-        """Return StateRefused for a broken file, MachineLacks for anything else that SQLite reports."""
+        """Return StateRefused for a broken file, MachineLacks for anything else that SQLite reports.
+
+        Raises StateRefused for a change that root would make to the file of another user.
+        """
         if result_code(error) in BROKEN:
             return self.broken(path, str(error))
+        if (lack := shortage_of(error, str(path))) is not None:
+            return lack
+        if result_code(error) == sqlite3.SQLITE_READONLY:
+            with suppress(OSError):
+                ownership.check_owner(path)
         if result_code(error) in LOCKED:
             return MachineLacks(f"another process keeps {path} locked", hint=f"end that process, or {self.elsewhere}")
         return MachineLacks(
@@ -113,6 +122,8 @@ class SqliteFile:
     ) -> None:
         self.path = path
         self._format = file_format
+        if mode != "memory":
+            ownership.check_sqlite_file(path, writes=mode == "rw")
         with self.errors():
             self._db = connect(path, mode, busy_seconds=busy_seconds, any_thread=any_thread)
             try:
@@ -217,7 +228,7 @@ def result_code(error: Exception) -> int:
 
 
 def create_private(path: Path, *, durable: bool = False) -> None:
-    """Create an empty file that only this user can read; leave an existing one alone. Raises OSError.
+    """Create an empty file that only this user can read; leave an existing one alone. Raises StateRefused, OSError.
 
     SQLite gives the files it puts beside this one the same mode. `durable` syncs the directory entry.
     """
@@ -244,7 +255,7 @@ MAX_LOG_BYTES = 4 * 1024 * 1024
 FORMAT = FileFormat(
     name="state",
     application_id=0x5B9A1204,
-    version=3,
+    version=5,
     schema=(
         "CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
         """CREATE TABLE runs (id TEXT PRIMARY KEY, command TEXT NOT NULL, started_ms INTEGER NOT NULL, ended_ms INTEGER,
@@ -252,6 +263,7 @@ FORMAT = FileFormat(
         # One row, the last opener of the journal: so the batches of all openers have distinct numbers.
         "CREATE TABLE journals (number INTEGER PRIMARY KEY AUTOINCREMENT)",
         # A row is a batch; `keys` is the JSON of three lists: sequence numbers, enqueued times (ms), message ids.
+        # `at_ms` is the service's time when it was sent, or first known after that; 0 while unknown.
         """CREATE TABLE flights (id INTEGER PRIMARY KEY, run TEXT NOT NULL, namespace TEXT NOT NULL,
         queue TEXT NOT NULL, destination TEXT NOT NULL, state INTEGER NOT NULL, at_ms INTEGER NOT NULL,
         keys TEXT NOT NULL)""",
@@ -265,6 +277,13 @@ FORMAT = FileFormat(
         ),
         # The state in which others want a live run, and the one that it has confirmed.
         3: ("CREATE TABLE controls (run TEXT PRIMARY KEY, wanted TEXT NOT NULL, state TEXT NOT NULL) WITHOUT ROWID",),
+        # Earlier versions wrote the local time, which may be wrong.
+        4: ("UPDATE flights SET at_ms = 0",),
+        # The namespace that a batch is for: what one has accepted is sent to another.
+        5: (
+            "ALTER TABLE flights ADD COLUMN destination_namespace TEXT NOT NULL DEFAULT ''",
+            "UPDATE flights SET destination_namespace = (SELECT value FROM meta WHERE name = 'primary')",
+        ),
     },
     elsewhere="pass --state DIR for another directory",
     if_broken="move it away: messages that were in flight when it broke may then arrive twice",
@@ -283,7 +302,7 @@ def now_ms() -> int:
 class RunDatabase(SqliteFile):
     """The open state of a pair. Other files of the pair lie in the same `directory`."""
 
-    def __init__(self, directory: Path, pair: Ends, *, mode: str = "rw") -> None:
+    def __init__(self, directory: Path, ends: Ends, *, mode: str = "rw") -> None:
         """Open the state of a pair; create it first if it does not exist.
 
         Raises StateRefused for a file of another pair, MachineLacks if this machine does not permit it.
@@ -292,12 +311,15 @@ class RunDatabase(SqliteFile):
         path = directory / FILE_NAME
         self._log = f"{path}-wal"
         self._fold_at = MAX_LOG_BYTES
-        make_directory(directory)
         try:
-            create_private(path)
+            if mode == "rw":
+                make_directory(directory)
+                create_private(path)
+            else:
+                ownership.check_owner(directory, writes=False)
         except OSError as error:
             raise unusable(path, error) from error
-        super().__init__(path, FORMAT, identity(pair).items(), mode=mode)
+        super().__init__(path, FORMAT, identity(ends).items(), mode=mode)
         self._db.execute("PRAGMA wal_autocheckpoint = 0")
         # In KB instead of the default 2 000: what is written is rarely read again.
         self._db.execute("PRAGMA cache_size = -200")
@@ -360,17 +382,18 @@ class StateOwner(NamedTuple):
         return state_if_any(self.directory, self.ends)
 
 
-def state_if_any(directory: Path, pair: Ends) -> RunDatabase | None:
+def state_if_any(directory: Path, ends: Ends) -> RunDatabase | None:
     """Open the state of a pair, or return None if it does not exist; create nothing.
 
-    One that cannot be written is open for reading.
+    One that cannot be written is open for reading, and that of another user, for root.
     """
-    if directory.is_file():
-        raise unusable(directory, FileExistsError())
     path = directory / FILE_NAME
     try:
-        return RunDatabase(directory, pair, mode=_mode_of(path)) if path.exists() else None
-    except PermissionError as error:
+        if directory.is_file():
+            raise FileExistsError
+        ownership.check_owner(directory, writes=False)
+        return RunDatabase(directory, ends, mode=_mode_of(path)) if path.exists() else None
+    except OSError as error:
         raise unusable(directory, error) from error
 
 
@@ -380,29 +403,45 @@ def _mode_of(path: Path) -> str:
     Without a log beside it, no other process has it open. One that begins now changes the log first, and the file when
     it ends: what is read at that moment may be reported as broken, and nothing is changed.
     """
-    is_writable = os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
-    return "rw" if is_writable or path.with_name(f"{path.name}-wal").exists() else IMMUTABLE
+    is_foreign = ownership.is_foreign_to_root(path)
+    is_writable = os.access(path, os.W_OK) and os.access(path.parent, os.W_OK) and not is_foreign
+    if is_writable or path.with_name(f"{path.name}-wal").exists():
+        return "ro" if is_foreign else "rw"
+    return IMMUTABLE
+
+
+WRITABLE = "pass --state DIR for a writable directory"
 
 
 def make_directory(directory: Path) -> None:
-    """Create a directory that only this user can read. An existing one keeps its mode."""
+    """Create a directory that only this user can read. An existing one keeps its mode.
+
+    Raises StateRefused for one that others can change, or where root would write to another user's; MachineLacks.
+    """
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        above = directory.parent
+        ownership.check_owner(directory if directory.exists() or above.name != files.NAME else above)
+        ownership.check_new(directory)
+        files.make_directories(directory)
     except OSError as error:
         raise unusable(directory, error) from error
 
 
 def unusable(path: Path, error: OSError) -> MachineLacks:
     """Return the error for a file or directory of the state that cannot be used."""
+    if (lack := shortage_of(error, str(path))) is not None:
+        return lack
     why = "it is not a directory" if isinstance(error, FileExistsError) else error.strerror
-    return MachineLacks(f"{path} cannot be used for state: {why}", hint="pass --state DIR for a writable directory")
+    ways = (ownership.obstacle(path) if isinstance(error, PermissionError) else "", WRITABLE)
+    return MachineLacks(f"{path} cannot be used for state: {why}", hint=", or ".join(filter(None, ways)))
 
 
-def identity(pair: Ends) -> dict[str, str]:
+def identity(ends: Ends) -> dict[str, str]:
     """Return the identity of a pair: its two namespaces, whatever its local name is."""
-    return {"primary": _address(pair.primary), "secondary": _address(pair.secondary)}
+    return {"primary": namespace_id(ends.destination), "secondary": namespace_id(ends.source)}
 
 
-def _address(endpoint: Endpoint) -> str:
+def namespace_id(endpoint: Endpoint) -> str:
+    """Return what identifies a namespace in files: its address."""
     # The port of an emulator changes with each start.
     return (endpoint.name if endpoint.emulator else endpoint.authority).lower()

@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Self
 from urllib.parse import quote, urlsplit
 
-from sbpair.errors import LeaseHeld, LeaseLost, MachineLacks
+from sbpair.errors import Exhausted, LeaseHeld, LeaseLost, MachineLacks, StateRefused, Unsafe
 from sbpair.model.pair import AMQPS_PORT, Ends, is_loopback
-from sbpair.operating_system import file_lock
+from sbpair.operating_system import file_lock, ownership
 from sbpair.operating_system.files import user_directory
+from sbpair.operating_system.shortages import shortage_of
 from sbpair.runs.database import make_directory, now_ms, unusable
 
 log = logging.getLogger(__name__)
@@ -36,25 +37,30 @@ _HELD_HINT = "wait for it or stop it; with --no-lease both run, and ordering bet
 
 
 class Lock:
-    """A file locked by this process until it ends. Raises BlockingIOError if another process holds the lock."""
+    """A file locked by this process until it ends. Raises BlockingIOError if another process holds the lock.
+
+    Raises StateRefused for a file that another user made or can change, MachineLacks if it cannot be used.
+    """
 
     def __init__(self, path: Path, content: str = "") -> None:
         self._path = path
         try:
+            ownership.check_not_shared(path.parent, path.parent.stat())
+            ownership.check_owner(path)
             self._file = file_lock.open_lock_file(path, create=True)
         except OSError as error:
             raise unusable(path, error) from error
         try:
+            ownership.check_lock_file(path, self._file)
             file_lock.lock(self._file)
             os.ftruncate(self._file, 0)
             os.write(self._file, content.encode())
             self._is = os.fstat(self._file)
-        except BlockingIOError:
+        except BaseException as error:
             os.close(self._file)
+            if isinstance(error, OSError) and not isinstance(error, BlockingIOError):
+                raise unusable(path, error) from error
             raise
-        except OSError as error:
-            os.close(self._file)
-            raise unusable(path, error) from error
 
     def empty(self) -> None:
         """Give back the room of the content."""
@@ -125,7 +131,7 @@ MACHINE = "this machine"
 class MachineName:
     """A name that keeps the user's other processes away until `release`, whatever their environment says.
 
-    Raises LeaseHeld, and OSError where names are forbidden.
+    Raises LeaseHeld, StateRefused if another user has it, and OSError where names are forbidden.
     """
 
     def __init__(self, name: str, moved: str) -> None:
@@ -133,20 +139,29 @@ class MachineName:
         try:
             self._taken = file_lock.take_name(full)
         except BlockingIOError:
-            holder = file_lock.holder_of_name(full)
-            raise LeaseHeld(
-                f"{'another process' if holder is None else f'process {holder}'} is moving messages of {moved}",
-                hint=_HELD_HINT,
-            ) from None
+            raise _name_taken(file_lock.holder_of_name(full), moved) from None
 
     def release(self) -> None:
         if self._taken is not None:
             self._taken.close()
 
 
+def _name_taken(holder: tuple[int, int | None] | None, moved: str) -> Unsafe:
+    if holder is None:
+        return LeaseHeld(f"another process is moving messages of {moved}", hint=_HELD_HINT)
+    process, user = holder
+    if user is None:
+        return LeaseHeld(f"process {process} is moving messages of {moved}", hint=_HELD_HINT)
+    return StateRefused(
+        f"process {process} of {ownership.user_name(user)} has taken the name by which movers of {moved} exclude each"
+        " other",
+        hint="let root end that process; with --no-lease movers of this user do not exclude each other",
+    )
+
+
 @contextmanager
 def hold_machine_leases(
-    pair: Ends, directory: Path | None, run: str, source: str | None = None
+    ends: Ends, directory: Path | None, run: str, source: str | None = None
 ) -> Iterator[Callable[[], None]]:
     """Hold the lease of the pair's namespaces and, if given, that of the state directory. Yields their check.
 
@@ -157,16 +172,20 @@ def hold_machine_leases(
     theirs, and a machine with a read-only home can still move messages. Raises LeaseHeld, and MachineLacks for
     `directory`.
     """
-    moved, name = source or "this pair", lease_name(pair, source)
+    moved, name = source or "this pair", lease_name(ends, source)
     with ExitStack() as stack:
         leases = []
         try:
             leases.append(stack.enter_context(Lease(lease_directory(os.environ), run, name, moved=moved)))
+        except Exhausted:
+            raise  # for a moment: other movers may have their leases
         except (MachineLacks, RuntimeError) as error:
             log.warning("movers with another --state are not kept off this pair: %s", error)
         try:
             stack.callback(MachineName(name, moved).release)
         except OSError as error:
+            if (lack := shortage_of(error, "the name of the lease")) is not None:
+                raise lack from error
             log.warning("movers with another home are not kept off this pair: %s", error.strerror)
         if directory is not None:
             file = FILE_NAME if source is None else f"{FILE_NAME}-{name_digest(name)}"
@@ -184,16 +203,25 @@ def lease_directory(environ: Mapping[str, str]) -> Path:
     return user_directory("state", environ)[0] / DIRECTORY
 
 
-def lease_name(pair: Ends, source: str | None = None) -> str:
+def lease_name(ends: Ends, source: str | None = None) -> str:
     """Return the name of a pair's file. Movers of the same queues have the same, whatever they call the pair.
 
     That of a `source` stands for one entity of the secondary.
     """
-    secondary = urlsplit(f"//{pair.secondary.authority}")
+    secondary = urlsplit(f"//{ends.source.authority}")
     host = (secondary.hostname or "").rstrip(".")
     port = "" if secondary.port in (None, AMQPS_PORT) else f"-{secondary.port}"
     where = f"{'localhost' if is_loopback(host) else quote(host)}{port}"
-    return f"{pair.primary.name.lower()}+{where}" if source is None else f"{where}+{name_digest(source.lower())}"
+    return f"{ends.backlog_of.lower()}+{where}" if source is None else f"{where}+{name_digest(source.lower())}"
+
+
+def lease_holder(ends: Ends) -> str:
+    """Return the process of this user that moves messages of the pair on this machine; "" if none is known."""
+    try:
+        path = lease_directory(os.environ) / lease_name(ends)
+        return _holder(path) if is_locked(path) else ""
+    except (MachineLacks, RuntimeError):
+        return ""
 
 
 def name_digest(text: str) -> str:

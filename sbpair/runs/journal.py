@@ -1,9 +1,11 @@
-"""The journal of a run: messages accepted by the primary but not yet completed in the backlog, and messages in doubt.
+"""The journal of a run: messages that their destination accepted, not yet completed in the backlog, and those in doubt.
 
-Invariants: a batch is on disk before it is sent, and again when the primary has accepted it. After a crash, accepted
+Invariants: a batch is on disk before it is sent, and again when its destination accepted it. After a crash, accepted
 messages are completed without a second send, and only the batches then in flight are in doubt. A message counts as
-accepted only if all five parts of its key match. A doubt stays open on disk until a run that ended its message, by a
-send or otherwise, has named it in its receipt.
+accepted only if all five parts of its key match, and only for the namespace that accepted it: a run to another one
+sends it again, and both acceptances stay on disk. A doubt stays open on disk until a run that ended its message, by a
+send or otherwise, has named it in its receipt. No entry grows old by the local clock, which may be wrong: its age is
+the service's time now, less the service's time when its batch was sent, or when a run first knew that time.
 """
 
 from __future__ import annotations
@@ -16,10 +18,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, KeysView, 
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, count, islice, repeat
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
 
 from sbpair.errors import SbpairError
-from sbpair.runs.database import now_ms
 
 if TYPE_CHECKING:
     from sbpair.runs.database import Change, Row, RunDatabase
@@ -52,17 +53,19 @@ def message_keys(namespace: str, facts: Sequence[tuple[Any, ...]]) -> list[Key]:
 
 @dataclass(frozen=True, slots=True)
 class Doubt:
-    """A message sent without an outcome: the primary may have it. `run` is the run that sent it."""
+    """A message that a namespace may have, or has, besides this run's destination. `run` is the run that sent it."""
 
-    run: str
-    queue: str
-    sequence_number: int
-    message_id: str | None
-    destination: str
+    run: Annotated[str, "Run that sent it"]
+    queue: Annotated[str, "Queue that it came from"]
+    sequence_number: Annotated[int, "Its sequence number there", {"minimum": -(2**63)}]
+    message_id: Annotated[str | None, "Its message id; null for none"]
+    destination: Annotated[str, "Its destination"]
+    namespace: Annotated[str, "Namespace of the destination"] = ""
 
 
 class OpenDoubts:
-    """Batches in doubt by their number, and which of their messages ended in this run. A `limit` bounds the messages.
+    """Batches of earlier sends by their number, in doubt or accepted by another namespace, and which of their messages
+    ended in this run. A `limit` bounds the messages.
 
     A message ends when it is sent again and accepted, completed, or dead-lettered.
     """
@@ -76,13 +79,16 @@ class OpenDoubts:
     def __bool__(self) -> bool:
         return bool(self._open or self._ended)
 
-    def add(self, batch: int, keys: Sequence[Key], run: str, destination: str) -> None:
+    def __contains__(self, key: Key) -> bool:
+        return key in self._open or key in self._ended
+
+    def add(self, batch: int, keys: Sequence[Key], run: str, destination: str, namespace: str) -> None:
         """Add a batch in doubt. Beyond the limit, no more is added: such a message is not named again."""
         if len(self._open) + len(keys) <= self._limit:
             self._batches[batch] = keys
             for key in keys:
                 self._ended.pop(key, None)
-                self._open[key] = Doubt(run, key[1], key[2], key[4], destination)
+                self._open[key] = Doubt(run, key[1], key[2], key[4], destination, namespace)
 
     def end(self, keys: Iterable[Key], *, sent: bool) -> None:
         """Record that messages ended. `sent`: by another send, which the primary accepted."""
@@ -113,21 +119,26 @@ never return.
 """
 
 REMEMBERED_DAYS = 30
-"""How long an accepted message is remembered across runs: longer than any syphon stays interrupted."""
+"""How long an accepted message is remembered across runs, at least: the last of them has named it in its receipt."""
 
 MAX_OPENERS = 1 << 31
 """The number of a batch has that of its opener in the high half: SQLite has no integers of more than 64 bits."""
 
-SENDING, ACCEPTED, DOUBTFUL, NAMED = 0, 1, 2, 3
-"""The state of a batch: no outcome yet; accepted by the primary; no outcome received; the same, but its messages ended
-in a run whose receipt names them.
+SENDING, ACCEPTED, DOUBTFUL, NAMED, TWICE = 0, 1, 2, 3, 4
+"""The state of a batch: no outcome yet; accepted by the destination; no outcome received; the same, but its messages
+ended in a run whose receipt names them; accepted, and by another namespace, too, as a receipt says.
 """
 
-INSERT = "INSERT INTO flights VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+INSERT = "INSERT INTO flights VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 UPDATE = "UPDATE flights SET state = ? WHERE id = ?"
 DELETE = "DELETE FROM flights WHERE id = ?"
+STAMP = "UPDATE flights SET at_ms = ? WHERE at_ms = 0"
+FORGET = "DELETE FROM flights WHERE state = ? AND at_ms BETWEEN 1 AND ?"
 KEEP = "UPDATE flights SET keys = ? WHERE id = ?"
-SPLIT = "INSERT INTO flights SELECT ?, run, namespace, queue, destination, ?, at_ms, ? FROM flights WHERE id = ?"
+SPLIT = (
+    "INSERT INTO flights SELECT ?, run, namespace, queue, destination, ?, at_ms, ?, destination_namespace"
+    " FROM flights WHERE id = ?"
+)
 
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -145,23 +156,28 @@ class Journal:
         state: RunDatabase | None = None,
         *,
         run: str = "",
+        destination_namespace: str = "",
         earlier_doubts: Iterable[Doubt] = (),
         unreported: Collection[str] = (),
         may_send: Callable[[], None] = lambda: None,
         limit: int = MAX_REMEMBERED,
-        clock_ms: Callable[[], int] = now_ms,
+        service_ms: Callable[[], int | None] = lambda: None,
     ) -> None:
-        """Load the entries of earlier runs. `earlier_doubts` are messages they left in doubt; `in_doubt` includes them.
+        """Load the entries of earlier runs. `destination_namespace` is the `namespace_id` of this run's destination.
+
+        `earlier_doubts` are messages they left in doubt; `in_doubt` includes them.
 
         `unreported` are runs whose accepted messages no receipt has named: `unconfirmed` includes those.
-        `may_send` is called before each batch, and raises if nothing may be sent, for good or for now.
+        `may_send` is called before each batch, and raises if nothing may be sent, for good or for now. `service_ms`
+        returns the service's time in ms since 1970, None while it is unknown.
         """
         self._state = state
         self._run = run
+        self._destination_namespace = destination_namespace
         self._left_behind = tuple(earlier_doubts)
         self.may_send = may_send
         self._limit = limit
-        self._clock_ms = clock_ms
+        self._service_ms = service_ms
         self._numbers = count()
         self._sending: dict[int, tuple[Sequence[Key], str]] = {}
         self._accepted: dict[Key, int] = {}
@@ -170,7 +186,12 @@ class Journal:
         self._returned: dict[Key, None] = {}
         self._doubts: dict[Key, Doubt] = {}
         self._open_doubts = OpenDoubts(limit)
+        self._elsewhere = OpenDoubts(2 * limit)
+        self._completed_twice: dict[Key, None] = {}  # completed, and accepted elsewhere, too
         self._named = False
+        self.forgotten: list[Key] = []
+        """Messages such as those of `unconfirmed`, that the limit forgot: the first ones of `forgotten_total`."""
+        self.forgotten_total = 0
         self._turn: asyncio.Future[None] | None = None
         self._folding: asyncio.Future[None] | None = None
         # Not on disk yet: new batches, changed states, and deletions. A crash that loses the last two leaves too much
@@ -178,6 +199,7 @@ class Journal:
         self._new: dict[int, Row] = {}
         self._changed: list[tuple[int, int]] = []
         self._deleted: list[tuple[int]] = []
+        self._has_unstamped = False  # an entry without the service's time
         if state is not None:
             self._load(state, unreported)
 
@@ -193,8 +215,10 @@ class Journal:
             self._sending[number] = keys, destination
             if self._state is not None:
                 namespace, queue = keys[0][:2]
-                row = (number, self._run, namespace, queue, destination, SENDING, self._clock_ms(), _encode_keys(keys))
-                self._new[number] = row
+                at_ms = self._service_ms() or 0
+                sent = (SENDING, at_ms, _encode_keys(keys), self._destination_namespace)
+                self._new[number] = (number, self._run, namespace, queue, destination, *sent)
+                self._has_unstamped = self._has_unstamped or not at_ms
         return numbers
 
     def note_accepted(self, batches: Sequence[int]) -> None:
@@ -207,6 +231,8 @@ class Journal:
             self._remember(batch, keys)
             if self._open_doubts:
                 self._open_doubts.end(keys, sent=True)
+            if self._elsewhere:
+                self._elsewhere.end(keys, sent=True)
             if self._returned:
                 for key in keys:
                     self._returned.pop(key, None)
@@ -261,10 +287,11 @@ class Journal:
             self._drop(batch)  # already in doubt
             return
         for key in keys:
-            self._doubts.setdefault(key, Doubt(self._run, key[1], key[2], key[4], destination))
+            doubt = Doubt(self._run, key[1], key[2], key[4], destination, self._destination_namespace)
+            self._doubts.setdefault(key, doubt)
         _trim(self._doubts, self._limit)
         if self._state is not None:
-            self._open_doubts.add(batch, keys, self._run, destination)
+            self._open_doubts.add(batch, keys, self._run, destination, self._destination_namespace)
             self._changed.append((DOUBTFUL, batch))
 
     def note_completed(self, keys: Sequence[Key]) -> None:
@@ -274,6 +301,13 @@ class Journal:
         if self._returned:
             for key in keys:
                 self._returned.pop(key, None)
+        if self._elsewhere:
+            both = dict.fromkeys(key for key in keys if key in self._elsewhere and key in self._accepted)
+            self._completed_twice |= both
+            keys = [key for key in keys if key not in both]
+        self._forget_accepted(keys)
+
+    def _forget_accepted(self, keys: Iterable[Key]) -> None:
         batches = list(map(self._accepted.pop, keys, repeat(None)))
         for batch in dict.fromkeys(batches):  # few: `count` is faster than a Counter
             if batch is not None:
@@ -285,7 +319,7 @@ class Journal:
         _trim(self._returned, self._limit)
 
     def was_accepted(self, key: Key) -> bool:
-        """Return whether the primary has the message, from this run or an earlier one."""
+        """Return whether the destination has the message, from this run or an earlier one."""
         return key in self._accepted
 
     def seen(self, key: Key) -> bool:
@@ -304,11 +338,19 @@ class Journal:
         return chain(self._accepted, self._returned)
 
     def unconfirmed(self) -> list[Key]:
-        """Return messages that the primary accepted and the backlog may still have, unless a receipt has named them.
+        """Return messages that the destination accepted and the backlog may still have, unless a receipt named them.
 
         They are those of this run, and of runs that crashed.
         """
-        return [key for key, batch in self._accepted.items() if batch not in self._reported]
+        return [
+            key
+            for key, batch in self._accepted.items()
+            if batch not in self._reported and key not in self._completed_twice
+        ]
+
+    def accepted_twice(self) -> list[Doubt]:
+        """Return earlier acceptances by other namespaces of messages that this run's destination has accepted, too."""
+        return [each for each, sent in self._elsewhere.ended() if sent]
 
     def in_doubt(self) -> list[Doubt]:
         """Return messages in doubt: those of earlier runs first, then those of this run."""
@@ -319,7 +361,10 @@ class Journal:
         return self._open_doubts.ended()
 
     def note_named(self) -> None:
-        """Record that a receipt names the ended doubts; on disk after `close`. Until then, later runs name them."""
+        """Record that a receipt names the ended doubts and the unconfirmed messages; on disk after `close`.
+
+        Until then, later runs name them, and nothing is too old to be remembered.
+        """
         self._named = True
 
     def close(self) -> None:
@@ -329,7 +374,10 @@ class Journal:
                 self.note_in_doubt(batch)
             self._write(("UPDATE flights SET keys = ?1 WHERE id = ?2 AND keys <> ?1", self._remaining()))
             if self._named:
-                self._write(*self._doubts_named())
+                self._forget_accepted(self._completed_twice)
+                self._completed_twice.clear()
+                named = (*self._named_in(self._open_doubts, NAMED), *self._named_in(self._elsewhere, TWICE))
+                self._write(*named, *self._too_old())
         except SbpairError as error:
             log.warning("the journal could not be compacted: %s", error.message)
 
@@ -340,22 +388,26 @@ class Journal:
             keys_by_batch.setdefault(batch, []).append(key)
         return [(_encode_keys(keys), batch) for batch, keys in keys_by_batch.items()]
 
-    def _doubts_named(self) -> list[Change]:
-        """Return the changes that separate ended messages in doubt from those that may still come again."""
+    def _named_in(self, earlier: OpenDoubts, state: int) -> list[Change]:
+        """Return the changes that separate ended messages, which get a state, from those that may still come again."""
         whole: list[Row] = []
         kept: list[Row] = []
         split: list[Row] = []
-        for batch, ended, others in self._open_doubts.split_ended():
+        for batch, ended, others in earlier.split_ended():
             if others:
                 kept.append((_encode_keys(others), batch))
-                split.append((next(self._numbers), NAMED, _encode_keys(ended), batch))
+                split.append((next(self._numbers), state, _encode_keys(ended), batch))
             else:
-                whole.append((NAMED, batch))
+                whole.append((state, batch))
         return [(UPDATE, whole), (KEEP, kept), (SPLIT, split)]
 
+    def _too_old(self) -> list[Change]:
+        """Return the change that forgets old messages; none while the service's time is unknown."""
+        now_ms = self._service_ms()
+        return [] if now_ms is None else [(FORGET, [(ACCEPTED, now_ms - REMEMBERED_DAYS * 86_400_000)])]
+
     def _load(self, state: RunDatabase, unreported: Collection[str]) -> None:
-        oldest = self._clock_ms() - REMEMBERED_DAYS * 86_400_000
-        state.write(("DELETE FROM flights WHERE state = ? AND at_ms < ?", [(ACCEPTED, oldest)]))
+        self._has_unstamped = bool(state.read("SELECT 1 FROM flights WHERE at_ms = 0 LIMIT 1"))
         state.write(
             ("INSERT INTO journals DEFAULT VALUES", [()]),
             ("DELETE FROM journals WHERE number < (SELECT max(number) FROM journals)", [()]),
@@ -364,14 +416,17 @@ class Journal:
         if number >= MAX_OPENERS:  # not written by this package
             [[number]] = state.read("SELECT (coalesce(max(id), 0) >> 32) + 1 FROM flights")
         self._numbers = count(number << 32)
-        for batch, run, keys in _accepted_batches(state):
-            if run not in unreported:
-                self._reported.add(batch)
-            self._remember(batch, keys)
-        doubtful = "SELECT id, run, namespace, queue, destination, keys FROM flights WHERE state = ? ORDER BY id DESC"
-        for batch, run, namespace, queue, destination, text in state.read(doubtful, (DOUBTFUL,)):
-            keys = [(namespace, queue, *parts) for parts in _decode_keys(state, text)]
-            self._open_doubts.add(batch, keys, run, destination)
+        for batch in _batches(state, ACCEPTED):
+            if batch.destination_namespace != self._destination_namespace:
+                self._elsewhere.add(*batch)
+                continue
+            if batch.run not in unreported:
+                self._reported.add(batch.number)
+            self._remember(batch.number, batch.keys)
+        if self._elsewhere:  # a killed run sent these
+            self._elsewhere.end(self._accepted, sent=True)
+        for batch in reversed(list(_batches(state, DOUBTFUL))):
+            self._open_doubts.add(*batch)
 
     def _remember(self, batch: int, keys: Sequence[Key]) -> None:
         before = len(self._accepted)
@@ -380,7 +435,11 @@ class Journal:
         self._uncompleted[batch] = len(taken)
         if len(self._accepted) - before < len(taken):
             self._recount()
-        for forgotten in _trim(self._accepted, self._limit):
+        for key, forgotten in _trim(self._accepted, self._limit):
+            if forgotten not in self._reported:
+                self.forgotten_total += 1
+                if len(self.forgotten) < self._limit:
+                    self.forgotten.append(key)
             self._forget(forgotten, 1)
 
     def _recount(self) -> None:
@@ -407,6 +466,9 @@ class Journal:
         if self._state is None:
             return
         noted: list[Change] = [(INSERT, list(self._new.values())), (UPDATE, self._changed), (DELETE, self._deleted)]
+        if self._has_unstamped and (now_ms := self._service_ms()) is not None:
+            self._has_unstamped = False
+            noted.append((STAMP, [(now_ms,)]))
         changes = [change for change in (*noted, *more) if change[1]]
         if changes:
             self._state.write(*changes)
@@ -415,27 +477,56 @@ class Journal:
         self._deleted.clear()
 
 
-def accepted_keys(state: RunDatabase) -> list[Key]:
-    """Return messages accepted in earlier runs that the backlog may still hold."""
-    return [key for _, _, keys in _accepted_batches(state) for key in keys]
+class _SentBatch(NamedTuple):
+    number: int
+    keys: list[Key]
+    run: str
+    destination: str
+    destination_namespace: str
+
+    def messages(self) -> list[Doubt]:
+        return [Doubt(self.run, key[1], key[2], key[4], *self[3:]) for key in self.keys]
 
 
-def _accepted_batches(state: RunDatabase) -> Iterator[tuple[int, str, list[Key]]]:
-    """Iterate over (number, run, keys) of the accepted batches."""
-    rows = state.read("SELECT id, run, namespace, queue, keys FROM flights WHERE state = ? ORDER BY id", (ACCEPTED,))
-    for batch, run, namespace, queue, keys in rows:
-        yield batch, run, [(namespace, queue, *parts) for parts in _decode_keys(state, keys)]
+def accepted_keys(state: RunDatabase) -> dict[str, list[Key]]:
+    """Return messages accepted in earlier runs that the backlog may still hold, by the namespace that accepted them."""
+    found: dict[str, list[Key]] = {}
+    for batch in _batches(state, ACCEPTED):
+        found.setdefault(batch.destination_namespace, []).extend(batch.keys)
+    return found
+
+
+def messages_accepted_twice(state: RunDatabase) -> list[Doubt]:
+    """Return each acceptance of the messages that two namespaces have accepted, as far as it is recorded."""
+    named = [each for batch in _batches(state, TWICE) for each in batch.messages()]
+    accepted: dict[Key, list[Doubt]] = {}
+    for batch in _batches(state, ACCEPTED):
+        for key, message in zip(batch.keys, batch.messages(), strict=True):
+            accepted.setdefault(key, []).append(message)
+    return named + [each for found in accepted.values() if len({one.namespace for one in found}) > 1 for each in found]
+
+
+def _batches(state: RunDatabase, wanted: int) -> Iterator[_SentBatch]:
+    """Iterate over the batches in a state."""
+    rows = state.read(
+        "SELECT id, namespace, queue, keys, run, destination, destination_namespace FROM flights WHERE state = ?"
+        " ORDER BY id",
+        (wanted,),
+    )
+    for number, namespace, queue, keys, *sent in rows:
+        yield _SentBatch(number, [(namespace, queue, *parts) for parts in _decode_keys(state, keys)], *sent)
 
 
 def doubts_of(state: RunDatabase, run: str, *, ended: bool) -> list[Doubt]:
     """Return messages that a run left in doubt; once it has `ended`, in any way, also those it was sending."""
     batches = state.read(
-        "SELECT queue, destination, keys FROM flights WHERE run = ? AND state IN (?, ?, ?) ORDER BY id",
+        "SELECT queue, destination, destination_namespace, keys FROM flights WHERE run = ? AND state IN (?, ?, ?)"
+        " ORDER BY id",
         (run, DOUBTFUL, NAMED, SENDING if ended else DOUBTFUL),
     )
     found = (
-        Doubt(run, queue, number, message_id, destination)
-        for queue, destination, keys in batches
+        Doubt(run, queue, number, message_id, destination, namespace)
+        for queue, destination, namespace, keys in batches
         for number, _, message_id in _decode_keys(state, keys)
     )
     return list(dict.fromkeys(found))
@@ -456,10 +547,10 @@ def _decode_keys(state: RunDatabase, text: str) -> list[tuple[int, int, str | No
         return keys
 
 
-def _trim(remembered: dict[Key, Any], limit: int) -> list[Any]:
+def _trim(remembered: dict[Key, Any], limit: int) -> list[tuple[Key, Any]]:
     """Remove the oldest entries beyond `limit`, and a tenth more: removing one at a time gets ever slower."""
     excess = len(remembered) - limit
     if excess <= 0:
         return []
     oldest = list(islice(remembered, excess + limit // 10))
-    return [remembered.pop(key) for key in oldest]
+    return [(key, remembered.pop(key)) for key in oldest]

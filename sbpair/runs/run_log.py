@@ -2,7 +2,8 @@
 
 Invariants: a live run holds the lock of its own file. A run recorded as running without that lock has crashed; the next
 run records that. Its figures are then the last it wrote. A timeline has the figures of every few seconds, and at most
-MAX_SAMPLES; times in which nothing changes have none, except for their two ends.
+MAX_SAMPLES; times in which nothing changes have none, except for their two ends. Runs are in the order in which they
+were recorded, whatever the clock of this machine said: their times are for people.
 """
 
 from __future__ import annotations
@@ -12,21 +13,21 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from sbpair.errors import ExitCode, SbpairError, StateRefused, UsageError
+from sbpair.errors import ExitCode, SbpairError, StateRefused, Unsafe, UsageError
 from sbpair.runs.database import Row, RunDatabase, now_ms
 from sbpair.runs.file_lease import Lock, is_locked
-from sbpair.runs.journal import ACCEPTED, DOUBTFUL, SENDING, Doubt, doubts_of
+from sbpair.runs.journal import ACCEPTED, DOUBTFUL, SENDING, TWICE, Doubt, doubts_of
 
 log = logging.getLogger(__name__)
 
 MAX_KEPT = 200
-"""Number of runs kept, with the messages they left in doubt."""
+"""Number of runs kept, with the messages they left in doubt; replays that are not finished are kept besides."""
 
 RESERVE_BYTES = 256 * 1024
 """Size of the file of a live run: a full disk has this room for the record of its end."""
@@ -108,7 +109,7 @@ _INSERT = (
 class RunEntry:
     """The record of the current run. `unreported` are crashed runs of which no receipt has told yet.
 
-    `earlier_doubts` are messages that they left in doubt.
+    `earlier_doubts` are messages that they left in doubt. `earlier` is the receipt of a resumed run, {} of a new one.
 
     A record that cannot be written later does not fail the run: its receipt is still returned. If not even its end can
     be written, the run counts as crashed.
@@ -132,6 +133,7 @@ class RunEntry:
             )
             _trim(state)
             self._timeline: TimelineWriter | None = TimelineWriter(state, self.id)
+            self.earlier = read_run(state, self.id).receipt or {}
         except BaseException:
             self.close()
             raise
@@ -184,7 +186,7 @@ class RunEntry:
 
 def all_runs(state: RunDatabase) -> list[RunRecord]:
     """Return all kept runs, the latest first."""
-    return [_run(state, row) for row in state.read("SELECT * FROM runs ORDER BY started_ms DESC, id DESC")]
+    return [_run(state, row) for row in state.read("SELECT * FROM runs ORDER BY rowid DESC")]
 
 
 def find_run(state: RunDatabase | None, start: str) -> RunRecord:
@@ -200,6 +202,25 @@ def read_run(state: RunDatabase, run_id: str) -> RunRecord:
     """Return the run with this id."""
     [row] = state.read("SELECT * FROM runs WHERE id = ?", (run_id,))
     return _run(state, row)
+
+
+def delivered_elsewhere(state: RunDatabase) -> str:
+    """Return the namespace that the last run with --to delivered to; "" after one with --primary-is-back."""
+    for [settings] in state.read("SELECT settings FROM runs ORDER BY rowid DESC"):
+        with state.decoding():
+            known = json.loads(settings or "{}")
+            if known.get("to") or known.get("primary_is_back"):
+                return str(known.get("to", ""))
+    return ""
+
+
+def check_returned(state: RunDatabase, primary: str) -> None:
+    """Raise Unsafe for a primary that was lost, until a run was confirmed to use it again."""
+    if to := delivered_elsewhere(state):
+        raise Unsafe(
+            f"the backlog was last delivered to {to}, and {primary} was lost",
+            hint="see what both have with sbpair status; then add --primary-is-back, once, or go on with --to",
+        )
 
 
 def match_id(ids: Iterable[str], start: str) -> str | None:
@@ -257,8 +278,8 @@ def _record_crashes(state: RunDatabase) -> list[str]:
     row = (DOUBTFUL, SENDING, RunOutcome.RUNNING)
     state.write((f"UPDATE flights SET state = ? WHERE {of_ended}", [row]))  # noqa: S608
     unreported = state.read(
-        "SELECT id FROM runs WHERE outcome = ? AND started_ms >= "
-        "(SELECT coalesce(max(started_ms), 0) FROM runs WHERE exit_code IN (?, ?, ?) AND command NOT LIKE 'replay%')"
+        "SELECT id FROM runs WHERE outcome = ? AND rowid > "
+        "(SELECT coalesce(max(rowid), 0) FROM runs WHERE exit_code IN (?, ?, ?) AND command NOT LIKE 'replay%')"
         " ORDER BY id",
         (RunOutcome.CRASHED, *WITH_RECEIPT),
     )
@@ -266,13 +287,54 @@ def _record_crashes(state: RunDatabase) -> list[str]:
 
 
 def _trim(state: RunDatabase) -> None:
-    kept = "SELECT id FROM runs ORDER BY started_ms DESC, id DESC LIMIT ?"
+    kept = "SELECT id FROM runs ORDER BY rowid DESC LIMIT ?"
+    older = f"SELECT id, command, receipt FROM runs WHERE outcome <> ? AND id NOT IN ({kept})"  # noqa: S608
+    found = state.read(older, (RunOutcome.RUNNING, MAX_KEPT))
     state.write(
-        (f"DELETE FROM runs WHERE outcome <> ? AND id NOT IN ({kept})", [(RunOutcome.RUNNING, MAX_KEPT)]),  # noqa: S608
-        ("DELETE FROM flights WHERE state <> ? AND run NOT IN (SELECT id FROM runs)", [(ACCEPTED,)]),
+        ("DELETE FROM runs WHERE id = ?", [(run_id,) for run_id, *known in found if not _is_unfinished(*known)]),
+        ("DELETE FROM flights WHERE state NOT IN (?, ?) AND run NOT IN (SELECT id FROM runs)", [(ACCEPTED, TWICE)]),
         ("DELETE FROM samples WHERE run NOT IN (SELECT id FROM runs)", [()]),
         ("DELETE FROM controls WHERE run NOT IN (SELECT id FROM runs)", [()]),
     )
+
+
+def left_unsent(receipt: Mapping[str, Any]) -> int:
+    """Return how many archived messages a receipt leaves to a resume: no selection left them out.
+
+    Raises TypeError for a receipt that sbpair does not write.
+    """
+    return max(0, (receipt.get("unsent") or 0) - (receipt.get("excluded") or 0))
+
+
+def is_finished(receipt: Mapping[str, Any] | None) -> bool:
+    """Return whether a replay has nothing to resume: it has a receipt, and no selected message without an outcome.
+
+    A direct run archives no messages. Only a resume reads its ledger, so that a stopped one is not finished: a message
+    that a killed task has sent is still in the backlog.
+    """
+    if not receipt:
+        return False
+    return not receipt.get("stopped") if receipt.get("mode") == "direct" else not left_unsent(receipt)
+
+
+def may_wait(receipt: Mapping[str, Any] | None) -> bool:
+    """Return whether an archive may have messages of an ended replay, by the receipt in its record."""
+    # Until its end, the record has the archive and counts; of a run that was refused at its start, nothing.
+    if not receipt:
+        return False
+    return "run" not in receipt or not is_finished(receipt)
+
+
+def _is_unfinished(command: str, receipt: str | None) -> bool:
+    """Return whether it is a replay whose archive may hold messages, as far as its record can be read."""
+    with suppress(ValueError, TypeError, AttributeError):
+        return command.startswith("replay") and may_wait(json.loads(receipt or "null"))
+    return False
+
+
+def is_running(directory: Path, run_id: str) -> bool:
+    """Return whether a live process records this run in that state directory. Raises MachineLacks."""
+    return is_locked(directory / f"{run_id}.running")
 
 
 def _running_file(state: RunDatabase, run_id: str) -> Path:

@@ -38,6 +38,8 @@ from sbpair.errors import (
     Unreachable,
     UsageError,
 )
+from sbpair.http_tunnel import ask_time
+from sbpair.model.namespace_clock import NamespaceClock
 from sbpair.model.pair import Ends
 from sbpair.model.retries import Backoff
 from sbpair.operating_system import uptime as seconds_since_boot
@@ -55,7 +57,7 @@ RELEASE_SECONDS = 2.0
 
 @asynccontextmanager
 async def hold_lease(
-    pair: Ends,
+    ends: Ends,
     queue: str,
     run: str,
     *,
@@ -76,8 +78,10 @@ async def hold_lease(
     """
     check_queue(queue)
     holder = LeaseHolder(socket.gethostname(), os.getpid(), run, now_ms())
-    location = LeaseLocation(pair.secondary.name, queue, lease_session_id(pair, source))
-    lease = SessionLease(lambda: connect(pair.secondary, get_token=get_token), location, holder, uptime)
+    location = LeaseLocation(ends.source.name, queue, lease_session_id(ends, source))
+    clock = ends.source.clock
+    lease = SessionLease(lambda: connect(ends.source, get_token=get_token), location, holder, uptime, clock)
+    await ask_time(ends.source)
     keeping = asyncio.create_task(lease.keep(), name=f"keep the lease in {queue}")
     try:
         await _ready(lease, stop or asyncio.Event())
@@ -121,7 +125,9 @@ class SessionLease:
         location: LeaseLocation,
         holder: LeaseHolder,
         uptime: Callable[[], float],
+        clock: NamespaceClock,
     ) -> None:
+        self._clock = clock
         self.location = location
         self.error: SbpairError | None = None
         self.renewals = 0
@@ -275,7 +281,7 @@ class SessionLease:
             self._renew_at = self._loop.time() + min(RETRY_SECONDS, self._renew_timeout)
 
     def _confirmed(self, asked: ClockReading, until_ms: int) -> None:
-        good = valid_seconds((until_ms - now_ms()) / 1000)
+        good = valid_seconds(until_ms / 1000 - self._clock.now())
         self._valid_until = asked.plus(good)
         self._renew_at = asked.loop + good / 3
         self._renew_timeout = good / 3
@@ -321,7 +327,7 @@ link before the client notices. All movers must agree on it.
 """
 
 MIN_LOCK_SECONDS = 5.0
-"""The shortest lock of Service Bus, assumed if the two clocks contradict each other."""
+"""The shortest lock of Service Bus, assumed if the clocks contradict each other: the time could not be asked for."""
 
 MAX_SESSION_ID = 128
 
@@ -391,14 +397,14 @@ def valid_seconds(lock_seconds: float) -> float:
     return min(VALID_SECONDS, max(lock_seconds, MIN_LOCK_SECONDS) * 2 / 3)
 
 
-def lease_session_id(pair: Ends, source: str | None = None) -> str:
+def lease_session_id(ends: Ends, source: str | None = None) -> str:
     """Return the session that stands for a pair: its backlog queues' namespace, whatever the pair's local name.
 
     That of a `source` stands for one entity. Raises NameInvalid.
     """
     if source is not None:
         return source.lower() if len(source) <= MAX_SESSION_ID else sha256(source.lower().encode()).hexdigest()
-    name = pair.primary.name.lower()
+    name = ends.backlog_of.lower()
     if len(name) > MAX_SESSION_ID:
         raise NameInvalid(f"the name of the primary has more than {MAX_SESSION_ID} characters", hint="shorten it")
     return name

@@ -1,6 +1,6 @@
 """The syphon: moves messages from the backlog queues back to the primary.
 
-Public names, imported on first use: `result = await sbpair.syphon.run(pair, once=True)`.
+Public names, imported on first use: `result = await sbpair.syphon.run(syphon_request(pair, once=True))`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from sbpair.public_names import lazy_names
 if TYPE_CHECKING:
     from sbpair.move.filter import MessageFilter as MessageFilter
     from sbpair.move.message.route import TimeToLive as TimeToLive
-    from sbpair.syphon.move_spec import MoveLimits as MoveLimits
     from sbpair.syphon.preview import make_forecast as make_forecast
-    from sbpair.syphon.run_plan import MoveOptions as MoveOptions
-    from sbpair.syphon.run_plan import RampPlan as RampPlan
+    from sbpair.syphon.run_request import RampPlan as RampPlan
+    from sbpair.syphon.run_request import RunRequest as RunRequest
+    from sbpair.syphon.run_request import syphon_request as syphon_request
     from sbpair.syphon.runner import SyphonResult as SyphonResult
     from sbpair.syphon.runner import run as run
 
@@ -24,9 +24,8 @@ __getattr__, __dir__ = lazy_names(
     {
         "sbpair.move.filter": "MessageFilter",
         "sbpair.move.message.route": "TimeToLive",
-        "sbpair.syphon.move_spec": "MoveLimits",
         "sbpair.syphon.preview": "make_forecast",
-        "sbpair.syphon.run_plan": "MoveOptions, RampPlan",
+        "sbpair.syphon.run_request": "RampPlan, RunRequest, syphon_request",
         "sbpair.syphon.runner": "SyphonResult, run",
     },
 )

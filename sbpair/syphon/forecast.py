@@ -19,8 +19,9 @@ from sbpair.move.receipt import FilterCounts, NamedMessage
 
 if TYPE_CHECKING:
     from sbpair.azure.destinations import DestinationEntity
+    from sbpair.move.message.renames import Renames
     from sbpair.rules.values import Truth
-    from sbpair.syphon.move_spec import EffectiveLimits, PairTiers
+    from sbpair.syphon.run_limits import EffectiveLimits, EndTiers
 
 OUTCOMES = ("sent", "dead_lettered", "expired", "skipped", "deferred", "scheduled")
 
@@ -83,12 +84,14 @@ class DeadLetterGroup:
 class ForecastBuilder:
     """Adds up messages to a forecast, some of which a destination that detects duplicates may know."""
 
-    def __init__(self, ttl: TimeToLive, now_ms: int, duplicate_window_ms: int = 0) -> None:
-        self._route = router(ttl, lambda: now_ms, duplicate_window_ms)
+    def __init__(
+        self, ttl: TimeToLive, now_ms: int, duplicate_window_ms: int = 0, renames: Renames | None = None
+    ) -> None:
+        self._route = router(ttl, lambda: now_ms, duplicate_window_ms, renames)
         self.now_ms = now_ms
         self._flows: dict[tuple[str, str | None], FlowStats] = {}
         self._dead_letters: dict[tuple[str, str], DeadLetterGroup] = {}
-        self._moved_units = self._turned_away_units = self._primary_credits = 0
+        self._moved_units = self._turned_away_units = self._destination_credits = 0
 
     def decide(self, facts: Facts) -> Route:
         """Return the decision of a run, by the message alone."""
@@ -112,7 +115,7 @@ class ForecastBuilder:
         flow.overdue += isinstance(route(facts, ttl=TimeToLive.REMAINING, now_ms=self.now_ms), Expire)
         flow.scheduled_in_future += facts.scheduled_at is not None and facts.scheduled_at > self.now_ms
         self._moved_units += cost.units(facts.size)
-        self._primary_credits += 1 + filters
+        self._destination_credits += 1 + filters
 
     def turn_away(self, facts: Facts, destination: str | None, decision: DeadLetter | Expire) -> None:
         expired = isinstance(decision, Expire)
@@ -144,9 +147,9 @@ class ForecastBuilder:
         """
         outcomes: Counter[str] = sum((flow.outcomes for flow in self._flows.values()), Counter())
         received = outcomes.total() - outcomes["deferred"] - outcomes["scheduled"]
-        sending = ((outcomes["sent"], limits.rate), (self._primary_credits, limits.primary_credits))
+        sending = ((outcomes["sent"], limits.rate), (self._destination_credits, limits.destination_credits))
         minimum = [amount / each for amount, each in sending if each is not None]
-        receiving = [] if limits.secondary_credits is None else [received / limits.secondary_credits]
+        receiving = [] if limits.source_credits is None else [received / limits.source_credits]
         if in_turn and minimum and receiving:
             return max(minimum) + receiving[0]
         return max(minimum + receiving, default=None)
@@ -183,6 +186,8 @@ class Forecast:
     """The forecast of a run. `seconds` is None if only the network limits it.
 
     `queues` exist. `entities` are the destinations found. `notes` list failed checks. `where` is what the filter chose.
+    `to` is the namespace that a backlog goes to instead of its primary.
+    `left_dead_letters` are those of backlog queues, which a run leaves; None if unknown.
     """
 
     queues: tuple[str, ...]
@@ -192,11 +197,13 @@ class Forecast:
     limits: EffectiveLimits
     seconds: float | None
     estimate: cost.Estimate
-    tiers: PairTiers
+    tiers: EndTiers
     ttl: TimeToLive
     now_ms: int
     notes: tuple[str, ...] = ()
     where: FilterCounts | None = None
+    to: str = ""
+    left_dead_letters: int | None = None
 
     @property
     def exit_code(self) -> int:

@@ -114,7 +114,7 @@ class WorkerPool:
             worker.abort(error)
         await asyncio.sleep(RELEASE_SECONDS)
         for worker in self.workers:
-            worker.abort(error, backlog=True)
+            worker.abort(error, source=True)
         for task in tuple(self._running.values()):
             task.cancel()
 

@@ -1,4 +1,4 @@
-"""Forecast of a syphon run from peeks alone: `forecast = await preview.make_forecast(pair)`.
+"""Forecast of a run from peeks alone: `forecast = await preview.make_forecast(request)`.
 
 Nothing is locked, sent or settled, and no delivery count changes. Destinations are looked up by management, or by
 opening a link to them that carries no message.
@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
 
+from sbpair import backlog
 from sbpair.amqp.message import Sections
 from sbpair.azure.atom import open_atom
-from sbpair.azure.credentials import token_getter
+from sbpair.azure.credentials import open_tokens
 from sbpair.azure.destinations import DestinationCache, DestinationEntity, open_destinations
 from sbpair.errors import EntityMissing, first_error
 from sbpair.model import cost
-from sbpair.model.pair import Ends
 from sbpair.model.retries import Retrying
 from sbpair.move.events import QueuesFound
 from sbpair.move.filter import MessageFilter
@@ -31,17 +32,16 @@ from sbpair.move.topic_guard import takes
 from sbpair.rules.filters import TopicFilters
 from sbpair.rules.values import Truth
 from sbpair.syphon.forecast import Forecast, ForecastBuilder, total
-from sbpair.syphon.move_spec import (
+from sbpair.syphon.run_limits import (
     ASSUMED_FILTERS,
     DEFAULT_TIER,
     EffectiveLimits,
-    MoveLimits,
-    MoveSpec,
-    PairTiers,
+    EndTiers,
     effective_limits,
-    none_found,
     tier_of,
 )
+from sbpair.syphon.run_request import RunRequest
+from sbpair.syphon.sources import find_sources, none_found
 
 QUEUES_AT_ONCE = 8
 CLOCK_MARGIN_SECONDS = 2.0  # how far messages may be in the future, without a note about this machine's clock
@@ -50,54 +50,48 @@ OnEvent = Callable[["QueuesFound | Peeked | Retrying"], object]
 
 
 async def make_forecast(
-    pair: Ends,
-    limits: MoveLimits | None = None,
+    request: RunRequest,
     *,
-    spec: MoveSpec | None = None,
-    where: MessageFilter | None = None,
     only: Sequence[str] = (),
     aside: Callable[[Facts, Route], tuple[str | None, bool]] = lambda _facts, _decision: (None, False),
-    effective_limits: Callable[[MoveLimits, PairTiers], EffectiveLimits] = effective_limits,
+    effective_limits: Callable[[RunRequest, EndTiers], EffectiveLimits] = effective_limits,
     in_turn: bool = False,
     on_event: OnEvent = lambda _event: None,
     now: Callable[[], float] = time.time,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
 ) -> Forecast:
-    """Peek every backlog queue of `pair`, or the source of `spec`, and forecast a run with these limits.
-
-    With `where`, messages are `skipped` for which that filter is not true.
+    """Peek every backlog queue of a request's pair, or its source, and forecast the run.
 
     For another kind of mover, `only` are the queues to peek. `aside` returns the outcome of a message that is received
     and not sent, and whether it is a duplicate. `in_turn` is for a mover that receives everything before it sends.
 
-    Peeks cost credits too. They keep to `limits.credits`; without, they are as fast as the service allows.
+    Peeks cost credits too. They keep to the request's credits; without, they are as fast as the service allows.
 
-    Needs Listen on the secondary namespace. With Manage there it finds stranded queues; with Manage or Send on the
-    primary it finds missing destinations, without, a note reports that they were not checked. Raises SbpairError if
-    peeks fail, and EntityMissing without any backlog queue.
+    Needs Listen on the source's namespace. With Manage there it finds stranded queues; with Manage or Send on the
+    destination's it finds missing destinations, without, a note reports that they were not checked. Raises
+    SbpairError if peeks fail, and EntityMissing without any backlog queue.
     """
-    limits, spec = limits or MoveLimits(), spec or MoveSpec(pair)
-    ends = spec.ends
+    ends = request.ends
     async with AsyncExitStack() as stack:
         enter = stack.enter_async_context
-        control = await enter(open_atom(ends.secondary))
-        primary, secondary = await enter(open_destinations(ends.primary)), DestinationCache(control)
-        get_token = await enter(token_getter(ends))
-        lookup = DestinationLookup(ends.primary, primary, stack, get_token)
-        found = await spec.find_sources(pair, control)
-        tiers = PairTiers(await lookup.tier(), await tier_of(secondary))
-        effective = effective_limits(limits, tiers)
-        if ends.same:
-            effective = effective.shared()
-        spent = None if limits.credits is None else effective.secondary_credits
-        peeker = Peeker(ends.secondary, get_token, sleep, on_event, form=spec.form, credits=spent, clock=clock)
-        builder = ForecastBuilder(limits.ttl, int(now() * 1000), spec.duplicate_window_ms)
-        scan = _PreviewScan(builder, lookup, peeker, aside, spec.form, where)
+        control = await enter(open_atom(ends.source))
+        destinations = await enter(open_destinations(ends.destination))
+        get_token = await enter(open_tokens())
+        lookup = DestinationLookup(ends.destination, destinations, stack, get_token, request.words[1])
+        found = await find_sources(request, control)
+        tiers = EndTiers(destination=await lookup.tier(), source=await tier_of(DestinationCache(control)))
+        effective = effective_limits(request, tiers)
+        spent = None if request.credits is None else effective.source_credits
+        peeker = Peeker(ends.source, get_token, sleep, on_event, form=request.form, credits=spent, clock=clock)
+        builder = ForecastBuilder(request.ttl, int(now() * 1000), request.duplicate_window_ms, request.renames)
+        scan = _PreviewScan(builder, lookup, peeker, aside, request.form, request.where)
         on_event(found)
         await scan.run(tuple(only) or found.queues)
+        if request.form.destination is None and ends.same:
+            scan.notes += [text async for text in _ways_back(lookup.entities(), destinations, ends.backlog_of)]
     if not scan.found:
-        raise scan.missing if scan.missing and spec.source else none_found(pair)
+        raise scan.missing if scan.missing and request.source else none_found(ends)
     if lookup.unmanaged:
         scan.notes.append(f"the subscriptions of topics were not checked: {lookup.unmanaged}")
     if lookup.unavailable:
@@ -105,12 +99,11 @@ async def make_forecast(
     peeked = [flow for flow in scan.sums.flows() if flow.outcomes["scheduled"] < flow.messages]
     behind_seconds = max((flow.oldest_ms or 0 for flow in peeked), default=0) / 1000 - now()
     if behind_seconds > CLOCK_MARGIN_SECONDS:
-        clock_is = f"this machine's clock is {behind_seconds:.0f} s behind that of {ends.secondary.name}"
+        clock_is = f"this machine's clock is {behind_seconds:.0f} s behind that of {ends.source.name}"
         scan.notes.append(f"the age of messages is unknown: {clock_is}")
-    sides = {ends.primary.name: tiers.primary, ends.secondary.name: tiers.secondary}
-    unknown = [name for name, tier in sides.items() if not tier]
+    named = {ends.destination.name: tiers.destination, ends.source.name: tiers.source}
+    unknown = [name for name, tier in named.items() if not tier]
     sums, flows = scan.sums, scan.sums.flows()
-    primary_tier, secondary_tier = tiers.primary or DEFAULT_TIER, tiers.secondary or DEFAULT_TIER
     return Forecast(
         queues=tuple(scan.found),
         flows=tuple(flows),
@@ -118,13 +111,26 @@ async def make_forecast(
         entities=lookup.entities(),
         limits=effective,
         seconds=sums.seconds(effective, in_turn=in_turn),
-        estimate=cost.estimate(sums.operations(len(scan.found)), secondary=secondary_tier, primary=primary_tier),
+        estimate=cost.estimate(
+            sums.operations(len(scan.found)),
+            secondary=tiers.source or DEFAULT_TIER,
+            primary=tiers.destination or DEFAULT_TIER,
+        ),
         tiers=tiers,
-        ttl=limits.ttl,
+        ttl=request.ttl,
         now_ms=sums.now_ms,
         notes=(*scan.notes, *(f"the tier of {name} is not known; {DEFAULT_TIER} is assumed" for name in unknown)),
-        where=None if where is None else where.counts(total(flows).outcomes["skipped"]),
+        where=None if request.where is None else request.where.counts(total(flows).outcomes["skipped"]),
+        to=request.to,
+        left_dead_letters=None if request.takes_dead_letters else found.dead_letters,
     )
+
+
+async def _ways_back(entities: Iterable[str], destinations: DestinationCache, primary: str) -> AsyncIterator[str]:
+    """Yield which destinations give messages back to the backlog."""
+    for each in entities:
+        if way := await destinations.way_to(each, partial(backlog.under_prefix, primary)):
+            yield f"messages for {each} would come back to the backlog: {' -> '.join(way)}"
 
 
 @dataclass
@@ -163,7 +169,8 @@ class _PreviewScan:
         facts, sections = seen
         decision, stays = self.sums.decide(facts), _STAYS.get(message_state(sections))
         known = not isinstance(decision, DeadLetter) or decision.reason == NotSentReason.DUPLICATE
-        destination = self.lookup.name(facts.path or "") if known else None
+        path = decision.destination if isinstance(decision, Send) else facts.path or ""
+        destination = self.lookup.name(path) if known else None
         if stays is not None:
             self.sums.add(facts, destination, stays, received=False)
             return

@@ -46,7 +46,7 @@ class QueueEnd:
         self._report = report
         self._empty_receives = 0
         self._excess_receives = 0
-        self._new = NewMessages(plan.started_ms)
+        self._new = NewMessages()
         self._peeked: frozenset[int] = frozenset()
         self._peek_at = 0.0
         self._free = 0.0, 0
@@ -54,7 +54,7 @@ class QueueEnd:
     @property
     def waits_for(self) -> tuple[int, int | None]:
         """How many locked messages it waits for, and when they are free at the latest, in ms since 1970."""
-        return (len(self.locked), self._free[1]) if self.locked and self._plan.options.wait_for_locks else (0, None)
+        return (len(self.locked), self._free[1]) if self.locked and self._plan.request.wait_for_locks else (0, None)
 
     @property
     def poll_seconds(self) -> float:
@@ -62,10 +62,12 @@ class QueueEnd:
         seconds = self._plan.timings.count_wait_seconds
         return seconds[min(self._empty_receives, len(seconds) - 1)]
 
-    def received(self, messages: Sequence[ReceivedMessage], clock_ahead_ms: int) -> None:
-        """Take note of received messages, by which the clocks are compared: until then no message counts as new."""
+    def received(self, messages: Sequence[ReceivedMessage], service_ms: int | None) -> None:
+        """Take note of received messages, and of the service's time that they show: before, none counts as new."""
         self._empty_receives = self._excess_receives = 0
-        self._new.compare_clocks(clock_ahead_ms)
+        if service_ms is not None:
+            # By seconds that passed: the local clock may have been set since.
+            self._new.note_start(service_ms - int(1000 * (asyncio.get_running_loop().time() - self._plan.started_at)))
         if self._peeked or self.locked:
             self._peeked = frozenset()
             self.locked.discard([message.facts.sequence_number for message in messages])
@@ -98,7 +100,7 @@ class QueueEnd:
         if self._empty_receives < EMPTY_RECEIVES or not others <= before:
             return False
         await self._note_locked(others, mover)
-        return not self._plan.options.wait_for_locks
+        return not self._plan.request.wait_for_locks
 
     async def _is_excess_left(self, mover: Mover, excess: int) -> bool:
         """Return whether the run does not wait for the messages that a count has more than a peek shows.
@@ -110,7 +112,7 @@ class QueueEnd:
             self.locked.clear()
             return excess <= 0
         await self._note_locked(frozenset(range(-min(excess, MAX_LOCKED), 0)), mover)
-        return not self._plan.options.wait_for_locks
+        return not self._plan.request.wait_for_locks
 
     async def only_new_remain(self, source: RawSource, messages: Sequence[ReceivedMessage], mover: Mover) -> bool:
         """Return whether all that remains was enqueued after `--once` began: a busy backlog is never empty."""
@@ -124,13 +126,13 @@ class QueueEnd:
             return False
         mine = mover.own_numbers() | mover.unsettleable().keys()
         others = (await self._peek_old(source, mine, MAX_LOCKED)).active - mine
-        if others and self._plan.spec.sessions:
+        if others and self._plan.request.sessions:
             return False  # of sessions to come
         if others:
             # Older than those received: they would have been delivered before.
             self._peeked = others
             await self._note_locked(others, mover)
-        self.only_new = not (others and self._plan.options.wait_for_locks)
+        self.only_new = not (others and self._plan.request.wait_for_locks)
         return self.only_new
 
     async def _peek_old(self, source: RawSource, mine: set[int], limit: int) -> PeekedQueue:
@@ -163,6 +165,6 @@ class QueueEnd:
         if locked.is_news():
             until_ms = self._free[1]
             plan.context.on_event(
-                MessagesLocked(self._queue, len(locked), until_ms, plan.options.wait_for_locks, overdue)
+                MessagesLocked(self._queue, len(locked), until_ms, plan.request.wait_for_locks, overdue)
             )
         self._report(mover, None)

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from sbpair.amqp_client.client import AmqpClient, GetToken, connect
 from sbpair.azure.atom import AtomNamespace, open_atom
@@ -32,11 +32,12 @@ from sbpair.model.pair import Endpoint
 from sbpair.move.events import RampProgress
 from sbpair.move.interface import ReceivedMessage
 from sbpair.move.message.dead_letters import cause_in, dead_letter_path
-from sbpair.move.message.route import BACKLOG_DEAD_LETTERS, Facts, Send, route
+from sbpair.move.message.route import BACKLOG_DEAD_LETTERS, Facts, Send, TimeToLive, router
 from sbpair.move.peek.locked import PARTITION_BITS
 from sbpair.move.peek.peeker import PAGE, read_peeked
 from sbpair.move.receipt import MAX_LISTED, NamedMessage, RampRecord, RampState, RampStep, Tally
-from sbpair.syphon.run_plan import RampPlan, RunPlan
+from sbpair.syphon.run_plan import RunPlan
+from sbpair.syphon.run_request import RampPlan
 
 log = logging.getLogger(__name__)
 
@@ -54,9 +55,10 @@ MAX_HOPS = 4
 class Ramp:
     """The ramp of a run. `error` is why it ended the run. `turn` is held by the worker that receives."""
 
-    def __init__(self, steps: RampPlan, run: RunPlan, watch: DeadLetterWatch) -> None:
+    def __init__(self, run: RunPlan, watch: DeadLetterWatch) -> None:
         self.error: SbpairError | None = None
         self.turn = asyncio.Lock()
+        steps = cast("RampPlan", run.request.ramp)  # or it has no ramp
         self._steps, self._run, self._watch = steps, run, watch
         self._tally = run.context.tally
         self._loop = asyncio.get_running_loop()
@@ -102,12 +104,12 @@ class Ramp:
 
         While a namespace is away, `admit` observes them later.
         """
-        spec = self._run.spec
+        request = self._run.request
         try:
-            if spec.form.destination is not None:
-                await self._watch.add(spec.form.destination)
+            if request.form.destination is not None:
+                await self._watch.add(request.form.destination)
                 return
-            async with connect(spec.ends.secondary, get_token=self._run.get_token) as client:
+            async with connect(request.ends.source, get_token=self._run.get_token) as client:
                 for queue in queues:
                     await self._add_first(client, queue)
         except Unavailable as error:
@@ -151,13 +153,14 @@ class Ramp:
         try:
             self._tally.spent("management_calls", 1)
             page = await client.peek(queue, 0, PAGE, bodies=False)
-            await self._add(read_peeked(queue, payload, self._run.spec.form).facts for payload in page)
+            await self._add(read_peeked(queue, payload, self._run.request.form).facts for payload in page)
         except EntityMissing as error:
             log.info("%s was not peeked: %s", queue, error.message)
 
     async def _add(self, many: Iterable[Facts]) -> None:
-        decisions = {facts.path: route(facts) for facts in many if facts.path is not None}
-        for decision in decisions.values():
+        by_path = {facts.path: facts for facts in many if facts.path is not None}
+        decide = router(TimeToLive.ORIGINAL, int, renames=self._run.request.renames)
+        for decision in decide([*by_path.values()]):
             if isinstance(decision, Send):
                 await self._watch.add(decision.destination)
 
@@ -187,7 +190,7 @@ class Ramp:
             except Unavailable as error:
                 failures += 1
                 log.info("dead letters were not observed: %s", error.message)
-                if self._run.once and failures >= MAX_TRIES:
+                if self._run.request.once and failures >= MAX_TRIES:
                     raise
                 timings, context = self._run.timings, self._run.context
                 await asyncio.sleep(timings.backoff.seconds(failures, context.jitter()))
@@ -275,13 +278,13 @@ def _count_messages(found: Sequence[NamedMessage]) -> int:
 
 
 @asynccontextmanager
-async def open_ramp(steps: RampPlan, run: RunPlan, queues: Sequence[str]) -> AsyncIterator[Ramp]:
+async def open_ramp(run: RunPlan, queues: Sequence[str]) -> AsyncIterator[Ramp]:
     """Open the ramp of a run, before anything is received. Raises as `Ramp.prepare` does."""
-    ends = run.spec.ends
-    async with open_atom(ends.primary) as control:
-        source = run.spec.source if ends.same else None
-        watch = DeadLetterWatch(ends.primary, control, run.get_token, run.context.tally, source)
-        ramp = Ramp(steps, run, watch)
+    ends = run.request.ends
+    async with open_atom(ends.destination) as control:
+        source = run.request.source if ends.same else None
+        watch = DeadLetterWatch(ends.destination, control, run.get_token, run.context.tally, source)
+        ramp = Ramp(run, watch)
         try:
             await ramp.prepare(queues)
             yield ramp

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 
 from sbpair.errors import ExitCode, SbpairError
 from sbpair.model.pair import sign_in
-from sbpair.move.events import BacklogDepth, LimitChanged
 from sbpair.move.receipt import BUCKETS, Tally
+from sbpair.move.run_state import RunState
 from sbpair.public_names import __version__
 from sbpair.runs.control import RunControl
-from sbpair.runs.database import RunDatabase, now_ms
+from sbpair.runs.database import RunDatabase, namespace_id, now_ms
 from sbpair.runs.file_lease import hold_machine_leases
 from sbpair.runs.journal import Journal
-from sbpair.runs.run_log import Figures, RunEntry, new_id
+from sbpair.runs.run_log import Figures, RunEntry, check_returned, new_id
 
 if TYPE_CHECKING:
     from sbpair.model.pair import Ends
@@ -31,65 +31,70 @@ if TYPE_CHECKING:
     from sbpair.move.events import SyphonEvent
     from sbpair.move.rate_limit import RateLimiter
     from sbpair.move.receipt import Receipt
+    from sbpair.syphon.run_request import RunRequest
 
 
 @dataclass(slots=True)
 class LiveRun:
     """A run as others read it while it moves: given to it before it starts.
 
-    `rate_limiter` is None before the limits are known, and without any.
+    `rate_limiter` is None before the limits are known, and without any. `state` follows from the events of the run.
 
     `stuck_queues` returns the queues whose workers take no more turns. `has_lease` returns whether no other mover can
-    hold the lease at this moment.
+    hold the lease at this moment. `halted` is why no run moves now, and another one may follow; "" while one does.
     """
 
     id: str = field(default_factory=lambda: new_id(now_ms()))
     tally: Tally = field(default_factory=Tally)
+    state: RunState = field(default_factory=RunState)
     rate_limiter: RateLimiter | None = None
     traced: Traced | None = None
     stuck_queues: Callable[[], Sequence[str]] = tuple
     has_lease: Callable[[], bool] = lambda: True
+    halted: str = ""
+
+    def begin_again(self) -> None:
+        """Make it the run that follows one that ended: its readers go on with it."""
+        following = LiveRun(traced=self.traced)
+        for each in fields(following):
+            setattr(self, each.name, getattr(following, each.name))
 
 
 class RunStore:
-    """A context manager for one run. Without a directory no run is recorded, and the journal is in memory.
+    """A context manager for the run `live`. Without a directory no run is recorded, and the journal is in memory.
 
-    The lease is that of the pair, or `of` other ends and a source at the secondary one.
+    `control` has the requests of other processes; None without a directory. `may_send` raises if nothing may be sent,
+    for a reason other than this machine's lease.
 
-    `control` has the requests of other processes; None without a directory.
-    `receipt` returns the current figures. `may_send` raises if nothing may be sent, for a reason other than this
-    machine's lease. Raises LeaseHeld, StateRefused or MachineLacks before anything is moved.
+    Raises LeaseHeld, StateRefused or MachineLacks before anything is moved, and Unsafe for a primary that was lost,
+    until a run has `primary_is_back`.
     """
 
     def __init__(
         self,
-        pair: Ends,
+        request: RunRequest,
         directory: Path | None,
-        command: str,
-        receipt: Callable[[], Receipt],
+        live: LiveRun,
         *,
-        lease: bool = True,
-        of: tuple[Ends, str | None] | None = None,
-        run: str | None = None,
         may_send: Callable[[], None] = lambda: None,
     ) -> None:
-        self.run = run or new_id(now_ms())
-        self.journal = Journal(run=self.run, may_send=may_send)
-        self._receipt = receipt
+        self.run = live.id
+        self._receipt = live.tally.receipt
         self.control: RunControl | None = None
         self._recorded: RunEntry | None = None
         self._last: Receipt | None = None
-        self._depth = BacklogDepth()
-        self._limit = ""
-        self._settings: dict[str, object] = {}
+        self._state = live.state
+        self._settings = {**ends_settings(request.ends), **request.settings()}
+        self._clock = request.ends.source.clock
         with ExitStack() as stack:
-            if lease:
-                ends, source = of or (pair, None)
+            if request.lease:
+                ends, source = request.leased
                 check = stack.enter_context(hold_machine_leases(ends, directory, self.run, source))
                 may_send = partial(_run_both, check, may_send)
+            if directory is None:
                 self.journal = Journal(run=self.run, may_send=may_send)
-            if directory is not None:
-                self._open(stack, pair, directory, command, may_send)
+            else:
+                self._open(stack, request, directory, may_send)
             self._opened = stack.pop_all()
 
     def __enter__(self) -> RunStore:
@@ -114,9 +119,8 @@ class RunStore:
         """Return `on_event` for a run whose timeline has the depth of its queues."""
 
         def take(event: SyphonEvent) -> None:
-            self._depth.take(event)
-            if isinstance(event, LimitChanged):
-                self._limit = str(event.limit or "")
+            with self._state.lock:
+                self._state.take(event)
             on_event(event)
 
         return take
@@ -126,8 +130,9 @@ class RunStore:
         if self._recorded is not None:
             receipt = self._receipt()
             counts = {name: int(getattr(receipt, name)) for name in ("received", *BUCKETS)}
-            depth = (self._depth.messages(), self._depth.oldest_ms())
-            self._recorded.sample(Figures(counts, receipt.destinations, *depth, self._limit), last=last)
+            found = self._state
+            depth = (found.messages(), found.oldest_ms(), str(found.limit or ""))
+            self._recorded.sample(Figures(counts, receipt.destinations, *depth), last=last)
 
     def record(self) -> None:
         """Record the figures, if they have changed."""
@@ -146,17 +151,24 @@ class RunStore:
             self._recorded.finish(self._receipt().document(), exit_code, stopped=stopped, error=error)
             self.journal.note_named()
 
-    def _open(self, stack: ExitStack, pair: Ends, directory: Path, command: str, may_send: Callable[[], None]) -> None:
-        state = stack.enter_context(RunDatabase(directory, pair))
+    def _open(self, stack: ExitStack, request: RunRequest, directory: Path, may_send: Callable[[], None]) -> None:
+        state = stack.enter_context(RunDatabase(directory, request.owner or request.ends))
+        if request.returns_to and not request.primary_is_back:
+            check_returned(state, request.returns_to)
+        command = f"{request.command} {'--once' if request.once else '--watch'}"
+        command += f" --to {request.to}" if request.to else ""
         self._recorded = RunEntry(state, command, run_id=self.run)
+        self.describe()
         stack.callback(self._recorded.close)
         self.control = RunControl(state, self.run)
         self.journal = Journal(
             state,
             run=self.run,
+            destination_namespace=namespace_id(request.ends.destination),
             earlier_doubts=self._recorded.earlier_doubts,
             unreported=self._recorded.unreported,
             may_send=may_send,
+            service_ms=self._clock.known_ms,
         )
         stack.callback(self.journal.close)
 
@@ -164,7 +176,7 @@ class RunStore:
 def ends_settings(ends: Ends) -> dict[str, object]:
     """Return how a run reaches its namespaces, without secrets, and the version that ran."""
     found: dict[str, object] = {"sbpair": __version__, "pair": ends.name}
-    for side, endpoint in (("primary", ends.primary), ("secondary", ends.secondary)):
+    for side, endpoint in (("primary", ends.destination), ("secondary", ends.source)):
         found[side] = endpoint.authority
         found[f"{side}_transport"] = str(endpoint.transport)
         found[f"{side}_sign_in"] = sign_in(endpoint)

@@ -1,4 +1,4 @@
-"""Runs the syphon: moves messages from the backlog queues to the primary, once or continuously."""
+"""Runs a request: moves messages from the backlog queues, or another source, once or continuously."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from sbpair.azure.atom import AtomNamespace, open_atom
-from sbpair.azure.credentials import token_getter
+from sbpair.azure.credentials import open_tokens
 from sbpair.azure.destinations import DestinationCache, open_destinations
 from sbpair.errors import EntityMissing, ExitCode, SbpairError, first_error
-from sbpair.model.pair import Ends
 from sbpair.move.context import MissingDestinations, MoveContext
 from sbpair.move.events import QueuesFound, SyphonEvent, TopicsUnchecked
 from sbpair.move.failure_latch import unless_set
@@ -27,14 +26,17 @@ from sbpair.runs.journal import Journal
 from sbpair.runs.run_log import SPACING_MS
 from sbpair.runs.session_lease import SessionLease, check_queue, hold_lease
 from sbpair.syphon.intake_gate import IntakeGate, obeying
-from sbpair.syphon.move_spec import MoveLimits, MoveSpec, PairTiers, SendCosts, effective_limits, none_found, tier_of
 from sbpair.syphon.pool import DepthSampler, Find, WorkerPool
-from sbpair.syphon.run_plan import DEFAULT_OPTIONS, DEFAULT_TIMINGS, MoveOptions, RunPlan
-from sbpair.syphon.run_store import LiveRun, RunStore, ends_settings
+from sbpair.syphon.run_limits import EndTiers, SendCosts, effective_limits, tier_of
+from sbpair.syphon.run_plan import RunPlan
+from sbpair.syphon.run_request import DEFAULT_TIMINGS
+from sbpair.syphon.run_store import LiveRun, RunStore
+from sbpair.syphon.sources import find_sources, none_found
 from sbpair.syphon.worker import QueueWorker
 
 if TYPE_CHECKING:
     from sbpair.syphon.ramp import Ramp
+    from sbpair.syphon.run_request import RunRequest
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +54,8 @@ class SyphonResult:
     """`failures` are the workers that could not go on: (queue, error). `run` is its id in `sbpair runs show`.
 
     `hurried` is whether the run ended without a wait for pending sends. `remaining` is None for a run that emptied the
-    backlog, or received nothing. `limit` slowed the run down most.
+    backlog, or received nothing. `limit` slowed the run down most. `to` is the namespace that a backlog went to instead
+    of its primary.
     """
 
     receipt: Receipt
@@ -64,6 +67,7 @@ class SyphonResult:
     missing: tuple[MissingDestination, ...] = ()
     remaining: RemainingMessages | None = None
     limit: Limit | None = None
+    to: str = ""
 
     @property
     def exit_code(self) -> int:
@@ -76,113 +80,78 @@ class SyphonResult:
 
 
 async def run(
-    pair: Ends,
-    options: MoveOptions = DEFAULT_OPTIONS,
+    request: RunRequest,
     *,
-    once: bool,
-    spec: MoveSpec | None = None,
     state: Path | None = None,
-    lease: bool = True,
-    lease_queue: str | None = None,
     stop: asyncio.Event | None = None,
     hurry: asyncio.Event | None = None,
     on_event: OnEvent = lambda _event: None,
     gate: IntakeGate | None = None,
     live: LiveRun | None = None,
 ) -> SyphonResult:
-    """Move the messages of the pair's backlog queues to their destinations in the primary.
+    """Move the messages that a request describes: those of `syphon_request(pair, …)` to their destinations.
 
-    With a `spec`, move what it describes instead; `pair` is then the one whose state and runs these are.
+    A watch ends when `stop` is set. Once `hurry` is set, after `stop`, it ends within a few seconds: pending sends are
+    in doubt, and the rest is released. While the `gate` is closed, the run keeps its connections and leases, and no
+    message. `live` is a new one, through which the caller reads the run's figures while it moves.
 
-    With `once`, ends when every message that was there at the start is settled or held; otherwise when `stop` is set.
-    Without the Manage claim it drains queues 0 to the pair's count - 1. Once `hurry` is set, after `stop`, it ends
-    within a few seconds: pending sends are in doubt, and the rest is released. While the `gate` is closed, the run
-    keeps its connections and leases, and no message. `live` is a new one, through which the caller reads the run's
-    figures while it moves.
-
-    `state` is the directory of the pair's journal and runs. With it, the next run knows what this one has moved, even
-    if this one is killed. Without it, no journal or run is kept. Unless `lease` is False, no other process of this user
-    on this machine moves the pair at the same time. With `lease_queue`, a session queue in the secondary namespace, no
-    mover on any machine that names it does; the run ends if that lease is lost.
+    `state` is the directory of the journal and of the records of runs. With it, the next run knows what this one has
+    moved, even if this one is killed. Without it, no journal or run is kept.
 
     Raises only errors found before anything is received, such as EntityMissing without any backlog queue, LeaseHeld, or
     StateRefused for the state of another pair.
     """
     stop, hurry = stop or asyncio.Event(), hurry or asyncio.Event()
-    spec, live = spec or MoveSpec(pair), live or LiveRun()
-    limits, where = options.limits or MoveLimits(), options.where
+    live, where = live or LiveRun(), request.where
     tally = live.tally
     tally.filter_counts = where.counts if where else None
     async with AsyncExitStack() as stack:
-        session = None if lease_queue is None else await _take_lease(stack, spec, lease_queue, live.id, stop)
+        session = await _take_lease(stack, request, live.id, stop)
         if session is not None:
             live.has_lease = lambda: session.confirmed_seconds() > 0
-        store = stack.enter_context(
-            RunStore(
-                pair,
-                state,
-                f"{spec.command} {'--once' if once else '--watch'}",
-                tally.receipt,
-                lease=lease,
-                of=spec.leased,
-                run=live.id,
-                may_send=session.check if session is not None else lambda: None,
-            )
-        )
-        store.describe(
-            **ends_settings(spec.ends),
-            source=spec.source,
-            mode="once" if once else "watch",
-            order="backlog" if options.ordered else "none",
-            ttl=str(limits.ttl),
-            max_held=options.max_held,
-            max_missing="all" if options.allow_missing else options.max_missing,
-            max_discard="all" if options.max_discard is None else options.max_discard,
-            wait_for_locks=options.wait_for_locks,
-            lease=lease_queue or ("this machine" if lease else "none"),
-            **({} if where is None else {"where": where.text, "max_skipped": options.max_skipped}),
-        )
-        timings = options.timings or DEFAULT_TIMINGS
+        may_send = session.check if session is not None else lambda: None
+        store = stack.enter_context(RunStore(request, state, live, may_send=may_send))
+        timings = request.timings or DEFAULT_TIMINGS
         context = MoveContext(
-            namespace=spec.ends.secondary.name,
+            namespace=request.ends.source.name,
             tally=tally,
             journal=store.journal,
             on_event=store.observing(on_event),
             timings=timings.move,
-            max_held=options.max_held,
-            ordered=options.ordered,
-            ttl=limits.ttl,
-            missing=MissingDestinations(None if options.allow_missing else options.max_missing),
-            keeps_refused=spec.keeps_refused,
+            max_held=request.max_held,
+            ordered=request.ordered,
+            ttl=request.ttl,
+            missing=MissingDestinations(None if request.allow_missing else request.max_missing, request.words[1]),
+            keeps_refused=request.keeps_refused,
             chosen=None if where is None else where.choose,
-            max_skipped=options.max_skipped,
-            duplicate_window_ms=spec.duplicate_window_ms,
+            max_skipped=request.max_skipped,
+            duplicate_window_ms=request.duplicate_window_ms,
             traced=live.traced,
+            renames=request.renames,
         )
-        plan = RunPlan(once, context, stop, spec, options, session, timings, gate or IntakeGate())
+        started_at = asyncio.get_running_loop().time()
+        plan = RunPlan(request, context, stop, timings, session, gate or IntakeGate(), started_at=started_at)
         started = time.monotonic()
         workers: list[QueueWorker] = []
         remaining: RemainingMessages | None = None
-        opened: Ramp | None = None
+        ramp: Ramp | None = None
         async with AsyncExitStack() as moving:
-            moving.callback(_name_possible_duplicates, tally, store.journal, live.id, spec)
+            moving.callback(_name_possible_duplicates, tally, store.journal, live.id, request)
             await moving.enter_async_context(obeying(store, plan.gate, stop, context.on_event))
-            prepared = await unless_set(stop, _prepare(moving, plan, pair, store))
+            prepared = await unless_set(stop, _prepare(moving, plan, store))
             if prepared is not None:
                 find, found = prepared
                 live.rate_limiter = context.rate_limiter
-                if options.ramp is not None:
+                if request.ramp is not None:
                     from sbpair.syphon.ramp import open_ramp
 
-                    opening = moving.enter_async_context(open_ramp(options.ramp, plan, found.queues))
-                    opened = await unless_set(stop, opening)
-                pool = WorkerPool(plan, find if found.managed and not once else None, opened)
+                    opening = moving.enter_async_context(open_ramp(plan, found.queues))
+                    ramp = await unless_set(stop, opening)
+                pool = WorkerPool(plan, find if found.managed and not request.once else None, ramp)
                 live.stuck_queues = pool.stuck_queues
                 workers = await _run_workers(pool, found.queues, hurry, store)
-                remaining = await _remaining(plan, workers, may_count=options.count_remaining and not hurry.is_set())
-        failures = _failures(pair, plan, workers)
-        if opened is not None and opened.error is not None:
-            failures.append((opened.place, opened.error))
+                remaining = await _remaining(plan, workers, may_count=request.count_remaining and not hurry.is_set())
+        failures = _failures(plan, workers, ramp)
         limiter = context.rate_limiter
         result = SyphonResult(
             tally.receipt(),
@@ -194,6 +163,7 @@ async def run(
             context.missing.result(),
             remaining,
             None if limiter is None else limiter.main_limit(),
+            request.to,
         )
         error = failures[0][1].message if failures else ""
         store.finish(result.exit_code, stopped=result.stopped and not error, error=error)
@@ -203,54 +173,61 @@ async def run(
 # Before anything is received.
 
 
-async def _prepare(stack: AsyncExitStack, plan: RunPlan, pair: Ends, store: RunStore) -> tuple[Find, QueuesFound]:
+async def _prepare(stack: AsyncExitStack, plan: RunPlan, store: RunStore) -> tuple[Find, QueuesFound]:
     """Open both namespaces' management, and complete the plan. Return a way to list the queues, and the first ones."""
-    spec, context, last = plan.spec, plan.context, None
-    control = await stack.enter_async_context(open_atom(spec.ends.secondary))
+    request, context, last = plan.request, plan.context, None
+    control = await stack.enter_async_context(open_atom(request.ends.source))
 
     async def find() -> QueuesFound:
         nonlocal last
-        found = await spec.find_sources(pair, control)
+        found = await find_sources(request, control)
         if found != last:
             last = found
             context.on_event(found)
         return found
 
-    plan.get_token = await stack.enter_async_context(token_getter(spec.ends))
+    plan.get_token = await stack.enter_async_context(open_tokens())
     found = await find()
-    primary = await stack.enter_async_context(open_destinations(spec.ends.primary))
-    await _limit(plan, primary, control, store)
+    destinations = await stack.enter_async_context(open_destinations(request.ends.destination))
+    await _limit(plan, destinations, control, store)
     on_unchecked = lambda reason: context.on_event(TopicsUnchecked(reason))  # noqa: E731  # one line, used once
-    context.topics = TopicGuard(primary, context.tally, plan.options.max_discard, on_unchecked)
+    context.topics = TopicGuard(
+        destinations, context.tally, request.max_discard, on_unchecked, kept_out=request.kept_out
+    )
     plan.control = control if found.managed else None
-    if spec.source is not None:
-        plan.source_lock_seconds = await plan.lock_seconds(spec.source)
+    if request.source is not None:
+        plan.source_lock_seconds = await plan.lock_seconds(request.source)
     return find, found
 
 
 async def _take_lease(
-    stack: AsyncExitStack, spec: MoveSpec, queue: str, run_id: str, stop: asyncio.Event
-) -> SessionLease:
+    stack: AsyncExitStack, request: RunRequest, run_id: str, stop: asyncio.Event
+) -> SessionLease | None:
+    """Take the lease across machines, if one is wanted."""
+    queue = request.lease_queue
+    if queue is None:
+        return None
     check_queue(queue)
-    get_token = await stack.enter_async_context(token_getter(spec.ends))
-    ends, source = spec.leased
+    get_token = await stack.enter_async_context(open_tokens())
+    ends, source = request.leased
     lease = hold_lease(ends, queue, run_id, source=source, stop=stop, get_token=get_token)
     return await stack.enter_async_context(lease)
 
 
-async def _limit(plan: RunPlan, primary: DestinationCache, control: AtomNamespace, store: RunStore) -> None:
+async def _limit(plan: RunPlan, destinations: DestinationCache, control: AtomNamespace, store: RunStore) -> None:
     """Set the rate limiter for namespaces of these tiers, and the cost of a message if credits are limited."""
-    limits, context = plan.options.limits, plan.context
-    if limits is None:
-        return
-    tiers = PairTiers()
-    if limits.credits is None or not math.isinf(limits.credits):
-        tiers = PairTiers(*await asyncio.gather(tier_of(primary), tier_of(DestinationCache(control))))
-        context.send_cost = SendCosts(primary).of
-    effective = effective_limits(limits, tiers)
-    if plan.spec.ends.same:
-        effective = effective.shared()
-    store.describe(primary_tier=tiers.primary, secondary_tier=tiers.secondary, **asdict(effective))
+    request, context, tiers = plan.request, plan.context, EndTiers()
+    if request.credits is None or not math.isinf(request.credits):
+        tiers = EndTiers(*await asyncio.gather(tier_of(DestinationCache(control)), tier_of(destinations)))
+        context.send_cost = SendCosts(destinations).of
+    effective = effective_limits(request, tiers)
+    store.describe(
+        primary_tier=tiers.destination,
+        secondary_tier=tiers.source,
+        rate=effective.rate,
+        primary_credits=effective.destination_credits,
+        secondary_credits=effective.source_credits,
+    )
     context.rate_limiter = effective.rate_limiter(asyncio.get_running_loop().time())
 
 
@@ -260,11 +237,11 @@ async def _limit(plan: RunPlan, primary: DestinationCache, control: AtomNamespac
 async def _run_workers(
     pool: WorkerPool, queues: Sequence[str], hurry: asyncio.Event, store: RunStore
 ) -> list[QueueWorker]:
-    sample_seconds = pool.plan.options.sample_seconds
+    plan, sample_seconds = pool.plan, pool.plan.request.sample_seconds
     sampler = None if sample_seconds is None else DepthSampler(pool, sample_seconds)
     beside = [_record(store), _sample(store)]
-    if pool.plan.lease is not None:
-        beside.append(pool.fail_without(pool.plan.lease))
+    if plan.lease is not None:
+        beside.append(pool.fail_without(plan.lease))
     if sampler is not None:
         beside.append(sampler.run())
     if pool.ramp is not None:
@@ -275,7 +252,7 @@ async def _run_workers(
         sampler.emit_destinations()
     if pool.ramp is not None:
         store.record()
-        await unless_set(pool.plan.stop, pool.ramp.finish())
+        await unless_set(plan.stop, pool.ramp.finish())
         pool.ramp.close()
     return pool.workers
 
@@ -297,12 +274,12 @@ async def _sample(store: RunStore) -> None:
 # The result.
 
 
-def _failures(pair: Ends, plan: RunPlan, workers: list[QueueWorker]) -> list[tuple[str, SbpairError]]:
-    """Return why workers and the lease could not go on. Raises EntityMissing if no backlog queue exists."""
+def _failures(plan: RunPlan, workers: list[QueueWorker], ramp: Ramp | None) -> list[tuple[str, SbpairError]]:
+    """Return why workers, the lease and the ramp could not go on. Raises EntityMissing if no backlog queue exists."""
     lease, tally = plan.lease, plan.context.tally
     missing = [worker for worker in workers if isinstance(worker.error, EntityMissing)]
     if len(missing) == len(workers) and not plan.stop.is_set() and not tally.receipt().received:
-        raise none_found(pair) if plan.spec.source is None else cast("EntityMissing", missing[0].error)
+        raise none_found(plan.request.ends) if plan.request.source is None else cast("EntityMissing", missing[0].error)
     # A missing queue holds nothing: it was reported, and is no failure.
     failures = [(worker.queue, worker.error) for worker in workers if worker.error and worker not in missing]
     if lease is not None:
@@ -310,6 +287,8 @@ def _failures(pair: Ends, plan: RunPlan, workers: list[QueueWorker]) -> list[tup
         if lease.error is not None:
             # Workers without a connection at that moment were only stopped.
             failures.append((lease.location.queue, lease.error))
+    if ramp is not None and ramp.error is not None:
+        failures.append((ramp.place, ramp.error))
     return failures
 
 
@@ -331,15 +310,21 @@ async def _remaining(plan: RunPlan, workers: list[QueueWorker], *, may_count: bo
     return RemainingMessages(left, exact=False)
 
 
-def _name_possible_duplicates(tally: Tally, journal: Journal, run_id: str, spec: MoveSpec) -> None:
+def _name_possible_duplicates(tally: Tally, journal: Journal, run_id: str, request: RunRequest) -> None:
     """Add messages that the mover did not name itself: unconfirmed ones, and those that earlier runs left in doubt.
 
     Those of crashed runs are named once in any case, and each doubt once its message ended.
     """
-    source, destination = spec.words
-    for _, queue, number, _, message_id in journal.unconfirmed():
-        why = f"the {destination} accepted it, and the {source} did not confirm its completion"
-        tally.doubtful(NamedMessage(queue, number, message_id, None, why))
+    source, destination = request.titles
+    why = f"{destination} accepted it, and {source} did not confirm its completion"
+    full = f"{why}; the journal, which is full, has forgotten it"
+    for keys, reason in ((journal.unconfirmed(), why), (journal.forgotten, full)):
+        for _, queue, number, _, message_id in keys:
+            tally.doubtful(NamedMessage(queue, number, message_id, None, reason))
+    tally.doubtful_beyond(journal.forgotten_total - len(journal.forgotten))
+    for each in journal.accepted_twice():
+        found = f"also accepted by {each.namespace}, to which run {each.run} sent it"
+        tally.doubtful(NamedMessage(each.queue, each.sequence_number, each.message_id, each.destination, found))
     reasons = dict.fromkeys(journal.in_doubt(), "{} ended before they were confirmed")
     for doubt, sent in journal.ended_doubts():
         reasons.setdefault(doubt, "{} left it in doubt, and this run sent it again" if sent else "{} left it in doubt")

@@ -23,6 +23,7 @@ from sbpair.errors import (
     ServiceRefused,
     Silent,
     SkipLimitReached,
+    TokenExpired,
     Unavailable,
     Unsafe,
 )
@@ -109,10 +110,10 @@ class QueueWorker:
             self._connections.source.interrupt()
         self._waits.end()
 
-    def abort(self, error: Unavailable, *, backlog: bool = False) -> None:
-        """End the primary's connection; with `backlog`, both."""
+    def abort(self, error: Unavailable, *, source: bool = False) -> None:
+        """End the connection to the destination; with `source`, both."""
         if self._connections is not None:
-            (self._connections if backlog else self._connections.primary).abort(error)
+            (self._connections if source else self._connections.destination).abort(error)
 
     def fail(self, error: SbpairError) -> None:
         """Start no more sends because of an error that every message would meet. Pending sends finish."""
@@ -168,7 +169,7 @@ class QueueWorker:
             return
         async with AsyncExitStack() as stack:
             plan = self._plan
-            opening = open_connections(plan.spec, plan.get_token, self.queue, plan.sides, plan.source_lock_seconds)
+            opening = open_connections(plan.request, plan.get_token, self.queue, plan.ends, plan.source_lock_seconds)
             connections = await self._waits.unless_ended(stack.enter_async_context(opening))
             if connections is None:
                 return
@@ -197,7 +198,7 @@ class QueueWorker:
         parked.times = self._skipped.times  # those of earlier connections, and from before a pause
         renewing = asyncio.create_task(parked.keep_locked(self._plan.context), name=f"renew sessions of {self.queue}")
         try:
-            idle = Mover(source, connections.primary, asyncio.TaskGroup(), self._plan.context, parked)
+            idle = Mover(source, connections.destination, asyncio.TaskGroup(), self._plan.context, parked)
             while not (self._plan.stop.is_set() or self._interrupted or self._is_full(idle)):
                 if await self._move_next(connections, source, idle, parked):
                     return
@@ -211,11 +212,11 @@ class QueueWorker:
         """Move the next session, if there is one. Return whether nothing remains to wait for."""
         plan = self._plan
         self._take_turn()
-        seconds = self.end.poll_seconds if plan.once else SESSION_SECONDS
+        seconds = self.end.poll_seconds if plan.request.once else SESSION_SECONDS
         session = await self._waits.unless_ended(source.next_session(seconds))
         if session is None:
             plan.context.tally.spent("empty_receives", 1)
-            return plan.once and not self._interrupted and await self._is_empty(source, idle)
+            return plan.request.once and not self._interrupted and await self._is_empty(source, idle)
         self._connections = replace(connections, source=session)
         try:
             return await self._move(self._connections, parked.skipped_in(session), parked)
@@ -225,7 +226,7 @@ class QueueWorker:
                 session.close()
 
     async def _settle_left(self, source: RawSource) -> None:
-        """Settle what a lost connection left locked: complete what the primary accepted, and unlock the rest."""
+        """Settle what a lost connection left locked: complete what the destination accepted, and unlock the rest."""
         prefetched, self._prefetched = self._prefetched, ()
         await source.unlock(prefetched)
         left, self._unsettled = self._unsettled, ()
@@ -247,16 +248,16 @@ class QueueWorker:
         failure: SbpairError | None = None
         skipped.source = connections.source
         plan.context.tally.backing_off(self.queue, ())
-        mover = self._mover = Mover(connections.source, connections.primary, tasks, plan.context, skipped)
-        primary_lost = partial(connections.primary_lost, mover.retry_now)
+        mover = self._mover = Mover(connections.source, connections.destination, tasks, plan.context, skipped)
+        destination_lost = partial(connections.destination_lost, mover.retry_now)
         try:
             async with tasks:
                 background = (
                     tasks.create_task(mover.renew_locks()),
                     tasks.create_task(self._report(mover)),
-                    # Wait for outstanding primary outcomes; releasing held messages needs no wait.
-                    tasks.create_task(connections.end_together(connections.backlog_lost, mover.fail)),
-                    tasks.create_task(connections.end_together(primary_lost, mover.fail, RELEASE_SECONDS)),
+                    # Wait for outstanding outcomes of sends; releasing held messages needs no wait.
+                    tasks.create_task(connections.end_together(connections.source_lost, mover.fail)),
+                    tasks.create_task(connections.end_together(destination_lost, mover.fail, RELEASE_SECONDS)),
                 )
                 try:
                     await self._drain(connections.source, mover)
@@ -283,7 +284,7 @@ class QueueWorker:
             self._prefetched = connections.source.lost
             self._unsettled, self._refused = mover.unsettled, [*self._locked_still(self._refused), *mover.refused]
             self._unsettleable = list(mover.unsettleable(1).values())
-        if plan.once and not plan.stop.is_set():
+        if plan.request.once and not plan.stop.is_set():
             # The backlog may not know all that was sent: the next connection completes it.
             failure = failure or mover.settlement_error
         failure = mover.fatal or failure
@@ -313,11 +314,13 @@ class QueueWorker:
                 continue
             if messages:
                 self._failures = 0
-                self.end.received(messages, source.clock_ahead_ms)
+                self.end.received(messages, source.service_ms)
                 if plan.context.rate_limiter is not None:
                     plan.context.rate_limiter.received(loop.time(), len(messages))
                 self._emit_progress(mover)
-                if plan.once and await self._waits.unless_ended(self.end.only_new_remain(source, messages, mover)):
+                if plan.request.once and await self._waits.unless_ended(
+                    self.end.only_new_remain(source, messages, mover)
+                ):
                     await self._wait_settled(source, mover)
                     return
                 continue
@@ -330,8 +333,8 @@ class QueueWorker:
         if isinstance(source, SessionSource):
             if mover.held:
                 await mover.wait_changed(self._plan.timings.empty_wait_seconds)
-            return not mover.held or (self._plan.once and mover.stuck(TRIES))
-        return self._plan.once and not mover.halted and await self._is_empty(source, mover)
+            return not mover.held or (self._plan.request.once and mover.stuck(TRIES))
+        return self._plan.request.once and not mover.halted and await self._is_empty(source, mover)
 
     async def _is_empty(self, source: RawSource, mover: Mover) -> bool:
         return bool(await self._waits.unless_ended(self.end.is_empty(source, mover)))
@@ -355,7 +358,7 @@ class QueueWorker:
             limit = min(limit, ramp.room)
             if limit == 0 or self._interrupted:
                 return None
-            is_shared = self._plan.spec.source is None
+            is_shared = self._plan.request.source is None
             messages = await self._receive(source, mover, limit, TURN_SECONDS if is_shared else math.inf)
             if messages:
                 try:
@@ -376,7 +379,7 @@ class QueueWorker:
     ) -> Sequence[ReceivedMessage]:
         """Receive once, and reopen the link each time the service closes it as unused."""
         loop = asyncio.get_running_loop()
-        seconds = self.end.poll_seconds if self._plan.once else self._plan.timings.long_poll_seconds
+        seconds = self.end.poll_seconds if self._plan.request.once else self._plan.timings.long_poll_seconds
         until = loop.time() + min(seconds, max_seconds)
         if mover.locked:
             until = min(until, self._last_used + UNUSED_SECONDS)
@@ -425,14 +428,14 @@ class QueueWorker:
         if backing_off and backing_off != self._blocked_by:
             self._plan.context.on_event(QueueBlocked(self.queue, backing_off))
             self._blocked_by = backing_off
-        if self._plan.once and mover.stuck(TRIES):
+        if self._plan.request.once and mover.stuck(TRIES):
             return True
         await mover.wait_changed(self._plan.timings.empty_wait_seconds)
         return False
 
     def _left_to_send(self) -> float:
         """Return how many more messages may be sent, by all workers."""
-        limit = self._plan.spec.max_messages
+        limit = self._plan.request.max_messages
         return math.inf if limit is None else limit - sum(self._plan.context.tally.sent_to().values())
 
     def _allowed(self, mover: Mover) -> float:
@@ -443,10 +446,10 @@ class QueueWorker:
         """Return whether as many messages as permitted were sent, or are held and will not be sent now."""
         ramp = self._ramp
         if ramp is not None and ramp.is_limited and ramp.room == 0 and mover.held:
-            return self._plan.once and mover.stuck(TRIES)
-        if self._plan.spec.max_messages is None or self._allowed(mover):
+            return self._plan.request.once and mover.stuck(TRIES)
+        if self._plan.request.max_messages is None or self._allowed(mover):
             return False
-        return not mover.held or (self._plan.once and mover.stuck(TRIES))
+        return not mover.held or (self._plan.request.once and mover.stuck(TRIES))
 
     async def _wait_settled(self, source: RawSource, mover: Mover) -> None:
         while mover.held and not mover.stuck(TRIES) and not mover.halted:
@@ -458,14 +461,14 @@ class QueueWorker:
 
     async def _back_off(self, error: Unavailable) -> bool:
         """Wait before the next connection. Return False if the worker ends instead."""
-        self._failures += 1
+        self._failures = 1 if isinstance(error, TokenExpired) else self._failures + 1
         self._turned_at = None  # a namespace may be away for days
         plan = self._plan
-        never_answered = isinstance(error, Silent) and plan.once and not self._was_open
-        if never_answered or not plan.options.reconnect or (plan.once and self._failures >= TRIES):
+        never_answered = isinstance(error, Silent) and plan.request.once and not self._was_open
+        if never_answered or not plan.request.reconnect or (plan.request.once and self._failures >= TRIES):
             self._fail(error, None)
             return False
-        away = None if plan.once else plan.sides.away
+        away = None if plan.request.once else plan.ends.away
         backoff = plan.timings.backoff.seconds(self._failures, plan.context.jitter())
         self._fail(error, backoff if away is None else PROBE_SECONDS)
         if away is None:
@@ -480,16 +483,16 @@ class QueueWorker:
             # All workers share the key, state and lease: the others would fail one by one. And a watch without one of
             # its queues would look like a complete one.
             shared = isinstance(error, (AccessError, Unsafe, MachineLacks, SkipLimitReached))
-            if shared or (isinstance(error, Unavailable) and not self._plan.once):
+            if shared or (isinstance(error, Unavailable) and not self._plan.request.once):
                 self._plan.stop.set()
         since_ms, side = None, None
         if isinstance(error, Unavailable):
-            away, side = self._plan.sides.away, error.side
+            away, side = self._plan.ends.away, error.side
             if away is not None:
                 since_ms, side = away.away_since_ms, side or away.name
         reason = error.message
-        if isinstance(error, EntityMissing) and self._plan.spec.source is None:
-            reason = f"not found in {self._plan.spec.ends.secondary.name}; sbpair provision creates missing queues"
+        if isinstance(error, EntityMissing) and self._plan.request.source is None:
+            reason = f"not found in {self._plan.request.ends.source.name}; sbpair provision creates missing queues"
         self._plan.context.on_event(QueueFailed(self.queue, reason, retry_seconds, since_ms, side))
 
     def _report_stuck(self) -> None:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from sbpair.move.events import BacklogDepth, QueueDepths, QueueDone, QueueProgress, QueuesFound, SyphonEvent
+from sbpair.move.events import QueueDepths, QueueDone, QueueProgress, QueuesFound, SyphonEvent
+from sbpair.move.run_state import RunState
 
 FOUND = QueuesFound(("q0", "q1"), (), managed=True)
 COUNTED = (QueueDepths("q0", 100, 5), QueueDepths("q1", 0))
@@ -33,7 +34,7 @@ PROGRESS = QueueProgress("q0", 40, 40, 0, 3, 40)
 def test_the_depth_is_the_last_count_less_what_has_gone_since(
     events: tuple[SyphonEvent, ...], depth: tuple[int | None, int | None]
 ) -> None:
-    found = BacklogDepth()
+    found = RunState()
     for event in events:
         found.take(event)
     assert (found.messages(), found.oldest_ms()) == depth

@@ -26,6 +26,7 @@ from sbpair.amqp.message import (
 )
 from sbpair.amqp.types import Char, Int, Long, Map, Symbol, Timestamp, UByte, UInt, ULong, Value, same
 from sbpair.backlog import Aliases, write_aliases
+from sbpair.drill.original_reading import WRAPPED_TTL_MS as WRAPPED
 from sbpair.errors import ProtocolError
 from sbpair.move.message.envelope import (
     ACTIVE,
@@ -213,32 +214,45 @@ def test_a_move_keeps_what_it_promises(own, annotations, header, properties, bod
     assert now.ttl == (None if ttl_ms is None else min(ttl_ms, MAXIMUM))
 
     # Properties: to the byte, but for what was asked for.
-    if aliases.session_id is None and (ttl_ms is None or ttl_ms <= MAXIMUM):
+    if aliases.session_id is None and (ttl_ms is None or ttl_ms < MAXIMUM):
         assert after.properties == before.properties
     had, has = before.read_properties(), after.read_properties()
     changed = set()
     if aliases.session_id is not None:
         assert has.group_id == aliases.session_id
         changed.add("group_id")
-    if ttl_ms is not None and ttl_ms > MAXIMUM:
+    if ttl_ms is not None and ttl_ms >= MAXIMUM:
         assert has.creation_time == NOW
-        assert has.absolute_expiry_time == min(NOW + ttl_ms, 2**63 - 1)
+        assert has.absolute_expiry_time == min(NOW + ttl_ms, LAST_EXPIRY)
         changed |= {"creation_time", "absolute_expiry_time"}
     for name, _, _ in Properties.TYPES:
         assert name in changed or same(getattr(had, name), getattr(has, name))
 
 
+LAST_EXPIRY = 253_402_214_399_999
+"""9999-12-30T23:59:59.999Z."""
+
 HUNDRED_DAYS_MS = 100 * 24 * 3_600_000
+OLD = {
+    "header": Header(ttl=WRAPPED).encode(),
+    "properties": Properties(absolute_expiry_time=LAST_EXPIRY, creation_time=NOW - 2).encode(),
+}
 STALE = {"properties": Properties(absolute_expiry_time=NOW - 1, creation_time=NOW - 2).encode()}
 
 
 @pytest.mark.parametrize(
     ("ticks", "had", "ttl", "times"),
     [
-        (MAXIMUM * 10_000, {}, MAXIMUM, (None, None)),
+        (MAXIMUM * 10_000 - 10_000, {}, MAXIMUM - 1, (None, None)),
+        # The maximum alone is none.
+        (MAXIMUM * 10_000, {}, MAXIMUM, (NOW, NOW + MAXIMUM)),
         # More than 49 days do not fit the header.
         (HUNDRED_DAYS_MS * 10_000, {}, MAXIMUM, (NOW, NOW + HUNDRED_DAYS_MS)),
+        (2**63 - 1, {}, MAXIMUM, (NOW, LAST_EXPIRY)),
         (1, {}, 1, (None, None)),
+        # Original clients wrote a wrapped maximum, and the last expiry, into the header of a message for the backlog.
+        (MINUTE_TICKS, OLD, 60_000, (NOW, NOW + 60_000)),
+        (HUNDRED_DAYS_MS * 10_000, OLD, MAXIMUM, (NOW, NOW + HUNDRED_DAYS_MS)),
         (MINUTE_TICKS, STALE, 60_000, (NOW, NOW + 60_000)),
         # One that is no alias is what the sender wished, unless it is the largest, which is none.
         (None, {"header": Header(ttl=5_000).encode()}, 5_000, (None, None)),
@@ -259,6 +273,9 @@ def test_a_time_to_live_is_in_the_header_or_in_two_times(ticks, had, ttl, times)
         (7, 99, 1, 7),
         (0, 99, 1, None),
         (MAXIMUM, 99, 1, 98),
+        (WRAPPED, 99, 1, 98),
+        (WRAPPED, LAST_EXPIRY, NOW, LAST_EXPIRY - NOW),
+        (WRAPPED, None, 1, WRAPPED),
         (None, 99, None, 94),
         (None, 5, None, None),
         (None, 99, 0, None),

@@ -17,6 +17,7 @@ from sbpair.amqp.message import (
 )
 from sbpair.amqp.types import Decimal128, Described, Float, Int, Long, Map, Symbol, Timestamp, UInt, ULong
 from sbpair.backlog import Aliases, write_aliases
+from sbpair.drill.original_reading import WRAPPED_TTL_MS
 from sbpair.move.filter import MAX_TEXT, FilteredMessage, FilterInvalid, MessageFilter
 from sbpair.move.message.decode import Decoder
 from sbpair.rules import view
@@ -230,6 +231,19 @@ def test_the_sequence_number_of_the_first_entity_is_kept() -> None:
     annotations = Map([(Symbol("x-opt-sequence-number"), Long(77)), (Symbol("x-opt-enqueue-sequence-number"), Long(5))])
     text = "sys.EnqueuedSequenceNumber = 5 AND sys.SequenceNumber = 77"
     assert MessageFilter(text).matches(filtered(encoded(annotations=annotations)))
+
+
+def test_a_time_to_live_above_49_days_is_that_of_the_expiry() -> None:
+    days_60 = 60 * 24 * HOUR_MS
+    expiring = Properties(creation_time=NOW_MS, absolute_expiry_time=NOW_MS + days_60)
+    for ttl, times, text in (
+        (0xFFFFFFFF, expiring, "sys.TimeToLive = '60d' AND sys.ExpiresAtUtc > '2027-03-16'"),
+        (WRAPPED_TTL_MS, expiring, "sys.TimeToLive = '60d'"),
+        (90_000, expiring, "sys.TimeToLive = '90s'"),
+        (0xFFFFFFFF, Properties(), "sys.ExpiresAtUtc IS NULL"),
+    ):
+        made = MessageFilter(text)
+        assert made.matches(filtered(encoded(ttl=UInt(ttl), properties=times))), (text, made.first_failure)
 
 
 def test_a_message_without_a_time_to_live_never_expires() -> None:

@@ -37,7 +37,7 @@ steps = st.lists(
 
 def rate_of(pace: RateLimiter, now: float) -> float | None:
     """Return the messages a second that may be sent now, at one credit each; None without a limit."""
-    buckets = [pace._secondary, *(bucket for bucket, _, _ in pace._sending(now, 1.0))]
+    buckets = [pace._source, *(bucket for bucket, _, _ in pace._sending(now, 1.0))]
     return min((each.rate for each in buckets if each is not None), default=None)
 
 
@@ -69,7 +69,7 @@ def never_more(left: list[tuple[float, int]], rate: float, each: float = 1.0) ->
 @given(limits, limits, steps, st.integers(1, 50))
 @example(2.0, None, [("busy", 0.0), ("wait", 1.0), ("send", 0.0), ("send", 0.0), ("wait", 2.0), ("send", 0.0)], 1)
 def test_no_interval_exceeds_a_limit_plus_a_burst(rate, share, played, cost):
-    left = play(RateLimiter(0.0, rate=rate, primary=share), played, cost)
+    left = play(RateLimiter(0.0, rate=rate, destination=share), played, cost)
     for limit, each in ((rate, 1), (share, cost)):
         if limit is not None:
             never_more(left, limit, each)
@@ -77,7 +77,7 @@ def test_no_interval_exceeds_a_limit_plus_a_burst(rate, share, played, cost):
 
 @given(limits, limits, steps, st.integers(1, 50), st.integers(1, 10_000))
 def test_it_never_comes_to_a_standstill(rate, share, played, cost, messages):
-    pace = RateLimiter(0.0, rate=rate, primary=share)
+    pace = RateLimiter(0.0, rate=rate, destination=share)
     left = play(pace, played, cost)
     now = sum(amount for what, amount in played if what == "wait")
     # What is owed is what has been let go; nothing makes anybody wait for more than that, a burst, and the pauses.
@@ -103,7 +103,7 @@ def test_without_a_limit_and_with_a_calm_service_nothing_waits(played):
 
 @given(rates, st.integers(1, 20))
 def test_two_largest_batches_may_be_sent_after_a_pause(rate, cost):
-    pace = RateLimiter(0.0, primary=rate)
+    pace = RateLimiter(0.0, destination=rate)
     limit = pace.max_batch(100.0, cost)
     assert limit >= 1
     if limit > 1:
@@ -135,7 +135,7 @@ def test_a_steady_sender_gets_all_of_its_rate():
 
 
 def test_filters_count():
-    pace = RateLimiter(0.0, primary=500.0)
+    pace = RateLimiter(0.0, destination=500.0)
     assert (pace.max_batch(0.0, 1), pace.max_batch(0.0, 5), pace.max_batch(0.0, 1_000)) == (50, 10, 1)
     pace.count_sent(0.0, 20, 5)
     assert pace.delay(0.0, 10, 5) == pytest.approx(0.1)
@@ -143,7 +143,7 @@ def test_filters_count():
 
 
 def test_the_two_namespaces_have_budgets_of_their_own():
-    pace = RateLimiter(0.0, primary=500.0, secondary=100.0)
+    pace = RateLimiter(0.0, destination=500.0, source=100.0)
     assert (pace.receivable(0.0), rate_of(pace, 0.0)) == (20, 100.0)
     pace.received(0.0, 30)
     assert (pace.receivable(0.0), pace.delay(0.0, 50)) == (0, 0.0)
@@ -314,7 +314,7 @@ def test_default_credits_are_half_of_standard_and_none_on_premium(asked, tier, e
 
 
 def test_the_limit_at_work_is_the_one_that_a_send_waits_for():
-    limiter = RateLimiter(0.0, rate=100.0, primary=500.0, secondary=500.0)
+    limiter = RateLimiter(0.0, rate=100.0, destination=500.0, source=500.0)
     assert (limiter.limit(0.0), limiter.main_limit()) == (None, None)
     limiter.reserve(0.0, 120)
     assert limiter.limit(0.0) is None
@@ -325,15 +325,15 @@ def test_the_limit_at_work_is_the_one_that_a_send_waits_for():
 
 
 def test_credits_count_by_their_cost_and_throttling_by_its_rate():
-    limiter = RateLimiter(0.0, primary=500.0)
+    limiter = RateLimiter(0.0, destination=500.0)
     limiter.reserve(0.0, 250, 2.0)
     limiter.reserve(0.0, 250, 2.0)
     assert str(limiter.limit(0.0)) == "limited to 250 messages/s by --credits 50%"
-    limiter = RateLimiter(0.0, secondary=333.0)
+    limiter = RateLimiter(0.0, source=333.0)
     limiter.received(0.0, 400)
     limiter.receive_delay(0.0)
     assert str(limiter.limit(0.0)) == "limited to 333 messages/s by --credits 33.3%"
-    limiter = RateLimiter(0.0, rate=200.0, secondary=500.0)
+    limiter = RateLimiter(0.0, rate=200.0, source=500.0)
     limiter.reserve(0.0, 100)
     limiter.reserve(0.0, 100)
     limiter.received(0.0, 500)

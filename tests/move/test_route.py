@@ -88,8 +88,9 @@ def test_a_path_that_no_entity_can_have_is_dead_lettered_here(path):
     assert "which is not a valid path" in decision.description
 
 
-def test_slashes_around_a_path_are_nothing():
-    assert route(facts(path="/billing/invoices/")) == Send("billing/invoices", None, None, None)
+@pytest.mark.parametrize(("path", "sent"), [("/billing/invoices/", "billing/invoices"), ("a~b", "a~b"), ("a/~", "a/~")])
+def test_outer_slashes_are_nothing_and_of_a_tilde_the_service_decides(path, sent):
+    assert route(facts(path=path)) == Send(sent, None, None, None)
 
 
 def test_a_refusal_names_the_destination_and_the_error():

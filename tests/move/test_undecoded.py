@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import compress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from sbpair.amqp.link import Delivery
 from sbpair.amqp.message import Properties
 from sbpair.amqp.types import Int
 from sbpair.backlog import Aliases
+from sbpair.model.namespace_clock import NamespaceClock
 from sbpair.move.filter import MessageFilter, UndecodedMessages
 from sbpair.move.raw_source import RawSource
 from tests.move.test_fast_decode import ALIASES as SOME_ALIASES
@@ -68,9 +70,9 @@ def deliveries(payloads: Sequence[bytes]) -> list[Delivery]:
 
 
 def source_of(*batches: Sequence[bytes]) -> RawSource:
-    nothing: Any = None
+    wire: Any = SimpleNamespace(endpoint=SimpleNamespace(clock=NamespaceClock()))
     receiver: Any = FakeReceiver(batches)
-    return RawSource(nothing, receiver, "q")
+    return RawSource(wire, receiver, "q")
 
 
 async def received(payloads: list[bytes], known: bytes) -> tuple[Sequence[Any], Sequence[Any]]:

@@ -11,5 +11,5 @@ from tests.runs.states import PAIR
 
 @pytest.fixture
 def state(tmp_path: Path) -> Iterator[RunDatabase]:
-    with RunDatabase(tmp_path, PAIR) as state:
+    with RunDatabase(tmp_path, PAIR.ends) as state:
         yield state

@@ -14,12 +14,13 @@ import pytest
 
 from sbpair.errors import LeaseHeld, LeaseLost, MachineLacks, StateRefused, Unreachable, UsageError
 from sbpair.model.pair import Pair
-from sbpair.move.receipt import Receipt, Tally
+from sbpair.move.receipt import Tally
 from sbpair.runs.database import FORMAT, RunDatabase, state_if_any
 from sbpair.runs.file_lease import Lease, lease_directory, lease_name
 from sbpair.runs.journal import Doubt, Journal
 from sbpair.runs.run_log import MAX_KEPT, RunEntry, all_runs, find_run, new_id
-from sbpair.syphon.run_store import RunStore
+from sbpair.syphon.run_request import syphon_request
+from sbpair.syphon.run_store import LiveRun, RunStore
 from tests.runs.states import KEY, PAIR, accepted, endpoint, sending
 
 
@@ -32,7 +33,7 @@ def mode(path: Path) -> int:
 
 def test_files_are_private(tmp_path: Path) -> None:
     home = tmp_path / "sbpair" / "orders"
-    with Lease(home, "r"), RunDatabase(home, PAIR) as state:
+    with Lease(home, "r"), RunDatabase(home, PAIR.ends) as state:
         Journal(state)
         RunEntry(state, "syphon")
         assert {mode(path) for path in home.iterdir()} == {0o600}
@@ -42,13 +43,13 @@ def test_files_are_private(tmp_path: Path) -> None:
 
 def test_an_existing_directory_keeps_its_mode(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
-    RunDatabase(tmp_path, PAIR).close()
+    RunDatabase(tmp_path, PAIR.ends).close()
     assert mode(tmp_path) == 0o755
 
 
 def test_namespaces_identify_the_pair_not_its_name(tmp_path: Path) -> None:
-    RunDatabase(tmp_path, PAIR).close()
-    RunDatabase(tmp_path, replace(PAIR, name="renamed")).close()
+    RunDatabase(tmp_path, PAIR.ends).close()
+    RunDatabase(tmp_path, replace(PAIR, name="renamed").ends).close()
 
 
 @pytest.mark.parametrize(
@@ -60,10 +61,10 @@ def test_namespaces_identify_the_pair_not_its_name(tmp_path: Path) -> None:
     ],
 )
 def test_the_state_of_another_pair_is_refused(tmp_path: Path, other: Pair) -> None:
-    RunDatabase(tmp_path, PAIR).close()
+    RunDatabase(tmp_path, PAIR.ends).close()
     before = (tmp_path / "state.db").read_bytes()
     with pytest.raises(StateRefused, match=r"state\.db is the state of contoso\.example and contoso-dr\.example") as no:
-        RunDatabase(tmp_path, other)
+        RunDatabase(tmp_path, other.ends)
     assert (no.value.exit_code, no.value.hint) == (4, "pass --state DIR for another directory")
     assert (tmp_path / "state.db").read_bytes() == before
 
@@ -72,7 +73,7 @@ def test_an_emulator_on_another_port_is_the_same_pair(tmp_path: Path) -> None:
     for port in (5672, 40000):
         both = [endpoint(name, authority=f"127.0.0.1:{port}", emulator=True) for name in ("contoso", "contoso-dr")]
         both[1] = replace(both[1], authority=f"127.0.0.1:{port + 1}")
-        RunDatabase(tmp_path, Pair("p", *both)).close()
+        RunDatabase(tmp_path, Pair("p", *both).ends).close()
 
 
 # What cannot be relied upon
@@ -110,13 +111,13 @@ ROWS: dict[str, Spoil] = {
 
 @pytest.mark.parametrize("spoilt", [*UNREADABLE, *ROWS])
 def test_an_unreliable_file_is_refused_and_unchanged(tmp_path: Path, spoilt: str) -> None:
-    with RunDatabase(tmp_path, PAIR) as state:
+    with RunDatabase(tmp_path, PAIR.ends) as state:
         journal = Journal(state, run="r")
         accepted(journal, sending(journal, [KEY], "orders"))
     path = tmp_path / "state.db"
     (UNREADABLE | ROWS)[spoilt](path)
     before = path.read_bytes()
-    with pytest.raises(StateRefused) as refused, RunDatabase(tmp_path, PAIR) as state:
+    with pytest.raises(StateRefused) as refused, RunDatabase(tmp_path, PAIR.ends) as state:
         Journal(state)
     assert refused.value.exit_code == 4
     assert refused.value.hint
@@ -146,7 +147,7 @@ def test_a_change_is_made_with_each_of_its_rows(state: RunDatabase, count: int) 
 
 def test_an_empty_file_is_initialized(tmp_path: Path) -> None:
     (tmp_path / "state.db").touch()
-    RunDatabase(tmp_path, PAIR).close()
+    RunDatabase(tmp_path, PAIR.ends).close()
 
 
 # What the machine does not let it
@@ -158,7 +159,7 @@ def a_file_above(home: Path) -> None:
 
 
 def open_state(home: Path) -> RunDatabase:
-    return RunDatabase(home, PAIR)
+    return RunDatabase(home, PAIR.ends)
 
 
 def open_lease(home: Path) -> Lease:
@@ -199,8 +200,18 @@ def test_a_state_locked_by_another_process_raises(tmp_path: Path, state: RunData
 
 
 def test_reading_a_missing_state_creates_nothing(tmp_path: Path) -> None:
-    assert state_if_any(tmp_path / "orders", PAIR) is None
-    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").touch()
+    assert state_if_any(tmp_path / "orders", PAIR.ends) is None
+    assert state_if_any(tmp_path / "file" / "orders", PAIR.ends) is None
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"]
+
+
+@pytest.mark.parametrize("name", ["n" * 300, "loop", "file"])
+def test_reading_at_an_impossible_path_raises_machine_lacks(tmp_path: Path, name: str) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "file").touch()
+    with pytest.raises(MachineLacks):
+        state_if_any(tmp_path / name, PAIR.ends)
 
 
 # The lease
@@ -236,12 +247,13 @@ def test_a_lost_lease_prevents_sending(tmp_path: Path, on_disk: bool) -> None:
         for error in others:
             raise error
 
-    with RunStore(PAIR, tmp_path if on_disk else None, "syphon", Receipt, may_send=may_send) as books:
+    directory = tmp_path if on_disk else None
+    with RunStore(syphon_request(PAIR, once=True), directory, LiveRun(), may_send=may_send) as books:
         with pytest.raises(Unreachable):
             sending(books.journal, [KEY], "orders")
         others.clear()
         accepted(books.journal, sending(books.journal, [KEY], "orders"))
-        (tmp_path / "lease" if on_disk else lease_directory(os.environ) / lease_name(PAIR)).unlink()
+        (tmp_path / "lease" if on_disk else lease_directory(os.environ) / lease_name(PAIR.ends)).unlink()
         with pytest.raises(LeaseLost):
             sending(books.journal, [KEY], "orders")
         assert books.journal.in_doubt() == []
@@ -275,7 +287,7 @@ def test_ids_sort_by_start_and_contain_the_time() -> None:
     ],
 )
 def test_a_run_is_recorded_with_its_outcome(tmp_path: Path, ending: dict, outcome: str) -> None:
-    with RunDatabase(tmp_path, PAIR) as state:
+    with RunDatabase(tmp_path, PAIR.ends) as state:
         run = RunEntry(state, "syphon --once", clock_ms=lambda: 5_000)
         assert [each.outcome for each in all_runs(state)] == ["running"]
         run.record({"received": 1})
@@ -304,7 +316,7 @@ def test_the_latest_runs_are_kept_with_their_doubts(state: RunDatabase) -> None:
 
 
 def test_a_unique_prefix_of_an_id_finds_the_run(tmp_path: Path) -> None:
-    with RunDatabase(tmp_path, PAIR) as state:
+    with RunDatabase(tmp_path, PAIR.ends) as state:
         for name in ("260921-141320-aaaa", "260921-141320-aabb", "260922-000000-aaaa"):
             run = RunEntry(state, "syphon", run_id=name)
             run.finish({}, 0)
@@ -337,13 +349,13 @@ def test_a_forced_end_of_a_run_is_recorded(
     tally = Tally()
 
     def run_for_a_while() -> None:
-        with RunStore(PAIR, tmp_path, "syphon", tally.receipt):
+        with RunStore(syphon_request(PAIR, once=True), tmp_path, LiveRun(tally=tally)):
             tally.received("q", 1)
             raise raised
 
     with pytest.raises(type(raised)):
         run_for_a_while()
-    with RunDatabase(tmp_path, PAIR) as state:
+    with RunDatabase(tmp_path, PAIR.ends) as state:
         [run] = all_runs(state)
     assert (run.outcome, run.exit_code, run.error) == (outcome, code, why)
     assert run.receipt is not None
@@ -352,7 +364,10 @@ def test_a_forced_end_of_a_run_is_recorded(
 
 def test_changed_figures_are_written(tmp_path: Path) -> None:
     tally = Tally()
-    with RunStore(PAIR, tmp_path, "syphon", tally.receipt) as books, RunDatabase(tmp_path, PAIR) as state:
+    with (
+        RunStore(syphon_request(PAIR, once=True), tmp_path, LiveRun(tally=tally)) as books,
+        RunDatabase(tmp_path, PAIR.ends) as state,
+    ):
         books.record()
         state.write(("UPDATE runs SET receipt = NULL", [()]))
         books.record()
@@ -365,7 +380,7 @@ def test_changed_figures_are_written(tmp_path: Path) -> None:
 
 def test_without_a_directory_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with RunStore(PAIR, None, "syphon", Receipt) as books:
+    with RunStore(syphon_request(PAIR, once=True), None, LiveRun()) as books:
         accepted(books.journal, sending(books.journal, [KEY], "orders"))
         books.journal.note_in_doubt(sending(books.journal, [KEY], "orders"))
         assert [doubt.run for doubt in books.journal.in_doubt()] == [books.run]
@@ -375,7 +390,10 @@ def test_without_a_directory_nothing_is_written(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_run_whose_end_cannot_be_written_still_has_a_result(tmp_path: Path) -> None:
-    with RunStore(PAIR, tmp_path, "syphon", Receipt) as books, RunDatabase(tmp_path, PAIR) as state:
+    with (
+        RunStore(syphon_request(PAIR, once=True), tmp_path, LiveRun()) as books,
+        RunDatabase(tmp_path, PAIR.ends) as state,
+    ):
         other = sqlite3.connect(tmp_path / "state.db", isolation_level=None)
         other.execute("DROP TABLE runs")
         other.close()
@@ -384,17 +402,17 @@ def test_a_run_whose_end_cannot_be_written_still_has_a_result(tmp_path: Path) ->
 
 
 def test_messages_on_their_way_at_a_full_disk_are_named_when_sent_again(tmp_path: Path) -> None:
-    with RunStore(PAIR, tmp_path, "syphon", Receipt) as books:
+    with RunStore(syphon_request(PAIR, once=True), tmp_path, LiveRun()) as books:
         sending(books.journal, [KEY], "orders")
         books.finish(7)
         assert books.journal._state is not None
         books.journal._state.read("PRAGMA query_only = 1")  # the journal's end is not written
-    with RunStore(PAIR, tmp_path, "syphon", Receipt) as again:
+    with RunStore(syphon_request(PAIR, once=True), tmp_path, LiveRun()) as again:
         accepted(again.journal, sending(again.journal, [KEY], "orders"))
         again.journal.note_completed([KEY])
-        assert again.journal.ended_doubts() == [(Doubt(books.run, "q", 1, "m", "orders"), True)]
+        assert again.journal.ended_doubts() == [(Doubt(books.run, "q", 1, "m", "orders", "contoso.example"), True)]
         again.finish(0)
-    with RunStore(PAIR, tmp_path, "syphon", Receipt) as last:
+    with RunStore(syphon_request(PAIR, once=True), tmp_path, LiveRun()) as last:
         last.journal.note_completed([KEY])
         assert last.journal.ended_doubts() == []
         last.finish(0)

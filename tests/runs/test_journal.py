@@ -17,10 +17,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from sbpair.errors import MachineLacks
 from sbpair.runs import database as state_module
 from sbpair.runs.database import RunDatabase
-from sbpair.runs.journal import REMEMBERED_DAYS, Doubt, Journal, Key, doubts_of
+from sbpair.runs.journal import REMEMBERED_DAYS, Doubt, Journal, Key, doubts_of, messages_accepted_twice
 from tests.runs.states import PAIR, accepted, sending
 
 DAY_MS = 86_400_000
+PRIMARY, OTHER = "contoso.example", "fabrikam.example"
 
 
 def key(number: int, message_id: str | None = "m", queue: str = "q") -> Key:
@@ -42,7 +43,7 @@ class Machine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.directory = Path(tempfile.mkdtemp())
-        self.state = RunDatabase(self.directory, PAIR) if self.on_disk else None
+        self.state = RunDatabase(self.directory, PAIR.ends) if self.on_disk else None
         self.run = 0
         self.flying: dict[int, list[Key]] = {}
         self.accepted: set[Key] = set()
@@ -124,7 +125,7 @@ class Machine(RuleBasedStateMachine):
 
     def begin_anew(self) -> None:
         self.state.close()
-        self.state = RunDatabase(self.directory, PAIR)
+        self.state = RunDatabase(self.directory, PAIR.ends)
         self.earlier = set(self.accepted)
         self.flying, self.returned, self.unwritten = {}, set(), set()
         self.open()
@@ -256,7 +257,7 @@ def test_each_change_is_written_once(state: RunDatabase, monkeypatch: pytest.Mon
 
 
 def test_a_long_run_leaves_a_small_file(tmp_path: Path) -> None:
-    with RunDatabase(tmp_path, PAIR) as state:
+    with RunDatabase(tmp_path, PAIR.ends) as state:
         journal = Journal(state)
         for first in range(0, 20_000, 100):
             batch = [key(number) for number in range(first, first + 100)]
@@ -273,26 +274,120 @@ def test_too_many_earlier_entries_are_remembered_in_part(state: RunDatabase) -> 
     assert [number for number in range(10) if Journal(state, limit=4).was_accepted(key(number))] == [6, 7, 8, 9]
 
 
-def test_accepted_messages_are_forgotten_after_some_days(state: RunDatabase) -> None:
-    moved(Journal(state, clock_ms=lambda: 0), key(1))
-    moved(Journal(state, clock_ms=lambda: DAY_MS), key(2))
-    later = Journal(state, clock_ms=lambda: REMEMBERED_DAYS * DAY_MS + 1)
-    assert (later.was_accepted(key(1)), later.was_accepted(key(2))) == (False, True)
+def remembered(state: RunDatabase, *numbers: int) -> list[int]:
+    """Return which messages a journal remembers that ends without a receipt, and knows no time."""
+    journal = Journal(state)
+    found = [number for number in numbers if journal.was_accepted(key(number))]
+    journal.close()
+    return found
 
 
-def test_a_clock_set_back_does_not_repeat_batch_numbers(state: RunDatabase) -> None:
-    moved(Journal(state, clock_ms=lambda: DAY_MS), key(1))
-    journal = Journal(state, clock_ms=lambda: 0)
+def test_what_a_receipt_names_is_forgotten_after_days_of_the_service(state: RunDatabase) -> None:
+    late_ms = (REMEMBERED_DAYS + 1) * DAY_MS + 1
+    moved(Journal(state, service_ms=lambda: DAY_MS), key(1))
+    moved(Journal(state, service_ms=lambda: 2 * DAY_MS), key(2))
+    for time_ms, named, left in ((late_ms, False, [1, 2]), (None, True, [1, 2]), (late_ms, True, [2])):
+        journal = Journal(state, unreported=[""], service_ms=lambda time_ms=time_ms: time_ms)
+        if named:
+            journal.note_named()
+        # A pause of a month: what comes now is not sent again, and is forgotten only after this run has named it.
+        assert (journal.was_accepted(key(1)), len(journal.unconfirmed())) == (True, 2)
+        journal.close()
+        assert remembered(state, 1, 2) == left
+
+
+@pytest.mark.parametrize("at", ["note", "flush", "close"])
+def test_an_entry_without_a_time_has_that_of_its_first_contact(state: RunDatabase, at: str) -> None:
+    moved(Journal(state), key(1))
+    known: list[int] = []
+    journal = Journal(state, service_ms=lambda: known[0] if known else None)
+    asyncio.run(journal.flush())
+    assert state.read("SELECT at_ms FROM flights") == [(0,)]
+    known.append(40 * DAY_MS)
+    if at == "note":
+        moved(journal, key(2))
+    elif at == "flush":
+        asyncio.run(journal.flush())
+    journal.note_named()
+    journal.close()
+    assert set(state.read("SELECT at_ms FROM flights")) == {(40 * DAY_MS,)}
+    assert remembered(state, 1) == [1]
+
+
+def test_entries_of_an_earlier_version_have_no_time_yet(tmp_path: Path) -> None:
+    with RunDatabase(tmp_path, PAIR.ends) as state:
+        moved(Journal(state, service_ms=lambda: DAY_MS), key(1))
+        state.write(("ALTER TABLE flights DROP COLUMN destination_namespace", [()]))
+        state.write(("PRAGMA user_version = 3", [()]))
+    with RunDatabase(tmp_path, PAIR.ends) as state:
+        assert state.read("SELECT at_ms, destination_namespace FROM flights") == [(0, PRIMARY)]
+        assert Journal(state, destination_namespace=PRIMARY).was_accepted(key(1))
+
+
+def journal_to(state: RunDatabase, run: str, namespace: str = OTHER) -> Journal:
+    return Journal(state, run=run, destination_namespace=namespace, unreported=["killed"])
+
+
+def end(journal: Journal) -> None:
+    journal.note_named()
+    journal.close()
+
+
+@pytest.mark.parametrize("dies", ["at its end", "before a completion is confirmed", "after it has sent"])
+def test_an_acceptance_counts_for_its_namespace_only(state: RunDatabase, dies: str) -> None:
+    end_of_first = journal_to(state, "first", PRIMARY)
+    moved(end_of_first, key(1))
+    moved(end_of_first, key(2))
+    end(end_of_first)
+    assert not Journal(state, destination_namespace=OTHER).was_accepted(key(1))
+    killed = journal_to(state, "killed")
+    moved(killed, key(1))
+    if dies != "after it has sent":
+        moved(killed, key(3))
+        killed.note_completed([key(1), key(3)] if dies == "at its end" else [key(3)])
+        asyncio.run(killed.flush())
+    named = [Doubt("first", "q", 1, "m", "orders", PRIMARY)]
+    assert killed.accepted_twice() == named
+    assert [each.namespace for each in messages_accepted_twice(state)] == [PRIMARY, OTHER]
+    last = journal_to(state, "last")
+    assert last.was_accepted(key(1))
+    last.note_completed([key(1)])
+    assert last.accepted_twice() == named
+    assert last.unconfirmed() == []
+    end(last)
+    assert messages_accepted_twice(state) == named
+    again = journal_to(state, "again")
+    assert (again.accepted_twice(), again.was_accepted(key(1)), again.was_accepted(key(2))) == ([], False, False)
+    assert Journal(state, destination_namespace=PRIMARY).was_accepted(key(2))
+
+
+def test_the_limit_names_messages_that_it_forgets(state: RunDatabase) -> None:
+    first = Journal(state, run="first")
+    for number in range(6):
+        moved(first, key(number))
+    # Those of the first run, which has named them, are not named again.
+    journal = Journal(state, limit=4, unreported=["crashed"])
+    assert (journal.forgotten, journal.forgotten_total) == ([], 0)
+    for number in range(6, 16):
+        moved(journal, key(number))
+    assert [each[2] for each in journal.forgotten] == list(range(6, 10))
+    assert journal.forgotten_total == 6
+    assert [each[2] for each in journal.unconfirmed()] == list(range(12, 16))
+
+
+def test_no_entry_repeats_the_number_of_a_batch(state: RunDatabase) -> None:
+    moved(Journal(state), key(1))
+    journal = Journal(state)
     moved(journal, key(2))
     journal.note_completed([key(2)])
     journal.close()
-    assert Journal(state, clock_ms=lambda: 0).was_accepted(key(1))
+    assert Journal(state).was_accepted(key(1))
     assert len(state.read("SELECT * FROM journals")) == 1
 
 
 def test_two_open_journals_do_not_interfere(tmp_path: Path) -> None:
-    RunDatabase(tmp_path, PAIR).close()
-    with RunDatabase(tmp_path, PAIR) as one, RunDatabase(tmp_path, PAIR) as other:
+    RunDatabase(tmp_path, PAIR.ends).close()
+    with RunDatabase(tmp_path, PAIR.ends) as one, RunDatabase(tmp_path, PAIR.ends) as other:
         first, second = Journal(one, run="a"), Journal(other, run="b")
         flights = [sending(first, [key(1)], "orders"), sending(second, [key(2)], "orders")]
         accepted(first, flights[0])
@@ -355,7 +450,7 @@ async def test_the_log_is_folded_in_a_thread_and_starts_again(tmp_path: Path, mo
     sizes: list[int] = []
     monkeypatch.setattr(RunDatabase, "fold_log", fold)
     monkeypatch.setattr(state_module, "MAX_LOG_BYTES", 500_000)
-    with RunDatabase(tmp_path, PAIR) as state:
+    with RunDatabase(tmp_path, PAIR.ends) as state:
         journal = Journal(state, run="r")
         for first in range(0, 100_000, 100):
             journal.note_sending([[key(number) for number in range(first, first + 100)]], "orders")
@@ -380,7 +475,7 @@ async def test_nothing_is_written_while_the_log_is_folded(tmp_path: Path, monkey
 
     monkeypatch.setattr(RunDatabase, "fold_log", fold)
     monkeypatch.setattr(state_module, "MAX_LOG_BYTES", 1)
-    with RunDatabase(tmp_path, PAIR) as state, RunDatabase(tmp_path, PAIR) as other:
+    with RunDatabase(tmp_path, PAIR.ends) as state, RunDatabase(tmp_path, PAIR.ends) as other:
         journal = Journal(state, run="r")
         journal.note_sending([[key(1)]], "orders")
         await journal.flush()
@@ -406,7 +501,7 @@ async def test_a_log_that_cannot_be_folded_is_retried_when_it_has_grown(
         raise sqlite3.OperationalError("disk I/O error")
 
     monkeypatch.setattr(state_module, "MAX_LOG_BYTES", 500_000)
-    with RunDatabase(tmp_path, PAIR) as state:
+    with RunDatabase(tmp_path, PAIR.ends) as state:
         monkeypatch.setattr(sqlite3, "connect", refuse)
         journal = Journal(state, run="r")
         for first in range(0, 10_000, 100):
@@ -414,6 +509,6 @@ async def test_a_log_that_cannot_be_folded_is_retried_when_it_has_grown(
             await journal.flush()
         journal.close()
     monkeypatch.setattr(sqlite3, "connect", connect)
-    with RunDatabase(tmp_path, PAIR) as state:
+    with RunDatabase(tmp_path, PAIR.ends) as state:
         assert len(doubts_of(state, "r", ended=True)) == 10_000
     assert 1 <= len(tries) <= 6

@@ -34,11 +34,11 @@ def with_secondary(authority: str) -> Pair:
 def test_pairs_with_other_queues_are_independent(tmp_path: Path) -> None:
     other_primary = replace(PAIR, primary=replace(PAIR.primary, name="fabrikam"))
     with (
-        hold_machine_leases(PAIR, tmp_path / "a", "r1"),
-        hold_machine_leases(other_primary, tmp_path / "b", "r2"),
-        hold_machine_leases(with_secondary("elsewhere.servicebus.windows.net"), tmp_path / "c", "r3"),
-        hold_machine_leases(PAIR, tmp_path / "a", "r4", "orders"),
-        hold_machine_leases(PAIR, tmp_path / "a", "r5", "invoices"),
+        hold_machine_leases(PAIR.ends, tmp_path / "a", "r1"),
+        hold_machine_leases(other_primary.ends, tmp_path / "b", "r2"),
+        hold_machine_leases(with_secondary("elsewhere.servicebus.windows.net").ends, tmp_path / "c", "r3"),
+        hold_machine_leases(PAIR.ends, tmp_path / "a", "r4", "orders"),
+        hold_machine_leases(PAIR.ends, tmp_path / "a", "r5", "invoices"),
     ):
         assert len(list(lease_directory(os.environ).iterdir())) == 5
 
@@ -54,17 +54,17 @@ def test_pairs_with_other_queues_are_independent(tmp_path: Path) -> None:
     ],
 )
 def test_host_names_are_normalized(one: str, other: str, same: bool) -> None:
-    assert (lease_name(with_secondary(one)) == lease_name(with_secondary(other))) == same
+    assert (lease_name(with_secondary(one).ends) == lease_name(with_secondary(other).ends)) == same
 
 
 def test_an_unwritable_home_is_warned_about_and_the_state_is_still_locked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", "/dev/null")
-    with caplog.at_level(logging.WARNING), hold_machine_leases(PAIR, tmp_path, "r1") as check:
+    with caplog.at_level(logging.WARNING), hold_machine_leases(PAIR.ends, tmp_path, "r1") as check:
         check()
         assert "movers with another --state are not kept off this pair" in caplog.text
-        with pytest.raises(LeaseHeld), hold_machine_leases(PAIR, tmp_path, "r2"):
+        with pytest.raises(LeaseHeld), hold_machine_leases(PAIR.ends, tmp_path, "r2"):
             pass
 
 
@@ -75,7 +75,7 @@ from sbpair.runs import file_lease
 from tests.runs.states import PAIR
 
 file_lease.MACHINE = sys.argv[1]
-with file_lease.hold_machine_leases(PAIR, Path(sys.argv[2]), "r1"):
+with file_lease.hold_machine_leases(PAIR.ends, Path(sys.argv[2]), "r1"):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -90,22 +90,22 @@ def test_a_mover_with_another_home_is_refused_until_a_kill(tmp_path: Path, monke
         monkeypatch.setenv("HOME", str(tmp_path / "home"))
         with (
             pytest.raises(LeaseHeld, match=rf"^process {first.pid} is moving messages of this pair$"),
-            hold_machine_leases(PAIR, tmp_path / "b", "r2"),
+            hold_machine_leases(PAIR.ends, tmp_path / "b", "r2"),
         ):
             pass
         first.kill()
-    with hold_machine_leases(PAIR, tmp_path / "b", "r2") as check:
+    with hold_machine_leases(PAIR.ends, tmp_path / "b", "r2") as check:
         check()
 
 
 def test_the_session_id_is_the_name_of_the_primary() -> None:
     other = replace(PAIR, name="default", primary=endpoint("Contoso"))
-    assert lease_session_id(PAIR) == lease_session_id(other) == "contoso"
+    assert lease_session_id(PAIR.ends) == lease_session_id(other.ends) == "contoso"
 
 
 def test_a_primary_with_a_name_too_long_for_a_session_is_refused() -> None:
     with pytest.raises(NameInvalid):
-        lease_session_id(replace(PAIR, primary=endpoint("a" * 129)))
+        lease_session_id(replace(PAIR, primary=endpoint("a" * 129)).ends)
 
 
 @pytest.mark.parametrize("queue", ["leases", "movers/leases", "x-servicebus-transfer-leases", "a.b_c-d/0"])

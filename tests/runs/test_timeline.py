@@ -25,7 +25,8 @@ from sbpair.runs.run_log import (
     find_run,
     timeline_of,
 )
-from sbpair.syphon.run_store import RunStore, ends_settings
+from sbpair.syphon.run_request import syphon_request
+from sbpair.syphon.run_store import LiveRun, RunStore
 from tests.runs.states import PAIR, endpoint
 
 WEEK_MS = 7 * 86_400_000
@@ -118,7 +119,7 @@ def test_a_resumed_run_goes_on_with_its_timeline(state: RunDatabase) -> None:
 
 
 def test_a_sample_names_the_limit_that_slows_the_run_down(tmp_path: Path) -> None:
-    with RunStore(PAIR, tmp_path, "syphon --once", Tally().receipt) as store:
+    with RunStore(syphon_request(PAIR, once=True), tmp_path, LiveRun()) as store:
         observe = store.observing(lambda _event: None)
         for event, said in (
             (LimitChanged(500.0, "--rate"), "500 messages/s by --rate"),
@@ -126,7 +127,7 @@ def test_a_sample_names_the_limit_that_slows_the_run_down(tmp_path: Path) -> Non
         ):
             observe(event)
             store.sample(last=True)
-            with RunDatabase(tmp_path, PAIR) as state:
+            with RunDatabase(tmp_path, PAIR.ends) as state:
                 limit = timeline_of(state, store.run)[-1].figures.limit
             assert limit.removeprefix("limited to ") == said
         store.finish(0)
@@ -135,8 +136,7 @@ def test_a_sample_names_the_limit_that_slows_the_run_down(tmp_path: Path) -> Non
 def test_a_run_has_settings_without_secrets_and_a_timeline(tmp_path: Path) -> None:
     pair = Pair("orders", endpoint("contoso", credential=SasKey("Root", "a-secret-key")), PAIR.secondary)
     tally = Tally()
-    with RunStore(pair, tmp_path, "syphon --once", tally.receipt) as store:
-        store.describe(**ends_settings(pair))
+    with RunStore(syphon_request(pair, once=True), tmp_path, LiveRun(tally=tally)) as store:
         store.describe(ttl="original")
         observe = store.observing(lambda _event: None)
         observe(QueuesFound(("q",), (), managed=True))
@@ -145,7 +145,7 @@ def test_a_run_has_settings_without_secrets_and_a_timeline(tmp_path: Path) -> No
         tally.received("q", 2)
         tally.sent("q", "orders", 2, 10)
         store.finish(0)
-    with RunDatabase(tmp_path, pair) as state:
+    with RunDatabase(tmp_path, pair.ends) as state:
         run = find_run(state, store.run)
         found = timeline_of(state, run.id)
     assert run.settings == run.settings | {
@@ -209,7 +209,7 @@ def first_version(path: Path) -> None:
 def test_a_file_of_the_first_version_opens_and_takes_samples(tmp_path: Path) -> None:
     first_version(tmp_path / FILE_NAME)
     for _ in range(2):
-        with RunDatabase(tmp_path, PAIR) as state:
+        with RunDatabase(tmp_path, PAIR.ends) as state:
             before = find_run(state, "261122-")
             assert (before.outcome, before.settings, timeline_of(state, before.id)) == ("done", {}, [])
             run = RunEntry(state, "syphon")
@@ -225,7 +225,7 @@ def test_a_new_file_and_an_upgraded_one_have_the_same_schema(tmp_path: Path) -> 
         (tmp_path / name).mkdir()
         if name == "old":
             first_version(tmp_path / name / FILE_NAME)
-        with RunDatabase(tmp_path / name, PAIR) as state:
+        with RunDatabase(tmp_path / name, PAIR.ends) as state:
             schemas.append(state.read("SELECT name, sql FROM sqlite_master ORDER BY name"))
     assert schemas[0] == schemas[1]
 
@@ -234,7 +234,7 @@ def test_the_first_version_of_another_pair_is_not_upgraded(tmp_path: Path) -> No
     first_version(tmp_path / FILE_NAME)
     before = (tmp_path / FILE_NAME).read_bytes()
     with pytest.raises(StateRefused):
-        RunDatabase(tmp_path, Pair("p", endpoint("fabrikam"), PAIR.secondary))
+        RunDatabase(tmp_path, Pair("p", endpoint("fabrikam"), PAIR.secondary).ends)
     assert (tmp_path / FILE_NAME).read_bytes() == before
 
 
@@ -243,8 +243,8 @@ def test_a_locked_file_of_the_first_version_is_not_half_upgraded(tmp_path: Path)
     other = sqlite3.connect(tmp_path / FILE_NAME, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(MachineLacks, match="locked"):
-        RunDatabase(tmp_path, PAIR)
+        RunDatabase(tmp_path, PAIR.ends)
     other.execute("ROLLBACK")
     assert other.execute("PRAGMA user_version").fetchall() == [(1,)]
     other.close()
-    RunDatabase(tmp_path, PAIR).close()
+    RunDatabase(tmp_path, PAIR.ends).close()

@@ -10,7 +10,7 @@ from sbpair.model.cost import Operations
 from sbpair.move.message.route import OTHERS, DeadLetter, Expire, Facts, Send, TimeToLive, missing, route
 from sbpair.syphon import forecast
 from sbpair.syphon.forecast import EMPTY_WAITS, EXAMPLES, OUTCOMES, ForecastBuilder, total
-from sbpair.syphon.move_spec import EffectiveLimits
+from sbpair.syphon.run_limits import EffectiveLimits
 from tests.kit.costs import moved, turned_away
 
 NOW = 2_000_000_000_000
@@ -84,9 +84,9 @@ MESSAGE = Facts("q/0", 1, NOW - 1, "m", "orders", size=100)
     [
         (EffectiveLimits(), None),
         (EffectiveLimits(rate=2.0), 5.0),
-        (EffectiveLimits(primary_credits=10.0), 3.0),
-        (EffectiveLimits(secondary_credits=2.5), 4.8),
-        (EffectiveLimits(2.0, 10.0, 2.5), 5.0),
+        (EffectiveLimits(destination_credits=10.0), 3.0),
+        (EffectiveLimits(source_credits=2.5), 4.8),
+        (EffectiveLimits(2.0, 2.5, 10.0), 5.0),
     ],
 )
 def test_the_time_is_that_of_the_tightest_limit(limits, seconds):

@@ -27,21 +27,23 @@ from sbpair.amqp.message import (
     section,
     value_body,
 )
-from sbpair.amqp.types import Map, Symbol, ULong
+from sbpair.amqp.types import Described, Map, Symbol, ULong
 from sbpair.backlog import Aliases, queue_path, write_aliases
 from sbpair.model.pair import Ends
 from sbpair.move.message import envelope
 from sbpair.move.message.dead_letters import dead_letter_path
 from sbpair.move.message.route import BACKLOG_DEAD_LETTERS
 from sbpair.syphon import runner
-from sbpair.syphon.move_spec import MoveSpec
-from tests.amqp.test_codec import deeper, scalars
-from tests.kit.moves import HASTY, World, bury, by_session, run_syphon, stored
+from tests.amqp.test_codec import deeper, descriptors, scalars
+from tests.kit.moves import World, bury, by_session, move_terms, run_syphon, stored
 from tests.kit.running import Running
 from tests.kit.stranded import put
 
 TEXT = st.text(max_size=10)
 VALUES = scalars | deeper(scalars)
+SIMPLE = scalars | st.builds(Described, descriptors, scalars)
+"""Application properties cannot be lists, maps or arrays."""
+
 AMQP_SEQUENCE = 0x76
 BODIES = {
     "empty data": st.just(data_body(b"")),
@@ -76,7 +78,8 @@ def message(draw: st.DrawFn, number: int, body: st.SearchStrategy[bytes]) -> Sec
     """A message of a session, so that any entity accepts it, with sections that a foreign client may write."""
 
     def maps(code: int, keys: Callable[[str], Any]) -> bytes:
-        values = draw(st.dictionaries(TEXT.map(lambda text: "own-" + ascii(text)).map(keys), VALUES, max_size=3))
+        kinds = SIMPLE if code == APPLICATION_PROPERTIES else VALUES
+        values = draw(st.dictionaries(TEXT.map(lambda text: "own-" + ascii(text)).map(keys), kinds, max_size=3))
         return foreign_map(code, values) if draw(st.booleans()) else encode_map(code, values)
 
     optional = st.sampled_from
@@ -170,9 +173,8 @@ def in_backlog(message: Sections, to: str) -> Sections:
 
 
 async def redrive(w: World, source: str, side: int) -> runner.SyphonResult:
-    ends = Ends("p", w.endpoints[side], w.endpoints[0])
-    spec = MoveSpec(ends, "redrive", BACKLOG_DEAD_LETTERS, source, keeps_refused=True)
-    return await run_syphon(ends, once=True, spec=spec, timings=HASTY, lease=False)
+    ends = Ends(name="p", source=w.endpoints[0], destination=w.endpoints[side])
+    return await run_syphon(ends, **move_terms("redrive", BACKLOG_DEAD_LETTERS, source))
 
 
 @pytest.mark.parametrize("dead", [False, True], ids=["active", "dead"])

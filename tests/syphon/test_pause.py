@@ -16,7 +16,7 @@ from sbpair.move.receipt import RampState
 from sbpair.runs import RunRecord
 from sbpair.runs.database import RunDatabase
 from sbpair.runs.run_log import RunOutcome, all_runs
-from sbpair.syphon.run_plan import RampPlan
+from sbpair.syphon.run_request import RampPlan
 from sbpair.syphon.runner import SyphonResult
 from tests.kit.moves import peeked as held_in
 from tests.kit.waiting import until
@@ -28,7 +28,7 @@ EFFECT_SECONDS = 2.0
 
 async def ask(w: World, act: Callable[..., RunRecord], state: Path) -> RunRecord:
     """Request something of the only live run, as another process does."""
-    with RunDatabase(state, w.pair) as database:
+    with RunDatabase(state, w.pair.ends) as database:
         [run] = [each.id for each in all_runs(database) if each.ended_ms is None]
     async with asyncio.timeout(EFFECT_SECONDS):
         return await asyncio.to_thread(act, w.pair, run, state=state)

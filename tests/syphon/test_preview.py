@@ -21,7 +21,8 @@ from sbpair.move.peek.peeker import Peeked
 from sbpair.rules.filters import SqlRuleFilter
 from sbpair.syphon import preview
 from sbpair.syphon.forecast import Forecast, total
-from sbpair.syphon.move_spec import EffectiveLimits, MoveLimits, PairTiers
+from sbpair.syphon.run_limits import EffectiveLimits, EndTiers
+from sbpair.syphon.run_request import syphon_request
 from tests.kit.moves import peeked, run_syphon
 from tests.syphon import worlds
 from tests.syphon.worlds import with_property
@@ -42,11 +43,10 @@ class World(worlds.World):
         if seconds:
             self.emulator.advance(int(seconds * 1000) + 1)
 
-    async def look(self, terms: MoveLimits | None = None) -> Forecast:
+    async def look(self, **options: Any) -> Forecast:
         before = self.traces()
         made = await preview.make_forecast(
-            self.pair,
-            terms,
+            syphon_request(self.pair, once=True, **{"credits": None, **options}),
             on_event=self.told.append,
             now=lambda: self.emulator.clock.now_ms() / 1000,
             clock=lambda: self.clock,
@@ -141,7 +141,9 @@ async def test_deferred_and_scheduled_messages_stay_and_are_told_apart() -> None
         assert locked.lock_token
         said = await w.look()
         assert dict(total(said.flows).outcomes) == {"sent": 2, "deferred": 1, "scheduled": 1}
-        some = await preview.make_forecast(w.pair, where=MessageFilter("sys.MessageId IN ('m3', 'm4')"))
+        some = await preview.make_forecast(
+            syphon_request(w.pair, once=True, where=MessageFilter("sys.MessageId IN ('m3', 'm4')"))
+        )
         assert dict(total(some.flows).outcomes) == {"sent": 1, "skipped": 1, "deferred": 1, "scheduled": 1}
 
 
@@ -166,7 +168,7 @@ async def test_ages_and_what_is_past_its_time() -> None:
         assert start <= flow.oldest_ms <= start + 1_000
         assert start + QUARTER <= flow.newest_ms <= start + QUARTER + 1_000
         assert (flow.overdue, flow.outcomes["sent"], said.exit_code) == (1, 3, 0)
-        said = await w.look(MoveLimits(ttl=TimeToLive.REMAINING))
+        said = await w.look(ttl=TimeToLive.REMAINING)
         (doomed,) = said.dead_letters
         assert (doomed.reason, doomed.examples[0].message_id) == ("TTLExpiredException", "m1")
         assert (total(said.flows).outcomes, said.exit_code) == ({"sent": 2, "expired": 1}, 3)
@@ -185,10 +187,10 @@ async def test_time_and_cost_by_tier_and_filters() -> None:
         )
         assert said.limits == EffectiveLimits(None, 500, 500)
         assert said.seconds == (10 * 4 + 10) / 500
-        assert said.tiers == PairTiers("Standard", "Standard")
+        assert said.tiers == EndTiers("Standard", "Standard")
         assert said.estimate.operations.by_sbpair == 20 * 3 + 2
         assert said.estimate.dated
-        said = await w.look(MoveLimits(rate=0.5, credits=100.0))
+        said = await w.look(rate=0.5, credits=100.0)
         assert (said.limits, said.seconds) == (EffectiveLimits(0.5, 100, 100), 40.0)
 
 
@@ -196,7 +198,7 @@ async def test_premium_has_no_limit_by_itself() -> None:
     async with world(tier="premium") as w:
         w.strand(1)
         said = await w.look()
-        assert (said.limits, said.seconds, said.tiers) == (EffectiveLimits(), None, PairTiers("Premium", "Premium"))
+        assert (said.limits, said.seconds, said.tiers) == (EffectiveLimits(), None, EndTiers("Premium", "Premium"))
         assert said.estimate.by_sbpair.maximum == 0
 
 
@@ -242,8 +244,8 @@ async def test_destinations_beyond_the_most_are_counted_together(monkeypatch: py
 async def test_unreadable_messages_are_dead_letters_and_may_hide_others(monkeypatch: pytest.MonkeyPatch) -> None:
     peek = AmqpClient.peek
 
-    async def with_damage(client: AmqpClient, queue: str, start: int, count: int) -> list[bytes]:
-        return [*await peek(client, queue, start, count), b"\x00nonsense"]
+    async def with_damage(client: AmqpClient, queue: str, start: int, count: int, *, bodies: bool) -> list[bytes]:
+        return [*await peek(client, queue, start, count, bodies=bodies), b"\x00nonsense"]
 
     async with world() as w:
         w.strand(1, 2)
@@ -279,7 +281,7 @@ async def test_without_manage_on_the_primary_a_link_tells_what_is_there() -> Non
         assert said.entities["away"] == DestinationEntity("away", None, filters=None)
         # A filter is assumed, and Standard, where nobody may ask.
         assert said.seconds == 303 * 2 / 500
-        assert said.tiers == PairTiers(None, "Standard")
+        assert said.tiers == EndTiers("Standard", None)
         assert any("the tier of contoso is not known" in note for note in said.notes)
         assert w.primary.queue("orders").counts().total == 0
 
@@ -347,7 +349,9 @@ async def test_a_broken_connection_is_reopened_and_nothing_counts_twice() -> Non
             if isinstance(event, Peeked) and event.messages == 500 and next(broken, None) is not None:
                 w.emulator.faults.end(w.emulator.faults.namespace_down("contoso-dr"))
 
-        said = await preview.make_forecast(w.pair, on_event=break_it, sleep=w.sleep)
+        said = await preview.make_forecast(
+            syphon_request(w.pair, once=True, credits=None), on_event=break_it, sleep=w.sleep
+        )
         assert [flow.messages for flow in said.flows] == [1_000, 1_000]
         assert next(broken, None) is None
 
@@ -375,5 +379,5 @@ async def test_it_takes_no_more_credits_than_were_asked_for() -> None:
         w.strand(*range(1_000))
         await w.look()
         assert w.slept == 0.0
-        assert total((await w.look(MoveLimits(credits=100.0))).flows).messages == 1_000
+        assert total((await w.look(credits=100.0)).flows).messages == 1_000
         assert 9.0 <= w.slept <= 11.0

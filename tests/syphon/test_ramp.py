@@ -13,7 +13,7 @@ from sbpair.move.message.dead_letters import dead_letter_path
 from sbpair.move.receipt import RampState
 from sbpair.syphon import ramp as ramp_module
 from sbpair.syphon.intake_gate import IntakeGate
-from sbpair.syphon.run_plan import RampPlan, read_totals
+from sbpair.syphon.run_request import RampPlan, read_totals
 from tests.kit.moves import ids
 from tests.kit.moves import peeked as held_in
 from tests.kit.stranded import in_session, numbered, put

@@ -1,6 +1,7 @@
 """The syphon between two emulated namespaces: what it moves, what it leaves, and what it says of both."""
 
 import asyncio
+import re
 from typing import Any
 
 import pytest
@@ -11,8 +12,8 @@ from sbpair.amqp.message import Sections, section
 from sbpair.amqp.types import Int, Long, Timestamp
 from sbpair.backlog import queue_path
 from sbpair.emulator.access_tokens import AccessRight
-from sbpair.emulator.entities import service_envelope
-from sbpair.move import events, raw_primary
+from sbpair.emulator.entities import description, service_envelope
+from sbpair.move import events, raw_destination
 from tests.kit.moves import ids
 from tests.kit.moves import peeked as held_in
 from tests.kit.stranded import numbered
@@ -48,6 +49,7 @@ async def test_once_moves_everything_in_order_and_ends() -> None:
         (with_property("x-ms-path", Timestamp(1)), "the message has no x-ms-path"),
         (with_property("x-ms-path", "nowhere"), "queue or topic 'nowhere' does not exist in the primary namespace"),
         (with_property("x-ms-path", "no such/name!"), "which is not a valid path"),
+        (with_property("x-ms-path", "a~b"), "queue or topic 'a~b' does not exist in the primary namespace"),
         (with_property("x-ms-sessionid", Int(1)), "x-ms-sessionid is of type int"),
         (with_property("x-ms-timetolive", Long(1)), "x-ms-timetolive is of type long"),
         (with_property("x-ms-scheduledenqueuetimeutc", "x"), "x-ms-scheduledenqueuetimeutc is of type string"),
@@ -74,6 +76,20 @@ async def test_a_message_that_can_go_nowhere_is_dead_lettered_with_the_reason(se
         assert why in named.reason
         (told,) = w.of(events.DeadLettered)
         assert why in told.description
+
+
+@pytest.mark.parametrize("claims", [tuple(AccessRight), (AccessRight.SEND,)])
+async def test_a_service_that_accepts_a_tilde_gets_its_messages(
+    claims: tuple[AccessRight, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(description, "_PATH", re.compile(".+"))
+    async with world(1, "a~b", "a/b") as w:
+        w.may_only("primary", *claims)
+        w.strand(1, to="a~b")
+        w.strand(2, to="a/b")
+        result = await w.run()
+        assert (result.exit_code, result.receipt.destinations) == (0, {"a~b": 1, "a/b": 1})
+        assert [ids(w.destination(name)) for name in ("a~b", "a/b")] == [names(1), names(2)]
 
 
 async def test_a_stranded_queue_beyond_the_count_is_emptied_too_and_told_of() -> None:
@@ -112,7 +128,7 @@ async def test_a_missing_queue_is_told_of_and_the_others_are_emptied() -> None:
 
 
 async def test_more_destinations_than_links_are_served_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(raw_primary, "MAX_SENDERS", 3)
+    monkeypatch.setattr(raw_destination, "MAX_SENDERS", 3)
     paths = [f"d{number}" for number in range(10)]
     async with world(1, *paths) as w:
         for number in range(50):
@@ -124,10 +140,10 @@ async def test_more_destinations_than_links_are_served_all_the_same(monkeypatch:
 
 
 async def test_an_idle_link_makes_room_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(raw_primary, "MAX_SENDERS", 3)
+    monkeypatch.setattr(raw_destination, "MAX_SENDERS", 3)
     paths = [f"d{number}" for number in range(5)]
     async with world(1, *paths) as w:
-        primary = raw_primary.RawPrimary(w.pair.primary)
+        primary = raw_destination.RawDestination(w.pair.primary)
         links = [await primary.ready(path) for path in paths]
         assert [link.sender.error is None for link in links] == [False, False, True, True, True]
         assert await primary.ready("D2") is links[2]

@@ -13,12 +13,17 @@ from sbpair import errors
 from sbpair.backlog import queue_path
 from sbpair.emulator.access_tokens import AccessRight
 from sbpair.move import destination_sender, events
-from sbpair.move.receipt import MissingDestination, Receipt, RemainingMessages
+from sbpair.move.receipt import MissingDestination, RemainingMessages, Tally
 from sbpair.runs.database import RunDatabase
+from sbpair.runs.journal import Journal
 from sbpair.runs.run_log import all_runs
-from sbpair.syphon.run_store import RunStore
+from sbpair.syphon import runner
+from sbpair.syphon.run_request import syphon_request
+from sbpair.syphon.run_store import LiveRun, RunStore
 from tests.kit.moves import ids
 from tests.kit.moves import peeked as held_in
+from tests.kit.pairs import unconnected_pair
+from tests.kit.shortages import no_file_left
 from tests.kit.waiting import until
 from tests.syphon.worlds import after, names, world
 
@@ -82,11 +87,44 @@ async def test_a_lost_secondary_names_unconfirmed_messages(one_by_one: None) -> 
         assert "m4" in in_both
 
 
+def test_the_receipt_names_what_a_full_journal_forgot() -> None:
+    journal, tally = Journal(limit=2), Tally()
+    for number in range(5):
+        journal.note_accepted(journal.note_sending([[("contoso-dr", "q", number, 1, f"m{number}")]], "orders"))
+    runner._name_possible_duplicates(tally, journal, "r", syphon_request(unconnected_pair(1), once=True))
+    receipt = tally.receipt()
+    assert ([each.message_id for each in receipt.doubtful], receipt.doubtful_total) == (["m3", "m4", "m0", "m1"], 5)
+    assert ["full" in each.reason for each in receipt.doubtful] == [False, False, True, True]
+
+
+async def test_a_watch_without_a_free_file_says_so_waits_and_goes_on() -> None:
+    async with world() as w:
+        async with w.watching() as task:
+            await w.told_of(events.QueueOpened)
+            with no_file_left():
+                w.emulator.faults.drop("contoso-dr", count=1)
+                w.strand(1)
+                failed = await w.told_of(events.QueueFailed, lambda at: "too many open files" in at.reason)
+                assert failed.reason == "contoso-dr: too many open files"
+                assert failed.retry_seconds is not None
+                assert (failed.side, failed.away_since_ms) == (None, None)  # neither namespace is to blame
+            await until(lambda: ids(w.destination()) == names(1))
+        assert task.result().exit_code == 0
+
+
+async def test_a_syphon_without_a_free_file_ends_with_7() -> None:
+    async with world() as w:
+        w.strand(1)
+        with no_file_left(), pytest.raises(errors.Exhausted, match="too many open files"):
+            await w.run()
+        assert {message.delivery_count for message in held_in(w.backlog())} == {0}
+
+
 @pytest.mark.parametrize("cancelled", [False, True])
 async def test_what_a_crashed_run_sent_and_nobody_completed_is_named_once(tmp_path: Path, cancelled: bool) -> None:
     """The source may have dead-lettered it at its delivery limit, or expired it: no later run receives it."""
     async with world() as w:
-        with RunStore(w.pair, tmp_path, "syphon --once", Receipt, lease=False) as crashed:
+        with RunStore(syphon_request(w.pair, once=True, lease=False), tmp_path, LiveRun()) as crashed:
             key = (w.pair.secondary.name, queue_path("contoso", 0), 7, 1, "m7")
             [batch] = crashed.journal.note_sending([[key]], "orders")
             crashed.journal.note_accepted([batch])
@@ -96,7 +134,7 @@ async def test_what_a_crashed_run_sent_and_nobody_completed_is_named_once(tmp_pa
             task.cancel()
         await asyncio.wait([task])
         await w.run(state=tmp_path)
-    with RunDatabase(tmp_path, w.pair) as state:
+    with RunDatabase(tmp_path, w.pair.ends) as state:
         receipts = [found.receipt or {} for found in all_runs(state)]
     reason = "the primary accepted it, and the backlog did not confirm its completion"
     named = {"queue": key[1], "sequence_number": 7, "message_id": "m7", "destination": None, "reason": reason}

@@ -26,10 +26,11 @@ from sbpair.rules.filters import (
 from sbpair.rules.values import from_amqp, read_typed
 from sbpair.status import read_status
 from sbpair.syphon.preview import make_forecast
+from sbpair.syphon.run_request import syphon_request
 from tests.kit.moves import ids
 from tests.kit.moves import peeked as held_in
 from tests.kit.waiting import until
-from tests.move.test_raw_primary import routed
+from tests.move.test_raw_destination import routed
 from tests.syphon.worlds import World, names, world
 
 MESSAGES = 10
@@ -99,7 +100,7 @@ async def test_forecast_and_run_know_what_a_topic_discards(case: str) -> None:
     async with world(1) as w:
         made = topic(w, subscriptions)
         w.strand(*range(MESSAGES), to="events", session_id="s", scheduled_at=1_000)
-        [flow] = (await make_forecast(w.pair)).flows
+        [flow] = (await make_forecast(syphon_request(w.pair, once=True))).flows
         assert (flow.outcomes["sent"], flow.discarded, flow.not_evaluated) == (MESSAGES, len(discarded), unknown)
         held = await w.run()
         first = min(discarded, default=MESSAGES)
@@ -227,7 +228,7 @@ async def test_without_manage_the_run_says_once_that_it_cannot_know() -> None:
         w.may_only("primary", AccessRight.SEND)
         for index in range(2):
             w.strand(*range(5), to="events", index=index)
-        forecast = await make_forecast(w.pair)
+        forecast = await make_forecast(syphon_request(w.pair, once=True))
         assert any("subscriptions of topics were not checked" in note for note in forecast.notes)
         receipt = (await w.run()).receipt
         assert (receipt.sent, len(w.of(events.TopicsUnchecked))) == (10, 1)

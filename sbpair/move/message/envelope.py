@@ -22,8 +22,8 @@ from sbpair.amqp.message import (
 from sbpair.amqp.types import Map, Symbol, Timestamp, Value, text_of
 from sbpair.backlog import ALIASES, AliasError, Aliases, read_aliases
 from sbpair.errors import ProtocolError
-from sbpair.move.message.route import BACKLOG, MAX_TTL_HEADER_MS, Facts, MessageForm, Send
-from sbpair.timespan import TICKS_PER_MS
+from sbpair.move.message.route import BACKLOG, MAX_TTL_HEADER_MS, WRAPPED_MAX_TTL_MS, Facts, MessageForm, Send
+from sbpair.timespan import LAST_EXPIRY_MS, TICKS_PER_MS
 
 T = TypeVar("T")
 
@@ -83,12 +83,17 @@ def read_facts(queue: str, payload: bytes, form: MessageForm = BACKLOG) -> tuple
 
 
 def lifetime_ms(ttl: int | None, properties: Properties, enqueued_ms: int) -> int | None:
-    """Return how long a message lives from its acceptance, as its sender stated it; None for ever, or if unknown."""
-    if ttl is not None and ttl != MAX_TTL_HEADER_MS:
+    """Return how long a message lives from its acceptance, as its sender stated it; None for ever, or if unknown.
+
+    The expiry decides unless the header can hold the time to live.
+    """
+    if ttl is not None and ttl not in (MAX_TTL_HEADER_MS, WRAPPED_MAX_TTL_MS):
         return ttl or None
     expires, created = properties.absolute_expiry_time, properties.creation_time
     begins = enqueued_ms if created is None else created
-    return expires - begins if expires is not None and 0 < begins < expires else None
+    if expires is not None and 0 < begins < expires:
+        return expires - begins
+    return ttl if ttl == WRAPPED_MAX_TTL_MS else None
 
 
 def restore(sections: Sections, send: Send, now_ms: int, form: MessageForm = BACKLOG) -> bytes:
@@ -228,10 +233,13 @@ def properties_of(sections: Sections, send: Send, now_ms: int) -> bytes:
         fields[_GROUP_ID] = send.session_id
     if send.ttl_ms is not None and _states_expiry(sections, send.ttl_ms):
         fields[_CREATION] = Timestamp(now_ms)
-        fields[_ABSOLUTE_EXPIRY] = Timestamp(min(now_ms + send.ttl_ms, Timestamp.HIGH))
+        fields[_ABSOLUTE_EXPIRY] = Timestamp(min(now_ms + send.ttl_ms, LAST_EXPIRY_MS))
     return splice.with_fields(sections.properties, PROPERTIES, fields) if fields else sections.properties
 
 
 def _states_expiry(sections: Sections, ttl_ms: int) -> bool:
-    """Return whether an absolute expiry is written: the TTL does not fit the header, or a stale expiry is present."""
-    return ttl_ms > MAX_TTL_HEADER_MS or sections.read_properties().absolute_expiry_time is not None
+    """Return whether an absolute expiry is written: the TTL does not fit the header, or a stale expiry is present.
+
+    The maximum alone stands for none.
+    """
+    return ttl_ms >= MAX_TTL_HEADER_MS or sections.read_properties().absolute_expiry_time is not None

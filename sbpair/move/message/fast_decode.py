@@ -145,7 +145,7 @@ def _around_message_id(layout: FieldLayout, properties: PropertyFacts, send: Sen
     """
     decoded, tail = properties
     expires = decoded.absolute_expiry_time is not None
-    if send.ttl_ms is not None and (expires or send.ttl_ms > MAX_TTL_HEADER_MS):
+    if send.ttl_ms is not None and (expires or send.ttl_ms >= MAX_TTL_HEADER_MS):
         return None
     before, count = _before_properties(layout.template, send), layout.count
     if send.session_id is not None and layout.template.form.destination is None:

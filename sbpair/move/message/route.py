@@ -17,10 +17,14 @@ from typing import Any, NamedTuple, TypeAlias
 
 from sbpair.backlog import ALIASES, PATH, PATH_LIMIT, is_segment
 from sbpair.move.message.dead_letters import CAUSE, NotSentReason
+from sbpair.move.message.renames import Renames
 from sbpair.timespan import TICKS_PER_MS
 
 MAX_TTL_HEADER_MS = 0xFFFFFFFF
 """The longest TTL that fits a message's header: 49.7 days."""
+
+WRAPPED_MAX_TTL_MS = 922_337_203_685_477 % 2**32
+"""TimeSpan.MaxValue as original clients wrote it into the header of their backlog messages: its lowest 32 bits."""
 
 OTHERS = "*"
 """The name of all destinations that are not counted one by one: not a valid path."""
@@ -133,12 +137,18 @@ def route(facts: Facts, *, ttl: TimeToLive = TimeToLive.ORIGINAL, now_ms: int = 
 
 
 def router(
-    ttl: TimeToLive, now_ms: Callable[[], int], duplicate_window_ms: int = 0
+    ttl: TimeToLive, now_ms: Callable[[], int], duplicate_window_ms: int = 0, renames: Renames | None = None
 ) -> Callable[[Sequence[Facts]], list[Route]]:
     """Return a function that routes many messages by the same rules.
 
     A message that was enqueued within the last `duplicate_window_ms` is not sent: its destination may know its id.
     """
+    if renames:
+        as_written = router(ttl, now_ms, duplicate_window_ms)
+        return lambda many: [
+            each._replace(destination=renames(each.destination)) if isinstance(each, Send) else each
+            for each in as_written(many)
+        ]
     if duplicate_window_ms:
         every = router(ttl, now_ms)
 
@@ -181,8 +191,8 @@ def _decide(path: str, session_id: str | None, ttl_ticks: int | None, scheduled_
 
 
 def is_routable(path: str | None) -> bool:
-    """Return whether a message can be for this path: Service Bus accepts it as that of a queue or topic."""
-    destination = "" if path is None else path.strip("/")
+    """Return whether a message can be for this path. Of a name with `~`, the service decides."""
+    destination = "" if path is None else path.strip("/").replace("~", "-")
     return len(destination) <= PATH_LIMIT and all(map(is_segment, destination.split("/")))
 
 
@@ -197,10 +207,11 @@ def waited_ms(facts: Facts, now_ms: int) -> int:
 
 
 def refused(destination: str, why: str) -> DeadLetter:
-    """Return the decision for a message that the primary refuses for good."""
+    """Return the decision for a message that its destination refuses for good."""
     return DeadLetter(NotSentReason.REFUSED, f"{destination!r} refused the message: {why}")
 
 
-def missing(destination: str) -> DeadLetter:
-    """Return the decision for a message whose destination does not exist."""
-    return DeadLetter(NotSentReason.MISSING, f"queue or topic {destination!r} does not exist in the primary namespace")
+def missing(destination: str, namespace: str = "primary") -> DeadLetter:
+    """Return the decision for a message whose destination does not exist in a namespace."""
+    description = f"queue or topic {destination!r} does not exist in the {namespace} namespace"
+    return DeadLetter(NotSentReason.MISSING, description)

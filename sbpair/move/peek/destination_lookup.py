@@ -30,15 +30,20 @@ MAX_DESTINATIONS = 1_000
 
 
 class DestinationLookup:
-    """Cached lookup of destinations in the primary. `unavailable` is why it stopped, or empty.
+    """Cached lookup of destinations in a namespace, `title` in texts. `unavailable` is why it stopped, or empty.
 
     `unmanaged` is why management does not answer, so that only links tell; empty if it does.
     """
 
     def __init__(
-        self, endpoint: Endpoint, control: DestinationCache, stack: AsyncExitStack, get_token: GetToken | None
+        self,
+        endpoint: Endpoint,
+        control: DestinationCache,
+        stack: AsyncExitStack,
+        get_token: GetToken | None,
+        title: str = "primary",
     ) -> None:
-        self._endpoint = endpoint
+        self._endpoint, self._title = endpoint, title
         self._control = control
         self._stack = stack
         self._get_token = get_token
@@ -84,7 +89,7 @@ class DestinationLookup:
         try:
             return None if self.unavailable else await self._read(path)
         except EntityMissing:
-            return missing(path)
+            return missing(path, self._title)
         except ServiceRefused as error:
             return refused(path, error.message)
         except (NetworkRefused, NotAuthorized, Unavailable, ProtocolError) as error:

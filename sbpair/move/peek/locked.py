@@ -11,16 +11,11 @@ import math
 from collections.abc import Awaitable, Callable, Iterable
 from typing import NamedTuple
 
+from sbpair.model.namespace_clock import ASSUMED_LOCK_SECONDS, MAX_LOCK_SECONDS
 from sbpair.move.interface import PeekedHeader
 
 CLOCKS_DIFFER_MS = 60_000
 """How far a comparison of the clocks may be wrong."""
-
-ASSUMED_LOCK_SECONDS = 60.0
-"""A backlog queue's lock duration by its description, assumed where that, or a lock's expiry, cannot be read."""
-
-MAX_LOCK_SECONDS = 300.0
-"""The service's limit of a lock duration."""
 
 PARTITION_BITS = 48
 """In a partitioned queue, the bits of a sequence number above these are the partition."""
@@ -125,17 +120,15 @@ class LockedMessages:
 class NewMessages:
     """The messages that were enqueued after a run began: it need not move them.
 
-    Invariant: messages are stamped by the service's clock, so none counts as new before the clocks are compared.
-    `started_ms` is when the run began by the local clock, in ms since 1970.
+    Invariant: messages are stamped by the service's clock, so none counts as new before the run's start is known by it.
     """
 
-    def __init__(self, started_ms: int) -> None:
-        self._started_ms = started_ms
+    def __init__(self) -> None:
         self._from_ms = math.inf
 
-    def compare_clocks(self, ahead_ms: int) -> None:
-        """Take note of how far the service's clock is ahead of the local one, as received messages show."""
-        self._from_ms = self._started_ms + ahead_ms + CLOCKS_DIFFER_MS
+    def note_start(self, started_ms: int) -> None:
+        """Take note of when the run began by the service's clock, in ms since 1970."""
+        self._from_ms = started_ms + CLOCKS_DIFFER_MS
 
     def include(self, enqueued_ms: int) -> bool:
         """Return whether a message enqueued at this time is new."""

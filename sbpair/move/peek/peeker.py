@@ -71,7 +71,8 @@ OnMessage = Callable[[PeekedMessage], Awaitable[None]]
 class Peeker:
     """Peeks queues of one namespace, each over a connection of its own.
 
-    `limit` is the maximum of messages per queue, `credits` those of all queues a second; None for no limit.
+    `limit` is the maximum of messages per queue, `credits` those of all queues a second; None for no limit. Without
+    `bodies`, the service may leave them out.
     """
 
     endpoint: Endpoint
@@ -81,10 +82,11 @@ class Peeker:
     limit: int | None = None
     form: MessageForm = BACKLOG
     credits: float | None = None
+    bodies: bool = True
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
-        self._rate_limiter = RateLimiter(self.clock(), primary=self.credits)
+        self._rate_limiter = RateLimiter(self.clock(), destination=self.credits)
 
     async def peek(self, position: PeekPosition, on_message: OnMessage) -> None:
         """Call `on_message` for each message, once, in queue order; a retry continues at `position`.
@@ -120,7 +122,7 @@ class Peeker:
         for _ in range(MAX_BUSY):
             await self.sleep(self._rate_limiter.delay(self.clock(), 1))
             try:
-                page = await client.peek(position.queue, position.start, wanted)
+                page = await client.peek(position.queue, position.start, wanted, bodies=self.bodies)
             except Throttled as error:
                 busy = error
                 self._rate_limiter.on_busy(self.clock())

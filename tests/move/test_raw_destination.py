@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from sbpair.amqp.message import BATCH_FORMAT, Sections, batch_members
+from sbpair.model.namespace_clock import NamespaceClock
 from sbpair.move.interface import Batch, RoutedMessage
 from sbpair.move.message.decode import Decoder
 from sbpair.move.message.route import Send
-from sbpair.move.raw_primary import ENVELOPE_BYTES, MEMBER_BYTES, RawDestinationLink
+from sbpair.move.raw_destination import ENVELOPE_BYTES, MEMBER_BYTES, RawDestinationLink
 from tests.kit.stranded import numbered
 
 SEND = Send("orders", None, None, None)
@@ -26,7 +27,7 @@ def routed(number: int, size: int = 20, session: str | None = None, key: str | N
 def encoded(many: Sequence[RoutedMessage], max_batch_size: int = 100_000) -> tuple[Batch, list[int]]:
     """Return a batch, and the numbers of its messages."""
     sender: Any = SimpleNamespace(max_batch_size=max_batch_size)
-    batch = RawDestinationLink(sender).encode(many)
+    batch = RawDestinationLink(sender, NamespaceClock()).encode(many)
     members = batch_members(batch.payload) if batch.format == BATCH_FORMAT else [batch.payload]
     numbers = [Sections.split(each).read_application_properties()["number"] for each in members]
     assert batch.count == len(members)

@@ -1,4 +1,4 @@
-"""The primary's side of the engine: links to destinations, and batches of raw messages."""
+"""The sending side of the engine: links to destinations, and batches of raw messages."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from sbpair.amqp_client.client import AmqpClient, GetToken, connect
 from sbpair.amqp_client.limits import ANSWER_SECONDS
 from sbpair.amqp_client.raw_links import PendingSettlement, RawSender
 from sbpair.errors import InDoubt, SbpairError, Unreachable
+from sbpair.model.namespace_clock import NamespaceClock
 from sbpair.model.pair import Endpoint
 from sbpair.move.interface import Batch, RoutedMessage, SendOutcome
 from sbpair.move.message.envelope import PARTITION_KEY
-from sbpair.runs.database import now_ms
 
 MAX_SENDERS = 200
-"""How many links to the primary a worker keeps open."""
+"""How many links to destinations a worker keeps open."""
 
 ENVELOPE_BYTES, MEMBER_BYTES = 1_024, 8
 """Bytes of a batch beside its members, and of each member beside its message."""
@@ -30,7 +30,8 @@ _NOT_CONNECTED = Unreachable("not connected to the namespace of the destination"
 class RawDestinationLink:
     """An open link to one destination. Once `spent`, by a send without an outcome, a new link replaces it."""
 
-    def __init__(self, sender: RawSender) -> None:
+    def __init__(self, sender: RawSender, clock: NamespaceClock) -> None:
+        self._clock = clock
         self.sender = sender
         self.spent = False
 
@@ -39,7 +40,7 @@ class RawDestinationLink:
         return self.sender.credit
 
     def encode(self, routed: Sequence[RoutedMessage]) -> Batch:
-        at_ms = now_ms()
+        at_ms = self._clock.now_ms()
         pieces: list[bytes] = []
         count, left = 0, self.sender.max_batch_size - ENVELOPE_BYTES
         for message, send, _ in routed:
@@ -82,8 +83,8 @@ def key_envelope(key: str | None, *, is_session: bool) -> bytes:
     return encode_map(MESSAGE_ANNOTATIONS, {Symbol(PARTITION_KEY): key})
 
 
-class RawPrimary:
-    """A connection to the primary that is opened again when lost, with one link per destination."""
+class RawDestination:
+    """A connection to the namespace of the destinations, opened again when lost, with one link per destination."""
 
     def __init__(self, endpoint: Endpoint, *, get_token: GetToken | None = None) -> None:
         self._connect = partial(connect, endpoint, get_token=get_token)
@@ -129,7 +130,7 @@ class RawPrimary:
             if link is not None and link.sender.idle:
                 link.sender.close()
             self._make_room()
-            link = RawDestinationLink(await wire.sender(destination))
+            link = RawDestinationLink(await wire.sender(destination), wire.endpoint.clock)
         self._links[name] = link
         return link
 
