@@ -16,6 +16,7 @@ import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,18 +26,21 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from sbpair.errors import MachineLacks, StateRefused, UsageError
+from sbpair.errors import MachineLacks, SbpairError, StateRefused, UsageError
 from sbpair.operating_system import require_posix
-from sbpair.operating_system.files import open_new, open_to_append, sync_directory
+from sbpair.operating_system.files import MOUNTS, mount_at, open_new, open_to_append, sync_directory
+from sbpair.operating_system.files import make_directories as make_private
+from sbpair.operating_system.shortages import shortage_of
 from sbpair.runs.run_log import match_id
 
 RUN_FILE, STOP_FILE = "run.json", "STOP"
+DELIVERY_FILE = "delivery.json"  # where a resume sends messages, if not where run.json says
 PAUSE = b"pause"
 """The content of STOP_FILE for tasks that end for a pause, and start again."""
 
 SEGMENTS, LEDGER, EXPIRED, QUARANTINE = "segments", "ledger", "expired", "quarantine"
 DEDUPLICATED, DOUBTFUL, HELD, REPORT = "deduplicated", "doubtful", "held", "report"
-LEASE = "lease"
+LEASE, DIGESTS = "lease", "digests"
 PLAN_FILE = f"{REPORT}/plan.json"
 DRAINED_FILE, RECEIPT_FILE = f"{REPORT}/drained.json", f"{REPORT}/receipt.json"
 REMOVED_FILE = f"{REPORT}/removed.json"  # written before `gc` removes the run's messages
@@ -53,13 +57,16 @@ VERSION = 1  # version of the archive, in run.json and in the metadata of every 
 DISTINCT = frozenset({"position", "sequence_number", "enqueued_at_ms", "message_id", "message"})
 """Columns of mostly distinct values, for which a dictionary would save nothing."""
 
+NAMESPACE = pa.field("namespace", pa.string())
+"""A column that the files of outcomes have if messages go to another namespace than the pair's primary."""
+
 GLOB_CHARACTERS = set("*?[]{}\\")  # Spark reads a path with one of these as a pattern
 _HADOOP = {"s3": "s3a", "gcs": "gs"}
 _NOT_OPENED = re.compile(r"(dbfs|s3a|s3n|(?!file)[a-z][a-z0-9+.-]+(?=:/(?!/))):/", re.IGNORECASE)
 """Schemes of Spark and Databricks, and URLs with one slash: as paths, they would be directories of this machine."""
 
-CHECKED = (LEDGER, EXPIRED, QUARANTINE, DEDUPLICATED, DOUBTFUL, REPORT)
-"""Directories with a checksum. The segments have none: they may be terabytes, and their own checksums are inside."""
+CHECKED = (LEDGER, EXPIRED, QUARANTINE, DEDUPLICATED, DOUBTFUL, DIGESTS, REPORT)
+"""Directories with a checksum. The segments have none, since they may be terabytes: `digests` has those of each."""
 
 
 class Footer(NamedTuple):
@@ -108,13 +115,24 @@ class Archive:
         self.is_local = isinstance(self._fs, fs.LocalFileSystem)
         self.root = f"{root.rstrip('/')}/{run}"
 
+    def of(self, run: str) -> Archive:
+        """Return the files of another run, through the same connection."""
+        found = copy(self)
+        found.run, found.root = run, f"{self.root.removesuffix(self.run).rstrip('/')}/{run}"
+        return found
+
+    @property
+    def place(self) -> str:
+        """The directory of all runs, wherever a command runs, or their URL."""
+        return self.root.removesuffix(f"/{self.run}") if self.is_local else self.url
+
     def create(self) -> None:
         """Create the directory of a new run. Raises MachineLacks."""
         if self.is_local:
             check_system()
             with self._reporting():
-                Path(self.root).mkdir(mode=0o700, parents=True, exist_ok=True)
-                sync_directory(Path(self.root).parent)
+                for each in make_private(Path(self.root)):
+                    sync_directory(each.parent)
 
     def write(self, path: str, data: bytes | pa.Buffer, *, sync: bool = True) -> None:
         """Write a file. Raises MachineLacks if that fails; the file is then absent."""
@@ -132,9 +150,25 @@ class Archive:
         with self._reporting(but=FileNotFoundError), self._fs.open_input_stream(f"{self.root}/{path}") as stream:
             return bytes(stream.read())
 
+    def read_end(self, path: str, length: int) -> tuple[int, bytes]:
+        """Return a file's size and its last bytes. Raises FileNotFoundError; MachineLacks if it is unreadable."""
+        with self._reporting(but=FileNotFoundError), self._fs.open_input_file(f"{self.root}/{path}") as file:
+            size = int(file.size())
+            file.seek(max(0, size - length))
+            return size, bytes(file.read())
+
+    def sha256(self, path: str) -> str:
+        """Return the SHA-256 of a file's bytes. Raises FileNotFoundError; MachineLacks if it is unreadable."""
+        with self._reporting(but=FileNotFoundError), self._fs.open_input_stream(f"{self.root}/{path}") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+
     def exists(self, path: str) -> bool:
         with self._reporting():
             return bool(self._fs.get_file_info(f"{self.root}/{path}").type != fs.FileType.NotFound)
+
+    def is_run(self) -> bool:
+        """Return whether a run is or was there: one that has lost its description still has messages."""
+        return self.exists(RUN_FILE) or any(self.sizes(each) for each in (SEGMENTS, LEDGER, DIGESTS))
 
     def remove(self, path: str) -> None:
         """Remove a file if it exists."""
@@ -191,11 +225,13 @@ class Archive:
         metadata = {"sbpair.run": self.run, "sbpair.version": str(VERSION), "sbpair.shards": str(shards)}
         return TableFile(schema.with_metadata(metadata), large=large)
 
-    def put(self, path: str, file: TableFile, *, sync: bool = True) -> None:
-        """Write a complete file, and read its footer back."""
-        self.write(path, file.content(), sync=sync)
+    def put(self, path: str, file: TableFile, *, sync: bool = True) -> pa.Buffer:
+        """Write a complete file, read its footer back, and return its content."""
+        content = file.content()
+        self.write(path, content, sync=sync)
         if sync and self.row_count(path) != file.rows:
             raise self.broken(path, "its row count differs from what was written")
+        return content
 
     def write_table(self, path: str, table: pa.Table, shards: int, *, sync: bool = True) -> None:
         """Write a few rows as one file."""
@@ -235,6 +271,8 @@ class Archive:
                 table = file.read(columns=columns, use_threads=False)
             except (pa.ArrowException, OSError, ValueError) as error:
                 raise self.broken(path, error) from error
+        if NAMESPACE.name in (columns or ()) and NAMESPACE.name not in table.column_names:
+            table = table.append_column(NAMESPACE, pa.nulls(len(table), NAMESPACE.type))
         if missing := [name for name in columns or () if name not in table.column_names]:
             raise self.broken(path, f"missing columns: {', '.join(missing)}")
         return table
@@ -273,7 +311,7 @@ class Archive:
                 f"{self.root}/{path} has version {version}; expected {VERSION}",
                 hint="use the version of sbpair that wrote it",
             )
-        if not footer.schema.equals(schema):
+        if footer.schema not in (schema, schema.append(NAMESPACE)):
             raise self.wrong_columns(path)
         return footer.rows
 
@@ -315,8 +353,10 @@ class Archive:
         self.write(probe, b"sbpair")
         self.remove(probe)
 
-    def broken(self, path: str, why: str | Exception) -> StateRefused:
-        """Return the error for a broken file, with the first line of the reason."""
+    def broken(self, path: str, why: str | Exception) -> SbpairError:
+        """Return the error for a broken file, with the first line of the reason; Exhausted for an unread one."""
+        if isinstance(why, Exception) and (lack := shortage_of(why, f"{self.root}/{path}")) is not None:
+            return lack
         first_line = str(why).partition("\n")[0]
         only_copy = "its messages left the backlog, and " if path.startswith((SEGMENTS, *NOT_SENT)) else ""
         return StateRefused(
@@ -352,12 +392,16 @@ def find_archive(url: str, start: str) -> Archive:
 
 
 def run_ids(url: str) -> list[str]:
-    """Return the ids of the runs in an archive, the latest first."""
+    """Return the ids of the runs in an archive, the latest first, also of those that have lost their description."""
     whole = Archive(url, "")
+    return [name for name in directory_names(whole) if whole.of(name).is_run()]
+
+
+def directory_names(whole: Archive) -> list[str]:
+    """Return the names of the directories in the archive of no run, the latest run first."""
     with whole._reporting():
         found = whole._fs.get_file_info(fs.FileSelector(whole.root.rstrip("/"), allow_not_found=True))
-    names = sorted((info.base_name for info in found if info.type == fs.FileType.Directory), reverse=True)
-    return [name for name in names if whole.exists(f"{name}/{RUN_FILE}")]
+    return sorted((info.base_name for info in found if info.type == fs.FileType.Directory), reverse=True)
 
 
 def _footer(file: pq.ParquetFile) -> Footer:
@@ -441,7 +485,7 @@ def _directory(archive: Archive, name: str) -> DirectoryFiles:
 
 def _checksum(archive: Archive, paths: dict[str, int]) -> str:
     """Return the checksum of `sha256sum` of the files in the order of their names, as coreutils would."""
-    lines = (f"{hashlib.sha256(archive.read(path)).hexdigest()}  {path}\n" for path in sorted(paths))
+    lines = (f"{archive.sha256(path)}  {path}\n" for path in sorted(paths))
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
@@ -458,11 +502,9 @@ def make_directories(root: Path, directory: Path) -> None:
     check_system()
     if directory.exists():
         return
-    missing = [each for each in (directory, *directory.parents) if each.is_relative_to(root) and not each.exists()]
-    for each in reversed(missing):
-        if each == root:
-            raise FileNotFoundError(errno.ENOENT, "the run's directory is missing")
-        each.mkdir(mode=0o700, exist_ok=True)
+    if not root.exists():
+        raise FileNotFoundError(errno.ENOENT, "the run's directory is missing")
+    for each in make_private(directory):
         sync_directory(each.parent)
 
 
@@ -503,19 +545,7 @@ def is_in_memory(url: str) -> bool:
     if "://" in url and not url.startswith("file:"):
         return False
     try:
-        mounts = Path("/proc/self/mounts").read_text(errors="replace")
+        mounts = MOUNTS.read_text(errors="replace")
     except OSError:  # not Linux
         return False
-    return filesystem_type(Path(url.removeprefix("file:")).resolve(), mounts) in ("tmpfs", "ramfs")
-
-
-def filesystem_type(path: Path, mounts: str) -> str:
-    """Return the filesystem type of an absolute path, from the text of /proc/self/mounts; "" if unknown."""
-    found, depth = "", 0
-    for line in mounts.splitlines():
-        _device, place, kind, *_options = line.split(" ")
-        point = Path(re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), place))
-        # A later mount at the same place hides the earlier one.
-        if path.is_relative_to(point) and len(point.parts) >= depth:
-            found, depth = kind, len(point.parts)
-    return found
+    return mount_at(Path(url.removeprefix("file:")).resolve(), mounts)[0] in ("tmpfs", "ramfs")

@@ -12,32 +12,47 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
 
 from sbpair.azure.atom import open_atom
-from sbpair.azure.destinations import open_destinations
-from sbpair.errors import EntityMissing, ExitCode, MachineLacks, SbpairError, Unsafe, UsageError, WouldDiscard
+from sbpair.errors import ExitCode, MachineLacks, SbpairError, StateRefused, UsageError
+from sbpair.http_tunnel import ask_time
+from sbpair.model.namespace_clock import ASSUMED_LOCK_SECONDS, MAX_LOCK_SECONDS
+from sbpair.model.pair import Endpoint
 from sbpair.move.events import MessagesLocked
 from sbpair.move.message import dead_letters
-from sbpair.move.peek.locked import ASSUMED_LOCK_SECONDS, MAX_LOCK_SECONDS
-from sbpair.move.raw_primary import RawPrimary
 from sbpair.replay.archive import (
     ACCEPTED_FILE,
+    DELIVERY_FILE,
     DRAINED_FILE,
     RECEIPT_FILE,
     REMOVED_FILE,
-    REPORT,
-    RUN_FILE,
     SEGMENTS,
     STOP_FILE,
     Archive,
 )
+from sbpair.replay.cluster_checks import check_executors, check_spark_reads
+from sbpair.replay.destination_checks import (
+    SAFE,
+    check_destinations,
+    check_discards,
+    find_selective_topics,
+    find_ways_back,
+)
+from sbpair.replay.digests import (
+    Drained,
+    adopt_segments,
+    messages_removed,
+    read_drained,
+    without_digests,
+    write_report,
+)
+from sbpair.replay.ledger import read_accepted
 from sbpair.replay.outcomes import Proof
 from sbpair.replay.progress import (
     Expected,
@@ -57,7 +72,6 @@ from sbpair.replay.queue_task import (
     QueueTask,
     Remaining,
     count_remaining,
-    retry,
     run_queues,
     task_queues,
 )
@@ -70,7 +84,6 @@ from sbpair.replay.run_description import (
     Selection,
     TaskJob,
     load_run,
-    open_primary,
     save_run,
 )
 from sbpair.replay.send_task import TaskCounts, count_discards, mark_deduplicated, run_tasks, send_shards
@@ -81,15 +94,14 @@ from sbpair.replay.spark import (
     count_task_slots,
     resumable,
     server_name,
-    spark_errors,
-    spark_message,
     spark_session,
     stopping,
 )
 from sbpair.replay.task_lease import HeldLease, hold_leases
-from sbpair.replay.verify import check_acknowledged, check_segments, messages_removed, read_drained, verify
+from sbpair.replay.unfinished import find_unfinished
+from sbpair.replay.verify import check_acknowledged, check_segments, verify
 from sbpair.runs.control import RunControl
-from sbpair.runs.database import RunDatabase, identity, state_if_any
+from sbpair.runs.database import RunDatabase, identity, namespace_id, state_if_any
 from sbpair.runs.journal import accepted_keys
 from sbpair.runs.run_log import MOVED, RunEntry, new_id
 from sbpair.syphon.run_store import ends_settings
@@ -102,15 +114,13 @@ log = logging.getLogger(__name__)
 SHARDS_PER_TASK = 2  # more shards than tasks, so that a large shard delays the end less
 MAX_LOCKED = 10_000  # locked messages of a queue counted before a wait: a long queue takes long to peek
 
-SAFE = "everything is safe in the archive"
-CONNECTORS = {"s3": "hadoop-aws", "abfs": "hadoop-azure", "abfss": "hadoop-azure"}  # Hadoop's packages
-
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
     """The result of a start or resume. `stopped` is whether a stop was requested before the end.
 
-    `released` is how many messages its tasks gave back to the backlog. `notes` are about destinations.
+    `released` is how many messages its tasks gave back to the backlog, `excluded` how many of the unsent ones the
+    selection left out. `notes` are about destinations, and unfinished runs beside this one.
     """
 
     run: ReplayRun
@@ -118,6 +128,7 @@ class ReplayResult:
     seconds: float
     stopped: bool
     released: int = 0
+    excluded: int = 0
     notes: tuple[str, ...] = ()
 
     @property
@@ -130,25 +141,37 @@ class ReplayResult:
         """Return the receipt as its JSON contract."""
         receipt = {"run": self.run.id, **self.proof.document(self.run.options.mode)}
         ending = {"seconds": round(self.seconds, 3), "stopped": self.stopped, "notes": list(self.notes)}
-        return {**receipt, "released": self.released, **ending}
+        return {**receipt, "released": self.released, "excluded": self.excluded, **ending}
 
 
-def start_run(request: ReplayRequest, options: ReplayOptions, queues: list[str], on_event: OnEvent) -> ReplayResult:
-    """Start a run. Usage and safety errors are raised before anything is received."""
+def start_run(
+    request: ReplayRequest, options: ReplayOptions, queues: list[str], on_event: OnEvent, *, beside: bool = False
+) -> ReplayResult:
+    """Start a run. Usage and safety errors are raised before anything is received.
+
+    Raises Unsafe if the archive has an unfinished run of the pair; `beside` starts another one, and names those.
+    """
     request.check()
+    options = replace(options, delivery=replace(options.delivery, namespace=request.namespace))
     options.check(queues)
-    started_ms = int(time.time() * 1000)
+    started_ms, is_service_time = start_time(request.pair.secondary)
     run_id = new_id(started_ms)
     archive = Archive(request.archive, run_id)
     count = len(queues) if options.mode is ReplayMode.DIRECT else request.parallelism * SHARDS_PER_TASK
-    run = ReplayRun(run_id, identity(request.pair), tuple(queues), count, started_ms, options)
+    digests = options.mode is ReplayMode.ARCHIVE
+    pair = identity(request.pair.ends)
+    run = ReplayRun(run_id, pair, tuple(queues), count, started_ms, options, is_service_time, digests)
     held: HeldLease | None = None
     try:
         with _leases(request, archive) as held:
+            unfinished = find_unfinished(request, beside=beside)
             archive.create()
             archive.check_writable()
             save_run(archive, run)
-            return Driver(request, archive, run, held, on_event).record("replay run")
+            driver = Driver(request, archive, run, held, on_event)
+            for each in unfinished:
+                driver.note("check", each)
+            return driver.record("replay run")
     except SbpairError:
         if held is not None and not held.used:  # no heartbeat is written any more
             with suppress(SbpairError):
@@ -156,13 +179,34 @@ def start_run(request: ReplayRequest, options: ReplayOptions, queues: list[str],
         raise
 
 
+def start_time(backlog: Endpoint) -> tuple[int, bool]:
+    """Return the time in ms since 1970, and whether it is that of the namespace, which stamps messages."""
+    asyncio.run(ask_time(backlog))
+    return backlog.clock.now_ms(), backlog.clock.known() is not None
+
+
 def resume_run(
     request: ReplayRequest, run_id: str, on_event: OnEvent, selection: Selection | None = None, **options: Any
 ) -> ReplayResult:
-    """Continue a run, however it ended, with its own selection and options, or with others."""
+    """Continue a run, however it ended, with its own selection and options, or with others.
+
+    Another `delivery` is stored, and that of the next resume. Raises StateRefused for the namespace of another one.
+    """
     request.check()
     archive = Archive(request.archive, run_id)
     run = load_run(archive, request.pair)
+    stored = run.delivery
+    delivery = options["delivery"] = replace(options.get("delivery", stored), namespace=request.namespace)
+    if delivery.to == stored.to and delivery.namespace != stored.namespace:
+        raise StateRefused(
+            f"run {run.id} delivers to {stored.to} ({stored.namespace}), not to {request.destination.name}",
+            hint=f"pass --to {stored.to}, or --to another namespace",
+        )
+    if delivery.include_acknowledged and run.direct:
+        raise UsageError(
+            f"run {run.id} is direct: it has no copies of messages that were accepted",
+            hint="leave out --include-acknowledged",
+        )
     if selection is not None:
         if run.direct:
             raise UsageError(
@@ -173,6 +217,8 @@ def resume_run(
     archive.check_writable()
     with _leases(request, archive) as held:
         archive.remove(STOP_FILE)
+        if delivery != stored:
+            archive.write_json(DELIVERY_FILE, asdict(delivery))
         return Driver(request, archive, run, held, on_event).record("replay resume")
 
 
@@ -188,7 +234,7 @@ class Driver:
     """The driver's side of a run, under its leases.
 
     `_clocks_ahead_ms` is how far the service's clock is ahead, as tasks found. `_notes` say why messages were not sent,
-    or may be discarded.
+    or may be discarded. `_settled` are attempts at the drain that completed every message they stored.
     """
 
     _spark: Any  # the session, once it is open
@@ -201,21 +247,23 @@ class Driver:
         self._pauses = Pauses(archive)
         self._clocks_ahead_ms: list[int] = []
         self._notes: list[str] = []
+        self._settled: set[str] = set()
+        self._excluded = 0
         self._began = time.monotonic()
 
     def record(self, command: str) -> ReplayResult:
         """Call `act`, and record it in this machine's state, for `sbpair runs`. A replay does not depend on that."""
-        request, known = self._request, {"archive": self._request.archive}
+        request = self._request
         with ExitStack() as stack:
             try:
-                state = stack.enter_context(RunDatabase(request.state, request.pair))
+                state = stack.enter_context(RunDatabase(request.state, request.pair.ends))
                 entry = stack.enter_context(closing(RunEntry(state, command, run_id=self._run.id)))
-                entry.record(known)
-                entry.describe({**ends_settings(request.pair), **run_settings(self._run)})
+                ends = ends_settings(request.pair.ends_to(request.destination))
+                entry.describe({**ends, **run_settings(self._run), "primary_is_back": request.primary_is_back})
             except (MachineLacks, BlockingIOError) as error:
                 log.warning("run %s cannot be recorded: %s", self._run.id, error)
                 return self.act()
-            self._on_event = timeline = ReplayTimeline(entry, self._on_event)
+            self._on_event = timeline = ReplayTimeline(entry, self._on_event, self._archive.place)
             stack.enter_context(self._pauses.obeying(self._control, timeline))
             try:
                 try:
@@ -223,28 +271,35 @@ class Driver:
                 finally:
                     timeline.end()  # before the end of the run is recorded, at which a report's last row is
             except SbpairError as error:
-                entry.finish(None, error.exit_code, error=error.message)
+                # A run that is refused at its start leaves no archive.
+                is_refused = command == "replay run" and not self._held.used
+                entry.finish({} if is_refused else None, error.exit_code, error=error.message)
                 raise
             except KeyboardInterrupt:
                 entry.finish(None, ExitCode.INTERRUPTED, stopped=True)
                 raise
-            entry.finish({**known, **result.document()}, result.exit_code, stopped=result.stopped)
+            receipt = {"archive": self._archive.place, **result.document()}
+            entry.finish(receipt, result.exit_code, stopped=result.stopped)
             return result
 
     @contextmanager
     def _control(self) -> Iterator[RunControl]:
         """Open the requests to the run, in the thread that reads them."""
-        with RunDatabase(self._request.state, self._request.pair) as state:
+        with RunDatabase(self._request.state, self._request.pair.ends) as state:
             yield RunControl(state, self._run.id)
 
     def act(self) -> ReplayResult:
         """Do the phases that remain, and prove the run."""
         request, archive, run = self._request, self._archive, self._run
+        asyncio.run(ask_time(request.pair.secondary))
         save_journal(request, archive)
         self._on_event(ReplayPhase("check", f"run {run.id}: checking the archive", run.id))
+        if not (run.digests or run.direct):
+            self._begin("check", without_digests(run.id))
+        self._adopt("check")
         before = verify(archive, run)
         if not run.direct:  # whose ledger is not synced
-            check_acknowledged(archive, before)
+            self._check_acceptances(before)
         if archive.exists(DRAINED_FILE) and (before.balanced or run.direct) and not before.remaining_in_queues:
             self._begin("verify", "everything was sent before; nothing remains to do")
             return self._prove()
@@ -267,6 +322,22 @@ class Driver:
                 with nullcontext() if request.master == PLATFORM else stopping(self._spark):
                     return self._prove(released)
 
+    def _adopt(self, phase: str) -> None:
+        """Store the digests of segments whose tasks died before that, and note each."""
+        for path in adopt_segments(self._archive, self._run):
+            self.note(phase, f"adopted {path}: the task that stored it died before it stored the digest")
+
+    def _check_acceptances(self, before: Proof) -> None:
+        """Check the ledger by the receipt, and note messages that the run's namespace does not get."""
+        count, is_sent = before.accepted_elsewhere, self._run.delivery.include_acknowledged
+        check_acknowledged(self._archive, before, count if is_sent else 0)
+        if count and not is_sent:
+            primary = self._run.pair["primary"]
+            others = {*before.namespaces} - {self._run.delivery.namespace or primary}
+            names = sorted(f"the lost primary {each}" if each == primary else each for each in others)
+            text = f"{count} messages were accepted by {' and '.join(names)}"
+            self.note("check", f"{text}; --include-acknowledged sends them, too")
+
     def _begin(self, phase: str, text: str) -> None:
         self._on_event(ReplayPhase(phase, text))
 
@@ -283,16 +354,18 @@ class Driver:
     def _prove(self, released: int = 0) -> ReplayResult:
         archive, proof = self._archive, verify(self._archive, self._run)
         seconds = time.monotonic() - self._began
-        result = ReplayResult(self._run, proof, seconds, archive.stop_requested(), released, tuple(self._notes))
-        archive.write_json(RECEIPT_FILE, result.document())
+        ended = (archive.stop_requested(), released, min(self._excluded, proof.unsent))
+        result = ReplayResult(self._run, proof, seconds, *ended, tuple(self._notes))
+        write_report(archive, self._run, RECEIPT_FILE, result.document())
         return result
 
     def _check_selected_destinations(self) -> None:
         """Raise EntityMissing for a missing --destination, before anything is received."""
         options = self._run.options
         if (named := options.selection.destinations) and not options.allow_missing:
-            self._begin("check", f"checking {_destinations(named)} in the primary")
-            check_destinations(self._job, [*named], "nothing was received", "run it again, or correct --destination")
+            self._begin("check", f"checking {_destinations(named)} in {self._job.destination.bare.name}")
+            now = [str(self._run.delivery.name(each)) for each in named]
+            check_destinations(self._job, now, "nothing was received", "run it again, or correct --destination")
 
     def _drain(self) -> int:
         """Drain the queues into the archive, unless an earlier attempt has. Return how many messages were released."""
@@ -302,9 +375,11 @@ class Driver:
         return self._empty_queues("drain", text, QueueDrain)
 
     def _move(self) -> int:
-        """Move the queues of a direct run to the primary, without a plan. Return how many messages were released."""
-        text = f"moving {len(self._run.queues)} backlog queues to {self._job.primary.bare.name}"
-        return self._empty_queues("move", text, DirectMove)
+        """Move the queues of a direct run, without a plan. Return how many messages were released."""
+        text = f"moving {len(self._run.queues)} backlog queues to {self._job.destination.bare.name}"
+        released = self._empty_queues("move", text, DirectMove)
+        self._note_unused_names()
+        return released
 
     def _send(self) -> None:
         """Plan and send the archive, unless a stop is requested, then mark duplicates of accepted messages."""
@@ -314,21 +389,24 @@ class Driver:
         if self._archive.stops_for_good():
             return
         self._on_event(Expected("send", plan.count_to_send()))
-        self._begin("send", f"sending to {_destinations(plan.destinations)} of {self._job.primary.bare.name}")
-        watcher = PhaseWatcher(self._archive, "send")
+        self._begin("send", f"sending to {_destinations(plan.destinations)} of {self._job.destination.bare.name}")
+        watcher = PhaseWatcher(self._archive, "send", self._run.delivery.only)
         self._run_tasks(watcher, plan.send_rows(), partial(send_shards, self._job))
         if plan.has_duplicates():
             self._run_tasks(watcher, plan.duplicate_rows(), partial(mark_deduplicated, self._job))
+        if not self._archive.stop_requested():
+            self._excluded = plan.count_excluded(self._archive)
 
     def _run_tasks(self, watcher: PhaseWatcher, rows: Any, task: Task) -> list[TaskCounts]:
         """Return the counts of the tasks, and report their notes."""
         found = [TaskCounts(**each) for each in self._collect(watcher, rows, task)]
         self._clocks_ahead_ms.extend(row.clock_ahead_ms for row in found if row.clock_ahead_ms is not None)
         for note in dict.fromkeys(line for row in found if row.note for line in row.note.splitlines()):
-            self._note(watcher.phase, note)
+            self.note(watcher.phase, note)
         return found
 
-    def _note(self, phase: str, text: str) -> None:
+    def note(self, phase: str, text: str) -> None:
+        """Report a remark, which the receipt repeats."""
         self._notes.append(text)
         self._begin(phase, text)
 
@@ -374,6 +452,10 @@ class Driver:
         self._held.used = True
         for row in self._run_tasks(watcher, self._spark.range(0, tasks, 1, tasks), partial(run_queues, job, kind)):
             released[row.queue] += row.released
+            for each in row.renamed:
+                self._run.delivery.renames(each)
+            if row.settled is not None:
+                self._settled.add(row.settled)
         return released
 
     def _remaining(self, max_locked: int | None = None) -> dict[str, Remaining]:
@@ -381,13 +463,15 @@ class Driver:
         return asyncio.run(count_remaining(self._job, clock_ahead_ms=ahead_ms, max_locked=max_locked))
 
     def _write_counts(self, released: Counter[str]) -> None:
-        remaining = self._remaining()
+        remaining, before = self._remaining(), read_drained(self._archive) or Drained()
+        self._adopt("drain")
         counts = {
-            "messages": check_segments(self._archive),
+            "messages": check_segments(self._archive, self._run).messages,
             "remaining_in_queues": {queue: left.messages for queue, left in remaining.items()},
             "locked": (_locked(remaining) - released).total(),
+            "settled": sorted(before.settled | self._settled),
         }
-        self._archive.write_json(DRAINED_FILE, {"at_ms": int(time.time() * 1000), **counts})
+        write_report(self._archive, self._run, DRAINED_FILE, {"at_ms": int(time.time() * 1000), **counts})
 
     async def _lock_waits(self, queues: Iterable[str]) -> list[float]:
         """Return how long to wait for locks, in turns: their duration, or without Manage what it may be."""
@@ -419,13 +503,22 @@ class Driver:
     def _plan(self) -> ShardPlan:
         """Build the plan. Raises EntityMissing for a missing destination, unless missing ones are allowed."""
         self._begin("plan", "planning: copies, expiry and destinations")
-        plan = build_plan(self._spark, self._run, self._archive)
+        plan = build_plan(self._spark, self._run, self._archive, self._request.pair.secondary.clock.now_ms())
+        for row in plan.flows:
+            self._run.delivery.name(row["destination"])
+        self._note_unused_names()
         if not self._run.options.allow_missing:
-            self._begin("plan", f"checking {_destinations(plan.destinations)} in the primary")
+            self._begin("plan", f"checking {_destinations(plan.destinations)} in {self._job.destination.bare.name}")
             then = f"run sbpair replay resume {self._run.id}"
             check_destinations(self._job, plan.destinations, SAFE, then)
+        for way in asyncio.run(find_ways_back(self._job, plan.destinations)) if self._run.kept_out else ():
+            self.note("plan", way)
         self._check_topics(plan)
         return plan
+
+    def _note_unused_names(self) -> None:
+        if unused := self._run.delivery.renames.unused():
+            self.note("plan", f"no message was for the old name of --map {', '.join(unused)}")
 
     def _check_topics(self, plan: ShardPlan) -> None:
         """Raise WouldDiscard if the topics would discard more messages than permitted."""
@@ -434,13 +527,13 @@ class Driver:
             return
         topics, unchecked = asyncio.run(find_selective_topics(self._job, plan.destinations))
         if unchecked:
-            self._note("plan", f"subscriptions of topics were not checked: {unchecked}")
+            self.note("plan", f"subscriptions of topics were not checked: {unchecked}")
         if topics:
             self._begin("plan", f"evaluating the rules of {', '.join(topics)}")
             count = partial(count_discards, self._job, topics)
             found = self._collect(PhaseWatcher(self._archive, "send"), plan.send_rows(), count)
             for text in check_discards(self._job, found):
-                self._note("plan", text)
+                self.note("plan", text)
 
 
 def invalidate_receipt(archive: Archive) -> None:
@@ -456,10 +549,17 @@ def invalidate_receipt(archive: Archive) -> None:
 
 
 def save_journal(request: ReplayRequest, archive: Archive) -> None:
-    """Write the keys that the syphon's journal has as accepted, for the tasks."""
-    if (state := state_if_any(request.state, request.pair)) is not None:
+    """Write the keys that the syphon's journal has as accepted, for the tasks and the proof."""
+    if (state := state_if_any(request.state, request.pair.ends)) is not None:
+        by_namespace = read_accepted(archive)
         with state:
-            archive.write_json(ACCEPTED_FILE, {"at_ms": int(time.time() * 1000), "keys": accepted_keys(state)})
+            for name, found in accepted_keys(state).items():
+                known = by_namespace.setdefault("" if name == namespace_id(request.pair.primary) else name, set())
+                known.update(key[1:] for key in found)
+        source = namespace_id(request.pair.secondary)
+        keys = {name: [(source, *key) for key in found] for name, found in by_namespace.items()}
+        own = {"at_ms": int(time.time() * 1000), "keys": keys.pop("")}
+        archive.write_json(ACCEPTED_FILE, {**own, "elsewhere": keys} if keys else own)
 
 
 def _locked(remaining: Mapping[str, Remaining]) -> Counter[str]:
@@ -468,119 +568,3 @@ def _locked(remaining: Mapping[str, Remaining]) -> Counter[str]:
 
 def _destinations(found: Collection[str]) -> str:
     return f"{len(found)} destination{'' if len(found) == 1 else 's'}"
-
-
-def check_destinations(job: TaskJob, destinations: list[str], so_far: str, then: str) -> None:
-    """Open a link to each destination, without sending. Raises EntityMissing for those that the primary lacks."""
-    if missing := asyncio.run(_missing_destinations(job, destinations)):
-        some = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
-        raise EntityMissing(
-            f"{job.primary.bare.name} has no {some}; {so_far}",
-            entity=missing[0],
-            hint=f"--allow-missing quarantines their messages; or create them, then {then}",
-        )
-
-
-async def _missing_destinations(job: TaskJob, destinations: list[str]) -> list[str]:
-    missing: list[str] = []
-    async with open_primary(RawPrimary, job.primary.endpoint()) as primary:
-        for destination in destinations:
-            try:
-                await retry(partial(primary.ready, destination))
-            except EntityMissing:
-                missing.append(destination)
-    return missing
-
-
-def check_executors(spark: Any, job: TaskJob) -> None:
-    """Raise Unsafe unless every executor can read a file of the driver's archive, and write one there.
-
-    Raises MachineLacks if they cannot run sbpair at all.
-    """
-    archive = job.open()
-    nonce = f"{REPORT}/probe-{uuid.uuid4()}"
-
-    def probe(batches: Iterator[Any]) -> Iterator[dict[str, str]]:
-        for _batch in batches:
-            archive, path = job.open(), f"{nonce}-{uuid.uuid4()}"
-            if archive.exists(nonce):
-                archive.write(path, b"sbpair")
-                yield {"path": path}
-
-    archive.write(nonce, b"sbpair")
-    try:
-        written = [each["path"] for each in run_tasks(spark.range(0, job.tasks, 1, job.tasks), probe)]
-    except spark_errors() as error:
-        raise MachineLacks(
-            f"the executors cannot run sbpair: {spark_message(error)}",
-            hint="each needs sbpair, installed or by --package, and access to the archive; then run it again",
-        ) from error
-    if len(written) < job.tasks or not all(map(archive.exists, written)):
-        raise Unsafe(
-            f"the executors do not see the archive {job.archive} that this machine sees",
-            hint="mount it at the same path on every one of them, or name a URL such as s3://bucket/backlog",
-        )
-    for path in (nonce, *written):
-        archive.remove(path)
-
-
-def check_spark_reads(spark: Any, archive: Archive) -> None:
-    """Read the run's file through Spark, on an executor. Raises MachineLacks if it cannot."""
-    try:
-        spark.read.text(archive.spark_url(RUN_FILE)).collect()
-    except spark_errors() as error:
-        hint = "give Spark its connector and credentials with --conf"
-        if connector := CONNECTORS.get(archive.url.partition("://")[0]):
-            [(version,)] = spark.sql("SELECT reflect('org.apache.hadoop.util.VersionInfo', 'getVersion')").collect()
-            jar = f"spark.jars.packages=org.apache.hadoop:{connector}:{version}"
-            hint = f"give Spark the connector with --conf {jar}, and credentials with its own settings"
-        raise MachineLacks(
-            f"Spark cannot read the archive {archive.url}: {spark_message(error)}; nothing was received or sent",
-            hint=f"{hint}; then run it again",
-        ) from error
-
-
-async def find_selective_topics(job: TaskJob, destinations: Sequence[str]) -> tuple[list[str], str]:
-    """Return the topics that may discard messages, and why some could not be read, as without the Manage claim.
-
-    Raises WouldDiscard for a topic without a subscription.
-    """
-    without, selective, unchecked = list[str](), list[str](), ""
-    async with open_destinations(job.primary.endpoint()) as control:
-        for destination in destinations:
-            try:
-                topic = (await control.get(destination)).topic
-            except EntityMissing:
-                continue  # quarantined
-            except SbpairError as error:
-                unchecked = error.message
-                break
-            if topic is not None and not topic.take_all:
-                (selective if topic.subscriptions else without).append(destination)
-    if without:
-        raise WouldDiscard(
-            f"{', '.join(without[:3])}: a topic without a subscription, which would discard its messages; {SAFE}",
-            hint=_hint(job, "create the subscription"),
-        )
-    return selective, unchecked
-
-
-def _hint(job: TaskJob, way: str, most: str = "--allow-discard") -> str:
-    resume = f"sbpair replay resume {job.run.id}"
-    return f"{way}, then run {resume}; or run {resume} {most}"
-
-
-def check_discards(job: TaskJob, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the messages to be discarded, in words. Raises WouldDiscard if that is more than permitted."""
-    whole, discarded, unknown = Counter[str](), Counter[str](), Counter[str]()
-    for row in rows:
-        whole[row["topic"]] += row["messages"]
-        discarded[row["topic"]] += row["discarded"]
-        unknown[row["topic"]] += row["not_evaluated"]
-    texts = [f"{count} of {whole[name]} for {name} match no subscription" for name, count in (+discarded).items()]
-    limit, total = job.run.options.max_discard, discarded.total()
-    if limit is not None and total > limit:
-        way, most = "create a subscription or a rule that takes them", f"--max-discard {total}"
-        raise WouldDiscard(f"{'; '.join(texts)}; {SAFE}", hint=_hint(job, way, most))
-    missing = [f"whether subscriptions of {name} take {count} is not known" for name, count in (+unknown).items()]
-    return texts + missing

@@ -11,13 +11,29 @@ import uuid
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count
-from typing import Any, NamedTuple, TypeAlias
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sbpair.errors import SbpairError, StateRefused
 from sbpair.move.message.dead_letters import NotSentReason
-from sbpair.replay.archive import DOUBTFUL, EXPIRED, HELD, LINES, OUTCOMES, QUARANTINE, Archive
+from sbpair.replay.archive import (
+    ACCEPTED_FILE,
+    DOUBTFUL,
+    EXPIRED,
+    HELD,
+    LEDGER,
+    LINES,
+    NAMESPACE,
+    OUTCOMES,
+    QUARANTINE,
+    Archive,
+)
+
+if TYPE_CHECKING:
+    from sbpair.replay.delivery import ReplayDelivery
 
 Key: TypeAlias = tuple[str, int, int, str | None]
 KEY = ("queue", "sequence_number", "enqueued_at_ms", "message_id")
@@ -62,10 +78,20 @@ class Entry(NamedTuple):
 class Ledger:
     """The files that one attempt at a task writes: chunks of outcomes, and the messages that it holds.
 
-    Without `sync`, a loss of power may lose the last chunks.
+    Without `sync`, a loss of power may lose the last chunks. With a `delivery`, chunks have the namespace and the
+    names that messages go to, and only the acceptances that count there end a message.
     """
 
-    def __init__(self, archive: Archive, shards: int, attempt: str | None = None, *, sync: bool = True) -> None:
+    def __init__(
+        self,
+        archive: Archive,
+        shards: int,
+        attempt: str | None = None,
+        *,
+        sync: bool = True,
+        delivery: ReplayDelivery | None = None,
+    ) -> None:
+        self._delivery = delivery
         self.attempt = attempt or uuid.uuid4().hex
         self._archive, self._shards, self._sync = archive, shards, sync
         self._held_path, self._room, self._numbers = "", 0, count()
@@ -86,9 +112,13 @@ class Ledger:
 
     def _write_chunk(self, kind: str, shard: Shard, entries: Sequence[Entry]) -> None:
         keys, destinations, reasons, messages = zip(*entries, strict=True)
+        if self._delivery:
+            destinations = tuple(map(self._delivery.name, destinations))
         columns = (*zip(*keys, strict=True), destinations, reasons, [self.attempt] * len(entries), messages)
         arrays = [pa.array(column, field.type) for column, field in zip(columns, OUTCOME, strict=True)]
         table = pa.Table.from_arrays(arrays, schema=OUTCOME)
+        if self._delivery and self._delivery.namespace:
+            table = table.append_column(NAMESPACE, pa.array([self._delivery.namespace] * len(entries)))
         self._archive.write_table(f"{kind}/{shard}/{uuid.uuid4().hex}.parquet", table, self._shards, sync=self._sync)
 
     async def write_unsent(self, shard: Shard, entry: Entry, reason: str, description: str) -> None:
@@ -172,9 +202,31 @@ class Ledger:
         """Return the keys of one shard that have one of these outcomes."""
         found: set[Key] = set()
         for kind in kinds:
+            only = self._delivery.only if self._delivery and kind == LEDGER else None
             for path in self._archive.files(f"{kind}/{shard}"):
-                found.update(table_keys(self._archive.read_table(path, list(KEY))))
+                found.update(table_keys(rows_of(self._archive, path, KEY, only)))
         return found
+
+
+def rows_of(archive: Archive, path: str, columns: Sequence[str], only: str | None) -> pa.Table:
+    """Read columns of a chunk: `only` those rows of a namespace, "" for the pair's primary; None for all."""
+    if only is None:
+        return archive.read_table(path, [*columns])
+    table = archive.read_table(path, [*columns, NAMESPACE.name])
+    return table.filter(pc.equal(pc.fill_null(table.column(NAMESPACE.name), ""), only)).select([*columns])
+
+
+def read_accepted(archive: Archive) -> dict[str, set[tuple[Any, ...]]]:
+    """Return the keys that the syphon's journal had as accepted, by namespace: "" is the pair's primary.
+
+    A key is (queue in lower case, sequence number, enqueued at, message id).
+    """
+    try:
+        document = archive.find_json(ACCEPTED_FILE) or {"keys": ()}
+        by_namespace = {"": document["keys"], **document.get("elsewhere", {})}
+        return {str(name): {(key[1], *key[2:]) for key in keys} for name, keys in by_namespace.items()}
+    except (KeyError, IndexError, TypeError) as error:
+        raise archive.broken(ACCEPTED_FILE, "it does not have the keys of messages") from error
 
 
 def table_keys(table: pa.Table) -> list[Key]:
@@ -218,13 +270,19 @@ def _is_key(value: object) -> bool:
     return False
 
 
-def check_chunks(archive: Archive, shards: int, *, synced: bool) -> tuple[int, list[str]]:
+def check_chunks(
+    archive: Archive, shards: int, checked: Mapping[str, int] = MappingProxyType({}), *, synced: bool
+) -> tuple[int, list[str]]:
     """Return (rows of all chunks, paths of unreadable chunks): a loss of power cuts short only those not `synced`.
 
-    Raises StateRefused for a chunk of another run or shard count, and if `synced` for an unreadable one.
+    `checked` has the rows of chunks that were checked by their digests. Of the others, raises StateRefused for one of
+    another run or shard count, and if `synced` for an unreadable one.
     """
     found, broken = 0, list[str]()
     for path in (path for kind in OUTCOMES for path in archive.files(kind)):
+        if path in checked:
+            found += checked[path]
+            continue
         try:
             footer = archive.footer(path)
         except StateRefused:

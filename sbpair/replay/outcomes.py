@@ -24,29 +24,35 @@ MAX_REMEMBERED = 10_000_000  # upper bound on message ids kept, at about 70 byte
 class Proof:
     """Counts of messages. For a direct run, `archived` is the number received, and `unsent` the number in doubt.
 
-    `doubtful` lists messages that may be in the primary twice, and `unreadable` files that would name more of them:
-    files that are not synced may be cut short by a loss of power. `remaining_in_queues` were in the backlog when the
-    run began, and still were when it was drained.
+    `doubtful` lists messages that may have arrived twice, or in two namespaces, and `unreadable` files that would name
+    more of them: files that are not synced may be cut short by a loss of power. `remaining_in_queues` were in the
+    backlog when the run began, and still were when it was drained.
     """
 
     archived: Annotated[int, "Archived messages; null in direct mode"] = 0
-    acknowledged: Annotated[int, "Messages accepted by the primary"] = 0
+    acknowledged: Annotated[int, "Messages accepted by their destination"] = 0
     expired: Annotated[int, "Messages past their time to live, kept in the archive"] = 0
     quarantined: Annotated[int, "Messages without a destination, kept in the archive"] = 0
     deduplicated: Annotated[int, "Messages not sent since another has the same id"] = 0
     unsent: Annotated[int, "Messages still to be sent; null in direct mode"] = 0
     copies: Annotated[int, "Archived copies beyond the first of each message"] = 0
+    unexplained_copies: Annotated[int, "Copies among these that no crash of a task explains"] = 0
     contradictions: Annotated[int, "Messages with more than one outcome"] = 0
     unknown: Annotated[int, "Outcomes of messages that were not archived"] = 0
     segments: Annotated[int, "Files of messages"] = 0
     queues: Annotated[dict[str, dict[str, int]], "Counts of each queue, by outcome"] = field(default_factory=dict)
     destinations: Annotated[dict[str, int], "Accepted messages of each destination"] = field(default_factory=dict)
     reasons: Annotated[dict[str, int], "Messages that were not sent, by reason"] = field(default_factory=dict)
+    namespaces: Annotated[dict[str, int], "Messages that each namespace accepted"] = field(default_factory=dict)
+    accepted_elsewhere: Annotated[int, "Messages that only other namespaces than the run's accepted"] = 0
     doubtful: list[dict[str, object]] = field(default_factory=list)
     doubtful_total: Annotated[int, "Number of possible duplicates"] = 0
     remaining_in_queues: Annotated[dict[str, int], "Messages left in each queue"] = field(default_factory=dict)
     locked: Annotated[int, "Messages among these that another receiver or a killed task had locked"] = 0
     unreadable: Annotated[list[str], "Paths of files that cannot be read"] = field(default_factory=list)
+    not_adopted: Annotated[list[str], "Paths of segments without a digest, which a resume adopts"] = field(
+        default_factory=list
+    )
 
     @property
     def balanced(self) -> bool:
@@ -59,6 +65,7 @@ class Proof:
         if self.contradictions or self.unknown:
             return ExitCode.BUG
         unfinished = self.unsent or self.expired or self.quarantined or self.remaining_in_queues
+        unfinished = unfinished or self.unexplained_copies
         return ExitCode.PARTIAL_OR_FINDINGS if unfinished else ExitCode.DONE
 
     def document(self, mode: str) -> dict[str, Any]:
@@ -101,7 +108,7 @@ class PlanPreview:
         """Return (outcome of a message that is not sent, or None; whether it is a duplicate)."""
         if self._accepted and message_key(self._namespace, facts) in self._accepted:
             return ALREADY_SENT, False
-        destination = decision.destination if isinstance(decision, Send) else (facts.path or "").strip("/")
+        destination = (facts.path or "").strip("/")  # as the message says, whatever its name is now
         duplicate = isinstance(decision, Send) and self._is_duplicate(destination, facts.message_id)
         if self._destinations and destination.lower() not in self._destinations:
             return UNSENT, duplicate

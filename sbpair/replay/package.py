@@ -11,17 +11,17 @@ import io
 import json
 import re
 import zipfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import sbpair
+from sbpair.azure.fetched_secrets import PRINCIPAL
 from sbpair.errors import MachineLacks, UsageError
 from sbpair.model.connection_string import holds_secret
-from sbpair.model.pair import Pair, pair_variables
-from sbpair.replay.fetched_secrets import PRINCIPAL
+from sbpair.model.pair import Identity, Pair, pair_variables
 from sbpair.replay.spark import PLATFORM, SETTINGS
 from sbpair.template import filled
 
@@ -176,9 +176,23 @@ PLATFORMS = {
 
 
 def define_job(
-    directory: Path, platform: str, pair: Pair, archive: str | None, name: str = JOB_NAME, vault: str | None = None
+    directory: Path,
+    platform: str,
+    pair: Pair,
+    archive: str | None,
+    name: str = JOB_NAME,
+    vault: str | None = None,
+    *,
+    to: str = "",
+    renamed: Sequence[str] = (),
 ) -> tuple[list[str], tuple[str, ...]]:
-    """Write the directory. Returns its files, and the secrets to store. Raises UsageError, MachineLacks."""
+    """Write the directory. Returns its files, and the secrets to store. Raises UsageError, MachineLacks.
+
+    With `to`, the job has the name of the primary alone, and no secret of it. `renamed` are lines of --map.
+    """
+    delivery = (*(("--to", to) if to else ()), *(word for line in renamed for word in ("--map", line)))
+    if to:
+        pair = replace(pair, primary=replace(pair.primary, credential=Identity(), proxy=None))
     found = _platform(platform)
     if archive is None:
         raise UsageError("--for needs --archive", hint=f"name where the job keeps messages, such as {_example(found)}")
@@ -187,7 +201,7 @@ def define_job(
     try:
         directory.mkdir(parents=True, exist_ok=True)
         native = build_package(directory / PACKAGE)[0].native
-        values = _values(found, pair, archive.rstrip("/"), native)
+        values = _values(found, pair, archive.rstrip("/"), native, delivery)
         values |= {"name": name, "identifier": re.sub(r"\W", "_", name), "vault": vault}
         texts = {file: filled("sbpair.replay", template, **values) for file, template in _templates(platform)}
         for file, text in texts.items():
@@ -201,7 +215,9 @@ def define_job(
     return sorted([PACKAGE, *texts]), values["secrets"]
 
 
-def _values(platform: Platform, pair: Pair, archive: str, native: dict[str, str]) -> dict[str, Any]:
+def _values(
+    platform: Platform, pair: Pair, archive: str, native: dict[str, str], delivery: Sequence[str]
+) -> dict[str, Any]:
     environment, secrets = pair_variables(pair)
     secrets = (*platform.secrets, *secrets)
     requirements = (*NEEDED, *platform.requirements, *(f"{each}=={version}" for each, version in native.items()))
@@ -209,7 +225,7 @@ def _values(platform: Platform, pair: Pair, archive: str, native: dict[str, str]
     return {
         "archive": archive,
         "code": f"{archive}-job",
-        "arguments": (*words, "--output", "json", "--quiet"),
+        "arguments": (*words, *delivery, "--output", "json", "--quiet"),
         "settings": {**SETTINGS, "spark.redaction.regex": REDACTED},
         "environment": {**environment, "XDG_STATE_HOME": "/tmp/sbpair"},  # noqa: S108  of the driver's own container
         "secrets": secrets,

@@ -30,10 +30,13 @@ from sbpair.replay.archive import (
     Archive,
     value_counts,
 )
+from sbpair.replay.digests import check_files
+from sbpair.replay.ledger import rows_of
 from sbpair.replay.run_description import ReplayRun, load_run
 from sbpair.replay.spark import translate_failure
 from sbpair.runs.control import RunControl, Wanted
-from sbpair.runs.run_log import Figures, RunEntry
+from sbpair.runs.database import now_ms
+from sbpair.runs.run_log import Figures, RunEntry, left_unsent
 
 if TYPE_CHECKING:
     from sbpair.replay.task_lease import HeldLease
@@ -51,6 +54,8 @@ REQUESTED: Mapping[Wanted, type[Requested]] = {
     Wanted.CANCELLED: RunCancelled,
 }
 """The event of each request of another process. RunPaused follows once no task runs."""
+
+COUNTS = ("archived", "acknowledged", "counted_ms")  # what a resumed run knows until it counts
 
 POLL_SECONDS = 0.25
 WAIT_SECONDS = 1.0
@@ -98,8 +103,9 @@ OnEvent: TypeAlias = Callable[[Event], None]
 class PhaseWatcher:
     """A counter of the rows in one phase's files. Each file is read once."""
 
-    def __init__(self, archive: Archive, phase: str) -> None:
-        self.archive, self.phase = archive, phase
+    def __init__(self, archive: Archive, phase: str, only: str | None = None) -> None:
+        """Count acceptances by all namespaces, or `only` by one."""
+        self.archive, self.phase, self._only = archive, phase, only
         self._under, self._column = COUNTED[phase]
         self._seen: set[str] = set()
         self._by: Counter[str] = Counter()
@@ -116,7 +122,7 @@ class PhaseWatcher:
     def _count(self, path: str) -> Counter[str]:
         if self._under == SEGMENTS:  # each is in the directory of its queue
             return Counter({path.removeprefix(f"{SEGMENTS}/").rpartition("/")[0]: self.archive.row_count(path)})
-        return value_counts(self.archive.read_table(path, [self._column]).column(self._column))
+        return value_counts(rows_of(self.archive, path, [self._column], self._only).column(self._column))
 
 
 def run_action(
@@ -155,7 +161,8 @@ def run_action(
 def run_status(archive: Archive) -> dict[str, Any]:
     """Return the phase and the counts of a run as its JSON contract."""
     run = load_run(archive)
-    sent = PhaseWatcher(archive, "send").sample()
+    checked = check_files(archive, run)
+    sent = PhaseWatcher(archive, "send", run.delivery.only).sample()
     archived = PhaseWatcher(archive, "move" if run.direct else "drain").sample()
     counts = {"archived_rows": archived.messages, "segments": archived.files}
     return {
@@ -165,6 +172,8 @@ def run_status(archive: Archive) -> dict[str, Any]:
         **(dict.fromkeys(counts, 0) if run.direct else counts),
         "acknowledged_rows": sent.messages,
         "queues": archived.by,
+        "digests": run.digests,
+        "not_adopted": [*checked.not_adopted],
     }
 
 
@@ -190,7 +199,9 @@ def _phase(archive: Archive, run: ReplayRun, chunks_sent: int) -> str:
 def run_summary(archive: Archive) -> dict[str, Any]:
     """Return a run's phase without its counts."""
     run = load_run(archive)
-    return {"run": run.id, "started_ms": run.started_ms, **_state(archive, run, len(archive.files(LEDGER)))}
+    check_files(archive, run)
+    state = _state(archive, run, len(archive.files(LEDGER)))
+    return {"run": run.id, "started_ms": run.started_ms, **state, "digests": run.digests}
 
 
 def request_stop(archive: Archive) -> bool:
@@ -202,21 +213,43 @@ def request_stop(archive: Archive) -> bool:
 
 
 class ReplayTimeline:
-    """Samples the progress that the driver reports, and passes each event on."""
+    """Samples the progress that the driver reports, and passes each event on.
 
-    def __init__(self, entry: RunEntry, on_event: OnEvent) -> None:
+    The record of the run always has its archive, and about how many messages are unsent: a kill leaves the last number.
+    """
+
+    def __init__(self, entry: RunEntry, on_event: OnEvent, archive: str) -> None:
         self._entry, self._on_event = entry, on_event
         self._counts: dict[str, int] = {}
         self._destinations: dict[str, int] = {}
+        self._to_send: int | None = None
+        earlier = entry.earlier
+        self._known: dict[str, Any] = {name: earlier[name] for name in COUNTS if name in earlier} | {"archive": archive}
+        if "unsent" in earlier:
+            self._known["unsent"] = left_unsent(earlier)
+        entry.record(self._known)
 
     def __call__(self, event: Event) -> None:
         """Take one event."""
+        if isinstance(event, Expected) and event.phase == "send":
+            self._to_send = sum(event.by.values())
         if isinstance(event, PhaseProgress):
             self._counts["received" if event.phase == "drain" else "sent"] = event.messages
             if event.phase == "send":
                 self._destinations = event.by
             self._sample()
+            self._record(event)
         self._on_event(event)
+
+    def _record(self, event: PhaseProgress) -> None:
+        known, name = self._known, "archived" if event.phase == "drain" else "acknowledged"
+        if event.messages == known.get(name):
+            return
+        known |= {name: event.messages, "counted_ms": now_ms()}
+        whole = {"drain": event.messages, "send": self._to_send}.get(event.phase)
+        if whole is not None:
+            known["unsent"] = max(0, whole - known.get("acknowledged", 0))
+        self._entry.record(known)
 
     def end(self) -> None:
         """Write the last figures, if there are any."""
@@ -242,6 +275,8 @@ def run_settings(run: ReplayRun) -> dict[str, object]:
         "shards": run.shards,
         "destinations": ", ".join(options.selection.destinations) or None,
         "where": options.selection.where,
+        **({"to": options.delivery.to} if options.delivery.to else {}),
+        **({"map": ", ".join(options.delivery.map)} if options.delivery.map else {}),
     }
 
 

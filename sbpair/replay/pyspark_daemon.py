@@ -26,9 +26,9 @@ def _is_within(place: str, places: list[str]) -> bool:
 def preload() -> tuple[ModuleType, ...]:
     """Import and return the modules that every worker needs."""
     from sbpair.azure import credentials
-    from sbpair.move import mover, raw_primary, raw_source
+    from sbpair.move import mover, raw_destination, raw_source
 
-    return credentials, mover, raw_primary, raw_source
+    return credentials, mover, raw_destination, raw_source
 
 
 class WithoutPandas:

@@ -1,9 +1,10 @@
 """One task of a backlog queue, up to the run's cut-off: drained into segments, or moved to the primary by a direct run.
 
-Invariant: no message is completed before its segment has been written, synced and read back; in a direct run, before
-the primary has accepted it and the ledger has it, so that a resume on any machine completes it and does not send it
-again. No shuffle follows, so Spark repeats no stage whose messages are settled. A task that ends releases what it
-holds; one that dies leaves whole files, and messages that stay locked until their locks expire.
+Invariant: no message is completed before its segment has been written, synced and read back, and the segment's digest
+is durable; in a direct run, before the primary has accepted it and the ledger has it, so that a resume on any machine
+completes it and does not send it again. No shuffle follows, so Spark repeats no stage whose messages are settled. A
+task that ends releases what it holds; one that dies leaves whole files, and messages that stay locked until their
+locks expire.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
@@ -28,13 +30,14 @@ from sbpair.move.interface import Failures, ReceivedMessage, get_facts
 from sbpair.move.message.route import Facts, field_getter
 from sbpair.move.mover import Mover
 from sbpair.move.peek.locked import NewMessages
-from sbpair.move.raw_primary import RawPrimary
+from sbpair.move.raw_destination import RawDestination
 from sbpair.move.raw_source import RawReceivedMessage, RawSource, peek_queue, settle_left
 from sbpair.move.receipt import BackingOff
 from sbpair.move.topic_guard import TopicGuard
-from sbpair.replay.archive import ACCEPTED_FILE, LEDGER, Archive
-from sbpair.replay.ledger import KEY, Entry, Key, Ledger, held_by_attempts, table_keys
-from sbpair.replay.run_description import ReplayRun, TaskJob, open_primary
+from sbpair.replay.archive import LEDGER, Archive
+from sbpair.replay.digests import store_digest
+from sbpair.replay.ledger import KEY, Entry, Key, Ledger, held_by_attempts, read_accepted, rows_of, table_keys
+from sbpair.replay.run_description import ReplayRun, TaskJob, open_destination
 from sbpair.replay.segment import SEGMENT, Segment
 from sbpair.replay.send_task import (
     MAX_DESTINATION_FAILURES,
@@ -100,7 +103,7 @@ class DrainCutoff:
     def __init__(self, run: ReplayRun) -> None:
         self.clock_ahead_ms: int | None = None
         self._run = run
-        self._new = NewMessages(run.started_ms)
+        self._new = new_messages(run)
         self._quiet = 0
         self._received_at = self._peeked_at = 0.0
 
@@ -111,7 +114,7 @@ class DrainCutoff:
     def note_received(self, messages: Sequence[ReceivedMessage], clock_ahead_ms: int) -> None:
         """Restart if a message is older than the run: applications may go on sending newer ones."""
         self.clock_ahead_ms = max(0, clock_ahead_ms)
-        self._new.compare_clocks(self.clock_ahead_ms)
+        self._new = new_messages(self._run, self.clock_ahead_ms)
         if not all(self._new.include(message.facts.enqueued_at) for message in messages):
             self.restart()
 
@@ -155,7 +158,7 @@ class QueueTask(ABC):
 
     def __init__(self, job: TaskJob, queue: str) -> None:
         self._job, self._queue, self._archive, self._options = job, queue, job.open(), job.run.options
-        self._accepted = load_accepted(self._archive, queue)
+        self._accepted = load_accepted(self._archive, queue, job.run.delivery.namespace)
         self._cutoff = DrainCutoff(job.run)
         self._unsettled = UnsettledDeliveries([], [])
         self._stop = StopPoll(self._archive)
@@ -181,7 +184,8 @@ class QueueDrain(QueueTask):
 
     def __init__(self, job: TaskJob, queue: str) -> None:
         super().__init__(job, queue)
-        self._messages = self._released = 0
+        self._messages = self._released = self._unconfirmed = 0
+        self._attempt = uuid.uuid4().hex
         self._unstored: list[Segment] = []
         self._storing: asyncio.Task[None] | None = None
         self._store_error: SbpairError | None = None
@@ -194,7 +198,8 @@ class QueueDrain(QueueTask):
                     await self._drain(await RawSource.open(client, self._queue, keeps_payload=True))
 
             await retry_while_progressing(self._queue, attempt, lambda: self._messages, self._archive)
-        return TaskCounts(self._released, self._cutoff.clock_ahead_ms)
+        settled = self._attempt if self._messages and not self._unconfirmed else None
+        return TaskCounts(self._released, self._cutoff.clock_ahead_ms, settled=settled)
 
     async def _drain(self, source: RawSource) -> None:
         failure: SbpairError | None = None
@@ -277,7 +282,8 @@ class QueueDrain(QueueTask):
     async def _store(self, source: RawSource, segment: Segment) -> None:
         try:
             await asyncio.to_thread(segment.write_groups)
-            await asyncio.to_thread(self._archive.put, segment.path, segment.file)
+            content = await asyncio.to_thread(self._archive.put, segment.path, segment.file)
+            await asyncio.to_thread(store_digest, self._archive, self._job.run, segment, content, self._attempt)
             self._unstored.remove(segment)
             self._messages += segment.file.rows
             failures = await source.complete(segment.written)
@@ -285,6 +291,7 @@ class QueueDrain(QueueTask):
             self._store_error = error
             return
         if failures:
+            self._unconfirmed += len(failures)
             # Those that cannot be completed later are delivered again, and become copies with the same key.
             self._unsettled.accepted.extend(unanswered(failures))
             why = failures[0][1]
@@ -309,9 +316,7 @@ async def count_remaining(
     With `max_locked`, a queue's count ends soon after so many locked messages, which is quicker for a long queue.
     """
 
-    new = NewMessages(job.run.started_ms)
-    if clock_ahead_ms is not None:
-        new.compare_clocks(clock_ahead_ms)
+    new = new_messages(job.run, clock_ahead_ms)
 
     async def peek() -> dict[str, Remaining]:
         found: dict[str, Remaining] = {}
@@ -332,13 +337,19 @@ async def count_remaining(
         return await retry(peek)
 
 
-def load_accepted(archive: Archive, queue: str) -> Accepted:
-    """Return the keys of a queue that the syphon's journal had as accepted, without the namespace."""
-    try:
-        keys = (archive.find_json(ACCEPTED_FILE) or {"keys": ()})["keys"]
-        return {tuple(key[1:]) for key in keys if key[1] == queue.lower()}
-    except (KeyError, IndexError, TypeError) as error:
-        raise archive.broken(ACCEPTED_FILE, "it does not have the keys of messages") from error
+def new_messages(run: ReplayRun, clock_ahead_ms: int | None = None) -> NewMessages:
+    """Return which messages are newer than a run: none, while its start is not known by the service's time."""
+    new = NewMessages()
+    if run.service_time:
+        new.note_start(run.started_ms)
+    elif clock_ahead_ms is not None:
+        new.note_start(run.started_ms + clock_ahead_ms)
+    return new
+
+
+def load_accepted(archive: Archive, queue: str, namespace: str = "") -> Accepted:
+    """Return the keys of a queue that the syphon's journal had as accepted by a namespace; "" is the primary."""
+    return {key for key in read_accepted(archive).get(namespace, ()) if key[0] == queue.lower()}
 
 
 class RecordedSource(RawSource):
@@ -415,8 +426,8 @@ class DirectMove(QueueTask):
     def __init__(self, job: TaskJob, queue: str) -> None:
         super().__init__(job, queue)
         self._shard = job.run.queues.index(queue)
-        self._ledger = Ledger(self._archive, job.run.shards, sync=False)
-        self._accepted |= accepted_by_dead_attempts(self._archive, queue, self._shard)
+        self._ledger = Ledger(self._archive, job.run.shards, sync=False, delivery=job.run.delivery)
+        self._accepted |= accepted_by_dead_attempts(self._archive, queue, self._shard, job.run.delivery.namespace)
         self._lease = TaskLease(self._archive, job.heartbeat)
         self._returned = 0
         self._waiting: list[BackingOff] = []
@@ -424,14 +435,14 @@ class DirectMove(QueueTask):
     async def run(self, ready_seconds: float = READY_SECONDS) -> TaskCounts:
         context = move_context(self._job, self._lease, self._ledger)
         await self._lease.wait_confirmed(ready_seconds)
-        endpoint, most = self._job.primary.endpoint(), self._options.max_discard
+        endpoint, most = self._job.destination.endpoint(), self._options.max_discard
         async with (
             open_destinations(endpoint) as destinations,
-            open_primary(RawPrimary, endpoint) as primary,
+            open_destination(RawDestination, endpoint) as primary,
             self._job.backlog() as connect_backlog,
         ):
             share = most and most // len(self._job.run.queues)
-            topics = TopicGuard(destinations, context.tally, share)
+            topics = TopicGuard(destinations, context.tally, share, kept_out=self._job.run.kept_out)
             context = replace(context, batch_limits=BATCH_LIMITS, max_held=MAX_HELD, topics=topics)
 
             async def attempt() -> None:
@@ -450,9 +461,10 @@ class DirectMove(QueueTask):
         # The backlog may deliver these again, and a resume must not send them.
         self._ledger.clear_held(keep=[Entry((self._queue, *key[2:]), None) for key in context.journal.unconfirmed()])
         released = context.tally.receipt().released + self._returned
-        return TaskCounts(released, self._cutoff.clock_ahead_ms, note_of(context.tally, self._waiting))
+        note, renamed = note_of(context.tally, self._waiting), self._job.run.delivery.renames.used()
+        return TaskCounts(released, self._cutoff.clock_ahead_ms, note, renamed=renamed)
 
-    async def _move(self, source: RecordedSource, primary: RawPrimary, context: MoveContext) -> None:
+    async def _move(self, source: RecordedSource, primary: RawDestination, context: MoveContext) -> None:
         failure: SbpairError | None = None
         completed = await self._unsettled.settle(source)
         context.journal.note_completed([each.key for each in completed])
@@ -501,13 +513,13 @@ class DirectMove(QueueTask):
                 break
 
 
-def accepted_by_dead_attempts(archive: Archive, queue: str, shard: int) -> Accepted:
-    """Return the few messages that earlier attempts held and the primary accepted: the backlog may still have them."""
+def accepted_by_dead_attempts(archive: Archive, queue: str, shard: int, namespace: str = "") -> Accepted:
+    """Return the few messages that earlier attempts held and `namespace` accepted: the backlog may still have them."""
     held = {key for key in held_by_attempts(archive) if key[0].lower() == queue.lower()}
     found: Accepted = set()
     for path in archive.files(f"{LEDGER}/{shard}") if held else ():
         with suppress(StateRefused):  # a loss of power may have cut it short: the proof reports it
-            keys = held & set(table_keys(archive.read_table(path, list(KEY))))
+            keys = held & set(table_keys(rows_of(archive, path, KEY, namespace)))
             found.update((queue.lower(), *key[1:]) for key in keys)
     return found
 

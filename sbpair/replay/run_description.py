@@ -12,16 +12,18 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sbpair.azure.credentials import token_getter_for
+from sbpair import backlog
+from sbpair.azure.credentials import open_tokens
+from sbpair.azure.fetched_secrets import named_secrets, read_secret
 from sbpair.errors import NameInvalid, StateRefused, Unsafe, UsageError
-from sbpair.model.connection_string import endpoint_from_connection_string
+from sbpair.model.connection_string import credential_of, read_key_file
+from sbpair.model.namespace_clock import MAX_LOCK_SECONDS
 from sbpair.model.pair import Endpoint, Identity, Pair
 from sbpair.model.proxy import parse_proxy
 from sbpair.move.message import dead_letters
 from sbpair.move.message.route import TimeToLive
-from sbpair.move.peek.locked import MAX_LOCK_SECONDS
-from sbpair.replay.archive import RUN_FILE, VERSION, Archive
-from sbpair.replay.fetched_secrets import named_secrets, read_secret
+from sbpair.replay.archive import DELIVERY_FILE, RUN_FILE, VERSION, Archive
+from sbpair.replay.delivery import PRIMARY, ReplayDelivery
 from sbpair.replay.outcomes import normalize_destinations
 from sbpair.replay.segment import SEGMENT_BYTES, SEGMENT_MESSAGES
 from sbpair.replay.spark import (
@@ -31,13 +33,14 @@ from sbpair.replay.spark import (
     local_parallelism,
     server_name,
 )
-from sbpair.runs.database import identity
+from sbpair.runs.database import identity, namespace_id, state_if_any
+from sbpair.runs.run_log import check_returned
 
 if TYPE_CHECKING:
     from sbpair.amqp_client.client import AmqpClient
-    from sbpair.move.raw_primary import RawPrimary
+    from sbpair.move.raw_destination import RawDestination
 
-Primary = TypeVar("Primary", bound="RawPrimary")
+Primary = TypeVar("Primary", bound="RawDestination")
 
 SCHEMA = "sbpair/replay-run/1"
 
@@ -120,6 +123,7 @@ class ReplayOptions:
     locked_seconds: float = MAX_LOCK_SECONDS + LATE_SECONDS
     selection: Selection = EVERYTHING
     mode: ReplayMode = ReplayMode.ARCHIVE
+    delivery: ReplayDelivery = PRIMARY
 
     def check(self, queues: Sequence[str]) -> None:
         """Raise UsageError for options that a direct run does not support."""
@@ -139,7 +143,11 @@ class ReplayOptions:
 
 @dataclass(frozen=True, slots=True)
 class ReplayRun:
-    """A run. `pair` identifies its namespaces; `started_ms` is the cut-off of the drain, in ms since 1970."""
+    """A run. `pair` identifies its namespaces; `started_ms` is the cut-off of the drain, in ms since 1970.
+
+    `service_time` is whether that is the service's time; otherwise it is by the clock of the machine that began.
+    `digests` is whether its files have digests: those of a direct run do not, as its ledger is not synced.
+    """
 
     id: str
     pair: dict[str, str]
@@ -147,13 +155,28 @@ class ReplayRun:
     shards: int
     started_ms: int
     options: ReplayOptions
+    service_time: bool = False
+    digests: bool = False
 
     @property
     def direct(self) -> bool:
         return self.options.mode is ReplayMode.DIRECT
 
+    @property
+    def delivery(self) -> ReplayDelivery:
+        return self.options.delivery
+
+    @property
+    def kept_out(self) -> str:
+        """The primary whose backlog no destination may lead to; "" if messages go to another namespace than that."""
+        to_backlog = self.delivery.namespace == self.pair["secondary"]
+        return (backlog.primary_of(self.queues[0]) or "") if to_backlog else ""
+
     def document(self) -> dict[str, Any]:
-        return {"schema": SCHEMA, "version": VERSION, **asdict(self), "queues": list(self.queues)}
+        found = {"schema": SCHEMA, "version": VERSION, **asdict(self), "queues": list(self.queues)}
+        if self.delivery == PRIMARY:  # earlier versions refuse a run with it
+            del found["options"]["delivery"]
+        return found
 
 
 def save_run(archive: Archive, run: ReplayRun) -> None:
@@ -173,7 +196,7 @@ def load_run(archive: Archive, pair: Pair | None = None) -> ReplayRun:
     try:
         document = archive.read_json(RUN_FILE)
     except FileNotFoundError:
-        raise missing from None
+        raise (archive.broken(RUN_FILE, "it is missing") if archive.is_run() else missing) from None
     if document.get("schema") != SCHEMA or document.get("version") != VERSION:
         raise StateRefused(
             f"run {archive.run} has schema {document.get('schema')}, version {document.get('version')}; expected"
@@ -186,13 +209,24 @@ def load_run(archive: Archive, pair: Pair | None = None) -> ReplayRun:
             f"{archive.root}/{RUN_FILE} belongs to run {run.id}, not {archive.run}",
             hint="use the id that the run printed; a copy of its directory must have that name",
         )
-    if pair is not None and run.pair != identity(pair):
+    if pair is not None and run.pair != identity(pair.ends):
         raise StateRefused(
             f"run {run.id} belongs to {run.pair.get('primary')} and {run.pair.get('secondary')}, not to"
-            f" {' and '.join(identity(pair).values())}",
+            f" {' and '.join(identity(pair.ends).values())}",
             hint="choose its pair with --pair",
         )
+    if (resumed := archive.find_json(DELIVERY_FILE)) is not None:
+        run = replace(run, options=replace(run.options, delivery=_read_delivery(archive, DELIVERY_FILE, resumed)))
     return run
+
+
+def _read_delivery(archive: Archive, path: str, stored: Mapping[str, Any]) -> ReplayDelivery:
+    try:
+        found = ReplayDelivery(**{**stored, "map": _names(stored["map"])})
+        _ = found.renames
+    except (KeyError, TypeError, UsageError) as error:
+        raise archive.broken(path, "it does not say where messages go") from error
+    return found
 
 
 def _read(archive: Archive, document: Mapping[str, Any]) -> ReplayRun:
@@ -207,12 +241,15 @@ def _read(archive: Archive, document: Mapping[str, Any]) -> ReplayRun:
             "mode": ReplayMode(stored["mode"]),
             "max_discard": None if (most := stored.get("max_discard", 0)) is None else int(most),
             "rate": None if stored["rate"] is None else _positive(stored["rate"]),
+            "delivery": _read_delivery(archive, RUN_FILE, stored["delivery"]) if "delivery" in stored else PRIMARY,
             **{name: type(getattr(ReplayOptions(), name))(stored[name]) for name in NUMERIC_OPTIONS},
         }
         options = ReplayOptions(**{**stored, **known})
         pair = {str(side): str(name) for side, name in document["pair"].items()}
         shards, started_ms = int(_positive(document["shards"])), int(document["started_ms"])
-        return ReplayRun(str(document["id"]), pair, _names(document["queues"]), shards, started_ms, options)
+        names, by_service = _names(document["queues"]), document.get("service_time") is True
+        digests = bool(document.get("digests", False))
+        return ReplayRun(str(document["id"]), pair, names, shards, started_ms, options, by_service, digests)
     except (KeyError, TypeError, ValueError, AttributeError, NameInvalid) as error:
         raise StateRefused(
             f"{archive.root}/{RUN_FILE} cannot be read", hint="restore it from a copy: a run needs it"
@@ -235,8 +272,8 @@ def _names(value: object) -> tuple[str, ...]:
 class NamespaceAccess:
     """How tasks on other machines reach a namespace: with secrets from environment variables there.
 
-    The `key_source` of `bare` has the key; an identity each machine has itself. `proxy_variable` has a proxy with its
-    password, "" without one. `bare` is without both.
+    The `key_source` of `bare` has the key, a file that is there too, or the secret of its identity; any other identity
+    each machine has itself. `proxy_variable` has a proxy with its password, "" without one. `bare` has no secret.
     """
 
     bare: Endpoint
@@ -246,19 +283,21 @@ class NamespaceAccess:
     def from_endpoint(cls, endpoint: Endpoint) -> NamespaceAccess:
         """Return the access. Raises UsageError for a secret that is in no environment variable."""
         proxy = endpoint.proxy if endpoint.proxy and endpoint.proxy.user is not None else None
-        keyless = not (endpoint.key_source or isinstance(endpoint.credential, Identity))
+        identity = endpoint.credential if isinstance(endpoint.credential, Identity) else None
+        keyless = not endpoint.key_source and (identity is None or bool(identity.secret))
         if keyless or (proxy and not proxy.source):
             raise UsageError(
                 f"the {'key' if keyless else 'proxy password'} of {endpoint.name} is in no environment variable",
                 hint="a replay passes the variable's name to its tasks: set one, or sign in with an identity",
             )
-        bare = replace(endpoint, credential=Identity(), proxy=None if proxy else endpoint.proxy)
+        shown = Identity() if identity is None else replace(identity, secret="")
+        bare = replace(endpoint, credential=shown, rotated=None, proxy=None if proxy else endpoint.proxy)
         return cls(bare, proxy.source if proxy else "")
 
     @property
     def variables(self) -> tuple[str, ...]:
         """The variables with secrets."""
-        return tuple(filter(None, (self.bare.key_source, self.proxy_variable)))
+        return tuple(filter(None, ("" if self.bare.key_file else self.bare.key_source, self.proxy_variable)))
 
     def endpoint(self, environ: Mapping[str, str] = os.environ) -> Endpoint:
         """Return the endpoint with its credential. Raises UsageError if a variable is not set here.
@@ -272,17 +311,20 @@ class NamespaceAccess:
                     f"the environment of this worker has no {name}",
                     hint=f"start Spark's workers with {name}, or sign in with an identity",
                 )
-        if key := texts.get(endpoint.key_source):
-            endpoint = replace(endpoint, credential=endpoint_from_connection_string(key).credential)
+        key = read_secret(read_key_file(endpoint.key_file)) if endpoint.key_file else texts.get(endpoint.key_source)
+        if isinstance(endpoint.credential, Identity) and endpoint.credential.kind == "client-secret":
+            endpoint = replace(endpoint, credential=replace(endpoint.credential, secret=key or ""))
+        elif key:
+            endpoint = replace(endpoint, credential=credential_of(key))
         if self.proxy_variable:
             endpoint = replace(endpoint, proxy=parse_proxy(texts[self.proxy_variable], self.proxy_variable))
         return endpoint
 
 
 @asynccontextmanager
-async def open_primary(kind: Callable[..., Primary], endpoint: Endpoint) -> AsyncIterator[Primary]:
-    """Open the namespace to send to within the block, as `RawPrimary` or a class of that kind."""
-    async with token_getter_for(endpoint.credential, endpoint.name) as get_token:
+async def open_destination(kind: Callable[..., Primary], endpoint: Endpoint) -> AsyncIterator[Primary]:
+    """Open the namespace to send to within the block, as `RawDestination` or a class of that kind."""
+    async with open_tokens() as get_token:
         primary = kind(endpoint, get_token=get_token)
         try:
             yield primary
@@ -296,7 +338,7 @@ class TaskJob:
 
     run: ReplayRun
     archive: str
-    primary: NamespaceAccess
+    destination: NamespaceAccess
     secondary: NamespaceAccess
     tasks: int
     heartbeat: str | None = None
@@ -319,7 +361,7 @@ class TaskJob:
         from sbpair.amqp_client.client import connect  # commands that read files do not need it
 
         endpoint = self.secondary.endpoint()
-        async with token_getter_for(endpoint.credential, endpoint.name) as get_token:
+        async with open_tokens() as get_token:
             yield lambda: connect(endpoint, get_token=get_token)
 
 
@@ -330,7 +372,8 @@ class ReplayRequest:
     `tasks` is how many may run at once; None for as many as a local master runs. `lease` excludes other movers of this
     machine, and `lease_queue` names the queue that excludes those of other machines. `package` is a zip of sbpair for
     executors. `wait_for_locks` is whether to wait for messages that others have locked. `remote` is the URL of a Spark
-    Connect server, which may have a token, instead of `master`.
+    Connect server, which may have a token, instead of `master`. Messages go `to` a namespace; None for the primary,
+    which is never contacted otherwise. `primary_is_back` is that of a RunRequest.
     """
 
     pair: Pair
@@ -346,6 +389,18 @@ class ReplayRequest:
     package: str | None = None
     wait_for_locks: bool = True
     remote: str | None = field(default=None, repr=False)
+    to: Endpoint | None = None
+    primary_is_back: bool = False
+
+    @property
+    def destination(self) -> Endpoint:
+        return self.to or self.pair.primary
+
+    @property
+    def namespace(self) -> str:
+        """The id of its destination in a delivery."""
+        found = namespace_id(self.destination)
+        return "" if found == namespace_id(self.pair.primary) else found
 
     @property
     def parallelism(self) -> int:
@@ -357,11 +412,17 @@ class ReplayRequest:
         return None if self.remote is not None else local_parallelism(self.master)
 
     def access(self) -> tuple[NamespaceAccess, NamespaceAccess]:
-        """Return how tasks reach primary and secondary. Raises UsageError for a key in no environment variable."""
-        return NamespaceAccess.from_endpoint(self.pair.primary), NamespaceAccess.from_endpoint(self.pair.secondary)
+        """Return how tasks reach destination and secondary. Raises UsageError for a key in no environment variable."""
+        return NamespaceAccess.from_endpoint(self.destination), NamespaceAccess.from_endpoint(self.pair.secondary)
 
     def check(self) -> None:
         """Raise Unsafe or UsageError for mistakes that show before Java starts."""
+        if self.to is None:
+            self.pair.require_primary()
+            state = None if self.primary_is_back else state_if_any(self.state, self.pair.ends)
+            if state is not None:
+                with state:
+                    check_returned(state, self.pair.primary.name)
         check_speculation(self.settings.get("spark.speculation", "false"))
         check_master(self.master)
         spark = self.master if self.remote is None else server_name(self.remote)

@@ -100,7 +100,7 @@ class Segment:
         self.file = file
         self.name = uuid.uuid4().hex
         self.path = segment_path(queue, self.name)
-        self._queue, self._shards, self._max_parts = queue, shards, min(shards, MAX_PARTS)
+        self.queue, self._shards, self._max_parts = queue, shards, min(shards, MAX_PARTS)
         self.messages: list[RawReceivedMessage] = []
         self.bytes = self.ungrouped_bytes = 0  # of all messages, and of those in no row group yet
         self._grouped = 0
@@ -155,13 +155,13 @@ class Segment:
         of = dict(zip(Facts._fields, zip(*facts, strict=True), strict=True))
         destinations, flaws = zip(*map(_destination, facts), strict=True)
         reasons = descriptions = pa.nulls(count, pa.string())
-        if dead_letters.is_dead_letter_path(self._queue):
+        if dead_letters.is_dead_letter_path(self.queue):
             reasons, descriptions = zip(*(dead_letters.cause_of(message.payload) for message in messages), strict=True)
         columns = {
             **of,
             "segment": pa.repeat(self.name, count),
             "position": range(start, start + count),
-            "queue": pa.repeat(self._queue, count),
+            "queue": pa.repeat(self.queue, count),
             "enqueued_at_ms": of["enqueued_at"],
             "destination": destinations,
             "scheduled_at_ms": of["scheduled_at"],
@@ -192,10 +192,17 @@ def _destination(facts: Facts) -> tuple[str | None, str | None]:
 
 
 class SegmentReader:
-    """One task's reader, for one thread at a time."""
+    """One task's reader, for one thread at a time. `check` raises for the path of a segment that is not to be read."""
 
-    def __init__(self, archive: Archive, max_files: int = MAX_FILES, groups_bytes: int = GROUPS_BYTES) -> None:
-        self._archive = archive
+    def __init__(
+        self,
+        archive: Archive,
+        check: Callable[[str], None] = lambda _path: None,
+        *,
+        max_files: int = MAX_FILES,
+        groups_bytes: int = GROUPS_BYTES,
+    ) -> None:
+        self._archive, self._check = archive, check
         self._paths = {PurePosixPath(path).stem: path for path in archive.files(SEGMENTS)}
         self._files = LruCache(self._open, max_files)
         self._groups = LruCache(self._read_group, groups_bytes, lambda group: group.size)
@@ -228,6 +235,7 @@ class SegmentReader:
         """Return the file, and the first positions of its row groups with its number of rows behind them."""
         if segment not in self._paths:
             raise self._archive.broken(f"{SEGMENTS}/*/{segment}{PARQUET}", "it is missing")
+        self._check(self._paths[segment])
         file = self._archive.parquet(self._paths[segment])
         if file_metadata(file.schema_arrow).get("sbpair.run") != self._archive.run:
             raise self._archive.broken(self._paths[segment], "it belongs to another run")

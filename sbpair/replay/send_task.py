@@ -15,24 +15,26 @@ import json
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 from sbpair.errors import SbpairError
+from sbpair.http_tunnel import ask_time
 from sbpair.move.context import MAX_MISSING, MissingDestinations, MoveContext
 from sbpair.move.interface import Failures, ReceivedMessage, Sendable
 from sbpair.move.message import dead_letters
 from sbpair.move.message.decode import Content, Decoded, Decoder
-from sbpair.move.message.route import Facts, Send, router
+from sbpair.move.message.route import Facts, Send, TimeToLive, router
 from sbpair.move.mover import Mover
 from sbpair.move.rate_limit import RateLimiter
-from sbpair.move.raw_primary import RawPrimary
+from sbpair.move.raw_destination import RawDestination
 from sbpair.move.receipt import BackingOff, NamedMessage, Tally
 from sbpair.replay.archive import DEDUPLICATED, LEDGER, Archive
+from sbpair.replay.digests import segment_check
 from sbpair.replay.ledger import KEY, Entry, Ledger, Shard
 from sbpair.replay.ledger import Key as RowKey
-from sbpair.replay.run_description import TaskJob, open_primary
+from sbpair.replay.run_description import TaskJob, open_destination
 from sbpair.replay.segment import RowPosition, SegmentReader
 from sbpair.replay.shard_plan import COLUMNS, DUPLICATE_COLUMNS
 from sbpair.replay.task_lease import TaskLease
@@ -54,12 +56,16 @@ class TaskCounts(NamedTuple):
     """The messages that a task gave back to the backlog. Others are counted by its files.
 
     `clock_ahead_ms` is how far the service's clock is ahead, if the task has compared them. `note` is for the user.
+    `settled` is the attempt at a drain, if it completed every message that it stored. `renamed` are old names of
+    destinations that a direct move met.
     """
 
     released: int = 0
     clock_ahead_ms: int | None = None
     note: str | None = None
     queue: str = ""
+    settled: str | None = None
+    renamed: Sequence[str] = ()
 
 
 def run_tasks(rows: Any, run: Callable[[Iterator[Any]], Iterable[Mapping[str, Any]]]) -> list[dict[str, Any]]:
@@ -129,10 +135,10 @@ class MessageReader(Protocol):
 class ShardReader:
     """The rows of one task as messages without an outcome, each shard in order."""
 
-    def __init__(self, batches: Iterator[Any], archive: Archive, ledger: Ledger) -> None:
+    def __init__(self, batches: Iterator[Any], archive: Archive, ledger: Ledger, *, digests: bool = False) -> None:
         self.exhausted = False
         self._rows = column_rows(batches, COLUMNS)
-        self._segments = SegmentReader(archive)
+        self._segments = SegmentReader(archive, segment_check(archive)) if digests else SegmentReader(archive)
         self._ledger = ledger
         self._decoders: dict[str, Decoder] = {}
         self._count = 0
@@ -299,12 +305,16 @@ def send_shards(job: TaskJob, batches: Iterator[Any]) -> list[dict[str, Any]]:
 async def send_batches(job: TaskJob, batches: Iterator[Any]) -> TaskCounts:
     """Send the rows of whole shards. Raises if none can be sent, or the ledger cannot be written."""
     archive = job.open()
-    ledger = Ledger(archive, job.run.shards)
+    ledger = Ledger(archive, job.run.shards, delivery=job.run.delivery)
     lease = TaskLease(archive, job.heartbeat)
-    source = ShardSource(ShardReader(batches, archive, ledger), archive, ledger, lease.check)
+    reader = ShardReader(batches, archive, ledger, digests=job.run.digests)
+    source = ShardSource(reader, archive, ledger, lease.check)
     await lease.wait_confirmed()
-    context = move_context(job, lease, ledger)
-    async with open_primary(RawPrimary, job.primary.endpoint()) as primary:
+    endpoint = job.destination.endpoint()
+    if job.run.options.ttl is TimeToLive.REMAINING:
+        await ask_time(endpoint)  # the archive has no locks, which would show it
+    context = replace(move_context(job, lease, ledger), now_ms=endpoint.clock.now_ms)
+    async with open_destination(RawDestination, endpoint) as primary:
         waiting = await send_source(source, primary, context)
     return TaskCounts(note=note_of(context.tally, waiting))
 
@@ -319,7 +329,7 @@ def note_of(tally: Tally, waiting: Sequence[BackingOff]) -> str | None:
     return "\n".join(notes[:MAX_NOTES]) or None
 
 
-async def send_source(source: ShardSource, primary: RawPrimary, context: MoveContext) -> list[BackingOff]:
+async def send_source(source: ShardSource, primary: RawDestination, context: MoveContext) -> list[BackingOff]:
     """Send until the end, a stop, or until all destinations that remain back off: return those. Closes the source.
 
     Raises if no message can be sent, or the ledger cannot be written.
@@ -348,7 +358,8 @@ def move_context(job: TaskJob, lease: TaskLease, ledger: Ledger) -> MoveContext:
         ordered=options.ordered,
         ttl=options.ttl,
         rate_limiter=rate_limiter,
-        missing=MissingDestinations(None if options.allow_missing else MAX_MISSING),
+        missing=MissingDestinations(None if options.allow_missing else MAX_MISSING, options.delivery.to or "primary"),
+        renames=options.delivery.renames,
     )
 
 
@@ -364,7 +375,7 @@ class LedgerTally(Tally):
         self._ledger.add_doubtful(Entry(key, named.destination, named.reason))
 
 
-async def _move(source: ShardSource, primary: RawPrimary, context: MoveContext) -> list[BackingOff]:
+async def _move(source: ShardSource, primary: RawDestination, context: MoveContext) -> list[BackingOff]:
     async with asyncio.TaskGroup() as tasks:
         mover = Mover(source, primary, tasks, context)
         while mover.fatal is None and source.error is None and not source.stop_requested():
@@ -389,7 +400,7 @@ def mark_deduplicated(job: TaskJob, batches: Iterator[Any]) -> Sequence[dict[str
 
     The rows are those of DUPLICATE_COLUMNS, in DUPLICATE_ORDER.
     """
-    ledger = Ledger(job.open(), job.run.shards)
+    ledger = Ledger(job.open(), job.run.shards, delivery=job.run.delivery)
     by_shards = groupby(column_rows(batches, DUPLICATE_COLUMNS), key=lambda row: (row[len(KEY) + 1], row[-1]))
     for (shard, first_shard), rows in by_shards:
         ended, accepted = ledger.ended_keys(shard), ledger.ended_keys(first_shard, [LEDGER])
@@ -416,12 +427,15 @@ async def _count_taken(job: TaskJob, topics: Sequence[str], batches: Iterator[An
     from sbpair.azure.destinations import open_destinations
     from sbpair.move.topic_guard import takes  # neither is needed by a send
 
-    archive, now_ms = job.open(), int(time.time() * 1000)
-    reader = ShardReader(batches, archive, Ledger(archive, job.run.shards))
-    route = router(job.run.options.ttl, lambda: now_ms)
+    archive, endpoint = job.open(), job.destination.endpoint()
+    reader = ShardReader(
+        batches, archive, Ledger(archive, job.run.shards, delivery=job.run.delivery), digests=job.run.digests
+    )
     counts = {name.lower(): Counter[bool | None]() for name in topics}
-    async with open_destinations(job.primary.endpoint()) as control:
+    async with open_destinations(endpoint) as control:
         filters = {name: (await control.get(name)).topic for name in counts}
+    now_ms = endpoint.clock.now_ms()
+    route = router(job.run.options.ttl, lambda: now_ms, renames=job.run.delivery.renames)
     while not reader.exhausted:
         for message in reader.read(MAX_CHUNK, CHUNK_BYTES):
             [send] = route([message.facts])

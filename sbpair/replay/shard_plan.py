@@ -8,7 +8,6 @@ found out first, and cheaply. Spark 3.5 understands all of the SQL, and refuses 
 from __future__ import annotations
 
 import re
-import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from typing import Any
 
 from sbpair.errors import UsageError
 from sbpair.move.message.route import TimeToLive
-from sbpair.replay.archive import LEDGER, NOT_SENT, PLAN_FILE, SEGMENTS, Archive
+from sbpair.replay.archive import LEDGER, NOT_SENT, OUTCOMES, PLAN_FILE, SEGMENTS, Archive
 from sbpair.replay.ledger import KEY
 from sbpair.replay.run_description import DedupMode, ReplayRun, Selection
 from sbpair.replay.segment import ENVELOPE, KEY_IN_SPARK, SEGMENT, SEGMENT_IN_SPARK, SPARK_TYPES, shard_expression
@@ -32,7 +31,11 @@ ORDER = ("enqueued_at_ms", "queue", "sequence_number")
 COLUMNS = ("shard", "segment", "position", "size")  # of the rows that tasks send
 DUPLICATE_COLUMNS = (*KEY, "destination", "shard", *(f"first_{name}" for name in KEY), "first_shard")
 DUPLICATE_ORDER = ("first_shard", "shard")  # so that a task reads the ledger of one shard after the other
+EXCLUDED = (UNSELECTED, WAITING)
 UNSENT = (COPY, DEDUPLICATED, WAITING, UNSELECTED)
+
+CHECKSUMS = "parquet.page.verify-checksum.enabled"
+"""The option with which Spark compares pages with their checksums, as pyarrow does for tasks."""
 
 _HINT = f"the columns are {', '.join(ENVELOPE)}"
 _KEY = ", ".join(KEY)
@@ -191,17 +194,26 @@ class ShardPlan:
 
     @property
     def destinations(self) -> list[str]:
-        """The destinations of all selected messages."""
-        selected = {row["destination"] for row in self.flows if row["verdict"] != UNSELECTED}
-        return sorted(selected - {None}, key=str.lower)
+        """The destinations of all selected messages, as they are named now."""
+        found = (self.run.delivery.name(row["destination"]) for row in self.flows if row["verdict"] != UNSELECTED)
+        return sorted({each for each in found if each is not None}, key=str.lower)
 
     def count_to_send(self) -> dict[str, int]:
-        """Count the messages to send, by destination."""
-        found: Counter[str] = Counter()
+        """Count the messages to send, by destination as it is named now."""
+        found: Counter[Any] = Counter()
         for row in self.flows:
             if row["verdict"] == SEND:
-                found[row["destination"]] += row["messages"]
+                found[self.run.delivery.name(row["destination"])] += row["messages"]
         return dict(found)
+
+    def count_excluded(self, archive: Archive) -> int:
+        """Count the messages without an outcome that the selection left out."""
+        left_out = ", ".join(map(repr, EXCLUDED))
+        if not any(row["verdict"] in EXCLUDED for row in self.flows):
+            return 0
+        found = self.spark.sql(f"SELECT {_KEY} FROM {PLAN} WHERE verdict IN ({left_out})")  # noqa: S608
+        ended = _rows(self.spark, archive, KEY_IN_SPARK, *OUTCOMES)
+        return int((found if ended is None else _without(found, ended)).count())
 
     def has_duplicates(self) -> bool:
         """Return whether messages are to be marked as deduplicated."""
@@ -226,10 +238,13 @@ class ShardPlan:
         return rows.repartition(self.run.shards, "first_shard").sortWithinPartitions(*DUPLICATE_ORDER)
 
 
-def build_plan(spark: Any, run: ReplayRun, archive: Archive) -> ShardPlan:
-    """Plan the archive as it is now. Raises UsageError if --where fails on a message, and Spark's errors."""
+def build_plan(spark: Any, run: ReplayRun, archive: Archive, now_ms: int) -> ShardPlan:
+    """Plan the archive as it is now, at a time of the service.
+
+    Raises UsageError if --where fails on a message, and Spark's errors.
+    """
     _messages(spark, run, archive).createOrReplaceTempView(MESSAGES)
-    now_ms, accepted = int(time.time() * 1000), None
+    accepted = None
     if run.options.dedup is DedupMode.MESSAGE_ID:
         # Each plan chooses the same first message, however late: it may have been sent.
         now_ms, accepted = run.started_ms, _rows(spark, archive, KEY_IN_SPARK, LEDGER)
@@ -249,12 +264,17 @@ def _messages(spark: Any, run: ReplayRun, archive: Archive) -> Any:
     unsent = _rows(spark, archive, KEY_IN_SPARK, *NOT_SENT) if by_id else None
     if unsent is None:
         return found
-    return found.join(unsent, [found[name].eqNullSafe(unsent[name]) for name in KEY], "left_anti")
+    return _without(found, unsent)
+
+
+def _without(found: Any, others: Any) -> Any:
+    """Return the rows whose message is not among others."""
+    return found.join(others, [found[name].eqNullSafe(others[name]) for name in KEY], "left_anti")
 
 
 def _rows(spark: Any, archive: Archive, columns: str, *kinds: str) -> Any:
     files = [archive.spark_url(path) for kind in kinds for path in archive.files(kind)]
-    return spark.read.schema(columns).parquet(*files) if files else None
+    return spark.read.schema(columns).option(CHECKSUMS, "true").parquet(*files) if files else None
 
 
 def _choose_compare(spark: Any) -> Compare:

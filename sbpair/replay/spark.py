@@ -17,7 +17,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -28,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from sbpair import errors
 from sbpair.errors import MachineLacks, SbpairError, Unavailable, Unsafe, UsageError
 from sbpair.operating_system import require_posix
+from sbpair.operating_system.files import temporary_directory
 from sbpair.operating_system.signals import handlers_kept
 
 if TYPE_CHECKING:
@@ -240,8 +240,9 @@ def spark_session(
             os.environ.setdefault("PYTHONSAFEPATH", "1")
     if not verbose:
         hide_tracebacks()
-    with tempfile.TemporaryDirectory(prefix="sbpair-spark-") as directory:
-        options = _java_options(master, settings.get(JAVA_OPTIONS, ""), Path(directory), verbose=verbose)
+    with temporary_directory("sbpair-spark-") as folder:
+        directory = str(folder)
+        options = _java_options(master, settings.get(JAVA_OPTIONS, ""), folder, verbose=verbose)
         daemon = {"spark.python.daemon.module": DAEMON} if is_local_master(master) and package is None else {}
         with handlers_kept():
             spark = _start(master, {**local_settings(master), **daemon, **settings, JAVA_OPTIONS: options}, directory)

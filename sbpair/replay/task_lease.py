@@ -19,7 +19,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sbpair.azure.credentials import token_getter
+from sbpair.azure.credentials import open_tokens
 from sbpair.errors import LeaseHeld, LeaseLost, SbpairError, Unreachable
 from sbpair.operating_system import uptime
 from sbpair.replay.archive import LEASE, STOP_FILE, Archive
@@ -85,7 +85,7 @@ def hold_leases(
     held, path = HeldLease(), f"{LEASE}/{DETACHED if detached else ''}{uuid.uuid4().hex}.json"
     with ExitStack() as stack:
         if directory is not None:
-            held.check_machine = stack.enter_context(hold_machine_leases(pair, directory, run))
+            held.check_machine = stack.enter_context(hold_machine_leases(pair.ends, directory, run))
         if queue is not None:
             stack.callback(archive.remove, path)
             stack.enter_context(Heartbeats(archive, held, path).written(pair, run, queue))
@@ -101,7 +101,9 @@ def end_detached_tasks(archive: Archive, *, but: str | None = None, spare_second
 
     Its tasks send only while its heartbeat is valid.
     """
-    found = {path: _read_heartbeat(archive, path) for path in archive.sizes(LEASE) if DETACHED in path and path != but}
+    # A file that is still written beside its heartbeat has another name.
+    beats = (path for path in archive.sizes(LEASE) if path.startswith(f"{LEASE}/{DETACHED}") and path != but)
+    found = {path: _read_heartbeat(archive, path) for path in beats}
     silent = {path: beat for path, beat in found.items() if beat is not None and beat["lost"] is None}
     if not silent:
         return
@@ -182,8 +184,8 @@ class Heartbeats:
         async with AsyncExitStack() as stack:
             try:
                 if queue is not None:
-                    get_token = await stack.enter_async_context(token_getter(pair))
-                    holding = session_lease.hold_lease(pair, queue, run, stop=self._ended, get_token=get_token)
+                    get_token = await stack.enter_async_context(open_tokens())
+                    holding = session_lease.hold_lease(pair.ends, queue, run, stop=self._ended, get_token=get_token)
                     lease = await stack.enter_async_context(holding)
                 self._archive.create()  # tasks read there; a run that is refused the lease leaves no directory
                 await self._write_valid(lease)

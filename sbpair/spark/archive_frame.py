@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -18,12 +18,15 @@ from sbpair.message_io.message_json import body_content, plain_value, readable
 from sbpair.move.message.envelope import read_facts
 from sbpair.move.message.route import Facts
 from sbpair.replay.archive import EXPIRED, QUARANTINE, RECEIPT_FILE, REMOVED_FILE, SEGMENTS, Archive
+from sbpair.replay.digests import FileDigest, check_files, for_each_file, messages_removed, without_digests
 from sbpair.replay.ledger import OUTCOME
 from sbpair.replay.run_description import load_run
 from sbpair.replay.segment import SEGMENT, SPARK_TYPES
-from sbpair.replay.verify import check_segment_rows, messages_removed
-from sbpair.spark.write_run import READERS, check_names, choice
+from sbpair.replay.verify import check_segments
+from sbpair.spark.write_run import check_names, choice
 from sbpair.timespan import TICKS_PER_MICROSECOND
+
+log = logging.getLogger(__name__)
 
 READ_OPTIONS = ("path", "states", "unfinished")
 STATES = (SEGMENTS, EXPIRED, QUARANTINE)
@@ -62,13 +65,13 @@ _ARROW = {
 
 @dataclass(frozen=True, slots=True)
 class ArchiveFrame:
-    """The rows of one run: `files` are (state, path), `columns` those to read."""
+    """The rows of one run: `files` are (state, path, digest if there is one), `columns` those to read."""
 
     url: str
     run: str
     states: tuple[str, ...]
     columns: tuple[str, ...]
-    files: tuple[tuple[str, str], ...]
+    files: tuple[tuple[str, str, FileDigest | None], ...]
 
     @classmethod
     def open(cls, options: Mapping[str, str], schema: Any = None) -> ArchiveFrame:
@@ -86,23 +89,25 @@ class ArchiveFrame:
         unfinished = choice({name: value.lower() for name, value in given.items()}, "unfinished", ("false", "true"))
         archive = Archive(url, run)
         _check_run(archive, states, unfinished=unfinished == "true")
-        files = [(state, path) for state in dict.fromkeys(states) for path in archive.files(state)]
+        files = [(state, path, None) for state in dict.fromkeys(states) for path in archive.files(state)]
         return cls(url, run, states, tuple(TYPES) if schema is None else _columns(schema), tuple(files))
 
     def check_files(self) -> ArchiveFrame:
-        """Return the frame. Raises StateRefused for a file that is missing, broken, foreign or of another version."""
+        """Return the frame with digests. Raises StateRefused for a file that is missing, broken, foreign or altered."""
         archive = Archive(self.url, self.run)
-        with ThreadPoolExecutor(READERS) as readers:
-            rows = [*readers.map(lambda each: _check_file(archive, *each), self.files)]
-        if SEGMENTS in self.states:
-            segments = sum(count for (state, _), count in zip(self.files, rows, strict=True) if state == SEGMENTS)
-            check_segment_rows(archive, segments)
-        return self
+        run = load_run(archive)
+        if not run.digests:
+            log.warning(without_digests(run.id))
+        checked = (check_segments if SEGMENTS in self.states else check_files)(archive, run)
+        files = tuple((state, path, checked.digests.get(path)) for state, path, _ in self.files)
+        unchecked = {path: state for state, path, _ in files if path not in checked.rows}
+        for_each_file(lambda path: _check_file(archive, unchecked[path], path), unchecked)
+        return replace(self, files=files)
 
-    def read(self, state: str, path: str) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of one file. Raises StateRefused for one that is broken, foreign or of another version."""
+    def read(self, state: str, path: str, digest: FileDigest | None = None) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of one file. Raises StateRefused for one that is broken, foreign or altered."""
         archive = Archive(self.url, self.run)
-        _check_file(archive, state, path)
+        _check_file(archive, state, path, digest)
         needed = sorted({name for each in self.columns for name in _needs(each, state)} & {*_schema(state).names})
         with archive.parquet(path) as file:
             try:
@@ -133,9 +138,12 @@ def _schema(state: str) -> pa.Schema:
     return SEGMENT if state == SEGMENTS else OUTCOME
 
 
-def _check_file(archive: Archive, state: str, path: str) -> int:
+def _check_file(archive: Archive, state: str, path: str, digest: FileDigest | None = None) -> None:
+    if digest is not None:
+        digest.check(archive)
+        return
     try:
-        return archive.check_footer(path, archive.footer(path), _schema(state))
+        archive.check_footer(path, archive.footer(path), _schema(state))
     except StateRefused:
         if archive.exists(REMOVED_FILE) and not archive.exists(path):
             raise messages_removed(archive) from None

@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sbpair.azure.fetched_secrets import named_secrets
 from sbpair.config import load
 from sbpair.config.file import load_namespace
 from sbpair.config.setting import Flags
@@ -36,12 +37,11 @@ from sbpair.errors import (
 )
 from sbpair.model.connection_string import holds_secret
 from sbpair.model.pair import SIDES, Endpoint
-from sbpair.move.raw_primary import RawDestinationLink, RawPrimary
+from sbpair.move.raw_destination import RawDestination, RawDestinationLink
 from sbpair.operating_system.files import user_directory
 from sbpair.replay.archive import DOUBTFUL, LEDGER, QUARANTINE, REPORT, RUN_FILE, VERSION, Archive
-from sbpair.replay.fetched_secrets import named_secrets
 from sbpair.replay.ledger import KEY, Key, held_by_attempts, keyed_rows
-from sbpair.replay.run_description import NamespaceAccess, open_primary
+from sbpair.replay.run_description import NamespaceAccess, open_destination
 from sbpair.replay.task_lease import wait_unchanged
 from sbpair.runs.run_log import new_id
 from sbpair.spark.row_messages import MessageColumns, check_destination, check_schema
@@ -174,7 +174,10 @@ def _endpoint(given: Mapping[str, str], environ: Mapping[str, str]) -> Endpoint:
         error.message, error.hint = (_OF_COMMANDS.sub(r"option \1", text) for text in (error.message, error.hint))
         error.args = (error.message,)
         raise
-    return pair.primary if side == SIDES[0] else pair.secondary
+    if side == "secondary":
+        return pair.secondary
+    pair.require_primary()
+    return pair.primary
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,11 +356,11 @@ def wait_silent(
 
 
 async def _check_destination(endpoint: Endpoint, destination: str) -> None:
-    async with open_primary(partial(RowDestinations, "option destination"), endpoint) as primary:
+    async with open_destination(partial(RowDestinations, "option destination"), endpoint) as primary:
         await primary.ready(destination)
 
 
-class RowDestinations(RawPrimary):
+class RowDestinations(RawDestination):
     """The namespace to send to. A destination that does not exist ends the task before a message of it is sent.
 
     With `strict`, so does one that takes no message for now.

@@ -30,7 +30,7 @@ from sbpair.move.topic_guard import TopicGuard
 from sbpair.operating_system import uptime
 from sbpair.replay.archive import LEDGER, Archive
 from sbpair.replay.ledger import OUTCOME, Ledger
-from sbpair.replay.run_description import open_primary
+from sbpair.replay.run_description import open_destination
 from sbpair.replay.send_task import (
     CHUNK_BYTES,
     MAX_CHUNK,
@@ -198,7 +198,7 @@ async def _check(job: WriteJob, place: TaskPlace, batches: Iterator[Any]) -> Che
 def row_destinations(job: WriteJob, *, strict: bool = False) -> AbstractAsyncContextManager[RowDestinations]:
     """Open the namespace to send to within a block."""
     named_by = "option destination" if job.columns.destination else "column destination"
-    return open_primary(partial(RowDestinations, named_by, strict=strict), job.options.access.endpoint(os.environ))
+    return open_destination(partial(RowDestinations, named_by, strict=strict), job.options.access.endpoint(os.environ))
 
 
 class RowReader:

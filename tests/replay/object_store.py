@@ -5,6 +5,7 @@ Unlike a disk it has no directories and no rename, and an object is whole or abs
 
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -28,6 +29,7 @@ class Store(ThreadingHTTPServer):
         self.objects: dict[str, bytes] = {}
         self.parts: dict[str, dict[int, bytes]] = {}
         self.puts: list[str] = []
+        self.read_bytes: Counter[str] = Counter()
         self.full = False
         self.copies: Path | None = None
 
@@ -136,7 +138,9 @@ class Handler(BaseHTTPRequestHandler):
         if wanted := self.headers.get("Range"):
             first, _, last = wanted.removeprefix("bytes=").partition("-")
             part = data[int(first) : int(last) + 1 if last else None]
+            self.server.read_bytes[key] += len(part)
             return self._answer(206, part, Content_Range=f"bytes {first}-{int(first) + len(part) - 1}/{len(data)}")
+        self.server.read_bytes[key] += len(data) if self.command == "GET" else 0
         return self._answer(200, data, Last_Modified="Sun, 22 Nov 2026 00:00:00 GMT")
 
     def _list(self, bucket: str, query: dict[str, str]) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sbpair.replay import driver, progress
+from sbpair.replay.delivery import ReplayDelivery
 from sbpair.replay.run_description import ReplayMode, ReplayOptions, ReplayRequest
 from tests.replay.world import pair_of
 
@@ -21,12 +22,12 @@ POLL_SECONDS = 0.02  # how often the files are counted
 
 
 def main(given: dict[str, Any]) -> None:
-    directory = Path(given["directory"])
-    request = ReplayRequest(
-        pair_of(os.environ), str(directory / "archive"), directory / "state", **given.get("request", {})
-    )
+    directory, pair = Path(given["directory"]), pair_of(os.environ)
+    to = pair.secondary if given.get("to") else None
+    request = ReplayRequest(pair, str(directory / "archive"), directory / "state", to=to, **given.get("request", {}))
     if "resume" in given:
-        result = driver.resume_run(request, given["resume"], tell)
+        wanted = {"delivery": ReplayDelivery(**given["delivery"])} if "delivery" in given else {}
+        result = driver.resume_run(request, given["resume"], tell, **wanted)
     else:
         options = {**given["options"], "mode": ReplayMode(given["options"].get("mode", "archive"))}
         result = driver.start_run(request, ReplayOptions(**options), given["queues"], tell)

@@ -16,13 +16,14 @@ import pytest
 
 from sbpair.replay import driver
 from sbpair.replay.archive import DRAINED_FILE, SEGMENTS, Archive
+from sbpair.replay.digests import write_report
 from sbpair.replay.ledger import KEY
 from sbpair.replay.outcomes import Proof
 from sbpair.replay.queue_task import DirectMove, QueueDrain, count_remaining
 from sbpair.replay.run_description import ReplayOptions, ReplayRun, TaskJob, save_run
 from sbpair.replay.send_task import send_batches
 from sbpair.replay.shard_plan import ORDER, SEND, ShardPlan
-from sbpair.replay.verify import verify
+from sbpair.replay.verify import check_segments, verify
 from sbpair.runs.database import identity
 from tests.replay.world import World
 
@@ -31,7 +32,7 @@ QUICK = ReplayOptions(segment_messages=20, empty_seconds=0.05)
 
 def job_of(place: World, directory: Path, *, tasks: int = 1, started_ms: int | None = None, **options: Any) -> TaskJob:
     started_ms = started_ms or int(time.time() * 1000)
-    run = ReplayRun("r1", identity(place.pair), tuple(place.queues), 1, started_ms, replace(QUICK, **options))
+    run = ReplayRun("r1", identity(place.pair.ends), tuple(place.queues), 1, started_ms, replace(QUICK, **options))
     archive = Archive(str(directory), run.id)
     save_run(archive, run)
     return TaskJob(run, archive.url, *place.request(directory).access(), tasks)
@@ -47,7 +48,9 @@ def drain(job: TaskJob) -> None:
     ahead_ms = max((each for each in found if each is not None), default=None)
     remaining = asyncio.run(count_remaining(job, clock_ahead_ms=ahead_ms))
     locked = sum(each.locked for each in remaining.values())
-    job.open().write_json(DRAINED_FILE, {"remaining_in_queues": left(job, ahead_ms), "locked": locked})
+    archive = job.open()
+    counts = {"messages": check_segments(archive, job.run).messages, "remaining_in_queues": left(job, ahead_ms)}
+    write_report(archive, job.run, DRAINED_FILE, {**counts, "locked": locked})
 
 
 def left(job: TaskJob, clock_ahead_ms: int | None = None) -> dict[str, int]:
@@ -122,13 +125,17 @@ class LocalPlan(ShardPlan):
 
 @pytest.fixture
 def local_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_tasks_here(monkeypatch)
+
+
+def run_tasks_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the tasks of a driver in this process, and plan without Spark."""
 
     @contextmanager
     def session(*_arguments: Any, **_options: Any) -> Iterator[LocalSpark]:
         yield LocalSpark()
 
-    def plan(_spark: Any, run: ReplayRun, archive: Archive) -> LocalPlan:
+    def plan(_spark: Any, run: ReplayRun, archive: Archive, _now_ms: int) -> LocalPlan:
         rows = planned(archive)
         counts = Counter(name for batch in rows for name in batch.column("destination").to_pylist())
         flows = [{"destination": name, "verdict": SEND, "messages": count} for name, count in counts.items()]

@@ -36,7 +36,6 @@ from sbpair.replay.archive import (
     RUN_FILE,
     SEGMENTS,
     Archive,
-    filesystem_type,
     find_archive,
 )
 from sbpair.replay.ledger import Entry, Key, Ledger
@@ -439,20 +438,3 @@ def test_a_ledger_that_has_lost_files_is_not_resumed(archive: Archive) -> None:
 def test_a_run_with_a_very_long_id_is_reported(tmp_path: Path) -> None:
     with pytest.raises(errors.MachineLacks, match="File name too long"):
         find_archive(str(tmp_path), "r" * 5_000)
-
-
-MOUNTS = """/dev/vda / ext4 rw 0 0
-tmpfs /run tmpfs rw 0 0
-/dev/vdb /run/my\\040disk ext4 rw 0 0
-tmpfs /mnt tmpfs rw 0 0
-/dev/vdc /mnt xfs rw 0 0
-"""
-
-
-@pytest.mark.parametrize(
-    ("path", "kind"),
-    [("/run/a", "tmpfs"), ("/run/my disk/a", "ext4"), ("/runs", "ext4"), ("/mnt/a", "xfs"), ("/", "ext4")],
-)
-def test_the_filesystem_type_is_found(path: str, kind: str) -> None:
-    assert filesystem_type(Path(path), MOUNTS) == kind
-    assert filesystem_type(Path(path), "") == ""

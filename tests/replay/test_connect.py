@@ -88,6 +88,7 @@ def test_a_driver_that_is_alive_keeps_its_run(place: World, tmp_path: Path) -> N
     archive = created(tmp_path)
     with hold_leases(place.pair, archive.run, archive, detached=True) as held:
         assert held.heartbeat is not None
+        archive.write(f"{held.heartbeat.replace('/', '/.')}.0", b"")  # a heartbeat that is half written
         with pytest.raises(errors.LeaseHeld, match="is still going: its driver is alive"):
             end_detached_tasks(archive)
     assert not archive.exists(held.heartbeat), "nothing is left of an orderly end"

@@ -17,14 +17,14 @@ from unittest.mock import patch
 
 import pytest
 
+from sbpair.azure.fetched_secrets import PRINCIPAL
 from sbpair.replay import package
-from sbpair.replay.fetched_secrets import PRINCIPAL
 from sbpair.replay.package import PLATFORMS
 from tests.cli.test_replay import NAMESPACES, sbpair
 from tests.kit.golden import check_golden
 from tests.kit.installed import outside
+from tests.kit.secret_managers import secret_managers
 from tests.replay.cluster import standalone
-from tests.replay.secret_managers import secret_managers
 from tests.replay.world import VARIABLES, World, world
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -337,3 +337,18 @@ def test_the_printed_command_gives_workers_sbpair_from_the_package(tmp_path: Pat
             assert secret.rpartition("SharedAccessKey=")[2] not in command
         done = subprocess.run(["bash", "-c", command], env=place.shell(tmp_path), stdout=subprocess.PIPE, check=True)
         receipt_of_all(place, done.stdout.decode())
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_a_job_to_the_secondary_knows_the_name_of_the_primary_alone(platform: str, tmp_path: Path) -> None:
+    with world() as place:
+        pair = place.pair
+    vault = "orders-kv" if PLATFORMS[platform].needs_vault else None
+    _, secrets = package.define_job(
+        tmp_path, platform, pair, ARCHIVES[platform], vault=vault, to="secondary", renamed=["orders=orders-v2"]
+    )
+    assert secrets == (*PLATFORMS[platform].secrets, VARIABLES[1])
+    texts = "".join(each.read_text() for each in tmp_path.iterdir() if each.name != package.PACKAGE)
+    texts += "".join(base64.b64decode(each).decode() for each in re.findall(r'"payload": "(.*?)"', texts))
+    assert VARIABLES[0] not in texts
+    assert {"SBPAIR_PRIMARY_NAME", "--to", "secondary", "--map", "orders=orders-v2"} <= {*re.split(r"[^\w=-]+", texts)}

@@ -5,10 +5,13 @@ It uses a standalone cluster on loopback, two workers of one core, and an archiv
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from sbpair.replay.archive import LEDGER
 from tests.kit.processes import offspring
+from tests.kit.running import Running
 from tests.replay.replays import (
     LATENCY_MS,
     OPTIONS,
@@ -22,6 +25,7 @@ from tests.replay.replays import (
     python_workers,
     replay,
 )
+from tests.replay.segments import rows_of
 from tests.replay.world import NAMESPACE, OTHER, World
 
 pytestmark = [pytest.mark.java, pytest.mark.slow]
@@ -100,12 +104,48 @@ def test_a_run_whose_driver_is_killed_is_resumed(phase: str, ground: Ground, tmp
     nothing_is_lost(place, receipt)
 
 
-def strike(whom: Kill, phase: str, place: World, ground: Ground, running: Replay) -> None:
-    """Kill processes once the run is in a phase, and wait for those that cannot continue alone."""
+def test_a_part_sent_to_the_primary_and_a_kill_on_the_way_to_the_secondary(ground: Ground, tmp_path: Path) -> None:
+    place, request = ground.world(), ground.request()
+    place.strand_many(MESSAGES)
+    for name in place.destinations:
+        place.running.do(lambda name=name: place.running.other.create_queue(name))  # type: ignore[misc]
+    with replay(place, tmp_path, request=request) as running:
+        strike(driver, "send", place, ground, running)
+    by_primary = {row["message_id"] for row in rows_of(running.archive, LEDGER)}
+    assert 0 < len(by_primary) < MESSAGES
+    again = {"request": request, "resume": running.run, "to": True}
+    with replay(place, tmp_path, **again, delivery={"to": "secondary", "include_acknowledged": True}) as killed:
+        strike(driver, "send", place, ground, killed, killed.files(LEDGER), len(by_primary))
+        assert killed.receipt() is None
+    with replay(place, tmp_path, **again) as last:
+        receipt = last.receipt()
+
+    assert receipt is not None
+    in_primary, place.running = {*place.ids()}, cast("Running", SwappedSides(place.running))
+    nothing_is_lost(place, receipt)
+    reasons = {each["message_id"]: each.get("reason", "") for each in receipt["doubtful"]}
+    assert in_primary <= {*reasons}
+    assert by_primary == {name for name, reason in reasons.items() if reason == f"also accepted by {NAMESPACE}"}
+
+
+class SwappedSides:
+    """The emulated pair, with the secondary as the namespace that messages arrive in."""
+
+    def __init__(self, running: Running) -> None:
+        self.do, self.namespace, self.other = running.do, running.other, running.other
+
+
+def strike(
+    whom: Kill, phase: str, place: World, ground: Ground, running: Replay, files: int = 0, messages: int = 0
+) -> None:
+    """Kill processes once the run is in a phase, and wait for those that cannot continue alone.
+
+    Earlier attempts wrote so many files of the phase, with so many messages.
+    """
     with place.during("latency", OTHER, ms=LATENCY_MS):
-        running.until(phase, 1 if phase == "move" else 4)  # chunks of a direct run are large
+        running.until(phase, files + (1 if phase == "move" else 4))  # chunks of a direct run are large
         victims, orphans = whom(ground, running, place.port(PHASES.get(phase, OTHER)))
         for pid in victims:
             end(pid)
-        assert running.is_in(phase, MESSAGES), "the kill came too late to prove anything"
+        assert running.is_in(phase, MESSAGES + messages), "the kill came too late to prove anything"
     all_end([*victims, *orphans])

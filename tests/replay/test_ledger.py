@@ -3,6 +3,7 @@
 import errno
 import os
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -17,7 +18,8 @@ from sbpair import errors
 from sbpair.model.pair import Endpoint, Identity
 from sbpair.replay import ledger as ledger_module
 from sbpair.replay.archive import DEDUPLICATED, HELD, LEDGER, QUARANTINE, Archive
-from sbpair.replay.ledger import Entry, Key, Ledger, read_held, table_keys
+from sbpair.replay.delivery import ReplayDelivery
+from sbpair.replay.ledger import Entry, Key, Ledger, check_chunks, read_held, table_keys
 from sbpair.replay.run_description import NamespaceAccess, ReplayOptions, ReplayRun, TaskJob
 from sbpair.replay.send_task import mark_deduplicated
 from sbpair.replay.shard_plan import DUPLICATE_COLUMNS
@@ -97,6 +99,24 @@ def test_the_readable_part_of_a_truncated_list_counts(archive: Archive) -> None:
                 found.extend(read_held(archive, path.relative_to(archive.root).as_posix()))
             minimum = 2 * sum(boundary <= size for boundary in boundaries)
             assert found[:minimum] == [key(number) for number in range(minimum)]
+
+
+@pytest.mark.parametrize(("namespace", "own"), [("", 0), ("contoso-dr", 1), ("other", None)])
+def test_an_acceptance_may_count_only_for_the_namespace_that_gave_it(
+    archive: Archive, namespace: str, own: int | None
+) -> None:
+    """A chunk without the column, as earlier versions wrote all, is the primary's."""
+    Ledger(archive, SHARDS).write(LEDGER, 0, [Entry(key(0), "orders")])
+    named = Ledger(archive, SHARDS, delivery=ReplayDelivery("dr", "contoso-dr", ("/Orders/=new",)))
+    named.write(LEDGER, 0, [Entry(key(1), "orders")])
+    named.write(QUARANTINE, 0, [Entry(key(2), None, "why")])
+    every = ReplayDelivery("dr", namespace)
+    assert Ledger(archive, SHARDS, delivery=every).ended_keys(0) == {key(0), key(1), key(2)}
+    found = Ledger(archive, SHARDS, delivery=replace(every, include_acknowledged=True)).ended_keys(0)
+    assert found == {key(2)} | ({key(own)} if own is not None else set())
+    rows = [row for path in archive.files(LEDGER) for row in archive.read_table(path).to_pylist()]
+    assert {row["destination"]: row.get("namespace") for row in rows} == {"orders": None, "new": "contoso-dr"}
+    assert check_chunks(archive, SHARDS, synced=True) == (3, [])
 
 
 def test_a_duplicate_is_marked_once_its_first_copy_is_accepted(archive: Archive) -> None:

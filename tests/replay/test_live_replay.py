@@ -64,6 +64,11 @@ class Shell:
         out, err = done.communicate(timeout=PATIENCE_SECONDS)
         return done.returncode, json.loads(out or "{}"), err
 
+    def pair(self, *words: str) -> tuple[int, dict[str, Any], str]:
+        """Run a command that reads the pair and the state directory."""
+        done = command.run(*words, "--count", "2", "--output", "json", env=self._environment)
+        return done.returncode, json.loads(done.stdout), done.stderr
+
     def runs(self, *words: str) -> list[dict[str, Any]]:
         done = command.run("runs", *words, "--output", "json", env=self._environment)
         return json.loads(done.stdout)["runs"]  # type: ignore[no-any-return]
@@ -118,6 +123,62 @@ def test_a_run_has_a_status_excludes_others_stops_and_resumes(place: World, shel
     [shown] = shell.runs("show", run[:-1])
     assert (shown["command"], shown["outcome"], shown["exit_code"]) == ("replay resume", "done", 0)
     assert (shown["archive"], shown["receipt"]["acknowledged"]) == (str(shell.archive), MESSAGES)
+
+
+def test_a_driver_killed_as_it_sends_is_not_forgotten(place: World, shell: Shell) -> None:
+    """As an orchestrator does, which types the same command again."""
+    with shell.running("--rate", "40", chunks=2) as (first, run):
+        victims = [first.pid, *offspring(first.pid)]
+        for pid in victims:
+            end(pid)
+        all_end(victims[1:])
+        first.communicate(timeout=PATIENCE_SECONDS)
+    sent = len(place.ids())
+    for _ in range(2):
+        code, receipt, err = shell.say("run", "--rate", "40", *SPARK)
+        assert (code, receipt) == (4, {}), err
+        assert f"run {run} in {shell.archive} has not ended" in err
+        assert f"sbpair replay resume --archive {shell.archive} --master" in err
+    assert (len(place.ids()), [each.name for each in shell.archive.iterdir()]) == (sent, [run])
+
+    command_line = f"sbpair replay resume {run} --archive {shell.archive}"
+    for words in (("audit", "--sample", "0", "--fail-on", "messages"), ("status", "--fail-on", "messages")):
+        code, found, err = shell.pair(*words)
+        assert code == 3, err
+        [waiting] = found["waiting"]
+        assert (waiting["run"], waiting["command"]) == (run, command_line)
+        # The driver wrote the number within the last seconds.
+        assert MESSAGES - sent <= waiting["messages"] <= MESSAGES, err
+        assert found["backlog"]["messages"] == waiting["messages"] == found["backlog"]["elsewhere"]
+        assert command_line in err
+    [listed] = shell.runs("list")
+    assert (listed["outcome"], listed["waiting"]["command"]) == ("crashed", command_line)
+
+    code, receipt, err = shell.say("resume", run, *SPARK)
+    assert code == 0, err
+    nothing_is_lost(place, receipt)
+    code, found, err = shell.pair("audit", "--sample", "0", "--fail-on", "messages,unseen")
+    assert (code, found["waiting"], found["backlog"]["messages"], err) == (0, [], 0, "")
+    code, receipt, err = shell.say("run", *SPARK)
+    assert (code, receipt["archived"]) == (0, 0), "a finished run is in no one's way"
+
+
+def test_another_run_beside_a_killed_one_names_it(shell: Shell) -> None:
+    with shell.running("--rate", "40", "--destination", "orders") as (first, run):
+        victims = [first.pid, *offspring(first.pid)]
+        for pid in victims:
+            end(pid)
+        all_end(victims[1:])
+    code, receipt, err = shell.say("run", "--new", *SPARK)
+    assert (code, receipt["archived"], receipt["run"] != run) == (0, 0, True), err
+    [note] = receipt["notes"]
+    assert f"run {run} in {shell.archive} has not ended" in note
+    assert f"go on with sbpair replay resume --archive {shell.archive}" in err
+
+    code, receipt, err = shell.say("resume", run, *SPARK)
+    assert (code, receipt["unsent"], receipt["excluded"]) == (3, MESSAGES // 2, MESSAGES // 2), err
+    code, receipt, err = shell.say("run", *SPARK)
+    assert (code, receipt["archived"]) == (0, 0), "what a selection left out is not unfinished"
 
 
 def test_a_lost_terminal_stops_a_run_in_order(place: World, shell: Shell) -> None:

@@ -39,6 +39,15 @@ def test_each_message_is_counted_as_a_run_would_end_it(messages: list[Facts], on
     assert outcomes[outcome.DEDUPLICATED, True] == (len(ours) - len(set(ours)) if once else 0)
 
 
+def test_selection_and_duplicates_go_by_the_names_that_messages_say() -> None:
+    """Two destinations that become one have no duplicates of each other: a run sends both."""
+    preview = PlanPreview("dr", dedup=True, destinations=["orders"])
+    [first, second] = [Facts("q/0", number, 1, "a", path) for number, path in enumerate(("orders", "sales"))]
+    renamed = Send("all", None, None, None)
+    assert [preview(each, renamed) for each in (first, second)] == [(None, False), (outcome.UNSENT, False)]
+    assert preview(first, renamed) == (outcome.DEDUPLICATED, True)
+
+
 def test_accepted_messages_match_by_all_five_parts_of_their_key() -> None:
     known = Facts("q/0", 1, 2, "a", "orders")
     preview = PlanPreview("dr", dedup=True, accepted=[message_key("dr", known)])

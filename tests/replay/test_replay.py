@@ -18,6 +18,7 @@ from sbpair.replay.progress import ReplayPhase
 from sbpair.replay.run_description import DedupMode, ReplayOptions, Selection, load_run
 from sbpair.replay.segment import SEGMENT
 from sbpair.replay.verify import verify
+from tests.replay.test_tampering import Run, make_old
 from tests.replay.world import HOUR_TICKS, World
 
 pytestmark = pytest.mark.java
@@ -69,6 +70,8 @@ def test_everything_arrives_once_in_order_and_the_equation_balances(
     a_finished_run_sends_nothing_when_resumed(place, tmp_path, result)
     archive = Archive(str(tmp_path / "archive"), result.run.id)
     files_hold_what_is_documented(archive)
+    # Files of a run with digests are refused if one is missing.
+    make_old(Run(Path(archive.root), Path(archive.root)))
     a_late_duplicate_is_marked_as_deduplicated(place, tmp_path, archive, monkeypatch)
     a_lost_ledger_chunk_is_reported(archive)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sbpair.move.raw_primary import RawDestinationLink
+from sbpair.move.raw_destination import RawDestinationLink
 from sbpair.replay.ledger import Ledger
 from sbpair.replay.queue_task import QueueDrain
 from tests.faults.schedules import failure

@@ -30,7 +30,7 @@ def test_the_last_figures_are_written_before_the_end_of_the_run(
     request = place.request(tmp_path)
     with pytest.raises(errors.Unreachable):
         driver.start_run(request, ReplayOptions(), place.queues, lambda _event: None)
-    with RunDatabase(request.state, place.pair) as state:
+    with RunDatabase(request.state, place.pair.ends) as state:
         [run] = all_runs(state)
         last = timeline_of(state, run.id)[-1]
     assert run.ended_ms is not None

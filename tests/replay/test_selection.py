@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from sbpair import errors
@@ -63,9 +64,26 @@ IN_3_5 = {"hash(*) > 0": "Invalid usage of '*'"}
 def rows_without_copies_are_planned_as_they_are(session: Any, tmp_path: Path) -> None:
     archive = created(tmp_path)
     write_segment(archive, "one", [*map(key, range(3))], [b"x"] * 3)
-    plan = shard_plan.build_plan(session, ReplayRun("r1", {}, (QUEUE,), 2, 0, ReplayOptions()), archive)
+    plan = shard_plan.build_plan(session, ReplayRun("r1", {}, (QUEUE,), 2, 0, ReplayOptions()), archive, 0)
     assert (plan.count_to_send(), plan.has_duplicates(), plan.destinations) == ({"orders": 3}, False, ["orders"])
     assert sorted(row.position for row in plan.send_rows().collect()) == [0, 1, 2]
+
+
+def altered_pages_are_not_planned(session: Any, directory: Path) -> None:
+    """Change a position in the file, which Spark would read as it is: a page has a checksum."""
+    archive = created(directory, "r2")
+    write_segment(archive, "one", [*map(key, range(3))], [b"x"] * 3)
+    [path] = archive.files(SEGMENTS)
+    file = Path(archive.root, path)
+    whole = bytearray(file.read_bytes())
+    column = pq.read_metadata(file).row_group(0).column(1)
+    whole[column.data_page_offset + column.total_compressed_size - 3] ^= 1
+    file.write_bytes(whole)
+    with pytest.raises(spark.spark_errors()) as failed:
+        shard_plan.build_plan(
+            session, ReplayRun("r2", {}, (QUEUE,), 2, 0, ReplayOptions()), archive, 0
+        ).send_rows().collect()
+    assert spark.unreadable_segment(str(failed.value)) == path
 
 
 @pytest.mark.usefixtures("local_tasks")
@@ -105,6 +123,7 @@ def test_dead_letters_are_sent_as_they_were_or_quarantined(place: World, tmp_pat
 def test_a_condition_is_accepted_or_refused_with_a_reason(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with spark.spark_session("local[2,4]", HASTY) as session:
         rows_without_copies_are_planned_as_they_are(session, tmp_path)
+        altered_pages_are_not_planned(session, tmp_path)
         for where in TAKEN:
             shard_plan.check_selection(session, Selection((), where))
         capfd.readouterr()

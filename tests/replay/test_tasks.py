@@ -17,7 +17,7 @@ from sbpair.backlog import Aliases
 from sbpair.move.context import DEFAULT_BATCH_LIMITS
 from sbpair.move.peek import locked
 from sbpair.move.raw_source import RawSource
-from sbpair.replay import driver
+from sbpair.replay import destination_checks, driver
 from sbpair.replay.archive import HELD, LEDGER, Archive
 from sbpair.replay.ledger import Ledger, read_held
 from sbpair.replay.queue_task import SHORT_WAITS, Remaining, count_remaining
@@ -176,14 +176,17 @@ def test_a_rate_is_shared_by_all_tasks_that_may_send_at_once(place: World, tmp_p
 def test_the_check_of_destinations_retries_after_a_lost_connection(kind: str, place: World, tmp_path: Path) -> None:
     job = job_of(place, tmp_path)
     with place.during(kind, NAMESPACE, count=1):
-        driver.check_destinations(job, list(place.destinations), "", "")
+        destination_checks.check_destinations(job, list(place.destinations), "", "")
     with pytest.raises(errors.EntityMissing, match="nowhere"):
-        driver.check_destinations(job, ["nowhere"], "", "")
+        destination_checks.check_destinations(job, ["nowhere"], "", "")
 
 
 def test_a_held_lease_and_an_unreadable_journal_refuse_the_run(place: World, tmp_path: Path) -> None:
     request = place.request(tmp_path)
-    with hold_machine_leases(place.pair, tmp_path / "other", "another"), pytest.raises(errors.LeaseHeld) as refused:
+    with (
+        hold_machine_leases(place.pair.ends, tmp_path / "other", "another"),
+        pytest.raises(errors.LeaseHeld) as refused,
+    ):
         driver.start_run(request, QUICK, place.queues, lambda _event: None)
     assert refused.value.exit_code == 4
     assert not (tmp_path / "archive").exists()
@@ -191,7 +194,7 @@ def test_a_held_lease_and_an_unreadable_journal_refuse_the_run(place: World, tmp
     (request.state / "state.db").write_bytes(b"no database at all" * 100)
     with pytest.raises(errors.StateRefused):
         driver.start_run(request, QUICK, place.queues, lambda _event: None)
-    assert list((tmp_path / "archive").iterdir()) == []
+    assert list((tmp_path / "archive").glob("*")) == []
 
 
 def test_short_waits_outlast_a_queue_that_pauses(place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,7 +256,7 @@ def test_messages_in_the_journal_are_completed_and_not_archived(place: World, tm
     job, request = job_of(place, tmp_path), place.request(tmp_path)
     message = place.running.do(lambda: place.backlog(0).messages.peek(0, 1))[0]
     key = ("contoso-dr", place.queues[0], message.sequence_number, message.enqueued_at_ms, "m0")
-    with RunDatabase(request.state, request.pair) as state:
+    with RunDatabase(request.state, request.pair.ends) as state:
         journal = Journal(state, run="before")
         journal.note_accepted(journal.note_sending([[key]], "orders"))
         journal.close()

@@ -12,7 +12,7 @@ from sbpair.errors import UsageError
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Endpoint, Identity, Pair, SasKey, Transport
 from sbpair.model.proxy import parse_proxy
-from sbpair.replay.driver import check_destinations
+from sbpair.replay.destination_checks import check_destinations
 from sbpair.replay.run_description import NamespaceAccess, ReplayMode
 from sbpair.testing import EmulatorOptions
 from tests.kit.proxy import PASSWORD, running_proxy

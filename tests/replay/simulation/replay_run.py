@@ -14,11 +14,12 @@ from sbpair.backlog import queue_path
 from sbpair.drill.drill_messages import message_differences
 from sbpair.errors import SbpairError
 from sbpair.replay.archive import DRAINED_FILE, Archive
+from sbpair.replay.digests import adopt_segments, write_report
 from sbpair.replay.outcomes import Proof
 from sbpair.replay.queue_task import QueueDrain, count_remaining
 from sbpair.replay.run_description import ReplayOptions, ReplayRun, TaskJob, save_run
 from sbpair.replay.send_task import send_batches
-from sbpair.replay.verify import verify
+from sbpair.replay.verify import check_segments, verify
 from sbpair.runs.database import identity
 from tests.faults.simulation.faults import PRIMARY_NAME
 from tests.faults.simulation.history import Track
@@ -96,7 +97,7 @@ class ReplaySimulation(SyphonSimulation):
         pair = self.world.pair
         queues = tuple(queue_path(PRIMARY_NAME, index) for index in range(self.plan.queues))
         options = ReplayOptions(rate=self.plan.rate, segment_messages=max(2, self.plan.hold), max_discard=None)
-        run = ReplayRun("r1", identity(pair), queues, 1, BEGAN_MS + 60_000, options)
+        run = ReplayRun("r1", identity(pair.ends), queues, 1, BEGAN_MS + 60_000, options, digests=True)
         archive = Archive(str(self.directory / "archive"), run.id)
         save_run(archive, run)
         primary: Any = Access(pair.primary)
@@ -112,7 +113,10 @@ class ReplaySimulation(SyphonSimulation):
             if not remaining:
                 break
             await asyncio.sleep(20.0)
-        job.open().write_json(DRAINED_FILE, {"remaining_in_queues": {}, "locked": 0})
+        adopt_segments(job.open(), job.run)
+        messages = check_segments(job.open(), job.run, full=True).messages
+        counts = {"messages": messages, "remaining_in_queues": {}, "locked": 0}
+        write_report(job.open(), job.run, DRAINED_FILE, counts)
         self._sending.set()
         while True:
             await self._repeat(

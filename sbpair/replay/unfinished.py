@@ -1,0 +1,87 @@
+"""The unfinished runs of a pair in an archive, beside which no run starts unless that is wanted.
+
+Invariant: of a finished run one small file is read, whatever its archive holds; those of many runs are read at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sbpair.errors import StateRefused, Unsafe
+from sbpair.model.pair import Pair
+from sbpair.replay.archive import RUN_FILE, Archive, directory_names
+from sbpair.replay.run_description import ReplayRequest, load_run
+from sbpair.runs.database import identity
+from sbpair.runs.run_log import is_running, left_unsent
+from sbpair.runs.waiting import read_object, unfinished_receipt
+
+READERS = 32  # an object store answers so many requests as fast as one
+
+
+class UnfinishedRun(NamedTuple):
+    """A run, and its receipt; {} without one."""
+
+    id: str
+    receipt: Mapping[str, Any]
+
+    def describe(self, url: str) -> str:
+        """Return what is left of it, in words."""
+        if self.receipt.get("mode") == "direct":
+            return f"run {self.id} in {url} was stopped before its end"
+        if self.receipt:
+            return f"run {self.id} left {left_unsent(self.receipt)} unsent messages in {url}"
+        return f"run {self.id} in {url} has not ended: it was interrupted, or runs on another machine"
+
+
+def unfinished_runs(url: str, pair: Pair, state: Path) -> list[UnfinishedRun]:
+    """Return those runs of the pair, the oldest first, without the ones that run with this state directory.
+
+    Raises StateRefused for a run that cannot be read: it may be one.
+    """
+    whole = Archive(url, "")
+    with ThreadPoolExecutor(READERS) as readers:
+        names = reversed(directory_names(whole))
+        found = [each for each in readers.map(partial(_read, whole, identity(pair.ends)), names) if each is not None]
+    return [each for each in found if not is_running(state, each.id)]
+
+
+def _read(whole: Archive, pair: dict[str, str], run: str) -> UnfinishedRun | None:
+    archive = whole.of(run)
+
+    def read(name: str) -> Mapping[str, Any] | None:
+        # A pipe or a device in its place must not block.
+        return read_object(Path(archive.root, name)) if archive.is_local else archive.find_json(name)
+
+    try:
+        receipt = unfinished_receipt(read)
+    except TypeError as error:
+        raise archive.broken("report/receipt.json", error) from error
+    if receipt is None:
+        return None
+    if (described := read(RUN_FILE)) is None and archive.is_run():
+        raise archive.broken(RUN_FILE, "it is missing")
+    if described is None or described.get("pair", pair) != pair:
+        return None
+    load_run(archive)
+    return UnfinishedRun(run, receipt)
+
+
+def find_unfinished(request: ReplayRequest, *, beside: bool) -> list[str]:
+    """Return the unfinished runs of the request's archive in words. Raises Unsafe for one, unless `beside`."""
+    try:
+        found = unfinished_runs(request.archive, request.pair, request.state)
+    except StateRefused as error:
+        if not beside:
+            raise
+        return [error.message]
+    if not found or beside:
+        return [f"{each.describe(request.archive)}; go on with sbpair replay resume {each.id}" for each in found]
+    others = f"; {len(found) - 1} more: {', '.join(each.id for each in found[1:4])}" if found[1:] else ""
+    raise Unsafe(
+        found[0].describe(request.archive) + others,
+        hint=f"continue with sbpair replay resume {found[0].id}; or pass --new to start another run beside it",
+    )
