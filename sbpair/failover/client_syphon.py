@@ -46,6 +46,10 @@ class SyphonSupervisor:
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
 
+    def _end_at_once(self) -> None:
+        self._stop.set()
+        self._hurry.set()
+
     async def _run(self) -> None:
         failures = 0
         while True:
@@ -88,6 +92,10 @@ class BackgroundSyphon(SyphonSupervisor):
     def running(self) -> bool:
         return self._thread.running
 
+    def end_at_once(self) -> None:
+        """End without a wait: messages in flight are left in doubt, and the rest is released."""
+        self._thread.call(self._end_at_once)
+
     def stop(self) -> None:
         """Finish messages in flight, for five seconds at most, and release the rest."""
         self._thread.call(self._stop.set)
@@ -106,6 +114,10 @@ class AsyncBackgroundSyphon(SyphonSupervisor):
     @property
     def running(self) -> bool:
         return not self._task.done()
+
+    def end_at_once(self) -> None:
+        """End without a wait: messages in flight are left in doubt, and the rest is released."""
+        self._end_at_once()
 
     async def stop(self) -> None:
         """Finish messages in flight, for five seconds at most, and release the rest."""

@@ -31,14 +31,15 @@ from sbpair.failover.side_connections import (
     close_quietly,
 )
 from sbpair.failover.timer_runner import DeliverEntity, TimerRunner
+from sbpair.model.pair import check_when_lost
 from sbpair.sync_async import GRACE_SECONDS, LoopThread, ReusableTimeout, Steps, awaiting, blocking, drive, drive_async
 
 if TYPE_CHECKING:
     from sbpair.failover.sdk_messages import Messages
     from sbpair.failover.simulated_outage import SimulatedOutage
-    from sbpair.model.pair import Pair
+    from sbpair.model.pair import Pair, WhenLost
     from sbpair.move.events import SyphonEvent
-    from sbpair.syphon.run_plan import MoveOptions
+    from sbpair.syphon.run_request import RunRequest
 
 STOP_SECONDS = 15.0
 
@@ -95,6 +96,8 @@ class ClientBase(Closable, ABC, Generic[SenderT, SyphonT]):
         outbox_messages: Maximum number of messages in the outbox.
         outbox_bytes: Maximum size of the messages in the outbox, in bytes.
         outage: A simulated outage of this client, for rehearsals.
+        when_lost: Where messages go once the primary is declared lost: to the "secondary", or to the backlog until
+            `release` ("hold"). The default is the pair's.
 
     Raises UsageError for invalid arguments, StateRefused for an outbox of another pair or version, LeaseHeld for an
     outbox in use, MachineLacks for one that cannot be written.
@@ -117,6 +120,7 @@ class ClientBase(Closable, ABC, Generic[SenderT, SyphonT]):
         outbox_messages: int = MAX_MESSAGES,
         outbox_bytes: int = MAX_BYTES,
         outage: SimulatedOutage | None = None,
+        when_lost: WhenLost | None = None,
     ) -> None:
         super().__init__()
         if on_failure not in ("raise", "wait", "backlog-now"):
@@ -124,6 +128,9 @@ class ClientBase(Closable, ABC, Generic[SenderT, SyphonT]):
                 f'expected on_failure "raise", "wait" or "backlog-now", got {on_failure!r}',
                 hint='"raise" is the default',
             )
+        when_lost = when_lost or pair.when_lost
+        check_when_lost(when_lost)
+        self._loss = EntityEvent.HOLD if when_lost == "hold" else EntityEvent.LOST
         self.pair = pair
         self.timeout = checked_timeout(timeout)
         self.policy = SendPolicy(failover_rule(failover_on), on_failure, checked_retries(retries))
@@ -139,6 +146,8 @@ class ClientBase(Closable, ABC, Generic[SenderT, SyphonT]):
             deliver = OutboxDelivery(pair, self.failover_state, self.outbox, self.policy.counts, self.now).run
         self._timer_runner = TimerRunner(pair, self.failover_state, self.now, deliver, outage)
         self.failover_state.timers.on_earlier = self._wake_timers
+        if pair.lost:
+            self.failover_state.command(self._loss, None, self.now())
         for entity in self.outbox.entities() if self.outbox is not None else ():
             self.failover_state.outbox_stored(entity, None, self.now())
 
@@ -151,12 +160,38 @@ class ClientBase(Closable, ABC, Generic[SenderT, SyphonT]):
         return self._get_sender(topic_name)
 
     def force_failover(self, entity: str | None = None) -> None:
-        """Send to the backlog until `failback`: one entity, or all of them, later ones included."""
+        """Send to the backlog until `failback`: one entity, or all of them, later ones included.
+
+        It changes nothing once the primary is declared lost, as `failback`.
+        """
         self.failover_state.command(EntityEvent.FORCE, entity, self.now())
 
     def failback(self, entity: str | None = None) -> None:
         """Send to the primary again: one entity, or all of them."""
         self.failover_state.command(EntityEvent.FAILBACK, entity, self.now())
+
+    def primary_lost(self) -> None:
+        """Send no more to the primary, while this client lives, but to the secondary's own entities of the same names.
+
+        With `when_lost="hold"` it sends to the backlog until `release`. Pings and its syphon end; a send in progress
+        ends in its own time. `lost = "primary"` in the configuration is the lasting declaration.
+        """
+        if not self.failover_state.lost:
+            self.failover_state.command(self._loss, None, self.now())
+            self._wake_timers()
+        if self._syphon is not None:
+            self._syphon.end_at_once()
+
+    def release(self, entity: str | None = None) -> None:
+        """Send to the secondary's own entity: one that was held, or all of them, later ones included.
+
+        Do so once the backlog has been delivered there. Raises UsageError unless the primary is declared lost.
+        """
+        if not self.failover_state.lost:
+            raise UsageError(
+                "nothing is held: the primary is not declared lost", hint='primary_lost() or lost = "primary" does so'
+            )
+        self.failover_state.command(EntityEvent.LOST, entity, self.now())
 
     def states(self) -> dict[str, State]:
         """Return the state of each entity that this client has a sender for."""
@@ -164,34 +199,30 @@ class ClientBase(Closable, ABC, Generic[SenderT, SyphonT]):
 
     def syphon(
         self,
-        options: MoveOptions | None = None,
+        request: RunRequest | None = None,
         *,
         state: Path | None = None,
-        lease_queue: str | None = None,
         on_event: Callable[[SyphonEvent], None] = lambda _event: None,
     ) -> SyphonT:
         """Move the backlog to the primary, in a thread or a task, until the client is closed or the syphon stopped.
 
-        The options are those of `sbpair syphon`. `state` is a directory for the journal. The syphon waits while another
-        process of this user moves the pair on this machine; `lease_queue` extends that to other machines.
+        Once the primary is declared lost, it goes to the secondary's own entities. `request` is a `syphon_request` with
+        the options of `sbpair syphon`. `state` is a directory for the journal. The syphon waits while another process
+        of this user moves the pair on this machine; `lease_queue` of the request extends that to other machines.
         Whatever ends the syphon, it is retried after a pause and reported to the client's `on_event` (SyphonFaulted).
-        Raises UsageError while this client has a running syphon.
+        Raises UsageError while this client has a running syphon, and PrimaryLost for a request to a lost primary.
         """
-        from sbpair.syphon import run_plan, runner
+        from sbpair.syphon import run_request, runner
 
         if self._closed:
             raise ValueError("the client has been closed: make another one")
+        lost = self.failover_state.lost
+        if lost and request is not None and not request.to:
+            raise self.pair.refusal
         if self._syphon is not None and self._syphon.running:
             raise UsageError("this client has a syphon already", hint="one syphon moves the whole backlog")
-        run = partial(
-            runner.run,
-            self.pair,
-            options or run_plan.DEFAULT_OPTIONS,
-            once=False,
-            state=state,
-            lease_queue=lease_queue,
-            on_event=on_event,
-        )
+        request = request or run_request.syphon_request(self.pair, once=False, to=self.pair.secondary if lost else None)
+        run = partial(runner.run, request, state=state, on_event=on_event)
         self._syphon = self._syphon_class(run, self.failover_state.publish)
         return self._syphon
 
@@ -228,7 +259,8 @@ class PairedSender(SenderBase, SyncClosable):
     def send_messages(self, message: Messages, *, timeout: float | None = None) -> None:
         """Send one message, several, or a batch. Returns once a side, or the outbox, has accepted all of it.
 
-        Raises the SDK's errors, and UsageError for a message that already has `x-ms-path` or another alias.
+        Raises errors of `sbpair.errors` that are also of the SDK's class, and UsageError for a message that cannot be
+        sent: with a property of another type, or an alias such as `x-ms-path`.
         """
         seconds = self._seconds(timeout)
         with self._turn:

@@ -7,6 +7,8 @@ Invariant: TRANSITIONS is complete. An event that is not in the table changes no
     failed over  messages go to the backlog; the primary is pinged
     broken       a ping was refused permanently: sends raise that error; the primary is pinged
     forced       messages go to the backlog by command, which only a command ends; nothing is pinged
+    held         the primary is lost: messages go to the backlog until they are released; nothing is pinged
+    lost         the primary is lost: messages go to the secondary's own entity, and nothing changes that
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ class State(Enum):
     FAILED_OVER = "failed over"
     BROKEN = "broken"
     FORCED = "forced"
+    HELD = "held"
+    LOST = "lost"
 
 
 class EntityEvent(Enum):
@@ -36,6 +40,11 @@ class EntityEvent(Enum):
     PING_REFUSED = "a ping was refused permanently"
     FORCE = "failover was commanded"
     FAILBACK = "failback was commanded"
+    HOLD = "the primary is lost: messages wait in the backlog for a release"
+    LOST = "the primary is lost: messages go to the secondary's own entity"
+
+
+LOSSES: Final = frozenset((EntityEvent.HOLD, EntityEvent.LOST))
 
 
 TRANSITIONS: Final = MappingProxyType(
@@ -56,10 +65,12 @@ TRANSITIONS: Final = MappingProxyType(
         (State.BROKEN, EntityEvent.FORCE): State.FORCED,
         (State.BROKEN, EntityEvent.FAILBACK): State.HEALTHY,
         (State.FORCED, EntityEvent.FAILBACK): State.HEALTHY,
+        **{(state, EntityEvent.HOLD): State.HELD for state in State if state is not State.LOST},
+        **{(state, EntityEvent.LOST): State.LOST for state in State},
     }
 )
 
-SENDS_TO_BACKLOG: Final = frozenset((State.FAILED_OVER, State.FORCED))
+SENDS_TO_BACKLOG: Final = frozenset((State.FAILED_OVER, State.FORCED, State.HELD))
 _PINGED: Final = frozenset((State.FAILED_OVER, State.BROKEN))
 _PING_ENDS: Final = frozenset((EntityEvent.PING_ACCEPTED, EntityEvent.PING_UNANSWERED, EntityEvent.PING_REFUSED))
 

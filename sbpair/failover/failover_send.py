@@ -21,7 +21,9 @@ from sbpair.azure.data_plane import from_sdk_error
 from sbpair.errors import EntityMissing, SbpairError, UsageError
 from sbpair.failover import sdk_messages
 from sbpair.failover.events import SendInDoubt, SizeUnknown
-from sbpair.failover.failures import describe_error, is_transient
+from sbpair.failover.failures import describe_error, is_token_end, is_transient, joins_sdk_errors
+from sbpair.failover.property_values import MAX_PROPERTIES_BYTES, properties_size
+from sbpair.failover.sdk_encoding import check_encoding, encode, encoded_size
 from sbpair.failover.sdk_messages import SMALLEST_TIER_BYTES, Content, Message, Messages, SizedBatch
 from sbpair.failover.side_connections import (
     Closable,
@@ -30,6 +32,7 @@ from sbpair.failover.side_connections import (
     send_action,
 )
 from sbpair.model.retries import Backoff
+from sbpair.operating_system.shortages import shortage_of
 from sbpair.sync_async import Pause, Steps, Work
 
 if TYPE_CHECKING:
@@ -76,14 +79,19 @@ class Delivered:
     primary: Annotated[int, "Accepted by the primary, or by the namespace that SIDE or --namespace names"] = 0
     backlog: Annotated[int, "Accepted by the backlog"] = 0
     outbox: Annotated[int, "Stored in the outbox"] = 0
+    secondary: Annotated[int, "Accepted by the secondary's own entity, while the primary is declared lost"] = 0
 
     @property
     def total(self) -> int:
-        return self.primary + self.backlog + self.outbox
+        return self.primary + self.backlog + self.outbox + self.secondary
 
 
 class NotSent(OperationTimeoutError):
     """The message was not sent at all, so it cannot be in doubt."""
+
+
+class SecondaryNumber(int):
+    """The sequence number of a message that was scheduled in the secondary: the primary has others."""
 
 
 class FailoverSend(Closable):
@@ -131,9 +139,12 @@ class FailoverSend(Closable):
         if self._outbox is not None and self._outbox.holds(self.entity_name):
             return None
         raw = message.raw_amqp_message
-        if raw.application_properties or raw.body_type is not sdk_messages.DATA or raw.properties is None:
+        properties = raw.properties
+        if raw.application_properties or raw.body_type is not sdk_messages.DATA or properties is None:
             return None
-        if raw.properties.message_id is None or sum(map(len, raw.body)) > sdk_messages.SMALL_BODY_BYTES:
+        if properties.message_id is None or sum(map(len, raw.body)) > sdk_messages.SMALL_BODY_BYTES:
+            return None
+        if properties.absolute_expiry_time and sdk_messages.has_long_ttl(raw):
             return None
         return self._connections.current("primary")
 
@@ -143,21 +154,25 @@ class FailoverSend(Closable):
         if self._state.unhealthy:
             self._state.primary_accepted(self.entity_name, self._now())
 
+    @joins_sdk_errors("sending to")
     def _send(
         self, messages: Messages, seconds: float, *, since: float | None = None, failed: BaseException | None = None
     ) -> Steps[None]:
-        """Send one message, several, or a batch. Raises the SDK's errors, and UsageError for a message with an alias.
+        """Send one message, several, or a batch. Raises UsageError for a message that cannot be sent to either side.
 
         `failed` is the error of an attempt on the fast path, which started at `since`.
         """
         self.unanswered = False
         deadline = (self._now() if since is None else since) + seconds
         prepared, content = sdk_messages.prepare(messages)
+        if content is not messages:
+            failed = None  # the SDK could not encode it as it was given
         if prepared:
             if not all(map(sdk_messages.is_small, prepared)):
                 yield from self._check_sizes(prepared, deadline)
             yield from self._deliver(prepared, send_action(content), deadline, failed)
 
+    @joins_sdk_errors("sending to")
     def _schedule_messages(
         self, messages: Messages, schedule_time_utc: datetime, *, timeout: float | None = None
     ) -> Steps[list[int]]:
@@ -173,10 +188,11 @@ class FailoverSend(Closable):
         )
         return [next(self._backlog_numbers) for _ in prepared] if numbers is None else list(numbers)
 
+    @joins_sdk_errors("sending to")
     def _cancel_scheduled_messages(
         self, sequence_numbers: int | list[int], *, timeout: float | None = None
     ) -> Steps[None]:
-        """Cancel messages scheduled in the primary. Raises UsageError for those in the backlog or the outbox."""
+        """Cancel messages scheduled in an entity. Raises UsageError for those elsewhere, such as in the backlog."""
         seconds = self._seconds(timeout)
         wanted = [sequence_numbers] if isinstance(sequence_numbers, int) else list(sequence_numbers)
         if any(number < 0 for number in wanted):
@@ -184,20 +200,29 @@ class FailoverSend(Closable):
                 "cannot cancel a message that was scheduled in the backlog or the outbox: it has no sequence number",
                 hint="let the syphon move it, and cancel it in the primary by its number there",
             )
+        lost = self._state.lost
+        if any(isinstance(number, SecondaryNumber) is not lost for number in wanted):
+            raise UsageError(
+                "cannot cancel a message that was not scheduled in the secondary by this program: the primary is lost"
+                if lost
+                else "cannot cancel a message of the secondary: the primary is not declared lost",
+                hint="cancel it with a ServiceBusSender of the namespace that gave its number",
+            )
         if wanted:
             yield from self._connections.call(
-                "primary",
+                "secondary" if lost else "primary",
                 self.entity_name,
                 lambda sdk, left: sdk.cancel_scheduled_messages(wanted, timeout=left),
                 seconds,
             )
 
+    @joins_sdk_errors("sending to")
     def _create_message_batch(self, max_size_in_bytes: int | None = None) -> Steps[SizedBatch]:
         """Return an empty batch of the largest size that the entity accepts."""
         seconds, limit = self._seconds(None), SMALLEST_TIER_BYTES
-        if not self._state.to_backlog(self.entity_name, self._now()):
+        if (side := self._state.side_for(self.entity_name, self._now())) != "backlog":
             try:
-                batch = yield from self._connections.call("primary", self.entity_name, open_action, seconds)
+                batch = yield from self._connections.call(side, self.entity_name, open_action, seconds)
                 limit = batch.max_size_in_bytes
             except Exception as error:
                 if not self._policy.counts(error):
@@ -209,30 +234,48 @@ class FailoverSend(Closable):
     def _deliver(
         self, messages: list[Message], action: SdkAction, deadline: float, failed: BaseException | None = None
     ) -> Steps[Any]:
-        """Return the primary's answer, or None after the backlog or the outbox has accepted the messages."""
+        """Return the entity's answer, or None after the backlog or the outbox has accepted the messages."""
         state, entity, attempts = self._state, self.entity_name, 0
         if failed is None and self._outbox is not None and self._outbox.holds(entity):
             yield from self._to_outbox(self._outbox, messages)
             return None
-        while failed is not None or not state.unhealthy or not state.to_backlog(entity, self._now()):
+        while (side := self._side(failed)) != "backlog":
             left = 0.0 if failed else positive(deadline - self._now()) * self._share
             try:
-                answer = yield from self._attempt("primary", entity, action, left, failed)
+                answer = yield from self._attempt(side, entity, action, left, failed)
             except Exception as error:
                 failed = None
-                pause = self._pause_after(error, attempts, deadline)
+                check_encoding(messages, error)
+                pause = self._pause_after(error, attempts, deadline, side)
+                if pause is None and side == "secondary" and self._outbox is not None and self._policy.counts(error):
+                    copies = [sdk_messages.for_backlog(each, entity) for each in messages]
+                    yield from self._put_in_outbox(self._outbox, copies, error)
+                    self._report_doubt(messages, error)
+                    return None
                 if pause is None:
+                    if side == "secondary":
+                        error.add_note("The primary is declared lost: the secondary's own entity has not accepted it.")
                     raise
                 self._report_doubt(messages, error)
                 attempts += 1
-                if pause == NOW:
+                if pause == NOW and not state.lost:
                     break
                 yield Pause(pause)
             else:
-                self._count_sent(len(messages))
-                return answer
+                if side == "primary":
+                    self._count_sent(len(messages))
+                    return answer
+                self._delivered.secondary += len(messages)
+                # Only a schedule has an answer.
+                return answer and list(map(SecondaryNumber, answer))
         yield from self._to_backlog([sdk_messages.for_backlog(each, entity) for each in messages], deadline)
         return None
+
+    def _side(self, failed: BaseException | None) -> SendSide:
+        """Return where the next attempt goes; `failed` has been one on the primary."""
+        if failed is not None or not self._state.unhealthy:
+            return "primary"
+        return self._state.side_for(self.entity_name, self._now())
 
     def _attempt(
         self, side: SendSide, path: str, action: SdkAction, seconds: float, failed: BaseException | None = None
@@ -242,20 +285,25 @@ class FailoverSend(Closable):
         finally:
             self.unanswered = self.unanswered or self._connections.unanswered
 
-    def _pause_after(self, error: Exception, attempts: int, deadline: float) -> float | None:
-        """Return the seconds until the next attempt, NOW for the backlog at once, or None to give up.
+    def _pause_after(self, error: Exception, attempts: int, deadline: float, side: SendSide) -> float | None:
+        """Return the seconds until the next attempt, NOW for the backlog or the secondary at once, or None to give up.
 
         The first retries replace the SDK's own, which do not report messages that they send again.
         """
         now, policy, entity = self._now(), self._policy, self.entity_name
         pause = SEND_BACKOFF.seconds(attempts + 1)
-        if attempts < policy.retries and is_transient(error) and pause < (deadline - now) * self._share:
+        if side == "primary" and self._state.lost and now < deadline:
+            return NOW
+        # The end of a token is no failure: the next attempt has a new one, if there is one.
+        retries = max(policy.retries, int(is_token_end(error)))
+        if attempts < retries and is_transient(error) and pause < (deadline - now) * self._share:
             return pause
         if not policy.counts(error):
             return None
-        self._state.primary_failed(entity, error, now)
-        if now < deadline and (policy.on_failure == "backlog-now" or self._state.to_backlog(entity, now)):
-            return NOW
+        if side == "primary":
+            self._state.primary_failed(entity, error, now)
+            if now < deadline and (policy.on_failure == "backlog-now" or self._side(None) != "primary"):
+                return NOW
         return pause if policy.on_failure == "wait" and now + pause < deadline else None
 
     def _to_backlog(self, copies: list[Message], deadline: float) -> Steps[None]:
@@ -269,7 +317,7 @@ class FailoverSend(Closable):
             except Exception as error:
                 if done:
                     error.add_note(f"{done} of the {len(copies)} messages, the first ones, are in the backlog.")
-                if self._outbox is None or isinstance(error, MessageSizeExceededError | TypeError):
+                if self._outbox is None or isinstance(error, MessageSizeExceededError | TypeError | UsageError):
                     raise
                 yield from self._put_in_outbox(self._outbox, copies[done:], error)
                 if not isinstance(error, NotSent):
@@ -280,7 +328,7 @@ class FailoverSend(Closable):
 
     def _to_backlog_queue(self, content: Content, messages: list[Message], deadline: float) -> Steps[None]:
         """Try one queue after the other, while there is another one and time."""
-        state, entity = self._state, self.entity_name
+        state, entity, token_ended = self._state, self.entity_name, False
         while True:
             if self._outbox is not None and state.target_for(entity, self.backlog_queue, self._now()) is None:
                 raise NotSent(message="the primary is failed over, and no backlog queue has answered for a while")
@@ -290,9 +338,14 @@ class FailoverSend(Closable):
             seconds = max(left / 2, min(left, MIN_ATTEMPT_SECONDS)) if has_alternative else left
             try:
                 yield from self._attempt("backlog", queue, send_action(content), seconds)
-            except (MessageSizeExceededError, TypeError):
-                raise
             except Exception as error:
+                if isinstance(error, MessageSizeExceededError | TypeError) or shortage_of(error) is not None:
+                    raise
+                check_encoding(messages, error)
+                if not token_ended and is_token_end(error) and self._now() < deadline:
+                    token_ended = True  # the queue is not to blame, and the next attempt has a new one
+                    self._report_doubt(messages, error)
+                    continue
                 state.queue_failed(queue, error, self._now())
                 if not has_alternative or self._now() >= deadline:
                     error.add_note("The primary is failed over, and no backlog queue has accepted the message.")
@@ -308,7 +361,7 @@ class FailoverSend(Closable):
         """Put messages behind the entity's earlier ones in the outbox, which they must not overtake."""
         state, entity = self._state, self.entity_name
         # Raises the error of a broken entity.
-        state.to_backlog(entity, self._now())
+        state.side_for(entity, self._now())
         if (stuck := state.outbox_stuck(entity)) is not None:
             raise stuck.with_traceback(None)
         copies = [sdk_messages.for_backlog(each, entity) for each in messages]
@@ -317,7 +370,7 @@ class FailoverSend(Closable):
 
     def _put_in_outbox(self, outbox: Outbox, copies: list[Message], error: Exception) -> Steps[None]:
         """Put messages into the outbox. Raises `error` if it does not accept them."""
-        payloads = [sdk_messages.encode(each) for each in copies]
+        payloads = [encode(each) for each in copies]
         try:
             yield Work(lambda: outbox.put(self.entity_name, payloads))
         except SbpairError as why:
@@ -336,18 +389,22 @@ class FailoverSend(Closable):
 
     def _check_sizes(self, messages: list[Message], deadline: float) -> Steps[None]:
         """Raise MessageSizeExceededError for a message that may fit the primary but not the backlog."""
+        if self._side(None) == "secondary":
+            return
         for message in messages:
             if sdk_messages.is_small(message):
                 continue
-            size = sdk_messages.encoded_size(sdk_messages.for_backlog(message, self.entity_name))
+            copy = sdk_messages.for_backlog(message, self.entity_name)
+            with_aliases = properties_size(copy.application_properties or {})
+            if with_aliases > MAX_PROPERTIES_BYTES:
+                size = properties_size(message.application_properties or {})
+                raise _too_large("its properties have", size, with_aliases, MAX_PROPERTIES_BYTES)
+            size = encoded_size(copy)
             if size <= SMALLEST_TIER_BYTES:
                 continue
             limit = yield from self._backlog_limit(size, deadline)
             if limit is not None and size > limit:
-                raise MessageSizeExceededError(
-                    message=f"the message has {sdk_messages.encoded_size(message)} bytes, {size} with its aliases for"
-                    f" the backlog, which accepts {limit}: it could not be sent while the primary is unavailable"
-                )
+                raise _too_large("the message has", encoded_size(message), size, limit)
 
     def _backlog_limit(self, size: int, deadline: float) -> Steps[int | None]:
         if self._state.backlog_bytes is not None:
@@ -366,6 +423,13 @@ class FailoverSend(Closable):
             return None
         self._state.backlog_bytes = limit or SMALLEST_TIER_BYTES
         return self._state.backlog_bytes
+
+
+def _too_large(what: str, size: int, with_aliases: int, limit: int) -> MessageSizeExceededError:
+    return MessageSizeExceededError(
+        message=f"{what} {size} bytes, {with_aliases} with its aliases for the backlog, which accepts {limit}:"
+        " it could not be sent while the primary is unavailable"
+    )
 
 
 def _link_limit(sender: Any, _seconds: float) -> int:

@@ -1,14 +1,18 @@
-"""Rules for the errors of a send that count as unavailability of the entity. Pure.
+"""The errors of a send: those that count as unavailability of the entity, and all of them as callers catch them. Pure.
 
-"default" counts transient errors that retries did not solve: timeouts, broken connections, a busy service. "article"
-follows the feature's documentation literally: a timeout, or a permanent messaging error. Neither counts an error of the
-client's configuration, such as a wrong key.
+"default" counts transient errors that retries did not solve: timeouts, broken connections, a busy service, an identity
+provider that is away. "article" follows the feature's documentation literally: a timeout, or a permanent messaging
+error, a disabled entity's included. Neither counts an error of the client's configuration, such as a wrong key.
+
+An error that leaves a sender is of two classes: `except SbpairError` and `except ServiceBusError` both catch it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final, Literal, TypeAlias
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache, wraps
+from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeAlias, TypeVar
 
 from azure.core.exceptions import AzureError
 from azure.servicebus import exceptions as sdk
@@ -18,20 +22,32 @@ from sbpair import errors
 from sbpair.amqp.conditions import redacted
 from sbpair.azure.data_plane import connection_problem, from_sdk_error, text_of
 from sbpair.errors import BothFailed, SbpairError, UsageError
+from sbpair.operating_system.shortages import shortage_of
+from sbpair.sync_async import Steps
 
+P = ParamSpec("P")
+T = TypeVar("T")
+Procedure: TypeAlias = Callable[Concatenate[Any, P], Steps[T]]
 FailoverOn: TypeAlias = Literal["default", "article"] | Callable[[Exception], bool]
 
 
 def failover_rule(failover_on: FailoverOn) -> Callable[[Exception], bool]:
-    """Return the function that decides whether an error counts. Raises UsageError for an unknown rule."""
+    """Return the function that decides whether an error counts. Raises UsageError for an unknown rule.
+
+    Invariant: a shortage of this machine never counts.
+    """
     if callable(failover_on):
-        return failover_on
+        return _but_shortages(failover_on)
     if not isinstance(failover_on, str) or failover_on not in _RULES:
         raise UsageError(
             f'expected failover_on "default", "article" or a function, got {failover_on!r}',
             hint="a function takes the error, and returns whether it counts",
         )
-    return _RULES[failover_on]
+    return _but_shortages(_RULES[failover_on])
+
+
+def _but_shortages(rule: Callable[[Exception], bool]) -> Callable[[Exception], bool]:
+    return lambda error: shortage_of(error) is None and rule(error)
 
 
 def is_transient(error: Exception) -> bool:
@@ -40,8 +56,15 @@ def is_transient(error: Exception) -> bool:
         return False
     if isinstance(error, AzureError):
         translated = from_sdk_error(error, "sending")
-        return isinstance(translated, errors.Unavailable) and not isinstance(translated, errors.QuotaExceeded)
+        return isinstance(translated, errors.Unavailable) and not isinstance(
+            translated, errors.QuotaExceeded | errors.AccessError
+        )
     return isinstance(error, OSError | TimeoutError)
+
+
+def is_token_end(error: Exception) -> bool:
+    """Return whether a link ended with its token."""
+    return isinstance(error, AzureError) and isinstance(from_sdk_error(error, "sending"), errors.TokenExpired)
 
 
 def describe_error(error: Exception) -> str:
@@ -58,6 +81,74 @@ def to_sdk_error(error: SbpairError) -> ServiceBusError:
     return kind(message=error.message, error=error)
 
 
+def joins_sdk_errors(doing: str) -> Callable[[Procedure[P, T]], Procedure[P, T]]:
+    """Return a decorator of procedures for an entity, whose errors are then as `join_sdk_errors` raises them.
+
+    `doing` is a phrase such as "sending to".
+    """
+
+    def decorate(steps: Procedure[P, T]) -> Procedure[P, T]:
+        @wraps(steps)
+        def joining(self: Any, /, *arguments: P.args, **options: P.kwargs) -> Steps[T]:
+            with join_sdk_errors(f"{doing} {self.entity_name!r}"):
+                return (yield from steps(self, *arguments, **options))
+
+        return joining
+
+    return decorate
+
+
+@contextmanager
+def join_sdk_errors(doing: str) -> Iterator[None]:
+    """Raise an error of the SDK or the network as a subclass of sbpair's error and of the SDK's class.
+
+    `doing` is a phrase such as "sending to 'orders'".
+    """
+    try:
+        yield
+    except SbpairError:
+        raise
+    except AzureError as error:
+        raise _joined(error, doing) from error
+    except OSError as error:
+        raise _joined(sdk.ServiceBusConnectionError(message=redacted(error), error=error), doing) from error
+
+
+class _SendError(SbpairError):
+    """The base of errors of two classes. They are pickled without the SDK's objects."""
+
+    def __str__(self) -> str:
+        return self.message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        state = {name: value for name, value in self.__dict__.items() if name not in _SDK_OBJECTS}
+        return _restored, (*type(self).__bases__[1:], self.args, state | dict.fromkeys(_SDK_OBJECTS))
+
+
+_SDK_OBJECTS = ("inner_exception", "exc_type", "exc_value", "exc_traceback")
+
+
+def _joined(error: AzureError, doing: str) -> SbpairError:
+    found = from_sdk_error(error, doing)
+    return _restored(type(found), type(error), found.args, {**error.__dict__, **found.__dict__})
+
+
+def _restored(
+    ours: type[SbpairError], theirs: type[AzureError], args: tuple[Any, ...], state: dict[str, Any]
+) -> SbpairError:
+    kind = _joined_class(ours, theirs)  # type: ignore[arg-type]  # mypy: a class is not hashable
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(state)
+    return error
+
+
+@cache
+def _joined_class(ours: type[SbpairError], theirs: type[AzureError]) -> type[SbpairError]:
+    """Return the subclass of both, which has the name and the description of sbpair's."""
+    names = {"__module__": ours.__module__, "__qualname__": ours.__qualname__, "__doc__": ours.__doc__}
+    return type(ours.__name__, (_SendError, ours, theirs), names)
+
+
 def both_failed(text: str, reasons: dict[str, Exception], hint: str, in_doubt: tuple[str, ...] = ()) -> BothFailed:
     """Return the error for both sides. Its message adds the reason of each to `text`."""
     why = "; ".join(f"the {side}: {describe_error(error)}" for side, error in reasons.items())
@@ -68,11 +159,12 @@ def both_failed(text: str, reasons: dict[str, Exception], hint: str, in_doubt: t
 
 
 def _counts_by_article(error: Exception) -> bool:
-    if isinstance(error, AzureError):
-        translated = from_sdk_error(error, "sending")
-        permanent = not translated.retriable or isinstance(translated, errors.QuotaExceeded)
-        return isinstance(translated, errors.TimedOut) or (permanent and not isinstance(translated, errors.AccessError))
-    return isinstance(error, TimeoutError)
+    if not isinstance(error, AzureError):
+        return isinstance(error, TimeoutError)
+    translated = from_sdk_error(error, "sending")
+    return isinstance(translated, errors.TimedOut) or not (
+        is_transient(error) or isinstance(translated, errors.AccessError)
+    )
 
 
 _SDK_ERRORS: Final[tuple[tuple[type[SbpairError], type[ServiceBusError]], ...]] = (

@@ -15,6 +15,8 @@ from threading import Lock as Turn
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sbpair.errors import LeaseHeld, MachineLacks, QuotaExceeded, UsageError
+from sbpair.operating_system import boot_id, ownership
+from sbpair.operating_system import uptime as seconds_since_boot
 from sbpair.runs.database import SQLITE_ERRORS, FileFormat, SqliteFile, connect, create_private, identity, now_ms
 from sbpair.runs.file_lease import Lock
 
@@ -30,7 +32,7 @@ MAX_MESSAGES, MAX_BYTES = 100_000, 256 * 1024 * 1024
 FORMAT = FileFormat(
     name="outbox",
     application_id=0x5B9A0B0C,
-    version=1,
+    version=2,
     schema=(
         "CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
         # `message` is encoded as for a backlog queue; `tried` is whether it may have arrived already.
@@ -38,22 +40,32 @@ FORMAT = FileFormat(
         tried INTEGER NOT NULL DEFAULT 0, message BLOB NOT NULL)""",
         "CREATE INDEX by_entity ON messages (entity, id)",
     ),
+    upgrades={
+        # When a message was stored, by seconds since which boot: the local clock (`at_ms`) may be wrong or set.
+        2: (
+            "ALTER TABLE messages ADD COLUMN boot TEXT NOT NULL DEFAULT ''",
+            "ALTER TABLE messages ADD COLUMN uptime_ms INTEGER NOT NULL DEFAULT 0",
+        ),
+    },
     elsewhere="name another file: each pair has an outbox of its own",
     if_broken="keep the file, because it may hold messages, and name another one",
 )
 
 
 class OutboxMessage(NamedTuple):
-    """One message in the outbox, stored at `at_ms` (since 1970). `tried`: it may have arrived already."""
+    """One message in the outbox. `tried`: it may have arrived already.
+
+    `waited_ms` is how long it has waited: 0 if this machine was started since, so that no wrong clock ends its life.
+    """
 
     id: int
-    at_ms: int
+    waited_ms: int
     tried: bool
     message: bytes
 
 
 class OutboxDepth(NamedTuple):
-    """Number of messages of an entity in an outbox, and when the oldest was stored, in ms since 1970."""
+    """Messages of an entity in an outbox, and when the oldest was stored, by the local clock in ms since 1970."""
 
     messages: int
     oldest_ms: int
@@ -62,8 +74,8 @@ class OutboxDepth(NamedTuple):
 class Outbox(SqliteFile):
     """The outbox of one client. Every method may be called from any thread, and may wait for the disk.
 
-    Raises StateRefused for a file of another pair, LeaseHeld while another process has it, MachineLacks if it cannot be
-    written, UsageError for limits below 1.
+    Raises StateRefused for a file of another pair, or that others may change, LeaseHeld while another process has it,
+    MachineLacks if it cannot be written, UsageError for limits below 1.
     """
 
     def __init__(
@@ -74,12 +86,13 @@ class Outbox(SqliteFile):
         max_messages: int = MAX_MESSAGES,
         max_bytes: int = MAX_BYTES,
         clock_ms: Callable[[], int] = now_ms,
+        uptime: Callable[[], float] | None = None,
     ) -> None:
         _check_limit("outbox_messages", max_messages)
         _check_limit("outbox_bytes", max_bytes)
         file = _checked_path(path)
         self._limits = max_messages, max_bytes
-        self._clock_ms = clock_ms
+        self._clock_ms, self._uptime, self._boot = clock_ms, uptime or seconds_since_boot, boot_id()
         self._turn = Turn()
         with ExitStack() as opened:
             with _usable(file):
@@ -87,7 +100,7 @@ class Outbox(SqliteFile):
                 opened.callback(self._lock.release)
                 create_private(file, durable=True)
             # https://sqlite.org/pragma.html#pragma_synchronous
-            super().__init__(file, FORMAT, identity(pair).items(), any_thread=True, synchronous="FULL")
+            super().__init__(file, FORMAT, identity(pair.ends).items(), any_thread=True, synchronous="FULL")
             opened.pop_all()
 
     def __len__(self) -> int:
@@ -107,7 +120,7 @@ class Outbox(SqliteFile):
 
         Raises QuotaExceeded if the outbox is full, MachineLacks if it cannot be written: then none is stored.
         """
-        size, at_ms = sum(map(len, messages)), self._clock_ms()
+        size, stored = sum(map(len, messages)), (self._clock_ms(), self._boot, int(1000 * self._uptime()))
         with self._turn:
             if self._messages + len(messages) > self._limits[0] or self._bytes + size > self._limits[1]:
                 raise QuotaExceeded(
@@ -116,25 +129,27 @@ class Outbox(SqliteFile):
                     hint="space is freed when a side accepts messages; outbox_messages and outbox_bytes are the limits",
                 )
             self._change(
-                "INSERT INTO messages (entity, at_ms, message) VALUES (?, ?, ?)",
-                [(entity, at_ms, message) for message in messages],
+                "INSERT INTO messages (entity, message, at_ms, boot, uptime_ms) VALUES (?, ?, ?, ?, ?)",
+                [(entity, message, *stored) for message in messages],
             )
             self._count(entity, len(messages), size)
 
     def peek(self, entity: str, limit: int, max_bytes: int) -> list[OutboxMessage]:
         """Return the first messages of an entity: up to `limit` and `max_bytes`, but at least one if there is any."""
         found: list[OutboxMessage] = []
+        uptime_ms = int(1000 * self._uptime())
         with self._turn, self.errors():
             rows = self._db.execute(
-                "SELECT id, at_ms, tried, message FROM messages WHERE entity = ? ORDER BY id LIMIT ?",
-                (entity, limit + len(self._refused)),
+                "SELECT id, iif(boot = ?, ? - uptime_ms, 0), tried, message FROM messages WHERE entity = ?"
+                " ORDER BY id LIMIT ?",
+                (self._boot, uptime_ms, entity, limit + len(self._refused)),
             )
-            for number, at_ms, tried, message in rows:
+            for number, waited_ms, tried, message in rows:
                 max_bytes -= len(message)
                 if found and max_bytes < 0:
                     break
                 if number not in self._refused:
-                    found.append(OutboxMessage(number, at_ms, bool(tried), message))
+                    found.append(OutboxMessage(number, waited_ms, bool(tried), message))
         return found[:limit]
 
     def mark(self, messages: Iterable[OutboxMessage], *, tried: bool) -> None:
@@ -192,12 +207,13 @@ class Outbox(SqliteFile):
 def outbox_depths(path: str | os.PathLike[str]) -> dict[str, OutboxDepth]:
     """Return the depth of an outbox by entity, or {} without a file. It may be in use, and is not changed.
 
-    Raises StateRefused for a file that is no outbox, MachineLacks for one that cannot be read.
+    Raises StateRefused for a file that is no outbox, or that others may change, MachineLacks for an unreadable one.
     """
     file = Path(path)
     if not file.exists():
         return {}
     try:
+        ownership.check_sqlite_file(file, writes=False)
         with closing(connect(file, "ro")) as db:
             if not FORMAT.check(file, db):
                 return {}

@@ -1,10 +1,11 @@
-"""Delivery of an outbox: to the primary as the messages were given, or to the backlog.
+"""Delivery of an outbox: to an entity as the messages were given, or to the backlog.
 
 Invariant: an entity's messages leave in order. Each is sent after the earlier ones are accepted, and removed from the
 file once it is accepted. A message sent without an answer is sent again and reported, also by the next process.
 
-A time to live continues in the outbox, by this machine's clock. A message that has expired is delivered with 1 ms left,
-so that the entity treats it like any expired message.
+A time to live continues in the outbox: by the seconds that pass while the process lives, and by the service's time, or
+else this machine's, after that. A message that has expired is delivered with 1 ms left, so that the entity treats it
+like any expired message.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from sbpair.amqp.types import Described, Long
 from sbpair.amqp_client.client import connect
 from sbpair.azure.credentials import signed_in
 from sbpair.backlog import TIME_TO_LIVE, TIMESPAN
-from sbpair.errors import InDoubt, SbpairError, ServiceRefused
+from sbpair.errors import Exhausted, InDoubt, SbpairError, ServiceRefused
 from sbpair.failover.events import OutboxExpired, OutboxRefused, SendInDoubt
 from sbpair.failover.failures import describe_error, to_sdk_error
 from sbpair.move.message.envelope import partition_key, read_facts, restore
 from sbpair.move.message.route import Send, route, waited_ms
-from sbpair.move.raw_primary import ENVELOPE_BYTES, MEMBER_BYTES, key_envelope
+from sbpair.move.raw_destination import ENVELOPE_BYTES, MEMBER_BYTES, key_envelope
 from sbpair.timespan import TICKS_PER_MS
 
 if TYPE_CHECKING:
@@ -64,7 +65,6 @@ class OutboxDelivery:
     outbox: Outbox
     counts: Callable[[Exception], bool]
     now: Callable[[], float] = time.monotonic
-    clock: Callable[[], float] = time.time
 
     async def run(self, entity: str) -> None:
         """Deliver an entity's messages while a side accepts them. Reports errors to the failover state."""
@@ -92,9 +92,9 @@ class OutboxDelivery:
     def _failed(self, entity: str, target: SendTarget, error: SbpairError) -> Exception:
         sdk_error = to_sdk_error(error)
         if target.side == "backlog":
-            if not isinstance(error, ServiceRefused):
+            if not isinstance(error, ServiceRefused | Exhausted):
                 self.state.queue_failed(target.path, sdk_error, self.now())
-        elif self.counts(sdk_error):
+        elif target.side == "primary" and self.counts(sdk_error):
             self.state.primary_failed(entity, sdk_error, self.now())
         return sdk_error
 
@@ -107,8 +107,8 @@ class OutboxDelivery:
             while rows := await asyncio.to_thread(self.outbox.peek, entity, ROUND_MESSAGES, ROUND_BYTES):
                 if self.now() >= until or self.state.target_for(entity, target.path, self.now()) != target:
                     return
-                now_ms, for_primary = int(self.clock() * 1000), target.side == "primary"
-                prepared = [prepare_delivery(row, now_ms, for_primary=for_primary) for row in rows]
+                now_ms, restored = endpoint.clock.now_ms(), target.side != "backlog"
+                prepared = [prepare_delivery(row, now_ms, restored=restored) for row in rows]
                 batch = _batch(prepared, link.max_batch_size)
                 if alone:
                     batch, alone = batch[:1], alone - 1
@@ -147,12 +147,12 @@ class OutboxDelivery:
     def _accepted(self, entity: str, target: SendTarget) -> None:
         if target.side == "primary":
             self.state.primary_accepted(entity, self.now())
-        else:
+        elif target.side == "backlog":
             self.state.queue_accepted(target.path, self.now())
 
 
-def prepare_delivery(stored: OutboxMessage, now_ms: int, *, for_primary: bool) -> PreparedMessage:
-    """Return the message as it is sent now."""
+def prepare_delivery(stored: OutboxMessage, now_ms: int, *, restored: bool) -> PreparedMessage:
+    """Return the message as it is sent now: `restored` as it was given, or for a backlog queue."""
     sections, facts = read_facts("", stored.message)
     send = route(facts)
     if not isinstance(send, Send):
@@ -160,13 +160,13 @@ def prepare_delivery(stored: OutboxMessage, now_ms: int, *, for_primary: bool) -
         raise ServiceRefused("a message of the outbox cannot be read", condition="amqp:decode-error")
     left_ms, expired = None, False
     if send.ttl_ms is not None:
-        left_ms = send.ttl_ms - waited_ms(facts._replace(enqueued_at=stored.at_ms), now_ms)
+        left_ms = send.ttl_ms - waited_ms(facts._replace(enqueued_at=now_ms - stored.waited_ms), now_ms)
         left_ms, expired = max(MIN_LIFE_MS, left_ms), left_ms <= 0
-    if for_primary:
+    if restored:
         payload = restore(sections, send._replace(ttl_ms=left_ms), now_ms)
     else:
         payload = stored.message if left_ms is None else _with_remaining_ttl(sections, left_ms)
-    key = (send.session_id if for_primary else None), partition_key(sections)
+    key = (send.session_id if restored else None), partition_key(sections)
     return PreparedMessage(stored, facts.message_id or "", key, expired, payload)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from sbpair.errors import EntityMissing, ExitCode, SbpairError, TimedOut
+from sbpair.errors import EntityMissing, ExitCode, MachineLacks, SbpairError, TimedOut
 
 if TYPE_CHECKING:
     from sbpair.model.pair import Endpoint
@@ -89,7 +89,11 @@ def _timed_out(primary: Endpoint, seconds: float) -> TimedOut:
 
 
 def health_of(error: SbpairError | None) -> Health:
-    return Health.UP if error is None else Health.DOWN if error.retriable else Health.BROKEN
+    return Health.UP if error is None else Health.DOWN if _is_temporary(error) else Health.BROKEN
+
+
+def _is_temporary(error: SbpairError) -> bool:
+    return error.retriable and not isinstance(error, MachineLacks)
 
 
 def ping_exit_code(results: Sequence[PingResult]) -> int:
@@ -102,7 +106,7 @@ def health_exit_code(errors: Collection[SbpairError]) -> int:
 
     2 is a wrong configuration, such as that of a proxy; a missing entity is a finding.
     """
-    if any(each.retriable for each in errors):
+    if any(map(_is_temporary, errors)):
         return ExitCode.UNAVAILABLE
     codes = {ExitCode.PARTIAL_OR_FINDINGS if isinstance(each, EntityMissing) else each.exit_code for each in errors}
     shared = codes.pop() if len(codes) == 1 else ExitCode.PARTIAL_OR_FINDINGS if codes else ExitCode.DONE

@@ -6,6 +6,7 @@ Invariant: the caller's message is never changed. A copy holds the differences, 
 from __future__ import annotations
 
 import calendar
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
@@ -15,11 +16,15 @@ from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
 from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageBodyType, AmqpMessageProperties
 from azure.servicebus.exceptions import MessageSizeExceededError
 
+from sbpair.amqp.message import Properties
 from sbpair.amqp.types import Described, Long, Timestamp, Value
 from sbpair.backlog import ALIASES, PING_TTL_MS, PING_TYPE, Aliases, write_aliases
 from sbpair.errors import UsageError
-from sbpair.move.message.envelope import PARTITION_KEY, SCHEDULE
-from sbpair.timespan import TICKS_PER_MS
+from sbpair.failover.property_values import MAX_PROPERTIES_BYTES, properties_size, typed_properties
+from sbpair.failover.sdk_encoding import encoding
+from sbpair.move.message.envelope import PARTITION_KEY, SCHEDULE, lifetime_ms
+from sbpair.move.message.route import MAX_TTL_HEADER_MS
+from sbpair.timespan import LAST_EXPIRY_MS, TICKS_PER_DAY, TICKS_PER_MS, TIMESPAN_MAX_DAYS
 
 Message: TypeAlias = AmqpAnnotatedMessage
 OneMessage: TypeAlias = ServiceBusMessage | AmqpAnnotatedMessage | Mapping[str, Any]
@@ -35,11 +40,22 @@ SMALLEST_TIER_BYTES = 262_144
 """The maximum message size of the tiers with the smallest one."""
 
 SMALL_BODY_BYTES = SMALLEST_TIER_BYTES // 2
-_UNLIMITED = 2**62
+MAX_ALIASES_BYTES = 1024
+"""More than the aliases of a message have: its path has up to 260 bytes, and its session 128 characters."""
+
 DATA = AmqpMessageBodyType.DATA
-_TTL_NONE_MS = 922_337_203_685_477
-_DATA_SECTIONS = 5
+_TTL_NONE_MS = TIMESPAN_MAX_DAYS * TICKS_PER_DAY // TICKS_PER_MS
 _ENCODED = {Long: "LONG", Timestamp: "TIMESTAMP"}
+
+
+class _LongTtl(int):
+    """The time to live of a header, with which the SDK sends the creation time and the expiry of the properties.
+
+    The SDK replaces them by its own for each time to live that is true, and then caps the expiry at 49.7 days.
+    """
+
+    def __bool__(self) -> bool:
+        return False
 
 
 class SizedBatch(ServiceBusMessageBatch):
@@ -57,7 +73,11 @@ class SizedBatch(ServiceBusMessageBatch):
 
 
 def prepare_one(message: OneMessage) -> Message:
-    """Return the message with an id. Raises UsageError if it has an alias, TypeError if it is no message."""
+    """Return the message as it can be sent, with an id.
+
+    Raises UsageError for an alias, a property that the service refuses or a time to live below 0, and TypeError for
+    anything but a message.
+    """
     raw = _annotated(message)
     for key in raw.application_properties or ():
         if _text(key) in ALIASES:
@@ -65,12 +85,15 @@ def prepare_one(message: OneMessage) -> Message:
                 f"the message already has a property {_text(key)}",
                 hint="paired namespaces reserve that name: rename the property",
             )
+    properties = raw.application_properties and typed_properties(raw.application_properties)
+    if properties is not raw.application_properties:
+        raw = _copy(raw)
+        raw.application_properties = cast("dict[str | bytes, Any]", properties)
     if raw.properties is None or raw.properties.message_id is None:
         raw = _copy(raw)
-        properties = _copy(raw.properties) if raw.properties is not None else AmqpMessageProperties()
-        properties.message_id = str(uuid.uuid4())
-        raw.properties = properties
-    return raw
+        raw.properties = with_id = _copy(raw.properties) if raw.properties is not None else AmqpMessageProperties()
+        with_id.message_id = str(uuid.uuid4())
+    return _with_long_ttl(raw)
 
 
 def prepare(messages: Messages) -> tuple[list[Message], Content]:
@@ -101,8 +124,11 @@ def for_backlog(message: Message, path: str) -> Message:
     aliased = _copy(message)
     annotations = dict(message.annotations or {})
     schedule = next((annotations.pop(key) for key in list(annotations) if _text(key) == SCHEDULE), None)
-    aliases = Aliases(path, _session_id(message), _ttl_ticks(message), _milliseconds(schedule))
-    _remove_ttl(aliased)
+    ttl_ms = _ttl_ms(message)
+    ttl_ticks = None if ttl_ms is None else ttl_ms * TICKS_PER_MS
+    aliases = Aliases(path, _session_id(message), ttl_ticks, _milliseconds(schedule))
+    if ttl_ms is not None:
+        _remove_ttl(aliased)
     properties = _copy(aliased.properties or AmqpMessageProperties())
     properties.group_id = None
     aliased.properties = properties
@@ -137,26 +163,17 @@ def batches(
         yield (batch if len(members) > 1 else message_of(members[0])), members
 
 
-def encoded_size(message: Message) -> int:
-    """Return the encoded size in bytes."""
-    batch = ServiceBusMessageBatch(_UNLIMITED)
-    empty = batch.size_in_bytes
-    batch.add_message(message)
-    return batch.size_in_bytes - empty
-
-
-def encode(message: Message) -> bytes:
-    """Return the bytes that the SDK would send. Those of a message with a time to live include the current time."""
-    batch = ServiceBusMessageBatch(_UNLIMITED)
-    batch.add_message(message)
-    # Not public in the SDK: a batch holds each of its messages, encoded, as a data section.
-    [payload] = getattr(batch, "_message")[_DATA_SECTIONS]  # noqa: B009  mypy would have it public
-    return bytes(payload)
+def has_long_ttl(message: Message) -> bool:
+    """Return whether its header states a time to live of 49.7 days or more, which the SDK does not send as it is."""
+    return (_header_ttl_ms(message) or 0) >= MAX_TTL_HEADER_MS
 
 
 def is_small(message: Message) -> bool:
     """Return whether a backlog queue of any tier accepts it. Everything but the body may have 64 KB on either side."""
-    return message.body_type is DATA and sum(map(len, message.body)) <= SMALL_BODY_BYTES
+    if message.body_type is not DATA or sum(map(len, message.body)) > SMALL_BODY_BYTES:
+        return False
+    properties = message.application_properties
+    return not properties or properties_size(properties) <= MAX_PROPERTIES_BYTES - MAX_ALIASES_BYTES
 
 
 def message_ids(messages: Iterable[Message]) -> tuple[str, ...]:
@@ -199,16 +216,44 @@ def _session_id(message: Message) -> str | None:
     return None if found is None else str(found)
 
 
-def _ttl_ticks(message: Message) -> int | None:
+def _with_long_ttl(message: Message) -> Message:
+    """Return the message with a time to live above 49.7 days as .NET clients write it; without one that never ends."""
+    header, given_ms = message.header, _header_ttl_ms(message)
+    if given_ms is not None and given_ms < 0:
+        raise UsageError("time_to_live must be greater than 0", hint="omit it for a message that never expires")
+    if header is None or given_ms is None or not has_long_ttl(message) or type(header.time_to_live) is _LongTtl:
+        return message
+    ttl_ms = _ttl_ms(message)
+    if ttl_ms is not None and ttl_ms <= MAX_TTL_HEADER_MS:
+        return message
+    message = _copy(message)
+    if ttl_ms is None:
+        _remove_ttl(message)
+        return message
+    message.header = header = _copy(header)
+    header.time_to_live = _LongTtl(MAX_TTL_HEADER_MS)
+    if given_ms > MAX_TTL_HEADER_MS:
+        properties = message.properties = _copy(message.properties or AmqpMessageProperties())
+        properties.creation_time = int(time.time() * 1000)
+        properties.absolute_expiry_time = min(properties.creation_time + ttl_ms, LAST_EXPIRY_MS)
+    return message
+
+
+def _header_ttl_ms(message: Message) -> int | None:
     ttl = message.header.time_to_live if message.header else None
-    if not ttl and message.properties and message.properties.absolute_expiry_time and message.properties.creation_time:
-        ttl = int(message.properties.absolute_expiry_time) - int(message.properties.creation_time)
-    return int(ttl) * TICKS_PER_MS if ttl and 0 < ttl < _TTL_NONE_MS else None
+    return None if ttl is None else int(ttl)
+
+
+def _ttl_ms(message: Message) -> int | None:
+    """Return how long a message lives; None for ever."""
+    given_ms, properties = _header_ttl_ms(message) or None, message.properties
+    times = [properties.creation_time, properties.absolute_expiry_time] if properties else [None, None]
+    created, expires = [None if each is None else int(each) for each in times]
+    ttl_ms = lifetime_ms(given_ms, Properties(creation_time=created, absolute_expiry_time=expires), 0) or given_ms
+    return ttl_ms if ttl_ms is not None and 0 < ttl_ms < _TTL_NONE_MS else None
 
 
 def _remove_ttl(message: Message) -> None:
-    if _ttl_ticks(message) is None:
-        return
     if message.header:
         message.header = _copy(message.header)
         message.header.time_to_live = None
@@ -246,7 +291,8 @@ def partition_key(message: Message) -> Any:
 
 def _fits(batch: ServiceBusMessageBatch, message: Message) -> bool:
     try:
-        batch.add_message(message)
+        with encoding(message):
+            batch.add_message(message)
     except MessageSizeExceededError:
         return False
     return True

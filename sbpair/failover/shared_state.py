@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from sbpair.backlog import queue_path
 from sbpair.failover import events
 from sbpair.failover.entity_states import (
+    LOSSES,
     SENDS_TO_BACKLOG,
     Delays,
     Deliver,
@@ -34,11 +35,12 @@ JITTER = 0.1
 """Random share of the interval by which pings and probes come earlier or later, so that clients spread out."""
 
 
-SendSide: TypeAlias = Literal["primary", "backlog"]
+SendSide: TypeAlias = Literal["primary", "backlog", "secondary"]
+"""Where messages go: the primary's entity, a backlog queue, or the secondary's own entity of the same name."""
 
 
 class SendTarget(NamedTuple):
-    """Where messages of an entity may go: to the entity itself, or to a backlog queue."""
+    """Where messages of an entity may go: to an entity itself, or to a backlog queue."""
 
     side: SendSide
     path: str
@@ -68,7 +70,9 @@ class FailoverState:
         self._paths: dict[str, str] = {}
         self._statuses: dict[str, EntityStatus] = {}
         self._outbox: dict[str, _EntityOutbox] = {}
-        self._all_forced = False
+        self._at_registration = EntityEvent.FAILBACK
+        self.lost = False
+        """Whether the primary is declared lost: nothing leads to it any more."""
         self._events = EventQueue(on_event)
         self.timers = EntityTimers()
         self.unhealthy: set[str] = set()
@@ -78,22 +82,22 @@ class FailoverState:
 
     def register(self, entity: str) -> None:
         """Add an entity, unless it is known."""
-        with self._events.lock:
+        with self._events.changing():
             key = entity.lower()
             if key not in self._paths:
-                self._paths[key] = entity
-                self._statuses[key] = EntityStatus(State.FORCED if self._all_forced else State.HEALTHY)
-                if self._all_forced:
-                    self.unhealthy.add(key)
+                self._paths[key], self._statuses[key] = entity, EntityStatus()
+                self._apply(entity, self._at_registration, 0.0)
 
-    def to_backlog(self, entity: str, now: float) -> bool:
-        """Return whether messages of an entity go to the backlog. Raises the error of a broken entity."""
+    def side_for(self, entity: str, now: float) -> SendSide:
+        """Return where messages of an entity go. Raises the error of a broken entity."""
         if self._statuses[entity.lower()].state is State.HEALTHY:
-            return False
+            return "primary"
         status = self._failed_over_if_due(entity, now)
         if status.state is State.BROKEN and status.error is not None:
             raise status.error.with_traceback(None)
-        return status.state in SENDS_TO_BACKLOG
+        if status.state is State.LOST:
+            return "secondary"
+        return "backlog" if status.state in SENDS_TO_BACKLOG else "primary"
 
     def primary_accepted(self, entity: str, now: float) -> None:
         if self._statuses[entity.lower()].state is not State.HEALTHY:
@@ -135,8 +139,8 @@ class FailoverState:
         """Return where a message may be accepted, or None while both sides are out. `queue` is the one last used."""
         if self._statuses[entity.lower()].state is State.BROKEN:
             return None
-        if not self.to_backlog(entity, now):
-            return SendTarget("primary", self._paths[entity.lower()])
+        if (side := self.side_for(entity, now)) != "backlog":
+            return SendTarget(side, self._paths[entity.lower()])
         queue, _ = self.pick_queue(queue)
         return None if queue in self.queues_out else SendTarget("backlog", queue)
 
@@ -173,19 +177,20 @@ class FailoverState:
             self._deliver_at(key, now if target is not None and error is None else now + self._delays.ping())
             if error is None or is_transient(error):
                 return
-            if target is not None and target.side == "primary":
+            if target is not None and target.side != "backlog":
                 kept.stuck = error
             if kept.reason != describe_error(error):
                 kept.reason = describe_error(error)
                 self._events.add(events.OutboxStuck(self._paths[key], kept.reason))
 
     def command(self, event: EntityEvent, entity: str | None, now: float) -> None:
-        """Apply FORCE or FAILBACK to an entity. None means every entity; a failover of all includes later ones."""
+        """Apply a command to an entity. None means every entity, later ones included; a loss is of all of them."""
         with self._events.changing():
-            if entity is None:
-                self._all_forced = event is EntityEvent.FORCE
-            else:
+            if entity is not None:
                 self.register(entity)
+            elif event in LOSSES or not self.lost:
+                self.lost = event in LOSSES
+                self._at_registration = event
             for path in [entity] if entity is not None else list(self._paths.values()):
                 self._apply(path, event, now)
 

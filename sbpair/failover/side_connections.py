@@ -11,11 +11,13 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, TypeVar
 
-from azure.servicebus.exceptions import OperationTimeoutError
+from azure.core.exceptions import AzureError
+from azure.servicebus.exceptions import OperationTimeoutError, ServiceBusConnectionError
 
-from sbpair.azure.data_plane import aio_client, is_answer, signed, sync_client
-from sbpair.errors import UsageError
-from sbpair.sync_async import Call, Steps, awaiting, blocking
+from sbpair.azure.data_plane import AioSdkKey, SdkKey, aio_client, from_sdk_error, is_answer, sync_client
+from sbpair.errors import NotAuthenticated, SbpairError, UsageError
+from sbpair.model.pair import Identity
+from sbpair.sync_async import Call, Steps, Work, awaiting, blocking
 
 if TYPE_CHECKING:
     from sbpair.failover.sdk_messages import Content
@@ -35,32 +37,30 @@ SideT = TypeVar("SideT", bound=str)
 
 
 class ClientFactory:
-    """Creates SDK clients, sync or aio. All of them share one DefaultAzureCredential, created when first needed."""
+    """Creates SDK clients, sync or aio. Those of one identity share its tokens."""
 
     def __init__(self, *, is_async: bool) -> None:
         self._is_async = is_async
-        self._identity: Any = None
+        self._tokens: dict[Identity, Any] = {}
 
     def client(self, endpoint: Endpoint, seconds: float) -> Any:
         """Return a client that is not connected yet. `seconds` limits operations without a limit of their own."""
-        credential: Any = signed(endpoint)
-        if credential is None:
-            credential = self._identity = self._identity or self._new_identity()
+        credential: Any = (AioSdkKey if self._is_async else SdkKey)(endpoint)
+        if isinstance(endpoint.credential, Identity):
+            if endpoint.credential not in self._tokens:
+                self._tokens[endpoint.credential] = self._new_tokens(endpoint.credential, seconds)
+            credential = self._tokens[endpoint.credential]
         return (aio_client if self._is_async else sync_client)(endpoint, credential, seconds)
 
     def close(self) -> Steps[None]:
-        if self._identity is not None:
-            identity, self._identity = self._identity, None
-            yield from close_quietly(identity)
+        while self._tokens:
+            yield from close_quietly(self._tokens.popitem()[1])
 
-    def _new_identity(self) -> Any:
-        if self._is_async:
-            from azure.identity.aio import DefaultAzureCredential as AioCredential
+    def _new_tokens(self, identity: Identity, seconds: float) -> Any:
+        from sbpair.azure.identity_tokens import BlockingTokens, tokens_of  # loads azure-identity
 
-            return AioCredential()
-        from azure.identity import DefaultAzureCredential
-
-        return DefaultAzureCredential()
+        # A send may ask twice for the primary, and once for the backlog.
+        return tokens_of(identity) if self._is_async else BlockingTokens(identity, seconds / 4)
 
 
 class SideConnections(Generic[SideT]):
@@ -101,6 +101,10 @@ class SideConnections(Generic[SideT]):
             if not (is_answer(error) or isinstance(error, TypeError | UsageError)):
                 del self._senders[side]
                 self._broken.append(sender)
+            if not is_answer(error) and (yield from has_next_key(sender, error)):
+                if failed is not None or self.unanswered:
+                    raise ServiceBusConnectionError(message="the key was replaced") from error
+                return (yield from self.call(side, path, action, seconds))
             if type(error) is TimeoutError:
                 # The async driver has ended a call that the SDK did not end in its time.
                 raise OperationTimeoutError(message=f"no answer from {path!r} in time") from error
@@ -121,6 +125,20 @@ class SideConnections(Generic[SideT]):
         sender = self._make(side, path)
         self._senders[side] = path, sender
         return sender
+
+
+def has_next_key(sdk_object: Any, error: BaseException) -> Steps[bool]:
+    """Return whether an error refuses the key of a sender or a receiver, and there is another one by now."""
+    key = getattr(sdk_object, "_credential", None)
+    is_refusal = isinstance(error, AzureError) and isinstance(from_sdk_error(error, ""), NotAuthenticated)
+    if not is_refusal or not isinstance(key, SdkKey):
+        return False
+    error.add_note(f"The key is from {key.source or 'the program'}.")
+    try:
+        return bool((yield Work(key.replaced)))
+    except SbpairError as why:
+        error.add_note(f"No other one can be read: {why.message}.")
+        return False
 
 
 def _was_open(sender: Any) -> bool:

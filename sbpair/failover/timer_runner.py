@@ -41,10 +41,13 @@ class TimerRunner:
     def __post_init__(self) -> None:
         self._woken = asyncio.Event()
         self._slots = asyncio.Semaphore(MAX_CONCURRENT_TASKS)
+        self._pings: set[asyncio.Task[None]] = set()
 
     def wake(self) -> None:
-        """Check the timers again, because one is due earlier."""
+        """Check the timers again, because one is due earlier. End the pings of a primary that is lost."""
         self._woken.set()
+        for ping in self._pings if self.state.lost else ():
+            ping.cancel()
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -55,7 +58,11 @@ class TimerRunner:
                 if task is None:
                     self._slots.release()
                 else:
-                    group.create_task(self._run_task(task), name=str(task))
+                    running = group.create_task(self._run_task(task), name=str(task))
+                    running.add_done_callback(self._release)
+                    if isinstance(task, Ping):
+                        self._pings.add(running)
+                        running.add_done_callback(self._pings.discard)
 
     async def _wait_until_due(self) -> None:
         while True:
@@ -69,6 +76,10 @@ class TimerRunner:
             except TimeoutError:
                 return
 
+    def _release(self, _task: asyncio.Task[None]) -> None:
+        # A task that is cancelled before its first step runs no `finally`.
+        self._slots.release()
+
     async def _run_task(self, task: TimerTask) -> None:
         if isinstance(task, Deliver):
             await self._run_delivery(task.entity)
@@ -81,8 +92,6 @@ class TimerRunner:
             error = TimedOut(f"no answer within {PING_TIMEOUT_SECONDS:g} s")
         except Exception as caught:  # noqa: BLE001  the next one is due whatever happened
             error = caught
-        finally:
-            self._slots.release()
         if isinstance(task, Ping):
             permanent = isinstance(error, SbpairError) and not error.retriable
             self.state.pinged(task.entity, _sdk_error(error), permanent, self.now())
@@ -98,8 +107,6 @@ class TimerRunner:
         except Exception as error:
             log.exception("a delivery out of the outbox failed")
             self.state.outbox_remains(entity, error, None, self.now())
-        finally:
-            self._slots.release()
 
     async def _contact(self, task: Ping | Probe) -> None:
         """Ping an entity, or open a link to a backlog queue, where a message would stay and end as a dead letter."""

@@ -14,7 +14,7 @@ import difflib
 import json
 import math
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from sbpair.amqp.message import DATA, VALUE, Header, Properties, Sections
@@ -23,7 +23,7 @@ from sbpair.errors import ProtocolError, UnreadableMessage, UsageError
 from sbpair.move.message import envelope
 from sbpair.move.message.dead_letters import cause_in
 from sbpair.move.peek.peeker import PeekedMessage
-from sbpair.timespan import MAX_MS, TICKS_PER_MICROSECOND, ticks
+from sbpair.timespan import MAX_MS, MAX_TICKS, TICKS_PER_MS, ticks
 
 if TYPE_CHECKING:
     from azure.servicebus import ServiceBusReceivedMessage
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from sbpair.move.raw_source import RawReceivedMessage
 
 HINT = 'a line is an object such as {"body": "hello", "message_id": "1", "session_id": "a", "properties": {"n": 1}}'
-_INT32, _INT64 = 2**31, 2**63
 _MAX_REFUSED = 60
 
 
@@ -55,18 +54,27 @@ def parse_json(line: bytes) -> Message:
     if len(bodies) != 1:
         raise UsageError("expected one body, as body (text) or body_base64", hint=HINT)
     try:
-        return _message(bodies[0], **{_ARGUMENTS.get(name, name): value for name, value in fields.items()})
+        return _message(
+            bodies[0],
+            fields.pop("ttl", None),
+            **{_ARGUMENTS.get(name, name): value for name, value in fields.items()},
+        )
     except (ValueError, TypeError) as error:
         raise UsageError(str(error).rstrip("."), hint=HINT) from None
 
 
-def _message(body: bytes, **fields: Any) -> Message:
+def _message(body: bytes, ttl_ms: int | None = None, **fields: Any) -> Message:
     # The SDK, which takes long to load, and which a rendered message does not need.
     from azure.servicebus import ServiceBusMessage
+    from azure.servicebus.amqp import AmqpMessageHeader
 
     from sbpair.failover import sdk_messages
 
-    return sdk_messages.prepare_one(ServiceBusMessage(body, **fields))
+    message = ServiceBusMessage(body, **fields)
+    if ttl_ms is not None:
+        # The SDK cuts off parts of a second.
+        message.raw_amqp_message.header = AmqpMessageHeader(time_to_live=ttl_ms)
+    return sdk_messages.prepare_one(message)
 
 
 class _Pairs(list[tuple[str, Any]]):
@@ -133,17 +141,18 @@ def _bytes(value: Any, field: str) -> bytes:
         raise UsageError(f"{field}: not base64", hint="use the base64 alphabet, padded with =") from None
 
 
-def _ttl(value: Any, field: str) -> timedelta:
+def _ttl(value: Any, field: str) -> int:
+    """Return milliseconds, at least 1."""
     text = str(value) if isinstance(value, int | float) and not isinstance(value, bool) else _text(value, field)
     try:
-        ttl = timedelta(microseconds=ticks(text) // TICKS_PER_MICROSECOND)
+        ttl = ticks(text)
     except UsageError as error:
         raise UsageError(f"{field}: {error.message}", hint=error.hint) from None
-    except OverflowError:
-        raise UsageError(f"{field}: too long", hint="omit it for a message that never expires") from None
+    if ttl > MAX_TICKS:
+        raise UsageError(f"{field}: too long", hint="omit it for a message that never expires")
     if not ttl:
         raise UsageError(f"{field} must be greater than 0", hint="omit it, or write a duration such as 90s or PT1M")
-    return ttl
+    return -(-ttl // TICKS_PER_MS)
 
 
 def _moment(value: Any, field: str) -> datetime:
@@ -171,14 +180,9 @@ def _properties(value: Any, field: str) -> dict[str | bytes, Any]:
 def _property(value: Any, name: str) -> Any:
     if isinstance(value, str):
         return _text(value, f"property {_shown(name)}")
-    if isinstance(value, bool) or value is None:
+    if value is None or isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
         return value
-    if isinstance(value, int) and -_INT64 <= value < _INT64:
-        # The SDK encodes a plain integer as an int, and refuses a larger one.
-        return value if -_INT32 <= value < _INT32 else {"TYPE": "LONG", "VALUE": value}
-    if isinstance(value, float) and math.isfinite(value):
-        return value
-    kind = "a number that is too large" if isinstance(value, int | float) else _kind(value)
+    kind = "a number that is too large" if isinstance(value, float) else _kind(value)
     raise UsageError(
         f"property {_shown(name)}: expected text, a number, true, false or null, got {kind}",
         hint="numbers have up to 64 bits",
@@ -212,7 +216,6 @@ _READERS: Final[dict[str, Callable[[Any, str], Any]]] = {
 }
 _BODIES: Final = ("body", "body_base64")
 _ARGUMENTS: Final = {
-    "ttl": "time_to_live",
     "scheduled": "scheduled_enqueue_time_utc",
     "properties": "application_properties",
 }

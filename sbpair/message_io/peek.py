@@ -40,7 +40,7 @@ SUBSCRIPTION_HINT = (
 
 
 class PeekSource(NamedTuple):
-    """A queue, subscription or dead-letter queue of one namespace: the primary of `Ends`, or any other one."""
+    """A queue, subscription or dead-letter queue of one of two `Ends`: the destination if `side` is primary."""
 
     side: str
     path: str
@@ -71,7 +71,7 @@ class DeadLetterCount:
 
 
 async def peek_messages(
-    pair: Ends,
+    ends: Ends,
     sources: Sequence[PeekSource],
     *,
     limit: int,
@@ -86,7 +86,7 @@ async def peek_messages(
     Raises EntityMissing, AccessError, Unavailable.
     """
     result = PeekResult()
-    async with _open_peek(pair, on_event) as peek:
+    async with _open_peek(ends, on_event) as peek:
         for source in sources:
             position = PeekPosition(source.path, start)
             take = _taker(result, source, limit, keep)
@@ -100,7 +100,7 @@ async def peek_messages(
     return result
 
 
-async def count_messages(pair: Ends, source: PeekSource) -> int | None:
+async def count_messages(ends: Ends, source: PeekSource) -> int | None:
     """Return the number of messages that a source has, roughly; None if unknown, as without the Manage claim."""
     from sbpair.azure.atom import open_atom
 
@@ -108,7 +108,7 @@ async def count_messages(pair: Ends, source: PeekSource) -> int | None:
     if SUBSCRIPTIONS in path.lower():
         return None
     try:
-        async with open_atom(_endpoint(pair, source), call_seconds=COUNT_SECONDS) as control:
+        async with open_atom(endpoint_of(ends, source), call_seconds=COUNT_SECONDS) as control:
             counts = await control.counts(path)
     except SbpairError:
         return None
@@ -150,7 +150,7 @@ def matching(where: MessageFilter) -> Keep:
 
 
 async def count_dead_letters(
-    pair: Ends,
+    ends: Ends,
     sources: Sequence[PeekSource],
     *,
     limit: int,
@@ -179,7 +179,7 @@ async def count_dead_letters(
             DeadLetterCount(queue, *cause, len(times), min(times), position.ended) for cause, times in messages.items()
         ]
 
-    async with _open_peek(pair, on_event) as peek:
+    async with _open_peek(ends, on_event) as peek:
         await gather_all(group(peek, source) for source in sources)
     return [each for source in sources for each in found[parent_path(source.path)]]
 
@@ -189,13 +189,13 @@ Peek = Callable[[PeekSource, PeekPosition, "int | None", "OnMessage"], Awaitable
 
 
 @asynccontextmanager
-async def _open_peek(pair: Ends, on_event: OnEvent) -> AsyncIterator[Peek]:
-    from sbpair.azure.credentials import token_getter
+async def _open_peek(ends: Ends, on_event: OnEvent) -> AsyncIterator[Peek]:
+    from sbpair.azure.credentials import open_tokens
 
-    async with token_getter(pair) as get_token:
+    async with open_tokens() as get_token:
 
         async def peek(source: PeekSource, position: PeekPosition, limit: int | None, on_message: OnMessage) -> None:
-            endpoint = _endpoint(pair, source)
+            endpoint = endpoint_of(ends, source)
             peeker = Peeker(endpoint, get_token, asyncio.sleep, on_event, limit)
             await peeker.peek(position, on_message)
             if not (position.messages or position.start):
@@ -228,5 +228,5 @@ def _taker(result: PeekResult, source: PeekSource, limit: int, keep: Keep | None
     return take
 
 
-def _endpoint(pair: Ends, source: PeekSource) -> Endpoint:
-    return pair.primary if source.side == "primary" else pair.secondary
+def endpoint_of(ends: Ends, source: PeekSource) -> Endpoint:
+    return ends.destination if source.side == "primary" else ends.source

@@ -6,9 +6,9 @@ Invariant: no message is removed before it has been shown. Messages still held a
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, suppress
+from contextlib import AbstractContextManager, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sbpair.amqp_client.client import connect
 from sbpair.azure.credentials import signed_in
@@ -16,8 +16,8 @@ from sbpair.azure.data_plane import translate_data_errors
 from sbpair.errors import MessageLockLost, SbpairError, Unavailable
 from sbpair.management.calls import shielded
 from sbpair.message_io.message_json import render_message, render_received
-from sbpair.move.peek.locked import peek_old
-from sbpair.move.raw_source import RawReceivedMessage, RawSource, peek_headers
+from sbpair.model.pair import Endpoint, Pair
+from sbpair.move.raw_source import RawReceivedMessage, RawSource, peek_queue
 from sbpair.replication.events import DuplicateCompleted, OnEvent, ReplicationEvent
 from sbpair.replication.keys import DAY_SECONDS
 from sbpair.replication.receivers import MEMORY, AsyncDedupReceiver, checked_source
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
     from azure.servicebus import ServiceBusReceivedMessage
 
-    from sbpair.model.pair import Endpoint, Ends, Pair, Side
-    from sbpair.move.interface import PeekedHeader
+    from sbpair.model.pair import Side
 
 MAX_HELD = 10
 MAX_COUNTED = 1_000
@@ -63,7 +62,7 @@ ReceiveSource: TypeAlias = "_OneSource | _BothSources"
 
 
 async def receive_messages(
-    pair: Ends,
+    place: Endpoint | Pair,
     entity: str,
     *,
     counts: ReceiveCounts,
@@ -77,7 +76,7 @@ async def receive_messages(
 ) -> None:
     """Show and complete up to `limit` messages, until none arrives for `wait_seconds`. Keeps `counts` current.
 
-    Receives from the primary, which is shown as `side`, or with `dedup` the first copies of both sides of a Pair.
+    Receives from one namespace, which is shown as `side`, or the first copies of both sides of a Pair by `dedup`.
     Raises UsageError, EntityMissing, AccessError and Unavailable, and the errors of `show`: that message is not
     completed.
     """
@@ -87,7 +86,7 @@ async def receive_messages(
         if on_event is not None:
             on_event(event)
 
-    async with _opened(pair, entity, subscription, side, dedup, listener) as source:
+    async with _opened(place, entity, subscription, side, dedup, listener) as source:
         left = limit
         while left > 0 and (found := await source.receive(min(left, MAX_HELD), wait_seconds)):
             left -= len(found)
@@ -95,23 +94,21 @@ async def receive_messages(
     if left > 0:
         # An empty receive proves nothing: locked messages are not delivered.
         path = checked_source(entity, subscription)
-        for endpoint in (pair.primary,) if dedup is None else (pair.primary, pair.secondary):
+        for endpoint in (place.primary, place.secondary) if isinstance(place, Pair) else (place,):
             counts.locked += await _count_active(endpoint, path)
 
 
 async def _count_active(endpoint: Endpoint, path: str) -> int:
     """Return how many messages of an entity are neither deferred nor scheduled, counting not far beyond MAX_COUNTED."""
-    counted = 0
-
-    async def peek(start: int) -> list[PeekedHeader]:
-        nonlocal counted
-        page = [] if counted > MAX_COUNTED else await peek_headers(client, path, start)
-        counted += len(page)
-        return page
-
+    active = counted = 0
     with suppress(SbpairError):
-        async with signed_in(connect, endpoint) as client:
-            return len((await peek_old(peek)).active)
+        async with signed_in(connect, endpoint) as client, aclosing(peek_queue(client, path)) as pages:
+            async for page in pages:
+                active += sum(each.active for each in page)
+                counted += len(page)
+                if counted > MAX_COUNTED:
+                    break
+            return active
     return 0
 
 
@@ -141,19 +138,25 @@ async def _completed(source: ReceiveSource, message: Any, counts: ReceiveCounts)
 
 @asynccontextmanager
 async def _opened(
-    pair: Ends, entity: str, subscription: str | None, side: str, dedup: DedupSettings | None, on_event: OnEvent
+    place: Endpoint | Pair,
+    entity: str,
+    subscription: str | None,
+    side: str,
+    dedup: DedupSettings | None,
+    on_event: OnEvent,
 ) -> AsyncIterator[ReceiveSource]:
-    if dedup is None:
-        path, endpoint = checked_source(entity, subscription), pair.primary
-        async with signed_in(connect, endpoint) as client:
+    if isinstance(place, Endpoint):
+        path = checked_source(entity, subscription)
+        async with signed_in(connect, place) as client:
             source = await RawSource.open(client, path, keeps_payload=True, lock_seconds=None)
             try:
                 yield _OneSource(source, side)
             finally:
                 await source.stop()
         return
+    dedup = dedup or DedupSettings()
     async with AsyncDedupReceiver(
-        cast("Pair", pair),
+        place,
         entity,
         subscription_name=subscription,
         key=dedup.key,

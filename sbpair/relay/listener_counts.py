@@ -19,6 +19,7 @@ from sbpair.relay.relay_endpoint import RelayEndpoint
 
 if TYPE_CHECKING:
     from sbpair.model.pair import Endpoint
+    from sbpair.model.signature import Token
     from sbpair.relay.relay_settings import ConfiguredRelay
 
 API_VERSION: Final = "2016-07"
@@ -53,7 +54,7 @@ async def _read(side: Side, endpoint: Endpoint, relay: RelayEndpoint, seconds: f
     listeners, needs, failed = None, None, None
     try:
         async with asyncio.timeout(seconds):
-            listeners, needs = _described(relay, await _get(endpoint, relay))
+            listeners, needs = await _get(endpoint, relay)
     except SbpairError as error:
         failed = error
     except NotHttp:
@@ -65,12 +66,17 @@ async def _read(side: Side, endpoint: Endpoint, relay: RelayEndpoint, seconds: f
     return SideListeners(side, relay.namespace, relay.path, time.monotonic() - began, listeners, needs, failed)
 
 
-async def _get(endpoint: Endpoint, relay: RelayEndpoint) -> HttpResponse:
+async def _get(endpoint: Endpoint, relay: RelayEndpoint) -> tuple[int, bool | None]:
     tokens = RelayTokens(relay, RelayClock())
-    try:
-        headers = {"Authorization": (await tokens.get()).value, "X-PROCESS-AT": "ServiceBus"}
+
+    async def get(token: Token) -> tuple[int, bool | None]:
+        headers = {"Authorization": token.value, "X-PROCESS-AT": "ServiceBus"}
         async with HttpClient(endpoint) as client:
-            return await client.request("GET", f"/{quote(relay.path)}?api-version={API_VERSION}", headers)
+            path = f"/{quote(relay.path)}?api-version={API_VERSION}"
+            return _described(relay, await client.request("GET", path, headers))
+
+    try:
+        return await tokens.spend(get)
     finally:
         await tokens.close()
 

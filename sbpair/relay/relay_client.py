@@ -16,7 +16,7 @@ import aiohttp
 from multidict import CIMultiDict
 from yarl import URL
 
-from sbpair.errors import BothFailed, InDoubt, RelayRejected, SbpairError, Unavailable, UsageError
+from sbpair.errors import BothFailed, Exhausted, InDoubt, RelayRejected, SbpairError, Unavailable, UsageError
 from sbpair.failover.events import EventReporter
 from sbpair.model.pair import SIDES, Side
 from sbpair.relay.answer_verdicts import (
@@ -56,6 +56,8 @@ from sbpair.relay.relay_endpoint import RelayPair, other_side
 
 if TYPE_CHECKING:
     from multidict import CIMultiDictProxy
+
+    from sbpair.relay.relay_endpoint import RelayEndpoint
 
 TIMEOUT_SECONDS: Final = 70.0
 """A little more than the service's own limit for an answer, 60 s: its answer names the reason."""
@@ -222,7 +224,10 @@ class AsyncRelayClient:
         given, sent = _sent_headers(headers), RequestBody(body)
 
         async def attempt(side: Side) -> AsyncRelayResponse:
-            return await self._request(side, method, suffix, given, sent, seconds)
+            return await self._tokens_of(side).spend(
+                lambda token: self._request(side, method, suffix, [*given, (TOKEN_HEADER, token.value)], sent, seconds),
+                lambda: sent.is_complete,
+            )
 
         def may(verdict: AnswerVerdict) -> bool:
             return may_reissue(verdict, method, reissue, is_complete=sent.is_complete)
@@ -258,7 +263,11 @@ class AsyncRelayClient:
         checked_headers([("Sec-WebSocket-Protocol", each) for each in offered])
 
         async def attempt(side: Side) -> aiohttp.ClientWebSocketResponse:
-            return await self._connect(side, suffix, offered, given, max_message_bytes, seconds)
+            return await self._tokens_of(side).spend(
+                lambda token: self._connect(
+                    side, suffix, offered, [*given, (TOKEN_HEADER, token.value)], max_message_bytes, seconds
+                )
+            )
 
         return await self._on_either_side(attempt, lambda verdict: verdict.is_unavailable)
 
@@ -328,7 +337,7 @@ class AsyncRelayClient:
         self, side: Side, method: str, suffix: str, given: list[tuple[str, str]], body: RequestBody, seconds: float
     ) -> AsyncRelayResponse:
         endpoint, mark = self.pair[side], SentMark()
-        headers, session, options = await self._prepared(side, given)
+        headers, session, options = self._prepared(side, given)
         if body.data is body and body.length is not None:
             headers["Content-Length"] = str(body.length)
         try:
@@ -351,8 +360,7 @@ class AsyncRelayClient:
         except LOST as error:
             if body.error is not None:
                 raise body.error from None
-            lost = failure_of(error, endpoint, was_sent=mark.times > 0, seconds=seconds)
-            raise SideFailure(judged_silence(was_sent=mark.times > 0), lost) from None
+            raise _lost(error, endpoint, was_sent=mark.times > 0, seconds=seconds) from None
         if verdict.is_unavailable:
             raise SideFailure(verdict, refusal)
         raise refusal
@@ -367,7 +375,7 @@ class AsyncRelayClient:
         seconds: float,
     ) -> aiohttp.ClientWebSocketResponse:
         endpoint = self.pair[side]
-        headers, session, options = await self._prepared(side, given)
+        headers, session, options = self._prepared(side, given)
         options |= {"protocols": protocols, "headers": headers, "max_msg_size": max_message_bytes}
         try:
             async with TimeLimit(self._clock, seconds):
@@ -376,8 +384,7 @@ class AsyncRelayClient:
             status, reason = error.status, error.message
             refusal, verdict = service_error(endpoint, status, reason), judged_handshake(status, reason)
         except LOST as error:
-            lost = failure_of(error, endpoint, was_sent=False, seconds=seconds)
-            raise SideFailure(AnswerVerdict.NOT_EXECUTED, lost) from None
+            raise _lost(error, endpoint, was_sent=False, seconds=seconds) from None
         if verdict is AnswerVerdict.ANSWER:
             text = one_line(reason)
             what = f"{endpoint}: the listener rejects the WebSocket: {status} {text}".rstrip()
@@ -386,17 +393,23 @@ class AsyncRelayClient:
             raise SideFailure(verdict, refusal)
         raise refusal
 
-    async def _prepared(
+    def _prepared(
         self, side: Side, given: list[tuple[str, str]]
     ) -> tuple[CIMultiDict[str], aiohttp.ClientSession, dict[str, Any]]:
-        endpoint = self.pair[side]
         if self._session is None:
             self._session = open_session()
+        return CIMultiDict(given), self._session, http_options(self.pair[side])
+
+    def _tokens_of(self, side: Side) -> RelayTokens:
         if side not in self._tokens:
-            self._tokens[side] = RelayTokens(endpoint, self._clock)
-        headers = CIMultiDict(given)
-        headers[TOKEN_HEADER] = (await self._tokens[side].get()).value
-        return headers, self._session, http_options(endpoint)
+            self._tokens[side] = RelayTokens(self.pair[side], self._clock)
+        return self._tokens[side]
+
+
+def _lost(error: Exception, endpoint: RelayEndpoint, *, was_sent: bool, seconds: float) -> SideFailure | Exhausted:
+    """Return the failure of a side; Exhausted where this machine cannot reach either, and no roles change."""
+    lost = failure_of(error, endpoint, was_sent=was_sent, seconds=seconds)
+    return lost if isinstance(lost, Exhausted) else SideFailure(judged_silence(was_sent=was_sent), lost)
 
 
 async def _refusal_text(response: aiohttp.ClientResponse) -> str:

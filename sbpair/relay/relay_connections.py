@@ -6,15 +6,15 @@ Invariant: no error holds a token, a header or a URL. No redirect is followed: i
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Self
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 from weakref import WeakKeyDictionary
 
 import aiohttp
@@ -34,9 +34,12 @@ from sbpair.errors import (
     Unreachable,
 )
 from sbpair.http_tunnel import client_context, refused_by_proxy
-from sbpair.model.connect_errors import CONNECT_SECONDS, DOCTOR_HINT, cause_of, key_hint, unreachable
+from sbpair.model.connect_errors import CONNECT_SECONDS, DOCTOR_HINT, cause_of, key_hint, refused, unreachable
+from sbpair.model.namespace_clock import NamespaceClock
 from sbpair.model.pair import Identity, SasKey, SasToken
-from sbpair.model.signature import Token, signed_token
+from sbpair.model.rotated_key import has_another
+from sbpair.model.signature import Token, expired_at, signed_token
+from sbpair.operating_system.shortages import shortage_of
 
 if TYPE_CHECKING:
     from asyncio.trsock import TransportSocket
@@ -45,6 +48,8 @@ if TYPE_CHECKING:
 
     from sbpair.model.proxy import Proxy
     from sbpair.relay.relay_endpoint import RelayEndpoint, TokenProvider
+
+T = TypeVar("T")
 
 MAX_CONTROL_MESSAGE: Final = 1024 * 1024
 MAX_FRAGMENT: Final = 16 * 1024 * 1024
@@ -87,10 +92,19 @@ A session forgets those that it closed, but their sockets stay open until the pe
 
 
 class RelayClock:
-    """The clock of this machine, in seconds since 1970. A subclass may tell another time, and make other timers."""
+    """The clock of this machine, in seconds since 1970. A subclass may tell another time, and make other timers.
+
+    `now` never jumps, for limits of time; `latest` also follows the clock where that is set forward, for signatures.
+    """
+
+    def __init__(self) -> None:
+        self._local = NamespaceClock()
 
     def now(self) -> float:
-        return time.time()
+        return self._local.now()
+
+    def latest(self) -> float:
+        return max(self.now(), self._local.latest())
 
     def call_later(self, seconds: float, callback: Callable[[], object]) -> asyncio.TimerHandle:
         return asyncio.get_running_loop().call_later(seconds, callback)
@@ -139,42 +153,45 @@ class RelayTokens:
     def __init__(self, endpoint: RelayEndpoint, clock: RelayClock) -> None:
         self._endpoint = endpoint
         self._clock = clock
-        self._turn = asyncio.Lock()
         self._stack = AsyncExitStack()
-        self._provider: Any = None
+        self._tokens: Any = None
         self._token: Token | None = None
+        self._key: SasKey | SasToken | None = None
 
     async def get(self) -> Token:
-        """Return a token. Raises AccessError and Unavailable from an identity provider; UsageError."""
-        async with self._turn:
-            if self._token is None or self._token.expires_at - self._clock.now() <= RENEW_SECONDS:
-                credential = self._endpoint.credential
-                if isinstance(credential, SasKey | SasToken):
-                    self._token = signed_token(credential, self._endpoint.audience, self._clock.now())
-                else:
-                    self._token = await self._request(credential)
-            return self._token
+        """Return a token. Raises NotAuthenticated and NoToken from an identity provider; UsageError."""
+        key = self._endpoint.present
+        if not isinstance(key, SasKey | SasToken):
+            return await self._request(key)
+        kept = self._token if self._key == key else None
+        if kept is None or kept.expires_at - self._clock.now() <= RENEW_SECONDS:
+            kept = signed_token(key, self._endpoint.audience, self._clock.latest())
+            self._key, self._token = key, kept
+        return kept
+
+    async def spend(self, use: Callable[[Token], Awaitable[T]], may_repeat: Callable[[], bool] = lambda: True) -> T:
+        """Return the result of `use(token)`, which is called again if that is refused and there is another key."""
+        token, key = await self.get(), self._key
+        try:
+            return await use(token)
+        except NotAuthenticated:
+            if key is None or not may_repeat() or not await has_another(self._endpoint.rotated, key):
+                raise
+        return await self.spend(use, may_repeat)
 
     async def close(self) -> None:
         await self._stack.aclose()
 
     async def _request(self, credential: Identity | TokenProvider) -> Token:
-        # These load azure-identity and its kin, and most users have a key.
-        from sbpair.azure.credentials import identity_credential
-        from sbpair.azure.management_errors import translate_management_errors
+        if self._tokens is None:
+            # It loads azure-identity, and most users have a key.
+            from sbpair.azure.identity_tokens import IdentityTokens, shared
 
-        with translate_management_errors("sign in", self._endpoint.namespace):
-            if self._provider is None:
-                is_found = isinstance(credential, Identity)
-                identity = await self._stack.enter_async_context(identity_credential()) if is_found else None
-                self._provider = identity or credential
-            provider = self._provider
-            if inspect.iscoroutinefunction(provider.get_token):
-                token = await provider.get_token(RELAY_SCOPE)
-            else:
-                # A sync credential may run a program, or ask the network.
-                token = await asyncio.to_thread(provider.get_token, RELAY_SCOPE)
-                token = await token if inspect.isawaitable(token) else token
+            clock = self._clock
+            given = IdentityTokens(credential, now=clock.now, sleep=partial(sleep, clock))
+            opening = shared(credential) if isinstance(credential, Identity) else given
+            self._tokens = await self._stack.enter_async_context(opening)
+        token = await self._tokens.get_token(RELAY_SCOPE)
         return Token(f"Bearer {token.token}", float(token.expires_on))
 
 
@@ -338,7 +355,7 @@ def _frames_error(error: Exception, endpoint: RelayEndpoint, proxy: Proxy | None
     )
 
 
-def _not_reached(error: Exception, endpoint: RelayEndpoint) -> Unreachable:
+def _not_reached(error: Exception, endpoint: RelayEndpoint) -> Unavailable:
     if isinstance(error, TimeoutError):
         return unreachable(str(endpoint), endpoint.namespace, CONNECT_SECONDS)
     return unreachable(str(endpoint), endpoint.namespace, error)
@@ -350,6 +367,8 @@ def failure_of(error: Exception, endpoint: RelayEndpoint, *, was_sent: bool, sec
         return refused_by_proxy(
             f"a proxy refuses connections to {endpoint.namespace}", error.status, endpoint.web_proxy()
         )
+    if not was_sent and (lack := shortage_of(error, str(endpoint))) is not None:
+        return lack
     if isinstance(error, aiohttp.ClientProxyConnectionError):
         return Unreachable(
             f"{endpoint}: the proxy cannot be reached: {cause_of(error)}", hint=f"check the proxy{DOCTOR_HINT}"
@@ -370,7 +389,8 @@ def service_error(endpoint: RelayEndpoint, status: int, text: str) -> SbpairErro
     said = one_line(text) or f"status {status}"
     what = f"{endpoint}: {said}"
     if status == 401:
-        return NotAuthenticated(what, hint=key_hint(""))
+        when = expired_at(endpoint.present, time.time())
+        return refused(f"{what}: it expired at {when}" if when else what, said, key_hint(""))
     if status == 403 and "quota" not in said.lower() and "already has" not in said:
         return NotAuthorized(what, hint="use a key or a role with the claim: listeners need Listen, senders need Send")
     if status == 404 and "no listeners" not in said.lower() and "criteria" not in said.lower():

@@ -10,8 +10,9 @@ from urllib.parse import quote, unquote, urlsplit
 
 from sbpair.errors import ConnectionStringError, NameInvalid, UsageError
 from sbpair.model.connection_string import endpoint_from_connection_string
-from sbpair.model.pair import HTTP_PORT, HTTPS_PORT, Credential, Endpoint, Side, authority_of
+from sbpair.model.pair import HTTP_PORT, HTTPS_PORT, Credential, Endpoint, SasKey, SasToken, Side, authority_of
 from sbpair.model.proxy import Proxy, proxy_for
+from sbpair.model.rotated_key import RotatedKey
 
 MAX_PATH: Final = 260
 MAX_SUFFIX: Final = 8_000
@@ -37,7 +38,7 @@ class RelayEndpoint:
     """A hybrid connection: its namespace, as `host` or `host:port`, its path, and a credential for it.
 
     `ca_file` holds the certificates to trust instead of the machine's. Without `proxy`, that of the environment is
-    used with TLS. Raises NameInvalid for a path, UsageError for a namespace.
+    used with TLS. `rotated` is that of an Endpoint. Raises NameInvalid for a path, UsageError for a namespace.
     """
 
     namespace: str
@@ -46,6 +47,7 @@ class RelayEndpoint:
     tls: bool = True
     ca_file: str | None = None
     proxy: Proxy | None = None
+    rotated: RotatedKey[SasKey | SasToken] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if (
@@ -94,7 +96,13 @@ class RelayEndpoint:
         default = HTTPS_PORT if endpoint.tls else HTTP_PORT
         port = None if endpoint.web_port == default else endpoint.web_port
         host = endpoint.tls_name if endpoint.tls else endpoint.host
-        return cls(authority_of(host, port), path, endpoint.credential, endpoint.tls, endpoint.ca_file, endpoint.proxy)
+        options = (endpoint.tls, endpoint.ca_file, endpoint.proxy, endpoint.rotated)
+        return cls(authority_of(host, port), path, endpoint.credential, *options)
+
+    @property
+    def present(self) -> RelayCredential:
+        """The credential to sign with now."""
+        return self.credential if self.rotated is None else self.rotated.current
 
     @property
     def host(self) -> str:

@@ -53,6 +53,9 @@ from sbpair.relay.relay_endpoint import RelayEndpoint, RelayPair
 
 if TYPE_CHECKING:
     import aiohttp
+    from websockets.asyncio.client import ClientConnection
+
+    from sbpair.model.signature import Token
 
 CONNECT_BACKOFF: Final = StepBackoff((0.0, 1.0, 2.0, 5.0, 10.0, 30.0))
 SLOW_SECONDS: Final = 60.0
@@ -133,11 +136,7 @@ class ListenerSide:
     async def _listen(self) -> SbpairError:
         """Open one channel and read from it. Returns why it has ended, or why none could be opened."""
         try:
-            token = await self._tokens.get()
-            headers = {TOKEN_HEADER: token.value}
-            url = self.endpoint.listen_url(self._id)
-            self.is_connecting = True
-            socket = await open_frames(url, self.endpoint, self._clock, headers, is_control=True)
+            token, socket = await self._tokens.spend(self._open)
         except SbpairError as error:
             return error
         except Exception as error:
@@ -163,6 +162,11 @@ class ListenerSide:
             await asyncio.gather(renewing, return_exceptions=True)
             await socket.close()
             await channel.leave()
+
+    async def _open(self, token: Token) -> tuple[Token, ClientConnection]:
+        headers, url = {TOKEN_HEADER: token.value}, self.endpoint.listen_url(self._id)
+        self.is_connecting = True
+        return token, await open_frames(url, self.endpoint, self._clock, headers, is_control=True)
 
     async def _read(self, channel: ControlChannel) -> SbpairError:
         """Read messages until the channel ends. Returns why it has ended."""

@@ -132,11 +132,12 @@ def _side(relay: str, side: Side, configured: Mapping[str, Setting]) -> tuple[En
         )
     path = settings.get(f"{prefix}.path")
     if isinstance(address.value, Secret):
+        secret = address.value.opened(address.source)
         try:
-            rest, own = split_entity_path(address.value.text, None if path is None else str(path.value))
+            rest, own = split_entity_path(secret.text, None if path is None else str(path.value))
         except ConnectionStringError as error:
             raise ConnectionStringError(f"{address.source}: {error.message}", hint=error.hint) from None
-        settings[f"{prefix}.address"] = replace(address, value=Secret(rest))
+        settings[f"{prefix}.address"] = replace(address, value=replace(secret, text=rest))
         if own is not None and path is None:
             path = replace(address, value=own)
     endpoint = build_endpoint(prefix, settings, relay)

@@ -34,7 +34,7 @@ class LockedMessage:
 
     @property
     def until(self) -> float:
-        """When the lock expires, in seconds since 1970."""
+        """When the lock expires by the service's time, in seconds since 1970."""
         locked = self.message.locked_until_utc
         return locked.timestamp() if locked else 0.0
 

@@ -124,7 +124,7 @@ class Window:
 
 
 class KeyStore(SqliteFile):
-    """A store of keys. `now` is in seconds since 1970; setting the clock back makes no key older.
+    """A store of keys. `now` is the service's time, in seconds since 1970; no key is older for a time that goes back.
 
     It is in a file, for one receiver at a time, or without a path in memory, with about 200 bytes per key. `about`
     identifies the keys: pair, entity and rule.
@@ -133,7 +133,7 @@ class KeyStore(SqliteFile):
     missing, and their messages are then given twice.
 
     Raises UsageError for a path that cannot be a file, LeaseHeld while another receiver uses the file, StateRefused for
-    a file of another kind or owner, MachineLacks if this machine does not permit it.
+    a file of another kind or owner, or that others may change, MachineLacks if this machine does not permit it.
     """
 
     _size: int

@@ -21,8 +21,9 @@ from sbpair.azure.data_plane import is_unused
 from sbpair.backlog import check_path
 from sbpair.errors import UsageError
 from sbpair.failover.events import EventReporter
-from sbpair.failover.failures import both_failed, describe_error, is_transient
+from sbpair.failover.failures import both_failed, describe_error, is_transient, joins_sdk_errors
 from sbpair.failover.side_connections import AsyncClosable, BothSides, SyncClosable
+from sbpair.model.namespace_clock import NamespaceClock
 from sbpair.model.pair import SIDES, Side
 from sbpair.replication.copies import Copies, LockedMessage, Verdict
 from sbpair.replication.events import (
@@ -127,6 +128,7 @@ class DedupReceiverBase(BothSides):
         self._rule = rule
         self._store = KeyStore(None if store == MEMORY else Path(store), window, about)
         self._copies = Copies(self._store)
+        self._clock = NamespaceClock()  # of both sides, by the locks of their messages
         self._report: ReplicationReporter = EventReporter("replication", on_event)
         self._sides = {
             side: SideReceiver(side, self._receiver, partial(remove_duplicates, pair, endpoint, path))
@@ -158,19 +160,24 @@ class DedupReceiverBase(BothSides):
         wait = self._max_wait if seconds is None else _checked_wait(seconds)
         return partial(self._poll_once, limit, time.monotonic(), RECEIVE_SECONDS if wait is None else wait)
 
+    # Their errors are of two classes, one of `sbpair.errors` and one of the SDK.
+
+    @joins_sdk_errors("settling a message of")
     def _complete_message(self, message: ServiceBusReceivedMessage) -> Steps[None]:
-        """Complete a message and then its held copies. Raises MessageLockLostError, and the SDK's errors."""
+        """Complete a message and then its held copies. Raises MessageLockLostError, and other errors of the SDK."""
         self._open()
         locked = self._locked(message)
-        self._copies.completing(locked, time.time())
+        self._copies.completing(locked, self._clock.now())
         yield from self._settle_given(locked, _complete_action(message))
-        self._duplicates.extend(self._copies.completed(locked, time.time()))
+        self._duplicates.extend(self._copies.completed(locked, self._clock.now()))
         yield from self._complete_duplicates()
 
+    @joins_sdk_errors("settling a message of")
     def _abandon_message(self, message: ServiceBusReceivedMessage) -> Steps[None]:
         """Release a message, so that it or a copy is delivered again. Raises MessageLockLostError and SDK errors."""
         return self._settle(message, _abandon_action(message))
 
+    @joins_sdk_errors("settling a message of")
     def _dead_letter_message(
         self, message: ServiceBusReceivedMessage, reason: str | None = None, error_description: str | None = None
     ) -> Steps[None]:
@@ -181,6 +188,7 @@ class DedupReceiverBase(BothSides):
 
         return self._settle(message, dead_letter_action)
 
+    @joins_sdk_errors("renewing a lock of")
     def _renew_message_lock(self, message: ServiceBusReceivedMessage) -> Steps[datetime]:
         """Renew the locks of a message and its held copies. Returns the new expiry time. Raises SDK errors."""
         self._open()
@@ -204,6 +212,7 @@ class DedupReceiverBase(BothSides):
 
     # Receiving
 
+    @joins_sdk_errors("receiving from")
     def _poll_once(self, limit: int, since: float, seconds: float) -> Steps[list[ServiceBusReceivedMessage] | None]:
         """Receive once from each side. Returns first copies, or None to be called again.
 
@@ -253,8 +262,9 @@ class DedupReceiverBase(BothSides):
         try:
             sdk_receiver, found = yield from receiver.receive(limit, seconds)
         except BaseException as error:
+            goes_on = is_unused(error) or (yield from receiver.has_next_key(error))
             receiver.failed(error)
-            if is_unused(error):
+            if goes_on:
                 return 0
             if not isinstance(error, Exception) or not is_transient(error):
                 raise
@@ -274,7 +284,7 @@ class DedupReceiverBase(BothSides):
 
     def _duplicate_key(self, message: ServiceBusReceivedMessage) -> str | None:
         key = self._rule.of(message)
-        return key if key is not None and self._copies.is_duplicate(key, time.time()) else None
+        return key if key is not None and self._copies.is_duplicate(key, self._clock.now()) else None
 
     def _lock(self, side: Side, message: ServiceBusReceivedMessage, receiver: Any) -> LockedMessage:
         reason = "the message has no value for it"
@@ -284,11 +294,13 @@ class DedupReceiverBase(BothSides):
             key, reason = None, describe_error(error)
         if key is None:
             self._report(NoKey(self.entity_name, side, message.sequence_number or 0, f"{self._rule.name}: {reason}"))
-        return LockedMessage(side, message, receiver, key)
+        locked = LockedMessage(side, message, receiver, key)
+        self._clock.observe_lock(locked.until)
+        return locked
 
     def _give(self, limit: int) -> list[ServiceBusReceivedMessage]:
         """Return first copies for the application. Awaits nothing, so no message is lost on the way."""
-        now = time.time()
+        now = self._clock.now()
         self._copies.expire(now)
         self._given = {key: each for key, each in self._given.items() if each.until > now}
         given: list[ServiceBusReceivedMessage] = []
@@ -365,7 +377,7 @@ class DedupReceiverBase(BothSides):
     def _try_settle(self, locked: LockedMessage, action: SdkAction) -> Steps[bool]:
         """Settle a copy that the application was not given. If that fails, the service delivers it again."""
         receiver = self._sides[locked.side]
-        if receiver.backs_off_until > time.monotonic() or locked.until <= time.time():
+        if receiver.backs_off_until > time.monotonic() or locked.until <= self._clock.now():
             return False
         try:
             yield Call(action, locked.receiver, SETTLE_SECONDS)

@@ -18,7 +18,14 @@ from sbpair.errors import BothFailed
 from sbpair.failover import failover_send, sdk_messages
 from sbpair.failover.events import EventReporter
 from sbpair.failover.failover_send import NotSent, checked_retries, checked_timeout, positive
-from sbpair.failover.failures import FailoverOn, both_failed, describe_error, failover_rule, is_transient
+from sbpair.failover.failures import (
+    FailoverOn,
+    both_failed,
+    describe_error,
+    failover_rule,
+    is_transient,
+    joins_sdk_errors,
+)
 from sbpair.failover.sdk_messages import Message, Messages
 from sbpair.failover.side_connections import (
     AsyncClosable,
@@ -145,7 +152,7 @@ class ActiveSenderBase(_ReplicatingSenderBase):
     def _send_messages(self, message: Messages, *, timeout: float | None = None) -> Steps[tuple[Side, ...]]:
         """Send one message, several, or a batch to both sides. Returns the sides that accepted it, at least one.
 
-        Raises BothFailed, and UsageError for a message that already has `x-ms-path` or another alias.
+        Raises BothFailed, and UsageError for a message that cannot be sent.
         """
         deadline = time.monotonic() + self._seconds(timeout)
         prepared, _ = sdk_messages.prepare(message)
@@ -212,11 +219,12 @@ class PassiveSenderBase(_ReplicatingSenderBase):
         """Swap the roles: back to the primary after an outage, or away from it before one."""
         self._become(_other(self._active), "a swap was commanded")
 
+    @joins_sdk_errors("sending to")
     def _send_messages(self, message: Messages, *, timeout: float | None = None) -> Steps[Side | None]:
         """Send one message, several, or a batch to one side. Returns the side that accepted it, or None for no message.
 
-        Raises BothFailed, the SDK's errors that do not count as an outage of the active side, and UsageError for a
-        message that already has `x-ms-path` or another alias.
+        Raises BothFailed, errors that do not count as an outage of the active side, of both `sbpair.errors` and the
+        SDK's class, and UsageError for a message that cannot be sent.
         """
         seconds, active = self._seconds(timeout), self._active
         prepared, _ = sdk_messages.prepare(message)

@@ -17,10 +17,10 @@ from azure.servicebus import ServiceBusReceivedMessage
 
 from sbpair.amqp_client.client import connect
 from sbpair.amqp_client.raw_links import ACCEPTED, RELEASED
-from sbpair.azure.credentials import token_getter
+from sbpair.azure.credentials import open_tokens
 from sbpair.azure.data_plane import UNREADABLE_HINT, is_answer
 from sbpair.errors import SbpairError, UnreadableMessage
-from sbpair.failover.side_connections import close_quietly
+from sbpair.failover.side_connections import close_quietly, has_next_key
 from sbpair.model.retries import Backoff
 from sbpair.sync_async import Call, Steps
 
@@ -133,6 +133,10 @@ class SideReceiver:
             self._broken.append(self._receiver)
             self._receiver = None
 
+    def has_next_key(self, error: BaseException) -> Steps[bool]:
+        """Return whether an error of `receive` refuses a key that has been replaced since."""
+        return has_next_key(self._receiver, error)
+
     def back_off(self, error: Exception, now: float, took_seconds: float) -> bool:
         """Pause this side. Returns whether this is its first failure."""
         self.error = error
@@ -176,7 +180,10 @@ class _BulkRemoval:
     async def run(self) -> Removed:
         more = False
         try:
-            async with token_getter(self._pair) as get_token, connect(self._endpoint, get_token=get_token) as client:
+            async with (
+                open_tokens() as get_token,
+                connect(self._endpoint, get_token=get_token) as client,
+            ):
                 more = await self._remove(client)
         except SbpairError as error:
             log.info("duplicates in %s of %s stay for now: %s", self._path, self._endpoint.name, error.message)

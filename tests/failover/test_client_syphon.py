@@ -99,7 +99,7 @@ def test_the_syphon_waits_while_another_process_moves_the_pair(rig: Rig, tmp_pat
     arrivals = Arrivals(rig)
     with rig.client() as (client, log):
         strand(client, "m")
-        with hold_machine_leases(rig.pair, tmp_path / "another", "another-run"):
+        with hold_machine_leases(rig.pair.ends, tmp_path / "another", "another-run"):
             syphon_of(client, state=None if state is None else tmp_path / state)
             fault = log.wait_for(is_fault)
             assert "is moving messages of this pair" in fault.reason

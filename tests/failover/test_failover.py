@@ -19,9 +19,10 @@ from sbpair import aio
 from sbpair.azure.data_plane import from_sdk_error
 from sbpair.errors import EntityMissing, NameInvalid, UsageError
 from sbpair.failover.entity_states import State
-from sbpair.failover.events import SendInDoubt
+from sbpair.failover.events import QueueLeft, SendInDoubt
 from sbpair.failover.failover_send import Delivered
 from tests.kit.failover_rig import KINDS, PAIRED_CLIENTS, PRIMARY, SYNC_FIRST, Rig, a_message, ids
+from tests.kit.shortages import no_file_left
 
 pytestmark = [pytest.mark.usefixtures("impatient"), *PAIRED_CLIENTS]
 
@@ -41,6 +42,28 @@ def test_a_function_decides_what_counts(rig: Rig) -> None:
         with pytest.raises(ServiceBusServerBusyError):
             client.get_queue_sender("orders").send_messages(a_message("m"), timeout=5)
         assert log.events == []
+
+
+@pytest.mark.parametrize("rule", ["default", "article", lambda _error: True])
+def test_a_client_without_a_free_file_does_not_fail_over(rig: Rig, rule: Any) -> None:
+    with rig.client(failover_on=rule, retries=0) as (client, log):
+        sender = client.get_queue_sender("orders")
+        with no_file_left(), pytest.raises(ServiceBusError, match="too many open files"):
+            sender.send_messages(a_message("refused"), timeout=5)
+        sender.send_messages(a_message("m"), timeout=5)
+        assert log.events == []
+    assert (ids(rig.in_backlog()), ids(rig.in_queue(rig.orders))) == ([], ["m"])
+
+
+def test_a_backlog_queue_is_not_left_for_want_of_a_file(rig: Rig) -> None:
+    with rig.client(retries=0) as (client, log):
+        client.force_failover()
+        sender = client.get_queue_sender("orders")
+        with no_file_left(), pytest.raises(ServiceBusError, match="too many open files"):
+            sender.send_messages(a_message("refused"), timeout=5)
+        sender.send_messages(a_message("m"), timeout=5)
+        assert log.of(QueueLeft) == []
+    assert ids(rig.in_backlog()) == ["m"]
 
 
 def test_a_deleted_entity_raises_instead_of_filling_the_backlog(rig: Rig) -> None:

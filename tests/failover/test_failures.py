@@ -1,12 +1,14 @@
 """The errors of a send that count as unavailability, by each rule."""
 
+import errno
+
 import pytest
-from azure.core.exceptions import ClientAuthenticationError
 from azure.servicebus import exceptions as sdk
 from azure.servicebus._pyamqp.error import TokenAuthFailure
 
-from sbpair.errors import UsageError
-from sbpair.failover.failures import describe_error, failover_rule, is_transient
+from sbpair import errors
+from sbpair.errors import Exhausted, UsageError
+from sbpair.failover.failures import FailoverOn, describe_error, failover_rule, is_transient, to_sdk_error
 
 
 def answered(condition: str) -> sdk.ServiceBusError:
@@ -28,15 +30,17 @@ RULES: list[tuple[Exception, bool, bool]] = [
     (sdk.ServiceBusQuotaExceededError(), False, True),
     (sdk.MessagingEntityNotFoundError(), False, True),
     (sdk.ServiceBusAuthenticationError(error=TokenAuthFailure(404, b"no such")), False, True),
-    (sdk.MessagingEntityDisabledError(), False, False),
+    (sdk.MessagingEntityDisabledError(), False, True),
     (sdk.MessageSizeExceededError(), False, True),
     (answered("amqp:not-allowed"), False, True),
     (sdk.ServiceBusAuthenticationError(), False, False),
     (sdk.ServiceBusAuthorizationError(), False, False),
-    (ClientAuthenticationError("nobody is signed in"), False, False),
+    (sdk.ServiceBusError("x", error=errors.NotAuthenticated("no identity is signed in")), False, False),
+    (sdk.ServiceBusError("x", error=errors.NoToken("the provider is away")), True, False),
     (answered("amqp:unauthorized-access"), False, False),
     (ValueError("the handler has been shut down"), False, False),
     (TypeError("no message"), False, False),
+    (MemoryError(), False, False),
     (UsageError("an alias"), False, False),
 ]
 
@@ -45,6 +49,15 @@ RULES: list[tuple[Exception, bool, bool]] = [
 def test_errors_count_by_each_rule(error: Exception, by_default: bool, by_the_article: bool) -> None:
     assert failover_rule("default")(error) is is_transient(error) is by_default
     assert failover_rule("article")(error) is by_the_article
+
+
+@pytest.mark.parametrize("rule", ["default", "article", lambda _error: True])
+def test_what_this_machine_lacks_is_retried_and_never_counts(rule: FailoverOn) -> None:
+    lack = OSError(errno.EMFILE, "Too many open files")
+    for error in (lack, sdk.ServiceBusConnectionError(message="broken", error=lack), to_sdk_error(Exhausted("files"))):
+        assert is_transient(error)
+        assert not failover_rule(rule)(error)
+    assert failover_rule(rule)(sdk.OperationTimeoutError())
 
 
 def test_a_missing_entity_is_called_so_whatever_class_the_sdk_raises() -> None:

@@ -3,6 +3,7 @@
 import gc
 from collections import Counter
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from azure.servicebus.exceptions import ServiceBusError
 
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.server import EmulatorOptions
+from sbpair.errors import FirewallRefused, NotAuthenticated, NotAuthorized, UsageError
 from sbpair.failover.entity_states import State
+from sbpair.failover.events import EntityChanged, QueueLeft
 from sbpair.failover.side_connections import ClientFactory
 from sbpair.model.pair import Identity
 from sbpair.sync_async import drive
@@ -122,6 +125,46 @@ def test_an_error_that_is_no_outage_is_raised(rig: Rig, tmp_path: Path) -> None:
     assert (rig.in_backlog(), rig.in_queue(rig.orders)) == ([], [])
 
 
+def test_the_end_of_a_token_is_no_error_of_a_backlog_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Running(options=EmulatorOptions(identity=True, token_life=2)) as running:
+        rig = Rig(running, queues=1)
+        for name, value in running.emulator.ready.identity.environment.items():
+            monkeypatch.setenv(name, value)
+        rig.pair = replace(rig.pair, secondary=replace(rig.pair.secondary, credential=Identity("managed")))
+        with rig.broken("namespace_down", "contoso"), rig.client(ping_interval=60) as (client, log):
+            client.force_failover()
+            promised, numbers = Promised(client.get_queue_sender("orders"), seconds=15), count()
+            while not log.doubtful_ids:
+                promised.send(f"m{next(numbers)}")
+        assert promised.raised == []
+        assert not log.of(QueueLeft)
+        promised.are_kept(rig, log.doubtful_ids)
+    gc.collect()
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_what_the_service_refuses_is_no_outage(tmp_path: Path, *, tls: bool) -> None:
+    with Running(options=EmulatorOptions(tls=True)) as running:
+        rig = Rig(running, queues=1)
+        if tls:  # the SDK is given an address of its own then, and has other errors
+            primary = replace(rig.pair.primary, tls=True, ca_file=str(running.emulator.ready.ca_file))
+            rig.pair = replace(rig.pair, primary=primary)
+        with rig.client(outbox=tmp_path / "outbox.db") as (client, log):
+            promised = Promised(client.get_queue_sender("orders"))
+            for kind, wanted in (("firewall", FirewallRefused), ("local_auth_disabled", NotAuthorized)):
+                with rig.broken(kind, "contoso"):
+                    promised.send(kind)
+                assert isinstance(promised.raised.pop(), wanted)
+            rig.with_key("primary", "d3Jvbmc=")
+            assert log.events == []
+        with rig.client() as (client, _log):
+            promised = Promised(client.get_queue_sender("orders"))
+            promised.send("wrong key")
+            assert isinstance(promised.raised.pop(), NotAuthenticated)
+        assert (rig.in_backlog(), rig.in_queue(rig.orders)) == ([], [])
+    gc.collect()
+
+
 def test_without_backlog_queues_the_error_names_them(rig: Rig) -> None:
     for path in rig.paths:
         rig.do(lambda path=path: rig.running.other.delete_queue(path))
@@ -134,23 +177,48 @@ def test_without_backlog_queues_the_error_names_them(rig: Rig) -> None:
     assert "`sbpair provision` creates" in raised.__notes__[-1]
 
 
-def test_sdk_clients_share_an_identity_that_is_closed_with_them(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    acts: list[str] = []
+def test_sdk_clients_share_the_tokens_of_their_identity(rig: Rig) -> None:
+    factory = ClientFactory(is_async=False)
+    ends = [replace(rig.pair.primary, credential=Identity(client_id=each)) for each in ("a", "b", "a")]
+    clients = [factory.client(each, 1.0) for each in ends]
+    first, second, third = (each._credential for each in clients)
+    assert first is third is not second
+    for each in clients:
+        each.close()
+    drive(factory.close())
+    with pytest.raises(UsageError, match="closed"):
+        first.get_token("scope")
 
-    class Credential:
-        def __init__(self) -> None:
-            acts.append("made")
 
-        def close(self) -> None:
-            acts.append("closed")
-
-    monkeypatch.setattr("azure.identity.DefaultAzureCredential", Credential)
-    factory, endpoint = ClientFactory(is_async=False), replace(rig.pair.primary, credential=Identity())
-    for _ in range(2):
-        factory.client(endpoint, 1.0).close()
-    for _ in range(2):
-        drive(factory.close())
-    assert acts == ["made", "closed"]
+@pytest.mark.parametrize(
+    ("kind", "mode", "kept_in"),
+    [("sync", "500", "backlog"), ("aio", "refuse", "outbox"), pytest.param("sync", "throttle", "outbox", marks=SLOW)],
+)
+def test_sends_outlast_an_identity_provider(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, mode: str, kept_in: str
+) -> None:
+    with Running(options=EmulatorOptions(identity=True, token_life=2)) as running:
+        rig = Rig(running, queues=1)
+        for name, value in running.emulator.ready.identity.environment.items():
+            monkeypatch.setenv(name, value)
+        identity = Identity("managed", client_id=running.emulator.ready.namespaces[0].client_id)
+        sides = ("primary",) if kept_in == "backlog" else ("primary", "secondary")
+        ends = {side: replace(getattr(rig.pair, side), credential=identity) for side in sides}
+        rig.pair = replace(rig.pair, **ends)
+        with rig.client(kind, outbox=tmp_path / "outbox.db", retries=1) as (client, log):
+            sender = client.get_queue_sender("orders")
+            promised = Promised(sender, seconds=15)
+            promised.send("before")
+            with rig.broken("identity_down", "contoso", mode):
+                numbers = count()
+                while not getattr(sender.delivered, kept_in):
+                    promised.send(f"during {next(numbers)}")
+            log.wait_for(lambda event: getattr(event, "after", None) is State.HEALTHY)
+            outbox_is_empty(client)
+        assert promised.raised == []
+        assert "the identity provider is away" in str(log.of(EntityChanged)[0])
+        promised.are_kept(rig, log.doubtful_ids)
+    gc.collect()
 
 
 @pytest.mark.parametrize(

@@ -94,9 +94,12 @@ def test_a_foreign_file_is_refused_and_unchanged(path: Path) -> None:
     with pytest.raises(StateRefused, match=r"outbox of contoso\.example and dr\.example, not of other\.example"):
         Outbox(path, a_pair("other"))
     for change, reason in (
-        ("PRAGMA user_version = 2", "newer version"),
+        ("PRAGMA user_version = 3", "newer version"),
         ("PRAGMA application_id = 1", "not an sbpair outbox"),
-        ("INSERT INTO messages VALUES (7, 'orders', 1, 0, 'text')", r"out box\?\.db .*message 7 cannot be read"),
+        (
+            "INSERT INTO messages (id, entity, at_ms, message) VALUES (7, 'orders', 1, 'text')",
+            r"out box\?\.db .*message 7 cannot be read",
+        ),
         (None, "broken"),
     ):
         path.write_bytes(before if change else b"not a database, but long enough to be taken for one" * 100)
@@ -162,6 +165,16 @@ def test_depths_are_readable_while_in_use_and_after(path: Path) -> None:
         assert outbox_depths(path)["orders"].messages == 4
 
 
+@pytest.mark.parametrize("boot", ["another", ""])
+def test_a_wait_before_another_start_of_the_machine_is_not_counted(path: Path, boot: str) -> None:
+    """A file of an earlier version does not say how long its messages have waited: "" is its boot."""
+    with closing(Outbox(path, a_pair(), uptime=lambda: 5.0)) as box:
+        box.put("orders", [b"a", b"b"])
+        box._db.execute("UPDATE messages SET boot = ? WHERE message = ?", (boot, b"a"))
+    with closing(Outbox(path, a_pair(), uptime=lambda: 9.0)) as box:
+        assert [each.waited_ms for each in box.peek("orders", 2, 100)] == [0, 4_000]
+
+
 class OutboxAgainstTheModel(RuleBasedStateMachine):
     """Puts, removals, refusals and reopenings in any order."""
 
@@ -179,7 +192,7 @@ class OutboxAgainstTheModel(RuleBasedStateMachine):
     entity = st.sampled_from(["orders", "Billing/News"])
 
     def _opened(self) -> Outbox:
-        return Outbox(self.directory / "x.db", a_pair(), max_messages=8, clock_ms=lambda: self.number)
+        return Outbox(self.directory / "x.db", a_pair(), max_messages=8, uptime=lambda: self.number)
 
     @rule(entity=entity, count=st.integers(1, 3), spelling=st.sampled_from([str, str.lower, str.upper]))
     def put(self, entity: str, count: int, spelling: Callable[[str], str]) -> None:
@@ -229,8 +242,8 @@ class OutboxAgainstTheModel(RuleBasedStateMachine):
         for entity in self.model:
             found = self.box.peek(entity.swapcase(), 1000, 2**40)
             assert [each.message for each in found] == self._passing(entity)
-            assert [(each.at_ms, each.tried) for each in found] == [
-                (self.times[each.message], each.message in self.tried) for each in found
+            assert [(each.waited_ms, each.tried) for each in found] == [
+                (1000 * (self.number - self.times[each.message]), each.message in self.tried) for each in found
             ]
             assert self.box.holds(entity.swapcase()) is bool(self._passing(entity))
         assert {each.lower() for each in self.box.entities()} == {

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from sbpair import errors
 from sbpair.amqp.message import BATCH_FORMAT, Sections
-from sbpair.failover import outbox_delivery, sdk_messages
+from sbpair.failover import outbox_delivery, sdk_encoding, sdk_messages
 from sbpair.failover.entity_states import Deliver, EntityEvent, State
 from sbpair.failover.events import EntityChanged, OutboxEmptied, OutboxRefused, SendInDoubt
 from sbpair.failover.failures import is_transient, to_sdk_error
@@ -29,15 +29,16 @@ from tests.failover.test_states import a_pair, new_state
 PUT_MS = 1_800_000_000_000
 
 
-def kept(message: Any, path: str = "billing/Invoices") -> OutboxMessage:
-    return OutboxMessage(1, PUT_MS, False, sdk_messages.encode(for_backlog(sdk_messages.prepare_one(message), path)))
+def kept(message: Any, path: str = "billing/Invoices", waited_ms: int = 0) -> OutboxMessage:
+    encoded_message = sdk_encoding.encode(for_backlog(sdk_messages.prepare_one(message), path))
+    return OutboxMessage(1, waited_ms, False, encoded_message)
 
 
 @settings(max_examples=150, deadline=None)
 @given(MESSAGES)
 def test_a_delivery_to_the_primary_equals_a_direct_send(message: ServiceBusMessage) -> None:
     direct = encoded(sdk_messages.prepare_one(message))
-    prepared = prepare_delivery(kept(message), PUT_MS, for_primary=True)
+    prepared = prepare_delivery(kept(message), PUT_MS, restored=True)
     assert timeless(prepared.payload) == timeless(direct)
     assert prepared.message_id == message.message_id
     assert prepared.key == (message.session_id, message.partition_key)
@@ -49,21 +50,21 @@ def test_a_delivery_to_the_primary_equals_a_direct_send(message: ServiceBusMessa
 def test_a_delivery_to_the_backlog_equals_a_direct_send(message: ServiceBusMessage) -> None:
     at_once = encoded(for_backlog(sdk_messages.prepare_one(message), "billing/Invoices"))
     assert kept(message).message == at_once
-    prepared = prepare_delivery(kept(message), PUT_MS, for_primary=False)
+    prepared = prepare_delivery(kept(message), PUT_MS, restored=False)
     assert timeless(prepared.payload) == timeless(at_once)
     assert prepared.key == (None, message.partition_key)
     (_, facts), (_, wanted) = read_facts("q", prepared.payload), read_facts("q", at_once)
     assert facts._replace(size=0) == wanted._replace(size=0)
 
 
-@given(life=st.integers(1, 10**6), waited=st.integers(-(10**6), 2 * 10**6), for_primary=st.booleans())
-def test_a_time_to_live_continues_in_the_outbox(life: int, waited: int, for_primary: bool) -> None:
+@given(life=st.integers(1, 10**6), waited=st.integers(0, 2 * 10**6), restored=st.booleans())
+def test_a_time_to_live_continues_in_the_outbox(life: int, waited: int, restored: bool) -> None:
     message = ServiceBusMessage(b"x", time_to_live=timedelta(seconds=life))
-    prepared = prepare_delivery(kept(message), PUT_MS + waited * 1000, for_primary=for_primary)
+    prepared = prepare_delivery(kept(message, waited_ms=waited * 1000), PUT_MS, restored=restored)
     # A clock that was put back gives no life.
-    left_ms = max(1, 1000 * (life - max(0, waited)))
+    left_ms = max(1, 1000 * (life - waited))
     assert prepared.expired is (waited >= life)
-    if for_primary:
+    if restored:
         sections = Sections.split(prepared.payload)
         assert sections.read_header().ttl == left_ms
     else:

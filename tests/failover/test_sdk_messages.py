@@ -16,7 +16,8 @@ from sbpair.amqp.message import Sections
 from sbpair.backlog import ALIASES, PING_TYPE
 from sbpair.errors import UsageError
 from sbpair.failover import sdk_messages
-from sbpair.failover.sdk_messages import SizedBatch, batches, encoded_size, for_backlog, is_small, with_schedule
+from sbpair.failover.sdk_encoding import encoded_size
+from sbpair.failover.sdk_messages import SizedBatch, batches, for_backlog, is_small, with_schedule
 from sbpair.move.message.envelope import read_facts, restore
 from sbpair.move.message.route import Send, route
 

@@ -62,7 +62,7 @@ class Moment(float):
         return float(self) >= other
 
 
-@pytest.mark.parametrize("applied_by", ["primary_failed", "to_backlog"])
+@pytest.mark.parametrize("applied_by", ["primary_failed", "side_for"])
 def test_a_timer_that_two_threads_apply_leaves_one_for_the_ping(applied_by: str) -> None:
     failover_state = new_state(failover_interval=0 if applied_by == "primary_failed" else 60)
     popped: list[Any] = []
@@ -74,9 +74,9 @@ def test_a_timer_that_two_threads_apply_leaves_one_for_the_ping(applied_by: str)
             # Ends at once unless the state is locked, as it should be.
             pinger.join(0.2)
 
-    if applied_by == "to_backlog":
+    if applied_by == "side_for":
         failover_state.primary_failed("orders", TimeoutError(), 0)
-        assert failover_state.to_backlog("orders", Moment(60, compared))
+        assert failover_state.side_for("orders", Moment(60, compared)) == "backlog"
     else:
         failover_state.primary_failed("orders", TimeoutError(), Moment(60, compared))
     pinger.join()
@@ -88,7 +88,7 @@ def test_a_new_entity_is_forced_while_all_are() -> None:
     failover_state = new_state()
     failover_state.command(EntityEvent.FORCE, None, 0)
     failover_state.register("later")
-    assert failover_state.to_backlog("later", 0)
+    assert failover_state.side_for("later", 0) == "backlog"
     failover_state.command(EntityEvent.FAILBACK, None, 0)
     failover_state.register("latest")
     assert set(failover_state.states().values()) == {State.HEALTHY}

@@ -94,7 +94,7 @@ async def test_an_entity_is_pinged_until_it_accepts(
     assert contacts.state.states()["orders"] is entity
     if entity is State.BROKEN:
         with pytest.raises(MessagingEntityNotFoundError) as raised:
-            contacts.state.to_backlog("orders", 310)
+            contacts.state.side_for("orders", 310)
         assert raised.value is answer.__cause__
         contacts.answer = None
         await contacts.until(370)

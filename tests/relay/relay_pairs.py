@@ -36,7 +36,7 @@ class VirtualClock:
     """A clock that moves only by `advance`, together with the emulator's."""
 
     def __init__(self, now: Callable[[], float], move: Callable[[float], object]) -> None:
-        self.now = now
+        self.now = self.latest = now
         self._move = move
         self._timers: list[VirtualTimer] = []
         self._numbers = itertools.count()

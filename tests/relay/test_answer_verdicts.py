@@ -224,7 +224,7 @@ class Provider:
 
     def get_token(self, *scopes: str, **_options: Any) -> Any:
         self.scopes.extend(scopes)
-        return type("AccessToken", (), {"token": "jwt", "expires_on": 1_767_229_200})()
+        return type("AccessToken", (), {"token": "jwt", "expires_on": manual_clock().now() + 3600})()
 
 
 class AsyncProvider(Provider):

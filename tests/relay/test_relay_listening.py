@@ -11,7 +11,7 @@ from sbpair.errors import InDoubt, UsageError
 from sbpair.model.pair import SasKey, SasToken
 from sbpair.relay import handled_request
 from sbpair.relay.control_messages import RelayAnswer
-from sbpair.relay.events import RelaySideDown, RelayTokenNotRenewed
+from sbpair.relay.events import RelaySideDown
 from sbpair.relay.handled_request import RelayRequest
 from sbpair.relay.relay_endpoint import RelayEndpoint, RelayPair
 from sbpair.relay.relay_listener import STOP_SECONDS, AsyncRelayListener
@@ -62,7 +62,7 @@ async def test_a_permanent_refusal_is_retried_slowly(bench: RelayPairBench, prob
             await until(lambda: listener.up_sides == ("primary",))
 
 
-async def test_a_renewal_that_fails_is_reported_and_tried_again_in_time() -> None:
+async def test_a_renewal_that_fails_is_reported_and_tried_again_in_time(caplog: pytest.LogCaptureFixture) -> None:
     async with open_pair(identity=True) as bench:
         failures = [OSError("no route")]
 
@@ -77,12 +77,15 @@ async def test_a_renewal_that_fails_is_reported_and_tried_again_in_time() -> Non
         where = endpoint_of(bench.emulator, "primary", credential=Provider())
         async with AsyncRelayListener(where, bench.echo, clock=bench.clock, on_event=bench.events.append):
             connected = listeners(bench)
-            await until(lambda: bench.clock.waits == [pytest.approx(86_100, abs=1)])
-            bench.clock.advance(86_100)
-            await until(lambda: bench.clock.waits == [pytest.approx(150, abs=1)])
-            assert "no route" in str(next(each for each in bench.events if isinstance(each, RelayTokenNotRenewed)))
-            bench.clock.advance(150)
-            await until(lambda: bench.clock.waits == [pytest.approx(86_100, abs=1)])
+            await until(lambda: bench.clock.waits == pytest.approx([43_200, 86_100], abs=1))
+            bench.clock.advance(43_200)
+            await until(lambda: bench.clock.waits == pytest.approx([1, 42_900], abs=1))
+            assert not failures
+            assert "no route" in caplog.text
+            bench.clock.advance(1)
+            await until(lambda: bench.clock.waits == pytest.approx([42_899, 43_200], abs=1))
+            bench.clock.advance(42_899)
+            await until(lambda: len(bench.clock.waits) == 2 and min(bench.clock.waits) < 400)
             client = await bench.client()
             # The service reads the renewal before this answer.
             assert (await client.request("GET")).status == 200

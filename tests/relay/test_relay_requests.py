@@ -8,6 +8,7 @@ import pytest
 
 from sbpair.errors import (
     BothFailed,
+    Exhausted,
     InDoubt,
     NotAuthenticated,
     ServiceRefused,
@@ -21,6 +22,7 @@ from sbpair.relay.control_messages import RelayAnswer
 from sbpair.relay.events import RelaySideFailed
 from sbpair.relay.handled_request import RelayRequest
 from sbpair.relay.relay_endpoint import RelayPair
+from tests.kit.shortages import no_file_left
 from tests.kit.waiting import until
 from tests.relay.relay_pairs import Gate, RelayPairBench, endpoint_of
 
@@ -117,6 +119,15 @@ async def test_the_clients_own_time_out_is_in_doubt(bench: RelayPairBench) -> No
     bench.clock.advance(5)
     with pytest.raises(InDoubt, match="no answer within 5 s"):
         await asking
+
+
+@pytest.mark.parametrize("kind", ["request", "connect"])
+async def test_a_client_without_a_free_file_says_so_and_does_not_swap(bench: RelayPairBench, kind: str) -> None:
+    client = await bench.served()
+    with no_file_left(), pytest.raises(Exhausted, match="too many open files"):
+        await (client.request("POST", "/a") if kind == "request" else client.connect("/a"))
+    assert bench.kinds("SideFailed", "RolesSwapped", "BothFailed") == []
+    assert (await client.request("POST", "/a")).side == "primary"
 
 
 async def test_a_wrong_key_is_refused_and_does_not_swap(bench: RelayPairBench) -> None:

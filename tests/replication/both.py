@@ -7,7 +7,7 @@ from typing import Any
 
 import sbpair
 from sbpair import aio
-from sbpair.azure.data_plane import signed, sync_client
+from sbpair.azure.data_plane import SdkKey, sync_client
 from tests.kit.failover_rig import EventLog, Rig, a_message, faced, ids
 from tests.kit.running import Running
 
@@ -39,7 +39,7 @@ class Both(Rig):
         """Put messages on one side only."""
         endpoint = getattr(self.pair, side)
         with (
-            sync_client(endpoint, signed(endpoint), 10) as client,  # type: ignore[arg-type]  # it is a key
+            sync_client(endpoint, SdkKey(endpoint), 10) as client,
             client.get_queue_sender("orders") as sender,
         ):
             sender.send_messages([a_message(name, **own) for name in names])

@@ -94,6 +94,8 @@ class RelayWorld(World):
     def now(self) -> float:
         return self.tool_time()
 
+    latest = now
+
     def call_later(self, seconds: float, callback: Callable[[], object]) -> asyncio.TimerHandle:
         return self.loop.call_later(seconds, callback)
 
