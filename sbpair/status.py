@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 from sbpair.amqp_client.client import AmqpClient, connect
 from sbpair.azure.atom import open_atom
@@ -32,20 +33,31 @@ from sbpair.errors import (
 from sbpair.failover.ping_on_request import PingResult, health_exit_code, health_of, ping_all
 from sbpair.management import auditing
 from sbpair.management.audit_findings import (
+    MAX_PEEK_DEAD_LETTERS,
     BacklogTotal,
     DestinationSummary,
     QueueStatus,
+    ReasonCount,
+    held_by,
     queue_status,
     total_of,
+    unknown_runs,
+    with_elsewhere,
 )
-from sbpair.management.auditing import open_backlog_scan
+from sbpair.management.auditing import destination_name, open_backlog_scan
 from sbpair.management.comparison import desired_queues
-from sbpair.model.pair import Endpoint, Pair
+from sbpair.model.entities import Topic
+from sbpair.model.pair import Endpoint, Ends, Pair
 from sbpair.model.queues import Utilisation
 from sbpair.model.report import AuditFinding, Outcome
 from sbpair.move.message.route import OTHERS
+from sbpair.runs.active_mover import UNKNOWN_MOVER, ActiveMover, read_mover
+from sbpair.runs.database import StateOwner, state_if_any
+from sbpair.runs.journal import Doubt, messages_accepted_twice
+from sbpair.runs.run_log import delivered_elsewhere
+from sbpair.runs.waiting import WaitingRun, read_waiting
 
-FINDINGS = (AuditFinding.MESSAGES, AuditFinding.DEAD_LETTERS)
+FINDINGS = (AuditFinding.MESSAGES, AuditFinding.DEAD_LETTERS, AuditFinding.NO_MOVER)
 MAX_DESTINATIONS = 100
 MAX_PEEK = 250
 """One page of each queue: the first message is the oldest, except for scheduled ones."""
@@ -72,7 +84,7 @@ class SideStatus:
 
 @dataclass(frozen=True, slots=True)
 class DestinationStatus:
-    """A queue or topic of the primary, and the messages for it in the backlog: at least `waiting` unless `exact`.
+    """A queue or topic, and the messages for it in the backlog: at least `waiting` unless `exact`.
 
     `note` is why it would not keep all of them; "" if it would.
     """
@@ -92,28 +104,62 @@ class OutboxStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
-    """`unseen` are (name, reason) of queues and namespaces that could not be read; `denied` is all of the backlog."""
+class LostPrimary:
+    """A primary that is declared lost, or whose backlog was delivered elsewhere."""
 
-    primary: SideStatus
+    namespace: Annotated[str, "Its name"]
+    declared: Annotated[bool, "Whether it is declared lost; if not, its backlog was delivered elsewhere before"]
+    answers: Annotated[bool, "Whether it answers again"] = False
+    messages: Annotated[int | None, "Messages in its entities, without dead letters; null if unknown"] = None
+    dead_letters: Annotated[int | None, "Dead letters there; null if unknown"] = None
+    reason: Annotated[str, "Why it does not answer, or cannot be counted; may be empty"] = ""
+    accepted_twice: Annotated[tuple[Doubt, ...], "Acceptances of messages that two namespaces accepted"] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """`unseen` are (name, reason) of queues and namespaces that could not be read; `denied` is all of the backlog.
+
+    `waiting` are runs with work left. `reasons` are those of peeked dead letters; None if none were peeked. `lost` says
+    that the primary is declared lost; "" if it is not. `to` is the namespace that the backlog would go to; with it,
+    `primary` is None: it was not contacted. `mover` is that of the pair.
+    """
+
+    primary: SideStatus | None
     secondary: SideStatus
     queues: tuple[QueueStatus, ...] = ()
     entities: tuple[DestinationStatus, ...] = ()
     unseen: tuple[tuple[str, str], ...] = ()
     denied: bool = False
     outbox: OutboxStatus | None = None
+    waiting: tuple[WaitingRun, ...] = ()
+    reasons: tuple[ReasonCount, ...] | None = None
+    lost: str = ""
+    to: SideStatus | None = None
+    lost_primary: LostPrimary | None = None
+    mover: ActiveMover = UNKNOWN_MOVER
+
+    @property
+    def sides(self) -> dict[str, SideStatus]:
+        """The namespaces that were asked, each once."""
+        sides = {"primary": self.primary, "secondary": self.secondary, "to": self.to}
+        return {what: each for what, each in sides.items() if each and (what != "to" or each is not self.secondary)}
 
     @property
     def total(self) -> BacklogTotal:
-        """All backlog queues together."""
-        return total_of(self.queues)
+        """All backlog queues together, with the archives and the outbox."""
+        kept = sum(count for _, count, _ in self.outbox.waiting) if self.outbox else 0
+        return with_elsewhere(replace(total_of(self.queues), dead_letter_reasons=self.reasons), self.waiting, kept)
 
     @property
     def found(self) -> Mapping[AuditFinding, Collection[object]]:
-        """The queues of each kind of finding that status knows."""
+        """The queues, archives and destinations in the outbox of each kind of finding that status knows."""
+        kept = self.outbox.waiting if self.outbox else ()
+        queues = (each for each in self.queues if each.messages or each.scheduled)
         return {
-            AuditFinding.MESSAGES: [each for each in self.queues if each.messages or each.scheduled],
+            AuditFinding.MESSAGES: [*queues, *held_by(self.waiting), *kept],
             AuditFinding.DEAD_LETTERS: [each for each in self.queues if each.dead_letters],
+            AuditFinding.NO_MOVER: [self.mover] if self.mover.is_missed(self.total.messages) else [],
         }
 
     @property
@@ -124,7 +170,8 @@ class Status:
     @property
     def errors(self) -> Sequence[SbpairError]:
         """Why sides and entities are not up."""
-        found = (self.primary.error, self.secondary.error, *(each.link.error for each in self.entities))
+        sides = (each.error for each in self.sides.values())
+        found = (*sides, *(each.link.error for each in self.entities))
         return [error for error in found if error is not None]
 
 
@@ -135,38 +182,86 @@ class _Backlog:
     unseen: tuple[tuple[str, str], ...] = ()
     denied: bool = False
     complete: bool = False
+    reasons: tuple[ReasonCount, ...] | None = None
 
 
 async def read_status(
     pair: Pair,
     entities: Sequence[str] = (),
     *,
+    to: Endpoint | None = None,
+    renames: Callable[[str], str] = str,
     outbox: Path | None = None,
+    state: Path | None = None,
+    lease: str | None = None,
     seconds: float = 10.0,
+    max_peek_dead_letters: int = MAX_PEEK_DEAD_LETTERS,
     clock: Callable[[], float] = time.monotonic,
 ) -> Status:
     """Read the status of both sides, with at most `seconds` for each answer.
 
     Links are opened to `entities` of the primary and to the destinations of the backlog; nothing is sent over them.
-    Counts need the Manage claim on the secondary; without it, messages are peeked with Listen. An `outbox` is a file,
-    which may be in use. Raises NameInvalid, and errors of that file. A side without an answer is part of the result.
+    With `to`, these are in that namespace, and the primary is never contacted. `renames` returns the name that a
+    destination has there.
+    Counts need the Manage claim on the secondary; without it, messages are peeked with Listen. If there are dead
+    letters, up to `max_peek_dead_letters` in all are peeked for their reasons, 0 for none. An `outbox` is a file,
+    which may be in use. `state` is the state directory whose runs with work left are counted, `lease` the queue of
+    movers' leases. Raises NameInvalid, and errors of that file. A side without an answer is part of the result.
     """
     outbox_status = None if outbox is None else _read_outbox(outbox, time.time())
-    primary, secondary = await asyncio.gather(
-        *(_read_side(side, seconds, clock) for side in (pair.primary, pair.secondary))
-    )
-    backlog = await _backlog(pair) if secondary.answers else _Backlog()
+    ends = pair.ends_to(to or pair.primary)
+    read = [pair.secondary] if ends.same else [pair.secondary, ends.destination]
+    secondary, *others = await asyncio.gather(*(_read_side(side, seconds, clock) for side in read))
+    destination = others[0] if others else secondary
+    backlog = await _backlog(pair, ends, renames, max_peek_dead_letters) if secondary.answers else _Backlog()
     waiting = {each.name.lower(): each for each in backlog.waiting}
     names = {name.lower(): name for name in (*entities, *(each.name for each in waiting.values()))}
     paths = list(names.values())[: len(set(entities)) + MAX_DESTINATIONS]
-    links = await _links(primary, paths, seconds)
+    links = await _links(destination, paths, seconds)
     nothing = DestinationSummary("", 0)
     summaries = (waiting.get(link.entity.lower(), nothing) for link in links)
     found = tuple(
-        DestinationStatus(link, each.messages, backlog.complete, each.reason if each.discarded else "")
+        DestinationStatus(link, each.messages, backlog.complete, each.reason if each.found else "")
         for link, each in zip(links, summaries, strict=True)
     )
-    return Status(primary, secondary, backlog.queues, found, backlog.unseen, backlog.denied, outbox_status)
+    runs, problem = ((), "") if state is None else read_waiting(StateOwner(pair.ends, state))
+    unseen = (*backlog.unseen, *((each.name, each.reason) for each in unknown_runs(runs, problem)))
+    lost = None if to else await read_lost_primary(pair, state, seconds)
+    return Status(
+        primary=None if to else destination,
+        secondary=secondary,
+        queues=backlog.queues,
+        entities=found,
+        unseen=unseen,
+        denied=backlog.denied,
+        outbox=outbox_status,
+        waiting=runs,
+        reasons=backlog.reasons,
+        lost=pair.loss,
+        to=destination if to else None,
+        lost_primary=lost,
+        mover=await read_mover(ends, lease, seconds=seconds),
+    )
+
+
+async def read_lost_primary(pair: Pair, state: Path | None = None, seconds: float = 10.0) -> LostPrimary | None:
+    """Return the state of a primary that is declared lost, or whose backlog went elsewhere; None of any other."""
+    known = LostPrimary(pair.primary.name, declared=bool(pair.lost)) if pair.lost else None
+    with suppress(SbpairError), (state and state_if_any(state, pair.ends)) or nullcontext() as journal:
+        if journal is not None and (known or delivered_elsewhere(journal)):
+            twice = tuple(messages_accepted_twice(journal))
+            known = LostPrimary(pair.primary.name, declared=bool(pair.lost), accepted_twice=twice)
+    if known is None:
+        return None
+    try:
+        async with open_atom(pair.primary, call_seconds=seconds) as namespace:
+            counts = [(kind, each.counts) for kind, each in await namespace.list_counted() if each.counts]
+    except SbpairError as error:
+        return replace(known, answers=isinstance(error, (NotAuthenticated, NotAuthorized)), reason=error.message)
+    dead = sum(each.dead_letter + each.transfer_dead_letter for _, each in counts)
+    # A topic has scheduled messages only: those of its subscriptions are counted there.
+    held = sum(each.scheduled if kind == Topic.kind else each.total for kind, each in counts)
+    return replace(known, answers=True, messages=max(0, held - dead), dead_letters=dead)
 
 
 def _read_outbox(path: Path, now: float) -> OutboxStatus:
@@ -209,16 +304,16 @@ async def _authenticate(endpoint: Endpoint, seconds: float) -> None:
             raise refusal from None
 
 
-async def _links(primary: SideStatus, names: Sequence[str], seconds: float) -> tuple[PingResult, ...]:
-    if primary.error is not None:
-        return tuple(PingResult(name, health_of(primary.error), primary.seconds, primary.error) for name in names)
+async def _links(side: SideStatus, names: Sequence[str], seconds: float) -> tuple[PingResult, ...]:
+    if side.error is not None:
+        return tuple(PingResult(name, health_of(side.error), side.seconds, side.error) for name in names)
     if not names:
         return ()
     try:
-        async with signed_in(connect, primary.endpoint) as client:
-            return await ping_all(primary.endpoint, names, seconds=seconds, ping=partial(_open_link, client))
+        async with signed_in(connect, side.endpoint) as client:
+            return await ping_all(side.endpoint, names, seconds=seconds, ping=partial(_open_link, client))
     except SbpairError as error:
-        return tuple(PingResult(name, health_of(error), primary.seconds, error) for name in names)
+        return tuple(PingResult(name, health_of(error), side.seconds, error) for name in names)
 
 
 async def _open_link(client: AmqpClient, side: Endpoint, entity: str, _seconds: float) -> None:
@@ -229,28 +324,36 @@ async def _open_link(client: AmqpClient, side: Endpoint, entity: str, _seconds: 
         raise EntityMissing(f"{side.name} has no queue or topic {entity!r}", hint=error.hint) from error
 
 
-async def _backlog(pair: Pair) -> _Backlog:
+async def _backlog(pair: Pair, ends: Ends, renames: Callable[[str], str], max_peek_dead_letters: int) -> _Backlog:
     try:
-        found = await auditing.audit(pair, max_peek=MAX_PEEK, sample_seconds=0)
+        found = await auditing.audit(
+            pair,
+            to=ends.destination,
+            renames=renames,
+            max_peek=MAX_PEEK,
+            max_peek_dead_letters=max_peek_dead_letters,
+            sample_seconds=0,
+        )
     except AccessError as error:
-        return await _peek_backlog(pair, f"how many messages wait: {error.message}")
+        return await _peek_backlog(pair, ends, renames, f"how many messages wait: {error.message}")
     except SbpairError as error:
         return _Backlog(unseen=((pair.secondary.name, error.message),))
     return _Backlog(
         tuple(queue_status(item) for item in found if item.outcome is not Outcome.FOREIGN),
         _waiting(found.destinations),
-        tuple((each.name, each.reason) for each in found.unseen if each.name != pair.primary.name),
+        tuple((each.name, each.reason) for each in found.unseen if each.name != destination_name(ends)),
         complete=found.complete,
+        reasons=found.reasons,
     )
 
 
-async def _peek_backlog(pair: Pair, why: str) -> _Backlog:
+async def _peek_backlog(pair: Pair, ends: Ends, renames: Callable[[str], str], why: str) -> _Backlog:
     """Read the backlog with Listen alone."""
-    async with open_backlog_scan(pair, MAX_PEEK, sleep=asyncio.sleep, on_event=lambda _event: None) as scan:
+    async with open_backlog_scan(ends, MAX_PEEK, renames, sleep=asyncio.sleep, on_event=lambda _event: None) as scan:
         scanned = await scan.scan_all(
             {each.path: Utilisation(max_bytes=0) for each in desired_queues(pair)}, time.time()
         )
-        unseen = {each.name: each.reason for each in scan.unseen() if each.name != pair.primary.name}
+        unseen = {each.name: each.reason for each in scan.unseen() if each.name != destination_name(ends)}
         waiting = _waiting(scan.destinations())
     denied = pair.secondary.name in unseen
     queues = tuple(

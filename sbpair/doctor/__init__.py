@@ -8,18 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from sbpair import backlog
+from sbpair.azure.atom import open_atom
+from sbpair.azure.credentials import SERVICE_BUS_SCOPE, open_tokens
 from sbpair.doctor import machine_checks
-from sbpair.doctor.check import Check, CheckNote, Diagnosis, Emit, diagnosis_exit_code, note, ok
+from sbpair.doctor.check import Check, CheckNote, Diagnosis, Emit, bounded, diagnosis_exit_code, failed, note, ok
 from sbpair.doctor.namespace_checks import check_namespace
-from sbpair.errors import NameInvalid
-from sbpair.model.pair import Endpoint
+from sbpair.errors import NameInvalid, SbpairError
+from sbpair.model.pair import PROVIDER_REMEDIES, SIDES, Endpoint, Ends, ResourceGroup, shared_provider
 from sbpair.model.report import Report
 from sbpair.replay.spark import is_installed
+from sbpair.runs.active_mover import read_mover
 
 __all__ = ["Check", "CheckNote", "CheckSubject", "Diagnosis", "diagnose", "diagnosis_exit_code"]
 
@@ -31,13 +36,16 @@ CHECK_SECONDS = 15.0
 class CheckSubject:
     """The subject of a diagnosis. A side without an endpoint is not checked: its error is known.
 
-    `paths` are entities to try claims on, by side.
+    `paths` are entities to try claims on, by side. `group` is where Resource Manager finds the namespaces; None not to
+    ask it. `lease` is the queue of movers' leases, if there is one.
     """
 
     endpoints: Mapping[str, Endpoint]
     config_file: Path
     state_directory: Path | None = None
     paths: Mapping[str, str] = field(default_factory=dict)
+    group: ResourceGroup | None = None
+    lease: str | None = None
 
 
 async def diagnose(
@@ -65,13 +73,54 @@ async def diagnose(
     found = {side: task.result() for side, task in namespaces.items()}
     checks = [*here.result(), *(check for checks, _ in found.values() for check in checks)]
     tiers = {side: tier for side, (_, tier) in found.items()}
-    return Report((*checks, *(emit(each) for each in pair_checks(tiers))))
+    checks += [emit(each) for each in (*pair_checks(tiers), *await _provider_checks(subject.endpoints, seconds))]
+    if subject.group is not None:
+        from sbpair.doctor.resource_checks import check_resources
+
+        checks += await check_resources(subject.endpoints, subject.group, seconds, emit)
+    if set(subject.endpoints) == set(SIDES):
+        primary, secondary = (subject.endpoints[side] for side in SIDES)
+        ends = Ends(name="", source=secondary, destination=primary)
+        checks.append(emit(await bounded("mover", seconds, _mover(ends, subject.lease))))
+    return Report(tuple(checks))
+
+
+async def _provider_checks(endpoints: Mapping[str, Endpoint], seconds: float) -> Sequence[Check]:
+    """Note that both sides hang on one identity provider, and how long their tokens last without it."""
+    host = shared_provider(*endpoints.values()) if len(endpoints) == len(SIDES) else ""
+    if not host:
+        return ()
+    last = "as long as their tokens"
+    with suppress(TimeoutError, SbpairError):
+        async with asyncio.timeout(seconds), open_tokens() as get_token:
+            asked = [get_token(each.credential, SERVICE_BUS_SCOPE) for each in endpoints.values()]  # type: ignore[arg-type]
+            left = min(expiry for _, expiry in await asyncio.gather(*asked)) - time.time()
+            last = f"{left / 60:.0f} min more" if left >= 90 else f"{left:.0f} s more"
+    what = f"both sides sign in by {host}: if it goes away, sends and moves go on for {last}"
+    return (note("identity_provider", what, PROVIDER_REMEDIES),)
+
+
+async def _mover(ends: Ends, lease: str | None) -> str | Check:
+    """Check that a mover has the lease of the pair, if messages wait."""
+    mover = await read_mover(ends, lease)
+    if mover.moving is None:
+        return note("mover", mover.reason)
+    if mover.moving:
+        return f"{mover} moves the backlog"
+    async with open_atom(ends.source) as namespace:
+        queues = await namespace.list_under(backlog.prefix(ends.backlog_of), counts=True)
+    waiting = sum(each.counts.active for each in queues if each.counts)
+    if mover.is_missed(waiting):
+        return failed("mover", f"no mover has the lease, and {waiting} messages wait", "start sbpair syphon --watch")
+    return "none has the lease, and no message waits"
 
 
 async def _machine(subject: CheckSubject, seconds: float, environ: Mapping[str, str], emit: Emit) -> list[Check]:
     checks = [machine_checks.file_check(subject.config_file)]
     if subject.state_directory is not None:
         checks.append(machine_checks.state_check(subject.state_directory))
+    keys = {f"{side}.key_file": endpoint.key_file for side, endpoint in subject.endpoints.items() if endpoint.key_file}
+    checks += [machine_checks.file_check(Path(file), name) for name, file in keys.items()]
     checks += machine_checks.versions()
     java = await machine_checks.java_check(environ, seconds, wanted=is_installed("pyspark"))
     return [emit(each) for each in (*checks, java)]

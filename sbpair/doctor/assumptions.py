@@ -33,7 +33,7 @@ from sbpair.management.calls import Sleep
 from sbpair.management.temporary_queues import IDLE
 from sbpair.model.entities import Queue, Topic
 from sbpair.move.message import envelope
-from sbpair.move.raw_primary import key_envelope
+from sbpair.move.raw_destination import key_envelope
 
 ASSUMED = "assumed"
 """The beginning of the source of an assumption that no public text states."""

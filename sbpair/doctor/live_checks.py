@@ -1,6 +1,6 @@
 """Live checks: sbpair's assumptions about the service, compared with the behaviour of the user's own namespaces.
 
-Only queues created for a check are used, never one under a backlog's prefix. Existing entities are not touched.
+Only queues created for a check are used, except by `backlog_receivers`. Existing entities are not changed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 
 from sbpair import backlog
 from sbpair.amqp.message import Header, Properties, Sections, data_body
@@ -20,15 +20,18 @@ from sbpair.azure.credentials import signed_in
 from sbpair.doctor.assumption_checks import CHECKS
 from sbpair.doctor.assumptions import ENTITIES as ASSUMPTION_ENTITIES
 from sbpair.doctor.assumptions import LOCK_SECONDS, AssumptionCheck, AssumptionTrial, NotDelivered, entities
+from sbpair.doctor.backlog_receivers import HINT, NO_OTHERS, WATCH_SECONDS, observe_receivers
 from sbpair.doctor.check import Check, CheckNote, Diagnosis, bounded, failed, ok, unknown
 from sbpair.errors import AccessError, ExitCode, PartitionsWanted, SbpairError, Unavailable, first_error
 from sbpair.management.calls import Sleep
 from sbpair.management.temporary_queues import IDLE, TemporaryQueues, open_temporary_queues
 from sbpair.model import tiers
-from sbpair.model.entities import property_name, with_partitions
-from sbpair.model.pair import Endpoint
+from sbpair.model.entities import with_partitions
+from sbpair.model.entity_properties import PROPERTIES_OF
+from sbpair.model.pair import Endpoint, Ends
 from sbpair.model.queues import QueueSpec
 from sbpair.model.report import Outcome, Report, ReportItem
+from sbpair.runs.file_lease import lease_holder
 from sbpair.timespan import TIMESPAN_MAX
 
 PURPOSES = ("description", "partitioned", "messages")
@@ -41,6 +44,7 @@ KILOBYTES = {"Basic": 256, "Standard": 256, "Premium": 1024}
 IDLE_SECONDS = 600.0
 IDLE_SLACK_SECONDS = 60.0
 MAX_IDLE_SECONDS = 900.0
+REPORT = "report your namespace's tier and behaviour: sbpair relies on this"
 
 _REFUSED = "refused, since the namespace is partitioned"
 _AS_REQUESTED = "created as requested"
@@ -89,12 +93,13 @@ async def run_live(
     A broken assumption is a failed check with the assumed and the observed behaviour. Errors of a namespace are
     failed checks, too. A cancellation, or an error of `on_event`, is raised once the queues are deleted.
     """
+    names, primary = queue_names(tag, assumptions=assumptions), endpoints.get("primary")
     with first_error():
         async with asyncio.TaskGroup() as group:
             tasks = [
                 group.create_task(
                     _LiveChecks(
-                        side, endpoint, seconds, on_event, now, sleep, queue_names(tag, assumptions=assumptions)
+                        side, endpoint, seconds, on_event, now, sleep, names, primary if side == "secondary" else None
                     ).run_all(slow=slow, assumptions=assumptions),
                     name=f"live checks of {side}",
                 )
@@ -114,6 +119,7 @@ class _LiveChecks:
     now: Callable[[], float]
     sleep: Sleep
     paths: Mapping[str, str]
+    primary: Endpoint | None
     checks: list[Check] = field(default_factory=list)
 
     async def run_all(self, *, slow: bool, assumptions: bool) -> list[Check]:
@@ -131,6 +137,9 @@ class _LiveChecks:
                         self._record(ok(self._name("tier"), tier))
                         await self._ask_assumptions(queues, client, tier)
                     await self._ask_links(queues, client, tier, slow=slow)
+                    if self.primary and not assumptions:
+                        check = self._receivers(self.primary, queues, client)
+                        await self._run("receivers", check, seconds=WATCH_SECONDS + 4 * self.seconds)
         except SbpairError as error:
             what = f"{self.endpoint.name} could not be asked: {error.message}"
             self._record(failed(self._name("asked"), what, error.hint, error.exit_code))
@@ -149,9 +158,9 @@ class _LiveChecks:
         spec = backlog.queue_spec("any", 0)
         found = await queues.namespace.description(await queues.create(replace(spec, path=self.paths["description"])))
         differing = [
-            f"{property_name(each.name)} is {actual}"
-            for each in fields(QueueSpec)
-            if each.name != "path" and (actual := _element(found, each.name)) != _text(getattr(spec, each.name))
+            f"{row.title} is {actual}"
+            for row in PROPERTIES_OF[QueueSpec]
+            if (actual := found.get(row.element, "")) != _text(getattr(spec, row.name))
         ]
         lasting = found.get("DefaultMessageTimeToLive", ""), found.get("AutoDeleteOnIdle", "")
         self._record(self._judged("timespan_max", TIMESPAN_MAX, " and ".join(dict.fromkeys(lasting))))
@@ -248,6 +257,18 @@ class _LiveChecks:
             return self._judged("idle_detach", _IDLE, f"after {seconds:.0f} s{other}")
         return self._judged("idle_detach", _IDLE, f"not within {MAX_IDLE_SECONDS:.0f} s")
 
+    async def _receivers(self, primary: Endpoint, queues: TemporaryQueues, client: AmqpClient) -> Check:
+        ends = Ends(name="", source=self.endpoint, destination=primary)
+        observed, holder = "", lease_holder(ends)
+        if not holder:
+            found = await queues.namespace.list_under(backlog.prefix(primary.name), counts=True)
+            filled = [each.spec.path for each in found if each.counts and each.counts.active]
+            observed = await observe_receivers(client, filled, self.seconds, self.sleep)
+            holder = "" if observed == NO_OTHERS else lease_holder(ends)
+        if holder:
+            return unknown(self._name("receivers"), f"{holder} moves the backlog", "stop it, then try again")
+        return self._judged("receivers", NO_OTHERS, observed, HINT)
+
     # Results
 
     async def _run(self, what: str, check: Coroutine[object, object, Check], *, seconds: float | None = None) -> None:
@@ -257,11 +278,11 @@ class _LiveChecks:
             # A check has several requests, each with its own limit.
             self._record(await bounded(name, seconds or 4 * self.seconds, check))
 
-    def _judged(self, what: str, assumed: str, observed: str) -> Check:
+    def _judged(self, what: str, assumed: str, observed: str, hint: str = REPORT) -> Check:
         name = self._name(what)
         if assumed == observed:
             return ReportItem(name, Outcome.OK, f"as assumed: {observed}", CheckNote("", assumed, observed))
-        note = CheckNote("report your namespace's tier and behaviour: sbpair relies on this", assumed, observed)
+        note = CheckNote(hint, assumed, observed)
         return ReportItem(
             name, Outcome.FAILED, f"assumed: {assumed}; observed: {observed}", note, ExitCode.PARTIAL_OR_FINDINGS
         )
@@ -278,12 +299,6 @@ def message_of(size: int) -> bytes:
     """Return an encoded message of exactly so many bytes, at least 300."""
     overhead = len(data_body(bytes(300))) - 300
     return data_body(bytes(size - overhead))
-
-
-def _element(found: Mapping[str, str], name: str) -> str:
-    """Return a property as the service wrote it. Some elements lack the Enable of the property's name."""
-    known = property_name(name)
-    return found.get(known, found.get(known.removeprefix("Enable"), ""))
 
 
 def _text(value: str | int | bool) -> str:

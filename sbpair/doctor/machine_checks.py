@@ -11,9 +11,9 @@ from pathlib import Path
 
 from sbpair import __version__
 from sbpair.doctor.check import Check, bounded, failed, note, ok, unknown
-from sbpair.errors import ExitCode
+from sbpair.errors import ExitCode, StateRefused
 from sbpair.model.installation import requirements
-from sbpair.operating_system import files, is_windows
+from sbpair.operating_system import files, is_windows, ownership
 from sbpair.replay.spark import INSTEAD as SPARK_INSTEAD
 from sbpair.replay.spark import JAVAS, MIN_JAVA, find_java, java_version
 
@@ -85,9 +85,8 @@ def java_version_check(program: str, output: str) -> Check:
     return ok("java", f"{version}, at {program}")
 
 
-def file_check(path: Path) -> Check:
-    """Check that only its owner, this user or root, can write to the configuration file. It holds no secret."""
-    name = "config_file"
+def file_check(path: Path, name: str = "config_file") -> Check:
+    """Check that only its owner, this user or root, can write to a file. All may read a configuration, but no key."""
     try:
         found = path.stat()
     except FileNotFoundError:
@@ -100,15 +99,27 @@ def file_check(path: Path) -> Check:
     if files.is_writable_by_others(found):
         hint = f"chmod go-w {path}: it decides where keys and messages go"
         return failed(name, f"users other than its owner may write to {path}", hint)
+    if name != "config_file" and files.is_readable_by_others(found):
+        hint = "set its mode to 0400, or 0440 for a group; in Kubernetes: defaultMode 0440, and fsGroup"
+        return note(name, f"all users of this machine may read the key in {path}", hint)
     return ok(name, f"{path}, whose permissions are not checked on Windows" if is_windows() else str(path))
 
 
 def state_check(directory: Path) -> Check:
-    """Check that the syphon can write its journal; nothing is created."""
+    """Check that the syphon can write its journal, and others cannot; nothing is created."""
     nearest = next(each for each in (directory, *directory.absolute().parents) if each.exists())
     if not nearest.is_dir():
         return failed("state", f"{nearest} is not a directory", "name another with --state, or XDG_STATE_HOME", LACKS)
+    try:
+        ownership.check_owner(directory)
+    except StateRefused as error:
+        return failed("state", error.message, error.hint, error.exit_code)
     if not os.access(nearest, os.W_OK | os.X_OK):
         hint = "make it writable, or name another with --state, or XDG_STATE_HOME"
         return failed("state", f"{nearest} is not writable", hint, LACKS)
+    if ownership.has_no_modes(nearest):
+        what = f"{nearest} is on a mount without modes: they do not show who else may read and change the state"
+        return note("state", what, "name a directory of a local disk with --state, unless no other user can reach it")
+    if (above := ownership.shared_above(nearest)) is not None:
+        return note("state", f"all users of this machine may replace {directory}", f"chmod o-w {above}, or chmod +t it")
     return ok("state", f"{directory}{'' if nearest == directory else ', which the first run creates'}")

@@ -42,6 +42,7 @@ from sbpair.http_tunnel import client_context, open_connection
 from sbpair.model.connect_errors import DOCTOR_HINT, TRUST_HINT
 from sbpair.model.pair import Endpoint, Identity, SasKey, Transport, is_loopback
 from sbpair.model.report import Outcome
+from sbpair.operating_system.shortages import shortages_raised
 
 CLOSE_SECONDS = 1.0
 MAX_SECONDS = 600.0
@@ -156,13 +157,19 @@ def _transport_hint(side: str, works: Check) -> str:
     return f"{setting}: AMQP over WebSocket {works.reason}"
 
 
+async def addresses_of(endpoint: Endpoint) -> list[str]:
+    """Return the addresses that this machine finds for a namespace. Raises OSError and UnicodeError."""
+    with shortages_raised():
+        found = await asyncio.get_running_loop().getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(address[0]) for *_, address in found))
+
+
 async def _dns(name: str, endpoint: Endpoint) -> str | Check:
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
+        return ", ".join(await addresses_of(endpoint))
     except (OSError, UnicodeError):
         hint = "check the namespace's name, and that this machine's DNS knows it (a private link has a zone of its own)"
         return failed(name, f"{endpoint.host} has no address", hint, UNREACHABLE)
-    return ", ".join(dict.fromkeys(str(address[0]) for *_, address in found))
 
 
 async def _tcp(name: str, endpoint: Endpoint) -> str | Check:
@@ -290,7 +297,8 @@ async def _open(attach: Callable[[str], Awaitable[object]], paths: tuple[str, ..
 
 
 def _verdicts(side: str, endpoint: Endpoint, found: ClaimResults, passed: set[str]) -> list[Check]:
-    refused = next((each for each in found.values() if isinstance(each, errors.NotAuthenticated)), None)
+    kinds = (errors.NotAuthenticated, errors.KeysDisabled)
+    refused = next((each for each in found.values() if isinstance(each, kinds)), None)
     name, names = f"{side}.sign_in", [f"{side}.{claim.lower()}" for claim in CLAIMS]
     if refused is not None:
         return [of_error(name, refused), *skipped(names, name)]
@@ -322,10 +330,11 @@ def _verdict(side: str, claim: str, error: errors.SbpairError | None, passed: se
 
 
 def _credential_name(endpoint: Endpoint) -> str:
-    credential = endpoint.credential
+    credential = endpoint.present
     if isinstance(credential, SasKey):
         return f"the key {credential.name}"
-    return "the identity that is signed in" if isinstance(credential, Identity) else "a ready-made signature"
+    own = "the identity that is signed in" if credential == Identity() else str(credential)
+    return own if isinstance(credential, Identity) else "a ready-made signature"
 
 
 def _tier(side: str, probed: NamespaceProbe | errors.SbpairError) -> list[Check]:

@@ -14,12 +14,13 @@ import asyncio
 import random
 import re
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from itertools import count
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from sbpair import backlog
@@ -52,14 +53,20 @@ from sbpair.drill.drill_pair import (
     emulated_pair,
     in_background,
 )
+from sbpair.drill.identity_outage import outlast
+from sbpair.drill.lost_primary import Loss, LossReport, lose
+from sbpair.drill.original_reading import READING, WRAPPED_TTL_MS, messages_as_read
 from sbpair.errors import ExitCode, SbpairError, UsageError
 from sbpair.management import provisioning
 from sbpair.model.pair import Endpoint, Pair
 from sbpair.model.queues import QueueSpec
 from sbpair.move.events import SyphonEvent
 from sbpair.move.failure_latch import set_within
+from sbpair.move.filter import MessageFilter
+from sbpair.move.message.route import BACKLOG_DEAD_LETTERS
 from sbpair.move.receipt import Receipt
 from sbpair.syphon import runner
+from sbpair.syphon.run_request import RunRequest, syphon_request
 
 if TYPE_CHECKING:
     from sbpair.failover.clients import AsyncPairedClient, AsyncPairedSender
@@ -83,12 +90,13 @@ MAX_DELAY_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Intervals:
-    """Intervals in seconds; `rate` is messages a second."""
+    """Intervals in seconds; `rate` is messages a second. `token_life` is that of a drill whose providers go away."""
 
     failover: float = 0.5
     ping: float = 1.0
     rate: float = 50.0
     max_phase: float = 90.0
+    token_life: float = 20.0
 
 
 INTERVALS = Intervals()
@@ -105,6 +113,8 @@ class SendTally(Comparison):
     entity: Annotated[str, "Queue they were sent to"]
     primary: Annotated[int, "Sent to the primary"]
     backlog: Annotated[int, "Sent to the backlog"]
+    outbox: Annotated[int, "Stored in the outbox meanwhile, with --identity-outage"]
+    secondary: Annotated[int, "Sent to the secondary's own queue, with --lost"]
     refused: Annotated[int, "Sends that raised an error"]
     doubtful: Annotated[int, "Messages that the client named as in doubt"]
     unexplained: Annotated[int, "Duplicates that the client did not name"]
@@ -125,10 +135,14 @@ class DrillResult(Comparison):
     seconds: Annotated[float, "Duration"]
     sending: SendTally
     timeline: Annotated[tuple[DrillPhase, ...], "Steps"] = ()
+    reading: Annotated[str | None, "The form of the stranded messages, with --as-original"] = None
+    redriven: Annotated[int, "Messages that expired in the backlog, and came back by a redrive"] = 0
+    primary_lost: LossReport | None = None
 
     @property
     def exit_code(self) -> int:
-        failed = self.lost or self.duplicated or self.altered or self.sending.failed
+        failed: object = self.lost or self.duplicated or self.altered or self.sending.failed
+        failed = failed or (self.primary_lost and self.primary_lost.failed)
         return ExitCode.PARTIAL_OR_FINDINGS if failed else ExitCode.DONE
 
 
@@ -137,11 +151,17 @@ async def run_drill(
     messages: int = 1_000,
     queues: int = 10,
     seed: int = 0,
+    as_original: bool = False,
+    lost: bool = False,
+    identity_outage: bool = False,
     intervals: Intervals = INTERVALS,
     on_event: OnEvent = lambda _event: None,
 ) -> DrillResult:
     """Run the drill. It uses nothing outside this machine and leaves nothing behind.
 
+    With `as_original`, the stranded messages are those of `original_reading`, and some expire in the backlog. With
+    `lost`, the primary is deleted, and the rest goes to the secondary's own queues (`lost_primary`). With
+    `identity_outage`, the providers of both namespaces' identities go away instead of the primary (`identity_outage`).
     Raises UsageError for a count below 1, MachineLacks where the emulator cannot start, TimedOut where a phase does
     not complete.
     """
@@ -149,23 +169,49 @@ async def run_drill(
         raise UsageError(f"expected at least 1 message, got {messages}", hint="set --messages to at least 1")
     timeline = Timeline(on_event)
     timeline("start", "starting an emulator")
-    async with emulated_pair(queues) as (pair, outages):
+    loss: Loss | None = None
+    async with AsyncExitStack() as stack:
+        token_life = intervals.token_life if identity_outage else None
+        pair, outages = await stack.enter_async_context(emulated_pair(queues, token_life=token_life))
+        outbox = stack.enter_context(TemporaryDirectory()) if identity_outage else ""
         timeline("provision", f"creating {queues} backlog queues in {pair.secondary.name}")
         await provisioning.provision(pair)
-        async with open_atom(pair.primary) as control:
-            for path in (*DESTINATIONS, APPLICATION):
-                await control.create(QueueSpec(path))
-        async with open_application(pair, APPLICATION, outages, intervals, timeline, seed) as application:
-            timeline("strand", f"stranding {messages} messages in the backlog, as the old client does")
-            sent = originals(messages, now_ms=int(time.time() * 1000), seed=seed)
-            await _strand(pair, sent)
+        end = pair.secondary if lost else pair.primary
+        for endpoint in {pair.primary, end}:
+            async with open_atom(endpoint) as control:
+                for path in (*DESTINATIONS, APPLICATION):
+                    await control.create(QueueSpec(path))
+        opening = open_application(pair, APPLICATION, outages, intervals, timeline, seed, outbox and f"{outbox}/outbox")
+        async with opening as application:
+            sent = (messages_as_read if as_original else originals)(messages, now_ms=int(time.time() * 1000), seed=seed)
+            expiring = [each for each in sent if each.expires]
+            how = READING if as_original else "as the old client does"
+            timeline("strand", f"stranding {len(sent) - len(expiring)} messages in the backlog, {how}")
+            await _strand(pair, [each for each in sent if not each.expires])
             timeline("syphon", f"moving them back to {pair.primary.name}, while an application sends to {APPLICATION}")
-            moved = await runner.run(pair, once=True, lease=False, on_event=on_event)
-            followed = await play(application, outages, pair, timeline, on_event)
+            if lost:
+                loss = await lose(application, sent, outages, pair, timeline, on_event)
+                moved = followed = loss.receipt
+            else:
+                moved = (await runner.run(syphon_request(pair, once=True, lease=False), on_event=on_event)).receipt
+                phases = outlast if identity_outage else play
+                followed = await phases(application, outages, timeline, on_event)
         timeline("compare", COMPARING)
-        sending = accounted(application, await received(pair.primary, application), followed)
-        back = await _read_back(pair.primary, outages.emulator.advance)
-    return _result(sent, back, moved.receipt, sending, timeline)
+        live = await received(end, application, loss.inside if loss else ())
+        emulator = outages.emulator
+        back, redriven = await _read_back(end, emulator.advance), 0
+        account = None if loss is None else loss.account(sent, application, [*live, *(payload for _, payload in back)])
+        sending = accounted(application, live, followed)
+        if expiring:
+            timeline("expire", f"stranding {len(expiring)} more, and advancing the clock by 18 days: they expire")
+            await _strand(pair, expiring)
+            emulator.advance(WRAPPED_TTL_MS + 1)
+            timeline("redrive", "moving the dead letters of the backlog back, as redrive --backlog does")
+            redriven = (await runner.run(_redrive_request(pair), on_event=on_event)).receipt.sent
+            back += await _read_back(pair.primary, emulator.advance)
+    result = _result(sent, back, moved, sending, timeline)
+    reading = READING if as_original else None
+    return replace(result, reading=reading, redriven=redriven, primary_lost=account)
 
 
 async def drill_against(
@@ -182,18 +228,19 @@ async def drill_against(
     It writes only to queues that it creates and deletes (`drill_queue_names`). Needs Manage, Send and Listen on both
     sides. No messages are stranded: those counts are 0. Raises SbpairError, after its queues are deleted.
     """
+    pair.require_primary()
     timeline, outages = Timeline(on_event), SimulatedOutages()
     async with drill_queues(pair, tag, queues, timeline) as (own, entity):
         timeline("sending", f"an application sends to {entity}")
         async with open_application(own, entity, outages, intervals, timeline, seed) as application:
-            moved = await play(application, outages, pair, timeline, on_event)
+            moved = await play(application, outages, timeline, on_event)
         timeline("compare", COMPARING)
         sending = accounted(application, await received(pair.primary, application), moved)
     return _result([], [], sending.receipt, sending, timeline)
 
 
 async def _strand(pair: Pair, sent: list[OriginalMessage]) -> None:
-    async with connect(pair.secondary) as client:
+    async with signed_in(connect, pair.secondary) as client:
         senders = [
             await client.sender(backlog.queue_path(pair.primary.name, index)) for index in range(pair.backlog_queues)
         ]
@@ -202,10 +249,18 @@ async def _strand(pair: Pair, sent: list[OriginalMessage]) -> None:
             await asyncio.gather(*(senders[each.number % len(senders)].send(each.in_backlog()) for each in chunk))
 
 
-async def _read_back(primary: Endpoint, advance: Callable[[int], None]) -> list[tuple[str, bytes]]:
+def _redrive_request(pair: Pair) -> RunRequest:
+    """Return the request for expired messages. A dead letter with another reason stays, and is found to be lost."""
+    expired = MessageFilter("", reasons=("TTLExpiredException",))
+    return syphon_request(
+        pair, once=True, form=BACKLOG_DEAD_LETTERS, where=expired, keeps_refused=True, max_missing=0, lease=False
+    )
+
+
+async def _read_back(endpoint: Endpoint, advance: Callable[[int], None]) -> list[tuple[str, bytes]]:
     """Receive every message of the destinations, as (destination, encoded message), scheduled ones included."""
     received_messages: list[tuple[str, bytes]] = []
-    async with open_atom(primary) as control, connect(primary) as client:
+    async with open_atom(endpoint) as control, signed_in(connect, endpoint) as client:
         for _ in ("enqueued", "scheduled"):
             for path in DESTINATIONS:
                 receiver = await client.receiver(path)
@@ -272,6 +327,10 @@ class Application(Awaited):
     def state(self) -> State:
         return self.client.states()[self.sender.entity_name]
 
+    @property
+    def waits_in_outbox(self) -> bool:
+        return self.client.outbox is not None and self.client.outbox.holds(self.sender.entity_name)
+
     def on_event(self, event: SenderEvent, emit: EmitPhase) -> None:
         from sbpair.failover.events import QueueLeft, SendInDoubt
 
@@ -284,7 +343,7 @@ class Application(Awaited):
 
 @asynccontextmanager
 async def open_application(
-    pair: Pair, entity: str, outages: Outages, intervals: Intervals, emit: EmitPhase, seed: int = 0
+    pair: Pair, entity: str, outages: Outages, intervals: Intervals, emit: EmitPhase, seed: int = 0, outbox: str = ""
 ) -> AsyncIterator[Application]:
     """Open an application that sends in the background until it is closed."""
     from sbpair.failover.clients import AsyncPairedClient
@@ -296,7 +355,10 @@ async def open_application(
         for each in started:
             each.on_event(event, emit)
 
-    async with AsyncPairedClient(own, on_failure="wait", retries=0, on_event=on_event, outage=outages.outage) as client:
+    opening = AsyncPairedClient(
+        own, on_failure="wait", retries=0, on_event=on_event, outage=outages.outage, outbox=outbox or None
+    )
+    async with opening as client:
         sender = client.get_queue_sender(entity)
         sending = Application(client, sender, intervals.max_phase)
         started.append(sending)
@@ -306,11 +368,12 @@ async def open_application(
 
 
 async def play(
-    sending: Application, outages: Outages, pair: Pair, emit: EmitPhase, on_event: Callable[[SyphonEvent], None]
+    sending: Application, outages: Outages, emit: EmitPhase, on_event: Callable[[SyphonEvent], None]
 ) -> Receipt:
     """Run every phase, from a healthy primary to a healthy primary, and move the messages back. Raises TimedOut."""
     from sbpair.failover.entity_states import State
 
+    pair = sending.client.pair
     primary, secondary = pair.primary.name, pair.secondary.name
     await sending.until_more("primary")
     emit("primary-down", f"{primary} stops; the application continues to send")
@@ -330,15 +393,16 @@ async def play(
     await sending.until("the return to the primary", lambda: sending.state is State.HEALTHY)
     emit("syphon", "moving back the application's messages, while it continues to send")
     moved, _ = await asyncio.gather(
-        runner.run(sending.client.pair, once=True, lease=False, on_event=on_event), sending.until_more("primary")
+        runner.run(syphon_request(sending.client.pair, once=True, lease=False), on_event=on_event),
+        sending.until_more("primary"),
     )
     return moved.receipt
 
 
-async def received(endpoint: Endpoint, sending: Application) -> list[bytes]:
-    """Receive messages, encoded, until no more arrive; before all that were sent, it waits longer."""
+async def received(endpoint: Endpoint, sending: Application, lost: Iterable[str] = ()) -> list[bytes]:
+    """Receive messages, encoded, until no more arrive; before all that were sent but the lost, it waits longer."""
     back: list[bytes] = []
-    sent = len(sending.sent)
+    sent = len(sending.sent.keys() - lost)
     async with signed_in(connect, endpoint) as client:
         receiver = await client.receiver(sending.sender.entity_name)
         while payloads := await take_payloads(receiver, QUIET_SECONDS if len(back) >= sent else MAX_DELAY_SECONDS):
@@ -357,12 +421,16 @@ async def take_payloads(receiver: RawReceiver, seconds: float) -> list[bytes]:
 
 def accounted(sending: Application, back: list[bytes], receipt: Receipt) -> SendTally:
     """Compare every message of the application with those received."""
-    figures, repeated = compare_all(sending.sent, (compared(sending.sent, payload, _differences) for payload in back))
     delivered, doubtful = sending.sender.delivered, sending.doubtful
+    # A time to live continues in the outbox.
+    differences = partial(_differences, waited_ms=int(1000 * sending.max_phase_seconds) if delivered.outbox else 0)
+    figures, repeated = compare_all(sending.sent, (compared(sending.sent, payload, differences) for payload in back))
     return SendTally(
         entity=sending.sender.entity_name,
         primary=delivered.primary,
         backlog=delivered.backlog,
+        outbox=delivered.outbox,
+        secondary=delivered.secondary,
         refused=sending.refused,
         doubtful=len(doubtful),
         unexplained=sum(times for message_id, times in repeated.items() if message_id not in doubtful),
@@ -373,6 +441,7 @@ def accounted(sending: Application, back: list[bytes], receipt: Receipt) -> Send
 
 async def _send_until(sending: Application, chance: random.Random, seconds: float, stop: asyncio.Event) -> None:
     from sbpair.failover import sdk_messages
+    from sbpair.failover.sdk_encoding import encode
 
     for number in count():
         described = _describe(number, chance)
@@ -380,11 +449,9 @@ async def _send_until(sending: Application, chance: random.Random, seconds: floa
         try:
             await sending.sender.send_messages(message)
         except SbpairError:
-            raise
-        except Exception:  # noqa: BLE001  the SDK raises any exception
             sending.refused += 1
         else:
-            sending.sent[described["message_id"]] = Sections.split(sdk_messages.encode(message))
+            sending.sent[described["message_id"]] = Sections.split(encode(message))
         sending.changed.set()
         if await set_within(stop, seconds):
             return
@@ -404,10 +471,10 @@ def _describe(number: int, chance: random.Random) -> dict[str, Any]:
     return {"body": chance.randbytes(chance.randrange(2_000)), **own}
 
 
-def _differences(original: Sections, got: Sections) -> list[str]:
+def _differences(original: Sections, got: Sections, waited_ms: int = 0) -> list[str]:
     # With a time to live, the SDK also sends the time of sending.
     wrong = [*byte_differences(original, got), *property_differences(original.read_properties(), got.read_properties())]
     ttl = original.read_header().ttl
-    if ttl != (got.read_header().ttl if ttl is not None else None):
+    if ttl is not None and not 0 <= ttl - (got.read_header().ttl or 0) <= waited_ms:
         wrong.append("the time to live differs")
     return wrong

@@ -30,12 +30,18 @@ _MINUTES = (1, 30, 24 * 60)
 _FOREVER_MINUTES = 100 * 24 * 60
 """A time to live that does not fit the header: a hundred days."""
 
-_TIMESPAN = Symbol("com.microsoft:timespan")
+TIMESPAN = Symbol("com.microsoft:timespan")
+SESSION_FIELD = 10
+"""The position of the session in a properties section; those of the expiry and of the time of creation are 8 and 9."""
 
 
 @dataclass(frozen=True, slots=True)
 class OriginalMessage:
-    """One message as the application sent it. `ttl_ticks` is .NET's, `scheduled_at` is milliseconds since 1970."""
+    """One message as the application sent it. `ttl_ticks` is .NET's, `scheduled_at` is milliseconds since 1970.
+
+    In the backlog it has `backlog_header` unless that is empty, and `backlog_times`, expiry and creation in ms. If it
+    `expires` there, it comes back as a dead letter.
+    """
 
     number: int
     message_id: str
@@ -44,6 +50,9 @@ class OriginalMessage:
     session_id: str | None
     ttl_ticks: int | None
     scheduled_at: int | None
+    backlog_header: bytes = b""
+    backlog_times: tuple[int, int] | None = None
+    expires: bool = False
 
     def in_backlog(self) -> bytes:
         """Encode the message as the old client writes it to the backlog: with aliases, and their properties cleared."""
@@ -52,13 +61,17 @@ class OriginalMessage:
         if self.session_id is not None:
             pairs.append(("x-ms-sessionid", self.session_id))
         if self.ttl_ticks is not None:
-            pairs.append(("x-ms-timetolive", Described(_TIMESPAN, Long(self.ttl_ticks))))
+            pairs.append(("x-ms-timetolive", Described(TIMESPAN, Long(self.ttl_ticks))))
         if self.scheduled_at is not None:
             pairs.append(("x-ms-scheduledenqueuetimeutc", Timestamp(self.scheduled_at)))
+        fields = codec.decode_all(self.sections.properties).value
+        fields[SESSION_FIELD] = None
+        if self.backlog_times is not None:
+            fields[8:10] = map(Timestamp, self.backlog_times)
         return Sections(
-            header=self.sections.header,
+            header=self.backlog_header or self.sections.header,
             message_annotations=self.sections.message_annotations,
-            properties=_properties(self.message_id, self.number, None),
+            properties=_section(message.PROPERTIES, fields),
             application_properties=_section(message.APPLICATION_PROPERTIES, Map(pairs)),
             body=self.sections.body,
             footer=self.sections.footer,
@@ -111,7 +124,7 @@ def _properties(message_id: str, number: int, session_id: str | None) -> bytes:
     if number % 5 == 2:
         fields[2], fields[4], fields[6] = "to", "reply-to", Symbol("application/octet-stream")
         fields[11], fields[12] = types.UInt(number), "reply-session"
-    fields[10] = session_id
+    fields[SESSION_FIELD] = session_id
     return _section(message.PROPERTIES, fields)
 
 
@@ -156,7 +169,7 @@ def every_type(number: int) -> list[tuple[str, Value]]:
         ("string", "snow \u2603"),
         ("string-long", "x" * 300),
         ("symbol", Symbol("a-symbol")),
-        ("timespan", Described(_TIMESPAN, Long(number * 10_000))),
+        ("timespan", Described(TIMESPAN, Long(number * 10_000))),
         ("datetime-offset", Described(Symbol("com.microsoft:datetime-offset"), Long(638_000_000_000_000_000))),
         ("uri", Described(Symbol("com.microsoft:uri"), "https://example.invalid/")),
     ]
@@ -287,7 +300,7 @@ def property_differences(had: Properties, has: Properties) -> list[str]:
 
 
 def _section_differences(original: OriginalMessage, got: Sections) -> list[str]:
-    if (_ttl_ms(original) or 0) <= MAX_HEADER_TTL_MS:
+    if (_ttl_ms(original) or 0) <= MAX_HEADER_TTL_MS and original.backlog_times is None:
         return byte_differences(original.sections, got, (*_RAW, "properties"))
     has = got.read_properties()
     lines = byte_differences(original.sections, got)

@@ -18,12 +18,13 @@ from sbpair.failover.simulated_outage import SimulatedOutage
 from sbpair.management.calls import gather_all
 from sbpair.management.temporary_queues import IDLE, open_temporary_queues
 from sbpair.model.connection_string import endpoint_from_connection_string
-from sbpair.model.pair import Endpoint, Pair
+from sbpair.model.namespace_clock import NamespaceClock
+from sbpair.model.pair import Endpoint, Identity, Pair
 from sbpair.model.queues import QueueSpec
 
 if TYPE_CHECKING:
     from sbpair.emulator.entities.namespace import Namespace
-    from sbpair.emulator.server import Emulator
+    from sbpair.emulator.server import Emulator, Ready, ReadyNamespace
 
 
 PRIMARY, SECONDARY = "contoso", "contoso-dr"
@@ -32,19 +33,43 @@ OWN_QUEUES = 2
 
 @asynccontextmanager
 async def emulated_pair(
-    backlog_queues: int, relays: Mapping[str, str] | None = None
+    backlog_queues: int, relays: Mapping[str, str] | None = None, token_life: float | None = None
 ) -> AsyncIterator[tuple[Pair, EmulatedOutages]]:
-    """Start an emulator with a pair of namespaces, and with relay paths by namespace. Raises MachineLacks."""
-    from sbpair.emulator.server import Emulator
+    """Start an emulator with a pair of namespaces, and with relay paths by namespace. Raises MachineLacks.
+
+    With `token_life`, in seconds, each side signs in with an identity of its own tenant.
+    """
+    from sbpair.emulator.server import DEFAULT_OPTIONS, Emulator, EmulatorOptions
 
     def create_relay(namespace: Namespace) -> None:
         namespace.hybrid_connections.create((relays or {})[namespace.name])
 
     wanted = [(PRIMARY, 0), (SECONDARY, 0)]
-    async with Emulator(wanted, create_entities=create_relay if relays else None) as emulator:
-        found = emulator.ready.namespaces
-        first, second = (endpoint_from_connection_string(each.connection_string, name=each.name) for each in found)
+    options = DEFAULT_OPTIONS
+    if token_life is not None:
+        options = EmulatorOptions(tls=True, identity=True, tenants=True, token_life=token_life)
+    async with Emulator(wanted, create_entities=create_relay if relays else None, options=options) as emulator:
+        # The emulator's clock is advanced on purpose: no difference from this machine's is worth a warning.
+        clock = NamespaceClock(wall=lambda: emulator.clock.now_ms() / 1000)
+        first, second = (
+            replace(
+                endpoint_from_connection_string(each.connection_string, name=each.name)
+                if token_life is None
+                else _signed_in(each, emulator.ready),
+                clock=clock,
+            )
+            for each in emulator.ready.namespaces
+        )
         yield Pair("drill", first, second, backlog_queues=backlog_queues), EmulatedOutages(emulator)
+
+
+def _signed_in(namespace: ReadyNamespace, ready: Ready) -> Endpoint:
+    """Return the endpoint with the client of the namespace's tenant."""
+    client = namespace.client_id, namespace.tenant_id, str(ready.authority), namespace.client_secret
+    endpoint = endpoint_from_connection_string(
+        namespace.tls_connection_string, name=namespace.name, ca_file=ready.ca_file
+    )
+    return replace(endpoint, credential=Identity("client-secret", *client, ca_file=ready.ca_file))
 
 
 class EmulatedOutages:
@@ -153,7 +178,7 @@ class Timeline:
 
 
 @asynccontextmanager
-async def in_background(send: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> AsyncIterator[None]:
+async def in_background(send: Callable[[asyncio.Event], Coroutine[Any, Any, object]]) -> AsyncIterator[None]:
     """Send until the block ends, which sets the event of `send`.
 
     A pending send is completed, not cancelled: the SDK can swallow a cancellation.

@@ -148,6 +148,7 @@ class RelayApplication(Awaited):
         self.requests: list[DrillRequest] = []
         self.problems: list[tuple[str, str]] = []
         self.swaps = 0
+        self.before_loss: int | None = None
         self._emit = emit
         self._seconds = 1 / rate
         self._chance = random.Random(seed)  # noqa: S311  a drill is repeatable on purpose
@@ -223,12 +224,13 @@ async def run_relay_drill(
     *,
     rate: float = RATE,
     seed: int = 0,
+    lost: bool = False,
     on_event: Callable[[DrillPhase], object] = lambda _event: None,
 ) -> RelayDrillResult:
     """Run the drill. It uses nothing outside this machine and leaves nothing behind.
 
-    `rate` is requests a second. Raises MachineLacks where the emulator cannot start, TimedOut where a phase does not
-    complete.
+    `rate` is requests a second. With `lost`, the primary is deleted, and the secondary answers all. Raises MachineLacks
+    where the emulator cannot start, TimedOut where a phase does not complete.
     """
     timeline = Timeline(on_event)
     timeline("start", "starting an emulator with a relay in each namespace")
@@ -239,14 +241,17 @@ async def run_relay_drill(
         )
         running = RelayApplication(relay, timeline, rate, seed)
         async with running.client, running.listener, in_background(running.send_until):
-            await _play(running, outages, timeline)
+            await _play(running, outages, timeline, lost=lost)
+        for each in running.requests[running.before_loss :] if running.before_loss else ():
+            if each.side != "secondary":
+                running.problems.append((each.request_id, "the secondary, which is alone, did not answer it"))
         timeline("compare", "comparing each answer byte for byte, and the executions of each request")
         tally = accounted(running.requests, running.service.executions, running.problems)
     return RelayDrillResult(tally=tally, seconds=timeline.seconds, timeline=tuple(timeline.phases))
 
 
-async def _play(running: RelayApplication, outages: EmulatedOutages, emit: EmitPhase) -> None:
-    """Run every phase, from a healthy pair to a healthy pair. Raises TimedOut."""
+async def _play(running: RelayApplication, outages: EmulatedOutages, emit: EmitPhase, *, lost: bool) -> None:
+    """Run every phase, from a healthy pair to a healthy pair, or to the loss of the primary. Raises TimedOut."""
     emit("sending", f"a service listens on {PATHS['primary']} and {PATHS['secondary']}; a client sends requests")
     await running.until_up()
     await running.until_more("answered", "primary")
@@ -256,6 +261,12 @@ async def _play(running: RelayApplication, outages: EmulatedOutages, emit: EmitP
             outages.stop_relay(PRIMARY)
         await running.until("the secondary to be active", lambda: running.client.active == "secondary")
         await running.until_more("answered", "secondary")
+        if lost:
+            emit("delete", f"{PRIMARY} is deleted, and its port is closed: {SECONDARY} serves everything")
+            await outages.emulator.delete_namespace(PRIMARY)
+            running.before_loss = len(running.requests)
+            await running.until_more("answered", "secondary")
+            return
         emit("secondary-down", f"{SECONDARY} stops, too: requests fail on both sides")
         async with running.executing_on("secondary"):
             outages.stop_relay(SECONDARY)

@@ -9,12 +9,18 @@ from typing import Annotated
 from sbpair import backlog
 from sbpair.errors import ExitCode
 from sbpair.management.comparison import Change, Plan, describe_differences, why_unexpected
-from sbpair.model.queues import Difference, QueueFinding, QueueState, Usage, Utilisation
+from sbpair.management.provisioning import EntityItem
+from sbpair.model.queues import Difference, QueueFinding, QueueSpec, QueueState, Usage, Utilisation
 from sbpair.model.report import FAIL_ON, AuditFinding, Outcome, Report, ReportItem
 from sbpair.model.tiers import MEGABYTE_BYTES
+from sbpair.runs.active_mover import UNKNOWN_MOVER, ActiveMover
+from sbpair.runs.waiting import WaitingRun
 
 MAX_PEEK = 1_000
 """So many messages of each queue are peeked, unless told otherwise."""
+
+MAX_PEEK_DEAD_LETTERS = 5_000
+"""So many dead letters of all queues together are peeked for their reasons."""
 
 FULL_SHARE = 0.8
 FULL_SOON_SECONDS = 86_400.0
@@ -32,7 +38,7 @@ class DestinationSummary:
 
     name: Annotated[str, "Destination that peeked messages name; empty for none, * for others"]
     messages: Annotated[int, "Peeked messages for it"]
-    found: Annotated[bool | None, "Whether it exists in the primary"] = None
+    found: Annotated[bool | None, "Whether it exists in the primary, or in the namespace of --to"] = None
     topic: Annotated[bool | None, "Whether it is a topic"] = None
     detects_duplicates: Annotated[bool | None, "Whether it detects duplicates"] = None
     reason: Annotated[str, "Why it is unknown or missing, or does not keep all of them"] = ""
@@ -62,26 +68,44 @@ class QueueStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class ReasonCount:
+    """Peeked dead letters with the same reason."""
+
+    reason: Annotated[str | None, "Reason; null for none"]
+    messages: Annotated[int, "Peeked dead letters with it"]
+
+
+@dataclass(frozen=True, slots=True)
 class BacklogTotal:
-    """All backlog queues of a pair together."""
+    """All backlog queues of a pair together, and the messages that sbpair keeps elsewhere."""
 
     messages: Annotated[int | None, "Messages, at least so many if exact is false; null if unknown"]
     exact: Annotated[bool, "Whether messages is exact"]
     dead_letters: Annotated[int | None, "Dead-lettered messages; null if unknown"]
     oldest_seconds: Annotated[float | None, "Age of the oldest message; null if unknown or none"]
     scheduled: Annotated[int | None, "Scheduled messages; null if unknown"]
+    elsewhere: Annotated[int, "Messages among these in archives of replays, or the outbox of --outbox"] = 0
+    dead_letter_reasons: Annotated[
+        tuple[ReasonCount, ...] | None, "Peeked dead letters by reason, most frequent first; null if none were peeked"
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)
 class Audit(Report[QueueFinding]):
     """One item a queue: desired ones by index, then extra ones, then those of other primaries.
 
-    Unless `complete`, not all messages were peeked, and the numbers of `destinations` are minimums.
+    Unless `complete`, not all messages were peeked, and the numbers of `destinations` are minimums. `waiting` are runs
+    with work left. `reasons` are those of peeked dead letters; None if none were peeked. `mirror` are other entities,
+    and `mover` is that of the pair.
     """
 
     destinations: tuple[DestinationSummary, ...] = ()
     unseen: tuple[Unseen, ...] = ()
     complete: bool = True
+    waiting: tuple[WaitingRun, ...] = ()
+    reasons: tuple[ReasonCount, ...] | None = None
+    mirror: tuple[EntityItem, ...] = ()
+    mover: ActiveMover = UNKNOWN_MOVER
 
     @property
     def findings(self) -> frozenset[AuditFinding]:
@@ -90,8 +114,9 @@ class Audit(Report[QueueFinding]):
 
     @property
     def total(self) -> BacklogTotal:
-        """The messages of the pair's own queues."""
-        return total_of([queue_status(item) for item in self if item.outcome is not Outcome.FOREIGN])
+        """The messages of the pair's own queues, and those in archives."""
+        own = [queue_status(item) for item in self if item.outcome is not Outcome.FOREIGN]
+        return with_elsewhere(replace(total_of(own), dead_letter_reasons=self.reasons), self.waiting)
 
     @property
     def found(self) -> Mapping[AuditFinding, Collection[object]]:
@@ -103,14 +128,17 @@ class Audit(Report[QueueFinding]):
             AuditFinding.MISSING: self.of(Outcome.MISSING),
             AuditFinding.EXTRA: self.of(Outcome.EXTRA),
             AuditFinding.DRIFT: [each for each in own if each.differences],
+            AuditFinding.MIRROR: [each for each in self.mirror if each.outcome not in (Outcome.OK, Outcome.EXTRA)],
             AuditFinding.IDLE: [each for each in fills if each.idle],
             AuditFinding.FOREIGN: self.of(Outcome.FOREIGN),
-            AuditFinding.MESSAGES: [each for each in counts if not each.empty],
+            AuditFinding.MESSAGES: [*(each for each in counts if not each.empty), *held_by(self.waiting)],
             AuditFinding.DEAD_LETTERS: [each for each in counts if each.dead_letter or each.transfer_dead_letter],
             AuditFinding.FULL: [each for each in fills if is_full(each)],
+            AuditFinding.LIMITED: [each for each in own if each.availability],
             AuditFinding.DESTINATIONS: [each for each in self.destinations if each.reason],
             AuditFinding.DUPLICATES: [each for each in self.destinations if each.detects_duplicates is False],
             AuditFinding.UNSEEN: self.unseen,
+            AuditFinding.NO_MOVER: [self.mover] if self.mover.is_missed(self.total.messages) else [],
         }
 
 
@@ -174,7 +202,7 @@ def queue_status(item: QueueItem) -> QueueStatus:
         counts.active if counts else None,
         counts.dead_letter if counts else None,
         oldest_seconds=fill.oldest_seconds if fill else None,
-        note="" if item.outcome is Outcome.OK else item.reason if missing else f"{item.outcome}: {item.reason}",
+        note=item.reason if missing or item.outcome is Outcome.OK else f"{item.outcome}: {item.reason}",
         scheduled=counts.scheduled if counts else None,
         missing=missing,
     )
@@ -194,8 +222,30 @@ def total_of(queues: Collection[QueueStatus]) -> BacklogTotal:
     )
 
 
+def with_elsewhere(total: BacklogTotal, waiting: Iterable[WaitingRun], more: int = 0) -> BacklogTotal:
+    """Add the messages in archives, and `more` of other places."""
+    held = held_by(waiting)
+    elsewhere = more + sum(each.messages or 0 for each in held)
+    if not (held or elsewhere):
+        return total
+    exact = total.exact and all(each.exact and each.messages is not None for each in held)
+    return replace(total, messages=(total.messages or 0) + elsewhere, exact=exact, elsewhere=elsewhere)
+
+
+def held_by(waiting: Iterable[WaitingRun]) -> list[WaitingRun]:
+    """Return the runs in whose archives messages wait, or may."""
+    return [each for each in waiting if each.holds_messages]
+
+
+def unknown_runs(waiting: Iterable[WaitingRun], problem: str) -> tuple[Unseen, ...]:
+    """Return the runs whose messages are not known; `problem` is why no run is, "" if they are."""
+    unread = (Unseen("the state directory", problem),) if problem else ()
+    unknown = "how many messages its archive holds"
+    return (*unread, *(Unseen(f"run {each.run}", each.note or unknown) for each in waiting if each.messages is None))
+
+
 def _item(change: Change, count: int, fill: Utilisation | None) -> QueueItem:
-    state, differences = change.state, change.differences
+    state, differences = change.state or QueueState(QueueSpec(change.path)), change.differences
     outcome, reason = change.kind, describe_differences(differences)
     if outcome is Outcome.MISSING:
         reason = "missing: sbpair provision creates it"
@@ -203,11 +253,13 @@ def _item(change: Change, count: int, fill: Utilisation | None) -> QueueItem:
         outcome = Outcome.OK
     elif outcome is Outcome.EXTRA:
         reason = why_unexpected(change.index, count)
-        if state and state.spec.status != ACTIVE:
+        if state.spec.status != ACTIVE:
             differences = (Difference("Status", ACTIVE, state.spec.status),)
             reason = f"{reason}; {describe_differences(differences)}: a prune may have been cut short"
-    counts, partitioned = (state.counts, state.partitioned) if state else (None, False)
-    return ReportItem(change.path, outcome, reason, QueueFinding(change.index, partitioned, counts, differences, fill))
+    if state.availability:
+        reason = "; ".join(filter(None, (reason, f"{state.availability}: a part of it does not answer")))
+    detail = QueueFinding(change.index, state.partitioned, state.counts, differences, fill, state.availability)
+    return ReportItem(change.path, outcome, reason, detail)
 
 
 def _sum(figures: list[int | None]) -> int | None:

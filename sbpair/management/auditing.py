@@ -13,59 +13,83 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 from sbpair import backlog
 from sbpair.azure import NamespaceControl, open_namespace
-from sbpair.azure.credentials import token_getter
+from sbpair.azure.credentials import open_tokens
 from sbpair.azure.destinations import DestinationEntity, open_destinations
 from sbpair.errors import AccessError, SbpairError, Unavailable
 from sbpair.management.audit_findings import (
     MAX_PEEK,
+    MAX_PEEK_DEAD_LETTERS,
     Audit,
     DestinationSummary,
+    ReasonCount,
     Unseen,
     foreign_items,
     own_items,
+    unknown_runs,
     utilisation,
     with_growth,
 )
 from sbpair.management.calls import ControlEvent, Listed, SecondSample, Sleep
 from sbpair.management.comparison import desired_queues, plan_backlog
+from sbpair.management.provisioning import EntityReport, provision
 from sbpair.model import tiers
-from sbpair.model.pair import Pair, ResourceGroup
+from sbpair.model.pair import Endpoint, Ends, Pair, ResourceGroup
 from sbpair.model.queues import QueueState, Utilisation
+from sbpair.model.report import Outcome, Report
 from sbpair.model.retries import attempt
-from sbpair.move.message.dead_letters import NotSentReason
+from sbpair.move.message.dead_letters import NotSentReason, cause_in, dead_letter_path
 from sbpair.move.message.envelope import restore
 from sbpair.move.message.route import DeadLetter, Send, route
 from sbpair.move.peek.destination_lookup import DestinationLookup
 from sbpair.move.peek.peeker import Peeked, PeekedMessage, Peeker, PeekPosition
 from sbpair.move.topic_guard import takes
+from sbpair.runs.active_mover import read_mover
+from sbpair.runs.database import StateOwner
+from sbpair.runs.waiting import read_waiting
 
 Result = TypeVar("Result")
 OnEvent = Callable[["ControlEvent | Peeked"], object]
 
 SAMPLE_SECONDS = 5.0
+MIRRORED = {Outcome.WOULD_CREATE: Outcome.MISSING, Outcome.EXISTING: Outcome.OK}
 
 
 async def audit(
     pair: Pair,
     *,
+    to: Endpoint | None = None,
+    renames: Callable[[str], str] = str,
     group: ResourceGroup | None = None,
     idle_seconds: float | None = None,
     max_peek: int = MAX_PEEK,
+    max_peek_dead_letters: int = MAX_PEEK_DEAD_LETTERS,
     sample_seconds: float = SAMPLE_SECONDS,
+    state: Path | None = None,
+    mirror: bool = False,
+    lease: str | None = None,
     on_event: OnEvent = lambda _event: None,
     now: Callable[[], float] = time.time,
     clock: Callable[[], float] = time.monotonic,
     sleep: Sleep = asyncio.sleep,
 ) -> Audit:
-    """Audit `pair`'s secondary namespace.
+    """Audit `pair`'s secondary namespace, for a backlog that goes to the primary, or `to` another namespace.
+
+    With `to`, the primary is never contacted. `renames` returns the name that a destination has there.
 
     A queue unused for longer than `idle_seconds` is idle. Up to `max_peek` messages of each non-empty queue are peeked,
     0 for none; a second sample `sample_seconds` later shows how fast these queues fill, 0 for none. Empty queues are
-    not peeked, since a peek counts as use.
+    not peeked, since a peek counts as use. Of dead letters, up to `max_peek_dead_letters` in all are peeked for their
+    reasons, 0 for none.
+
+    With `mirror`, the other entities of the secondary are compared with those of the primary.
+
+    `state` is the state directory whose runs with work left are part of the audit; None for none. `lease` is the queue
+    of movers' leases, if there is one.
 
     With `group`, which contains the secondary, its queues are listed and counted through Azure Resource Manager.
     Needs the Manage claim on the secondary, or a role there.
@@ -74,10 +98,22 @@ async def audit(
     no legal path. Everything else that could not be read is in `Audit.unseen`.
     """
     desired_queues(pair)
-    scanning = open_backlog_scan(pair, max_peek, sleep=sleep, on_event=on_event)
+    compared: EntityReport = Report()
+    if mirror:
+        compared = await provision(pair, mirror=True, dry_run=True, on_event=on_event, sleep=sleep)
+    ends = pair.ends_to(to or pair.primary)
+    scanning = open_backlog_scan(ends, max_peek, renames, sleep=sleep, on_event=on_event)
     async with open_namespace(pair.secondary, group) as queues, scanning as scan:
         auditor = _Auditor(pair, queues, scan, on_event, now, clock, sleep)
-        return await auditor.run(idle_seconds, sample_seconds)
+        found = await auditor.run(idle_seconds, sample_seconds, max_peek_dead_letters if max_peek else 0)
+    others = [(each, each.detail) for each in compared if each.detail and each.detail.index is None]
+    others.sort(key=lambda each: not (each[1].alters or each[0].outcome in (Outcome.WOULD_CREATE, Outcome.FAILED)))
+    mirrored = tuple(replace(each, outcome=MIRRORED.get(each.outcome, each.outcome)) for each, _ in others)
+    found = replace(found, mirror=mirrored, mover=await read_mover(ends, lease))
+    if state is None:
+        return found
+    waiting, problem = read_waiting(StateOwner(pair.ends, state))
+    return replace(found, waiting=waiting, unseen=(*found.unseen, *unknown_runs(waiting, problem)))
 
 
 @dataclass
@@ -90,7 +126,7 @@ class _Auditor:
     clock: Callable[[], float]
     sleep: Sleep
 
-    async def run(self, idle_seconds: float | None, sample_seconds: float) -> Audit:
+    async def run(self, idle_seconds: float | None, sample_seconds: float, max_dead_letters: int) -> Audit:
         primary, tier = self.pair.primary.name, tiers.STANDARD
         # All queues, to find those of other primaries: the service lists no fewer either way.
         queues = await self._list("")
@@ -104,9 +140,12 @@ class _Auditor:
         fills = {state.spec.path: utilisation(state, now, idle_seconds) for state in own}
         filled = {state.spec.path: fills[state.spec.path] for state in own if state.counts and not state.counts.empty}
         unseen: tuple[Unseen, ...] = ()
+        reasons: tuple[ReasonCount, ...] | None = None
+        dead = {each.spec.path: each.counts.dead_letter for each in own if each.counts and each.counts.dead_letter}
         if filled:
             scans = self._scan(filled, now, started + sample_seconds)
-            scanned, (sizes, at, unseen) = await asyncio.gather(scans, self._sample(sample_seconds))
+            counting = self.scan.count_reasons(dead, max_dead_letters)
+            scanned, reasons, (sizes, at, unseen) = await asyncio.gather(scans, counting, self._sample(sample_seconds))
             fills |= {path: with_growth(fill, sizes.get(path), at - started) for path, fill in scanned.items()}
         plan = plan_backlog(self.pair, own, tier)
         return Audit(
@@ -114,6 +153,7 @@ class _Auditor:
             destinations=self.scan.destinations(),
             unseen=(*unseen, *self.scan.unseen()),
             complete=self.scan.complete or not filled,
+            reasons=reasons,
         )
 
     async def _scan(self, fills: dict[str, Utilisation], now: float, sampled_at: float) -> dict[str, Utilisation]:
@@ -148,30 +188,41 @@ CALL_SECONDS = 10.0
 """The limit of a call to the primary: an audit is often run because the primary is down."""
 
 
+def destination_name(ends: Ends) -> str:
+    """Return the name under which destinations are unseen: not that of the backlog, where both are in one namespace."""
+    return f"{ends.destination.name} as destination" if ends.same else ends.destination.name
+
+
 @asynccontextmanager
 async def open_backlog_scan(
-    pair: Pair, max_messages: int, *, sleep: Sleep, on_event: OnEvent
+    ends: Ends, max_messages: int, renames: Callable[[str], str] = str, *, sleep: Sleep, on_event: OnEvent
 ) -> AsyncIterator[BacklogScan]:
-    """Open a scan of up to `max_messages` of each queue. Nothing is connected before the first peek."""
+    """Open a scan of up to `max_messages` of each queue. Nothing is connected before the first peek.
+
+    `renames` returns the name that a destination has now.
+    """
     async with AsyncExitStack() as stack:
-        control = await stack.enter_async_context(open_destinations(pair.primary, call_seconds=CALL_SECONDS))
-        get_token = await stack.enter_async_context(token_getter(pair))
-        destinations = DestinationLookup(pair.primary, control, stack, get_token)
-        peeker = Peeker(pair.secondary, get_token, sleep, on_event, max_messages)
-        yield BacklogScan(pair, peeker, destinations)
+        control = await stack.enter_async_context(open_destinations(ends.destination, call_seconds=CALL_SECONDS))
+        get_token = await stack.enter_async_context(open_tokens())
+        destinations = DestinationLookup(ends.destination, control, stack, get_token)
+        peeker = Peeker(ends.source, get_token, sleep, on_event, max_messages)
+        yield BacklogScan(ends, peeker, destinations, control.way_to, renames)
 
 
 @dataclass
 class BacklogScan:
-    """A scan of the queues of a pair, and its results so far. `complete`: all their messages are peeked."""
+    """A scan of the backlog queues of `ends`, and its results so far. `complete`: all their messages are peeked."""
 
-    pair: Pair
+    ends: Ends
     peeker: Peeker
     lookup: DestinationLookup
+    way_to: Callable[[str, Callable[[str], bool]], Awaitable[list[str]]]
+    renames: Callable[[str], str] = str
     complete: bool = False
     _messages: Counter[str] = field(default_factory=Counter)
     _discarded: Counter[str] = field(default_factory=Counter)
     _found: dict[str, DestinationEntity | DeadLetter | None] = field(default_factory=dict)
+    _ways_back: dict[str, list[str]] = field(default_factory=dict)
     _unseen: dict[str, str] = field(default_factory=dict)
     _behind_seconds: float = 0.0
     _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(QUEUES_AT_ONCE))
@@ -189,6 +240,33 @@ class BacklogScan:
         self.complete = all(fill.complete for fill in scanned.values())
         return scanned
 
+    async def count_reasons(self, dead_letters: Mapping[str, int], limit: int) -> tuple[ReasonCount, ...] | None:
+        """Count the dead letters of queues by reason, with so many by path; None if none could be peeked. Never raises.
+
+        Of more than `limit`, peek the first ones of each queue in proportion, rounded up: small queues count, too.
+        """
+        found: Counter[str | None] = Counter()
+        total = max(limit, sum(dead_letters.values()))
+
+        async def take(seen: PeekedMessage) -> None:
+            found[cause_in(seen.sections).reason] += 1
+
+        async def count(path: str, messages: int) -> None:
+            peeker = replace(self.peeker, limit=-(-messages * limit // total), bodies=False)
+            async with self._slots:
+                if self.ends.source.name in self._unseen:
+                    return
+                try:
+                    await peeker.peek(PeekPosition(dead_letter_path(path)), take)
+                except SbpairError as error:
+                    self._record_failure(dead_letter_path(path), error)
+
+        if limit:
+            async with asyncio.TaskGroup() as tasks:
+                for path, messages in dead_letters.items():
+                    tasks.create_task(count(path, messages), name=f"peek dead letters of {path}")
+        return tuple(ReasonCount(*each) for each in found.most_common()) or None
+
     def destinations(self) -> tuple[DestinationSummary, ...]:
         """Return every destination of the peeked messages, by name."""
         return tuple(self._destination(name, number) for name, number in sorted(self._messages.items()))
@@ -197,14 +275,14 @@ class BacklogScan:
         """Return the queues and namespaces that could not be read."""
         unseen = dict(self._unseen)
         if self.lookup.unavailable:
-            unseen.setdefault(self.pair.primary.name, f"the destinations: {self.lookup.unavailable}")
+            unseen.setdefault(destination_name(self.ends), f"the destinations: {self.lookup.unavailable}")
         entities = (each for each in self._found.values() if isinstance(each, DestinationEntity))
         if any(each.detects_duplicates is None for each in entities):
             why = "whether destinations detect duplicates: needs the Manage claim"
-            unseen.setdefault(self.pair.primary.name, why)
+            unseen.setdefault(destination_name(self.ends), why)
         if self._behind_seconds > CLOCK_MARGIN_SECONDS:
             unseen["the age of messages"] = (
-                f"this machine's clock is {self._behind_seconds:.0f} s behind that of {self.pair.secondary.name}"
+                f"this machine's clock is {self._behind_seconds:.0f} s behind that of {self.ends.source.name}"
             )
         return tuple(Unseen(name, reason) for name, reason in unseen.items())
 
@@ -219,7 +297,7 @@ class BacklogScan:
             await self._take(seen)
 
         async with self._slots:
-            if self.pair.secondary.name in self._unseen:
+            if self.ends.source.name in self._unseen:
                 return fill
             position = PeekPosition(path)
             try:
@@ -238,7 +316,7 @@ class BacklogScan:
     def _record_failure(self, path: str, error: SbpairError) -> None:
         # Without access or a connection, no other queue needs to be tried.
         if isinstance(error, AccessError) or (isinstance(error, Unavailable) and not self._messages):
-            self._unseen[self.pair.secondary.name] = f"the messages in the queues: {_why(error)}"
+            self._unseen[self.ends.source.name] = f"the messages in the queues: {_why(error)}"
         else:
             self._unseen[path] = error.message
 
@@ -248,26 +326,33 @@ class BacklogScan:
             self._messages[""] += 1
             self._found.setdefault("", decision if isinstance(decision, DeadLetter) else None)
             return
-        name = self.lookup.name(decision.destination)
+        destination = self.renames(decision.destination)
+        name = self.lookup.name(destination)
         self._messages[name] += 1
         if name not in self._found:
-            self._found[name] = await self._find(decision.destination)
+            self._found[name] = await self._find(destination)
         entity = self._found[name]
         if isinstance(entity, DestinationEntity) and entity.topic is not None and not entity.topic.take_all:
             payload = restore(seen.sections, decision, int(time.time() * 1000))
             self._discarded[name] += takes(entity.topic, payload) is False
 
     async def _find(self, path: str) -> DestinationEntity | DeadLetter | None:
+        found = None
         try:
-            return await self.lookup.find(path)
+            found = await self.lookup.find(path)
+            if self.ends.same and isinstance(found, DestinationEntity):
+                leads_back = partial(backlog.under_prefix, self.ends.backlog_of)
+                self._ways_back[self.lookup.name(path)] = await self.way_to(path, leads_back)
         except SbpairError as error:
-            self._unseen[self.pair.primary.name] = f"the destinations: {_why(error)}"
-            return None
+            self._unseen[destination_name(self.ends)] = f"the destinations: {_why(error)}"
+        return found
 
     def _destination(self, name: str, messages: int) -> DestinationSummary:
         found = self._found.get(name)
         if isinstance(found, DestinationEntity):
-            discarded = self._discarded[name]
+            discarded, way = self._discarded[name], self._ways_back.get(name)
+            notes = [f"messages would come back to the backlog: {' -> '.join(way)}"] if way else []
+            notes += [f"{discarded} of {messages} match no subscription"] if discarded else []
             return DestinationSummary(
                 name,
                 messages,
@@ -275,10 +360,10 @@ class BacklogScan:
                 topic=found.is_topic,
                 detects_duplicates=found.detects_duplicates,
                 discarded=discarded,
-                reason=f"{discarded} of {messages} match no subscription" if discarded else "",
+                reason="; ".join(notes),
             )
         if isinstance(found, DeadLetter) and found.reason == NotSentReason.MISSING:
-            missing = f"{self.pair.primary.name} has no such queue or topic"
+            missing = f"{self.ends.destination.name} has no such queue or topic"
             return DestinationSummary(name, messages, found=False, reason=missing)
         return DestinationSummary(name, messages, reason=found.description if found else "")
 

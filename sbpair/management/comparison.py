@@ -6,14 +6,17 @@ Provision, audit, prune, partition and status all decide by these plans.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from graphlib import CycleError, TopologicalSorter
+from typing import Any
 
 from sbpair import backlog
 from sbpair.errors import Unsafe, UsageError
 from sbpair.model import tiers
-from sbpair.model.entities import DEFAULT_RULE, DURATIONS, NAMES, Described, Rule, Subscription, Topic, property_name
+from sbpair.model.entities import DEFAULT_RULE, Described, Rule, Subscription
+from sbpair.model.entity_properties import PROPERTIES_OF, TARGETS, EntityProperty, names_of
 from sbpair.model.pair import Pair
 from sbpair.model.queues import Difference, QueueSpec, QueueState
 from sbpair.model.report import Outcome
@@ -23,11 +26,10 @@ from sbpair.timespan import TICKS_PER_SECOND, TIMESPAN_MAX_DAYS, ticks
 # A Standard namespace holds 10 000 entities, a Premium one 1 000 a messaging unit: more is a slip.
 MAX_CREATES = 1_000
 
-FORWARDS = ("forward_to", "forward_dead_lettered_messages_to")
 RULES = "Rules"
 
-Key = tuple[str, str]
-"""The kind of names that an entity shares, and its path: the service compares without regard to case."""
+Key = tuple[str, ...]
+"""The names of an entity after those above it, in lower case: the service compares without regard to case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +74,12 @@ class Plan:
 
 def entity_key(entity: Described) -> Key:
     """Return the key to find an entity by. Queues and topics share their names."""
-    if isinstance(entity, (Subscription, Rule)):
-        return entity.kind, entity.path.lower()
-    return path_key(entity.path)
+    return tuple(map(str.lower, names_of(entity)))
 
 
-def path_key(path: str) -> Key:
-    """Return the key of the queue or topic of that name."""
-    return "path", path.lower()
+def parent_key(entity: Described) -> Key:
+    """Return the key of a subscription's topic, or of a rule's subscription; () for a queue or topic."""
+    return entity_key(entity)[:-1]
 
 
 def compare(
@@ -89,15 +89,11 @@ def compare(
     index: int | None = None,
     state: QueueState | None = None,
     more: tuple[Difference, ...] = (),
-    only: Collection[str] | None = None,
 ) -> Change:
-    """Compare one desired entity with the existing one, None where it is missing. `more` are further differences.
-
-    With `only`, just these fields are compared.
-    """
+    """Compare one desired entity with the existing one, None where it is missing. `more` are further differences."""
     if actual is None:
         return Change(Outcome.MISSING, entity, index)
-    found = (*differences(entity, actual, only), *more)
+    found = (*differences(entity, actual), *more)
     return Change(Outcome.DRIFTED if found else Outcome.EXISTING, entity, index, state, found)
 
 
@@ -112,11 +108,11 @@ def compare_backlog_queue(spec: QueueSpec, index: int, state: QueueState | None,
 
 def differences(desired: Described, actual: Described, only: Collection[str] | None = None) -> tuple[Difference, ...]:
     """Return each property of `desired` that `actual` does not match; with `only`, of those fields alone."""
-    names = [each.name for each in fields(desired) if each.name not in NAMES and (only is None or each.name in only)]
     return tuple(
-        Difference(property_name(name), _value(getattr(desired, name)), _value(getattr(actual, name)))
-        for name in names
-        if not _matches(name, desired, actual)
+        Difference(row.title, _value(expected), _value(found), row.alters(expected, found))
+        for row in PROPERTIES_OF[type(desired)]
+        for expected, found in [(getattr(desired, row.name), getattr(actual, row.name))]
+        if (only is None or row.name in only) and row.matters(desired) and not _matches(row, expected, found)
     )
 
 
@@ -151,37 +147,37 @@ def plan_backlog(pair: Pair, actual: Iterable[QueueState], tier: Tier = tiers.ST
 def plan_entities(
     desired: Sequence[Described],
     actual: Mapping[Key, Described],
-    rules: Mapping[Key, Sequence[Rule]],
     taken: Collection[Key] = (),
+    *,
+    whole: bool = False,
 ) -> Plan:
     """Compare desired entities with existing ones; leave out those whose name is `taken` by another kind.
 
-    `rules` are those of each existing subscription. Raises UsageError as `dependency_order` does.
+    With `whole`, a subscription without desired rules should have none, else any. Raises UsageError as
+    `dependency_order` does.
     """
-    declared: dict[Key, list[str]] = {}
-    for rule in desired:
-        if isinstance(rule, Rule):
-            declared.setdefault(_parent(rule), []).append(rule.name)
+    declared, present = _rule_names(desired), _rule_names(actual.values())
     changes, default_rules = [], []
     for entity in (each for each in dependency_order(desired) if entity_key(each) not in taken):
         key = entity_key(entity)
-        names = declared.get(key, [])
+        names = declared[key]
         known = {name.lower() for name in names}
         more: tuple[Difference, ...] = ()
-        if unexpected := [rule.name for rule in rules.get(key, ()) if known and rule.name.lower() not in known]:
-            more = (Difference(RULES, ", ".join(sorted(names)), ", ".join(sorted([*names, *unexpected]))),)
+        unexpected = [name for name in present[key] if name.lower() not in known]
+        if unexpected and (known or whole):
+            more = (Difference(RULES, ", ".join(sorted(names)), ", ".join(sorted([*names, *unexpected])), True),)
         change = compare(entity, actual.get(key), more=more)
         changes.append(change)
         created = change.kind is Outcome.MISSING
-        if created and isinstance(entity, Subscription) and names and DEFAULT_RULE.lower() not in known:
+        if created and isinstance(entity, Subscription) and (names or whole) and DEFAULT_RULE.lower() not in known:
             default_rules.append(Rule(entity.topic, entity.name, DEFAULT_RULE))
     return Plan(tuple(changes), tuple(default_rules))
 
 
 def needs(entity: Described) -> set[Key]:
     """Return the keys of the entities that must exist before `entity` is created."""
-    found = {path_key(target) for name in FORWARDS if (target := getattr(entity, name, ""))}
-    return found | {_parent(entity)} if isinstance(entity, (Subscription, Rule)) else found
+    targets = (getattr(entity, name, "") for name in TARGETS)
+    return {key for key in (parent_key(entity), *map(_target_key, targets)) if any(key)}
 
 
 def dependency_order(desired: Sequence[Described]) -> list[Described]:
@@ -198,7 +194,7 @@ def dependency_order(desired: Sequence[Described]) -> list[Described]:
                 hint="the service compares names without regard to case, and a queue's with a topic's",
             )
     for entity in desired:
-        if isinstance(entity, (Subscription, Rule)) and _parent(entity) not in by_key:
+        if isinstance(entity, (Subscription, Rule)) and parent_key(entity) not in by_key:
             of = f"subscription {entity.subscription} of" if isinstance(entity, Rule) else "topic"
             raise UsageError(
                 f"{entity.kind} {entity.path} needs the {of} {entity.topic}, which is not described",
@@ -217,8 +213,8 @@ def dependency_order(desired: Sequence[Described]) -> list[Described]:
 def external_targets(desired: Sequence[Described]) -> dict[Key, str]:
     """Return the forwarding targets that are not among `desired`, by key: they must exist already."""
     known = {entity_key(entity) for entity in desired}
-    targets = (getattr(entity, name, "") for entity in desired for name in FORWARDS)
-    return {path_key(target): target for target in targets if target and path_key(target) not in known}
+    targets = (getattr(entity, name, "") for entity in desired for name in TARGETS)
+    return {_target_key(target): target for target in targets if target and _target_key(target) not in known}
 
 
 def why_unexpected(index: int | None, count: int) -> str:
@@ -237,21 +233,10 @@ def check_removable(primary: str, count: int, path: str) -> None:
         raise Unsafe(f"{path} is one of the {count} that were asked for", hint="only extra queues are removed")
 
 
-def _matches(name: str, desired: Described, actual: Described) -> bool:
-    expected, found = getattr(desired, name), getattr(actual, name)
-    if expected is None or _has_no_effect(name, desired):
-        return True
-    if name in DURATIONS:
-        return _same_duration(str(expected), str(found))
-    if name in FORWARDS:
-        return str(expected).lower() == str(found).lower()
-    return bool(expected == found)
-
-
-def _has_no_effect(name: str, desired: Described) -> bool:
-    if name == "duplicate_detection_history_time_window":
-        return not getattr(desired, "requires_duplicate_detection", False)
-    return name == "support_ordering" and isinstance(desired, Topic) and desired.enable_partitioning
+def _matches(row: EntityProperty, expected: Any, found: Any) -> bool:
+    if row.is_duration:
+        return _same_duration(expected, found)
+    return bool(expected is None or (expected.lower() == found.lower() if row.is_target else expected == found))
 
 
 def _same_duration(one: str, other: str) -> bool:
@@ -275,7 +260,14 @@ def _order(change: Change) -> tuple[bool, int, str]:
     return change.index is None, change.index or 0, change.path.lower()
 
 
-def _parent(entity: Subscription | Rule) -> Key:
-    if isinstance(entity, Rule):
-        return entity_key(Subscription(entity.topic, entity.subscription))
-    return path_key(entity.topic)
+def _target_key(path: str) -> Key:
+    return (path.lower(),)
+
+
+def _rule_names(entities: Iterable[Described]) -> defaultdict[Key, list[str]]:
+    """Return the names of the rules of each subscription."""
+    found = defaultdict[Key, list[str]](list)
+    for rule in entities:
+        if isinstance(rule, Rule):
+            found[parent_key(rule)].append(rule.name)
+    return found

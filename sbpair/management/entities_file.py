@@ -10,7 +10,7 @@ import tomllib
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
 from sbpair.errors import UsageError, nearest_hint
@@ -19,8 +19,6 @@ from sbpair.management.entity_limits import violations
 from sbpair.model.connection_string import looks_like_connection_string
 from sbpair.model.entities import (
     CORRELATION_KEYS,
-    DURATIONS,
-    NAMES,
     AnyEntity,
     CorrelationFilter,
     Described,
@@ -30,6 +28,7 @@ from sbpair.model.entities import (
     Subscription,
     Topic,
 )
+from sbpair.model.entity_properties import PROPERTIES_OF
 from sbpair.operating_system.files import check_dotted_keys
 from sbpair.timespan import iso_duration, ticks
 
@@ -159,7 +158,7 @@ class _EntitiesReader:
         inner = (*path, "properties")
         given = self._typed(inner, known.get("properties", {}), dict) or {}
         pairs = {name: self._typed((*inner, name), each, str) or "" for name, each in given.items()}
-        return CorrelationFilter(**texts, properties=tuple(sorted(pairs.items())))
+        return CorrelationFilter(**texts, typed=(), properties=tuple(sorted(pairs.items())))
 
     def _tables(self, above: Path, table: Mapping[str, Any]) -> Iterator[tuple[Path, str, dict[str, Any]]]:
         """Yield the tables of a collection, each with its path and name."""
@@ -170,16 +169,17 @@ class _EntitiesReader:
                 yield (*above, entity), entity, found
 
     def properties(self, path: Path, table: dict[str, Any], kind: type[AnyEntity], *below: str) -> dict[str, Any]:
-        defaults = {each.name: each.default for each in fields(kind) if each.name not in NAMES}
-        known = self._known(path, table, (*defaults, *below), f"a {kind.kind}")
+        rows = PROPERTIES_OF[kind]
+        known = self._known(path, table, (*(row.name for row in rows), *below), f"a {kind.kind}")
         found: dict[str, Any] = {}
-        for name in known.keys() & defaults.keys():
-            default = defaults[name]
-            expected = int if default is None or default is MISSING else type(default)
-            value = self._typed((*path, name), known[name], expected)
-            if value is not None:
-                found[name] = self._duration((*path, name), value) if name in DURATIONS else value
-        return {name: value for name, value in found.items() if value is not None}
+        for row in rows:
+            if row.name in known:
+                value = self._typed((*path, row.name), known[row.name], row.type)
+                if row.is_duration and value is not None:
+                    value = self._duration((*path, row.name), value)
+                if value is not None:
+                    found[row.name] = value
+        return found
 
     def _duration(self, path: Path, value: str) -> str | None:
         try:
@@ -230,16 +230,10 @@ Path = tuple[str, ...]
 MAX_LEVELS = 32
 """Paths of more levels would take a memory that grows with their square."""
 
-_GAP = re.compile(r"(?:[ \t\n,]|#[^\n]*)*")
-_BLANK = re.compile(r"[ \t]*")
-_OPENING = re.compile(r"\[\[?")
-_CLOSING = re.compile(r"[ \t]*\]\]?")
-_DOT = re.compile(r"[ \t]*\.")
-_EQUALS = re.compile(r"[ \t]*=[ \t]*")
-_BARE = re.compile(r"[A-Za-z0-9_-]+")
-_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"|\'[^\']*\'')
-_TEXT = re.compile(r'"""(?:[^\\]|\\.)*?"{3,5}|' + r"'''.*?'{3,5}|" + _QUOTED.pattern, re.DOTALL)
-_OTHER = re.compile(r"[^,\]}#\n]+")
+_TOKEN = re.compile(
+    r'''"""(?:[^\\]|\\.)*?"{3,5}|\'{3}.*?\'{3,5}|#[^\n]*|(?P<key>[A-Za-z0-9_-]+|"(?:[^"\\]|\\.)*"|'[^']*')|[ \t]+|.''',
+    re.DOTALL,
+)
 
 
 class TextPosition(NamedTuple):
@@ -256,72 +250,40 @@ def key_positions(text: str) -> dict[Path, TextPosition]:
     MAX_LEVELS levels.
     """
     text = text.replace("\r\n", "\n")
-    walk = _Walk(text)
-    walk.read_document()
     line_ends = [-1, *(found.start() for found in re.finditer("\n", text))]
-    positions = {}
-    for path, at in walk.found.items():
+    positions: dict[Path, TextPosition] = {}
+    for path, at in _keys(text):
         line = bisect_left(line_ends, at)
-        positions[path] = TextPosition(line, at - line_ends[line - 1])
+        positions.setdefault(path, TextPosition(line, at - line_ends[line - 1]))
+        if len(path) > MAX_LEVELS:
+            raise RecursionError(f"a key has more than {MAX_LEVELS} levels")
     return positions
 
 
-class _Walk:
-    """A way through the text. `found` has the offset of each key."""
-
-    def __init__(self, text: str) -> None:
-        self.found: dict[Path, int] = {}
-        self._text = text
-        self._at = 0
-
-    def read_document(self) -> None:
-        table: Path = ()
-        while not self._ends_with(""):
-            if self._skip(_OPENING):
-                table = self._keys(())
-                self._skip(_CLOSING)
-            else:
-                self._pair(table)
-
-    def _skip(self, pattern: re.Pattern[str]) -> str:
-        match = pattern.match(self._text, self._at)
-        self._at = match.end() if match else self._at
-        return match.group() if match else ""
-
-    def _accept(self, mark: str) -> bool:
-        accepted = self._text.startswith(mark, self._at)
-        self._at += len(mark) if accepted else 0
-        return accepted
-
-    def _ends_with(self, mark: str) -> bool:
-        """Return whether the text ends, or a collection with its closing `mark`."""
-        self._skip(_GAP)
-        return self._at == len(self._text) or (bool(mark) and self._accept(mark))
-
-    def _pair(self, table: Path) -> None:
-        path = self._keys(table)
-        self._skip(_EQUALS)
-        self._value(path)
-
-    def _keys(self, table: Path) -> Path:
-        """Read a dotted key."""
-        path = table
-        while True:
-            self._skip(_BLANK)
-            at = self._at
-            path = (*path, self._skip(_BARE) or str(tomllib.loads(f"key = {self._skip(_QUOTED)}")["key"]))
-            self.found.setdefault(path, at)
-            if len(path) > MAX_LEVELS:
-                raise RecursionError(f"a key has more than {MAX_LEVELS} levels")
-            if not self._skip(_DOT):
-                return path
-
-    def _value(self, path: Path) -> None:
-        if self._accept("["):
-            while not self._ends_with("]"):
-                self._value(path)
-        elif self._accept("{"):
-            while not self._ends_with("}"):
-                self._pair(path)
-        elif not self._skip(_TEXT):
-            self._skip(_OTHER)
+def _keys(text: str) -> Iterator[tuple[Path, int]]:
+    """Yield each part of a key, with those before it, and its offset."""
+    table: Path = ()
+    path: Path = ()
+    around: list[tuple[Path, bool]] = []
+    """The key of each collection around a token, and whether it is an array."""
+    is_value = False
+    for token in _TOKEN.finditer(text):
+        mark = token.group()
+        if token["key"] and not is_value:
+            path = (*path, str(tomllib.loads(f"key = {mark}")["key"]) if mark[0] in "\"'" else mark)
+            yield path, token.start()
+        elif mark == "=":
+            is_value = True
+        elif mark in "[{" and is_value:
+            is_value = mark == "["
+            around.append((path, is_value))
+        elif mark in "]}" and around:
+            path, is_value = around.pop()[0], True
+        elif mark == "," and around:
+            path, is_value = around[-1]
+        elif mark == "[":
+            path = ()
+        elif mark == "]":
+            table = path
+        elif mark == "\n" and not around:
+            path, is_value = table, False

@@ -18,9 +18,10 @@ from sbpair.backlog import check_path, primary_of
 from sbpair.errors import EntityMissing, NameInvalid, SbpairError, ServiceRefused, UsageError
 from sbpair.management import entity_limits
 from sbpair.management.calls import OnEvent, Sleep
-from sbpair.management.comparison import compare, describe_differences
+from sbpair.management.comparison import describe_differences, differences
 from sbpair.model import tiers
 from sbpair.model.entities import Queue, Topic
+from sbpair.model.entity_properties import PROPERTIES
 from sbpair.model.pair import Endpoint, ResourceGroup
 from sbpair.model.queues import Difference
 from sbpair.model.report import Outcome, Report, ReportItem
@@ -42,18 +43,13 @@ REQUESTED = frozenset(
         "forward_to",
     }
 )
-FIXED_AT_CREATION = frozenset({"EnablePartitioning", "RequiresSession", "RequiresDuplicateDetection"})
 SHORTEN = "choose a shorter name"
 
 
 def partitioned_queue(
-    path: str, size_gb: int, *, sessions: bool = False, duplicates: str | None = None, forward_to: str = ""
+    path: str, size_gb: int = 1, *, sessions: bool = False, duplicates: str | None = None, forward_to: str = ""
 ) -> Queue:
     """Describe a partitioned queue. `duplicates` is the detection window, as `10m`. Raises UsageError, NameInvalid."""
-    if sessions and forward_to:
-        raise UsageError(
-            "a queue that requires sessions cannot forward its messages", hint="omit --sessions or --forward-to"
-        )
     if forward_to:
         check_path(forward_to, shorten=SHORTEN)
     if forward_to and forward_to.lower() == path.lower():
@@ -62,7 +58,7 @@ def partitioned_queue(
     return _partitioned(plain, size_gb, duplicates)
 
 
-def partitioned_topic(path: str, size_gb: int, *, duplicates: str | None = None) -> Topic:
+def partitioned_topic(path: str, size_gb: int = 1, *, duplicates: str | None = None) -> Topic:
     """Describe a partitioned topic, likewise."""
     return _partitioned(Topic(path), size_gb, duplicates)
 
@@ -79,7 +75,7 @@ def adapt_to_tier(entity: SomeQueueOrTopic, tier: Tier, namespace: str) -> SomeQ
 
 def check_same(entity: QueueOrTopic, existing: QueueOrTopic, namespace: str) -> None:
     """Raise ServiceRefused where the existing entity differs from the requested one."""
-    if found := compare(entity, existing, only=REQUESTED).differences:
+    if found := differences(entity, existing, REQUESTED):
         raise ServiceRefused(
             f"{existing.path} is in {namespace} already, and is left as it is: {describe_differences(found)}",
             condition="40000",
@@ -147,17 +143,17 @@ def _partitioned(entity: SomeQueueOrTopic, size_gb: int, duplicates: str | None)
 
 
 def _window(text: str) -> str:
-    minimum, limit, allowed = entity_limits.DURATION_LIMITS["duplicate_detection_history_time_window"]
     seconds, rest = divmod(ticks(text), TICKS_PER_SECOND)
-    if rest or seconds < minimum or (limit is not None and seconds > limit):
+    if rest or PROPERTIES["duplicate_detection_history_time_window"].refusal(f"PT{seconds}S", ()):
         raise UsageError(
-            f"duplicates cannot be detected for {text}", hint=f"choose whole seconds, {allowed}: 10m is usual"
+            f"duplicates cannot be detected for {text}",
+            hint="choose whole seconds, from 20 seconds to 7 days: 10m is usual",
         )
     return f"PT{seconds}S"
 
 
 def _advice(existing: QueueOrTopic, found: tuple[Difference, ...]) -> str:
-    if not FIXED_AT_CREATION & {each.property for each in found}:
+    if not {row.title for row in PROPERTIES.values() if row.is_fixed} & {each.property for each in found}:
         return (
             "sbpair partition never changes an existing entity: request these values, or change it where it is managed"
         )

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from sbpair import backlog, errors
 from sbpair.azure import NamespaceControl, open_namespace
-from sbpair.errors import ExitCode, NameInvalid, Unsafe, UsageError
+from sbpair.errors import ExitCode, NameInvalid, NameTaken, ServiceRefused, Unsafe, UsageError
 from sbpair.management import partitioning
 from sbpair.management.calls import (
     CALLS_A_SECOND,
@@ -32,7 +32,6 @@ from sbpair.management.calls import (
     gather_all,
 )
 from sbpair.management.comparison import (
-    FORWARDS,
     MAX_CREATES,
     Change,
     Key,
@@ -45,7 +44,7 @@ from sbpair.management.comparison import (
     entity_key,
     external_targets,
     needs,
-    path_key,
+    parent_key,
     plan_backlog,
     plan_entities,
 )
@@ -53,7 +52,8 @@ from sbpair.management.entities_file import NO_ENTITIES, EntitiesDocument
 from sbpair.management.entity_limits import fit_to_tier, tier_violations, violations, without_namespace_partitions
 from sbpair.model import tiers
 from sbpair.model.entities import DEFAULT_RULE, AnyEntity, Described, Queue, Rule, Subscription, Topic
-from sbpair.model.pair import Endpoint, Pair, ResourceGroup
+from sbpair.model.entity_properties import TARGETS
+from sbpair.model.pair import Endpoint, Pair, ResourceGroup, Side
 from sbpair.model.queues import Difference, QueueSpec, QueueState
 from sbpair.model.report import Outcome, Report, ReportItem
 from sbpair.model.retries import Retrying, attempt
@@ -73,6 +73,11 @@ class EntityFinding:
     index: int | None = None
     partitioned: bool = False
     differences: tuple[Difference, ...] = ()
+
+    @property
+    def alters(self) -> bool:
+        """Whether messages are refused, lost or changed by a difference."""
+        return any(each.alters for each in self.differences)
 
 
 EntityItem = ReportItem[EntityFinding]
@@ -101,33 +106,36 @@ class NamespaceProvision:
     _doubtful: set[Key] = field(default_factory=set)
 
     @property
+    def tier(self) -> tiers.Tier:
+        return self._here.tier
+
+    @property
     def desired(self) -> Iterator[Described]:
         yield from self.document.entities
         yield from self.queues
 
     def items(self, *, dry_run: bool) -> list[EntityItem]:
-        """Return all items in the order of the file, backlog queues by index after that."""
+        """Return all items: what alters messages, then in the order of the file, and backlog queues by index."""
         taken = [self.item(entity, Outcome.FAILED, why, code) for entity, why, code in self._taken.values()]
         known = [each for each in self.plan.changes if dry_run or each.kind is not Outcome.MISSING]
         order = {each.path.lower(): number for number, each in enumerate(self.document.entities)}
 
-        def position(item: EntityItem) -> tuple[int, int]:
+        def position(item: EntityItem) -> tuple[bool, int, int]:
             index = item.detail.index if item.detail else None
-            return (order.get(item.name.lower(), len(order)), -1) if index is None else (len(order) + 1, index)
+            place = (order.get(item.name.lower(), len(order)), -1) if index is None else (len(order) + 1, index)
+            return not (item.detail and item.detail.alters), *place
 
         return sorted([*taken, *map(self._change_item, known), *self.created], key=position)
 
     def item(self, entity: Described, outcome: Outcome, reason: str = "", code: int = 0) -> EntityItem:
         """Return the item of an entity without differences."""
-        partitioned = _asks_for_partitions(entity)
-        detail = EntityFinding(self.namespace, entity.kind, self._index(entity), partitioned=partitioned)
-        return ReportItem(entity.path, outcome, reason, detail, code)
+        return self._change_item(Change(outcome, entity, self._index(entity)), reason, code)
 
-    def _change_item(self, change: Change) -> EntityItem:
+    def _change_item(self, change: Change, reason: str = "", code: int = 0) -> EntityItem:
         partitioned = change.state.partitioned if change.state else _asks_for_partitions(change.entity)
         detail = EntityFinding(self.namespace, change.entity.kind, change.index, partitioned, change.differences)
         outcome = Outcome.WOULD_CREATE if change.kind is Outcome.MISSING else change.kind
-        return ReportItem(change.path, outcome, describe_differences(change.differences), detail)
+        return ReportItem(change.path, outcome, reason or describe_differences(change.differences), detail, code)
 
     def _index(self, entity: Described) -> int | None:
         return backlog.index_of(self.pair.primary.name, entity.path) if type(entity) is QueueSpec else None
@@ -143,29 +151,49 @@ class NamespaceProvision:
             listed.extend(await self.calls.read("list the queues", lambda: self.control.list_under(prefix)))
 
         await gather_all([self._read_tier(), *([list_queues()] if self.queues else [])])
-        tier = self._here.tier
-        desired = [fit_to_tier(entity, tier) for entity in self.document.entities]
-        self._check_tier([*desired, *self.queues[:1]])
-        actual = await self._existing(desired)
-        found = plan_entities(desired, actual, await self._rules(desired, actual), self._taken)
-        await self._check_forwards(desired)
-        await self._check_partitions([change.entity for change in found.creates])
-        queues = plan_backlog(self.pair, listed, tier).changes if self.queues else ()
+        self._check_tier(self.queues[:1])
+        found = await self._plan_entities()
+        queues = plan_backlog(self.pair, listed, self.tier).changes if self.queues else ()
         known = [change for change in queues if change.kind is not Outcome.EXTRA]
         self.plan, self.listed = Plan((*found.changes, *known), found.default_rules), len(listed)
-        if (count := len(self.plan.creates)) > MAX_CREATES:
+
+    async def _plan_entities(self) -> Plan:
+        desired = [fit_to_tier(entity, self.tier) for entity in self.document.entities]
+        self._check_tier(desired)
+        actual = await self._existing(desired)
+        actual |= await self._rules(desired, actual)
+        found = plan_entities(desired, actual, self._taken)
+        await self._check_forwards(desired)
+        await self._check_partitions([change.entity for change in found.creates])
+        if (count := len(found.creates)) > MAX_CREATES:
             raise errors.Unsafe(
                 f"{count} entities would be created in {self.namespace}, and {MAX_CREATES} is the most at once",
                 hint="make the file smaller: a namespace of Standard holds 10000 entities",
             )
+        return found
+
+    async def list_all(self) -> list[AnyEntity]:
+        """List the queues, topics, subscriptions and rules of the namespace, without backlog queues."""
+        await self._read_tier()
+        listed = await self.calls.read("list the entities", lambda: partitioning.list_entities(self.control, self.tier))
+        found: list[AnyEntity] = [entity for entity, _ in listed if not backlog.primary_of(entity.path)]
+
+        async def read_below(topic: str) -> None:
+            # Resource Manager is refused before: it has the values of rules as text only.
+            listing = partial(self.control.subscriptions, topic)  # type: ignore[union-attr]
+            for each in await self.calls.read(f"list the subscriptions of {topic}", listing):
+                found.extend([each, *await self._list_rules(topic, each.name)])
+
+        await gather_all([read_below(each.path) for each in found if isinstance(each, Topic)])
+        return sorted(found, key=lambda each: each.path.lower())
 
     async def _read_tier(self) -> None:
         self._here = await self.calls.read("read the namespace's tier", self.control.capacity)
-        self.calls.counted = self._here.tier is not tiers.PREMIUM
+        self.calls.counted = self.tier is not tiers.PREMIUM
 
     def _check_tier(self, desired: Sequence[Described]) -> None:
         for entity in desired:
-            for each in tier_violations(entity, self._here.tier):
+            for each in tier_violations(entity, self.tier):
                 raise errors.UsageError(
                     f"{self.document.where(entity, each.name)}{each.message} ({self.namespace})",
                     hint="correct it: the service would refuse the entity, and nothing was created",
@@ -176,13 +204,11 @@ class NamespaceProvision:
         more = [each for each in creates if _asks_for_partitions(each)]
         if not more:
             return
-        listed = await self.calls.read(
-            "list the entities", lambda: partitioning.list_entities(self.control, self._here.tier)
-        )
+        listed = await self.calls.read("list the entities", lambda: partitioning.list_entities(self.control, self.tier))
         others = [each for each, _ in listed]
         try:
             partitioning.possible_partitions(self._here, others, self.namespace)
-            partitioning.check_number(len(more), others, self._here.tier, self.namespace)
+            partitioning.check_number(len(more), others, self.tier, self.namespace)
         except errors.ServiceRefused as error:
             where = self.document.where(more[0], "enable_partitioning")
             raise errors.UsageError(f"{where}{error.message}", hint=error.hint) from error
@@ -202,26 +228,26 @@ class NamespaceProvision:
 
         await gather_all(read(each) for each in desired if isinstance(each, (Queue, Topic)))
         subscriptions = [each for each in desired if isinstance(each, Subscription)]
-        await gather_all(read(each) for each in subscriptions if path_key(each.topic) in actual)
+        await gather_all(read(each) for each in subscriptions if parent_key(each) in actual)
         return actual
 
     async def _read_entity(self, entity: AnyEntity) -> AnyEntity:
         found = await self.control.read(entity)
-        return without_namespace_partitions(found, entity, self._here.tier)
+        return without_namespace_partitions(found, entity, self.tier)
 
-    async def _rules(self, desired: Sequence[Described], actual: dict[Key, Described]) -> Mapping[Key, Sequence[Rule]]:
-        """Return the rules of each existing subscription with desired rules, and add them to `actual`."""
-        found: dict[Key, list[Rule]] = {}
+    async def _rules(self, desired: Sequence[Described], actual: Mapping[Key, Described]) -> dict[Key, Rule]:
+        """Return the rules of each existing subscription with desired rules."""
+        found: dict[Key, Rule] = {}
 
-        async def read(key: Key, of: Subscription) -> None:
-            what = f"list the rules of {of.topic}/{of.name}"
-            found[key] = await self.calls.read(what, lambda: self.control.rules(of.topic, of.name))
+        async def read(topic: str, name: str) -> None:
+            found.update({entity_key(each): each for each in await self._list_rules(topic, name)})
 
-        subscriptions = (Subscription(each.topic, each.subscription) for each in desired if isinstance(each, Rule))
-        by_key = {entity_key(each): each for each in subscriptions}
-        await gather_all(read(key, of) for key, of in by_key.items() if key in actual)
-        actual |= {entity_key(rule): rule for rules in found.values() for rule in rules}
+        by_key = {parent_key(each): (each.topic, each.subscription) for each in desired if isinstance(each, Rule)}
+        await gather_all(read(*names) for key, names in by_key.items() if key in actual)
         return found
+
+    async def _list_rules(self, topic: str, name: str) -> list[Rule]:
+        return await self.calls.read(f"list the rules of {topic}/{name}", partial(self.control.rules, topic, name))
 
     async def _check_forwards(self, desired: Sequence[Described]) -> None:
         async def check(path: str) -> None:
@@ -235,7 +261,7 @@ class NamespaceProvision:
         await gather_all(check(path) for path in external_targets(desired).values())
 
     def _no_target(self, desired: Sequence[Described], path: str) -> errors.UsageError:
-        entity, name = next((each, name) for each in desired for name in FORWARDS if getattr(each, name, "") == path)
+        entity, name = next((each, name) for each in desired for name in TARGETS if getattr(each, name, "") == path)
         return errors.UsageError(
             f"{self.document.where(entity, name)}{entity.kind} {entity.path} forwards to {path}, which does not exist"
             f" in {self.namespace}",
@@ -255,24 +281,23 @@ class NamespaceProvision:
         return [*(self._create(entity) for entity in creates), *deletions]
 
     async def _create(self, entity: Described) -> EntityItem:
-        item = await self._create_after_needs(entity)
+        for need in needs(entity) & self._outcomes.keys():
+            if await self._outcomes[need] in _NOT_CREATED:
+                reason = f"it needs {'/subscriptions/'.join(need)}, which could not be created"
+                item = self.item(entity, Outcome.NOT_TRIED, reason)
+                break
+        else:
+            item = await self._item_of(entity, f"create {entity.path}", lambda: self._create_or_compare(entity))
         self._outcomes[entity_key(entity)].set_result(item.outcome)
         return item
 
-    async def _create_after_needs(self, entity: Described) -> EntityItem:
-        for need in needs(entity):
-            if need in self._outcomes and await self._outcomes[need] in _NOT_CREATED:
-                return self.item(entity, Outcome.NOT_TRIED, f"it needs {need[1]}, which could not be created")
-        return await self._item_of(entity, f"create {entity.path}", lambda: self._create_or_compare(entity))
-
     async def _delete_default(self, rule: Rule) -> EntityItem | None:
         """Delete the service's own rule from a subscription that this run created, once all others exist."""
-        subscription = entity_key(Subscription(rule.topic, rule.subscription))
+        subscription = parent_key(rule)
         if await self._outcomes[subscription] is not Outcome.CREATED:
             return None
-        creates = (change.entity for change in self.plan.creates)
-        others = [each for each in creates if isinstance(each, Rule) and subscription in needs(each)]
-        if any([await self._outcomes[entity_key(each)] in _NOT_CREATED for each in others]):
+        others = [outcome for key, outcome in self._outcomes.items() if key[:-1] == subscription]
+        if any([await outcome in _NOT_CREATED for outcome in others]):
             reason = f"{DEFAULT_RULE}, which accepts every message, stays until all other rules exist: delete it then"
             return self.item(rule, Outcome.NOT_TRIED, reason)
         item = await self._item_of(rule, f"delete {rule.path}", lambda: self._delete(rule))
@@ -315,7 +340,60 @@ class NamespaceProvision:
         if isinstance(entity, AnyEntity):
             return self._change_item(compare(entity, await self._read_entity(entity)))
         state, index = await self.control.get(entity.path), self._index(entity) or 0
-        return self._change_item(compare_backlog_queue(entity, index, state, self._here.tier))
+        return self._change_item(compare_backlog_queue(entity, index, state, self.tier))
+
+
+@dataclass(eq=False)
+class MirrorProvision(NamespaceProvision):
+    """The provisioning of a secondary with the entities of the live primary, which is `source`.
+
+    An entity that the tier of the secondary refuses is an item of the report, and stops no other.
+    """
+
+    source: NamespaceProvision = field(kw_only=True)
+
+    async def _plan_entities(self) -> Plan:
+        wanted, present = await self.source.list_all(), await self.list_all()
+        actual = {entity_key(each): each for each in present}
+        desired = []
+        for entity in (without_namespace_partitions(each, None, self.source.tier) for each in wanted):
+            key = entity_key(entity)
+            if found := actual.get(key):
+                desired.append(_accepting(entity, found))
+                actual[key] = without_namespace_partitions(found, entity, self.tier)
+                if found.kind != entity.kind:
+                    why = f"{found.path} is a {found.kind} in {self.namespace}: rename or delete it"
+                    self._taken[key] = entity, why, NameTaken.exit_code
+            else:
+                desired.append(self._fitted(entity))
+        self.document = EntitiesDocument(tuple(desired))
+        plan = plan_entities(desired, actual, self._taken, whole=True)
+        known = {entity_key(each) for each in desired}
+        # An unexpected rule is a difference of its subscription.
+        extra = (each for each in present if not isinstance(each, Rule) and entity_key(each) not in known)
+        return replace(plan, changes=(*plan.changes, *(Change(Outcome.EXTRA, each) for each in extra)))
+
+    def _fitted(self, entity: AnyEntity) -> AnyEntity:
+        """Return an entity to create, with the defaults of the tier; note why it cannot be created."""
+        entity = fit_to_tier(entity, self.tier)
+        if isinstance(entity, (Queue, Topic)):
+            kilobytes = entity.max_message_size_in_kilobytes
+            if kilobytes == self.source.tier.message_kilobytes[0]:
+                entity = replace(entity, max_message_size_in_kilobytes=None)
+        refused = [each.message for each in tier_violations(entity, self.tier)]
+        if isinstance(entity, Rule) and entity.filter.typed:
+            refused = [f"it has values that are not text, and is not copied: {', '.join(entity.filter.typed)}"]
+        if refused:
+            self._taken[entity_key(entity)] = entity, refused[0], ServiceRefused.exit_code
+        return entity
+
+
+def _accepting(entity: AnyEntity, found: AnyEntity) -> AnyEntity:
+    """Return an entity without its limit of a message, where the one that is there accepts larger ones."""
+    if isinstance(entity, (Queue, Topic)) and isinstance(found, (Queue, Topic)):
+        limit, there = entity.max_message_size_in_kilobytes or 0, found.max_message_size_in_kilobytes or 0
+        return replace(entity, max_message_size_in_kilobytes=None) if there >= limit else entity
+    return entity
 
 
 def _asks_for_partitions(entity: Described) -> bool:
@@ -331,6 +409,8 @@ async def provision(
     *,
     group: ResourceGroup | None = None,
     entities: EntitiesDocument = NO_ENTITIES,
+    side: Side | None = None,
+    mirror: bool = False,
     dry_run: bool = False,
     stop: asyncio.Event | None = None,
     grace_seconds: float = GRACE_SECONDS,
@@ -339,6 +419,9 @@ async def provision(
     sleep: Sleep = asyncio.sleep,
 ) -> EntityReport:
     """Provision `pair`: its backlog queues in the secondary, and `entities` in both. With `dry_run`, only report.
+
+    With `side`, only that namespace is contacted, and gets what is missing there. With `mirror`, the secondary gets the
+    entities that the live primary has, in place of `entities`; the primary is only read.
 
     With `group`, which contains both namespaces, they are reached through Azure Resource Manager; `opens` reaches them
     otherwise. Once `stop` is set, no more calls begin, and those in progress have `grace_seconds`.
@@ -355,18 +438,27 @@ async def provision(
             hint="check the number of backlog queues: the original used 10",
         )
     check_document(pair, entities)
+    if mirror:
+        pair.require_primary()
+        if group or side or entities.entities:
+            raise UsageError("a mirror takes no group, side or entities of a file", hint="leave them out")
     open_side = opens or partial(open_namespace, group=group)
     halt = Halt(stop or asyncio.Event())
     async with AsyncExitStack() as stack:
 
-        async def side(endpoint: Endpoint, at_once: int, desired: list[QueueSpec]) -> NamespaceProvision:
+        async def opened(endpoint: Endpoint, at_once: int, desired: list[QueueSpec]) -> NamespaceProvision:
             control = await stack.enter_async_context(open_side(endpoint))
             calls = Calls(halt, at_once, on_event, sleep)
+            if mirror and endpoint is pair.secondary:
+                return MirrorProvision(endpoint.name, control, calls, entities, pair, desired, source=sides.pop())
             return NamespaceProvision(endpoint.name, control, calls, entities, pair, desired)
 
         # The primary gets no burst of calls: applications are using it.
-        sides = [await side(pair.primary, CALLS_A_SECOND, [])] if entities.entities else []
-        sides.append(await side(pair.secondary, FIRST_SECOND_CALLS, queues))
+        sides: list[NamespaceProvision] = []
+        if mirror or side == "primary" or (entities.entities and side is None):
+            sides.append(await opened(pair.primary, CALLS_A_SECOND, []))
+        if side != "primary":
+            sides.append(await opened(pair.secondary, FIRST_SECOND_CALLS, queues))
         return await _provision(sides, halt, grace_seconds, on_event, dry_run=dry_run)
 
 

@@ -15,7 +15,7 @@ from functools import partial
 from sbpair import backlog
 from sbpair.amqp_client.client import GetToken
 from sbpair.azure.atom import AtomNamespace, open_atom
-from sbpair.azure.credentials import token_getter
+from sbpair.azure.credentials import open_tokens
 from sbpair.errors import EntityMissing, ExitCode, SbpairError, ServiceRefused, TimedOut, Unreachable
 from sbpair.management.audit_findings import QueueItem
 from sbpair.management.calls import Listed, OnEvent, QueueProvisioned, Sleep, shielded
@@ -56,7 +56,7 @@ def planned_removals(pair: Pair, actual: Collection[QueueState]) -> list[QueueIt
 def _planned(change: Change, count: int) -> QueueItem:
     why, counts = why_unexpected(change.index, count), None
     if change.state:
-        counts = change.state.counts
+        counts = None if change.state.availability else change.state.counts
         if change.state.spec.status == SEND_DISABLED:
             why = f"{why}; it was {SEND_DISABLED} already: a prune may have been cut short"
     detail = QueueFinding(change.index, counts=counts)
@@ -98,7 +98,7 @@ async def prune(
     The outcome of each queue is an item of the report.
     """
     desired_queues(pair)
-    async with open_atom(pair.secondary, call_seconds=CALL_SECONDS) as queues, token_getter(pair) as get_token:
+    async with open_atom(pair.secondary, call_seconds=CALL_SECONDS) as queues, open_tokens() as get_token:
         peek = partial(holds_message, pair.secondary, get_token, sleep)
         return await Pruner(queues, peek, pair, on_event, sleep).run(dry_run=dry_run, only=only)
 

@@ -8,9 +8,8 @@ thread.
 
 from __future__ import annotations
 
-import threading
-from collections import Counter
 from collections.abc import Callable, Mapping
+from itertools import chain
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from sbpair.metrics.metric_names import (
@@ -34,11 +33,11 @@ from sbpair.metrics.metric_names import (
     Metric,
 )
 from sbpair.model.pair import SIDES
-from sbpair.move import events
 from sbpair.move.receipt import SPENT
 from sbpair.runs.database import now_ms
 
 if TYPE_CHECKING:
+    from sbpair.move.run_state import RunState
     from sbpair.syphon.run_store import LiveRun
 
 MAX_DESTINATIONS: Final = 100
@@ -80,7 +79,7 @@ class BoundedLabels:
 
 
 class LiveFigures:
-    """Takes the events of a run. `info` describes the run: names and texts."""
+    """Reads a run. `info` describes it: names and texts."""
 
     def __init__(
         self,
@@ -90,58 +89,27 @@ class LiveFigures:
         clock_ms: Callable[[], int] = now_ms,
         max_labels: int = MAX_DESTINATIONS,
     ) -> None:
-        self.info = {"run": live.id, **{name: _encodable(text) for name, text in info.items()}}
+        self._info = {name: _encodable(text) for name, text in info.items()}
         self._live = live
         self._clock_ms = clock_ms
         self._started_ms = clock_ms()
-        self._lock = threading.Lock()
-        self._depth = events.BacklogDepth()
         self._labels = BoundedLabels(max_labels)
-        self._progress: dict[str, events.QueueProgress | None] = {}
-        self._waiting: dict[str, int] = {}
-        self._backing_off: set[tuple[str, str]] = set()
-        self._backoffs: Counter[str] = Counter()
-        self._failures: Counter[str] = Counter()
-        self._away = events.AwaySides()
-        self._paused = False
 
-    def take(self, event: events.SyphonEvent) -> None:
-        """Take one event in."""
-        with self._lock:
-            self._depth.take(event)
-            match event:
-                case events.QueuesFound(queues):
-                    self._progress = {**dict.fromkeys(queues), **self._progress}
-                case events.QueueProgress(queue):
-                    self._progress[queue] = event
-                case events.DestinationProgress(destination):
-                    self._waiting.pop(destination, None)
-                    if event.waiting:
-                        self._waiting[destination] = event.waiting
-                case events.DestinationBackingOff(queue, destination):
-                    self._backing_off.add((queue, destination))
-                    self._backoffs[self._labels.of(destination)] += 1
-                case events.DestinationRecovered(queue, destination):
-                    self._backing_off.discard((queue, destination))
-                case events.RunPaused() | events.RunResumed():
-                    self._paused = isinstance(event, events.RunPaused)
-                case events.QueueOpened() | events.QueueDone() | events.QueueFailed():
-                    self._turn(event)
+    @property
+    def info(self) -> dict[str, str]:
+        return {"run": self._live.id, **self._info}
 
-    def _turn(self, event: events.QueueOpened | events.QueueDone | events.QueueFailed) -> None:
-        # The queue holds its messages again, and no destination waits for them.
-        self._progress[event.queue] = None
-        self._backing_off = {each for each in self._backing_off if each[0] != event.queue}
-        self._failures[event.queue] += isinstance(event, events.QueueFailed)
-        self._away.take(event)
+    @property
+    def _state(self) -> RunState:
+        return self._live.state
 
     def read(self) -> Figures:
         """Return the figures of this moment: always all metrics, with the series that there are."""
         counts = self._live.tally.counts()
-        with self._lock:
+        with self._state.lock:
             return {
                 START_TIME: {"": self._started_ms / 1000},
-                PAUSED: {"": int(self._paused)},
+                PAUSED: {"": int(self._state.paused)},
                 **self._of_messages(counts.queues),
                 BYTES_SENT: {"": counts.bytes_sent},
                 DEAD_LETTERS: dict(counts.reasons),
@@ -149,36 +117,37 @@ class LiveFigures:
                 CREDITS: self._live.rate_limiter.credits_spent() if self._live.rate_limiter else {},
                 **self._of_queues(),
                 **self._of_destinations(counts.destinations),
-                SIDE_AWAY: {side: int(side in self._away.names) for side in SIDES},
+                SIDE_AWAY: {side: int(side in self._state.away) for side in SIDES},
             }
 
     def _of_messages(self, counted: Mapping[str, Mapping[str, int]]) -> Figures:
-        queues = sorted({*self._progress, *counted})
+        queues = sorted({*self._state.queues, *counted})
         return {
             metric: {queue: counted.get(queue, {}).get(bucket, 0) for queue in queues}
             for bucket, metric in MESSAGES.items()
         }
 
     def _of_queues(self) -> Figures:
-        queues, now = self._depth.by_queue(), self._clock_ms()
-        ages: dict[str, float] = {}
-        for queue, (messages, since) in queues.items():
-            if messages == 0:
-                ages[queue] = 0.0
-            elif since is not None:
-                ages[queue] = max(0.0, (now - since) / 1000)
+        queues, now = self._state.queues, self._clock_ms()
+        depths = {queue: state.left[0] for queue, state in queues.items()}
+        since = {queue: now if depths[queue] == 0 else state.oldest_ms for queue, state in queues.items()}
         return {
-            DEPTH: {queue: messages for queue, (messages, _) in queues.items() if messages is not None},
-            OLDEST: ages,
-            HELD: {queue: at.held if at else 0 for queue, at in self._progress.items()},
-            LOCKED: {queue: at.locked if at else 0 for queue, at in self._progress.items()},
-            FAILURES: {queue: self._failures[queue] for queue in self._progress},
+            DEPTH: {queue: messages for queue, messages in depths.items() if messages is not None},
+            OLDEST: {queue: max(0.0, (now - at) / 1000) for queue, at in since.items() if at is not None},
+            HELD: {queue: state.at.held for queue, state in queues.items()},
+            LOCKED: {queue: state.at.locked for queue, state in queues.items()},
+            FAILURES: {queue: state.failures for queue, state in queues.items()},
         }
 
     def _of_destinations(self, sent: Mapping[str, int]) -> Figures:
-        backing_off = {destination.lower(): 1 for _, destination in self._backing_off}
-        found = {SENT_TO: self._labels.sums(sent)}  # first, as it may add labels
-        found[WAITING] = self._labels.sums(self._waiting)
-        found[BACKING_OFF] = self._labels.sums(backing_off)
-        found[BACKOFFS] = {label: self._backoffs[label] for label in found[BACKING_OFF]}
-        return found
+        known = {state.at.destination: state for state in self._state.destinations.values()}
+        backed_off = {path: state for path, state in known.items() if state.backoffs}
+        found: dict[Metric, Mapping[str, float]] = {
+            SENT_TO: sent,
+            WAITING: {path: state.at.waiting for path, state in known.items() if state.at.waiting},
+            BACKING_OFF: {path: bool(state.backing_off) for path, state in backed_off.items()},
+            BACKOFFS: {path: state.backoffs for path, state in backed_off.items()},
+        }
+        for path in chain(*found.values()):
+            self._labels.of(path)
+        return {metric: self._labels.sums(counts) for metric, counts in found.items()}

@@ -13,9 +13,9 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from sbpair.errors import MachineLacks
 from sbpair.metrics.http_port import HttpPort, Page, Render
@@ -23,38 +23,36 @@ from sbpair.metrics.live_figures import LiveFigures
 from sbpair.metrics.metric_names import RUN_INFO, Metric
 
 if TYPE_CHECKING:
-    from sbpair.move.events import SyphonEvent
     from sbpair.move.interface import Destination
     from sbpair.syphon.run_store import LiveRun
 
 PATH: Final = "/metrics"
-
-
-class RunMetrics(NamedTuple):
-    """`take` takes the events of the run, during which `port` serves."""
-
-    take: Callable[[SyphonEvent], None]
-    port: HttpPort
+PAIR: Final = "pair"
+"""The label, or attribute, of the series of each pair."""
 
 
 @contextmanager
-def open_metrics(live: LiveRun, info: Mapping[str, str], address: tuple[str, int] | None) -> Iterator[RunMetrics]:
-    """Open a port at `address`, if any, and the telemetry that the environment asks for. `info` describes the run.
+def open_metrics(
+    lives: Mapping[str, LiveRun], info: Mapping[str, str], address: tuple[str, int] | None, *, by_pair: bool = False
+) -> Iterator[HttpPort]:
+    """Open a port at `address`, if any, and the telemetry that the environment asks for. `info` describes all runs.
 
-    `live` is then given to the run. Raises UsageError; MachineLacks for a port that is not free or a missing package.
+    `lives` are by pair, and then given to the runs; with `by_pair`, each series has its pair as a label. Raises
+    UsageError; MachineLacks for a port that is not free or a missing package.
     """
-    figures = LiveFigures(live, info)
-    pages = {} if address is None else {PATH: renderer(figures)}
+    figures = [LiveFigures(live, {**info, PAIR: name}) for name, live in lives.items()]
+    pages = {} if address is None else {PATH: renderer(*figures, by_pair=by_pair)}
     options = ("--metrics-port", "--metrics-address")
     with closing(HttpPort(address, options, "metrics", pages)) as port, ExitStack() as stack:
-        telemetry = open_telemetry(figures)
+        telemetry = open_telemetry(figures, by_pair=by_pair)
         if telemetry is not None:
             stack.callback(telemetry.close)
-            live.traced = telemetry.traced if telemetry.tracer is not None else None
-        yield RunMetrics(figures.take, port)
+            for live in lives.values():
+                live.traced = telemetry.traced if telemetry.tracer is not None else None
+        yield port
 
 
-def renderer(figures: LiveFigures) -> Render:
+def renderer(*runs: LiveFigures, by_pair: bool = False) -> Render:
     """Return a function that renders the figures of the moment, and those of this process. Raises MachineLacks."""
     try:
         from prometheus_client import CollectorRegistry, ProcessCollector
@@ -65,13 +63,19 @@ def renderer(figures: LiveFigures) -> Render:
 
     class RunCollector:
         def collect(self) -> Iterator[Any]:
-            yield InfoMetricFamily(RUN_INFO, "The run", value=figures.info)
-            for metric, series in figures.read().items():
+            info = InfoMetricFamily(RUN_INFO, "The run")
+            found = []
+            for figures in runs:
+                info.add_metric([], figures.info)
+                found.append(([figures.info[PAIR]] if by_pair else [], figures.read()))
+            yield info
+            for metric in found[0][1]:
                 kind = CounterMetricFamily if metric.is_counter else GaugeMetricFamily
-                labels = [metric.label] if metric.label else []
+                labels = [PAIR] * by_pair + [metric.label] * bool(metric.label)
                 family = kind(metric.prometheus_name, metric.text, labels=labels, unit=metric.base_unit)
-                for label, value in series.items():
-                    family.add_metric([label] if labels else [], float(value))
+                for pair, read in found:
+                    for label, value in read[metric].items():
+                        family.add_metric([*pair, label] if metric.label else pair, float(value))
                 yield family
 
     registry = CollectorRegistry(auto_describe=False)
@@ -113,7 +117,9 @@ def wanted_exporters(environ: Mapping[str, str] = os.environ) -> dict[str, list[
     return found
 
 
-def open_telemetry(figures: LiveFigures, environ: Mapping[str, str] = os.environ) -> Telemetry | None:
+def open_telemetry(
+    runs: Sequence[LiveFigures], environ: Mapping[str, str] = os.environ, *, by_pair: bool = False
+) -> Telemetry | None:
     """Return the telemetry that the environment asks for; None without any. A missing package is a warning."""
     wanted = wanted_exporters(environ)
     if not wanted:
@@ -124,11 +130,12 @@ def open_telemetry(figures: LiveFigures, environ: Mapping[str, str] = os.environ
         log.warning("OTEL_ variables ask for telemetry, and the OpenTelemetry SDK is not installed: %s", EXTRA)
         return None
     telemetry = Telemetry()
-    resource = Resource.create(_resource_attributes(figures, environ))
+    own = () if not by_pair else ("run", PAIR)
+    resource = Resource.create(_resource_attributes(runs[0], environ, own))
     for signal, open_signal in (("TRACES", telemetry.open_traces), ("METRICS", telemetry.open_metrics)):
         opened = [_open_exporter(signal, name, environ) for name in wanted.get(signal, ())]
         if exporters := [each for each in opened if each is not None]:
-            open_signal(exporters, resource, figures)
+            open_signal(exporters, resource, {each.info[PAIR] if by_pair else "": each for each in runs})
     return telemetry
 
 
@@ -142,7 +149,7 @@ class Telemetry:
         self._logger = logging.getLogger("opentelemetry")
         self._logger.addHandler(self._failures)
 
-    def open_traces(self, exporters: Iterable[Any], resource: Any, _figures: LiveFigures) -> None:
+    def open_traces(self, exporters: Iterable[Any], resource: Any, _runs: Mapping[str, LiveFigures]) -> None:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
@@ -152,7 +159,7 @@ class Telemetry:
         self.tracer = provider.get_tracer(SCOPE)
         self._providers.append(provider)
 
-    def open_metrics(self, exporters: Iterable[Any], resource: Any, figures: LiveFigures) -> None:
+    def open_metrics(self, exporters: Iterable[Any], resource: Any, runs: Mapping[str, LiveFigures]) -> None:
         from opentelemetry.metrics import Observation
         from opentelemetry.sdk.metrics import MeterProvider
         from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
@@ -163,13 +170,16 @@ class Telemetry:
 
         def observe(metric: Metric) -> Any:
             def read(_options: object) -> list[Any]:
-                key = f"{SCOPE}.{metric.label}"
-                series = figures.read()[metric].items()
-                return [Observation(value, {key: label} if label else {}) for label, value in series]
+                key, pair_key = f"{SCOPE}.{metric.label}", f"{SCOPE}.{PAIR}"
+                return [
+                    Observation(value, ({key: label} if label else {}) | ({pair_key: pair} if pair else {}))
+                    for pair, figures in runs.items()
+                    for label, value in figures.read()[metric].items()
+                ]
 
             return read
 
-        for metric in figures.read():
+        for metric in next(iter(runs.values())).read():
             create = meter.create_observable_counter if metric.is_counter else meter.create_observable_gauge
             create(metric.name, [observe(metric)], metric.unit, metric.text)
         self._providers.append(provider)
@@ -204,9 +214,9 @@ def _shut_down(provider: Any) -> None:
         provider.shutdown()
 
 
-def _resource_attributes(figures: LiveFigures, environ: Mapping[str, str]) -> dict[str, str]:
+def _resource_attributes(figures: LiveFigures, environ: Mapping[str, str], without: Sequence[str]) -> dict[str, str]:
     named = environ.get("OTEL_SERVICE_NAME") or "service.name=" in environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
-    info = {f"{SCOPE}.{name}": value for name, value in figures.info.items()}
+    info = {f"{SCOPE}.{name}": value for name, value in figures.info.items() if name not in without}
     return {**({} if named else {"service.name": SCOPE}), "service.instance.id": figures.info["run"], **info}
 
 

@@ -7,30 +7,29 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
 from sbpair import backlog
 from sbpair.azure.descriptions import body_of, name_of
 from sbpair.errors import UsageError
-from sbpair.management.comparison import Key, entity_key, external_targets, needs, path_key
+from sbpair.management.comparison import entity_key, external_targets, needs, parent_key, plan_entities
 from sbpair.management.entities_file import NO_ENTITIES, EntitiesDocument
 from sbpair.management.provisioning import check_document
 from sbpair.model.entities import (
     DEFAULT_RULE,
-    NAMES,
     NO_MESSAGE,
     AnyEntity,
     Described,
     Queue,
     Rule,
     SqlFilter,
-    Subscription,
     Topic,
     with_partitions,
 )
+from sbpair.model.entity_properties import names_of
 from sbpair.model.pair import Pair, Side
 from sbpair.template import filled
 
@@ -118,57 +117,42 @@ def namespace_code(
         primary=pair.primary.name,
         backlog_queues=pair.backlog_queues if side == "secondary" else 0,
         backlog=CodeResource("backlog", spec, "", "", properties),
-        resources=tuple(resources),
+        resources=resources,
         default_rules=tuple(_default_rules(entities.entities, resources)),
         external=tuple(sorted(external_targets(entities.entities).values())),
         origin=origin,
     )
 
 
-def _resources(entities: Iterable[AnyEntity], *, partitioned: bool) -> list[CodeResource]:
-    entities = [entity for entity in entities if not _is_default(entity)]
+def _resources(entities: Iterable[AnyEntity], *, partitioned: bool) -> tuple[CodeResource, ...]:
+    # The service itself creates the default rule: a file can describe it only as it is.
+    entities = [entity for entity in entities if not (isinstance(entity, Rule) and entity.name == DEFAULT_RULE)]
     taken: set[str] = set()
-    symbols = {entity_key(entity): unused_symbol(_label(entity), taken) for entity in entities}
+    labels = {entity_key(entity): f"{entity.kind}_{' '.join(names_of(entity))}" for entity in entities}
+    symbols = {key: unused_symbol(label, taken) for key, label in labels.items()}
     found = []
     for entity in entities:
         wanted = with_partitions(entity) if partitioned and isinstance(entity, (Queue, Topic)) else entity
-        parent = symbols[_parent_key(entity)] if isinstance(entity, (Subscription, Rule)) else ""
+        parent = symbols.get(parent_key(entity), "")
         others = {symbols[key] for key in needs(entity) & symbols.keys()} - {parent}
         name = name_of(entity.path) if isinstance(entity, (Queue, Topic)) else entity.name
         symbol = symbols[entity_key(entity)]
         found.append(CodeResource(symbol, entity, name, parent, body_of(wanted)["properties"], tuple(sorted(others))))
-    return found
+    return tuple(found)
 
 
-def _default_rules(entities: Iterable[AnyEntity], resources: Iterable[CodeResource]) -> list[CodeResource]:
-    """Return the service's own rules that provisioning would delete: of subscriptions with others; they accept none."""
-    resources = list(resources)
-    kept = {_parent_key(entity) for entity in entities if isinstance(entity, Rule) and _is_default(entity)}
+def _default_rules(entities: Sequence[AnyEntity], resources: Sequence[CodeResource]) -> list[CodeResource]:
+    """Return the service's own rules that provisioning would delete. They accept no message."""
+    deleted = {parent_key(rule): rule for rule in plan_entities(entities, {}).default_rules}
     taken = {each.symbol.lower() for each in resources}
     found = []
     for each in resources:
-        rules = tuple(rule.symbol for rule in resources if rule.parent == each.symbol and rule.entity.kind == "rule")
-        if isinstance(each.entity, Subscription) and rules and entity_key(each.entity) not in kept:
-            topic, name = each.entity.topic, each.entity.name
-            inert = Rule(topic, name, DEFAULT_RULE, SqlFilter(NO_MESSAGE))
-            symbol = unused_symbol(f"default_rule_{topic} {name}", taken)
-            found.append(CodeResource(symbol, inert, DEFAULT_RULE, each.symbol, body_of(inert)["properties"], rules))
+        if rule := deleted.get(entity_key(each.entity)):
+            inert = replace(rule, filter=SqlFilter(NO_MESSAGE))
+            symbol = unused_symbol(f"default_rule_{rule.topic} {rule.subscription}", taken)
+            rules = tuple(other.symbol for other in resources if other.parent == each.symbol)
+            found.append(CodeResource(symbol, inert, rule.name, each.symbol, body_of(inert)["properties"], rules))
     return found
-
-
-def _is_default(entity: AnyEntity) -> bool:
-    """Return whether the service itself creates the entity. A file can describe this rule only as it is."""
-    return isinstance(entity, Rule) and entity.name == DEFAULT_RULE
-
-
-def _parent_key(entity: Subscription | Rule) -> Key:
-    if isinstance(entity, Rule):
-        return entity_key(Subscription(entity.topic, entity.subscription))
-    return path_key(entity.topic)
-
-
-def _label(entity: AnyEntity) -> str:
-    return f"{entity.kind}_{' '.join(getattr(entity, each.name) for each in fields(entity) if each.name in NAMES)}"
 
 
 def unused_symbol(label: str, taken: set[str]) -> str:
@@ -204,6 +188,12 @@ def terraform(code: NamespaceCode) -> str:
     return filled("sbpair.planning", "namespace.tf", code=code, literal=terraform_literal)
 
 
+class Expression(str):
+    """An expression of the language itself, which a literal has as it is."""
+
+    __slots__ = ()
+
+
 def bicep_literal(value: Any) -> str:
     """Return a value as an expression. A text is on one line, and what cannot be seen is escaped."""
     return _literal(value, _bicep_text, lambda items: (f"{key}: {each}" for key, each in items))
@@ -225,16 +215,18 @@ def _literal(
         each = [_literal(inner, text, layout, f"{indent}  ") for inner in value.values()]
         lines = "".join(f"{indent}  {line}\n" for line in layout(list(zip(names, each, strict=True))))
         return f"{{\n{lines}{indent}}}" if lines else "{}"
+    if isinstance(value, list):
+        return f"[{', '.join(_literal(each, text, layout, indent) for each in value)}]"
     if isinstance(value, bool):
         return str(value).lower()
-    return str(value) if isinstance(value, int) else text(value)
+    return str(value) if isinstance(value, (int, Expression)) else text(value)
 
 
 def _aligned(items: list[tuple[str, str]]) -> Iterator[str]:
     """Yield attributes whose equal signs are aligned, in groups that an attribute of several lines ends."""
-    for _, group in groupby(items, lambda item: "\n" in item[1]):
+    for is_long, group in groupby(items, lambda item: "\n" in item[1]):
         found = list(group)
-        width = max(len(key) for key, _ in found)
+        width = 0 if is_long else max(len(key) for key, _ in found)
         yield from (f"{key:<{width}} = {value}" for key, value in found)
 
 

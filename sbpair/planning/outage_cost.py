@@ -1,4 +1,4 @@
-"""Cost of an outage by tier: its messages' operations, the base price, idle polling, and when the backlog is full.
+"""Cost of an outage by tier: its messages' operations, the base price, idle polling, other costs, and when it is full.
 
 Pure. Messages that no longer fit the backlog cost nothing: they are not stored.
 """
@@ -6,7 +6,7 @@ Pure. Messages that no longer fit the backlog cost nothing: they are not stored.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Annotated, NamedTuple
@@ -31,6 +31,7 @@ MESSAGING_UNITS = (1, 2, 4, 8, 16)
 MESSAGE_BYTES = {BASIC.name: 256 * 1024, STANDARD.name: 256 * 1024, PREMIUM.name: 100 * 1024 * 1024}
 """The largest message of each tier."""
 
+PING_SECONDS, DEAD_SHARE = 60, 100
 ALIAS_BYTES = 1024
 """A message of the backlog is larger by its aliases, and a path alone may have 260 characters."""
 
@@ -93,6 +94,17 @@ class TierCost:
 
 
 @dataclass(frozen=True, slots=True)
+class ExtraCost:
+    """A cost beside that of the move, in all tiers of the estimate."""
+
+    name: Annotated[str, "One of bandwidth, pings, dead-letters and active"]
+    operations: Annotated[int, "Billable operations"]
+    crossing_bytes: Annotated[int, "Bytes that leave a region for the other one"]
+    price: MoneyRange
+    assumption: Annotated[str, "Its assumption"]
+
+
+@dataclass(frozen=True, slots=True)
 class OutageCost:
     """The cost of an outage. Of its messages, `stored` fit the backlog.
 
@@ -107,6 +119,7 @@ class OutageCost:
     full_in_seconds_partitioned: Annotated[float | None, "The same for partitioned queues of Standard; null if known"]
     operations: Operations
     tiers: tuple[TierCost, ...]
+    extras: tuple[ExtraCost, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -190,6 +203,7 @@ def cost_of(
         full_in_seconds_partitioned=PARTITIONS * fill_seconds if standard and room.partitioned is None else None,
         operations=operations,
         tiers=tuple(_tier_cost(each, outage, stored, operations, _polls(room, MONTH_DAYS * DAY)) for each in possible),
+        extras=tuple(_extras(outage, stored, possible)),
         notes=(*notes, *_remarks(outage, capacities)),
     )
 
@@ -220,6 +234,25 @@ def _tier_cost(capacity: PairCapacity, outage: Outage, stored: int, operations: 
         base=_base(capacity, Decimal(outage.seconds) / HOUR),
         move_back_seconds=stored / min(rates) if rates else None,
     )
+
+
+def _extras(outage: Outage, stored: int, capacities: Sequence[PairCapacity]) -> Iterator[ExtraCost]:
+    """Yield the costs of `cost.EXTRAS`. A message in another region crosses twice: when sent and when received."""
+    month, dead = round(outage.rate * MONTH_DAYS * DAY), -(-stored // DEAD_SHARE)
+    each, pings = cost.units(outage.message_bytes), -(-int(outage.seconds) // PING_SECONDS)
+    for name, operations, crossings, side, assumption in (
+        ("bandwidth", 0, 2 * stored, 0, "regions differ, and each message crosses twice: to the backlog, and back"),
+        ("pings", pings, 0, 1, "one a minute, of one client for one failed entity; each further one adds its own"),
+        ("dead-letters", 2 * dead * each, dead, 0, f"1 of {DEAD_SHARE} messages is dead-lettered, and redriven later"),
+        ("active", 3 * month * each, 2 * month, 0, f"active replication for {MONTH_DAYS} days, without a backlog"),
+    ):
+        gigabytes = Decimal(crossings * outage.message_bytes) / 2**30
+        billed = [_price((capacity[side].tier.name, operations)) for capacity in capacities]
+        price = MoneyRange(
+            min(money.minimum for money in billed) + gigabytes * PRICES.gigabyte.minimum,
+            max(money.maximum for money in billed) + gigabytes * PRICES.gigabyte.maximum,
+        )
+        yield ExtraCost(name, operations, crossings * outage.message_bytes, price, assumption)
 
 
 def _polls(room: BacklogRoom, seconds: int) -> int:
@@ -263,20 +296,22 @@ def _is_premium(capacity: PairCapacity) -> bool:
 
 @dataclass(slots=True)
 class LiveBacklog:
-    """The tiers and the room of a pair as read, and a note for each assumption."""
+    """The tiers, the room and the mean size of messages of a pair as read, and a note for each assumption."""
 
     capacity: PairCapacity
     room: BacklogRoom
+    message_bytes: int | None = None
     notes: list[str] = field(default_factory=list)
 
 
-async def read_backlog(pair: Pair) -> LiveBacklog:
-    """Read a pair's tiers and backlog queues. Needs Manage; what cannot be read is assumed, with a note.
+async def read_backlog(pair: Pair, *, sizes: bool = False) -> LiveBacklog:
+    """Read a pair's tiers and backlog queues, and for `sizes` the primary's queues. Needs Manage.
 
-    Raises UsageError if the secondary is a Basic namespace, and AccessError for a wrong key.
+    What cannot be read is assumed, with a note. Raises UsageError if the secondary is a Basic namespace, AccessError
+    for a wrong key.
     """
     notes: list[str] = []
-    primary, _ = await _read(pair.primary, "", notes)
+    primary, sending = await _read(pair.primary, "" if sizes else None, notes)
     secondary, queues = await _read(pair.secondary, backlog.prefix(pair.primary.name), notes)
     if secondary.tier is BASIC:
         raise basic_refused(pair.secondary.name)
@@ -288,15 +323,22 @@ async def read_backlog(pair: Pair) -> LiveBacklog:
         room = BacklogRoom(len(queues), megabytes * MEGABYTES * 1024, used, partitioned)
     elif queues is not None:
         notes.append(f"{pair.secondary.name} has no backlog queues yet; {room.queues} are assumed")
-    return LiveBacklog(PairCapacity(secondary, primary), room, notes)
+    return LiveBacklog(PairCapacity(secondary, primary), room, _mean_bytes([*(sending or ()), *(queues or ())]), notes)
 
 
-async def _read(endpoint: Endpoint, prefix: str, notes: list[str]) -> tuple[Capacity, list[QueueState] | None]:
-    """Return a namespace's tier, and its queues under `prefix`; None if they are unknown."""
+def _mean_bytes(queues: Sequence[QueueState]) -> int | None:
+    """Return the mean size of the messages in these queues; None without messages."""
+    sizes = [(each.usage.size_bytes or 0, each.counts.total) for each in queues if each.usage and each.counts]
+    messages = sum(total for _, total in sizes)
+    return max(1, sum(size for size, _ in sizes) // messages) if messages else None
+
+
+async def _read(endpoint: Endpoint, prefix: str | None, notes: list[str]) -> tuple[Capacity, list[QueueState] | None]:
+    """Return a namespace's tier, and its queues under `prefix`; None if these are unknown."""
     try:
         async with open_namespace(endpoint) as control:
             capacity = await control.capacity()
-            return capacity, await control.list_under(prefix, counts=True) if prefix else None
+            return capacity, await control.list_under(prefix, counts=True) if prefix is not None else None
     except (NetworkRefused, NotAuthorized, Unavailable) as error:
         notes.append(f"{endpoint.name} could not be read, and {STANDARD.name} is assumed: {error.message}")
         return Capacity(STANDARD), None

@@ -1,6 +1,6 @@
-"""The supervision of a run: its health from its events, answered over HTTP, and to systemd by datagrams.
+"""The supervision of runs: their health from their events, answered over HTTP, and to systemd by datagrams.
 
-Invariant: the watchdog is answered in the run's event loop, and only while the run is live. A loop that is blocked
+Invariant: the watchdog is answered in their event loop, and only while every run is live. A loop that is blocked
 answers neither systemd nor a probe. Health has no secret, and reading it costs a few comparisons. No message to systemd
 raises or waits, also if its socket is full; see sd_notify(3) and sd_watchdog_enabled(3).
 """
@@ -18,11 +18,10 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from sbpair.metrics.http_port import HttpPort, Page, Render
-from sbpair.move import events
-from sbpair.move.events import AwaySides
 from sbpair.operating_system import unix_socket_family
 
 if TYPE_CHECKING:
+    from sbpair.move import events
     from sbpair.syphon.run_store import LiveRun
 
 REPORT_SECONDS: Final = 10.0
@@ -46,21 +45,25 @@ class RunHealth(NamedTuple):
 
 
 class Supervision:
-    """The health of a run, over a port at `address`, if any, and to systemd. `live` is then given to the run.
+    """The health of runs, over a port at `address`, if any, and to systemd. `lives` are then given to the runs.
+
+    They are by pair: all of them have to be live and ready. The name of an only one may be "".
 
     Raises UsageError, or MachineLacks for a port that is not free.
     """
 
     def __init__(
-        self, live: LiveRun, address: tuple[str, int] | None = None, notifier: SystemdNotifier | None = None
+        self,
+        lives: Mapping[str, LiveRun],
+        address: tuple[str, int] | None = None,
+        notifier: SystemdNotifier | None = None,
     ) -> None:
         pages = {READY: self._page(attrgetter("is_ready")), LIVE: self._page(attrgetter("is_live"))}
         self.port = HttpPort(address, (OPTION, OPTION), "probes", pages)
         self.stopping = False
-        self._live = live
+        self._lives = lives
         self._notifier = notifier
-        self._away = AwaySides()
-        self._connected = self._paused = self._was_ready = False
+        self._was_ready = False
         self._status = ""
 
     def close(self) -> None:
@@ -68,31 +71,37 @@ class Supervision:
         if self._notifier is not None:
             self._notifier.close()
 
-    def take(self, event: events.SyphonEvent) -> None:
-        """Take one event of the run in."""
-        match event:
-            case events.QueueOpened() | events.QueueDone() | events.QueueFailed():
-                self._away.take(event)
-                self._connected = self._connected or isinstance(event, events.QueueOpened)
-            case events.RunPaused() | events.RunResumed():
-                self._paused = isinstance(event, events.RunPaused)
+    def take(self, _event: events.SyphonEvent) -> None:
+        """Report to systemd once the run is ready."""
         if self._notifier is not None and not self._was_ready:
             self._notify_ready(self._notifier)
 
     def read(self) -> RunHealth:
         """Return the health of this moment. Call it in the run's event loop: a loop that is blocked has none."""
-        if stuck := self._live.stuck_queues():
+        found = {name: self._read(live) for name, live in self._lives.items()}
+        first, *others = found.values()
+        if not others:
+            return first
+        poor = [f"{name}: {each.state}" for name, each in found.items() if not each.is_ready]
+        state = "; ".join((f"{len(found) - len(poor)} of {len(found)} pairs are ready", *poor))
+        return RunHealth(all(each.is_live for each in found.values()), not poor, state)
+
+    def _read(self, live: LiveRun) -> RunHealth:
+        run = live.state
+        if stuck := live.stuck_queues():
             return RunHealth(is_live=False, is_ready=False, state=f"stuck: {', '.join(stuck[:3])}")
         if self.stopping:
             state = "stopping"
-        elif self._away.names:
-            state = f"{' and '.join(sorted(self._away.names))} away"
-        elif not self._connected:
+        elif live.halted:
+            state = live.halted
+        elif run.away:
+            state = f"{' and '.join(sorted(run.away))} away"
+        elif not run.connected:
             state = "connecting"
-        elif not self._live.has_lease():
+        elif not live.has_lease():
             state = "the lease is not confirmed"
         else:
-            return RunHealth(is_live=True, is_ready=True, state="paused" if self._paused else "moving")
+            return RunHealth(is_live=True, is_ready=True, state="paused" if run.paused else "moving")
         return RunHealth(is_live=True, is_ready=False, state=state)
 
     async def serve_during(self, run: Awaitable[Result], stop: asyncio.Event) -> Result:
@@ -128,8 +137,9 @@ class Supervision:
                 self._notifier.send(STOPPING=1, STATUS=f"stopping: {self._counts()}")
 
     def _notify_ready(self, notifier: SystemdNotifier) -> None:
-        health = self.read()
-        self._was_ready = health.is_ready and notifier.send(READY=1, STATUS=health.state)
+        """End the start of the unit once one pair is ready: another one may not be for days."""
+        if any(self._read(live).is_ready for live in self._lives.values()):
+            self._was_ready = notifier.send(READY=1, STATUS=self.read().state)
 
     async def _report(self, notifier: SystemdNotifier) -> None:
         while True:
@@ -148,8 +158,9 @@ class Supervision:
     def _counts(self) -> str:
         """Return the counts so far, in words."""
         total: Counter[str] = Counter()
-        for queue in self._live.tally.counts().queues.values():
-            total.update(queue)
+        for live in self._lives.values():
+            for queue in live.tally.counts().queues.values():
+                total.update(queue)
         names = ("received", "sent", "dead_lettered", "expired", "in_doubt")
         return ", ".join(
             f"{total[name]} {name.replace('_', ' ')}" for name in names if name in names[:2] or total[name]

@@ -39,9 +39,10 @@ CRON_LIMITS = (59, 23, 31, 12, 7)
 class ServiceDefinition:
     """A syphon to start. `words` are further options of it; `schedule` is a cron expression, or "" for a watch.
 
-    `origin` is the command that wrote the definition. Raises UsageError.
+    `kind` is one of KINDS, `origin` the command that wrote the definition. Raises UsageError.
     """
 
+    kind: str
     pair: Pair
     name: str
     image: str
@@ -67,17 +68,18 @@ class ServiceDefinition:
     @property
     def environment(self) -> dict[str, str]:
         """Variables that describe the pair, without secrets."""
-        return {"XDG_STATE_HOME": STATE, **pair_variables(self.pair)[0]}
+        return {"XDG_STATE_HOME": STATE, **pair_variables(self.pair, files=self.kind == "systemd")[0]}
 
     @property
     def secrets(self) -> tuple[str, ...]:
         """The variables whose values the service gets from elsewhere."""
-        return pair_variables(self.pair)[1]
+        return pair_variables(self.pair, files=self.kind == "systemd")[1]
 
     @property
     def has_identity(self) -> bool:
         """Whether the service signs in to a namespace with an identity, without a secret."""
-        return any(isinstance(end.credential, Identity) for end in (self.pair.primary, self.pair.secondary))
+        used = [end.credential for end in (self.pair.primary, self.pair.secondary)]
+        return any(isinstance(each, Identity) and not each.secret for each in used)
 
 
 def _is_cron(text: str) -> bool:
@@ -88,10 +90,10 @@ def _is_cron(text: str) -> bool:
     )
 
 
-def definition_text(kind: str, service: ServiceDefinition) -> str:
+def definition_text(service: ServiceDefinition) -> str:
     """Return the file. Raises UsageError if that kind of service has no schedule."""
-    if service.schedule and kind not in SCHEDULED:
+    if service.schedule and service.kind not in SCHEDULED:
         raise UsageError(
             f"--schedule goes with {' and '.join(SCHEDULED)} only", hint="leave it out: a watch moves messages at once"
         )
-    return filled("sbpair.service", KINDS[kind], service=service)
+    return filled("sbpair.service", KINDS[service.kind], service=service)

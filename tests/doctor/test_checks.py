@@ -14,6 +14,7 @@ from sbpair.doctor.check import Check, bounded, diagnosis_exit_code, failed, not
 from sbpair.doctor.namespace_checks import clock_check
 from sbpair.errors import NotAuthorized
 from sbpair.model.report import Outcome, Report
+from sbpair.operating_system import ownership
 
 FINE = (ok("a", "fine"), note("b", "by the way"), unknown("c", "who knows"))
 
@@ -211,6 +212,48 @@ def test_configuration_file_writable_by_others_fails(tmp_path: Path, mode: int, 
     found = machine_checks.file_check(file)
     assert found.outcome is outcome
     assert (outcome is Outcome.OK) or (found.detail and "chmod go-w" in found.detail.hint)
+
+
+@pytest.mark.parametrize(
+    ("mode", "outcome"),
+    [(0o600, Outcome.OK), (0o440, Outcome.OK), (0o644, Outcome.NOTE), (0o444, Outcome.NOTE), (0o620, Outcome.FAILED)],
+)
+def test_a_file_of_a_key_that_all_users_may_read_is_noted(tmp_path: Path, mode: int, outcome: Outcome) -> None:
+    file = tmp_path / "key"
+    file.touch()
+    file.chmod(mode)
+    found = machine_checks.file_check(file, "primary.key_file")
+    assert (found.outcome, found.name) == (outcome, "primary.key_file")
+
+
+def test_a_state_directory_that_all_users_may_write_to_fails(tmp_path: Path) -> None:
+    tmp_path.chmod(0o707)
+    found = machine_checks.state_check(tmp_path)
+    assert (found.outcome, found.exit_code) == (Outcome.FAILED, 4)
+    assert found.detail
+    assert f"chmod o-w {tmp_path}" in found.detail.hint
+
+
+def test_a_state_directory_on_a_mount_without_modes_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mounts = tmp_path / "mounts"
+    mounts.write_text(f"//share {tmp_path} cifs rw 0 0\n")
+    monkeypatch.setattr(ownership, "MOUNTS", mounts)
+    tmp_path.chmod(0o777)
+    found = machine_checks.state_check(tmp_path / "orders")
+    assert (found.outcome, found.exit_code) == (Outcome.NOTE, 0)
+    assert found.reason.startswith(f"{tmp_path} is on a mount without modes")
+
+
+@pytest.mark.parametrize(("mode", "outcome"), [(0o777, Outcome.NOTE), (0o1777, Outcome.OK), (0o775, Outcome.OK)])
+def test_a_directory_above_the_state_that_others_can_replace_is_noted(
+    tmp_path: Path, mode: int, outcome: Outcome
+) -> None:
+    state = tmp_path / "shared" / "sbpair" / "orders"
+    state.mkdir(parents=True)
+    state.parents[1].chmod(mode)
+    found = machine_checks.state_check(state)
+    assert found.outcome is outcome
+    assert (str(state.parents[1]) in str(found.detail)) is (outcome is Outcome.NOTE)
 
 
 @pytest.mark.parametrize(

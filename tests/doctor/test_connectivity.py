@@ -18,6 +18,7 @@ from sbpair.model.proxy import parse_proxy
 from sbpair.model.report import Outcome
 from sbpair.testing import Emulator, EmulatorOptions
 from tests.kit.proxy import closed_port, running_proxy
+from tests.kit.shortages import no_file_left
 
 SETTING = 'set SBPAIR_PRIMARY_TRANSPORT=websocket, or transport = "websocket" in the configuration file'
 CHANGED = ("HTTPS_PROXY", "https_proxy", "NO_PROXY", "no_proxy")
@@ -132,6 +133,16 @@ async def test_a_malformed_proxy_is_a_failed_check(transport: Transport, monkeyp
             found = await checked(replace(endpoint, port=port, transport=transport), web_port=endpoint.port)
     assert "HTTPS_PROXY: expected a proxy" in found["proxy" if transport is Transport.WEBSOCKET else "websocket"].reason
     assert "nobody-may-see" not in str(found)
+
+
+async def test_a_check_without_a_free_file_blames_no_network() -> None:
+    async with emulated() as endpoint:
+        await checked(endpoint)  # with all modules loaded
+        with no_file_left():
+            found = await checked(endpoint)
+    failures = [(name, check) for name, check in found.items() if check.outcome is Outcome.FAILED]
+    assert [(name, check.exit_code) for name, check in failures] == [("tcp", ExitCode.MACHINE)]
+    assert found["tcp"].reason == f"{endpoint.amqp_address}: too many open files"
 
 
 async def test_a_port_that_serves_everything_is_tried_once() -> None:

@@ -40,7 +40,7 @@ class Waiting(Awaited):
 
 
 async def test_an_outage_that_does_not_come_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def play(*_given: object) -> None:
+    async def play(*_given: object, **_named: object) -> None:
         await Waiting().until("the secondary to be active", lambda: False)
 
     monkeypatch.setattr(relay_drill, "_play", play)

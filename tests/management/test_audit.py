@@ -5,18 +5,26 @@ import re
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 
+from sbpair.amqp_client.client import AmqpClient
 from sbpair.backlog import queue_path
-from sbpair.management.audit_findings import Audit, AuditFinding, Unseen
+from sbpair.emulator.access_tokens import AccessRight, AuthorizationRule
+from sbpair.errors import ServiceRefused
+from sbpair.management.audit_findings import Audit, AuditFinding, ReasonCount, Unseen, audit_exit_code
 from sbpair.management.auditing import audit
 from sbpair.management.calls import Listed, SecondSample
+from sbpair.management.pruning import prune
+from sbpair.model.pair import SasKey
 from sbpair.model.queues import Difference, Utilisation
 from sbpair.model.report import Outcome
+from sbpair.move.message.dead_letters import dead_letter_path
 from sbpair.move.peek.peeker import Peeked
+from sbpair.status import read_status
 from sbpair.testing import Emulator
 from tests.kit.pairs import BacklogWorld, slip_in, stored
 from tests.kit.stranded import put, stranded
@@ -57,7 +65,8 @@ class World(BacklogWorld):
         for queue in queues:
             found += [
                 (each.sequence_number, each.state, each.delivery_count, each.locked_until_ms)
-                for each in queue.messages.peek(0, 10_000)
+                for part in (queue.messages, queue.dead_letters)
+                for each in part.peek(0, 10_000)
             ]
         return found
 
@@ -120,6 +129,73 @@ async def test_all_partitions_are_looked_at_and_the_size_is_that_of_all_of_them(
         assert fill.max_bytes == 81_920 * MEGABYTE
         some = fill_of(await w.audit(max_peek=7))
         assert (some.peeked, some.complete) == (7, False)
+
+
+# Dead letters
+
+
+class DeadWorld(World):
+    """A World with dead letters in the first two of three queues."""
+
+    def __init__(self, emulator: Emulator) -> None:
+        super().__init__(emulator, 3)
+        for index, reasons in enumerate((["A"] * 600, ["B"] * 198 + [None] * 2, [])):
+            queue = self.queue(index)
+            for number, reason in enumerate(reasons):
+                self.strand(number, index=index)
+                queue.messages.dead_letter(queue.messages.receive(1)[0].lock_token, reason)
+
+
+@pytest.mark.parametrize(
+    ("options", "reasons", "peeked"),
+    [
+        ({}, {"A": 600, "B": 198, None: 2}, [0, 1]),
+        ({"max_peek_dead_letters": 800}, {"A": 600, "B": 198, None: 2}, [0, 1]),
+        ({"max_peek_dead_letters": 401}, {"A": 301, "B": 101}, [0, 1]),
+        ({"max_peek_dead_letters": 1}, {"A": 1, "B": 1}, [0, 1]),
+        ({"max_peek_dead_letters": 0}, None, []),
+        ({"max_peek": 0}, None, []),
+    ],
+)
+async def test_reasons_of_dead_letters_are_those_of_a_bounded_sample(
+    options: dict[str, int], reasons: dict[str | None, int] | None, peeked: list[int]
+) -> None:
+    events: list[Any] = []
+    async with Emulator() as emulator:
+        w = DeadWorld(emulator)
+        made = await w.audit(sample_seconds=0, on_event=events.append, **options)
+    found = made.reasons and {each.reason: each.messages for each in made.reasons}
+    assert (found, made.total.dead_letters, made.unseen) == (reasons, 800, ())
+    queues = {each.queue for each in events if isinstance(each, Peeked) and "dead" in each.queue}
+    assert queues == {dead_letter_path(queue_path("contoso", index)) for index in peeked}
+
+
+async def test_without_the_listen_claim_dead_letters_are_counted_without_reasons() -> None:
+    async with Emulator() as emulator:
+        w = DeadWorld(emulator)
+        w.secondary.keys = (AuthorizationRule("manage", "key", "other", frozenset({AccessRight.MANAGE})),)
+        w.pair = replace(w.pair, secondary=replace(w.pair.secondary, credential=SasKey("manage", "key")))
+        made = await w.audit(sample_seconds=0)
+        status = await read_status(w.pair)
+    assert (made.reasons, made.total.dead_letters, [each.name for each in made.unseen]) == (None, 800, ["contoso-dr"])
+    assert (status.reasons, status.total.dead_letters) == (None, 800)
+
+
+async def test_an_unreadable_dead_letter_queue_is_reported_and_hides_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    peek, away = AmqpClient.peek, dead_letter_path(queue_path("contoso", 0))
+
+    async def refused(client: AmqpClient, entity: str, *options: Any, **more: Any) -> list[bytes]:
+        if entity == away:
+            raise ServiceRefused("no")
+        return await peek(client, entity, *options, **more)
+
+    monkeypatch.setattr(AmqpClient, "peek", refused)
+    async with Emulator() as emulator:
+        made = await DeadWorld(emulator).audit(sample_seconds=0)
+    assert made.reasons == (ReasonCount("B", 198), ReasonCount(None, 2))
+    assert made.unseen == (Unseen(away, "no"),)
 
 
 # How full
@@ -242,3 +318,24 @@ async def test_a_queue_that_is_away_hides_no_other() -> None:
         assert fill_of(made, 0).peeked == 1
         assert not fill_of(made, 1).complete
         assert len(made.unseen) == 1 + (not fill_of(made, 7).complete)
+
+
+async def test_a_queue_with_a_partition_that_is_down_is_limited() -> None:
+    async with world(2) as w:
+        path = queue_path("contoso", 1)
+        w.secondary.delete_queue(path)
+        w.queue(1, enable_partitioning=True)
+        with w.emulator.faults.during("partition-down", "contoso-dr", entity=path, partition=3):
+            made = await w.audit(sample_seconds=0)
+            status = await read_status(w.pair)
+            w.pair = replace(w.pair, backlog_queues=1)
+            pruned = await prune(w.pair)
+        why = "Limited: a part of it does not answer"
+        assert (made.findings, audit_exit_code(made, {AuditFinding.LIMITED})) == ({AuditFinding.LIMITED}, 3)
+        assert [item.reason for item in made] == ["", why]
+        assert [item.detail.availability for item in made if item.detail] == [None, "Limited"]
+        assert [each.note for each in status.queues] == ["", why]
+        assert [item.outcome for item in pruned] == [Outcome.KEPT]
+        assert [item.outcome for item in await prune(w.pair)] == [Outcome.WOULD_REMOVE]
+        w.pair = replace(w.pair, backlog_queues=2)
+        assert (await w.audit(sample_seconds=0)).findings == frozenset()

@@ -45,16 +45,20 @@ def applied(plan: Plan, actual: list[QueueState]) -> list[QueueState]:
 
 FOR_EVER = ("P10675199DT2H48M5.4775807S", "P10675199DT2H48M5.477581S", "P10675199D", "P10675200D")
 # What a backlog queue is, and how it differs: properties, what they should be, and what they are.
-DRIFT: list[tuple[dict[str, Any], Tier, list[tuple[str, Any, Any]]]] = [
+DRIFT: list[tuple[dict[str, Any], Tier, list[tuple[Any, ...]]]] = [
     ({"path": "CONTOSO/X-Servicebus-Transfer/0"}, STANDARD, []),
     *(({"default_message_time_to_live": each}, STANDARD, []) for each in FOR_EVER),
-    ({"auto_delete_on_idle": "P10675198D"}, STANDARD, [("AutoDeleteOnIdle", TIMESPAN_MAX, "P10675198D")]),
+    ({"auto_delete_on_idle": "P10675198D"}, STANDARD, [("AutoDeleteOnIdle", TIMESPAN_MAX, "P10675198D", True)]),
     ({"lock_duration": "PT60S"}, STANDARD, []),
     ({"lock_duration": "soon"}, STANDARD, [("LockDuration", "PT1M", "soon")]),
     (
         {"lock_duration": "PT30S", "max_delivery_count": 10, "requires_session": True},
         STANDARD,
-        [("LockDuration", "PT1M", "PT30S"), ("MaxDeliveryCount", 2147483647, 10), ("RequiresSession", False, True)],
+        [
+            ("LockDuration", "PT1M", "PT30S"),
+            ("MaxDeliveryCount", 2147483647, 10),
+            ("RequiresSession", False, True, True),
+        ],
     ),
     # The service reports the size of all 16 partitions, except in Premium.
     ({"max_size_in_megabytes": 81920}, STANDARD, [("MaxSizeInMegabytes", 5120, 81920)]),

@@ -103,7 +103,7 @@ BAD = [
     ("[queues.a]\nmax_delivery_count = 2147483648", "2:1: max_delivery_count of queue a", ""),
     ("[queues.a]\nmax_size_in_megabytes = 6144", "2:1: max_size_in_megabytes of queue a: expected 1024, 2048", ""),
     ("[queues.a]\nstatus = 'active'", "2:1: status of queue a: expected Active, Disabled", ""),
-    (f"[queues.a]\nuser_metadata = '{'x' * 1025}'", "2:1: user_metadata of queue a: it has 1025", ""),
+    (f"[queues.a]\nuser_metadata = '{'x' * 1025}'", "2:1: user_metadata of queue a: expected at most 1024", ""),
     ("[queues.a]\nforward_to = 'A'", "2:1: forward_to of queue a: it forwards to itself", ""),
     ("[queues.a]\nforward_to = 'b b'", "2:1: forward_to of queue a", ""),
     (

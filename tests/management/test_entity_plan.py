@@ -49,11 +49,7 @@ class Namespace:
             self.entities[entity_key(own)] = own
 
     def plan(self, wanted: list[AnyEntity]) -> Plan:
-        rules: dict[Key, list[Rule]] = {}
-        for rule in self.entities.values():
-            if isinstance(rule, Rule):
-                rules.setdefault(*needs(rule), []).append(rule)
-        return plan_entities(wanted, self.entities, rules)
+        return plan_entities(wanted, self.entities)
 
     def apply(self, made: Plan) -> None:
         for change in made.creates:
@@ -118,7 +114,7 @@ def test_plan_on_an_empty_namespace_creates_exactly_the_desired_entities(wanted:
     namespace.apply(namespace.plan(wanted))
     subscriptions = {entity_key(each) for each in wanted if isinstance(each, Subscription)}
     ruled = {need for each in wanted if isinstance(each, Rule) for need in needs(each)}
-    own = {entity_key(Rule(*each[1].split("/subscriptions/"), DEFAULT_RULE)) for each in subscriptions - ruled}
+    own = {entity_key(Rule(*each, DEFAULT_RULE)) for each in subscriptions - ruled}
     assert namespace.entities.keys() == {entity_key(each) for each in wanted} | own
     assert all(not each.differences for each in existing(namespace.plan(wanted)))
 
@@ -146,6 +142,6 @@ def test_equivalent_values_are_no_difference() -> None:
 def test_each_property_that_differs_is_named_as_the_service_does() -> None:
     wanted = Rule("t", "s", "r", CorrelationFilter(label="x", properties=(("a", "1"),)))
     assert differences(wanted, Rule("t", "s", "r", action="SET a = 1")) == (
-        Difference("Filter", "label = 'x' and a = '1'", "1=1"),
-        Difference("Action", "", "SET a = 1"),
+        Difference("Filter", "label = 'x' and a = '1'", "1=1", True),
+        Difference("Action", "", "SET a = 1", True),
     )

@@ -51,17 +51,18 @@ async def test_partitioned_entity_has_the_requested_properties() -> None:
         queue = partitioned_queue("orders", 1, sessions=True, duplicates="1h")
         await create_partitioned(at(emulator, "contoso"), queue)
         await create_partitioned(at(emulator, "contoso"), partitioned_topic("news", 3, duplicates="20s"))
-        await create_partitioned(at(emulator, "contoso"), partitioned_queue("feed", 2, forward_to="News"))
+        await create_partitioned(at(emulator, "contoso"), partitioned_queue("feed", sessions=True, forward_to="News"))
         namespace = emulator.namespaces["contoso"]
         orders, news, feed = (namespace.entity(name).description for name in ("orders", "news", "feed"))
         assert (orders.requires_session, orders.requires_duplicate_detection) == (True, True)
         assert orders.duplicate_detection_window_ms == 3_600_000
         assert (news.duplicate_detection_window_ms, news.max_size_in_megabytes) == (20_000, 3072)
         assert str(feed.forward_to).endswith("/News")
+        assert (feed.requires_session, feed.max_size_in_megabytes) == (True, 1024)
         assert all(each.enable_partitioning for each in (orders, news, feed))
         with pytest.raises(errors.UsageError, match="more cannot forward to nowhere: contoso has no"):
             await create_partitioned(at(emulator, "contoso"), partitioned_queue("more", 2, forward_to="nowhere"))
-        for entity in (queue, partitioned_queue("feed", 2, forward_to="NEWS")):
+        for entity in (queue, partitioned_queue("feed", sessions=True, forward_to="NEWS")):
             assert outcomes(await create_partitioned(at(emulator, "contoso"), entity)) == [Outcome.EXISTING]
 
 
@@ -200,7 +201,6 @@ async def test_resource_manager_reports_the_partitions_of_premium(monkeypatch: p
         ("orders", 5, {"duplicates": "-10m"}, "expected a duration such as 90s, got '-10m'"),
         ("orders", 5, {"forward_to": "Orders"}, "cannot forward to itself"),
         ("orders", 5, {"forward_to": "a b"}, "'a b' is not a valid path"),
-        ("orders", 5, {"forward_to": "next", "sessions": True}, "cannot forward its messages"),
     ],
 )
 def test_request_beyond_every_tier_is_refused(name, size, options, message) -> None:

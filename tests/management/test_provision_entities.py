@@ -322,7 +322,7 @@ REFUSED = [
     (layout(*(Queue(f"q{n}", enable_partitioning=True) for n in range(101))), "standard", "no room for 101 more"),
     (layout(Topic("a")), "basic", "topics do not exist in a Basic"),
     (layout(Queue("a", requires_session=True)), "basic", "requires_session of queue a: it is not available"),
-    (layout(Queue("a", default_message_time_to_live="P15D")), "basic", "at most 14 days in a Basic"),
+    (layout(Queue("a", default_message_time_to_live="P15D")), "basic", "at most 14 days"),
     (layout(), "basic", "default_message_time_to_live of queue contoso/x-servicebus-transfer/0"),
 ]
 

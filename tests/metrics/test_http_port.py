@@ -159,8 +159,8 @@ async def test_thousands_of_scrapes_leak_neither_memory_nor_descriptors() -> Non
             await ask(address)
         before = len([*descriptors.iterdir()])
         tracemalloc.start()
-        for _ in range(100):
-            await asyncio.gather(*(ask(address) for _ in range(20)))
+        for _ in range(2000 // MAX_CONNECTIONS):
+            await asyncio.gather(*(ask(address) for _ in range(MAX_CONNECTIONS)))
         gc.collect()  # closed connections are in cycles
         size, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()

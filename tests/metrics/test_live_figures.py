@@ -19,7 +19,6 @@ from sbpair.metrics.live_figures import MAX_DESTINATIONS, OTHERS, LiveFigures
 from sbpair.metrics.run_metrics import renderer
 from sbpair.move import events
 from sbpair.move.receipt import BUCKETS, SPENT, NamedMessage, Receipt
-from sbpair.syphon.move_spec import MoveLimits
 from sbpair.syphon.run_store import LiveRun
 from tests.kit.command import run_program
 from tests.syphon.worlds import World, fill, world
@@ -59,7 +58,6 @@ def run_of(w: World, **more: Any) -> tuple[LiveFigures, dict[str, Any]]:
     """Return the figures of a run that is still to begin, at this time, and the arguments that it takes for them."""
     at_ms = w.emulator.clock.now_ms()
     figures = LiveFigures(live := LiveRun(), {"command": "syphon --once"}, clock_ms=lambda: at_ms)
-    w.watchers.append(figures.take)
     return figures, {"live": live, "sample_seconds": 0.01, **more}
 
 
@@ -81,7 +79,7 @@ def check_equal(found: Series, receipt: Receipt) -> None:
 
 async def test_the_figures_at_the_end_are_those_of_the_receipt() -> None:
     async with world(2, "orders", "billing/invoices") as w:
-        figures, terms = run_of(w, limits=MoveLimits(credits=500.0))
+        figures, terms = run_of(w, credits=500.0)
         w.strand(*range(30))
         w.strand(*range(30, 45), to="ORDERS", index=1)
         w.strand(*range(50, 57), to="billing/invoices", index=1)
@@ -130,28 +128,28 @@ async def test_without_manage_there_is_no_depth_and_no_credits_without_a_limit()
 
 
 def test_a_side_is_away_until_a_queue_is_opened() -> None:
-    figures = LiveFigures(LiveRun(), {})
-    figures.take(events.QueuesFound((QUEUE,), (), managed=True))
-    figures.take(events.QueueProgress(QUEUE, 9, 4, 5))
-    figures.take(events.DestinationBackingOff(QUEUE, "orders", "full", 1.0, 5))
-    figures.take(events.QueueFailed(QUEUE, "lost", 1.0, 1, "primary"))
+    figures = LiveFigures(live := LiveRun(), {})
+    live.state.take(events.QueuesFound((QUEUE,), (), managed=True))
+    live.state.take(events.QueueProgress(QUEUE, 9, 4, 5))
+    live.state.take(events.DestinationBackingOff(QUEUE, "orders", "full", 1.0, 5))
+    live.state.take(events.QueueFailed(QUEUE, "lost", 1.0, 1, "primary"))
     found = read(figures)
     assert found["sbpair_side_away"] == {"primary": 1, "secondary": 0}
     assert [found[f"sbpair_messages_{bucket}_total"] for bucket in ("received", *BUCKETS)] == [{QUEUE: 0}] * 8
     assert (found["sbpair_queue_failures_total"], found["sbpair_queue_messages_held"]) == ({QUEUE: 1}, {QUEUE: 0})
     assert found["sbpair_destination_backing_off"] == {"orders": 0}
-    figures.take(events.QueueOpened(QUEUE))
+    live.state.take(events.QueueOpened(QUEUE))
     assert read(figures)["sbpair_side_away"] == {"primary": 0, "secondary": 0}
-    figures.take(events.QueueFailed(QUEUE, "lost", 1.0, 1, "secondary"))
-    figures.take(events.QueueFailed(QUEUE, "not found", None))
+    live.state.take(events.QueueFailed(QUEUE, "lost", 1.0, 1, "secondary"))
+    live.state.take(events.QueueFailed(QUEUE, "not found", None))
     assert read(figures)["sbpair_side_away"] == {"primary": 0, "secondary": 0}
 
 
 def test_a_run_is_paused_until_it_is_resumed() -> None:
-    figures = LiveFigures(LiveRun(), {})
+    figures = LiveFigures(live := LiveRun(), {})
     seen = []
     for event in (events.RunPausing("r"), events.RunPaused("r"), events.RunResumed("r")):
-        figures.take(event)
+        live.state.take(event)
         seen.append(read(figures)["sbpair_run_paused"][""])
     assert seen == [0, 1, 0]
 
@@ -161,8 +159,8 @@ def test_further_destinations_share_a_label_and_none_changes_it() -> None:
     for number in range(4):
         live.tally.sent(QUEUE, f"d{number}", 10, 1)
         read(figures)
-    figures.take(events.DestinationBackingOff(QUEUE, "D3", "full", 1.0, 5))
-    figures.take(events.DestinationBackingOff(QUEUE, "d9", "full", 1.0, 5))
+    live.state.take(events.DestinationBackingOff(QUEUE, "D3", "full", 1.0, 5))
+    live.state.take(events.DestinationBackingOff(QUEUE, "d9", "full", 1.0, 5))
     live.tally.sent(QUEUE, "D0", 1, 1)
     found = read(figures)
     assert found["sbpair_destination_messages_sent_total"] == {"d0": 11, "d1": 10, OTHERS: 20}
@@ -175,7 +173,7 @@ def test_hostile_names_are_escaped_and_none_is_lost(sent: list[tuple[str, int]])
     figures = LiveFigures(live := LiveRun(), {"pair": '\udcff\n"'}, max_labels=5)
     for path, count in sent:
         live.tally.sent(QUEUE, path, count, 1)
-        figures.take(events.DestinationBackingOff("queue", path, path, 1.0, 1))
+        live.state.take(events.DestinationBackingOff("queue", path, path, 1.0, 1))
     found = _samples(text_string_to_metric_families(renderer(figures)("").content.decode()))
     series = found.get("sbpair_destination_messages_sent_total", {})
     assert sum(series.values()) == sum(count for _, count in sent)
@@ -188,8 +186,8 @@ def test_nothing_of_a_message_is_in_the_metrics() -> None:
     named = NamedMessage(QUEUE, 77_777, "an-id", "orders", "SharedAccessKey=abc")
     live.tally.received(QUEUE, 1)
     live.tally.dead_lettered(named, "RefusedByPrimary")
-    figures.take(events.DeadLettered(QUEUE, 77_777, "an-id", "RefusedByPrimary", "SharedAccessKey=abc", "orders"))
-    figures.take(events.QueueFailed(QUEUE, "SharedAccessKey=abc", 1.0))
+    live.state.take(events.DeadLettered(QUEUE, 77_777, "an-id", "RefusedByPrimary", "SharedAccessKey=abc", "orders"))
+    live.state.take(events.QueueFailed(QUEUE, "SharedAccessKey=abc", 1.0))
     text = renderer(figures)("").content.decode()
     assert 'sbpair_dead_letters_total{reason="RefusedByPrimary"} 1.0' in text
     assert [part for part in ("an-id", "77777", "abc") if part in text] == []

@@ -16,7 +16,7 @@ from sbpair.amqp.types import Int, Symbol, Value
 from sbpair.backlog import Aliases, write_aliases
 from sbpair.metrics import run_metrics as telemetry_module
 from sbpair.metrics.batch_spans import MAX_LINKS, _span_context
-from sbpair.metrics.run_metrics import CLOSING, RunMetrics, open_metrics, printable, wanted_exporters
+from sbpair.metrics.run_metrics import CLOSING, open_metrics, printable, wanted_exporters
 from sbpair.syphon import runner
 from sbpair.syphon.run_store import LiveRun
 from tests.metrics.otlp_collector import Collector, attributes, collecting
@@ -46,16 +46,15 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
 
 
 @contextmanager
-def opened() -> Iterator[tuple[LiveRun, RunMetrics]]:
+def opened() -> Iterator[LiveRun]:
     live = LiveRun()
-    with open_metrics(live, {"command": "syphon --once", "pair": "p"}, None) as metrics:
-        yield live, metrics
+    with open_metrics({"p": live}, {"command": "syphon --once"}, None):
+        yield live
 
 
 async def moved(w: World) -> runner.SyphonResult:
     """Move the backlog with telemetry."""
-    with opened() as (live, metrics):
-        w.watchers.append(metrics.take)
+    with opened() as live:
         return await w.run(live=live, sample_seconds=0.01)
 
 
@@ -155,7 +154,7 @@ async def test_a_send_that_fails_is_a_span_with_its_error(collector: Collector) 
 async def test_without_spans_no_destination_is_wrapped(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "none")
     monkeypatch.setenv("OTEL_SERVICE_NAME", "moves")
-    with opened() as (live, _):
+    with opened() as live:
         assert live.traced is None
     assert (collector.spans, bool(collector.metrics)) == ([], True)
     assert {each["service.name"] for each in collector.resources} == {"moves"}
@@ -190,7 +189,7 @@ def test_a_missing_sdk_or_exporter_is_a_warning(
     monkeypatch.setenv("OTEL_METRICS_EXPORTER", "prometheus,unheard-of")
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "otlp")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")
-    with opened() as (live, _):
+    with opened() as live:
         assert live.traced is None
     texts = [record.getMessage() for record in caplog.records]
     assert "the OpenTelemetry exporter 'http/json' for traces is not installed: pip install 'sbpair[otel]'" in texts
@@ -244,3 +243,11 @@ def test_only_a_valid_context_is_linked(own: Mapping[Value, Value]) -> None:
     found = _span_context(encode_map(APPLICATION_PROPERTIES, own) if own else b"")
     valid = CONTEXT in (own.get("traceparent"), own.get("Diagnostic-Id"))
     assert (found is not None) is valid or (found is not None and CONTEXT in own.values())
+
+
+def test_the_series_of_all_pairs_have_the_pair_as_an_attribute(collector: Collector) -> None:
+    lives = {"orders": LiveRun(), "billing": LiveRun()}
+    with open_metrics(lives, {"command": "syphon --watch --all-pairs"}, None, by_pair=True):
+        pass
+    assert {*collector.metrics["sbpair.run.start_time"]} == {*lives}
+    assert not {"sbpair.pair", "sbpair.run"} & collector.resources[0].keys()

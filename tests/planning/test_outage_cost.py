@@ -12,7 +12,7 @@ from sbpair.emulator.access_tokens import AccessRight, AuthorizationRule
 from sbpair.errors import NotAuthenticated, UsageError
 from sbpair.management import create_queue
 from sbpair.management.provisioning import provision
-from sbpair.model.cost import PRICES, MoneyRange, units
+from sbpair.model.cost import EXTRAS, PRICES, MoneyRange, units
 from sbpair.model.entities import Queue
 from sbpair.model.tiers import BASIC, PREMIUM, STANDARD, Capacity
 from sbpair.planning.outage_cost import (
@@ -27,9 +27,10 @@ from sbpair.planning.outage_cost import (
     room_of,
     usual_capacities,
 )
-from sbpair.syphon.run_plan import RunTimings
+from sbpair.syphon.run_request import RunTimings
 from sbpair.testing import Emulator
 from tests.kit.pairs import pair_on
+from tests.kit.stranded import numbered, put
 
 FOUR_HOURS = Outage(4 * 3600, 50, 2048)
 GB = 1024**3
@@ -58,6 +59,30 @@ def test_a_stored_message_has_four_charges_and_is_billed_six_times(
     for tier in found.tiers:
         for money in (tier.operations, tier.by_sbpair, tier.idle, tier.base):
             assert 0 <= money.minimum <= money.maximum
+    assert [each.name for each in found.extras] == list(EXTRAS)
+    assert all(0 <= each.price.minimum <= each.price.maximum for each in found.extras)
+
+
+def test_costs_beside_the_move_have_operations_and_bytes_that_cross() -> None:
+    found = {each.name: each for each in cost().extras}
+    month = 30 * 86_400 * 50
+    assert {name: (each.operations, each.crossing_bytes) for name, each in found.items()} == {
+        "bandwidth": (0, 2 * 720_000 * 2048),
+        "pings": (240, 0),
+        "dead-letters": (2 * 7_200, 7_200 * 2048),
+        "active": (3 * month, 2 * month * 2048),
+    }
+    gigabytes = Decimal(2 * 720_000 * 2048) / GB
+    assert found["bandwidth"].price == MoneyRange(gigabytes * Decimal("0.02"), gigabytes * Decimal("0.16"))
+    assert found["pings"].price == MoneyRange(Decimal(0), 240 * Decimal("0.0000008"))
+    assert cost(tier="premium").extras[1].price == MoneyRange()
+
+
+def test_pings_are_billed_in_the_primary_and_the_others_in_the_secondary() -> None:
+    capacity = PairCapacity(Capacity(PREMIUM, 1), Capacity(STANDARD))
+    found = {each.name: each.price for each in cost_of(FOUR_HOURS, room_of(10), [capacity]).extras}
+    assert found["pings"].maximum == 240 * Decimal("0.0000008")
+    assert found["active"] == MoneyRange(*(cost(tier="premium").extras[3].price.minimum * each for each in (1, 8)))
 
 
 def test_standard_is_priced_by_operations_and_premium_by_hours() -> None:
@@ -139,6 +164,22 @@ async def test_tiers_sizes_and_bytes_in_use_are_read() -> None:
         found = await read_backlog(pair)
         assert (found.capacity.secondary.tier, found.capacity.primary.tier) == (PREMIUM, STANDARD)
         assert (found.room, found.notes) == (BacklogRoom(3, 15 * GB, 0, partitioned=False), [])
+        assert (found.message_bytes, (await read_backlog(pair, sizes=True)).message_bytes) == (None, None)
+
+
+async def test_the_mean_size_is_of_the_primary_and_the_backlog() -> None:
+    async with Emulator() as emulator:
+        await provision(pair_on(emulator, 2))
+        emulator.namespaces["contoso"].create_queue("orders")
+        for name, path, length in (
+            ("contoso", "orders", 3000),
+            ("contoso-dr", "contoso/x-servicebus-transfer/1", 1000),
+        ):
+            put(emulator.namespaces[name].queue(path), numbered(1, "orders", size=length))
+        found = await read_backlog(pair_on(emulator, 2), sizes=True)
+        assert found.message_bytes is not None
+        assert 2000 < found.message_bytes < 2600
+        assert (await read_backlog(pair_on(emulator, 2))).message_bytes in range(1000, 1600)
 
 
 async def test_a_partitioned_queue_has_room_for_its_size_in_every_partition() -> None:
