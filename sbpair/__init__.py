@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from sbpair.replication.receivers import DedupReceiver
     from sbpair.replication.senders import ActiveSender, PassiveSender
     from sbpair.status import read_status
-    from sbpair.syphon.move_spec import MoveLimits
     from sbpair.syphon.preview import make_forecast as preview_syphon
+    from sbpair.syphon.run_request import RunRequest, syphon_request
     from sbpair.syphon.runner import SyphonResult
     from sbpair.syphon.runner import run as run_syphon
 
@@ -34,12 +34,12 @@ __all__ = [
     "Endpoint",
     "FailoverOn",
     "Identity",
-    "MoveLimits",
     "OnFailure",
     "OutboxDepth",
     "Pair",
     "PairedClient",
     "PassiveSender",
+    "RunRequest",
     "SasKey",
     "SasToken",
     "ShortTimeout",
@@ -56,6 +56,7 @@ __all__ = [
     "preview_syphon",
     "read_status",
     "run_syphon",
+    "syphon_request",
     "testing",
 ]
 
@@ -75,8 +76,8 @@ __getattr__, __dir__ = lazy_names(
         "sbpair.replication.receivers": "DedupReceiver",
         "sbpair.replication.senders": "ActiveSender, PassiveSender",
         "sbpair.status": "read_status",
-        "sbpair.syphon.move_spec": "MoveLimits",
         "sbpair.syphon.preview": "make_forecast as preview_syphon",
+        "sbpair.syphon.run_request": "RunRequest, syphon_request",
         "sbpair.syphon.runner": "SyphonResult, run as run_syphon",
     },
 )

@@ -16,8 +16,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import TextIO
 
-from sbpair.errors import ExitCode, SbpairError, UsageError
+from sbpair.errors import ExitCode, InDoubt, SbpairError, UsageError
 from sbpair.model.connection_string import holds_secret, looks_like_connection_string
+from sbpair.operating_system.shortages import no_room, shortage_of
 
 
 def main() -> None:
@@ -37,7 +38,7 @@ def run(arguments: Sequence[str]) -> int:
         sys.stdout.flush()
     except SbpairError as error:
         excerpt = error.excerpt if isinstance(error, UsageError) else ()
-        return _told(error.message, error.hint, error.exit_code, arguments, excerpt)
+        return _told(error.message, *_remedy(error), arguments, excerpt)
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
@@ -45,9 +46,17 @@ def run(arguments: Sequence[str]) -> int:
         _discard(sys.stdout)
         return ExitCode.PIPE_CLOSED
     except Exception as error:  # noqa: BLE001  # whatever it is, its traceback is not for users
+        if (lack := shortage_of(error) or no_room(error)) is not None:
+            return _told(lack.message, lack.hint, lack.exit_code, arguments)
         hint = "this is a bug: run it again with --debug, and report what it shows"
         return _told(f"unexpected {type(error).__name__}", hint, ExitCode.BUG, arguments)
     return code
+
+
+def _remedy(error: SbpairError) -> tuple[str, int]:
+    """Return the hint and the exit code: those of a shortage of this machine, wherever it was noticed."""
+    lack = shortage_of(error)
+    return (error.hint, error.exit_code) if lack is None or isinstance(error, InDoubt) else (lack.hint, lack.exit_code)
 
 
 def refuse_secrets(arguments: Sequence[str]) -> None:

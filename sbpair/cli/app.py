@@ -21,6 +21,7 @@ COMPLETION_VARIABLE = "_SBPAIR_COMPLETE"
 # The first line of each command's help, here so that the list can be shown without an import.
 GROUPS = {
     "Set up": {
+        "discover": "Find old pairs: backlog queues in all namespaces that you can read.",
         "provision": "Create the missing backlog queues in the secondary namespace.",
         "partition": "Create and list partitioned queues and topics.",
         "prune": "Delete empty backlog queues beyond --count.",
@@ -32,7 +33,7 @@ GROUPS = {
         "move": "Move messages from any queue or subscription to any queue or topic.",
         "redrive": "Move the dead letters of an entity back to where they came from.",
         "replay": "Move a large backlog with Spark: archive, send and prove it.",
-        "service": "Print definitions of services that start a syphon.",
+        "service": "Print definitions of services that start a syphon, and of alerts.",
         "runs": "Show and report earlier runs; pause, resume and cancel running ones.",
     },
     "Send and receive": {

@@ -69,7 +69,7 @@ def _recorded_runs(context: typer.Context) -> "list[RunRecord]":
     name = context.params.get("namespace")
     if name is None:
         found = config.load(flags, os.environ)
-        opened = state_if_any(found.state_directory, found.pair)
+        opened = state_if_any(found.state_directory, found.pair.ends)
     else:
         directory = Path(str(config.state_setting(name, flags, os.environ).value))
         opened = state_if_any(directory, load_namespace(name, flags, os.environ).ends)

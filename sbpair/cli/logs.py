@@ -10,8 +10,10 @@ import sys
 import time
 from typing import TextIO
 
+from sbpair.cli.next_command import PAIR
 from sbpair.cli.options.common import Display, LogFormat
 
+CLOCKS = "sbpair.model.namespace_clock"
 LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
 
 
@@ -27,6 +29,7 @@ def stamp(seconds: float | None = None) -> str:
 
 def line(level: str, logger: str, message: str, *, at: float | None = None, **more: object) -> str:
     """Return one line of JSON. `at` is in seconds since 1970; the default is now."""
+    more |= {"pair": PAIR.get()} if PAIR.get() else {}
     return json.dumps({"time": utc(at), "level": level, "logger": logger, "message": message, **more})
 
 
@@ -41,7 +44,8 @@ class Lines(logging.Formatter):
     """Formats records as `10:15:00Z warning sbpair.amqp_client: …`, without control characters."""
 
     def format(self, record: logging.LogRecord) -> str:
-        text = f"{record.levelname.lower()} {record.name}: {record.getMessage()}"
+        pair = f"{PAIR.get()}: " if PAIR.get() else ""
+        text = f"{record.levelname.lower()} {record.name}: {pair}{record.getMessage()}"
         printable = "".join(each if each.isprintable() else "\ufffd" for each in text)
         return f"{stamp(record.created)} {printable}"
 
@@ -57,12 +61,27 @@ class Stderr(logging.StreamHandler[TextIO]):
         return sys.stderr
 
 
+class Once(logging.Filter):
+    """Passes the first record of the clocks of namespaces: all differ from the same local one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._warned = False
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.name != CLOCKS:
+            return True
+        first, self._warned = not self._warned, True
+        return first
+
+
 def start(display: Display) -> None:
     """Send the logs of this run to stderr. -v is info, -vv is debug."""
     handler = Stderr()
     handler.setFormatter(JsonLines() if display.log_format is LogFormat.JSON else Lines())
     # Py4J logs an interrupt as an error of the root logger.
     handler.addFilter(lambda record: display.verbose > 0 or record.name != "root")
+    handler.addFilter(Once())
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("azure").setLevel(logging.WARNING if display.verbose else logging.CRITICAL)
     logging.getLogger("opentelemetry").propagate = False  # its failures are reported once

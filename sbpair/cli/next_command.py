@@ -1,6 +1,6 @@
 """Commands that are printed for pasting: they repeat this invocation's options that decide what they do.
 
-Options of output are not repeated, and neither are secrets.
+Options of output are not repeated, and neither are secrets. With --all-pairs, a command has the --pair that it is for.
 """
 
 import re
@@ -29,6 +29,9 @@ _NOT_AGAIN = (
 """Options of a command that are not meant for the redrive after it."""
 
 _invocation: ContextVar[Any] = ContextVar("invocation", default=None)
+PAIR: ContextVar[str] = ContextVar("pair", default="")
+"""The pair of --all-pairs that a task is about; "" without one."""
+
 _COMMAND = re.compile(r"\bsbpair ([a-z]+)(?: ([a-z]+))?\b(?! --help)")
 _SECRET_KEY = re.compile("secret|password|token|key", re.IGNORECASE)
 
@@ -46,6 +49,16 @@ def invocation(context: Any) -> Iterator[None]:
         _invocation.reset(before)
 
 
+@contextmanager
+def about_pair(name: str) -> Iterator[None]:
+    """Let lines on stderr, logs and commands of this task name one of the pairs of --all-pairs."""
+    before = PAIR.set(name)
+    try:
+        yield
+    finally:
+        PAIR.reset(before)
+
+
 def next_command(path: str, *words: object, without: Collection[str] = ()) -> str:
     """Return `sbpair PATH WORDS` with the given options that PATH also has, quoted for a shell.
 
@@ -55,10 +68,16 @@ def next_command(path: str, *words: object, without: Collection[str] = ()) -> st
     return _joined(["sbpair", *path.split(), *texts, *_repeated(path.split(), texts, without)])
 
 
-def way_back(dead_letters: int) -> str:
-    """Return the command that sends dead letters of all backlog queues: for very many of them, on Spark."""
+def way_back(dead_letters: int, *, rehearsal: bool = False) -> str:
+    """Return the command that sends dead letters of all backlog queues: for very many of them, on Spark.
+
+    A `rehearsal` shows where all of them would go.
+    """
     if dead_letters > MAX_REDRIVE:
-        return next_command("replay run", "--dead-letters", "--archive", "DIR", without=_GIVEN_UP)
+        where = ("plan", ()) if rehearsal else ("run", ("--archive", "DIR"))
+        return next_command(f"replay {where[0]}", "--dead-letters", *where[1], without=_GIVEN_UP)
+    if rehearsal:
+        return next_command("redrive", "--backlog", "--dry-run", without={*_NOT_AGAIN, "where"})
     return next_command("redrive", "--backlog", without=_NOT_AGAIN)
 
 
@@ -97,6 +116,8 @@ def _repeated(path: list[str], words: Collection[str], without: Collection[str])
         return
     written = context.meta.get(WRITTEN, context.params)
     given = {param.name: written[param.name] for param in given_params(context) if _decides(param)}
+    if PAIR.get() and given.pop("all_pairs", False):
+        given["pair"] = PAIR.get()
     if given.get("against", "default") != "default":
         given["pair"] = given["against"]
     if context.command.name == "run":  # a run keeps its choice of messages
@@ -151,6 +172,11 @@ def _words(param: Any, value: Any) -> Iterator[str]:
 def _without_secret(name: str, text: str) -> str:
     if name == "--conf" and _SECRET_KEY.search(key := text.partition("=")[0]):
         return f"{key}=***"
+    return without_password(text)
+
+
+def without_password(text: str) -> str:
+    """Return a URL without its password, and any other text as it is."""
     from urllib.parse import urlsplit
 
     password = urlsplit(text).password if "://" in text else None

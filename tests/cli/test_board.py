@@ -5,12 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbpair.cli.options.common import Display
-from sbpair.cli.progress.boards import (
-    MAX_DESTINATIONS,
-    Board,
-    PhaseRow,
-    PhaseView,
-)
+from sbpair.cli.progress.boards import Board, PhaseRow, PhaseView
 from sbpair.cli.progress.live_table import draw_phase
 from sbpair.cli.progress.replay_progress import LiveReplayProgress
 from sbpair.cli.render.screen import Screen
@@ -20,6 +15,7 @@ from sbpair.move.events import (
     QueueProgress,
     SyphonEvent,
 )
+from sbpair.move.run_state import MAX_DESTINATIONS
 from sbpair.replay.progress import Expected, PhaseProgress, ReplayPhase
 from tests.cli.test_stories import drawn
 from tests.kit import command

@@ -94,10 +94,10 @@ def completed(
             "sbpair audit --fail-on drift,dead-letters,d",
             [f"drift,dead-letters,{each}" for each in ("destinations", "duplicates")],
         ),
-        ("sbpair audit --fail-on n", ["none"]),
+        ("sbpair audit --fail-on n", ["no-mover", "none"]),
         ("sbpair status --fail-on d", ["dead-letters"]),
-        ("sbpair status --fail-on dead-letters,", ["dead-letters,messages"]),
-        ("sbpair audit --fail-on missing,n", []),
+        ("sbpair status --fail-on dead-letters,", ["dead-letters,messages", "dead-letters,no-mover"]),
+        ("sbpair audit --fail-on missing,n", ["missing,no-mover"]),
         ("sbpair runs ", ["list", "show", "report", "pause", "resume", "cancel"]),
         ("sbpair audit --output = js", ["json", "jsonl"]),
         ("sbpair audit --output =", ["table", "json", "jsonl"]),
@@ -129,7 +129,8 @@ def test_names_and_values_are_completed(
         (tmp_path / "ARCHIVE" / run).mkdir(parents=True)
         (tmp_path / "ARCHIVE" / run / "run.json").touch()
     with RunDatabase(
-        tmp_path / "STATE", load_pair(config=tmp_path / ".config" / "sbpair" / "config.toml", name="orders", environ={})
+        tmp_path / "STATE",
+        load_pair(config=tmp_path / ".config" / "sbpair" / "config.toml", name="orders", environ={}).ends,
     ) as state:
         clock = itertools.count(1)
         ended, running, paused = (

@@ -13,6 +13,7 @@ from sbpair.config.file import PAIR_KEYS, RELAY_SIDE_KEYS, SIDE_KEYS
 from sbpair.testing import Emulator
 from tests.kit import command
 from tests.kit.command import Here
+from tests.kit.pairs import stored
 from tests.kit.terminal import PseudoTerminal
 
 KEY = "a-key-that-nobody-may-see"
@@ -111,9 +112,17 @@ async def test_live_shows_what_is_observed_beside_what_is_assumed(home: Path) ->
         assert f"Z {warned}" in err.splitlines()[0]
         code, out, _ = await finished(["doctor", "--live", "--yes", "--output", "json"], environ)
         live = json.loads(out)["live"]
-        assert (code, len(live)) == (0, 12)
+        assert (code, len(live)) == (0, 13)
         assert all(each["assumed"] and each["observed"] for each in live)
         assert made(emulator) == set()
+        queue = emulator.namespaces["contoso-dr"].create_queue("contoso/x-servicebus-transfer/3")
+        queue.send([stored(), stored()])
+        queue.messages.receive(1)
+        code, out, _ = await finished(["doctor", "--live", "--yes", "--timeout", "20s"], environ)
+        assert (code, out.splitlines()[-1]) == (3, "1 problem; 2 unknown")
+        seen = " ".join(out.split())
+        assert "receivers failed no other receiver contoso/x-servicebus-transfer/3: 1 locked" in seen
+        assert "-> stop the syphon of the original library before others move the backlog" in seen
 
 
 @pytest.mark.parametrize(("answer", "code"), [(b"yess\n", 4), (b"\xff\n", 4), (b"y\n", 0)])

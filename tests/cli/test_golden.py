@@ -13,7 +13,6 @@ import pytest
 from sbpair.cli.app import COMMANDS, COMPLETION_VARIABLE, PROGRAM, find_command, load
 from sbpair.cli.commands.documents import SCRIPTS
 from sbpair.cli.man_page import page_name, page_paths
-from sbpair.config.environment import ENVIRONMENT_KEYS
 from tests.kit import command
 
 ROOT = Path(__file__).parents[2]
@@ -86,8 +85,7 @@ def test_options_follow_one_convention(name: str) -> None:
     assert text.count(" -n, ") == len(number)
     # A default has one form, and no prose of its own.
     assert not re.search(r"\([0-9]+\)|by itself|\(default|defaults to", flat)
-    variables = [f"_{key}" for key in ENVIRONMENT_KEYS if key != "NAMESPACE"]
-    named = f"[env: SBPAIR_PRIMARY_NAMESPACE, {', '.join(variables)}]"
+    named = "[env: SBPAIR_PRIMARY_NAMESPACE, _CONNECTION_STRING, …]"
     assert ("--primary NAMESPACE" in text) == (named in flat)
     assert ("--secondary NAMESPACE" in text) == ("[env: SBPAIR_SECONDARY_…, the same]" in flat)
 

@@ -5,21 +5,25 @@ import json
 import signal
 import time
 from collections.abc import Sequence
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
-from sbpair.amqp.message import Properties
+from sbpair.amqp.message import Header, Properties
+from sbpair.cli.page.documents import PageDocuments
 from sbpair.cli.page.emulator_page import EmulatorSource
 from sbpair.cli.page.overview import KEEP_SECONDS, SAMPLE_SECONDS, EntityRow, NamespaceReading, Overview
 from sbpair.cli.page.pair_source import PairSource
 from sbpair.emulator.access_tokens import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.errors import Unreachable
+from sbpair.runs.database import RunDatabase, StateOwner
+from sbpair.runs.run_log import RunEntry
 from tests.cli.page_world import BACKLOG, HOSTILE, message, page_world, pair_page
 from tests.faults.simulation.loop import VirtualLoop
 from tests.kit import command
@@ -100,6 +104,16 @@ async def test_a_message_has_its_types_annotations_and_destination() -> None:
         assert (group["reason"], group["messages"]) == ("CardDeclined", 2)
         [lost] = (await world.get(f"peek?side=contoso-dr&path={BACKLOG}"))[1]["messages"]
         assert lost["destination"] == "orders"
+
+
+async def test_a_message_expires_after_a_time_to_live_above_49_days() -> None:
+    async with page_world() as world:
+        header, life_ms = Header(ttl=0xFFFFFFFF).encode(), 60 * 24 * 3_600_000
+        for number, times in ((8, {"creation_time": 5, "absolute_expiry_time": 5 + life_ms}), (9, {})):
+            put(world.orders, message(number, header=header, properties=Properties(subject="s", **times).encode()))
+        *_, long, unlimited = (await world.get("peek?side=contoso&path=orders"))[1]["messages"]
+        lives = datetime.fromisoformat(long["expires_at"]) - datetime.fromisoformat(long["enqueued_at"])
+        assert (lives.days, unlimited["expires_at"]) == (60, None)
 
 
 async def test_sessions_have_their_locks_and_owners() -> None:
@@ -217,6 +231,8 @@ async def test_head_has_the_status_of_get_and_no_body() -> None:
         ("", {"Host": "evil.example"}, 403, "Host"),
         ("events", {"Host": "evil.example"}, 403, "Host"),
         ("events", {"Sec-Fetch-Site": "cross-site"}, 403, "another origin"),
+        ("events", {"Origin": "https://evil.example"}, 403, "another origin"),
+        ("", {"Origin": "null"}, 403, "another origin"),
         ("nothing", {}, 404, "no such document"),
         ("page.py", {}, 404, "no such document"),
         ("runs/260101", {}, 404, "no state directory"),
@@ -271,7 +287,7 @@ async def test_a_wrong_request_is_refused(path: str, headers: dict[str, str], st
         ),
         (
             "create",
-            {"side": "contoso", "kind": "queue", "path": "a", "properties": {"max_message_size_in_kilobytes": 9}},
+            {"side": "contoso", "kind": "queue", "path": "a", "properties": {"max_message_size_in_kilobytes": 2048}},
             {},
             "refused it",
         ),
@@ -401,6 +417,19 @@ async def test_a_pair_is_read_as_by_a_client() -> None:
         primary, _ = await source.read()
         assert (primary.rows, primary.state, bool(primary.reason)) == ((), "down", True)
         world.primary.bring_up()
+
+
+async def test_the_note_of_a_pair_names_what_waits_in_archives(tmp_path: Path) -> None:
+    async with page_world() as world:
+        pair = pair_on(world.emulator)
+        with RunDatabase(tmp_path, pair.ends) as state, closing(RunEntry(state, "replay run", run_id="r1")) as entry:
+            entry.record({"archive": "s3://user:secret@bucket/x", "unsent": 5_153, "counted_ms": 0})
+        owner = StateOwner(pair.ends, tmp_path)
+        primary, secondary = await PairSource(pair, owner).read()
+        expected = "~5 153 messages wait in run r1 at 1970-01-01T00:00:00Z: sbpair replay resume r1 --archive "
+        assert (primary.note, secondary.note) == ("", f"{expected}'s3://user:***@bucket/x'")
+        [run] = (await PageDocuments(PairSource(pair), owner).read("runs", {}))["runs"]
+        assert (run["waiting"]["messages"], run["waiting"]["state"]) == (5_153, "interrupted")
 
 
 async def test_without_manage_the_backlog_is_peeked() -> None:

@@ -16,8 +16,8 @@ async def test_messages_in_the_journal_would_not_be_sent_again(tmp_path: Path) -
     async with Emulator() as emulator:
         world = BacklogWorld(emulator, 2)
         world.primary.create_queue("orders")
-        with RunDatabase(tmp_path, world.pair) as state:
-            journal = Journal(state, run="before")
+        with RunDatabase(tmp_path, world.pair.ends) as state:
+            journal = Journal(state, run="before", destination_namespace="contoso")
             for index in range(2):
                 queue = world.queue(index)
                 for number in range(3):

@@ -100,7 +100,7 @@ async def test_the_file_that_spark_submit_runs_hides_no_other_package() -> None:
 def test_an_archive_in_memory_is_warned_of(
     kind: str, warned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sbpair.replay.archive.filesystem_type", lambda _path, _mounts: kind)
+    monkeypatch.setattr("sbpair.replay.archive.mount_at", lambda _path, _mounts: (kind, ""))
     for words in ([], ["--mode", "direct"]):
         done = sbpair("run", "--archive", str(tmp_path), *words, "--print-submit", home=java_in(tmp_path))
         assert done.returncode == 0

@@ -61,7 +61,7 @@ def moved(messages: int, *, hostile: str = "orders") -> Tally:
 def report(directory: Path, *, samples: int = 20, ended: bool = True, tally: Tally | None = None) -> RunReport:
     """Return the report of a run with these samples; one that has not `ended` has crashed."""
     now, tally = [START], tally or moved(100)
-    with RunDatabase(directory, PAIR) as state:
+    with RunDatabase(directory, PAIR.ends) as state:
         run = RunEntry(state, "syphon --once", clock_ms=lambda: now[0])
         run.describe({"primary": "contoso.example", "secondary": "contoso-dr.example", "primary_tier": "Premium"})
         run.record(tally.receipt().document())
@@ -161,7 +161,7 @@ def test_a_ramp_has_its_steps_and_what_came_back(tmp_path: Path) -> None:
 
 
 def test_a_replay_has_its_equation_and_checksums(tmp_path: Path) -> None:
-    with RunDatabase(tmp_path / "state", PAIR) as state:
+    with RunDatabase(tmp_path / "state", PAIR.ends) as state:
         run = RunEntry(state, "replay run")
         archive = Archive(str(tmp_path / "archive"), run.id)
         archive.create()
@@ -256,7 +256,7 @@ def test_a_browser_shows_the_page_without_scrolling_sideways(tmp_path: Path, wid
 
 
 def test_a_running_run_is_reported_so_far(tmp_path: Path) -> None:
-    with RunDatabase(tmp_path, PAIR) as state:
+    with RunDatabase(tmp_path, PAIR.ends) as state:
         entry = RunEntry(state, "syphon --watch")
         entry.sample(Figures({"received": 8, "sent": 5}, {"orders": 5}, None, None))
         done = run(tmp_path, entry.id, "--markdown", "-")

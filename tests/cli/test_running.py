@@ -4,11 +4,13 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from azure.identity import ClientSecretCredential
 
 from tests.kit import command
 from tests.kit.terminal import PseudoTerminal
@@ -90,6 +92,27 @@ def test_the_emulators_exports_with_an_identity_allow_via_arm() -> None:
         assert (code, [each["index"] for each in json.loads(output)["created"]]) == (0, [0, 1])
         code, output = finished("provision", "--count", "2", "--output", "json", **environ)
         assert (code, len(json.loads(output)["existing"])) == (0, 2)
+
+
+def test_the_emulator_names_the_clients_of_its_authority() -> None:
+    with emulator("--identity", "--tls", "--tenants", "--token-life", "20s", "-o", "json") as (_, line):
+        document = json.loads(line)
+        first, second = document["namespaces"]
+        assert first["tenant_id"] != second["tenant_id"]
+        options = {"authority": document["authority"], "disable_instance_discovery": True}
+        with ClientSecretCredential(
+            *(first[name] for name in ("tenant_id", "client_id", "client_secret")),
+            connection_verify=document["ca_file"],
+            **options,
+        ) as credential:
+            token = credential.get_token("https://servicebus.azure.net/.default")
+        assert token.expires_on - time.time() <= 21
+    with emulator("--identity", "--tls") as (process, line):
+        assert process.stdout
+        lines = [line, *(process.stdout.readline() for _ in range(3))]
+        printed = next(each for each in lines if each.startswith("# contoso, identity: AZURE_TENANT_ID="))
+        assert "AZURE_CLIENT_SECRET=" in printed
+        assert "AZURE_AUTHORITY_HOST=https://127.0.0.1:" in printed
 
 
 async def test_a_drill_on_a_dumb_terminal_prints_lines() -> None:

@@ -36,7 +36,7 @@ class Pair(CommandLines):
         return await super().start(*words, "--state", str(self.state), **more)
 
     async def runs(self) -> list[dict[str, Any]]:
-        code, out, err = await self.run("runs", "list", "--output", "json")
+        code, out, err = await self.run("runs", "list", "--quiet", "--output", "json")
         assert (code, err) == (0, "")
         document = json.loads(out)
         assert document["schema"] == "sbpair/runs/1"

@@ -45,6 +45,8 @@ async def test_a_watch_is_paused_resumed_and_cancelled(tmp_path: Path) -> None:
         await pair.strand_more(3)
         [listed], shown = await pair.runs(), await pair.shown(run)
         assert (listed["outcome"], shown["outcome"], listed["ended"]) == ("paused", "paused", None)
+        assert (listed["waiting"]["state"], listed["waiting"]["messages"]) == ("paused", 0)
+        assert f"run {run} is paused: sbpair runs resume {run}" in (await pair.run("status"))[2]
         code, _, err = await pair.run("syphon", "--once")
         assert code == 4  # it keeps its lease
         assert run in err

@@ -86,6 +86,9 @@ async def test_the_status_tells_what_an_outbox_holds(tmp_path: Path) -> None:
         [waiting] = printed["outbox"]["entities"]
         assert waiting.pop("oldest_seconds") >= 0
         assert (code, waiting, printed["outbox"]["messages"]) == (0, {"name": "orders", "messages": 2}, 2)
+        assert (printed["backlog"]["messages"], printed["backlog"]["elsewhere"]) == (2, 2)
+        failing = await terminal.run("status", "--outbox", str(path), "--fail-on", "messages")
+        assert (failing[0], "exit code 3 for messages (1)" in failing[2]) == (3, True)
         outbox.close()
         path.write_bytes(b"something else, which is longer than a header" * 10)
         assert (await terminal.run("status", "--outbox", str(path)))[0] == 4

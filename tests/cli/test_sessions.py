@@ -14,7 +14,7 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, chdir
+from contextlib import ExitStack, chdir, closing
 from difflib import unified_diff
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,9 +26,13 @@ import pytest
 from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
 from sbpair.amqp.types import Char, Int
 from sbpair.backlog import Aliases, write_aliases
+from sbpair.config import load
+from sbpair.config.setting import Flags
 from sbpair.emulator.access_tokens import AccessRight, AuthorizationRule
 from sbpair.replay.archive import Archive
-from sbpair.syphon.run_plan import RunTimings
+from sbpair.runs.database import RunDatabase
+from sbpair.runs.run_log import RunEntry
+from sbpair.syphon.run_request import RunTimings
 from sbpair.testing import EmulatorThread, QueueDescription
 from tests.cli.relay_world import RelayWorld
 from tests.kit import replay_archives
@@ -223,6 +227,16 @@ class Session:
         one, and a ledger, of other runs.
         """
         replay_archives.change(Archive("archive", run), parts)
+
+    def _crashed(self, run: str, command: str, receipt: str, mode: str = "archive") -> None:
+        """Record a run that has crashed, with its last receipt, in the state directory of the pair."""
+        profile = load(Flags(), self._environ)
+        with (
+            RunDatabase(profile.state_directory, profile.pair.ends) as state,
+            closing(RunEntry(state, command, run_id=run)) as entry,
+        ):
+            entry.describe({"mode": mode})
+            entry.record(json.loads(receipt.replace("~", str(self._home))))
 
     def _listen(self, status: str = "", side: str = "") -> None:
         """End what listens on the relay `default`, which is created first; answer with a status, on a side or both."""

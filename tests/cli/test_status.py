@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from sbpair.cli.commands.status import total_line
 from sbpair.cli.options.common import Display
 from sbpair.cli.progress.reporting import PeekProgress
 from sbpair.cli.render.screen import Screen
+from sbpair.management.audit_findings import BacklogTotal, ReasonCount
 from sbpair.management.calls import SecondSample
 from sbpair.move.peek.peeker import Peeked
 from sbpair.testing import Emulator
@@ -72,6 +74,23 @@ def test_while_it_waits_for_its_second_sample_an_audit_says_so(monkeypatch: pyte
     ]
 
 
+@pytest.mark.parametrize(
+    ("dead", "reasons", "text"),
+    [
+        (0, None, "0 dead-lettered"),
+        (7, None, "7 dead-lettered"),
+        (7, {"A": 4, None: 3}, "7 dead-lettered (4 A, 3 without a reason)"),
+        (9_000, {"A": 2_500}, "9 000 dead-lettered (of the first 2 500: 2 500 A)"),
+        (9, {"A": 5, "B": 1, "C": 1, "D": 1, "E": 1}, "9 dead-lettered (5 A, 1 B, 1 C, 2 of other reasons)"),
+        (1, {"a\x1b[2J" + "b" * 99: 1}, f"1 dead-lettered (1 a\ufffd[2J{'b' * 14}…{'b' * 20})"),
+    ],
+)
+def test_the_total_has_the_dead_letters_by_reason(dead: int, reasons: dict[str | None, int] | None, text: str) -> None:
+    counts = reasons and tuple(ReasonCount(*each) for each in reasons.items())
+    total = BacklogTotal(5, True, dead, None, None, dead_letter_reasons=counts)
+    assert total_line(total) == f"5 waiting, {text}"
+
+
 # --watch
 
 
@@ -104,8 +123,7 @@ async def test_on_a_terminal_a_watch_redraws_in_place() -> None:
         seen = await terminal.shown("first reading", foot, foot, foot)
         first, second, *_ = seen.split("\x1b[?7l")[2:]
         lines = first.split("\x1b[?7h")[0].splitlines()
-        assert lines[0] == "backlog queues contoso/x-servicebus-transfer/…"
-        assert lines[-2] == "0 waiting, 2 dead-lettered"
+        assert lines[:3] == ["0 waiting, 2 dead-lettered", "", "backlog queues contoso/x-servicebus-transfer/…"]
         # The second drawing begins where the first one did.
         assert f"\x1b[{len(lines)}F\x1b[J" in first
         assert second
@@ -130,7 +148,11 @@ async def test_a_terminal_has_the_table_in_its_width() -> None:
     async with world() as w:
         for columns in (80, 100, 160):
             async with w.on_terminal("audit", "--sample", "0", columns=columns) as (process, terminal):
-                seen = await terminal.shown("dead-lettered\r\n", "dead-lettered\r\n")
+                seen = await terminal.shown("dead-lettered\r\n")
                 assert await process.wait() == 0
             assert max(map(len, seen.splitlines())) <= columns
-            assert seen.startswith("backlog queues contoso/x-servicebus-transfer/…\r\n")
+            assert seen.splitlines()[:3] == [
+                "0 waiting, 2 dead-lettered (2 without a reason)",
+                "",
+                "backlog queues contoso/x-servicebus-transfer/…",
+            ]

@@ -131,7 +131,7 @@ async def test_a_watch_with_dead_letters_ends_with_3_and_names_the_way_back(tmp_
             f"to continue: sbpair syphon --watch --order none --ttl remaining --state {tmp_path} --health-port 0",
             f"to send the dead letters: sbpair redrive --backlog --state {tmp_path}",
         ]
-        held = "gone does not exist in the primary: 20 messages dead-lettered, 10 left in the backlog"
+        held = "gone does not exist in the primary namespace: 20 messages dead-lettered, 10 left in the backlog"
         assert f"warning: {held}; create it and run again, or add --allow-missing" in err
 
 

@@ -22,7 +22,7 @@ from sbpair.cli.render.table import Layout, columns, cut
 from sbpair.doctor.check import failed, note, ok, unknown
 from sbpair.errors import AccessError, EntityMissing
 from sbpair.failover.ping_on_request import Health, PingResult
-from sbpair.management.audit_findings import Audit, DestinationSummary, QueueStatus
+from sbpair.management.audit_findings import Audit, DestinationSummary, QueueStatus, ReasonCount
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.cost import Operations, estimate
 from sbpair.model.pair import Endpoint
@@ -34,7 +34,7 @@ from sbpair.runs.journal import Doubt
 from sbpair.runs.run_log import RunOutcome, RunRecord
 from sbpair.status import DestinationStatus, SideStatus, Status
 from sbpair.syphon.forecast import DeadLetterGroup, FlowStats, Forecast
-from sbpair.syphon.move_spec import EffectiveLimits, PairTiers
+from sbpair.syphon.run_limits import EffectiveLimits, EndTiers
 from sbpair.syphon.runner import SyphonResult
 from tests.kit.command import run_here
 from tests.kit.golden import check_golden
@@ -87,6 +87,7 @@ AUDIT = Audit(
         audited(PATHS[5], Outcome.EXTRA, "beyond the 5 that were asked for", counts=Counts()),
         audited(queue_path("fabrikam", 0), Outcome.FOREIGN, "a backlog queue of fabrikam", counts=Counts()),
     ),
+    reasons=(ReasonCount("TTLExpiredException", 1_050), ReasonCount("DestinationNotFound", 8)),
     destinations=(
         DestinationSummary("", 2),
         DestinationSummary(LONG, 600, found=True, topic=False, detects_duplicates=True),
@@ -152,7 +153,7 @@ FORECAST = Forecast(
     EffectiveLimits(None, 500.0, 500.0),
     16.2,
     estimate(Operations(received=16_184, sent=8_090, delivered=16_180), secondary="Standard", primary="Standard"),
-    PairTiers("Standard", "Standard"),
+    EndTiers("Standard", "Standard"),
     TimeToLive.ORIGINAL,
     NOW_MS,
 )
@@ -232,7 +233,7 @@ def test_a_result_fits_its_terminal_and_breaks_no_word(name: str, width: int) ->
     found, words = printed(name, Layout(width)), set(printed(name, Layout()).split())
     # A command that is to be pasted stays on one line.
     assert [line for line in found.splitlines() if len(line) > width and "-> " not in line] == []
-    title = re.match("backlog queues (.*)…\n", found)
+    title = re.search("^backlog queues (.*)…$", found, re.MULTILINE)
     whole = found.replace("…/", title[1]) if title else found
     assert {word for word in whole.split() if "…" not in word} - words <= {"backlog", "queues"}
 

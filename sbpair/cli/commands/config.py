@@ -11,8 +11,9 @@ from sbpair.cli.render.screen import Screen
 from sbpair.cli.render.table import columns
 from sbpair.config.environment import VARIABLES
 from sbpair.config.file import PREFIX, all_namespaces, create_file, file_setting, has_pair
-from sbpair.config.setting import Flags
+from sbpair.config.setting import Flags, Setting
 from sbpair.errors import UsageError
+from sbpair.model.pair import PROVIDER_REMEDIES, shared_provider
 from sbpair.relay.relay_settings import configured_relays
 
 SCHEMA = "sbpair/config/1"
@@ -30,7 +31,8 @@ def command(
 ) -> int:
     """Show the effective configuration and the source of each value.
 
-    Options win over SBPAIR_ variables, and these over the configuration file. Connects to nothing and prints no secret.
+    Options win over SBPAIR_ variables, and these over the configuration file. It prints no
+    secret, and connects to nothing but the Key Vault that has a key.
 
     Examples:
       sbpair config
@@ -52,7 +54,13 @@ def command(
     _require_some(flags, file)
     namespaces = all_namespaces(flags, os.environ)
     relays = configured_relays(flags, os.environ)
-    found = config.effective(config.load(flags, os.environ), os.environ) if has_pair(flags, os.environ) else {}
+    found: dict[str, Setting] = {}
+    if has_pair(flags, os.environ):
+        profile = config.load(flags, os.environ)
+        found |= config.effective(profile, os.environ)
+        if host := shared_provider(profile.pair.primary, profile.pair.secondary):
+            what = f"both sides sign in by {host}, and end with their tokens if it goes away"
+            screen.say(f"note: {what}: {PROVIDER_REMEDIES}. sbpair doctor shows how long they last")
     for each in namespaces:
         found |= config.effective_endpoint(f"{PREFIX}{each.name}", each.endpoint, each.settings, os.environ)
     for relay in relays:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Literal
 
 from sbpair.cli.command_loop import run
@@ -13,7 +13,7 @@ from sbpair.cli.render.forecast import amount, span
 from sbpair.cli.render.screen import Screen, grouped, plural, size, spoken
 from sbpair.cli.render.table import columns, wrapped
 from sbpair.errors import UsageError
-from sbpair.model.cost import PRICES
+from sbpair.model.cost import EXTRAS, PRICES
 
 if TYPE_CHECKING:
     from sbpair.model.cost import MoneyRange
@@ -44,32 +44,38 @@ def _rate(text: str) -> float:
     return rate
 
 
+def _extras(text: str) -> frozenset[str]:
+    named = frozenset(each.strip() for each in text.split(",") if each.strip())
+    if unknown := sorted(named - {*EXTRAS}):
+        raise UsageError(f"--without: {unknown[0]!r} is not a cost", hint=f"choose from {', '.join(EXTRAS)}")
+    return named
+
+
 def command(
     *,
     outage: float = option("--outage DURATION", "Length of the outage, such as 4h", default=..., parse=_seconds),
     rate: float = option(
         "--rate RATE", "Messages sent meanwhile: 50 a second, 30/m or 100/h", default=..., parse=_rate
     ),
-    size_: str = option("--size SIZE", "Size of a message: 2KB, 500B or 1MB", default=...),
+    size_: str | None = option("--size SIZE", "Size of a message: 2KB or 500B [default: the mean, with --live]"),
     tier: Literal["basic", "standard", "premium"] | None = option(
         "--tier TIER", "Only this tier [default: all]", excludes="--live"
     ),
     units: int | None = option("--units N", "Messaging units: 1, 2, 4, 8 or 16 [default: all]", needs="--tier premium"),
     count: int | None = option(
-        "--count -n N",
-        "Number of backlog queues [default: 10]",
-        at_least=1,
-        at_most=MAX_COUNT,
-        excludes="--live",
+        "--count -n N", "Number of backlog queues [default: 10]", at_least=1, at_most=MAX_COUNT, excludes="--live"
     ),
-    live: bool = flag("--live", "Read tiers and backlog queues from the pair"),
+    without: frozenset[str] = option(
+        "--without COST[,COST]", f"Leave out {', '.join(EXTRAS[:-1])} or {EXTRAS[-1]}", default="", parse=_extras
+    ),
+    live: bool = flag("--live", "Read tiers, backlog queues and sizes of messages from the pair"),
     connection: PairSelection,
     screen: Screen,
 ) -> int:
     """Estimate the cost of an outage, and when the backlog is full.
 
     Nothing is contacted, unless --live is given: it needs Manage on both namespaces, and assumes what it cannot read.
-    Prices are ranges: the minimum applies while a month's included operations last.
+    Prices are ranges: the minimum applies while a month's included operations last, and between near regions.
 
     Examples:
       sbpair cost --outage 4h --rate 50 --size 2KB
@@ -79,21 +85,25 @@ def command(
     """
     from sbpair.planning import outage_cost
 
-    planned = outage_cost.Outage(outage, rate, outage_cost.parse_size(size_))
-    if planned.messages < 1:
+    message_bytes = None if size_ is None else outage_cost.parse_size(size_)
+    if round(outage * rate) < 1:
         raise UsageError("no message is sent in such an outage", hint="raise --outage or --rate")
     if units is not None and units not in outage_cost.MESSAGING_UNITS:
         raise UsageError(f"--units is {units}, and must be 1, 2, 4, 8 or 16", hint="leave it out for all of them")
     room, capacities = outage_cost.room_of(count or 10), outage_cost.usual_capacities(tier, units)
     notes: list[str] = []
     if live:
-        from sbpair.planning.outage_cost import read_backlog
-
-        read = run(read_backlog(selected_pair(connection, screen)))
+        read = run(outage_cost.read_backlog(selected_pair(connection, screen), sizes=size_ is None))
         room, capacities, notes = read.room, [read.capacity], read.notes
+        message_bytes = message_bytes or read.message_bytes
     elif given := [name for name, value in asdict(connection).items() if value is not None]:
         raise goes_with(f"--{given[0]}", "--live")
+    if message_bytes is None:
+        what = "no message was found, whose size --live could read" if live else "--size is missing"
+        raise UsageError(what, hint="add --size 2KB" if live else "add --size 2KB, or --live to read it from the pair")
+    planned = outage_cost.Outage(outage, rate, message_bytes)
     found = outage_cost.cost_of(planned, room, capacities, notes)
+    found = replace(found, extras=tuple(each for each in found.extras if each.name not in without))
     screen.result("sbpair/cost/1", _document(found, live=live), _table(found))
     return 0
 
@@ -114,6 +124,7 @@ def _document(found: "OutageCost", *, live: bool) -> dict[str, object]:
         "operations": {**asdict(found.operations), "by_sbpair": found.operations.by_sbpair},
         "polling": {"an_hour": found.polls_an_hour, "in_30_days": found.polls_a_month},
         "tiers": [_tier_document(each) for each in found.tiers],
+        "extras": [{**asdict(each), "price": span(each.price)} for each in found.extras],
         "live": live,
         "currency": PRICES.currency,
         "dated": PRICES.dated,
@@ -145,7 +156,16 @@ def _table(found: "OutageCost") -> Iterator[str]:
     yield from columns([("CHARGE", "ARTICLE", "BILLED TODAY"), *found.charges, ("in all", *whole)])
     yield ""
     yield from columns([("TIER", "OPERATIONS", "BY SBPAIR", "MOVE BACK", "IDLE 30D", "BASE"), *map(_row, found.tiers)])
-    for line in (_full(found), *_assumptions(found), *(f"note: {each}" for each in found.notes)):
+    if found.extras:
+        yield ""
+        rows = [(each.name, each.operations, size(each.crossing_bytes), _money(each.price)) for each in found.extras]
+        yield from columns([("BESIDE", "OPERATIONS", "CROSSING", "COST"), *rows])
+    for line in (
+        *(f"{each.name}: {each.assumption}" for each in found.extras),
+        _full(found),
+        *_assumptions(found),
+        *(f"note: {each}" for each in found.notes),
+    ):
         yield from wrapped(line)
 
 
@@ -197,7 +217,4 @@ def _assumptions(found: "OutageCost") -> Iterator[str]:
         f"prices: {PRICES.currency} of {PRICES.dated}, without tax; BASE is due for both namespaces with or without an"
         " outage"
     )
-    yield (
-        "assumed: senders use all queues alike, one receiver for each message, no filters; aliases and pings are not"
-        " counted"
-    )
+    yield ("assumed: senders use all queues alike, one receiver for each message, no filters; aliases are not counted")

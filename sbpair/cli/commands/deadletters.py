@@ -53,7 +53,7 @@ def list_groups(
 
     sources = [PeekSource("secondary", dead_letter_path(each)) for each in moves.backlog_paths(pair, queue)]
     with PeekProgress(screen) as progress:
-        groups = run(count_dead_letters(pair, sources, limit=limit, on_event=progress))
+        groups = run(count_dead_letters(pair.ends, sources, limit=limit, on_event=progress), pair.secondary)
     rows = [
         (each.queue, dead, oldest, each.destination or "(unknown)", reason)
         for each, reason, dead, oldest in cells(groups)
@@ -90,7 +90,9 @@ def show_messages(
     from sbpair.message_io.peek import PeekSource, with_reason
 
     sources = [PeekSource("secondary", dead_letter_path(each)) for each in moves.backlog_paths(pair, queue)]
-    result, total = peeked(pair, screen, sources, limit=limit, keep=None if reason is None else with_reason(reason))
+    result, total = peeked(
+        pair.ends, screen, sources, limit=limit, keep=None if reason is None else with_reason(reason)
+    )
     print_peeked(screen, "sbpair/deadletters-show/1", {"total": total}, result, queues=True)
     screen.say(shown_line(result, total))
     if result.messages:

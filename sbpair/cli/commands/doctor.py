@@ -15,7 +15,7 @@ from sbpair.cli.command_loop import run
 from sbpair.cli.completion import backlog_queues
 from sbpair.cli.next_command import next_command, with_options
 from sbpair.cli.options.common import STATE, PairSelection, duration, flag, option
-from sbpair.cli.options.values import flags_of
+from sbpair.cli.options.values import MOVERS_LEASE, Management, flags_of, group_of
 from sbpair.cli.render.screen import Document, Screen, plural, spoken
 from sbpair.cli.render.table import GREEN, RED, coloured, columns, wrapped
 from sbpair.config.file import file_setting
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 MAX_SECONDS = 600.0
 LIVE = "--live or --assumptions"
+RECEIVES = "of a backlog queue where nothing moves, receives and releases a message"
 ASSUMPTIONS_SCHEMA = "sbpair/assumptions/1"
 
 
@@ -39,17 +40,19 @@ def command(
         "--queue PATH", "Queue of the secondary to test claims on [default: backlog queue 0]", complete=backlog_queues
     ),
     timeout: float = duration("--timeout DURATION", "Time limit of each check", default="15s", at_most=MAX_SECONDS),
-    live: bool = flag("--live", "Also test assumptions about Service Bus, on temporary queues"),
+    live: bool = flag("--live", "Also test assumptions about Service Bus, on temporary queues; find other receivers"),
     assumptions: bool = flag(
         "--assumptions",
         "Compare the namespaces with sbpair help assumptions, and check nothing else",
-        excludes=("--live", "--queue", "--destination"),
+        excludes=("--live", "--queue", "--destination", "--via arm"),
     ),
     include_idle_test: bool = flag("--include-idle-test", "Also test an idle link, which takes 10 minutes", needs=LIVE),
     yes: bool = flag("--yes -y", "Create and delete the temporary entities without asking", needs=LIVE),
     write: Path | None = option(
         "--write FILE", "Write the result as JSON, for a bug report; replaces the file", needs="--assumptions"
     ),
+    management: Management,
+    lease: str | None = MOVERS_LEASE,
     state: Path | None = STATE,
     connection: PairSelection,
     screen: Screen,
@@ -58,8 +61,10 @@ def command(
 
     Checks names, ports, TLS, AMQP, HTTPS, clock, sign-in, claims and tiers of both namespaces, with a hint for each
     failure. Where port 5671 is blocked, tries WebSockets on port 443. Sends, receives and changes nothing. --live
-    creates three queues called sbpair-doctor-… in each namespace and deletes them afterwards. --assumptions creates six
-    queues and a topic, takes 20 seconds, and uses every namespace that is configured.
+    creates three queues called sbpair-doctor-… in each namespace and deletes them afterwards. It also finds other
+    receivers of the backlog, such as an old syphon: of a queue where nothing moves, it receives and releases a message.
+    --via arm also compares regions, tiers, capacity, networks and keys, as Azure Resource Manager describes them.
+    --assumptions creates six queues and a topic, takes 20 seconds, and uses every namespace that is configured.
 
     Examples:
       sbpair doctor
@@ -68,6 +73,7 @@ def command(
 
     Exit codes: 0 no problem; 3 problems; 2, 5, 6 or 7 if all problems have that exit code
     """
+    group = group_of(management)
     flags = flags_of(connection, state=state)
     survey = config.survey(flags, os.environ)
     from sbpair.doctor import CheckSubject, diagnose, diagnosis_exit_code, live_checks
@@ -78,7 +84,7 @@ def command(
     if (live or assumptions) and survey.endpoints:
         names = " and ".join(each.name for each in survey.endpoints.values())
         created = ", ".join(live_checks.queue_names(tag, assumptions=assumptions).values())
-        plan = f"creates, uses and deletes in {names}: {created}"
+        plan = f"creates, uses and deletes in {names}: {created}" + f"; {RECEIVES}" * live
         screen.confirm("--assumptions" if assumptions else "--live", plan, next_command("doctor", "--yes"), yes=yes)
     on_event = partial(_show, screen)
     asked = partial(
@@ -107,6 +113,8 @@ def command(
         Path(str(file_setting(flags, os.environ).value)),
         survey.profile.state_directory if survey.profile else None,
         {side: path for side, path in (("primary", destination), ("secondary", queue)) if path},
+        group,
+        lease,
     )
     *others, last = ["this machine", *(each.name for each in survey.endpoints.values())]
     screen.say(f"checking {' and '.join(filter(None, (', '.join(others), last)))}, at most {timeout:g} s each")

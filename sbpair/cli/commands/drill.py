@@ -32,7 +32,7 @@ class DrillTarget:
         "--against PAIR",
         "Simulate an outage on this configured pair",
         complete=pairs,
-        excludes=("--relay", "--messages"),
+        excludes=("--relay", "--messages", "--as-original", "--lost", "--identity-outage"),
     )
     config: Path | None = option(
         "--config FILE", "Configuration file [env: SBPAIR_CONFIG]", needs="--against", excludes="--relay"
@@ -50,6 +50,15 @@ def command(
     count: int | None = option(
         "--count -n N", "Number of backlog queues [default: 10; 2 with --against]", at_least=1, excludes="--relay"
     ),
+    as_original: bool = flag(
+        "--as-original", "Strand messages as we read the original's clients", excludes=("--relay", "--lost")
+    ),
+    identity_outage: bool = flag(
+        "--identity-outage",
+        "Take the identity providers away, not the primary",
+        excludes=("--relay", "--lost"),
+    ),
+    lost: bool = flag("--lost", "Delete the primary for good; all goes to the secondary's own queues"),
     seed: int = option("--seed N", "Seed of the messages", default=0),
     rate: int = option(
         "--rate N", "Messages or requests a second of the application", at_least=1, at_most=1000, default=50
@@ -79,22 +88,35 @@ def command(
     Strands messages, moves them back, and takes the primary away while an application sends. Then it compares every
     message byte for byte. Touches nothing outside this machine.
 
+    --as-original strands messages as we read the original's clients; no running client was captured. Some expire in the
+    backlog, and come back by a redrive.
+
+    --lost deletes the primary in the middle of a move: its port is closed, its data gone. The backlog goes to the
+    secondary's own queues, as do new sends, and nothing connects to the primary. Messages that only it had are counted.
+
+    --identity-outage signs in with an identity in a tenant of its own for each side, and tokens of 20 s. The primary's
+    provider goes away, then both; sends go to the backlog and to an outbox. It takes a minute.
+
     --against PAIR runs the sending part on a real pair, with a simulated outage that only this client sees. It creates
     its own queues and deletes them afterwards. Needs Manage, Send and Listen on both sides.
 
     --relay takes the relay endpoints of a service away, one after the other, while a client sends requests. Each
-    request must be answered once, be named as in doubt, or fail on both sides without having been executed.
+    request must be answered once, be named as in doubt, or fail on both sides without having been executed. With
+    --lost, the primary is deleted, and the secondary must answer every later request.
 
     Examples:
       sbpair drill
       sbpair drill --messages 5000 --seed 7
+      sbpair drill --as-original
+      sbpair drill --lost
+      sbpair drill --identity-outage
       sbpair drill --against orders
       sbpair drill --relay
 
     Exit codes: 0 no loss, duplicate or change; 3 there was one; 4 not confirmed; 6 timed out waiting for a step
     """
     if relay:
-        return _rehearse_relay(screen, float(rate), seed)
+        return _rehearse_relay(screen, float(rate), seed, lost=lost)
     pair = _pair_of(screen, target)
     from sbpair import drill
     from sbpair.cli.progress.move_progress import EventPrinter
@@ -115,11 +137,17 @@ def command(
                 printer.ended_queues()
 
     if pair is None:
-        result = run(
-            drill.run_drill(
-                messages=messages or MESSAGES, queues=count or QUEUES, seed=seed, intervals=intervals, on_event=on_event
-            )
+        rehearsal = drill.run_drill(
+            messages=messages or MESSAGES,
+            queues=count or QUEUES,
+            seed=seed,
+            as_original=as_original,
+            lost=lost,
+            identity_outage=identity_outage,
+            intervals=intervals,
+            on_event=on_event,
         )
+        result = run(rehearsal)
     else:
         tag, queues = uuid.uuid4().hex[:12], count or OWN_QUEUES
         screen.confirm("--against", _plan(pair, tag, queues), next_command("drill", "--yes"), yes=target.yes)
@@ -144,13 +172,24 @@ def _table(result: "drill.DrillResult", *, stranded: bool = True) -> Iterator[st
     else:
         yield from columns([("MESSAGES", "LIVE"), *((name, getattr(sending, name)) for name in names)])
     doubt = f"{sending.doubtful} in doubt, of which {sending.duplicated or 'none'} arrived twice"
-    yield from wrapped(f"live: {sending.primary} to the primary, {sending.backlog} to the backlog, {doubt}")
+    secondary = f", {sending.secondary} to the secondary" if sending.secondary else ""
+    more = f", {sending.outbox} by the outbox{secondary}" if sending.outbox else secondary
+    yield from wrapped(f"live: {sending.primary} to the primary, {sending.backlog} to the backlog{more}, {doubt}")
+    if lost := result.primary_lost:
+        yield from wrapped(
+            f"lost inside the primary, and not counted above: {plural(lost.inside, 'message')}; it also had"
+            f" {lost.copies} of these, {lost.unnamed or 'none'} unnamed; {plural(lost.connections, 'connection')} to it"
+            f" since it was declared lost; {plural(lost.disordered, 'message')} out of order"
+        )
+    if result.reading:
+        expired = plural(result.redriven, "message")
+        yield from wrapped(f"stranded: {result.reading}; {expired} expired in the backlog, and came back by a redrive")
     for message_id in (*result.lost_ids, *sending.lost_ids):
         yield clean(f"lost: {message_id}")
     for message_id, difference in (*result.alterations, *sending.alterations):
         yield clean(f"altered: {message_id}: {difference}")
     named = ", except for messages named as in doubt" if sending.duplicated else ""
-    good = f"no message was lost, altered or duplicated{named}"
+    good = f"no {'other ' if result.primary_lost else ''}message was lost, altered or duplicated{named}"
     yield f"{good if result.exit_code == 0 else 'the drill failed'}, in {result.seconds:.1f} s"
 
 
@@ -175,7 +214,7 @@ def _plan(pair: "Pair", tag: str, queues: int) -> str:
     return f"creates, uses and deletes in {pair.primary.name}: {queue}; in {pair.secondary.name}: {backlog}"
 
 
-def _rehearse_relay(screen: Screen, rate: float, seed: int) -> int:
+def _rehearse_relay(screen: Screen, rate: float, seed: int, *, lost: bool) -> int:
     """Run the drill, print its phases and its result, and return the exit code."""
     from sbpair.drill.relay_drill import run_relay_drill
 
@@ -183,7 +222,7 @@ def _rehearse_relay(screen: Screen, rate: float, seed: int) -> int:
     logging.getLogger("sbpair.relay.events").setLevel(logging.CRITICAL)
     result = run(
         run_relay_drill(
-            rate=rate, seed=seed, on_event=lambda phase: screen.say(f"{phase.seconds:6.1f} s  {phase.text}")
+            rate=rate, seed=seed, lost=lost, on_event=lambda phase: screen.say(f"{phase.seconds:6.1f} s  {phase.text}")
         )
     )
     document = asdict(result.tally) | {

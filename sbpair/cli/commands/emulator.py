@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sbpair.cli.command_loop import run
-from sbpair.cli.options.common import Output, flag, option
+from sbpair.cli.options.common import Output, duration, flag, option
 from sbpair.cli.render.screen import Screen, clean
 from sbpair.errors import PortInUse, UsageError
 from sbpair.model.pair import is_loopback
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sbpair.cli.page.page_server import PageServer
     from sbpair.emulator.declared_entities import ConfigFile
     from sbpair.emulator.entities.namespace import Namespace
-    from sbpair.emulator.server import Emulator, Ready, RequestedNamespace
+    from sbpair.emulator.server import Emulator, Ready, ReadyNamespace, RequestedNamespace
 
 # The emulator accepts every subscription and resource group.
 ANY_GROUP = {"AZURE_SUBSCRIPTION_ID": "00000000-0000-0000-0000-000000000000", "AZURE_RESOURCE_GROUP": "emulator"}
@@ -44,11 +44,20 @@ def command(
     ),
     host: str = option("--host ADDRESS", "Address to listen on", default="127.0.0.1"),
     expose: bool = flag("--expose", "Allow a non-loopback --host; the key is public"),
+    allow_host: list[str] | None = option(
+        "--allow-host NAME", "Another name of this machine, for HTTP and WebSocket; repeatable"
+    ),
     page_acts: bool = flag("--page-acts", "Also let the page in a browser change things", needs="--expose"),
     ready_file: Path | None = option("--ready-file FILE", "Write connection details here when ready"),
     tls: bool = flag("--tls", "Also accept TLS, with a new certificate"),
     ca_file: Path | None = option("--ca-file FILE", "Write the CA here [default: a temporary file]", needs="--tls"),
-    identity: bool = flag("--identity", "Act as a managed identity, and for --via arm"),
+    identity: bool = flag(
+        "--identity", "Act as a managed identity, and for --via arm; with --tls as an OAuth authority"
+    ),
+    tenants: bool = flag("--tenants", "Accept tokens only of the namespace's own tenant", needs="--identity"),
+    token_life: float = duration(
+        "--token-life DURATION", "Life of issued tokens", default="24h", at_least=1, at_most=86_400, needs="--identity"
+    ),
     accept_any_token: bool = flag("--accept-any-token", "Accept any bearer token that is not expired"),
     credits_a_second: int | None = option(
         "--credits N", "Throttle to N credits a second [default: no limit]", at_least=1
@@ -92,6 +101,11 @@ def command(
     if http_port is not None or config:
         read[0] = read[0]._replace(http_port=HTTP_PORT if http_port is None else http_port)
 
+    names = tuple(allow_host or ())
+    options = server.EmulatorOptions(
+        tls, ca_file, identity, accept_any_token, credits_a_second, data, durable, names, tenants, token_life
+    )
+
     def page(emulator: "Emulator") -> "PageServer":
         from sbpair.cli.page.emulator_page import page_of  # a browser's first request loads it
 
@@ -104,9 +118,7 @@ def command(
                 host=host,
                 ready_file=ready_file,
                 on_ready=lambda ready: _show(screen, ready, vendor=config is not None),
-                options=server.EmulatorOptions(
-                    tls, ca_file, identity, accept_any_token, credits_a_second, data, durable
-                ),
+                options=options,
                 create_entities=_entities(config, relay or [], read) if config or relay else None,
                 page=page,
             )
@@ -199,13 +211,20 @@ def _show(screen: Screen, ready: "Ready", *, vendor: bool) -> None:
             screen.write(f"# {each.name}, administration: {each.http_connection_string}")
         for connection_string in each.hybrid_connections:
             screen.write(f"# {each.name}, relay: {connection_string}")
-    for each in ready.namespaces[:1]:
-        screen.write(f"# page: http{each.endpoint.removeprefix('sb')}/")
+        if each.tenant_id:
+            screen.write(f"# {each.name}, identity: {_client(each, ready.authority)}")
+    screen.write(f"# page: http{ready.namespaces[0].endpoint.removeprefix('sb')}/")
     if ready.ca_file:
         screen.write(f"# CA file: {ready.ca_file}")
     for name, value in _variables(ready).items():
         screen.write(f"export {name}={shlex.quote(value)}")
     screen.say("ready; Ctrl-C stops it")
+
+
+def _client(of: "ReadyNamespace", authority: str | None) -> str:
+    """Return the variables of azure-identity for the client of a namespace, with its secret where it can be used."""
+    ids = f"AZURE_TENANT_ID={of.tenant_id} AZURE_CLIENT_ID={of.client_id}"
+    return f"{ids} AZURE_CLIENT_SECRET={of.client_secret} AZURE_AUTHORITY_HOST={authority}" if authority else ids
 
 
 def _variables(ready: "Ready") -> dict[str, str]:

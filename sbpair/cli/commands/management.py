@@ -9,26 +9,43 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sbpair import backlog
 from sbpair.cli.command_loop import run, run_gracefully
-from sbpair.cli.commands.status import total_document, total_line
+from sbpair.cli.commands.pair_answers import PairAnswer, ask_all, pair_lines, print_answers
+from sbpair.cli.commands.status import (
+    TOTALS,
+    mover_lines,
+    say_lost,
+    say_ways_on,
+    total_cells,
+    total_document,
+    total_line,
+)
 from sbpair.cli.completion import findings
 from sbpair.cli.next_command import next_command, not_confirmed
 from sbpair.cli.options import values
-from sbpair.cli.options.common import COUNT, MAX_PEEK, PairSelection, duration, flag, option
+from sbpair.cli.options.common import COUNT, MAX_PEEK, STATE, PairSelection, duration, flag, option
+from sbpair.cli.options.entity_addresses import reach_of
+from sbpair.cli.options.moves import NewDestinations
 from sbpair.cli.progress.reporting import PeekProgress, print_control_event
 from sbpair.cli.render.screen import Document, Screen, plural, rounded, spoken
-from sbpair.cli.render.table import LEGEND, columns, limited, sampled
+from sbpair.cli.render.table import LEGEND, columns, limited, sampled, wrapped
+from sbpair.cli.render.waiting import report_waiting, waiting_document, waiting_table
 from sbpair.management.calls import ControlEvent, QueueProvisioned
-from sbpair.model.pair import Pair
+from sbpair.model.pair import Pair, Side
 from sbpair.model.queues import QueueFinding, Utilisation
 from sbpair.model.report import FAIL_ON, AuditFinding, Outcome, Report, ReportItem
 from sbpair.operating_system.files import read_document
 
 if TYPE_CHECKING:
+    from sbpair.config import Profile
     from sbpair.management.audit_findings import Audit, DestinationSummary
     from sbpair.management.entities_file import EntitiesDocument
     from sbpair.management.provisioning import EntityItem, EntityReport
+    from sbpair.model.pair import Endpoint
+    from sbpair.status import LostPrimary
 
+SCHEMA = "sbpair/audit/1"
 PROVISION_LISTS = {
     Outcome.CREATED: "Created entities",
     Outcome.EXISTING: "Entities that exist as described",
@@ -36,6 +53,7 @@ PROVISION_LISTS = {
     Outcome.FAILED: "Entities that could not be created",
     Outcome.NOT_TRIED: "Entities not tried after a failure or an interruption",
     Outcome.WOULD_CREATE: "Entities that a run without --dry-run would create",
+    Outcome.EXTRA: "Entities that the primary lacks, with --mirror",
 }
 AUDIT_LISTS = {
     Outcome.MISSING: "Expected queues that do not exist",
@@ -53,6 +71,7 @@ PRUNE_LISTS = {
 }
 """The lists of each report's document, and their content."""
 
+NO_MIRROR = ("--entities", "--to", "--map", "--via arm")
 DESTINATIONS_SHOWN = 40
 MIN_NOTED_IDLE_SECONDS = 86_400
 DEFAULT_FINDINGS = ",".join(kind for kind in AuditFinding if kind in FAIL_ON)
@@ -67,6 +86,10 @@ def provision_command(
     *,
     count: int | None = COUNT,
     entities: Path | None = option("--entities FILE", "Also create the entities of this TOML file in both namespaces"),
+    side: Side | None = option("--side SIDE", "Only this namespace: primary or secondary", needs="--entities"),
+    mirror: bool = flag(
+        "--mirror", "Also create those of the primary's entities that the secondary lacks", excludes=NO_MIRROR
+    ),
     dry_run: bool = flag("--dry-run", "Only print what would be created"),
     strict: bool = flag("--strict", "Exit 3 if an existing entity differs"),
     management: values.Management,
@@ -76,11 +99,15 @@ def provision_command(
     """Create the missing backlog queues in the secondary namespace.
 
     Existing queues are compared and never changed. Needs Manage on the secondary namespace, with --entities on both.
-    The TOML file describes queues, topics, subscriptions and rules.
+    The TOML file describes queues, topics, subscriptions and rules. --side creates them in one namespace, and does not
+    contact the other one. With --mirror, they are those of the live primary, which needs Manage there; what refuses or
+    alters messages comes first.
 
     Examples:
       sbpair provision --dry-run
       sbpair provision --count 10 --entities entities.toml
+      sbpair provision --entities entities.toml --side secondary
+      sbpair provision --mirror --dry-run
 
     Exit codes: 3 some were not created, or differ with --strict; 5 access denied; 130 interrupted
 
@@ -97,6 +124,8 @@ def provision_command(
             pair,
             group=group,
             entities=requested,
+            side=side,
+            mirror=mirror,
             dry_run=dry_run,
             stop=stop,
             on_event=partial(print_control_event, screen),
@@ -106,7 +135,8 @@ def provision_command(
     report, stopped = run_gracefully(main)
     _print(screen, "sbpair/provision/1", report, PROVISION_LISTS, _entities_table(report), {"dry_run": dry_run})
     for item in report.of(Outcome.DRIFTED):
-        screen.warn(f"{_title_of(item)} differs: {item.reason}")
+        alters = ", and alters messages" if item.detail and item.detail.alters else ""
+        screen.warn(f"{_title_of(item)} differs{alters}: {item.reason}")
     for item in report.of(Outcome.FAILED):
         screen.warn(f"{_title_of(item)} was not created: {item.reason}")
     if left := len(report.of(Outcome.NOT_TRIED)):
@@ -163,69 +193,134 @@ def audit_command(
         at_least=0,
         at_most=MAX_SAMPLE_SECONDS,
     ),
+    mirror: bool = flag("--mirror", "Also compare other entities with those of the primary", excludes=NO_MIRROR),
+    delivery: NewDestinations,
     management: values.Management,
+    lease: str | None = values.MOVERS_LEASE,
+    state: Path | None = STATE,
+    all_pairs: bool = values.ALL_PAIRS,
     connection: PairSelection,
     screen: Screen,
 ) -> int:
     """Compare backlog queues with the expected ones; count messages.
 
-    Reports missing, extra and drifted queues, stranded messages, their age and destinations, and queue growth. Changes
-    and locks nothing. Needs Manage on the secondary; with Listen, it also peeks messages.
+    Reports missing, extra and drifted queues, stranded messages, their age and destinations, and queue growth. Messages
+    in archives of interrupted or running replays count as well. Changes and locks nothing. Needs Manage on the
+    secondary; with Listen, it also peeks messages. With --to, it looks for the destinations in that namespace, and does
+    not contact the primary. With --mirror, the application's queues, topics, subscriptions and rules in the secondary
+    are compared with those in the primary, which needs Manage on both; what refuses or alters messages comes first.
 
     Examples:
       sbpair audit
+      sbpair audit --to secondary
       sbpair audit --fail-on missing,extra --sample 1m
+      sbpair audit --mirror --fail-on mirror
 
     Exit codes: 0 no finding of --fail-on; 3 at least one
 
     See also: sbpair help management
     """
     group = values.group_of(management)
-    pair = values.selected_pair(connection, screen, count=count)
     from sbpair.management import auditing
     from sbpair.management.audit_findings import audit_exit_code
+    from sbpair.status import read_lost_primary
+
+    async def read(profile: "Profile", **routes: Any) -> "tuple[Audit, LostPrimary | None]":
+        state = profile.state_directory
+        routes |= {"group": group, "idle_seconds": idle, "max_peek": peek, "sample_seconds": sample, "state": state}
+        found = await auditing.audit(profile.pair, **routes, mirror=mirror, lease=lease, on_event=progress)
+        return found, None if routes.get("to") else await read_lost_primary(profile.pair, state)
+
+    async def answer(name: str, profile: "Profile") -> PairAnswer:
+        found, lost = await read(profile)
+        cells = (*total_cells(found.total), ", ".join(sorted(found.findings)))
+        document = {"schema": SCHEMA, **_audit_document(found, lost)[0]}
+        return PairAnswer(name, audit_exit_code(found, fail_on), cells, [document])
 
     with PeekProgress(screen) as progress:
-        audit = auditing.audit(
-            pair,
-            group=group,
-            idle_seconds=idle,
-            max_peek=peek,
-            sample_seconds=sample,
-            on_event=progress,
-        )
-        found = run(audit)
-    destinations = [{**asdict(each), "exact": found.complete} for each in found.destinations]
-    skipped = [asdict(each) for each in found.unseen]
-    totals = {
-        "backlog": total_document(found.total),
-        "destinations": destinations,
-        "skipped": skipped,
-        "findings": sorted(found.findings),
-    }
-    others = [{"kind": "destination", "outcome": "destination", **each} for each in destinations]
-    others += [{"kind": "skipped", "outcome": "skipped", **each} for each in skipped]
-    _print(screen, "sbpair/audit/1", found, AUDIT_LISTS, _audit_table(found), totals, kind="queue", others=others)
+        if all_pairs:
+            answers = run(ask_all(values.all_profiles(connection, screen), answer))
+        else:
+            reach = reach_of(connection, screen, count=count, state=state)
+            routes = delivery.settings(reach)
+            found, lost = run(read(reach.profile, **routes))
+    if all_pairs:
+        return print_answers(screen, "sbpair/audit-pairs/1", pair_lines((*TOTALS, "FINDINGS"), answers), answers)
+    document, others = _audit_document(found, lost, routes["to"])
+    lines = chain(_lines(found, kind="queue"), others)
+    screen.result(SCHEMA, document, _audit_table(found), lines)
     for each in found.unseen:
         screen.warn(f"skipped {each.name}: {each.reason}")
+    report_waiting(screen, found.waiting)
     if found.of(Outcome.MISSING):
         screen.say(f"create the missing queues with {next_command('provision')}")
+    if any(item.outcome is Outcome.MISSING for item in found.mirror):
+        screen.say(f"create the missing entities with {next_command('provision', '--mirror')}")
+    say_lost(screen, lost)
+    if foreign := sorted({(backlog.primary_of(each.name) or "").lower() for each in found.of(Outcome.FOREIGN)}):
+        whose = "the backlog of another pair, or of a former primary that was lost: see sbpair help runbook"
+        screen.say(f"queues of {', '.join(foreign)}: {whose}")
+    missing = [each.name for each in found.destinations if each.found is False]
+    say_ways_on(screen, found.total, delivery.to, routes, missing)
     values.failed_on(screen, found.found, fail_on)
     return audit_exit_code(found, fail_on)
 
 
+def _audit_document(
+    found: "Audit", lost: "LostPrimary | None", to: "Endpoint | None" = None
+) -> tuple[Document, Iterable[Document]]:
+    """Return an audit as JSON, and the JSON lines of all but its queues."""
+    destinations = [{**asdict(each), "exact": found.complete} for each in found.destinations]
+    skipped = [asdict(each) for each in found.unseen]
+    waiting = list(map(waiting_document, found.waiting))
+    mirrored = [_mirror_entry(item) for item in found.mirror]
+    others = [{"kind": "destination", "outcome": "destination", **each} for each in destinations]
+    others += [{"kind": "skipped", "outcome": "skipped", **each} for each in skipped]
+    others += [{"kind": "run", "outcome": "waiting", **each} for each in waiting]
+    others += [{**each, "kind": "mirror"} for each in mirrored]
+    return {
+        **_lists(found, AUDIT_LISTS),
+        "to": to and to.name,
+        "lost_primary": lost and asdict(lost),
+        "backlog": total_document(found.total),
+        "destinations": destinations,
+        "skipped": skipped,
+        "waiting": waiting,
+        "mirror": mirrored,
+        "mover": asdict(found.mover),
+        "findings": sorted(found.findings),
+    }, others
+
+
 def _audit_table(audit: "Audit") -> Iterator[str]:
+    yield from wrapped(total_line(audit.total))
+    yield from mover_lines(audit.mover, audit.total)
     if audit.items:
+        yield ""
         yield from columns([(*COUNTED, "OLDEST", "FULL", "NOTE"), *map(_audited_row, audit)])
     if audit.destinations:
         yield ""
         titles = ("DESTINATION", "MESSAGES", "FOUND", "DUPLICATES", "NOTE")
         rows = (_destination_row(each, exact=audit.complete) for each in audit.destinations)
         yield from limited([titles, *rows], DESTINATIONS_SHOWN)
-    yield ""
+    yield from waiting_table(audit.waiting)
+    if differing := [item for item in audit.mirror if item.outcome is not Outcome.OK]:
+        yield ""
+        yield from limited([("KIND", "ENTITY", "OUTCOME", "NOTE"), *map(_mirror_row, differing)], DESTINATIONS_SHOWN)
+    elif audit.mirror:
+        yield from ("", f"{len(audit.mirror)} entities of the primary and the secondary are the same")
     if audit.destinations and not audit.complete:
-        yield f"{LEGEND}; --peek N peeks more"
-    yield total_line(audit.total)
+        yield from ("", f"{LEGEND}; --peek N peeks more")
+
+
+def _mirror_entry(item: "EntityItem") -> dict[str, object]:
+    entry = _entry(item)
+    return {"outcome": str(item.outcome), "entity": entry.pop("kind", None), **entry}
+
+
+def _mirror_row(item: "EntityItem") -> tuple[object, ...]:
+    kind, alters = (item.detail.kind, item.detail.alters) if item.detail else ("", False)
+    return kind, item.name, _outcome(item), f"{'alters messages: ' if alters else ''}{_note(item)}"
 
 
 def _fill(fill: Utilisation) -> dict[str, object]:
@@ -364,21 +459,19 @@ def _note(item: ReportItem[Any]) -> str:
 
 
 def _print(
-    screen: Screen,
-    schema: str,
-    report: Report[Any],
-    lists: Iterable[Outcome],
-    table: Iterable[str],
-    more: Document,
-    *,
-    others: Iterable[Document] = (),
-    **key: str,
+    screen: Screen, schema: str, report: Report[Any], lists: Iterable[Outcome], table: Iterable[str], more: Document
 ) -> None:
-    """Print a report: a document with lists by outcome and `more`, or lines of its items with `key`, and others."""
+    """Print a report: a document with lists by outcome and `more`, or lines of its items."""
+    screen.result(schema, {**_lists(report, lists), **more}, table, _lines(report))
+
+
+def _lists(report: Report[Any], lists: Iterable[Outcome]) -> dict[str, object]:
     entries = [(item.outcome, _entry(item)) for item in report]
-    document = {str(each): [entry for outcome, entry in entries if outcome == each] for each in lists}
-    lines = ({**key, "outcome": str(outcome), **entry} for outcome, entry in entries)
-    screen.result(schema, {**document, **more}, table, chain(lines, others))
+    return {str(each): [entry for outcome, entry in entries if outcome == each] for each in lists}
+
+
+def _lines(report: Report[Any], **key: str) -> Iterator[Document]:
+    return ({**key, "outcome": str(item.outcome), **_entry(item)} for item in report)
 
 
 def _entry(item: ReportItem[Any]) -> dict[str, object]:

@@ -46,10 +46,10 @@ def command(
     from sbpair.operating_system import listen
     from sbpair.runs.database import StateOwner
 
-    owner = StateOwner(profile.pair, profile.state_directory)
+    owner = StateOwner(profile.pair.ends, profile.state_directory)
 
     async def serve() -> None:
-        page = PageServer(PageDocuments(PairSource(profile.pair), owner), is_own=OWN_HOSTS.fullmatch)
+        page = PageServer(PageDocuments(PairSource(profile.pair, owner), owner), is_own=OWN_HOSTS.fullmatch)
         with listen(HOST, port) as listening:
             runner = web.ServerRunner(web.Server(page.handle, access_log=None), shutdown_timeout=STOP_SECONDS)
             await runner.setup()

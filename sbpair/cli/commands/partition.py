@@ -22,9 +22,7 @@ ROOM = ("NAME", "KIND", "NAMESPACE", "PARTITIONS", "SIZE", "IN ALL")
 
 
 NAME = argument("NAME", "Name of the entity")
-SIZE_GB = option(
-    "--size-gb N", "Size of each of 16 partitions, 1 to 5; on Premium the whole size, also 10 to 80", default=...
-)
+SIZE_GB = option("--size-gb N", "Size of each of 16 partitions, 1 to 5; on Premium in all, also 10 to 80", default=1)
 WINDOW = option("--duplicate-detection WINDOW", "Detect duplicates within 20s to 7d")
 
 
@@ -69,7 +67,7 @@ def queue(
 
     Examples:
       sbpair partition queue orders --size-gb 5
-      sbpair partition queue orders --size-gb 1 --sessions --both
+      sbpair partition queue orders --sessions --both
 
     Exit codes: 3 it exists and differs, the namespace is full, or one of two namespaces failed
     """

@@ -76,7 +76,7 @@ def peeked(
     keep: "Keep | None" = None,
 ) -> "tuple[PeekResult, int | None]":
     """Return peeked messages, and how many a single source has where that is known and not all were peeked."""
-    from sbpair.message_io.peek import count_messages, peek_messages
+    from sbpair.message_io.peek import count_messages, endpoint_of, peek_messages
 
     async def main() -> "tuple[PeekResult, int | None]":
         result = await peek_messages(ends, sources, limit=limit, start=start, keep=keep, on_event=progress)
@@ -85,4 +85,4 @@ def peeked(
         return result, await count_messages(ends, sources[0]) if len(sources) == 1 and keep is None else None
 
     with PeekProgress(screen) as progress:
-        return run(main())
+        return run(main(), *{each.side: endpoint_of(ends, each) for each in sources}.values())

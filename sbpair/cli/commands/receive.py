@@ -88,11 +88,13 @@ def command(
     side, entity = address.side, address.path
     if subscription is not None:
         check_path(_path(entity, subscription), shorten="give the name of a queue or subscription")
-    ends = reach.pair if dedup is not None else address.alone
+    place = reach.pair if dedup is not None else address.endpoint
+    endpoints = (address.endpoint,) if dedup is None else (reach.pair.primary, reach.pair.secondary)
     if not remove:
+        ends = reach.pair.ends if dedup is not None else address.alone
         return _show(ends, screen, entity, subscription, side, dedup, limit)
     if not yes:
-        sides = " and ".join(dict.fromkeys((ends.primary.name, ends.secondary.name)))
+        sides = " and ".join(each.name for each in endpoints)
         question = f"Remove up to {plural(limit, 'message')} from {entity} in {sides}?"
         if not screen.asks(question):
             raise not_confirmed("received", next_command("receive", given, "--yes"))
@@ -112,7 +114,7 @@ def command(
     with _refusals_explained(entity, subscription), printer:
         run(
             receive.receive_messages(
-                ends,
+                place,
                 entity,
                 counts=counted,
                 show=printer.show,
@@ -122,7 +124,8 @@ def command(
                 limit=limit,
                 wait_seconds=wait,
                 on_event=on_event,
-            )
+            ),
+            *endpoints,
         )
     return ExitCode.PARTIAL_OR_FINDINGS if counted.not_removed else 0
 

@@ -99,7 +99,7 @@ def listen(
         shown.on_broken = stop.set
         await _serve(relay, target, max_requests, grace, shown, stop, hurry)
 
-    run_gracefully(main)
+    run_gracefully(main, *relay.endpoints.values())
     shown.finish()
     return ExitCode.PARTIAL_OR_FINDINGS if shown.lost else ExitCode.DONE
 
@@ -326,7 +326,7 @@ def send(
                 return response.status
 
     try:
-        status = run(main())
+        status = run(main(), *relay.endpoints.values())
     except InDoubt as error:
         error.exit_code = ExitCode.PARTIAL_OR_FINDINGS
         error.hint = error.hint.replace('reissue="always"', "--reissue always")

@@ -5,34 +5,43 @@ import os
 import shlex
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from sbpair.cli.command_loop import run
-from sbpair.cli.logs import utc
-from sbpair.cli.next_command import next_command, not_confirmed
+from sbpair.cli.commands.replay_archives import (
+    SCHEMA,
+    gc_command,
+    list_command,
+    status_command,
+    stop_command,
+    verify_command,
+)
+from sbpair.cli.next_command import next_command
 from sbpair.cli.options import moves
 from sbpair.cli.options.common import COUNT, STATE, PairSelection, argument, flag, option
-from sbpair.cli.options.moves import Choice, Cluster, ReplaySafeguards
+from sbpair.cli.options.entity_addresses import reach_of
+from sbpair.cli.options.moves import Choice, Cluster, NewDestinations, ReplaySafeguards
 from sbpair.cli.options.values import selected_profile
 from sbpair.cli.progress.replay_progress import replay_progress
 from sbpair.cli.render.receipt import proof_lines
-from sbpair.cli.render.screen import Screen, plural, size
+from sbpair.cli.render.screen import Screen, size
 from sbpair.cli.render.table import columns
-from sbpair.errors import ExitCode, MachineLacks, StateRefused, Unsafe, UsageError
+from sbpair.errors import ExitCode, UsageError
 from sbpair.operating_system.signals import interrupt_when_signalled
 
 if TYPE_CHECKING:
     from sbpair import config
+    from sbpair.model.pair import Endpoint
+    from sbpair.replay.delivery import ReplayDelivery
     from sbpair.replay.driver import ReplayResult
     from sbpair.replay.outcomes import PlanPreview
     from sbpair.replay.run_description import ReplayRequest, Selection
     from sbpair.runs.journal import Key
     from sbpair.syphon.forecast import Forecast
-    from sbpair.syphon.move_spec import EffectiveLimits, MoveLimits, PairTiers
-
-
-SCHEMA = "sbpair/replay/1"
+    from sbpair.syphon.run_limits import EffectiveLimits, EndTiers
+    from sbpair.syphon.run_request import RunRequest
 
 
 def group() -> None:
@@ -63,6 +72,7 @@ def plan_command(
     max_discard: int | None = moves.MAX_DISCARD,
     allow_discard: bool = moves.ALLOW_DISCARD,
     state: Path | None = STATE,
+    delivery: NewDestinations,
     connection: PairSelection,
     screen: Screen,
 ) -> int:
@@ -79,26 +89,33 @@ def plan_command(
 
     See also: sbpair help replay
     """
-    limits, most = moves.limits_of(rate, None, ttl), moves.discard_limit(max_discard, allow=allow_discard)
-    found = selected_profile(connection, screen, count=count, state=state)
+    most = moves.discard_limit(max_discard, allow=allow_discard)
+    reach = reach_of(connection, screen, count=count, state=state)
+    found, wanted = reach.profile, delivery.settings(reach)
     from sbpair.cli.progress.reporting import PeekProgress
     from sbpair.cli.render import forecast
+    from sbpair.cli.render.waiting import waiting_line
+    from sbpair.move.message.route import TimeToLive
     from sbpair.replay.outcomes import PlanPreview, normalize_destinations
+    from sbpair.runs.database import StateOwner
+    from sbpair.runs.waiting import read_waiting
     from sbpair.syphon import preview
+    from sbpair.syphon.run_request import syphon_request
 
     outlook = PlanPreview(
         found.pair.secondary.name,
         dedup=dedup == "message-id",
         destinations=normalize_destinations(destination or []),
-        accepted=_accepted(found),
+        accepted=_accepted(found, wanted["to"] or found.pair.primary),
     )
     queues = moves.backlog_paths(found.pair, queue, dead_letters=dead_letters)
 
     with PeekProgress(screen) as progress:
         result = run(
             preview.make_forecast(
-                found.pair,
-                limits,
+                syphon_request(
+                    found.pair, once=True, preview=True, rate=rate, credits=None, ttl=TimeToLive(ttl), **wanted
+                ),
                 only=queues,
                 aside=outlook,
                 effective_limits=_full_credits,
@@ -106,7 +123,10 @@ def plan_command(
                 on_event=progress,
             )
         )
-    notes = _plan_notes(result, outlook, allow_missing=allow_missing)
+    moves.warn_of_unused(screen, wanted["renames"])
+    notes = _plan_notes(result, outlook, delivery.to or "primary", allow_missing=allow_missing)
+    waiting, problem = read_waiting(StateOwner(found.pair.ends, found.state_directory))
+    notes += [*map(waiting_line, waiting), *filter(None, [problem])]
     code = forecast.print_forecast(screen, result, forecast.REPLAY, notes, most)
     return ExitCode.PARTIAL_OR_FINDINGS if any(flow.outcomes["unsent"] for flow in result.flows) else code
 
@@ -119,7 +139,7 @@ def run_command(
     count: int | None = COUNT,
     choice: Choice,
     mode: Literal["archive", "direct"] = option(
-        "--mode MODE", "archive stores first; direct keeps no bodies", default="archive"
+        "--mode MODE", "archive first; direct keeps no bodies", default="archive"
     ),
     dedup: moves.Dedup = moves.DEDUP,
     ttl: moves.Ttl = moves.TTL,
@@ -130,45 +150,51 @@ def run_command(
     allow_missing: bool = moves.ALLOW_MISSING,
     max_discard: int | None = moves.MAX_DISCARD,
     allow_discard: bool = moves.ALLOW_DISCARD,
+    beside: bool = flag("--new", "Start beside an unfinished run of the pair"),
+    delivery: NewDestinations,
     cluster: Cluster,
     safeguards: ReplaySafeguards,
     connection: PairSelection,
     screen: Screen,
 ) -> int:
-    """Archive the backlog, send it to the primary, and prove the result.
+    """Archive the backlog, send it and prove the result.
 
     Messages that --destination and --where exclude stay in the archive; sbpair replay resume RUN --all sends them.
+    An archive with an interrupted run of the pair is refused: continue that run, or start another with --new.
 
     Examples:
       sbpair replay run --archive /mnt/archive --rate 500
       sbpair replay run --archive /mnt/archive --where "size < 65536"
 
-    Exit codes: 3 some expired, were quarantined, are unsent or left locked; 4 refused as unsafe; 130 stopped
+    Exit codes: 3 some expired, were quarantined, are unsent or left locked; 4 refused as unsafe, or an earlier run is
+    unfinished; 130 stopped
 
     See also: sbpair help replay
     """
-    request = _request(screen, connection, archive, cluster, safeguards, count)
+    remote = _checked_machine(cluster)
+    request, to = _request(screen, connection, archive, cluster, safeguards, delivery, remote, count)
+    from sbpair.move.message.route import TimeToLive
     from sbpair.replay import driver
     from sbpair.replay.archive import is_in_memory
     from sbpair.replay.run_description import DedupMode, ReplayMode, ReplayOptions
 
-    limits = moves.limits_of(rate, None, ttl)
     wanted = ReplayOptions(
         dedup=DedupMode(dedup),
-        ttl=limits.ttl,
+        ttl=TimeToLive(ttl),
         ordered=order == "session",
-        rate=limits.rate,
+        rate=rate,
         allow_missing=allow_missing,
         max_discard=moves.discard_limit(max_discard, allow=allow_discard),
         selection=_selection(choice),
         mode=ReplayMode(mode),
+        delivery=to,
     )
     if wanted.mode is ReplayMode.ARCHIVE and is_in_memory(archive):
         screen.warn(f"{archive} is in memory and is lost when this machine restarts: use a disk")
     if cluster.print_submit:
         return _print_submit(screen, request)
     queues = moves.backlog_paths(request.pair, queue, dead_letters=dead_letters)
-    return _run(screen, lambda report: driver.start_run(request, wanted, queues, report))
+    return _run(screen, lambda report: driver.start_run(request, wanted, queues, report, beside=beside))
 
 
 def resume_command(
@@ -181,6 +207,10 @@ def resume_command(
         excludes=("--destination", "--where"),
     ),
     choice: Choice,
+    include_acknowledged: bool = flag(
+        "--include-acknowledged", "Also send what another namespace has accepted", needs="--to"
+    ),
+    delivery: NewDestinations,
     max_discard: int | None = moves.MAX_DISCARD,
     allow_discard: bool = moves.ALLOW_DISCARD,
     safeguards: ReplaySafeguards,
@@ -191,25 +221,36 @@ def resume_command(
     """Continue a stopped or killed run, or send the messages it excluded.
 
     Messages in the ledger are not sent again. After a kill, up to three thousand messages a task may be sent twice; the
-    proof names them. Without --all, --destination and --where the choice of the run stays.
+    proof names them. Without --all, --destination and --where the choice of the run stays, and so do its namespace and
+    its names without --to and --map. If the primary is lost, --to secondary sends what is unsent; what the primary had
+    accepted left the backlog, and the archive has the only copies: --include-acknowledged sends them, too.
 
     Examples:
       sbpair replay resume 261122-101500-3f2a --archive /mnt/archive
       sbpair replay resume 261122-101500-3f2a --archive /mnt/archive --all
+      sbpair replay resume 261122-101500-3f2a --archive /mnt/archive --to secondary
 
     Exit codes: those of sbpair replay run; 4 also for another pair's run or a broken file
     """
-    request = _request(screen, connection, archive, cluster, safeguards)
+    remote, selection = _checked_machine(cluster), _selection(choice)
+    place = None if cluster.print_submit else moves.open_archive(archive, run_id)
+    from sbpair.replay.delivery import PRIMARY
+    from sbpair.replay.run_description import load_run
+
+    stored = PRIMARY if place is None else load_run(place).delivery
+    name = None if delivery.to == "primary" else delivery.to or stored.to or None
+    asked = replace(delivery, to=name, renamed=delivery.renamed or [*stored.map])
+    request, to = _request(screen, connection, archive, cluster, safeguards, asked, remote)
     from sbpair.replay import driver
 
-    selection = _selection(choice)
     wanted = selection if everything or selection else None
     limit = moves.discard_limit(max_discard, allow=allow_discard)
-    options = {"max_discard": limit} if allow_discard or max_discard is not None else {}
-    if cluster.print_submit:
+    options: dict[str, Any] = {"max_discard": limit} if allow_discard or max_discard is not None else {}
+    again = include_acknowledged or (delivery.to is None and stored.include_acknowledged)
+    options["delivery"] = replace(to, include_acknowledged=again)
+    if place is None:
         return _print_submit(screen, request)
-    found_id = moves.open_archive(archive, run_id).run
-    return _run(screen, lambda report: driver.resume_run(request, found_id, report, wanted, **options))
+    return _run(screen, lambda report: driver.resume_run(request, place.run, report, wanted, **options))
 
 
 def package_command(
@@ -221,6 +262,8 @@ def package_command(
     archive: str | None = option("--archive URL", "URL of the job's archive", needs="--for"),
     name: str | None = option("--name NAME", "Name of the job [default: sbpair-replay]", needs="--for"),
     vault: str | None = option("--vault NAME", "Azure Key Vault of the secrets", needs="--for fabric"),
+    to: Literal["secondary"] | None = option("--to secondary", "Deliver there, not to the primary", needs="--for"),
+    renamed: list[str] | None = option("--map OLD=NEW|FILE", "New names of destinations; repeatable", needs="--for"),
     connection: PairSelection,
     screen: Screen,
 ) -> int:
@@ -235,12 +278,14 @@ def package_command(
       sbpair replay package /tmp/sbpair.zip
       sbpair replay package job --for kubernetes --archive s3://bucket/backlog
     """
+    from sbpair.move.message.renames import read_renames
     from sbpair.replay import package
 
     if platform is not None:
         directory = file or Path(f"sbpair-{platform}")
         pair, job = selected_profile(connection, screen).pair, package.JOB_NAME if name is None else name
-        files, secrets = package.define_job(directory, platform, pair, archive, job, vault)
+        given = read_renames(renamed or ()).lines()
+        files, secrets = package.define_job(directory, platform, pair, archive, job, vault, to=to or "", renamed=given)
         made = {"platform": platform, "directory": str(directory), "files": files, "secrets": list(secrets)}
         screen.result("sbpair/replay-job/1", made, [str(directory / each) for each in files])
         stored = f"store {' and '.join(secrets)} and " if secrets else ""
@@ -253,146 +298,6 @@ def package_command(
     rows += [(name, version, "native: not packed") for name, version in contents.native.items()]
     table = [f"{file}, {size(written)}", "", *columns([("PACKAGE", "VERSION", ""), *rows])]
     screen.result("sbpair/replay-package/1", document, table)
-    return 0
-
-
-def verify_command(*, run_id: str = moves.RUN, archive: str = moves.ARCHIVE, screen: Screen) -> int:
-    """Prove from the files alone that each archived message has one outcome.
-
-    Contacts no namespace and needs no Java.
-
-    Examples:
-      sbpair replay verify 261122-101500-3f2a --archive /mnt/archive
-      sbpair replay verify 261122-101500-3f2a --archive s3://bucket/dir -o json
-
-    Exit codes: 0 all were sent; 1 the files contradict each other; 3 some expired, were quarantined or are unsent; 4 a
-    file is broken
-    """
-    place = moves.open_archive(archive, run_id)
-    from sbpair.replay import verify
-
-    proved, proof = verify.prove_run(place)
-    document = {"run": proved.id, **proof.document(proved.options.mode)}
-    screen.result(SCHEMA, document, proof_lines(document))
-    return proof.exit_code
-
-
-def status_command(*, run_id: str = moves.RUN, archive: str = moves.ARCHIVE, screen: Screen) -> int:
-    """Show how far a run is, from its files alone.
-
-    Contacts no namespace and changes nothing.
-
-    Examples:
-      sbpair replay status 261122-101500-3f2a --archive /mnt/archive
-      sbpair replay status 261122-101500-3f2a --archive /mnt/archive -o json
-    """
-    place = moves.open_archive(archive, run_id)
-    from sbpair.replay import progress
-
-    found = progress.run_status(place)
-    shown = {name: found[name] for name in found if name not in ("pair", "queues")}
-    shown["stopped"] = "yes" if found["stopped"] else "no"
-    table = columns([(name.replace("_", " "), str(shown[name])) for name in shown])
-    screen.result("sbpair/replay-status/1", found, table)
-    if found["stopped"] and found["phase"] not in progress.FINISHED:
-        screen.say(f"continue with {next_command('replay resume', place.run)}")
-    return 0
-
-
-def list_command(*, archive: str = moves.ARCHIVE, screen: Screen) -> int:
-    """List the runs of an archive, the latest first.
-
-    Contacts no namespace. sbpair runs list has the runs of this machine, in any archive.
-
-    Examples:
-      sbpair replay list --archive /mnt/archive
-      sbpair replay list --archive s3://bucket/dir -o json
-    """
-    from sbpair.replay.spark import check_packages
-
-    check_packages("pyarrow")
-    from sbpair.replay import progress
-    from sbpair.replay.archive import Archive, run_ids
-
-    runs = []
-    for each in run_ids(archive):
-        try:
-            found = progress.run_summary(Archive(archive, each))
-        except (StateRefused, MachineLacks) as error:
-            screen.error(error.message, error.hint)
-        else:
-            runs.append({"started": utc(found.pop("started_ms") / 1000), **found})
-    rows = [[run["run"], run["started"], run["mode"], run["phase"], "yes" if run["stopped"] else "no"] for run in runs]
-    table = columns([("RUN", "STARTED", "MODE", "PHASE", "STOPPED"), *rows]) if rows else []
-    screen.result("sbpair/replay-list/1", {"runs": runs}, table, runs)
-    if not rows:
-        screen.say(f"no runs in {archive}")
-    return 0
-
-
-def stop_command(*, run_id: str = moves.RUN, archive: str = moves.ARCHIVE, screen: Screen) -> int:
-    """Ask a run on any machine to stop after the messages in flight.
-
-    Examples:
-      sbpair replay stop 261122-101500-3f2a --archive /mnt/archive
-      sbpair replay stop 261122-101500-3f2a --archive s3://bucket/dir
-
-    Exit codes: 0 it stops, or has stopped; 4 it has finished
-    """
-    place = moves.open_archive(archive, run_id)
-    from sbpair.replay import progress
-
-    requested = progress.request_stop(place)
-    screen.result("sbpair/replay-stop/1", {"run": place.run, "requested": requested}, [])
-    if not requested:
-        hint = f"see its result with {next_command('replay status', place.run)}"
-        raise Unsafe(f"run {place.run} has finished: nothing was stopped", hint=hint)
-    screen.say(f"run {place.run} will stop; continue it with {next_command('replay resume', place.run)}")
-    return 0
-
-
-def gc_command(
-    *,
-    run_id: str = moves.RUN,
-    archive: str = moves.ARCHIVE,
-    include_unsent: bool = flag(
-        "--include-unsent", "Also delete messages never sent: expired, quarantined, deduplicated"
-    ),
-    dry_run: bool = flag("--dry-run", "Only print what would be deleted", excludes="--yes"),
-    yes: bool = flag("--yes -y", "Delete without asking"),
-    screen: Screen,
-) -> int:
-    """Delete the messages of a finished and proved run from the archive.
-
-    The run is proved again first, and its receipt stays. Expired and quarantined messages were never sent: the archive
-    keeps them unless --include-unsent. Duplicates by message id were never sent either, and a run with some is refused
-    without it. A run with messages that resume can still send is refused always. Without --yes it prints the plan and,
-    on a terminal, asks.
-
-    Examples:
-      sbpair replay gc 261122-101500-3f2a --archive /mnt/archive
-      sbpair replay gc 261122-101500-3f2a --archive /mnt/archive --yes
-
-    Exit codes: 0 deleted, or --dry-run; 4 not confirmed, or refused: the run is unfinished or not proved
-    """
-    place = moves.open_archive(archive, run_id)
-    from sbpair.replay import verify
-
-    planned = verify.plan_gc(place, unsent=include_unsent)
-    what = f"{plural(planned.files, 'file')} of run {place.run}, {size(planned.bytes)}"
-    unsent = ", including messages that were never sent" if include_unsent else ""
-    deletes = planned.files > 0 and not dry_run and (yes or screen.asks(f"Delete {what}{unsent}?"))
-    if deletes:
-        verify.remove_messages(place, planned)
-    counts = {"files": planned.files, "bytes": planned.bytes, "kept": planned.kept}
-    kept = f"; kept, since never sent: {plural(planned.kept, 'message')}" if planned.kept else ""
-    text = f"{'deleted' if deletes else 'would delete'} {what}{kept}"
-    screen.result("sbpair/replay-gc/1", {"run": place.run, "removed": deletes, **counts}, [text])
-    if planned.files and not deletes:
-        command = next_command("replay gc", place.run, "--yes", without=["dry_run"])
-        if not dry_run:
-            raise not_confirmed("deleted", command)
-        screen.say(f"nothing was deleted; delete them with {command}")
     return 0
 
 
@@ -409,39 +314,51 @@ SUBCOMMANDS = {
 }
 
 
-def _plan_notes(found: "Forecast", outlook: "PlanPreview", *, allow_missing: bool) -> list[str]:
+def _plan_notes(found: "Forecast", outlook: "PlanPreview", namespace: str, *, allow_missing: bool) -> list[str]:
     from sbpair.move.message.dead_letters import NotSentReason
 
     notes = []
     missing = sum(each.messages for each in found.dead_letters if each.reason == NotSentReason.MISSING)
     if missing and not allow_missing:
         notes.append(
-            f"a run would archive everything and send nothing: the primary lacks destinations of {missing} messages;"
-            " create them, or pass --allow-missing to quarantine these messages"
+            f"a run would archive everything and send nothing: the {namespace} lacks destinations of {missing} messages"
+            "; create them, or pass --allow-missing to quarantine these messages"
         )
     if outlook.ids_overflowed:
         notes.append("too many message ids to remember: there may be more duplicates than counted")
     return notes
 
 
-def _accepted(found: "config.Profile") -> "list[Key]":
-    """Return the messages that the syphon's journal records as accepted, without creating a state directory."""
-    from sbpair.runs.database import state_if_any
+def _accepted(found: "config.Profile", destination: "Endpoint") -> "list[Key]":
+    """Return the messages that the syphon's journal records as accepted there, without creating a state directory."""
+    from sbpair.runs.database import namespace_id, state_if_any
     from sbpair.runs.journal import accepted_keys
 
-    with state_if_any(found.state_directory, found.pair) or nullcontext() as state:
-        return accepted_keys(state) if state else []
+    with state_if_any(found.state_directory, found.pair.ends) or nullcontext() as state:
+        return accepted_keys(state).get(namespace_id(destination), []) if state else []
 
 
-def _full_credits(terms: "MoveLimits", tiers: "PairTiers") -> "EffectiveLimits":
+def _full_credits(request: "RunRequest", tiers: "EndTiers") -> "EffectiveLimits":
     """Return the full credits of the namespaces, which a replay uses until the service throttles it."""
     from sbpair.move.rate_limit import NAMESPACE_CREDITS
-    from sbpair.syphon.move_spec import EffectiveLimits
+    from sbpair.syphon.run_limits import EffectiveLimits
 
-    primary, secondary = (
-        None if (tier or "").lower() == "premium" else NAMESPACE_CREDITS for tier in (tiers.primary, tiers.secondary)
+    source, destination = (
+        None if (tier or "").lower() == "premium" else NAMESPACE_CREDITS for tier in (tiers.source, tiers.destination)
     )
-    return EffectiveLimits(terms.rate, primary, secondary)
+    return EffectiveLimits(request.rate, source, destination)
+
+
+def _checked_machine(cluster: Cluster) -> str | None:
+    """Check what a run needs here, and fetch secrets. Return the URL of a Spark Connect server, if one is given."""
+    from sbpair.azure.fetched_secrets import named_secrets
+    from sbpair.replay import spark
+
+    remote = _remote(cluster)
+    if remote is None:
+        spark.check_machine(os.environ)
+    os.environ.update(named_secrets(os.environ))
+    return remote
 
 
 def _request(
@@ -450,22 +367,21 @@ def _request(
     archive: str,
     cluster: Cluster,
     safeguards: ReplaySafeguards,
+    delivery: NewDestinations,
+    remote: str | None,
     count: int | None = None,
-) -> "ReplayRequest":
+) -> "tuple[ReplayRequest, ReplayDelivery]":
     from sbpair.replay import spark
-    from sbpair.replay.fetched_secrets import named_secrets
 
-    remote = _remote(cluster)
-    if remote is None:
-        spark.check_machine(os.environ)
-    os.environ.update(named_secrets(os.environ))
-    found = selected_profile(connection, screen, count=count, state=safeguards.state)
+    reach = reach_of(connection, screen, count=count, state=safeguards.state)
+    found, wanted = reach.profile, delivery.settings(reach)
     from sbpair.replay import package
+    from sbpair.replay.delivery import ReplayDelivery
     from sbpair.replay.run_description import ReplayRequest
 
     if cluster.package is not None:
         package.check_package(cluster.package)
-    return ReplayRequest(
+    request = ReplayRequest(
         found.pair,
         archive,
         Path(found.state_directory),
@@ -479,7 +395,10 @@ def _request(
         package=cluster.package,
         wait_for_locks=not safeguards.no_wait_for_locks,
         remote=remote,
+        to=wanted["to"],
+        primary_is_back=safeguards.primary_is_back,
     )
+    return request, ReplayDelivery(delivery.to or "", map=tuple(wanted["renames"].lines()))
 
 
 def _remote(cluster: Cluster) -> str | None:
@@ -552,7 +471,7 @@ def _print_submit(screen: Screen, request: "ReplayRequest") -> int:
     conf = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
     kept = [word for word in sys.argv[1:] if word != "--print-submit"]
     command = [str(program), "--master", request.master, *packages, *conf, str(job), *kept]
-    variables = [variable for access in request.access() for variable in access.variables]
+    variables = [*dict.fromkeys(variable for access in request.access() for variable in access.variables)]
     screen.result("sbpair/replay-submit/1", {"command": command, "environment": variables}, [shlex.join(command)])
     if variables:
         screen.say(f"set {' and '.join(variables)} in its environment and in that of the workers")

@@ -17,9 +17,11 @@ from sbpair.cli.options.entity_addresses import reach_of
 from sbpair.cli.render.receipt import breakdown, filter_lines, left_lines, proof_lines
 from sbpair.cli.render.screen import Screen, clean, size, spoken
 from sbpair.cli.render.table import columns, wrapped
+from sbpair.cli.render.waiting import report_waiting, waiting_document, waiting_line
 from sbpair.errors import ExitCode, MachineLacks, SbpairError, UsageError
 from sbpair.move.receipt import BUCKETS
 from sbpair.operating_system.files import replaced_file
+from sbpair.runs.waiting import waiting_runs
 
 if TYPE_CHECKING:
     from sbpair.cli.report.run_report import RunReport
@@ -51,7 +53,8 @@ def list_runs(*, connection: RunSelection, screen: Screen) -> int:
     """List the syphons, moves and replays of a pair, or the moves of a namespace, the latest first.
 
     OUTCOME is running, paused, done, partial (exit code 3), stopped, failed or crashed; IN DOUBT counts messages sent
-    without an answer.
+    without an answer. Below, stderr names replays with messages in their archive, and paused runs, with the command
+    that goes on with each.
 
     Examples:
       sbpair runs list
@@ -70,6 +73,7 @@ def list_runs(*, connection: RunSelection, screen: Screen) -> int:
     heading = ("RUN", "KIND", "COMMAND", "STARTED", "TOOK", "OUTCOME", "RECEIVED", "SENT", "IN DOUBT")
     table = columns([heading, *rows], optional=("STARTED", "COMMAND", "KIND")) if found else []
     screen.result(SCHEMA, {"runs": entries}, table, entries)
+    report_waiting(screen, waiting_runs(found))
     return 0
 
 
@@ -93,7 +97,10 @@ def show_run(
     with _open_runs(connection, screen) as kept:
         run = find_run(kept, run_id)
     doubtful = [{key: value for key, value in asdict(doubt).items() if key != "run"} for doubt in run.doubts]
-    receipt = {key: value for key, value in (run.receipt or {}).items() if key != "archive"}
+    known = run.receipt or {}
+    # A replay that has not ended has counts in place of a receipt.
+    is_whole = run.kind != "replay" or "run" in known
+    receipt = {key: value for key, value in known.items() if key != "archive" and is_whole}
     with run.reading():
         found = {**run_document(run), "receipt": receipt or None, "doubtful": doubtful}
         screen.result(SCHEMA, {"runs": [found]}, _page(run), [found])
@@ -241,6 +248,7 @@ def run_document(run: "RunRecord") -> dict[str, object]:
         "exit_code": run.exit_code,
         "error": run.error,
         "in_doubt": _in_doubt(run),
+        "waiting": next(map(waiting_document, waiting_runs([run])), None),
     }
 
 
@@ -263,6 +271,8 @@ def _page(run: "RunRecord") -> Iterator[str]:
     facts = {**({} if replayed else receipt), **run_document(run), "took": _took(run)}
     shown = [(name.replace("_", " "), str(facts[name])) for name in SHOWN if facts.get(name) not in (None, "")]
     yield from columns(shown)
+    for each in waiting_runs([run]):
+        yield from wrapped(waiting_line(each))
     if not replayed:
         yield from filter_lines(receipt)
         yield from breakdown(receipt)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from sbpair.backlog import TRANSFER_SEGMENT
-from sbpair.cli.command_loop import run_gracefully
+from sbpair.cli.command_loop import blame_clock, run_gracefully
 from sbpair.cli.next_command import next_command, with_options
 from sbpair.cli.options import moves
 from sbpair.cli.options.common import NamespaceSelection, argument, duration, flag, option
@@ -82,6 +82,8 @@ def command(
             raise UsageError(f"{entity} is a backlog queue", hint="--to-backlog sends there what is for another entity")
         _check_alone(on_failure, failover_interval, outbox, to_backlog=to_backlog)
     pair = reach.pair if is_paired else None
+    if pair is not None:
+        pair.require_primary()
     if pair is not None and failover_interval is not None:
         pair = replace(pair, failover_interval=failover_interval)
     if timeout is not None and timeout <= SHORT_SECONDS:
@@ -120,7 +122,9 @@ def command(
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            result = run_gracefully(send)
+            sides = (address.endpoint,) if pair is None else (pair.primary, pair.secondary)
+            result = run_gracefully(send, *sides)
+        blame_clock(result.error, sides)
     screen.result("sbpair/send/1", _document(result, entity), _table(result, paired=is_paired))
     _print_next_command(screen, result, named, file, typed=typed)
     return ExitCode.INTERRUPTED if result.stopped else result.exit_code
@@ -146,7 +150,7 @@ def _document(result: "SendResult", entity: str) -> Document:
     return {
         "entity": entity,
         "messages": result.messages,
-        **asdict(result.delivered),
+        **_places(result),
         "in_doubt": result.in_doubt,
         "failed": result.failed,
         "next_line": result.next_line,
@@ -157,8 +161,12 @@ def _document(result: "SendResult", entity: str) -> Document:
     }
 
 
+def _places(result: "SendResult") -> dict[str, int]:
+    return {name: count for name, count in asdict(result.delivered).items() if name != "secondary"}
+
+
 def _table(result: "SendResult", *, paired: bool) -> Iterator[str]:
-    places = asdict(result.delivered) if paired else {"sent": result.delivered.total}
+    places = _places(result) if paired else {"sent": result.delivered.total}
     counted = {**places, "in doubt": result.in_doubt, "failed": result.failed}
     rows = [("all", result.messages), *((name, count) for name, count in counted.items())]
     yield from columns([("MESSAGES", "COUNT"), *rows])

@@ -1,4 +1,4 @@
-"""`sbpair service`: prints definitions of services that start a syphon, by `sbpair.service`."""
+"""`sbpair service`: prints definitions of services that start a syphon, and of alerts, by `sbpair.service`."""
 
 import shlex
 from typing import Literal
@@ -23,10 +23,11 @@ DEFINED = ("once", "watch", "dry_run", "state", "count", "health_port", *OPTION_
 
 
 def group() -> None:
-    """Print definitions of services that start a syphon.
+    """Print definitions of services that start a syphon, and of alerts.
 
     Examples:
       sbpair service print systemd
+      sbpair service alerts terraform
       sbpair service print kubernetes --schedule "*/15 * * * *"
 
     See also: sbpair help service
@@ -70,14 +71,42 @@ def print_service(
     own_name = "" if name == NAME else name
     options = {"--name": own_name, "--image": image, "--schedule": schedule, "--with": more}
     origin = clean(written_command(("service", "print", kind), options))
-    service = ServiceDefinition(pair, name, image_name, program, schedule or "", words, origin)
-    text = definition_text(kind, service)
+    service = ServiceDefinition(kind, pair, name, image_name, program, schedule or "", words, origin)
+    text = definition_text(service)
     document = {"kind": kind, "name": name, "secrets": list(service.secrets), "text": text}
     screen.result("sbpair/service/1", document, text.splitlines())
     if kind == "systemd":
         _warn_of_hidden(screen, program, service.environment)
     else:
         _advise(screen, service.environment, words)
+    return 0
+
+
+def alerts(
+    *,
+    language: Literal["bicep", "terraform"] = argument("LANGUAGE", "bicep or terraform"),
+    connection: PairSelection,
+    screen: Screen,
+) -> int:
+    """Print alerts of Azure Monitor on the backlog of the pair.
+
+    One wakes a person when messages wait for 15 minutes, one when there are dead letters, whether or not a syphon runs.
+    Both watch each backlog queue of the secondary. Nothing is contacted.
+
+    Examples:
+      sbpair service alerts bicep > alerts.bicep
+      sbpair service alerts terraform --pair orders > alerts.tf
+
+    See also: sbpair help service
+    """
+    pair = selected_pair(connection, screen)
+    from sbpair.service.alert_rules import MAX_QUEUES, alerts_text
+
+    text = alerts_text(language, pair, clean(written_command(("service", "alerts", language), {})))
+    document = {"kind": language, "name": f"{pair.primary.name}-backlog", "secrets": [], "text": text}
+    screen.result("sbpair/service/1", document, text.splitlines())
+    if pair.backlog_queues > MAX_QUEUES:
+        screen.warn(f"a rule watches at most {MAX_QUEUES} queues, unless Azure's support lifts that limit")
     return 0
 
 
@@ -93,13 +122,15 @@ def _words(text: str, mode: str) -> tuple[str, ...]:
     if twice := [own] * (own in words) or [*(given - {own})]:
         hint = "leave it out: --count and the options of the pair go before --with"
         raise UsageError(f"--with: {twice[0]} is already in the definition", hint=hint)
+    if context.params["all_pairs"]:
+        raise UsageError("--with: a definition has one pair, not --all-pairs", hint="see sbpair help runbook")
     MoveTerms(**{name: context.params[name] for name in OPTION_GROUPS[MoveTerms]}).checked_mode()
     return words
 
 
 def _warn_of_hidden(screen: Screen, program: str, environment: dict[str, str]) -> None:
     """Warn of files that ProtectHome and PrivateTmp hide from a unit."""
-    files = {name: value for name, value in environment.items() if name.endswith(CA_FILE)}
+    files = {name: value for name, value in environment.items() if name.endswith("_FILE")}
     for name, path in {"--program": program, **files}.items():
         if path.startswith(HIDDEN):
             screen.warn(f"{name}: the unit cannot see {path}, in a home or temporary directory: put it below /opt")
@@ -114,4 +145,4 @@ def _advise(screen: Screen, environment: dict[str, str], words: tuple[str, ...])
         screen.say("without --with '--lease QUEUE', a mover on another machine is not kept away")
 
 
-SUBCOMMANDS = {"print": print_service}
+SUBCOMMANDS = {"print": print_service, "alerts": alerts}

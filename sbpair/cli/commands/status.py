@@ -1,34 +1,47 @@
 """`sbpair status` and `ping`: run `sbpair.status` and `sbpair.failover.ping_on_request`, and print the answers."""
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sbpair.cli.command_loop import run
+from sbpair.cli.commands.pair_answers import PairAnswer, ask_all, pair_lines, pairs_document, print_answers
 from sbpair.cli.completion import status_findings
 from sbpair.cli.logs import utc
+from sbpair.cli.next_command import next_command, way_back
 from sbpair.cli.options import values
-from sbpair.cli.options.common import COUNT, INTERVAL, TIMEOUT, WATCH, PairSelection, argument, duration, option
+from sbpair.cli.options.common import COUNT, INTERVAL, STATE, TIMEOUT, WATCH, PairSelection, argument, duration, option
+from sbpair.cli.options.entity_addresses import reach_of
+from sbpair.cli.options.moves import NewDestinations, warn_of_unused
 from sbpair.cli.progress.reporting import watch_readings
-from sbpair.cli.render.screen import Document, Screen, clean, grouped, rounded, spoken
-from sbpair.cli.render.table import LEGEND, YELLOW, coloured, columns, sampled, wrapped
-from sbpair.errors import ExitCode
+from sbpair.cli.render.screen import Document, Screen, clean, grouped, plural, rounded, spoken
+from sbpair.cli.render.table import LEGEND, YELLOW, coloured, columns, cut, sampled, wrapped
+from sbpair.cli.render.waiting import report_waiting, waiting_document, waiting_line, waiting_table
+from sbpair.errors import EntityMissing, ExitCode, SbpairError
 
 if TYPE_CHECKING:
-    from sbpair.errors import SbpairError
+    from sbpair.config import Profile
     from sbpair.failover.ping_on_request import PingResult
     from sbpair.management.audit_findings import BacklogTotal, QueueStatus
-    from sbpair.status import DestinationStatus, OutboxStatus, SideStatus, Status
+    from sbpair.model.report import AuditFinding
+    from sbpair.runs.active_mover import ActiveMover
+    from sbpair.status import DestinationStatus, LostPrimary, OutboxStatus, SideStatus, Status
 
-SCHEMA = "sbpair/status/1"
-KINDS = "messages, dead-letters, all, none"
+SCHEMA, PAIRS_SCHEMA = "sbpair/status/1", "sbpair/status-pairs/1"
+TOTALS = ("WAITING", "DEAD", "OLDEST")
+"""The titles of a backlog's figures, where each pair has one row."""
+
+REASONS_SHOWN, REASON_WIDTH = 3, 40
+NAMES_SHOWN = 5
+KINDS = "messages, dead-letters, no-mover, all, none"
 
 
 def status_command(
     *,
     entities: list[str] | None = argument(
-        "[QUEUE|TOPIC…]", "More queues and topics of the primary to check", default=None
+        "[QUEUE|TOPIC…]", "More queues and topics of the primary, or of --to, to check", default=None
     ),
     timeout: float = TIMEOUT,
     outbox: Path | None = option("--outbox FILE", "Also count the messages of this outbox file"),
@@ -41,6 +54,10 @@ def status_command(
     watch: bool = WATCH,
     interval: float = INTERVAL,
     count: int | None = COUNT,
+    delivery: NewDestinations,
+    lease: str | None = values.MOVERS_LEASE,
+    state: Path | None = STATE,
+    all_pairs: bool = values.ALL_PAIRS,
     connection: PairSelection,
     screen: Screen,
 ) -> int:
@@ -48,12 +65,18 @@ def status_command(
 
     Sends and locks nothing. Checks each destination of the backlog by opening a link. Counts with Manage on the
     secondary; with Listen only, it peeks. A number with a ~ is that of a sample, and at least so much. status cannot
-    see whether an application has failed over; a growing backlog is the sign.
+    see whether an application has failed over; a growing backlog is the sign. Messages in archives of interrupted or
+    running replays, as far as the state directory has them, count as waiting. Of dead letters, it peeks the first 5000
+    for their reasons.
 
     --watch refreshes a terminal in place; elsewhere it prints one line for each reading, of JSON with -o json or jsonl.
+    It peeks no dead letters.
+
+    With --to, it looks for the destinations in that namespace, and does not contact the primary.
 
     Examples:
       sbpair status
+      sbpair status --to secondary
       sbpair status orders -o json
       sbpair status --watch --interval 30s
       sbpair status --fail-on dead-letters
@@ -61,15 +84,41 @@ def status_command(
     Exit codes: 0 all are up; 6 a namespace or entity is down; 3 one is broken and none down, or a finding of
     --fail-on; 5 access denied, also by a proxy; 2 a wrong setting. --watch exits 0 after Ctrl-C
     """
-    pair = values.selected_pair(connection, screen, count=count)
-    names = values.entity_names(entities or ())
     from sbpair import status
+    from sbpair.management.audit_findings import MAX_PEEK_DEAD_LETTERS
 
     kinds = values.findings_of(status.FINDINGS, fail_on or values.NONE)
+    names = values.entity_names(entities or ())
 
-    async def read() -> status.Status:
-        return await status.read_status(pair, names, outbox=outbox, seconds=timeout)
+    async def read_profile(profile: "Profile", **routes: Any) -> status.Status:
+        return await status.read_status(
+            profile.pair,
+            names,
+            **routes,
+            outbox=outbox,
+            state=profile.state_directory,
+            lease=lease,
+            seconds=timeout,
+            max_peek_dead_letters=0 if watch else MAX_PEEK_DEAD_LETTERS,
+        )
 
+    async def answer(name: str, profile: "Profile") -> PairAnswer:
+        found = await read_profile(profile)
+        return PairAnswer(name, _exit_code(found, kinds), _pair_cells(found), [{"schema": SCHEMA, **_document(found)}])
+
+    if all_pairs:
+        read_all = partial(ask_all, values.all_profiles(connection, screen), answer)
+        lines = partial(pair_lines, ("PRIMARY", "SECONDARY", *TOTALS, "NOTE"))
+        if watch:
+            show = lambda found: screen.write("\n".join([utc(None), *lines(found)]))  # noqa: E731  one line, used once
+            return watch_readings(
+                screen, PAIRS_SCHEMA, interval, read_all, table=lines, show_line=show, document=pairs_document
+            )
+        answers = run(read_all())
+        return print_answers(screen, PAIRS_SCHEMA, lines(answers), answers)
+    reach = reach_of(connection, screen, count=count, state=state)
+    routes = delivery.settings(reach)
+    read = partial(read_profile, reach.profile, **routes)
     if watch:
         return _watch(screen, read, interval)
     found = run(read())
@@ -77,13 +126,31 @@ def status_command(
     screen.hints(found.errors)
     for name, reason in found.unseen:
         screen.warn(f"skipped {name}: {reason}")
-    failed = values.failed_on(screen, found.found, kinds)
-    if found.exit_code or failed:
-        return found.exit_code or ExitCode.PARTIAL_OR_FINDINGS
-    unknown = bool(kinds) and found.total.dead_letters is None
-    if unknown:
+    report_waiting(screen, found.waiting)
+    say_lost(screen, found.lost_primary)
+    missing = [each.link.entity for each in found.entities if isinstance(each.link.error, EntityMissing)]
+    say_ways_on(screen, found.total, delivery.to, routes, missing)
+    values.failed_on(screen, found.found, kinds)
+    code = _exit_code(found, kinds)
+    if code == ExitCode.ACCESS != found.exit_code:
         screen.warn("exit code 5 for --fail-on: dead letters are unknown without the Manage claim on the secondary")
-    return ExitCode.ACCESS if unknown else ExitCode.DONE
+    return code
+
+
+def _exit_code(found: "Status", kinds: "Collection[AuditFinding]") -> int:
+    if found.exit_code or any(found.found[kind] for kind in kinds):
+        return found.exit_code or ExitCode.PARTIAL_OR_FINDINGS
+    return ExitCode.ACCESS if kinds and found.total.dead_letters is None else ExitCode.DONE
+
+
+def _pair_cells(status: "Status") -> tuple[object, ...]:
+    """Return a pair as one row, with the first reason why it is not well."""
+    notes = [status.lost, *(error.message for error in status.errors), *(": ".join(each) for each in status.unseen)]
+    return (
+        *("" if side is None else _health(side) for side in (status.primary, status.secondary)),
+        *total_cells(status.total),
+        next(filter(None, notes), "no mover" if status.mover.is_missed(status.total.messages) else ""),
+    )
 
 
 def _watch(screen: Screen, read: "Callable[[], Awaitable[Status]]", every: float) -> int:
@@ -92,7 +159,7 @@ def _watch(screen: Screen, read: "Callable[[], Awaitable[Status]]", every: float
 
     def table(found: "Status") -> list[str]:
         skipped = [part for name, reason in found.unseen for part in wrapped(f"skipped {name}: {reason}")]
-        return [*_table(found), *skipped]
+        return [*_table(found), *skipped, *(part for each in found.waiting for part in wrapped(waiting_line(each)))]
 
     def show_line(found: "Status") -> None:
         screen.write(_line(found))
@@ -131,7 +198,7 @@ def ping_command(
     def on_event(each: "PingResult") -> None:
         screen.detail(f"{each.entity} is {each.health} after {each.seconds:.2f} s")
 
-    answers = run(ping_all(pair.primary, names, seconds=timeout, on_event=on_event))
+    answers = run(ping_all(pair.primary, names, seconds=timeout, on_event=on_event), pair.primary)
     entries = [
         {"name": each.entity, "health": str(each.health), **answered(each.seconds, each.error)} for each in answers
     ]
@@ -148,19 +215,30 @@ def ping_command(
 def _document(status: "Status") -> Document:
     return {
         "time": utc(None),
-        "primary": _side(status.primary),
+        "primary": status.primary and _side(status.primary),
         "secondary": _side(status.secondary),
+        "to": status.to and status.to.endpoint.name,
+        "destination": status.to and _side(status.to),
         "backlog": total_document(status.total),
-        "queues": list(map(_queue, status.queues)),
+        "queues": list(map(queue_document, status.queues)),
         "entities": [_entity(each) for each in status.entities],
         "outbox": _outbox(status.outbox),
+        "waiting": list(map(waiting_document, status.waiting)),
+        "lost": bool(status.lost),
+        "lost_primary": status.lost_primary and asdict(status.lost_primary),
+        "mover": asdict(status.mover),
         "skipped": [{"name": name, "reason": reason} for name, reason in status.unseen],
     }
 
 
 def _table(status: "Status") -> Iterator[str]:
+    yield from wrapped(total_line(status.total))
+    yield from mover_lines(status.mover, status.total)
+    if status.lost:
+        yield from wrapped(status.lost)
+    yield ""
     rows: list[tuple[object, ...]] = [("WHAT", "NAME", "STATE", "MESSAGES", "OLDEST", "NOTE")]
-    for what, side in (("primary", status.primary), ("secondary", status.secondary)):
+    for what, side in status.sides.items():
         rows.append((what, side.endpoint.name, _health(side), "", "", side.error.message if side.error else ""))
     rows += map(_queue_row, status.queues)
     rows += map(_entity_row, status.entities)
@@ -169,21 +247,22 @@ def _table(status: "Status") -> Iterator[str]:
         kept = [("outbox", path, "waiting", count, spoken(age), name) for name, count, age in status.outbox.waiting]
         rows += kept or [("outbox", path, "empty", 0, "", "")]
     yield from columns(rows)
-    total = status.total
-    yield ""
-    if any(each.waiting and not each.exact for each in status.entities) or not (total.exact or total.messages is None):
-        yield LEGEND
-    yield total_line(total)
+    yield from waiting_table(status.waiting)
+    counts = [(each.waiting, each.exact) for each in status.entities]
+    counts += [(each.messages or 0, each.exact) for each in status.queues]
+    if any(count and not exact for count, exact in counts):
+        yield from ("", LEGEND)
 
 
 def _line(status: "Status") -> str:
     """Return the status in one line, with what is not up."""
-    sides = [f"{side.endpoint.name} {_health(side)}" for side in (status.primary, status.secondary)]
+    sides = [f"{side.endpoint.name} {_health(side)}" for side in status.sides.values()]
     poor = [f"{each.link.entity} {each.link.health}" for each in status.entities if each.link.error]
     return clean(f"{utc(None)} {', '.join((*sides, *poor))}: ") + total_line(status.total)
 
 
-def _queue(queue: "QueueStatus") -> Document:
+def queue_document(queue: "QueueStatus") -> Document:
+    """Return the messages of a backlog queue as JSON."""
     known = {name: value for name, value in asdict(queue).items() if name not in ("path", "missing")}
     return {"name": queue.path, **known, "oldest_seconds": rounded(queue.oldest_seconds)}
 
@@ -240,15 +319,77 @@ def total_document(total: "BacklogTotal") -> Document:
     return {**asdict(total), "oldest_seconds": rounded(total.oldest_seconds)}
 
 
+def say_lost(screen: Screen, lost: "LostPrimary | None") -> None:
+    """Print whether a lost primary answers, its messages, and those that another namespace accepted, too."""
+    if lost is None:
+        return
+    if not lost.answers:
+        screen.say(f"the lost primary {lost.namespace} still does not answer")
+    else:
+        found = f"what is in it is unknown: {lost.reason}"
+        if lost.messages is not None and lost.dead_letters is not None:
+            found = f"in it: {plural(lost.messages, 'message')} and {plural(lost.dead_letters, 'dead letter')}"
+        decide = "move them over, leave them or delete them: sbpair help runbook"
+        screen.warn(f"the lost primary {lost.namespace} answers again; {found}; {decide}")
+    twice = list(dict.fromkeys((each.queue, each.message_id, each.destination) for each in lost.accepted_twice))
+    if twice:
+        shown = "; ".join(f"{name} for {destination} from {queue}" for queue, name, destination in twice[:NAMES_SHOWN])
+        more = f"; and {len(twice) - NAMES_SHOWN} more, with -o json" if len(twice) > NAMES_SHOWN else ""
+        screen.warn(f"{lost.namespace} and another namespace accepted {plural(len(twice), 'message')}: {shown}{more}")
+
+
+def say_ways_on(screen: Screen, total: "BacklogTotal", to: str | None, routes: Any, missing: list[str]) -> None:
+    """Print the command that shows where the dead letters of a backlog would go, and entities `missing` with --to."""
+    if total.exact:
+        warn_of_unused(screen, routes["renames"])
+    if to and missing:
+        more = f" and {len(missing) - NAMES_SHOWN} more" if len(missing) > NAMES_SHOWN else ""
+        place = f"missing in {routes['to'].name}: {', '.join(missing[:NAMES_SHOWN])}{more}"
+        provision = next_command("provision", "--entities", "FILE", "--side", "secondary")
+        screen.say(f"{place}; {f'next: {provision}' if to == 'secondary' else 'create them there'}")
+    if total.dead_letters:
+        screen.say(f"next: {way_back(total.dead_letters, rehearsal=True)}")
+
+
 def total_line(total: "BacklogTotal") -> str:
-    """Return the messages of a whole backlog as `8 000 waiting, 1 058 dead-lettered, oldest 2h`."""
+    """Return the messages of a whole backlog as `8 000 waiting, 2 dead-lettered (2 TTLExpiredException), oldest 2h`."""
     if total.messages is None:
         return "the backlog is unknown"
     dead = "dead letters unknown" if total.dead_letters is None else f"{grouped(total.dead_letters)} dead-lettered"
     parts = [
         f"{'' if total.exact else '~'}{grouped(total.messages)} waiting",
-        coloured(dead, YELLOW if total.dead_letters else None),
+        f"{grouped(total.elsewhere)} of them in archives or the outbox" if total.elsewhere else "",
+        coloured(dead, YELLOW if total.dead_letters else None) + _reasons(total),
         f"{grouped(total.scheduled)} scheduled" if total.scheduled else "",
         f"oldest {spoken(total.oldest_seconds)}" if total.oldest_seconds is not None else "",
     ]
     return ", ".join(filter(None, parts))
+
+
+def mover_lines(mover: "ActiveMover", total: "BacklogTotal") -> Iterator[str]:
+    """Yield which mover has the lease of the pair, if one has, or messages wait for one."""
+    if mover.moving or total.messages:
+        yield from wrapped(coloured(f"mover: {mover}", YELLOW if mover.is_missed(total.messages) else None))
+
+
+def total_cells(total: "BacklogTotal") -> tuple[object, ...]:
+    """Return the cells of TOTALS."""
+    return (
+        "?" if total.messages is None else sampled(total.messages, exact=total.exact),
+        "?" if total.dead_letters is None else total.dead_letters,
+        "" if total.oldest_seconds is None else spoken(total.oldest_seconds),
+    )
+
+
+def _reasons(total: "BacklogTotal") -> str:
+    """Return ` (337 TTLExpiredException, 3 DestinationNotFound)`; "" if no reasons are known."""
+    reasons = total.dead_letter_reasons or ()
+    peeked = sum(each.messages for each in reasons)
+    shown = [
+        f"{grouped(each.messages)} {cut(clean(each.reason or 'without a reason'), REASON_WIDTH)}"
+        for each in reasons[:REASONS_SHOWN]
+    ]
+    if others := sum(each.messages for each in reasons[REASONS_SHOWN:]):
+        shown.append(f"{grouped(others)} of other reasons")
+    sample = f"of the first {grouped(peeked)}: " if peeked < (total.dead_letters or 0) else ""
+    return f" ({sample}{', '.join(shown)})" if shown else ""

@@ -95,7 +95,6 @@ class LogFormat(StrEnum):
     JSON = "json"
 
 
-_VARIABLES = "NAMESPACE, _CONNECTION_STRING, _NAME, _ENDPOINT, _CA_FILE, _TRANSPORT, _PROXY"
 _connection = partial(option, panel="Pair")
 _display = partial(option, panel="Output")
 
@@ -106,7 +105,9 @@ class PairSelection:
 
     pair: str | None = _connection("--pair NAME", "Pair in the configuration file [env: SBPAIR_PAIR]", complete=pairs)
     config: Path | None = _connection("--config FILE", "Configuration file [env: SBPAIR_CONFIG]")
-    primary: str | None = _connection("--primary NAMESPACE", f"Primary namespace [env: SBPAIR_PRIMARY_{_VARIABLES}]")
+    primary: str | None = _connection(
+        "--primary NAMESPACE", "Primary namespace [env: SBPAIR_PRIMARY_NAMESPACE, _CONNECTION_STRING, …]"
+    )
     secondary: str | None = _connection(
         "--secondary NAMESPACE", "Secondary namespace [env: SBPAIR_SECONDARY_…, the same]"
     )

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sbpair import backlog
+from sbpair.cli.options.common import NamespaceSelection, PairSelection
 from sbpair.cli.options.values import flags_of, load_profile, warn_of_unknown_variables
 from sbpair.config import state_setting
 from sbpair.config.environment import refuse_secrets
@@ -22,12 +23,11 @@ from sbpair.model.pair import SIDES
 from sbpair.move.message.dead_letters import dead_letter_path, is_dead_letter_path, parent_path
 
 if TYPE_CHECKING:
-    from sbpair.cli.options.common import NamespaceSelection
     from sbpair.cli.render.screen import Screen
     from sbpair.config import Profile
     from sbpair.model.pair import Endpoint, Pair
     from sbpair.runs.database import StateOwner
-    from sbpair.syphon.move_spec import EntityAddress
+    from sbpair.syphon.move_ends import EntityAddress
 
 
 @dataclass
@@ -71,7 +71,7 @@ class Reach:
         from sbpair.runs.database import StateOwner
 
         if self.namespace is None and (not ends or any(each.side in SIDES for each in ends)):
-            return StateOwner(self.pair, self.profile.state_directory)
+            return StateOwner(self.pair.ends, self.profile.state_directory)
         name = self.namespace or ends[0].side
         found = self._namespace(name)
         return StateOwner(found.ends, Path(str(state_setting(name, self.flags, os.environ).value)))
@@ -87,7 +87,7 @@ class Reach:
         if not side:
             side = "secondary" if backlog.under_prefix(self.pair.primary.name, path) else "primary"
         found = dead_letter_path(path) if dead_letters or is_dead_letter_path(name) else path
-        from sbpair.syphon.move_spec import EntityAddress
+        from sbpair.syphon.move_ends import EntityAddress
 
         return EntityAddress(side, self.endpoint(side), found)
 
@@ -120,14 +120,13 @@ def _before(what: str, sign: str = "") -> str:
     return f"{what}{sign} " if what else ""
 
 
-def reach_of(
-    selection: NamespaceSelection, screen: Screen, *, count: int | None = None, state: Path | None = None
-) -> Reach:
+def reach_of(selection: PairSelection, screen: Screen, *, count: int | None = None, state: Path | None = None) -> Reach:
     """Return the namespaces that a command line can name. Raises UsageError if the configuration is wrong."""
     flags = flags_of(selection, count=count, state=state)
     warn_of_unknown_variables(flags, screen)
     refuse_secrets(os.environ)
-    reach = Reach(flags, selection.namespace, screen)
-    if selection.namespace is not None:
-        reach.endpoint(selection.namespace)
+    namespace = selection.namespace if isinstance(selection, NamespaceSelection) else None
+    reach = Reach(flags, namespace, screen)
+    if namespace is not None:
+        reach.endpoint(namespace)
     return reach

@@ -14,12 +14,13 @@ from sbpair.move.context import DEFAULT_MAX_SKIPPED
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from sbpair.cli.options.entity_addresses import Reach
     from sbpair.cli.render.screen import Screen
     from sbpair.model.pair import Pair
     from sbpair.move.filter import MessageFilter
+    from sbpair.move.message.renames import Renames
     from sbpair.replay.archive import Archive
-    from sbpair.syphon.move_spec import MoveLimits
-    from sbpair.syphon.run_plan import MoveOptions, RampPlan
+    from sbpair.syphon.run_request import RampPlan
 
 
 Dedup = Literal["key", "message-id", "report"]
@@ -37,6 +38,7 @@ NO_LEASE = flag("--no-lease", "Ignore another mover of the pair on this machine"
 NO_WAIT_FOR_LOCKS = flag(
     "--no-wait-for-locks", "Leave messages that others have locked", excludes=("--watch", "--dry-run")
 )
+PRIMARY_IS_BACK = flag("--primary-is-back", "Send to the primary again, after runs with --to")
 WHERE = option("--where SQL", "Only messages that match; the others stay")
 WHERE_SHOWN = option("--where SQL", "Only messages that match; peeks on until --max of them do")
 MAX_SKIPPED = option(
@@ -108,6 +110,7 @@ class MoveTerms:
     lease: str | None = LEASE
     no_lease: bool = NO_LEASE
     no_wait_for_locks: bool = NO_WAIT_FOR_LOCKS
+    primary_is_back: bool = PRIMARY_IS_BACK
     where: str | None = WHERE
     max_skipped: int | None = MAX_SKIPPED
     max_discard: int | None = MAX_DISCARD
@@ -164,27 +167,60 @@ class MoveTerms:
         """Return the steps of a ramp, if one is wanted; `limit` is that of --max. Raises UsageError."""
         if self.ramp is None and self.canary is None:
             return None
-        from sbpair.syphon.run_plan import OBSERVE_SECONDS, RampPlan, read_totals
+        from sbpair.syphon.run_request import OBSERVE_SECONDS, RampPlan, read_totals
 
         if self.canary is not None and self.canary > (limit or MAX_CANARY):
             raise UsageError(f"--canary is {self.canary}, and --max is {limit}", hint="raise --max, or leave it out")
         totals = read_totals(self.ramp, limit) if self.ramp is not None else (self.canary or 0,)
         return RampPlan(totals, self.observe or OBSERVE_SECONDS)
 
-    def move_options(self, **more: Any) -> "MoveOptions":
-        """Return the options of a run: these, and `more` that not every mover has."""
-        from sbpair.syphon.run_plan import MoveOptions
+    def settings(self, screen: "Screen", limit: int | None = None, reasons: "Collection[str]" = ()) -> dict[str, Any]:
+        """Return the fields of a RunRequest that these options, --max and --reason set. Warns of doubts about a filter.
 
-        return MoveOptions(
-            ordered=self.order == "backlog",
-            limits=limits_of(self.rate, self.share, self.ttl),
-            max_discard=discard_limit(self.max_discard, allow=self.allow_discard),
-            max_skipped=self.max_skipped or DEFAULT_MAX_SKIPPED,
-            wait_for_locks=not self.no_wait_for_locks,
-            ramp=self.ramp_plan(),
-            count_remaining=True,
-            **more,
-        )
+        Raises FilterInvalid.
+        """
+        from sbpair.move.message.route import TimeToLive
+
+        return {
+            "once": not self.watch,
+            "where": filter_of(screen, self.where, reasons),
+            "max_messages": limit,
+            "ordered": self.order == "backlog",
+            "rate": self.rate,
+            "credits": self.share,
+            "ttl": TimeToLive(self.ttl),
+            "max_discard": discard_limit(self.max_discard, allow=self.allow_discard),
+            "max_skipped": self.max_skipped or DEFAULT_MAX_SKIPPED,
+            "wait_for_locks": not self.no_wait_for_locks,
+            "ramp": self.ramp_plan(),
+            "count_remaining": True,
+            "lease": not self.no_lease,
+            "lease_queue": self.lease,
+            "primary_is_back": self.primary_is_back,
+        }
+
+
+@option_group
+class NewDestinations:
+    """Another namespace than the primary, and names that changed."""
+
+    to: str | None = option("--to NAME", "Use secondary or [namespaces.NAME] instead of the primary")
+    renamed: list[str] | None = option("--map OLD=NEW|FILE", "New names of destinations; repeatable")
+
+    def settings(self, reach: "Reach") -> dict[str, Any]:
+        """Return the fields of a request that these options set. Raises UsageError."""
+        from sbpair.move.message.renames import read_renames
+
+        if self.to == "primary":
+            raise UsageError("--to primary is where messages go without --to", hint="leave it out")
+        to = None if self.to is None else reach.endpoint(self.to)
+        return {"to": to, "renames": read_renames(self.renamed or ())}
+
+
+def warn_of_unused(screen: "Screen", renames: "Renames") -> None:
+    """Warn of new names that no message needed."""
+    if unused := renames.unused():
+        screen.warn(f"no message was for the old {'names' if len(unused) > 1 else 'name'} of --map {', '.join(unused)}")
 
 
 def _setting(text: str) -> tuple[str, str]:
@@ -219,6 +255,7 @@ class ReplaySafeguards:
     lease: str | None = LEASE
     no_lease: bool = NO_LEASE
     no_wait_for_locks: bool = NO_WAIT_FOR_LOCKS
+    primary_is_back: bool = PRIMARY_IS_BACK
 
 
 @option_group
@@ -264,13 +301,13 @@ def backlog_paths(pair: "Pair", selected: list[str] | None, *, dead_letters: boo
     from sbpair.azure.atom import open_atom
     from sbpair.backlog import queue_path
     from sbpair.move.message.dead_letters import dead_letter_path
-    from sbpair.syphon.move_spec import find_backlog_queues, none_found
+    from sbpair.syphon.sources import find_backlog_queues, none_found
 
     async def find() -> list[str]:
         async with open_atom(pair.secondary) as control:
-            found = (await find_backlog_queues(pair, control)).queues
+            found = (await find_backlog_queues(pair.ends, pair.backlog_queues, control)).queues
         if not found:
-            raise none_found(pair)
+            raise none_found(pair.ends)
         return list(found)
 
     there = {queue.lower(): queue for queue in run(find())}
@@ -284,10 +321,3 @@ def backlog_paths(pair: "Pair", selected: list[str] | None, *, dead_letters: boo
         if there[path.lower()] not in paths:
             paths.append(there[path.lower()])
     return paths + list(map(dead_letter_path, paths)) if dead_letters else paths
-
-
-def limits_of(rate: float | None, share: float | None, ttl: Ttl) -> "MoveLimits":
-    from sbpair.move.message import route
-    from sbpair.syphon.move_spec import MoveLimits
-
-    return MoveLimits(rate=rate, credits=share, ttl=route.TimeToLive(ttl))

@@ -2,15 +2,19 @@
 
 import os
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from sbpair import config
+from sbpair.cli.next_command import about_pair
 from sbpair.cli.options.common import OPTION_GROUPS, PairSelection, option, option_group
 from sbpair.cli.render.screen import Screen
+from sbpair.config.environment import VARIABLES, refuse_secrets
+from sbpair.config.file import config_path, read_pairs
 from sbpair.config.setting import Flags, Origin, Setting
-from sbpair.errors import UsageError
+from sbpair.errors import SbpairError, UsageError
 from sbpair.model.pair import Pair, ResourceGroup
 
 if TYPE_CHECKING:
@@ -18,6 +22,18 @@ if TYPE_CHECKING:
     from sbpair.relay.relay_settings import ConfiguredRelay
 
 ALL, NONE = "all", "none"
+OF_ONE_PAIR = ("SBPAIR_PRIMARY_", "SBPAIR_SECONDARY_", "SBPAIR_LOST")
+ALL_PAIRS = option(
+    "--all-pairs",
+    "All pairs of the file; limits are for each of them",
+    panel="Pair",
+    default=False,
+    excludes=(
+        *("--pair", "--primary", "--secondary", "--state", "--to", "--map", "--count", "--outbox", "QUEUE|TOPIC"),
+        *("--ramp", "--canary", "--primary-is-back", "--no-reconnect", "--dry-run"),
+    ),
+    why="leave one of them out; --pair NAME chooses one pair",
+)
 
 _management = partial(option, panel="Management")
 
@@ -34,6 +50,27 @@ def selected_profile(
     flags = flags_of(connection, count=count, state=state)
     warn_of_unknown_variables(flags, screen)
     return load_profile(flags, screen)
+
+
+def all_profiles(connection: PairSelection, screen: Screen) -> "dict[str, config.Profile | SbpairError]":
+    """Return every pair of the file by its name, or why it cannot be used. Raises UsageError for a file without any."""
+    flags = flags_of(connection)
+    warn_of_unknown_variables(flags, screen)
+    refuse_secrets(os.environ)
+    if own := [each for each in VARIABLES if each.startswith(OF_ONE_PAIR) and os.environ.get(each)]:
+        raise UsageError(f"--all-pairs: {own[0]} is for one pair", hint="unset it: the file describes each pair")
+    path, found = config_path(flags, os.environ), dict[str, config.Profile | SbpairError]()
+    for name in sorted(read_pairs(path)):
+        with about_pair(name):
+            try:
+                found[name] = load_profile(replace(flags, pair=name), screen)
+            except SbpairError as error:
+                found[name] = error
+    if not found:
+        raise UsageError(
+            f"--all-pairs: {path} has no pairs", hint="add [pairs.NAME]; sbpair config --init makes an example"
+        )
+    return found
 
 
 def selected_relay(name: str | None, file: Path | None, screen: Screen) -> "ConfiguredRelay":
@@ -92,6 +129,16 @@ def entity_names(given: Iterable[str]) -> list[str]:
     for name in names:
         check_path(name, shorten="give the name of a queue or topic")
     return names
+
+
+def _lease_queue(text: str) -> str:
+    from sbpair.runs.session_lease import check_queue
+
+    check_queue(text)
+    return text
+
+
+MOVERS_LEASE = option("--lease QUEUE", "Queue of movers' --lease, to see whether one has it", parse=_lease_queue)
 
 
 @option_group

@@ -5,7 +5,7 @@ from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Any, Final, Protocol
 
-from sbpair.amqp.message import Header
+from sbpair.amqp.message import Header, Properties
 from sbpair.amqp.types import Map, amqp_type_name
 from sbpair.azure.atom import open_atom
 from sbpair.cli.commands.runs import rendered_report, run_document
@@ -18,11 +18,11 @@ from sbpair.message_io.peek import PeekSource, count_dead_letters, peek_messages
 from sbpair.model.entities import Queue, subscription_of
 from sbpair.model.pair import Endpoint
 from sbpair.move.message.dead_letters import dead_letter_path
-from sbpair.move.message.envelope import locked_until
+from sbpair.move.message.envelope import lifetime_ms, locked_until
 from sbpair.move.peek.peeker import PeekedMessage
 from sbpair.runs.database import RunDatabase, StateOwner
 from sbpair.runs.run_log import LIVE, RunRecord, all_runs, timeline_of
-from sbpair.syphon.move_spec import EntityAddress
+from sbpair.syphon.move_ends import EntityAddress
 
 PAGE: Final = 50
 MAX_COUNTED: Final = 1_000
@@ -140,8 +140,10 @@ def _message(message: PeekedMessage) -> Document:
     sections = message.sections
     annotations = readable(sections.read_message_annotations, Map())
     properties = readable(sections.read_application_properties, Map())
-    ttl = readable(sections.read_header, Header()).ttl
     enqueued = message.facts.enqueued_at
+    lives = lifetime_ms(
+        readable(sections.read_header, Header()).ttl, readable(sections.read_properties, Properties()), enqueued
+    )
     try:
         sections.check()
         flaw = "" if annotations else message.facts.flaw  # bytes that are not a message have no sections
@@ -149,7 +151,7 @@ def _message(message: PeekedMessage) -> Document:
         flaw = error.message
     return {
         **render_peeked(message, body=True),
-        "expires_at": moment(enqueued + ttl) if ttl and enqueued > 0 else None,
+        "expires_at": moment(enqueued + lives) if lives and enqueued > 0 else None,
         "locked_until": moment(locked_until(sections)),
         "annotations": plain_value(annotations),
         "types": {str(plain_value(name)): amqp_type_name(value) for name, value in properties.pairs},

@@ -31,8 +31,8 @@ from sbpair.model.signature import SAS_SECONDS, sign
 from sbpair.move.filter import MessageFilter
 from sbpair.move.message.dead_letters import dead_letter_path
 from sbpair.move.message.route import BACKLOG_DEAD_LETTERS, kept_for
-from sbpair.syphon.move_spec import EntityAddress, MoveSpec, check_ends
-from sbpair.syphon.run_plan import MoveOptions
+from sbpair.syphon.move_ends import EntityAddress, check_ends
+from sbpair.syphon.run_request import RunRequest
 from sbpair.syphon.runner import run
 from sbpair.timespan import MAX_MS
 
@@ -44,7 +44,7 @@ def page_of(emulator: Emulator, *, may_act: bool) -> PageServer:
     source = EmulatorSource(emulator)
     return PageServer(
         PageDocuments(source),
-        is_own=emulator.is_addressed_by,
+        is_own=emulator.host_names.is_own,
         prefix="/$page/",
         act=EmulatorActs(emulator, source) if may_act else None,
         refusal="" if may_act else "other machines can reach the emulator: it acts here with --page-acts only",
@@ -176,8 +176,18 @@ class EmulatorActs:
         else:
             found, form = await check_ends(source, None, None), BACKLOG_DEAD_LETTERS
             ends = self._pair_of(primary, entity.endpoint)
-        spec = MoveSpec(ends, "redrive", form, source.path, found.sessions, keeps_refused=True)
-        result = await run(ends, MoveOptions(where=where), once=True, spec=spec, lease=False)
+        request = RunRequest(
+            ends=ends,
+            once=True,
+            command="redrive",
+            form=form,
+            source=source.path,
+            sessions=found.sessions,
+            keeps_refused=True,
+            where=where,
+            lease=False,
+        )
+        result = await run(request)
         for _, error in result.failures:
             raise error
         return {"sent": result.receipt.sent, "stayed": result.receipt.received - result.receipt.sent}
@@ -185,7 +195,7 @@ class EmulatorActs:
     def _pair_of(self, primary: str, secondary: Endpoint) -> Ends:
         for name, endpoint in self._source.endpoints.items():
             if name.lower() == primary.lower():
-                return Ends(primary, endpoint, secondary)
+                return Ends(name=primary, source=secondary, destination=endpoint)
         raise EntityMissing(f"the emulator has no namespace {primary!r}", hint="the backlog's messages belong there")
 
 

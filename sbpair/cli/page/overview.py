@@ -51,7 +51,10 @@ class EntityRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NamespaceReading:
-    """The entities of a namespace. `state` is up, down or refused, for the `reason`. `note` is what it cannot show."""
+    """The entities of a namespace. `state` is up, down or refused, for the `reason`. `note` is what it cannot show.
+
+    That of a secondary also names runs with messages in archives.
+    """
 
     side: str
     name: str

@@ -72,7 +72,7 @@ class PageServer:
         name = request.path.removeprefix(self._prefix)
         if not self._is_own(request.headers.get(hdrs.HOST, "")):
             return _refused(403, "the Host of the request is not a name of this page")
-        if request.headers.get("Sec-Fetch-Site", "same-origin") not in ("same-origin", "none"):
+        if _is_of_another_origin(request):
             return _refused(403, "a page of another origin sent the request")
         try:
             match request.method, name.partition("/"):
@@ -130,6 +130,13 @@ class PageServer:
 
 def _json(document: Document, status: int = 200) -> web.Response:
     return _answer(json.dumps(document, separators=(",", ":")), "application/json", POLICY, status)
+
+
+def _is_of_another_origin(request: web.BaseRequest) -> bool:
+    """Return whether a page of another origin sent a request. Old browsers send an Origin at most."""
+    site, host = request.headers.get("Sec-Fetch-Site", "same-origin"), request.headers.get(hdrs.HOST, "")
+    origin = request.headers.get(hdrs.ORIGIN, f"//{host}")
+    return site not in ("same-origin", "none") or origin.partition("//")[2] != host
 
 
 def _refused(status: int, reason: str, hint: str = "") -> web.Response:

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Final
 
 from sbpair import backlog, status
@@ -13,10 +14,13 @@ from sbpair.azure.atom import open_atom
 from sbpair.azure.credentials import signed_in
 from sbpair.cli.page.overview import EntityRow, NamespaceReading
 from sbpair.cli.render.screen import Document
+from sbpair.cli.render.waiting import waiting_line
 from sbpair.errors import AccessError, EntityMissing, ProtocolError, SbpairError
 from sbpair.model.pair import Endpoint, Pair
 from sbpair.model.queues import QueueState
 from sbpair.move.raw_source import peek_headers
+from sbpair.runs.database import StateOwner
+from sbpair.runs.waiting import read_waiting
 from sbpair.timespan import MAX_MS
 
 MAX_SESSIONS: Final = 100
@@ -30,13 +34,20 @@ MAX_OLDEST: Final = 20
 class PairSource:
     """The namespaces of a pair, read with Listen and Manage. Without Manage, the backlog queues are peeked."""
 
-    def __init__(self, pair: Pair) -> None:
+    def __init__(self, pair: Pair, owner: StateOwner | None = None) -> None:
+        """Read the pair, and the runs with work left of `owner`, which the secondary's note names."""
+        self._owner = owner
         self.endpoints: Mapping[str, Endpoint] = {"primary": pair.primary, "secondary": pair.secondary}
         self._pair = pair
         self._oldest: dict[str, dict[str, tuple[float, float | None]]] = {side: {} for side in self.endpoints}
 
     async def read(self) -> Sequence[NamespaceReading]:
-        return await asyncio.gather(*(self._read(side, endpoint) for side, endpoint in self.endpoints.items()))
+        *others, last = await asyncio.gather(*(self._read(side, endpoint) for side, endpoint in self.endpoints.items()))
+        if self._owner is None:
+            return [*others, last]
+        waiting, problem = await asyncio.to_thread(read_waiting, self._owner)
+        note = "; ".join(filter(None, (last.note, problem, *map(waiting_line, waiting))))
+        return [*others, replace(last, note=note)]
 
     async def _read(self, side: str, endpoint: Endpoint) -> NamespaceReading:
         try:
@@ -79,7 +90,7 @@ class PairSource:
         if side == "primary":
             return NamespaceReading.failed(side, endpoint.name, error)
         try:
-            found = await status.read_status(self._pair)
+            found = await status.read_status(self._pair, max_peek_dead_letters=0)
         except SbpairError as failure:
             return NamespaceReading.failed(side, endpoint.name, failure)
         if found.secondary.error is not None:

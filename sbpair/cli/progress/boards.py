@@ -1,17 +1,17 @@
 """The state of a move, and of a phase of a replay, as rows of a table. Pure: the time is an argument."""
 
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 from sbpair.cli.logs import utc
 from sbpair.cli.next_command import next_command
 from sbpair.cli.render.screen import plural, spoken
 from sbpair.move import events
-from sbpair.move.rate_limit import Limit
 from sbpair.move.receipt import RampState
+from sbpair.move.run_state import DestinationState, MovedQueue, RunState
 
 if TYPE_CHECKING:
     from sbpair.replay.progress import Expected, PhaseProgress, ReplayPhase
@@ -27,9 +27,6 @@ RATE_SECONDS = 10.0
 
 STEP_SECONDS = 0.5
 """Time between samples of a counter; also the minimum time span of a rate."""
-
-MAX_DESTINATIONS = 1_000
-OTHER_DESTINATIONS = "(others)"
 
 MAX_ETA_SECONDS = 99 * 86_400.0
 """Estimates beyond this are not shown."""
@@ -109,6 +106,7 @@ class BoardView:
     seconds: float
     notices: tuple[str, ...] = ()
     is_stopping: bool = False
+    heading: str = "QUEUE"
 
     @property
     def total(self) -> QueueRow:
@@ -132,189 +130,55 @@ class RateMeter:
         return max(0, count - before) / max(STEP_SECONDS, now - at)
 
 
-@dataclass
-class _QueueState:
-    """A queue. `failed` is (event, time of the retry).
-
-    `blocked` has the number of received messages beside it: it ends once that grows. `left_locked`: not waited for.
-    """
-
-    at: events.QueueProgress
-    meter: RateMeter
-    opened: bool = False
-    done: bool = False
-    blocked: tuple[tuple[str, ...], int] | None = None
-    left_locked: events.MessagesLocked | None = None
-    failed: tuple[events.QueueFailed, float | None] | None = None
-    backing_off: set[str] = field(default_factory=set)
-    dead_letters: int = 0
-
-
-@dataclass
-class _DestinationState:
-    """A destination. `backing_off` is by queue: (time of the next attempt, reason, messages that wait)."""
-
-    at: events.DestinationProgress
-    meter: RateMeter
-    backing_off: dict[str, tuple[float, str, int]] = field(default_factory=dict)
-    dead_letters: int = 0
-    dead_reason: str = ""
-
-
-_QueueEvent = events.QueueOpened | events.QueueBlocked | events.MessagesLocked | events.QueueDone | events.QueueFailed
-
-
 class Board:
     """The state of a run. `now` is in seconds of a monotonic clock. `start` is what it waits for at first."""
 
     def __init__(self, now: float, start: str = "") -> None:
         self._started = now
         self._start = start
-        self._limit: Limit | None = None
-        self._ramp: tuple[events.RampProgress, float] | None = None
-        self._request = ""  # what another process has the run do
-        self._away: dict[str, tuple[float, events.QueueFailed]] = {}
-        self._depth = events.BacklogDepth()
-        self._queues: dict[str, _QueueState] = {}
-        self._destinations: dict[str, _DestinationState] = {}
+        self._state = RunState()
+        self._meters: defaultdict[tuple[str, str], RateMeter] = defaultdict(lambda: RateMeter(now))
 
     def take(self, event: events.SyphonEvent, now: float) -> None:
         """Take one event in."""
-        self._depth.take(event)
-        match event:
-            case events.QueuesFound(queues):
-                for queue in queues:
-                    self._queue(queue)
-            case events.QueueProgress(queue):
-                self._progress(self._queue(queue), event)
-            case events.QueueDepths(queue):
-                self._queue(queue)
-            case events.DestinationProgress(destination):
-                self._destination(destination).at = event
-            case events.DestinationBackingOff(queue, destination, reason, seconds, waiting):
-                self._queue(queue).backing_off.add(destination)
-                self._destination(destination).backing_off[queue] = now + seconds, reason, waiting
-            case events.DestinationRecovered(queue, destination):
-                self._recovered(queue, destination)
-            case events.DeadLettered():
-                self._dead_lettered(event)
-            case events.LimitChanged() | events.RampProgress() | events.RunEvent() | events.TopicsUnchecked():
-                self._run_changed(event, now)
-            case _:
-                self._turn(self._queue(event.queue), event, now)
+        self._state.take(event, now)
 
     def view(self, now: float, now_ms: int) -> BoardView:
         """Return the rows at this moment; `now_ms` is the same in ms since 1970."""
+        queues, destinations = self._state.queues, self._state.destinations
         return BoardView(
-            tuple(self._queue_row(self._queues[name], now, now_ms) for name in sorted(self._queues, key=natural_key)),
-            tuple(_destination_row(self._destinations[name], now) for name in sorted(self._destinations)),
+            tuple(self._queue_row(queues[name], now, now_ms) for name in sorted(queues, key=natural_key)),
+            tuple(self._destination_row(destinations[name], now) for name in sorted(destinations)),
             now - self._started,
             tuple(self._notices(now, now_ms)),
         )
 
     def _notices(self, now: float, now_ms: int) -> Iterator[str]:
-        if self._request:
-            yield self._request
-        if not self._queues and self._start:
+        run = self._state
+        if run.request is not None and not isinstance(run.request, events.RunResumed):
+            yield request_text(run.request)
+        if not run.queues and self._start:
             yield self._start
-        for side, (since, last) in self._away.items():
+        for side, (since, last) in run.away.items():
             since_ms = last.away_since_ms or now_ms - 1000 * (now - since)
             if last.away_since_ms is not None:
                 retry = ", trying each second"
             else:
-                failed = [state.failed for state in self._queues.values() if state.failed is not None]
+                failed = [state.failed for state in run.queues.values() if state.failed is not None]
                 tries = [at for event, at in failed if event.side == side and at is not None]
                 retry = f", next try in {math.ceil(max(0.0, min(tries) - now))} s" if tries else ""
             yield f"{side} unreachable since {utc(since_ms / 1000)[11:]}{retry}: {last.reason}"
-        if self._limit is not None:
-            yield str(self._limit)
-        if self._ramp is not None:
-            yield ramp_text(*self._ramp, sum(state.at.sent for state in self._queues.values()), now)
+        if run.limit is not None:
+            yield str(run.limit)
+        if run.ramp is not None:
+            yield ramp_text(*run.ramp, sum(state.at.sent for state in run.queues.values()), now)
 
-    # Events
-
-    def _run_changed(self, event: events.SyphonEvent, now: float) -> None:
-        match event:
-            case events.RunEvent():
-                self._request = "" if isinstance(event, events.RunResumed) else request_text(event)
-                for state in self._queues.values() if isinstance(event, events.RunPaused) else ():
-                    self._give_back(state)
-            case events.RampProgress():
-                self._ramp = event, now
-            case events.LimitChanged():
-                self._limit = event.limit
-
-    def _queue(self, queue: str) -> _QueueState:
-        if queue not in self._queues:
-            self._queues[queue] = _QueueState(events.QueueProgress(queue, 0, 0, 0), RateMeter(self._started))
-        return self._queues[queue]
-
-    def _destination(self, path: str) -> _DestinationState:
-        key = path.lower()
-        if key not in self._destinations:
-            self._destinations[key] = _DestinationState(
-                events.DestinationProgress(path, 0, 0), RateMeter(self._started)
-            )
-        return self._destinations[key]
-
-    def _dead_lettered(self, event: events.DeadLettered) -> None:
-        self._queue(event.queue).dead_letters += 1
-        path = event.destination or OTHER_DESTINATIONS
-        if path.lower() not in self._destinations and len(self._destinations) >= MAX_DESTINATIONS:
-            path = OTHER_DESTINATIONS  # the paths come from the messages, and may be as many
-        found = self._destination(path)
-        found.dead_letters, found.dead_reason = found.dead_letters + 1, f"{event.reason}: {event.description}"
-
-    def _progress(self, state: _QueueState, at: events.QueueProgress) -> None:
-        if state.blocked is not None and at.received > state.blocked[1]:
-            state.blocked = None
-        state.at = at
-
-    def _recovered(self, queue: str, destination: str) -> None:
-        self._queue(queue).backing_off.discard(destination)
-        self._destination(destination).backing_off.pop(queue, None)
-
-    def _turn(self, state: _QueueState, event: _QueueEvent, now: float) -> None:
-        match event:
-            case events.QueueBlocked(_queue, destinations):
-                state.blocked = destinations, state.at.received
-                return
-            case events.MessagesLocked():
-                state.left_locked = None if event.waiting else event
-                return
-            case events.QueueFailed(_queue, _reason, retry_seconds, _since_ms, side):
-                state.failed = event, None if retry_seconds is None else now + retry_seconds
-                if side is not None:
-                    since, _ = self._away.get(side, (now, event))
-                    self._away[side] = since, event
-                elif retry_seconds is None:
-                    self._away.clear()  # it answered
-                if side not in ("primary", "destination"):
-                    self._depth.forget(event.queue)
-            case _:
-                state.failed = None
-                if isinstance(event, events.QueueOpened):
-                    self._away.clear()  # it has connections to both
-        state.opened, state.done, state.blocked = True, isinstance(event, events.QueueDone), None
-        if not state.done:
-            state.left_locked = None
-        self._give_back(state)
-
-    def _give_back(self, state: _QueueState) -> None:
-        """Show that the queue holds its messages again, and that no destination waits for them."""
-        state.blocked = None
-        state.at = replace(state.at, held=0, oldest_ms=None, locked=0, locked_until_ms=None, remaining=None)
-        self._depth.take(state.at)
-        for destination in tuple(state.backing_off):
-            self._recovered(state.at.queue, destination)
-
-    # Rows
-
-    def _queue_row(self, state: _QueueState, now: float, now_ms: int) -> QueueRow:
+    def _queue_row(self, state: MovedQueue, now: float, now_ms: int) -> QueueRow:
         at, note = state.at, _note(state, now)
         dead = f"{state.dead_letters} dead-lettered" if state.dead_letters else ""
-        (left, exact), oldest_ms = self._depth.left(at.queue), self._depth.oldest_ms_of(at.queue)
-        rate = state.meter.rate(now, at.sent)
+        left, exact = (None, True) if state.outdated else state.left
+        oldest_ms = state.oldest_ms if left else at.oldest_ms
+        rate = self._meters["queue", at.queue].rate(now, at.sent)
         return QueueRow(
             at.queue,
             left,
@@ -332,8 +196,16 @@ class Board:
             skipped=at.skipped,
         )
 
+    def _destination_row(self, found: DestinationState, now: float) -> DestinationRow:
+        at = found.at
+        retry, reason, _ = min(found.backing_off.values(), default=(now, "", 0))
+        waiting = at.waiting or sum(waiting for _, _, waiting in found.backing_off.values())
+        rate = self._meters["destination", at.destination.lower()].rate(now, at.sent)
+        dead = found.dead_letters, found.dead_reason
+        return DestinationRow(at.destination, at.sent, rate, waiting, reason, max(0.0, retry - now), *dead)
 
-def _note(state: _QueueState, now: float) -> str:
+
+def _note(state: MovedQueue, now: float) -> str:
     if state.failed is not None:
         event, again = state.failed
         if again is None:
@@ -385,14 +257,6 @@ def at_the_latest(until_ms: int) -> str:
     return f"{utc(until_ms / 1000)[11:]} at the latest"
 
 
-def _destination_row(found: _DestinationState, now: float) -> DestinationRow:
-    at = found.at
-    retry, reason, _ = min(found.backing_off.values(), default=(now, "", 0))
-    waiting = at.waiting or sum(waiting for _, _, waiting in found.backing_off.values())
-    rate, dead = found.meter.rate(now, at.sent), (found.dead_letters, found.dead_reason)
-    return DestinationRow(at.destination, at.sent, rate, waiting, reason, max(0.0, retry - now), *dead)
-
-
 def time_left(remaining: int, per_second: float) -> float | None:
     """Return the time until nothing remains at this rate; None if unknown, too long or already so."""
     if remaining <= 0 or not per_second:
@@ -416,6 +280,15 @@ def together(name: str, rows: tuple[QueueRow, ...]) -> QueueRow:
         locked_seconds=max((row.locked_seconds for row in rows), default=0.0),
         **{each: sum(getattr(row, each) for row in rows) for each in added},
     )
+
+
+def pair_row(pair: str, view: BoardView, note: str) -> QueueRow:
+    """Return a pair as one row, with a note, or the foremost of its destinations, its queues and of all together."""
+    rows = [(row.destination, row.note) for row in view.destinations]
+    rows += [(f"queue {row.queue.rpartition('/')[2]}", row.note) for row in view.queues]
+    passing = ("waiting for", "connecting", "done")  # a notice or a destination has the reason
+    notes = [f"{name}: {each}" for name, each in rows if each and not each.startswith(passing)]
+    return replace(together(pair, view.queues), note=note or next(iter((*notes, *view.notices)), ""))
 
 
 def natural_key(queue: str) -> tuple[str, int, str]:

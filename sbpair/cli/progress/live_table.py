@@ -163,7 +163,7 @@ def _queues(view: BoardView, shown: FittingRows, width: int, *, wide: bool) -> T
         what = "idle" if all(row.idle for row in shown.folded) else "more"
         rows.append(_queue_row(together(f"+ {len(shown.folded)} {what}", shown.folded), "dim", wide=wide))
     rows.append(_queue_row(view.total, "bold", wide=wide))
-    return _table("QUEUE", figures, rows, width, drop=("HELD", "OLDEST", received, "ETA"))
+    return _table(view.heading, figures, rows, width, drop=("HELD", "OLDEST", received, "ETA"))
 
 
 def _queue_row(row: QueueRow, style: str | None, *, wide: bool) -> TableRow:

@@ -9,8 +9,10 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextvars import copy_context
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Self, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Self
 
 from sbpair.cli.logs import utc
 from sbpair.cli.next_command import with_options
@@ -32,9 +34,7 @@ from sbpair.move.receipt import RampState
 
 if TYPE_CHECKING:
     from sbpair.model.pair import Ends
-    from sbpair.syphon.move_spec import MoveSpec
-
-Value = TypeVar("Value")
+    from sbpair.syphon.run_request import RunRequest
 
 SCHEMA = "sbpair/syphon-event/1"
 PROGRESS_SECONDS = 30.0
@@ -78,17 +78,13 @@ class EventLines:
         self._board = Board(now)
         self._allowance, self._at = float(BURST), now
         self._dropped = 0
-        self._backing_off: dict[str, str] = {}
-        self._failing: dict[str, str] = {}
         self._dead = DeadLetterCounts()
-        self._limited_by: str | None = None
-        self._queues: dict[str, dict[str, object]] = {}
-        self._destinations: dict[str, tuple[object, ...]] = {}
+        self._written: dict[tuple[str, str], object] = {}  # what lines had last, by its kind and name
         self._next = now + interval
 
-    def connecting(self, pair: "Ends", now_ms: int) -> Document:
+    def connecting(self, ends: "Ends", now_ms: int) -> Document:
         """Return the first line."""
-        names = {"primary": pair.primary.name, "secondary": pair.secondary.name}
+        names = {"primary": ends.destination.name, "secondary": ends.source.name}
         return {**event_line(SCHEMA, "connecting", now_ms), **names}
 
     def take(self, event: events.SyphonEvent, now: float, now_ms: int) -> list[Document]:
@@ -115,29 +111,33 @@ class EventLines:
         dead = [_dead_lettered(first, count, now_ms) for first, count in self._dead.take()]
         return [
             *self._allowed(dead, now, now_ms),
-            *(_queue(row, now_ms) for row in view.queues if _changed(self._queues, row.queue, _figures(row))),
+            *(_queue(row, now_ms) for row in view.queues if self._changed("queue", row.queue, _figures(row))),
             *(
                 _destination(row, now_ms)
                 for row in view.destinations
-                if _changed(self._destinations, row.destination, (row.sent, row.waiting, row.dead_letters))
+                if self._changed("destination", row.destination, (row.sent, row.waiting, row.dead_letters))
             ),
         ]
 
     def _is_news(self, event: events.SyphonEvent) -> bool:
         match event:
             case events.DestinationBackingOff(_queue, destination, reason):
-                return _changed(self._backing_off, destination.lower(), reason)
+                return self._changed("backing off", destination.lower(), reason)
             case events.DestinationRecovered(_queue, destination):
-                return self._backing_off.pop(destination.lower(), None) is not None
+                return self._changed("backing off", destination.lower(), None)
             case events.QueueFailed(queue, reason, retry_seconds):
-                return _changed(self._failing, queue, reason) or retry_seconds is None
+                return self._changed("failing", queue, reason) or retry_seconds is None
             case events.QueueOpened(queue):
-                self._failing.pop(queue, None)
+                self._changed("failing", queue, None)
             case events.LimitChanged(_per_second, by):
-                # After throttling the limit grows all the time.
-                before, self._limited_by = self._limited_by, by
-                return before != by
+                return self._changed("limited", "", by)  # after throttling the limit grows all the time
         return True
+
+    def _changed(self, kind: str, name: str, value: object) -> bool:
+        """Record a value, None for none; return whether it changed."""
+        before = self._written.get((kind, name))
+        self._written[kind, name] = value
+        return before != value
 
     def _allowed(self, lines: list[Document], now: float, now_ms: int) -> list[Document]:
         self._allowance, self._at = min(BURST, self._allowance + now - self._at), now
@@ -189,14 +189,6 @@ def _whole(seconds: float | None) -> int | None:
     return None if seconds is None else round(seconds)
 
 
-def _changed(known: dict[str, Value], key: str, value: Value) -> bool:
-    """Record a value; return whether it changed."""
-    if known.get(key) == value:
-        return False
-    known[key] = value
-    return True
-
-
 SAMPLE_SECONDS = 30.0
 """Time between counts of a queue for a live view; a count costs as much as ten messages."""
 
@@ -211,18 +203,20 @@ class MoveProgress(Progress):
     `is_stopping` returns whether the run finishes its sends.
     """
 
-    def __init__(self, screen: Screen, spec: "MoveSpec", interval: float) -> None:
+    def __init__(self, screen: Screen, request: "RunRequest", interval: float) -> None:
         super().__init__()
         self.sample_seconds = None if screen.quiet else SAMPLE_SECONDS
-        self._screen, self._spec, self._interval = screen, spec, interval
-        names = dict.fromkeys((spec.ends.secondary.name, spec.ends.primary.name))
+        self._screen, self._request, self._interval = screen, request, interval
+        names = dict.fromkeys((request.ends.source.name, request.ends.destination.name))
         self._board = Board(time.monotonic(), f"connecting to {' and '.join(names)}")
         self.is_stopping: Callable[[], bool] = bool
         self._print = EventPrinter(screen)
         self._lock = threading.Lock()
         self._due = time.monotonic() + interval
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._tick, name="progress", daemon=True)
+        # What it prints is about the same pair.
+        tick = partial(copy_context().run, self._tick)
+        self._thread = threading.Thread(target=tick, name="progress", daemon=True)
 
     def __enter__(self) -> Self:
         super().__enter__()
@@ -237,8 +231,10 @@ class MoveProgress(Progress):
 
     def __call__(self, event: events.SyphonEvent) -> None:
         """Report one event."""
-        if isinstance(event, events.QueueFailed) and event.side is not None and self._spec.source is not None:
-            event = replace(event, side=self._spec.words[event.side == "primary"])
+        request = self._request
+        if isinstance(event, events.QueueFailed) and event.side is not None and (request.source or request.to):
+            names = request.words if request.source is not None else ("secondary", request.to)
+            event = replace(event, side=names[event.side == "primary"])
         with self._lock:
             self._board.take(event, time.monotonic())
         self._print(event)
@@ -255,7 +251,8 @@ class MoveProgress(Progress):
         self._print.ended_queues()
         self._print.dead_letters()
 
-    def _view(self) -> BoardView:
+    def view(self) -> BoardView:
+        """Return the rows of this moment."""
         with self._lock:
             view = self._board.view(time.monotonic(), wall_clock_ms())
         return replace(view, is_stopping=self.is_stopping())
@@ -264,23 +261,23 @@ class MoveProgress(Progress):
 class TextMoveProgress(MoveProgress):
     """Prints the state of the whole run at intervals, too."""
 
-    def __init__(self, screen: Screen, spec: "MoveSpec", interval: float) -> None:
-        super().__init__(screen, spec, interval)
+    def __init__(self, screen: Screen, request: "RunRequest", interval: float) -> None:
+        super().__init__(screen, request, interval)
         self._last = ""
         self._due = 0.0  # what it waits for, if it does
 
     def __call__(self, event: events.SyphonEvent) -> None:
         if isinstance(event, events.QueuesFound):
             what = plural(len(event.queues), "backlog queue")
-            what = f"the dead letters of {what}" if self._spec.takes_dead_letters else what
-            what, to = self._spec.names or (what, self._spec.ends.primary.name)
+            what = f"the dead letters of {what}" if self._request.takes_dead_letters else what
+            what, to = self._request.names or (what, self._request.ends.destination.name)
             self._screen.say(f"moving {what} to {to}")
             self._due = time.monotonic() + FIRST_SECONDS
         super().__call__(event)
 
     def _report(self, now: float, *, last: bool = False) -> None:
         super()._report(now, last=last)
-        text = progress_text(self._view())
+        text = progress_text(self.view())
         if not last and text != self._last:
             self._last = text
             self._screen.say(text)
@@ -312,18 +309,18 @@ def progress_text(view: BoardView) -> str:
 class LiveMoveProgress(MoveProgress):
     """Draws every queue and destination, and prints the text above."""
 
-    def __init__(self, screen: Screen, spec: "MoveSpec", interval: float) -> None:
+    def __init__(self, screen: Screen, request: "RunRequest", interval: float) -> None:
         from sbpair.cli.progress.live_table import LiveTable, draw_board
 
-        super().__init__(screen, spec, interval)
-        self._shown = LiveTable(self._view, draw_board)
+        super().__init__(screen, request, interval)
+        self._shown = LiveTable(self.view, draw_board)
 
 
 class JsonMoveProgress(MoveProgress):
     """Writes JSON lines instead of text; with --quiet, only warnings."""
 
-    def __init__(self, screen: Screen, spec: "MoveSpec", interval: float) -> None:
-        super().__init__(screen, spec, 0.0)  # the lines know what is due
+    def __init__(self, screen: Screen, request: "RunRequest", interval: float) -> None:
+        super().__init__(screen, request, 0.0)  # the lines know what is due
         self._lines = EventLines(time.monotonic(), interval)
         self._connecting = True
 
@@ -336,19 +333,18 @@ class JsonMoveProgress(MoveProgress):
         with self._lock:
             if self._connecting and not last:
                 self._connecting = False
-                self._write([self._lines.connecting(self._spec.ends, wall_clock_ms())])
+                self._write([self._lines.connecting(self._request.ends, wall_clock_ms())])
             self._write(self._lines.tick(now, wall_clock_ms(), last=last))
 
     def _write(self, lines: Iterable[Document]) -> None:
         write_lines(self._screen, (each for each in lines if not self._screen.quiet or each["level"] == "warning"))
 
 
-def move_progress(screen: Screen, pair: "Ends", interval: float, spec: "MoveSpec | None" = None) -> MoveProgress:
-    """Return the progress of a move, or of the pair's syphon without a `spec`, in the form that suits stderr."""
-    from sbpair.syphon.move_spec import MoveSpec
-
+def move_progress(screen: Screen, request: "RunRequest", interval: float, *, drawn: bool = True) -> MoveProgress:
+    """Return the progress of a run, in the form that suits stderr; on a terminal without a table, unless `drawn`."""
     text = MoveProgress if screen.quiet else TextMoveProgress
-    return choose_form(screen, LiveMoveProgress, JsonMoveProgress, text)(screen, spec or MoveSpec(pair), interval)
+    live = LiveMoveProgress if drawn else MoveProgress
+    return choose_form(screen, live, JsonMoveProgress, text)(screen, request, interval)
 
 
 UNCHECKED = "topics are sent to unchecked: their subscriptions cannot be read, and may take none of the messages"

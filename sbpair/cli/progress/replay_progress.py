@@ -4,6 +4,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from sbpair.cli.next_command import with_options
 from sbpair.cli.progress.boards import PhaseBoard, PhaseView, request_text
 from sbpair.cli.progress.move_progress import line, locked_text
 from sbpair.cli.progress.reporting import Progress, choose_form, event_line, wall_clock_ms, write_lines
@@ -61,7 +62,7 @@ class ReplayProgress(Progress):
                     self._report(self._view())
 
     def _report_phase(self, phase: "ReplayPhase") -> None:
-        self._screen.say(phase.text)
+        self._screen.say(with_options(phase.text))
 
     def _report_request(self, request: "Requested") -> None:
         self._screen.say(request_text(request))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from sbpair.model.cost import MoneyRange
     from sbpair.syphon.forecast import DeadLetterGroup, Forecast
-    from sbpair.syphon.run_plan import RampPlan
+    from sbpair.syphon.run_request import RampPlan
 
 FLOWS_SHOWN = 40
 REASONS_SHOWN = 20
@@ -125,12 +125,13 @@ def _document(forecast: "Forecast", words: ForecastWording) -> dict[str, object]
         "flows": [{"queue": flow.queue, "destination": flow.destination, **sums(flow)} for flow in forecast.flows],
         words.dead_letters: [asdict(each) for each in forecast.dead_letters],
         **({} if words.again else {"where": forecast.where and asdict(forecast.where)}),
+        **({} if words.again else {"to": forecast.to or None}),
         "ttl": str(forecast.ttl),
-        "tiers": {primary: forecast.tiers.primary, secondary: forecast.tiers.secondary},
+        "tiers": {primary: forecast.tiers.destination, secondary: forecast.tiers.source},
         "limits": {
             "rate": forecast.limits.rate,
-            f"{primary}_credits": forecast.limits.primary_credits,
-            f"{secondary}_credits": forecast.limits.secondary_credits,
+            f"{primary}_credits": forecast.limits.destination_credits,
+            f"{secondary}_credits": forecast.limits.source_credits,
         },
         "seconds": None if forecast.seconds is None else round(forecast.seconds, 3),
         "operations": {**asdict(forecast.estimate.operations), "by_sbpair": forecast.estimate.operations.by_sbpair},
@@ -184,7 +185,7 @@ def _remarks(forecast: "Forecast", whole: FlowStats, words: ForecastWording) -> 
     if whole.duplicates and not whole.outcomes["deduplicated"]:
         yield f"repeat a message id of the same destination (--dedup message-id): {whole.duplicates}"
     if whole.overdue and not whole.outcomes["expired"]:
-        yield f"past their time to live, with --ttl remaining: {whole.overdue}"
+        yield f"past their time to live, which starts anew (--ttl remaining would not send them): {whole.overdue}"
     yield _time(forecast, words)
     yield _cost(forecast, words)
 
@@ -263,8 +264,8 @@ def _time(forecast: "Forecast", words: ForecastWording) -> str:
     limits, (primary, secondary) = forecast.limits, words.ends
     figures = (
         ("messages a second", limits.rate),
-        (f"credits a second in the {primary}", limits.primary_credits),
-        (f"credits a second in the {secondary}", limits.secondary_credits),
+        (f"credits a second in {forecast.to or f'the {primary}'}", limits.destination_credits),
+        (f"credits a second in the {secondary}", limits.source_credits),
     )
     limiting = ", ".join(f"{figure:g} {unit}" for unit, figure in figures if figure is not None)
     if forecast.seconds is None:
@@ -280,7 +281,7 @@ def _cost(forecast: "Forecast", words: ForecastWording) -> str:
         price = f"{amount(money.minimum)} to {amount(money.maximum)} {estimate.currency}"
     return (
         f"cost: {operations.by_sbpair} operations of sbpair, {price} at the prices of {estimate.dated};"
-        f" {operations.delivered} more of the receivers in the {words.ends[0]}"
+        f" {operations.delivered} more of the receivers in {forecast.to or f'the {words.ends[0]}'}"
     )
 
 

@@ -1,5 +1,6 @@
 """Receipts of moves as JSON and text, with the commands to go on with; proofs of replays as text."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
@@ -56,6 +57,7 @@ SYPHON = MoveWording("sbpair/syphon/1", ("syphon",))
 def receipt_document(result: "runner.SyphonResult", mode: str, words: MoveWording) -> dict[str, object]:
     return {
         "run": result.run,
+        "to": result.to or None,
         **result.receipt.document(),
         "failures": [{"queue": queue, "reason": error.message} for queue, error in result.failures],
         "seconds": round(result.seconds, 3),
@@ -247,7 +249,9 @@ def proof_lines(proof: Mapping[str, Any]) -> Iterator[str]:
         + (f" + {proof[rest]} {rest.replace('_', ' ')}" if proof[rest] else "")
     )
     destinations = {name: {"acknowledged": number} for name, number in proof["destinations"].items()}
-    for heading, rows in (("QUEUE", proof["queues"]), ("DESTINATION", destinations)):
+    namespaces = {name: {"acknowledged": number} for name, number in proof.get("namespaces", {}).items()}
+    tables = (("QUEUE", proof["queues"]), ("DESTINATION", destinations), ("NAMESPACE", namespaces))
+    for heading, rows in tables if len(namespaces) > 1 else tables[:2]:
         if counted := _counted(heading, rows, next(iter(rows.values()), ())):
             yield ""
             yield from columns(counted)
@@ -258,6 +262,8 @@ def proof_lines(proof: Mapping[str, Any]) -> Iterator[str]:
         yield from wrapped(
             clean(f"possible duplicates: {proof['doubtful_total']} ({some(ids, more=proof['doubtful_total'] > 3)})")
         )
+        for reason, number in Counter(each["reason"] for each in named if "reason" in each).items():
+            yield from wrapped(clean(f"{number} of these were {reason}"))
     for queue, number in proof["remaining_in_queues"].items():
         yield from wrapped(clean(f"{number} remain in {queue}: locked by another receiver, or deferred"))
     if released := proof.get("released"):
@@ -266,6 +272,12 @@ def proof_lines(proof: Mapping[str, Any]) -> Iterator[str]:
         yield f"{path} cannot be read: it would name possible duplicates"
     for note in proof.get("notes", ()):
         yield from wrapped(clean(note))
+    yield from _contradictions(proof)
+
+
+def _contradictions(proof: Mapping[str, Any]) -> Iterator[str]:
+    if repeated := proof.get("unexplained_copies"):  # receipts of earlier versions do not have it
+        yield f"{repeated} messages are twice in segments without a crash: please report this"
     if proof["contradictions"] or proof["unknown"]:
         yield "the files contradict each other: please report this"
 

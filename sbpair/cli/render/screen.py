@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TextIO
 
-from sbpair.cli.next_command import not_confirmed, with_options
+from sbpair.cli.next_command import PAIR, not_confirmed, with_options
 from sbpair.cli.options.common import Display, LogFormat, Output
 from sbpair.errors import MachineLacks, SbpairError
 from sbpair.operating_system import can_be_redrawn, discard
@@ -86,7 +86,9 @@ class Screen:
             ) from error
 
     def event(self, document: Document) -> None:
-        """Write one line of JSON to stderr."""
+        """Write one line of JSON to stderr, with the pair that it is about."""
+        if pair := PAIR.get():
+            document = {**document, "pair": pair}
         sys.stderr.write(json.dumps(document) + "\n")
         sys.stderr.flush()
 
@@ -137,6 +139,7 @@ class Screen:
     def _print(self, level: str, text: str, hint: str = "") -> None:
         from sbpair.cli import logs
 
+        text = f"{PAIR.get()}: {text}" if PAIR.get() and not self.eventful and level != "hint" else text
         line = clean(text) if level == "info" else f"{level}: {clean(text)}"
         if self.eventful:
             level = "info" if level == "hint" else level

@@ -116,7 +116,9 @@ def short(value: object) -> str:
 
 def ends_in_words(run: RunRecord) -> tuple[str, str]:
     """Return what a run takes messages from, and what it sends them to."""
-    return ("source", "destination") if run.settings.get("source") else ("backlog", "primary")
+    return (
+        ("source", "destination") if run.settings.get("source") else ("backlog", str(run.settings.get("to", "primary")))
+    )
 
 
 def _table(columns: tuple[str, ...], rows: Sequence[tuple[Cell, ...]], *, total: int = 0, **form: bool) -> Table:
@@ -299,7 +301,7 @@ def _configuration(settings: Mapping[str, object]) -> Section:
 
 def _option(name: str, settings: Mapping[str, object]) -> str:
     """Return the name of an option: a move has a source and a destination instead of a secondary and a primary."""
-    if settings.get("source"):
+    if settings.get("source") or settings.get("to"):
         name = f"{name} namespace" if name in ("primary", "secondary") else name
         name = name.replace("primary", "destination").replace("secondary", "source")
     return name.replace("_", " ")

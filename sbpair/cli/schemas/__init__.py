@@ -162,9 +162,23 @@ def document(title: str, summary: str, /, *lines: Schema | str, **properties: An
     return forms(title, summary, record("The document", **properties), *items)
 
 
-def forms(name: str, description: str, *records: Schema) -> Schema:
-    """Return the schema of a document or line called `name`, in one of several forms."""
-    own = {"schema": {"const": name, "description": "Name and version of this schema"}}
+def by_pair(title: str, summary: str, schema: Schema) -> Schema:
+    """Return the schema of a document with those of all pairs, whose JSON Lines have one pair each."""
+    own = {key: each for key, each in schema.get("anyOf", [schema])[0].items() if key not in ("$schema", "title")}
+    pairs = records(
+        "Pairs of the file",
+        pair=text("Its name"),
+        exit_code=count("Its exit code; the gravest one is that of the command"),
+        reason=text("Why it has no document, or no further one; may be empty"),
+        hint=text("What to do about that; may be empty"),
+        documents=array("What the command for this pair alone prints; one for each run of a syphon", own),
+    )
+    return document(title, summary, "pairs", pairs=pairs)
+
+
+def forms(name: str, description: str, *records: Schema, **more: Schema) -> Schema:
+    """Return the schema of a document or line called `name`, in one of several forms, with `more` optional keys."""
+    own = {"schema": {"const": name, "description": "Name and version of this schema"}, **more}
     named = [
         {**each, "properties": own | each["properties"], "required": ["schema", *each["required"]]} for each in records
     ]

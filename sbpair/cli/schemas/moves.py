@@ -8,6 +8,7 @@ from sbpair.cli.render.forecast import ForecastWording
 from sbpair.cli.schemas import (
     Schema,
     array,
+    by_pair,
     choice,
     count,
     document,
@@ -59,8 +60,10 @@ _RECEIPT |= fields(
     balanced=flag("Whether the counts add up"),
 )
 RECEIPT = record("The receipt of a move", **_RECEIPT)
+_TO = nullable(text("Namespace that the backlog goes to, or went to; null for its primary"))
 _MOVE = fields(
     run=text("Id of the run"),
+    to=_TO,
     **_RECEIPT,
     failures=records("Queues that failed", queue=text("Its path"), reason=text("Why it failed")),
     seconds=number("Duration of the run"),
@@ -73,6 +76,7 @@ _MOVE = fields(
     limit=nullable(record("The limit that the run waited for longest; null if none slowed it down", **keys_of(Limit))),
 )
 SYPHON = document("sbpair/syphon/1", "The receipt of sbpair syphon.", **_MOVE)
+SYPHON_PAIRS = by_pair("sbpair/syphon-pairs/1", "The receipts of sbpair syphon --all-pairs.", SYPHON)
 MOVE = document(
     "sbpair/move/1",
     "The receipt of sbpair move and redrive. The backlog is the source here, and the primary the destination.",
@@ -101,7 +105,7 @@ def forecast(words: ForecastWording) -> Schema:
         destinations=records("By destination", destination=text("Its path"), found=nullable(found), **sums),
         flows=records("By queue and destination", **flow, **sums),
         **{words.dead_letters: array("Messages that would not be delivered, by reason", typed(DeadLetterGroup))},
-        **({} if words.again else {"where": _WHERE, "ramp": _RAMP_PREVIEW}),
+        **({} if words.again else {"where": _WHERE, "ramp": _RAMP_PREVIEW, "to": _TO}),
         ttl=choice("Rule of the time to live", "original", "remaining"),
         tiers=record(
             "Tiers of the namespaces; null if unknown", **{end: nullable(text(end.capitalize())) for end in words.ends}
@@ -139,11 +143,24 @@ _PROOF = _PROVED | fields(
     received=optional(count("Received messages, in direct mode")),
     in_doubt=optional(count("Messages without a known outcome, in direct mode")),
     balanced=flag("Whether the counts add up"),
-    doubtful=records("Possible duplicates, the first ones", **NAMED),
+    doubtful=records(
+        "Possible duplicates, the first ones", **NAMED, reason=optional(text("Which namespace accepted it, too"))
+    ),
     released=optional(count("Messages that tasks received and gave back to the backlog")),
+    excluded=optional(count("Unsent messages that --destination and --where left out")),
     seconds=optional(number("Duration")),
     stopped=optional(flag("Whether the run was stopped")),
-    notes=optional(array("Why destinations took no more, and what topics discard", text("One note"))),
+    notes=optional(array("Why destinations took no more, what topics discard, unfinished runs", text("One note"))),
+)
+WAITING = fields(
+    run=text("Id of the run"),
+    state=choice("Its state", "running", "paused", "interrupted"),
+    archive=text("Archive of a replay; empty for another run, whose messages are in their source"),
+    messages=nullable(count("Messages in its archive, about so many unless exact; null if unknown")),
+    exact=flag("Whether messages is exact"),
+    counted=nullable(time("When they were counted; null for now")),
+    note=text("Remark, such as why the archive could not be read; may be empty"),
+    command=text("Command that goes on with it; empty for a running run"),
 )
 _RECORD = some_of(RunRecord, "id", "command", "outcome", "error")
 _OUTCOME = _RECORD["outcome"]
@@ -155,8 +172,11 @@ _RUN = fields(
     ended=nullable(time("End; null for a running or crashed run")),
     exit_code=nullable(count("Exit code; null for a running or crashed run")),
     in_doubt=count("Messages sent without an answer"),
+    waiting=nullable(record("The work that is left of a replay or a paused run; null for none", **WAITING)),
     receipt=optional(nullable({"anyOf": [RECEIPT, record("The proof of a replay. " + EQUATIONS, **_PROOF)]})),
-    doubtful=optional(records("Messages in doubt", **NAMED)),
+    doubtful=optional(
+        records("Messages in doubt", **NAMED, namespace=text("Namespace of the destination; may be empty"))
+    ),
 )
 RUNS = document(
     "sbpair/runs/1",
@@ -205,13 +225,21 @@ REPLAY_STATUS = document(
     segments=count("Files of messages"),
     acknowledged_rows=count("Rows of accepted messages"),
     queues=mapping("Rows of each queue", count("Rows")),
+    digests=flag("Whether its files have digests"),
+    not_adopted=array("Segments without a digest, which a resume adopts", text("Path")),
 )
 
 REPLAY_LIST = document(
     "sbpair/replay-list/1",
     "The replays of an archive, the latest first. JSON Lines have one run each.",
     "runs",
-    runs=records("Runs", run=text("Id of the run"), started=time("Start"), **_STATE),
+    runs=records(
+        "Runs",
+        run=text("Id of the run"),
+        started=time("Start"),
+        **_STATE,
+        digests=flag("Whether its files have digests"),
+    ),
 )
 
 REPLAY_STOP = document(
@@ -285,6 +313,7 @@ SYPHON_EVENT = forms(
     event("events-dropped", "warning", events=count("Lines that were not written")),
     event("health-served", url=text("Address of the readiness", example="http://127.0.0.1:8081/health/ready")),
     event("metrics-served", url=text("Address of the metrics", example="http://127.0.0.1:9464/metrics")),
+    pair=text("Pair that it is about, with --all-pairs"),
 )
 _REPLAY_PROGRESS = fields(
     phase=text("Name of the phase", example="drain"),

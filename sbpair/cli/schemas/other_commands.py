@@ -7,6 +7,7 @@ from sbpair.cli.schemas import (
     Optional,
     Schema,
     array,
+    by_pair,
     choice,
     count,
     document,
@@ -26,18 +27,21 @@ from sbpair.cli.schemas import (
     time,
     typed,
 )
-from sbpair.cli.schemas.moves import OPERATIONS, PRICED, RECEIPT
+from sbpair.cli.schemas.moves import OPERATIONS, PRICED, RECEIPT, WAITING
 from sbpair.drill import DrillResult, SendTally
 from sbpair.drill.relay_drill import RelayDrillResult, RelayTally
 from sbpair.emulator.server import ReadyNamespace
 from sbpair.failover.failover_send import Delivered
 from sbpair.management.audit_findings import BacklogTotal, DestinationSummary, Unseen
+from sbpair.management.discovery import OldPair
 from sbpair.management.partitioning import PartitionedEntityState
 from sbpair.message_io.peek import DeadLetterCount
 from sbpair.message_io.send_lines import SendResult
 from sbpair.model.queues import Counts, Difference, Utilisation
-from sbpair.planning.outage_cost import BacklogRoom, Outage, OutageCost, TierCost
+from sbpair.planning.outage_cost import BacklogRoom, ExtraCost, Outage, OutageCost, TierCost
 from sbpair.relay.listener_counts import SideListeners
+from sbpair.runs.active_mover import ActiveMover
+from sbpair.status import LostPrimary
 
 HEALTH = ("up", "down", "broken")
 _REASON = optional(text("Why the outcome is what it is"))
@@ -50,6 +54,7 @@ _QUEUE = fields(
     partitioned=_PARTITIONED,
     counts=optional(typed(Counts)),
     differences=optional(_DIFFERENCES),
+    availability=optional(text("Availability, such as Limited while a partition is down; absent if Available")),
 )
 _MEASURED = {name: each for name, each in keys_of(Utilisation).items() if name != "max_bytes"}
 _FILL = record(
@@ -62,32 +67,8 @@ _AUDITED = fields(**_QUEUE, fill=optional(_FILL))
 _EXACT = flag("Whether messages is exact: false if not all messages were peeked")
 _DESTINATION = fields(**keys_of(DestinationSummary, "discarded"), exact=_EXACT)
 _SKIPPED = keys_of(Unseen)
+_NOT_READ = "Queues and namespaces that could not be read, and runs whose messages are unknown"
 
-
-def _kind(kind: str, description: str, *outcomes: str) -> dict[str, Schema | Optional]:
-    return fields(kind=choice("Kind of line", kind), outcome=choice(description, *outcomes))
-
-
-AUDIT = document(
-    "sbpair/audit/1",
-    "The audit of a pair's backlog queues. JSON Lines have one queue, destination or skipped item each.",
-    record("The line of a queue", **_kind("queue", "Its list", *AUDIT_LISTS), **_AUDITED),
-    record("The line of a destination", **_kind("destination", "As kind", "destination"), **_DESTINATION),
-    record("The line of a skipped item", **_kind("skipped", "As kind", "skipped"), **_SKIPPED),
-    backlog=typed(BacklogTotal),
-    **{str(name): records(what, **_AUDITED) for name, what in AUDIT_LISTS.items()},
-    destinations=records("Destinations of the peeked messages", **_DESTINATION),
-    skipped=records("Queues and namespaces that could not be read", **_SKIPPED),
-    findings=array("Kinds of findings", text("Kind, as in --fail-on")),
-)
-
-PRUNE = document(
-    "sbpair/prune/1",
-    "Backlog queues beyond the count. JSON Lines have one queue each.",
-    record("The line of a queue", outcome=choice("Its list", *PRUNE_LISTS), **_QUEUE),
-    dry_run=flag("Whether nothing was deleted"),
-    **{str(name): records(what, **_QUEUE) for name, what in PRUNE_LISTS.items()},
-)
 
 _ENTITY = fields(
     name=text("Path of the entity"),
@@ -98,6 +79,47 @@ _ENTITY = fields(
     partitioned=_PARTITIONED,
     differences=optional(_DIFFERENCES),
 )
+_MIRRORED = fields(
+    outcome=choice("Outcome", "missing", "failed", "drifted", "ok", "extra"),
+    entity=text("Kind of entity"),
+    **{name: each for name, each in _ENTITY.items() if name != "kind"},
+)
+
+
+def _kind(kind: str, description: str, *outcomes: str) -> dict[str, Schema | Optional]:
+    return fields(kind=choice("Kind of line", kind), outcome=choice(description, *outcomes))
+
+
+AUDIT = document(
+    "sbpair/audit/1",
+    "The audit of a pair's backlog queues. JSON Lines have one queue, destination, skipped item or run each.",
+    record("The line of a queue", **_kind("queue", "Its list", *AUDIT_LISTS), **_AUDITED),
+    record("The line of a destination", **_kind("destination", "As kind", "destination"), **_DESTINATION),
+    record("The line of a skipped item", **_kind("skipped", "As kind", "skipped"), **_SKIPPED),
+    record("The line of a run with work left", **_kind("run", "As kind", "waiting"), **WAITING),
+    record("The line of an entity, with --mirror", kind=choice("Kind of line", "mirror"), **_MIRRORED),
+    to=nullable(text("Namespace of --to; null without it")),
+    lost_primary=nullable(typed(LostPrimary)),
+    backlog=typed(BacklogTotal),
+    **{str(name): records(what, **_AUDITED) for name, what in AUDIT_LISTS.items()},
+    destinations=records("Destinations of the peeked messages", **_DESTINATION),
+    skipped=records(_NOT_READ, **_SKIPPED),
+    waiting=records("Runs with work left, of this state directory", **WAITING),
+    mirror=records("The application's entities, with --mirror; what refuses or alters messages first", **_MIRRORED),
+    mover=typed(ActiveMover),
+    findings=array("Kinds of findings", text("Kind, as in --fail-on")),
+)
+
+AUDIT_PAIRS = by_pair("sbpair/audit-pairs/1", "The audits of sbpair audit --all-pairs.", AUDIT)
+
+PRUNE = document(
+    "sbpair/prune/1",
+    "Backlog queues beyond the count. JSON Lines have one queue each.",
+    record("The line of a queue", outcome=choice("Its list", *PRUNE_LISTS), **_QUEUE),
+    dry_run=flag("Whether nothing was deleted"),
+    **{str(name): records(what, **_QUEUE) for name, what in PRUNE_LISTS.items()},
+)
+
 PROVISION = document(
     "sbpair/provision/1",
     "The entities that provision created or found. JSON Lines have one entity each.",
@@ -152,16 +174,20 @@ _SIDE = record(
     health=choice("Whether it answers, and accepts the credential", "up", "refused", "down"),
     **_ANSWER,
 )
+_COUNTED = some_of(BacklogTotal, "messages", "exact", "dead_letters", "oldest_seconds", "scheduled")
+_BACKLOG_QUEUES = records("Backlog queues", name=text("Its path"), **_COUNTED, note=text("Remark; may be empty"))
 STATUS = document(
     "sbpair/status/1",
     "The health of a pair and the size of its backlog. --watch prints one line for each reading.",
     time=time("Time of the reading"),
-    primary=_SIDE,
+    primary=nullable(_SIDE | {"description": "The primary; null with --to, which does not contact it"}),
     secondary=_SIDE,
+    to=nullable(text("Namespace of --to; null without it")),
+    destination=nullable(_SIDE | {"description": "That namespace; null without --to"}),
     backlog=typed(BacklogTotal),
-    queues=records("Backlog queues", name=text("Its path"), **keys_of(BacklogTotal), note=text("Remark; may be empty")),
+    queues=_BACKLOG_QUEUES,
     entities=records(
-        "Checked queues and topics of the primary",
+        "Checked queues and topics of the primary, or of the namespace of --to",
         name=text("Its path"),
         health=choice("Whether a link could be opened", *HEALTH),
         waiting=count("Messages for it in the backlog, at least so many if exact is false"),
@@ -182,8 +208,25 @@ STATUS = document(
             ),
         )
     ),
-    skipped=records("Queues and namespaces that could not be read", **_SKIPPED),
+    waiting=records("Runs with work left, of this state directory", **WAITING),
+    lost=flag("Whether the primary is declared lost"),
+    lost_primary=nullable(typed(LostPrimary)),
+    mover=typed(ActiveMover),
+    skipped=records(_NOT_READ, **_SKIPPED),
 )
+
+DISCOVER = document(
+    "sbpair/discover/1",
+    "Old pairs in all readable namespaces. JSON Lines have one pair, or skipped subscription or namespace each.",
+    "pairs",
+    "skipped",
+    namespaces=count("Namespaces whose queues were read"),
+    pairs=records("Pairs", **keys_of(OldPair) | {"queues": _BACKLOG_QUEUES, "backlog": typed(BacklogTotal)}),
+    skipped=records("Subscriptions and namespaces that could not be read", **_SKIPPED),
+    file=nullable(text("The written configuration file; null for none")),
+)
+
+STATUS_PAIRS = by_pair("sbpair/status-pairs/1", "The status of all pairs; with --watch, a line each time.", STATUS)
 
 PING = document(
     "sbpair/ping/1",
@@ -304,12 +347,17 @@ EMULATOR = document(
     "How to connect to the emulator, on one line.",
     namespaces=records(
         "Namespaces",
-        **keys_of(ReadyNamespace, "tls_connection_string", "http_connection_string", "hybrid_connections"),
+        **keys_of(
+            ReadyNamespace,
+            *("tls_connection_string", "http_connection_string", "hybrid_connections"),
+            *("tenant_id", "client_id", "client_secret"),
+        ),
     ),
     ca_file=optional(text("File with the CA, with --tls")),
     identity=optional(
         record("Managed identity, with --identity", endpoint=text("IDENTITY_ENDPOINT"), header=text("IDENTITY_HEADER"))
     ),
+    authority=optional(text("URL of the OAuth authority, with --identity and --tls")),
 )
 
 PAGE = document("sbpair/page/1", "Where a browser finds the page.", url=text("Its URL, with the port"))
@@ -402,7 +450,7 @@ SEND = document(
     "The receipt of sbpair send: messages = primary + backlog + outbox + in_doubt + failed.",
     entity=text("Queue or topic"),
     **some_of(SendResult, "messages"),
-    **keys_of(Delivered),
+    **some_of(Delivered, "primary", "backlog", "outbox"),
     **some_of(SendResult, "in_doubt", "failed", "next_line"),
     doubtful=array("Ids of possible duplicates", text("Message id")),
     failure=nullable(
@@ -488,15 +536,18 @@ COST = document(
         primary=_TIERS,
         **some_of(TierCost, "operations", "by_sbpair", "idle", "base", "move_back_seconds"),
     ),
+    extras=records("The costs beside those of the move", **keys_of(ExtraCost)),
     live=flag("Whether tiers and queues were read from the pair"),
     **PRICED,
     notes=array("Remarks and assumptions", text("One remark")),
 )
 SERVICE = document(
     "sbpair/service/1",
-    "The definition of a service that starts a syphon. JSON Lines have the document.",
-    kind=choice("Kind of service", "systemd", "kubernetes", "containerapp", "compose"),
-    name=text("Name of the service"),
+    "The definition of a service that starts a syphon, or of alerts. JSON Lines have the document.",
+    kind=choice(
+        "Kind of service, or language", "systemd", "kubernetes", "containerapp", "compose", "bicep", "terraform"
+    ),
+    name=text("Name of the service, or the start of those of alerts"),
     secrets=array("Secrets that it needs", text("Name of a variable", example="SBPAIR_PRIMARY_CONNECTION_STRING")),
     text=text("The file"),
 )

@@ -421,7 +421,8 @@ function liveFigures(run) {
 
 const RUN = [["Run", "name", run => h("a", { href: `#run/${encodeURIComponent(run.id)}` }, run.id)], ["Command", "wide name", run => run.command],
   ["Started", "wide", run => moment(run.started)], ["Outcome", "", run => run.outcome],
-  ["In doubt", "n wide", run => run.in_doubt ? grouped(run.in_doubt) : ""], ["Now", "name", run => run.samples ? liveFigures(run) : ""]];
+  ["In doubt", "n wide", run => run.in_doubt ? grouped(run.in_doubt) : ""], ["Now", "name", run => run.samples ? liveFigures(run) : ""],
+  ["Left", "name", ({ waiting }) => waiting ? `${waiting.messages === null ? "?" : `${waiting.exact ? "" : "~"}${grouped(waiting.messages)}`} ${waiting.command}` : ""]];
 
 function runs() {
   const list = read(async () => [listed("Runs", RUN, (await get("runs")).runs.slice(0, SHOWN), "no runs in this state directory")]);

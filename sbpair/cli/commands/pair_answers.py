@@ -1,0 +1,74 @@
+"""The answers of a command for all pairs of the configuration file: asked together, and printed a line for each."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from sbpair.cli.next_command import about_pair, with_options
+from sbpair.cli.render.screen import Document, Screen
+from sbpair.cli.render.table import columns
+from sbpair.config import Profile
+from sbpair.errors import ExitCode, SbpairError
+
+GRAVEST = (
+    *(ExitCode.BUG, ExitCode.UNSAFE, ExitCode.ACCESS, ExitCode.MACHINE, ExitCode.UNAVAILABLE, ExitCode.USAGE),
+    *(ExitCode.INTERRUPTED, ExitCode.PARTIAL_OR_FINDINGS, ExitCode.DONE),
+)
+AT_ONCE = 8
+"""The number of pairs that are asked at the same time: each may open a hundred links."""
+
+
+class PairAnswer(NamedTuple):
+    """The cells of a pair in a table, and its documents as a command for it alone has them; or its error."""
+
+    pair: str
+    exit_code: int
+    cells: Sequence[object] = ()
+    documents: Sequence[Document] = ()
+    error: SbpairError | None = None
+
+
+async def ask_all(
+    profiles: Mapping[str, Profile | SbpairError], ask: Callable[[str, Profile], Awaitable[PairAnswer]]
+) -> list[PairAnswer]:
+    """Return the answer for each pair. A failure of one is its own answer."""
+    free = asyncio.Semaphore(AT_ONCE)
+
+    async def answer(name: str, profile: Profile | SbpairError) -> PairAnswer:
+        with about_pair(name):
+            try:
+                if isinstance(profile, SbpairError):
+                    raise profile
+                async with free:
+                    return await ask(name, profile)
+            except SbpairError as error:
+                return PairAnswer(name, error.exit_code, error=error)
+
+    return await asyncio.gather(*(answer(*each) for each in profiles.items()))
+
+
+def pair_lines(titles: Sequence[str], answers: Sequence[PairAnswer]) -> list[str]:
+    """Return a table with a line for each pair; the last of its titles is that of notes, and errors."""
+    gaps = [""] * (len(titles) - 1)
+    cells = (each.cells or (*gaps, each.error.message if each.error else "") for each in answers)
+    return columns([("PAIR", *titles), *((each.pair, *own) for each, own in zip(answers, cells, strict=True))])
+
+
+def pairs_document(answers: Sequence[PairAnswer]) -> dict[str, list[Document]]:
+    """Return the answers as JSON."""
+    pairs: list[Document] = []
+    for pair, code, _, documents, error in answers:
+        with about_pair(pair):
+            reason, hint = (error.message, with_options(error.hint)) if error else ("", "")
+        pairs.append({"pair": pair, "exit_code": code, "reason": reason, "hint": hint, "documents": documents})
+    return {"pairs": pairs}
+
+
+def print_answers(screen: Screen, schema: str, lines: Sequence[str], answers: Sequence[PairAnswer]) -> int:
+    """Print the answers, as `lines` or as JSON. Returns the gravest exit code."""
+    document = pairs_document(answers)
+    screen.result(schema, document, lines, document["pairs"])
+    for each in answers:
+        with about_pair(each.pair):
+            screen.hints([each.error] if each.error else ())
+    return min((each.exit_code for each in answers), key=GRAVEST.index)

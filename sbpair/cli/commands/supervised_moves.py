@@ -1,0 +1,315 @@
+"""Moves of one pair, or of all pairs in one event loop: progress, ports, retries, receipts and the exit code."""
+
+import asyncio
+import os
+import random
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sbpair import __version__
+from sbpair.cli.command_loop import run_gracefully
+from sbpair.cli.commands.pair_answers import PairAnswer, pair_lines, print_answers
+from sbpair.cli.logs import utc
+from sbpair.cli.next_command import about_pair, with_options
+from sbpair.cli.options import moves
+from sbpair.cli.options.moves import LOOPBACK, MoveTerms
+from sbpair.cli.render.receipt import SYPHON, MoveWording, receipt_document, receipt_table, warn_of_failures
+from sbpair.cli.render.screen import Screen, plural
+from sbpair.errors import ExitCode, LeaseHeld, LeaseLost, NotAuthenticated, SbpairError, Unavailable
+from sbpair.model.retries import Backoff
+from sbpair.move.failure_latch import set_within
+from sbpair.operating_system.shortages import no_room, shortage_of
+from sbpair.syphon.run_store import LiveRun
+
+if TYPE_CHECKING:
+    from sbpair.cli.progress.boards import BoardView
+    from sbpair.cli.progress.move_progress import MoveProgress
+    from sbpair.metrics.http_port import HttpPort
+    from sbpair.move.events import SyphonEvent
+    from sbpair.service.run_health import Supervision
+    from sbpair.syphon import runner
+    from sbpair.syphon.run_request import RunRequest
+
+AGAIN = Backoff(2.0, 60.0)
+"""Waits before the next run of a pair whose run could not begin, or was lost."""
+
+
+@dataclass
+class PairMove:
+    """The move of a pair: its runs, each of which follows one that ended. `name` is that of the pair.
+
+    `begin` returns the request of a run, and the directory of its state; it raises if the pair has none. `request` is
+    the last one, `results` are those of runs that began, and `error` is why the last one did not.
+    """
+
+    name: str
+    begin: "Callable[[], tuple[RunRequest, Path]]"
+    live: LiveRun = field(default_factory=LiveRun)
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+    request: "RunRequest | None" = None
+    shown: "MoveProgress | None" = None
+    results: "list[runner.SyphonResult]" = field(default_factory=list)
+    error: SbpairError | None = None
+
+    @property
+    def reads_keys(self) -> bool:
+        """Whether a key is in a file, so that the next run may have another one."""
+        ends = (self.request.ends.source, self.request.ends.destination) if self.request is not None else ()
+        return any(each.key_file for each in ends)
+
+    @property
+    def once(self) -> bool:
+        return self.request is not None and self.request.once
+
+    @property
+    def exit_code(self) -> int:
+        return int(_exit_code_of(self.results[-1], once=self.once) if self.error is None else self.error.exit_code)
+
+
+Move = Callable[[PairMove], Awaitable[None]]
+
+
+def run_move(screen: Screen, only: PairMove, terms: MoveTerms, mode: str, words: MoveWording) -> int:
+    """Move the messages of one pair, and print the receipt. Returns the exit code."""
+    with _moved(screen, [only], terms, f"{words.command[0]} {mode}", by_pair=False):
+        [result] = only.results
+        screen.result(words.schema, receipt_document(result, mode, words), receipt_table(result, mode, words))
+    _warn(screen, only, words)
+    return only.exit_code
+
+
+def run_all(screen: Screen, moved: Sequence[PairMove], terms: MoveTerms, mode: str) -> int:
+    """Move the backlogs of all pairs, and print the receipts of each. Returns the gravest exit code."""
+    with _moved(screen, moved, terms, f"syphon {mode} --all-pairs", by_pair=True):
+        answers, lines = [], list[str]()
+        for each in moved:
+            with about_pair(each.name):
+                found = [{"schema": SYPHON.schema, **receipt_document(one, mode, SYPHON)} for one in each.results]
+                counts = [sum(getattr(one.receipt, name) for one in each.results) for name in ("received", "sent")]
+                failures = [] if each.error or not each.results else [why for _, why in each.results[-1].failures]
+                error = each.error or next(iter(failures), None)
+                cells = (each.exit_code, *counts, error.message if error else "")
+                answers.append(PairAnswer(each.name, each.exit_code, cells, found, error))
+                for one in each.results if any(counts) else ():
+                    lines += (f"pair {each.name}", *receipt_table(one, mode, SYPHON), "")
+        lines += pair_lines(("EXIT", "RECEIVED", "SENT", "NOTE"), answers)
+        code = print_answers(screen, "sbpair/syphon-pairs/1", lines, answers)
+    for each in moved:
+        with about_pair(each.name):
+            _warn(screen, each, SYPHON)
+    return code
+
+
+@contextmanager
+def _moved(
+    screen: Screen, moved: Sequence[PairMove], terms: MoveTerms, command: str, *, by_pair: bool
+) -> Iterator[None]:
+    """Move all to the end. The ports are open until the end of the block."""
+    from sbpair.cli.progress.move_progress import SAMPLE_SECONDS, move_progress
+    from sbpair.syphon import runner
+
+    async def move(each: PairMove, hurry: asyncio.Event) -> None:
+        request, state = each.begin()
+        with move_progress(screen, request, terms.progress_interval, drawn=not by_pair) as shown:
+            each.shown, shown.is_stopping = shown, each.stop.is_set
+
+            def on_event(event: "SyphonEvent") -> None:
+                if supervision is not None:
+                    supervision.take(event)
+                shown(event)
+
+            # A filter counts for one run.
+            where, seconds = request.where, shown.sample_seconds or (SAMPLE_SECONDS if metrics else None)
+            each.request = request = replace(request, sample_seconds=seconds, where=where and replace(where))
+            run = partial(runner.run, request, state=state, stop=each.stop, hurry=hurry)
+            each.results.append(await run(on_event=on_event, live=each.live))
+
+    async def move_all(stop: asyncio.Event, hurry: asyncio.Event) -> None:
+        if by_pair:
+            moving = _keep_all_moving(screen, moved, partial(move, hurry=hurry), stop)
+        else:
+            moved[0].stop = stop
+            moving = move(moved[0], hurry)
+        serving = metrics.serve_during(moving) if metrics else moving
+        await (supervision.serve_during(serving, stop) if supervision else serving)
+
+    lives = {each.name: each.live for each in moved}
+    with (
+        _supervision_of(screen, lives, terms.health_port) as supervision,
+        _metrics_of(screen, lives, terms, command, by_pair=by_pair) as metrics,
+    ):
+        run_gracefully(move_all)
+        yield
+
+
+async def _keep_all_moving(screen: Screen, moved: Sequence[PairMove], move: Move, stop: asyncio.Event) -> None:
+    """Move every pair until it has ended, with one table for all of them on a terminal."""
+    drawn: AbstractContextManager[object] = nullcontext()
+    if screen.animated:
+        from sbpair.cli.progress.live_table import LiveTable, draw_board
+
+        drawn = LiveTable(partial(_board, moved, time.monotonic(), stop), draw_board)
+
+    async def pass_on() -> None:
+        await stop.wait()
+        for each in moved:
+            each.stop.set()
+
+    with drawn:
+        passing = asyncio.create_task(pass_on(), name="stop all pairs")
+        async with asyncio.TaskGroup() as pairs:
+            for each in moved:
+                pairs.create_task(_keep_moving(screen, each, move, stop), name=f"pair {each.name}")
+        passing.cancel()
+
+
+async def _keep_moving(screen: Screen, each: PairMove, move: Move, stop: asyncio.Event) -> None:
+    """Move a pair until it is stopped or done, or has an error that waiting cannot mend."""
+    failures, printed = 0, ""
+    with about_pair(each.name):
+        while (failure := await _attempt(each, move)) and not (each.once or stop.is_set()):
+            if not (_may_pass(failure) or (isinstance(failure, NotAuthenticated) and each.reads_keys)):
+                break
+            if each.live.state.connected:
+                failures, printed = 0, ""
+            failures += 1
+            seconds = AGAIN.seconds(failures, random.random())  # noqa: S311  spreads pairs that failed together
+            each.live.halted = f"next try at {utc(time.time() + seconds)[11:]}: {failure.message}"
+            (screen.detail if failure.message == printed else screen.warn)(f"{failure.message}; trying again")
+            printed = failure.message
+            if await set_within(stop, seconds):
+                return
+            each.live.begin_again()
+            each.stop = asyncio.Event()
+        each.live.halted = f"failed: {failure.message}" if failure else "ended"
+        if each.error is not None:
+            screen.error(each.error.message, with_options(each.error.hint))
+
+
+async def _attempt(each: PairMove, move: Move) -> SbpairError | None:
+    """Run a pair once. Return why it could not go on, if it could not: nothing that it raises ends other pairs."""
+    each.error = None
+    try:
+        await move(each)
+    except SbpairError as error:
+        each.error = error
+    except Exception as error:  # noqa: BLE001  # as for the whole command
+        hint = f"this is a bug: run it with --pair {each.name} --debug, and report what it shows"
+        bug = SbpairError(f"unexpected {type(error).__name__}", hint=hint)
+        each.error = shortage_of(error) or no_room(error) or bug
+    else:
+        return min((error for _, error in each.results[-1].failures), key=_may_pass, default=None)
+    return each.error
+
+
+def _may_pass(error: SbpairError) -> bool:
+    """Return whether waiting may mend it, as it mends what another mover or an outage causes."""
+    return isinstance(error, (Unavailable, LeaseHeld, LeaseLost))
+
+
+def _board(moved: Sequence[PairMove], since: float, stop: asyncio.Event) -> "BoardView":
+    """Return a row for each pair."""
+    from sbpair.cli.progress.boards import BoardView, pair_row
+
+    views = [each.shown.view() if each.shown else BoardView((), (), 0.0) for each in moved]
+    rows = tuple(pair_row(each.name, view, each.live.halted) for each, view in zip(moved, views, strict=True))
+    return BoardView(rows, (), time.monotonic() - since, is_stopping=stop.is_set(), heading="PAIR")
+
+
+@contextmanager
+def _metrics_of(
+    screen: Screen, lives: Mapping[str, LiveRun], terms: MoveTerms, command: str, *, by_pair: bool
+) -> "Iterator[HttpPort | None]":
+    """Open the metrics that the options or OpenTelemetry's variables ask for, and print their address."""
+    if terms.metrics_port is None and not _wants_telemetry():
+        yield None
+        return
+    from sbpair.metrics.run_metrics import open_metrics
+
+    address = None if terms.metrics_port is None else (terms.metrics_address or LOOPBACK, terms.metrics_port)
+    with open_metrics(lives, {"command": command, "version": __version__}, address, by_pair=by_pair) as metrics:
+        _print_served(screen, "metrics", metrics.url, terms.metrics_port)
+        yield metrics
+
+
+@contextmanager
+def _supervision_of(
+    screen: Screen, lives: Mapping[str, LiveRun], health: tuple[str, int] | None
+) -> "Iterator[Supervision | None]":
+    """Open the port for probes, and notify systemd, if options or environment ask for it."""
+    if health is None and not os.environ.get("NOTIFY_SOCKET"):
+        yield None
+        return
+    from sbpair.service.run_health import Supervision, systemd_notifier
+
+    with closing(Supervision(lives, health, systemd_notifier(os.environ, os.getpid()))) as supervision:
+        _print_served(screen, "health", supervision.port.url, health and health[1])
+        yield supervision
+
+
+def _print_served(screen: Screen, title: str, url: str, port: int | None) -> None:
+    """Print the address of a port: with --quiet only if it was chosen from the free ones."""
+    if not url or (port and screen.quiet):
+        return
+    if screen.eventful:
+        from sbpair.cli.progress import move_progress, reporting
+
+        line = reporting.event_line(move_progress.SCHEMA, f"{title}-served", reporting.wall_clock_ms())
+        reporting.write_lines(screen, [{**line, "url": url}])
+    else:
+        screen.say(f"{title} at {url}", always=True)
+
+
+def _wants_telemetry() -> bool:
+    if not any(name.startswith("OTEL_") for name in os.environ):
+        return False
+    from sbpair.metrics.run_metrics import wanted_exporters
+
+    return bool(wanted_exporters(os.environ))
+
+
+def _warn(screen: Screen, move: PairMove, words: MoveWording) -> None:
+    """Warn of the doubts and failures of the last run."""
+    if move.request is None or not move.results:
+        return
+    result, where = move.results[-1], move.results[-1].receipt.where
+    warn_of_failures(screen, move.request.where)
+    moves.warn_of_unused(screen, move.request.renames)
+    if where is not None and where.skipped:
+        stay = "does not match and stays" if where.skipped == 1 else "do not match and stay"
+        screen.say(f"{plural(where.skipped, 'message')} {stay} in {words.source}")
+    for each in result.missing:
+        if each.held:
+            dead = plural(each.dead_lettered, "message")
+            text = (
+                f"{each.destination} does not exist in the {move.request.words[1]} namespace: {dead} dead-lettered,"
+                f" {each.held} left in the backlog; create it and run again, or add --allow-missing"
+            )
+            if words.source != SYPHON.source:
+                text = f"{each.destination} does not exist: {each.held} left in {words.source}; create it, run again"
+            screen.warn(text)
+    failures: dict[str, tuple[list[str], str]] = {}
+    for queue, error in result.failures:
+        failures.setdefault(error.message, ([], error.hint))[0].append(queue)
+    for reason, (queues, hint) in failures.items():
+        screen.warn(f"{queues[0]}{f' and {len(queues) - 1} more' if len(queues) > 1 else ''}: {reason}; {hint}")
+
+
+def _exit_code_of(result: "runner.SyphonResult", *, once: bool) -> int:
+    """Return the exit code: a signal ends `--watch` normally, but interrupts `--once`.
+
+    A watch with dead letters, or with messages left for a missing destination, ends with 3.
+    """
+    if result.hurried and result.receipt.balanced:
+        return ExitCode.INTERRUPTED
+    if not result.stopped or result.failures or not result.receipt.balanced:
+        return result.exit_code
+    if once:
+        return ExitCode.INTERRUPTED
+    receipt, held = result.receipt, any(each.held for each in result.missing)
+    return ExitCode.PARTIAL_OR_FINDINGS if receipt.dead_lettered or receipt.expired or held else ExitCode.DONE
