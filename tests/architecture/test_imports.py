@@ -37,7 +37,8 @@ LEVEL = {part: depth for depth, parts in enumerate(LEVELS) for part in parts}
 
 # These stand beside the levels, and say themselves whom they know.
 SPECIAL = {
-    "config": {"model", "operating_system", "errors", "timespan"},
+    # A key may be in a secret manager.
+    "config": {"azure", "model", "operating_system", "errors", "timespan"},
     "__main__": {"cli", "model", "operating_system", "errors"},
     # The public modules only name what others define.
     "__init__": {

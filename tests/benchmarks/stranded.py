@@ -57,6 +57,9 @@ def backlog_queues() -> list[str]:
 class Stranded:
     """`count` messages, with numbers from `first` on. Their schedules count from `now_ms`."""
 
+    ages = False
+    """Whether the time to live of a message may have become shorter."""
+
     def __init__(self, count: int, now_ms: int, first: int = 0) -> None:
         self.count = count
         self.numbers = range(first, first + count)
@@ -98,10 +101,14 @@ class Stranded:
             body=data_body(BODY),
         )
 
+    def source(self, number: int) -> int:
+        """Return the index of a message's backlog queue."""
+        return number // BATCH % QUEUES
+
     def batches(self, numbers: range) -> list[tuple[int, range]]:
         """Return (backlog queue, the numbers of its messages), in turns."""
         starts = range(numbers.start, numbers.stop, BATCH)
-        return [(start // BATCH % QUEUES, range(start, min(start + BATCH, numbers.stop))) for start in starts]
+        return [(self.source(start), range(start, min(start + BATCH, numbers.stop))) for start in starts]
 
     async def create(self, primary: Endpoint, secondary: Endpoint) -> None:
         """Create the queues of both sides."""
@@ -152,6 +159,7 @@ class Found:
         self._begin = stranded.numbers.start
         wanted = ((destination(number), stranded.restore(number, enqueued_at=0)) for number in range(PERIOD))
         self._wanted = [(where, *_content(message)[1:]) for where, message in wanted]
+        self._ages = stranded.ages
         self._first, self._last = math.inf, 0
 
     def add(self, where: str, message: Sections) -> int:
@@ -159,6 +167,8 @@ class Found:
         name, *content = _content(message)
         number = int(str(name))
         found, wanted = (where, *content), self._wanted[number % PERIOD]
+        if self._ages and found[TTL] and 0 < int(found[TTL]) <= int(wanted[TTL]):
+            found = (*found[:TTL], wanted[TTL], *found[TTL + 1 :])
         if found != wanted or name != f"{number:09d}":
             raise RuntimeError(f"message {number} arrived as {found}, not as {wanted}")
         self.times[number - self._begin] += 1
@@ -175,6 +185,10 @@ class Found:
         if missing or twice:
             raise RuntimeError(f"{missing} messages did not arrive, {twice} did twice")
         return 1000 * len(self.times) / max(1, self._last - self._first)
+
+
+TTL = 3
+"""The place of the time to live in the content of a message, with its queue in place of its id."""
 
 
 def _content(message: Sections) -> tuple[object, ...]:

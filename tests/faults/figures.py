@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 MAX_FINDINGS: Final = 100
+PEAKS: Final = ("peak_mb", "peak_log", "longest_s")
 
 
 @dataclass
@@ -15,7 +16,8 @@ class Figures:
     """Sums of rounds. `unnamed` are duplicates that no receipt names, `late` messages that others overtook.
 
     `other` counts everything else that must not be: an unexpected exit code, a command without end, a secret or a
-    control character in an output, a port that does not answer. `peak_mb` is memory of a command and its children.
+    control character in an output, a port that does not answer. `peak_mb` is memory of a command and its children,
+    `peak_log` bytes of its log. `let_in` are requests that a server should have refused, `left` what was left behind.
     """
 
     rounds: int = 0
@@ -26,7 +28,11 @@ class Figures:
     late: int = 0
     tracebacks: int = 0
     other: int = 0
+    let_in: int = 0
+    left: int = 0
+    seconds: float = 0.0
     peak_mb: float = 0.0
+    peak_log: int = 0
     longest_s: float = 0.0
     findings: list[str] = field(default_factory=list)
 
@@ -38,12 +44,12 @@ class Figures:
     def add(self, other: Figures) -> None:
         for each in fields(self):
             ours, theirs = getattr(self, each.name), getattr(other, each.name)
-            setattr(self, each.name, max(ours, theirs) if each.name in ("peak_mb", "longest_s") else ours + theirs)
+            setattr(self, each.name, max(ours, theirs) if each.name in PEAKS else ours + theirs)
         del self.findings[MAX_FINDINGS:]
 
     @property
     def wrong(self) -> int:
-        return self.lost + self.altered + self.unnamed + self.tracebacks + self.other
+        return self.lost + self.altered + self.unnamed + self.let_in + self.tracebacks + self.other
 
 
 class Table:

@@ -18,6 +18,8 @@ from tests.kit import command
 from tests.kit.processes import offspring, read
 
 SAMPLE_SECONDS: Final = 0.2
+MAX_KEPT: Final = 16_000_000
+"""Characters of an output."""
 _PEAK = re.compile(r"^VmHWM:\s+(\d+) kB", re.MULTILINE)
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
@@ -32,6 +34,8 @@ class Command:
         self.words = words
         self._figures = figures
         self._peak_mb = 0.0
+        self._log_bytes = 0
+        self._line = asyncio.Event()
         self._reading = [
             asyncio.create_task(self._read("out", process.stdout)),
             asyncio.create_task(self._read("err", process.stderr)),
@@ -39,12 +43,26 @@ class Command:
         self._sampling = asyncio.create_task(self._sample())
 
     @classmethod
-    async def start(cls, *words: str, env: dict[str, str], figures: Figures) -> Command:
-        return cls(words, await command.start(*words, env=env), figures)
+    async def start(cls, *words: str, env: dict[str, str], figures: Figures, **more: Any) -> Command:
+        """Start a command. `more` are arguments of `command.start`."""
+        return cls(words, await command.start(*words, env=env, **more), figures)
 
     async def _read(self, name: str, stream: Any) -> None:
         while data := await stream.read(65_536):
-            setattr(self, name, getattr(self, name) + data.decode(errors="backslashreplace"))
+            if name == "err":
+                self._log_bytes += len(data)
+            setattr(self, name, getattr(self, name)[-MAX_KEPT:] + data.decode(errors="backslashreplace"))
+            if name == "out" and b"\n" in data:
+                self._line.set()
+        self._line.set()
+
+    async def first_line(self, limit: float) -> str:
+        """Return the first line of the output. Raises TimeoutError, or RuntimeError if the command ends without one."""
+        async with asyncio.timeout(limit):
+            await self._line.wait()
+        if not self.out:
+            raise RuntimeError(f"sbpair {' '.join(self.words)} said nothing but: {self.err[-600:]}")
+        return self.out.split("\n", 1)[0]
 
     async def _sample(self) -> None:
         while self.process.returncode is None:
@@ -57,6 +75,14 @@ class Command:
         self.acted = time.monotonic()
         with suppress(ProcessLookupError):
             self.process.send_signal(number)
+
+    async def signal_after(self, seconds: float, number: int) -> list[int]:
+        """Send a signal, unless it ends before. Return the descendants that it had then."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.process.wait(), seconds)
+        children = offspring(self.process.pid)
+        self.signal(number)
+        return children
 
     async def kill(self) -> None:
         """End it with its descendants."""
@@ -81,8 +107,14 @@ class Command:
         figures = self._figures
         figures.longest_s = max(figures.longest_s, time.monotonic() - self.acted)
         figures.peak_mb = max(figures.peak_mb, self._peak_mb)
-        if code == 1 or "Traceback (most recent call last)" in said or "Exception ignored" in said:
-            figures.find("tracebacks", f"{what}: exit code {code}: {self.err[-1500:]}")
+        figures.peak_log = max(figures.peak_log, self._log_bytes)
+        if (
+            (code == 1 and code not in codes)
+            or "Traceback (most recent call last)" in said
+            or "Exception ignored" in said
+        ):
+            found = self.err[self.err.find("Traceback") :] if "Traceback" in self.err else self.err[-1_500:]
+            figures.find("tracebacks", f"{what}: exit code {code}: {found[:1_800]}")
         elif code not in codes:
             figures.find("other", f"{what}: exit code {code}, expected {sorted(codes)}: {self.err[-800:]}")
         if 1 < code < 130 and not said.strip():

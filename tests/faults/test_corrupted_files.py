@@ -23,6 +23,7 @@ from sbpair.model.pair import Pair
 from sbpair.move.receipt import BackingOff, NamedMessage, Receipt
 from sbpair.replay.archive import (
     ACCEPTED_FILE,
+    DIGESTS,
     DOUBTFUL,
     DRAINED_FILE,
     EXPIRED,
@@ -36,6 +37,7 @@ from sbpair.replay.archive import (
     Archive,
     find_archive,
 )
+from sbpair.replay.digests import adopt_segments, write_report
 from sbpair.replay.ledger import OUTCOME, Entry, Key, Ledger, check_chunks, read_held
 from sbpair.replay.progress import run_status, run_summary
 from sbpair.replay.queue_task import load_accepted
@@ -79,11 +81,11 @@ RECEIPT = Receipt(
 
 def write_state(directory: Path) -> Path:
     clock_ms = partial(next, itertools.count(4_000_000_000_000, 1_000))
-    with RunDatabase(directory, PAIR) as state:
+    with RunDatabase(directory, PAIR.ends) as state:
         for number in range(20):
             entry = RunEntry(state, "syphon --once", run_id=f"run-{number:02}", clock_ms=clock_ms)
             entry.describe({"sbpair": "1", "primary": "contoso", "secondary": "contoso-dr"})
-            journal = Journal(state, run=entry.id, clock_ms=clock_ms)
+            journal = Journal(state, run=entry.id, service_ms=clock_ms)
             flight = sending(journal, [(*KEY[:2], number, 1, f"m{number}")], "orders")
             if number % 2:
                 accepted(journal, flight)
@@ -94,7 +96,7 @@ def write_state(directory: Path) -> Path:
 
 
 def read_state(path: Path) -> None:
-    with RunDatabase(path.parent, PAIR) as state:
+    with RunDatabase(path.parent, PAIR.ends) as state:
         for run in all_runs(state):
             timeline_of(state, run.id)
         Journal(state, run="next")
@@ -132,7 +134,8 @@ def read_data(path: Path) -> None:
 
 
 QUEUE = "contoso/x-servicebus-transfer/0"
-RUN = ReplayRun("r1", {"primary": "contoso", "secondary": "contoso-dr"}, (QUEUE,), 4, 1_000, ReplayOptions())
+NAMESPACES = {"primary": "contoso", "secondary": "contoso-dr"}
+RUN = ReplayRun("r1", NAMESPACES, (QUEUE,), 4, 1_000, ReplayOptions(), digests=True)
 KEYS: list[Key] = [(QUEUE, number, 1_000 + number, f"m{number}") for number in range(60)]
 
 
@@ -141,17 +144,20 @@ def write_archive(directory: Path, *, damaged: str) -> Path:
     archive = Archive(str(directory), RUN.id)
     save_run(archive, RUN)
     write_segment(archive, "one", KEYS, [b"body"] * len(KEYS), queue=QUEUE, shards=RUN.shards)
+    adopt_segments(archive, RUN)
     for kind, keys in ((LEDGER, KEYS[:50]), (EXPIRED, KEYS[50:]), (DOUBTFUL, KEYS[:2])):
         Ledger(archive, RUN.shards, "a").write(kind, 1, [Entry(key, "orders", kind) for key in keys])
     archive.write_line(f"{HELD}/a.0.jsonl", KEYS[:5])
-    archive.write_json(DRAINED_FILE, {"messages": 60, "remaining_in_queues": {QUEUE: 0}, "locked": 1})
-    archive.write_json(RECEIPT_FILE, {"acknowledged": 50, "balanced": True, "stopped": False, "unsent": 0})
+    drained = {"messages": 60, "remaining_in_queues": {QUEUE: 0}, "locked": 1}
+    receipt = {"run": RUN.id, "acknowledged": 50, "balanced": True, "stopped": False, "unsent": 0}
+    write_report(archive, RUN, DRAINED_FILE, drained)
+    write_report(archive, RUN, RECEIPT_FILE, receipt)
     archive.write_json(ACCEPTED_FILE, {"keys": [["contoso-dr", *key] for key in KEYS]})
     archive.write_json(WRITE_FILE, {"schema": RUN_SCHEMA, "version": 1, "run": RUN.id, "mark": "a" * 32})
     archive.write_json(OWNER_FILE, {"job": "a", "number": 1})
     archive.write_json(f"{LEASE}/detached-a.json", {"number": 1, "valid_seconds": 0.1, "lost": "it ended"})
     with (
-        RunDatabase(directory / "state", PAIR) as state,
+        RunDatabase(directory / "state", PAIR.ends) as state,
         closing(RunEntry(state, "replay run", run_id=RUN.id)) as entry,
     ):
         entry.finish({"archive": str(directory)}, 0)
@@ -183,7 +189,7 @@ def read_outcomes(archive: Archive) -> None:
 
 
 def read_segments(archive: Archive) -> None:
-    check_segments(archive)
+    check_segments(archive, RUN)
     SegmentReader(archive).read([("one", at) for at in range(len(KEYS))])
 
 
@@ -214,7 +220,7 @@ ARCHIVE_READS = tuple(
     )
 )
 ARCHIVE_FILES = (
-    *(RUN_FILE, SEGMENTS, LEDGER, EXPIRED, DOUBTFUL, HELD, LEASE),
+    *(RUN_FILE, SEGMENTS, LEDGER, EXPIRED, DOUBTFUL, HELD, LEASE, DIGESTS),
     *(DRAINED_FILE, RECEIPT_FILE, ACCEPTED_FILE, REMOVED_FILE),
 )
 

@@ -8,7 +8,7 @@ import pytest
 
 from sbpair.move.events import RampProgress
 from sbpair.move.receipt import RampState
-from sbpair.syphon.run_plan import RampPlan
+from sbpair.syphon.run_request import RampPlan
 from tests.faults.simulation.loop import Process
 from tests.faults.simulation.stage import Stage, played
 from tests.kit.moves import run_syphon

@@ -1,20 +1,17 @@
 """`--ttl remaining` on a machine whose clock is wrong: the time in the backlog is counted by the service's."""
 
 import asyncio
-import math
 
 import pytest
 
 from sbpair.backlog import Aliases
 from sbpair.move.message.route import TimeToLive
-from sbpair.syphon.move_spec import MoveLimits
 from sbpair.syphon.runner import SyphonResult
 from sbpair.timespan import TICKS_PER_MS
 from tests.faults.simulation.stage import Stage, played
 from tests.kit.stranded import stranded
 
 HOUR_MS = 3_600_000
-TERMS = MoveLimits(rate=None, credits=math.inf, ttl=TimeToLive.REMAINING)
 
 
 def strand(stage: Stage, *hours: int) -> None:
@@ -41,14 +38,14 @@ def check(stage: Stage, result: SyphonResult) -> None:
 async def test_a_wrong_clock_neither_lets_messages_expire_nor_live_longer(stage: Stage, ahead_seconds: float) -> None:
     await three_messages(stage)
     stage.world.ahead = ahead_seconds
-    check(stage, await stage.start(once=True, limits=TERMS))
+    check(stage, await stage.start(once=True, ttl=TimeToLive.REMAINING))
 
 
 @pytest.mark.parametrize("ahead_seconds", [7_200.0, -1_200.0])
 @played()
 async def test_nor_does_one_that_is_set_on_the_way(stage: Stage, ahead_seconds: float) -> None:
     await three_messages(stage)
-    running = stage.start(limits=TERMS, max_held=1)
+    running = stage.start(ttl=TimeToLive.REMAINING, max_held=1)
     await stage.opened()
     stage.world.ahead = ahead_seconds
     await stage.until(lambda: len(stage.ids(stage.destination())) == 2)

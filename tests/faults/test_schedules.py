@@ -18,7 +18,7 @@ from sbpair.move.destination_sender import DestinationQueue
 from sbpair.move.message import route
 from sbpair.move.message.decode import GenericMessage
 from sbpair.move.message.fast_decode import TemplateMessage
-from sbpair.move.raw_primary import RawDestinationLink, RawPrimary
+from sbpair.move.raw_destination import RawDestination, RawDestinationLink
 from sbpair.move.raw_source import RawSource
 from sbpair.move.receipt import Tally
 from sbpair.runs.journal import Journal
@@ -189,7 +189,7 @@ DEFECTS: dict[str, tuple[list[tuple[Any, str, Any]], Callable[[int], Plan], Iter
         [(runner, "_name_possible_duplicates", lambda *_: None)],
         *(crashing, range(20), ("no receipt says so",)),
     ),
-    "never ends": ([(RawPrimary, "close", never)], plan, range(3), ("did not end",)),
+    "never ends": ([(RawDestination, "close", never)], plan, range(3), ("did not end",)),
     "is a busy loop": ([(RawSource, "receive", nothing)], plan, WATCHES, ("busy loop",)),
 }
 

@@ -1,7 +1,6 @@
 """The lease across machines in virtual time: whatever happens to its lock, its link or its holder, one mover sends."""
 
 import asyncio
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +12,6 @@ from sbpair.emulator.entities.description import QueueDescription
 from sbpair.errors import LeaseHeld, LeaseLost, SbpairError, Unavailable, Unreachable
 from sbpair.runs.session_lease import RELEASE_SECONDS, VALID_SECONDS, LeaseHolder, SessionLease, hold_lease
 from sbpair.syphon import runner
-from sbpair.syphon.move_spec import MoveLimits
 from sbpair.timespan import TICKS_PER_SECOND
 from tests.faults.simulation.loop import Process
 from tests.faults.simulation.stage import Stage, played
@@ -22,7 +20,7 @@ from tests.kit.moves import run_syphon
 LEASES = "movers/leases"
 DR = "contoso-dr"
 LOCK_SECONDS = 60.0
-SLOWLY = MoveLimits(rate=1.0, credits=math.inf)
+SLOWLY = 1.0  # messages a second
 """A message a second: nothing is on its way when something happens in between."""
 
 
@@ -49,7 +47,7 @@ def sent(stage: Stage) -> int:
 async def start(stage: Stage, messages: int, **terms: Any) -> asyncio.Task[runner.SyphonResult]:
     """A syphon with a lease, that has sent a third of its messages."""
     stage.strand(*range(messages))
-    running = stage.start(lease_queue=LEASES, limits=SLOWLY, **terms)
+    running = stage.start(lease_queue=LEASES, rate=SLOWLY, **terms)
     await stage.until(lambda: sent(stage) == min(messages // 3, 10))
     await asyncio.sleep(0.5)
     return running
@@ -234,7 +232,7 @@ async def test_unanswered_renewals_end_sends_before_the_lock_expires(stage: Stag
 @played()
 async def test_a_release_without_an_answer_is_given_up(stage: Stage) -> None:
     queue = leases(stage)
-    async with hold_lease(stage.world.pair, LEASES, "r"):
+    async with hold_lease(stage.world.pair.ends, LEASES, "r"):
         [line] = [line for line in lease_lines(stage) if line.server in door_ends(stage, queue)]
         line.client.out.silent = line.server.out.silent = True
         left_at = stage.loop.time()
@@ -265,7 +263,7 @@ async def test_a_mover_frozen_beyond_its_lock_sends_nothing_afterwards(stage: St
     queue = leases(stage)
     stage.strand(*range(300))
     frozen = Process("frozen")
-    run = run_syphon(stage.world.pair, once=True, lease=False, lease_queue=LEASES, limits=SLOWLY)
+    run = run_syphon(stage.world.pair, once=True, lease=False, lease_queue=LEASES, rate=SLOWLY)
     running = frozen.start(stage.loop, run)
     await stage.until(lambda: sent(stage) == 10)
     await asyncio.sleep(0.5)
@@ -284,7 +282,7 @@ async def test_after_a_crash_the_lease_is_free_when_its_lock_has_run_out(stage: 
     leases(stage)
     stage.strand(*range(30))
     dead = Process("dead")
-    dead.start(stage.loop, run_syphon(stage.world.pair, once=True, lease=False, lease_queue=LEASES, limits=SLOWLY))
+    dead.start(stage.loop, run_syphon(stage.world.pair, once=True, lease=False, lease_queue=LEASES, rate=SLOWLY))
     await stage.until(lambda: sent(stage) == 10)
     if not said:
         for line in stage.network.lines:
@@ -293,7 +291,7 @@ async def test_after_a_crash_the_lease_is_free_when_its_lock_has_run_out(stage: 
     refused, died_at = 0, stage.loop.time()
     while stage.loop.time() < died_at + 300.0:
         try:
-            async with hold_lease(stage.world.pair, LEASES, "next") as lease:
+            async with hold_lease(stage.world.pair.ends, LEASES, "next") as lease:
                 lease.check()
                 break
         except LeaseHeld as error:
@@ -341,7 +339,7 @@ class Contender:
     async def run(self) -> None:
         while True:
             try:
-                async with hold_lease(self.stage.world.pair, LEASES, self.process.name) as self.lease:
+                async with hold_lease(self.stage.world.pair.ends, LEASES, self.process.name) as self.lease:
                     self.had += 1
                     self.leave.clear()
                     lost = asyncio.create_task(self.lease.lost())
@@ -422,7 +420,7 @@ async def test_never_are_two_sure_of_the_lease(stage: Stage, lock: int, steps: l
 async def test_a_machine_that_slept_does_not_trust_its_lease(stage: Stage) -> None:
     leases(stage)
     slept = 0.0
-    async with hold_lease(stage.world.pair, LEASES, "r", uptime=lambda: stage.loop.time() + slept) as lease:
+    async with hold_lease(stage.world.pair.ends, LEASES, "r", uptime=lambda: stage.loop.time() + slept) as lease:
         lease.check()
         slept = VALID_SECONDS + 1.0
         with pytest.raises(Unreachable):

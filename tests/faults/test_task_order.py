@@ -11,7 +11,7 @@ import pytest
 from sbpair.amqp_client.raw_links import RawReceiver
 from sbpair.errors import Throttled
 from sbpair.move.destination_sender import DestinationQueue
-from sbpair.move.raw_primary import RawDestinationLink, RawPrimary
+from sbpair.move.raw_destination import RawDestination, RawDestinationLink
 from sbpair.move.raw_source import ACCEPTED
 from tests.faults.simulation.harness import carry_out
 from tests.faults.simulation.loop import PROCESS, Process, VirtualLoop
@@ -231,7 +231,7 @@ def plant_duplicate(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def plant_other_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """Send a round of messages backwards if something came while its link became ready."""
-    really, in_order = RawPrimary.ready, DestinationQueue.next_round
+    really, in_order = RawDestination.ready, DestinationQueue.next_round
     interrupted = False
 
     async def ready(primary: Any, destination: str) -> Any:
@@ -243,7 +243,7 @@ def plant_other_order(monkeypatch: pytest.MonkeyPatch) -> None:
     def next_round(*arguments: Any) -> Any:
         return [group[:: -1 if interrupted else 1] for group in in_order(*arguments)]
 
-    monkeypatch.setattr(RawPrimary, "ready", ready)
+    monkeypatch.setattr(RawDestination, "ready", ready)
     monkeypatch.setattr(DestinationQueue, "next_round", next_round)
 
 

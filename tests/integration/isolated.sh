@@ -32,7 +32,7 @@ cd "$root"
 pivot_root . .machine
 umount -l .machine
 if [ -n "${WRITABLE:-}" ]; then
-  mount -t tmpfs tmpfs "$WRITABLE"
+  mount -t tmpfs -o mode=700 tmpfs "$WRITABLE" # of the user, as a volume of the image is
   mount -o remount,bind,ro /
 fi
 # In a network of its own, loopback has to be started.

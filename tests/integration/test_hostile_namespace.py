@@ -15,7 +15,7 @@ import pytest
 from sbpair import errors
 from sbpair.azure.arm import open_arm, open_relay_arm
 from sbpair.azure.atom import open_atom
-from sbpair.azure.credentials import token_getter_for
+from sbpair.azure.credentials import open_tokens
 from sbpair.azure.sdk_administration import open_administration
 from sbpair.model.entities import Queue, Topic
 from sbpair.model.pair import Endpoint, Identity, ResourceGroup, SasKey
@@ -182,10 +182,10 @@ async def test_an_endless_token_of_an_identity_costs_little(monkeypatch: pytest.
     async with Hostile(lambda _: OPEN + b"\r\n[", b" " * 100_000).running() as hostile:
         monkeypatch.setenv("IDENTITY_ENDPOINT", f"http://127.0.0.1:{hostile.port}/other")
         monkeypatch.setenv("IDENTITY_HEADER", "secret")
-        async with token_getter_for(Identity(), "contoso") as token:
+        async with open_tokens() as token:
             assert token is not None
             with costs_little(), pytest.raises(errors.NotAuthenticated):
-                await token("scope/.default")
+                await token(Identity(), "scope/.default")
 
 
 @contextmanager

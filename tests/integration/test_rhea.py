@@ -25,7 +25,7 @@ from sbpair.model.pair import Endpoint, Pair, SasKey
 from sbpair.model.retries import Backoff
 from sbpair.move.timings import MoveTimings
 from sbpair.syphon import runner
-from sbpair.syphon.run_plan import RunTimings
+from sbpair.syphon.run_request import RunTimings
 from tests.amqp_client.peers import take
 from tests.kit.moves import run_syphon
 

@@ -12,7 +12,7 @@ from azure.servicebus.amqp import AmqpAnnotatedMessage
 from sbpair import errors
 from sbpair.amqp_client.client import connect
 from sbpair.azure import data_plane
-from sbpair.azure.credentials import token_getter
+from sbpair.azure.credentials import open_tokens
 from sbpair.backlog import queue_path
 from sbpair.management.audit_findings import audit_exit_code
 from sbpair.management.auditing import audit
@@ -20,7 +20,7 @@ from sbpair.management.provisioning import provision
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Endpoint, Identity, Pair, ResourceGroup, SasToken
 from sbpair.model.report import Outcome
-from sbpair.syphon.run_plan import RunTimings
+from sbpair.syphon.run_request import RunTimings
 from sbpair.testing import Emulator, EmulatorOptions
 from tests.kit.moves import run_syphon
 from tests.kit.sas import sign
@@ -181,7 +181,7 @@ async def test_where_nobody_is_signed_in_both_clients_say_so(signing: Signing) -
             await run_syphon(pair, once=True, timings=RunTimings(empty_wait_seconds=0.05))
         check(refused.value)
         with pytest.raises(errors.NotAuthenticated) as by_wire:
-            async with token_getter(pair) as get_token, connect(pair.secondary, get_token=get_token) as wire:
+            async with open_tokens() as get_token, connect(pair.secondary, get_token=get_token) as wire:
                 await wire.receiver(queue_path("contoso", 0))
         check(by_wire.value)
         with pytest.raises(errors.NotAuthenticated) as by_sdk:

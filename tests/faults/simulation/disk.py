@@ -97,7 +97,7 @@ class Disk:
         assert process is not None
         flights, accepted = self._flights[state.path], self._accepted[state.path]
         if statement == INSERT:
-            number, _, namespace, queue, *_, keys = row
+            number, _, namespace, queue, *_, keys, _destination = row
             flights[number] = [(namespace, queue, *parts) for parts in _decode_keys(state, keys)]
             for message in flights[number]:
                 self._sent[process].add((queue, message[2]))

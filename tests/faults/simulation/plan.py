@@ -10,7 +10,7 @@ from math import exp, log
 from random import Random
 from typing import ClassVar, Final, NamedTuple
 
-from sbpair.syphon.run_plan import RampPlan
+from sbpair.syphon.run_request import RampPlan
 from tests.faults.simulation.network import Weather
 from tests.faults.simulation.order import PLAIN, Order, order_of
 from tests.faults.simulation.workload import INVALID, TOPIC, Goal, Stranded, goals, messages, moved

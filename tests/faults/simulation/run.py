@@ -4,7 +4,6 @@ After the last fault every syphon has to find its way by itself; then a clean ru
 """
 
 import asyncio
-import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import Context
@@ -19,7 +18,6 @@ from sbpair.move.filter import MessageFilter
 from sbpair.move.message.dead_letters import dead_letter_path
 from sbpair.move.message.route import BACKLOG_DEAD_LETTERS, TimeToLive, kept_for
 from sbpair.syphon.intake_gate import IntakeGate
-from sbpair.syphon.move_spec import MoveLimits, MoveSpec
 from tests.faults.simulation.checker import Course, check
 from tests.faults.simulation.disk import Disk
 from tests.faults.simulation.faults import KINDS, PRIMARY_NAME, make_backlog, make_goal
@@ -114,7 +112,7 @@ class SyphonSimulation(Simulation):
             state=state,
             lease=not second,
             ordered=self.plan.ordered,
-            limits=self._terms(),
+            **self._limits(),
             where=None if choice is None else MessageFilter(choice.text),
             ramp=None if clean else self.plan.ramp,
             gate=gate,
@@ -137,20 +135,17 @@ class SyphonSimulation(Simulation):
 
     def _source(self) -> dict[str, Any]:
         """Return the options of a move, or of a redrive."""
-        path, pair = queue_path(PRIMARY_NAME, 0), self.world.pair
+        path, kept = queue_path(PRIMARY_NAME, 0), {"keeps_refused": True, "max_missing": 0}
         if self.plan.mover == MOVE:
-            form = kept_for(self.plan.goals[0].name)
-            return {"spec": MoveSpec(pair, MOVE, form, path, keeps_refused=True), "max_missing": 0}
+            return {"command": MOVE, "form": kept_for(self.plan.goals[0].name), "source": path, **kept}
         if self.plan.mover == REDRIVE:
-            spec = MoveSpec(pair, REDRIVE, BACKLOG_DEAD_LETTERS, dead_letter_path(path), keeps_refused=True)
-            return {"spec": spec, "max_missing": 0}
+            source = dead_letter_path(path)
+            return {"command": REDRIVE, "form": BACKLOG_DEAD_LETTERS, "source": source, **kept}
         return {}
 
-    def _terms(self) -> MoveLimits | None:
+    def _limits(self) -> dict[str, Any]:
         ttl = TimeToLive.REMAINING if self.plan.remaining else TimeToLive.ORIGINAL
-        if not self.plan.remaining and self.plan.rate is None:
-            return None
-        return MoveLimits(rate=self.plan.rate, credits=math.inf, ttl=ttl)
+        return {"rate": self.plan.rate, "ttl": ttl}
 
     def _ended(self, syphon: Process) -> None:
         if syphon in self._syphons:

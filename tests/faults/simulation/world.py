@@ -22,8 +22,9 @@ from sbpair.emulator import service_errors
 from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.entities.queue import ROOT_RULE
 from sbpair.emulator.frontends.amqp.amqp_connection import AmqpConnection
-from sbpair.emulator.server import Emulator
+from sbpair.emulator.server import Emulator, EmulatorOptions
 from sbpair.model.entities import Queue, Subscription, Topic, subscription_of
+from sbpair.model.namespace_clock import NamespaceClock
 from sbpair.model.pair import Endpoint, Pair, SasKey
 from sbpair.model.queues import Counts, QueueSpec, QueueState
 from tests.faults.simulation.loop import VirtualLoop
@@ -50,20 +51,20 @@ class ServiceClock:
 
     def __init__(self, loop: VirtualLoop) -> None:
         self._loop = loop
-        self._ahead_ms = 0
+        self.advanced_ms = 0
 
     def now_ms(self) -> int:
-        return BEGAN_MS + round(self._loop.time() * 1000) + self._ahead_ms
+        return BEGAN_MS + round(self._loop.time() * 1000) + self.advanced_ms
 
     def advance(self, ms: int) -> None:
-        self._ahead_ms += ms
+        self.advanced_ms += ms
 
 
 class World(Emulator):
     """Two namespaces on the network. `ahead` is by how many seconds the clock of the tool's machine is wrong."""
 
     def __init__(self, loop: VirtualLoop, network: Network, *, queues: int) -> None:
-        super().__init__(clock=ServiceClock(loop))
+        super().__init__(clock=ServiceClock(loop), options=EmulatorOptions(allow_hosts=(PRIMARY, SECONDARY)))
         self.loop = loop
         self.network = network
         self.ahead = 0.0
@@ -71,7 +72,7 @@ class World(Emulator):
         self.doors: dict[Any, End] = {}
         self.namespaces |= {name: self._namespace(name) for name in (PRIMARY, SECONDARY)}
         self.primary, self.secondary = self.namespaces.values()
-        self.pair = Pair("orders", _endpoint(PRIMARY), _endpoint(SECONDARY), backlog_queues=queues)
+        self.pair = Pair("orders", self._endpoint(PRIMARY), self._endpoint(SECONDARY), backlog_queues=queues)
 
     def _namespace(self, name: str) -> Namespace:
         namespace = Namespace(name, self.clock, self.timers, call_soon=self.loop.call_soon)
@@ -90,10 +91,10 @@ class World(Emulator):
     def tool_time(self) -> float:
         return BEGAN_MS / 1000 + self.loop.time() + self.ahead
 
-
-def _endpoint(name: str) -> Endpoint:
-    key = SasKey(ROOT_RULE.key_name, ROOT_RULE.primary_key)
-    return Endpoint(name, f"{name}:5672", name, 5672, tls=False, credential=key, emulator=True)
+    def _endpoint(self, name: str) -> Endpoint:
+        key = SasKey(ROOT_RULE.key_name, ROOT_RULE.primary_key)
+        clock = NamespaceClock(wall=self.tool_time, uptime=self.loop.time)
+        return Endpoint(name, f"{name}:5672", name, 5672, tls=False, credential=key, emulator=True, clock=clock)
 
 
 class Control:
@@ -153,12 +154,19 @@ class Control:
 @contextmanager
 def made_virtual(seed: int, loop: VirtualLoop, tool_time: Callable[[], float], control: Any) -> Iterator[None]:
     """The tool's time, chance and management are ours until the end of the block."""
+    from sbpair.amqp_client import client
     from sbpair.azure import atom
+    from sbpair.failover import outbox
+    from sbpair.model import namespace_clock
+    from sbpair.runs import session_lease
     from sbpair.syphon import ramp, runner
 
     @asynccontextmanager
     async def open_atom(*_: Any, **__: Any) -> AsyncIterator[Any]:
         yield control()
+
+    async def no_time(_endpoint: Any) -> None:
+        """Answer nothing: there is no HTTP."""
 
     random_module.seed(seed)
     with ExitStack() as undo:
@@ -166,6 +174,10 @@ def made_virtual(seed: int, loop: VirtualLoop, tool_time: Callable[[], float], c
         _replace(undo, time_module, "monotonic", loop.time)
         for module in (atom, ramp, runner):
             _replace(undo, module, "open_atom", open_atom)
+        for module in (namespace_clock, outbox):
+            _replace(undo, module, "seconds_since_boot", loop.time)
+        for module in (client, session_lease):
+            _replace(undo, module, "ask_time", no_time)
         for module in _modules():
             _replace(undo, module, "set", loop.sets)
             for name, value in list(vars(module).items()):
