@@ -31,7 +31,7 @@ from sbpair.amqp.performatives import (
     decode_composite,
 )
 from sbpair.amqp.sasl import OK, SaslClient, SaslServer, offered, refusal
-from sbpair.amqp.session import Disposed, Session, SessionBegun, SessionEnded, WindowOpened
+from sbpair.amqp.session import Disposed, DrainAnswered, Session, SessionBegun, SessionEnded, WindowOpened
 from sbpair.errors import ProtocolError
 
 MAX_FRAME_SIZE = 65_536
@@ -70,7 +70,7 @@ class ConnectionClosed:
 
 Event: TypeAlias = (
     ConnectionOpened | ConnectionClosed | SessionBegun | SessionEnded | LinkAttaching | LinkAttached | LinkDetached
-    | CreditChanged | WindowOpened | Delivery | Disposed
+    | CreditChanged | DrainAnswered | WindowOpened | Delivery | Disposed
 )  # fmt: skip
 """Events come in the order in which they happened. They are facts: none needs an answer."""
 

@@ -160,8 +160,8 @@ class Link(ProtocolEndpoint):
             )
         )
 
-    def close(self, error: Error | None = None) -> None:
-        """Detach for good. Deliveries that still wait for the session's window are not sent.
+    def close(self, error: Error | None = None, *, closed: bool = True) -> None:
+        """Detach, for good if `closed`. Deliveries that still wait for the session's window are not sent.
 
         A link that the peer requested is refused: attached without a terminus, then detached with the reason.
         """
@@ -169,7 +169,7 @@ class Link(ProtocolEndpoint):
             self._attach(Attach(snd_settle_mode=self.remote.snd_settle_mode))
         if self.can_close:
             self.step(EndpointStep.WE_CLOSE)
-            self.session.put(Detach(self.handle, True, error))
+            self.session.put(Detach(self.handle, closed, error))
             self.session.forget(self)
         elif self.state is EndpointState.UNMAPPED:
             self.cut()
@@ -241,25 +241,35 @@ class SendingLink(Link):
         super()._attach(attach)
 
     def send(
-        self, payload: bytes, tag: bytes, *, message_format: int = 0, settled: bool = False, context: Any = None
+        self,
+        payload: bytes,
+        tag: bytes,
+        *,
+        message_format: int = 0,
+        settled: bool = False,
+        state: Any = None,
+        context: Any = None,
+        overrun: bool = False,
     ) -> int:
         """Send a message in as many frames as needed; return its delivery id.
 
-        Raises ValueError without credit, which an ended link never has: check first.
+        `state` is that of the delivery, such as a transaction's. `overrun` allows a message for credit that the
+        receiver has withdrawn meanwhile. Raises ValueError without credit, which an ended link never has: check first.
         """
-        if self.credit <= 0:
+        if self.credit <= 0 and not (overrun and self.is_open):
             raise ValueError(f"link {self.name!r} has no credit")
         if len(tag) > MAX_TAG:
             raise ValueError(f"a delivery tag has at most {MAX_TAG} bytes")
         session = self.session
         delivery_id = session.next_delivery_id()
-        head = transfer.encode_transfer(self.handle, delivery_id, tag, message_format, settled=settled, more=False)
-        self.credit -= 1
+        terms = self.handle, delivery_id, tag, message_format
+        head = transfer.encode_transfer(*terms, settled=settled, more=False, state=state)
+        self.credit = max(0, self.credit - 1)
         if not settled:
             session.sent[delivery_id] = Sent(self, delivery_id, context)
         room = session.connection.remote_max_frame_size - 8 - len(head)
         if len(payload) > room:
-            more = transfer.encode_transfer(self.handle, delivery_id, tag, message_format, settled=settled, more=True)
+            more = transfer.encode_transfer(*terms, settled=settled, more=True, state=state)
             for position in range(room, len(payload), room):
                 session.put_transfer(self, more, payload[position - room : position], last=False)
             payload = payload[position:]

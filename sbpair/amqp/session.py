@@ -55,6 +55,13 @@ class WindowOpened:
 
 
 @dataclass(slots=True)
+class DrainAnswered(WindowOpened):
+    """The peer has answered a drain: the deliveries that it had for the credit came before, and no credit is left."""
+
+    link: ReceivingLink
+
+
+@dataclass(slots=True)
 class Disposed:
     """The peer's disposition of deliveries that we sent (Sent), or its answer for received ones (Delivery).
 
@@ -253,6 +260,8 @@ class Session(ProtocolEndpoint):
             # A receiver may grant credit right after its attach, before our answer.
             active = (EndpointState.OPEN, EndpointState.OPEN_RECEIVED)
             event = link.on_flow(flow) if link is not None and link.state in active else None
+            if flow.drain and isinstance(link, ReceivingLink) and not link.credit:
+                event = DrainAnswered(self, link)
         elif flow.echo:
             self.put_flow()
         self._flush()

@@ -123,9 +123,11 @@ def frame_head(channel: int, handle: int, tag_size: int) -> Callable[[int, int, 
 
 
 def encode_transfer(
-    handle: int, delivery_id: int, tag: bytes, message_format: int, *, settled: bool, more: bool
+    handle: int, delivery_id: int, tag: bytes, message_format: int, *, settled: bool, more: bool, state: Any = None
 ) -> bytes:
     """Return a transfer performative with all eleven fields."""
+    if state is not None:
+        return Transfer(handle, delivery_id, tag, message_format, settled, more, state=state).encode()
     size = len(tag)
     end = b"\x43" if message_format == 0 else b"\x70" + _U32.pack(message_format)
     end += _FLAGS[settled, more]

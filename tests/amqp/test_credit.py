@@ -6,6 +6,7 @@ import pytest
 
 from sbpair.amqp import session as session_module
 from sbpair.amqp.performatives import Detach, Flow, Source, Target, Transfer
+from sbpair.amqp.session import DrainAnswered
 from tests.amqp.conftest import Pair, assert_settling_has_no_effect, deliver, frame_sizes, send
 
 # Credit.
@@ -67,11 +68,26 @@ def test_a_drained_sender_gives_its_credit_back(pair: Any) -> None:
     pair.pump()
     assert (link.credit, theirs.credit, link.delivery_count, theirs.delivery_count) == (0, 0, 10, 10)
     assert not link.draining
+    assert [event.link for event in pair.server.of(DrainAnswered)] == [theirs]
     theirs.grant(2)
     pair.pump()
     deliver(pair, link, b"2", b"3")
     assert pair.server.payloads() == [b"1", b"2", b"3"]
     assert theirs.credit == 0
+
+
+def test_a_message_for_credit_that_was_withdrawn_is_sent(pair: Any) -> None:
+    link, theirs = pair.sender(credit=1)
+    theirs.grant(0)
+    pair.pump()
+    with pytest.raises(ValueError, match="no credit"):
+        link.send(b"1", b"t")
+    link.send(b"1", b"t", overrun=True)
+    pair.pump()
+    assert pair.server.payloads() == [b"1"]
+    theirs.grant(1)
+    pair.pump()
+    assert (link.credit, link.delivery_count, theirs.delivery_count) == (1, 1, 1)
 
 
 def test_a_peer_that_closes_with_credit_0_and_drain_gets_its_answer(pair: Any) -> None:

@@ -238,15 +238,14 @@ def test_a_delivery_in_frames_that_leave_out_what_they_may_is_put_together(pair:
 
 
 @pytest.mark.parametrize("parts", [1, 2])
-def test_a_delivery_has_the_state_that_it_was_sent_with(pair: Any, parts: int) -> None:
-    _, theirs = pair.sender()
-    theirs.grant(5)
+def test_a_delivery_has_the_state_that_it_was_sent_with(parts: int) -> None:
+    pair = Pair(server={"max_frame_size": 512})
+    sender, theirs = pair.sender(credit=5)
     for number, state in enumerate([TransactionalState(b"1"), None]):
-        for part in range(parts):
-            more = part + 1 < parts
-            pair.tell("server", Transfer(0, number, b"t%d" % number, 0, more=more, state=state), payload=b"x")
+        sender.send(b"x" * 400 * parts, b"t%d" % number, state=state)
+    pair.pump()
     one, other = pair.server.of(Delivery)
-    assert (one.id, one.tag, one.payload, one.state) == (0, b"t0", b"x" * parts, TransactionalState(b"1"))
+    assert (one.id, one.tag, one.payload, one.state) == (0, b"t0", b"x" * 400 * parts, TransactionalState(b"1"))
     assert one.link is theirs.session.received[0].link is theirs
     assert type(other) is Delivery
 
