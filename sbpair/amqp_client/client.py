@@ -24,7 +24,7 @@ from sbpair.amqp.session import Session
 from sbpair.amqp.types import Array, Described, Int, Long, Map, Symbol, UInt, Value
 from sbpair.amqp_client.limits import ANSWER_SECONDS
 from sbpair.amqp_client.raw_links import ClientLink, RawReceiver, RawSender
-from sbpair.amqp_client.stream import Stream, open_stream
+from sbpair.amqp_client.stream import MakeStream, Stream, open_stream
 from sbpair.http_tunnel import ask_time
 from sbpair.model.connect_errors import FIRST_ANSWER_SECONDS, explain_refusal, key_hint, unreachable
 from sbpair.model.pair import Credential, Endpoint, Identity, SasKey, SasToken
@@ -245,28 +245,28 @@ class AmqpClient:
 
     async def sender(self, address: str) -> RawSender:
         """Open a link that sends to an entity. Raises EntityMissing, NotAuthorized, NotAuthenticated, Unavailable."""
-        await self._authorize(address)
+        await self.authorize(address)
         if self._sending is None or not self._sending.usable or self._sending.is_full:
-            self._sending = self._begin()
+            self._sending = self.begin()
         return await self._attached(RawSender(self._stream, self._sending, address))
 
     async def receiver(self, address: str) -> RawReceiver:
         """Open a link that receives from an entity under lock, without credit until `grant`."""
-        await self._authorize(address)
-        return await self._attached(RawReceiver(self._stream, self._begin(), address))
+        await self.authorize(address)
+        return await self._attached(RawReceiver(self._stream, self.begin(), address))
 
     async def session(self, address: str, session_id: str) -> SessionReceiver:
         """Lock a session of an entity for the link's life; its lock must be renewed.
 
         Raises SessionLocked if another receiver holds it, ServiceRefused if the entity has no sessions.
         """
-        await self._authorize(address)
-        return await self._attached(SessionReceiver(self._stream, self._begin(), address, session_id))
+        await self.authorize(address)
+        return await self._attached(SessionReceiver(self._stream, self.begin(), address, session_id))
 
     async def next_session(self, address: str, seconds: float) -> SessionReceiver:
         """Lock the next session of an entity that has messages. Raises TimedOut if none is free within `seconds`."""
-        await self._authorize(address)
-        return await self._attached(SessionReceiver(self._stream, self._begin(), address, None, seconds))
+        await self.authorize(address)
+        return await self._attached(SessionReceiver(self._stream, self.begin(), address, None, seconds))
 
     async def _attached(self, link: Link) -> Link:
         """Attach a link. Raises TokenExpired for a refusal once its token has ended."""
@@ -290,7 +290,7 @@ class AmqpClient:
         self, entity: str, operation: str, body: dict[str, Value], *, link: RawReceiver | None = None
     ) -> Response:
         """Call the entity's management node, and return any status. It counts as a use of `link`."""
-        await self._authorize(entity)
+        await self.authorize(entity)
         async with self._opening:
             with self._naming_ends(entity):
                 node = await self._node(f"{entity}/$management")
@@ -379,7 +379,8 @@ class AmqpClient:
     async def close(self) -> None:
         await self._stream.close()
 
-    def _begin(self) -> Session:
+    def begin(self) -> Session:
+        """Begin a session. Raises Unavailable once the connection is lost."""
         if self._stream.error is not None:
             raise self._stream.error
         try:
@@ -449,7 +450,7 @@ class AmqpClient:
     async def _node(self, name: str) -> RequestClient:
         node = self._nodes.get(name)
         if node is None or node.error is not None:
-            node = RequestClient(self._stream, self._begin(), name)
+            node = RequestClient(self._stream, self.begin(), name)
             await node.open()
             self._nodes[name] = node
         return node
@@ -459,7 +460,8 @@ class AmqpClient:
     def _audience(self, address: str) -> str:
         return f"sb://{self._endpoint.authority}/{address}"
 
-    async def _authorize(self, address: str) -> None:
+    async def authorize(self, address: str) -> None:
+        """Put a token for an entity, unless there is one. Raises NotAuthenticated, EntityMissing, Unavailable."""
         audience = self._audience(address)
         if self._is_claimed(audience):
             return
@@ -481,7 +483,12 @@ class AmqpClient:
 
 @asynccontextmanager
 async def connect(
-    endpoint: Endpoint, *, get_token: GetToken | None = None, now: Now | None = None
+    endpoint: Endpoint,
+    *,
+    get_token: GetToken | None = None,
+    now: Now | None = None,
+    container_id: str = "",
+    make: MakeStream = Stream,
 ) -> AsyncIterator[AmqpClient]:
     """Connect to a namespace; the connection closes at the end of the block.
 
@@ -491,7 +498,7 @@ async def connect(
     if isinstance(endpoint.credential, Identity) and get_token is not None:
         # Without a token a connection is of no use, and its peer is not to blame.
         await get_token(endpoint.credential, ENTRA_SCOPE)
-    stream = await open_stream(endpoint, f"sbpair-{uuid.uuid4()}")
+    stream = await open_stream(endpoint, container_id or f"sbpair-{uuid.uuid4()}", make=make)
     client = AmqpClient(stream, endpoint, get_token, now)
     renewing = asyncio.create_task(client.renew_claims(), name=f"renew claims of {endpoint.name}")
     try:

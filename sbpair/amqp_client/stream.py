@@ -12,7 +12,7 @@ import ssl
 from collections.abc import Callable
 from itertools import groupby
 from operator import attrgetter
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 from sbpair.amqp.conditions import lost_error
 from sbpair.amqp.connection import Connection, ConnectionClosed, ConnectionOpened, Event
@@ -161,7 +161,7 @@ class Stream(asyncio.Protocol):
         if isinstance(event, _LINK_EVENTS):
             _notify(event.link, event)
         elif isinstance(event, Disposed):
-            self._on_disposed(event)
+            self.on_disposed(event)
         elif isinstance(event, WindowOpened):
             for link in event.session.links:
                 _notify(link, event)
@@ -175,7 +175,8 @@ class Stream(asyncio.Protocol):
             doing = "talking to" if self.opened.done() else "connecting to"
             self.fail(lost_error(event.error, f"{doing} {self.address}"))
 
-    def _on_disposed(self, event: Disposed) -> None:
+    def on_disposed(self, event: Disposed) -> None:
+        """Pass the peer's states of deliveries on to their contexts."""
         context = event.deliveries[0].context
         if event.settled and context is not None and context.disposed_all(event.deliveries, event.state):
             return
@@ -212,19 +213,24 @@ class Stream(asyncio.Protocol):
             self._set_timer()
 
 
+MakeStream: TypeAlias = Callable[[Endpoint, str], Stream]
+
+
 def _notify(link: Link, event: Any) -> None:
     # A link requested by the peer has no owner: it was refused.
     if link.context is not None:
         link.context.on_event(event)
 
 
-async def open_stream(endpoint: Endpoint, container_id: str, *, seconds: float = CONNECT_SECONDS) -> Stream:
-    """Connect, and wait until both sides have opened.
+async def open_stream(
+    endpoint: Endpoint, container_id: str, *, seconds: float = CONNECT_SECONDS, make: MakeStream = Stream
+) -> Stream:
+    """Connect, and wait until both sides have opened. `make` makes the protocol of the socket.
 
     Raises Unavailable, NetworkRefused; UsageError for a wrong CA file or a malformed proxy.
     """
     context = client_context(endpoint.ca_file) if endpoint.tls else None
-    stream = Stream(endpoint, container_id)
+    stream = make(endpoint, container_id)
     try:
         async with asyncio.timeout(seconds):
             with shortages_raised(endpoint.name):
