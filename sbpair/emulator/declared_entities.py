@@ -18,7 +18,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeVar
 
-from sbpair.emulator.access_tokens import scope_of
+from sbpair.amqp_server.refusals import ServiceError
+from sbpair.amqp_server.shared_access import scope_of
 from sbpair.emulator.clock import ManualClock
 from sbpair.emulator.entities import rules
 from sbpair.emulator.entities.description import ADDRESS, SUBSCRIPTION, TIERS, text_of
@@ -33,7 +34,6 @@ from sbpair.emulator.frontends.http.management_parts import (
     topics_of,
 )
 from sbpair.emulator.server import RequestedNamespace, check_requested
-from sbpair.emulator.service_errors import ServiceError
 from sbpair.errors import SbpairError, UsageError
 from sbpair.operating_system.files import read_document
 from sbpair.rules import filters

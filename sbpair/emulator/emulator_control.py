@@ -6,13 +6,13 @@ import asyncio
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
+from sbpair.amqp_server.refusals import ArgumentInvalid
 from sbpair.emulator.clock import Clock, Timers, milliseconds
 from sbpair.emulator.faults.fault_kinds import Faults
-from sbpair.emulator.service_errors import ArgumentInvalid
 
 if TYPE_CHECKING:
+    from sbpair.amqp_server.host_names import HostNames
     from sbpair.emulator.entities.namespace import Namespace
-    from sbpair.emulator.host_names import HostNames
     from sbpair.emulator.storage.storage import Storage
 
 MAX_NOW_MS: Final = 253_370_764_800_000

@@ -13,24 +13,24 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, NamedTuple, Self
 
-from sbpair.emulator.access_tokens import LIFE_SECONDS, Bearers, tenant_of
-from sbpair.emulator.admission import Admission
+from sbpair.amqp_server.admission import Admission
+from sbpair.amqp_server.host_names import HostNames, local_authority
+from sbpair.emulator.bearer_tokens import LIFE_SECONDS, Bearers, tenant_of
 from sbpair.emulator.clock import Clock, SystemClock
 from sbpair.emulator.emulator_control import EmulatorControl
 from sbpair.emulator.entities.description import STANDARD, TIERS, EmulatedTier
 from sbpair.emulator.entities.namespace import Namespace
-from sbpair.emulator.host_names import HostNames, local_authority
-from sbpair.emulator.port import Port
+from sbpair.emulator.namespace_port import NamespacePort
 from sbpair.errors import MachineLacks, NameInvalid, UsageError
 from sbpair.operating_system import listen
 from sbpair.operating_system.files import replaced_file
 
 if TYPE_CHECKING:
+    from sbpair.amqp_server.tls import Tls
     from sbpair.emulator.frontends.http.http_connection import HttpServer
     from sbpair.emulator.frontends.http.http_frontend import BrowserPage
     from sbpair.emulator.frontends.http.identity_frontend import IdentityEndpoint, IdentityFrontend
     from sbpair.emulator.storage.storage import Storage
-    from sbpair.emulator.tls import Tls
 
 WITHOUT_TLS: Final = ";UseDevelopmentEmulator=true"
 """Makes the official clients connect without TLS."""
@@ -181,7 +181,7 @@ class Emulator(EmulatorControl):
         self._tls: Tls | None = None
         self._http_authorities: dict[str, str] = {}
         self._admission = Admission()
-        self._ports: dict[str, list[Port]] = {}
+        self._ports: dict[str, list[NamespacePort]] = {}
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -217,9 +217,9 @@ class Emulator(EmulatorControl):
             yield listen(self._host, port)
 
     def _start_tls(self) -> AbstractContextManager[Tls]:
-        from sbpair.emulator.tls import tls_for
+        from sbpair.amqp_server.tls import tls_for
 
-        return tls_for(self.host_names.for_certificate, self._options.ca_file)
+        return tls_for("sbpair emulator", self.host_names.for_certificate, self._options.ca_file)
 
     async def _start_ports(self, listening: Sequence[Sequence[socket.socket]], stack: AsyncExitStack) -> None:
         soon = asyncio.get_running_loop().call_soon
@@ -255,7 +255,7 @@ class Emulator(EmulatorControl):
             tls = self._tls.context if self._tls else None
             http = partial(self._http_server, namespace)
             for each in sockets:
-                port = Port(namespace, each, http, self.host_names, self._admission, tls)
+                port = NamespacePort(namespace, each, http, self.host_names, self._admission, tls)
                 self._ports.setdefault(namespace.name, []).append(port)
                 stack.push_async_callback(port.stop)
                 await port.start()

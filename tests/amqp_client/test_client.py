@@ -20,7 +20,7 @@ from sbpair.amqp.types import Map
 from sbpair.amqp_client import client, stream
 from sbpair.amqp_client.client import connect, lock_token
 from sbpair.amqp_client.raw_links import ACCEPTED, RELEASED
-from sbpair.emulator.access_tokens import AccessRight, AuthorizationRule
+from sbpair.amqp_server.shared_access import AccessRight, AuthorizationRule
 from sbpair.emulator.frontends.amqp.management_operations import OPERATIONS, Operation, Reply
 from sbpair.model.pair import Endpoint, Identity, SasKey, SasToken
 from sbpair.model.signature import sign

@@ -10,8 +10,8 @@ import pytest
 from aiohttp import web
 
 from sbpair import errors
+from sbpair.amqp_server.shared_access import AccessRight, AuthorizationRule
 from sbpair.azure.destinations import DestinationEntity, open_destinations
-from sbpair.emulator.access_tokens import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.rules import SubscriptionRule
 from sbpair.emulator.frontends.http.atom_frontend import AtomFrontend, AtomRequest

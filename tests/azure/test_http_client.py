@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from sbpair import http_tunnel
+from sbpair.amqp_server.tls import tls_for
 from sbpair.azure import http_client
 from sbpair.azure.atom import open_atom
 from sbpair.azure.http_client import HttpClient
 from sbpair.azure.management_errors import NotHttp
-from sbpair.emulator.tls import tls_for
 from sbpair.errors import NetworkRefused
 from sbpair.http_tunnel import client_context
 from sbpair.model.connection_string import endpoint_from_connection_string
@@ -131,7 +131,7 @@ async def test_a_proxy_of_the_environment_is_used_with_tls(
     async with Emulator(options=EmulatorOptions(tls=True)) as emulator:
         found = endpoint_from_connection_string(emulator.ready.namespaces[0].tls_connection_string)
         endpoint = replace(found, ca_file=emulator.ready.ca_file)
-        with tls_for([]) as own:
+        with tls_for("test", []) as own:
             trusted = client_context(str(own.ca_file))
             monkeypatch.setattr(http_tunnel, "client_context", lambda _ca_file: trusted)
             context = own.context if secured else None

@@ -15,11 +15,11 @@ import aiohttp
 import pytest
 
 from sbpair.amqp.message import Header, Properties
+from sbpair.amqp_server.shared_access import AccessRight, AuthorizationRule
 from sbpair.cli.page.documents import PageDocuments
 from sbpair.cli.page.emulator_page import EmulatorSource
 from sbpair.cli.page.overview import KEEP_SECONDS, SAMPLE_SECONDS, EntityRow, NamespaceReading, Overview
 from sbpair.cli.page.pair_source import PairSource
-from sbpair.emulator.access_tokens import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.errors import Unreachable
 from sbpair.runs.database import RunDatabase, StateOwner

@@ -21,8 +21,8 @@ from sbpair.amqp.message import (
     value_body,
 )
 from sbpair.amqp.types import Long, Symbol, Timestamp
+from sbpair.amqp_server.shared_access import AccessRight, AuthorizationRule
 from sbpair.cli.page.emulator_page import page_of
-from sbpair.emulator.access_tokens import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.faults.fault_kinds import KINDS
 from sbpair.testing import Emulator

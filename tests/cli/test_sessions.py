@@ -25,10 +25,10 @@ import pytest
 
 from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
 from sbpair.amqp.types import Char, Int
+from sbpair.amqp_server.shared_access import AccessRight, AuthorizationRule
 from sbpair.backlog import Aliases, write_aliases
 from sbpair.config import load
 from sbpair.config.setting import Flags
-from sbpair.emulator.access_tokens import AccessRight, AuthorizationRule
 from sbpair.replay.archive import Archive
 from sbpair.runs.database import RunDatabase
 from sbpair.runs.run_log import RunEntry

@@ -13,7 +13,7 @@ from websockets.asyncio.client import connect
 
 from sbpair.amqp.connection import ConnectionOpened
 from sbpair.amqp.sasl import SaslClient
-from sbpair.emulator.access_tokens import AuthorizationRule
+from sbpair.amqp_server.shared_access import AuthorizationRule
 from tests.conformance import registry as of
 from tests.conformance.bench import KEY, Bench, access_rule
 from tests.conformance.registry import check

@@ -11,6 +11,7 @@ import pytest
 from sbpair.amqp.message import Sections
 from sbpair.amqp_client.client import connect
 from sbpair.amqp_client.raw_links import RawReceiver
+from sbpair.amqp_server.refusals import NotAllowed, Unauthorized
 from sbpair.doctor import live_checks
 from sbpair.doctor.assumption_checks import CHECKS
 from sbpair.doctor.assumptions import ASSUMED, AssumptionTrial, assumptions, entities
@@ -27,7 +28,6 @@ from sbpair.emulator.entities.topic import TopicEntity
 from sbpair.emulator.faults.fault_points import Fault
 from sbpair.emulator.frontends.amqp.message_links import OutgoingLink
 from sbpair.emulator.server import RequestedNamespace
-from sbpair.emulator.service_errors import NotAllowed, Unauthorized
 from sbpair.management.temporary_queues import open_temporary_queues
 from sbpair.model.report import Outcome
 from sbpair.testing import Emulator

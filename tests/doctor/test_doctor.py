@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from sbpair import doctor
+from sbpair.amqp_server.shared_access import AccessRight, AuthorizationRule
 from sbpair.doctor import CheckSubject
 from sbpair.doctor.check import Check
-from sbpair.emulator.access_tokens import AccessRight, AuthorizationRule
 from sbpair.emulator.faults.fault_points import Fault
 from sbpair.emulator.server import RequestedNamespace
 from sbpair.management.provisioning import provision

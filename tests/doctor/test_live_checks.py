@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from sbpair.amqp_server.shared_access import AccessRight, AuthorizationRule
 from sbpair.doctor import live_checks
 from sbpair.doctor.check import Check, diagnosis_exit_code
-from sbpair.emulator.access_tokens import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.server import RequestedNamespace

@@ -9,7 +9,7 @@ from xml.etree import ElementTree as ET
 from aiohttp import ClientSession
 from yarl import URL
 
-from sbpair.emulator.access_tokens import AuthorizationRule
+from sbpair.amqp_server.shared_access import AuthorizationRule
 from sbpair.testing import Emulator
 from tests.kit.sas import sign
 

@@ -4,11 +4,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from sbpair.amqp.types import Map, Value
+from sbpair.amqp_server.node_links import AmqpRequest, Reply
 from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.entities.sessions import HeldSession
 from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.frontends.amqp import management_operations
-from sbpair.emulator.frontends.amqp.link_endpoints import AmqpRequest, Reply
 
 
 def numbers(messages: Iterable[StoredMessage]) -> list[int]:

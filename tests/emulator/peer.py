@@ -25,8 +25,8 @@ from sbpair.amqp.performatives import (
 from sbpair.amqp.sasl import SaslClient
 from sbpair.amqp.session import Disposed, SessionBegun
 from sbpair.amqp.types import Int, Long, Map, Symbol
+from sbpair.amqp_server.websocket_frontend import SUBPROTOCOLS
 from sbpair.emulator.entities.queue import ROOT_RULE
-from sbpair.emulator.frontends.amqp.websocket_frontend import SUBPROTOCOLS
 from sbpair.emulator.server import Emulator
 
 E = TypeVar("E")

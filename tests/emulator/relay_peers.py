@@ -14,7 +14,7 @@ from aiohttp import ClientResponse, ClientSession, ClientTimeout, ClientWebSocke
 from multidict import CIMultiDict
 from yarl import URL
 
-from sbpair.emulator.access_tokens import AuthorizationRule
+from sbpair.amqp_server.shared_access import AuthorizationRule
 from sbpair.emulator.clock import Clock
 from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.relay.hybrid_connection import HybridConnection, HybridConnectionDescription

@@ -13,7 +13,7 @@ from sbpair.amqp.link import LinkAttached, LinkDetached
 from sbpair.amqp.performatives import Accepted, Source, Target
 from sbpair.amqp.sasl import SaslClient
 from sbpair.amqp.types import Map, Symbol
-from sbpair.emulator.access_tokens import ALL_RIGHTS, AccessRight, AuthorizationRule
+from sbpair.amqp_server.shared_access import ALL_RIGHTS, AccessRight, AuthorizationRule
 from sbpair.emulator.entities.description import QueueDescription, SubscriptionDescription, TopicDescription
 from sbpair.emulator.entities.queue import ROOT_RULE
 from sbpair.emulator.relay.hybrid_connection import HybridConnectionDescription

@@ -9,11 +9,11 @@ from sbpair.amqp.link import Delivery, LinkAttached, LinkDetached
 from sbpair.amqp.message import Header, Properties, Sections, data_body, encode_map, section, value_body
 from sbpair.amqp.performatives import Accepted, Error, Modified, Rejected, Released, Source, Target
 from sbpair.amqp.types import Char, Decimal128, Described, Long, Map, Symbol, Timestamp, UByte, UInt, ULong
-from sbpair.emulator.access_tokens import AccessRight, AuthorizationRule
+from sbpair.amqp_server.node_links import Reply
+from sbpair.amqp_server.shared_access import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.queue import ROOT_RULE
 from sbpair.emulator.frontends.amqp import management_operations
-from sbpair.emulator.frontends.amqp.link_endpoints import Reply
 from tests.emulator.peer import Peer, Stage, open_stage, plain
 from tests.kit.sas import sign
 from tests.kit.waiting import until

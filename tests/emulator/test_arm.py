@@ -9,7 +9,7 @@ import pytest
 from aiohttp import ClientSession
 from yarl import URL
 
-from sbpair.emulator.access_tokens import ARM_AUDIENCES
+from sbpair.emulator.bearer_tokens import ARM_AUDIENCES
 from sbpair.testing import Emulator, EmulatorOptions
 from tests.emulator.test_arm_sdk import SUBSCRIPTION
 from tests.kit.async_tests import InLoop

@@ -17,7 +17,7 @@ from azure.mgmt.servicebus import ServiceBusManagementClient as SyncClient
 from azure.mgmt.servicebus.aio import ServiceBusManagementClient
 from azure.mgmt.servicebus.models import SBAuthorizationRule, SBQueue, SBSubscription, SBTopic
 
-from sbpair.emulator.access_tokens import ARM_AUDIENCES
+from sbpair.emulator.bearer_tokens import ARM_AUDIENCES
 from sbpair.testing import Emulator, EmulatorOptions
 
 SUBSCRIPTION = "00000000-0000-0000-0000-000000000000"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sbpair.emulator.access_tokens import AccessRight, AuthorizationRule
+from sbpair.amqp_server.shared_access import AccessRight, AuthorizationRule
 from tests.emulator.atom_client import ATOM, Manager, elements_of, entry, open_manager, read, sub_code
 from tests.emulator.peer import raw_connection
 

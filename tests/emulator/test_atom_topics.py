@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sbpair.amqp_server.refusals import ArgumentInvalid
 from sbpair.emulator.entities.rules import SqlAction, SubscriptionRule
 from sbpair.emulator.frontends.http import atom_xml
 from sbpair.emulator.frontends.http.atom_xml import read_rule, rule_xml
-from sbpair.emulator.service_errors import ArgumentInvalid
 from sbpair.rules.filters import CorrelationRuleFilter, SqlRuleFilter
 from sbpair.rules.values import RuleInvalid, read_typed
 from tests.emulator.atom_client import Manager, elements_of, entry, sub_code

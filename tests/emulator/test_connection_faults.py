@@ -109,7 +109,7 @@ async def test_latency_delays_answers_in_order(scene: Scene) -> None:
                 await another.receiver("orders")
         await sender.send(MESSAGE)
         points = scene.namespace.fault_points
-        await until(lambda: [each.output.faults for each in points.connections] == [None])
+        await until(lambda: [each.faults for each in points.connections] == [None])
 
 
 async def test_an_accepted_send_is_never_acknowledged(scene: Scene) -> None:

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from sbpair.emulator.access_tokens import AccessRight, AuthorizationRule
+from sbpair.amqp_server.refusals import ArgumentInvalid
+from sbpair.amqp_server.shared_access import AccessRight, AuthorizationRule
 from sbpair.emulator.clock import ManualClock
 from sbpair.emulator.entities.description import (
     QUEUE,
@@ -20,7 +21,6 @@ from sbpair.emulator.entities.description import (
 )
 from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.frontends.http.management_parts import queues_of
-from sbpair.emulator.service_errors import ArgumentInvalid
 
 FOR_EVER = "P10675199DT2H48M5.4775807S"
 

@@ -12,6 +12,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from sbpair import timespan
 from sbpair.amqp.message import Sections
+from sbpair.amqp_server.refusals import NotAllowed
 from sbpair.emulator.clock import NEVER, ManualClock
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.namespace import Namespace
@@ -20,7 +21,6 @@ from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.service_errors import (
     MessageLockExpired,
     MessageNotFound,
-    NotAllowed,
     SessionCannotBeLocked,
     SessionLockExpired,
 )

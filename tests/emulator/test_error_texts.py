@@ -7,7 +7,7 @@ import pytest
 from sbpair.amqp.message import Properties, data_body
 from sbpair.amqp.performatives import Rejected
 from sbpair.amqp.types import Int, Long, Map
-from sbpair.emulator.access_tokens import AuthorizationRule
+from sbpair.amqp_server.shared_access import AuthorizationRule
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.timespan import TICKS_PER_SECOND

@@ -2,12 +2,12 @@
 
 import pytest
 
-from sbpair.emulator.access_tokens import is_within
+from sbpair.amqp_server.refusals import ServerBusy
+from sbpair.amqp_server.shared_access import is_within
 from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.faults.fault_kinds import KINDS, BadField, FaultUnknown
 from sbpair.emulator.faults.fault_points import Fault
 from sbpair.emulator.frontends.amqp.connection_faults import FrameCounter
-from sbpair.emulator.service_errors import ServerBusy
 
 OTHER_THAN_ONE = {"entity": "orders", "status": 500, "method": "PUT", "mode": "500"}
 

@@ -60,12 +60,12 @@ from sbpair.amqp.types import (
     ULong,
     UShort,
 )
+from sbpair.amqp_server.server_connection import MAX_OUTPUT
 from sbpair.emulator.clock import ManualClock
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.frontends.amqp import link_owner
 from sbpair.emulator.frontends.amqp.amqp_connection import AmqpConnection
-from sbpair.emulator.frontends.amqp.link_owner import MAX_OUTPUT
 from sbpair.errors import ProtocolError
 from tests.emulator.peer import ROOT_SIGN_IN
 

@@ -21,7 +21,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from yarl import URL
 
-from sbpair.emulator.access_tokens import ARM_AUDIENCES, AuthorizationRule
+from sbpair.amqp_server.shared_access import AuthorizationRule
+from sbpair.emulator.bearer_tokens import ARM_AUDIENCES
 from sbpair.testing import Emulator, EmulatorOptions
 from tests.emulator import atom_client
 from tests.emulator.peer import raw_connection

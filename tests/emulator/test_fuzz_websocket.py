@@ -4,7 +4,6 @@ No error is swallowed, output has a bound, and a correct client is served afterw
 """
 
 import asyncio
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -14,8 +13,8 @@ from hypothesis import strategies as st
 from websockets.frames import Opcode
 from websockets.protocol import Protocol, Side
 
+from sbpair.amqp_server.websocket_frontend import WebSocketFrontend
 from sbpair.emulator.frontends.amqp.amqp_connection import AmqpConnection
-from sbpair.emulator.frontends.amqp.websocket_frontend import WebSocketFrontend
 from tests.emulator.test_fuzz_amqp import (
     CONVERSATIONS,
     LONG,
@@ -97,7 +96,7 @@ class Listener(asyncio.Protocol):
 async def test_any_frames_carry_the_same_stream(conversation: tuple[bytes, list[bytes]], data: Any) -> None:
     said, frames = conversation
     listener = Listener()
-    transport = Memory(WebSocketFrontend(lambda: listener))
+    transport = Memory(WebSocketFrontend(listener))
     asked = handshake()
     for start, end in pairwise(cuts(data.draw, len(asked))):
         transport.hear(asked[start:end])
@@ -120,6 +119,6 @@ def test_broken_frames_harm_no_other_client(caplog: pytest.LogCaptureFixture, ef
     @effort
     @given(broken_conversations())
     def attack(reads: list[bytes]) -> None:
-        survive(caplog, reads, lambda namespace: WebSocketFrontend(partial(AmqpConnection, namespace)))
+        survive(caplog, reads, lambda namespace: WebSocketFrontend(AmqpConnection(namespace)))
 
     attack()

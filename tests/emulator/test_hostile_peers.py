@@ -16,8 +16,7 @@ from sbpair.amqp.link import LinkDetached
 from sbpair.amqp.message import Sections, data_body, encode_map, value_body
 from sbpair.amqp.performatives import Attach, Begin, Flow, Open, SaslInit, Source, Target
 from sbpair.amqp.types import Long, Map
-from sbpair.emulator import admission
-from sbpair.emulator.frontends.amqp import amqp_connection
+from sbpair.amqp_server import admission, server_connection
 from sbpair.emulator.frontends.amqp.message_links import OVERSIZE_FACTOR
 from tests.emulator.peer import Stage
 
@@ -148,7 +147,7 @@ async def test_slow_bytes_are_cut_off(stage: Stage, monkeypatch: pytest.MonkeyPa
 
 
 async def test_too_many_links_are_cut_off(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(amqp_connection, "MAX_LINKS", 20)
+    monkeypatch.setattr(server_connection, "MAX_LINKS", 20)
     async with served(stage):
         reader, writer = await raw(stage)
         writer.write(BEGUN)

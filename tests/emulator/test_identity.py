@@ -18,7 +18,7 @@ from azure.servicebus.exceptions import ServiceBusConnectionError
 from azure.servicebus.management import ServiceBusAdministrationClient
 
 from sbpair.amqp.link import LinkDetached
-from sbpair.emulator.access_tokens import ARM_AUDIENCES, AUDIENCE, Bearers, read_jwt, tenant_of
+from sbpair.emulator.bearer_tokens import ARM_AUDIENCES, AUDIENCE, Bearers, read_jwt, tenant_of
 from sbpair.emulator.clock import ManualClock, token_ms
 from sbpair.emulator.server import Ready, ReadyNamespace
 from sbpair.testing import Emulator, EmulatorOptions, EmulatorThread

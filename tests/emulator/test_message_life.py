@@ -10,6 +10,7 @@ from sbpair import timespan
 from sbpair.amqp.message import Properties, Sections
 from sbpair.amqp.performatives import Error, Modified, Rejected
 from sbpair.amqp.types import Array, Map
+from sbpair.amqp_server.refusals import ArgumentInvalid, NotAllowed, ServiceUnavailable
 from sbpair.emulator.clock import NEVER
 from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.entities.description import SubscriptionDescription
@@ -17,13 +18,7 @@ from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.emulator.entities.stored_message import DEFERRED, StoredMessage
 from sbpair.emulator.entities.subqueue import SubQueue
 from sbpair.emulator.frontends.amqp.message_links import settle_all
-from sbpair.emulator.service_errors import (
-    ArgumentInvalid,
-    EntityNotFound,
-    NotAllowed,
-    OperationTimedOut,
-    ServiceUnavailable,
-)
+from sbpair.emulator.service_errors import EntityNotFound, OperationTimedOut
 from tests.emulator.consumers import CreditConsumer, SessionWaiter, ask
 
 MINUTE = 60_000

@@ -13,7 +13,7 @@ from azure.servicebus import ServiceBusClient, ServiceBusMessage, TransportType
 from azure.servicebus.exceptions import ServiceBusError
 from azure.servicebus.management import ServiceBusAdministrationClient
 
-from sbpair.emulator.access_tokens import ARM_AUDIENCES
+from sbpair.emulator.bearer_tokens import ARM_AUDIENCES
 from sbpair.emulator.clock import token_ms
 from sbpair.testing import EmulatedNamespace, EmulatorOptions, EmulatorThread
 from tests.emulator.peer import Stage, plain

@@ -15,7 +15,7 @@ from azure.servicebus.exceptions import (
     ServiceBusQuotaExceededError,
 )
 
-from sbpair.emulator.access_tokens import AccessRight, AuthorizationRule
+from sbpair.amqp_server.shared_access import AccessRight, AuthorizationRule
 from tests.kit.running import NAMESPACE
 from tests.kit.sas import sign
 

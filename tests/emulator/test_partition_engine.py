@@ -3,13 +3,14 @@
 import pytest
 
 from sbpair.amqp.message import data_body
+from sbpair.amqp_server.refusals import NotAllowed
 from sbpair.emulator.entities.description import PREMIUM, QueueDescription
 from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.entities.partitions import partition_of
 from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.entities.transaction import SendVia
 from sbpair.emulator.faults.fault_kinds import Faults
-from sbpair.emulator.service_errors import MessageLockExpired, NotAllowed, OperationTimedOut
+from sbpair.emulator.service_errors import MessageLockExpired, OperationTimedOut
 from tests.emulator.consumers import CreditConsumer, SessionWaiter
 
 MINUTE = 60_000

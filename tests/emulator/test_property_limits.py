@@ -18,8 +18,8 @@ from sbpair.amqp.message import (
 )
 from sbpair.amqp.performatives import Accepted, Rejected
 from sbpair.amqp.types import Array, Described, Int, Long, Map, Symbol, Timestamp, Value
+from sbpair.amqp_server.refusals import MessageTooLarge
 from sbpair.emulator.entities.service_envelope import MAX_PROPERTIES_BYTES, MAX_PROPERTY_BYTES, read_message
-from sbpair.emulator.service_errors import MessageTooLarge
 from tests.emulator.peer import Peer, plain
 
 TOO_LARGE, INTERNAL = "amqp:link:message-size-exceeded", "amqp:internal-error"

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import ClientWebSocketResponse, WSMsgType
 from websockets.frames import Close, Frame
 
-from sbpair.emulator.access_tokens import AccessRight, AuthorizationRule
+from sbpair.amqp_server.shared_access import AccessRight, AuthorizationRule
 from tests.emulator.relay_peers import PATH, RelayBench, RelayPeer
 from tests.emulator.test_websocket import CLOSE, PING, TEXT, RawSocket, frame, handshake, opened
 from tests.kit.waiting import until

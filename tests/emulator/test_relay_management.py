@@ -9,7 +9,8 @@ from azure.core.exceptions import HttpResponseError, ResourceNotFoundError
 from azure.mgmt.relay.aio import RelayAPIMgmtClient
 from azure.mgmt.relay.models import AuthorizationRule, HybridConnection, RegenerateAccessKeyParameters
 
-from sbpair.emulator.service_errors import ArgumentInvalid, EntityExists
+from sbpair.amqp_server.refusals import ArgumentInvalid
+from sbpair.emulator.service_errors import EntityExists
 from sbpair.testing import Emulator, EmulatorOptions
 from sbpair.testing.emulator_thread import read_declaration
 from tests.emulator.relay_peers import RelayBench, open_bench

@@ -11,8 +11,9 @@ import pytest
 from aiohttp import WSMsgType, WSServerHandshakeError
 from yarl import URL
 
-from sbpair.emulator import port
-from sbpair.emulator.access_tokens import AUDIENCE, AccessRight, AuthorizationRule
+from sbpair.amqp_server.shared_access import AccessRight, AuthorizationRule
+from sbpair.emulator import namespace_port
+from sbpair.emulator.bearer_tokens import AUDIENCE
 from sbpair.emulator.clock import ManualClock
 from sbpair.emulator.relay.hybrid_connection import AUDIENCES, MAX_LISTENERS
 from tests.emulator.relay_peers import PATH, RelayBench, encoded, open_bench
@@ -108,7 +109,7 @@ async def test_a_connection_that_no_listener_accepts_in_time_fails(bench: RelayB
 
 
 async def test_an_emulator_stops_at_once_with_senders_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(port, "STOP_SECONDS", 3600)
+    monkeypatch.setattr(namespace_port, "STOP_SECONDS", 3600)
     async with open_bench() as bench:
         # It would connect again while the port closes.
         bench.session._retry_connection = False

@@ -32,9 +32,9 @@ from sbpair.amqp.types import (
     UShort,
     same,
 )
+from sbpair.amqp_server.refusals import ArgumentInvalid
 from sbpair.emulator.entities.rules import SqlAction, StoredView, SubscriptionRule, select_copies, selects_all
 from sbpair.emulator.entities.stored_message import StoredMessage
-from sbpair.emulator.service_errors import ArgumentInvalid
 from sbpair.rules.compiler import Compiler, Dialect
 from sbpair.rules.filters import (
     CorrelationRuleFilter,

@@ -6,12 +6,12 @@ from urllib.parse import quote, quote_plus
 
 import pytest
 
-from sbpair.emulator.access_tokens import ALL_RIGHTS, AccessRight, AuthorizationRule, signature
+from sbpair.amqp_server.refusals import Unauthenticated, Unauthorized
+from sbpair.amqp_server.shared_access import ALL_RIGHTS, AccessRight, AuthorizationRule, signature
 from sbpair.emulator.clock import ManualClock
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.entities.queue import ROOT_RULE
-from sbpair.emulator.service_errors import Unauthenticated, Unauthorized
 from tests.kit.sas import sign
 
 SOON = ManualClock().now_ms() // 1000 + 60

@@ -40,7 +40,7 @@ def connected(emulator: Emulator, name: str = "contoso") -> Any:
 @pytest.fixture(autouse=True)
 def parrots(monkeypatch: pytest.MonkeyPatch) -> None:
     """Answer AMQP by an echo: these tests are about ports."""
-    monkeypatch.setattr("sbpair.emulator.port.AmqpConnection", lambda *_: Echo())
+    monkeypatch.setattr("sbpair.emulator.namespace_port.AmqpConnection", lambda *_: Echo())
 
 
 def parrot_emulator(*names: str) -> Emulator:

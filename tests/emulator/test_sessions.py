@@ -5,14 +5,11 @@ import sys
 import pytest
 
 from sbpair.amqp.message import Sections
+from sbpair.amqp_server.refusals import ArgumentInvalid, NotAllowed
 from sbpair.emulator.clock import NEVER
 from sbpair.emulator.entities.description import SubscriptionDescription
 from sbpair.emulator.entities.stored_message import StoredMessage
-from sbpair.emulator.service_errors import (
-    ArgumentInvalid,
-    NotAllowed,
-    SessionLockExpired,
-)
+from sbpair.emulator.service_errors import SessionLockExpired
 from tests.emulator.consumers import CreditConsumer, SessionWaiter, ask, numbers
 
 MINUTE = 60_000

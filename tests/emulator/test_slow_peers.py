@@ -17,8 +17,8 @@ from aiohttp import web
 
 from sbpair.amqp.frames import AMQP_HEADER, SASL_HEADER
 from sbpair.amqp.message import data_body
-from sbpair.emulator import admission
-from sbpair.emulator.admission import (
+from sbpair.amqp_server import admission
+from sbpair.amqp_server.admission import (
     ACCEPT_AGAIN_SECONDS,
     HEAD_SECONDS,
     LOG_SECONDS,

@@ -22,7 +22,8 @@ from sbpair.amqp.message import (
     encode_map,
 )
 from sbpair.amqp.types import Int, Map, Symbol, Timestamp, UInt
-from sbpair.emulator.access_tokens import AccessRight, AuthorizationRule
+from sbpair.amqp_server.refusals import ServiceError
+from sbpair.amqp_server.shared_access import AccessRight, AuthorizationRule
 from sbpair.emulator.clock import ManualClock
 from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.entities.description import QueueDescription, SubscriptionDescription, TopicDescription
@@ -32,7 +33,6 @@ from sbpair.emulator.entities.sessions import SessionMessages
 from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.entities.subqueue import SubQueue
 from sbpair.emulator.entities.transaction import SendVia, Transaction
-from sbpair.emulator.service_errors import ServiceError
 from sbpair.rules.filters import CorrelationRuleFilter, FalseRuleFilter, SqlRuleFilter
 from sbpair.rules.values import from_amqp, read_typed
 from sbpair.timespan import TICKS_PER_SECOND

@@ -9,10 +9,10 @@ from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import ServiceBusServerBusyError
 
 from sbpair.amqp_client.client import connect
+from sbpair.amqp_server.refusals import ServerBusy
 from sbpair.emulator.entities.description import SubscriptionDescription
 from sbpair.emulator.entities.rules import SubscriptionRule
 from sbpair.emulator.faults.fault_points import CreditBudget
-from sbpair.emulator.service_errors import ServerBusy
 from sbpair.errors import Throttled, Unreachable
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.testing import Emulator, EmulatorOptions, ManualClock

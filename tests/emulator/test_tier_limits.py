@@ -4,6 +4,7 @@ import pytest
 
 from sbpair import timespan
 from sbpair.amqp.message import Sections
+from sbpair.amqp_server.refusals import ArgumentInvalid, EntityFull, MessageTooLarge
 from sbpair.emulator.clock import ManualClock
 from sbpair.emulator.entities.description import (
     BASIC,
@@ -21,7 +22,6 @@ from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.frontends.http import atom_xml
 from sbpair.emulator.frontends.http.management_parts import queues_of
 from sbpair.emulator.server import Emulator, RequestedNamespace
-from sbpair.emulator.service_errors import ArgumentInvalid, EntityFull, MessageTooLarge
 from sbpair.errors import UsageError
 
 DAY = timespan.TICKS_PER_DAY

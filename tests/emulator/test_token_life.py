@@ -10,7 +10,7 @@ from aiohttp import ClientSession
 
 from sbpair.amqp.link import LinkDetached
 from sbpair.amqp.types import Map
-from sbpair.emulator.access_tokens import ARM_AUDIENCES
+from sbpair.emulator.bearer_tokens import ARM_AUDIENCES
 from sbpair.emulator.clock import ManualClock, token_ms
 from sbpair.emulator.relay.hybrid_connection import HybridConnection
 from sbpair.testing import Emulator, EmulatorOptions

@@ -5,15 +5,9 @@ import json
 import pytest
 from aiohttp import ClientSession
 
-from sbpair.emulator.access_tokens import (
-    ALL_RIGHTS,
-    AUDIENCE,
-    LIFE_SECONDS,
-    Bearers,
-    base64url_encode,
-    read_jwt,
-)
-from sbpair.emulator.service_errors import Unauthenticated
+from sbpair.amqp_server.refusals import Unauthenticated
+from sbpair.amqp_server.shared_access import ALL_RIGHTS
+from sbpair.emulator.bearer_tokens import AUDIENCE, LIFE_SECONDS, Bearers, base64url_encode, read_jwt
 from sbpair.testing import Emulator, EmulatorOptions
 
 NOW = 1_767_225_600_000

@@ -6,20 +6,14 @@ import pytest
 
 from sbpair.amqp.message import APPLICATION_PROPERTIES, MESSAGE_ANNOTATIONS, Properties, Sections, encode_map
 from sbpair.amqp.types import Array, Described, Int, Map, Timestamp, ULong, Value
+from sbpair.amqp_server.refusals import EntityFull, MessageTooLarge, NotAllowed, ServiceError
 from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.entities.description import SubscriptionDescription, TopicDescription
 from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.entities.rules import SqlAction, SubscriptionRule
 from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.entities.topic import SubscriptionEntity, TopicEntity
-from sbpair.emulator.service_errors import (
-    EntityExists,
-    EntityFull,
-    EntityNotFound,
-    MessageTooLarge,
-    NotAllowed,
-    ServiceError,
-)
+from sbpair.emulator.service_errors import EntityExists, EntityNotFound
 from sbpair.rules.filters import CorrelationRuleFilter, FalseRuleFilter, SqlRuleFilter, TrueRuleFilter
 from sbpair.rules.values import from_amqp
 from sbpair.timespan import TICKS_PER_SECOND

@@ -9,6 +9,7 @@ import pytest
 
 from sbpair.amqp.message import Sections, data_body, encode_map
 from sbpair.amqp.types import Map, Symbol
+from sbpair.amqp_server.refusals import EntityFull, MessageTooLarge, NotAllowed
 from sbpair.emulator.clock import ManualClock
 from sbpair.emulator.entities.description import MEGABYTE
 from sbpair.emulator.entities.namespace import Namespace
@@ -16,14 +17,7 @@ from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.entities.transaction import MAX_MESSAGES, SendVia, Transaction
 from sbpair.emulator.faults.fault_kinds import Faults
-from sbpair.emulator.service_errors import (
-    EntityDisabled,
-    EntityFull,
-    MessageTooLarge,
-    NotAllowed,
-    SessionLockExpired,
-    TransactionRolledBack,
-)
+from sbpair.emulator.service_errors import EntityDisabled, SessionLockExpired, TransactionRolledBack
 from sbpair.timespan import parse
 
 MINUTE = 60_000

@@ -9,8 +9,8 @@ import pytest
 from aiohttp import web
 
 from sbpair.amqp.message import Sections
+from sbpair.amqp_server.host_names import HostNames
 from sbpair.emulator.entities.stored_message import StoredMessage
-from sbpair.emulator.host_names import HostNames
 from sbpair.errors import UsageError
 from sbpair.operating_system import listen
 from sbpair.testing import Emulator, EmulatorOptions

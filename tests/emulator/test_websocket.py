@@ -5,7 +5,6 @@ import logging
 import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import cast
 
 import pytest
@@ -15,10 +14,10 @@ from websockets.protocol import Protocol, Side
 from sbpair.amqp.link import CreditChanged
 from sbpair.amqp.message import data_body
 from sbpair.amqp.session import Disposed
-from sbpair.emulator import port
-from sbpair.emulator.frontends.amqp import websocket_frontend
-from sbpair.emulator.frontends.amqp.link_owner import MAX_OUTPUT
-from sbpair.emulator.frontends.amqp.websocket_frontend import MAX_MESSAGE, MAX_PAYLOAD, WebSocketFrontend
+from sbpair.amqp_server import websocket_frontend
+from sbpair.amqp_server.server_connection import MAX_OUTPUT
+from sbpair.amqp_server.websocket_frontend import MAX_MESSAGE, MAX_PAYLOAD, WebSocketFrontend
+from sbpair.emulator import namespace_port
 from sbpair.testing import Emulator
 from tests.emulator.peer import Echo, Stage, raw_connection
 from tests.emulator.test_hostile_peers import served
@@ -116,8 +115,11 @@ async def opened(emulator: Emulator, *, upgrade: bool = True) -> AsyncIterator[R
 @asynccontextmanager
 async def serving(above: type[asyncio.Protocol]) -> AsyncIterator[RawSocket]:
     """Connect to a frontend whose AMQP is another protocol."""
-    make = partial(WebSocketFrontend, above)
-    async with await asyncio.get_running_loop().create_server(make, "127.0.0.1", 0) as server, asyncio.timeout(SECONDS):
+    loop = asyncio.get_running_loop()
+    async with (
+        await loop.create_server(lambda: WebSocketFrontend(above()), "127.0.0.1", 0) as server,
+        asyncio.timeout(SECONDS),
+    ):
         host, port = server.sockets[0].getsockname()
         async with raw_connection(f"{host}:{port}") as streams:
             yield RawSocket(*streams)
@@ -125,7 +127,7 @@ async def serving(above: type[asyncio.Protocol]) -> AsyncIterator[RawSocket]:
 
 @pytest.fixture
 def echo(monkeypatch: pytest.MonkeyPatch) -> InLoop:
-    monkeypatch.setattr(port, "AmqpConnection", lambda *_: Echo())
+    monkeypatch.setattr(namespace_port, "AmqpConnection", lambda *_: Echo())
     return InLoop(lambda: Emulator([("contoso", 0)]))
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from sbpair.amqp_client.client import connect
 from sbpair.amqp_client.raw_links import ACCEPTED, RELEASED, RawReceiver, dead_letter
+from sbpair.amqp_server.refusals import ServiceError
 from sbpair.emulator.faults.fault_kinds import Faults
-from sbpair.emulator.service_errors import ServiceError
 from sbpair.errors import MessageLockLost
 from sbpair.move import events
 from sbpair.move.raw_source import RawSource

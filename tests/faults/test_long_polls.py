@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sbpair.emulator.frontends.amqp.link_owner import Claims
+from sbpair.amqp_server.claims import Claims
 from sbpair.move import events
 from tests.faults.simulation.stage import Asked, Stage, played
 

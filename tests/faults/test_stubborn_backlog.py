@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from sbpair.emulator.service_errors import ServiceError
+from sbpair.amqp_server.refusals import ServiceError
 from sbpair.move.settlement import DEAD_LETTER_TRIES
 from tests.faults.simulation.stage import Stage, play, played
 

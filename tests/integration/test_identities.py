@@ -14,7 +14,7 @@ from sbpair.azure.atom import open_atom
 from sbpair.azure.identity_tokens import GRACE_SECONDS, BlockingTokens
 from sbpair.backlog import queue_path
 from sbpair.config import load_pair
-from sbpair.emulator.access_tokens import Bearers
+from sbpair.emulator.bearer_tokens import Bearers
 from sbpair.model.pair import SIDES, Identity, Pair, pair_variables
 from sbpair.replay.run_description import NamespaceAccess
 from sbpair.syphon import runner

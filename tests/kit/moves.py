@@ -8,7 +8,7 @@ from typing import Any
 
 from sbpair.amqp import splice
 from sbpair.amqp.message import Sections
-from sbpair.emulator.access_tokens import AccessRight, AuthorizationRule
+from sbpair.amqp_server.shared_access import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.description import QueueDescription, SubscriptionDescription
 from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.emulator.entities.stored_message import DeadLetterReason, StoredMessage

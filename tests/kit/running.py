@@ -6,7 +6,7 @@ from collections.abc import Coroutine, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Any, TypeVar
 
-from sbpair.emulator.access_tokens import AuthorizationRule
+from sbpair.amqp_server.shared_access import AuthorizationRule
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.entities.queue import QueueEntity

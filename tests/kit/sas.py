@@ -3,7 +3,7 @@
 import base64
 from urllib.parse import quote
 
-from sbpair.emulator.access_tokens import SCHEME, AuthorizationRule, signature
+from sbpair.amqp_server.shared_access import SCHEME, AuthorizationRule, signature
 
 
 def sign(rule: AuthorizationRule, resource: str, expiry_s: int) -> str:

@@ -15,7 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from sbpair.emulator.tls import tls_for
+from sbpair.amqp_server.tls import tls_for
 from tests.kit.proxy import running_proxy
 
 HOSTS = ("secretmanager.googleapis.com", "orders-kv.vault.azure.net")
@@ -60,7 +60,7 @@ class SecretManagers:
 async def secret_managers(secrets: dict[str, str]) -> AsyncIterator[SecretManagers]:
     found = SecretManagers(secrets)
     with ExitStack() as stack:
-        tls = stack.enter_context(tls_for(HOSTS))
+        tls = stack.enter_context(tls_for("key vault", HOSTS))
         plain = stack.enter_context(_served(found))
         encrypted = stack.enter_context(_served(found, tls.context))
         async with running_proxy() as proxy:

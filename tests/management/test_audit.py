@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from sbpair.amqp_client.client import AmqpClient
+from sbpair.amqp_server.shared_access import AccessRight, AuthorizationRule
 from sbpair.backlog import queue_path
-from sbpair.emulator.access_tokens import AccessRight, AuthorizationRule
 from sbpair.errors import ServiceRefused
 from sbpair.management.audit_findings import Audit, AuditFinding, ReasonCount, Unseen, audit_exit_code
 from sbpair.management.auditing import audit

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from sbpair.emulator.access_tokens import AccessRight, AuthorizationRule
+from sbpair.amqp_server.shared_access import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.description import QueueDescription, SubscriptionDescription
 from sbpair.management.audit_findings import AuditFinding
 from sbpair.management.auditing import audit

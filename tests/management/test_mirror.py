@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from sbpair import errors
+from sbpair.amqp_server.shared_access import AccessRight, AuthorizationRule
 from sbpair.azure.atom import open_atom
 from sbpair.backlog import queue_spec
-from sbpair.emulator.access_tokens import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.rules import SubscriptionRule as EmulatedRule
 from sbpair.management.audit_findings import audit_exit_code
 from sbpair.management.auditing import audit

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from sbpair import errors
+from sbpair.amqp_server.shared_access import AccessRight, AuthorizationRule
 from sbpair.azure.atom import AtomNamespace, open_atom
-from sbpair.emulator.access_tokens import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.description import QueueDescription, TopicDescription
 from sbpair.emulator.entities.rules import SubscriptionRule as EmulatedRule
 from sbpair.management.calls import Listed

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sbpair import errors
+from sbpair.amqp_server.shared_access import AccessRight, AuthorizationRule
 from sbpair.azure.atom import open_atom
-from sbpair.emulator.access_tokens import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.emulator.service_errors import EntityDisabled

@@ -14,7 +14,7 @@ from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 import sbpair
-from sbpair.emulator.access_tokens import AccessRight
+from sbpair.amqp_server.shared_access import AccessRight
 from sbpair.metrics.live_figures import MAX_DESTINATIONS, OTHERS, LiveFigures
 from sbpair.metrics.run_metrics import renderer
 from sbpair.move import events

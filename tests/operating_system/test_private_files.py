@@ -19,7 +19,7 @@ from pathlib import Path
 from sbpair.config.file import create_file
 from sbpair.emulator.server import Ready, write_ready_file
 from sbpair.emulator.storage.data_file import open_file
-from sbpair.emulator.tls import tls_for
+from sbpair.amqp_server.tls import tls_for
 from sbpair.failover.outbox import Outbox
 from sbpair.operating_system import files
 from sbpair.replay.archive import Archive
@@ -39,7 +39,7 @@ def write(root):
         enter(closing(Outbox(root / "own" / "folder" / "outbox.db", PAIR))).put("orders", [b"message"])
         enter(closing(KeyStore(root / "own" / "keys.db", Window(), {}))).mark("key", KeyStatus.DONE, 0.0)
         enter(closing(open_file(root / "own" / "data.db")))
-        enter(tls_for([], root / "own" / "ca.pem"))
+        enter(tls_for("test", [], root / "own" / "ca.pem"))
         archive = Archive(f"file:{root}/archive/below", "run")
         archive.create()
         archive.write("segments/q/1.parquet", b"")

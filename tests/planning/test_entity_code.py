@@ -24,7 +24,7 @@ from yarl import URL
 
 from sbpair.azure.descriptions import name_of
 from sbpair.backlog import queue_path
-from sbpair.emulator.access_tokens import ARM_AUDIENCES
+from sbpair.emulator.bearer_tokens import ARM_AUDIENCES
 from sbpair.errors import NameInvalid, UsageError
 from sbpair.management.entities_file import EntitiesDocument, parse_entities
 from sbpair.management.provisioning import provision

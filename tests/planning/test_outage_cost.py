@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sbpair.amqp_server.shared_access import AccessRight, AuthorizationRule
 from sbpair.backlog import queue_spec
-from sbpair.emulator.access_tokens import AccessRight, AuthorizationRule
 from sbpair.errors import NotAuthenticated, UsageError
 from sbpair.management import create_queue
 from sbpair.management.provisioning import provision

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
+from sbpair.amqp_server.shared_access import AccessRight, AuthorizationRule
 from sbpair.backlog import Aliases, queue_path, write_aliases
-from sbpair.emulator.access_tokens import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.description import INT32_MAX, QueueDescription
 from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.emulator.entities.stored_message import LOCKED, DeadLetterReason, StoredMessage

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from sbpair.amqp_server.shared_access import AccessRight, AuthorizationRule
 from sbpair.config import load_pair
-from sbpair.emulator.access_tokens import AccessRight, AuthorizationRule
 from sbpair.service.service_definition import ServiceDefinition, definition_text
 from tests.cli.test_runs import BACKLOG, Pair, open_pair
 from tests.kit.command import environment

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbpair.amqp.message import Sections
-from sbpair.emulator.access_tokens import AccessRight, AuthorizationRule
+from sbpair.amqp_server.shared_access import AccessRight, AuthorizationRule
 from sbpair.errors import MachineLacks, NotAuthorized, Unreachable, UsageError
 from sbpair.spark import write_task
 from sbpair.spark.row_messages import MAX_REASONS, CheckCounts, RowMessage, RowSpool, check_rows

@@ -11,7 +11,7 @@ import pytest
 
 from sbpair.backlog import queue_path
 from sbpair.config import load_pair
-from sbpair.emulator.access_tokens import Bearers
+from sbpair.emulator.bearer_tokens import Bearers
 from sbpair.model.pair import Identity, Pair
 from sbpair.syphon import runner
 from sbpair.syphon.run_request import syphon_request

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sbpair.amqp_server.shared_access import AccessRight
 from sbpair.azure.atom import open_atom
-from sbpair.emulator.access_tokens import AccessRight
 from sbpair.emulator.entities.description import QueueDescription, SubscriptionDescription
 from sbpair.errors import NotAuthorized
 from sbpair.move.receipt import Tally

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from sbpair.amqp_server.shared_access import AccessRight
 from sbpair.backlog import queue_path
-from sbpair.emulator.access_tokens import AccessRight
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.frontends.amqp.message_links import OutgoingLink
 from sbpair.move import events, raw_source

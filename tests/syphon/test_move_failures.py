@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from sbpair.amqp_server.shared_access import AccessRight
 from sbpair.cli.render.receipt import backing_off_lines
-from sbpair.emulator.access_tokens import AccessRight
 from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.move.message.dead_letters import dead_letter_path
 from tests.kit.moves import World, bury, ids, peeked, stored, world

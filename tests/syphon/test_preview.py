@@ -9,9 +9,9 @@ import pytest
 from sbpair import errors
 from sbpair.amqp.types import Int, Long
 from sbpair.amqp_client.client import AmqpClient
+from sbpair.amqp_server.shared_access import AccessRight
 from sbpair.azure.destinations import DestinationEntity
 from sbpair.backlog import queue_path
-from sbpair.emulator.access_tokens import AccessRight
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.rules import SubscriptionRule
 from sbpair.move.filter import MessageFilter

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sbpair.emulator.access_tokens import AccessRight
+from sbpair.amqp_server.shared_access import AccessRight
 from sbpair.errors import NotAuthorized, UsageError
 from sbpair.move.events import QueueProgress, RampProgress
 from sbpair.move.message.dead_letters import dead_letter_path

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sbpair.emulator.access_tokens import AccessRight, AuthorizationRule
+from sbpair.amqp_server.shared_access import AccessRight, AuthorizationRule
 from sbpair.errors import Unsafe
 from sbpair.model.pair import SasKey
 from sbpair.status import LostPrimary, read_lost_primary, read_status

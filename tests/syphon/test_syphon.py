@@ -10,8 +10,8 @@ from sbpair import errors
 from sbpair.amqp import codec
 from sbpair.amqp.message import Sections, section
 from sbpair.amqp.types import Int, Long, Timestamp
+from sbpair.amqp_server.shared_access import AccessRight
 from sbpair.backlog import queue_path
-from sbpair.emulator.access_tokens import AccessRight
 from sbpair.emulator.entities import description, service_envelope
 from sbpair.move import events, raw_destination
 from tests.kit.moves import ids

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from sbpair import errors
+from sbpair.amqp_server.shared_access import AccessRight
 from sbpair.backlog import queue_path
-from sbpair.emulator.access_tokens import AccessRight
 from sbpair.move import destination_sender, events
 from sbpair.move.receipt import MissingDestination, RemainingMessages, Tally
 from sbpair.runs.database import RunDatabase

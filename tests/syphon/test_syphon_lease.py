@@ -9,7 +9,7 @@ import pytest
 from sbpair.amqp.link import LinkAttaching, terminus_address
 from sbpair.amqp.performatives import Source
 from sbpair.amqp_client.client import connect
-from sbpair.emulator.access_tokens import AccessRight
+from sbpair.amqp_server.shared_access import AccessRight
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.errors import (
     EntityMissing,

@@ -7,7 +7,7 @@ import pytest
 
 from sbpair import errors
 from sbpair.amqp.types import Int
-from sbpair.emulator.access_tokens import AccessRight
+from sbpair.amqp_server.shared_access import AccessRight
 from sbpair.emulator.entities.description import SubscriptionDescription
 from sbpair.emulator.entities.rules import SqlAction, SubscriptionRule
 from sbpair.management import auditing

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from sbpair import errors
+from sbpair.amqp_server.shared_access import AccessRight
 from sbpair.cli.progress.boards import Board, BoardView
-from sbpair.emulator.access_tokens import AccessRight
 from sbpair.model.cost import Operations
 from sbpair.move import events
 from sbpair.syphon.run_plan import RunPlan

@@ -9,8 +9,8 @@ from typing import Any
 
 from sbpair.amqp.message import APPLICATION_PROPERTIES, MESSAGE_ANNOTATIONS, encode_map
 from sbpair.amqp.types import Symbol, Timestamp
+from sbpair.amqp_server.shared_access import AccessRight
 from sbpair.backlog import Aliases, queue_path, write_aliases
-from sbpair.emulator.access_tokens import AccessRight
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.model.pair import Pair

@@ -9,6 +9,7 @@ from typing import Any, Final
 from sbpair import backlog
 from sbpair.amqp.types import Int, Timestamp
 from sbpair.amqp_client.client import connect
+from sbpair.amqp_server.refusals import ServiceError
 from sbpair.azure.atom import open_atom
 from sbpair.azure.data_plane import open_sender
 from sbpair.cli.page.documents import PageDocuments, entity_of
@@ -20,7 +21,6 @@ from sbpair.emulator.entities.sessions import SessionMessages
 from sbpair.emulator.faults.fault_kinds import KINDS, BadField, read_count, read_fault
 from sbpair.emulator.frontends.http.http_frontend import state_of
 from sbpair.emulator.server import Emulator
-from sbpair.emulator.service_errors import ServiceError
 from sbpair.errors import EntityMissing, ServiceRefused, UsageError
 from sbpair.management.entities_file import with_properties
 from sbpair.message_io.message_json import parse_json

@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, NamedTuple, TypeVar
 
-from sbpair.emulator.access_tokens import AccessRight, AuthorizationRule
+from sbpair.amqp_server.refusals import ArgumentInvalid
+from sbpair.amqp_server.shared_access import AccessRight, AuthorizationRule
 from sbpair.emulator.clock import NEVER
-from sbpair.emulator.service_errors import MANAGEMENT_HELP, ArgumentInvalid
+from sbpair.emulator.service_errors import MANAGEMENT_HELP
 from sbpair.timespan import MAX_TICKS, TICKS_PER_MS, parse, show
 from sbpair.timespan import TICKS_PER_DAY as DAY
 from sbpair.timespan import TICKS_PER_MINUTE as MINUTE

@@ -9,16 +9,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from sbpair.emulator.access_tokens import (
+from sbpair.amqp_server.refusals import ArgumentInvalid, EntityFull
+from sbpair.amqp_server.shared_access import (
     AuthorizationRule,
     Grant,
-    bearer_in,
     is_within,
     parse_token,
     path_of,
     scope_of,
     verify_token,
 )
+from sbpair.emulator.bearer_tokens import bearer_in
 from sbpair.emulator.clock import CallSoon, Clock, Runtime, Timers, token_ms
 from sbpair.emulator.entities.description import (
     STANDARD,
@@ -33,7 +34,7 @@ from sbpair.emulator.entities.queue import EntitySpace, QueueEntity, entity_not_
 from sbpair.emulator.entities.subqueue import SubQueue
 from sbpair.emulator.entities.topic import TopicEntity
 from sbpair.emulator.relay.hybrid_connection import HybridConnections
-from sbpair.emulator.service_errors import ArgumentInvalid, EntityExists, EntityFull, unwritable
+from sbpair.emulator.service_errors import EntityExists, unwritable
 
 DEAD_LETTER_SEGMENT: Final = "$deadletterqueue"
 TRANSFER_SEGMENT: Final = "$transfer"

@@ -11,12 +11,13 @@ from collections.abc import Iterable, Sequence, Set
 from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
+from sbpair.amqp_server.refusals import NotAllowed
 from sbpair.emulator.entities.message_order import ReadyQueue
 from sbpair.emulator.entities.service_envelope import via_partition_key
 from sbpair.emulator.entities.sessions import SessionMessages
 from sbpair.emulator.entities.stored_message import DEFERRED
 from sbpair.emulator.entities.subqueue import OnDeadLettered, SubQueue
-from sbpair.emulator.service_errors import NotAllowed, OperationTimedOut, partition_unavailable
+from sbpair.emulator.service_errors import OperationTimedOut, partition_unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeVar
 
-from sbpair.emulator.access_tokens import AuthorizationRule, Bearers, path_of, scope_of
+from sbpair.amqp_server.refusals import ArgumentInvalid, EntityFull, MessageTooLarge, NotAllowed, ServiceError
+from sbpair.amqp_server.shared_access import AuthorizationRule, path_of, scope_of
+from sbpair.emulator.bearer_tokens import Bearers
 from sbpair.emulator.clock import NEVER, Runtime
 from sbpair.emulator.entities.description import MEGABYTE, QueueDescription
 from sbpair.emulator.entities.forwarding import HOPS_EXCEEDED, MAX_HOPS, Forwarder, SessionForwarder, forwarded_copy
@@ -24,13 +26,8 @@ from sbpair.emulator.faults.fault_points import FaultPoints
 from sbpair.emulator.service_errors import (
     MANAGEMENT_HELP,
     MESSAGING_HELP,
-    ArgumentInvalid,
     EntityDisabled,
-    EntityFull,
     EntityNotFound,
-    MessageTooLarge,
-    NotAllowed,
-    ServiceError,
     dead_letter_reason,
 )
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from sbpair.amqp.message import APPLICATION_PROPERTIES, MESSAGE_ANNOTATIONS, PROPERTIES, Sections
 from sbpair.amqp.splice import with_fields, with_pairs, without
 from sbpair.amqp.types import Symbol, Value
+from sbpair.amqp_server.refusals import ArgumentInvalid
 from sbpair.emulator.clock import NEVER
 from sbpair.emulator.entities.service_envelope import set_time_to_live
-from sbpair.emulator.service_errors import ArgumentInvalid
 from sbpair.errors import ProtocolError
 from sbpair.rules.compiler import Compiler, Part, SqlMistake, value_of
 from sbpair.rules.filters import Filter, NamedValues, SqlRuleFilter, TrueRuleFilter, compile_rule

@@ -29,8 +29,9 @@ from sbpair.amqp.message import (
     skip,
 )
 from sbpair.amqp.types import Int, Long, Map, Symbol, Timestamp, UInt, Value, text_of
+from sbpair.amqp_server.refusals import MessageTooLarge
 from sbpair.emulator.entities.stored_message import StoredMessage
-from sbpair.emulator.service_errors import MessageTooLarge, PropertyTooLarge
+from sbpair.emulator.service_errors import PropertyTooLarge
 from sbpair.errors import ProtocolError
 
 PING_CONTENT_TYPE: Final = "application/vnd.ms-servicebus-ping"

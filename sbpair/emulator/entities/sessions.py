@@ -11,15 +11,11 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Protocol
 
+from sbpair.amqp_server.refusals import NotAllowed
 from sbpair.emulator.entities.message_order import Deadlines, ReadyQueue
 from sbpair.emulator.entities.stored_message import DEFERRED, StoredMessage
 from sbpair.emulator.entities.subqueue import NOT_DEFERRED, Consumer, SubQueue
-from sbpair.emulator.service_errors import (
-    MessageNotFound,
-    NotAllowed,
-    SessionCannotBeLocked,
-    SessionLockExpired,
-)
+from sbpair.emulator.service_errors import MessageNotFound, SessionCannotBeLocked, SessionLockExpired
 
 
 class SessionWaiter(Protocol):

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Final, Literal, Protocol
 
+from sbpair.amqp_server.refusals import NotAllowed, ServiceError
 from sbpair.emulator.clock import NEVER, Runtime
 from sbpair.emulator.entities.message_order import Deadlines, Locks, MessageStore, ReadyQueue, message_lock_lost
 from sbpair.emulator.entities.stored_message import ACTIVE, DEFERRED, LOCKED, REMOVED, SCHEDULED, StoredMessage
-from sbpair.emulator.service_errors import MessageNotFound, NotAllowed, ServiceError
+from sbpair.emulator.service_errors import MessageNotFound
 
 if TYPE_CHECKING:
     from sbpair.emulator.entities.description import QueueDescription

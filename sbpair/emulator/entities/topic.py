@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Final, cast
 
+from sbpair.amqp_server.refusals import EntityFull, NotAllowed
 from sbpair.emulator.clock import NEVER
 from sbpair.emulator.entities.description import SubscriptionDescription, TopicDescription, check_subscription_name
 from sbpair.emulator.entities.partitions import PartitionedMessages, Partitions
@@ -23,7 +24,7 @@ from sbpair.emulator.entities.rules import (
 )
 from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.entities.subqueue import SubQueue
-from sbpair.emulator.service_errors import EntityExists, EntityFull, NotAllowed
+from sbpair.emulator.service_errors import EntityExists
 from sbpair.rules.filters import CorrelationRuleFilter
 
 MAX_RULES: Final = 2_000

@@ -11,18 +11,13 @@ from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
-from sbpair.emulator.access_tokens import is_within
+from sbpair.amqp_server.refusals import EntityFull, NotAllowed, ServiceError
+from sbpair.amqp_server.shared_access import is_within
 from sbpair.emulator.clock import NEVER
 from sbpair.emulator.entities.message_order import message_lock_lost
 from sbpair.emulator.entities.partitions import partition_key_of, partition_of, transfer_key_of
 from sbpair.emulator.entities.queue import QueueEntity, entity_not_found
-from sbpair.emulator.service_errors import (
-    EntityFull,
-    MessageNotFound,
-    NotAllowed,
-    ServiceError,
-    TransactionRolledBack,
-)
+from sbpair.emulator.service_errors import MessageNotFound, TransactionRolledBack
 
 if TYPE_CHECKING:
     from sbpair.emulator.entities.namespace import Namespace

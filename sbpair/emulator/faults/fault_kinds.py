@@ -12,6 +12,7 @@ from dataclasses import fields
 from itertools import count
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from sbpair.amqp_server.refusals import ArgumentInvalid
 from sbpair.emulator.entities.description import PARTITIONS
 from sbpair.emulator.faults.fault_points import (
     BREAKS,
@@ -31,7 +32,7 @@ from sbpair.emulator.faults.fault_points import (
     FaultPoints,
     unavailable,
 )
-from sbpair.emulator.service_errors import ArgumentInvalid, EntityNotFound, EntityUnavailable
+from sbpair.emulator.service_errors import EntityNotFound, EntityUnavailable
 
 if TYPE_CHECKING:
     from sbpair.emulator.entities.namespace import Namespace

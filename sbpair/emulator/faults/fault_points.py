@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import Final, Protocol, TypeVar
 
-from sbpair.emulator.access_tokens import expired_token, is_within, scope_of
+from sbpair.amqp_server.refusals import ServerBusy, ServiceError
+from sbpair.amqp_server.shared_access import expired_token, is_within, scope_of
 from sbpair.emulator.clock import NEVER, Clock, Deadline, Timers
 from sbpair.emulator.service_errors import (
     CONFLICT,
@@ -20,8 +21,6 @@ from sbpair.emulator.service_errors import (
     AccessRefused,
     EntityUnavailable,
     RequestThrottled,
-    ServerBusy,
-    ServiceError,
     partition_unavailable,
     unwritable,
 )

@@ -10,14 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
-from sbpair.emulator.access_tokens import (
-    AccessRight,
-    AuthorizationRule,
-    Grant,
-    bearer_in,
-    parse_token,
-    verify_token,
-)
+from sbpair.amqp_server.refusals import ArgumentInvalid, Unauthenticated, Unauthorized
+from sbpair.amqp_server.shared_access import AccessRight, AuthorizationRule, Grant, parse_token, verify_token
+from sbpair.emulator.bearer_tokens import bearer_in
 from sbpair.emulator.clock import token_ms
 from sbpair.emulator.entities.description import (
     FLAG,
@@ -28,7 +23,7 @@ from sbpair.emulator.entities.description import (
     row,
 )
 from sbpair.emulator.relay.relay_messages import RelayRefused, endpoint_not_found, no_listeners
-from sbpair.emulator.service_errors import ArgumentInvalid, EntityExists, Unauthenticated, Unauthorized
+from sbpair.emulator.service_errors import EntityExists
 
 if TYPE_CHECKING:
     from sbpair.emulator.entities.queue import EntitySpace

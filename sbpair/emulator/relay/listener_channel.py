@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from websockets.frames import Frame, Opcode
 
-from sbpair.emulator.access_tokens import AccessRight
+from sbpair.amqp_server.shared_access import AccessRight
 from sbpair.emulator.clock import NEVER, token_ms
 from sbpair.emulator.relay.frame_connection import FrameConnection, FrameUser, Handshake
 from sbpair.emulator.relay.relay_messages import (
@@ -25,7 +25,7 @@ from sbpair.emulator.relay.relay_messages import (
 )
 
 if TYPE_CHECKING:
-    from sbpair.emulator.access_tokens import Grant
+    from sbpair.amqp_server.shared_access import Grant
     from sbpair.emulator.entities.namespace import Namespace
     from sbpair.emulator.relay.hybrid_connection import HybridConnection
 

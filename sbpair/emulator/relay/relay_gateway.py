@@ -13,7 +13,8 @@ from urllib.parse import quote
 
 from aiohttp import hdrs, web
 
-from sbpair.emulator.access_tokens import AccessRight
+from sbpair.amqp_server.refusals import log_bug
+from sbpair.amqp_server.shared_access import AccessRight
 from sbpair.emulator.relay.frame_connection import (
     ABNORMAL,
     FrameConnection,
@@ -36,7 +37,6 @@ from sbpair.emulator.relay.relay_messages import (
     with_tracking,
 )
 from sbpair.emulator.relay.relayed_request import RelayedRequest, read_inline
-from sbpair.emulator.service_errors import log_bug
 
 if TYPE_CHECKING:
     from websockets.frames import Frame

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 from urllib.parse import unquote, unquote_plus
 
-from sbpair.emulator.service_errors import ServiceError
+from sbpair.amqp_server.refusals import ServiceError
 
 MAX_TRACKER: Final = 300
 _PREFIX: Final = "$hc"

@@ -19,7 +19,7 @@ from urllib.parse import quote
 from zlib import crc32
 
 from sbpair.amqp.message import Sections
-from sbpair.emulator.access_tokens import AccessRight, AuthorizationRule
+from sbpair.amqp_server.shared_access import AccessRight, AuthorizationRule
 from sbpair.emulator.entities import rules
 from sbpair.emulator.entities.description import QueueDescription, SubscriptionDescription, TopicDescription
 from sbpair.emulator.entities.stored_message import (

@@ -18,8 +18,9 @@ from typing import Final
 
 from aiohttp import web
 
+from sbpair.amqp_server.shared_access import AuthorizationRule
 from sbpair.azure.atom import open_atom
-from sbpair.emulator.access_tokens import AUDIENCE, AuthorizationRule, Bearers
+from sbpair.emulator.bearer_tokens import AUDIENCE, Bearers
 from sbpair.model.pair import SasKey
 from sbpair.model.queues import QueueSpec
 from tests.benchmarks.stranded import PRIMARY

@@ -10,10 +10,10 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from sbpair.amqp_server.refusals import ServiceError
 from sbpair.backlog import queue_path, queue_spec
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.faults.fault_points import Fault
-from sbpair.emulator.service_errors import ServiceError
 from sbpair.timespan import TICKS_PER_MINUTE
 from tests.faults.simulation.plan import EMULATOR
 from tests.faults.simulation.workload import NARROW, NARROW_KILOBYTES, TOPIC, Goal

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sbpair.amqp.types import text_of
+from sbpair.amqp_server.refusals import EntityFull, ServiceError
 from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.emulator.entities.stored_message import StoredMessage
-from sbpair.emulator.service_errors import EntityFull, ServiceError
 from sbpair.errors import ProtocolError
 from sbpair.move.message.dead_letters import dead_letter_path
 from tests.faults.simulation.harness import Record

@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager
 from random import Random
 from typing import Any
 
+from sbpair.amqp_server.refusals import EntityFull
 from sbpair.backlog import queue_path
 from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.frontends.amqp.amqp_connection import AmqpConnection
 from sbpair.emulator.frontends.amqp.message_links import OutgoingLink
-from sbpair.emulator.service_errors import EntityFull
 from sbpair.move.events import QueueOpened
 from sbpair.syphon import runner
 from tests.faults.simulation.faults import PRIMARY_NAME, make_backlog

@@ -11,10 +11,10 @@ from unittest.mock import patch
 import aiohappyeyeballs
 from aiohttp import connector, web
 
+from sbpair.amqp_server.port import ProtocolSniffer
 from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.entities.queue import ROOT_RULE
 from sbpair.emulator.frontends.http.http_frontend import http_server
-from sbpair.emulator.port import ProtocolSniffer
 from sbpair.emulator.relay.hybrid_connection import HybridConnection
 from sbpair.model.pair import SasKey, Side
 from sbpair.relay.relay_endpoint import RelayEndpoint, RelayPair

@@ -12,6 +12,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from sbpair.amqp_server.server_connection import AnsweringTransport
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -19,19 +21,6 @@ if TYPE_CHECKING:
 
 _HEADER: Final = b"AMQP"
 _EMPTY_FRAME = 8
-
-
-class AnsweringTransport(asyncio.Transport):
-    """A transport that itself answers the peer, such as one over WebSocket, which answers pings."""
-
-    def drop(self) -> None:
-        """Close without a word to the peer."""
-
-    def hold(self) -> None:
-        """Stop answering until `release`."""
-
-    def release(self) -> None:
-        """Answer what came since `hold`."""
 
 
 class FrameCounter:

@@ -14,13 +14,13 @@ from uuid import UUID
 
 from sbpair.amqp.performatives import Accepted, Error, Modified, Outcome, Rejected
 from sbpair.amqp.types import Array, Described, Int, Long, Map, Timestamp, ULong, Value
-from sbpair.emulator.access_tokens import AccessRight
+from sbpair.amqp_server.node_links import AmqpRequest, Reply, text_at
+from sbpair.amqp_server.refusals import ArgumentInvalid, MessageTooLarge, NotAllowed, ServiceError
+from sbpair.amqp_server.shared_access import AccessRight
 from sbpair.emulator.entities import rules, service_envelope
 from sbpair.emulator.entities.sessions import HeldSession, SessionMessages
 from sbpair.emulator.entities.topic import SubscriptionEntity
-from sbpair.emulator.frontends.amqp.link_endpoints import AmqpRequest, Reply, text_at
 from sbpair.emulator.frontends.amqp.message_links import DESCRIPTION, REASON, settle_one
-from sbpair.emulator.service_errors import ArgumentInvalid, MessageTooLarge, NotAllowed, ServiceError
 from sbpair.errors import ProtocolError
 from sbpair.rules import filters
 from sbpair.rules.values import RuleInvalid, from_amqp
@@ -135,7 +135,7 @@ def execute(request: AmqpRequest, target: AddressTarget, require: Callable[[Acce
         require(operation.right)
         if not isinstance(request.body, Map):
             raise ArgumentInvalid("The body of a management request is a map.")
-        return operation.run(ManagementCall(target, request.body, request.transaction))
+        return operation.run(ManagementCall(target, request.body, request.context))
     except ServiceError as error:
         return Reply.for_error(error)
     except (ProtocolError, RuleInvalid) as error:

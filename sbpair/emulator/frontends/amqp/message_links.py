@@ -14,20 +14,16 @@ from sbpair.amqp.link import ReceivingLink
 from sbpair.amqp.performatives import Accepted, Error, Modified, Outcome, Rejected, Released, Source, TransactionalState
 from sbpair.amqp.session import id_ranges
 from sbpair.amqp.types import Described, Long, Map, Symbol, ULong
-from sbpair.emulator.access_tokens import AccessRight
+from sbpair.amqp_server.node_links import PRE_SETTLED, accepted, text_at
+from sbpair.amqp_server.refusals import ArgumentInvalid, NotAllowed, ServiceError, amqp_error
+from sbpair.amqp_server.server_connection import LinkEndpoint
+from sbpair.amqp_server.shared_access import AccessRight
 from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.entities.queue import MAX_BATCH_BYTES
 from sbpair.emulator.entities.sessions import HeldSession, SessionMessages
 from sbpair.emulator.entities.transaction import SendVia
-from sbpair.emulator.frontends.amqp.link_endpoints import PRE_SETTLED, accepted_in, text_at
-from sbpair.emulator.frontends.amqp.link_owner import LinkEndpoint, LinkOwner, amqp_error
-from sbpair.emulator.service_errors import (
-    ArgumentInvalid,
-    NotAllowed,
-    OperationTimedOut,
-    ServiceError,
-    SessionLockExpired,
-)
+from sbpair.emulator.frontends.amqp.link_owner import LinkOwner
+from sbpair.emulator.service_errors import OperationTimedOut, SessionLockExpired
 from sbpair.errors import ProtocolError
 from sbpair.timespan import TICKS_PER_MS
 
@@ -72,7 +68,17 @@ LOCKED_UNTIL: Final = Symbol("com.microsoft:locked-until-utc")
 _TICKS_TO_1970: Final = 621_355_968_000_000_000
 
 
-class IncomingLink(LinkEndpoint):
+class EntityLink(LinkEndpoint):
+    """The endpoint of a link to the messages of an entity."""
+
+    _owner: LinkOwner
+
+    def __init__(self, owner: LinkOwner, link: Any, path: str, rights: tuple[AccessRight, ...]) -> None:
+        super().__init__(owner, link, path, rights)
+        self._fault_points = owner.namespace.fault_points
+
+
+class IncomingLink(EntityLink):
     """A link into an entity. A delivery is accepted once the entity has its messages."""
 
     _link: ReceivingLink
@@ -123,7 +129,7 @@ class IncomingLink(LinkEndpoint):
             if error is not None:
                 transaction.doom(error.message)
         elif error is None and self._fault_points.acknowledged(self.path, [delivery]):
-            self.dispose(delivery, accepted_in(transaction))
+            self.dispose(delivery, accepted(delivery))
 
     def _store(
         self, delivery: Delivery, send: Callable[[list[StoredMessage]], None]
@@ -186,7 +192,7 @@ class SendViaLink(IncomingLink):
         self._owner.namespace.resolve(self._other)
 
 
-class OutgoingLink(LinkEndpoint):
+class OutgoingLink(EntityLink):
     """A link out of an entity. It waits as a Consumer of its queue while it has credit left."""
 
     _link: SendingLink
@@ -382,7 +388,7 @@ def _granted(asked: Map, session_id: str) -> Described | str:
     return Described(given.descriptor, session_id) if isinstance(given, Described) else session_id
 
 
-class WaitingSessionLink(LinkEndpoint):
+class WaitingSessionLink(EntityLink):
     """A link that stays unanswered until a session is free or its time is over."""
 
     def __init__(self, owner: LinkOwner, link: SendingLink, target: AddressTarget, path: str) -> None:
@@ -414,7 +420,7 @@ class WaitingSessionLink(LinkEndpoint):
 # Opening
 
 
-def open_to_messages(owner: LinkOwner, link: Link, path: str, target: AddressTarget) -> LinkEndpoint:
+def open_to_messages(owner: LinkOwner, link: Link, path: str, target: AddressTarget) -> EntityLink:
     """Accept a link to an entity and return its endpoint, after the checks of rights and of the entity.
 
     A receiver from a session names it in the source's filter, null for any free one, and gives the time to wait in the

@@ -17,7 +17,8 @@ from urllib.parse import unquote, urlencode
 
 from aiohttp import web
 
-from sbpair.emulator.access_tokens import ARM_AUDIENCES
+from sbpair.amqp_server.refusals import ServiceError, ServiceUnavailable, Unauthenticated
+from sbpair.emulator.bearer_tokens import ARM_AUDIENCES
 from sbpair.emulator.clock import token_ms
 from sbpair.emulator.faults.fault_points import RequestRefused
 from sbpair.emulator.frontends.http.arm_resources import (
@@ -35,7 +36,6 @@ from sbpair.emulator.frontends.http.arm_resources import (
     read_members,
 )
 from sbpair.emulator.frontends.http.management_parts import read_body, read_page, read_query
-from sbpair.emulator.service_errors import ServiceError, ServiceUnavailable, Unauthenticated
 
 if TYPE_CHECKING:
     from sbpair.emulator.entities.namespace import Namespace

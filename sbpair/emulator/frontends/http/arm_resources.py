@@ -12,7 +12,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
-from sbpair.emulator.access_tokens import AccessRight, AuthorizationRule
+from sbpair.amqp_server.refusals import ArgumentInvalid
+from sbpair.amqp_server.shared_access import AccessRight, AuthorizationRule
 from sbpair.emulator.entities import rules
 from sbpair.emulator.entities.description import (
     ADDRESS,
@@ -34,7 +35,6 @@ from sbpair.emulator.frontends.http.management_parts import (
     subscriptions_of,
     topics_of,
 )
-from sbpair.emulator.service_errors import ArgumentInvalid
 from sbpair.rules import filters
 from sbpair.rules.values import read_typed
 from sbpair.timespan import instant

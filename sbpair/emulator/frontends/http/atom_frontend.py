@@ -15,7 +15,9 @@ from xml.etree.ElementTree import Element
 
 from aiohttp import web
 
-from sbpair.emulator.access_tokens import AccessRight, missing_token, scope_of
+from sbpair.amqp_server.refusals import ArgumentInvalid, ServiceError, Unauthorized
+from sbpair.amqp_server.shared_access import AccessRight, scope_of
+from sbpair.emulator.bearer_tokens import missing_token
 from sbpair.emulator.clock import token_ms
 from sbpair.emulator.entities.description import QUEUE, SUBSCRIPTION, check_path
 from sbpair.emulator.entities.queue import entity_not_found
@@ -34,15 +36,7 @@ from sbpair.emulator.frontends.http.management_parts import (
     subscriptions_of,
     topics_of,
 )
-from sbpair.emulator.service_errors import (
-    CONFLICT,
-    ArgumentInvalid,
-    EntityExists,
-    EntityNotFound,
-    ManageRequired,
-    ServiceError,
-    Unauthorized,
-)
+from sbpair.emulator.service_errors import CONFLICT, EntityExists, EntityNotFound, ManageRequired
 from sbpair.timespan import instant
 
 if TYPE_CHECKING:

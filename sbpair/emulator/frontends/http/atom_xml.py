@@ -12,13 +12,13 @@ from html import escape
 from typing import TYPE_CHECKING, Final, get_args
 from xml.etree.ElementTree import Element
 
+from sbpair.amqp_server.refusals import ArgumentInvalid
+from sbpair.amqp_server.shared_access import AccessRight, AuthorizationRule
 from sbpair.bounded_xml import parse_xml
-from sbpair.emulator.access_tokens import AccessRight, AuthorizationRule
 from sbpair.emulator.entities import rules
 from sbpair.emulator.entities.description import PREMIUM, DescriptionSchema
 from sbpair.emulator.entities.topic import TopicEntity
 from sbpair.emulator.frontends.http.management_parts import ManagedEntity, new_key, read_rights, reported
-from sbpair.emulator.service_errors import ArgumentInvalid
 from sbpair.rules import filters
 from sbpair.rules.values import TypedValue, read_typed
 from sbpair.timespan import instant

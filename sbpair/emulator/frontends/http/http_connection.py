@@ -14,8 +14,8 @@ from typing import Any, Final
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from sbpair.emulator.admission import HEAD_SECONDS, TOO_SLOW
-from sbpair.emulator.service_errors import log_bug
+from sbpair.amqp_server.admission import HEAD_SECONDS, TOO_SLOW
+from sbpair.amqp_server.refusals import log_bug
 
 logger = logging.getLogger(__name__)
 

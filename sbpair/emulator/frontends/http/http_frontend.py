@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from aiohttp import hdrs, web
 
+from sbpair.amqp_server.refusals import ArgumentInvalid, InternalError, ServiceError, log_bug
 from sbpair.emulator.faults.fault_kinds import BadField, FaultUnknown, read_count, read_fault
 from sbpair.emulator.frontends.http.arm_frontend import ArmFrontend, is_arm
 from sbpair.emulator.frontends.http.atom_frontend import AtomFrontend
 from sbpair.emulator.frontends.http.http_connection import HttpServer
 from sbpair.emulator.frontends.http.management_parts import read_body, split_target
 from sbpair.emulator.relay.relay_messages import is_websocket_path
-from sbpair.emulator.service_errors import ArgumentInvalid, InternalError, ServiceError, log_bug
 from sbpair.rules.values import RuleInvalid
 
 if TYPE_CHECKING:

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 
-from sbpair.emulator.access_tokens import read_jwt, tenant_of
+from sbpair.amqp_server.refusals import ArgumentInvalid, Unauthenticated
+from sbpair.emulator.bearer_tokens import read_jwt, tenant_of
 from sbpair.emulator.clock import token_ms
 from sbpair.emulator.faults.fault_points import IDENTITY_DOWN
 from sbpair.emulator.frontends.http.management_parts import read_body, read_query, split_target
-from sbpair.emulator.service_errors import ArgumentInvalid, Unauthenticated
 
 if TYPE_CHECKING:
-    from sbpair.emulator.access_tokens import Bearers
+    from sbpair.emulator.bearer_tokens import Bearers
     from sbpair.emulator.clock import Clock
     from sbpair.emulator.entities.namespace import Namespace
 

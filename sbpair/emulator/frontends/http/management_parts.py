@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from urllib.parse import parse_qsl, unquote
 
-from sbpair.emulator.access_tokens import AccessRight, AuthorizationRule, path_of
+from sbpair.amqp_server.refusals import ArgumentInvalid, ServiceError
+from sbpair.amqp_server.shared_access import AccessRight, AuthorizationRule, path_of
 from sbpair.emulator.entities.description import (
     QUEUE,
     SUBSCRIPTION,
@@ -26,7 +27,7 @@ from sbpair.emulator.entities.description import (
 from sbpair.emulator.entities.queue import QueueEntity, entity_not_found
 from sbpair.emulator.entities.topic import TopicEntity
 from sbpair.emulator.relay.hybrid_connection import HYBRID_CONNECTION, HybridConnection
-from sbpair.emulator.service_errors import ArgumentInvalid, EntityNotFound, ForwardTargetMissing, ServiceError
+from sbpair.emulator.service_errors import EntityNotFound, ForwardTargetMissing
 from sbpair.timespan import instant
 
 if TYPE_CHECKING:

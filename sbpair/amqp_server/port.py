@@ -1,4 +1,4 @@
-"""The ports of an emulator: listening sockets, and the connections of each namespace.
+"""A port: a listening socket, and the protocols of its connections.
 
 The first bytes of a connection select AMQP, WebSocket, HTTP or TLS on one shared port. A peer that sends nothing, sends
 too slowly or sends anything else loses its own connection only.
@@ -9,23 +9,20 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast
 
-from sbpair.emulator.admission import HEAD_SECONDS, TOO_SLOW, AcceptedSocket, Admission
-from sbpair.emulator.entities.namespace import Namespace
-from sbpair.emulator.frontends.amqp.amqp_connection import AmqpConnection
+from sbpair.amqp_server.admission import HEAD_SECONDS, TOO_SLOW, AcceptedSocket, Admission
 
 if TYPE_CHECKING:
-    from sbpair.emulator.frontends.http.http_connection import HttpServer
-    from sbpair.emulator.host_names import HostNames
+    from sbpair.amqp_server.host_names import HostNames
 
+MakeProtocol: TypeAlias = Callable[[Callable[[], None]], asyncio.Protocol | None]
 WireProtocol: TypeAlias = Literal["amqp", "http", "tls", "websocket"]
 
-STOP_SECONDS: Final = 1.0
 BATCH: Final = 64
 """Connections that are accepted in one turn of the event loop."""
 
@@ -46,34 +43,38 @@ TLS_HANDSHAKE: Final = b"\x16\x03"
 
 
 class Port:
-    """The port of one namespace: its listening socket and its connections.
+    """A listening socket and its connections. `name` is for logs.
 
-    `http` makes the server of its HTTP connections when the first one comes: aiohttp takes long to load.
+    `make_amqp` and `make_http` return the protocol of a connection, or None to refuse it. Each gets a function to
+    call when the peer has opened the connection. Without `make_http`, HTTP is refused; without `tls`, TLS.
+    `admit` returns whether a connection that was just accepted may stay.
     """
 
     def __init__(
         self,
-        namespace: Namespace,
+        name: str,
         listening: socket.socket,
-        http: Callable[[], HttpServer],
+        make_amqp: MakeProtocol,
         host_names: HostNames,
         admission: Admission,
+        *,
+        make_http: MakeProtocol = lambda _: None,
         tls: ssl.SSLContext | None = None,
+        admit: Callable[[AcceptedSocket], bool] = lambda _: True,
     ) -> None:
-        self._namespace = namespace
+        self._name = name
+        self._socket = listening
+        self._make_amqp, self._make_http = make_amqp, make_http
         self._host_names = host_names
         self._admission = admission
         self._tls = tls
-        self._socket = listening
-        self._make_http = http
-        self._http: HttpServer | None = None
+        self._admit = admit
         self._connections: set[AcceptedSocket] = set()
         self._closed = asyncio.Event()
         self._serving: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        self._serving = asyncio.create_task(self._serve(), name=f"accept connections of {self._namespace.name}")
-        self._namespace.on_outage.add(self.break_connections)
+        self._serving = asyncio.create_task(self._serve(), name=f"accept connections of {self._name}")
         # What was scheduled before, such as transfers of restored messages, is done before a client comes.
         await asyncio.sleep(0)
 
@@ -83,8 +84,11 @@ class Port:
             with suppress(asyncio.CancelledError):
                 for number in count(1):
                     connection = await self._admission.accept(self._socket, self._on_close)
-                    self._connections.add(connection)
-                    connecting.create_task(self._connect(connection))
+                    if self._admit(connection):
+                        self._connections.add(connection)
+                        connecting.create_task(self._connect(connection))
+                    else:
+                        connection.close()
                     if number % BATCH == 0:
                         await asyncio.sleep(0)
 
@@ -108,49 +112,39 @@ class Port:
         if protocol == "tls":
             if self._tls is None or within_tls:
                 return None
-            from sbpair.emulator.tls import TlsFrontend
+            from sbpair.amqp_server.tls import TlsFrontend
 
             # The transport below is already attached.
             make = partial(self._make_frontend, connection, within_tls=True)
             return TlsFrontend(self._tls, ProtocolSniffer(make, lambda _: None))
-        # HTTP is served even while the namespace is down: the control API uses it.
         if protocol == "http":
-            self._http = self._http or self._make_http()
-            return self._http(on_opened)
-        if self._namespace.is_down:
-            return None
-        make_amqp = partial(AmqpConnection, self._namespace, on_opened)
-        if protocol == "websocket":
-            from sbpair.emulator.frontends.amqp.websocket_frontend import WebSocketFrontend
+            return self._make_http(on_opened)
+        amqp = self._make_amqp(on_opened)
+        if amqp is None or protocol == "amqp":
+            return amqp
+        from sbpair.amqp_server.websocket_frontend import WebSocketFrontend
 
-            return WebSocketFrontend(make_amqp, self._host_names.refusal_of)
-        return make_amqp()
+        return WebSocketFrontend(amqp, self._host_names.refusal_of)
 
-    def break_connections(self) -> None:
-        """Abort all connections but those with an HTTP request in progress: one of them may have begun the outage."""
-        requests = self._http.connections if self._http else []
-        in_progress = [each.transport for each in requests if each.transport is not None]
-        kept = {socket_id(transport) for transport in in_progress if not transport.is_closing()}
+    def abort_connections(self, but: Iterable[asyncio.BaseTransport] = ()) -> None:
+        """Abort all connections but those of these transports."""
+        kept = {socket_id(transport) for transport in but}
         for connection in list(self._connections):
             if connection.transport is None or socket_id(connection.transport) not in kept:
                 connection.abort()
 
-    async def stop(self) -> None:
-        self._namespace.on_outage.discard(self.break_connections)
+    async def stop_accepting(self) -> None:
+        """Close the listening socket. Connections stay."""
         if self._serving is not None:
             self._serving.cancel()
             await asyncio.wait([self._serving])
         self._socket.close()
-        self.break_connections()
-        # Senders that wait for a listener would wait until the time to stop is over.
-        self._namespace.hybrid_connections.break_off()
-        if self._http is not None:
-            # Closes idle connections, so that shutdown() waits only for requests in progress.
-            self._http.pre_shutdown()
-            await self._http.shutdown(STOP_SECONDS)
+
+    async def stop(self) -> None:
+        """Close the listening socket, and abort all connections."""
+        await self.stop_accepting()
         while self._connections:
-            for connection in list(self._connections):
-                connection.abort()
+            self.abort_connections()
             self._closed.clear()
             await self._closed.wait()
 
@@ -174,7 +168,7 @@ def protocol_of(first: bytes) -> WireProtocol | None:
 class ProtocolSniffer(asyncio.Protocol):
     """Detector of a connection's protocol, which then passes the transport and the bytes read to its frontend.
 
-    `make_frontend` returns the frontend, or None to refuse: the namespace is down, or TLS is not enabled.
+    `make_frontend` returns the frontend, or None to refuse.
     """
 
     def __init__(

@@ -16,10 +16,8 @@ from websockets.protocol import State
 from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
-from sbpair.emulator.admission import HEAD_SECONDS, TOO_SLOW
-from sbpair.emulator.frontends.amqp.amqp_connection import CLOSE_SECONDS, MAX_READ
-from sbpair.emulator.frontends.amqp.connection_faults import AnsweringTransport
-from sbpair.emulator.frontends.amqp.link_owner import MAX_OUTPUT
+from sbpair.amqp_server.admission import HEAD_SECONDS, TOO_SLOW
+from sbpair.amqp_server.server_connection import CLOSE_SECONDS, MAX_OUTPUT, MAX_READ, AnsweringTransport
 
 if TYPE_CHECKING:
     from websockets.http11 import Request, Response
@@ -46,11 +44,11 @@ class WebSocketFrontend(AnsweringTransport, asyncio.Protocol):
 
     def __init__(
         self,
-        make_amqp: Callable[[], asyncio.Protocol],
+        amqp: asyncio.Protocol,
         refusal_of: Callable[[Sequence[str], Sequence[str]], str] = lambda _hosts, _origins: "",
     ) -> None:
         super().__init__()
-        self._make_amqp = make_amqp
+        self._amqp = amqp
         self._refusal_of = refusal_of
         self._above: asyncio.Protocol | None = None
         self._frames = ServerProtocol(subprotocols=SUBPROTOCOLS, max_size=MAX_MESSAGE, logger=_quiet)
@@ -103,7 +101,7 @@ class WebSocketFrontend(AnsweringTransport, asyncio.Protocol):
         self._send(answer)
         if frames.state is State.OPEN:
             self._deadline.cancel()
-            self._above = self._make_amqp()
+            self._above = self._amqp
             self._above.connection_made(self)
         elif answer:
             logger.info("Refused a WebSocket with status %s.", answer[0].split(b" ", 2)[1].decode())

@@ -1,4 +1,4 @@
-"""TLS on the emulator's ports, with a certificate authority created for one run. Its key is discarded.
+"""TLS on the ports of a server, with a certificate authority created for one run. Its key is discarded.
 
 Only this module imports `cryptography`, and it is loaded only for TLS. The frontends inside of TLS are the usual ones.
 """
@@ -47,13 +47,13 @@ class Tls:
 
 
 @contextmanager
-def tls_for(hosts: Iterable[str], ca_file: Path | None = None) -> Iterator[Tls]:
-    """Create a certificate for `hosts` and this machine, and write the CA certificate.
+def tls_for(server: str, hosts: Iterable[str], ca_file: Path | None = None) -> Iterator[Tls]:
+    """Create a certificate of `server` for `hosts` and this machine, and write the CA certificate.
 
     Without `ca_file`, that is a temporary file, removed at the end. Raises MachineLacks if it cannot be written.
     """
     with temporary_directory("sbpair-") as directory:
-        ca_pem, server_pem = certificates(dict.fromkeys((*ALWAYS, *hosts)))
+        ca_pem, server_pem = certificates(server, dict.fromkeys((*ALWAYS, *hosts)))
         path = ca_file or directory / "ca.pem"
         with replaced_file(str(path), CA_MODE) as file:
             file.write_bytes(ca_pem)
@@ -72,30 +72,31 @@ def server_context(pem: bytes, path: Path) -> ssl.SSLContext:
     return context
 
 
-def certificates(hosts: Iterable[str]) -> tuple[bytes, bytes]:
-    """Return the CA certificate, and a server's certificate with its key, as PEM."""
+def certificates(server: str, hosts: Iterable[str]) -> tuple[bytes, bytes]:
+    """Return a CA certificate, and a certificate of `server` with its key, as PEM."""
     ca_key, server_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
     leaf = x509.BasicConstraints(ca=False, path_length=None)
     names = x509.SubjectAlternativeName([alternative(host) for host in hosts])
     for_servers = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
-    ca = new_certificate("sbpair emulator CA", ca_key, ca_key)
+    ca_name = f"{server} CA"
+    ca = new_certificate(ca_name, ca_key, ca_name, ca_key)
     ca = ca.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     ca = ca.add_extension(x509.KeyUsage(**_USAGE_OF_CA), critical=True)
-    server = new_certificate("sbpair emulator", server_key, ca_key).add_extension(leaf, critical=True)
-    server = server.add_extension(names, critical=False).add_extension(for_servers, critical=False)
-    signed_ca, signed = (each.sign(ca_key, hashes.SHA256()).public_bytes(Encoding.PEM) for each in (ca, server))
+    own = new_certificate(server, server_key, ca_name, ca_key).add_extension(leaf, critical=True)
+    own = own.add_extension(names, critical=False).add_extension(for_servers, critical=False)
+    signed_ca, signed = (each.sign(ca_key, hashes.SHA256()).public_bytes(Encoding.PEM) for each in (ca, own))
     return signed_ca, server_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()) + signed
 
 
 def new_certificate(
-    name: str, key: ec.EllipticCurvePrivateKey, ca_key: ec.EllipticCurvePrivateKey
+    name: str, key: ec.EllipticCurvePrivateKey, ca_name: str, ca_key: ec.EllipticCurvePrivateKey
 ) -> x509.CertificateBuilder:
     # The machine's time, which clients use.
     now = datetime.now(UTC)
     return (
         x509.CertificateBuilder()
         .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
-        .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "sbpair emulator CA")]))
+        .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, ca_name)]))
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - timedelta(days=1))

@@ -1,4 +1,4 @@
-"""The way into an emulator: its listening sockets, and the connections that have not opened yet.
+"""The way into a server: its listening sockets, and the connections that have not opened yet.
 
 A connection opens with AMQP's `open` or the first complete head of an HTTP request. Invariant: the connections that
 have not hold at most a quarter of the files that the process may open, and each of them ends after OPEN_SECONDS.

@@ -1,4 +1,4 @@
-"""The names by which clients reach an emulator, and the web pages that may use it.
+"""The names by which clients reach a server, and the web pages that may use it.
 
 A browser names the page that sends a request in `Origin`. A page whose own host name was made to lead to this machine
 needs none, and sends that name as `Host`.
@@ -23,13 +23,16 @@ _NAME: Final = re.compile(rf"(?:{_LABEL}\.)*(?![0-9]+$){_LABEL}")
 
 
 class HostNames:
-    """The names of an emulator: those of loopback, its address `host`, its namespaces, and `allowed` ones.
+    """The names of `server`: those of loopback, its address `host`, its namespaces, and `allowed` ones.
 
     Where other machines can reach it, all IP addresses and names without a dot are, as in a network of containers: a
     web page of the internet cannot have such a name. Raises UsageError for a name that is not valid.
     """
 
-    def __init__(self, host: str, namespaces: Iterable[str], allowed: Iterable[str] = ()) -> None:
+    def __init__(
+        self, host: str, namespaces: Iterable[str], allowed: Iterable[str] = (), server: str = "the emulator"
+    ) -> None:
+        self._server = server
         own = [] if host in EVERY_ADDRESS else [usual(host)]
         self._of_pages = frozenset(("localhost", *own, *map(checked_name, allowed)))
         self._of_namespaces = frozenset(f"{name.lower()}.servicebus.windows.net" for name in namespaces)
@@ -40,7 +43,7 @@ class HostNames:
         return sorted(self._of_pages | self._of_namespaces)
 
     def is_own(self, authority: str) -> bool:
-        """Return whether the host of a `host:port` is a name of this emulator."""
+        """Return whether the host of a `host:port` is a name of this server."""
         name = host_of(authority)
         if name in self._of_namespaces or self._is_trusted(name):
             return True
@@ -49,7 +52,7 @@ class HostNames:
     def refusal_of(self, hosts: Sequence[str], origins: Sequence[str]) -> str:
         """Return why a page of another site may have sent a request with these headers; "" if none can have."""
         if len(hosts) != 1 or not self.is_own(hosts[0]):
-            return "The Host of the request is not a name of the emulator: --allow-host makes it one."
+            return f"The Host of the request is not a name of {self._server}: --allow-host makes it one."
         if not all(self._is_trusted_page(origin, hosts[0]) for origin in origins):
             return "The Origin of the request is a web page of another host: --allow-host allows it."
         return ""
@@ -57,7 +60,7 @@ class HostNames:
     def _is_trusted_page(self, origin: str, host: str) -> bool:
         """Return whether a page is one of this machine: any page of the internet can have an IP address as its host.
 
-        A namespace of Azure with the name of one of the emulator's can have pages, too.
+        A namespace of Azure with the name of one of the server's can have pages, too.
         """
         scheme, _, authority = origin.partition("://")
         name = host_of(authority)

@@ -1,8 +1,7 @@
-"""The links to nodes, and the control links of transactions.
+"""The links to nodes, which take requests to `$cbs` and `$management`, and answer them on links of their own.
 
-Nodes take requests to `$cbs` and `$management`, and answer them on links of their own. The two name the fields of their
-replies differently. A reply's correlation id has the type of the request's message id, because some clients compare
-types too. A bug in answering fails its request only. Control links: AMQP 1.0, part 4.
+The two name the fields of their replies differently. A reply's correlation id has the type of the request's message id,
+because some clients compare types too. A bug in answering fails its request only.
 """
 
 from __future__ import annotations
@@ -15,37 +14,25 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
-from sbpair.amqp.link import Delivery, Link, ReceivingLink, SendingLink, terminus_address
+from sbpair.amqp.link import Delivery, Link, ReceivingLink, SendingLink, StatefulDelivery, terminus_address
 from sbpair.amqp.message import APPLICATION_PROPERTIES, VALUE, Properties, Sections, encode_map, value_body
-from sbpair.amqp.performatives import (
-    Accepted,
-    Coordinator,
-    Declare,
-    Declared,
-    Discharge,
-    Error,
-    Outcome,
-    Rejected,
-    TransactionalState,
-    composite_of,
-)
-from sbpair.amqp.types import Array, Int, Map, Symbol, Value
-from sbpair.emulator.frontends.amqp.link_owner import LinkEndpoint, LinkOwner, amqp_error
-from sbpair.emulator.service_errors import (
+from sbpair.amqp.performatives import Accepted, Error, Rejected, TransactionalState
+from sbpair.amqp.types import Int, Map, Symbol, Value
+from sbpair.amqp_server.refusals import (
     ArgumentInvalid,
     InternalError,
     NotAllowed,
     ServiceError,
-    TransactionUnknown,
     Unauthenticated,
+    amqp_error,
     log_bug,
 )
+from sbpair.amqp_server.server_connection import LinkEndpoint, ServerConnection
 from sbpair.errors import ProtocolError
 from sbpair.timespan import instant
 
 if TYPE_CHECKING:
-    from sbpair.emulator.access_tokens import AccessRight
-    from sbpair.emulator.entities.transaction import Transaction
+    from sbpair.amqp_server.shared_access import AccessRight
 
 logger = logging.getLogger(__name__)
 
@@ -53,26 +40,9 @@ PRE_SETTLED: Final = 1
 """Settle mode of a sender whose deliveries are settled when sent (2.8.2)."""
 
 
-def accepted_in(transaction: Transaction | None) -> Accepted | TransactionalState:
-    """Return the answer to a delivery that was accepted, as part of a transaction or of none."""
-    return Accepted() if transaction is None else TransactionalState(transaction.id, Accepted())
-
-
-def address_of(link: Link) -> str:
-    """Return the address that a client attaches to: the target it sends to, or the source it receives from."""
-    address = terminus_address(link.remote.target if link.IS_RECEIVER else link.remote.source)
-    if not address:
-        raise ArgumentInvalid("A link needs an address.")
-    return address
-
-
-# Nodes
-
 CBS_NODE: Final = "$cbs"
 PUT_TOKEN: Final = "put-token"  # noqa: S105  # the name of an operation
 REQUEST_BYTES: Final = 1_048_576
-CAPABILITIES: Final = ("amqp:local-transactions", "amqp:multi-txns-per-ssn", "amqp:multi-ssns-per-txn")
-CONTROL_BYTES: Final = 65_536
 MAX_PENDING_REPLY_BYTES: Final = 4_194_304
 """Replies that may wait for credit or window of a client that does not take them."""
 
@@ -81,16 +51,25 @@ CBS_KEYS: Final[ReplyKeys] = ("status-code", "status-description", "error-condit
 MANAGEMENT_KEYS: Final[ReplyKeys] = ("statusCode", "statusDescription", "errorCondition")
 
 
+def accepted(delivery: Delivery) -> Accepted | TransactionalState:
+    """Return the answer to a delivery that was accepted, as part of its transaction if it has one."""
+    state = delivery.state if isinstance(delivery, StatefulDelivery) else None
+    return TransactionalState(state.txn_id, Accepted()) if isinstance(state, TransactionalState) else Accepted()
+
+
 @dataclass(frozen=True, slots=True)
 class AmqpRequest:
-    """A request: the `operation`, its argument as `body`, and all application properties."""
+    """A request: the `operation`, its argument as `body`, and all application properties.
+
+    `context` is that of its delivery.
+    """
 
     message_id: Value
     reply_to: str | None
     operation: str
     properties: Map
     body: Value = field(repr=False)
-    transaction: Transaction | None = None
+    context: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +89,7 @@ class Reply:
 Answer: TypeAlias = Callable[[AmqpRequest], Reply]
 
 
-def read_request(payload: bytes, transaction: Transaction | None = None) -> AmqpRequest:
+def read_request(payload: bytes, context: Any = None) -> AmqpRequest:
     """Decode a request. Raises ProtocolError if it is not a message."""
     sections = Sections.split(payload)
     properties = sections.read_properties()
@@ -118,9 +97,7 @@ def read_request(payload: bytes, transaction: Transaction | None = None) -> Amqp
     bodies = [value for code, value in sections.read_body() if code == VALUE]
     operation = text_at(application, "operation") or ""
     reply_to = properties.reply_to if isinstance(properties.reply_to, str) else None
-    return AmqpRequest(
-        properties.message_id, reply_to, operation, application, bodies[0] if bodies else None, transaction
-    )
+    return AmqpRequest(properties.message_id, reply_to, operation, application, bodies[0] if bodies else None, context)
 
 
 def text_at(values: Map, key: str) -> str | None:
@@ -165,7 +142,7 @@ class RequestLink(LinkEndpoint):
 
     def __init__(
         self,
-        owner: LinkOwner,
+        owner: ServerConnection,
         link: ReceivingLink,
         path: str,
         rights: tuple[AccessRight, ...],
@@ -198,7 +175,7 @@ class RequestLink(LinkEndpoint):
             self.dispose(delivery, Rejected(amqp_error(error)))
             return
         if not delivery.settled:
-            self.dispose(delivery, accepted_in(delivery.context))
+            self.dispose(delivery, accepted(delivery))
         replies = self._replies_to(request)
         payload = reply_to(request, self._answer, MANAGEMENT_KEYS if self.path else CBS_KEYS)
         if replies is not None:
@@ -223,7 +200,7 @@ class ReplyLink(LinkEndpoint):
 
     _link: SendingLink
 
-    def __init__(self, owner: LinkOwner, link: SendingLink, path: str, rights: tuple[AccessRight, ...]) -> None:
+    def __init__(self, owner: ServerConnection, link: SendingLink, path: str, rights: tuple[AccessRight, ...]) -> None:
         super().__init__(owner, link, path, rights)
         self.address = terminus_address(link.remote.target)
         self._pending: deque[bytes] = deque()
@@ -253,7 +230,7 @@ class ReplyLink(LinkEndpoint):
 
 
 def open_to_node(
-    owner: LinkOwner, link: Link, path: str, rights: tuple[AccessRight, ...], answer: Answer
+    owner: ServerConnection, link: Link, path: str, rights: tuple[AccessRight, ...], answer: Answer
 ) -> LinkEndpoint:
     """Accept a link to a node, whose requests `answer` answers."""
     if isinstance(link, ReceivingLink):
@@ -261,16 +238,19 @@ def open_to_node(
     return ReplyLink(owner, cast("SendingLink", link), path, rights)
 
 
-def open_to_cbs(owner: LinkOwner, link: Link) -> LinkEndpoint:
-    """Accept a link to `$cbs`. Raises NotAllowed if one in this direction is open: a connection has a pair."""
+def open_to_cbs(owner: ServerConnection, link: Link, now_ms: Callable[[], int]) -> LinkEndpoint:
+    """Accept a link to `$cbs`; `now_ms` is for the texts of refusals.
+
+    Raises NotAllowed if one in this direction is open: a connection has a pair.
+    """
     kind = RequestLink if isinstance(link, ReceivingLink) else ReplyLink
     if any(isinstance(other.context, kind) and not other.context.path for other in owner.links):
         container = (owner.peer.container_id or "")[:100]
         raise NotAllowed(f"A link to connection '{container}' $cbs node has already been opened.")
-    return open_to_node(owner, link, "", (), partial(_put_token, owner))
+    return open_to_node(owner, link, "", (), partial(_put_token, owner, now_ms))
 
 
-def _put_token(owner: LinkOwner, request: AmqpRequest) -> Reply:
+def _put_token(owner: ServerConnection, now_ms: Callable[[], int], request: AmqpRequest) -> Reply:
     try:
         if request.operation != PUT_TOKEN:
             raise ArgumentInvalid(f"'{request.operation[:100]}' is not an operation of $cbs.")
@@ -278,68 +258,8 @@ def _put_token(owner: LinkOwner, request: AmqpRequest) -> Reply:
     except ServiceError as error:
         text = error.message
         if isinstance(error, Unauthenticated):
-            now = instant(owner.namespace.clock.now_ms())[: len("2026-01-01T00:00:00")]
+            now = instant(now_ms())[: len("2026-01-01T00:00:00")]
             text += f" TrackingId:{uuid.uuid4()}_G0, SystemTracker:NoSystemTracker, Timestamp:{now}"
         # Without the condition: with one, the SDK for Python drops status and description.
         return Reply(error.status, text)
     return Reply(202, "Accepted")
-
-
-class CoordinatorLink(LinkEndpoint):
-    """A control link: a client declares and discharges transactions on it. Those left are rolled back with it."""
-
-    _link: ReceivingLink
-
-    def __init__(self, owner: LinkOwner, link: ReceivingLink) -> None:
-        super().__init__(owner, link, "", ())
-        self._transactions = owner.transactions
-        self._declared: set[bytes] = set()
-        capabilities = Array(map(Symbol, CAPABILITIES))
-        link.accept(target=Coordinator(capabilities), max_message_size=CONTROL_BYTES)
-        self.grant()
-
-    def receive(self, delivery: Delivery) -> None:
-        self._owner.flush_endpoints()
-        if delivery.settled:
-            self._owner.close_link(self._link, NotAllowed("Messages on a control link must not be settled."))
-            return
-        try:
-            state = self._answer(_read_control(delivery.payload))
-        except (ServiceError, ProtocolError) as error:
-            state = Rejected(amqp_error(error))
-        self.dispose(delivery, state)
-
-    def _answer(self, request: Any) -> Outcome | Declared:
-        if isinstance(request, Declare):
-            if request.global_id is not None:
-                raise ProtocolError("Distributed transactions are not supported.", condition="amqp:not-implemented")
-            transaction = self._transactions.declare()
-            self._declared.add(transaction.id)
-            return Declared(transaction.id)
-        if not isinstance(request, Discharge):
-            raise ProtocolError("A control message is a declare or a discharge.", condition="amqp:decode-error")
-        return self._discharge(request.txn_id or b"", roll_back=bool(request.fail))
-
-    def _discharge(self, txn_id: bytes, *, roll_back: bool) -> Accepted:
-        if txn_id not in self._declared:
-            raise TransactionUnknown("Transaction is not declared")
-        self._declared.discard(txn_id)
-        transaction = self._transactions.remove(txn_id)
-        if transaction.is_over:
-            raise TransactionUnknown("Transaction is not declared")
-        if roll_back:
-            transaction.roll_back()
-        else:
-            transaction.commit()
-        return Accepted()
-
-    def on_detached(self) -> None:
-        """Roll back every transaction that was declared here and not discharged."""
-        for txn_id in self._declared:
-            self._transactions.remove(txn_id).roll_back()
-        self._declared.clear()
-
-
-def _read_control(payload: bytes) -> Any:
-    bodies = [value for code, value in Sections.split(payload).read_body() if code == VALUE]
-    return composite_of(bodies[0]) if bodies else None
