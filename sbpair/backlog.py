@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sbpair.amqp.types import Described, Long, Symbol, Timestamp, Value, amqp_type_name
-from sbpair.errors import NameInvalid
+from sbpair.errors import NameInvalid, UsageError
 from sbpair.model.queues import QueueSpec
 from sbpair.timespan import TIMESPAN_MAX
 
@@ -145,6 +145,15 @@ def read_aliases(properties: Iterable[tuple[Value, Value]]) -> Aliases:
     if PATH not in found:
         raise AliasError(f"the message has no {PATH}, so no destination")
     return Aliases(found[PATH], found.get(SESSION_ID), found.get(TIME_TO_LIVE), found.get(SCHEDULED))
+
+
+def check_unreserved(name: object) -> None:
+    """Raise UsageError for the name of an alias: a client's message cannot have such a property."""
+    if isinstance(name, str) and name in ALIASES:
+        raise UsageError(
+            f"the message already has a property {name}",
+            hint="paired namespaces reserve that name: rename the property",
+        )
 
 
 def write_aliases(aliases: Aliases) -> dict[str, Value]:

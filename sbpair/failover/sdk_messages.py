@@ -18,13 +18,13 @@ from azure.servicebus.exceptions import MessageSizeExceededError
 
 from sbpair.amqp.message import Properties
 from sbpair.amqp.types import Described, Long, Timestamp, Value
-from sbpair.backlog import ALIASES, PING_TTL_MS, PING_TYPE, Aliases, write_aliases
+from sbpair.backlog import PING_TTL_MS, PING_TYPE, Aliases, check_unreserved, write_aliases
 from sbpair.errors import UsageError
 from sbpair.failover.property_values import MAX_PROPERTIES_BYTES, properties_size, typed_properties
 from sbpair.failover.sdk_encoding import encoding
-from sbpair.move.message.envelope import PARTITION_KEY, SCHEDULE, lifetime_ms
+from sbpair.move.message.envelope import PARTITION_KEY, SCHEDULE, alias_life_ms
 from sbpair.move.message.route import MAX_TTL_HEADER_MS
-from sbpair.timespan import LAST_EXPIRY_MS, TICKS_PER_DAY, TICKS_PER_MS, TIMESPAN_MAX_DAYS
+from sbpair.timespan import LAST_EXPIRY_MS, TICKS_PER_MS
 
 Message: TypeAlias = AmqpAnnotatedMessage
 OneMessage: TypeAlias = ServiceBusMessage | AmqpAnnotatedMessage | Mapping[str, Any]
@@ -44,7 +44,6 @@ MAX_ALIASES_BYTES = 1024
 """More than the aliases of a message have: its path has up to 260 bytes, and its session 128 characters."""
 
 DATA = AmqpMessageBodyType.DATA
-_TTL_NONE_MS = TIMESPAN_MAX_DAYS * TICKS_PER_DAY // TICKS_PER_MS
 _ENCODED = {Long: "LONG", Timestamp: "TIMESTAMP"}
 
 
@@ -80,11 +79,7 @@ def prepare_one(message: OneMessage) -> Message:
     """
     raw = _annotated(message)
     for key in raw.application_properties or ():
-        if _text(key) in ALIASES:
-            raise UsageError(
-                f"the message already has a property {_text(key)}",
-                hint="paired namespaces reserve that name: rename the property",
-            )
+        check_unreserved(_text(key))
     properties = raw.application_properties and typed_properties(raw.application_properties)
     if properties is not raw.application_properties:
         raw = _copy(raw)
@@ -120,7 +115,10 @@ def with_schedule(message: Message, at: datetime) -> Message:
 
 
 def for_backlog(message: Message, path: str) -> Message:
-    """Return the message for a backlog queue: destination, session, time to live and schedule become aliases."""
+    """Return the message for a backlog queue: destination, session, time to live and schedule become aliases.
+
+    As `aliased` in `move.message.envelope` does with bytes; the SDK's senders take only messages of the SDK.
+    """
     aliased = _copy(message)
     annotations = dict(message.annotations or {})
     schedule = next((annotations.pop(key) for key in list(annotations) if _text(key) == SCHEDULE), None)
@@ -246,11 +244,10 @@ def _header_ttl_ms(message: Message) -> int | None:
 
 def _ttl_ms(message: Message) -> int | None:
     """Return how long a message lives; None for ever."""
-    given_ms, properties = _header_ttl_ms(message) or None, message.properties
+    properties = message.properties
     times = [properties.creation_time, properties.absolute_expiry_time] if properties else [None, None]
     created, expires = [None if each is None else int(each) for each in times]
-    ttl_ms = lifetime_ms(given_ms, Properties(creation_time=created, absolute_expiry_time=expires), 0) or given_ms
-    return ttl_ms if ttl_ms is not None and 0 < ttl_ms < _TTL_NONE_MS else None
+    return alias_life_ms(_header_ttl_ms(message), Properties(creation_time=created, absolute_expiry_time=expires))
 
 
 def _remove_ttl(message: Message) -> None:

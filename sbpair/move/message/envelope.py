@@ -6,10 +6,12 @@ Body, footer, and every property and application property not named here keep th
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeVar
 
 from sbpair.amqp import codec, splice
 from sbpair.amqp.message import (
+    APPLICATION_PROPERTIES,
     DELIVERY_ANNOTATIONS,
     HEADER,
     MESSAGE_ANNOTATIONS,
@@ -19,11 +21,11 @@ from sbpair.amqp.message import (
     Sections,
     section,
 )
-from sbpair.amqp.types import Map, Symbol, Timestamp, Value, text_of
-from sbpair.backlog import ALIASES, AliasError, Aliases, read_aliases
+from sbpair.amqp.types import Map, Symbol, Timestamp, UInt, Value, text_of
+from sbpair.backlog import ALIASES, AliasError, Aliases, check_unreserved, read_aliases, write_aliases
 from sbpair.errors import ProtocolError
 from sbpair.move.message.route import BACKLOG, MAX_TTL_HEADER_MS, WRAPPED_MAX_TTL_MS, Facts, MessageForm, Send
-from sbpair.timespan import LAST_EXPIRY_MS, TICKS_PER_MS
+from sbpair.timespan import LAST_EXPIRY_MS, TICKS_PER_DAY, TICKS_PER_MS, TIMESPAN_MAX_DAYS
 
 T = TypeVar("T")
 
@@ -45,7 +47,10 @@ Of the delivery annotations, only LOCK_TOKEN is the service's; it keeps a sender
 _SHORT_HEADER = section(HEADER, b"\xc0")
 _ONLY_TOKEN = section(DELIVERY_ANNOTATIONS, b"\xc1\x24\x02\xa3\x10" + LOCK_TOKEN.encode() + b"\x98")
 
-# Positions in the properties section.
+_ENDLESS_MS = TIMESPAN_MAX_DAYS * TICKS_PER_DAY // TICKS_PER_MS
+
+# Positions in the header and the properties section.
+_TTL = 2
 _ABSOLUTE_EXPIRY, _CREATION, _GROUP_ID = 8, 9, 10
 
 
@@ -94,6 +99,53 @@ def lifetime_ms(ttl: int | None, properties: Properties, enqueued_ms: int) -> in
     if expires is not None and 0 < begins < expires:
         return expires - begins
     return ttl if ttl == WRAPPED_MAX_TTL_MS else None
+
+
+def alias_life_ms(ttl: int | None, properties: Properties) -> int | None:
+    """Return the time to live that a client's message has as an alias: stated by the header, or by its two times."""
+    life_ms = lifetime_ms(ttl or None, properties, 0) or ttl
+    return life_ms if life_ms and life_ms < _ENDLESS_MS else None
+
+
+def aliased(sections: Sections, path: str) -> Sections:
+    """Return a client's message for `path` as its copy for a backlog queue, which `restore` undoes.
+
+    Destination, session, time to live and schedule become aliases; all other bytes stay. `restore` gives the client's
+    bytes back, but for these: sections are in AMQP's order; a schedule is the last annotation; two times that only
+    state a time to live are left out, or begin anew; a map that is, or was left, empty is left out; an expiry without
+    a header has one; a restored value, and a map that grew by the aliases, have the shortest size.
+
+    Raises UsageError for a property with the name of an alias, ProtocolError for a section that cannot be read.
+    """
+    header, properties, annotations = (
+        sections.read_header(),
+        sections.read_properties(),
+        sections.read_message_annotations(),
+    )
+    for key, _, _ in splice.map_pairs(sections.application_properties):
+        check_unreserved(key)
+    life_ms, schedule = alias_life_ms(header.ttl, properties), annotations.get(SCHEDULE)
+    scheduled_at = int(schedule) if isinstance(schedule, int) else None
+    aliases = Aliases(path, properties.group_id, life_ms and life_ms * TICKS_PER_MS, scheduled_at)
+    stated: dict[int, int | str | None] = {_GROUP_ID: properties.group_id}
+    if life_ms is not None:
+        stated |= {_CREATION: properties.creation_time, _ABSOLUTE_EXPIRY: properties.absolute_expiry_time}
+    moved = frozenset((SCHEDULE,)) if scheduled_at is not None else frozenset[str]()
+    return replace(
+        sections,
+        header=_nulled(sections.header, HEADER, {_TTL: life_ms and header.ttl}),
+        message_annotations=splice.without(sections.message_annotations, is_one_of(moved)),
+        properties=_nulled(sections.properties, PROPERTIES, stated),
+        application_properties=splice.with_pairs(
+            sections.application_properties, APPLICATION_PROPERTIES, {**write_aliases(aliases)}
+        ),
+    )
+
+
+def _nulled(raw: bytes, code: int, stated: dict[int, int | str | None]) -> bytes:
+    """Return a list section with null for each of the fields that has a value."""
+    fields = {position: None for position, value in stated.items() if value is not None}
+    return splice.with_fields(raw, code, fields) if fields else raw
 
 
 def restore(sections: Sections, send: Send, now_ms: int, form: MessageForm = BACKLOG) -> bytes:
@@ -186,6 +238,10 @@ def header_of(raw: bytes, ttl_ms: int | None) -> bytes:
     elif original.ttl is not None and original.ttl != MAX_TTL_HEADER_MS:
         # Without an alias, the sender's own TTL stays. The service writes the maximum for "none".
         ttl = original.ttl
+    if raw and original.first_acquirer is None and original.delivery_count is None:
+        # No service has counted its deliveries: these are its sender's bytes.
+        fields = {_TTL: None if ttl is None else UInt(ttl)}
+        return splice.with_fields(raw, HEADER, fields) if ttl != original.ttl else raw
     if original.durable is None and original.priority is None and ttl is None:
         return b""
     return Header(durable=original.durable, priority=original.priority, ttl=ttl).encode()
