@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 from itertools import groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias, cast
 
 from sbpair.amqp.connection import Connection, ConnectionClosed, ConnectionOpened, Event
 from sbpair.amqp.link import (
@@ -48,7 +48,7 @@ MAX_LINKS: Final = 1_000
 CREDIT: Final = 1_000
 """Messages that a client may send before it needs new credit, which it gets at half of this."""
 
-Handlers = dict[type, Callable[[Any, Any], None]]
+Handlers: TypeAlias = dict[type, Callable[[Any, Any], None]]
 
 
 class LinkEndpoint:

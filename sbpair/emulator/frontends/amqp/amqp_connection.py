@@ -19,8 +19,7 @@ from sbpair.amqp_server.server_connection import Handlers, LinkEndpoint, ServerC
 from sbpair.amqp_server.shared_access import AccessRight, scope_of
 from sbpair.emulator.frontends.amqp import management_operations
 from sbpair.emulator.frontends.amqp.connection_faults import ConnectionFaults
-from sbpair.emulator.frontends.amqp.coordinator_link import CoordinatorLink
-from sbpair.emulator.frontends.amqp.link_owner import LinkOwner
+from sbpair.emulator.frontends.amqp.link_owner import CoordinatorLink, LinkOwner
 from sbpair.emulator.frontends.amqp.message_links import EntityLink, IncomingLink, OutgoingLink, open_to_messages
 
 if TYPE_CHECKING:
