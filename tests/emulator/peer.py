@@ -45,6 +45,14 @@ async def raw_connection(authority: str) -> AsyncIterator[tuple[asyncio.StreamRe
         writer.transport.abort()
 
 
+async def eof(reader: asyncio.StreamReader) -> bool:
+    """Return whether the other side closes the connection without output."""
+    try:
+        return await reader.read() == b""
+    except ConnectionError:
+        return True
+
+
 class Echo(asyncio.Protocol):
     """Returns what it receives, in place of an AMQP connection."""
 

@@ -23,7 +23,7 @@ from sbpair.operating_system import listen
 from sbpair.testing import Emulator
 from sbpair.timespan import TICKS_PER_MS
 from tests.emulator.consumers import CreditConsumer
-from tests.emulator.peer import Echo, raw_connection
+from tests.emulator.peer import Echo, eof, raw_connection
 from tests.kit.async_tests import InLoop
 from tests.kit.sas import sign
 from tests.kit.waiting import until
@@ -50,14 +50,6 @@ def parrot_emulator(*names: str) -> Emulator:
 @pytest.fixture
 def emulator() -> InLoop:
     return InLoop(parrot_emulator)
-
-
-async def eof(reader: asyncio.StreamReader) -> bool:
-    """Return whether the other side closes the connection without output."""
-    try:
-        return await reader.read() == b""
-    except ConnectionError:
-        return True
 
 
 def control(emulator: Emulator) -> str:
