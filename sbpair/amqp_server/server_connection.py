@@ -25,7 +25,7 @@ from sbpair.amqp.link import (
     terminus_address,
 )
 from sbpair.amqp.sasl import SaslServer
-from sbpair.amqp.session import Disposed, SessionEnded, WindowOpened
+from sbpair.amqp.session import Disposed, DrainAnswered, SessionEnded, WindowOpened
 from sbpair.amqp_server.refusals import ArgumentInvalid, EntityFull, LinkStolen, ServiceError, amqp_error
 
 if TYPE_CHECKING:
@@ -385,7 +385,7 @@ class ServerConnection(asyncio.Protocol):
         ConnectionOpened: on_opened,
         LinkAttaching: _on_attaching,
         CreditChanged: _on_credit,
-        WindowOpened: lambda self, event: self.pull(event.session),
+        **dict.fromkeys((WindowOpened, DrainAnswered), lambda self, event: self.pull(event.session)),
         Disposed: _on_disposed,
         StatefulDelivery: on_stateful,
         LinkDetached: lambda self, event: self.release_link(event.link, peacefully=True),

@@ -10,6 +10,7 @@ import pytest
 from sbpair import errors
 from sbpair.amqp.link import Delivery, Link, Sent
 from sbpair.amqp.performatives import Accepted
+from sbpair.amqp.session import WindowOpened
 from sbpair.amqp_client.client import connect
 from sbpair.amqp_client.raw_links import ACCEPTED
 from sbpair.amqp_server.claims import Claims
@@ -128,6 +129,10 @@ async def test_a_wrong_key_is_not_signed_in() -> None:
         with pytest.raises(errors.NotAuthenticated):
             async with connect(endpoint) as wire:
                 await wire.sender("box")
+
+
+def test_each_flow_that_may_open_the_window_has_a_handler() -> None:
+    assert {WindowOpened, *WindowOpened.__subclasses__()} <= BoxConnection.HANDLERS.keys()
 
 
 async def test_a_refused_link_leaves_the_connection() -> None:
