@@ -33,7 +33,7 @@ from sbpair.management.calls import Sleep
 from sbpair.management.temporary_queues import IDLE
 from sbpair.model.entities import Queue, Topic
 from sbpair.move.message import envelope
-from sbpair.move.raw_destination import key_envelope
+from sbpair.move.message.batches import BatchKey
 
 ASSUMED = "assumed"
 """The beginning of the source of an assumption that no public text states."""
@@ -136,7 +136,7 @@ class AssumptionTrial:
     async def put_batch(self, *names: str) -> None:
         sender = await self.client.sender(self.path)
         members = [self.message(name).join() for name in names]
-        await sender.send(batch_of(members, key_envelope(KEY, is_session=False)), message_format=BATCH_FORMAT)
+        await sender.send(batch_of(members, BatchKey(None, KEY).encode()), message_format=BATCH_FORMAT)
         sender.close()
 
     async def peek(self, start: int = 0) -> list[tuple[str, Sections]]:

@@ -14,11 +14,10 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 from sbpair.amqp import splice
-from sbpair.amqp.message import APPLICATION_PROPERTIES, BATCH_FORMAT, Sections, batch_of
+from sbpair.amqp.message import APPLICATION_PROPERTIES, Sections
 from sbpair.amqp.types import Described, Long
 from sbpair.amqp_client.client import connect
 from sbpair.azure.credentials import signed_in
@@ -26,9 +25,9 @@ from sbpair.backlog import TIME_TO_LIVE, TIMESPAN
 from sbpair.errors import Exhausted, InDoubt, SbpairError, ServiceRefused
 from sbpair.failover.events import OutboxExpired, OutboxRefused, SendInDoubt
 from sbpair.failover.failures import describe_error, to_sdk_error
+from sbpair.move.message.batches import BatchKey, batches, encode_batch
 from sbpair.move.message.envelope import partition_key, read_facts, restore
 from sbpair.move.message.route import Send, route, waited_ms
-from sbpair.move.raw_destination import ENVELOPE_BYTES, MEMBER_BYTES, key_envelope
 from sbpair.timespan import TICKS_PER_MS
 
 if TYPE_CHECKING:
@@ -47,11 +46,11 @@ MIN_LIFE_MS = 1
 
 
 class PreparedMessage(NamedTuple):
-    """A message of the outbox, encoded for its target. `key` is (session id, partition key)."""
+    """A message of the outbox, encoded for its target."""
 
     stored: OutboxMessage
     message_id: str
-    key: tuple[str | None, str | None]
+    key: BatchKey
     expired: bool
     payload: bytes
 
@@ -109,7 +108,7 @@ class OutboxDelivery:
                     return
                 now_ms, restored = endpoint.clock.now_ms(), target.side != "backlog"
                 prepared = [prepare_delivery(row, now_ms, restored=restored) for row in rows]
-                batch = _batch(prepared, link.max_batch_size)
+                batch = next(batches(prepared, link.max_batch_size))
                 if alone:
                     batch, alone = batch[:1], alone - 1
                 try:
@@ -135,7 +134,7 @@ class OutboxDelivery:
             self.state.publish(OutboxExpired(entity, expired))
         await asyncio.to_thread(self.outbox.mark, rows, tried=True)
         try:
-            payload, kind = _encode_batch(batch)
+            payload, kind = encode_batch(batch)
             await link.send(payload, message_format=kind)
         except InDoubt:
             raise
@@ -166,7 +165,7 @@ def prepare_delivery(stored: OutboxMessage, now_ms: int, *, restored: bool) -> P
         payload = restore(sections, send._replace(ttl_ms=left_ms), now_ms)
     else:
         payload = stored.message if left_ms is None else _with_remaining_ttl(sections, left_ms)
-    key = (send.session_id if restored else None), partition_key(sections)
+    key = BatchKey(send.session_id if restored else None, partition_key(sections))
     return PreparedMessage(stored, facts.message_id or "", key, expired, payload)
 
 
@@ -176,25 +175,3 @@ def _with_remaining_ttl(sections: Sections, left_ms: int) -> bytes:
     ttl = {TIME_TO_LIVE: Described(TIMESPAN, Long(left_ms * TICKS_PER_MS))}
     sections.application_properties = splice.with_pairs(others, APPLICATION_PROPERTIES, ttl)
     return sections.join()
-
-
-def _batch(messages: Sequence[PreparedMessage], max_bytes: int) -> list[PreparedMessage]:
-    """Return the first messages that fit one batch. They share a key, as partitioned queues require."""
-    _, same = next(groupby(messages, lambda each: each.key))
-    batch: list[PreparedMessage] = []
-    left = max_bytes - ENVELOPE_BYTES
-    for each in same:
-        left -= len(each.payload) + MEMBER_BYTES
-        if batch and left < 0:
-            break
-        batch.append(each)
-    return batch
-
-
-def _encode_batch(batch: Sequence[PreparedMessage]) -> tuple[bytes, int]:
-    """Return the payload and its message format."""
-    if len(batch) == 1:
-        return batch[0].payload, 0
-    session_id, key = batch[0].key
-    envelope = key_envelope(key if session_id is None else session_id, is_session=session_id is not None)
-    return batch_of([each.payload for each in batch], envelope), BATCH_FORMAT

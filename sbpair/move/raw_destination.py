@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 
-from sbpair.amqp.message import BATCH_FORMAT, MESSAGE_ANNOTATIONS, Properties, encode_map, member_head
-from sbpair.amqp.types import Symbol
 from sbpair.amqp_client.client import AmqpClient, GetToken, connect
 from sbpair.amqp_client.limits import ANSWER_SECONDS
 from sbpair.amqp_client.raw_links import PendingSettlement, RawSender
@@ -16,13 +14,10 @@ from sbpair.errors import InDoubt, SbpairError, Unreachable
 from sbpair.model.namespace_clock import NamespaceClock
 from sbpair.model.pair import Endpoint
 from sbpair.move.interface import Batch, RoutedMessage, SendOutcome
-from sbpair.move.message.envelope import PARTITION_KEY
+from sbpair.move.message.batches import BatchKey, first_members, join_members
 
 MAX_SENDERS = 200
 """How many links to destinations a worker keeps open."""
-
-ENVELOPE_BYTES, MEMBER_BYTES = 1_024, 8
-"""Bytes of a batch beside its members, and of each member beside its message."""
 
 _NOT_CONNECTED = Unreachable("not connected to the namespace of the destination", hint="retry in a minute")
 
@@ -41,19 +36,12 @@ class RawDestinationLink:
 
     def encode(self, routed: Sequence[RoutedMessage]) -> Batch:
         at_ms = self._clock.now_ms()
-        pieces: list[bytes] = []
-        count, left = 0, self.sender.max_batch_size - ENVELOPE_BYTES
-        for message, send, _ in routed:
-            size, parts = message.content.restore(send, at_ms)
-            left -= size + MEMBER_BYTES
-            if left < 0 and count:
-                break
-            count += 1
-            pieces.append(member_head(size))
-            pieces += parts
+        restored = (message.content.restore(send, at_ms) for message, send, _ in routed)
+        members = first_members(restored, self.sender.max_batch_size)
+        count = len(members)
         if count == 1:
-            return Batch(1, b"".join(pieces[1:]))
-        return Batch(count, b"".join((_envelope(routed[:count]), *pieces)), BATCH_FORMAT)
+            return Batch(1, b"".join(members[0][1]))
+        return Batch(count, *join_members(_envelope(routed[:count]), members))
 
     def send(self, batch: Batch) -> SendOutcome:
         return partial(self._outcome, self.sender.send_nowait(batch.payload, message_format=batch.format))
@@ -67,20 +55,11 @@ class RawDestinationLink:
 
 
 def _envelope(routed: Sequence[RoutedMessage]) -> bytes:
-    """Encode the key that all members share: the service selects the partition by it."""
+    """Encode the key that all members share; b"" if they have several."""
     key = routed[0].partition_key
     if key is None or any(each.partition_key != key for each in routed):
         return b""
-    return key_envelope(key, is_session=routed[0].send.session_id is not None)
-
-
-def key_envelope(key: str | None, *, is_session: bool) -> bytes:
-    """Encode the session or the partition key of a batch."""
-    if key is None:
-        return b""
-    if is_session:
-        return Properties(group_id=key).encode()
-    return encode_map(MESSAGE_ANNOTATIONS, {Symbol(PARTITION_KEY): key})
+    return BatchKey(routed[0].send.session_id, routed[0].message.partition_key).encode()
 
 
 class RawDestination:

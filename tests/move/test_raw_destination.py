@@ -9,9 +9,10 @@ import pytest
 from sbpair.amqp.message import BATCH_FORMAT, Sections, batch_members
 from sbpair.model.namespace_clock import NamespaceClock
 from sbpair.move.interface import Batch, RoutedMessage
+from sbpair.move.message.batches import ENVELOPE_BYTES, MEMBER_BYTES
 from sbpair.move.message.decode import Decoder
 from sbpair.move.message.route import Send
-from sbpair.move.raw_destination import ENVELOPE_BYTES, MEMBER_BYTES, RawDestinationLink
+from sbpair.move.raw_destination import RawDestinationLink
 from tests.kit.stranded import numbered
 
 SEND = Send("orders", None, None, None)
