@@ -116,6 +116,9 @@ ALIASES = frozenset((PATH, SESSION_ID, TIME_TO_LIVE, SCHEDULED))
 
 TIMESPAN = Symbol("com.microsoft:timespan")
 
+MAX_ALIASES_BYTES = 1024
+"""More than the aliases of a message have: its path has up to 260 bytes, and its session 128 characters."""
+
 
 @dataclass(frozen=True, slots=True)
 class Aliases:

@@ -19,7 +19,8 @@
     ├── Unavailable                 6  retriable
     │   ├── Unreachable             6  no connection, or it broke
     │   │   ├── Silent              6  no answer to the first request
-    │   │   └── TokenExpired        6  it ended with its token; the next connection has a new one
+    │   │   ├── TokenExpired        6  it ended with its token; the next connection has a new one
+    │   │   └── DisabledEntity      6  the entity is disabled, until its status changes
     │   ├── TimedOut                6
     │   ├── InDoubt                 6  sent, but no answer came: it may or may not have happened
     │   ├── Throttled               6  the service requests a slower rate
@@ -169,6 +170,10 @@ class Silent(Unreachable):
 
 class TokenExpired(Unreachable):
     """A connection or link ended with its token. The next one has a new token, or shows that there is none."""
+
+
+class DisabledEntity(Unreachable):
+    """The entity is disabled: an administrator, not an outage, is the reason."""
 
 
 class TimedOut(Unavailable):

@@ -27,10 +27,14 @@ GRACE_SECONDS = 1.0
 """How much longer than its own timeout the SDK may take to notice that the time is over."""
 
 
-class Call(NamedTuple):
-    """Call `action(target, seconds)` on an object of the SDK, and await the result if it is awaitable."""
+Action: TypeAlias = Callable[[Any, float], Any]
+"""A function of an object and a number of seconds."""
 
-    action: Callable[[Any, float], Any]
+
+class Call(NamedTuple):
+    """Call `action(target, seconds)`, such as on an object of the SDK, and await the result if it is awaitable."""
+
+    action: Action
     target: Any
     seconds: float
 

@@ -14,6 +14,7 @@ DISABLED_HINT = "set the entity's status to Active, then try again"
 REFUSED_HINT = "the same request would be refused again"
 
 DISABLED = "com.microsoft:entity-disabled"
+TOO_LARGE = "amqp:link:message-size-exceeded"
 HINTS = {
     DISABLED: DISABLED_HINT,
     **dict.fromkeys(("amqp:connection:redirect", "amqp:link:redirect"), "connect to that address"),
@@ -35,7 +36,7 @@ TRANSIENT: dict[str, type[errors.Unavailable]] = {
     "amqp:session:errant-link": errors.Unreachable,
     "amqp:transfer-limit-exceeded": errors.Unreachable,
     "amqp:link:transfer-limit-exceeded": errors.Unreachable,
-    DISABLED: errors.Unreachable,
+    DISABLED: errors.DisabledEntity,
 }
 
 _TRANSIENT_STATUSES: dict[int, type[errors.Unavailable]] = {

@@ -15,7 +15,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Self
 
 from sbpair import errors
-from sbpair.amqp.conditions import RETRY_HINT, error_of, is_idle_detach, lost_error
+from sbpair.amqp.conditions import RETRY_HINT, TOO_LARGE, error_of, is_idle_detach, lost_error
 from sbpair.amqp.link import Delivery, LinkAttached, LinkDetached, Sent
 from sbpair.amqp.performatives import Accepted, Error, Modified, Outcome, Rejected, Released, Source, Target
 from sbpair.amqp.session import WindowOpened, id_ranges
@@ -31,7 +31,6 @@ _names = count()
 
 ACCEPTED, RELEASED, ABANDONED = Accepted(), Released(), Modified(delivery_failed=True)
 DEAD_LETTER = "com.microsoft:dead-letter"
-TOO_LARGE = "amqp:link:message-size-exceeded"
 
 _id_of, _context_of, _settled_of = map(attrgetter, ("id", "context", "settled"))
 

@@ -22,7 +22,7 @@ from azure.servicebus import exceptions as azure
 from azure.servicebus.aio import ServiceBusClient as AioClient
 
 from sbpair import errors
-from sbpair.amqp.conditions import MISSING_HINT, REFUSED_HINT, RETRY_HINT, TRANSIENT, redacted
+from sbpair.amqp.conditions import MISSING_HINT, REFUSED_HINT, RETRY_HINT, TOO_LARGE, TRANSIENT, redacted
 from sbpair.azure.credentials import shared_tokens
 from sbpair.azure.http_client import redact_proxy_credentials, silence_reported
 from sbpair.azure.management_errors import proxy_status
@@ -329,7 +329,7 @@ def is_unused(error: BaseException | None) -> bool:
 def condition_of(error: AzureError) -> str:
     """Return the AMQP condition of an error, "" without one."""
     if isinstance(error, azure.MessageSizeExceededError):
-        return "amqp:link:message-size-exceeded"
+        return TOO_LARGE
     condition = getattr(error.inner_exception, "condition", None)
     condition = getattr(condition, "value", condition)
     return condition.decode(errors="replace") if isinstance(condition, bytes) else str(condition or "")

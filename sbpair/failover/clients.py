@@ -22,6 +22,7 @@ from sbpair.failover.failover_send import FailoverSend, OnFailure, SendPolicy, c
 from sbpair.failover.failures import FailoverOn, failover_rule
 from sbpair.failover.outbox import MAX_BYTES, MAX_MESSAGES, Outbox
 from sbpair.failover.outbox_delivery import OutboxDelivery
+from sbpair.failover.sdk_send import SdkFailoverSend
 from sbpair.failover.shared_state import FailoverState, SendSide
 from sbpair.failover.side_connections import (
     AsyncClosable,
@@ -44,11 +45,11 @@ if TYPE_CHECKING:
 STOP_SECONDS = 15.0
 
 
-SenderT = TypeVar("SenderT", bound="SenderBase")
+SenderT = TypeVar("SenderT", bound="FailoverSend[Any]")
 SyphonT = TypeVar("SyphonT", BackgroundSyphon, AsyncBackgroundSyphon)
 
 
-class SenderBase(FailoverSend):
+class SenderBase(SdkFailoverSend):
     """The sender of one entity. It has connections of its own to both sides, opened when needed."""
 
     def __init__(self, client: ClientBase[Any, Any], entity: str) -> None:
@@ -103,7 +104,7 @@ class ClientBase(Closable, ABC, Generic[SenderT, SyphonT]):
     outbox in use, MachineLacks for one that cannot be written.
     """
 
-    _sender_class: type[SenderT]
+    _sender_class: Callable[..., SenderT]
     _syphon_class: type[SyphonT]
     _syphon: SyphonT | None = None
 
@@ -138,7 +139,7 @@ class ClientBase(Closable, ABC, Generic[SenderT, SyphonT]):
         self.outage = outage
         self.now: Callable[[], float] = time.monotonic
         self.sdk_clients = ClientFactory(is_async=self._is_async)
-        self._senders: list[SenderT] = []
+        self._senders: list[Any] = []
         self.outbox: Outbox | None = None
         deliver: DeliverEntity | None = None
         if outbox is not None:
@@ -226,19 +227,19 @@ class ClientBase(Closable, ABC, Generic[SenderT, SyphonT]):
         self._syphon = self._syphon_class(run, self.failover_state.publish)
         return self._syphon
 
-    def forget(self, sender: SenderBase) -> None:
+    def forget(self, sender: FailoverSend[Any]) -> None:
         self._senders = [each for each in self._senders if each is not sender]
 
     @abstractmethod
     def _wake_timers(self) -> None:
         """Start the timer runner, or interrupt its wait because a timer is now due earlier."""
 
-    def _get_sender(self, entity: str) -> SenderT:
+    def _get_sender(self, entity: str, *terms: Any) -> SenderT:
         if self._closed:
             raise ValueError("the client has been closed: make another one")
         check_path(entity, shorten="give the queue or topic a shorter name")
         self.failover_state.register(entity)
-        sender = self._sender_class(self, entity)
+        sender = self._sender_class(self, entity, *terms)
         self._senders.append(sender)
         return sender
 
@@ -269,7 +270,7 @@ class PairedSender(SenderBase, SyncClosable):
                 return drive(self._send(message, seconds))
             since = self._now()
             try:
-                sender.send_messages(message, timeout=seconds * self._share)
+                sender.send_messages(message, timeout=seconds * self.share)
             except BaseException as error:  # noqa: BLE001  the steps decide, an interrupt included
                 drive(self._send(message, seconds, since=since, failed=error))
             else:
@@ -324,7 +325,7 @@ class AsyncPairedSender(SenderBase, AsyncClosable):
             sender = self._fast_path(message)
             if sender is None:
                 return await drive_async(self._send(message, seconds))
-            since, left = self._now(), seconds * self._share
+            since, left = self._now(), seconds * self.share
             try:
                 with self._timeout.limit(left + GRACE_SECONDS):
                     await sender.send_messages(message, timeout=left)
@@ -344,9 +345,9 @@ class AsyncPairedSender(SenderBase, AsyncClosable):
         return super()._closing()
 
 
-class AsyncPairedClient(ClientBase[AsyncPairedSender, AsyncBackgroundSyphon], AsyncClosable):
-    __doc__ = ClientBase.__doc__
-    _sender_class = AsyncPairedSender
+class AsyncClientBase(ClientBase[SenderT, AsyncBackgroundSyphon], AsyncClosable):
+    """A client whose pings and syphon are tasks."""
+
     _syphon_class = AsyncBackgroundSyphon
     _timer_task: asyncio.Task[None] | None = None
 
@@ -361,7 +362,6 @@ class AsyncPairedClient(ClientBase[AsyncPairedSender, AsyncBackgroundSyphon], As
         for sender in self._senders:
             await sender.close()
         self._close_outbox()
-        await drive_async(self.sdk_clients.close())
 
     async def __aenter__(self) -> Self:
         self._start_late_timers()
@@ -383,6 +383,17 @@ class AsyncPairedClient(ClientBase[AsyncPairedSender, AsyncBackgroundSyphon], As
         if self._timer_task is None and self.failover_state.next_due() is not None:
             self._wake_timers()
 
-    def _get_sender(self, entity: str) -> AsyncPairedSender:
+    def _get_sender(self, entity: str, *terms: Any) -> SenderT:
         self._start_late_timers()
-        return super()._get_sender(entity)
+        return super()._get_sender(entity, *terms)
+
+
+class AsyncPairedClient(AsyncClientBase[AsyncPairedSender]):
+    __doc__ = ClientBase.__doc__
+    _sender_class = AsyncPairedSender
+
+    async def close(self) -> None:
+        await super().close()
+        await drive_async(self.sdk_clients.close())
+
+    close.__doc__ = AsyncClientBase.close.__doc__

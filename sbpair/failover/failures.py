@@ -1,5 +1,7 @@
 """The errors of a send: those that count as unavailability of the entity, and all of them as callers catch them. Pure.
 
+They are of the SDK or, from our own client, sbpair's: each function here takes both.
+
 "default" counts transient errors that retries did not solve: timeouts, broken connections, a busy service, an identity
 provider that is away. "article" follows the feature's documentation literally: a timeout, or a permanent messaging
 error, a disabled entity's included. Neither counts an error of the client's configuration, such as a wrong key.
@@ -19,7 +21,7 @@ from azure.servicebus import exceptions as sdk
 from azure.servicebus.exceptions import MessagingEntityDisabledError, ServiceBusError
 
 from sbpair import errors
-from sbpair.amqp.conditions import redacted
+from sbpair.amqp.conditions import TOO_LARGE, redacted
 from sbpair.azure.data_plane import connection_problem, from_sdk_error, text_of
 from sbpair.errors import BothFailed, SbpairError, UsageError
 from sbpair.operating_system.shortages import shortage_of
@@ -50,29 +52,60 @@ def _but_shortages(rule: Callable[[Exception], bool]) -> Callable[[Exception], b
     return lambda error: shortage_of(error) is None and rule(error)
 
 
+def meaning_of(error: Exception) -> SbpairError | None:
+    """Return sbpair's error of the same meaning; None for an error of neither the SDK nor sbpair."""
+    if isinstance(error, AzureError):
+        return from_sdk_error(error, "sending")
+    return error if isinstance(error, SbpairError) else None
+
+
 def is_transient(error: Exception) -> bool:
     """Return whether the same send may succeed later: such errors are retried, and count by default."""
     if isinstance(error, MessagingEntityDisabledError):
         return False
-    if isinstance(error, AzureError):
-        translated = from_sdk_error(error, "sending")
-        return isinstance(translated, errors.Unavailable) and not isinstance(
-            translated, errors.QuotaExceeded | errors.AccessError
-        )
-    return isinstance(error, OSError | TimeoutError)
+    found = meaning_of(error)
+    if found is None:
+        return isinstance(error, OSError | TimeoutError)
+    return isinstance(found, errors.Unavailable) and not isinstance(
+        found, errors.QuotaExceeded | errors.AccessError | errors.DisabledEntity
+    )
 
 
 def is_token_end(error: Exception) -> bool:
     """Return whether a link ended with its token."""
-    return isinstance(error, AzureError) and isinstance(from_sdk_error(error, "sending"), errors.TokenExpired)
+    return isinstance(meaning_of(error), errors.TokenExpired)
+
+
+def is_missing(error: Exception) -> bool:
+    """Return whether the queue or topic does not exist."""
+    return isinstance(meaning_of(error), errors.EntityMissing)
+
+
+def blames_message(error: Exception) -> bool:
+    """Return whether no queue would accept the message: it is too large, or was not a message."""
+    if isinstance(error, errors.ServiceRefused):
+        return error.condition == TOO_LARGE
+    return isinstance(error, sdk.MessageSizeExceededError | TypeError)
 
 
 def describe_error(error: Exception) -> str:
     """Return an error as one line, for the reason of an event."""
-    if isinstance(error, AzureError) and isinstance(from_sdk_error(error, "sending"), errors.EntityMissing):
+    if isinstance(error, AzureError) and is_missing(error):
         # The SDK raises an authentication error where the token's answer is that the entity is missing.
         return f"{sdk.MessagingEntityNotFoundError.__name__}: {text_of(error)}"
     return f"{type(error).__name__}: {connection_problem(error) or redacted(error)}"
+
+
+class NotSent(sdk.OperationTimeoutError):
+    """The message was not sent at all, so it cannot be in doubt."""
+
+
+def too_large(what: str, size: int, with_aliases: int, limit: int) -> Exception:
+    """Return the error for a message that the backlog would not accept. Sizes are in bytes."""
+    return sdk.MessageSizeExceededError(
+        message=f"{what} {size} bytes, {with_aliases} with its aliases for the backlog, which accepts {limit}:"
+        " it could not be sent while the primary is unavailable"
+    )
 
 
 def to_sdk_error(error: SbpairError) -> ServiceBusError:
@@ -159,11 +192,11 @@ def both_failed(text: str, reasons: dict[str, Exception], hint: str, in_doubt: t
 
 
 def _counts_by_article(error: Exception) -> bool:
-    if not isinstance(error, AzureError):
+    found = meaning_of(error)
+    if found is None or (isinstance(found, UsageError) and not isinstance(found, errors.EntityMissing)):
         return isinstance(error, TimeoutError)
-    translated = from_sdk_error(error, "sending")
-    return isinstance(translated, errors.TimedOut) or not (
-        is_transient(error) or isinstance(translated, errors.AccessError)
+    return isinstance(found, errors.TimedOut | errors.InDoubt) or not (
+        is_transient(error) or isinstance(found, errors.AccessError)
     )
 
 

@@ -18,10 +18,11 @@ from azure.servicebus.exceptions import MessageSizeExceededError
 
 from sbpair.amqp.message import Properties
 from sbpair.amqp.types import Described, Long, Timestamp, Value
-from sbpair.backlog import PING_TTL_MS, PING_TYPE, Aliases, check_unreserved, write_aliases
+from sbpair.backlog import MAX_ALIASES_BYTES, PING_TTL_MS, PING_TYPE, Aliases, check_unreserved, write_aliases
 from sbpair.errors import UsageError
 from sbpair.failover.property_values import MAX_PROPERTIES_BYTES, properties_size, typed_properties
 from sbpair.failover.sdk_encoding import encoding
+from sbpair.model.tiers import SMALLEST_TIER_BYTES
 from sbpair.move.message.envelope import PARTITION_KEY, SCHEDULE, alias_life_ms
 from sbpair.move.message.route import MAX_TTL_HEADER_MS
 from sbpair.timespan import LAST_EXPIRY_MS, TICKS_PER_MS
@@ -36,13 +37,7 @@ T = TypeVar("T")
 Item = TypeVar("Item")
 BatchT = TypeVar("BatchT", bound=ServiceBusMessageBatch)
 
-SMALLEST_TIER_BYTES = 262_144
-"""The maximum message size of the tiers with the smallest one."""
-
 SMALL_BODY_BYTES = SMALLEST_TIER_BYTES // 2
-MAX_ALIASES_BYTES = 1024
-"""More than the aliases of a message have: its path has up to 260 bytes, and its session 128 characters."""
-
 DATA = AmqpMessageBodyType.DATA
 _ENCODED = {Long: "LONG", Timestamp: "TIMESTAMP"}
 

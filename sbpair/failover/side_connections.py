@@ -9,7 +9,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from azure.core.exceptions import AzureError
 from azure.servicebus.exceptions import OperationTimeoutError, ServiceBusConnectionError
@@ -17,14 +17,11 @@ from azure.servicebus.exceptions import OperationTimeoutError, ServiceBusConnect
 from sbpair.azure.data_plane import AioSdkKey, SdkKey, aio_client, from_sdk_error, is_answer, sync_client
 from sbpair.errors import NotAuthenticated, SbpairError, UsageError
 from sbpair.model.pair import Identity
-from sbpair.sync_async import Call, Steps, Work, awaiting, blocking
+from sbpair.sync_async import Action, Call, Steps, Work, awaiting, blocking
 
 if TYPE_CHECKING:
     from sbpair.failover.sdk_messages import Content
     from sbpair.model.pair import Endpoint, Pair
-
-SdkAction: TypeAlias = Callable[[Any, float], Any]
-"""A function of an SDK object and a number of seconds."""
 
 CLOSE_SECONDS = 5.0
 
@@ -83,7 +80,7 @@ class SideConnections(Generic[SideT]):
         return found[1] if found and self.check is None else None
 
     def call(
-        self, side: SideT, path: str, action: SdkAction, seconds: float, failed: BaseException | None = None
+        self, side: SideT, path: str, action: Action, seconds: float, failed: BaseException | None = None
     ) -> Steps[Any]:
         """Perform `action` with the side's sender and return its result. Raises the errors of `action`.
 
@@ -147,7 +144,7 @@ def _was_open(sender: Any) -> bool:
     return getattr(sender, "_max_message_size_on_link", None) != 0
 
 
-def send_action(content: Content) -> SdkAction:
+def send_action(content: Content) -> Action:
     return lambda sender, seconds: sender.send_messages(content, timeout=seconds)
 
 
@@ -164,7 +161,7 @@ def close_quietly(sdk_object: Any) -> Steps[None]:
         log.info("closing a connection of the SDK: %s", type(error).__name__)
 
 
-def _raising(error: BaseException) -> SdkAction:
+def _raising(error: BaseException) -> Action:
     def action(_sender: Any, _seconds: float) -> None:
         raise error
 

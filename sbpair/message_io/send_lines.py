@@ -31,8 +31,9 @@ from sbpair.errors import (
 from sbpair.failover.clients import AsyncPairedClient, AsyncPairedSender
 from sbpair.failover.events import SenderEvent, SendInDoubt
 from sbpair.failover.failover_send import Delivered, OnFailure
-from sbpair.failover.sdk_messages import SMALLEST_TIER_BYTES, Message, SizedBatch, batches, message_ids
+from sbpair.failover.sdk_messages import Message, SizedBatch, batches, message_ids
 from sbpair.model.pair import Endpoint, Pair
+from sbpair.model.tiers import SMALLEST_TIER_BYTES
 from sbpair.move.failure_latch import set_within
 from sbpair.move.rate_limit import RateLimiter
 from sbpair.operating_system.read_ahead import ReadAhead, read_chunks

@@ -44,6 +44,9 @@ STANDARD = Tier("Standard", _SMALL, max_partitioned=100)
 PREMIUM = Tier("Premium", (*_SMALL, 10, 20, 40, 80), whole_namespace=True, message_kilobytes=(1024, 102_400))
 TIERS = (BASIC, STANDARD, PREMIUM)
 
+SMALLEST_TIER_BYTES = 1024 * STANDARD.message_kilobytes[1]
+"""The maximum message size of the tiers with the smallest one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Capacity:

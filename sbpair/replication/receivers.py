@@ -37,14 +37,13 @@ from sbpair.replication.events import (
 )
 from sbpair.replication.keys import DAY_SECONDS, KEYS, KeyOf, KeyRule, KeyStore, Window
 from sbpair.replication.side_receiver import MIN_WAIT_SECONDS, OPEN_SECONDS, SideReceiver, remove_duplicates
-from sbpair.sync_async import Call, Gather, Pause, Steps, Work, awaiting, blocking, drive, drive_async
+from sbpair.sync_async import Action, Call, Gather, Pause, Steps, Work, awaiting, blocking, drive, drive_async
 
 if TYPE_CHECKING:
     from datetime import datetime
 
     from azure.servicebus import ServiceBusReceivedMessage
 
-    from sbpair.failover.side_connections import SdkAction
     from sbpair.model.pair import Pair
 
 MEMORY = "memory"
@@ -347,14 +346,14 @@ class DedupReceiverBase(BothSides):
             )
         return found
 
-    def _settle(self, message: ServiceBusReceivedMessage, action: SdkAction) -> Steps[None]:
+    def _settle(self, message: ServiceBusReceivedMessage, action: Action) -> Steps[None]:
         """Settle a message in a way that is not completion."""
         self._open()
         locked = self._locked(message)
         yield from self._settle_given(locked, action)
         self._copies.release(locked)
 
-    def _settle_given(self, locked: LockedMessage, action: SdkAction) -> Steps[None]:
+    def _settle_given(self, locked: LockedMessage, action: Action) -> Steps[None]:
         try:
             yield Call(action, locked.receiver, SETTLE_SECONDS)
         except MessageLockLostError:
@@ -374,7 +373,7 @@ class DedupReceiverBase(BothSides):
                 self._removed_at = time.monotonic()
                 self._report(DuplicateCompleted(self.entity_name, locked.side, locked.key or "", locked.number))
 
-    def _try_settle(self, locked: LockedMessage, action: SdkAction) -> Steps[bool]:
+    def _try_settle(self, locked: LockedMessage, action: Action) -> Steps[bool]:
         """Settle a copy that the application was not given. If that fails, the service delivers it again."""
         receiver = self._sides[locked.side]
         if receiver.backs_off_until > time.monotonic() or locked.until <= self._clock.now():
@@ -468,14 +467,14 @@ def _checked_wait(seconds: float) -> float:
     return seconds
 
 
-def _complete_action(message: ServiceBusReceivedMessage) -> SdkAction:
+def _complete_action(message: ServiceBusReceivedMessage) -> Action:
     return lambda receiver, _: receiver.complete_message(message)
 
 
-def _abandon_action(message: ServiceBusReceivedMessage) -> SdkAction:
+def _abandon_action(message: ServiceBusReceivedMessage) -> Action:
     """Release a message, which counts as a delivery."""
     return lambda receiver, _: receiver.abandon_message(message)
 
 
-def _renew_action(message: ServiceBusReceivedMessage) -> SdkAction:
+def _renew_action(message: ServiceBusReceivedMessage) -> Action:
     return lambda receiver, _: receiver.renew_message_lock(message)

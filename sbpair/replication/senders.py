@@ -17,9 +17,10 @@ from sbpair.backlog import check_path
 from sbpair.errors import BothFailed
 from sbpair.failover import failover_send, sdk_messages
 from sbpair.failover.events import EventReporter
-from sbpair.failover.failover_send import NotSent, checked_retries, checked_timeout, positive
+from sbpair.failover.failover_send import checked_retries, checked_timeout, positive
 from sbpair.failover.failures import (
     FailoverOn,
+    NotSent,
     both_failed,
     describe_error,
     failover_rule,

@@ -34,7 +34,7 @@ KEY = SasKey("Root Manage+Key", "c2VjcmV0/w==+&;")
         ("amqp:resource-limit-exceeded", "full", errors.QuotaExceeded),
         ("amqp:internal-error", "oops", errors.Unreachable),
         ("amqp:link:detach-forced", "idle", errors.Unreachable),
-        ("com.microsoft:entity-disabled", "", errors.Unreachable),
+        ("com.microsoft:entity-disabled", "", errors.DisabledEntity),
         ("amqp:link:message-size-exceeded", "big", errors.ServiceRefused),
         ("amqp:not-allowed", "no", errors.ServiceRefused),
         ("amqp:connection:redirect", "moved", errors.Unreachable),

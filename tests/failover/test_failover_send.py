@@ -22,12 +22,13 @@ from sbpair.errors import UsageError
 from sbpair.failover.clients import AsyncPairedClient, PairedClient
 from sbpair.failover.entity_states import EntityEvent, State
 from sbpair.failover.events import OutboxBegun, SendInDoubt, SizeUnknown
-from sbpair.failover.failover_send import Delivered, FailoverSend, NotSent, SendPolicy, ShortTimeout, checked_timeout
-from sbpair.failover.failures import is_transient
+from sbpair.failover.failover_send import Delivered, SendPolicy, ShortTimeout, checked_timeout
+from sbpair.failover.failures import NotSent, is_transient
 from sbpair.failover.outbox import Outbox
-from sbpair.failover.sdk_messages import SMALLEST_TIER_BYTES
+from sbpair.failover.sdk_send import SdkFailoverSend as FailoverSend
 from sbpair.failover.shared_state import FailoverState, SendTarget
 from sbpair.failover.side_connections import MAX_BROKEN
+from sbpair.model.tiers import SMALLEST_TIER_BYTES
 from sbpair.sync_async import drive
 from tests.failover.test_states import Middle, a_pair
 from tests.kit.failover_rig import EventLog, a_message

@@ -42,6 +42,13 @@ RULES: list[tuple[Exception, bool, bool]] = [
     (TypeError("no message"), False, False),
     (MemoryError(), False, False),
     (UsageError("an alias"), False, False),
+    # Of our own client:
+    (errors.Unreachable("gone"), True, False),
+    (errors.InDoubt("silence"), True, True),
+    (errors.DisabledEntity("disabled"), False, True),
+    (errors.EntityMissing("no such queue"), False, True),
+    (errors.ServiceRefused("no"), False, True),
+    (errors.NotAuthorized("Send is required"), False, False),
 ]
 
 
