@@ -63,7 +63,9 @@ class QueueReturned(Event, text="{queue} is back in the rotation", level=logging
 class SendInDoubt(Event):
     """Messages are sent again after an attempt that was never answered: they may arrive twice.
 
-    A receiver, or the service's duplicate detection, can detect that by `message_ids`.
+    A receiver, or the service's duplicate detection, can detect that by `message_ids`. The client of a proxy sends
+    again what the proxy has not accepted, also a batch of which the backlog has a part. A message of such a client
+    that has no id is named by the SHA-256 of its bytes and the time.
     """
 
     entity: str

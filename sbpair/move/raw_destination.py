@@ -46,9 +46,13 @@ class RawDestinationLink:
     def send(self, batch: Batch) -> SendOutcome:
         return partial(self._outcome, self.sender.send_nowait(batch.payload, message_format=batch.format))
 
-    async def _outcome(self, settlement: PendingSettlement) -> None:
+    async def deliver(self, payload: bytes, message_format: int, seconds: float) -> None:
+        """Send one encoded delivery, and wait for its outcome. Raises InDoubt without one."""
+        await self._outcome(self.sender.send_nowait(payload, message_format=message_format), seconds)
+
+    async def _outcome(self, settlement: PendingSettlement, seconds: float = ANSWER_SECONDS) -> None:
         try:
-            await settlement.outcome(ANSWER_SECONDS)
+            await settlement.outcome(seconds)
         except InDoubt:
             self.spent = True
             raise
