@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from sbpair.failover.events import QueueReturned as QueueReturned
     from sbpair.failover.events import SenderEvent as SenderEvent
     from sbpair.failover.events import SendInDoubt as SendInDoubt
+    from sbpair.failover.events import SettledLost as SettledLost
     from sbpair.failover.events import SizeUnknown as SizeUnknown
     from sbpair.failover.events import SyphonFaulted as SyphonFaulted
+    from sbpair.failover.events import UnpairedSize as UnpairedSize
     from sbpair.management.calls import Listed as Listed
     from sbpair.management.calls import QueueProvisioned as QueueProvisioned
     from sbpair.model.retries import Retrying as Retrying
@@ -77,7 +79,7 @@ __getattr__, __dir__ = lazy_names(
     {
         "sbpair.failover.events": (
             "EntityChanged, OutboxBegun, OutboxClosed, OutboxEmptied, OutboxExpired, OutboxRefused, OutboxStuck, "
-            "QueueLeft, QueueReturned, SendInDoubt, SenderEvent, SizeUnknown, SyphonFaulted"
+            "QueueLeft, QueueReturned, SendInDoubt, SenderEvent, SettledLost, SizeUnknown, SyphonFaulted, UnpairedSize"
         ),
         "sbpair.management.calls": "Listed, QueueProvisioned",
         "sbpair.model.retries": "Retrying",

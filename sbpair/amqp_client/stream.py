@@ -62,7 +62,7 @@ class Stream(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        self._flush()
+        self.flush()
         self._set_timer()
 
     def data_received(self, data: bytes) -> None:
@@ -105,7 +105,7 @@ class Stream(asyncio.Protocol):
         """Write the pending output at the end of this turn of the loop: one write for a burst."""
         if not self._flushing:
             self._flushing = True
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self.flush)
 
     def fail(self, error: SbpairError) -> None:
         """End the connection with an error, and call `when_lost`."""
@@ -122,7 +122,7 @@ class Stream(asyncio.Protocol):
         for notify in tuple(self.when_lost):
             notify(error)
         if self._transport is not None:
-            self._flush()
+            self.flush()
             self._transport.close()
 
     def abort(self, error: SbpairError) -> None:
@@ -191,7 +191,8 @@ class Stream(asyncio.Protocol):
             else:
                 delivery.settled = True  # the peer settled it by itself
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Write the pending output now."""
         self._flushing = False
         data = self.connection.take()
         if data and self._transport is not None and not self._transport.is_closing():
@@ -209,7 +210,7 @@ class Stream(asyncio.Protocol):
         for event in self.connection.tick(self._loop.time()):
             self._on_event(event)
         if self.error is None:
-            self._flush()
+            self.flush()
             self._set_timer()
 
 

@@ -60,6 +60,21 @@ class QueueReturned(Event, text="{queue} is back in the rotation", level=logging
     queue: str
 
 
+class UnpairedSize(Event, text="{entity}: a message of {size} bytes is larger than the {limit} of the backlog"):
+    """A message was sent that could not be sent while the primary is unavailable. Its sender has allowed it."""
+
+    entity: str
+    size: int
+    limit: int
+
+
+class SettledLost(Event, text="{entity}: a message that was sent settled is lost: {reason}"):
+    """No side has accepted a message whose client does not wait for an answer. Its link ends with the error."""
+
+    entity: str
+    reason: str
+
+
 class SendInDoubt(Event):
     """Messages are sent again after an attempt that was never answered: they may arrive twice.
 
@@ -146,6 +161,8 @@ SenderEvent: TypeAlias = (
     | QueueLeft
     | QueueReturned
     | SendInDoubt
+    | SettledLost
+    | UnpairedSize
     | SizeUnknown
     | OutboxBegun
     | OutboxStuck

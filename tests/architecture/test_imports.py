@@ -19,7 +19,7 @@ LEVELS: list[set[str]] = [
     {"cli"},
     {"service"},
     {"drill", "doctor", "metrics", "spark", "status"},
-    {"replay", "message_io", "planning"},
+    {"gateway", "replay", "message_io", "planning"},
     {"replication", "relay"},
     {"failover"},
     {"syphon", "management", "emulator"},

@@ -1,0 +1,1 @@
+"""A local AMQP endpoint in front of a pair: failover for clients of every language."""

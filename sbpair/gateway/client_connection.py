@@ -1,0 +1,203 @@
+"""One client's connection: its sign-in by the local key, its links, and the upstream connection behind it.
+
+Invariant: nothing that a client presents reaches a namespace. Backlog queues cannot be attached to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from itertools import groupby
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from sbpair.amqp.link import Link, LinkDetached
+from sbpair.amqp.performatives import Coordinator
+from sbpair.amqp.session import Disposed, SessionEnded
+from sbpair.amqp_server.claims import Claims
+from sbpair.amqp_server.node_links import CBS_NODE, open_to_cbs
+from sbpair.amqp_server.refusals import NotAllowed, ServiceUnavailable, Unauthenticated
+from sbpair.amqp_server.server_connection import Handlers, LinkEndpoint, ServerConnection, address_of
+from sbpair.amqp_server.shared_access import (
+    NO_EXPIRY,
+    SCHEME,
+    AccessRight,
+    AuthorizationRule,
+    Grant,
+    parse_token,
+    path_of,
+    scope_of,
+    verify_token,
+)
+from sbpair.backlog import primary_of
+from sbpair.errors import SbpairError
+from sbpair.gateway.client_errors import refusal
+from sbpair.gateway.failing_sender import FailingSender
+from sbpair.gateway.management_links import ManagementReplies, ManagementRequests
+from sbpair.gateway.mirrored_connection import MirroredConnection
+from sbpair.gateway.mirrored_links import MANAGEMENT, MirroredLink, MirroredReceiver, MirroredSender
+
+if TYPE_CHECKING:
+    from sbpair.gateway.gateway_core import GatewayCore
+
+SEND: Final = (AccessRight.SEND,)
+LISTEN: Final = (AccessRight.LISTEN,)
+EITHER: Final = (*SEND, *LISTEN)
+
+_link_of: Final = attrgetter("link")
+
+
+class LocalClaims(Claims):
+    """The grants of one connection, by the gateway's key."""
+
+    def __init__(self, rule: AuthorizationRule, on_lost: Callable[[], None]) -> None:
+        super().__init__("sb://localhost", on_lost)
+        self._rule = rule
+        self._expiry: asyncio.TimerHandle | None = None
+
+    def keys(self) -> Iterable[AuthorizationRule]:
+        return (self._rule,)
+
+    def authenticate(self, token: str, name: str) -> Grant:
+        if not token.startswith(SCHEME):
+            raise Unauthenticated(
+                "The gateway takes no token of an identity: sign in with its own key, and it signs in to Azure by the "
+                "configuration of the pair."
+            )
+        return verify_token(parse_token(token), [("", self._rule)], scope_of(name), self.now_ms())
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def expire_at(self, at_ms: int) -> None:
+        self._cancel()
+        if at_ms != NO_EXPIRY:
+            left = max(0, at_ms - self.now_ms()) / 1000
+            self._expiry = asyncio.get_running_loop().call_later(left, self.expire)
+
+    def require_any(self) -> None:
+        """Raise Unauthenticated for a client that has not signed in: a coordinator belongs to no entity."""
+        if not any(grant.expires_at_ms > self.now_ms() for grant in self._grants.values()):
+            raise Unauthenticated("Unauthorized access. Sign in with the key of the gateway.")
+
+    def clear(self) -> None:
+        super().clear()
+        self._cancel()
+
+    def _cancel(self) -> None:
+        if self._expiry is not None:
+            self._expiry.cancel()
+
+
+class ClientConnection(MirroredConnection):
+    """A client's connection. It is one of `connections` until it ends."""
+
+    claims: LocalClaims
+
+    def __init__(self, gateway: GatewayCore, connections: set[ClientConnection], on_opened: Callable[[], None]) -> None:
+        super().__init__(gateway, LocalClaims(gateway.options.rule, self._close_forbidden), on_opened)
+        self._connections = connections
+        connections.add(self)
+
+    # Links
+
+    def open_link(self, link: Link) -> LinkEndpoint:
+        if isinstance(link.remote.target, Coordinator):
+            self.claims.require_any()
+            return self._mirrored(MirroredSender(self, link, "", ()))
+        address = address_of(link)
+        path = path_of(address)
+        if path.lower() == CBS_NODE:
+            return open_to_cbs(self, link, self.claims.now_ms)
+        if self.gateway.is_stopping:
+            raise ServiceUnavailable("The gateway is stopping.")
+        of_management = path.lower().endswith(MANAGEMENT)
+        self.claims.require(EITHER if of_management else SEND if link.IS_RECEIVER else LISTEN, path.lower())
+        if primary_of(path) is not None:
+            raise NotAllowed(f"'{path[:300]}' is a backlog queue: its messages belong to the syphon.")
+        if of_management:
+            return self._mirrored(
+                (ManagementRequests if link.IS_RECEIVER else ManagementReplies)(self, link, address, EITHER)
+            )
+        if link.IS_RECEIVER:
+            return self._mirrored(FailingSender(self, link, address, SEND))
+        return self._mirrored(MirroredReceiver(self, link, address, LISTEN))
+
+    def _mirrored(self, mirror: MirroredLink) -> MirroredLink:
+        self.gateway.spawn(self._attach(mirror), f"attach {mirror.path or 'a coordinator'}")
+        return mirror
+
+    async def _attach(self, mirror: MirroredLink) -> None:
+        try:
+            await mirror.attach()
+        except SbpairError as error:
+            mirror.end(refusal(error))
+
+    def _close_forbidden(self) -> None:
+        for link in self.links:
+            endpoint = link.context
+            if endpoint is not None and endpoint.rights:
+                try:
+                    endpoint.check_rights()
+                except Unauthenticated as error:
+                    self.close_link(link, error)
+
+    # Events
+
+    def _on_client_detached(self, event: LinkDetached) -> None:
+        endpoint, event.link.context = event.link.context, None
+        if isinstance(endpoint, MirroredLink):
+            endpoint.on_client_detached(event)
+        elif endpoint is not None:
+            endpoint.on_detached()
+
+    def _on_session_ended(self, event: SessionEnded) -> None:
+        self.end_session(event.session, peacefully=event.error is None)
+        self.upstream.end_session(event.session)
+
+    def _on_any_disposed(self, event: Disposed) -> None:
+        for link, group in groupby(event.deliveries, _link_of):
+            endpoint, deliveries = link.context, list(group)
+            if endpoint is None:
+                continue
+            if not link.IS_RECEIVER:
+                endpoint.settle(deliveries, event.state, settled=event.settled)
+            elif isinstance(endpoint, MirroredSender):
+                endpoint.settle_up(deliveries, event.state, settled=event.settled)
+            self._to_flush[endpoint] = None
+        self.gateway.changed.set()
+
+    HANDLERS: ClassVar[Handlers] = ServerConnection.HANDLERS | {
+        LinkDetached: _on_client_detached,
+        SessionEnded: _on_session_ended,
+        Disposed: _on_any_disposed,
+    }
+
+    # The end
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether every message that the client sent is accepted, and each that it has received is settled."""
+        return not self.sending and not any(session.sent for session in self._connection.sessions)
+
+    def break_off(self, error: SbpairError) -> None:
+        """End the upstream connection: the next use opens another one, perhaps to another namespace."""
+        self.upstream.break_off(error)
+
+    def release(self, *, peacefully: bool) -> None:
+        if not self._released:
+            super().release(peacefully=peacefully)
+            self._connections.discard(self)
+            self.gateway.changed.set()
+            self.gateway.spawn(self._close_upstream(), "close an upstream connection")
+
+    async def _close_upstream(self) -> None:
+        """Close once the last messages of the client have been accepted: it may have closed right after a send."""
+        while self.sending:
+            self.gateway.changed.clear()
+            await self.gateway.changed.wait()
+        self.upstream.close()
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"links": len(self.links), "idle": self.is_idle}

@@ -1,0 +1,37 @@
+"""The AMQP errors by which the gateway answers for the namespaces: the only translation of our errors into them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sbpair import errors
+from sbpair.amqp.conditions import redacted
+from sbpair.amqp.performatives import Error
+from sbpair.amqp.types import Map
+
+BUSY: Final = "com.microsoft:server-busy"
+"""The condition that every SDK retries: the namespace is away, or did not take a message in time."""
+
+_CONDITIONS: Final[tuple[tuple[type[errors.SbpairError], str], ...]] = (
+    (errors.EntityMissing, "amqp:not-found"),
+    (errors.NoToken, BUSY),
+    (errors.AccessError, "amqp:unauthorized-access"),
+    (errors.QuotaExceeded, "amqp:resource-limit-exceeded"),
+    (errors.Unavailable, BUSY),
+    (errors.InDoubt, BUSY),
+    (errors.UsageError, "amqp:not-allowed"),
+)
+
+
+def refusal(error: errors.SbpairError) -> Error:
+    """Return the AMQP error of the same meaning. Its text has no secret."""
+    condition = getattr(error, "condition", "") if isinstance(error, errors.ServiceRefused) else ""
+    known = next((name for kind, name in _CONDITIONS if isinstance(error, kind)), "amqp:internal-error")
+    return Error(condition or known, _text(error), Map())
+
+
+def _text(error: errors.SbpairError) -> str:
+    """Return the reason, of a missing entity in the service's words: two SDKs know it by them, and try again else."""
+    if isinstance(error, errors.EntityMissing) and error.entity:
+        return f"The messaging entity '{error.entity}' could not be found."
+    return redacted(error.message)
