@@ -142,7 +142,13 @@ class Link(ProtocolEndpoint):
         self.context: Any = None
 
     def accept(
-        self, *, source: Any = None, target: Any = None, snd_settle_mode: int | None = None, **terms: Any
+        self,
+        *,
+        source: Any = None,
+        target: Any = None,
+        snd_settle_mode: int | None = None,
+        rcv_settle_mode: int | None = None,
+        **terms: Any,
     ) -> None:
         """Attach a link that the peer requested, with its own terms by default.
 
@@ -153,7 +159,7 @@ class Link(ProtocolEndpoint):
         self._attach(
             Attach(
                 snd_settle_mode=self.remote.snd_settle_mode if snd_settle_mode is None else snd_settle_mode,
-                rcv_settle_mode=self.remote.rcv_settle_mode,
+                rcv_settle_mode=self.remote.rcv_settle_mode if rcv_settle_mode is None else rcv_settle_mode,
                 source=source or self.remote.source,
                 target=target or self.remote.target,
                 **terms,

@@ -84,10 +84,12 @@ class MirroredLink(LinkEndpoint, Twin):
         terms = self.twin.remote
         if terms.source is None or terms.target is None:
             return  # a refusal: the reason follows
+        # Whether its own transfers are settled is the client's affair.
+        passed = _PASSED if self._link.IS_RECEIVER else (*_PASSED, *_MODES)
         self._link.accept(
             source=_at(terms.source, self.path, self._address),
             target=_at(terms.target, self.path, self._address),
-            **{name: getattr(terms, name) for name in _PASSED},
+            **{name: getattr(terms, name) for name in passed},
         )
         self._output.flush_soon()
 
@@ -135,6 +137,7 @@ class MirroredLink(LinkEndpoint, Twin):
 
 
 _PASSED: Final = ("max_message_size", "offered_capabilities", "desired_capabilities", "properties", "unsettled")
+_MODES: Final = ("snd_settle_mode", "rcv_settle_mode")
 _ASKED: Final = ("rcv_settle_mode", "incomplete_unsettled")
 
 
