@@ -118,6 +118,7 @@ class FailoverSend(Closable, ABC, Generic[MessageT]):
         self.backlog_queue: str | None = None
         self.unanswered = False
         self._state, self._policy, self._now, self._outbox = state, policy, now, outbox
+        self._retries = policy.retries
         self._delivered = Delivered()
         self._limit_asked: float | None = None
         self._backlog_numbers = count(-1, -1)
@@ -232,7 +233,7 @@ class FailoverSend(Closable, ABC, Generic[MessageT]):
         if side == "primary" and self._state.lost and now < deadline:
             return NOW
         # The end of a token is no failure: the next attempt has a new one, if there is one.
-        retries = max(policy.retries, int(is_token_end(error)))
+        retries = max(self._retries, int(is_token_end(error)))
         if attempts < retries and is_transient(error) and pause < (deadline - now) * self.share:
             return pause
         if not policy.counts(error):

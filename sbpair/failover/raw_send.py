@@ -107,16 +107,19 @@ class RawFailoverSend(FailoverSend[RawMessage], AsyncClosable):
         *,
         since: float | None = None,
         failed: Exception | None = None,
+        retries: int | None = None,
     ) -> None:
         """Send one delivery, a message or a batch. Returns once a side, or the outbox, has accepted all of it.
 
-        `failed` is the error of an attempt on the primary by the caller, which started at `since`. Sizes are not
-        checked: `check_sizes` does. Raises SbpairError: UsageError for a reserved property, ProtocolError for what is
-        no message. The event SendInDoubt then names the messages that may have arrived.
+        `failed` is the error of an attempt on the primary by the caller, which started at `since`. `retries` replaces
+        those of the client. Sizes are not checked: `check_sizes` does. Raises SbpairError: UsageError for a reserved
+        property, ProtocolError for what is no message. The event SendInDoubt then names the messages that may have
+        arrived.
         """
         messages, deadline = _members(payload, message_format), (self._now() if since is None else since) + seconds
         async with self._turn:
             with self._reporting(messages):
+                self._retries = self._policy.retries if retries is None else retries
                 self.unanswered = isinstance(failed, InDoubt)
                 if failed is not None and (self._in_outbox or self._side(None) != "primary"):
                     # Others have failed in the meantime: this one follows them.

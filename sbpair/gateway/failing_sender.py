@@ -43,16 +43,21 @@ SMALLEST_MESSAGE: Final = 1024.0
 """Bytes of the smallest message, where bytes become credit."""
 
 
+WAITED_SECONDS: Final = 1.0
+"""How long a transfer may have waited and still be retried as often as one that comes alone."""
+
+
 @dataclass(slots=True, eq=False)
 class Passing:
     """A client's delivery that no side has accepted yet. `fits`: the backlog would take it with its aliases.
 
-    `since` is when an attempt on the twin began, and `failed` its error. `answer` is the outcome for one that waits.
+    It came at `since`, as the client's own time for it began. `failed` is the error of an attempt on the twin; `answer`
+    is the outcome for one that waits.
     """
 
     delivery: Delivery
     fits: bool
-    since: float | None = None
+    since: float
     failed: SbpairError | None = None
     answer: asyncio.Future[None] | None = None
 
@@ -128,7 +133,8 @@ class FailingSender(MirroredSender):
         size = len(delivery.payload)
         self._held_bytes += size
         self._typical_bytes += (max(size, SMALLEST_MESSAGE) - self._typical_bytes) / 8
-        passing = Passing(delivery, fits=size <= SMALL_BYTES or self._gateway.options.allow_unpaired_size)
+        fits = size <= SMALL_BYTES or self._gateway.options.allow_unpaired_size
+        passing = Passing(delivery, fits, self._failover.now())
         if not self._waiting and self._is_direct(passing):
             self._send_direct(passing)
         else:
@@ -151,7 +157,6 @@ class FailingSender(MirroredSender):
         size, limit = len(passing.delivery.payload), self._failover.failover_state.backlog_bytes
         if limit and size > limit - ALIASES_BYTES and self._gateway.options.allow_unpaired_size:
             self._failover.failover_state.publish(UnpairedSize(self.path, size, limit))
-        passing.since = self._failover.now()
         self._in_flight[send_up(self.twin, passing.delivery)] = passing  # type: ignore[arg-type]  # it is open
         if self._timer is None:
             self._owner.sending.add(self)
@@ -286,7 +291,7 @@ class FailingSender(MirroredSender):
     def _on_time(self) -> None:
         self._timer = None
         oldest = next((each for each in self._in_flight.values() if each.answer is None), None)
-        if oldest is None or oldest.since is None:
+        if oldest is None:
             return
         if self._failover.now() < oldest.since + self._seconds * self._send.share:
             self._set_timer(oldest.since)
@@ -329,9 +334,11 @@ class FailingSender(MirroredSender):
 
     async def _deliver(self, passing: Passing) -> None:
         delivery, since = passing.delivery, passing.since
+        # One that has waited for another one goes to the backlog at once if the primary fails again.
+        retries = 0 if self._failover.now() - since > WAITED_SECONDS else None
         try:
             await self._send.deliver(
-                delivery.payload, delivery.format, self._seconds, since=since, failed=passing.failed
+                delivery.payload, delivery.format, self._seconds, since=since, failed=passing.failed, retries=retries
             )
         except SbpairError as error:
             self._reject(passing, error)
@@ -350,7 +357,7 @@ class FailingSender(MirroredSender):
                     self._link, 0, self._gateway.next_tag(), message_format, settled=True, payload=payload
                 )
                 number = send_up(self.twin, delivery)  # type: ignore[arg-type]  # it has credit
-                self._in_flight[number] = Passing(delivery, fits=True, answer=answer)
+                self._in_flight[number] = Passing(delivery, True, self._failover.now(), answer=answer)
                 self._owner.upstream.flush()
                 sent = True
                 await answer
