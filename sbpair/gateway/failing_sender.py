@@ -409,6 +409,10 @@ class FailingSender(MirroredSender):
         if self.is_over:
             self._let_go()
 
+    def end(self, error: Error | None, *, closed: bool = True) -> None:
+        super().end(error, closed=closed)
+        self.on_detached()
+
     def on_client_detached(self, event: LinkDetached) -> None:
         del event
         self.on_detached()
