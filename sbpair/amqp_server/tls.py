@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from ipaddress import ip_address
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Final
 
@@ -53,7 +53,7 @@ def tls_for(server: str, hosts: Iterable[str], ca_file: Path | None = None) -> I
     Without `ca_file`, that is a temporary file, removed at the end. Raises MachineLacks if it cannot be written.
     """
     with temporary_directory("sbpair-") as directory:
-        ca_pem, server_pem = certificates(server, dict.fromkeys((*ALWAYS, *hosts)))
+        ca_pem, [server_pem] = certificates(server, dict.fromkeys((*ALWAYS, *hosts)))
         path = ca_file or directory / "ca.pem"
         with replaced_file(str(path), CA_MODE) as file:
             file.write_bytes(ca_pem)
@@ -72,38 +72,61 @@ def server_context(pem: bytes, path: Path) -> ssl.SSLContext:
     return context
 
 
-def certificates(server: str, hosts: Iterable[str]) -> tuple[bytes, bytes]:
-    """Return a CA certificate, and a certificate of `server` with its key, as PEM."""
-    ca_key, server_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
-    leaf = x509.BasicConstraints(ca=False, path_length=None)
-    names = x509.SubjectAlternativeName([alternative(host) for host in hosts])
-    for_servers = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
+def certificates(
+    server: str, hosts: Iterable[str], *, count: int = 1, life: timedelta = LIFE, overlap: timedelta = timedelta(0)
+) -> tuple[bytes, list[bytes]]:
+    """Return a CA certificate, and `count` certificates of `server`, each with its key, as PEM.
+
+    The first one is valid for `life` from now on, and each further one from `overlap` before the end of the last. The
+    CA cannot sign for other names than `hosts`.
+    """
+    names = [alternative(host) for host in hosts]
+    ca_key = ec.generate_private_key(ec.SECP256R1())
+    # The machine's time, which clients use.
+    now, step = datetime.now(UTC), life - overlap
     ca_name = f"{server} CA"
-    ca = new_certificate(ca_name, ca_key, ca_name, ca_key)
+    ca = new_certificate(ca_name, ca_key, ca_name, ca_key, now, (count - 1) * step + life)
     ca = ca.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     ca = ca.add_extension(x509.KeyUsage(**_USAGE_OF_CA), critical=True)
-    own = new_certificate(server, server_key, ca_name, ca_key).add_extension(leaf, critical=True)
-    own = own.add_extension(names, critical=False).add_extension(for_servers, critical=False)
-    signed_ca, signed = (each.sign(ca_key, hashes.SHA256()).public_bytes(Encoding.PEM) for each in (ca, own))
-    return signed_ca, server_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()) + signed
+    ca = ca.add_extension(x509.NameConstraints([_constraint(each) for each in names], None), critical=True)
+    signed = []
+    for start in (now + number * step for number in range(count)):
+        key = ec.generate_private_key(ec.SECP256R1())
+        own = (
+            new_certificate(server, key, ca_name, ca_key, start, life)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(x509.SubjectAlternativeName(names), critical=False)
+            .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        )
+        pem = own.sign(ca_key, hashes.SHA256()).public_bytes(Encoding.PEM)
+        signed.append(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()) + pem)
+    return ca.sign(ca_key, hashes.SHA256()).public_bytes(Encoding.PEM), signed
 
 
 def new_certificate(
-    name: str, key: ec.EllipticCurvePrivateKey, ca_name: str, ca_key: ec.EllipticCurvePrivateKey
+    name: str,
+    key: ec.EllipticCurvePrivateKey,
+    ca_name: str,
+    ca_key: ec.EllipticCurvePrivateKey,
+    start: datetime,
+    life: timedelta,
 ) -> x509.CertificateBuilder:
-    # The machine's time, which clients use.
-    now = datetime.now(UTC)
     return (
         x509.CertificateBuilder()
         .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
         .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, ca_name)]))
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + LIFE)
+        .not_valid_before(start - timedelta(days=1))
+        .not_valid_after(start + life)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
     )
+
+
+def end_of(pem: bytes) -> datetime:
+    """Return the end of the first certificate in a PEM."""
+    return x509.load_pem_x509_certificate(pem[pem.index(b"-----BEGIN CERTIFICATE") :]).not_valid_after_utc
 
 
 def alternative(host: str) -> x509.GeneralName:
@@ -111,6 +134,10 @@ def alternative(host: str) -> x509.GeneralName:
         return x509.IPAddress(ip_address(host))
     except ValueError:
         return x509.DNSName(host)
+
+
+def _constraint(name: x509.GeneralName) -> x509.GeneralName:
+    return x509.IPAddress(ip_network(name.value)) if isinstance(name, x509.IPAddress) else name
 
 
 class TlsFrontend(SSLProtocol):

@@ -21,6 +21,8 @@ WITHOUT_MODES: Final = frozenset(
 )
 """Filesystems of Linux that give each file the mode and the owner of the mount."""
 
+_OF_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
+
 BESIDE: Final = ("", "-wal", "-shm", "-journal")
 """The suffixes of a SQLite file, and of the ones that SQLite reads beside it."""
 
@@ -98,6 +100,24 @@ def check_found(path: Path, found: os.stat_result, *, writes: bool = True) -> No
         raise StateRefused(f"{path} belongs to root, and to no group of this user", hint=hint)
     hint = f"name another directory, or let root change the owner: chown -R {user_name(user)} {path}"
     raise StateRefused(f"{path} belongs to {owner}, not to {user_name(user)}", hint=hint)
+
+
+def check_secret(path: Path, descriptor: int) -> None:
+    """Raise StateRefused for an open file of a secret that another user owns, or can read or change.
+
+    One that root made for a group is trusted: so orchestrators hand secrets over.
+    """
+    found = os.fstat(descriptor)
+    if is_link_of_another_user(path):
+        raise StateRefused(f"{path} is a symbolic link of another user", hint="remove it, or name another")
+    if sys.platform == "win32" or has_no_modes(path):
+        return
+    user = os.geteuid()
+    if found.st_uid not in (0, user):
+        owner, own = user_name(found.st_uid), user_name(user)
+        raise StateRefused(f"{path} belongs to {owner}, not to {own}", hint="name a file of your own")
+    if found.st_mode & (_OF_OTHERS if found.st_uid == user else _OF_OTHERS & ~stat.S_IRGRP):
+        raise StateRefused(f"other users can use the key in {path}", hint=f"chmod 600 {path}, and replace the key")
 
 
 def check_not_shared(path: Path, found: os.stat_result) -> None:
