@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,8 +21,7 @@ from sbpair.emulator.entities.description import STANDARD, TIERS, EmulatedTier
 from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.namespace_port import NamespacePort
 from sbpair.errors import MachineLacks, NameInvalid, UsageError
-from sbpair.operating_system import listen
-from sbpair.operating_system.files import replaced_file
+from sbpair.operating_system import files, listen
 
 if TYPE_CHECKING:
     from sbpair.amqp_server.tls import Tls
@@ -331,31 +329,11 @@ async def serve(
     page: MakePage | None = None,
 ) -> None:
     """Run an emulator until cancelled, then stop it. Raises as Emulator does, and MachineLacks for the ready file."""
-    if ready_file is not None:
-        remove_ready_file(ready_file)
-    async with Emulator(namespaces, host=host, options=options, create_entities=create_entities, page=page) as emulator:
-        if ready_file is not None:
-            write_ready_file(ready_file, emulator.ready)
-        if on_ready is not None:
-            on_ready(emulator.ready)
-        try:
+    with files.ready_file(ready_file) as write:
+        async with Emulator(
+            namespaces, host=host, options=options, create_entities=create_entities, page=page
+        ) as emulator:
+            write(emulator.ready.as_document())
+            if on_ready is not None:
+                on_ready(emulator.ready)
             await asyncio.Event().wait()
-        finally:
-            if ready_file is not None:
-                remove_ready_file(ready_file)
-
-
-def write_ready_file(path: Path, ready: Ready) -> None:
-    """Write the ready file atomically: a reader sees all of it or none."""
-    with replaced_file(str(path)) as file:
-        file.write_text(json.dumps(ready.as_document()) + "\n", encoding="utf-8")
-
-
-def remove_ready_file(path: Path) -> None:
-    """Remove the ready file: an old one would announce the next emulator too soon."""
-    try:
-        path.unlink(missing_ok=True)
-    except OSError as error:
-        raise MachineLacks(
-            f"cannot remove the old ready file {path}: {error.strerror}", hint="remove it, or name another"
-        ) from error

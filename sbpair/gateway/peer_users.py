@@ -8,7 +8,6 @@ Invariant: a peer that is not on the loopback address, or whose user is known an
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Callable
 from ipaddress import ip_address
@@ -40,7 +39,7 @@ class PeerUsers:
             return False
         found = find_socket(peer, own)
         if found is not None and found.open:
-            return found.user in self._allowed or found.user == os.geteuid()
+            return found.is_own or found.user in self._allowed
         if found is not None or find_socket(own, peer) is not None:  # users are known here: the peer has closed it
             return False
         if not self._reported:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from itertools import chain
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from sbpair.metrics.metric_names import (
     BACKING_OFF,
@@ -76,6 +76,15 @@ class BoundedLabels:
             label = self.of(path)
             found[label] = found.get(label, 0) + count
         return {**dict.fromkeys(self._labels.values(), 0), **found}
+
+
+class FigureReader(Protocol):
+    """Reads the figures of something that lives; they always have all of its metrics. `info` describes it."""
+
+    @property
+    def info(self) -> dict[str, str]: ...
+
+    def read(self) -> Figures: ...
 
 
 class LiveFigures:

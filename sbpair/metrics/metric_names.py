@@ -66,3 +66,11 @@ BACKING_OFF = _gauge("sbpair.destination.backing_off", "{destination}", "destina
 BACKOFFS = Metric("sbpair.destination.backoffs", "{backoff}", "destination", "Times that it took nothing")
 
 SIDE_AWAY = _gauge("sbpair.side.away", "{side}", "side", "1 while the namespace cannot be reached")
+
+CONNECTIONS = _gauge("sbpair.gateway.connections", "{connection}", "", "Open connections of applications")
+LINKS = _gauge("sbpair.gateway.links", "{link}", "", "Open links of applications")
+ACCEPTED = Metric(
+    "sbpair.gateway.accepted", "{message}", "place", "Messages accepted from applications, by their place"
+)
+REJECTED = Metric("sbpair.gateway.rejected", "{delivery}", "", "Deliveries of applications that nothing took")
+DELIVERED = Metric("sbpair.gateway.delivered", "{delivery}", "", "Deliveries to applications")

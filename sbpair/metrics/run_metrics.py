@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sbpair.errors import MachineLacks
 from sbpair.metrics.http_port import HttpPort, Page, Render
-from sbpair.metrics.live_figures import LiveFigures
+from sbpair.metrics.live_figures import FigureReader, LiveFigures
 from sbpair.metrics.metric_names import RUN_INFO, Metric
 
 if TYPE_CHECKING:
@@ -41,18 +41,28 @@ def open_metrics(
     UsageError; MachineLacks for a port that is not free or a missing package.
     """
     figures = [LiveFigures(live, {**info, PAIR: name}) for name, live in lives.items()]
+    with open_figures(figures, address, by_pair=by_pair) as (port, telemetry):
+        if telemetry is not None:
+            for live in lives.values():
+                live.traced = telemetry.traced if telemetry.tracer is not None else None
+        yield port
+
+
+@contextmanager
+def open_figures(
+    figures: Sequence[FigureReader], address: tuple[str, int] | None, *, by_pair: bool = False
+) -> Iterator[tuple[HttpPort, Telemetry | None]]:
+    """Do the same for what has figures of its own."""
     pages = {} if address is None else {PATH: renderer(*figures, by_pair=by_pair)}
     options = ("--metrics-port", "--metrics-address")
     with closing(HttpPort(address, options, "metrics", pages)) as port, ExitStack() as stack:
         telemetry = open_telemetry(figures, by_pair=by_pair)
         if telemetry is not None:
             stack.callback(telemetry.close)
-            for live in lives.values():
-                live.traced = telemetry.traced if telemetry.tracer is not None else None
-        yield port
+        yield port, telemetry
 
 
-def renderer(*runs: LiveFigures, by_pair: bool = False) -> Render:
+def renderer(*runs: FigureReader, by_pair: bool = False) -> Render:
     """Return a function that renders the figures of the moment, and those of this process. Raises MachineLacks."""
     try:
         from prometheus_client import CollectorRegistry, ProcessCollector
@@ -118,7 +128,7 @@ def wanted_exporters(environ: Mapping[str, str] = os.environ) -> dict[str, list[
 
 
 def open_telemetry(
-    runs: Sequence[LiveFigures], environ: Mapping[str, str] = os.environ, *, by_pair: bool = False
+    runs: Sequence[FigureReader], environ: Mapping[str, str] = os.environ, *, by_pair: bool = False
 ) -> Telemetry | None:
     """Return the telemetry that the environment asks for; None without any. A missing package is a warning."""
     wanted = wanted_exporters(environ)
@@ -149,7 +159,7 @@ class Telemetry:
         self._logger = logging.getLogger("opentelemetry")
         self._logger.addHandler(self._failures)
 
-    def open_traces(self, exporters: Iterable[Any], resource: Any, _runs: Mapping[str, LiveFigures]) -> None:
+    def open_traces(self, exporters: Iterable[Any], resource: Any, _runs: Mapping[str, FigureReader]) -> None:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
@@ -159,7 +169,7 @@ class Telemetry:
         self.tracer = provider.get_tracer(SCOPE)
         self._providers.append(provider)
 
-    def open_metrics(self, exporters: Iterable[Any], resource: Any, runs: Mapping[str, LiveFigures]) -> None:
+    def open_metrics(self, exporters: Iterable[Any], resource: Any, runs: Mapping[str, FigureReader]) -> None:
         from opentelemetry.metrics import Observation
         from opentelemetry.sdk.metrics import MeterProvider
         from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
@@ -214,7 +224,7 @@ def _shut_down(provider: Any) -> None:
         provider.shutdown()
 
 
-def _resource_attributes(figures: LiveFigures, environ: Mapping[str, str], without: Sequence[str]) -> dict[str, str]:
+def _resource_attributes(figures: FigureReader, environ: Mapping[str, str], without: Sequence[str]) -> dict[str, str]:
     named = environ.get("OTEL_SERVICE_NAME") or "service.name=" in environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
     info = {f"{SCOPE}.{name}": value for name, value in figures.info.items() if name not in without}
     return {**({} if named else {"service.name": SCOPE}), "service.instance.id": figures.info["run"], **info}

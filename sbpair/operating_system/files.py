@@ -6,11 +6,12 @@ On Windows a mode has no effect: a file inherits the access control list of its 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import stat
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final, Literal
@@ -179,6 +180,34 @@ def replaced_file(file: str, mode: int | None = None) -> Iterator[Path]:
             beside.unlink(missing_ok=True)
     except OSError as error:
         raise MachineLacks(f"{file} cannot be written: {error.strerror}", hint="choose a writable path") from error
+
+
+@contextmanager
+def ready_file(path: Path | None) -> Iterator[Callable[[object], None]]:
+    """Yield a function that writes a JSON document for the programs that wait for this one. Only this user can read it.
+
+    A reader sees all of it or none. An old file is removed at the start, and this one at the end. Raises MachineLacks.
+    """
+
+    def write(document: object) -> None:
+        if path is not None:
+            with replaced_file(str(path), PRIVATE) as file:
+                file.write_text(json.dumps(document) + "\n", encoding="utf-8")
+
+    _remove_ready_file(path)
+    try:
+        yield write
+    finally:
+        _remove_ready_file(path)
+
+
+def _remove_ready_file(path: Path | None) -> None:
+    try:
+        if path is not None:
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        what = f"cannot remove the old ready file {path}: {error.strerror}"
+        raise MachineLacks(what, hint="remove it, or name another") from error
 
 
 def _mode_of(path: Path) -> int:

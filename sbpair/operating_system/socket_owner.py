@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 import sys
@@ -36,6 +37,11 @@ class KnownSocket(NamedTuple):
 
     user: int
     open: bool
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is a socket of this process's user."""
+        return sys.platform != "win32" and self.user == os.geteuid()
 
 
 def find_socket(local: SocketAddress, remote: SocketAddress) -> KnownSocket | None:

@@ -1,6 +1,6 @@
-"""The supervision of runs: their health from their events, answered over HTTP, and to systemd by datagrams.
+"""The supervision of runs and gateways: their health, answered over HTTP, and to systemd by datagrams.
 
-Invariant: the watchdog is answered in their event loop, and only while every run is live. A loop that is blocked
+Invariant: the watchdog is answered in their event loop, and only while all that it does is live. A loop that is blocked
 answers neither systemd nor a probe. Health has no secret, and reading it costs a few comparisons. No message to systemd
 raises or waits, also if its socket is full; see sd_notify(3) and sd_watchdog_enabled(3).
 """
@@ -15,13 +15,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from http import HTTPStatus
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
 
 from sbpair.metrics.http_port import HttpPort, Page, Render
 from sbpair.operating_system import unix_socket_family
 
 if TYPE_CHECKING:
-    from sbpair.move import events
     from sbpair.syphon.run_store import LiveRun
 
 REPORT_SECONDS: Final = 10.0
@@ -37,48 +36,35 @@ log = logging.getLogger(__name__)
 
 
 class RunHealth(NamedTuple):
-    """`is_live`: a restart would not help. `is_ready`: it moves messages, or was paused. `state` is why, in words."""
+    """`is_live`: a restart would not help. `is_ready`: it does its work, or was paused. `state` is why, in words."""
 
     is_live: bool
     is_ready: bool
     state: str
 
 
-class Supervision:
-    """The health of runs, over a port at `address`, if any, and to systemd. `lives` are then given to the runs.
+class Supervised(Protocol):
+    """What a process does, as its supervisor reads it."""
 
-    They are by pair: all of them have to be live and ready. The name of an only one may be "".
+    def read(self, *, stopping: bool) -> RunHealth:
+        """Return the health of this moment."""
 
-    Raises UsageError, or MachineLacks for a port that is not free.
-    """
+    def has_begun(self) -> bool:
+        """Return whether the start of the unit is over."""
 
-    def __init__(
-        self,
-        lives: Mapping[str, LiveRun],
-        address: tuple[str, int] | None = None,
-        notifier: SystemdNotifier | None = None,
-    ) -> None:
-        pages = {READY: self._page(attrgetter("is_ready")), LIVE: self._page(attrgetter("is_live"))}
-        self.port = HttpPort(address, (OPTION, OPTION), "probes", pages)
-        self.stopping = False
+    def counts(self) -> str:
+        """Return the counts so far, in words."""
+
+
+class RunsHealth:
+    """The health of runs by pair: all of them have to be live and ready. The name of an only one may be ""."""
+
+    def __init__(self, lives: Mapping[str, LiveRun]) -> None:
         self._lives = lives
-        self._notifier = notifier
-        self._was_ready = False
-        self._status = ""
 
-    def close(self) -> None:
-        self.port.close()
-        if self._notifier is not None:
-            self._notifier.close()
-
-    def take(self, _event: events.SyphonEvent) -> None:
-        """Report to systemd once the run is ready."""
-        if self._notifier is not None and not self._was_ready:
-            self._notify_ready(self._notifier)
-
-    def read(self) -> RunHealth:
-        """Return the health of this moment. Call it in the run's event loop: a loop that is blocked has none."""
-        found = {name: self._read(live) for name, live in self._lives.items()}
+    def read(self, *, stopping: bool) -> RunHealth:
+        """Call it in the run's event loop: a loop that is blocked has none."""
+        found = {name: self._read(live, stopping) for name, live in self._lives.items()}
         first, *others = found.values()
         if not others:
             return first
@@ -86,11 +72,15 @@ class Supervision:
         state = "; ".join((f"{len(found) - len(poor)} of {len(found)} pairs are ready", *poor))
         return RunHealth(all(each.is_live for each in found.values()), not poor, state)
 
-    def _read(self, live: LiveRun) -> RunHealth:
+    def has_begun(self) -> bool:
+        """Return whether one pair is ready: another one may not be for days."""
+        return any(self._read(live, stopping=False).is_ready for live in self._lives.values())
+
+    def _read(self, live: LiveRun, stopping: bool) -> RunHealth:
         run = live.state
         if stuck := live.stuck_queues():
             return RunHealth(is_live=False, is_ready=False, state=f"stuck: {', '.join(stuck[:3])}")
-        if self.stopping:
+        if stopping:
             state = "stopping"
         elif live.halted:
             state = live.halted
@@ -103,6 +93,51 @@ class Supervision:
         else:
             return RunHealth(is_live=True, is_ready=True, state="paused" if run.paused else "moving")
         return RunHealth(is_live=True, is_ready=False, state=state)
+
+    def counts(self) -> str:
+        total: Counter[str] = Counter()
+        for live in self._lives.values():
+            for queue in live.tally.counts().queues.values():
+                total.update(queue)
+        names = ("received", "sent", "dead_lettered", "expired", "in_doubt")
+        return ", ".join(
+            f"{total[name]} {name.replace('_', ' ')}" for name in names if name in names[:2] or total[name]
+        )
+
+
+class Supervision:
+    """The health of a process, over a port at `address`, if any, and to systemd.
+
+    Raises UsageError, or MachineLacks for a port that is not free.
+    """
+
+    def __init__(
+        self,
+        supervised: Supervised,
+        address: tuple[str, int] | None = None,
+        notifier: SystemdNotifier | None = None,
+    ) -> None:
+        pages = {READY: self._page(attrgetter("is_ready")), LIVE: self._page(attrgetter("is_live"))}
+        self.port = HttpPort(address, (OPTION, OPTION), "probes", pages)
+        self.stopping = False
+        self._supervised = supervised
+        self._notifier = notifier
+        self._was_ready = False
+        self._status = ""
+
+    def close(self) -> None:
+        self.port.close()
+        if self._notifier is not None:
+            self._notifier.close()
+
+    def take(self, _event: object) -> None:
+        """Report to systemd once the start is over."""
+        if self._notifier is not None and not self._was_ready:
+            self._notify_ready(self._notifier)
+
+    def read(self) -> RunHealth:
+        """Return the health of this moment."""
+        return self._supervised.read(stopping=self.stopping)
 
     async def serve_during(self, run: Awaitable[Result], stop: asyncio.Event) -> Result:
         """Run to the end, and answer probes and systemd until then. `stop` asks the run to end."""
@@ -134,11 +169,10 @@ class Supervision:
         if not self.stopping:
             self.stopping = True
             if self._notifier is not None:
-                self._notifier.send(STOPPING=1, STATUS=f"stopping: {self._counts()}")
+                self._notifier.send(STOPPING=1, STATUS=f"stopping: {self._supervised.counts()}")
 
     def _notify_ready(self, notifier: SystemdNotifier) -> None:
-        """End the start of the unit once one pair is ready: another one may not be for days."""
-        if any(self._read(live).is_ready for live in self._lives.values()):
+        if self._supervised.has_begun():
             self._was_ready = notifier.send(READY=1, STATUS=self.read().state)
 
     async def _report(self, notifier: SystemdNotifier) -> None:
@@ -150,21 +184,10 @@ class Supervision:
                 self._notify_ready(notifier)
             if health.is_live and not self._was_ready:
                 notifier.send(EXTEND_TIMEOUT_USEC=EXTEND_SECONDS * 1_000_000)
-            status = f"{health.state}: {self._counts()}"
+            status = f"{health.state}: {self._supervised.counts()}"
             if status != self._status and notifier.send(STATUS=status):
                 self._status = status
             await asyncio.sleep(notifier.interval)
-
-    def _counts(self) -> str:
-        """Return the counts so far, in words."""
-        total: Counter[str] = Counter()
-        for live in self._lives.values():
-            for queue in live.tally.counts().queues.values():
-                total.update(queue)
-        names = ("received", "sent", "dead_lettered", "expired", "in_doubt")
-        return ", ".join(
-            f"{total[name]} {name.replace('_', ' ')}" for name in names if name in names[:2] or total[name]
-        )
 
 
 class SystemdNotifier:

@@ -17,7 +17,6 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 from sbpair.config.file import create_file
-from sbpair.emulator.server import Ready, write_ready_file
 from sbpair.emulator.storage.data_file import open_file
 from sbpair.amqp_server.tls import tls_for
 from sbpair.failover.outbox import Outbox
@@ -46,7 +45,7 @@ def write(root):
         archive.write_line("held/1.jsonl", {})
         with files.replaced_file(str(root / "own" / "report.html")) as report:
             report.write_text("report")
-        write_ready_file(root / "own" / "ready.json", Ready(()))
+        enter(files.ready_file(root / "own" / "ready.json"))({"port": 5672})
         create_file(root / "config" / "sbpair" / "config.toml", "")
         with files.temporary_directory("sbpair-") as temporary:
             os.close(files.open_new(temporary / "server.pem"))

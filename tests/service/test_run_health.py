@@ -14,7 +14,7 @@ from sbpair import runs
 from sbpair.amqp_client.limits import ANSWER_SECONDS
 from sbpair.move import events
 from sbpair.move.raw_source import RawSource
-from sbpair.service.run_health import LIVE, READY, RunHealth, Supervision, SystemdNotifier
+from sbpair.service.run_health import LIVE, READY, RunHealth, RunsHealth, Supervision, SystemdNotifier
 from sbpair.syphon.run_request import DEFAULT_TIMINGS
 from sbpair.syphon.run_store import LiveRun
 from tests.kit.moves import HASTY
@@ -59,7 +59,7 @@ async def probed(w: World, tmp_path: Path, **terms: Any) -> AsyncIterator[Probed
         received.setblocking(False)
         received.bind(address)
         notifier = SystemdNotifier(address, 0.1)
-        with closing(Supervision({"orders": live}, ("127.0.0.1", 0), notifier)) as supervision:
+        with closing(Supervision(RunsHealth({"orders": live}), ("127.0.0.1", 0), notifier)) as supervision:
             w.watchers.append(supervision.take)
             run = w.run(once=False, live=live, **terms)
             watching = asyncio.create_task(supervision.serve_during(run, w.stop))
@@ -103,7 +103,7 @@ async def test_a_watch_is_alive_without_a_namespace_and_ready_with_both(tmp_path
 
 async def test_a_paused_run_is_ready_and_a_stopping_one_is_not(tmp_path: Path) -> None:
     live = LiveRun()
-    monitor = Supervision({"orders": live})
+    monitor = Supervision(RunsHealth({"orders": live}))
     async with world() as w, moving(w, tmp_path, once=False, live=live):
         assert monitor.read() == RunHealth(is_live=True, is_ready=False, state="connecting")
         await w.told_of(events.QueueOpened)
@@ -168,7 +168,7 @@ async def test_a_lease_is_unconfirmed_once_its_connection_is_lost() -> None:
 
 def test_an_unconfirmed_lease_is_alive_and_not_ready() -> None:
     live = LiveRun()
-    monitor = Supervision({"orders": live})
+    monitor = Supervision(RunsHealth({"orders": live}))
     live.state.take(events.QueueOpened(QUEUE))
     live.has_lease = lambda: False
     assert monitor.read() == RunHealth(is_live=True, is_ready=False, state="the lease is not confirmed")
@@ -179,7 +179,7 @@ def test_all_pairs_are_ready_together_and_the_first_ends_the_start(tmp_path: Pat
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as received:
         received.bind(address)
         received.setblocking(False)
-        with closing(Supervision(lives, None, SystemdNotifier(address))) as monitor:
+        with closing(Supervision(RunsHealth(lives), None, SystemdNotifier(address))) as monitor:
             assert monitor.read().state == "0 of 2 pairs are ready; orders: connecting; billing: connecting"
             lives["billing"].halted = "failed: refused"
             opened = events.QueueOpened(QUEUE)

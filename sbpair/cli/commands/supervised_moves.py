@@ -245,9 +245,10 @@ def _supervision_of(
     if health is None and not os.environ.get("NOTIFY_SOCKET"):
         yield None
         return
-    from sbpair.service.run_health import Supervision, systemd_notifier
+    from sbpair.service.run_health import RunsHealth, Supervision, systemd_notifier
 
-    with closing(Supervision(lives, health, systemd_notifier(os.environ, os.getpid()))) as supervision:
+    notifier = systemd_notifier(os.environ, os.getpid())
+    with closing(Supervision(RunsHealth(lives), health, notifier)) as supervision:
         _print_served(screen, "health", supervision.port.url, health and health[1])
         yield supervision
 
