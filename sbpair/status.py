@@ -31,6 +31,7 @@ from sbpair.errors import (
     UsageError,
 )
 from sbpair.failover.ping_on_request import PingResult, health_exit_code, health_of, ping_all
+from sbpair.gateway.running_gateways import RunningGateway, running_gateways
 from sbpair.management import auditing
 from sbpair.management.audit_findings import (
     MAX_PEEK_DEAD_LETTERS,
@@ -122,7 +123,7 @@ class Status:
 
     `waiting` are runs with work left. `reasons` are those of peeked dead letters; None if none were peeked. `lost` says
     that the primary is declared lost; "" if it is not. `to` is the namespace that the backlog would go to; with it,
-    `primary` is None: it was not contacted. `mover` is that of the pair.
+    `primary` is None: it was not contacted. `mover` is that of the pair. `gateways` are this user's, of any pair.
     """
 
     primary: SideStatus | None
@@ -138,6 +139,7 @@ class Status:
     to: SideStatus | None = None
     lost_primary: LostPrimary | None = None
     mover: ActiveMover = UNKNOWN_MOVER
+    gateways: tuple[RunningGateway, ...] = ()
 
     @property
     def sides(self) -> dict[str, SideStatus]:
@@ -241,6 +243,7 @@ async def read_status(
         to=destination if to else None,
         lost_primary=lost,
         mover=await read_mover(ends, lease, seconds=seconds),
+        gateways=running_gateways(),
     )
 
 

@@ -46,7 +46,8 @@ class Port:
     """A listening socket and its connections. `name` is for logs.
 
     `make_amqp` and `make_http` return the protocol of a connection, or None to refuse it. Each gets a function to
-    call when the peer has opened the connection. Without `make_http`, HTTP is refused; without `tls`, TLS.
+    call when the peer has opened the connection. Without `make_http`, HTTP is refused; without `tls`, TLS, whose
+    context it returns for each connection.
     `admit` returns whether a connection that was just accepted may stay.
     """
 
@@ -59,7 +60,7 @@ class Port:
         admission: Admission,
         *,
         make_http: MakeProtocol = lambda _: None,
-        tls: ssl.SSLContext | None = None,
+        tls: Callable[[], ssl.SSLContext] | None = None,
         admit: Callable[[AcceptedSocket], bool] = lambda _: True,
     ) -> None:
         self._name = name
@@ -116,7 +117,7 @@ class Port:
 
             # The transport below is already attached.
             make = partial(self._make_frontend, connection, within_tls=True)
-            return TlsFrontend(self._tls, ProtocolSniffer(make, lambda _: None))
+            return TlsFrontend(self._tls(), ProtocolSniffer(make, lambda _: None))
         if protocol == "http":
             return self._make_http(on_opened)
         amqp = self._make_amqp(on_opened)

@@ -37,6 +37,7 @@ GROUPS = {
         "runs": "Show and report earlier runs; pause, resume and cancel running ones.",
     },
     "Send and receive": {
+        "gateway": "Fail over for applications in any language, through a local port.",
         "send": "Send lines to a queue or topic, failing over to the backlog.",
         "receive": "Show messages, or with --remove print and remove them.",
         "peek": "Show messages of any queue or subscription, and leave them there.",

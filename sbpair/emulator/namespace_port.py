@@ -40,7 +40,13 @@ class NamespacePort:
         self._make_server = make_server
         self._http: HttpServer | None = None
         self._port = Port(
-            namespace.name, listening, self._make_amqp, host_names, admission, make_http=self._make_http, tls=tls
+            namespace.name,
+            listening,
+            self._make_amqp,
+            host_names,
+            admission,
+            make_http=self._make_http,
+            tls=None if tls is None else lambda: tls,
         )
 
     async def start(self) -> None:

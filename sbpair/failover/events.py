@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,6 +34,12 @@ class Event:
 
     def __str__(self) -> str:
         return self._text.format_map(vars(self))
+
+
+def name_and_level(kind: type[Event]) -> tuple[str, str]:
+    """Return the name and the level, info or warning, of an event in a log."""
+    name = re.sub(r"(?<!^)(?=[A-Z])", "-", kind.__name__).lower()
+    return name, logging.getLevelName(kind._level).lower()
 
 
 EventT = TypeVar("EventT", bound=Event)

@@ -45,7 +45,7 @@ class GatewayOptions:
 
     rule: AuthorizationRule
     port: int = 5672
-    tls: ssl.SSLContext | None = None
+    tls: Callable[[], ssl.SSLContext] | None = None
     admit: Callable[[socket.socket], bool] = lambda _: True
     allow_hosts: tuple[str, ...] = ()
     on_failure: Any = "backlog-now"

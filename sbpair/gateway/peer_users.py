@@ -13,9 +13,14 @@ from collections.abc import Callable
 from ipaddress import ip_address
 from typing import Final
 
+from sbpair.failover.events import Event
 from sbpair.operating_system.socket_owner import SocketAddress, find_socket
 
 ROOT: Final = 0
+
+
+class PeerUserUnknown(Event, text="the user of a connection is not known here: its key alone decides"):
+    """The first connection whose user the system does not know."""
 
 
 class PeerUsers:

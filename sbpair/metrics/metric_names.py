@@ -68,9 +68,7 @@ BACKOFFS = Metric("sbpair.destination.backoffs", "{backoff}", "destination", "Ti
 SIDE_AWAY = _gauge("sbpair.side.away", "{side}", "side", "1 while the namespace cannot be reached")
 
 CONNECTIONS = _gauge("sbpair.gateway.connections", "{connection}", "", "Open connections of applications")
-LINKS = _gauge("sbpair.gateway.links", "{link}", "", "Open links of applications")
-ACCEPTED = Metric(
-    "sbpair.gateway.accepted", "{message}", "place", "Messages accepted from applications, by their place"
-)
-REJECTED = Metric("sbpair.gateway.rejected", "{delivery}", "", "Deliveries of applications that nothing took")
-DELIVERED = Metric("sbpair.gateway.delivered", "{delivery}", "", "Deliveries to applications")
+ENTITIES = _gauge("sbpair.gateway.entities", "{entity}", "state", "Queues and topics that applications send to")
+GATEWAY_SENT = Metric("sbpair.gateway.messages_sent", "{message}", "", "Messages accepted from applications")
+GATEWAY_RECEIVED = Metric("sbpair.gateway.messages_received", "{message}", "", "Messages passed to applications")
+RETRIED = Metric("sbpair.gateway.retries", "{delivery}", "", "Deliveries sent again on behalf of applications")

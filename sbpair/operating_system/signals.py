@@ -5,6 +5,7 @@ SIGBREAK for Ctrl-Break.
 """
 
 import asyncio
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -25,6 +26,27 @@ def call_when_signalled(loop: asyncio.AbstractEventLoop, callback: Callable[[], 
         except NotImplementedError:  # the loops of Windows
             signal.signal(number, _passing_on(loop, callback))
     return handled
+
+
+def call_when_hung_up(
+    loop: asyncio.AbstractEventLoop, callback: Callable[[], None], on_lost: Callable[[], None]
+) -> None:
+    """Call back at each SIGHUP that is not ignored; `on_lost` instead, once the terminal of this process is gone.
+
+    No-op on Windows. It replaces `call_when_signalled` for that signal.
+    """
+    if not hasattr(signal, "SIGHUP") or signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        return
+    terminal = next((each for each in range(3) if os.isatty(each)), None)
+
+    def hung_up() -> None:
+        if terminal is None or os.isatty(terminal):
+            callback()
+        else:
+            on_lost()
+
+    with suppress(NotImplementedError):
+        loop.add_signal_handler(signal.SIGHUP, hung_up)
 
 
 def ignore_next(loop: asyncio.AbstractEventLoop, handled: Iterable[signal.Signals]) -> None:

@@ -1,4 +1,4 @@
-"""Definitions of services that start a syphon: systemd, Kubernetes, Container Apps and Compose, a template each.
+"""Definitions of services that start a syphon or a gateway, a template each: systemd, Kubernetes and others.
 
 Invariant: a definition names secrets, and has none.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 from sbpair.errors import UsageError
@@ -19,7 +20,11 @@ KINDS: Final = {
     "containerapp": "containerapp.yaml",
     "compose": "compose.yaml",
 }
-"""The templates."""
+"""The templates of a syphon."""
+
+GATEWAY_KINDS: Final = {"systemd": "gateway.service", "kubernetes": "gateway.yaml"}
+APPLICATION_USER: Final = "10002"
+"""The user of the application beside a gateway, unless --allow-user names one."""
 
 SCHEDULED: Final = ("kubernetes", "containerapp")
 STATE: Final = "/var/lib"
@@ -37,9 +42,10 @@ CRON_LIMITS = (59, 23, 31, 12, 7)
 
 @dataclass(frozen=True, slots=True)
 class ServiceDefinition:
-    """A syphon to start. `words` are further options of it; `schedule` is a cron expression, or "" for a watch.
+    """A syphon or a gateway to start. `words` are further options of it.
 
-    `kind` is one of KINDS, `origin` the command that wrote the definition. Raises UsageError.
+    `kind` is one of KINDS, or of GATEWAY_KINDS; `schedule` is a cron expression, or "" for a watch. `origin` is the
+    command that wrote the definition, `runs` is "syphon" or "gateway". Raises UsageError.
     """
 
     kind: str
@@ -50,6 +56,7 @@ class ServiceDefinition:
     schedule: str
     words: tuple[str, ...]
     origin: str
+    runs: str = "syphon"
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name) or "--" in self.name:
@@ -68,12 +75,20 @@ class ServiceDefinition:
     @property
     def environment(self) -> dict[str, str]:
         """Variables that describe the pair, without secrets."""
-        return {"XDG_STATE_HOME": STATE, **pair_variables(self.pair, files=self.kind == "systemd")[0]}
+        # All users may write to an emptyDir, and only its own one to a directory in it.
+        state = f"{STATE}/sbpair" if self.runs == "gateway" and self.kind == "kubernetes" else STATE
+        return {"XDG_STATE_HOME": state, **pair_variables(self.pair, files=self.kind == "systemd")[0]}
 
     @property
     def secrets(self) -> tuple[str, ...]:
         """The variables whose values the service gets from elsewhere."""
         return pair_variables(self.pair, files=self.kind == "systemd")[1]
+
+    @property
+    def allowed_user(self) -> str:
+        """The first user of --allow-user."""
+        words = " ".join(self.words).replace("--allow-user=", "--allow-user ").split()
+        return next((user for name, user in pairwise(words) if name == "--allow-user"), APPLICATION_USER)
 
     @property
     def has_identity(self) -> bool:
@@ -91,9 +106,15 @@ def _is_cron(text: str) -> bool:
 
 
 def definition_text(service: ServiceDefinition) -> str:
-    """Return the file. Raises UsageError if that kind of service has no schedule."""
+    """Return the file. Raises UsageError if that kind of service has no schedule, or does not start a gateway."""
+    if service.runs == "gateway" and service.kind not in GATEWAY_KINDS:
+        kinds = " and ".join(GATEWAY_KINDS)
+        raise UsageError(f"--for gateway goes with {kinds} only", hint="a gateway runs beside its application")
+    if service.runs == "gateway" and service.schedule:
+        raise UsageError("--schedule and --for gateway exclude each other", hint="leave it out: a gateway runs always")
     if service.schedule and service.kind not in SCHEDULED:
         raise UsageError(
             f"--schedule goes with {' and '.join(SCHEDULED)} only", hint="leave it out: a watch moves messages at once"
         )
-    return filled("sbpair.service", KINDS[service.kind], service=service)
+    templates = GATEWAY_KINDS if service.runs == "gateway" else KINDS
+    return filled("sbpair.service", templates[service.kind], service=service)

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbpair.config import load_pair
-from sbpair.service.service_definition import KINDS, SCHEDULED, ServiceDefinition, definition_text
+from sbpair.gateway.local_key import connection_string
+from sbpair.service.service_definition import GATEWAY_KINDS, KINDS, SCHEDULED, ServiceDefinition, definition_text
 from sbpair.template import ESCAPES
 from tests.kit.command import Here
 from tests.kit.golden import check_golden
@@ -40,11 +41,51 @@ MIXED = {
 EVERY = [(kind, "") for kind in KINDS] + [(kind, "*/15 * * * *") for kind in SCHEDULED]
 
 
-def text_of(kind: str, schedule: str = "", environ: dict[str, str] = MIXED, words: tuple[str, ...] = HOSTILE) -> str:
+def text_of(
+    kind: str,
+    schedule: str = "",
+    environ: dict[str, str] = MIXED,
+    words: tuple[str, ...] = HOSTILE,
+    runs: str = "syphon",
+) -> str:
     pair = load_pair(environ=environ, config=Path("/dev/null"))
     return definition_text(
-        ServiceDefinition(kind, pair, "true", "sbpair:1.0", "/bin/true", schedule, words, "the origin")
+        ServiceDefinition(kind, pair, "true", "sbpair:1.0", "/bin/true", schedule, words, "the origin", runs)
     )
+
+
+ALLOWED = ("--allow-user", "1000", *HOSTILE[2:])
+
+
+@pytest.mark.parametrize("kind", GATEWAY_KINDS)
+def test_a_gateways_definition_is_as_agreed_and_has_no_secret(kind: str) -> None:
+    text = text_of(kind, words=ALLOWED, runs="gateway")
+    assert "c2VjcmV0" not in text
+    check_golden(GOLDEN / GATEWAY_KINDS[kind], text)
+
+
+@pytest.mark.parametrize("environ", [MIXED, KEYS, IDENTITIES])
+def test_a_gateway_starts_before_the_application_in_a_valid_pod(environ: dict[str, str]) -> None:
+    documents = list(yaml.safe_load_all(text_of("kubernetes", "", environ, ALLOWED, "gateway")))
+    validate = pytest.importorskip("kubernetes_validate", reason="no schemas: pip install kubernetes-validate")
+    for each in documents:
+        validate.validate(each, "1.30", strict=True)
+    pod = documents[-1]["spec"]["template"]["spec"]
+    [gateway], [application] = pod["initContainers"], pod["containers"]
+    assert gateway["restartPolicy"] == "Always"
+    assert [*ALLOWED[:2]] == gateway["args"][-4:-2]
+    assert application["securityContext"]["runAsUser"] == 1000
+    string = next(each["value"] for each in application["env"] if each["name"] == "SERVICEBUS_CONNECTION_STRING")
+    assert string == connection_string("localhost:5672", "$(SBPAIR_GATEWAY_KEY)", ";UseDevelopmentEmulator=true")
+
+
+def test_the_unit_of_a_gateway_knows_the_users_of_others() -> None:
+    """Users of other namespaces have no ids in one of its own, and netlink is how they are asked for."""
+    lines = text_of("systemd", words=ALLOWED, runs="gateway").splitlines()
+    assert {"PrivateUsers=no", "RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX AF_NETLINK"} <= {*lines}
+    assert {"PrivateUsers=yes", "RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX"} <= {
+        *text_of("systemd").splitlines()
+    }
 
 
 @pytest.mark.parametrize(("kind", "schedule"), EVERY)
@@ -100,16 +141,17 @@ def test_any_text_survives_the_quoting_of_yaml(word: str) -> None:
     assert compose["services"]["syphon"]["command"][-1].replace("$$", "$") == word
 
 
-def test_systemd_finds_no_mistake_and_rates_the_unit_as_safe(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("runs", "words"), [("syphon", HOSTILE), ("gateway", ALLOWED)])
+def test_systemd_finds_no_mistake_and_rates_the_unit_as_safe(tmp_path: Path, runs: str, words: tuple[str, ...]) -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not installed")
     unit = tmp_path / "sbpair-syphon.service"
-    unit.write_text(text_of("systemd"))
+    unit.write_text(text_of("systemd", words=words, runs=runs))
     done = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True, check=False)
     found = [line for line in done.stderr.splitlines() if unit.name in line]
     older = [line for line in found if "Unknown key 'RestartSteps'" in line or "'RestartMaxDelaySec'" in line]
     assert (done.returncode, found) == (0, older), "systemd ignores two keys before version 254"
-    rate = ["systemd-analyze", "security", "--offline=yes", "--threshold=15", unit]
+    rate = ["systemd-analyze", "security", "--offline=yes", f"--threshold={15 if runs == 'syphon' else 20}", unit]
     done = subprocess.run(rate, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
 

@@ -1,10 +1,11 @@
-"""`sbpair service`: prints definitions of services that start a syphon, and of alerts, by `sbpair.service`."""
+"""`sbpair service`: prints definitions of services and of alerts, by `sbpair.service`."""
 
 import shlex
-from typing import Literal
+from typing import Any, Literal
 
 from sbpair import __version__
 from sbpair.cli.app import PROGRAM, load
+from sbpair.cli.commands.gateway import GatewayTerms
 from sbpair.cli.next_command import written_command
 from sbpair.cli.options.common import COUNT, OPTION_GROUPS, PairSelection, argument, option
 from sbpair.cli.options.moves import MoveTerms
@@ -14,12 +15,13 @@ from sbpair.cli.render.screen import Screen, clean
 from sbpair.errors import UsageError
 
 Kind = Literal["systemd", "kubernetes", "containerapp", "compose"]
-NAME = "sbpair-syphon"
+Runs = Literal["syphon", "gateway"]
 INSTALLED = "/usr/local/bin/sbpair"
 CA_FILE = "_CA_FILE"
 HIDDEN = ("/home/", "/root/", "/run/user/", "/tmp/", "/var/tmp/")  # noqa: S108  the directories of a unit's settings
+GATEWAY_DEFINED = ("key_file", "state", "count", "health_port", "ready", "show_key", *OPTION_GROUPS[PairSelection])
 DEFINED = ("once", "watch", "dry_run", "state", "count", "health_port", *OPTION_GROUPS[PairSelection])
-"""Options of the syphon that a definition has already."""
+"""Options of the syphon, and of the gateway, that a definition has already."""
 
 
 def group() -> None:
@@ -37,11 +39,12 @@ def group() -> None:
 def print_service(
     *,
     kind: Kind = argument("KIND", "systemd, kubernetes, containerapp or compose"),
-    name: str = option("--name NAME", "Name of the service", default=NAME),
+    runs: Runs = option("--for COMMAND", "Start a syphon, or a gateway beside an application", default="syphon"),
+    name: str | None = option("--name NAME", "Name of the service [default: sbpair-COMMAND]"),
     image: str | None = option("--image IMAGE", "Image of containers [default: sbpair:VERSION]"),
     program: str | None = option("--program PATH", f"Program that systemd starts [default: {INSTALLED}]"),
     schedule: str | None = option("--schedule CRON", "Start --once at these times in UTC, instead of --watch"),
-    more: str | None = option("--with OPTIONS", "Further options of sbpair syphon, in quotes"),
+    more: str | None = option("--with OPTIONS", "Further options of that command, in quotes"),
     count: int | None = COUNT,
     connection: PairSelection,
     screen: Screen,
@@ -53,8 +56,9 @@ def print_service(
     Examples:
       sbpair service print systemd --program /opt/sbpair/bin/sbpair
       sbpair service print kubernetes --with "--lease sbpair-lease --rate 100"
+      sbpair service print kubernetes --for gateway --with "--allow-user 1000"
 
-    Exit codes: 2 a wrong option, also of the syphon
+    Exit codes: 2 a wrong option, also of the command that it starts
 
     See also: sbpair help service
     """
@@ -63,22 +67,31 @@ def print_service(
     if kind != "systemd" and program is not None:
         raise UsageError("--program is for systemd only", hint="leave it out: a container starts its own")
     program = program or INSTALLED
-    words = _words(more or "", "watch" if schedule is None else "once")
+    if runs == "gateway":
+        words = _gateway_words(more or "", kind)
+    else:
+        words = _words(more or "", "watch" if schedule is None else "once")
     pair = selected_pair(connection, screen, count=count)
     from sbpair.service.service_definition import ServiceDefinition, definition_text
 
     image_name = f"sbpair:{__version__}" if image is None else image
-    own_name = "" if name == NAME else name
-    options = {"--name": own_name, "--image": image, "--schedule": schedule, "--with": more}
+    options = {
+        "--for": runs.removeprefix("syphon"),
+        "--name": name,
+        "--image": image,
+        "--schedule": schedule,
+        "--with": more,
+    }
     origin = clean(written_command(("service", "print", kind), options))
-    service = ServiceDefinition(kind, pair, name, image_name, program, schedule or "", words, origin)
+    name = name or f"sbpair-{runs}"
+    service = ServiceDefinition(kind, pair, name, image_name, program, schedule or "", words, origin, runs)
     text = definition_text(service)
     document = {"kind": kind, "name": name, "secrets": list(service.secrets), "text": text}
     screen.result("sbpair/service/1", document, text.splitlines())
     if kind == "systemd":
         _warn_of_hidden(screen, program, service.environment)
     else:
-        _advise(screen, service.environment, words)
+        _advise(screen, service.environment, words if runs == "syphon" else ("--lease",))
     return 0
 
 
@@ -112,20 +125,41 @@ def alerts(
 
 def _words(text: str, mode: str) -> tuple[str, ...]:
     """Split options of the syphon, and check them as the syphon does. Raises UsageError, or typer's own error."""
+    own = f"--{mode}"
+    words, params = _checked("syphon", text, [own], DEFINED)
+    if params["all_pairs"]:
+        raise UsageError("--with: a definition has one pair, not --all-pairs", hint="see sbpair help runbook")
+    MoveTerms(**{name: params[name] for name in OPTION_GROUPS[MoveTerms]}).checked_mode()
+    return words
+
+
+def _gateway_words(text: str, kind: Kind) -> tuple[str, ...]:
+    """Do the same for a gateway, which serves another user than its own."""
+    words, params = _checked("gateway", text, [], GATEWAY_DEFINED)
+    GatewayTerms(**{name: params[name] for name in OPTION_GROUPS[GatewayTerms]}).check()
+    from sbpair.service.service_definition import APPLICATION_USER
+
+    if params["allow_user"]:
+        return words
+    if kind == "kubernetes":
+        return ("--allow-user", APPLICATION_USER, *words)
+    raise UsageError("--with has no --allow-user", hint="add the application's user: --with '--allow-user UID'")
+
+
+def _checked(
+    command: str, text: str, own: list[str], defined: tuple[str, ...]
+) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """Split options of a command, and check them with its `own` ones. Returns the words and the values."""
     try:
         words = tuple(shlex.split(text))
     except ValueError as error:
         raise UsageError(f"--with: {str(error).lower()}", hint="quote a value inside the quotes, too") from None
-    own = f"--{mode}"
-    context = load("syphon").make_context(f"{PROGRAM} syphon", [*words, own])
-    given = {name_of(param) for param in given_params(context) if param.name in DEFINED}
-    if twice := [own] * (own in words) or [*(given - {own})]:
+    context = load(command).make_context(f"{PROGRAM} {command}", [*words, *own])
+    given = {name_of(param) for param in given_params(context) if param.name in defined}
+    if twice := [each for each in own if each in words] or [*(given - {*own})]:
         hint = "leave it out: --count and the options of the pair go before --with"
         raise UsageError(f"--with: {twice[0]} is already in the definition", hint=hint)
-    if context.params["all_pairs"]:
-        raise UsageError("--with: a definition has one pair, not --all-pairs", hint="see sbpair help runbook")
-    MoveTerms(**{name: context.params[name] for name in OPTION_GROUPS[MoveTerms]}).checked_mode()
-    return words
+    return words, context.params
 
 
 def _warn_of_hidden(screen: Screen, program: str, environment: dict[str, str]) -> None:

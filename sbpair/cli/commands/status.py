@@ -1,5 +1,6 @@
 """`sbpair status` and `ping`: run `sbpair.status` and `sbpair.failover.ping_on_request`, and print the answers."""
 
+import time
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from dataclasses import asdict
 from functools import partial
@@ -67,7 +68,7 @@ def status_command(
     secondary; with Listen only, it peeks. A number with a ~ is that of a sample, and at least so much. status cannot
     see whether an application has failed over; a growing backlog is the sign. Messages in archives of interrupted or
     running replays, as far as the state directory has them, count as waiting. Of dead letters, it peeks the first 5000
-    for their reasons.
+    for their reasons. It lists this user's gateways on this machine, too.
 
     --watch refreshes a terminal in place; elsewhere it prints one line for each reading, of JSON with -o json or jsonl.
     It peeks no dead letters.
@@ -227,6 +228,7 @@ def _document(status: "Status") -> Document:
         "lost": bool(status.lost),
         "lost_primary": status.lost_primary and asdict(status.lost_primary),
         "mover": asdict(status.mover),
+        "gateways": [asdict(each) for each in status.gateways],
         "skipped": [{"name": name, "reason": reason} for name, reason in status.unseen],
     }
 
@@ -246,6 +248,10 @@ def _table(status: "Status") -> Iterator[str]:
         path = str(status.outbox.path)
         kept = [("outbox", path, "waiting", count, spoken(age), name) for name, count, age in status.outbox.waiting]
         rows += kept or [("outbox", path, "empty", 0, "", "")]
+    for each in status.gateways:
+        key = f"process {each.process}, key file {each.key_file}"
+        since = spoken(max(0.0, time.time() - each.started_ms / 1000))
+        rows.append(("gateway", f"{each.pair}, port {each.port}", f"for {since}", "", "", key))
     yield from columns(rows)
     yield from waiting_table(status.waiting)
     counts = [(each.waiting, each.exact) for each in status.entities]

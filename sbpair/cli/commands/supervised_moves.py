@@ -1,11 +1,10 @@
 """Moves of one pair, or of all pairs in one event loop: progress, ports, retries, receipts and the exit code."""
 
 import asyncio
-import os
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -17,9 +16,10 @@ from sbpair.cli.commands.pair_answers import PairAnswer, pair_lines, print_answe
 from sbpair.cli.logs import utc
 from sbpair.cli.next_command import about_pair, with_options
 from sbpair.cli.options import moves
-from sbpair.cli.options.moves import LOOPBACK, MoveTerms
+from sbpair.cli.options.moves import MoveTerms
 from sbpair.cli.render.receipt import SYPHON, MoveWording, receipt_document, receipt_table, warn_of_failures
 from sbpair.cli.render.screen import Screen, plural
+from sbpair.cli.served_ports import open_metrics_port, open_supervision
 from sbpair.errors import ExitCode, LeaseHeld, LeaseLost, NotAuthenticated, SbpairError, Unavailable
 from sbpair.model.retries import Backoff
 from sbpair.move.failure_latch import set_within
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from sbpair.cli.progress.move_progress import MoveProgress
     from sbpair.metrics.http_port import HttpPort
     from sbpair.move.events import SyphonEvent
-    from sbpair.service.run_health import Supervision
+    from sbpair.service.run_health import RunsHealth
     from sbpair.syphon import runner
     from sbpair.syphon.run_request import RunRequest
 
@@ -110,7 +110,7 @@ def _moved(
     screen: Screen, moved: Sequence[PairMove], terms: MoveTerms, command: str, *, by_pair: bool
 ) -> Iterator[None]:
     """Move all to the end. The ports are open until the end of the block."""
-    from sbpair.cli.progress.move_progress import SAMPLE_SECONDS, move_progress
+    from sbpair.cli.progress.move_progress import SAMPLE_SECONDS, SCHEMA, move_progress
     from sbpair.syphon import runner
 
     async def move(each: PairMove, hurry: asyncio.Event) -> None:
@@ -140,7 +140,7 @@ def _moved(
 
     lives = {each.name: each.live for each in moved}
     with (
-        _supervision_of(screen, lives, terms.health_port) as supervision,
+        open_supervision(screen, SCHEMA, partial(_supervised, lives), terms.health_port) as supervision,
         _metrics_of(screen, lives, terms, command, by_pair=by_pair) as metrics,
     ):
         run_gracefully(move_all)
@@ -225,53 +225,21 @@ def _board(moved: Sequence[PairMove], since: float, stop: asyncio.Event) -> "Boa
 def _metrics_of(
     screen: Screen, lives: Mapping[str, LiveRun], terms: MoveTerms, command: str, *, by_pair: bool
 ) -> "Iterator[HttpPort | None]":
-    """Open the metrics that the options or OpenTelemetry's variables ask for, and print their address."""
-    if terms.metrics_port is None and not _wants_telemetry():
-        yield None
-        return
-    from sbpair.metrics.run_metrics import open_metrics
+    from sbpair.cli.progress.move_progress import SCHEMA
 
-    address = None if terms.metrics_port is None else (terms.metrics_address or LOOPBACK, terms.metrics_port)
-    with open_metrics(lives, {"command": command, "version": __version__}, address, by_pair=by_pair) as metrics:
-        _print_served(screen, "metrics", metrics.url, terms.metrics_port)
+    def open_at(address: tuple[str, int] | None) -> "AbstractContextManager[HttpPort]":
+        from sbpair.metrics.run_metrics import open_metrics
+
+        return open_metrics(lives, {"command": command, "version": __version__}, address, by_pair=by_pair)
+
+    with open_metrics_port(screen, SCHEMA, open_at, terms.metrics_port, terms.metrics_address) as metrics:
         yield metrics
 
 
-@contextmanager
-def _supervision_of(
-    screen: Screen, lives: Mapping[str, LiveRun], health: tuple[str, int] | None
-) -> "Iterator[Supervision | None]":
-    """Open the port for probes, and notify systemd, if options or environment ask for it."""
-    if health is None and not os.environ.get("NOTIFY_SOCKET"):
-        yield None
-        return
-    from sbpair.service.run_health import RunsHealth, Supervision, systemd_notifier
+def _supervised(lives: Mapping[str, LiveRun]) -> "RunsHealth":
+    from sbpair.service.run_health import RunsHealth
 
-    notifier = systemd_notifier(os.environ, os.getpid())
-    with closing(Supervision(RunsHealth(lives), health, notifier)) as supervision:
-        _print_served(screen, "health", supervision.port.url, health and health[1])
-        yield supervision
-
-
-def _print_served(screen: Screen, title: str, url: str, port: int | None) -> None:
-    """Print the address of a port: with --quiet only if it was chosen from the free ones."""
-    if not url or (port and screen.quiet):
-        return
-    if screen.eventful:
-        from sbpair.cli.progress import move_progress, reporting
-
-        line = reporting.event_line(move_progress.SCHEMA, f"{title}-served", reporting.wall_clock_ms())
-        reporting.write_lines(screen, [{**line, "url": url}])
-    else:
-        screen.say(f"{title} at {url}", always=True)
-
-
-def _wants_telemetry() -> bool:
-    if not any(name.startswith("OTEL_") for name in os.environ):
-        return False
-    from sbpair.metrics.run_metrics import wanted_exporters
-
-    return bool(wanted_exporters(os.environ))
+    return RunsHealth(lives)
 
 
 def _warn(screen: Screen, move: PairMove, words: MoveWording) -> None:

@@ -76,7 +76,7 @@ MODES = {"--once": "once", "--watch": "watch", "--dry-run": "dry_run"}
 ONE_MODE = "--once moves the messages that are there now; --watch keeps moving; --dry-run only previews"
 
 
-def _health_address(text: str) -> tuple[str, int]:
+def health_address(text: str) -> tuple[str, int]:
     """Return host and port of --health-port. Raises UsageError."""
     host, _, port = text.rpartition(":")
     number = int(port) if port.isascii() and port.isdecimal() and len(port) < MAX_DIGITS else MAX_PORT + 1
@@ -86,6 +86,13 @@ def _health_address(text: str) -> tuple[str, int]:
             hint="8081 serves this machine only; 0.0.0.0:8081 serves others, too; 0 is any free port",
         )
     return host.removeprefix("[").removesuffix("]") or LOOPBACK, number
+
+
+def check_ports(health: tuple[str, int] | None, metrics_port: int | None) -> None:
+    """Raise UsageError for health and metrics on one port."""
+    if health and metrics_port and health[1] == metrics_port:
+        text = f"--health-port and --metrics-port are both {metrics_port}"
+        raise UsageError(text, hint="choose another port")
 
 
 @option_group
@@ -146,7 +153,7 @@ class MoveTerms:
         "Answer health probes",
         needs="--watch",
         why="a run that ends has an exit code",
-        parse=_health_address,
+        parse=health_address,
     )
 
     def checked_mode(self, default: str = "", limit: int | None = None) -> str:
@@ -157,9 +164,7 @@ class MoveTerms:
         mode = next((name for name, field in MODES.items() if getattr(self, field)), default)
         if not mode:
             raise UsageError(f"expected one of {', '.join([*MODES][:2])} and {[*MODES][2]}", hint=ONE_MODE)
-        if self.health_port and self.metrics_port and self.health_port[1] == self.metrics_port:
-            port = self.metrics_port
-            raise UsageError(f"--health-port and --metrics-port are both {port}", hint="choose another port")
+        check_ports(self.health_port, self.metrics_port)
         self.ramp_plan(limit)
         return mode
 

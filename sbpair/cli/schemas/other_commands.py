@@ -1,6 +1,9 @@
 """Schemas of the output of the other commands."""
 
+from typing import get_args
+
 from sbpair.cli.commands.doctor import AssumptionFinding
+from sbpair.cli.commands.gateway import ReadyGateway
 from sbpair.cli.commands.management import AUDIT_LISTS, PROVISION_LISTS, PRUNE_LISTS
 from sbpair.cli.commands.relay import LISTENERS, ProvisionedSide
 from sbpair.cli.schemas import (
@@ -11,6 +14,7 @@ from sbpair.cli.schemas import (
     choice,
     count,
     document,
+    event,
     fields,
     flag,
     forms,
@@ -31,7 +35,10 @@ from sbpair.cli.schemas.moves import OPERATIONS, PRICED, RECEIPT, WAITING
 from sbpair.drill import DrillResult, SendTally
 from sbpair.drill.relay_drill import RelayDrillResult, RelayTally
 from sbpair.emulator.server import ReadyNamespace
+from sbpair.failover.events import SenderEvent, name_and_level
 from sbpair.failover.failover_send import Delivered
+from sbpair.gateway.peer_users import PeerUserUnknown
+from sbpair.gateway.running_gateways import RunningGateway
 from sbpair.management.audit_findings import BacklogTotal, DestinationSummary, Unseen
 from sbpair.management.discovery import OldPair
 from sbpair.management.partitioning import PartitionedEntityState
@@ -212,6 +219,7 @@ STATUS = document(
     lost=flag("Whether the primary is declared lost"),
     lost_primary=nullable(typed(LostPrimary)),
     mover=typed(ActiveMover),
+    gateways=array("Gateways of this user on this machine", typed(RunningGateway)),
     skipped=records(_NOT_READ, **_SKIPPED),
 )
 
@@ -358,6 +366,24 @@ EMULATOR = document(
         record("Managed identity, with --identity", endpoint=text("IDENTITY_ENDPOINT"), header=text("IDENTITY_HEADER"))
     ),
     authority=optional(text("URL of the OAuth authority, with --identity and --tls")),
+)
+
+GATEWAY = document("sbpair/gateway/1", "How applications reach a gateway, on one line.", **keys_of(ReadyGateway))
+_GATEWAY_EVENTS = (*get_args(SenderEvent), PeerUserUnknown)
+GATEWAY_EVENT = forms(
+    "sbpair/gateway-event/1",
+    "One line of sbpair gateway with --log-format json.",
+    *(
+        event(
+            *name_and_level(kind),
+            text=text("The event, in words"),
+            entity=nullable(text("Queue or topic that it is about; null for none")),
+            message_ids=array("Messages that it names", text("Message id")),
+        )
+        for kind in _GATEWAY_EVENTS
+    ),
+    event("health-served", url=text("Address of the readiness", example="http://127.0.0.1:8081/health/ready")),
+    event("metrics-served", url=text("Address of the metrics", example="http://127.0.0.1:9464/metrics")),
 )
 
 PAGE = document("sbpair/page/1", "Where a browser finds the page.", url=text("Its URL, with the port"))
