@@ -44,7 +44,7 @@ class RunHealth(NamedTuple):
 
 
 class Supervised(Protocol):
-    """What a process does, as its supervisor reads it."""
+    """The work of a process, as its supervisor reads it."""
 
     def read(self, *, stopping: bool) -> RunHealth:
         """Return the health of this moment."""
