@@ -17,7 +17,7 @@ from sbpair.amqp.performatives import Coordinator
 from sbpair.amqp.session import Disposed, SessionEnded
 from sbpair.amqp_server.claims import Claims
 from sbpair.amqp_server.node_links import CBS_NODE, open_to_cbs
-from sbpair.amqp_server.refusals import NotAllowed, ServiceUnavailable, Unauthenticated
+from sbpair.amqp_server.refusals import NotAllowed, ServiceError, ServiceUnavailable, Unauthenticated
 from sbpair.amqp_server.server_connection import Handlers, LinkEndpoint, ServerConnection, address_of
 from sbpair.amqp_server.shared_access import (
     NO_EXPIRY,
@@ -36,7 +36,7 @@ from sbpair.gateway.client_errors import refusal
 from sbpair.gateway.failing_sender import FailingSender
 from sbpair.gateway.management_links import ManagementReplies, ManagementRequests
 from sbpair.gateway.mirrored_connection import MirroredConnection
-from sbpair.gateway.mirrored_links import MANAGEMENT, MirroredLink, MirroredReceiver, MirroredSender
+from sbpair.gateway.mirrored_links import MANAGEMENT, MirroredLink, MirroredReceiver, MirroredSender, via_of
 
 if TYPE_CHECKING:
     from sbpair.gateway.gateway_core import GatewayCore
@@ -114,15 +114,17 @@ class ClientConnection(MirroredConnection):
             raise ServiceUnavailable("The gateway is stopping.")
         of_management = path.lower().endswith(MANAGEMENT)
         self.claims.require(EITHER if of_management else SEND if link.IS_RECEIVER else LISTEN, path.lower())
-        if primary_of(path) is not None:
-            raise NotAllowed(f"'{path[:300]}' is a backlog queue: its messages belong to the syphon.")
+        via = via_of(link)
+        for each in filter(None, (path, via)):
+            if primary_of(each) is not None:
+                raise NotAllowed(f"'{each[:300]}' is a backlog queue: its messages belong to the syphon.")
         if of_management:
-            return self._mirrored(
-                (ManagementRequests if link.IS_RECEIVER else ManagementReplies)(self, link, address, EITHER)
-            )
-        if link.IS_RECEIVER:
-            return self._mirrored(FailingSender(self, link, address, SEND))
-        return self._mirrored(MirroredReceiver(self, link, address, LISTEN))
+            kind = ManagementRequests if link.IS_RECEIVER else ManagementReplies
+            return self._mirrored(kind(self, link, address, EITHER))
+        if not link.IS_RECEIVER:
+            return self._mirrored(MirroredReceiver(self, link, address, LISTEN))
+        # The backlog knows no entity by way of another one: such a link ends with the primary.
+        return self._mirrored((MirroredSender if via else FailingSender)(self, link, address, SEND))
 
     def _mirrored(self, mirror: MirroredLink) -> MirroredLink:
         self.gateway.spawn(self._attach(mirror), f"attach {mirror.path or 'a coordinator'}")
@@ -140,7 +142,7 @@ class ClientConnection(MirroredConnection):
             if endpoint is not None and endpoint.rights:
                 try:
                     endpoint.check_rights()
-                except Unauthenticated as error:
+                except ServiceError as error:
                     self.close_link(link, error)
 
     # Events

@@ -61,7 +61,9 @@ class Gateway:
             await stack.enter_async_context(core.tasks)
             admission, make = Admission(), partial(ClientConnection, core, self.connections)
             for each in sockets:
-                names = HostNames(each.getsockname()[0], (), options.allow_hosts, server="the gateway")
+                names = HostNames(
+                    each.getsockname()[0], (core.pair.primary.name,), options.allow_hosts, server="the gateway"
+                )
                 port = Port("the gateway", each, make, names, admission, tls=options.tls, admit=options.admit)
                 await port.start()
                 self._ports.append(port)

@@ -76,9 +76,8 @@ class MirroredLink(LinkEndpoint, Twin):
         """Yield the entities that the namespace wants a token for."""
         if self.path:
             yield self.path.removesuffix(MANAGEMENT)
-        via = (self._link.remote.properties or {}).get(TRANSFER_DESTINATION)
-        if isinstance(via, str):
-            yield path_of(via)
+        if via := via_of(self._link):
+            yield via
 
     def _on_attached(self) -> None:
         terms = self.twin.remote
@@ -146,6 +145,12 @@ def _at(terminus: Any, address: str, other: str) -> Any:
     if isinstance(terminus, Source | Target) and terminus.address == address != other:
         return replace(terminus, address=other)
     return terminus
+
+
+def via_of(link: Link) -> str:
+    """Return the entity to which a link sends by way of its own one; "" for none."""
+    found = (link.remote.properties or {}).get(TRANSFER_DESTINATION)
+    return path_of(found) if isinstance(found, str) else ""
 
 
 def dispose(session: LinkSession, ids: Sequence[int], state: Any, *, receiver: bool, settled: bool) -> None:
