@@ -17,7 +17,7 @@ from sbpair.amqp.conditions import TOO_LARGE, error_of, lost_error
 from sbpair.amqp.link import CreditChanged, Delivery, LinkDetached, StatefulDelivery
 from sbpair.amqp.performatives import Accepted, Error, Outcome, Rejected, TransactionalState
 from sbpair.amqp.types import Map, Symbol, ULong
-from sbpair.errors import InDoubt, SbpairError, TimedOut, Unreachable
+from sbpair.errors import InDoubt, SbpairError, ServiceRefused, TimedOut, Unreachable
 from sbpair.failover.events import SettledLost, UnpairedSize
 from sbpair.failover.raw_send import SMALL_BYTES
 from sbpair.gateway.client_errors import BUSY, refusal
@@ -133,7 +133,7 @@ class FailingSender(MirroredSender):
         size = len(delivery.payload)
         self._held_bytes += size
         self._typical_bytes += (max(size, SMALLEST_MESSAGE) - self._typical_bytes) / 8
-        fits = size <= SMALL_BYTES or self._gateway.options.allow_unpaired_size
+        fits = size <= SMALL_BYTES or (self._gateway.options.allow_unpaired_size and size <= (self._limit or size))
         passing = Passing(delivery, fits, self._failover.now())
         if not self._waiting and self._is_direct(passing):
             self._send_direct(passing)
@@ -252,11 +252,10 @@ class FailingSender(MirroredSender):
 
     def _refuse_by_end(self, error: Error, *, closed: bool) -> None:
         """Refuse the messages that the service refuses by ending the link: too large, or of no transaction."""
-        largest, _ = self._gateway.limits.get(self.path)
         for number, each in list(self._in_flight.items()):
             if type(each.delivery) is StatefulDelivery:
                 self.end(error, closed=closed)
-            elif error.condition == TOO_LARGE and len(each.delivery.payload) > largest:
+            elif error.condition == TOO_LARGE and len(each.delivery.payload) > self._limit:
                 del self._in_flight[number]
                 if each.answer is None:
                     self._settle([each], Rejected(error))
@@ -322,15 +321,27 @@ class FailingSender(MirroredSender):
         self._check_idle()
 
     async def _is_fitting(self, passing: Passing) -> bool:
-        """Return whether the backlog would take a delivery; reject it otherwise."""
-        delivery = passing.delivery
+        """Return whether the primary and the backlog would take a delivery; reject it otherwise.
+
+        The primary ends the link for one that is too large, as it would do at each further attempt.
+        """
+        delivery, limit = passing.delivery, self._limit
         try:
-            await self._send.check_sizes(delivery.payload, delivery.format, self._seconds)
+            if 0 < limit < len(delivery.payload):
+                text = f"the message has {len(delivery.payload)} bytes, and {self.path!r} takes at most {limit}"
+                raise ServiceRefused(text, condition=TOO_LARGE)
+            if not self._gateway.options.allow_unpaired_size:
+                await self._send.check_sizes(delivery.payload, delivery.format, self._seconds)
         except SbpairError as error:
             self._reject(passing, error)
             return False
         passing.fits = True
         return True
+
+    @property
+    def _limit(self) -> int:
+        """The largest message that the primary takes; 0 if it is not known."""
+        return self._gateway.limits.get(self.path)[0]
 
     async def _deliver(self, passing: Passing) -> None:
         delivery, since = passing.delivery, passing.since
