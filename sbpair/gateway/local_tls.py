@@ -31,7 +31,7 @@ _KEY: Final = b"-----BEGIN PRIVATE KEY-----"
 class RenewedTls:
     """Returns the TLS context for a new connection. Those that are open keep theirs.
 
-    `version` returns what the context depends on now, and `load` makes it. A renewal that fails is logged, and the
+    `version` identifies the present certificate, and `load` makes its context. A renewal that fails is logged, and the
     context stays as it is; the first one raises its error.
     """
 

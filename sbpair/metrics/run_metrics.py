@@ -52,7 +52,7 @@ def open_metrics(
 def open_figures(
     figures: Sequence[FigureReader], address: tuple[str, int] | None, *, by_pair: bool = False
 ) -> Iterator[tuple[HttpPort, Telemetry | None]]:
-    """Do the same for what has figures of its own."""
+    """Do the same for figures that have readers already. Yields the telemetry, too."""
     pages = {} if address is None else {PATH: renderer(*figures, by_pair=by_pair)}
     options = ("--metrics-port", "--metrics-address")
     with closing(HttpPort(address, options, "metrics", pages)) as port, ExitStack() as stack:

@@ -33,7 +33,7 @@ class SocketAddress(NamedTuple):
 
 
 class KnownSocket(NamedTuple):
-    """A socket that Linux knows. Once it is not `open`, its `user` may be root, whoever had opened it."""
+    """A socket that Linux knows. The `user` of one that is not `open` may be root in place of its own."""
 
     user: int
     open: bool

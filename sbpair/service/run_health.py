@@ -1,6 +1,6 @@
 """The supervision of runs and gateways: their health, answered over HTTP, and to systemd by datagrams.
 
-Invariant: the watchdog is answered in their event loop, and only while all that it does is live. A loop that is blocked
+Invariant: the watchdog is answered in their event loop, and only while all of its work is live. A loop that is blocked
 answers neither systemd nor a probe. Health has no secret, and reading it costs a few comparisons. No message to systemd
 raises or waits, also if its socket is full; see sd_notify(3) and sd_watchdog_enabled(3).
 """

@@ -46,7 +46,7 @@ CLIENTS = {
     "JavaScript @azure/service-bus": "7.9.2",
     "Go azservicebus": "1.7.0",
     "Java azure-messaging-servicebus": "7.17.8",
-    ".NET Azure.Messaging.ServiceBus": "7.17.3",
+    ".NET Azure.Messaging.ServiceBus": "7.18.0",
 }
 """The smallest version of each client that takes such a connection string."""
 
@@ -101,6 +101,10 @@ class GatewayTerms:
         moves.check_ports(self.health_port, self.metrics_port)
         if wrong := [user for user in self.allow_user or () if user < 0]:
             raise UsageError(f"--allow-user is {wrong[0]}, and must be at least 0", hint="id -u NAME prints it")
+        from sbpair.amqp_server.host_names import checked_name
+
+        for name in self.allow_host or ():
+            checked_name(name)
 
 
 @dataclass(frozen=True, slots=True)
