@@ -6,12 +6,12 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 
 from sbpair.gateway import peer_users
 from sbpair.gateway.peer_users import PeerUsers
+from sbpair.operating_system.socket_owner import KnownSocket
 from tests.kit.users import OTHER, USER, as_user, needs_root
 
 CONNECT = (
@@ -103,19 +103,34 @@ def test_a_connection_that_has_ended_is_refused(listening: socket.socket) -> Non
         assert not admits(connection)
 
 
-def test_unknown_users_are_admitted_and_reported_once(
-    listening: socket.socket, monkeypatch: pytest.MonkeyPatch
+OPEN, CLOSED = (KnownSocket(user=0, open=each) for each in (True, False))
+
+
+@pytest.mark.parametrize(
+    ("of_peer", "own", "admitted", "reported"),
+    [
+        (OPEN, OPEN, True, 0),
+        (CLOSED, CLOSED, False, 0),
+        (None, CLOSED, False, 0),
+        (None, None, True, 1),
+    ],
+    ids=["root's", "closed, as if root's", "gone", "unknown"],
+)
+def test_only_a_system_that_knows_no_sockets_leaves_it_to_the_key(
+    listening: socket.socket,
+    monkeypatch: pytest.MonkeyPatch,
+    of_peer: KnownSocket | None,
+    own: KnownSocket | None,
+    admitted: bool,
+    reported: int,
 ) -> None:
     reports: list[int] = []
     peers = PeerUsers(frozenset(), lambda: reports.append(1))
-
-    def unknown(*_ends: Any) -> None:
-        return None
-
-    monkeypatch.setattr(peer_users, "find_socket", unknown)
+    port = listening.getsockname()[1]
+    monkeypatch.setattr(peer_users, "find_socket", lambda local, _remote: own if local.port == port else of_peer)
     with accepted(listening) as connection:
-        assert [peers.admits(connection) for _ in range(3)] == [True] * 3
-    assert reports == [1]
+        assert [peers.admits(connection) for _ in range(3)] == [admitted] * 3
+    assert sum(reports) == reported
 
 
 def test_a_question_takes_less_than_5_milliseconds(listening: socket.socket) -> None:
