@@ -32,7 +32,7 @@ from sbpair.amqp_server.shared_access import (
 )
 from sbpair.backlog import primary_of
 from sbpair.errors import SbpairError
-from sbpair.gateway.client_errors import refusal
+from sbpair.gateway.client_errors import end_of_link
 from sbpair.gateway.failing_sender import FailingSender
 from sbpair.gateway.management_links import ManagementReplies, ManagementRequests
 from sbpair.gateway.mirrored_connection import MirroredConnection
@@ -134,7 +134,7 @@ class ClientConnection(MirroredConnection):
         try:
             await mirror.attach()
         except SbpairError as error:
-            mirror.end(refusal(error))
+            mirror.end(end_of_link(error))
 
     def _close_forbidden(self) -> None:
         for link in self.links:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from sbpair import errors
@@ -10,7 +11,10 @@ from sbpair.amqp.performatives import Error
 from sbpair.amqp.types import Map
 
 BUSY: Final = "com.microsoft:server-busy"
-"""The condition that every SDK retries: the namespace is away, or did not take a message in time."""
+"""The condition of a refused transfer or request that every SDK retries: the namespace is away, or was too slow."""
+
+DETACHED: Final = "amqp:link:detach-forced"
+"""The condition of the end of a link after which every SDK attaches again. After BUSY, that for Go never does."""
 
 _CONDITIONS: Final[tuple[tuple[type[errors.SbpairError], str], ...]] = (
     (errors.EntityMissing, "amqp:not-found"),
@@ -28,6 +32,12 @@ def refusal(error: errors.SbpairError) -> Error:
     condition = getattr(error, "condition", "") if isinstance(error, errors.ServiceRefused) else ""
     known = next((name for kind, name in _CONDITIONS if isinstance(error, kind)), "amqp:internal-error")
     return Error(condition or known, _text(error), Map())
+
+
+def end_of_link(error: errors.SbpairError) -> Error:
+    """Return the AMQP error that ends a link for a reason."""
+    found = refusal(error)
+    return replace(found, condition=DETACHED) if found.condition == BUSY else found
 
 
 def _text(error: errors.SbpairError) -> str:

@@ -20,7 +20,7 @@ from sbpair.amqp.types import Map, Symbol, ULong
 from sbpair.errors import InDoubt, SbpairError, ServiceRefused, TimedOut, Unreachable
 from sbpair.failover.events import SettledLost, UnpairedSize
 from sbpair.failover.raw_send import SMALL_BYTES
-from sbpair.gateway.client_errors import BUSY, refusal
+from sbpair.gateway.client_errors import BUSY, end_of_link, refusal
 from sbpair.gateway.mirrored_links import MAX_MESSAGE, MirroredSender, send_up
 
 if TYPE_CHECKING:
@@ -267,7 +267,7 @@ class FailingSender(MirroredSender):
             if self._failover.policy.counts(error):
                 self._accept()
             else:
-                self.end(refusal(error))
+                self.end(end_of_link(error))
         self._end_flight(error)
 
     def _end_flight(self, error: SbpairError) -> None:
@@ -406,7 +406,7 @@ class FailingSender(MirroredSender):
         self._settle([passing], Rejected(answer))
         if passing.delivery.settled:
             self._failover.failover_state.publish(SettledLost(self.path, error.message))
-            self.end(answer)
+            self.end(end_of_link(error))
 
     def _check_idle(self) -> None:
         if self._waiting or self._in_flight or self._working:

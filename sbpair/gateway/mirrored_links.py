@@ -18,7 +18,7 @@ from sbpair.amqp.session import DrainAnswered, id_ranges
 from sbpair.amqp.types import Symbol
 from sbpair.amqp_server.server_connection import LinkEndpoint
 from sbpair.amqp_server.shared_access import path_of
-from sbpair.gateway.client_errors import refusal
+from sbpair.gateway.client_errors import end_of_link
 from sbpair.gateway.upstream import Twin
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class MirroredLink(LinkEndpoint, Twin):
 
     def on_lost(self, error: SbpairError) -> None:
         self.twin = None
-        self.end(refusal(error))
+        self.end(end_of_link(error))
 
     def end(self, error: Error | None, *, closed: bool = True) -> None:
         """End the client's link for a reason."""
