@@ -14,6 +14,7 @@ from sbpair.gateway.upstream import Upstream
 
 if TYPE_CHECKING:
     from sbpair.amqp_server.claims import Claims
+    from sbpair.amqp_server.node_links import AmqpRequest
     from sbpair.gateway.gateway_core import GatewayCore
 
 CONTAINER = "sbpair-gateway"
@@ -28,6 +29,8 @@ class MirroredConnection(ServerConnection):
         self.upstream = Upstream(gateway.endpoint, self._after_upstream_read, self._set_reading, gateway.spawn)
         self.attaching = asyncio.Lock()
         self.sending: set[LinkEndpoint] = set()
+        self.open_requests: dict[tuple[str, str], AmqpRequest] = {}
+        """Requests to the primary's nodes without a reply, by path and message id."""
 
     def pause_writing(self) -> None:
         super().pause_writing()
