@@ -166,8 +166,9 @@ async def run_gateway_drill(
                 await sending.enter_async_context(in_background(partial(send, applications, name, address, 1 / rate)))
             timeline("sending", f"clients of {' and '.join(languages)} send to {QUEUE}, and one receives")
             await applications.until_more()
-            first_seconds = await _outage(applications, outages, timeline)
-            await applications.until("the return", lambda: gateway.failover.states().get(QUEUE) is State.HEALTHY)
+            states = gateway.failover.states
+            first_seconds = await _outage(applications, outages, timeline, lambda: states()[QUEUE] is State.FAILED_OVER)
+            await applications.until("the return", lambda: states()[QUEUE] is State.HEALTHY)
             await applications.until_more()
             await sending.aclose()
             timeline("syphon", "moving the backlog to the primary, and receiving what is left")
@@ -189,7 +190,9 @@ async def run_gateway_drill(
     )
 
 
-async def _outage(applications: Applications, outages: EmulatedOutages, emit: EmitPhase) -> float:
+async def _outage(
+    applications: Applications, outages: EmulatedOutages, emit: EmitPhase, failed_over: Callable[[], bool]
+) -> float:
     """Take the primary away, and bring it back. Return the seconds until the next accepted send."""
     loop = asyncio.get_running_loop()
     emit("primary-down", "the primary stops; the clients continue to send")
@@ -199,6 +202,7 @@ async def _outage(applications: Applications, outages: EmulatedOutages, emit: Em
     try:
         await applications.until("a send in the outage", lambda: len(applications.accepted) > before)
         seconds = loop.time() - began
+        await applications.until("a failover", failed_over)
         await applications.until_more()
         applications.is_away = False
         emit("primary-up", "it is back; the clients notice nothing")

@@ -132,6 +132,7 @@ class FailingSender(MirroredSender):
     def receive(self, delivery: Delivery) -> None:
         size = len(delivery.payload)
         self._held_bytes += size
+        self._owner.hold(size)
         self._typical_bytes += (max(size, SMALLEST_MESSAGE) - self._typical_bytes) / 8
         fits = size <= SMALL_BYTES or (self._gateway.options.allow_unpaired_size and size <= (self._limit or size))
         passing = Passing(delivery, fits, self._failover.now())
@@ -395,6 +396,7 @@ class FailingSender(MirroredSender):
         deliveries = [each.delivery for each in passed]
         for each in deliveries:
             self._held_bytes -= len(each.payload)
+            self._owner.hold(-len(each.payload))
             each.payload = b""
         self._owner.figures.sent += len(deliveries)
         self.answer(deliveries, state)

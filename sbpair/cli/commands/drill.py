@@ -18,6 +18,7 @@ from sbpair.errors import UsageError
 
 if TYPE_CHECKING:
     from sbpair import drill
+    from sbpair.drill.gateway_drill import GatewayDrillResult
     from sbpair.drill.relay_drill import RelayDrillResult
     from sbpair.model.pair import Pair
 
@@ -80,6 +81,11 @@ def command(
         excludes="--relay",
     ),
     relay: bool = flag("--relay", "Rehearse an outage of relay endpoints instead of one of queues"),
+    gateway: bool = flag(
+        "--gateway",
+        "Rehearse an outage for clients of a gateway",
+        excludes=("--relay", "--lost", "--messages", "--count", "--as-original", "--identity-outage", "--against"),
+    ),
     target: DrillTarget,
     screen: Screen,
 ) -> int:
@@ -88,35 +94,36 @@ def command(
     Strands messages, moves them back, and takes the primary away while an application sends. Then it compares every
     message byte for byte. Touches nothing outside this machine.
 
-    --as-original strands messages as we read the original's clients; no running client was captured. Some expire in the
-    backlog, and come back by a redrive.
+    --as-original strands messages as we read the original's clients; no running client was captured. Some expire.
 
-    --lost deletes the primary in the middle of a move: its port is closed, its data gone. The backlog goes to the
-    secondary's own queues, as do new sends, and nothing connects to the primary. Messages that only it had are counted.
+    --lost deletes the primary in the middle of a move. The backlog goes to the secondary's own queues, as do new sends,
+    and nothing connects to the primary. Messages that only it had are counted.
 
-    --identity-outage signs in with an identity in a tenant of its own for each side, and tokens of 20 s. The primary's
-    provider goes away, then both; sends go to the backlog and to an outbox. It takes a minute.
+    --identity-outage signs in with identities whose tokens last 20 s. The primary's provider goes away, then both;
+    sends go to the backlog and to an outbox.
 
     --against PAIR runs the sending part on a real pair, with a simulated outage that only this client sees. It creates
     its own queues and deletes them afterwards. Needs Manage, Send and Listen on both sides.
 
-    --relay takes the relay endpoints of a service away, one after the other, while a client sends requests. Each
-    request must be answered once, be named as in doubt, or fail on both sides without having been executed. With
-    --lost, the primary is deleted, and the secondary must answer every later request.
+    --gateway lets the official clients for Python and, if Node finds it, JavaScript send and receive through a gateway.
+
+    --relay takes the relay endpoints of a service away, one after the other. Each request must be answered once, be
+    named as in doubt, or fail on both sides without having been executed. With --lost, the primary is deleted.
 
     Examples:
       sbpair drill
       sbpair drill --messages 5000 --seed 7
-      sbpair drill --as-original
-      sbpair drill --lost
       sbpair drill --identity-outage
       sbpair drill --against orders
+      sbpair drill --gateway
       sbpair drill --relay
 
     Exit codes: 0 no loss, duplicate or change; 3 there was one; 4 not confirmed; 6 timed out waiting for a step
     """
     if relay:
         return _rehearse_relay(screen, float(rate), seed, lost=lost)
+    if gateway:
+        return _rehearse_gateway(screen, float(rate))
     pair = _pair_of(screen, target)
     from sbpair import drill
     from sbpair.cli.progress.move_progress import EventPrinter
@@ -246,4 +253,30 @@ def _relay_table(result: "RelayDrillResult") -> Iterator[str]:
     for request_id, problem in tally.problems:
         yield clean(f"wrong: {request_id} {problem}")
     good = "every request was answered once, named as in doubt, or failed without being executed"
+    yield from wrapped(f"{good if result.exit_code == 0 else 'the drill failed'}, in {result.seconds:.1f} s")
+
+
+def _rehearse_gateway(screen: Screen, rate: float) -> int:
+    """Run the drill, print its phases and its result, and return the exit code."""
+    from sbpair.drill.gateway_drill import run_gateway_drill
+
+    # They log the outage, which is announced here.
+    for name in ("sbpair.failover.events", "azure.servicebus"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    result = run(
+        run_gateway_drill(rate=rate, on_event=lambda phase: screen.say(f"{phase.seconds:6.1f} s  {phase.text}"))
+    )
+    document = asdict(result) | {"seconds": round(result.seconds, 3)}
+    screen.result("sbpair/gateway-drill/1", document, _gateway_table(result))
+    return result.exit_code
+
+
+def _gateway_table(result: "GatewayDrillResult") -> Iterator[str]:
+    names = ("sent", "in_outage", "failed", "lost", "duplicated", "altered")
+    heads = ("CLIENT", "SENT", "IN OUTAGE", "FAILED", "LOST", "DUPLICATED", "ALTERED")
+    yield from columns([heads, *((each.client, *(getattr(each, name) for name in names)) for each in result.clients)])
+    yield f"the first send of the outage was accepted after {result.first_seconds:.2f} s"
+    for message_id in result.lost_ids:
+        yield clean(f"lost: {message_id}")
+    good = "no message was lost or altered, or arrived twice without being named"
     yield from wrapped(f"{good if result.exit_code == 0 else 'the drill failed'}, in {result.seconds:.1f} s")

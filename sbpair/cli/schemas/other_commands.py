@@ -33,6 +33,7 @@ from sbpair.cli.schemas import (
 )
 from sbpair.cli.schemas.moves import OPERATIONS, PRICED, RECEIPT, WAITING
 from sbpair.drill import DrillResult, SendTally
+from sbpair.drill.gateway_drill import GatewayDrillResult
 from sbpair.drill.relay_drill import RelayDrillResult, RelayTally
 from sbpair.emulator.server import ReadyNamespace
 from sbpair.failover.events import SenderEvent, name_and_level
@@ -295,6 +296,9 @@ RELAY_DRILL = document(
     "The verdict of sbpair drill --relay: sent = answered + in_doubt + failed, if nothing is wrong.",
     **keys_of(RelayTally),
     **some_of(RelayDrillResult, "seconds", "timeline"),
+)
+GATEWAY_DRILL = document(
+    "sbpair/gateway-drill/1", "The verdict of sbpair drill --gateway.", **keys_of(GatewayDrillResult)
 )
 RELAY_SEND = document(
     "sbpair/relay-send/1",
