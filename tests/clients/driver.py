@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sbpair.emulator.entities.queue import ROOT_RULE
 from tests.integration import python_packages
 from tests.integration.node import install
 from tests.kit.running import Running
@@ -74,14 +73,13 @@ CLIENTS = (
 
 def address(running: Running) -> dict[str, str]:
     """Return an environment that names an emulator with TLS in every form that a client may need."""
-    host, port = running.namespace.authority.split(":")
+    host, port = running.authority.split(":")
     ca_file = running.emulator.ready.ca_file or ""
-    name, key = ROOT_RULE.key_name, ROOT_RULE.primary_key
     return {
         "HOST": host,
         "PORT": port,
-        "KEY_NAME": name,
-        "KEY": key,
+        "KEY_NAME": running.rule.key_name,
+        "KEY": running.rule.primary_key,
         "CONNECTION_STRING": running.connection_string,
         "CA_FILE": ca_file,
         "NODE_EXTRA_CA_CERTS": ca_file,

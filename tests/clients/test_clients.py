@@ -12,7 +12,7 @@ import pytest
 
 from sbpair.amqp.message import APPLICATION_PROPERTIES, MESSAGE_ANNOTATIONS, Properties, Sections, data_body, encode_map
 from sbpair.amqp.types import Byte, Float, Int, Long, Short, Symbol, Timestamp, UByte, UInt, ULong, UShort
-from sbpair.emulator.entities.queue import ROOT_RULE, QueueEntity
+from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.emulator.entities.stored_message import DEFERRED, LOCKED, SCHEDULED, StoredMessage
 from sbpair.testing import EmulatorOptions
 from tests.clients.driver import CLIENTS, SETTLES, Client, Driver, driven
@@ -23,6 +23,7 @@ from tests.kit.stranded import put
 
 pytestmark = pytest.mark.slow
 LARGE = 180_000
+OnPort = Callable[[int, EmulatorOptions], Running]
 SOON_MS = 300_000
 
 
@@ -39,6 +40,12 @@ SETTLEMENTS = [(client, how) for client in CLIENTS for how in SETTLES if how in 
 def served() -> Iterator[Running]:
     with Running([(NAMESPACE, 0)], options=EmulatorOptions(tls=True)) as running:
         yield running
+
+
+@pytest.fixture
+def on_port() -> OnPort:
+    """Return a function that runs what clients connect to on a port."""
+    return lambda port, options: Running([(NAMESPACE, port)], options=options)
 
 
 @contextmanager
@@ -210,11 +217,11 @@ def test_requests_to_the_management_node_are_answered(started: Driver, served: R
 @able("token")
 def test_a_token_opens_links_after_an_anonymous_sign_in(served: Running, client: Client) -> None:
     queue = served.queue()
-    audience = f"sb://{served.namespace.authority}/{queue.path}"
+    audience = f"sb://{served.authority}/{queue.path}"
     expiry = served.do(served.emulator.clock.now_ms) // 1000 + 600
     told = {"operation": "put-token", "type": "servicebus.windows.net:sastoken", "name": audience}
     with started_here(client, served, signs_in=False) as driver:
-        token = {"text": sign(ROOT_RULE, audience, expiry)}
+        token = {"text": sign(served.rule, audience, expiry)}
         assert driver("request", node="$cbs", properties=told, body={"text": "not a token"})["status"] == 401
         assert driver("request", node="$cbs", properties=told, body=token)["status"] in (200, 202)
         driver("send", to=queue.path, body="x")
@@ -238,15 +245,15 @@ def test_a_transaction_exchanges_a_message_for_another_or_does_nothing(started: 
 
 
 @able("reconnect")
-def test_a_client_goes_on_after_a_restart(client: Client, tmp_path: Path) -> None:
+def test_a_client_goes_on_after_a_restart(client: Client, on_port: OnPort, tmp_path: Path) -> None:
     options = EmulatorOptions(tls=True, ca_file=tmp_path / "ca.pem", data=tmp_path / "data")
     with ExitStack() as stack:
-        with Running([(NAMESPACE, 0)], options=options) as running:
-            port = int(running.namespace.authority.split(":")[1])
+        with on_port(0, options) as running:
+            port = int(running.authority.split(":")[1])
             running.do(lambda: running.namespace.create_queue("orders"))
             driver = stack.enter_context(started_here(client, running))
             driver("send", to="orders", body="before")
-        with Running([(NAMESPACE, port)], options=options) as running:
+        with on_port(port, options) as running:
             driver("send", to="orders", body="after")
             for body in ("before", "after"):
                 received = receive(driver, "orders")

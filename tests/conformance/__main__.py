@@ -18,7 +18,11 @@ from tests.conformance.samples import run_samples
 from tests.integration.node import install
 
 VARIABLE = "SERVICEBUS_CONNECTION_STRING"
+MANAGING_VARIABLE = "SERVICEBUS_MANAGEMENT_CONNECTION_STRING"
 UNREACHABLE, FAILED, INTERRUPTED = 6, 3, 130
+_GIVEN = (
+    f"of a namespace, with Manage [default: ${VARIABLE}]; of a gateway, ${MANAGING_VARIABLE} is that of the namespace"
+)
 MODULES = (queue_checks, entity_checks, transaction_checks, wire_checks)
 """Their checks are registered when they are loaded."""
 
@@ -26,7 +30,7 @@ MODULES = (queue_checks, entity_checks, transaction_checks, wire_checks)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Return 0 if every check passes, 3 if one fails, 6 if the service cannot be reached, 2 for wrong arguments."""
     parser = argparse.ArgumentParser(prog="python -m tests.conformance", description=__doc__)
-    parser.add_argument("connection_string", nargs="?", help=f"of a namespace, with Manage [default: ${VARIABLE}]")
+    parser.add_argument("connection_string", nargs="?", help=_GIVEN)
     parser.add_argument("--output", choices=FORMATS, default="text")
     parser.add_argument(
         "--management", metavar="URL", type=_url, help="the URL of management requests, if it is another"
@@ -46,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not given:
         parser.error(f"expected a connection string, as argument or in {VARIABLE}")
     try:
-        service = Service.read(given, options.management)
+        service = Service.read(given, options.management, os.environ.get(MANAGING_VARIABLE))
     except NotAConnectionString as error:
         parser.error(str(error))
     try:

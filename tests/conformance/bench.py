@@ -32,7 +32,10 @@ class NotAConnectionString(ValueError):
 
 @dataclass(frozen=True)
 class Service:
-    """A Service Bus or an emulator. `management` is the URL of its management requests; `plain`: without TLS."""
+    """A Service Bus or an emulator. `management` is the URL of its management requests; `plain`: without TLS.
+
+    `manager` is the service with the key of management requests, where messages go through a gateway with its own.
+    """
 
     connection_string: str = field(repr=False)
     host: str
@@ -40,10 +43,12 @@ class Service:
     key: str = field(repr=False)
     management: str
     plain: bool
+    manager: Service | None = None
 
     @classmethod
-    def read(cls, text: str, management: str | None = None) -> Service:
-        """Parse a connection string. Raises NotAConnectionString."""
+    def read(cls, text: str, management: str | None = None, managing: str | None = None) -> Service:
+        """Parse a connection string, and that of management requests if it is another. Raises NotAConnectionString."""
+        manager = cls.read(managing, management) if managing else None
         try:
             parsed = parse_connection_string(text)
         except (ValueError, TypeError):
@@ -52,14 +57,15 @@ class Service:
             raise NotAConnectionString("expected the connection string of a namespace, with a key and no EntityPath")
         plain = "usedevelopmentemulator=true" in text.lower()
         host = urlsplit(parsed.endpoint).netloc.rstrip("/")
-        url = management or f"{'http' if plain else 'https'}://{host}"
+        url = manager.management if manager else management or f"{'http' if plain else 'https'}://{host}"
         key_name, key = parsed.shared_access_key_name or "", parsed.shared_access_key
-        return cls(text, host, key_name, key, url.rstrip("/"), plain)
+        return cls(text, host, key_name, key, url.rstrip("/"), plain, manager)
 
     @property
     def management_connection_string(self) -> str:
-        """The connection string with the host of management requests."""
-        return self.connection_string.replace(self.host, urlsplit(self.management).netloc, 1)
+        """The connection string with the host and the key of management requests."""
+        known = self.manager or self
+        return known.connection_string.replace(known.host, urlsplit(self.management).netloc, 1)
 
     @property
     def sample_variables(self) -> dict[str, str]:
@@ -72,7 +78,7 @@ class Service:
         }
 
     def redact(self, text: str) -> str:
-        return text.replace(self.key, "***")
+        return (self.manager.redact(text) if self.manager else text).replace(self.key, "***")
 
 
 class _Management(AioHttpTransport):
@@ -100,7 +106,7 @@ class Bench:
     async def __aenter__(self) -> Bench:
         # Its transport must be made where the loop runs.
         self.admin = ServiceBusAdministrationClient.from_connection_string(
-            self.service.connection_string, transport=_Management(self.service.management), retry_total=0
+            self.service.management_connection_string, transport=_Management(self.service.management), retry_total=0
         )
         return self
 

@@ -15,7 +15,7 @@ from sbpair.amqp.connection import ConnectionOpened
 from sbpair.amqp.sasl import SaslClient
 from sbpair.amqp_server.shared_access import AuthorizationRule
 from tests.conformance import registry as of
-from tests.conformance.bench import KEY, Bench, access_rule
+from tests.conformance.bench import KEY, Bench, Service, access_rule
 from tests.conformance.registry import check
 from tests.emulator.atom_client import entry
 from tests.emulator.peer import Peer
@@ -36,9 +36,14 @@ async def ask(bench: Bench, method: str, path: str, authorization: str, body: st
         return answer.status, answer.reason or "", await answer.text()
 
 
-def token(bench: Bench, resource: str, rule: AuthorizationRule | None = None) -> str:
-    root = AuthorizationRule(bench.service.key_name, bench.service.key, bench.service.key)
+def token(service: Service, resource: str, rule: AuthorizationRule | None = None) -> str:
+    root = AuthorizationRule(service.key_name, service.key, service.key)
     return sign(rule or root, resource, int(time.time()) + TOKEN_SECONDS)
+
+
+def managing(bench: Bench, resource: str, rule: AuthorizationRule | None = None) -> str:
+    """Return a token for management requests."""
+    return token(bench.service.manager or bench.service, resource, rule)
 
 
 @asynccontextmanager
@@ -71,7 +76,7 @@ async def a_missing_entity_is_named_at_the_host_that_the_client_opened(bench: Be
     async with opened(bench) as peer:
         name = f"sb://{host}/{missing}"
         reply = await peer.ask(
-            "$cbs", "put-token", token(bench, name), name=name, type="servicebus.windows.net:sastoken"
+            "$cbs", "put-token", token(bench.service, name), name=name, type="servicebus.windows.net:sastoken"
         )
     assert reply["status-code"] == 404, reply
     assert str(reply["status-description"]).startswith(f"The messaging entity '{name}' could not be found."), reply
@@ -83,7 +88,7 @@ async def a_signature_names_its_resource_with_any_scheme_and_case(bench: Bench) 
     for scheme in ("sb", "amqp", "amqps", "http", "https"):
         for resource in (f"{scheme}://{host}", f"{scheme}://{host}/", f"{scheme}://{host}/{queue}"):
             for written in (resource, resource.upper()):
-                status, _, text = await ask(bench, "GET", queue, token(bench, written))
+                status, _, text = await ask(bench, "GET", queue, managing(bench, written))
                 assert (status, "QueueDescription" in text) == (200, True), (written, status)
 
 
@@ -109,7 +114,8 @@ async def a_key_without_manage_is_refused_in_the_words_of_the_request(bench: Ben
             ("PUT", "Authorization failed for specified action: Manage,EntityWrite"),
             ("DELETE", "Authorization failed for specified action: Manage,EntityDelete."),
         ):
-            status, _, text = await ask(bench, method, path, token(bench, f"https://{bench.service.host}/{path}", rule))
+            signed = managing(bench, f"https://{bench.service.host}/{path}", rule)
+            status, _, text = await ask(bench, method, path, signed)
             assert (status, words in text) == (401, True), (method, text)
     for path, method, operation in (
         ("/there", "GET", "GetSubscription"),
@@ -118,7 +124,7 @@ async def a_key_without_manage_is_refused_in_the_words_of_the_request(bench: Ben
         ("/missing", "PUT", "CreateOrUpdateSubscription"),
         ("/there", "DELETE", "DeleteSubscription"),
     ):
-        signed = token(bench, f"https://{bench.service.host}/{topic}", rule)
+        signed = managing(bench, f"https://{bench.service.host}/{topic}", rule)
         status, reason, _ = await ask(bench, method, f"{topic}/Subscriptions{path}", signed)
         expected = f"SubCode=40100: Unauthorized : Unauthorized access for '{operation}' operation"
         assert (status, reason.startswith(expected)) == (401, True), (method, reason)
@@ -129,7 +135,7 @@ async def no_limit_of_time_reads_back(bench: Bench) -> None:
     # The client for Python writes another last digit.
     queue, elements = bench.name(), ("DefaultMessageTimeToLive", "AutoDeleteOnIdle")
     given = [f"<{name}>{FOR_EVER}</{name}>" for name in elements]
-    signed = token(bench, f"https://{bench.service.host}/{queue}")
+    signed = managing(bench, f"https://{bench.service.host}/{queue}")
     status, _, text = await ask(bench, "PUT", queue, signed, entry("".join(given)))
     assert (status, [each for each in given if each in text]) == (201, given), text
 

@@ -2,14 +2,15 @@
 
 import asyncio
 import itertools
-from collections.abc import Coroutine, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Any, TypeVar
 
 from sbpair.amqp_server.shared_access import AuthorizationRule
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.namespace import Namespace
-from sbpair.emulator.entities.queue import QueueEntity
+from sbpair.emulator.entities.queue import ROOT_RULE, QueueEntity
 from sbpair.testing import EmulatorThread
 
 PATIENCE_SECONDS = 30
@@ -18,7 +19,9 @@ NAMESPACE, OTHER = "contoso", "contoso-dr"
 
 
 class Running(EmulatorThread):
-    """An emulator whose loop runs in a thread; `do` calls what touches it there."""
+    """An emulator whose loop runs in a thread; `do` calls what touches it there. Clients sign in by `rule`."""
+
+    rule = ROOT_RULE
 
     def __init__(self, namespaces: Iterable[Any] = ((NAMESPACE, 0), (OTHER, 0)), **options: Any) -> None:
         super().__init__(namespaces, **options)
@@ -26,16 +29,23 @@ class Running(EmulatorThread):
 
     @contextmanager
     def entered(self, context: AbstractAsyncContextManager[T]) -> Iterator[T]:
-        """Enter an asynchronous context in the emulator's loop."""
+        """Enter an asynchronous context in a task of the emulator's loop, which leaves it, too."""
+        entered: Future[T] = Future()
+        leaving = asyncio.Event()
 
-        def wait(coroutine: Coroutine[Any, Any, Any]) -> Any:
-            return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(PATIENCE_SECONDS)
+        async def stay() -> None:
+            async with context as value:
+                entered.set_result(value)
+                await leaving.wait()
 
-        entered = wait(context.__aenter__())
+        staying = asyncio.run_coroutine_threadsafe(stay(), self._loop)
+        wait([entered, staying], PATIENCE_SECONDS, FIRST_COMPLETED)
         try:
-            yield entered
+            if entered.done():
+                yield entered.result()
         finally:
-            wait(context.__aexit__(None, None, None))
+            self._loop.call_soon_threadsafe(leaving.set)
+            staying.result(PATIENCE_SECONDS)
 
     @property
     def namespace(self) -> Namespace:
@@ -52,17 +62,20 @@ class Running(EmulatorThread):
         return self.emulator.ready.namespaces
 
     @property
+    def authority(self) -> str:
+        """The host and port that clients of the first namespace connect to."""
+        return self.ready[0].endpoint.removeprefix("sb://").rstrip("/")
+
+    @property
     def connection_string(self) -> str:
-        return self.emulator.ready.namespaces[0].connection_string
+        return self.connection_string_with(self.rule)
 
     def connection_string_with(self, rule: AuthorizationRule) -> str:
-        endpoint = self.emulator.ready.namespaces[0].endpoint
         key = f"SharedAccessKeyName={rule.key_name};SharedAccessKey={rule.primary_key}"
-        return f"Endpoint={endpoint};{key};UseDevelopmentEmulator=true"
+        return f"Endpoint=sb://{self.authority};{key};UseDevelopmentEmulator=true"
 
     def connection_string_with_token(self, token: str) -> str:
-        endpoint = self.emulator.ready.namespaces[0].endpoint
-        return f"Endpoint={endpoint};SharedAccessSignature={token};UseDevelopmentEmulator=true"
+        return f"Endpoint=sb://{self.authority};SharedAccessSignature={token};UseDevelopmentEmulator=true"
 
     def advance(self, seconds: float) -> None:
         self.do(lambda: self.emulator.advance(int(seconds * 1000)))

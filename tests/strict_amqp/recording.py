@@ -14,6 +14,9 @@ from tests.strict_amqp.checker import OURS, THEIRS, Checker
 ACCEPTED = "source.filter: the filter com.microsoft:session-filter is not described"
 """Assumed of the service: it answers a filter without a descriptor without one, as the JavaScript client needs it."""
 
+PASSED_ON = " has a string as a key"
+"""Some clients write maps of symbols so. A gateway passes them on as they came, in tests with odd messages."""
+
 
 @pytest.fixture(autouse=True)
 def _strict_amqp(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[None]:
@@ -46,4 +49,5 @@ def _strict_amqp(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
     monkeypatch.setattr(Connection, "take", taken)
     yield
     findings = [finding for each in checkers.values() for finding in each.findings if finding != ACCEPTED]
+    findings = [finding for finding in findings if messages or not finding.endswith(PASSED_ON)]
     assert not findings, f"our side breaks AMQP 1.0: {'; '.join(dict.fromkeys(findings))}"

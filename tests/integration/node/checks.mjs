@@ -1,7 +1,8 @@
 // The official client for JavaScript against the emulator: one JSON line a check, {"check", "error"}, and nothing else.
 //
 // PLAIN is the connection string for messages, TLS the one for management, whose client knows https only; the CA file is
-// named by NODE_EXTRA_CA_CERTS. TRANSPORT is TCP or WebSocket, with which the client for messages uses TLS too.
+// named by NODE_EXTRA_CA_CERTS. TRANSPORT is TCP or WebSocket, with which the client for messages uses TLS too, and WSS
+// in place of TLS if it is set.
 // A check makes what it needs, under names of its own that begin with PREFIX, so that all can run at once. With INSECURE
 // management and WebSockets go without TLS too. CHECK_MS is the time that a check may take.
 
@@ -40,7 +41,7 @@ if (process.env.INSECURE) admin.pipeline.addPolicy(withoutTls);
 
 function overWebSocket() {
   const webSocketOptions = { webSocket: process.env.INSECURE ? PlainWebSocket : require("ws") };
-  const address = process.env.INSECURE ? process.env.PLAIN : process.env.TLS;
+  const address = process.env.INSECURE ? process.env.PLAIN : (process.env.WSS ?? process.env.TLS);
   return new ServiceBusClient(address, { retryOptions, webSocketOptions });
 }
 

@@ -1,0 +1,45 @@
+"""An emulated pair with a gateway in front of its primary, in one thread: clients find the gateway where they look."""
+
+from contextlib import ExitStack
+from typing import Any, Self
+
+from sbpair.amqp_server.shared_access import AccessRight, AuthorizationRule
+from sbpair.gateway.gateway import Gateway, GatewayOptions
+from tests.kit.pairs import pair_on
+from tests.kit.running import Running
+
+KEY = "a2V5LW9mLXRoZS1nYXRld2F5LW9mLXRlc3RzLTEyMzQ1Njc="
+RULE = AuthorizationRule("sbpair-gateway", KEY, KEY, frozenset({AccessRight.SEND, AccessRight.LISTEN}))
+
+
+class RunningGateway(Running):
+    """A running pair whose address and rule are those of its gateway; with TLS, that has the emulator's certificate.
+
+    `namespaces` and `ready` are the emulator's, for management and for a look at entities. `gateway` belongs to the
+    thread, as the emulator does.
+    """
+
+    rule = RULE
+
+    def __init__(self, port: int = 0, gateway: dict[str, Any] | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self._wanted = {"rule": RULE, "port": port, **(gateway or {})}
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        self._stack.callback(super().__exit__)
+        with ExitStack() as stack:
+            stack.callback(self._stack.close)
+            tls = self.emulator._tls.context if self.emulator._tls else None
+            made = Gateway(pair_on(self.emulator), GatewayOptions(tls=tls, **self._wanted))
+            self.gateway = self._stack.enter_context(self.entered(made))
+            stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    @property
+    def authority(self) -> str:
+        return f"127.0.0.1:{self.gateway.port}"
