@@ -12,12 +12,12 @@ from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from sbpair.amqp.link import Link, LinkDetached
-from sbpair.amqp.performatives import Coordinator
+from sbpair.amqp.link import Delivery, Link, LinkDetached
+from sbpair.amqp.performatives import Coordinator, Rejected
 from sbpair.amqp.session import Disposed, SessionEnded
 from sbpair.amqp_server.claims import Claims
 from sbpair.amqp_server.node_links import CBS_NODE, open_to_cbs
-from sbpair.amqp_server.refusals import NotAllowed, ServiceError, ServiceUnavailable, Unauthenticated
+from sbpair.amqp_server.refusals import NotAllowed, ServiceError, ServiceUnavailable, Unauthenticated, amqp_error
 from sbpair.amqp_server.server_connection import Handlers, LinkEndpoint, ServerConnection, address_of
 from sbpair.amqp_server.shared_access import (
     NO_EXPIRY,
@@ -90,6 +90,22 @@ class LocalClaims(Claims):
             self._expiry.cancel()
 
 
+class TransactionControl(MirroredSender):
+    """A link to a coordinator. The client for Java attaches it before it signs in: then no transaction begins."""
+
+    def __init__(self, owner: ClientConnection, link: Link) -> None:
+        super().__init__(owner, link, "", ())
+        self._claims = owner.claims
+
+    def receive(self, delivery: Delivery) -> None:
+        try:
+            self._claims.require_any()
+        except Unauthenticated as error:
+            self.answer([delivery], Rejected(amqp_error(error)))
+        else:
+            super().receive(delivery)
+
+
 class ClientConnection(MirroredConnection):
     """A client's connection. It is one of `connections` until it ends."""
 
@@ -104,8 +120,7 @@ class ClientConnection(MirroredConnection):
 
     def open_link(self, link: Link) -> LinkEndpoint:
         if isinstance(link.remote.target, Coordinator):
-            self.claims.require_any()
-            return self._mirrored(MirroredSender(self, link, "", ()))
+            return self._mirrored(TransactionControl(self, link))
         address = address_of(link)
         path = path_of(address)
         if path.lower() == CBS_NODE:
