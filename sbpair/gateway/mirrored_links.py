@@ -16,6 +16,7 @@ from sbpair.amqp.link import CreditChanged, Delivery, LinkAttached, LinkDetached
 from sbpair.amqp.performatives import Error, Source, Target
 from sbpair.amqp.session import DrainAnswered, id_ranges
 from sbpair.amqp.types import Symbol
+from sbpair.amqp_server.node_links import PRE_SETTLED
 from sbpair.amqp_server.server_connection import LinkEndpoint
 from sbpair.amqp_server.shared_access import path_of
 from sbpair.gateway.client_errors import end_of_link
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
     from sbpair.gateway.mirrored_connection import MirroredConnection
 
 MANAGEMENT: Final = "/$management"
-MIXED: Final = 2
 TRANSFER_DESTINATION: Final = Symbol("com.microsoft:transfer-destination-address")
+UNSETTLED: Final = 0
 MAX_MESSAGE: Final = 256 * 1024 * 1024
 """The largest message that is taken from a client. The namespace judges smaller ones."""
 
@@ -58,12 +59,14 @@ class MirroredLink(LinkEndpoint, Twin):
             session, remote = upstream.session(client, self._link.session), self._link.remote
             self.twin = session.sender(self._link.name) if self._link.IS_RECEIVER else session.receiver(self._link.name)
             self.twin.context = self
+            terms = {name: getattr(remote, name) for name in (*_PASSED, *_MODES, "incomplete_unsettled")}
+            if self._link.IS_RECEIVER and remote.snd_settle_mode == PRE_SETTLED:
+                # Transfers that a client sends settled are sent on unsettled: a loss shows.
+                terms["snd_settle_mode"] = UNSETTLED
             self.twin.open(
                 source=_at(remote.source, self._address, self.path),
                 target=_at(remote.target, self._address, self.path),
-                # Transfers that the client sends settled are sent unsettled: what is lost shows.
-                snd_settle_mode=MIXED if self._link.IS_RECEIVER else remote.snd_settle_mode,
-                **{name: getattr(remote, name) for name in (*_PASSED, *_ASKED)},
+                **terms,
             )
             upstream.flush()
 
@@ -137,7 +140,6 @@ class MirroredLink(LinkEndpoint, Twin):
 
 _PASSED: Final = ("max_message_size", "offered_capabilities", "desired_capabilities", "properties", "unsettled")
 _MODES: Final = ("snd_settle_mode", "rcv_settle_mode")
-_ASKED: Final = ("rcv_settle_mode", "incomplete_unsettled")
 
 
 def _at(terminus: Any, address: str, other: str) -> Any:
