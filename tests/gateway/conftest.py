@@ -10,6 +10,7 @@ EXCEPTIONS = {
     "a missing entity is named at the host that the client opened": "A token is the gateway's own affair: it is taken "
     "for any entity, and the attach of the link is refused.",
     "missing": "As above: the client raises MessagingEntityNotFoundError instead of ServiceBusAuthenticationError.",
+    "an entity that is not there (Go)": "As above: the client gives its code for it to an answer of $cbs alone.",
     "no claim": "The gateway has one key, which has Send and Listen on every entity. It knows no rule of an entity.",
     "expired token": "The token that a namespace takes for expired is the gateway's, which signs in again.",
     **dict.fromkeys(
