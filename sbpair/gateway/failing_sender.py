@@ -319,6 +319,7 @@ class FailingSender(MirroredSender):
         finally:
             self._working = False
         self.pull_up()
+        self._owner.upstream.flush()
         self._check_idle()
 
     async def _is_fitting(self, passing: Passing) -> bool:

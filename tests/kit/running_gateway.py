@@ -31,7 +31,8 @@ class RunningGateway(Running):
         self._stack.callback(super().__exit__)
         with ExitStack() as stack:
             stack.callback(self._stack.close)
-            tls = self.emulator._tls.context if self.emulator._tls else None
+            context = self.emulator._tls.context if self.emulator._tls else None
+            tls = None if context is None else lambda: context
             made = Gateway(pair_on(self.emulator), GatewayOptions(tls=tls, **self._wanted))
             self.gateway = self._stack.enter_context(self.entered(made))
             stack.pop_all()
