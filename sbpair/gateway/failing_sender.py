@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from sbpair.amqp.conditions import TOO_LARGE, error_of, lost_error
-from sbpair.amqp.link import CreditChanged, Delivery, LinkDetached, StatefulDelivery
+from sbpair.amqp.link import Delivery, LinkDetached, StatefulDelivery
 from sbpair.amqp.performatives import Accepted, Error, Outcome, Rejected, TransactionalState
 from sbpair.amqp.types import Map, Symbol, ULong
 from sbpair.errors import InDoubt, SbpairError, ServiceRefused, TimedOut, Unreachable
@@ -77,7 +77,6 @@ class FailingSender(MirroredSender):
         self._typical_bytes = SMALLEST_MESSAGE
         self._working = False
         self._timer: asyncio.TimerHandle | None = None
-        self._changed = asyncio.Event()
         self.idle = asyncio.Event()
         self.idle.set()
 
@@ -90,8 +89,9 @@ class FailingSender(MirroredSender):
             try:
                 async with asyncio.timeout(self._gateway.attach_seconds):
                     await super().attach()
+                    await self.answered()
             except TimeoutError:
-                pass
+                self._close_twin()
             except SbpairError as error:
                 if not self._failover.policy.counts(error):
                     raise
@@ -110,7 +110,6 @@ class FailingSender(MirroredSender):
         self._gateway.limits.note(self.path, (terms.max_message_size or 0, int(batch)), backlog)
         if not self._link.is_open:
             self._accept(properties)
-        self._changed.set()
         self.pull_up()
 
     def _accept(self, properties: Map | None = None) -> None:
@@ -191,11 +190,6 @@ class FailingSender(MirroredSender):
             self._output.flush_soon()
 
     # From the primary, of what was sent at once
-
-    def on_event(self, event: Any) -> None:
-        super().on_event(event)
-        if isinstance(event, CreditChanged):
-            self._changed.set()
 
     def on_disposed(self, deliveries: list[Any], state: Any, *, settled: bool) -> None:
         if not settled and isinstance(state, TransactionalState):

@@ -54,8 +54,13 @@ class ManagementLink(MirroredLink):
         gateway = self._owner.gateway
         if gateway.side_for(self.entity) == "backlog":
             raise Unreachable(f"{self.entity!r} is failed over", hint="its requests wait for the primary")
-        async with asyncio.timeout(gateway.attach_seconds):
-            await super().attach()
+        try:
+            async with asyncio.timeout(gateway.attach_seconds):
+                await super().attach()
+                await self.answered()
+        except TimeoutError:
+            self._close_twin()
+            raise
 
     def on_lost(self, error: SbpairError) -> None:
         self.twin = None

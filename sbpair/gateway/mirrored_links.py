@@ -7,6 +7,7 @@ too, with the reason.
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -44,6 +45,8 @@ class MirroredLink(LinkEndpoint, Twin):
         super().__init__(owner, link, path_of(address), rights)
         self._address = address
         self.twin: Any = None
+        self._changed = asyncio.Event()
+        """Set when the twin has attached, detached, got credit or was lost, and when the client's link has ended."""
 
     # Attaching
 
@@ -69,6 +72,12 @@ class MirroredLink(LinkEndpoint, Twin):
                 **terms,
             )
             upstream.flush()
+
+    async def answered(self) -> None:
+        """Wait until the namespace has answered the attach, or the link is over."""
+        while self.twin is not None and not self.twin.is_open and not self.is_over:
+            self._changed.clear()
+            await self._changed.wait()
 
     @property
     def is_over(self) -> bool:
@@ -98,6 +107,7 @@ class MirroredLink(LinkEndpoint, Twin):
     # Ends
 
     def on_event(self, event: Any) -> None:
+        self._changed.set()
         if isinstance(event, LinkAttached):
             self._on_attached()
         elif isinstance(event, LinkDetached):
@@ -109,6 +119,7 @@ class MirroredLink(LinkEndpoint, Twin):
 
     def on_lost(self, error: SbpairError) -> None:
         self.twin = None
+        self._changed.set()
         self.end(end_of_link(error))
 
     def end(self, error: Error | None, *, closed: bool = True) -> None:
@@ -117,6 +128,7 @@ class MirroredLink(LinkEndpoint, Twin):
             return
         self._link.close(error, closed=closed)
         self._link.context = None
+        self._changed.set()
         self._output.forget(self)
         self._output.flush_soon()
 
