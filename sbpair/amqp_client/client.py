@@ -469,6 +469,10 @@ class AmqpClient:
             if not self._is_claimed(audience):
                 await self._put_token(audience)
 
+    def forget_claim(self, address: str) -> None:
+        """Put a token again before the next link to an entity: the service has refused the one that it has."""
+        self._claims.pop(self._audience(address), None)
+
     def _is_claimed(self, audience: str) -> bool:
         claim = self._claims.get(audience)
         return claim is not None and self._now() < claim.renew_at

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 from sbpair import errors
-from sbpair.amqp.conditions import redacted
+from sbpair.amqp.conditions import lost_error, redacted
 from sbpair.amqp.performatives import Error
 from sbpair.amqp.types import Map
 
@@ -38,6 +38,16 @@ def end_of_link(error: errors.SbpairError) -> Error:
     """Return the AMQP error that ends a link for a reason."""
     found = refusal(error)
     return replace(found, condition=DETACHED) if found.condition == BUSY else found
+
+
+def is_unauthorized(error: Error | None) -> bool:
+    return error is not None and error.condition == "amqp:unauthorized-access"
+
+
+def passed_on(error: Error | None, doing: str) -> Error | None:
+    """Return the reason of the namespace for which a link ends. The end of a token is the gateway's own affair."""
+    meant = lost_error(error, doing) if is_unauthorized(error) else None
+    return end_of_link(meant) if isinstance(meant, errors.TokenExpired) else error
 
 
 def _text(error: errors.SbpairError) -> str:

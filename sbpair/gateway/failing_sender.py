@@ -20,7 +20,7 @@ from sbpair.amqp.types import Map, Symbol, ULong
 from sbpair.errors import InDoubt, SbpairError, ServiceRefused, TimedOut, Unreachable
 from sbpair.failover.events import SettledLost, UnpairedSize
 from sbpair.failover.raw_send import SMALL_BYTES
-from sbpair.gateway.client_errors import BUSY, end_of_link, refusal
+from sbpair.gateway.client_errors import BUSY, end_of_link, passed_on, refusal
 from sbpair.gateway.mirrored_links import MAX_MESSAGE, MirroredSender, send_up
 
 if TYPE_CHECKING:
@@ -239,7 +239,7 @@ class FailingSender(MirroredSender):
         error = event.error
         if not (self._link.is_open or self.is_over):
             # The primary has refused the link itself.
-            self.end(error, closed=event.closed)
+            self.end(passed_on(error, f"link to {self.path!r}"), closed=event.closed)
             return
         if error is not None and not self._failover.policy.counts(error_of(error, self.path)):
             self._refuse_by_end(error, closed=event.closed)

@@ -20,7 +20,7 @@ from sbpair.amqp.types import Symbol
 from sbpair.amqp_server.node_links import PRE_SETTLED
 from sbpair.amqp_server.server_connection import LinkEndpoint
 from sbpair.amqp_server.shared_access import path_of
-from sbpair.gateway.client_errors import end_of_link
+from sbpair.gateway.client_errors import end_of_link, is_unauthorized, passed_on
 from sbpair.gateway.upstream import Twin
 
 if TYPE_CHECKING:
@@ -112,10 +112,12 @@ class MirroredLink(LinkEndpoint, Twin):
             self._on_attached()
         elif isinstance(event, LinkDetached):
             self.twin = None
+            if is_unauthorized(event.error):
+                self._owner.upstream.forget_claims(self._claimed())
             self._on_twin_detached(event)
 
     def _on_twin_detached(self, event: LinkDetached) -> None:
-        self.end(event.error, closed=event.closed)
+        self.end(passed_on(event.error, f"link to {self.path!r}"), closed=event.closed)
 
     def on_lost(self, error: SbpairError) -> None:
         self.twin = None
