@@ -31,7 +31,7 @@ from sbpair.amqp_server.shared_access import (
     verify_token,
 )
 from sbpair.backlog import primary_of
-from sbpair.errors import SbpairError
+from sbpair.errors import SbpairError, Unavailable
 from sbpair.gateway.client_errors import end_of_link
 from sbpair.gateway.failing_sender import FailingSender
 from sbpair.gateway.management_links import ManagementReplies, ManagementRequests
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 SEND: Final = (AccessRight.SEND,)
 LISTEN: Final = (AccessRight.LISTEN,)
 EITHER: Final = (*SEND, *LISTEN)
+RETRY_SECONDS: Final = 1.0
+"""How long an attach waits while the primary is away before it is tried again."""
 
 _link_of: Final = attrgetter("link")
 
@@ -146,10 +148,17 @@ class ClientConnection(MirroredConnection):
         return mirror
 
     async def _attach(self, mirror: MirroredLink) -> None:
-        try:
-            await mirror.attach()
-        except SbpairError as error:
-            mirror.end(end_of_link(error))
+        """Attach a link. While the primary is away, try again for as long as a client waits, instead of refusing it."""
+        until = self._loop.time() + self.gateway.attach_seconds
+        while not mirror.is_over:
+            try:
+                await mirror.attach()
+            except SbpairError as error:
+                if isinstance(error, Unavailable) and self._loop.time() < until and not self.gateway.is_stopping:
+                    await asyncio.sleep(RETRY_SECONDS)
+                    continue
+                mirror.end(end_of_link(error))
+            return
 
     def _close_forbidden(self) -> None:
         for link in self.links:

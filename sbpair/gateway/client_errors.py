@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Final
 
 from sbpair import errors
@@ -14,7 +13,10 @@ BUSY: Final = "com.microsoft:server-busy"
 """The condition of a refused transfer or request that every SDK retries: the namespace is away, or was too slow."""
 
 DETACHED: Final = "amqp:link:detach-forced"
-"""The condition of the end of a link after which every SDK attaches again. After BUSY, that for Go never does."""
+"""The condition of a link that every SDK attaches again. After BUSY, those for Python and Go keep the dead link."""
+
+SESSION_LOST: Final = "com.microsoft:session-lock-lost"
+"""The same of a link to a session. After DETACHED, the SDK for JavaScript keeps the dead link for minutes."""
 
 _CONDITIONS: Final[tuple[tuple[type[errors.SbpairError], str], ...]] = (
     (errors.EntityMissing, "amqp:not-found"),
@@ -34,10 +36,12 @@ def refusal(error: errors.SbpairError) -> Error:
     return Error(condition or known, _text(error), Map())
 
 
-def end_of_link(error: errors.SbpairError) -> Error:
-    """Return the AMQP error that ends a link for a reason."""
+def end_of_link(error: errors.SbpairError, *, of_session: bool = False) -> Error:
+    """Return the AMQP error with which a link ends, or is refused."""
     found = refusal(error)
-    return replace(found, condition=DETACHED) if found.condition == BUSY else found
+    if found.condition == BUSY:
+        found.condition = SESSION_LOST if of_session else DETACHED
+    return found
 
 
 def is_unauthorized(error: Error | None) -> bool:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 from sbpair.amqp.link import CreditChanged, Delivery, LinkAttached, LinkDetached, Sent, StatefulDelivery
 from sbpair.amqp.performatives import Error, Source, Target
 from sbpair.amqp.session import DrainAnswered, id_ranges
-from sbpair.amqp.types import Symbol
+from sbpair.amqp.types import Map, Symbol
+from sbpair.amqp_client.client import FILTER
 from sbpair.amqp_server.node_links import PRE_SETTLED
 from sbpair.amqp_server.server_connection import LinkEndpoint
 from sbpair.amqp_server.shared_access import path_of
@@ -122,7 +123,7 @@ class MirroredLink(LinkEndpoint, Twin):
     def on_lost(self, error: SbpairError) -> None:
         self.twin = None
         self._changed.set()
-        self.end(end_of_link(error))
+        self.end(end_of_link(error, of_session=_is_of_session(self._link.remote.source)))
 
     def end(self, error: Error | None, *, closed: bool = True) -> None:
         """End the client's link for a reason."""
@@ -161,6 +162,10 @@ def _at(terminus: Any, address: str, other: str) -> Any:
     if isinstance(terminus, Source | Target) and terminus.address == address != other:
         return replace(terminus, address=other)
     return terminus
+
+
+def _is_of_session(source: Any) -> bool:
+    return isinstance(source, Source) and isinstance(source.filter, Map) and FILTER in source.filter
 
 
 def via_of(link: Link) -> str:
