@@ -282,26 +282,32 @@ class Peer:
 
 
 class Stage:
-    """An emulator with one namespace and one queue."""
+    """An emulator with one namespace and one queue. Peers connect to `authority` with `sign_in`."""
+
+    sign_in = ROOT_SIGN_IN
 
     def __init__(self, emulator: Emulator) -> None:
         self.emulator = emulator
         self.namespace = emulator.namespaces["contoso"]
         self.queue = self.namespace.create_queue("orders")
 
+    @property
+    def authority(self) -> str:
+        return self.namespace.authority
+
     @asynccontextmanager
     async def connect(
-        self, *, signed_in: bool = True, websocket: bool = False, sasl: SaslClient = ROOT_SIGN_IN
+        self, *, signed_in: bool = True, websocket: bool = False, sasl: SaslClient | None = None
     ) -> AsyncIterator[Peer]:
         """Connect a peer with the namespace's key, or another, or without rights."""
         reader: Any
         writer: Any
         if websocket:
-            reader = writer = await open_websocket(self.namespace.authority)
+            reader = writer = await open_websocket(self.authority)
         else:
-            host, _, port = self.namespace.authority.rpartition(":")
+            host, _, port = self.authority.rpartition(":")
             reader, writer = await asyncio.open_connection(host, int(port))
-        peer = Peer(self, reader, writer, sasl if signed_in else SaslClient())
+        peer = Peer(self, reader, writer, (sasl or self.sign_in) if signed_in else SaslClient())
         try:
             await peer.wait(ConnectionOpened)
             yield peer

@@ -1,15 +1,20 @@
 """An emulated pair with a gateway in front of its primary, in one thread: clients find the gateway where they look."""
 
-from contextlib import ExitStack
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
 from typing import Any, Self
 
+from sbpair.amqp.sasl import SaslClient
 from sbpair.amqp_server.shared_access import AccessRight, AuthorizationRule
 from sbpair.gateway.gateway import Gateway, GatewayOptions
+from sbpair.testing import Emulator
+from tests.emulator.peer import Stage
 from tests.kit.pairs import pair_on
 from tests.kit.running import Running
 
 KEY = "a2V5LW9mLXRoZS1nYXRld2F5LW9mLXRlc3RzLTEyMzQ1Njc="
 RULE = AuthorizationRule("sbpair-gateway", KEY, KEY, frozenset({AccessRight.SEND, AccessRight.LISTEN}))
+SIGN_IN = SaslClient("PLAIN", f"\0{RULE.key_name}\0{KEY}".encode())
 
 
 class RunningGateway(Running):
@@ -23,7 +28,7 @@ class RunningGateway(Running):
 
     def __init__(self, port: int = 0, gateway: dict[str, Any] | None = None, **options: Any) -> None:
         super().__init__(**options)
-        self._wanted = {"rule": RULE, "port": port, **(gateway or {})}
+        self._wanted = {"port": port, **(gateway or {})}
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -33,7 +38,7 @@ class RunningGateway(Running):
             stack.callback(self._stack.close)
             context = self.emulator._tls.context if self.emulator._tls else None
             tls = None if context is None else lambda: context
-            made = Gateway(pair_on(self.emulator), GatewayOptions(tls=tls, **self._wanted))
+            made = Gateway(pair_on(self.emulator), _options(tls=tls, **self._wanted))
             self.gateway = self._stack.enter_context(self.entered(made))
             stack.pop_all()
         return self
@@ -44,3 +49,27 @@ class RunningGateway(Running):
     @property
     def authority(self) -> str:
         return f"127.0.0.1:{self.gateway.port}"
+
+
+class GatewayStage(Stage):
+    """A pair and its gateway in the loop of a test, whose peers connect to the gateway with its key."""
+
+    sign_in = SIGN_IN
+
+    def __init__(self, emulator: Emulator, gateway: Gateway) -> None:
+        super().__init__(emulator)
+        self.gateway = gateway
+
+    @property
+    def authority(self) -> str:
+        return f"127.0.0.1:{self.gateway.port}"
+
+
+@asynccontextmanager
+async def open_gateway(**options: Any) -> AsyncIterator[GatewayStage]:
+    async with Emulator() as emulator, Gateway(pair_on(emulator), _options(**options)) as gateway:
+        yield GatewayStage(emulator, gateway)
+
+
+def _options(**options: Any) -> GatewayOptions:
+    return GatewayOptions(**{"rule": RULE, "port": 0, **options})
