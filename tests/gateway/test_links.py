@@ -19,6 +19,10 @@ from tests.kit.running_gateway import GatewayStage, open_gateway
 SESSION_FILTER = Symbol("com.microsoft:session-filter")
 
 
+# The time of a send is short where it is to run out.
+pytestmark = pytest.mark.filterwarnings("ignore::sbpair.ShortTimeout")
+
+
 @pytest.fixture
 def stage() -> InLoop:
     return InLoop(open_gateway)
