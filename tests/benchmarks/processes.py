@@ -70,12 +70,20 @@ def endpoints(namespaces: dict[str, Any]) -> list[Endpoint]:
 @contextmanager
 def far_away(sides: Iterable[Endpoint], answer_ms: int) -> Iterator[None]:
     """Delay the answers of namespaces of an emulator during the block."""
-    with ExitStack() as lifted:
+    with ExitStack() as stack:
         for side in sides if answer_ms else ():
-            fault = {"kind": "latency", "namespace": side.name, "ms": answer_ms}
-            begun = _control(side, "POST", "faults", json.dumps(fault))
-            lifted.callback(_control, side, "DELETE", f"faults/{json.loads(begun)['id']}")
+            stack.enter_context(faulty(side, kind="latency", ms=answer_ms))
         yield
+
+
+@contextmanager
+def faulty(side: Endpoint, **fault: str | int) -> Iterator[None]:
+    """Let a namespace of an emulator have a fault during the block."""
+    begun = _control(side, "POST", "faults", json.dumps({"namespace": side.name, **fault}))
+    try:
+        yield
+    finally:
+        _control(side, "DELETE", f"faults/{json.loads(begun)['id']}")
 
 
 def _control(side: Endpoint, method: str, path: str, body: str | None = None) -> bytes:

@@ -115,6 +115,18 @@ def test_the_start_of_each_command_is_measured() -> None:
 
 
 @SLOW
+def test_a_gateway_is_measured_beside_a_relay() -> None:
+    found = benchmark("gateway", "--messages", "500", "--links", "100", "--reconnects", "50", *ONCE)["gateway"]
+    rates = {"raw_single", "raw_batch", "sdk_single", "sdk_batch"}
+    assert set(found["ways"]) == {"direct", "relay", "gateway"}
+    assert set(found["ratios"]) == rates | {"added_median_ms", "added_p99_ms"}
+    assert found["links"]["count"] == 100
+    assert found["reconnects"]["grown_mb"] < 5
+    assert found["listening_s"]["min"] < 5
+    assert found["failover_s"] < 20
+
+
+@SLOW
 def test_large_streams_and_many_sockets_need_little_memory() -> None:
     """The benchmark fails if a byte differs, or a message reaches another connection."""
     found = benchmark("relay_streams", "--megabytes", "10", "100", "--sockets", "200", "1500")
