@@ -14,7 +14,7 @@ import statistics
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, replace
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -51,7 +51,7 @@ IN_FLIGHT, BATCH, BATCHES_IN_FLIGHT = 64, 100, 4
 SDK_PART = 5
 """The official client sends one message of so many: it is slower."""
 
-LATENCY_MS = 70
+LATENCY_MS, CONNECTIONS = 70, 10
 
 
 # The processes
@@ -137,8 +137,11 @@ async def side_by_side(count: int, in_flight: int, act: Callable[[], Awaitable[o
     return count / (time.perf_counter() - began)
 
 
-async def raw_figures(way: Way, count: int) -> dict[str, float]:
-    """Return messages in a second, latencies in ms, and CPU seconds of 1 000 single messages of the process between."""
+async def raw_figures(way: Way, count: int, latencies: list[float]) -> dict[str, float]:
+    """Return messages in a second, and CPU seconds of 1 000 single messages of the process between.
+
+    `latencies`, in ms, are added to.
+    """
     async with connect(way.endpoint) as client:
         sender = await client.sender("orders")
         await side_by_side(200, 1, lambda: sender.send(data_body(BODY)))
@@ -148,14 +151,13 @@ async def raw_figures(way: Way, count: int) -> dict[str, float]:
         batch = batch_of([data_body(BODY)] * BATCH)
         send_batch = lambda: sender.send(batch, message_format=BATCH_FORMAT)  # noqa: E731
         batches = await side_by_side(count // BATCH, BATCHES_IN_FLIGHT, send_batch)
-        taken = []
         for _ in range(count // SDK_PART):
             began = time.perf_counter()
             await sender.send(data_body(BODY))
-            taken.append(1000 * (time.perf_counter() - began))
-    median, p99 = statistics.median(taken), statistics.quantiles(taken, n=100)[98]
-    figures = {"raw_single": single, "raw_batch": batches * BATCH, "median_ms": median, "p99_ms": p99}
-    return figures | ({"cpu_s_per_1k": 1000 * spent / count} if way.pid else {})
+            latencies.append(1000 * (time.perf_counter() - began))
+    return {"raw_single": single, "raw_batch": batches * BATCH} | (
+        {"cpu_s_per_1k": 1000 * spent / count} if way.pid else {}
+    )
 
 
 async def sdk_figures(way: Way, count: int) -> dict[str, float]:
@@ -183,13 +185,16 @@ async def renewed(primary: Endpoint, secondary: Endpoint) -> None:
 
 
 async def linked(way: Way, links: int) -> dict[str, float]:
-    """Attach many links on one connection, and send by the last one."""
+    """Attach many links on a few connections, and send by the last ones."""
     assert way.pid is not None
     before, began = resident_mb(way.pid), time.perf_counter()
-    async with connect(way.endpoint) as client:
-        senders = [await client.sender("orders") for _ in range(links)]
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(connect(way.endpoint)) for _ in range(CONNECTIONS)]
+        for number in range(links):
+            sender = await clients[number % CONNECTIONS].sender("orders")
+            if number >= links - CONNECTIONS:
+                await sender.send(data_body(BODY))
         seconds = time.perf_counter() - began
-        await senders[-1].send(data_body(BODY))
         return {"count": links, "seconds": round(seconds, 2), "mb": round(resident_mb(way.pid) - before, 1)}
 
 
@@ -249,12 +254,12 @@ def measured(options: Any, folder: str) -> dict[str, Any]:
             "gateway": Way(by_gateway, pid),
         }
         rounds: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
+        latencies: dict[str, list[float]] = {name: [] for name in ways}
         for number in range(options.rounds):
             for name, way in ways.items():
                 asyncio.run(renewed(primary, secondary))
-                found = asyncio.run(raw_figures(way, options.messages)) | asyncio.run(
-                    sdk_figures(way, options.messages)
-                )
+                found = asyncio.run(raw_figures(way, options.messages, latencies[name]))
+                found |= asyncio.run(sdk_figures(way, options.messages))
                 rounds[name].append(found)
                 log(f"round {number + 1} of {options.rounds}: {name}: {found}")
         gateway = ways["gateway"]
@@ -262,7 +267,8 @@ def measured(options: Any, folder: str) -> dict[str, Any]:
             "ways": {
                 name: {key: spread(each[key] for each in found) for key in found[0]} for name, found in rounds.items()
             },
-            "ratios": ratios(rounds),
+            "latency": {name: percentiles(each) for name, each in latencies.items()},
+            "ratios": ratios(rounds) | added(latencies),
             "links": asyncio.run(linked(gateway, options.links)),
             "reconnects": asyncio.run(reconnected(gateway, options.reconnects)),
             "listening_s": spread(started_in(environ) for _ in range(options.rounds)),
@@ -270,15 +276,25 @@ def measured(options: Any, folder: str) -> dict[str, Any]:
         }
 
 
-def ratios(rounds: dict[str, list[dict[str, float]]]) -> dict[str, dict[str, float]]:
-    """Return rates through the gateway as parts of the direct ones, and how often it adds the latency of the relay."""
-    turns = list(zip(rounds["direct"], rounds["relay"], rounds["gateway"], strict=True))
+def percentiles(latencies: list[float]) -> dict[str, float]:
+    cuts = statistics.quantiles(latencies, n=100)
+    return {"median_ms": round(cuts[49], 3), "p99_ms": round(cuts[98], 3)}
+
+
+def added(latencies: dict[str, list[float]]) -> dict[str, float]:
+    """Return how many times the latency that the relay adds the gateway adds. All rounds count as one."""
+    direct, between, gateway = (percentiles(latencies[name]) for name in ("direct", "relay", "gateway"))
+    return {
+        f"added_{name}": round((gateway[name] - each) / max(between[name] - each, 0.01), 2)
+        for name, each in direct.items()
+    }
+
+
+def ratios(rounds: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
+    """Return rates through the gateway as parts of the direct ones, round by round."""
+    turns = list(zip(rounds["direct"], rounds["gateway"], strict=True))
     rates = ("raw_single", "raw_batch", "sdk_single", "sdk_batch")
-    found = {name: spread((gateway[name] / direct[name] for direct, _, gateway in turns), 2) for name in rates}
-    for name in ("median_ms", "p99_ms"):
-        added = [(gateway[name] - direct[name], relay[name] - direct[name]) for direct, relay, gateway in turns]
-        found[f"added_{name}"] = spread((one / max(other, 0.01) for one, other in added), 2)
-    return found
+    return {name: spread((gateway[name] / direct[name] for direct, gateway in turns), 2) for name in rates}
 
 
 def main() -> None:
