@@ -248,6 +248,7 @@ class MirroredReceiver(MirroredLink):
             ids = [each.context for each in deliveries]
             dispose(self._link.session, ids, state, receiver=False, settled=settled)
             self._output.flush_soon()
+        self._owner.gateway.changed.set()
 
 
 class MirroredSender(MirroredLink):
