@@ -52,6 +52,10 @@ class Gateway:
     def figures(self) -> GatewayFigures:
         return self._core.figures
 
+    @property
+    def is_stopping(self) -> bool:
+        return self._core.is_stopping
+
     async def __aenter__(self) -> Self:
         core, options = self._core, self._core.options
         async with AsyncExitStack() as stack:
