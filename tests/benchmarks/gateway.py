@@ -42,7 +42,7 @@ from tests.benchmarks.processes import (
     resident_mb,
     started,
 )
-from tests.faults.gateway.process import KEY, RULE
+from tests.kit.gateway_key import KEY, RULE
 
 MODULE = "tests.benchmarks.gateway"
 LOCAL = "127.0.0.1"

@@ -24,9 +24,10 @@ from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.errors import PortInUse
 from sbpair.failover.events import SendInDoubt, SettledLost, UnpairedSize
-from sbpair.gateway.gateway import Gateway
+from sbpair.gateway.gateway import Gateway, GatewayOptions
 from tests.emulator.peer import Peer, plain
 from tests.kit.failover_rig import ids
+from tests.kit.gateway_key import RULE
 from tests.kit.gateway_pair import GatewayPair, accepted, gateway_pair, held, restored
 from tests.kit.waiting import until
 from tests.move.test_aliased import ClientMessage, client_messages
@@ -326,7 +327,7 @@ async def test_two_gateways_of_a_machine_share_no_port(tmp_path: Any) -> None:
     limits = tmp_path / "limits"
     async with gateway_pair(limits_file=limits) as (pair, one), pair.gateway(limits_file=limits) as other:
         with pytest.raises(PortInUse, match="--port"):
-            await Gateway(pair.pair, replace(one.options, port=one.port)).__aenter__()
+            await Gateway(pair.pair, GatewayOptions(rule=RULE, port=one.port)).__aenter__()
         with pair.away():
             for gateway, name in ((one, "one"), (other, "other")):
                 async with pair.peer(gateway) as peer:

@@ -12,7 +12,6 @@ from sbpair.amqp.message import Sections
 from sbpair.amqp.performatives import Accepted
 from sbpair.amqp.sasl import SaslClient
 from sbpair.amqp.session import Disposed
-from sbpair.amqp_server.shared_access import AccessRight, AuthorizationRule
 from sbpair.backlog import queue_path
 from sbpair.emulator.entities.description import default_of
 from sbpair.emulator.entities.queue import QueueEntity
@@ -26,11 +25,10 @@ from sbpair.syphon.run_request import syphon_request
 from sbpair.testing import Emulator
 from tests.emulator.peer import Peer
 from tests.kit.failover_rig import EventLog
+from tests.kit.gateway_key import KEY, RULE
 from tests.kit.pairs import BACKLOG, pair_on
 from tests.kit.waiting import until
 
-KEY = "a2V5LW9mLXRoZS1nYXRld2F5LW9mLXRlc3RzLTEyMzQ1Njc="
-RULE = AuthorizationRule("sbpair-gateway", KEY, KEY, frozenset({AccessRight.SEND, AccessRight.LISTEN}))
 PING_SECONDS = 0.2
 SECONDS = 4.0
 

@@ -4,17 +4,12 @@ from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from typing import Any, Self
 
-from sbpair.amqp.sasl import SaslClient
-from sbpair.amqp_server.shared_access import AccessRight, AuthorizationRule
 from sbpair.gateway.gateway import Gateway, GatewayOptions
 from sbpair.testing import Emulator
 from tests.emulator.peer import Stage
+from tests.kit.gateway_key import RULE, SIGN_IN
 from tests.kit.pairs import pair_on
 from tests.kit.running import Running
-
-KEY = "a2V5LW9mLXRoZS1nYXRld2F5LW9mLXRlc3RzLTEyMzQ1Njc="
-RULE = AuthorizationRule("sbpair-gateway", KEY, KEY, frozenset({AccessRight.SEND, AccessRight.LISTEN}))
-SIGN_IN = SaslClient("PLAIN", f"\0{RULE.key_name}\0{KEY}".encode())
 
 
 class RunningGateway(Running):

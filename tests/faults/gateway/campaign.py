@@ -34,9 +34,9 @@ from tests.benchmarks.figures import log
 from tests.benchmarks.stranded import PRIMARY, QUEUES, SECONDARY, backlog_queues, peeked
 from tests.faults.emulated_pair import KILLED, EmulatedPair
 from tests.faults.figures import Figures
-from tests.faults.gateway.process import KEY, RULE
 from tests.faults.measured_command import Command
 from tests.integration.node import install
+from tests.kit.gateway_key import KEY, RULE
 
 HERE: Final = Path(__file__).parent
 SHAPES: Final = 4

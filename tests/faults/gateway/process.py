@@ -16,13 +16,11 @@ from typing import Any, Final
 
 from sbpair.amqp.link import Delivery
 from sbpair.amqp.message import BATCH_FORMAT, Sections, batch_members
-from sbpair.amqp_server.shared_access import AccessRight, AuthorizationRule
 from sbpair.config import load_pair
 from sbpair.gateway.failing_sender import FailingSender
 from sbpair.gateway.gateway import Gateway, GatewayOptions
+from tests.kit.gateway_key import RULE
 
-KEY: Final = "a2V5LW9mLXRoZS1nYXRld2F5LW9mLXRlc3RzLTEyMzQ1Njc="
-RULE: Final = AuthorizationRule("sbpair-gateway", KEY, KEY, frozenset({AccessRight.SEND, AccessRight.LISTEN}))
 PING_SECONDS: Final = 1.0
 GRACE_SECONDS: Final = 20.0
 
