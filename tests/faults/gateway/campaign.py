@@ -134,6 +134,9 @@ def content(payload: bytes) -> tuple[Any, ...]:
     return message.properties, message.application_properties, message.body, message.footer, header, own
 
 
+POLL_SECONDS: Final = 0.1
+
+
 class Client:
     """A running client, whose output goes to a file."""
 
@@ -231,6 +234,7 @@ class Campaign:
         try:
             for each in receivers:
                 await each.start(self._address, {"send": [], "receive": [work(each.language)]})
+            await self._begun()
             await self._strike()
             await asyncio.gather(*(each.stop(self.figures) for each in self._clients))
             await self._settle()
@@ -239,6 +243,15 @@ class Campaign:
         finally:
             for each in receivers:
                 each.kill()
+
+    async def _begun(self) -> None:
+        """Wait until each client has sent: a busy machine takes long to start one."""
+        async with asyncio.timeout(SETTLE_SECONDS):
+            for each in self._clients:
+                while not any("sent" in line for line in each.lines()):
+                    assert each.process is not None
+                    assert each.process.returncode is None
+                    await asyncio.sleep(POLL_SECONDS)
 
     # The stage
 
