@@ -26,6 +26,7 @@ from sbpair.gateway.running_gateways import recorded, running_gateways
 from sbpair.testing import Emulator
 from tests.kit.command import CommandLines, Here, environment, finished, run_program, untimed
 from tests.kit.json_schemas import parse_validated
+from tests.kit.stranded import numbered, put
 from tests.kit.terminal import PseudoTerminal
 from tests.kit.users import OTHER, needs_root
 
@@ -243,6 +244,18 @@ async def test_probes_and_metrics_have_the_figures_of_a_gateway(tmp_path: Path) 
         assert 'sbpair_gateway_entities{state="healthy"} 1.0' in metrics
         assert "sbpair_gateway_connections 1.0" in metrics
         await stopped(process)
+
+
+async def test_a_gateway_moves_the_backlog_too_if_it_is_told_to(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        put(w.emulator.namespaces["contoso-dr"].queue(queue_path("contoso", 1)), numbered(1, "orders"))
+        process, ready = await w.start("--syphon")
+        client = ServiceBusClient.from_connection_string(ready["connection_string"])
+        async with client, client.get_queue_receiver("orders") as receiver:
+            (message,) = await receiver.receive_messages(max_wait_time=60)
+            await receiver.complete_message(message)
+        await stopped(process)
+        assert w.emulator.namespaces["contoso-dr"].queue(queue_path("contoso", 1)).counts().active == 0
 
 
 async def got(url: str) -> str:
