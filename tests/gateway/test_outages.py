@@ -1,6 +1,8 @@
 """Clients of a gateway while the primary is away: what they are told, and where their messages are."""
 
 import asyncio
+import os
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -25,8 +27,9 @@ from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.errors import PortInUse
 from sbpair.failover.events import SendInDoubt, SettledLost, UnpairedSize
 from sbpair.gateway.gateway import Gateway, GatewayOptions
+from tests.benchmarks.processes import peak_mb
 from tests.emulator.peer import Peer, plain
-from tests.kit.failover_rig import ids
+from tests.kit.failover_rig import PAIRED_CLIENTS, ids
 from tests.kit.gateway_key import RULE
 from tests.kit.gateway_pair import GatewayPair, accepted, gateway_pair, held, restored
 from tests.kit.waiting import until
@@ -36,7 +39,7 @@ from tests.move.test_envelope import NOW
 BUSY, DETACHED, TOO_LARGE = "com.microsoft:server-busy", "amqp:link:detach-forced", "amqp:link:message-size-exceeded"
 KILOBYTE = 1024
 ALIASES_BYTES = 2 * KILOBYTE
-pytestmark = pytest.mark.filterwarnings("ignore::sbpair.ShortTimeout")
+pytestmark = PAIRED_CLIENTS
 
 
 def keyed(text: str, key: str, **properties: Any) -> bytes:
@@ -318,6 +321,24 @@ async def test_a_message_that_only_the_primary_takes_may_be_allowed() -> None:
         with pair.away():
             assert (await send_unchecked(peer, sender, large)).error is not None
             await accepted(peer, sender, plain("small"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_away", [False, True], ids=["healthy", "away"])
+async def test_a_message_of_100_mb_passes(is_away: bool) -> None:
+    largest = QueueDescription(max_message_size_in_kilobytes=102_400)
+    async with gateway_pair(1, ("premium", "premium"), backlog=largest, timeout=40.0) as (pair, gateway):
+        pair.primary.create_queue("large", largest)
+        body = bytes(102_400 * KILOBYTE - ALIASES_BYTES - 100)
+        before = peak_mb(os.getpid()) or 0.0
+        async with pair.peer(gateway) as peer:
+            sender = await peer.attach_sender("large")
+            with pair.away() if is_away else nullcontext():
+                await accepted(peer, sender, Sections(body=data_body(body)).join())
+        (found,) = pair.in_backlog() if is_away else held(pair.primary.queue("large"))
+        assert found.body == data_body(body)
+        # The peer, the gateway and the namespace are this one process, and each has a copy or two.
+        assert (peak_mb(os.getpid()) or 0.0) - before < 1_200
 
 
 # Several gateways

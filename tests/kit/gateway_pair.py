@@ -13,7 +13,7 @@ from sbpair.amqp.performatives import Accepted
 from sbpair.amqp.sasl import SaslClient
 from sbpair.amqp.session import Disposed
 from sbpair.backlog import queue_path
-from sbpair.emulator.entities.description import default_of
+from sbpair.emulator.entities.description import QueueDescription, default_of
 from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.failover.entity_states import State
 from sbpair.gateway.gateway import Gateway, GatewayOptions
@@ -36,14 +36,14 @@ SECONDS = 4.0
 class GatewayPair:
     """`orders` is a queue of the primary, beside the backlog queues of the secondary; `log` has the events."""
 
-    def __init__(self, emulator: Emulator, queues: int) -> None:
+    def __init__(self, emulator: Emulator, queues: int, backlog: QueueDescription | None = None) -> None:
         self.emulator, self.faults, self.log = emulator, emulator.faults, EventLog()
         self.primary, self.secondary = emulator.namespaces["contoso"], emulator.namespaces["contoso-dr"]
         self.pair = replace(pair_on(emulator, queues), failover_interval=0)
         # Shorter than anybody may ask for.
         object.__setattr__(self.pair, "ping_interval", PING_SECONDS)
         self.paths = [queue_path("contoso", index) for index in range(queues)]
-        backlog = default_of(BACKLOG, self.secondary.tier)
+        backlog = backlog or default_of(BACKLOG, self.secondary.tier)
         self.backlog = [self.secondary.create_queue(path, backlog) for path in self.paths]
         self.orders = self.primary.create_queue("orders")
 
@@ -95,12 +95,15 @@ class GatewayPair:
 
 @asynccontextmanager
 async def gateway_pair(
-    queues: int = 2, tiers: tuple[str, str] = ("standard", "standard"), **options: Any
+    queues: int = 2,
+    tiers: tuple[str, str] = ("standard", "standard"),
+    backlog: QueueDescription | None = None,
+    **options: Any,
 ) -> AsyncIterator[tuple[GatewayPair, Gateway]]:
-    """Open a pair, of which the tiers may differ, and a gateway with options."""
+    """Open a pair, of which the tiers and the backlog queues may differ, and a gateway with options."""
     names: Iterable[Any] = zip(("contoso", "contoso-dr"), (0, 0), tiers, strict=True)
     async with Emulator(names) as emulator:
-        pair = GatewayPair(emulator, queues)
+        pair = GatewayPair(emulator, queues, backlog)
         async with pair.gateway(**options) as gateway:
             yield pair, gateway
 

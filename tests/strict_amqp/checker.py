@@ -73,7 +73,7 @@ class Checker:
         self._max_frames, self._messages = max_frames, messages
         self._is_own = [side == OURS for side in (0, 1)]
         self._over = False
-        self._buffers = [b"", b""]
+        self._buffers = [bytearray(), bytearray()]
         self._layer = ["header", "header"]  # what comes next of each side: header, sasl, amqp header, amqp, closed
         self._opens: list[dict[str, Any] | None] = [None, None]
         self._sessions: list[dict[int, Session]] = [{}, {}]
@@ -103,20 +103,21 @@ class Checker:
         if layer in ("header", "amqp header"):
             if len(buffer) < 8:
                 return False
-            self._on_header(side, buffer[:8])
-            self._buffers[side] = buffer[8:]
+            self._on_header(side, bytes(buffer[:8]))
+            del buffer[:8]
             return True
         if len(buffer) < 8 or len(buffer) < int.from_bytes(buffer[:4]):
             return False
         size = int.from_bytes(buffer[:4])
         if size < 8:
             raise Violation(f"a frame says that it has {size} bytes")
-        self._buffers[side] = buffer[size:]
+        frame = bytes(buffer[:size])
+        del buffer[:size]
         self.frames += 1
         if self.frames > self._max_frames:
             self._over = True
             return False
-        self._on_frame(side, size, buffer[:size])
+        self._on_frame(side, size, frame)
         return True
 
     def _on_header(self, side: int, header: bytes) -> None:
@@ -334,7 +335,7 @@ class Checker:
             )
         session.next_out[side] = number + 1 & SERIAL
         if link.partial is None:
-            link.partial = [*self._begin_delivery(session, link, side, fields), b""]
+            link.partial = [*self._begin_delivery(session, link, side, fields), bytearray()]
         elif fields["delivery-id"] not in (None, link.partial[0]):
             raise Violation(f"delivery {fields['delivery-id']} begins within delivery {link.partial[0]}")
         elif fields["delivery-tag"] not in (None, link.partial[1]):
@@ -369,7 +370,8 @@ class Checker:
         return [number, tag, False, fields["message-format"]]
 
     def _end_delivery(self, session: Session, link: Link, side: int) -> None:
-        number, tag, settled, message_format, payload = link.partial or ()
+        number, tag, settled, message_format, partial = link.partial or ()
+        payload = bytes(partial)
         link.partial = None
         sender, receiver = link.ends[side], link.ends[1 - side]
         mode = None if sender is None else sender["snd-settle-mode"]
