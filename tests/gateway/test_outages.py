@@ -423,6 +423,8 @@ async def test_a_client_that_does_not_read_slows_no_other() -> None:
             (delivery,) = await other.take(receiver, 1)
             await other.settle(delivery)
         await until(lambda: any(each.upstream._held for each in gateway.connections))
+        buffered = [each.output.transport.get_write_buffer_size() for each in gateway.connections]
+        assert max(buffered) < 4 * KILOBYTE * KILOBYTE
 
 
 # The end
