@@ -67,6 +67,11 @@ def is_segment(text: str) -> bool:
     return bool(_SEGMENT.fullmatch(text)) and text not in (".", "..")
 
 
+def is_path(path: str) -> bool:
+    """Return whether Service Bus takes a path."""
+    return len(path) <= PATH_LIMIT and all(map(is_segment, path.split("/")))
+
+
 def check_path(path: str, *, shorten: str = "shorten the name of the namespace") -> None:
     """Raise NameInvalid for a path that Service Bus rejects. `shorten` is the hint if it is too long."""
     if len(path) > PATH_LIMIT:

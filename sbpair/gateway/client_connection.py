@@ -30,7 +30,7 @@ from sbpair.amqp_server.shared_access import (
     scope_of,
     verify_token,
 )
-from sbpair.backlog import primary_of
+from sbpair.backlog import is_path, primary_of
 from sbpair.errors import SbpairError, Unavailable
 from sbpair.gateway.client_errors import end_of_link
 from sbpair.gateway.failing_sender import FailingSender
@@ -140,8 +140,9 @@ class ClientConnection(MirroredConnection):
             return self._mirrored(kind(self, link, address, EITHER))
         if not link.IS_RECEIVER:
             return self._mirrored(MirroredReceiver(self, link, address, LISTEN))
-        # The backlog knows no entity by way of another one: such a link ends with the primary.
-        return self._mirrored((MirroredSender if via else FailingSender)(self, link, address, SEND))
+        # The backlog knows no entity by way of another one, and no odd name: such a link ends with the primary.
+        is_paired = not via and is_path(path)
+        return self._mirrored((FailingSender if is_paired else MirroredSender)(self, link, address, SEND))
 
     def _mirrored(self, mirror: MirroredLink) -> MirroredLink:
         self.gateway.spawn(self._attach(mirror), f"attach {mirror.path or 'a coordinator'}")
