@@ -39,6 +39,7 @@ from sbpair.gateway.mirrored_connection import MirroredConnection
 from sbpair.gateway.mirrored_links import MANAGEMENT, MirroredLink, MirroredReceiver, MirroredSender, via_of
 
 if TYPE_CHECKING:
+    from sbpair.amqp.link import LinkSession
     from sbpair.gateway.gateway_core import GatewayCore
 
 SEND: Final = (AccessRight.SEND,)
@@ -181,7 +182,10 @@ class ClientConnection(MirroredConnection):
 
     def _on_session_ended(self, event: SessionEnded) -> None:
         self.end_session(event.session, peacefully=event.error is None)
-        self.upstream.end_session(event.session)
+        if self._is_sending(event.session):
+            self.gateway.spawn(self._end_upstream(event.session), "end an upstream session")
+        else:
+            self.upstream.end_session(event.session)
 
     def _on_any_disposed(self, event: Disposed) -> None:
         for link, group in groupby(event.deliveries, _link_of):
@@ -217,14 +221,21 @@ class ClientConnection(MirroredConnection):
             super().release(peacefully=peacefully)
             self._connections.discard(self)
             self.gateway.changed.set()
-            self.gateway.spawn(self._close_upstream(), "close an upstream connection")
+            self.gateway.spawn(self._end_upstream(None), "close an upstream connection")
 
-    async def _close_upstream(self) -> None:
-        """Close once the last messages of the client have been accepted: it may have closed right after a send."""
-        while self.sending:
+    def _is_sending(self, session: LinkSession | None) -> bool:
+        """Return whether messages of a session, or of any for None, are not accepted yet."""
+        return any(session in (None, each.session) for each in self.sending)
+
+    async def _end_upstream(self, session: LinkSession | None) -> None:
+        """End it once the last messages of the client have been accepted: it may have ended right after a send."""
+        while self._is_sending(session):
             self.gateway.changed.clear()
             await self.gateway.changed.wait()
-        self.upstream.close()
+        if session is None:
+            self.upstream.close()
+        else:
+            self.upstream.end_session(session)
 
     def as_dict(self) -> dict[str, Any]:
         return {"links": len(self.links), "idle": self.is_idle}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from sbpair import errors
 from sbpair.amqp.conditions import lost_error, redacted
-from sbpair.amqp.performatives import Error
+from sbpair.amqp.performatives import Accepted, Error, Outcome, Rejected, TransactionalState
 from sbpair.amqp.types import Map
 
 BUSY: Final = "com.microsoft:server-busy"
@@ -42,6 +42,17 @@ def end_of_link(error: errors.SbpairError, *, of_session: bool = False) -> Error
     if found.condition == BUSY:
         found.condition = SESSION_LOST if of_session else DETACHED
     return found
+
+
+def error_in(state: Any) -> Error | None:
+    """Return the error with which a link ends whose client does not wait for this outcome; None if it is no refusal."""
+    outcome = state.outcome if isinstance(state, TransactionalState) else state
+    if not isinstance(outcome, Outcome) or isinstance(outcome, Accepted):
+        return None
+    error = outcome.error if isinstance(outcome, Rejected) and isinstance(outcome.error, Error) else None
+    if error is None:
+        return Error(DETACHED, f"a message that was sent settled was {type(outcome).__name__.lower()}", Map())
+    return Error(DETACHED if error.condition == BUSY else error.condition, error.description, Map())
 
 
 def is_unauthorized(error: Error | None) -> bool:

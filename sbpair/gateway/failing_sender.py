@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,7 +19,7 @@ from sbpair.amqp.link import Delivery, LinkDetached, StatefulDelivery
 from sbpair.amqp.performatives import Accepted, Error, Outcome, Rejected, TransactionalState
 from sbpair.amqp.types import Map, Symbol, ULong
 from sbpair.errors import InDoubt, SbpairError, ServiceRefused, TimedOut, Unreachable
-from sbpair.failover.events import SettledLost, UnpairedSize
+from sbpair.failover.events import UnpairedSize
 from sbpair.failover.raw_send import SMALL_BYTES
 from sbpair.gateway.client_errors import BUSY, end_of_link, passed_on, refusal
 from sbpair.gateway.mirrored_links import MAX_MESSAGE, MirroredSender, send_up
@@ -85,6 +86,7 @@ class FailingSender(MirroredSender):
     async def attach(self) -> None:
         """Attach the twin, or accept the client's link without it while the primary is away."""
         await self._gateway.backlog_limit_known()
+        await self._namesake_idle()
         if self._gateway.side_for(self.path) != "backlog":
             try:
                 async with asyncio.timeout(self._gateway.attach_seconds):
@@ -99,6 +101,18 @@ class FailingSender(MirroredSender):
                 return
         if not self.is_over:
             self._accept()
+
+    async def _namesake_idle(self) -> None:
+        """Wait until the link that this one replaces has sent its messages: the twins have one name, too."""
+        mine = (self.session, self._link.name)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._gateway.attach_seconds):
+                for each in [each for each in self._owner.sending if (each.session, each._link.name) == mine]:
+                    await each.idle.wait()
+
+    @property
+    def is_needed(self) -> bool:
+        return not (self.is_over and self.idle.is_set())
 
     def _on_attached(self) -> None:
         terms = self.twin.remote  # type: ignore[union-attr]  # the event is of the twin
@@ -133,7 +147,9 @@ class FailingSender(MirroredSender):
         self._held_bytes += size
         self._owner.hold(size)
         self._typical_bytes += (max(size, SMALLEST_MESSAGE) - self._typical_bytes) / 8
-        fits = size <= SMALL_BYTES or (self._gateway.options.allow_unpaired_size and size <= (self._limit or size))
+        # One of a transaction never goes to the backlog.
+        fits = size <= SMALL_BYTES or type(delivery) is StatefulDelivery
+        fits = fits or (self._gateway.options.allow_unpaired_size and size <= (self._limit or size))
         passing = Passing(delivery, fits, self._failover.now())
         if not self._waiting and self._is_direct(passing):
             self._send_direct(passing)
@@ -207,6 +223,8 @@ class FailingSender(MirroredSender):
             self._judge(direct, state)
         for each in passed:
             _tell(each.answer, state, self.path)
+        if self._waiting:
+            self.pull_up()
         self._check_idle()
 
     def _judge(self, passed: list[Passing], state: Any) -> None:
@@ -276,6 +294,16 @@ class FailingSender(MirroredSender):
         self._fail([each for each in flight if each.answer is None], doubt)
         self._check_idle()
 
+    def settle_up(self, deliveries: list[Delivery], state: Any, *, settled: bool) -> None:
+        """Pass the end of deliveries of a transaction on. Others are sent all the same, and are answered no more."""
+        for each in deliveries:
+            each.settled = each.settled or settled
+            if type(each) is StatefulDelivery and each.context in self._in_flight:
+                super().settle_up([each], state, settled=settled)
+                if settled:
+                    self._settle([self._in_flight.pop(each.context)], state)
+        self._check_idle()
+
     # The time of an attempt
 
     def _set_timer(self, since: float) -> None:
@@ -304,9 +332,11 @@ class FailingSender(MirroredSender):
         try:
             while self._waiting and not self._is_direct(self._waiting[0]):
                 passing = self._waiting.popleft()
-                if self._is_transactional(passing):
+                if type(passing.delivery) is StatefulDelivery and await self._has_twin():
+                    self._waiting.appendleft(passing)
+                elif self._is_transactional(passing):
                     continue
-                if passing.fits or passing.failed is not None:
+                elif passing.fits or passing.failed is not None:
                     await self._deliver(passing)
                 elif await self._is_fitting(passing):
                     self._waiting.appendleft(passing)
@@ -315,6 +345,15 @@ class FailingSender(MirroredSender):
         self.pull_up()
         self._owner.upstream.flush()
         self._check_idle()
+
+    async def _has_twin(self) -> bool:
+        """Return whether a delivery may go to the twin, which is attached again if need be."""
+        with suppress(SbpairError, TimeoutError):
+            async with asyncio.timeout(self._seconds * self._send.share):
+                if self._send.is_direct:
+                    await self._twin_with_credit()
+                    return True
+        return False
 
     async def _is_fitting(self, passing: Passing) -> bool:
         """Return whether the primary and the backlog would take a delivery; reject it otherwise.
@@ -398,12 +437,8 @@ class FailingSender(MirroredSender):
         self._grant_client()
 
     def _reject(self, passing: Passing, error: SbpairError) -> None:
-        """Reject a delivery. If it was sent settled, end the link: its client does not wait for an answer."""
-        answer = refusal(error)
-        self._settle([passing], Rejected(answer))
-        if passing.delivery.settled:
-            self._failover.failover_state.publish(SettledLost(self.path, error.message))
-            self.end(end_of_link(error))
+        """Reject a delivery."""
+        self._settle([passing], Rejected(refusal(error)))
 
     def _check_idle(self) -> None:
         if self._waiting or self._in_flight or self._working:

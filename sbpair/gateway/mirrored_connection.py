@@ -10,12 +10,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sbpair.amqp_server.server_connection import LinkEndpoint, ServerConnection
+from sbpair.amqp_server.server_connection import ServerConnection
 from sbpair.gateway.upstream import Upstream
 
 if TYPE_CHECKING:
     from sbpair.amqp_server.claims import Claims
     from sbpair.amqp_server.node_links import AmqpRequest
+    from sbpair.gateway.failing_sender import FailingSender
     from sbpair.gateway.gateway_core import GatewayCore
 
 CONTAINER = "sbpair-gateway"
@@ -32,7 +33,7 @@ class MirroredConnection(ServerConnection):
         set_blocked = partial(self._set_unread, "the namespace does not read")
         self.upstream = Upstream(gateway.endpoint, self._after_upstream_read, set_blocked, gateway.spawn)
         self.attaching = asyncio.Lock()
-        self.sending: set[LinkEndpoint] = set()
+        self.sending: set[FailingSender] = set()
         self.open_requests: dict[tuple[str, str], AmqpRequest] = {}
         """Requests to the primary's nodes without a reply, by path and message id."""
 

@@ -21,7 +21,8 @@ from sbpair.amqp_client.client import FILTER
 from sbpair.amqp_server.node_links import PRE_SETTLED
 from sbpair.amqp_server.server_connection import LinkEndpoint
 from sbpair.amqp_server.shared_access import path_of
-from sbpair.gateway.client_errors import end_of_link, is_unauthorized, passed_on
+from sbpair.failover.events import SettledLost
+from sbpair.gateway.client_errors import end_of_link, error_in, is_unauthorized, passed_on
 from sbpair.gateway.upstream import Twin
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class MirroredLink(LinkEndpoint, Twin):
     """The common part of both directions. `address` is the client's; none for a coordinator."""
 
     _owner: MirroredConnection
+    _link: Link
 
     def __init__(self, owner: MirroredConnection, link: Link, address: str, rights: tuple[AccessRight, ...]) -> None:
         super().__init__(owner, link, path_of(address), rights)
@@ -58,7 +60,7 @@ class MirroredLink(LinkEndpoint, Twin):
         async with self._owner.attaching:
             for entity in self._claimed():
                 await client.authorize(entity)
-            if self.is_over:
+            if not self.is_needed:
                 return
             session, remote = upstream.session(client, self._link.session), self._link.remote
             self.twin = session.sender(self._link.name) if self._link.IS_RECEIVER else session.receiver(self._link.name)
@@ -84,6 +86,16 @@ class MirroredLink(LinkEndpoint, Twin):
     def is_over(self) -> bool:
         """Whether the client has ended the link."""
         return self._link.context is not self
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether the link needs a twin."""
+        return not self.is_over
+
+    @property
+    def session(self) -> LinkSession:
+        """The client's session."""
+        return self._link.session
 
     def _claimed(self) -> Iterator[str]:
         """Yield the entities that the namespace wants a token for."""
@@ -293,11 +305,17 @@ class MirroredSender(MirroredLink):
         self.answer([each.context for each in deliveries], state, settled=settled)
 
     def answer(self, deliveries: Sequence[Delivery], state: Any, *, settled: bool = True) -> None:
-        """Send the client the state of its deliveries, but for those that it has sent settled."""
+        """Send the client the state of its deliveries, but for those that it has sent settled.
+
+        The link ends if one of these is refused: its client does not wait for an answer.
+        """
         ids = [each.id for each in deliveries if not each.settled]
         if ids and self._link.is_open:
             dispose(self._link.session, ids, state, receiver=True, settled=settled)
             self._output.flush_soon()
+        if len(ids) < len(deliveries) and (error := error_in(state)) is not None:
+            self._owner.gateway.failover.failover_state.publish(SettledLost(self.path, error.description or ""))
+            self.end(error)
 
     def settle_up(self, deliveries: list[Delivery], state: Any, *, settled: bool) -> None:
         """Pass on the client's answer to the namespace's state of its deliveries."""
