@@ -22,6 +22,7 @@ from sbpair.errors import InDoubt, SbpairError, ServiceRefused, TimedOut, Unreac
 from sbpair.failover.events import UnpairedSize
 from sbpair.failover.raw_send import SMALL_BYTES
 from sbpair.gateway.client_errors import BUSY, end_of_link, passed_on, refusal
+from sbpair.gateway.mirrored_connection import SendingState
 from sbpair.gateway.mirrored_links import MAX_MESSAGE, MirroredSender, send_up
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ class FailingSender(MirroredSender):
         self._timer: asyncio.TimerHandle | None = None
         self.idle = asyncio.Event()
         self.idle.set()
+        self._sending = SendingState(link.session, link.name, self.idle)
 
     # Attaching
 
@@ -104,10 +106,10 @@ class FailingSender(MirroredSender):
 
     async def _namesake_idle(self) -> None:
         """Wait until the link that this one replaces has sent its messages: the twins have one name, too."""
-        mine = (self.session, self._link.name)
+        mine = self._sending[:2]
         with suppress(TimeoutError):
             async with asyncio.timeout(self._gateway.attach_seconds):
-                for each in [each for each in self._owner.sending if (each.session, each._link.name) == mine]:
+                for each in [each for each in self._owner.sending if each[:2] == mine]:
                     await each.idle.wait()
 
     @property
@@ -155,7 +157,7 @@ class FailingSender(MirroredSender):
             self._send_direct(passing)
         else:
             self._waiting.append(passing)
-            self._owner.sending.add(self)
+            self._owner.sending.add(self._sending)
             self.idle.clear()
 
     def flush(self) -> None:
@@ -175,7 +177,7 @@ class FailingSender(MirroredSender):
             self._failover.failover_state.publish(UnpairedSize(self.path, size, limit))
         self._in_flight[send_up(self.twin, passing.delivery)] = passing  # type: ignore[arg-type]  # it is open
         if self._timer is None:
-            self._owner.sending.add(self)
+            self._owner.sending.add(self._sending)
             self.idle.clear()
             self._set_timer(passing.since)
 
@@ -446,7 +448,7 @@ class FailingSender(MirroredSender):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._owner.sending.discard(self)
+        self._owner.sending.discard(self._sending)
         self.idle.set()
         self._gateway.changed.set()
         if self.is_over:

@@ -8,20 +8,28 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from sbpair.amqp_server.server_connection import ServerConnection
 from sbpair.gateway.upstream import Upstream
 
 if TYPE_CHECKING:
+    from sbpair.amqp.link import LinkSession
     from sbpair.amqp_server.claims import Claims
     from sbpair.amqp_server.node_links import AmqpRequest
-    from sbpair.gateway.failing_sender import FailingSender
     from sbpair.gateway.gateway_core import GatewayCore
 
 CONTAINER = "sbpair-gateway"
 MAX_HELD_BYTES = 192 * 1024 * 1024
 """Bytes of messages that no side has accepted yet. Credit keeps a client far below; some overrun theirs."""
+
+
+class SendingState(NamedTuple):
+    """A link, by the client's session and its name, with messages that no side has accepted yet, until it is idle."""
+
+    session: LinkSession
+    name: str
+    idle: asyncio.Event
 
 
 class MirroredConnection(ServerConnection):
@@ -33,7 +41,7 @@ class MirroredConnection(ServerConnection):
         set_blocked = partial(self._set_unread, "the namespace does not read")
         self.upstream = Upstream(gateway.endpoint, self._after_upstream_read, set_blocked, gateway.spawn)
         self.attaching = asyncio.Lock()
-        self.sending: set[FailingSender] = set()
+        self.sending: set[SendingState] = set()
         self.open_requests: dict[tuple[str, str], AmqpRequest] = {}
         """Requests to the primary's nodes without a reply, by path and message id."""
 

@@ -179,7 +179,7 @@ class Upstream:
             self.flush()
 
     def forget_claims(self, entities: Iterable[str]) -> None:
-        """Sign in again before the next links to these entities: the namespace has refused a token."""
+        """Put tokens again before the next links to these entities: the namespace has refused a token."""
         if self._opening is not None and self._opening.done() and self._opening.exception() is None:
             for entity in entities:
                 self._opening.result().forget_claim(entity)

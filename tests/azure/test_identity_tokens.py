@@ -115,7 +115,7 @@ async def test_failed_token_request_reaches_all_callers_once() -> None:
 async def test_a_failure_that_azure_identity_hides_is_a_warning(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # It has a new token only 30 s after the last one, and returns its cached one if it gets none. The constant has moved.
+    # It has a new token only 30 s after the last one, and returns its cached one if it gets none. The constant moved.
     for place in ("_internal.utils", "_internal.get_token_mixin", "aio._internal.get_token_mixin"):
         monkeypatch.setattr(f"azure.identity.{place}.DEFAULT_TOKEN_REFRESH_RETRY_DELAY", 0, raising=False)
     options = EmulatorOptions(tls=True, identity=True, token_life=4)
