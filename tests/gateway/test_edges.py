@@ -13,11 +13,12 @@ from sbpair.failover.entity_states import State
 from sbpair.failover.events import SendInDoubt, SettledLost
 from sbpair.gateway.gateway import Gateway
 from tests.emulator.peer import Peer, plain
+from tests.kit.failover_rig import PAIRED_CLIENTS
 from tests.kit.gateway_pair import accepted, gateway_pair, held
 from tests.kit.waiting import until
 
 KILOBYTE = 1024
-pytestmark = pytest.mark.filterwarnings("ignore::sbpair.ShortTimeout")
+pytestmark = PAIRED_CLIENTS
 
 
 async def credited(peer: Peer, sender: Any) -> Any:

@@ -14,13 +14,13 @@ from sbpair.gateway.upstream import Upstream
 from sbpair.testing import QueueDescription
 from tests.emulator.peer import Peer, plain
 from tests.kit.async_tests import InLoop
+from tests.kit.failover_rig import PAIRED_CLIENTS
 from tests.kit.running_gateway import GatewayStage, open_gateway
 
 SESSION_FILTER = Symbol("com.microsoft:session-filter")
 
 
-# The time of a send is short where it is to run out.
-pytestmark = pytest.mark.filterwarnings("ignore::sbpair.ShortTimeout")
+pytestmark = PAIRED_CLIENTS
 
 
 @pytest.fixture
