@@ -461,9 +461,15 @@ def with_id(message: ClientMessage) -> ClientMessage:
     return replace(message, properties=["id", *(message.properties or [])[1:]])
 
 
+def has_names(message: ClientMessage) -> bool:
+    """Whether each property has a name of its own: namespaces judge the values of others in some messages only."""
+    names = [key for key, _ in message.own if isinstance(key, str)]
+    return len(set(names)) == len(message.own)
+
+
 @pytest.mark.odd_messages
 @settings(max_examples=15, deadline=None)
-@given(st.lists(client_messages().map(with_id), min_size=1, max_size=20))
+@given(st.lists(client_messages().map(with_id).filter(has_names), min_size=1, max_size=20))
 async def test_the_backlog_gives_the_bytes_of_the_client_back(messages: list[ClientMessage]) -> None:
     async with gateway_pair(1) as (pair, gateway), pair.peer(gateway) as peer:
         sender = await peer.attach_sender("orders")
