@@ -64,6 +64,10 @@ class LinkEndpoint:
         self._link = link
         self._output = owner.output
 
+    @property
+    def session(self) -> LinkSession:
+        return cast("LinkSession", self._link.session)
+
     def check_rights(self) -> None:
         """Raise Unauthenticated or Unauthorized if the client may not use the link any more."""
         self._owner.claims.require(self.rights, self.path)

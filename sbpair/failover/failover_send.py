@@ -320,8 +320,7 @@ class FailoverSend(Closable, ABC, Generic[MessageT]):
                 self._state.outbox_stored(self.entity_name, error, self._now())
 
     def _report_doubt(self, messages: Iterable[MessageT], error: Exception) -> None:
-        if self._connections.unanswered:
-            ids = self._message_ids(messages)
+        if self._connections.unanswered and (ids := self._message_ids(messages)):
             self._state.publish(SendInDoubt(self.entity_name, ids, describe_error(error)))
 
     def _check_sizes(self, messages: list[MessageT], deadline: float) -> Steps[None]:

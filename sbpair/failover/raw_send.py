@@ -265,6 +265,8 @@ class RawFailoverClient(AsyncClientBase[RawFailoverSend]):
 
 def _members(payload: bytes, message_format: int) -> list[RawMessage]:
     members = batch_members(payload) if message_format == BATCH_FORMAT else [payload]
+    if payload and not members:
+        raise ProtocolError("a batch has no messages")
     return [RawMessage(each, each) for each in members]
 
 

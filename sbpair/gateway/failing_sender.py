@@ -106,11 +106,12 @@ class FailingSender(MirroredSender):
 
     async def _namesake_idle(self) -> None:
         """Wait until the link that this one replaces has sent its messages: the twins have one name, too."""
-        mine = self._sending[:2]
+        sending = [each for each in self._owner.sending if isinstance(each, FailingSender)]
         with suppress(TimeoutError):
             async with asyncio.timeout(self._gateway.attach_seconds):
-                for each in [each for each in self._owner.sending if each[:2] == mine]:
-                    await each.idle.wait()
+                for each in sending:
+                    if each.session is self.session and each._link.name == self._link.name:
+                        await each.idle.wait()
 
     @property
     def is_needed(self) -> bool:
@@ -259,7 +260,10 @@ class FailingSender(MirroredSender):
         error = event.error
         if not (self._link.is_open or self.is_over):
             # The primary has refused the link itself.
-            self.end(passed_on(error, f"link to {self.path!r}"), closed=event.closed)
+            if error is not None and self._failover.policy.counts(error_of(error, self.path)):
+                self._accept()
+            else:
+                self.end(passed_on(error, f"link to {self.path!r}"), closed=event.closed)
             return
         if error is not None and not self._failover.policy.counts(error_of(error, self.path)):
             self._refuse_by_end(error, closed=event.closed)
@@ -324,8 +328,10 @@ class FailingSender(MirroredSender):
 
     def _give_up(self) -> None:
         """End a twin that does not answer."""
+        error = TimedOut("the primary did not answer in time")
         self._close_twin()
-        self._end_flight(TimedOut("the primary did not answer in time"))
+        self._end_flight(error)
+        self._owner.upstream.break_blocked(error)
 
     # One after the other
 
@@ -344,9 +350,9 @@ class FailingSender(MirroredSender):
                     self._waiting.appendleft(passing)
         finally:
             self._working = False
-        self.pull_up()
-        self._owner.upstream.flush()
-        self._check_idle()
+            self.pull_up()
+            self._owner.upstream.flush()
+            self._check_idle()
 
     async def _has_twin(self) -> bool:
         """Return whether a delivery may go to the twin, which is attached again if need be."""
@@ -390,6 +396,10 @@ class FailingSender(MirroredSender):
             )
         except SbpairError as error:
             self._reject(passing, error)
+        except Exception:
+            # The client would wait for ever.
+            self._reject(passing, InDoubt(f"sending to {self.path!r} failed because of a bug"))
+            raise
         else:
             self._settle([passing], Accepted())
 

@@ -87,6 +87,7 @@ class GatewayCore:
         self.changed = asyncio.Event()
         self.tasks = asyncio.TaskGroup()
         self._running: set[asyncio.Task[None]] = set()
+        self._is_over = False
         self._asked_limit = asyncio.Event()
 
     def endpoint(self) -> Endpoint:
@@ -103,7 +104,10 @@ class GatewayCore:
             return "primary"
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        """Run work of one connection. A bug in it is logged, and ends nothing else."""
+        """Run work of one connection, unless the gateway is over. A bug in it is logged, and ends nothing else."""
+        if self._is_over:
+            work.close()
+            work = asyncio.sleep(0)
         task = self.tasks.create_task(_guarded(work, name), name=name)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
@@ -115,6 +119,8 @@ class GatewayCore:
         return b"sbpair-%d" % self.figures.retried
 
     def cancel_all(self) -> None:
+        """Cancel all work, and start no more."""
+        self._is_over = True
         for task in self._running:
             task.cancel()
 

@@ -8,6 +8,7 @@ negative numbers, as those of PairedClient.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from sbpair.amqp.link import Delivery, terminus_address
@@ -141,6 +142,7 @@ class ManagementRequests(ManagementLink, MirroredSender):
             self._pass_on(request, delivery)
 
     def flush(self) -> None:
+        self.pull_up()  # requests that were answered here have used credit, too
         super().flush()
         if self.twin is None and self._link.credit <= REQUEST_CREDIT // 2:
             self._grant_here()
@@ -150,7 +152,9 @@ class ManagementRequests(ManagementLink, MirroredSender):
             self._link.grant(REQUEST_CREDIT)
 
     def _pass_on(self, request: AmqpRequest, delivery: Delivery) -> None:
-        self._owner.open_requests[self.path, str(request.message_id)] = request
+        if self._replies():
+            open_request = replace(request, properties=Map(), body=None)
+            self._owner.open_requests[self.path, str(request.message_id)] = open_request
         super().receive(delivery)
 
     def _is_own(self, request: AmqpRequest) -> bool:

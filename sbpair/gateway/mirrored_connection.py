@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from sbpair.amqp_server.server_connection import ServerConnection
+from sbpair.amqp_server.server_connection import LinkEndpoint, ServerConnection
 from sbpair.gateway.upstream import Upstream
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class MirroredConnection(ServerConnection):
         set_blocked = partial(self._set_unread, "the namespace does not read")
         self.upstream = Upstream(gateway.endpoint, self._after_upstream_read, set_blocked, gateway.spawn)
         self.attaching = asyncio.Lock()
-        self.sending: set[SendingState] = set()
+        self.sending: set[LinkEndpoint] = set()
         self.open_requests: dict[tuple[str, str], AmqpRequest] = {}
         """Requests to the primary's nodes without a reply, by path and message id."""
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sbpair.amqp.link import CreditChanged, Delivery, LinkAttached, LinkDetached, Sent, StatefulDelivery
 from sbpair.amqp.performatives import Error, Source, Target
-from sbpair.amqp.session import DrainAnswered, id_ranges
+from sbpair.amqp.session import DrainAnswered, WindowOpened, id_ranges
 from sbpair.amqp.types import Map, Symbol
 from sbpair.amqp_client.client import FILTER
 from sbpair.amqp_server.node_links import PRE_SETTLED
@@ -42,7 +42,6 @@ class MirroredLink(LinkEndpoint, Twin):
     """The common part of both directions. `address` is the client's; none for a coordinator."""
 
     _owner: MirroredConnection
-    _link: Link
 
     def __init__(self, owner: MirroredConnection, link: Link, address: str, rights: tuple[AccessRight, ...]) -> None:
         super().__init__(owner, link, path_of(address), rights)
@@ -91,11 +90,6 @@ class MirroredLink(LinkEndpoint, Twin):
     def is_needed(self) -> bool:
         """Whether the link needs a twin."""
         return not self.is_over
-
-    @property
-    def session(self) -> LinkSession:
-        """The client's session."""
-        return self._link.session
 
     def _claimed(self) -> Iterator[str]:
         """Yield the entities that the namespace wants a token for."""
@@ -156,6 +150,7 @@ class MirroredLink(LinkEndpoint, Twin):
 
     def _close_twin(self, error: Error | None = None, *, closed: bool = True) -> None:
         twin, self.twin = self.twin, None
+        self._changed.set()
         if twin is not None:
             twin.context = None
             twin.close(error, closed=closed)
@@ -215,11 +210,12 @@ class MirroredReceiver(MirroredLink):
         self._owner.upstream.flush()
 
     def on_event(self, event: Any) -> None:
-        if isinstance(event, DrainAnswered):
-            if event.link is self.twin:
-                self._drained()
-        else:
-            super().on_event(event)
+        super().on_event(event)
+        if self._link.draining and isinstance(event, DrainAnswered) and event.link is self.twin:
+            self._drained()
+        elif isinstance(event, WindowOpened) and self.twin is not None and self.twin.credit < self._link.credit:
+            # The client has given more before its drain was answered, which took it away.
+            self.on_flow()
 
     def _drained(self) -> None:
         if self._link.draining:

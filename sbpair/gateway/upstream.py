@@ -115,10 +115,12 @@ class Upstream:
         self._stream: UpstreamStream | None = None
         self._sessions: dict[LinkSession, Session] = {}
         self._ended = asyncio.Event()
-        self._held = False
+        self._held = self._closed = False
 
     async def client(self) -> AmqpClient:
         """Return the open connection. Raises Unavailable, AccessError, UsageError if none can be opened."""
+        if self._closed:
+            raise Unreachable("the client has ended its connection")
         if self._opening is None:
             self._ended = asyncio.Event()
             self._opening = asyncio.get_running_loop().create_future()
@@ -133,6 +135,7 @@ class Upstream:
         try:
             async with signed_in(make, endpoint) as client:
                 opening.set_result(client)
+                self.hold(holding=self._held)
                 await ended.wait()
                 self._forget(opening)
         except SbpairError as error:
@@ -161,6 +164,7 @@ class Upstream:
         if self._ended is not ended:
             return
         self._opening = self._stream = None
+        self._set_blocked(False)
         sessions, self._sessions = self._sessions, {}
         for twin in _twins(sessions.values()):
             twin.on_lost(error)
@@ -179,7 +183,7 @@ class Upstream:
             self.flush()
 
     def forget_claims(self, entities: Iterable[str]) -> None:
-        """Put tokens again before the next links to these entities: the namespace has refused a token."""
+        """Forget claims, so that the next links to these entities sign in again: a token was refused."""
         if self._opening is not None and self._opening.done() and self._opening.exception() is None:
             for entity in entities:
                 self._opening.result().forget_claim(entity)
@@ -199,8 +203,14 @@ class Upstream:
         if self._stream is not None:
             self._stream.abort(error)
 
+    def break_blocked(self, error: SbpairError) -> None:
+        """End the connection if the namespace does not read: the client would not be read meanwhile."""
+        if self._stream is not None and not self._stream.is_writable:
+            self._stream.abort(error)
+
     def close(self) -> None:
-        """End the connection; its twins are closed already."""
+        """End the connection for good; its twins are closed already."""
+        self._closed = True
         self._ended.set()
 
 

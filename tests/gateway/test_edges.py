@@ -1,19 +1,25 @@
 """The edges of a client's links: what it may ask for, and moments at which something else ends too."""
 
+import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from sbpair.amqp.endpoint import EndpointState
-from sbpair.amqp.link import CreditChanged, LinkDetached
-from sbpair.amqp.performatives import Accepted, TransactionalState
+from sbpair.amqp.link import CreditChanged, Delivery, LinkDetached
+from sbpair.amqp.message import APPLICATION_PROPERTIES, BATCH_FORMAT, Properties, Sections, encode_map, value_body
+from sbpair.amqp.performatives import Accepted, Rejected, TransactionalState
 from sbpair.amqp.session import Disposed
+from sbpair.amqp.types import Array, Long, Map
 from sbpair.emulator.entities.description import QueueDescription
+from sbpair.failover import raw_send
 from sbpair.failover.entity_states import State
 from sbpair.failover.events import SendInDoubt, SettledLost
 from sbpair.gateway.gateway import Gateway
+from sbpair.gateway.management_links import CANCEL
 from tests.emulator.peer import Peer, plain
-from tests.kit.failover_rig import PAIRED_CLIENTS
+from tests.kit.failover_rig import ids
 from tests.kit.gateway_pair import accepted, gateway_pair, held
 from tests.kit.waiting import until
 
@@ -26,6 +32,21 @@ async def credited(peer: Peer, sender: Any) -> Any:
     while not sender.credit:
         await peer.wait(CreditChanged, of=sender)
     return sender
+
+
+async def all_sent_up(gateway: Gateway) -> None:
+    """Wait until messages are on their way to the primary."""
+    sending: Callable[[], list[Any]] = lambda: [each for one in gateway.connections for each in one.sending]  # noqa: E731
+    await until(lambda: any(each._in_flight for each in sending()))
+
+
+def cancelling(number: int) -> bytes:
+    """Encode a request to cancel a scheduled message."""
+    return Sections(
+        properties=Properties(message_id="1").encode(),
+        application_properties=encode_map(APPLICATION_PROPERTIES, {"operation": CANCEL}),
+        body=value_body(Map([("sequence-numbers", Array([Long(number)], of=Long))])),
+    ).join()
 
 
 async def all_sent(gateway: Gateway) -> None:
@@ -83,21 +104,27 @@ async def test_a_session_may_end_right_after_its_settled_messages() -> None:
         assert not pair.log.of(SendInDoubt)
 
 
-async def test_a_link_waits_for_the_messages_of_the_one_that_it_replaces() -> None:
+async def test_a_link_waits_for_the_messages_of_the_one_that_it_replaces(monkeypatch: pytest.MonkeyPatch) -> None:
     async with gateway_pair(1) as (pair, gateway), pair.peer(gateway) as peer:
+        send = gateway.failover.send
+
+        async def slowly(*arguments: Any) -> None:
+            await asyncio.sleep(0.005)
+            await send(*arguments)
+
         sender = await credited(peer, await peer.attach_sender("orders"))
         with pair.away():
             await accepted(peer, sender, plain(message_id="0"))
-            pair.faults.latency("contoso-dr", 50)
-            for number in range(1, 5):
+            monkeypatch.setattr(gateway.failover, "send", slowly)
+            for number in range(1, 10):
                 sender.send(plain(message_id=str(number)), b"%d" % number, settled=True)
             sender.close()
             while sender.state is not EndpointState.CLOSED:
                 await peer.flush()
                 await peer.read()
             again = await peer.attach_sender("orders", session=sender.session)
-            await accepted(peer, again, plain(message_id="5"))
-            assert [str(each.read_properties().message_id) for each in pair.in_backlog()] == list("012345")
+            await accepted(peer, again, plain(message_id="10"))
+            assert ids(pair.in_backlog()) == [str(number) for number in range(11)]
         await pair.is_back(gateway)
 
 
@@ -140,3 +167,92 @@ async def test_transactions_go_on_after_the_primary_has_detached_a_link() -> Non
         assert await peer.send_in(txn_id, sender, plain()) == TransactionalState(txn_id, Accepted())
         await peer.discharge(control, txn_id)
         assert len(held(pair.orders)) == 1
+
+
+# Ends of a connection, of credit and of the gateway
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+async def test_a_client_is_read_again_after_a_namespace_that_does_not_read(is_lost: bool) -> None:
+    """Until then its socket was not read, and it is not again after a loss."""
+    async with gateway_pair(timeout=2.0) as (pair, gateway), pair.peer(gateway) as peer:
+        sender = await credited(peer, await peer.attach_sender("orders"))
+        (client,) = gateway.connections
+        pair.faults.swallow_acks("contoso")
+        sender.send(plain(message_id="1"), b"1")
+        await peer.flush()
+        await all_sent_up(gateway)
+        client.upstream._stream.pause_writing()  # type: ignore[union-attr]  # as asyncio does once much is unwritten
+        sender.send(plain(message_id="2"), b"2")
+        await peer.flush()
+        if is_lost:
+            pair.faults.namespace_down("contoso")
+        await peer.wait(Disposed)
+        await until(lambda: sorted(ids(pair.in_backlog())) == ["1", "2"])
+        await pair.is_back(gateway)
+
+
+async def test_credit_that_is_given_during_a_drain_reaches_the_namespace() -> None:
+    async with gateway_pair() as (pair, gateway), pair.peer(gateway) as peer:
+        receiver = await peer.attach_receiver("orders")
+        (mirror,) = [each.context for one in gateway.connections for each in one.links]
+        receiver.grant(10)
+        await peer.flush()
+        await until(lambda: mirror.twin.credit == 10)
+        pair.faults.latency("contoso", 100)
+        receiver.drain()
+        await peer.flush()
+        await until(lambda: mirror._link.draining)
+        receiver.grant(10)
+        await accepted(peer, await peer.attach_sender("orders"), plain())
+        await peer.wait(Delivery, of=receiver)
+
+
+async def test_requests_that_the_gateway_answers_use_up_no_credit() -> None:
+    node = "orders/$management"
+    async with gateway_pair() as (pair, gateway), pair.peer(gateway) as peer:
+        session = await peer.begin()
+        requests = await credited(peer, await peer.attach_sender(node, session=session))
+        replies = await peer.attach_receiver(node, session=session)
+        replies.grant(5_000)
+        for number in range(requests.credit + 1):
+            await credited(peer, requests)
+            requests.send(cancelling(-1), b"%d" % number)
+            await peer.wait(Delivery, of=replies)
+
+
+async def test_a_batch_without_messages_is_refused_while_the_primary_is_away() -> None:
+    """In doubt, it ended the work of its link."""
+    async with gateway_pair() as (pair, gateway), pair.peer(gateway) as peer:
+        sender = await peer.attach_sender("orders")
+        pair.faults.swallow_acks("contoso")
+        (answer,) = await peer.send(sender, value_body("no batch"), message_format=BATCH_FORMAT)
+        assert isinstance(answer.state, Rejected)
+        await accepted(peer, sender, plain())
+        await pair.is_back(gateway)
+
+
+def mistaken(*_: object) -> Sections:
+    raise LookupError
+
+
+async def test_a_send_that_fails_because_of_a_bug_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with gateway_pair() as (pair, gateway), pair.peer(gateway) as peer:
+        sender = await peer.attach_sender("orders")
+        with pair.away():
+            monkeypatch.setattr(raw_send, "aliased", mistaken)
+            (answer,) = await peer.send(sender, plain())
+            assert answer.state.error.condition == "com.microsoft:server-busy"
+            monkeypatch.undo()
+            await accepted(peer, sender, plain())
+        await pair.is_back(gateway)
+
+
+async def test_a_gateway_ends_while_the_primary_does_not_answer() -> None:
+    async with asyncio.timeout(10), gateway_pair(timeout=30.0) as (pair, gateway), pair.peer(gateway) as peer:
+        sender = await credited(peer, await peer.attach_sender("orders"))
+        pair.faults.swallow_acks("contoso")
+        sender.send(plain(), b"1")
+        await peer.flush()
+        await all_sent_up(gateway)
+        pair.faults.stall("contoso-dr")
