@@ -22,7 +22,6 @@ from sbpair.errors import InDoubt, SbpairError, ServiceRefused, TimedOut, Unreac
 from sbpair.failover.events import UnpairedSize
 from sbpair.failover.raw_send import SMALL_BYTES
 from sbpair.gateway.client_errors import BUSY, end_of_link, passed_on, refusal
-from sbpair.gateway.mirrored_connection import SendingState
 from sbpair.gateway.mirrored_links import MAX_MESSAGE, MirroredSender, send_up
 
 if TYPE_CHECKING:
@@ -81,7 +80,6 @@ class FailingSender(MirroredSender):
         self._timer: asyncio.TimerHandle | None = None
         self.idle = asyncio.Event()
         self.idle.set()
-        self._sending = SendingState(link.session, link.name, self.idle)
 
     # Attaching
 
@@ -158,7 +156,7 @@ class FailingSender(MirroredSender):
             self._send_direct(passing)
         else:
             self._waiting.append(passing)
-            self._owner.sending.add(self._sending)
+            self._owner.sending.add(self)
             self.idle.clear()
 
     def flush(self) -> None:
@@ -178,7 +176,7 @@ class FailingSender(MirroredSender):
             self._failover.failover_state.publish(UnpairedSize(self.path, size, limit))
         self._in_flight[send_up(self.twin, passing.delivery)] = passing  # type: ignore[arg-type]  # it is open
         if self._timer is None:
-            self._owner.sending.add(self._sending)
+            self._owner.sending.add(self)
             self.idle.clear()
             self._set_timer(passing.since)
 
@@ -458,7 +456,7 @@ class FailingSender(MirroredSender):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._owner.sending.discard(self._sending)
+        self._owner.sending.discard(self)
         self.idle.set()
         self._gateway.changed.set()
         if self.is_over:

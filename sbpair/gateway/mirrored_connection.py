@@ -8,13 +8,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from sbpair.amqp_server.server_connection import LinkEndpoint, ServerConnection
 from sbpair.gateway.upstream import Upstream
 
 if TYPE_CHECKING:
-    from sbpair.amqp.link import LinkSession
     from sbpair.amqp_server.claims import Claims
     from sbpair.amqp_server.node_links import AmqpRequest
     from sbpair.gateway.gateway_core import GatewayCore
@@ -22,14 +21,6 @@ if TYPE_CHECKING:
 CONTAINER = "sbpair-gateway"
 MAX_HELD_BYTES = 192 * 1024 * 1024
 """Bytes of messages that no side has accepted yet. Credit keeps a client far below; some overrun theirs."""
-
-
-class SendingState(NamedTuple):
-    """A link, by the client's session and its name, with messages that no side has accepted yet, until it is idle."""
-
-    session: LinkSession
-    name: str
-    idle: asyncio.Event
 
 
 class MirroredConnection(ServerConnection):

@@ -19,7 +19,7 @@ from sbpair.failover.events import SendInDoubt, SettledLost
 from sbpair.gateway.gateway import Gateway
 from sbpair.gateway.management_links import CANCEL
 from tests.emulator.peer import Peer, plain
-from tests.kit.failover_rig import ids
+from tests.kit.failover_rig import PAIRED_CLIENTS, ids
 from tests.kit.gateway_pair import accepted, gateway_pair, held
 from tests.kit.waiting import until
 
