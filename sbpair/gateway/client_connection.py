@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Final
+from urllib.parse import unquote
 
 from sbpair.amqp.link import Delivery, Link, LinkDetached
 from sbpair.amqp.performatives import Coordinator, Rejected
@@ -49,6 +50,11 @@ RETRY_SECONDS: Final = 1.0
 """How long an attach waits while the primary is away before it is tried again."""
 
 _link_of: Final = attrgetter("link")
+
+
+def _usual(path: str) -> str:
+    """Return the path that a namespace might read in an odd spelling of it."""
+    return "/".join(part.strip() for part in unquote(path).split("/") if part.strip() not in ("", "."))
 
 
 class LocalClaims(Claims):
@@ -134,7 +140,7 @@ class ClientConnection(MirroredConnection):
         self.claims.require(EITHER if of_management else SEND if link.IS_RECEIVER else LISTEN, path.lower())
         via = via_of(link)
         for each in filter(None, (path, via)):
-            if primary_of(each) is not None:
+            if primary_of(_usual(each)) is not None:
                 raise NotAllowed(f"'{each[:300]}' is a backlog queue: its messages belong to the syphon.")
         if of_management:
             kind = ManagementRequests if link.IS_RECEIVER else ManagementReplies

@@ -78,6 +78,22 @@ async def test_a_name_that_no_entity_has_is_refused_on_its_link(address: str) ->
         await accepted(peer, await peer.attach_sender("orders"), plain("x"))
 
 
+SPELLINGS = ("{}", "/{}/", "sb://h/{}/?a=b", "//h/{}", " {}", "{}/$DeadLetterQueue", "{}/$Management/", "{}?x")
+
+
+@pytest.mark.parametrize("direction", ["attach_sender", "attach_receiver"])
+async def test_no_spelling_of_a_backlog_queue_is_let_in(direction: str) -> None:
+    paths = [
+        "contoso/X-ServiceBus-transfer/0",
+        "contoso//x-servicebus-transfer/./0",
+        "contoso/x%2Dservicebus-transfer%2f0",
+    ]
+    async with gateway_pair() as (pair, gateway), pair.peer(gateway) as peer:
+        for address in [spelling.format(path) for spelling in SPELLINGS for path in paths]:
+            error = await peer.refusal_of(getattr(peer, direction)(address))
+            assert error.condition == "amqp:not-allowed", address
+
+
 # Messages that are sent settled
 
 

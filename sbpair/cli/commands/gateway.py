@@ -4,6 +4,7 @@ import asyncio
 import logging
 import shlex
 import sys
+import warnings
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
@@ -155,6 +156,7 @@ def command(
     if show_key and not (sys.stdout and sys.stdout.isatty()):
         raise UsageError("--show-key prints to a terminal only", hint="programs read the key from --ready-file")
     profile = selected_profile(connection, screen, count=count, state=state)
+    from sbpair.failover.failover_send import SHORT_SECONDS
     from sbpair.gateway.local_key import FILE_NAME, read_key
 
     key = read_key((terms.key_file or profile.state_directory / FILE_NAME).absolute())
@@ -170,6 +172,8 @@ def command(
             screen.warn(f"the configuration is not reread: {error.message}")
             return None
 
+    if terms.timeout <= SHORT_SECONDS:
+        screen.warn(f"--timeout is {terms.timeout:g} s: more than {SHORT_SECONDS:g} s leave time for the backlog")
     started = _StartedGateway(screen, terms, profile, key, ready, reread, ca_file, show_key=show_key)
     try:
         run_gracefully(partial(started.run, tls), profile.pair.primary, profile.pair.secondary)
@@ -213,6 +217,7 @@ class _StartedGateway:
 
     async def run(self, tls: "RenewedTls | None", stop: asyncio.Event, hurry: asyncio.Event) -> None:
         """Serve until `stop`, and finish deliveries in time, unless `hurry`."""
+        from sbpair.failover.failover_send import ShortTimeout
         from sbpair.gateway.gateway import Gateway, GatewayOptions
         from sbpair.gateway.peer_users import PeerUsers, PeerUserUnknown
 
@@ -232,7 +237,10 @@ class _StartedGateway:
             allow_unpaired_size=terms.allow_unpaired_size,
             limits_file=profile.state_directory / LIMITS_FILE,
         )
-        gateway = Gateway(profile.pair, options, self._on_event)
+        with warnings.catch_warnings():
+            # The command warns by itself: this one names a line of the source.
+            warnings.simplefilter("ignore", ShortTimeout)
+            gateway = Gateway(profile.pair, options, self._on_event)
         metrics_at = open_metrics_port(
             self.screen, EVENT_SCHEMA, partial(self._open_metrics, gateway), terms.metrics_port, terms.metrics_address
         )
