@@ -146,6 +146,6 @@ async def _guarded(work: Coroutine[Any, Any, None], name: str) -> None:
     try:
         await work
     except SbpairError as error:
-        logger.warning("%s: %s", name, error.message)
+        logger.warning("%s: %s%s", name, error.message, f"; {error.hint}" if error.hint else "")
     except Exception:
         logger.exception("%s failed because of a bug", name)
