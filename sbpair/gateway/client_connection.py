@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from itertools import groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 from urllib.parse import unquote
 
 from sbpair.amqp.link import Delivery, Link, LinkDetached
@@ -116,14 +116,18 @@ class TransactionControl(MirroredSender):
 
 
 class ClientConnection(MirroredConnection):
-    """A client's connection. It is one of `connections` until it ends."""
+    """A client's connection. It is one of `connections` from its start to its end."""
 
     claims: LocalClaims
 
     def __init__(self, gateway: GatewayCore, connections: set[ClientConnection], on_opened: Callable[[], None]) -> None:
         super().__init__(gateway, LocalClaims(gateway.options.rule, self._close_forbidden), on_opened)
         self._connections = connections
-        connections.add(self)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # Over WebSocket, a handshake that is refused makes none.
+        super().connection_made(transport)
+        self._connections.add(self)
 
     # Links
 
@@ -242,6 +246,3 @@ class ClientConnection(MirroredConnection):
             self.upstream.close()
         else:
             self.upstream.end_session(session)
-
-    def as_dict(self) -> dict[str, Any]:
-        return {"links": len(self.links), "idle": self.is_idle}
