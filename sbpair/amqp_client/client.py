@@ -299,6 +299,21 @@ class AmqpClient:
             properties["associated-link-name"] = link.name
         return await node.call(properties, body)
 
+    async def _call(
+        self,
+        entity: str,
+        operation: str,
+        body: dict[str, Value],
+        doing: str,
+        *statuses: int,
+        link: RawReceiver | None = None,
+    ) -> Response:
+        """Call the management node. Raises for a refusal: TokenExpired once the token has ended."""
+        answer = await self.request(entity, operation, body, link=link)
+        with self._naming_ends(entity):
+            _check_status(answer, doing, 200, *statuses)
+        return answer
+
     async def renew_session(self, session: SessionReceiver) -> int:
         """Renew a session's lock; return its expiry, in ms since 1970 by the service. Raises SessionLockLost."""
         answer = await self._request_for(session, "renew-session-lock", {})
@@ -310,22 +325,19 @@ class AmqpClient:
 
     async def session_state(self, entity: str, session_id: str) -> bytes | None:
         """Return the state of a session, held or not."""
-        answer = await self.request(entity, "get-session-state", {"session-id": session_id})
-        _check_status(answer, f"asking about a session of {entity!r}", 200)
+        doing = f"asking about a session of {entity!r}"
+        answer = await self._call(entity, "get-session-state", {"session-id": session_id}, doing)
         state = answer.body.get("session-state")
         return state if isinstance(state, bytes) else None
 
     async def _request_for(self, session: SessionReceiver, operation: str, body: dict[str, Value]) -> Response:
         named = {"session-id": session.session_id, **body}
-        answer = await self.request(session.address, operation, named, link=session)
-        _check_status(answer, f"{operation} in {session.address!r}", 200)
-        return answer
+        return await self._call(session.address, operation, named, f"{operation} in {session.address!r}", link=session)
 
     async def renew_locks(self, entity: str, lock_tokens: Sequence[uuid.UUID]) -> list[int]:
         """Renew locks; return their expiry times, in ms since 1970. Raises MessageLockLost."""
         body: dict[str, Value] = {"lock-tokens": Array(lock_tokens, of=uuid.UUID)}
-        answer = await self.request(entity, "renew-lock", body)
-        _check_status(answer, f"renewing locks in {entity!r}", 200)
+        answer = await self._call(entity, "renew-lock", body, f"renewing locks in {entity!r}")
         return [int(moment) for moment in answer.body.get("expirations") or ()]
 
     async def settle_locked(self, entity: str, lock_tokens: Sequence[uuid.UUID], outcome: Outcome) -> None:
@@ -340,8 +352,7 @@ class AmqpClient:
             info = (outcome.error and outcome.error.info) or Map()
             body |= {"disposition-status": "suspended", "deadletter-reason": info.get("DeadLetterReason")}
             body["deadletter-description"] = info.get("DeadLetterErrorDescription")
-        answer = await self.request(entity, "update-disposition", body)
-        _check_status(answer, f"settling in {entity!r}", 200)
+        await self._call(entity, "update-disposition", body, f"settling in {entity!r}")
 
     async def peek(self, entity: str, from_sequence: int, count: int, *, bodies: bool = True) -> list[bytes]:
         """Return up to `count` encoded messages from a sequence number on; [] if there are none. Locks nothing.
@@ -351,10 +362,7 @@ class AmqpClient:
         body: dict[str, Value] = {"from-sequence-number": Long(from_sequence), "message-count": Int(count)}
         if not bodies:
             body["omit-message-body"] = True
-        answer = await self.request(entity, "peek-message", body)
-        if answer.status == 204:
-            return []
-        _check_status(answer, f"peeking in {entity!r}", 200)
+        answer = await self._call(entity, "peek-message", body, f"peeking in {entity!r}", 204)
         return [entry["message"] for entry in answer.body.get("messages") or () if "message" in entry]
 
     async def renew_claims(self) -> None:

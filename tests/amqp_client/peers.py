@@ -135,7 +135,8 @@ class Peer(asyncio.Protocol):
             application_properties=encode_map(APPLICATION_PROPERTIES, {"status-code": Int(status)}),
             body=value_body(None),
         )
-        self.links("$cbs", SendingLink)[0].send(answer.join(), b"reply", settled=True)
+        node = terminus_address(request.link.remote.target)
+        self.links(node, SendingLink)[0].send(answer.join(), b"reply", settled=True)
 
     async def granted(self, credit: int) -> SendingLink:
         """Wait for this credit on the link that sends from the queue."""

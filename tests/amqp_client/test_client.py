@@ -359,6 +359,24 @@ async def test_a_refused_claim_renewal_ends_the_connection_with_its_error() -> N
         assert isinstance(wire.error, errors.NotAuthenticated)
 
 
+@pytest.mark.parametrize(("on_the_way", "kind"), [(3_599, errors.TokenExpired), (1, errors.NotAuthenticated)])
+async def test_a_request_refused_as_its_token_ends_may_be_repeated(on_the_way: int, kind: type[Exception]) -> None:
+    now = Now()
+
+    def refuse(peer: Peer, event: Any) -> None:
+        now.seconds += on_the_way
+        accept(event)
+        peer.reply(event, 401)
+
+    async with (
+        scripted(instead(Delivery, refuse, "a/$management")) as (_, endpoint),
+        connect(endpoint, now=now) as wire,
+    ):
+        with pytest.raises(errors.SbpairError) as caught:
+            await wire.peek("a", 0, 1)
+        assert type(caught.value) is kind
+
+
 async def test_a_sign_in_refused_with_status_400_is_an_authentication_error() -> None:
     async with scripted(replying(400)) as (_, endpoint), connect(endpoint) as wire:
         with pytest.raises(errors.NotAuthenticated, match="status 400"):
