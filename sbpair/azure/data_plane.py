@@ -271,7 +271,7 @@ def from_sdk_error(error: AzureError, doing: str) -> errors.SbpairError:
 
 
 def _token_error(inner: BaseException | None, message: str, doing: str, text: str) -> errors.SbpairError | None:
-    if isinstance(inner, errors.NoToken | errors.NotAuthenticated):
+    if isinstance(inner, errors.NoToken | errors.NotAuthenticated | errors.TokenExpired):
         return type(inner)(f"{doing}: {inner.message}", hint=inner.hint)
     # The answer of `$cbs` to the token. With an address of its own, the SDK takes each for a broken connection.
     status = getattr(inner, "status_code", None)

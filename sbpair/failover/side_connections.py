@@ -12,10 +12,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from azure.core.exceptions import AzureError
-from azure.servicebus.exceptions import OperationTimeoutError, ServiceBusConnectionError
+from azure.servicebus.exceptions import (
+    OperationTimeoutError,
+    ServiceBusAuthenticationError,
+    ServiceBusConnectionError,
+)
 
-from sbpair.azure.data_plane import AioSdkKey, SdkKey, aio_client, from_sdk_error, is_answer, sync_client
-from sbpair.errors import NotAuthenticated, SbpairError, UsageError
+from sbpair.amqp.conditions import RETRY_HINT
+from sbpair.azure.data_plane import AioSdkKey, SdkKey, aio_client, from_sdk_error, is_answer, sync_client, text_of
+from sbpair.errors import NotAuthenticated, SbpairError, TokenExpired, UsageError
 from sbpair.model.pair import Identity
 from sbpair.sync_async import Action, Call, Steps, Work, awaiting, blocking
 
@@ -102,6 +107,9 @@ class SideConnections(Generic[SideT]):
                 if failed is not None or self.unanswered:
                     raise ServiceBusConnectionError(message="the key was replaced") from error
                 return (yield from self.call(side, path, action, seconds))
+            if _token_ended(sender, error):
+                ended = TokenExpired(str(error), hint=RETRY_HINT)
+                raise ServiceBusAuthenticationError(message=ended.message, error=ended) from error
             if type(error) is TimeoutError:
                 # The async driver has ended a call that the SDK did not end in its time.
                 raise OperationTimeoutError(message=f"no answer from {path!r} in time") from error
@@ -136,6 +144,12 @@ def has_next_key(sdk_object: Any, error: BaseException) -> Steps[bool]:
     except SbpairError as why:
         error.add_note(f"No other one can be read: {why.message}.")
         return False
+
+
+def _token_ended(sender: Any, error: BaseException) -> bool:
+    """Return whether the token of an identity was refused because it had just ended: the next one is accepted."""
+    is_key = isinstance(getattr(sender, "_credential", None), SdkKey)
+    return not is_key and isinstance(error, AzureError) and text_of(error).startswith("ExpiredToken")
 
 
 def _was_open(sender: Any) -> bool:

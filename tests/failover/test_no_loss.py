@@ -17,7 +17,7 @@ from sbpair.errors import FirewallRefused, NotAuthenticated, NotAuthorized, Usag
 from sbpair.failover.entity_states import State
 from sbpair.failover.events import EntityChanged, QueueLeft
 from sbpair.failover.side_connections import ClientFactory
-from sbpair.model.pair import Identity
+from sbpair.model.pair import Identity, Pair
 from sbpair.sync_async import drive
 from tests.kit.failover_rig import PAIRED_CLIENTS, PRIMARY, SECONDARY, SLOW, Rig, ids
 from tests.kit.running import Running
@@ -125,13 +125,17 @@ def test_an_error_that_is_no_outage_is_raised(rig: Rig, tmp_path: Path) -> None:
     assert (rig.in_backlog(), rig.in_queue(rig.orders)) == ([], [])
 
 
+def with_identity(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> Pair:
+    """Return the pair of a rig whose secondary is signed in to by an identity."""
+    for name, value in rig.running.emulator.ready.identity.environment.items():
+        monkeypatch.setenv(name, value)
+    return replace(rig.pair, secondary=replace(rig.pair.secondary, credential=Identity("managed")))
+
+
 def test_the_end_of_a_token_is_no_error_of_a_backlog_queue(monkeypatch: pytest.MonkeyPatch) -> None:
-    with Running(options=EmulatorOptions(identity=True, token_life=2)) as running:
+    with Running(options=EmulatorOptions(identity=True, token_life=4)) as running:
         rig = Rig(running, queues=1)
-        for name, value in running.emulator.ready.identity.environment.items():
-            monkeypatch.setenv(name, value)
-        with_keys = rig.pair
-        rig.pair = replace(rig.pair, secondary=replace(rig.pair.secondary, credential=Identity("managed")))
+        with_keys, rig.pair = rig.pair, with_identity(rig, monkeypatch)
         with rig.broken("namespace_down", "contoso"), rig.client(ping_interval=60) as (client, log):
             client.force_failover()
             promised, numbers = Promised(client.get_queue_sender("orders"), seconds=15), count()
@@ -140,6 +144,19 @@ def test_the_end_of_a_token_is_no_error_of_a_backlog_queue(monkeypatch: pytest.M
         assert promised.raised == []
         assert not log.of(QueueLeft)
         rig.pair = with_keys  # the syphon is not the subject
+        promised.are_kept(rig, log.doubtful_ids)
+    gc.collect()
+
+
+def test_a_token_that_ends_before_it_is_looked_at_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Running(options=EmulatorOptions(identity=True)) as running:
+        rig = Rig(running, queues=1)
+        rig.pair = with_identity(rig, monkeypatch)
+        with rig.broken("expire_tokens", "contoso-dr", count=1), rig.client(ping_interval=60) as (client, log):
+            client.force_failover()
+            promised = Promised(client.get_queue_sender("orders"), seconds=15)
+            promised.send("message")
+        assert (promised.raised, log.of(QueueLeft)) == ([], [])
         promised.are_kept(rig, log.doubtful_ids)
     gc.collect()
 
@@ -173,7 +190,7 @@ def test_without_backlog_queues_the_error_names_them(rig: Rig) -> None:
     with rig.client() as (client, _log):
         client.force_failover()
         promised = Promised(client.get_queue_sender("orders"))
-        promised.send("m")
+        promised.send("message")
     (raised,) = promised.raised
     assert "There is no queue contoso/x-servicebus-transfer/" in raised.__notes__[-1]
     assert "`sbpair provision` creates" in raised.__notes__[-1]
@@ -199,7 +216,7 @@ def test_sdk_clients_share_the_tokens_of_their_identity(rig: Rig) -> None:
 def test_sends_outlast_an_identity_provider(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, mode: str, kept_in: str
 ) -> None:
-    with Running(options=EmulatorOptions(identity=True, token_life=2)) as running:
+    with Running(options=EmulatorOptions(identity=True, token_life=4)) as running:
         rig = Rig(running, queues=1)
         for name, value in running.emulator.ready.identity.environment.items():
             monkeypatch.setenv(name, value)
