@@ -84,7 +84,8 @@ class Machine:
     async def write_keys(self, environ: dict[str, str]) -> None:
         lines = "".join(f"{name}={value}\n" for name, value in environ.items() if "CONNECTION_STRING" in name)
         file = f"/etc/sbpair/{NAME}.env"
-        code, out = await self.run("sh", "-c", f"install -D -m 600 /dev/null {file} && cat >{file}", text=lines)
+        script = f"install -D -m 600 /dev/null {file}.new && cat >{file}.new && mv {file}.new {file}"
+        code, out = await self.run("sh", "-c", script, text=lines)
         assert (code, out) == (0, "")
 
 
