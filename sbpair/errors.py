@@ -5,6 +5,7 @@
     │   ├── ConnectionStringError   2
     │   ├── NameInvalid             2  a name that Service Bus rejects
     │   └── EntityMissing           2  a named entity does not exist
+    │       └── DestinationsMissing 3  messages are for queues or topics that do not exist
     ├── Unsafe                      4  refused: it could lose or duplicate messages
     │   ├── LeaseHeld               4  another mover is running on this pair
     │   ├── LeaseLost               4  the lease was lost while messages were being moved
@@ -102,6 +103,12 @@ class EntityMissing(UsageError):
     def __init__(self, message: str, *, entity: str = "", hint: str = "") -> None:
         super().__init__(message, hint=hint)
         self.entity = entity
+
+
+class DestinationsMissing(EntityMissing):
+    """Messages are for queues or topics that do not exist: nothing was sent."""
+
+    exit_code = ExitCode.PARTIAL_OR_FINDINGS
 
 
 class Unsafe(SbpairError):

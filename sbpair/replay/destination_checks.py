@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -10,7 +10,7 @@ from typing import Any
 
 from sbpair import backlog
 from sbpair.azure.destinations import open_destinations
-from sbpair.errors import EntityMissing, SbpairError, Unsafe, WouldDiscard
+from sbpair.errors import DestinationsMissing, EntityMissing, SbpairError, Unsafe, WouldDiscard
 from sbpair.model.entities import subscription_of
 from sbpair.move.raw_destination import RawDestination
 from sbpair.replay.queue_task import retry
@@ -19,18 +19,28 @@ from sbpair.replay.run_description import TaskJob, open_destination
 SAFE = "everything is safe in the archive"
 
 
-def check_destinations(job: TaskJob, destinations: list[str], so_far: str, then: str) -> None:
-    """Open a link to each destination, without sending. Raises EntityMissing for those that do not exist."""
-    if missing := asyncio.run(_missing_destinations(job, destinations)):
-        some = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
-        raise EntityMissing(
-            f"{job.destination.bare.name} has no {some}; {so_far}",
-            entity=missing[0],
-            hint=f"--allow-missing quarantines their messages; or create them, then {then}",
-        )
+def missing_text(job: TaskJob, missing: Sequence[str]) -> str:
+    """Return which destinations do not exist, in words."""
+    some = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+    return f"{job.destination.bare.name} has no {some}"
 
 
-async def _missing_destinations(job: TaskJob, destinations: list[str]) -> list[str]:
+def missing_error(job: TaskJob, missing: Sequence[str]) -> DestinationsMissing:
+    """Return the error of an archive that has messages for missing destinations, with each way on."""
+    resume = f"sbpair replay resume {job.run.id}"
+    ways = [
+        f"create them, then run {resume}",
+        f"to send the others, run {resume} --skip-missing",
+        f"to quarantine theirs for good, run {resume} --allow-missing",
+    ]
+    if not job.run.delivery.map:  # another --map would replace it
+        ways.append(f"to send theirs elsewhere, run {resume} --map {shlex.quote(f'{missing[0]}=NAME')}")
+    text = f"{missing_text(job, missing)}; {SAFE}"
+    return DestinationsMissing(text, entity=missing[0], hint="; ".join(ways))
+
+
+async def find_missing(job: TaskJob, destinations: Sequence[str]) -> list[str]:
+    """Open a link to each destination, without sending. Return those that do not exist."""
     missing: list[str] = []
     async with open_destination(RawDestination, job.destination.endpoint()) as namespace:
         for destination in destinations:

@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from sbpair.azure.atom import open_atom
-from sbpair.errors import ExitCode, MachineLacks, SbpairError, StateRefused, UsageError
+from sbpair.errors import EntityMissing, ExitCode, MachineLacks, SbpairError, StateRefused, UsageError
 from sbpair.http_tunnel import ask_time
 from sbpair.model.namespace_clock import ASSUMED_LOCK_SECONDS, MAX_LOCK_SECONDS
 from sbpair.model.pair import Endpoint
@@ -38,11 +38,12 @@ from sbpair.replay.archive import (
 )
 from sbpair.replay.cluster_checks import check_executors, check_spark_reads
 from sbpair.replay.destination_checks import (
-    SAFE,
-    check_destinations,
     check_discards,
+    find_missing,
     find_selective_topics,
     find_ways_back,
+    missing_error,
+    missing_text,
 )
 from sbpair.replay.digests import (
     Drained,
@@ -362,10 +363,12 @@ class Driver:
     def _check_selected_destinations(self) -> None:
         """Raise EntityMissing for a missing --destination, before anything is received."""
         options = self._run.options
-        if (named := options.selection.destinations) and not options.allow_missing:
+        if (named := options.selection.destinations) and not (options.allow_missing or options.skip_missing):
             self._begin("check", f"checking {_destinations(named)} in {self._job.destination.bare.name}")
             now = [str(self._run.delivery.name(each)) for each in named]
-            check_destinations(self._job, now, "nothing was received", "run it again, or correct --destination")
+            if missing := asyncio.run(find_missing(self._job, now)):
+                text = f"{missing_text(self._job, missing)}; nothing was received"
+                raise EntityMissing(text, entity=missing[0], hint="create them, or correct --destination; run it again")
 
     def _drain(self) -> int:
         """Drain the queues into the archive, unless an earlier attempt has. Return how many messages were released."""
@@ -501,19 +504,34 @@ class Driver:
         return found
 
     def _plan(self) -> ShardPlan:
-        """Build the plan. Raises EntityMissing for a missing destination, unless missing ones are allowed."""
+        """Build the plan. Raises DestinationsMissing, unless missing destinations are allowed or skipped."""
         self._begin("plan", "planning: copies, expiry and destinations")
-        plan = build_plan(self._spark, self._run, self._archive, self._request.pair.secondary.clock.now_ms())
+        plan = self._build_plan(self._run)
         for row in plan.flows:
             self._run.delivery.name(row["destination"])
         self._note_unused_names()
-        if not self._run.options.allow_missing:
-            self._begin("plan", f"checking {_destinations(plan.destinations)} in {self._job.destination.bare.name}")
-            then = f"run sbpair replay resume {self._run.id}"
-            check_destinations(self._job, plan.destinations, SAFE, then)
+        self._begin("plan", f"checking {_destinations(plan.destinations)} in {self._job.destination.bare.name}")
+        if missing := asyncio.run(find_missing(self._job, plan.destinations)):
+            plan = self._without(plan, missing)
         for way in asyncio.run(find_ways_back(self._job, plan.destinations)) if self._run.kept_out else ():
             self.note("plan", way)
         self._check_topics(plan)
+        return plan
+
+    def _build_plan(self, run: ReplayRun) -> ShardPlan:
+        return build_plan(self._spark, run, self._archive, self._request.pair.secondary.clock.now_ms())
+
+    def _without(self, plan: ShardPlan, missing: Collection[str]) -> ShardPlan:
+        """Return the plan that does with messages of missing destinations as the options say. Raises without those."""
+        options, text = self._run.options, missing_text(self._job, [*missing])
+        if not (options.skip_missing or options.allow_missing):
+            raise missing_error(self._job, [*missing])
+        count = sum(number for name, number in plan.count_to_send().items() if name in missing)
+        if options.skip_missing:
+            self.note("plan", f"{text}: {count} messages stay unsent in the archive")
+            left = replace(options.selection, missing=plan.written(missing))
+            return self._build_plan(replace(self._run, options=replace(options, selection=left)))
+        self.note("plan", f"{text}: {count} messages are quarantined for good; no resume sends them")
         return plan
 
     def _note_unused_names(self) -> None:

@@ -71,14 +71,16 @@ class Selection:
     """Which messages are sent: by default all. Those that are not selected stay in the archive, counted as unsent.
 
     `destinations` are paths, compared as Service Bus does; `where` is a condition in SQL over columns of the envelope.
+    `missing` are destinations as messages name them, which are left out.
     """
 
     destinations: tuple[str, ...] = ()
     where: str | None = None
+    missing: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
         """Return whether it may exclude messages."""
-        return bool(self.destinations) or self.where is not None
+        return bool(self.destinations or self.missing) or self.where is not None
 
     def sql(self) -> str:
         """Return a condition that is never null. A message without a destination matches no named one."""
@@ -89,6 +91,9 @@ class Selection:
         if self.where is not None:
             # The line break ends a comment.
             parts.append(f"({self.where}\n)")
+        if self.missing:
+            names = ", ".join(f"decode(unhex('{name.encode().hex()}'), 'UTF-8')" for name in self.missing)
+            parts.append(f"coalesce(destination NOT IN ({names}), true)")
         return f"coalesce({' AND '.join(parts)}, false)" if parts else "true"
 
 
@@ -107,7 +112,8 @@ class ReplayOptions:
     """Options of a run. `rate` is messages per second of all tasks. `ordered` keeps each session's order across queues.
 
     `locked_seconds` is how long a drain waits at most, after the last message, for those that others have locked.
-    Messages outside `selection` are archived and not sent. Nothing is sent if topics would discard more than
+    Messages outside `selection` are archived and not sent. While the primary lacks a destination, nothing is sent,
+    unless its messages are quarantined (`allow_missing`) or left (`skip_missing`); nor if topics discard more than
     `max_discard` messages; None is no limit. In a direct run, the tasks share that number out.
     """
 
@@ -116,6 +122,7 @@ class ReplayOptions:
     ordered: bool = True
     rate: float | None = None
     allow_missing: bool = False
+    skip_missing: bool = False
     max_discard: int | None = 0
     segment_bytes: int = SEGMENT_BYTES
     segment_messages: int = SEGMENT_MESSAGES
@@ -174,7 +181,8 @@ class ReplayRun:
 
     def document(self) -> dict[str, Any]:
         found = {"schema": SCHEMA, "version": VERSION, **asdict(self), "queues": list(self.queues)}
-        if self.delivery == PRIMARY:  # earlier versions refuse a run with it
+        del found["options"]["skip_missing"]  # earlier versions refuse a run with it
+        if self.delivery == PRIMARY:  # with it, too
             del found["options"]["delivery"]
         return found
 

@@ -347,7 +347,7 @@ async def send_source(source: ShardSource, primary: RawDestination, context: Mov
 def move_context(job: TaskJob, lease: TaskLease, ledger: Ledger) -> MoveContext:
     """Return the context of a mover that has a ledger instead of a journal."""
     options = job.run.options
-    rate_limiter = None
+    rate_limiter, most = None, 0 if options.skip_missing else MAX_MISSING
     if options.rate is not None:
         rate = options.rate / max(job.tasks, job.senders)
         rate_limiter = RateLimiter(asyncio.get_running_loop().time(), rate=rate)
@@ -358,7 +358,7 @@ def move_context(job: TaskJob, lease: TaskLease, ledger: Ledger) -> MoveContext:
         ordered=options.ordered,
         ttl=options.ttl,
         rate_limiter=rate_limiter,
-        missing=MissingDestinations(None if options.allow_missing else MAX_MISSING, options.delivery.to or "primary"),
+        missing=MissingDestinations(None if options.allow_missing else most, options.delivery.to or "primary"),
         renames=options.delivery.renames,
     )
 

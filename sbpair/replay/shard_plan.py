@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -197,6 +197,11 @@ class ShardPlan:
         """The destinations of all selected messages, as they are named now."""
         found = (self.run.delivery.name(row["destination"]) for row in self.flows if row["verdict"] != UNSELECTED)
         return sorted({each for each in found if each is not None}, key=str.lower)
+
+    def written(self, names: Collection[str]) -> tuple[str, ...]:
+        """Return the destinations that have these names now, as messages name them."""
+        rows = (row["destination"] for row in self.flows)
+        return tuple(each for each in rows if self.run.delivery.name(each) in names)
 
     def count_to_send(self) -> dict[str, int]:
         """Count the messages to send, by destination as it is named now."""

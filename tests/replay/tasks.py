@@ -22,7 +22,7 @@ from sbpair.replay.outcomes import Proof
 from sbpair.replay.queue_task import DirectMove, QueueDrain, count_remaining
 from sbpair.replay.run_description import ReplayOptions, ReplayRun, TaskJob, save_run
 from sbpair.replay.send_task import send_batches
-from sbpair.replay.shard_plan import ORDER, SEND, ShardPlan
+from sbpair.replay.shard_plan import ORDER, SEND, UNSELECTED, ShardPlan
 from sbpair.replay.verify import check_segments, verify
 from sbpair.runs.database import identity
 from tests.replay.world import World
@@ -122,6 +122,9 @@ class LocalPlan(ShardPlan):
     def send_rows(self) -> LocalRows:
         return LocalRows(self.spark)
 
+    def count_excluded(self, _archive: Archive) -> int:
+        return sum(row["messages"] for row in self.flows if row["verdict"] == UNSELECTED)
+
 
 @pytest.fixture
 def local_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,8 +141,16 @@ def run_tasks_here(monkeypatch: pytest.MonkeyPatch) -> None:
     def plan(_spark: Any, run: ReplayRun, archive: Archive, _now_ms: int) -> LocalPlan:
         rows = planned(archive)
         counts = Counter(name for batch in rows for name in batch.column("destination").to_pylist())
-        flows = [{"destination": name, "verdict": SEND, "messages": count} for name, count in counts.items()]
-        return LocalPlan(rows, run, flows)
+        left = run.options.selection.missing
+        flows = [
+            {"destination": name, "verdict": UNSELECTED if name in left else SEND, "messages": count}
+            for name, count in counts.items()
+        ]
+        chosen = [
+            batch.filter(pa.array([name not in left for name in batch.column("destination").to_pylist()]))
+            for batch in rows
+        ]
+        return LocalPlan(chosen, run, flows)
 
     monkeypatch.setattr(driver, "spark_session", session)
     monkeypatch.setattr(driver, "build_plan", plan)

@@ -22,7 +22,13 @@ COLUMNS = (
 )
 Row = tuple[Any, ...]
 WHERE = "message_id = 'a' OR sequence_number = 2 -- the former may be null"
-CHOICES = (EVERYTHING, Selection(("orders",)), Selection((), WHERE), Selection(("orders", "invoices"), WHERE))
+CHOICES = (
+    EVERYTHING,
+    Selection(("orders",)),
+    Selection((), WHERE),
+    Selection(("orders", "invoices"), WHERE),
+    Selection((), missing=("orders", "it's")),
+)
 
 
 @pytest.fixture
@@ -115,7 +121,7 @@ def first_of(row: Row, rows: list[Row], expected: dict[tuple[str, int], tuple[st
 
 def is_chosen(row: Row, selection: Selection) -> bool:
     named = not selection.destinations or (row[6] or "").lower() in selection.destinations
-    return named and (selection.where is None or row[5] == "a" or row[3] == 2)
+    return named and row[6] not in selection.missing and (selection.where is None or row[5] == "a" or row[3] == 2)
 
 
 def is_expired(row: Row, options: ReplayOptions) -> bool:

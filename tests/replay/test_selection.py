@@ -13,6 +13,7 @@ from sbpair.backlog import Aliases
 from sbpair.move.message import dead_letters
 from sbpair.replay import driver, shard_plan, spark
 from sbpair.replay.archive import QUARANTINE, SEGMENTS
+from sbpair.replay.delivery import ReplayDelivery
 from sbpair.replay.run_description import ReplayOptions, ReplayRun, Selection
 from tests.replay.segments import QUEUE, created, key, rows_of, write_segment
 from tests.replay.tasks import job_of, proof_of, replayed, stranded
@@ -151,3 +152,45 @@ def test_a_missing_destination_that_is_allowed_is_quarantined(place: World, tmp_
     [homeless] = rows_of(job.open(), QUARANTINE)
     assert (homeless["message_id"], homeless["destination"]) == ("homeless", "not-there")
     assert sorted(place.ids()) == sorted(f"m{number}" for number in range(30))
+
+
+@pytest.mark.usefixtures("local_tasks")
+@pytest.mark.parametrize(
+    ("options", "sent", "quarantined", "note"),
+    [
+        ({"skip_missing": True}, 30, 0, "contoso has no not-there: 2 messages stay unsent in the archive"),
+        (
+            {"allow_missing": True},
+            30,
+            2,
+            "contoso has no not-there: 2 messages are quarantined for good; no resume sends them",
+        ),
+        ({"delivery": ReplayDelivery(map=("NOT-there=orders",))}, 32, 0, None),
+    ],
+)
+def test_a_resume_does_with_missing_destinations_as_it_is_told(
+    options: dict[str, Any], sent: int, quarantined: int, note: str | None, place: World, tmp_path: Path
+) -> None:
+    place.strand_many(30)
+    for number in range(2):
+        place.strand(number, f"homeless{number}", Aliases("not-there", None, HOUR_TICKS))
+    with pytest.raises(errors.DestinationsMissing, match="has no not-there; everything is safe") as refused:
+        driver.start_run(place.request(tmp_path), QUICK, place.queues, lambda _event: None)
+    assert refused.value.exit_code == 3
+    assert place.ids() == []
+    [run_id] = [each.name for each in (tmp_path / "archive").iterdir()]
+    assert f"run sbpair replay resume {run_id} --skip-missing; to quarantine" in refused.value.hint
+    result = driver.resume_run(place.request(tmp_path), run_id, lambda _event: None, **options)
+    proof, left = result.proof, 32 - sent - quarantined
+    assert (proof.acknowledged, proof.quarantined, proof.unsent, result.excluded) == (sent, quarantined, left, left)
+    assert (result.exit_code, [*result.notes]) == (3 if sent < 32 else 0, [note] if note else [])
+    assert len(place.ids()) == sent
+    place.running.do(lambda: place.running.namespace.create_queue("not-there"))
+    again = driver.resume_run(place.request(tmp_path), run_id, lambda _event: None)
+    assert (again.proof.acknowledged, again.proof.unsent) == (32 - quarantined, 0)
+
+
+def test_missing_destinations_are_left_out_whatever_their_names_hold() -> None:
+    sql = Selection(("orders",), missing=("it's", "a\\b", "\u20ac\n")).sql()
+    assert "coalesce(destination NOT IN (decode(unhex('69742773'), 'UTF-8'), decode(unhex('615c62'), 'UTF-8')" in sql
+    assert sql.isascii()

@@ -176,9 +176,7 @@ def test_a_rate_is_shared_by_all_tasks_that_may_send_at_once(place: World, tmp_p
 def test_the_check_of_destinations_retries_after_a_lost_connection(kind: str, place: World, tmp_path: Path) -> None:
     job = job_of(place, tmp_path)
     with place.during(kind, NAMESPACE, count=1):
-        destination_checks.check_destinations(job, list(place.destinations), "", "")
-    with pytest.raises(errors.EntityMissing, match="nowhere"):
-        destination_checks.check_destinations(job, ["nowhere"], "", "")
+        assert asyncio.run(destination_checks.find_missing(job, [*place.destinations, "nowhere"])) == ["nowhere"]
 
 
 def test_a_held_lease_and_an_unreadable_journal_refuse_the_run(place: World, tmp_path: Path) -> None:

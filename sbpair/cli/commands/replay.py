@@ -211,6 +211,8 @@ def resume_command(
         "--include-acknowledged", "Also send what another namespace has accepted", needs="--to"
     ),
     delivery: NewDestinations,
+    allow_missing: bool = moves.ALLOW_MISSING,
+    skip_missing: bool = moves.SKIP_MISSING,
     max_discard: int | None = moves.MAX_DISCARD,
     allow_discard: bool = moves.ALLOW_DISCARD,
     safeguards: ReplaySafeguards,
@@ -246,6 +248,8 @@ def resume_command(
     wanted = selection if everything or selection else None
     limit = moves.discard_limit(max_discard, allow=allow_discard)
     options: dict[str, Any] = {"max_discard": limit} if allow_discard or max_discard is not None else {}
+    if allow_missing or skip_missing:
+        options |= {"allow_missing": allow_missing, "skip_missing": skip_missing}
     again = include_acknowledged or (delivery.to is None and stored.include_acknowledged)
     options["delivery"] = replace(to, include_acknowledged=again)
     if place is None:
@@ -440,7 +444,7 @@ def _run(screen: Screen, act: Any) -> int:
         raise
     proof = result.document()
     screen.result(SCHEMA, proof, proof_lines(proof))
-    resume = next_command("replay resume", result.run.id)
+    resume = next_command("replay resume", result.run.id, without={"skip_missing"})
     if result.exit_code == ExitCode.INTERRUPTED:
         screen.say(f"stopped; continue with {resume}")
         return result.exit_code

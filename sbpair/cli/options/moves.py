@@ -65,7 +65,8 @@ DEDUP = option(
     "key sends each message once; message-id also drops repeated ids per destination; report only counts them",
     default="key",
 )
-ALLOW_MISSING = flag("--allow-missing", "Quarantine messages for missing queues and topics")
+ALLOW_MISSING = flag("--allow-missing", "Quarantine for good what is for missing queues and topics")
+SKIP_MISSING = flag("--skip-missing", "Leave it unsent, and send the others", excludes="--allow-missing")
 
 MAX_PORT, MAX_DIGITS = 65_535, 6
 MAX_CANARY = 100_000
