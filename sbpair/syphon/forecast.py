@@ -1,7 +1,7 @@
 """Forecast of a syphon run, added up message by message. Pure; memory does not depend on the backlog.
 
-Identity, for each flow and in total: messages = sent + dead_lettered + expired + skipped + deferred + scheduled.
-`move.route` decides about each message, as in a real run.
+Identity, for each flow and in total: messages = sent + dead_lettered + released + expired + skipped + deferred +
+scheduled. `move.route` decides about each message, as in a real run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sbpair.errors import ExitCode
 from sbpair.model import cost
 from sbpair.move.message.dead_letters import NotSentReason
 from sbpair.move.message.route import OTHERS, DeadLetter, Expire, Facts, Route, TimeToLive, route, router
-from sbpair.move.receipt import FilterCounts, NamedMessage
+from sbpair.move.receipt import FilterCounts, MissingDestination, NamedMessage
 
 if TYPE_CHECKING:
     from sbpair.azure.destinations import DestinationEntity
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sbpair.rules.values import Truth
     from sbpair.syphon.run_limits import EffectiveLimits, EndTiers
 
-OUTCOMES = ("sent", "dead_lettered", "expired", "skipped", "deferred", "scheduled")
+OUTCOMES = ("sent", "dead_lettered", "released", "expired", "skipped", "deferred", "scheduled")
 
 MAX_FLOWS = 20_000
 MAX_REASONS = 1_000
@@ -187,6 +187,7 @@ class Forecast:
 
     `queues` exist. `entities` are the destinations found. `notes` list failed checks. `where` is what the filter chose.
     `to` is the namespace that a backlog goes to instead of its primary.
+    `missing` are the destinations that do not exist, with the messages that a run would dead-letter and leave.
     `left_dead_letters` are those of backlog queues, which a run leaves; None if unknown.
     """
 
@@ -204,11 +205,17 @@ class Forecast:
     where: FilterCounts | None = None
     to: str = ""
     left_dead_letters: int | None = None
+    missing: tuple[MissingDestination, ...] = ()
+
+    @property
+    def held(self) -> int:
+        """How many messages a run would leave, since their destination is missing."""
+        return sum(each.held for each in self.missing)
 
     @property
     def exit_code(self) -> int:
-        """3 if a run would dead-letter something."""
-        return ExitCode.PARTIAL_OR_FINDINGS if self.dead_letters else ExitCode.DONE
+        """3 if a run would dead-letter something, or leave messages of missing destinations."""
+        return ExitCode.PARTIAL_OR_FINDINGS if self.dead_letters or self.held else ExitCode.DONE
 
     def discard_code(self, limit: int | None) -> int:
         """Return 3 if a run would discard more than `limit` messages, and so leaves them; None is no limit."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from sbpair.azure.destinations import DestinationCache, DestinationEntity, open_
 from sbpair.errors import EntityMissing, first_error
 from sbpair.model import cost
 from sbpair.model.retries import Retrying
+from sbpair.move.context import MissingDestinations
 from sbpair.move.events import QueuesFound
 from sbpair.move.filter import MessageFilter
 from sbpair.move.message.dead_letters import NotSentReason
@@ -56,6 +58,7 @@ async def make_forecast(
     aside: Callable[[Facts, Route], tuple[str | None, bool]] = lambda _facts, _decision: (None, False),
     effective_limits: Callable[[RunRequest, EndTiers], EffectiveLimits] = effective_limits,
     in_turn: bool = False,
+    left: str = "released",
     on_event: OnEvent = lambda _event: None,
     now: Callable[[], float] = time.time,
     clock: Callable[[], float] = time.monotonic,
@@ -65,6 +68,7 @@ async def make_forecast(
 
     For another kind of mover, `only` are the queues to peek. `aside` returns the outcome of a message that is received
     and not sent, and whether it is a duplicate. `in_turn` is for a mover that receives everything before it sends.
+    `left` is the outcome of messages for a missing destination that a run does not dead-letter.
 
     Peeks cost credits too. They keep to the request's credits; without, they are as fast as the service allows.
 
@@ -85,13 +89,15 @@ async def make_forecast(
         spent = None if request.credits is None else effective.source_credits
         peeker = Peeker(ends.source, get_token, sleep, on_event, form=request.form, credits=spent, clock=clock)
         builder = ForecastBuilder(request.ttl, int(now() * 1000), request.duplicate_window_ms, request.renames)
-        scan = _PreviewScan(builder, lookup, peeker, aside, request.form, request.where)
+        absent = MissingDestinations(None) if request.keeps_refused else request.missing()
+        scan = _PreviewScan(builder, lookup, peeker, aside, absent, left, request.form, request.where)
         on_event(found)
         await scan.run(tuple(only) or found.queues)
         if request.form.destination is None and ends.same:
             scan.notes += [text async for text in _ways_back(lookup.entities(), destinations, ends.backlog_of)]
     if not scan.found:
         raise scan.missing if scan.missing and request.source else none_found(ends)
+    absent.note_left("", scan.waiting)
     if lookup.unmanaged:
         scan.notes.append(f"the subscriptions of topics were not checked: {lookup.unmanaged}")
     if lookup.unavailable:
@@ -122,6 +128,7 @@ async def make_forecast(
         notes=(*scan.notes, *(f"the tier of {name} is not known; {DEFAULT_TIER} is assumed" for name in unknown)),
         where=None if request.where is None else request.where.counts(total(flows).outcomes["skipped"]),
         to=request.to,
+        missing=absent.result(),
         left_dead_letters=None if request.takes_dead_letters else found.dead_letters,
     )
 
@@ -139,9 +146,12 @@ class _PreviewScan:
     lookup: DestinationLookup
     peeker: Peeker
     aside: Callable[[Facts, Route], tuple[str | None, bool]]
+    absent: MissingDestinations
+    left: str
     form: MessageForm = BACKLOG
     where: MessageFilter | None = None
     missing: EntityMissing | None = None
+    waiting: Counter[str] = field(default_factory=Counter)
     slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(QUEUES_AT_ONCE))
     found: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -195,6 +205,11 @@ class _PreviewScan:
         if isinstance(entity, DestinationEntity):
             filters, topic = entity.filters, entity.topic
             entity = _refusal(entity, sections, facts, send, self.sums.now_ms, self.form)
+        is_missing = entity is not None and entity.reason == NotSentReason.MISSING
+        if is_missing and not self.absent.allow(destination, 1):
+            self.waiting[destination] += 1
+            self.sums.add(facts, destination, self.left)
+            return
         if entity is not None:
             self.sums.turn_away(facts, destination, entity)
             return

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from sbpair import backlog
 from sbpair.errors import UsageError
 from sbpair.model.pair import Endpoint, Ends, Pair
-from sbpair.move.context import DEFAULT_MAX_SKIPPED, MAX_MISSING
+from sbpair.move.context import DEFAULT_MAX_SKIPPED, MAX_MISSING, MissingDestinations
 from sbpair.move.filter import MessageFilter, marked
 from sbpair.move.message.dead_letters import dead_letter_path, is_dead_letter_path
 from sbpair.move.message.renames import Renames
@@ -220,6 +220,10 @@ class RunRequest:
             ends = replace(ends, backlog_of=primary)
         has_dead_letters = self.takes_dead_letters if source is None else is_dead_letter_path(source)
         return ends, dead_letter_path(f"{backlog.prefix(ends.backlog_of)}*") if has_dead_letters else None
+
+    def missing(self) -> MissingDestinations:
+        """Return what decides how many messages of each missing destination a run dead-letters."""
+        return MissingDestinations(None if self.allow_missing else self.max_missing, self.words[1])
 
     def settings(self) -> Mapping[str, object]:
         """Return the options in force, as a run's record has them."""

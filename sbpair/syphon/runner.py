@@ -16,7 +16,7 @@ from sbpair.azure.atom import AtomNamespace, open_atom
 from sbpair.azure.credentials import open_tokens
 from sbpair.azure.destinations import DestinationCache, open_destinations
 from sbpair.errors import EntityMissing, ExitCode, SbpairError, first_error
-from sbpair.move.context import MissingDestinations, MoveContext
+from sbpair.move.context import MoveContext
 from sbpair.move.events import QueuesFound, SyphonEvent, TopicsUnchecked
 from sbpair.move.failure_latch import unless_set
 from sbpair.move.rate_limit import Limit
@@ -121,7 +121,7 @@ async def run(
             max_held=request.max_held,
             ordered=request.ordered,
             ttl=request.ttl,
-            missing=MissingDestinations(None if request.allow_missing else request.max_missing, request.words[1]),
+            missing=request.missing(),
             keeps_refused=request.keeps_refused,
             chosen=None if where is None else where.choose,
             max_skipped=request.max_skipped,

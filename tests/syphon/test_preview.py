@@ -117,6 +117,27 @@ async def test_it_says_what_a_run_then_does() -> None:
         assert (await w.look()).flows == ()
 
 
+@pytest.mark.parametrize(
+    ("options", "dead", "held"),
+    [({}, 20, 10), ({"max_missing": 3}, 3, 27), ({"max_missing": 0}, 0, 30), ({"allow_missing": True}, 30, 0)],
+)
+async def test_messages_for_a_missing_destination_stay_as_in_a_run(
+    options: dict[str, Any], dead: int, held: int
+) -> None:
+    async with world() as w:
+        for number in range(30):
+            w.strand(number, to=("Nowhere", "nowhere")[number % 2], index=number % 2)
+        w.strand(30)
+        said = await w.look(**options)
+        done = await run_syphon(w.pair, once=True, **options)
+        whole = total(said.flows)
+        assert (whole.outcomes["dead_lettered"], whole.outcomes["released"]) == (dead, held)
+        assert (done.receipt.dead_lettered, done.receipt.released, done.receipt.sent) == (dead, held, 1)
+        assert [(each.dead_lettered, each.held) for each in (*said.missing, *done.missing)] == [(dead, held)] * 2
+        assert said.exit_code == 3
+        assert sum(each.messages for each in said.dead_letters) == dead
+
+
 async def test_a_message_too_large_without_its_aliases_is_a_dead_letter() -> None:
     async with world() as w:
         limit = w.primary.queue("orders").max_message_bytes

@@ -1,6 +1,5 @@
 """`sbpair syphon`, `move` and `redrive`: the ends of a move, its options, and its forecast."""
 
-import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -394,16 +393,14 @@ def _preview_move(screen: Screen, request: "RunRequest", wording: MoveWording) -
     """Print the forecast of a move, and return the exit code."""
     from sbpair.cli.progress.reporting import PeekProgress
     from sbpair.cli.render import forecast
-    from sbpair.move.message.dead_letters import NotSentReason
     from sbpair.syphon.preview import make_forecast
 
     words = forecast.SYPHON if wording is SYPHON else forecast.MOVE
     with PeekProgress(screen) as progress:
         result = run(make_forecast(request, on_event=progress))
     notes = []
-    most = math.inf if wording is not SYPHON or request.allow_missing else request.max_missing
-    if any(each.reason == NotSentReason.MISSING and each.messages > most for each in result.dead_letters):
-        note = f"of each missing destination a run dead-letters {most} messages and leaves the others"
+    if result.held:
+        note = f"of each missing destination a run dead-letters {request.max_missing} messages and leaves the others"
         notes.append(f"{note}: create it, or pass --allow-missing")
     if result.left_dead_letters:
         left, way = plural(result.left_dead_letters, "dead letter"), way_back(result.left_dead_letters, rehearsal=True)

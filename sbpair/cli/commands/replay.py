@@ -26,7 +26,7 @@ from sbpair.cli.options.moves import Choice, Cluster, NewDestinations, ReplaySaf
 from sbpair.cli.options.values import selected_profile
 from sbpair.cli.progress.replay_progress import replay_progress
 from sbpair.cli.render.receipt import proof_lines
-from sbpair.cli.render.screen import Screen, size
+from sbpair.cli.render.screen import Screen, plural, size, some
 from sbpair.cli.render.table import columns
 from sbpair.errors import ExitCode, UsageError
 from sbpair.operating_system.signals import interrupt_when_signalled
@@ -96,7 +96,7 @@ def plan_command(
     from sbpair.cli.render import forecast
     from sbpair.cli.render.waiting import waiting_line
     from sbpair.move.message.route import TimeToLive
-    from sbpair.replay.outcomes import PlanPreview, normalize_destinations
+    from sbpair.replay.outcomes import UNSENT, PlanPreview, normalize_destinations
     from sbpair.runs.database import StateOwner
     from sbpair.runs.waiting import read_waiting
     from sbpair.syphon import preview
@@ -109,22 +109,22 @@ def plan_command(
         accepted=_accepted(found, wanted["to"] or found.pair.primary),
     )
     queues = moves.backlog_paths(found.pair, queue, dead_letters=dead_letters)
+    wanted |= {"ttl": TimeToLive(ttl), "allow_missing": allow_missing, "max_missing": 0}
 
     with PeekProgress(screen) as progress:
         result = run(
             preview.make_forecast(
-                syphon_request(
-                    found.pair, once=True, preview=True, rate=rate, credits=None, ttl=TimeToLive(ttl), **wanted
-                ),
+                syphon_request(found.pair, once=True, preview=True, rate=rate, credits=None, **wanted),
                 only=queues,
                 aside=outlook,
                 effective_limits=_full_credits,
                 in_turn=True,
+                left=UNSENT,
                 on_event=progress,
             )
         )
     moves.warn_of_unused(screen, wanted["renames"])
-    notes = _plan_notes(result, outlook, delivery.to or "primary", allow_missing=allow_missing)
+    notes = _plan_notes(result, outlook, delivery.to or "primary")
     waiting, problem = read_waiting(StateOwner(found.pair.ends, found.state_directory))
     notes += [*map(waiting_line, waiting), *filter(None, [problem])]
     code = forecast.print_forecast(screen, result, forecast.REPLAY, notes, most)
@@ -318,15 +318,13 @@ SUBCOMMANDS = {
 }
 
 
-def _plan_notes(found: "Forecast", outlook: "PlanPreview", namespace: str, *, allow_missing: bool) -> list[str]:
-    from sbpair.move.message.dead_letters import NotSentReason
-
+def _plan_notes(found: "Forecast", outlook: "PlanPreview", namespace: str) -> list[str]:
     notes = []
-    missing = sum(each.messages for each in found.dead_letters if each.reason == NotSentReason.MISSING)
-    if missing and not allow_missing:
+    if found.held:
         notes.append(
-            f"a run would archive everything and send nothing: the {namespace} lacks destinations of {missing} messages"
-            "; create them, or pass --allow-missing to quarantine these messages"
+            f"a run would archive everything and send nothing: the {namespace} lacks"
+            f" {some([each.destination for each in found.missing])} ({plural(found.held, 'message')});"
+            " create them, rename them with --map, or pass --allow-missing to quarantine these messages for good"
         )
     if outlook.ids_overflowed:
         notes.append("too many message ids to remember: there may be more duplicates than counted")

@@ -53,7 +53,12 @@ _NOT_CHOSEN = {**_EXPIRED, "skipped": "Messages that a run would leave, since no
 SYPHON = ForecastWording(
     "sbpair/syphon-preview/1",
     "The preview of sbpair syphon --dry-run.",
-    {**_SENT, "dead_lettered": "Messages that would be dead-lettered", **_NOT_CHOSEN},
+    {
+        **_SENT,
+        "dead_lettered": "Messages that would be dead-lettered",
+        "released": "Messages that a run would leave, since their destination is missing",
+        **_NOT_CHOSEN,
+    },
     "dead_letters",
 )
 MOVE = ForecastWording(
@@ -73,7 +78,7 @@ REPLAY = ForecastWording(
         "deduplicated": "Messages that repeat an id, with --dedup message-id",
         **_EXPIRED,
         "quarantined": "Messages that would be quarantined",
-        "unsent": "Messages that --destination excludes",
+        "unsent": "Messages that --destination excludes, or whose destination is missing",
         **_STAYING,
     },
     "unroutable",
