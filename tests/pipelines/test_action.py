@@ -83,6 +83,7 @@ def test_findings_fail_the_step(pipeline: Pipeline) -> None:
 def test_an_accepted_exit_code_does_not_fail_the_step(pipeline: Pipeline) -> None:
     assert pipeline.run("no-such-command", INPUT_ACCEPT_EXIT_CODES="6, 2").returncode == 0
     assert pipeline.outputs == "exit-code=2\nrun=\n"
+    assert pipeline.summary.startswith("### ✅ sbpair ended with exit code 2, which is accepted\n")
     assert "$ sbpair no-such-command\nerror: No such command 'no-such-command'\nhint: " in pipeline.summary
 
 

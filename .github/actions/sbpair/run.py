@@ -59,7 +59,7 @@ def main() -> int:
         with Path(outputs).open("a", encoding="utf-8") as file:
             file.write(f"exit-code={code}\nrun={run}\n")
     if summary := os.environ.get("GITHUB_STEP_SUMMARY") or os.environ.get("SUMMARY_FILE"):
-        text = summary_of(words, code, output) + (report_of(run, words) if run else "")
+        text = summary_of(words, code, output, accepted) + (report_of(run, words) if run else "")
         with Path(summary).open("a", encoding="utf-8") as file:
             file.write(text)
     return 0 if code in accepted else code
@@ -113,11 +113,12 @@ def copy(source: object, target: TextIO, keep: Callable[[str], object]) -> None:
         keep(text)
 
 
-def summary_of(words: list[str], code: int, output: str) -> str:
+def summary_of(words: list[str], code: int, output: str, accepted: set[int]) -> str:
     """Return the result as a block of preformatted text, in which no markup is read."""
     text = "".join(each if each.isprintable() or each == "\n" else "\ufffd" for each in output)
     shown = html.escape(f"$ sbpair {shlex.join(words)}\n{text}".rstrip("\n"), quote=False)
-    return f"### {'✅' if code == 0 else '❌'} sbpair ended with exit code {code}\n\n<pre>\n{shown}\n</pre>\n\n"
+    mark, note = ("✅", ", which is accepted" if code else "") if code in accepted else ("❌", "")
+    return f"### {mark} sbpair ended with exit code {code}{note}\n\n<pre>\n{shown}\n</pre>\n\n"
 
 
 def report_of(run: str, words: list[str]) -> str:
