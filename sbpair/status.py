@@ -82,6 +82,10 @@ class SideStatus:
     def answers(self) -> bool:
         return self.error is None
 
+    @property
+    def denied(self) -> bool:
+        return self.error is not None and self.error.exit_code == ExitCode.ACCESS
+
 
 @dataclass(frozen=True, slots=True)
 class DestinationStatus:
@@ -213,7 +217,7 @@ async def read_status(
     outbox_status = None if outbox is None else _read_outbox(outbox, time.time())
     ends = pair.ends_to(to or pair.primary)
     read = [pair.secondary] if ends.same else [pair.secondary, ends.destination]
-    secondary, *others = await asyncio.gather(*(_read_side(side, seconds, clock) for side in read))
+    secondary, *others = await asyncio.gather(*(read_side(side, seconds, clock) for side in read))
     destination = others[0] if others else secondary
     backlog = await _backlog(pair, ends, renames, max_peek_dead_letters) if secondary.answers else _Backlog()
     waiting = {each.name.lower(): each for each in backlog.waiting}
@@ -278,7 +282,10 @@ def _read_outbox(path: Path, now: float) -> OutboxStatus:
     )
 
 
-async def _read_side(endpoint: Endpoint, seconds: float, clock: Callable[[], float]) -> SideStatus:
+async def read_side(
+    endpoint: Endpoint, seconds: float = 10.0, clock: Callable[[], float] = time.monotonic
+) -> SideStatus:
+    """Read whether a namespace answers within `seconds`, and accepts its credential. Raises nothing expected."""
     started = clock()
     try:
         await check_health(endpoint, seconds=seconds)
@@ -303,7 +310,7 @@ async def _authenticate(endpoint: Endpoint, seconds: float) -> None:
                 await _open_link(client, endpoint, _NOTHING, seconds)
         except (EntityMissing, NotAuthorized):
             return
-        except TimeoutError:
+        except (NotAuthenticated, TimeoutError):
             raise refusal from None
 
 

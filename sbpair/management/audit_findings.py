@@ -96,7 +96,7 @@ class Audit(Report[QueueFinding]):
 
     Unless `complete`, not all messages were peeked, and the numbers of `destinations` are minimums. `waiting` are runs
     with work left. `reasons` are those of peeked dead letters; None if none were peeked. `mirror` are other entities,
-    and `mover` is that of the pair.
+    and `mover` is that of the pair. `denied` is whether the namespace of the destinations refused the credential.
     """
 
     destinations: tuple[DestinationSummary, ...] = ()
@@ -106,6 +106,7 @@ class Audit(Report[QueueFinding]):
     reasons: tuple[ReasonCount, ...] | None = None
     mirror: tuple[EntityItem, ...] = ()
     mover: ActiveMover = UNKNOWN_MOVER
+    denied: bool = False
 
     @property
     def findings(self) -> frozenset[AuditFinding]:
@@ -143,7 +144,9 @@ class Audit(Report[QueueFinding]):
 
 
 def audit_exit_code(audit: Audit, fail_on: Collection[AuditFinding] = FAIL_ON) -> int:
-    """Return 3 for any finding among `fail_on`, else 0."""
+    """Return 5 if a namespace refused the credential, 3 for any finding among `fail_on`, else 0."""
+    if audit.denied:
+        return ExitCode.ACCESS
     return ExitCode.PARTIAL_OR_FINDINGS if audit.findings.intersection(fail_on) else ExitCode.DONE
 
 

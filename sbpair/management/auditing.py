@@ -153,6 +153,7 @@ class _Auditor:
             destinations=self.scan.destinations(),
             unseen=(*unseen, *self.scan.unseen()),
             complete=self.scan.complete or not filled,
+            denied=self.scan.lookup.denied,
             reasons=reasons,
         )
 

@@ -3,7 +3,7 @@
 import asyncio
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -216,19 +216,25 @@ def audit_command(
       sbpair audit --fail-on missing,extra --sample 1m
       sbpair audit --mirror --fail-on mirror
 
-    Exit codes: 0 no finding of --fail-on; 3 at least one
+    Exit codes: 0 no finding of --fail-on; 3 at least one; 5 access denied, also by the primary
 
     See also: sbpair help management
     """
     group = values.group_of(management)
     from sbpair.management import auditing
-    from sbpair.management.audit_findings import audit_exit_code
-    from sbpair.status import read_lost_primary
+    from sbpair.management.audit_findings import Unseen, audit_exit_code
+    from sbpair.status import read_lost_primary, read_side
 
     async def read(profile: "Profile", **routes: Any) -> "tuple[Audit, LostPrimary | None]":
         state = profile.state_directory
         routes |= {"group": group, "idle_seconds": idle, "max_peek": peek, "sample_seconds": sample, "state": state}
-        found = await auditing.audit(profile.pair, **routes, mirror=mirror, lease=lease, on_event=progress)
+        destination = routes.get("to") or profile.pair.primary
+        auditing_all = auditing.audit(profile.pair, **routes, mirror=mirror, lease=lease, on_event=progress)
+        found, side = await asyncio.gather(auditing_all, read_side(destination))
+        if side.error and side.denied and not found.denied:
+            refused = Unseen(side.endpoint.name, f"the destinations: {side.error.message} ({side.error.hint})")
+            others = [each for each in found.unseen if each.name != refused.name]
+            found = replace(found, unseen=(*others, refused), denied=True)
         return found, None if routes.get("to") else await read_lost_primary(profile.pair, state)
 
     async def answer(name: str, profile: "Profile") -> PairAnswer:

@@ -312,7 +312,7 @@ def _entity(entity: "DestinationStatus") -> Document:
 def _health(side: "SideStatus") -> str:
     if side.error is None:
         return "up"
-    return "refused" if side.error.exit_code == ExitCode.ACCESS else "down"
+    return "refused" if side.denied else "down"
 
 
 def answered(seconds: float, error: "SbpairError | None") -> Document:

@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack
 from sbpair.amqp_client.client import AmqpClient, GetToken, connect
 from sbpair.azure.destinations import DestinationCache, DestinationEntity
 from sbpair.errors import (
+    AccessError,
     EntityMissing,
     NetworkRefused,
     NotAuthorized,
@@ -32,7 +33,8 @@ MAX_DESTINATIONS = 1_000
 class DestinationLookup:
     """Cached lookup of destinations in a namespace, `title` in texts. `unavailable` is why it stopped, or empty.
 
-    `unmanaged` is why management does not answer, so that only links tell; empty if it does.
+    `unmanaged` is why management does not answer, so that only links tell; empty if it does. `denied` is whether the
+    credential was refused.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class DestinationLookup:
         self._client: AmqpClient | None = None
         self.unmanaged = ""
         self.unavailable = ""
+        self.denied = False
 
     async def tier(self) -> str | None:
         try:
@@ -120,3 +123,4 @@ class DestinationLookup:
 
     def _set_unavailable(self, error: SbpairError) -> None:
         self.unavailable = self.unavailable or error.message
+        self.denied |= isinstance(error, AccessError)
