@@ -28,6 +28,15 @@ def main() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line. Print an error to stderr, and return the exit code."""
+    code = _run(arguments)
+    if code and "--detach" in arguments and sys.stdout is not None:
+        # A shell evaluates the output, and would take none for success.
+        sys.stdout.write("throw 'sbpair has failed'\n" if "pwsh" in arguments else "false\n")
+        sys.stdout.flush()
+    return code
+
+
+def _run(arguments: Sequence[str]) -> int:
     _open_stderr()
     _never_fail_to_encode()
     try:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, closing
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, Self
 
 from sbpair.amqp_server.admission import Admission
 from sbpair.amqp_server.host_names import HostNames, local_authority
@@ -130,6 +130,19 @@ class Ready:
     ca_file: str | None = None
     identity: IdentityEndpoint | None = None
     authority: str | None = None
+
+    @classmethod
+    def of_document(cls, document: Mapping[str, Any]) -> Self:
+        """Return what `as_document` has described. Other keys are ignored."""
+        from sbpair.emulator.frontends.http.identity_frontend import IdentityEndpoint
+
+        identity = document.get("identity")
+        return cls(
+            tuple(ReadyNamespace(**each) for each in document["namespaces"]),
+            document.get("ca_file"),
+            None if identity is None else IdentityEndpoint(**identity),
+            document.get("authority"),
+        )
 
     def as_document(self) -> dict[str, object]:
         """Return the JSON document: namespaces, then `ca_file`, `identity` and `authority` where they are set."""

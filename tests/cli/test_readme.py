@@ -33,7 +33,7 @@ def test_a_documented_command_and_its_options_exist(line: str) -> None:
     words = line.split()
     pages = (GOLDEN / f"{'-'.join(words[:length])}.txt" for length in (3, 2))
     text = next(page for page in pages if page.exists()).read_text()
-    options = [word.split("=")[0] for word in words if word.startswith("--")]
+    options = [re.split(r"[=)]", word)[0] for word in words if word.startswith("--")]
     assert [option for option in options if option not in text] == []
 
 

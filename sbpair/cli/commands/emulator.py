@@ -1,13 +1,16 @@
 """`sbpair emulator`: runs `sbpair.emulator` and prints how to connect."""
 
 import json
+import os
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
+from sbpair.cli.background_emulator import BackgroundEmulator
 from sbpair.cli.command_loop import run
+from sbpair.cli.next_command import next_command
 from sbpair.cli.options.common import Output, duration, flag, option
 from sbpair.cli.render.screen import Screen, clean
 from sbpair.errors import PortInUse, UsageError
@@ -48,7 +51,9 @@ def command(
         "--allow-host NAME", "Another name of this machine, for HTTP and WebSocket; repeatable"
     ),
     page_acts: bool = flag("--page-acts", "Also let the page in a browser change things", needs="--expose"),
-    ready_file: Path | None = option("--ready-file FILE", "Write connection details here when ready"),
+    ready_file: Path | None = option(
+        "--ready-file FILE", "Write connection details here when ready", excludes="--detach"
+    ),
     tls: bool = flag("--tls", "Also accept TLS, with a new certificate"),
     ca_file: Path | None = option("--ca-file FILE", "Write the CA here [default: a temporary file]", needs="--tls"),
     identity: bool = flag(
@@ -64,6 +69,9 @@ def command(
     ),
     data: Path | None = option("--data FILE", "Keep entities and messages here; a kill loses a second at most"),
     durable: bool = flag("--durable", "A kill loses nothing that was acknowledged; slower", needs="--data"),
+    detach: bool = flag("--detach", "Run in the background, and print how to connect once it is ready"),
+    stop: bool = flag("--stop", "Stop the one in the background", excludes="--detach"),
+    shell: Literal["sh", "fish", "pwsh"] = option("--shell SHELL", "Print for sh, fish or pwsh", default="sh"),
     screen: Screen,
 ) -> int:
     """Run Service Bus namespaces on this machine.
@@ -73,6 +81,7 @@ def command(
     --data. Paste its output into a shell to point the other commands at it. Ctrl-C stops it.
 
     Examples:
+      eval "$(sbpair emulator --detach)"
       sbpair emulator
       sbpair emulator --data emulator.db
       sbpair emulator --namespace contoso=0,premium --namespace contoso-dr=0 -o json
@@ -83,14 +92,10 @@ def command(
 
     See also: sbpair help emulator
     """
-    if not expose and not is_loopback(host):
-        raise UsageError(
-            f"other machines can reach {clean(host)}, and the emulator's key is public",
-            hint="leave --host out, or pass --expose to let anyone read, write and delete",
-        )
-    for name, file in (("--ready-file", ready_file), ("--ca-file", ca_file)):
-        if data is not None and file is not None and file.resolve() == data.resolve():
-            raise UsageError(f"{name} and --data name the same file", hint="give each a file of its own")
+    if stop:
+        screen.say("stopped" if BackgroundEmulator(os.environ).stop() else "no emulator runs in the background")
+        return 0
+    _check_places(host, data, {"--ready-file": ready_file, "--ca-file": ca_file}, expose=expose)
     from sbpair.emulator import server
 
     read = [server.RequestedNamespace(*_parsed(text)) for text in namespace or (() if config_file else DEFAULT)]
@@ -101,6 +106,8 @@ def command(
     if http_port is not None or config:
         read[0] = read[0]._replace(http_port=HTTP_PORT if http_port is None else http_port)
 
+    if detach:
+        return _in_background(screen, shell)
     names = tuple(allow_host or ())
     options = server.EmulatorOptions(
         tls, ca_file, identity, accept_any_token, credits_a_second, data, durable, names, tenants, token_life
@@ -117,7 +124,7 @@ def command(
                 read,
                 host=host,
                 ready_file=ready_file,
-                on_ready=lambda ready: _show(screen, ready, vendor=config is not None),
+                on_ready=lambda ready: _show(screen, ready, shell, vendor=config is not None),
                 options=options,
                 create_entities=_entities(config, relay or [], read) if config or relay else None,
                 page=page,
@@ -129,6 +136,34 @@ def command(
         anywhere = " --http-port 0" if read[0].http_port else ""
         error.hint = f"stop what uses it, or take any free ports: {_with_any_port(read)}{anywhere}"
         raise
+    return 0
+
+
+def _check_places(host: str, data: Path | None, files: Mapping[str, Path | None], *, expose: bool) -> None:
+    if not expose and not is_loopback(host):
+        raise UsageError(
+            f"other machines can reach {clean(host)}, and the emulator's key is public",
+            hint="leave --host out, or pass --expose to let anyone read, write and delete",
+        )
+    for name, file in files.items():
+        if data is not None and file is not None and file.resolve() == data.resolve():
+            raise UsageError(f"{name} and --data name the same file", hint="give each a file of its own")
+
+
+def _in_background(screen: Screen, shell: str) -> int:
+    """Start this command line in the background, or show how to connect to the emulator that runs there."""
+    emulator = BackgroundEmulator(os.environ)
+    started = emulator.start(shlex.split(next_command("emulator", without=("detach", "shell")))[1:])
+    document = emulator.wait()
+    if screen.output is Output.TABLE:
+        from sbpair.emulator.server import Ready
+
+        _export(screen, Ready.of_document(document), shell)  # no comments, which an interactive zsh refuses
+    else:
+        screen.json_line("sbpair/emulator/1", document)
+    state = "runs" if started else "already runs, as it was started,"
+    screen.say(f"the emulator {state} in the background (process {emulator.process}, log {emulator.log})")
+    screen.say("stop it with sbpair emulator --stop")
     return 0
 
 
@@ -197,7 +232,7 @@ def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= 9
 
 
-def _show(screen: Screen, ready: "Ready", *, vendor: bool) -> None:
+def _show(screen: Screen, ready: "Ready", shell: str, *, vendor: bool) -> None:
     if vendor:
         screen.say(VENDOR_READY)
     if screen.output is not Output.TABLE:
@@ -216,9 +251,14 @@ def _show(screen: Screen, ready: "Ready", *, vendor: bool) -> None:
     screen.write(f"# page: http{ready.namespaces[0].endpoint.removeprefix('sb')}/")
     if ready.ca_file:
         screen.write(f"# CA file: {ready.ca_file}")
-    for name, value in _variables(ready).items():
-        screen.write(f"export {name}={shlex.quote(value)}")
+    _export(screen, ready, shell)
     screen.say("ready; Ctrl-C stops it")
+
+
+def _export(screen: Screen, ready: "Ready", shell: str) -> None:
+    forms = {"sh": "export {0}={1}", "fish": "set -gx {0} {1};", "pwsh": "$env:{0} = {1}"}
+    for name, value in _variables(ready).items():
+        screen.write(forms[shell].format(name, shlex.quote(value) if shell == "sh" else f"'{value}'"))
 
 
 def _client(of: "ReadyNamespace", authority: str | None) -> str:

@@ -366,10 +366,9 @@ EMULATOR = document(
         ),
     ),
     ca_file=optional(text("File with the CA, with --tls")),
-    identity=optional(
-        record("Managed identity, with --identity", endpoint=text("IDENTITY_ENDPOINT"), header=text("IDENTITY_HEADER"))
-    ),
+    identity=optional(record("Of --identity", endpoint=text("IDENTITY_ENDPOINT"), header=text("IDENTITY_HEADER"))),
     authority=optional(text("URL of the OAuth authority, with --identity and --tls")),
+    background=optional(record("Of --detach", process=count("Id of its process"), log=text("File of its log"))),
 )
 
 GATEWAY = document("sbpair/gateway/1", "How applications reach a gateway, on one line.", **keys_of(ReadyGateway))
