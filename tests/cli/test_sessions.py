@@ -2,8 +2,9 @@
 
 A session begins with `== its title`. Lines of `%` prepare the pair or show what is left there; see `Session`. Below a
 line of `$`, which may begin with variables, is what it prints, stderr after `! `, and the exit code if it is not 0;
-`| a b.c` shows these keys of the JSON document alone. `$ printed` is the last command that a line has printed. Lines of
-`$` that follow each other print the same. Ids of runs, times and durations are replaced.
+`| a b.c` shows these keys of the JSON document alone, `| .` all of it, and `| -` its JSON Lines, with sorted keys.
+`$ printed` is the last command that a line has printed. Lines of `$` that follow each other print the same. Ids of
+runs, times and durations are replaced.
 `python tests/cli/test_golden.py` writes them again.
 """
 
@@ -56,7 +57,7 @@ VARYING = (
     (r"127\.0\.0\.1:\d+", "127.0.0.1:PORT"),
     (r"\b\d+(\.\d+)? ?s\b(?! of)", "Ns"),
     (r"billable operations: \d+ \(.*\)", "billable operations: N"),  # empty receives depend on the machine
-    (r'(?<=seconds": )\d+(\.\d+)?', "N"),
+    (r'(?<=seconds": )\d+(\.\d+)?|(?<="empty_receives": )\d+|(?<="by_sbpair": )\d+', "N"),
     (r"(?<=of run r\d, )[\d.]+ K?B", "SIZE"),  # of files, which depends on the version of pyarrow
     (r"(?<=sbpair-drill-)[0-9a-f]{12}|\b[0-9a-f]{32}\b", "TAG"),
     (r"(?<=parquet is broken: ).*", "WHY"),
@@ -103,7 +104,8 @@ class Session:
             return _steady(self._thread.do(lambda: getattr(self, f"_{words[0]}")(*words[1:])) or "")
         keys: list[str] = []
         if "|" in words:
-            words, keys = [*words[: words.index("|")], "-o", "json"], words[words.index("|") + 1 :]
+            words, keys = words[: words.index("|")], words[words.index("|") + 1 :]
+            words += ["-o", "jsonl" if keys == ["-"] else "json"]
         file = self._home / words.pop() if "<" in words else Path(os.devnull)
         if words[0] == "printed":
             words = [*shlex.split(self._printed), *words[1:]]
@@ -115,7 +117,11 @@ class Session:
         for document in [out] if is_one else [each for each in out.splitlines() if each[:1] == "{"]:
             json.loads(document)  # by its schema
         self._printed = next(iter(PRINTED.findall(err)), "")
-        if keys and out:
+        if keys in (["."], ["-"]):
+            lines = [json.loads(each) for each in out.splitlines()] if keys == ["-"] else [json.loads(out or "{}")]
+            texts = [[f'"{key}": {json.dumps(each[key], sort_keys=True)}' for key in sorted(each)] for each in lines]
+            out = "".join("\n".join(each) + "\n" if keys == ["."] else ", ".join(each) + "\n" for each in texts if each)
+        elif keys and out:
             out = " ".join(f"{key}={_found(json.loads(out), key.split('.'))}" for key in keys) + "\n"
         said = "".join(f"! {each}\n" for each in untimed(err).splitlines())
         text = f"{out}{said}" + (f"exit {code}\n" if code else "")
