@@ -17,7 +17,7 @@ MAX_ATTRIBUTES = 12
 
 # Every package may have these; a command, its options and its output are named after their library.
 SHARED_MODULES = {"__init__", "__main__", "events", "sync", "aio"}
-MIRRORING = ("cli/commands", "cli/options", "cli/render")
+MIRRORING = ("cli/commands", "cli/options", "cli/render", "cli/results")
 
 
 def classes(path: Path) -> list[ast.ClassDef]:

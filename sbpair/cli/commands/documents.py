@@ -1,9 +1,9 @@
 """`sbpair help`, `man`, `schema`, `completions` and `version`: what the package has about itself."""
 
 import json
-import platform
 import sys
 from collections.abc import Iterator
+from dataclasses import astuple
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -14,6 +14,17 @@ from sbpair.cli.man_page import FOLDER, man_page, page_paths, write_pages
 from sbpair.cli.options.common import Output, argument, option
 from sbpair.cli.render.screen import Screen
 from sbpair.cli.render.table import columns
+from sbpair.cli.results.documents import (
+    CompletionScript,
+    HelpText,
+    HelpTopic,
+    HelpTopics,
+    ManualPage,
+    RunningVersion,
+    SchemaEntry,
+    SchemaList,
+    StoredPages,
+)
 from sbpair.errors import MachineLacks, UsageError
 from sbpair.model.installation import built_from, is_compiled, requirements
 from sbpair.operating_system import can_be_redrawn
@@ -54,9 +65,8 @@ def help_command(
     """
     known = all_documents()
     if not name:
-        titles = {topic: title_of(document) for topic, document in known.items()}
-        entries = [{"topic": topic, "title": title} for topic, title in titles.items()]
-        screen.result("sbpair/help/1", {"topics": entries}, columns([("TOPIC", "TITLE"), *titles.items()]), entries)
+        topics = tuple(HelpTopic(topic, title_of(text)) for topic, text in known.items())
+        screen.show(HelpTopics(topics), columns([("TOPIC", "TITLE"), *map(astuple, topics)]))
         screen.say(f"show one with {PROGRAM} help TOPIC; for options see {PROGRAM} help COMMAND")
         return 0
     wanted, found = " ".join(name), find_command(name)
@@ -64,13 +74,11 @@ def help_command(
         hint = f"list the topics with {PROGRAM} help, and the commands with {PROGRAM} --help"
         raise UsageError(f"{wanted!r} is neither a command nor a topic", hint=hint)
     usage = found and found.get_help(found.context_class(found, info_name=f"{PROGRAM} {wanted}")).rstrip("\n")
-    document = known[wanted].read_text("utf-8") if wanted in known else ""
-    texts = list(filter(None, (usage, document)))
-    screen.result(
-        "sbpair/help/1", {"name": wanted, "text": "\n\n".join(texts)}, [usage, ""][: len(texts)] if usage else []
-    )
-    if document and screen.output is Output.TABLE:
-        _print(screen, document)
+    text = known[wanted].read_text("utf-8") if wanted in known else ""
+    texts = list(filter(None, (usage, text)))
+    screen.show(HelpText(wanted, "\n\n".join(texts)), [usage, ""][: len(texts)] if usage else [])
+    if text and screen.output is Output.TABLE:
+        _print(screen, text)
     return 0
 
 
@@ -134,15 +142,13 @@ def man_command(
         if name:
             raise UsageError("--directory stores the pages of all commands", hint="leave out COMMAND, or --directory")
         pages = _stored(directory / FOLDER, date)
-        screen.result(
-            "sbpair/man/1", {"pages": [str(page) for page in pages]}, [f"{len(pages)} pages in {pages[0].parent}"]
-        )
+        screen.show(StoredPages(tuple(pages)), [f"{len(pages)} pages in {pages[0].parent}"])
         return 0
     path = tuple(name or ())
     if path and find_command(path) is None:
         raise UsageError(f"{' '.join(path)!r} is not a command", hint=f"list the commands with {PROGRAM} --help")
     page = man_page(path, date)
-    screen.result("sbpair/man/1", {"name": " ".join(path), "page": page}, [page.rstrip("\n")])
+    screen.show(ManualPage(" ".join(path), page), [page.rstrip("\n")])
     return 0
 
 
@@ -173,9 +179,9 @@ def schema_command(
 
     if name is None:
         known = all_schemas()
-        entries = [{"name": each, "description": known[each]["description"]} for each in sorted(known)]
-        rows = [(entry["name"], entry["description"].partition(". ")[0]) for entry in entries]
-        screen.result("sbpair/schemas/1", {"schemas": entries}, columns([("NAME", "DESCRIPTION"), *rows]), entries)
+        entries = tuple(SchemaEntry(each, known[each]["description"]) for each in sorted(known))
+        rows = [(each.name, each.description.partition(". ")[0]) for each in entries]
+        screen.show(SchemaList(entries), columns([("NAME", "DESCRIPTION"), *rows]))
         return 0
     found = find_schema(f"{SCHEMA_PREFIX}{name}{SCHEMA_VERSION}") or find_schema(name)
     if found is None:
@@ -203,7 +209,7 @@ def completions_command(
     if shell not in SCRIPTS:
         raise UsageError(f"there are no completions for {shell!r}", hint=f"choose one of {', '.join(SCRIPTS)}")
     script = _shipped_script(shell)
-    screen.result("sbpair/completions/1", {"shell": shell, "script": script}, [script.rstrip("\n")])
+    screen.show(CompletionScript(shell, script), [script.rstrip("\n")])
     return 0
 
 
@@ -228,17 +234,14 @@ def version_command(*, screen: Screen) -> int:
     """
     commit, compiled = built_from(), is_compiled()
     needed = {each.name: each.installed for each in requirements() if each.everywhere or each.installed}
-    document = {
-        "version": __version__,
-        "commit": commit and commit.id,
-        "commit_date": commit and commit.date,
-        "compiled": compiled,
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "dependencies": dict(sorted(needed.items())),
-    }
+    found = RunningVersion(
+        commit.id if commit else None,
+        commit.date if commit else None,
+        compiled=compiled,
+        dependencies=dict(sorted(needed.items())),
+    )
     rows = [("PACKAGE", "VERSION"), *((name, version or "-") for name, version in sorted(needed.items()))]
     source = f"commit {commit.id} of {commit.date}" if commit else "unknown commit"
-    lines = [f"{PROGRAM} {__version__}", source + (", compiled" if compiled else ""), f"Python {document['python']}"]
-    screen.result("sbpair/version/1", document, [*lines, platform.platform(), *columns(rows)][: None if needed else 4])
+    lines = [f"{PROGRAM} {__version__}", source + (", compiled" if compiled else ""), f"Python {found.python}"]
+    screen.show(found, [*lines, found.platform, *columns(rows)][: None if needed else 4])
     return 0

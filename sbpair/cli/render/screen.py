@@ -12,6 +12,7 @@ from typing import Any, TextIO
 from sbpair.cli.next_command import PAIR, not_confirmed, with_options
 from sbpair.cli.options.common import Display, LogFormat, Output
 from sbpair.errors import MachineLacks, SbpairError
+from sbpair.model.document import described_as, encode_document, encode_lines
 from sbpair.operating_system import can_be_redrawn, discard
 
 Document = Mapping[str, object]
@@ -53,6 +54,18 @@ class Screen:
         elif self.output is Output.JSONL:
             for line in [document] if lines is None else lines:
                 self.json_line(schema, line)
+        else:
+            for text in table:
+                self.write(text)
+
+    def show(self, result: object, table: Iterable[str], schema: str = "") -> None:
+        """Print a result in the selected form: its JSON document, its JSON Lines, or text."""
+        described = described_as(result, schema)
+        if self.output is Output.JSON:
+            self.write(json.dumps(encode_document(result, described), indent=2))
+        elif self.output is Output.JSONL:
+            for line in encode_lines(result, described):
+                self.write(json.dumps(line))
         else:
             for text in table:
                 self.write(text)

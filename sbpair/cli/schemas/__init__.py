@@ -4,18 +4,27 @@ A builder returns a schema as plain values. The schema of a dataclass follows fr
 descriptions, and where needed with keywords of a schema: `Annotated[int, "Which one", {"examples": [1]}]`.
 """
 
-from dataclasses import dataclass, is_dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
 from decimal import Decimal
 from enum import Enum
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
+from sbpair.model import document as documents
+from sbpair.model.document import DOCUMENTS, SPREAD, encoded, first_line
 from sbpair.move.events import SyphonEvent, name_and_level
 
-MODULES = ("moves", "other_commands")
-"""The second one takes longer to load: the classes of its results are beside clients."""
+MODULES = (
+    "schemas.moves",
+    "results.documents",
+    "schemas.other_commands",
+)
+"""The later ones take longer to load: the classes of their results are beside clients."""
 
 Schema = dict[str, Any]
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -26,6 +35,8 @@ PLAIN: dict[object, Schema] = {
     Decimal: {"type": "number"},
     bool: {"type": "boolean"},
     object: {},
+    Path: {"type": "string"},
+    datetime: {"type": "string", "format": "date-time"},
 }
 
 
@@ -114,18 +125,65 @@ def typed(kind: Any) -> Schema:
     if NoneType in arguments:
         return nullable(typed(next(each for each in arguments if each is not NoneType)))
     if origin is Literal:
-        return {"enum": list(arguments)}
+        return {"enum": list(map(encoded, arguments))}
     if origin is UnionType:
         return scalar("")
     if origin is tuple and Ellipsis not in arguments:
         return {"type": "array", "prefixItems": list(map(typed, arguments)), "items": False, "minItems": len(arguments)}
     if origin in (list, tuple):
         return {"type": "array", "items": typed(arguments[0])}
-    if origin is dict:
+    if origin in (dict, Mapping):
         return {"type": "object", "additionalProperties": typed(arguments[1])}
-    if is_dataclass(kind):
-        return record(str(kind.__doc__).partition("\n")[0], **keys_of(kind))
-    return {"enum": [each.value for each in kind]} if issubclass(kind, Enum) else PLAIN[kind]
+    if kind in PLAIN:
+        return PLAIN[kind]
+    is_enum = isinstance(kind, type) and issubclass(kind, Enum)
+    return {"enum": [each.value for each in kind]} if is_enum else object_of(kind)
+
+
+def object_of(kind: Any) -> Schema:
+    """Return the schema of an object with the keys of a class."""
+    return record(first_line(kind), **properties_of(kind))
+
+
+def properties_of(kind: Any) -> dict[str, Any]:
+    """Return the keys of a class by their name."""
+    found: dict[str, Any] = {}
+    for key in documents.keys_of(kind):
+        if key.description == SPREAD:
+            found |= _spread(key.kind, key.keywords)
+            continue
+        keywords = dict(key.keywords)
+        required, is_omitted = keywords.pop("required", True), keywords.pop("omitted", False)
+        own = _without_none(key.kind) if is_omitted else key.kind
+        schema = ({} if "const" in keywords else typed(own)) | {"description": key.description} | keywords
+        found[key.name] = schema if required else Optional(schema)
+    return found
+
+
+def _spread(kind: Any, lists: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of a value that stand for it: of `lists` with their descriptions, or of an object."""
+    if lists:
+        return {str(name): typed(get_args(kind)[1]) | {"description": text} for name, text in lists.items()}
+    keys = properties_of(_without_none(kind))
+    return {name: optional(each) for name, each in keys.items()} if NoneType in get_args(kind) else keys
+
+
+def _without_none(kind: Any) -> Any:
+    return next((each for each in get_args(kind) if each is not NoneType), kind) if NoneType in get_args(kind) else kind
+
+
+def schema_of(name: str) -> Schema:
+    """Return the schema of a document, and of its JSON Lines."""
+    found = [each for each in DOCUMENTS if each.name == name]
+    lines = [line for each in found for attribute in each.lines for line in _item_kinds(each.kind, attribute)]
+    return forms(name, found[0].summary, *map(object_of, dict.fromkeys([*(each.kind for each in found), *lines])))
+
+
+def _item_kinds(kind: type, attribute: str) -> tuple[Any, ...]:
+    """Return the kinds of the items of an attribute."""
+    hint = documents.hints_of(kind)[attribute]
+    item = get_args(hint.__origin__ if get_origin(hint) is Annotated else hint)[0]
+    return get_args(item) if get_origin(item) is UnionType else (item,)
 
 
 def keys_of(kind: Any, *later: str) -> dict[str, Any]:
@@ -188,8 +246,9 @@ def forms(name: str, description: str, *records: Schema, **more: Schema) -> Sche
 
 @cache
 def _schemas_in(module: str) -> dict[str, Schema]:
-    values = vars(import_module(f"{__name__}.{module}")).values()
-    return {each["title"]: each for each in values if isinstance(each, dict) and "$schema" in each}
+    values = vars(import_module(f"sbpair.cli.{module}")).values()
+    written = {each["title"]: each for each in values if isinstance(each, dict) and "$schema" in each}
+    return written | {each.name: schema_of(each.name) for each in DOCUMENTS}
 
 
 def find_schema(name: str) -> Schema | None:

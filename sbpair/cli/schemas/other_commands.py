@@ -488,48 +488,6 @@ SEND = document(
     **some_of(SendResult, "seconds", "stopped"),
 )
 
-SCHEMA_LIST = document(
-    "sbpair/schemas/1",
-    "The schemas that sbpair schema prints. JSON Lines have one schema each.",
-    "schemas",
-    schemas=records("Schemas", name=text("Its name"), description=text("Its description")),
-)
-
-_TOPIC = fields(topic=text("Name of the topic"), title=text("Its title"))
-HELP = forms(
-    "sbpair/help/1",
-    "The topics that sbpair help lists, one in each of the JSON Lines; or the text of a command or topic.",
-    record("The list", topics=records("Topics", **_TOPIC)),
-    record("The line of a topic", **_TOPIC),
-    record("A text", name=text("Command or topic"), text=text("Its help, and the document of that name, in Markdown")),
-)
-
-RUNNING_VERSION = document(
-    "sbpair/version/1",
-    "The versions that sbpair version prints.",
-    version=text("Version of sbpair"),
-    commit=nullable(text("Commit that it was built from, with -dirty after it if files were changed; null if unknown")),
-    commit_date=nullable(text("Date of that commit", example="2026-11-23")),
-    compiled=flag("Whether modules of sbpair are native code"),
-    python=text("Version of Python"),
-    platform=text("Operating system"),
-    dependencies=mapping("Versions of required and of installed optional packages", nullable(text("Version"))),
-)
-
-COMPLETIONS = document(
-    "sbpair/completions/1",
-    "The completions that sbpair completions prints.",
-    shell=text("Name of the shell"),
-    script=text("Script that the shell evaluates"),
-)
-
-MANUAL = forms(
-    "sbpair/man/1",
-    "The manual page that sbpair man prints, or the pages that it has stored.",
-    record("A page", name=text("Command; empty for sbpair itself"), page=text("The page, in roff")),
-    record("The stored pages", pages=array("Files", text("Path of a page"))),
-)
-
 _TIERS = record(
     "One namespace",
     tier=choice("Its tier", "Basic", "Standard", "Premium"),
