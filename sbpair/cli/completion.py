@@ -15,7 +15,7 @@ import typer
 from typer import _completion_classes as typers
 
 if TYPE_CHECKING:
-    from sbpair.runs.run_log import RunRecord
+    from sbpair.runs.run_record import RunRecord
 
 # Typer recognises the context by its annotation, and keeps the names that begin with the typed word.
 

@@ -176,14 +176,6 @@ class MissingDestination:
     held: Annotated[int, "Messages of it that were received, and left in the backlog"]
 
 
-@dataclass(frozen=True, slots=True)
-class RemainingMessages:
-    """Messages in the backlog queues at the end of a run."""
-
-    messages: Annotated[int, "Number of messages"]
-    exact: Annotated[bool, "Whether they were counted; otherwise there are at least so many"]
-
-
 class TallyCounts(NamedTuple):
     """Copies of a run's counts: by queue and bucket, and by destination, dead-letter reason and kind of operation."""
 

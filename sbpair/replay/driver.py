@@ -104,7 +104,8 @@ from sbpair.replay.verify import check_acknowledged, check_segments, verify
 from sbpair.runs.control import RunControl
 from sbpair.runs.database import RunDatabase, identity, namespace_id, state_if_any
 from sbpair.runs.journal import accepted_keys
-from sbpair.runs.run_log import MOVED, RunEntry, new_id
+from sbpair.runs.run_log import RunEntry, new_id
+from sbpair.runs.run_record import MOVED
 from sbpair.syphon.run_store import ends_settings
 from sbpair.timespan import TICKS_PER_SECOND, ticks
 

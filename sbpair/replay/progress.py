@@ -36,7 +36,8 @@ from sbpair.replay.run_description import ReplayRun, load_run
 from sbpair.replay.spark import translate_failure
 from sbpair.runs.control import RunControl, Wanted
 from sbpair.runs.database import now_ms
-from sbpair.runs.run_log import Figures, RunEntry, left_unsent
+from sbpair.runs.run_log import Figures, RunEntry
+from sbpair.runs.run_record import left_unsent
 
 if TYPE_CHECKING:
     from sbpair.replay.task_lease import HeldLease

@@ -16,7 +16,8 @@ from sbpair.model.pair import Pair
 from sbpair.replay.archive import RUN_FILE, Archive, directory_names
 from sbpair.replay.run_description import ReplayRequest, load_run
 from sbpair.runs.database import identity
-from sbpair.runs.run_log import is_running, left_unsent
+from sbpair.runs.run_log import is_running
+from sbpair.runs.run_record import left_unsent
 from sbpair.runs.waiting import read_object, unfinished_receipt
 
 READERS = 32  # an object store answers so many requests as fast as one

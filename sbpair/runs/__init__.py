@@ -11,11 +11,11 @@ from sbpair.public_names import lazy_names
 
 if TYPE_CHECKING:
     from sbpair.runs.control import cancel, pause, resume
-    from sbpair.runs.run_log import RunOutcome, RunRecord
+    from sbpair.runs.run_record import RunOutcome, RunRecord
 
 __all__ = ["RunOutcome", "RunRecord", "cancel", "pause", "resume"]
 
 __getattr__, __dir__ = lazy_names(
     __name__,
-    {"sbpair.runs.control": "cancel, pause, resume", "sbpair.runs.run_log": "RunOutcome, RunRecord"},
+    {"sbpair.runs.control": "cancel, pause, resume", "sbpair.runs.run_record": "RunOutcome, RunRecord"},
 )

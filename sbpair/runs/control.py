@@ -13,7 +13,8 @@ from pathlib import Path
 from sbpair.errors import UsageError
 from sbpair.model.pair import Ends, Pair
 from sbpair.runs.database import RunDatabase, state_if_any
-from sbpair.runs.run_log import LIVE, RunOutcome, RunRecord, find_run, read_run
+from sbpair.runs.run_log import find_run, read_run
+from sbpair.runs.run_record import LIVE, RunOutcome, RunRecord
 
 CONFIRM_SECONDS = 10.0
 """How long to wait for a run that pauses or resumes: it looks for requests twice a second."""

@@ -517,19 +517,21 @@ def _batches(state: RunDatabase, wanted: int) -> Iterator[_SentBatch]:
         yield _SentBatch(number, [(namespace, queue, *parts) for parts in _decode_keys(state, keys)], *sent)
 
 
-def doubts_of(state: RunDatabase, run: str, *, ended: bool) -> list[Doubt]:
-    """Return messages that a run left in doubt; once it has `ended`, in any way, also those it was sending."""
+def doubts_of(state: RunDatabase, run: str, *, ended: bool) -> dict[Doubt, bool]:
+    """Return messages that a run left in doubt; once it has `ended`, in any way, also those it was sending.
+
+    Each has whether it is settled: this run or a later one has ended it, and has named it in its receipt.
+    """
     batches = state.read(
-        "SELECT queue, destination, destination_namespace, keys FROM flights WHERE run = ? AND state IN (?, ?, ?)"
-        " ORDER BY id",
-        (run, DOUBTFUL, NAMED, SENDING if ended else DOUBTFUL),
+        "SELECT queue, destination, destination_namespace, keys, state = ?2 FROM flights WHERE run = ?1"
+        " AND state IN (?2, ?3, ?4) ORDER BY state <> ?2, id",
+        (run, NAMED, DOUBTFUL, SENDING if ended else DOUBTFUL),
     )
-    found = (
-        Doubt(run, queue, number, message_id, destination, namespace)
-        for queue, destination, namespace, keys in batches
+    return {
+        Doubt(run, queue, number, message_id, destination, namespace): bool(settled)
+        for queue, destination, namespace, keys, settled in batches
         for number, _, message_id in _decode_keys(state, keys)
-    )
-    return list(dict.fromkeys(found))
+    }
 
 
 def _encode_keys(keys: Sequence[Key]) -> str:

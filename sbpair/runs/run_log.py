@@ -12,17 +12,17 @@ import json
 import logging
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import NamedTuple
 
-from sbpair.errors import ExitCode, SbpairError, StateRefused, Unsafe, UsageError
+from sbpair.errors import ExitCode, SbpairError, Unsafe, UsageError
 from sbpair.runs.database import Row, RunDatabase, now_ms
 from sbpair.runs.file_lease import Lock, is_locked
-from sbpair.runs.journal import ACCEPTED, DOUBTFUL, SENDING, TWICE, Doubt, doubts_of
+from sbpair.runs.journal import ACCEPTED, DOUBTFUL, SENDING, TWICE, doubts_of
+from sbpair.runs.run_record import LIVE, MOVED, RunOutcome, RunRecord, may_wait, outcome_of
 
 log = logging.getLogger(__name__)
 
@@ -34,61 +34,6 @@ RESERVE_BYTES = 256 * 1024
 
 ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 """Excludes letters that look like digits or other letters."""
-
-MOVED = (ExitCode.DONE, ExitCode.PARTIAL_OR_FINDINGS)
-"""Exit codes of a run that finished, even if not with every message."""
-
-
-class RunOutcome(StrEnum):
-    """How a run ended, or the state of a live one. The values are part of the JSON contract."""
-
-    RUNNING = "running"
-    PAUSED = "paused"
-    DONE = "done"
-    PARTIAL = "partial"
-    STOPPED = "stopped"
-    FAILED = "failed"
-    CRASHED = "crashed"
-
-
-LIVE = (RunOutcome.RUNNING, RunOutcome.PAUSED)
-"""Outcomes of a run that has not ended."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunRecord:
-    """One run. Times are ms since 1970; `ended_ms` and `exit_code` are None for a live or crashed one.
-
-    `error` is why it failed, `receipt` the last one it wrote; that of a replay is its proof, with its `archive`.
-    `settings` are the options in force, without secrets; {} for a run of an earlier version.
-    """
-
-    id: Annotated[str, "Id of the run"]
-    command: Annotated[str, "Command that ran, with its mode"]
-    started_ms: int
-    ended_ms: int | None
-    outcome: Annotated[RunOutcome, "How it ended, or the state of a live run"]
-    exit_code: int | None
-    error: Annotated[str, "Error; empty for none"]
-    receipt: dict[str, object] | None
-    settings: dict[str, object]
-    doubts: tuple[Doubt, ...]
-
-    @contextmanager
-    def reading(self) -> Iterator[None]:
-        """Raise StateRefused where the receipt, the settings or the samples hold what sbpair does not write."""
-        try:
-            yield
-        except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
-            raise StateRefused(
-                f"the record of run {self.id} cannot be read: {type(error).__name__}, {error}",
-                hint="if no other program has changed the state, report this as a bug",
-            ) from error
-
-    @property
-    def kind(self) -> str:
-        """The command without its options: `syphon` or `replay`."""
-        return self.command.split()[0]
 
 
 def new_id(started_ms: int, chance: Callable[[], float] = random.random) -> str:
@@ -159,13 +104,15 @@ class RunEntry:
         self, receipt: Mapping[str, object] | None, exit_code: int, *, stopped: bool = False, error: str = ""
     ) -> None:
         """Write how the run ended. `stopped` marks a requested stop; without a receipt, the last one stays."""
-        outcome = RunOutcome.STOPPED if stopped else RunOutcome.DONE if exit_code in MOVED else RunOutcome.FAILED
+        outcome = outcome_of(exit_code, stopped=stopped)
+        # The file has no partial runs: earlier versions could not read them.
+        stored = RunOutcome.DONE if outcome is RunOutcome.PARTIAL else outcome
         written = None if receipt is None else json.dumps(receipt)
         statement = (
             "UPDATE runs SET ended_ms = ?, outcome = ?, exit_code = ?, error = ?, receipt = coalesce(?, receipt)"
             " WHERE id = ?"
         )
-        row = (self._clock_ms(), outcome, exit_code, error, written, self.id)
+        row = (self._clock_ms(), stored, exit_code, error, written, self.id)
         try:
             self._state.write((statement, [row]))
         except SbpairError:
@@ -244,8 +191,8 @@ def _decoded(state: RunDatabase, row: Row) -> RunRecord:
         paused = state.read("SELECT run FROM controls WHERE run = ? AND state = 'paused'", (run_id,))
         is_live = is_locked(_running_file(state, run_id))
         outcome = (RunOutcome.PAUSED if paused else RunOutcome.RUNNING) if is_live else RunOutcome.CRASHED
-    elif outcome == RunOutcome.DONE and exit_code == ExitCode.PARTIAL_OR_FINDINGS:
-        outcome = RunOutcome.PARTIAL  # the file has no such outcome: earlier versions could not read it
+    elif exit_code is not None:
+        outcome = outcome_of(exit_code, stopped=outcome == RunOutcome.STOPPED)
     doubts = doubts_of(state, run_id, ended=outcome not in LIVE)
     read, known = (None if each is None else json.loads(each) for each in (receipt, settings))
     _check_types(str, run_id, command, error)
@@ -254,7 +201,7 @@ def _decoded(state: RunDatabase, row: Row) -> RunRecord:
     if not command.split():
         raise ValueError("a run has no command")
     end = (RunOutcome(outcome), exit_code, error)
-    return RunRecord(run_id, command, started, ended, *end, read, known or {}, tuple(doubts))
+    return RunRecord(run_id, command, started, ended, *end, read, known or {}, doubts)
 
 
 def _check_types(expected: type, *values: object) -> None:
@@ -296,33 +243,6 @@ def _trim(state: RunDatabase) -> None:
         ("DELETE FROM samples WHERE run NOT IN (SELECT id FROM runs)", [()]),
         ("DELETE FROM controls WHERE run NOT IN (SELECT id FROM runs)", [()]),
     )
-
-
-def left_unsent(receipt: Mapping[str, Any]) -> int:
-    """Return how many archived messages a receipt leaves to a resume: no selection left them out.
-
-    Raises TypeError for a receipt that sbpair does not write.
-    """
-    return max(0, (receipt.get("unsent") or 0) - (receipt.get("excluded") or 0))
-
-
-def is_finished(receipt: Mapping[str, Any] | None) -> bool:
-    """Return whether a replay has nothing to resume: it has a receipt, and no selected message without an outcome.
-
-    A direct run archives no messages. Only a resume reads its ledger, so that a stopped one is not finished: a message
-    that a killed task has sent is still in the backlog.
-    """
-    if not receipt:
-        return False
-    return not receipt.get("stopped") if receipt.get("mode") == "direct" else not left_unsent(receipt)
-
-
-def may_wait(receipt: Mapping[str, Any] | None) -> bool:
-    """Return whether an archive may have messages of an ended replay, by the receipt in its record."""
-    # Until its end, the record has the archive and counts; of a run that was refused at its start, nothing.
-    if not receipt:
-        return False
-    return "run" not in receipt or not is_finished(receipt)
 
 
 def _is_unfinished(command: str, receipt: str | None) -> bool:

@@ -16,7 +16,8 @@ from typing import Any
 from sbpair.errors import MachineLacks, SbpairError, StateRefused
 from sbpair.operating_system.files import read_document
 from sbpair.runs.database import StateOwner
-from sbpair.runs.run_log import LIVE, RunRecord, all_runs, is_finished, left_unsent, may_wait
+from sbpair.runs.run_log import all_runs
+from sbpair.runs.run_record import LIVE, RunRecord, is_finished, left_unsent, may_wait
 
 # Files of a run in its archive, as `replay.archive` names them, which needs pyarrow.
 RUN_FILE, RECEIPT_FILE, REMOVED_FILE = "run.json", "report/receipt.json", "report/removed.json"

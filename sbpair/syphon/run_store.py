@@ -6,7 +6,7 @@ Invariant: the lease is taken before anything is written, and released last.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -141,14 +141,17 @@ class RunStore:
             self._recorded.record(receipt.document())
             self._last = receipt
 
-    def finish(self, exit_code: int, *, stopped: bool = False, error: str = "") -> None:
-        """Record how the run ended, with a receipt that names ended doubts.
+    def finish(
+        self, exit_code: int, receipt: Mapping[str, object] | None = None, *, stopped: bool = False, error: str = ""
+    ) -> None:
+        """Record how the run ended, with a receipt that names ended doubts: by default that of this moment.
 
         Leaving the context with an exception records that by itself.
         """
         if self._recorded is not None:
             self.sample(last=True)
-            self._recorded.finish(self._receipt().document(), exit_code, stopped=stopped, error=error)
+            receipt = self._receipt().document() if receipt is None else receipt
+            self._recorded.finish(receipt, exit_code, stopped=stopped, error=error)
             self.journal.note_named()
 
     def _open(self, stack: ExitStack, request: RunRequest, directory: Path, may_send: Callable[[], None]) -> None:

@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -20,10 +20,11 @@ from sbpair.move.context import MoveContext
 from sbpair.move.events import QueuesFound, SyphonEvent, TopicsUnchecked
 from sbpair.move.failure_latch import unless_set
 from sbpair.move.rate_limit import Limit
-from sbpair.move.receipt import MissingDestination, NamedMessage, Receipt, RemainingMessages, Tally
+from sbpair.move.receipt import MissingDestination, NamedMessage, Receipt, Tally
 from sbpair.move.topic_guard import TopicGuard
 from sbpair.runs.journal import Journal
 from sbpair.runs.run_log import SPACING_MS
+from sbpair.runs.run_record import RemainingMessages
 from sbpair.runs.session_lease import SessionLease, check_queue, hold_lease
 from sbpair.syphon.intake_gate import IntakeGate, obeying
 from sbpair.syphon.pool import DepthSampler, Find, WorkerPool
@@ -53,9 +54,9 @@ side."""
 class SyphonResult:
     """`failures` are the workers that could not go on: (queue, error). `run` is its id in `sbpair runs show`.
 
-    `hurried` is whether the run ended without a wait for pending sends. `remaining` is None for a run that emptied the
-    backlog, or received nothing. `limit` slowed the run down most. `to` is the namespace that a backlog went to instead
-    of its primary.
+    `stopped` is whether the run was asked to end, `hurried` whether it did so without a wait for pending sends, `once`
+    whether it would have ended by itself. `remaining` is None for a run that emptied the backlog, or did not begin.
+    `limit` slowed the run down most. `to` is the namespace that a backlog went to instead of its primary.
     """
 
     receipt: Receipt
@@ -68,15 +69,40 @@ class SyphonResult:
     remaining: RemainingMessages | None = None
     limit: Limit | None = None
     to: str = ""
+    once: bool = False
 
     @property
     def exit_code(self) -> int:
-        """The receipt's; that of a failure if nothing was moved, or if the failure stopped the run."""
+        """The receipt's; that of a failure if nothing was moved, or if the failure stopped the run.
+
+        A stop ends a watch in order, and interrupts a run that would have ended by itself, or that does not wait.
+        """
+        receipt = self.receipt
+        if self.hurried and receipt.balanced:
+            return ExitCode.INTERRUPTED
+        if not self.failures and self.stopped and receipt.balanced:
+            held = any(each.held for each in self.missing)
+            found = receipt.dead_lettered or receipt.expired or held
+            return ExitCode.INTERRUPTED if self.once else ExitCode.PARTIAL_OR_FINDINGS if found else ExitCode.DONE
         if not self.failures:
-            return self.receipt.exit_code
+            return receipt.exit_code
         codes = {error.exit_code for _, error in self.failures}
         worst = next((code for code in STOPPING if code in codes), min(codes))
-        return worst if worst in STOPPING or not self.receipt.sent else ExitCode.PARTIAL_OR_FINDINGS
+        return worst if worst in STOPPING or not receipt.sent else ExitCode.PARTIAL_OR_FINDINGS
+
+    def document(self) -> dict[str, object]:
+        """Return the receipt as it is printed and recorded."""
+        return {
+            "run": self.run,
+            "to": self.to or None,
+            **self.receipt.document(),
+            "failures": [{"queue": queue, "reason": error.message} for queue, error in self.failures],
+            "seconds": round(self.seconds, 3),
+            "stopped": self.stopped,
+            "remaining": self.remaining and asdict(self.remaining),
+            "missing_destinations": list(map(asdict, self.missing)),
+            "limit": None if self.limit is None else {**self.limit._asdict()},
+        }
 
 
 async def run(
@@ -164,9 +190,10 @@ async def run(
             remaining,
             None if limiter is None else limiter.main_limit(),
             request.to,
+            request.once,
         )
         error = failures[0][1].message if failures else ""
-        store.finish(result.exit_code, stopped=result.stopped and not error, error=error)
+        store.finish(result.exit_code, result.document(), stopped=result.stopped and not error, error=error)
     return result
 
 
@@ -295,8 +322,9 @@ def _failures(plan: RunPlan, workers: list[QueueWorker], ramp: Ramp | None) -> l
 async def _remaining(plan: RunPlan, workers: list[QueueWorker], *, may_count: bool) -> RemainingMessages | None:
     """Return what a run left in the backlog, if it may have left something. Without a quick count: at least that."""
     receipt = plan.context.tally.receipt()
-    left = max(0, receipt.remaining, receipt.locked)
-    if not (plan.stop.is_set() or left):
+    left, most = max(0, receipt.remaining, receipt.locked), plan.request.max_messages
+    is_full = most is not None and receipt.sent >= most
+    if not (plan.stop.is_set() or left or is_full):
         return None
     there = [worker for worker in workers if not isinstance(worker.error, EntityMissing)]
     if may_count and plan.control is not None and not any(worker.error for worker in there):
@@ -307,7 +335,7 @@ async def _remaining(plan: RunPlan, workers: list[QueueWorker], *, may_count: bo
             log.info("what is left could not be counted: %s", error)
         else:
             return RemainingMessages(sum(count or 0 for count in counts), exact=True)
-    return RemainingMessages(left, exact=False)
+    return RemainingMessages(left, exact=False) if left or plan.stop.is_set() else None
 
 
 def _name_possible_duplicates(tally: Tally, journal: Journal, run_id: str, request: RunRequest) -> None:

@@ -83,7 +83,7 @@ def test_possible_duplicates_beyond_those_that_are_named_are_counted(more: int, 
     tally = Tally()
     for number in range(MAX_DOUBTFUL + more):
         tally.doubtful(NamedMessage("c/t/0", number, None, "orders", "no answer"))
-    lines = receipt_table(SyphonResult(tally.receipt(), (), 1.0, False), "--once", SYPHON)
+    lines = receipt_table(SyphonResult(tally.receipt(), (), 1.0, False).document(), {}, SYPHON)
     found = [line for line in lines if line.startswith("possible duplicates: ")]
     assert len(found) == shown
     assert found[-1] == "possible duplicates: 20001 in all" or not more
@@ -92,5 +92,5 @@ def test_possible_duplicates_beyond_those_that_are_named_are_counted(more: int, 
 def test_what_came_back_is_named_with_its_reason() -> None:
     tally, back = Tally(), NamedMessage("orders/$deadletterqueue", 7, "m10", "orders", "Poison: it is bad")
     tally.ramp = RampRecord((1,), 30.0, RampState.STOPPED, (RampStep(1, 1, 1.0, 1),), (back,), came_back_total=1)
-    lines = receipt_table(SyphonResult(tally.receipt(), (), 1.0, False), "--once", SYPHON)
+    lines = receipt_table(SyphonResult(tally.receipt(), (), 1.0, False).document(), {}, SYPHON)
     assert "came back: 1 message (m10): Poison: it is bad" in list(lines)

@@ -113,6 +113,9 @@ async def test_a_crashed_run_lists_messages_in_doubt_and_the_next_resends_them(t
         [named] = receipt["doubtful"]
         assert named["message_id"] == "m0"
         assert crashed["id"] in named["reason"]
+        later, earlier = await pair.runs()
+        assert [(each["in_doubt"], each["doubtful_total"]) for each in (later, earlier)] == [(0, 1), (0, 1)]
+        assert "in doubt: " not in (await pair.run("runs", "show", crashed["id"]))[1]
 
 
 async def test_a_second_syphon_of_a_pair_is_refused_without_no_lease(tmp_path: Path) -> None:

@@ -57,7 +57,8 @@ async def test_a_hangup_stops_a_run_in_order(tmp_path: Path, mode: str, code: in
         assert receipt["remaining"] == {"messages": 60 - receipt["sent"], "exact": True}
         assert receipt["next_commands"] == [f"sbpair syphon {mode} --rate 10 --state {tmp_path}"]
         [run] = await pair.runs()
-        assert (run["id"], run["outcome"]) == (receipt["run"], "stopped")
+        assert (run["id"], run["outcome"], run["exit_code"]) == (receipt["run"], "stopped", code)
+        assert run["remaining"] == receipt["remaining"]
 
 
 async def test_a_lost_terminal_stops_a_run_in_order(tmp_path: Path) -> None:
@@ -113,7 +114,8 @@ async def test_an_interrupted_run_says_what_is_left_and_how_to_continue(tmp_path
         [(run, left)] = re.findall(r"^run (\S+) was stopped after \d+s; (\d+) messages in the backlog$", ended)
         assert int(left) == 60 - pair.arrived
         assert then == f"to continue: sbpair syphon --once --rate 10 --state {tmp_path}"
-        assert [each["id"] for each in await pair.runs()] == [run]
+        [listed] = await pair.runs()
+        assert (listed["id"], listed["exit_code"], listed["remaining"]["messages"]) == (run, 130, int(left))
 
 
 async def test_a_watch_with_dead_letters_ends_with_3_and_names_the_way_back(tmp_path: Path) -> None:

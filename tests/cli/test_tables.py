@@ -29,9 +29,9 @@ from sbpair.model.pair import Endpoint
 from sbpair.model.queues import Counts, QueueFinding, Utilisation
 from sbpair.model.report import Outcome, Report, ReportItem
 from sbpair.move.message.route import TimeToLive
-from sbpair.move.receipt import NamedMessage, Receipt, RemainingMessages
+from sbpair.move.receipt import NamedMessage, Receipt
 from sbpair.runs.journal import Doubt
-from sbpair.runs.run_log import RunOutcome, RunRecord
+from sbpair.runs.run_record import RemainingMessages, RunOutcome, RunRecord
 from sbpair.status import DestinationStatus, SideStatus, Status
 from sbpair.syphon.forecast import DeadLetterGroup, FlowStats, Forecast
 from sbpair.syphon.run_limits import EffectiveLimits, EndTiers
@@ -104,7 +104,7 @@ RECEIPT = {
     "destinations": {"orders": 18_000, LONG: 1_000},
     "operations": {"by_sbpair": 60_012, "received": 40_000, "sent": 20_000, "empty_receives": 7, "management_calls": 5},
 }
-DOUBTS = tuple(Doubt(f"r{at}", PATHS[0], at, f"a-message-id-{at}", LONG) for at in range(2))
+DOUBTS = {Doubt(f"r{at}", PATHS[0], at, f"a-message-id-{at}", LONG): not at for at in range(2)}
 RUNS = [
     RunRecord(
         "261122-175236-znkq", "syphon --watch", 1_795_000_000_000, None, RunOutcome.CRASHED, None, "", None, {}, DOUBTS

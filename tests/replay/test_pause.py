@@ -22,7 +22,7 @@ from sbpair.replay.queue_task import retry_while_progressing
 from sbpair.replay.run_description import ReplayMode, ReplayOptions
 from sbpair.replay.task_lease import HeldLease
 from sbpair.runs.control import Wanted
-from sbpair.runs.run_log import RunOutcome
+from sbpair.runs.run_record import RunOutcome
 from tests.replay.segments import created
 from tests.replay.world import OTHER, World
 

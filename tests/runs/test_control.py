@@ -7,7 +7,8 @@ import pytest
 from sbpair.errors import UsageError
 from sbpair.runs.control import RunControl, Wanted, request
 from sbpair.runs.database import RunDatabase
-from sbpair.runs.run_log import RunEntry, RunOutcome, read_run
+from sbpair.runs.run_log import RunEntry, read_run
+from sbpair.runs.run_record import RunOutcome
 
 
 class Entry(RunEntry):

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from sbpair.runs import waiting
 from sbpair.runs.control import RunControl, Wanted, request
 from sbpair.runs.database import RunDatabase, StateOwner
-from sbpair.runs.run_log import MAX_KEPT, RunEntry, all_runs, is_finished, left_unsent
+from sbpair.runs.run_log import MAX_KEPT, RunEntry, all_runs
+from sbpair.runs.run_record import is_finished, left_unsent
 from sbpair.runs.waiting import WaitingRun, local_directory, read_waiting, waiting_runs
 from tests.runs.states import PAIR
 

@@ -14,8 +14,8 @@ from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.frontends.amqp.message_links import OutgoingLink
 from sbpair.move import events, raw_source
 from sbpair.move.peek import locked
-from sbpair.move.receipt import RemainingMessages
 from sbpair.runs.database import now_ms
+from sbpair.runs.run_record import RemainingMessages
 from sbpair.syphon import queue_end, run_plan
 from tests.kit.moves import ids
 from tests.kit.waiting import until

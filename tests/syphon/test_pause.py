@@ -15,7 +15,8 @@ from sbpair.move.filter import MessageFilter
 from sbpair.move.receipt import RampState
 from sbpair.runs import RunRecord
 from sbpair.runs.database import RunDatabase
-from sbpair.runs.run_log import RunOutcome, all_runs
+from sbpair.runs.run_log import all_runs
+from sbpair.runs.run_record import RunOutcome
 from sbpair.syphon.run_request import RampPlan
 from sbpair.syphon.runner import SyphonResult
 from tests.kit.moves import peeked as held_in

@@ -13,10 +13,11 @@ from sbpair import errors
 from sbpair.amqp_server.shared_access import AccessRight
 from sbpair.backlog import queue_path
 from sbpair.move import destination_sender, events
-from sbpair.move.receipt import MissingDestination, RemainingMessages, Tally
+from sbpair.move.receipt import MissingDestination, Tally
 from sbpair.runs.database import RunDatabase
 from sbpair.runs.journal import Journal
 from sbpair.runs.run_log import all_runs
+from sbpair.runs.run_record import RemainingMessages
 from sbpair.syphon import runner
 from sbpair.syphon.run_request import syphon_request
 from sbpair.syphon.run_store import LiveRun, RunStore

@@ -1,7 +1,7 @@
 """`sbpair runs`: the records of earlier runs, their reports, and requests to running ones in other processes."""
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -14,12 +14,11 @@ from sbpair.cli.logs import utc
 from sbpair.cli.next_command import next_command
 from sbpair.cli.options.common import Output, RunSelection, argument, option
 from sbpair.cli.options.entity_addresses import reach_of
-from sbpair.cli.render.receipt import breakdown, filter_lines, left_lines, proof_lines
-from sbpair.cli.render.screen import Screen, clean, size, spoken
+from sbpair.cli.render.receipt import SYPHON, MoveWording, next_commands, proof_lines, receipt_table
+from sbpair.cli.render.screen import Document, Screen, clean, size, spoken
 from sbpair.cli.render.table import columns, wrapped
 from sbpair.cli.render.waiting import report_waiting, waiting_document, waiting_line
-from sbpair.errors import ExitCode, MachineLacks, SbpairError, UsageError
-from sbpair.move.receipt import BUCKETS
+from sbpair.errors import ExitCode, SbpairError, UsageError
 from sbpair.operating_system.files import replaced_file
 from sbpair.runs.waiting import waiting_runs
 
@@ -27,12 +26,12 @@ if TYPE_CHECKING:
     from sbpair.cli.report.run_report import RunReport
     from sbpair.replay.archive import ArchiveFiles
     from sbpair.runs.database import RunDatabase, StateOwner
-    from sbpair.runs.run_log import RunRecord
+    from sbpair.runs.run_record import RemainingMessages, RunRecord
 
 SCHEMA = "sbpair/runs/1"
 STDOUT = "-"
 FACTS = ("id", "command", "archive", "started", "ended", "took", "outcome", "exit_code", "error")
-SHOWN = (*FACTS, "received", *BUCKETS, "locked")
+HEADING = ("RUN", "KIND", "COMMAND", "STARTED", "TOOK", "OUTCOME", "RECEIVED", "SENT", "LEFT", "IN DOUBT", "DOUBTFUL")
 
 
 def group() -> None:
@@ -52,9 +51,9 @@ def group() -> None:
 def list_runs(*, connection: RunSelection, screen: Screen) -> int:
     """List the syphons, moves and replays of a pair, or the moves of a namespace, the latest first.
 
-    OUTCOME is running, paused, done, partial (exit code 3), stopped, failed or crashed; IN DOUBT counts messages sent
-    without an answer. Below, stderr names replays with messages in their archive, and paused runs, with the command
-    that goes on with each.
+    OUTCOME is running, paused, done, partial (exit code 3), stopped, failed or crashed. LEFT counts messages left over
+    at the end, IN DOUBT those sent without an answer and not settled since, DOUBTFUL all that may be there twice.
+    Below, stderr names replays with messages in their archive, and paused runs, with the command that goes on.
 
     Examples:
       sbpair runs list
@@ -70,8 +69,7 @@ def list_runs(*, connection: RunSelection, screen: Screen) -> int:
         with run.reading():
             entries.append(run_document(run))
             rows.append(_row(run))
-    heading = ("RUN", "KIND", "COMMAND", "STARTED", "TOOK", "OUTCOME", "RECEIVED", "SENT", "IN DOUBT")
-    table = columns([heading, *rows], optional=("STARTED", "COMMAND", "KIND")) if found else []
+    table = columns([HEADING, *rows], optional=("STARTED", "COMMAND", "TOOK", "KIND")) if found else []
     screen.result(SCHEMA, {"runs": entries}, table, entries)
     report_waiting(screen, waiting_runs(found))
     return 0
@@ -83,10 +81,11 @@ def show_run(
     connection: RunSelection,
     screen: Screen,
 ) -> int:
-    """Show the receipt of one run and each message it left in doubt.
+    """Show the receipt of one run, and each message that may be there twice.
 
-    A message in doubt was sent without an answer: its destination may have it, and may get it twice. The receipt of a
-    crashed run is a few seconds older than its end.
+    A message in doubt was sent without an answer: its destination may have it, and may get it twice. A later run
+    settles it: then it is named no more as in doubt, and still as a possible duplicate. The receipt of a crashed run is
+    a few seconds older than its end.
 
     Examples:
       sbpair runs show 261122-101500
@@ -96,14 +95,14 @@ def show_run(
 
     with _open_runs(connection, screen) as kept:
         run = find_run(kept, run_id)
-    doubtful = [{key: value for key, value in asdict(doubt).items() if key != "run"} for doubt in run.doubts]
-    known = run.receipt or {}
-    # A replay that has not ended has counts in place of a receipt.
-    is_whole = run.kind != "replay" or "run" in known
-    receipt = {key: value for key, value in known.items() if key != "archive" and is_whole}
     with run.reading():
-        found = {**run_document(run), "receipt": receipt or None, "doubtful": doubtful}
-        screen.result(SCHEMA, {"runs": [found]}, _page(run), [found])
+        document = run_document(run)
+        known, shown = run.receipt or {}, [asdict(each) for each in run.doubtful()]
+        # A replay that has not ended has counts in place of a receipt.
+        is_whole = run.kind != "replay" or "run" in known
+        receipt = {key: value for key, value in known.items() if key != "archive" and is_whole}
+        found = {**document, "receipt": receipt or None, "doubtful": shown}
+        screen.result(SCHEMA, {"runs": [found]}, _page(run, document, receipt, shown), [found])
     return 0
 
 
@@ -118,14 +117,14 @@ def report_run(
     """Write a report of one run: receipt, timeline, dead letters, options and cost.
 
     A running run is reported so far. An existing file is replaced. The page has no scripts, loads nothing, and prints
-    well; --html needs pip install 'sbpair[report]'. A replay's report has checksums of its archive, if it can be read.
-    Reports hold message ids, entity names and host names, but neither bodies nor secrets.
+    well. Its curves need pip install 'sbpair[report]': without, it has their table. A replay's report has checksums of
+    its archive, if it can be read. Reports hold ids, names of entities and hosts, but neither bodies nor secrets.
 
     Examples:
       sbpair runs report 261122-101500 --html report.html
       sbpair runs report 261122-101500 --markdown -
 
-    Exit codes: 0 written; 2 no such run; 7 a file cannot be written, or the extra is not installed
+    Exit codes: 0 written; 2 no such run; 7 a file cannot be written
 
     See also: sbpair help runs
     """
@@ -236,7 +235,8 @@ def _open_runs(selection: RunSelection, screen: Screen) -> "AbstractContextManag
     return kept or nullcontext()
 
 
-def run_document(run: "RunRecord") -> dict[str, object]:
+def run_document(run: "RunRecord") -> Document:
+    """Return a run as JSON. Read it within `reading`."""
     return {
         "id": run.id,
         "kind": run.kind,
@@ -247,51 +247,52 @@ def run_document(run: "RunRecord") -> dict[str, object]:
         "outcome": run.outcome,
         "exit_code": run.exit_code,
         "error": run.error,
-        "in_doubt": _in_doubt(run),
+        **asdict(run.counts),
         "waiting": next(map(waiting_document, waiting_runs([run])), None),
     }
 
 
-def _in_doubt(run: "RunRecord") -> int:
-    """Return the messages sent without an answer, of which a replay's proof has the number."""
-    return len(run.doubts) or int(str((run.receipt or {}).get("doubtful_total", 0)))
-
-
 def _row(run: "RunRecord") -> list[object]:
-    receipt = run.receipt or {}
-    received, sent = ("archived", "acknowledged") if run.kind == "replay" else ("received", "sent")
-    command = run.command.removeprefix(f"{run.kind} ")
-    counts = [receipt.get(received) or receipt.get("received", ""), receipt.get(sent, ""), _in_doubt(run)]
-    return [run.id, run.kind, command, utc(run.started_ms / 1000), _took(run), run.outcome, *counts]
+    counts, command = run.counts, run.command.removeprefix(f"{run.kind} ")
+    numbers = (counts.received, counts.sent, counts.remaining and _left(counts.remaining))
+    shown = ("" if each is None else each for each in numbers)
+    times = utc(run.started_ms / 1000), "" if run.seconds is None else spoken(run.seconds)
+    return [run.id, run.kind, command, *times, run.outcome, *shown, counts.in_doubt, counts.doubtful_total]
 
 
-def _page(run: "RunRecord") -> Iterator[str]:
-    receipt = run.receipt or {}
-    replayed = run.kind == "replay"
-    facts = {**({} if replayed else receipt), **run_document(run), "took": _took(run)}
-    shown = [(name.replace("_", " "), str(facts[name])) for name in SHOWN if facts.get(name) not in (None, "")]
-    yield from columns(shown)
+def _left(remaining: "RemainingMessages") -> object:
+    return remaining.messages if remaining.exact else f"≥{remaining.messages}"
+
+
+def _page(run: "RunRecord", document: Document, receipt: Document, doubtful: Sequence[Document]) -> Iterator[str]:
+    facts = {**document, "took": "" if run.seconds is None else spoken(run.seconds)}
+    shown = [(name.replace("_", " "), str(facts[name])) for name in FACTS if facts[name] not in (None, "")]
+    doubts = [("still in doubt", run.counts.in_doubt), ("possible duplicates", run.counts.doubtful_total)]
+    yield from columns([*shown, *doubts])
     for each in waiting_runs([run]):
         yield from wrapped(waiting_line(each))
-    if not replayed:
-        yield from filter_lines(receipt)
-        yield from breakdown(receipt)
-        yield from left_lines(receipt)
-    elif "run" in receipt:
+    if receipt:
         yield ""
-        yield from proof_lines(receipt)
-    for doubt in run.doubts:
-        name = doubt.message_id or doubt.sequence_number
-        yield from wrapped(clean(f"in doubt: {name} of {doubt.queue} to {doubt.destination}"))
+        yield from proof_lines(receipt) if run.kind == "replay" else _moved(run, {**receipt, "doubtful": doubtful})
+    for doubt in run.doubtful():
+        if doubt.in_doubt:
+            name = doubt.message_id or doubt.sequence_number
+            yield from wrapped(clean(f"in doubt: {name} of {doubt.queue} to {doubt.destination}"))
 
 
-def _took(run: "RunRecord") -> str:
-    return "" if run.ended_ms is None else spoken((run.ended_ms - run.started_ms) / 1000)
+def _moved(run: "RunRecord", receipt: Document) -> Iterator[str]:
+    """Yield the receipt of a move as it was printed at its end. A crashed one goes on as a stopped one does."""
+    is_cut = run.outcome == "crashed"
+    words = run.command.split()
+    source = {"syphon": SYPHON.source, "redrive": "the dead letters"}.get(run.kind, words[1])
+    wording = MoveWording(SCHEMA, tuple(each for each in words if not each.startswith("-")), source)
+    commands = next_commands({**receipt, **({"stopped": True} if is_cut else {})}, next_command(*words), wording)
+    yield from receipt_table(receipt, commands if run.ended_ms or is_cut else {}, wording)
 
 
 def _request(action: str, run_id: str, opening: "AbstractContextManager[RunDatabase | None]", screen: Screen) -> int:
     from sbpair.runs import control
-    from sbpair.runs.run_log import LIVE
+    from sbpair.runs.run_record import LIVE
 
     wanted = control.WANTED[action]
     began = time.monotonic()
@@ -320,7 +321,7 @@ def _request(action: str, run_id: str, opening: "AbstractContextManager[RunDatab
 
 
 def _check(wanted: dict[str, str], screen: Screen) -> None:
-    """Raise UsageError for options that do not go together, MachineLacks if the extra is not installed."""
+    """Raise UsageError for options that do not go together."""
     if not wanted:
         raise UsageError("expected --html FILE or --markdown FILE", hint="write - for stdout")
     if STDOUT in wanted.values() and (screen.output is not Output.TABLE or len(wanted) > 1):
@@ -328,10 +329,6 @@ def _check(wanted: dict[str, str], screen: Screen) -> None:
         raise UsageError(f"{other} cannot share stdout with a report", hint="give the path of a file instead of -")
     if len(wanted) > 1 and len({Path(file).absolute() for file in wanted.values()}) == 1:
         raise UsageError("--html and --markdown name the same file", hint="give each a file of its own")
-    from sbpair.replay.spark import is_installed
-
-    if "html" in wanted and not is_installed("matplotlib"):
-        raise MachineLacks("matplotlib is not installed", hint="pip install 'sbpair[report]'")
 
 
 def rendered_report(owner: "StateOwner", run_id: str, formats: Iterable[str]) -> "tuple[RunReport, dict[str, str]]":

@@ -17,10 +17,10 @@ from sbpair.cli.logs import utc
 from sbpair.cli.next_command import about_pair, with_options
 from sbpair.cli.options import moves
 from sbpair.cli.options.moves import MoveTerms
-from sbpair.cli.render.receipt import SYPHON, MoveWording, receipt_document, receipt_table, warn_of_failures
+from sbpair.cli.render.receipt import SYPHON, MoveWording, receipt_of, warn_of_failures
 from sbpair.cli.render.screen import Screen, plural
 from sbpair.cli.served_ports import open_metrics_port, open_supervision
-from sbpair.errors import ExitCode, LeaseHeld, LeaseLost, NotAuthenticated, SbpairError, Unavailable
+from sbpair.errors import LeaseHeld, LeaseLost, NotAuthenticated, SbpairError, Unavailable
 from sbpair.model.retries import Backoff
 from sbpair.move.failure_latch import set_within
 from sbpair.operating_system.shortages import no_room, shortage_of
@@ -68,7 +68,7 @@ class PairMove:
 
     @property
     def exit_code(self) -> int:
-        return int(_exit_code_of(self.results[-1], once=self.once) if self.error is None else self.error.exit_code)
+        return int(self.results[-1].exit_code if self.error is None else self.error.exit_code)
 
 
 Move = Callable[[PairMove], Awaitable[None]]
@@ -78,7 +78,7 @@ def run_move(screen: Screen, only: PairMove, terms: MoveTerms, mode: str, words:
     """Move the messages of one pair, and print the receipt. Returns the exit code."""
     with _moved(screen, [only], terms, f"{words.command[0]} {mode}", by_pair=False):
         [result] = only.results
-        screen.result(words.schema, receipt_document(result, mode, words), receipt_table(result, mode, words))
+        screen.result(words.schema, *receipt_of(result, mode, words))
     _warn(screen, only, words)
     return only.exit_code
 
@@ -89,14 +89,15 @@ def run_all(screen: Screen, moved: Sequence[PairMove], terms: MoveTerms, mode: s
         answers, lines = [], list[str]()
         for each in moved:
             with about_pair(each.name):
-                found = [{"schema": SYPHON.schema, **receipt_document(one, mode, SYPHON)} for one in each.results]
+                receipts = [receipt_of(one, mode, SYPHON) for one in each.results]
+                found = [{"schema": SYPHON.schema, **document} for document, _ in receipts]
                 counts = [sum(getattr(one.receipt, name) for one in each.results) for name in ("received", "sent")]
                 failures = [] if each.error or not each.results else [why for _, why in each.results[-1].failures]
                 error = each.error or next(iter(failures), None)
                 cells = (each.exit_code, *counts, error.message if error else "")
                 answers.append(PairAnswer(each.name, each.exit_code, cells, found, error))
-                for one in each.results if any(counts) else ():
-                    lines += (f"pair {each.name}", *receipt_table(one, mode, SYPHON), "")
+                for _, table in receipts if any(counts) else ():
+                    lines += (f"pair {each.name}", *table, "")
         lines += pair_lines(("EXIT", "RECEIVED", "SENT", "NOTE"), answers)
         code = print_answers(screen, "sbpair/syphon-pairs/1", lines, answers)
     for each in moved:
@@ -267,18 +268,3 @@ def _warn(screen: Screen, move: PairMove, words: MoveWording) -> None:
         failures.setdefault(error.message, ([], error.hint))[0].append(queue)
     for reason, (queues, hint) in failures.items():
         screen.warn(f"{queues[0]}{f' and {len(queues) - 1} more' if len(queues) > 1 else ''}: {reason}; {hint}")
-
-
-def _exit_code_of(result: "runner.SyphonResult", *, once: bool) -> int:
-    """Return the exit code: a signal ends `--watch` normally, but interrupts `--once`.
-
-    A watch with dead letters, or with messages left for a missing destination, ends with 3.
-    """
-    if result.hurried and result.receipt.balanced:
-        return ExitCode.INTERRUPTED
-    if not result.stopped or result.failures or not result.receipt.balanced:
-        return result.exit_code
-    if once:
-        return ExitCode.INTERRUPTED
-    receipt, held = result.receipt, any(each.held for each in result.missing)
-    return ExitCode.PARTIAL_OR_FINDINGS if receipt.dead_lettered or receipt.expired or held else ExitCode.DONE

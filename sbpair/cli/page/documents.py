@@ -21,7 +21,8 @@ from sbpair.move.message.dead_letters import dead_letter_path
 from sbpair.move.message.envelope import lifetime_ms, locked_until
 from sbpair.move.peek.peeker import PeekedMessage
 from sbpair.runs.database import RunDatabase, StateOwner
-from sbpair.runs.run_log import LIVE, RunRecord, all_runs, timeline_of
+from sbpair.runs.run_log import all_runs, timeline_of
+from sbpair.runs.run_record import LIVE, RunRecord
 from sbpair.syphon.move_ends import EntityAddress
 
 PAGE: Final = 50

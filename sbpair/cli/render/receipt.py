@@ -2,21 +2,21 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from sbpair.cli.next_command import next_command, way_back
 from sbpair.cli.options.moves import MoveTerms
-from sbpair.cli.render.screen import Screen, clean, plural, some, spoken
+from sbpair.cli.render.screen import Document, Screen, clean, plural, some, spoken
 from sbpair.cli.render.table import columns, limited, wrapped
 from sbpair.errors import SkipLimitReached
 from sbpair.move.message.dead_letters import NotSentReason, parent_path
 from sbpair.move.message.route import is_routable
+from sbpair.move.rate_limit import Limit
 from sbpair.move.receipt import BUCKETS
 
 if TYPE_CHECKING:
     from sbpair.move.filter import MessageFilter
-    from sbpair.move.receipt import NamedMessage
     from sbpair.syphon import runner
 
 ROWS_SHOWN = 40
@@ -54,74 +54,67 @@ class MoveWording:
 SYPHON = MoveWording("sbpair/syphon/1", ("syphon",))
 
 
-def receipt_document(result: "runner.SyphonResult", mode: str, words: MoveWording) -> dict[str, object]:
-    return {
-        "run": result.run,
-        "to": result.to or None,
-        **result.receipt.document(),
-        "failures": [{"queue": queue, "reason": error.message} for queue, error in result.failures],
-        "seconds": round(result.seconds, 3),
-        "stopped": result.stopped,
-        "remaining": result.remaining and asdict(result.remaining),
-        "missing_destinations": list(map(asdict, result.missing)),
-        "next_commands": list(_next_commands(result, mode, words).values()),
-        "limit": None if result.limit is None else {**result.limit._asdict()},
-    }
-
-
-def receipt_table(result: "runner.SyphonResult", mode: str, words: MoveWording) -> Iterator[str]:
-    receipt = result.receipt
-    counted = {bucket: getattr(receipt, bucket) for bucket in BUCKETS}
-    yield from columns(
-        [("MESSAGES", "COUNT"), ("received", receipt.received)]
-        + [(bucket.replace("_", " "), number) for bucket, number in counted.items()]
-        + ([("left locked", receipt.locked)] if receipt.locked else [])
+def receipt_of(result: "runner.SyphonResult", mode: str, words: MoveWording) -> tuple[Document, Iterator[str]]:
+    """Return the receipt of a move that has ended as JSON and as text."""
+    skipped = any(isinstance(error, SkipLimitReached) for _, error in result.failures)
+    again = next_command(
+        words.command[0], *words.command[1:], mode, without={"no_wait_for_locks", *(["max_skipped"] if skipped else ())}
     )
-    document = receipt.document()
-    yield from filter_lines(document)
-    yield from breakdown(document)
-    if result.limit is not None:
-        yield str(result.limit)
-    yield from _named("dead-lettered", receipt.dead_letters)
-    yield from _named("came back", receipt.ramp.came_back if receipt.ramp else ())
-    yield from left_lines(document)
-    yield from _named("possible duplicates", receipt.doubtful)
-    if receipt.doubtful_total > len(receipt.doubtful):
-        yield f"possible duplicates: {receipt.doubtful_total} in all"
-    if not receipt.balanced:
+    receipt = result.document()
+    commands = next_commands(receipt, again, words)
+    return {**receipt, "next_commands": [*commands.values()]}, receipt_table(receipt, commands, words)
+
+
+def receipt_table(receipt: Mapping[str, Any], commands: Mapping[str, str], words: MoveWording) -> Iterator[str]:
+    """Yield a receipt as text, with the commands to go on with. Those of earlier versions have fewer keys."""
+    counted = [(name.replace("_", " "), receipt.get(name, 0)) for name in ("received", *BUCKETS)]
+    locked = [("left locked", receipt["locked"])] if receipt.get("locked") else []
+    yield from columns([("MESSAGES", "COUNT"), *counted, *locked])
+    yield from filter_lines(receipt)
+    yield from breakdown(receipt)
+    if limit := receipt.get("limit"):
+        yield str(Limit(**limit))
+    yield from _named("dead-lettered", receipt.get("dead_letters", ()))
+    yield from _named("came back", (receipt.get("ramp") or {}).get("came_back", ()))
+    yield from left_lines(receipt)
+    doubtful = receipt.get("doubtful", ())
+    yield from _named("possible duplicates", doubtful)
+    if receipt.get("doubtful_total", 0) > len(doubtful):
+        yield f"possible duplicates: {receipt['doubtful_total']} in all"
+    if not receipt.get("balanced", True):
         yield "the counts do not add up: please report this"
-    left, ended = result.remaining, "was stopped" if result.stopped else "ended"
-    number = left and f"{'' if left.exact else 'at least '}{plural(left.messages, 'message')}"
-    text = f"; {number} in {words.source}" if number else ""
-    yield from wrapped(f"run {result.run} {ended} after {spoken(result.seconds)}{text}")
-    for purpose, command in _next_commands(result, mode, words).items():
+    if "seconds" in receipt:
+        left, ended = receipt["remaining"], "was stopped" if receipt["stopped"] else "ended"
+        number = left and f"{'' if left['exact'] else 'at least '}{plural(left['messages'], 'message')}"
+        text = f"; {number} in {words.source}" if number else ""
+        yield from wrapped(f"run {receipt['run']} {ended} after {spoken(receipt['seconds'])}{text}")
+    for purpose, command in commands.items():
         yield f"{purpose}: {command}"
 
 
-def _next_commands(result: "runner.SyphonResult", mode: str, words: MoveWording) -> dict[str, str]:
-    """Return the commands to go on with, by purpose."""
+def next_commands(receipt: Mapping[str, Any], again: str, words: MoveWording) -> dict[str, str]:
+    """Return the commands to go on with, by purpose. `again` is the one that continues the move."""
     commands = {}
-    if result.stopped or result.failures or (result.remaining and result.remaining.messages):
-        without = {"no_wait_for_locks"}
-        if any(isinstance(error, SkipLimitReached) for _, error in result.failures):
-            without.add("max_skipped")
-        commands["to continue"] = next_command(words.command[0], *words.command[1:], mode, without=without)
-    if (ramp := result.receipt.ramp) is not None and ramp.destinations:
+    left = receipt.get("remaining") or {}
+    if receipt.get("stopped") or receipt.get("failures") or left.get("messages"):
+        commands["to continue"] = again
+    if destinations := (receipt.get("ramp") or {}).get("destinations"):
         side = words.command[-1].rpartition(":")[0]
-        entity = f"{side}:{ramp.destinations[0]}" if side else ramp.destinations[0]
+        entity = f"{side}:{destinations[0]}" if side else destinations[0]
         commands["to see the dead letters"] = next_command("redrive", entity, "--by-reason", without=_OF_A_MOVE)
-    if dead_letters := result.receipt.dead_lettered + result.receipt.expired:
+    if dead_letters := receipt.get("dead_lettered", 0) + receipt.get("expired", 0):
         commands["to send the dead letters"] = way_back(dead_letters)
-    unroutable = [each for each in result.receipt.stayed if words.routed and not is_routable(each.destination)]
+    stayed = receipt.get("stayed", ())
+    unroutable = [each for each in stayed if words.routed and not is_routable(each["destination"])]
     if unroutable:
         commands |= _ways_of_unroutable(unroutable, words)
     return commands
 
 
-def _ways_of_unroutable(messages: "Sequence[NamedMessage]", words: MoveWording) -> dict[str, str]:
+def _ways_of_unroutable(messages: Sequence[Mapping[str, Any]], words: MoveWording) -> dict[str, str]:
     """Return the commands for dead letters that no alias gives a way: those of one queue."""
-    queue = messages[0].queue
-    numbers = [str(each.sequence_number) for each in messages if each.queue == queue]
+    queue = messages[0]["queue"]
+    numbers = [str(each["sequence_number"]) for each in messages if each["queue"] == queue]
     by_reason = f"reason = '{NotSentReason.INVALID}'"
     chosen = f"sys.SequenceNumber IN ({', '.join(numbers)})" if len(numbers) <= MAX_NUMBERS else by_reason
     entity = words.command[1] if len(words.command) > 1 else parent_path(queue)
@@ -134,11 +127,11 @@ def _ways_of_unroutable(messages: "Sequence[NamedMessage]", words: MoveWording) 
     }
 
 
-def _named(heading: str, messages: "Iterable[NamedMessage]") -> Iterator[str]:
+def _named(heading: str, messages: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     """Yield one line for each reason, with the first few ids. JSON has more of them."""
     by_reason: dict[str, list[str]] = {}
     for each in messages:
-        by_reason.setdefault(each.reason, []).append(str(each.message_id or each.sequence_number))
+        by_reason.setdefault(each["reason"], []).append(str(each["message_id"] or each["sequence_number"]))
     for reason, ids in by_reason.items():
         yield from wrapped(clean(f"{heading}: {plural(len(ids), 'message')} ({some(ids)}): {reason}"))
 

@@ -20,12 +20,14 @@ from sbpair.cli.render.screen import clean, grouped, size, spoken
 from sbpair.cli.report.plots import COUNTED, NARROW, WIDE, Plot, ages_of, draw, plots_of, timeline_rows
 from sbpair.model.cost import Operations, estimate
 from sbpair.move.receipt import BUCKETS
-from sbpair.runs.run_log import LIVE, RunOutcome
+from sbpair.replay.spark import is_installed
+from sbpair.runs.run_record import LIVE, RunOutcome
 from sbpair.template import filled
 
 if TYPE_CHECKING:
     from sbpair.replay.archive import ArchiveFiles
-    from sbpair.runs.run_log import RunRecord, Sample
+    from sbpair.runs.run_log import Sample
+    from sbpair.runs.run_record import RunRecord
 
 ROWS_SHOWN = 200
 """How many rows a table has at most: the JSON of `sbpair runs show` has all of them."""
@@ -95,7 +97,7 @@ def sections_of(
         _stayed(run, receipt),
         _backing_off(run, receipt),
         _discards(receipt),
-        _in_doubt(run, receipt),
+        _in_doubt(run),
         _queues(receipt),
         *_archive(archive, receipt),
         _configuration(run.settings),
@@ -235,13 +237,9 @@ def _discards(receipt: Mapping[str, Any]) -> Section | None:
 
 
 def _named(messages: Iterable[Mapping[str, Any]], reason: str, total: int) -> Table:
-    return _table(("message", "queue", "destination", reason), _named_rows(messages), total=total, cards=True)
-
-
-def _named_rows(messages: Iterable[Mapping[str, Any]]) -> list[tuple[Cell, ...]]:
-    why = "sent without an answer"
-    named = ((str(each.get("message_id") or each.get("sequence_number")), each) for each in messages)
-    return [(name, each["queue"], each["destination"] or "-", each.get("reason", why)) for name, each in named]
+    named = ((str(each.get("message_id") or each["sequence_number"]), each) for each in messages)
+    rows = [(name, each["queue"], each["destination"] or "-", each["reason"]) for name, each in named]
+    return _table(("message", "queue", "destination", reason), rows, total=total, cards=True)
 
 
 def _not_sent(proof: Mapping[str, Any]) -> Section:
@@ -252,16 +250,12 @@ def _not_sent(proof: Mapping[str, Any]) -> Section:
     return Section("Messages that were not sent", ("They stay in the archive.",), (table,))
 
 
-def _in_doubt(run: RunRecord, receipt: Mapping[str, Any]) -> Section:
-    doubts = _named_rows(map(asdict, run.doubts))
-    keys = {row[:3] for row in doubts}
-    rows = doubts + [row for row in _named_rows(receipt.get("doubtful", ())) if row[:3] not in keys]
-    total = int(receipt.get("doubtful_total", 0))
-    if not rows and not total:
-        return Section("In doubt", ("None: no message may have arrived twice.",))
+def _in_doubt(run: RunRecord) -> Section:
+    found, total = [asdict(each) for each in run.doubtful()], run.counts.doubtful_total
+    if not total:
+        return Section("Possible duplicates", ("None: no message may have arrived twice.",))
     note = f"The {ends_in_words(run)[1]} may have these messages, and may have them twice."
-    table = _table(("message", "queue", "destination", "reason"), rows, total=total, cards=True)
-    return Section("In doubt", (note,), (table,))
+    return Section("Possible duplicates", (note,), (_named(found, "reason", total),))
 
 
 def _queues(receipt: Mapping[str, Any]) -> Section | None:
@@ -395,7 +389,7 @@ def report_of(
         {RunOutcome.DONE: "good", RunOutcome.PARTIAL: "warn", **dict.fromkeys(LIVE, "note")}.get(run.outcome, "bad"),
         _when(run, end_ms),
         tuple(_alerts(run, samples)),
-        tuple(_tiles(run, receipt, samples, end_ms)),
+        tuple(_tiles(run, receipt, end_ms)),
         identity,
         plots,
         Table(rows[0], rows[1]) if rows else None,
@@ -433,29 +427,26 @@ def _alerts(run: RunRecord, samples: Sequence[Sample]) -> Iterable[tuple[str, st
         yield "warn", "Some messages need attention: the exit code was 3."
     if run.outcome == RunOutcome.STOPPED:
         yield "warn", "This run was stopped before it had finished."
+    if (left := run.counts.remaining) is not None:
+        yield "warn", f"{'' if left.exact else 'At least '}{grouped(left.messages)} are left over."
+    if in_doubt := run.counts.in_doubt:
+        yield "warn", f"{grouped(in_doubt)} were sent without an answer, and are in doubt until a run settles them."
     if not samples:
         yield "note", "This run has no timeline: it ended too early, or an earlier version of sbpair recorded it."
 
 
-def _tiles(
-    run: RunRecord, receipt: Mapping[str, Any], samples: Sequence[Sample], end_ms: int
-) -> Iterable[tuple[str, str]]:
-    last = samples[-1].figures.counts if samples else {}
-    replayed = run.kind == "replay"
-    whole = receipt.get("archived") or receipt.get("received") or last.get("received", 0)
-    sent = int(receipt.get("acknowledged" if replayed else "sent", last.get("sent", 0)))
-    yield ("archived" if replayed and receipt.get("mode") != "direct" else "received"), grouped(int(whole))
-    yield "sent", grouped(sent)
+def _tiles(run: RunRecord, receipt: Mapping[str, Any], end_ms: int) -> Iterable[tuple[str, str]]:
+    counts, is_archived = run.counts, "archived" in receipt and receipt.get("mode") != "direct"
+    yield ("archived" if is_archived else "received"), grouped(counts.received or 0)
+    yield "sent", grouped(counts.sent or 0)
     seconds = (end_ms - run.started_ms) / 1000
-    yield "sent a second", f"{sent / seconds:.1f}" if seconds > 0 else "-"
+    yield "sent a second", f"{(counts.sent or 0) / seconds:.1f}" if seconds > 0 else "-"
     if receipt.get("bytes_sent"):
         yield "data sent", size(int(receipt["bytes_sent"]))
-    dead = ("expired", "quarantined") if replayed else ("expired", "dead_lettered")
-    yield ("not sendable" if replayed else "dead-lettered"), grouped(sum(int(receipt.get(name, 0)) for name in dead))
-    if receipt.get("skipped"):
-        yield "skipped", grouped(int(receipt["skipped"]))
-    twice = (len(run.doubts), len(receipt.get("doubtful", [])), int(receipt.get("doubtful_total", 0)))
-    yield "possible duplicates", grouped(max(twice))
+    yield ("not sendable" if run.kind == "replay" else "dead-lettered"), grouped(counts.dead_lettered)
+    if counts.stayed:
+        yield "stayed", grouped(counts.stayed)
+    yield "possible duplicates", grouped(counts.doubtful_total)
 
 
 # The identity.
@@ -497,10 +488,10 @@ _LINK = re.compile(r"://|www\.", re.IGNORECASE)
 
 
 def render_html(report: RunReport) -> str:
-    """Return the page."""
+    """Return the page. Without matplotlib, it has the table of the timeline in place of its figures."""
+    plots = report.plots if is_installed("matplotlib") else ()
     drawings = [
-        (plot, draw(plot, WIDE, f"w{number}"), draw(plot, NARROW, f"n{number}"))
-        for number, plot in enumerate(report.plots)
+        (plot, draw(plot, WIDE, f"w{number}"), draw(plot, NARROW, f"n{number}")) for number, plot in enumerate(plots)
     ]
     return filled("sbpair.cli.report", "page.html", report=report, drawings=drawings, grouped=grouped)
 

@@ -32,9 +32,9 @@ from sbpair.cli.schemas import (
 from sbpair.model.cost import MoneyRange, Operations
 from sbpair.move import events
 from sbpair.move.rate_limit import Limit
-from sbpair.move.receipt import BUCKETS, SPENT, MissingDestination, NamedMessage, Receipt, RemainingMessages
+from sbpair.move.receipt import BUCKETS, SPENT, MissingDestination, NamedMessage, Receipt
 from sbpair.replay.outcomes import Proof
-from sbpair.runs.run_log import RunRecord
+from sbpair.runs.run_record import DoubtfulMessage, RemainingMessages, RunCounts, RunRecord
 from sbpair.syphon.forecast import SUMS, DeadLetterGroup, FlowStats
 
 NAMED = {name: each for name, each in keys_of(NamedMessage).items() if name != "reason"}
@@ -61,10 +61,9 @@ _RECEIPT |= fields(
 )
 RECEIPT = record("The receipt of a move", **_RECEIPT)
 _TO = nullable(text("Namespace that the backlog goes to, or went to; null for its primary"))
-_MOVE = fields(
+_ENDED = fields(
     run=text("Id of the run"),
     to=_TO,
-    **_RECEIPT,
     failures=records("Queues that failed", queue=text("Its path"), reason=text("Why it failed")),
     seconds=number("Duration of the run"),
     stopped=flag("Whether a signal ended the run"),
@@ -72,8 +71,13 @@ _MOVE = fields(
         Annotated[RemainingMessages | None, "Messages at the end; null if the run emptied it, or did not begin"]
     ),
     missing_destinations=array("Destinations that the primary lacks", typed(MissingDestination)),
-    next_commands=array("Commands to go on with", text("One command line")),
     limit=nullable(record("The limit that the run waited for longest; null if none slowed it down", **keys_of(Limit))),
+)
+_MOVE = {**_RECEIPT, **_ENDED, "next_commands": array("Commands to go on with", text("One command line"))}
+_RECORDED = record(
+    "The receipt of a move, of one that has not ended without its end",
+    **_RECEIPT,
+    **{name: optional(each) for name, each in _ENDED.items()},
 )
 SYPHON = document("sbpair/syphon/1", "The receipt of sbpair syphon.", **_MOVE)
 SYPHON_PAIRS = by_pair("sbpair/syphon-pairs/1", "The receipts of sbpair syphon --all-pairs.", SYPHON)
@@ -171,12 +175,10 @@ _RUN = fields(
     started=time("Start"),
     ended=nullable(time("End; null for a running or crashed run")),
     exit_code=nullable(count("Exit code; null for a running or crashed run")),
-    in_doubt=count("Messages sent without an answer"),
+    **keys_of(RunCounts),
     waiting=nullable(record("The work that is left of a replay or a paused run; null for none", **WAITING)),
-    receipt=optional(nullable({"anyOf": [RECEIPT, record("The proof of a replay. " + EQUATIONS, **_PROOF)]})),
-    doubtful=optional(
-        records("Messages in doubt", **NAMED, namespace=text("Namespace of the destination; may be empty"))
-    ),
+    receipt=optional(nullable({"anyOf": [_RECORDED, record("The proof of a replay. " + EQUATIONS, **_PROOF)]})),
+    doubtful=optional(array("Messages that may be there twice", typed(DoubtfulMessage))),
 )
 RUNS = document(
     "sbpair/runs/1",

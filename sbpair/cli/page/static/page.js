@@ -421,8 +421,10 @@ function liveFigures(run) {
 
 const RUN = [["Run", "name", run => h("a", { href: `#run/${encodeURIComponent(run.id)}` }, run.id)], ["Command", "wide name", run => run.command],
   ["Started", "wide", run => moment(run.started)], ["Outcome", "", run => run.outcome],
-  ["In doubt", "n wide", run => run.in_doubt ? grouped(run.in_doubt) : ""], ["Now", "name", run => run.samples ? liveFigures(run) : ""],
-  ["Left", "name", ({ waiting }) => waiting ? `${waiting.messages === null ? "?" : `${waiting.exact ? "" : "~"}${grouped(waiting.messages)}`} ${waiting.command}` : ""]];
+  ...Object.entries({ Received: "received", Sent: "sent", "Dead-lettered": "dead_lettered", Stayed: "stayed", "In doubt": "in_doubt", Doubtful: "doubtful_total" })
+    .map(([heading, name]) => [heading, "n wide", run => run[name] ? grouped(run[name]) : ""]),
+  ["Left over", "n wide", ({ remaining }) => remaining ? `${remaining.exact ? "" : "≥"}${grouped(remaining.messages)}` : ""], ["Now", "name", run => run.samples ? liveFigures(run) : ""],
+  ["Waiting", "name", ({ waiting }) => waiting ? `${waiting.messages === null ? "?" : `${waiting.exact ? "" : "~"}${grouped(waiting.messages)}`} ${waiting.command}` : ""]];
 
 function runs() {
   const list = read(async () => [listed("Runs", RUN, (await get("runs")).runs.slice(0, SHOWN), "no runs in this state directory")]);
