@@ -6,6 +6,7 @@ Invariant: the lease is taken before anything is written, and released last.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, fields
@@ -116,11 +117,11 @@ class RunStore:
             self._recorded.describe(self._settings)
 
     def observing(self, on_event: Callable[[SyphonEvent], None]) -> Callable[[SyphonEvent], None]:
-        """Return `on_event` for a run whose timeline has the depth of its queues."""
+        """Return `on_event`, before which the state of the run takes each event in."""
 
         def take(event: SyphonEvent) -> None:
             with self._state.lock:
-                self._state.take(event)
+                self._state.take(event, time.monotonic())
             on_event(event)
 
         return take

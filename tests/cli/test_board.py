@@ -15,7 +15,7 @@ from sbpair.move.events import (
     QueueProgress,
     SyphonEvent,
 )
-from sbpair.move.run_state import MAX_DESTINATIONS
+from sbpair.move.run_state import MAX_DESTINATIONS, RunState
 from sbpair.replay.progress import Expected, PhaseProgress, ReplayPhase
 from tests.cli.test_stories import drawn
 from tests.kit import command
@@ -24,11 +24,11 @@ NOW_MS = 1_800_000_000_000
 Q = "contoso/x-servicebus-transfer/0"
 
 
-def board(*events: SyphonEvent) -> Board:
-    made = Board(0.0)
+def board(*events: SyphonEvent) -> tuple[Board, RunState]:
+    state = RunState()
     for event in events:
-        made.take(event, 0.0)
-    return made
+        state.take(event)
+    return Board(state, 0.0), state
 
 
 def progress(received: int, gone: int) -> QueueProgress:
@@ -37,11 +37,11 @@ def progress(received: int, gone: int) -> QueueProgress:
 
 @given(st.integers(0, 50), st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20))))
 def test_a_reckoned_depth_is_never_less_than_what_is_in_hand(depth: int, steps: list[tuple[int, int]]) -> None:
-    made, received, gone = board(QueueDepths(Q, depth)), 0, 0
+    (made, state), received, gone = board(QueueDepths(Q, depth)), 0, 0
     for came, went in steps:
         received += came
         gone = min(received, gone + went)
-        made.take(progress(received, gone), 0.0)
+        state.take(progress(received, gone))
         [at] = made.view(0.0, NOW_MS).queues
         assert at.remaining is not None
         assert at.remaining >= at.held
@@ -49,10 +49,10 @@ def test_a_reckoned_depth_is_never_less_than_what_is_in_hand(depth: int, steps: 
 
 
 def test_a_rate_is_that_of_the_last_seconds_and_ends_with_them() -> None:
-    made = board(QueueDepths(Q, 1_000))
+    made, state = board(QueueDepths(Q, 1_000))
     rates = []
     for second in range(31):
-        made.take(progress(min(second, 10) * 20, min(second, 10) * 20), float(second))
+        state.take(progress(min(second, 10) * 20, min(second, 10) * 20))
         [at] = made.view(float(second), NOW_MS).queues
         rates.append(round(at.per_second, 1))
     assert rates[1:11] == [20.0] * 10
@@ -62,7 +62,7 @@ def test_a_rate_is_that_of_the_last_seconds_and_ends_with_them() -> None:
 
 
 def test_invalid_paths_of_poison_messages_do_not_fill_the_memory() -> None:
-    made = board(*(DeadLettered(Q, at, "m", "Invalid", "why", f"path-{at}") for at in range(2 * MAX_DESTINATIONS)))
+    made, _ = board(*(DeadLettered(Q, at, "m", "Invalid", "why", f"path-{at}") for at in range(2 * MAX_DESTINATIONS)))
     assert len(made.view(0.0, NOW_MS).destinations) == MAX_DESTINATIONS + 1
 
 

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbpair.cli.progress.move_progress import BURST, PROGRESS_SECONDS, EventLines
+from sbpair.cli.render.screen import Document
 from sbpair.move.events import (
     DeadLettered,
     DestinationBackingOff,
@@ -18,8 +19,21 @@ from sbpair.move.events import (
     QueueProgress,
     SyphonEvent,
 )
+from sbpair.move.run_state import RunState
 
 NOW_MS = 1_800_000_000_000
+
+
+class Lines(EventLines):
+    """Lines of a run whose state takes each event first."""
+
+    def __init__(self) -> None:
+        self._state = RunState()
+        super().__init__(self._state, 0.0)
+
+    def take(self, event: SyphonEvent, now: float, now_ms: int) -> list[Document]:
+        self._state.take(event, now)
+        return super().take(event, now, now_ms)
 
 
 def taken(lines: EventLines, *events: SyphonEvent, now: float = 0.0) -> list[dict[str, Any]]:
@@ -27,7 +41,7 @@ def taken(lines: EventLines, *events: SyphonEvent, now: float = 0.0) -> list[dic
 
 
 def test_what_is_left_out_is_counted() -> None:
-    lines = EventLines(0.0)
+    lines = Lines()
     flood = [event for _ in range(BURST) for event in (QueueBlocked("q", ("d",)), QueueDone("q"))]
     assert len(taken(lines, *flood)) == BURST
     assert taken(lines, QueueOpened("q"), now=0.5) == []
@@ -52,7 +66,7 @@ events = st.one_of(
 
 @given(st.lists(events, max_size=60), st.integers(1, 200))
 def test_a_run_of_any_length_writes_no_more_than_it_may(some: list[SyphonEvent], rounds: int) -> None:
-    lines, written, now = EventLines(0.0), 0, 0.0
+    lines, written, now = Lines(), 0, 0.0
     for _ in range(rounds):
         for event in some:
             written += len(lines.take(event, now, NOW_MS))
@@ -63,7 +77,7 @@ def test_a_run_of_any_length_writes_no_more_than_it_may(some: list[SyphonEvent],
 
 
 def test_an_hour_of_idleness_writes_nothing_more() -> None:
-    lines = EventLines(0.0)
+    lines = Lines()
     taken(lines, QueueOpened("q"), QueueProgress("q", 1, 1, 0))
     lines.tick(PROGRESS_SECONDS, NOW_MS)
     assert [lines.tick(float(now), NOW_MS) for now in range(60, 3_660)] == [[]] * 3_600

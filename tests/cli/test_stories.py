@@ -26,6 +26,7 @@ from sbpair.cli.progress.move_progress import EventLines, EventPrinter, progress
 from sbpair.cli.progress.replay_progress import JsonReplayProgress, ReplayProgress
 from sbpair.cli.render.screen import Screen
 from sbpair.move import events
+from sbpair.move.run_state import RunState
 from sbpair.replay import progress
 from sbpair.replay.progress import Event
 from tests.kit.command import untimed
@@ -42,8 +43,9 @@ class Story:
 
     def __init__(self) -> None:
         self.now = START
-        self._board = Board(START, "connecting to contoso")
-        self._lines, self._due = EventLines(START), list[Any]()
+        self._state = RunState()
+        self._board = Board(self._state, START, "connecting to contoso")
+        self._lines, self._due = EventLines(self._state, START), list[Any]()
         self._printer = EventPrinter(Screen(Display()))
         self._is_replay = False
         self._replay = ReplayProgress(Screen(Display()))
@@ -62,7 +64,7 @@ class Story:
                 self._replay_lines(event)
             self._due += map(json.loads, lines.getvalue().splitlines())
         else:
-            self._board.take(event, self.now)
+            self._state.take(event, self.now)
             self._due += self._lines.take(event, self.now, self.now_ms)
             self._printer(event)
 

@@ -11,6 +11,7 @@ from sbpair.amqp_server.shared_access import AccessRight
 from sbpair.cli.progress.boards import Board, BoardView
 from sbpair.model.cost import Operations
 from sbpair.move import events
+from sbpair.move.run_state import RunState
 from sbpair.syphon.run_plan import RunPlan
 from tests.kit.costs import moved, turned_away
 from tests.kit.moves import HASTY
@@ -22,10 +23,10 @@ SOON = 0.01
 
 
 def view_of(w: World) -> BoardView:
-    board = Board(0.0)
+    state = RunState()
     for event in w.told:
-        board.take(event, 0.0)
-    return board.view(0.0, w.emulator.clock.now_ms())
+        state.take(event)
+    return Board(state, 0.0).view(0.0, w.emulator.clock.now_ms())
 
 
 async def test_samples_cover_queues_and_destinations_down_to_zero() -> None:

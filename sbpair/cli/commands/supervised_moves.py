@@ -116,7 +116,7 @@ def _moved(
 
     async def move(each: PairMove, hurry: asyncio.Event) -> None:
         request, state = each.begin()
-        with move_progress(screen, request, terms.progress_interval, drawn=not by_pair) as shown:
+        with move_progress(screen, request, each.live.state, terms.progress_interval, drawn=not by_pair) as shown:
             each.shown, shown.is_stopping = shown, each.stop.is_set
 
             def on_event(event: "SyphonEvent") -> None:

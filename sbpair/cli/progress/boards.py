@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -131,27 +131,25 @@ class RateMeter:
 
 
 class Board:
-    """The state of a run. `now` is in seconds of a monotonic clock. `start` is what it waits for at first."""
+    """Rows of the state of a run. `now` is in seconds of a monotonic clock. `start` is what it waits for at first.
 
-    def __init__(self, now: float, start: str = "") -> None:
-        self._started = now
-        self._start = start
-        self._state = RunState()
+    `sides` are the words for its destination and its source, where they are not the primary and the secondary.
+    """
+
+    def __init__(self, state: RunState, now: float, start: str = "", sides: Mapping[str, str] | None = None) -> None:
+        self._state, self._started, self._start, self._sides = state, now, start, sides or {}
         self._meters: defaultdict[tuple[str, str], RateMeter] = defaultdict(lambda: RateMeter(now))
 
-    def take(self, event: events.SyphonEvent, now: float) -> None:
-        """Take one event in."""
-        self._state.take(event, now)
-
     def view(self, now: float, now_ms: int) -> BoardView:
-        """Return the rows at this moment; `now_ms` is the same in ms since 1970."""
-        queues, destinations = self._state.queues, self._state.destinations
-        return BoardView(
-            tuple(self._queue_row(queues[name], now, now_ms) for name in sorted(queues, key=natural_key)),
-            tuple(self._destination_row(destinations[name], now) for name in sorted(destinations)),
-            now - self._started,
-            tuple(self._notices(now, now_ms)),
-        )
+        """Return the rows at this moment; `now_ms` is the same in ms since 1970. Call it from any thread."""
+        with self._state.lock:
+            queues, destinations = self._state.queues, self._state.destinations
+            return BoardView(
+                tuple(self._queue_row(queues[name], now, now_ms) for name in sorted(queues, key=natural_key)),
+                tuple(self._destination_row(destinations[name], now) for name in sorted(destinations)),
+                now - self._started,
+                tuple(self._notices(now, now_ms)),
+            )
 
     def _notices(self, now: float, now_ms: int) -> Iterator[str]:
         run = self._state
@@ -167,14 +165,14 @@ class Board:
                 failed = [state.failed for state in run.queues.values() if state.failed is not None]
                 tries = [at for event, at in failed if event.side == side and at is not None]
                 retry = f", next try in {math.ceil(max(0.0, min(tries) - now))} s" if tries else ""
-            yield f"{side} unreachable since {utc(since_ms / 1000)[11:]}{retry}: {last.reason}"
+            yield f"{self._sides.get(side, side)} unreachable since {utc(since_ms / 1000)[11:]}{retry}: {last.reason}"
         if run.limit is not None:
             yield str(run.limit)
         if run.ramp is not None:
             yield ramp_text(*run.ramp, sum(state.at.sent for state in run.queues.values()), now)
 
     def _queue_row(self, state: MovedQueue, now: float, now_ms: int) -> QueueRow:
-        at, note = state.at, _note(state, now)
+        at, note = state.at, self._note(state, now)
         dead = f"{state.dead_letters} dead-lettered" if state.dead_letters else ""
         left, exact = (None, True) if state.outdated else state.left
         oldest_ms = state.oldest_ms if left else at.oldest_ms
@@ -204,26 +202,25 @@ class Board:
         dead = found.dead_letters, found.dead_reason
         return DestinationRow(at.destination, at.sent, rate, waiting, reason, max(0.0, retry - now), *dead)
 
-
-def _note(state: MovedQueue, now: float) -> str:
-    if state.failed is not None:
-        event, again = state.failed
-        if again is None:
-            return f"failed: {event.reason}"
-        if event.side is not None:
-            return f"waiting for the {event.side}"  # a notice names the reason once
-        return f"next try in {math.ceil(max(0.0, again - now))} s: {event.reason}"
-    if state.blocked is not None:
-        return f"blocked by {', '.join(state.blocked[0])}"
-    if state.backing_off:
-        return f"waiting for {', '.join(sorted(state.backing_off))}"
-    if state.at.locked and state.at.locked_until_ms is not None:
-        return f"{state.at.locked} locked, until {at_the_latest(state.at.locked_until_ms)}, waiting"
-    if state.left_locked is not None:
-        return f"{state.left_locked.locked} locked, until {at_the_latest(state.left_locked.until_ms)}"
-    if state.done:
-        return "done"
-    return "" if state.opened else "connecting"
+    def _note(self, state: MovedQueue, now: float) -> str:
+        if state.failed is not None:
+            event, again = state.failed
+            if again is None:
+                return f"failed: {event.reason}"
+            if event.side is not None:
+                return f"waiting for the {self._sides.get(event.side, event.side)}"  # a notice names the reason once
+            return f"next try in {math.ceil(max(0.0, again - now))} s: {event.reason}"
+        if state.blocked is not None:
+            return f"blocked by {', '.join(state.blocked[0])}"
+        if state.backing_off:
+            return f"waiting for {', '.join(sorted(state.backing_off))}"
+        if state.at.locked and state.at.locked_until_ms is not None:
+            return f"{state.at.locked} locked, until {at_the_latest(state.at.locked_until_ms)}, waiting"
+        if state.left_locked is not None:
+            return f"{state.left_locked.locked} locked, until {at_the_latest(state.left_locked.until_ms)}"
+        if state.done:
+            return "done"
+        return "" if state.opened else "connecting"
 
 
 def request_text(event: events.RunEvent) -> str:

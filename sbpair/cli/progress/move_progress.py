@@ -31,6 +31,7 @@ from sbpair.cli.progress.reporting import Progress, choose_form, event_line, pri
 from sbpair.cli.render.screen import Document, Screen, plural, some, spoken
 from sbpair.move import events
 from sbpair.move.receipt import RampState
+from sbpair.move.run_state import RunState
 
 if TYPE_CHECKING:
     from sbpair.model.pair import Ends
@@ -73,9 +74,9 @@ class DeadLetterCounts:
 class EventLines:
     """Turns events into lines, which the caller writes. `now` is in seconds of a monotonic clock."""
 
-    def __init__(self, now: float, interval: float = PROGRESS_SECONDS) -> None:
+    def __init__(self, state: RunState, now: float, interval: float = PROGRESS_SECONDS) -> None:
         self._interval = interval
-        self._board = Board(now)
+        self._board = Board(state, now)
         self._allowance, self._at = float(BURST), now
         self._dropped = 0
         self._dead = DeadLetterCounts()
@@ -88,8 +89,7 @@ class EventLines:
         return {**event_line(SCHEMA, "connecting", now_ms), **names}
 
     def take(self, event: events.SyphonEvent, now: float, now_ms: int) -> list[Document]:
-        """Return the lines of one event."""
-        self._board.take(event, now)
+        """Return the lines of one event, which the state of the run has taken in."""
         match event:
             case events.QueueProgress() | events.QueueDepths() | events.DestinationProgress():
                 return []
@@ -197,21 +197,22 @@ CLOSE_SECONDS = 2.0
 
 
 class MoveProgress(Progress):
-    """Prints events that need attention: all that --quiet leaves.
+    """Prints events that need attention: all that --quiet leaves. `state` is that of the run, which takes them first.
 
     `sample_seconds` is the time between counts of a queue; None for none. `interval` is the time between reports.
     `is_stopping` returns whether the run finishes its sends.
     """
 
-    def __init__(self, screen: Screen, request: "RunRequest", interval: float) -> None:
+    def __init__(self, screen: Screen, request: "RunRequest", state: RunState, interval: float) -> None:
         super().__init__()
         self.sample_seconds = None if screen.quiet else SAMPLE_SECONDS
         self._screen, self._request, self._interval = screen, request, interval
         names = dict.fromkeys((request.ends.source.name, request.ends.destination.name))
-        self._board = Board(time.monotonic(), f"connecting to {' and '.join(names)}")
+        own = ("secondary", request.to) if request.source is None else request.words
+        self._sides = dict(zip(("secondary", "primary"), own, strict=True)) if request.source or request.to else {}
+        self._board = Board(state, time.monotonic(), f"connecting to {' and '.join(names)}", self._sides)
         self.is_stopping: Callable[[], bool] = bool
         self._print = EventPrinter(screen)
-        self._lock = threading.Lock()
         self._due = time.monotonic() + interval
         self._ended = threading.Event()
         # What it prints is about the same pair.
@@ -231,12 +232,8 @@ class MoveProgress(Progress):
 
     def __call__(self, event: events.SyphonEvent) -> None:
         """Report one event."""
-        request = self._request
-        if isinstance(event, events.QueueFailed) and event.side is not None and (request.source or request.to):
-            names = request.words if request.source is not None else ("secondary", request.to)
-            event = replace(event, side=names[event.side == "primary"])
-        with self._lock:
-            self._board.take(event, time.monotonic())
+        if isinstance(event, events.QueueFailed) and event.side in self._sides:
+            event = replace(event, side=self._sides[event.side])
         self._print(event)
 
     def _tick(self) -> None:
@@ -253,16 +250,14 @@ class MoveProgress(Progress):
 
     def view(self) -> BoardView:
         """Return the rows of this moment."""
-        with self._lock:
-            view = self._board.view(time.monotonic(), wall_clock_ms())
-        return replace(view, is_stopping=self.is_stopping())
+        return replace(self._board.view(time.monotonic(), wall_clock_ms()), is_stopping=self.is_stopping())
 
 
 class TextMoveProgress(MoveProgress):
     """Prints the state of the whole run at intervals, too."""
 
-    def __init__(self, screen: Screen, request: "RunRequest", interval: float) -> None:
-        super().__init__(screen, request, interval)
+    def __init__(self, screen: Screen, request: "RunRequest", state: RunState, interval: float) -> None:
+        super().__init__(screen, request, state, interval)
         self._last = ""
         self._due = 0.0  # what it waits for, if it does
 
@@ -309,19 +304,19 @@ def progress_text(view: BoardView) -> str:
 class LiveMoveProgress(MoveProgress):
     """Draws every queue and destination, and prints the text above."""
 
-    def __init__(self, screen: Screen, request: "RunRequest", interval: float) -> None:
+    def __init__(self, screen: Screen, request: "RunRequest", state: RunState, interval: float) -> None:
         from sbpair.cli.progress.live_table import LiveTable, draw_board
 
-        super().__init__(screen, request, interval)
+        super().__init__(screen, request, state, interval)
         self._shown = LiveTable(self.view, draw_board)
 
 
 class JsonMoveProgress(MoveProgress):
     """Writes JSON lines instead of text; with --quiet, only warnings."""
 
-    def __init__(self, screen: Screen, request: "RunRequest", interval: float) -> None:
-        super().__init__(screen, request, 0.0)  # the lines know what is due
-        self._lines = EventLines(time.monotonic(), interval)
+    def __init__(self, screen: Screen, request: "RunRequest", state: RunState, interval: float) -> None:
+        super().__init__(screen, request, state, 0.0)  # the lines know what is due
+        self._lines, self._lock = EventLines(state, time.monotonic(), interval), threading.Lock()
         self._connecting = True
 
     def __call__(self, event: events.SyphonEvent) -> None:
@@ -340,11 +335,13 @@ class JsonMoveProgress(MoveProgress):
         write_lines(self._screen, (each for each in lines if not self._screen.quiet or each["level"] == "warning"))
 
 
-def move_progress(screen: Screen, request: "RunRequest", interval: float, *, drawn: bool = True) -> MoveProgress:
+def move_progress(
+    screen: Screen, request: "RunRequest", state: RunState, interval: float, *, drawn: bool = True
+) -> MoveProgress:
     """Return the progress of a run, in the form that suits stderr; on a terminal without a table, unless `drawn`."""
     text = MoveProgress if screen.quiet else TextMoveProgress
     live = LiveMoveProgress if drawn else MoveProgress
-    return choose_form(screen, live, JsonMoveProgress, text)(screen, request, interval)
+    return choose_form(screen, live, JsonMoveProgress, text)(screen, request, state, interval)
 
 
 UNCHECKED = "topics are sent to unchecked: their subscriptions cannot be read, and may take none of the messages"
