@@ -68,7 +68,6 @@ DOORS = {
     "typer": {"cli"},
     "rich": {"cli"},
     "platformdirs": {"operating_system"},
-    "matplotlib": {"cli"},
     "jinja2": {"template"},
     "opentelemetry": {"failover", "metrics"},
     "prometheus_client": {"metrics"},

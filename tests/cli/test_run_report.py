@@ -6,15 +6,13 @@ import re
 import shutil
 import subprocess
 import sys
-import sysconfig
 from collections.abc import Mapping
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
-import sbpair
-from sbpair.cli.report.plots import Plot, plots_of, timeline_rows, value_at
+from sbpair.cli.report.plots import NARROW, WIDE, Plot, draw, plots_of, timeline_rows, value_at
 from sbpair.cli.report.run_report import RunReport, code, render_html, render_markdown, report_of
 from sbpair.move.receipt import BackingOff, NamedMessage, RampRecord, RampState, RampStep, Tally
 from sbpair.replay.archive import Archive, files_of
@@ -97,6 +95,26 @@ def test_a_page_has_its_sections_and_loads_nothing(tmp_path: Path) -> None:
     assert len(ids) == len(set(ids))
     body = text[text.index("</style>") :]
     assert re.findall(r"#[0-9a-f]{6}\b", body) == []  # all colours are the page's
+    assert "matplotlib" not in sys.modules
+
+
+@pytest.mark.parametrize("size", [WIDE, NARROW])
+@pytest.mark.parametrize("hours", [0.01, 3.0, 24.0 * 400])
+def test_a_drawing_stays_within_its_frame(hours: float, size: tuple[int, int]) -> None:
+    end = START + int(3_600_000 * hours)
+    some = [(START + (end - START) * at // 9, {"a": at * 10**6, "b": at // 5}, at % 4) for at in range(10)]
+    samples = [
+        Sample(at_ms, Figures({"received": 9, "sent": 9}, sent, None if gap == 1 else gap, START - 9))
+        for at_ms, sent, gap in some
+    ]
+    for plot in plots_of(START, end, samples):
+        drawn = draw(plot, size)
+        paths = re.findall(' d="([^"]+)"', drawn)
+        places = [pair.split() for path in paths if "H" not in path for pair in re.split("[MLZ]", path) if pair]
+        assert all(0 <= float(x) <= size[0] and 0 <= float(y) <= size[1] for x, y in places)
+        times = re.findall('middle">([^<]+)</text>', drawn)
+        assert 2 <= len(times) <= 9
+        assert len({*times}) == len(times)
 
 
 def test_hostile_texts_do_not_become_markup(tmp_path: Path) -> None:
@@ -268,23 +286,6 @@ def test_a_running_run_is_reported_so_far(tmp_path: Path) -> None:
     assert done.stdout.startswith("# `sbpair syphon --watch`: running\n")
     assert "so far.\n" in done.stdout
     assert "> This run is still going on: all figures are those so far." in done.stdout
-
-
-def test_without_the_extra_a_page_has_the_table_of_its_curves(tmp_path: Path) -> None:
-    site, made = tmp_path / "site", report(tmp_path / "state")
-    site.mkdir()
-    for each in Path(sysconfig.get_path("purelib")).iterdir():
-        if not each.name.lower().startswith("matplotlib"):
-            (site / each.name).symlink_to(each)
-    path = os.pathsep.join([str(Path(sbpair.__file__).parents[1]), str(site)])
-    env = command.environment(None, **ENVIRONMENT) | {"PYTHONPATH": path}
-    words = [sys.executable, "-S", "-m", "sbpair", "runs", "report", made.run, "--state", str(tmp_path / "state")]
-    done = subprocess.run([*words, "--html", "-"], env=env, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    page = Page(done.stdout)
-    assert page.headings[0] == "Timeline"
-    assert "svg" not in page.tags
-    assert page.tags.index("table") < page.tags.index("h2", page.tags.index("h2") + 1)
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")

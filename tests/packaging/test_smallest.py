@@ -9,7 +9,7 @@ import pytest
 from tests.packaging.builds import ROOT, build
 from tests.packaging.first_minute import environment
 
-EXTRAS = ("metrics", "otel", "relay", "report", "spark")
+EXTRAS = ("metrics", "otel", "relay", "spark")
 WHEELS = ("--quiet", "--only-binary", ":all:", "--no-binary", "pyspark")
 """Where a smallest version has no wheel for a Python, the next one that has. Spark has none."""
 

@@ -117,8 +117,8 @@ def report_run(
     """Write a report of one run: receipt, timeline, dead letters, options and cost.
 
     A running run is reported so far. An existing file is replaced. The page has no scripts, loads nothing, and prints
-    well. Its curves need pip install 'sbpair[report]': without, it has their table. A replay's report has checksums of
-    its archive, if it can be read. Reports hold ids, names of entities and hosts, but neither bodies nor secrets.
+    well. A replay's report has checksums of its archive, if it can be read. Reports hold ids, names of entities and
+    hosts, but neither bodies nor secrets.
 
     Examples:
       sbpair runs report 261122-101500 --html report.html

@@ -1,4 +1,4 @@
-"""Curves and rows of a timeline, and its plots as inline SVG, drawn by matplotlib.
+"""Curves and rows of a timeline, and its plots as inline SVG.
 
 Figures between two samples are interpolated. Colours and fonts of a plot are those of the page, by CSS variables.
 
@@ -7,14 +7,12 @@ Invariant: a plot holds no text of a message: names are in the page's legend.
 
 from __future__ import annotations
 
-import io
-import re
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from itertools import pairwise
-from typing import Any
+from itertools import accumulate, groupby, pairwise
+from operator import add
+from typing import NamedTuple
 
 from sbpair.cli.logs import utc
 from sbpair.cli.render.screen import spoken
@@ -199,108 +197,100 @@ def _age(samples: Sequence[Sample]) -> Plot | None:
 WIDE, NARROW = (860, 250), (350, 230)
 """Width and height in pixels, for screens and paper, and for phones."""
 
-INK, GRID = "#a10001", "#a10002"
-TONES = {**{str(number): f"#a2000{number}" for number in range(8)}, "bad": "#a20009"}
-VARIABLES = {INK: "--muted", GRID: "--line", **{color: f"--tone-{tone}" for tone, color in TONES.items()}}
-"""Colours that stand for CSS variables."""
-
+LEFT, TOP, BOTTOM = 46, 10, 22
 MAX_POINTS = {WIDE: 400, NARROW: 160}
 SECONDS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1_800, 3_600, 7_200, 10_800, 21_600, 43_200)
 DAYS = (1, 2, 5, 7, 14, 30, 60, 120, 365, 730, 3_650)
 DURATIONS = (*SECONDS, *(86_400 * days for days in DAYS))
-PIXELS_PER_INCH = 72
-MIN_INTEGER = 4
-NO_METADATA: Any = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+NUMBERS = tuple(digit * 10**power for power in range(-1, 13) for digit in (1, 2, 5))
 
-_COLOR = re.compile("|".join(VARIABLES), re.IGNORECASE)
-_FONT = re.compile(r"font: (?:[\w-]+ )*?([\d.]+px)[^;\"]*")
-_ID = re.compile(r'(\bid="|url\(#|href="#)')
+DAY = 86_400
 
 
-def draw(plot: Plot, size: tuple[int, int], prefix: str) -> str:
-    """Return an SVG element. `prefix` makes its ids different from those of the page's other plots."""
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
+class _Frame(NamedTuple):
+    """A drawing of this size, from a time in ms on, up to `steps` times `step` of the plot's unit."""
 
-    settings: Any = {"svg.fonttype": "none", "svg.hashsalt": prefix, "font.size": 11, "path.simplify": True}
-    with mpl.rc_context(settings):
-        figure = Figure(figsize=(size[0] / PIXELS_PER_INCH, size[1] / PIXELS_PER_INCH), dpi=PIXELS_PER_INCH)
-        axes = figure.add_subplot()
-        _draw_curves(axes, plot, MAX_POINTS[size])
-        _set_axes(axes, plot, narrow=size == NARROW)
-        figure.tight_layout(pad=0.3)
-        output = io.StringIO()
-        figure.savefig(output, format="svg", transparent=True, metadata=NO_METADATA)
-    return _for_page(output.getvalue(), plot.title, prefix)
+    size: tuple[int, int]
+    first: int
+    span: int
+    step: float
+    steps: int
+
+    def x(self, at_ms: float) -> float:
+        return LEFT + (at_ms - self.first) / self.span * (self.size[0] - LEFT - 8)
+
+    def y(self, value: float) -> float:
+        return self.size[1] - BOTTOM - value / (self.step * self.steps) * (self.size[1] - BOTTOM - TOP)
+
+    def line(self, points: Iterable[Point]) -> str:
+        return "L".join(f"{self.x(at_ms):.1f} {self.y(value or 0.0):.1f}" for at_ms, value in points)
 
 
-def _draw_curves(axes: Any, plot: Plot, max_points: int) -> None:
-    if plot.stacked:
-        times = _times(plot.curves[0])
-        rows = [[value or 0.0 for _, value in each.points] for each in plot.curves]
-        axes.stackplot(times, *rows, colors=[TONES[each.tone] for each in plot.curves], linewidth=0)
-        return
-    for each in plot.curves:
-        thinned = _thinned(each, max_points)
-        values = [float("nan") if value is None else value for _, value in thinned.points]
-        style = {"linewidth": 1.8, "solid_joinstyle": "round"}
-        if each.label == "remaining":
-            style["linestyle"] = (0, (4, 2))
-        axes.plot(_times(thinned), values, color=TONES[each.tone], **style)
-        if len(plot.curves) == 1:
-            axes.fill_between(_times(thinned), values, color=TONES[each.tone], alpha=0.15, linewidth=0)
+def draw(plot: Plot, size: tuple[int, int]) -> str:
+    """Return an SVG element."""
+    curves = [_thinned(each, MAX_POINTS[size]) for each in plot.curves]
+    edges = _stacked(curves) if plot.stacked else [each.points for each in curves]
+    times = [at_ms for points in edges for at_ms, _ in points]
+    most = max((value or 0.0 for points in edges for _, value in points), default=0.0)
+    step = next(each for each in (DURATIONS if plot.unit == "seconds" else NUMBERS) if 4 * each >= most)
+    frame = _Frame(size, min(times), max(1, max(times) - min(times)), step, int(most // step) + 1)
+    shapes = [*_axes(frame, plot.unit)]
+    below: Sequence[Point] = ()
+    for curve, points in zip(curves, edges, strict=True):
+        for known, part in groupby(points, lambda each: each[1] is not None):
+            if known:
+                shapes += _shapes(frame, curve, [*part], below, alone=len(curves) == 1, stacked=plot.stacked)
+        below = points
+    box = f"0 0 {size[0]} {size[1]}"
+    return f'<svg viewBox="{box}" role="img" aria-label="{plot.title}">{"".join(shapes)}</svg>'
+
+
+def _axes(frame: _Frame, unit: str) -> Iterator[str]:
+    """Yield lines of amounts, and times, with their labels."""
+    width, height = frame.size
+    for number in range(frame.steps + 1):
+        y = frame.y(number * frame.step)
+        yield f'<path d="M{LEFT} {y:.1f}H{width}" style="stroke:var(--line)"/>'
+        yield _label(LEFT - 6, y + 4, _amount(number * frame.step, unit), "end")
+    labels = 4 if frame.size == NARROW else 8
+    seconds = next(each for each in DURATIONS if each * labels >= frame.span / 1000)
+    for at_s in range(-(-frame.first // (1000 * seconds)) * seconds, (frame.first + frame.span) // 1000 + 1, seconds):
+        text = utc(at_s)
+        yield _label(frame.x(1000 * at_s), height - 6, text[:10] if seconds >= DAY else text[11:19])
+
+
+def _shapes(
+    frame: _Frame, curve: Curve, points: Sequence[Point], below: Sequence[Point], *, alone: bool, stacked: bool
+) -> Iterator[str]:
+    """Yield a part of a curve without gaps: its line, and the area under it of a stacked or an only one."""
+    tone, dash = f"var(--tone-{curve.tone})", ";stroke-dasharray:4 2" if curve.label == "remaining" else ""
+    if stacked or alone:
+        floor = below or [(points[0][0], 0.0), (points[-1][0], 0.0)]
+        opacity = "" if stacked else ";opacity:.15"
+        yield f'<path d="M{frame.line([*points, *reversed(floor)])}Z" style="fill:{tone}{opacity}"/>'
+    if not stacked:
+        yield f'<path d="M{frame.line(points)}" style="fill:none;stroke:{tone};stroke-width:1.8{dash}"/>'
+
+
+def _stacked(curves: Sequence[Curve]) -> list[tuple[Point, ...]]:
+    """Return the upper edge of each curve, on top of those before it."""
+    sums = accumulate(([value or 0.0 for _, value in each.points] for each in curves), lambda a, b: [*map(add, a, b)])
+    return [_points((at_ms for at_ms, _ in curves[0].points), each) for each in sums]
+
+
+def _label(x: float, y: float, text: str, anchor: str = "middle") -> str:
+    style = f"fill:var(--muted);font:11px var(--font);text-anchor:{anchor}"
+    return f'<text x="{x:.1f}" y="{y:.1f}" style="{style}">{text}</text>'
+
+
+def _amount(value: float, unit: str) -> str:
+    if unit == "seconds":
+        return spoken(value)
+    size, suffix = next(((size, each) for each, size in (("M", 1e6), ("k", 1e3)) if value >= size), (1, ""))
+    return f"{value / size:g}{suffix}"
 
 
 def _thinned(curve: Curve, max_points: int) -> Curve:
     step = -(-len(curve.points) // max_points)
     kept = [*curve.points[:-1:step], curve.points[-1]] if step > 1 else curve.points
     return Curve(curve.label, tuple(kept), curve.tone)
-
-
-def _times(curve: Curve) -> list[datetime]:
-    return [datetime.fromtimestamp(at_ms / 1000, UTC) for at_ms, _ in curve.points]
-
-
-def _set_axes(axes: Any, plot: Plot, *, narrow: bool) -> None:
-    from matplotlib import dates
-    from matplotlib.ticker import FuncFormatter, MaxNLocator, MultipleLocator
-
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
-    axes.spines["bottom"].set_color(GRID)
-    axes.tick_params(colors=INK, length=0, pad=5)
-    axes.grid(axis="y", color=GRID, linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.margins(x=0.01)
-    axes.set_ylim(bottom=0)
-    dated: Any = dates  # it has no types
-    locator = dated.AutoDateLocator(minticks=2, maxticks=4 if narrow else 8)
-    axes.xaxis.set_major_locator(locator)
-    axes.xaxis.set_major_formatter(dated.ConciseDateFormatter(locator, tz=UTC))
-    axes.xaxis.get_offset_text().set_color(INK)
-    top = axes.get_ylim()[1]
-    if plot.unit == "seconds":
-        step = next((each for each in DURATIONS if top / each <= MIN_INTEGER), DURATIONS[-1])
-        axes.yaxis.set_major_locator(MultipleLocator(step))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: spoken(value)))
-    else:
-        axes.yaxis.set_major_locator(MaxNLocator(4, integer=top >= MIN_INTEGER))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _brief(value)))
-
-
-def _brief(value: float) -> str:
-    for unit, size in (("M", 1e6), ("k", 1e3)):
-        if value >= size:
-            return f"{value / size:g}{unit}"
-    return f"{value:g}"
-
-
-def _for_page(svg: str, title: str, prefix: str) -> str:
-    """Return the SVG element with the page's colours and fonts, ids of its own, and a description."""
-    svg = svg[svg.index("<svg") :]
-    svg = _COLOR.sub(lambda match: f"var({VARIABLES[match[0].lower()]})", svg)
-    svg = _FONT.sub(r"font: \1 var(--font)", svg)
-    svg = _ID.sub(rf"\g<1>{prefix}-", svg)
-    head, _, rest = svg.partition(">")
-    box = re.search(r'viewBox="[^"]*"', head)
-    return f'<svg {box[0] if box else ""} role="img" aria-label="{title}" xmlns:xlink="http://www.w3.org/1999/xlink">{rest}'

@@ -20,7 +20,6 @@ from sbpair.cli.render.screen import clean, grouped, size, spoken
 from sbpair.cli.report.plots import COUNTED, NARROW, WIDE, Plot, ages_of, draw, plots_of, timeline_rows
 from sbpair.model.cost import Operations, estimate
 from sbpair.move.receipt import BUCKETS
-from sbpair.replay.spark import is_installed
 from sbpair.runs.run_record import LIVE, RunOutcome
 from sbpair.template import filled
 
@@ -488,11 +487,8 @@ _LINK = re.compile(r"://|www\.", re.IGNORECASE)
 
 
 def render_html(report: RunReport) -> str:
-    """Return the page. Without matplotlib, it has the table of the timeline in place of its figures."""
-    plots = report.plots if is_installed("matplotlib") else ()
-    drawings = [
-        (plot, draw(plot, WIDE, f"w{number}"), draw(plot, NARROW, f"n{number}")) for number, plot in enumerate(plots)
-    ]
+    """Return the page."""
+    drawings = [(plot, draw(plot, WIDE), draw(plot, NARROW)) for plot in report.plots]
     return filled("sbpair.cli.report", "page.html", report=report, drawings=drawings, grouped=grouped)
 
 
