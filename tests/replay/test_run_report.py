@@ -1,14 +1,16 @@
-"""The report of a replay: its timeline and cost, as the command prints them."""
+"""What is recorded of a replay: its receipt, as `sbpair runs` shows it; its report with timeline and cost."""
 
+import json
 import re
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
 from sbpair import errors
 from sbpair.replay import driver
-from sbpair.replay.progress import PhaseProgress
+from sbpair.replay.archive import Archive
+from sbpair.replay.progress import Event, PhaseProgress, ReplayPhase, request_stop
 from sbpair.replay.run_description import ReplayOptions
 from sbpair.runs.database import RunDatabase
 from sbpair.runs.run_log import all_runs, timeline_of
@@ -57,3 +59,50 @@ def test_a_replay_is_reported_with_timeline_and_cost(place: World, tmp_path: Pat
     assert "| `to receive and settle` | 122 |" in cost
     assert "| `to send` | 60 |" in cost
     assert page.read_text().startswith("<!DOCTYPE html>")
+
+
+@pytest.mark.usefixtures("local_tasks")
+def test_all_that_show_a_replay_agree_with_its_receipt(place: World, tmp_path: Path) -> None:
+    """It is stopped before it sends, and resumed; one message has no destination."""
+    place.strand_many(30)
+    place.strand(0, "nowhere", None)
+    request, options = place.request(tmp_path), ReplayOptions(empty_seconds=0.1)
+    archives: list[Archive] = []
+
+    def stop(event: Event) -> None:
+        if isinstance(event, ReplayPhase) and event.run:
+            archives.append(Archive(request.archive, event.run))
+        if isinstance(event, ReplayPhase) and event.name == "plan":
+            request_stop(archives[0])
+
+    stopped = driver.start_run(request, options, place.queues, stop)
+    before = shown(place, tmp_path, stopped)
+    assert before.items() >= {"outcome": "stopped", "exit_code": 130, "sent": 0, "dead_lettered": 0}.items()
+    assert before["remaining"] == {"messages": 31, "exact": True}
+    resumed = driver.resume_run(request, stopped.run.id, lambda _event: None)
+    after = shown(place, tmp_path, resumed)
+    assert after.items() >= {"outcome": "partial", "exit_code": 3, "sent": 30, "dead_lettered": 1}.items()
+    assert (after["remaining"], after["started"]) == (None, before["started"])
+
+
+def shown(place: World, directory: Path, result: driver.ReplayResult) -> dict[str, Any]:
+    """Return what `runs list` has of a replay, after checks that its receipt and its report are in line."""
+    env, state, receipt = place.shell(directory), ("--state", str(directory / "state")), result.document()
+    with RunDatabase(directory / "state", place.pair.ends) as opened:
+        [run] = all_runs(opened)
+    listed = command.run("runs", "list", "-o", "json", "-q", *state, env=env)
+    [found] = json.loads(listed.stdout)["runs"]
+    text = command.run("runs", "show", run.id, *state, env=env).stdout
+    expected = {
+        "exit_code": result.exit_code,
+        "received": receipt["archived"],
+        "sent": receipt["acknowledged"],
+        "dead_lettered": receipt["expired"] + receipt["quarantined"],
+        "remaining": {"messages": receipt["unsent"], "exact": True} if receipt["unsent"] else None,
+        "in_doubt": 0,
+        "doubtful_total": receipt["doubtful_total"],
+    }
+    assert (found, run.seconds) == (found | expected, receipt["seconds"])
+    assert f"archived {receipt['archived']} = {receipt['acknowledged']} acknowledged" in text
+    assert ("sbpair replay resume" in text) == bool(receipt["unsent"])
+    return dict(found)
