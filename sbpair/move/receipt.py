@@ -281,16 +281,21 @@ class Tally:
         """Return how many messages each destination has accepted, by path."""
         return dict(self._destinations)
 
+    def totals(self) -> dict[str, int]:
+        """Return the received deliveries and those of each bucket, of all queues. May be called from another thread."""
+        queues = list(self._queues.values())
+        return {name: sum(counts[name] for counts in queues) for name in ("received", *BUCKETS)}
+
     def counts(self) -> TallyCounts:
         """Return the counts of this moment. May be called from another thread: each copy is taken at once."""
         queues = {queue: dict(counts) for queue, counts in list(self._queues.items())}
         return TallyCounts(queues, dict(self._destinations), dict(self._reasons), dict(self._spent), self._bytes_sent)
 
     def receipt(self) -> Receipt:
-        total: Counter[str] = sum(self._queues.values(), Counter())
+        total = self.totals()
         backing_off = _by_destination(self._backing_off)
         return Receipt(
-            **{name: total[name] for name in ("received", *BUCKETS)},
+            **total,
             locked=sum(self._locked.values()),
             distinct=total["received"] - self._repeats,
             bytes_sent=self._bytes_sent,

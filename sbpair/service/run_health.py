@@ -95,10 +95,7 @@ class RunsHealth:
         return RunHealth(is_live=True, is_ready=False, state=state)
 
     def counts(self) -> str:
-        total: Counter[str] = Counter()
-        for live in self._lives.values():
-            for queue in live.tally.counts().queues.values():
-                total.update(queue)
+        total = sum((Counter(live.tally.totals()) for live in self._lives.values()), Counter[str]())
         names = ("received", "sent", "dead_lettered", "expired", "in_doubt")
         return ", ".join(
             f"{total[name]} {name.replace('_', ' ')}" for name in names if name in names[:2] or total[name]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from sbpair.errors import ExitCode, SbpairError
 from sbpair.model.pair import sign_in
-from sbpair.move.receipt import BUCKETS, Tally
+from sbpair.move.receipt import Tally
 from sbpair.move.run_state import RunState
 from sbpair.public_names import __version__
 from sbpair.runs.control import RunControl
@@ -80,7 +80,7 @@ class RunStore:
         may_send: Callable[[], None] = lambda: None,
     ) -> None:
         self.run = live.id
-        self._receipt = live.tally.receipt
+        self._tally = live.tally
         self.control: RunControl | None = None
         self._recorded: RunEntry | None = None
         self._last: Receipt | None = None
@@ -129,15 +129,13 @@ class RunStore:
     def sample(self, *, last: bool = False) -> None:
         """Add the current figures to the timeline."""
         if self._recorded is not None:
-            receipt = self._receipt()
-            counts = {name: int(getattr(receipt, name)) for name in ("received", *BUCKETS)}
-            found = self._state
+            tally, found = self._tally, self._state
             depth = (found.messages(), found.oldest_ms(), str(found.limit or ""))
-            self._recorded.sample(Figures(counts, receipt.destinations, *depth), last=last)
+            self._recorded.sample(Figures(tally.totals(), tally.sent_to(), *depth), last=last)
 
     def record(self) -> None:
         """Record the figures, if they have changed."""
-        receipt = self._receipt()
+        receipt = self._tally.receipt()
         if self._recorded is not None and receipt != self._last:
             self._recorded.record(receipt.document())
             self._last = receipt
@@ -151,7 +149,7 @@ class RunStore:
         """
         if self._recorded is not None:
             self.sample(last=True)
-            receipt = self._receipt().document() if receipt is None else receipt
+            receipt = self._tally.receipt().document() if receipt is None else receipt
             self._recorded.finish(receipt, exit_code, stopped=stopped, error=error)
             self.journal.note_named()
 

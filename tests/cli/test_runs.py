@@ -106,6 +106,7 @@ async def test_a_crashed_run_lists_messages_in_doubt_and_the_next_resends_them(t
         assert (doubt["queue"], doubt["message_id"], doubt["destination"]) == (BACKLOG, "m0", "orders")
         _, out, _ = await pair.run("runs", "show", crashed["id"])
         assert out.splitlines()[-1] == f"in doubt: m0 of {BACKLOG} to orders"
+        assert "do not add up" not in out
 
         code, out, _ = await pair.run("syphon", "--once", "--output", "json")
         receipt = json.loads(out)

@@ -81,7 +81,10 @@ def receipt_table(receipt: Mapping[str, Any], commands: Mapping[str, str], words
     yield from _named("possible duplicates", doubtful)
     if receipt.get("doubtful_total", 0) > len(doubtful):
         yield f"possible duplicates: {receipt['doubtful_total']} in all"
-    if not receipt.get("balanced", True):
+    held = 2 * receipt.get("received", 0) - sum(count for _, count in counted)
+    if "seconds" not in receipt and held > 0:
+        yield f"{held} held then: in {words.source}, unless they were sent"
+    elif not receipt.get("balanced", True):
         yield "the counts do not add up: please report this"
     if "seconds" in receipt:
         left, ended = receipt["remaining"], "was stopped" if receipt["stopped"] else "ended"
