@@ -96,7 +96,7 @@ class SyphonResult:
             "run": self.run,
             "to": self.to or None,
             **self.receipt.document(),
-            "failures": [{"queue": queue, "reason": error.message} for queue, error in self.failures],
+            "failures": [{"queue": queue, "reason": each.message, "hint": each.hint} for queue, each in self.failures],
             "seconds": round(self.seconds, 3),
             "stopped": self.stopped,
             "remaining": self.remaining and asdict(self.remaining),

@@ -109,6 +109,7 @@ async def test_all_that_show_a_run_agree_with_its_receipt(kind: str, tmp_path: P
     if remaining:
         assert f"; {remaining['messages']} messages in the backlog\nto continue: sbpair {run.command} --state" in text
         assert f"{remaining['messages']} are left over." in report
+    assert ("gone does not exist in the primary namespace" in text) == ("missing" in kind)
     cells = dict(zip(heading, row, strict=False))
     assert (cells["OUTCOME"], cells["RECEIVED"], cells["SENT"]) == (outcome, str(found["received"]), str(found["sent"]))
 

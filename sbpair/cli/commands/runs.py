@@ -11,10 +11,10 @@ from sbpair import __version__
 from sbpair.cli.completion import live_runs, paused_runs, unpaused_runs
 from sbpair.cli.completion import runs as runs_of_pair
 from sbpair.cli.logs import utc
-from sbpair.cli.next_command import next_command
+from sbpair.cli.next_command import next_command, with_options
 from sbpair.cli.options.common import Output, RunSelection, argument, option
 from sbpair.cli.options.entity_addresses import reach_of
-from sbpair.cli.render.receipt import SYPHON, MoveWording, next_commands, proof_lines, receipt_table
+from sbpair.cli.render.receipt import SYPHON, MoveWording, next_commands, proof_lines, receipt_table, warnings_of
 from sbpair.cli.render.screen import Document, Screen, clean, size, spoken
 from sbpair.cli.render.table import columns, wrapped
 from sbpair.cli.render.waiting import report_waiting, waiting_document, waiting_line
@@ -288,6 +288,8 @@ def _moved(run: "RunRecord", receipt: Document) -> Iterator[str]:
     wording = MoveWording(SCHEMA, tuple(each for each in words if not each.startswith("-")), source)
     commands = next_commands({**receipt, **({"stopped": True} if is_cut else {})}, next_command(*words), wording)
     yield from receipt_table(receipt, commands if run.ended_ms or is_cut else {}, wording)
+    for text in warnings_of(receipt, wording):
+        yield from wrapped(clean(with_options(text)))
 
 
 def _request(action: str, run_id: str, opening: "AbstractContextManager[RunDatabase | None]", screen: Screen) -> int:

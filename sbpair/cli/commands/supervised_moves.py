@@ -17,7 +17,7 @@ from sbpair.cli.logs import utc
 from sbpair.cli.next_command import about_pair, with_options
 from sbpair.cli.options import moves
 from sbpair.cli.options.moves import MoveTerms
-from sbpair.cli.render.receipt import SYPHON, MoveWording, receipt_of, warn_of_failures
+from sbpair.cli.render.receipt import SYPHON, MoveWording, receipt_of, warn_of_failures, warnings_of
 from sbpair.cli.render.screen import Screen, plural
 from sbpair.cli.served_ports import open_metrics_port, open_supervision
 from sbpair.errors import LeaseHeld, LeaseLost, NotAuthenticated, SbpairError, Unavailable
@@ -253,18 +253,5 @@ def _warn(screen: Screen, move: PairMove, words: MoveWording) -> None:
     if where is not None and where.skipped:
         stay = "does not match and stays" if where.skipped == 1 else "do not match and stay"
         screen.say(f"{plural(where.skipped, 'message')} {stay} in {words.source}")
-    for each in result.missing:
-        if each.held:
-            dead = plural(each.dead_lettered, "message")
-            text = (
-                f"{each.destination} does not exist in the {move.request.words[1]} namespace: {dead} dead-lettered,"
-                f" {each.held} left in the backlog; create it and run again, or add --allow-missing"
-            )
-            if words.source != SYPHON.source:
-                text = f"{each.destination} does not exist: {each.held} left in {words.source}; create it, run again"
-            screen.warn(text)
-    failures: dict[str, tuple[list[str], str]] = {}
-    for queue, error in result.failures:
-        failures.setdefault(error.message, ([], error.hint))[0].append(queue)
-    for reason, (queues, hint) in failures.items():
-        screen.warn(f"{queues[0]}{f' and {len(queues) - 1} more' if len(queues) > 1 else ''}: {reason}; {hint}")
+    for text in warnings_of(result.document(), words):
+        screen.warn(text)

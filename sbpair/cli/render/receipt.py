@@ -114,6 +114,23 @@ def next_commands(receipt: Mapping[str, Any], again: str, words: MoveWording) ->
     return commands
 
 
+def warnings_of(receipt: Mapping[str, Any], words: MoveWording) -> Iterator[str]:
+    """Yield what a move could not do, each with the next step: missing destinations, and queues that failed."""
+    for each in receipt.get("missing_destinations", ()):
+        name, held = each["destination"], f"{each['held']} left in {words.source}"
+        if each["held"] and words.source != SYPHON.source:
+            yield f"{name} does not exist: {held}; create it, run again"
+        elif each["held"]:
+            dead, place = plural(each["dead_lettered"], "message"), receipt["to"] or "primary"
+            missing = f"{name} does not exist in the {place} namespace: {dead} dead-lettered, {held}"
+            yield f"{missing}; create it and run again, or add --allow-missing"
+    failures: dict[tuple[str, str], list[str]] = {}
+    for each in receipt.get("failures", ()):
+        failures.setdefault((each["reason"], each.get("hint", "")), []).append(each["queue"])
+    for (reason, hint), queues in failures.items():
+        yield f"{queues[0]}{f' and {len(queues) - 1} more' if len(queues) > 1 else ''}: {reason}; {hint}"
+
+
 def _ways_of_unroutable(messages: Sequence[Mapping[str, Any]], words: MoveWording) -> dict[str, str]:
     """Return the commands for dead letters that no alias gives a way: those of one queue."""
     queue = messages[0]["queue"]

@@ -64,7 +64,12 @@ _TO = nullable(text("Namespace that the backlog goes to, or went to; null for it
 _ENDED = fields(
     run=text("Id of the run"),
     to=_TO,
-    failures=records("Queues that failed", queue=text("Its path"), reason=text("Why it failed")),
+    failures=records(
+        "Queues that failed",
+        queue=text("Its path"),
+        reason=text("Why it failed"),
+        hint=optional(text("What to do about it; may be empty")),
+    ),
     seconds=number("Duration of the run"),
     stopped=flag("Whether a signal ended the run"),
     remaining=typed(
