@@ -213,6 +213,28 @@ def request_stop(archive: Archive) -> bool:
     return True
 
 
+class ReplayState:
+    """The state of a replay, as its events tell it. `whole` and `done` are messages by phase, the latter as counted."""
+
+    def __init__(self) -> None:
+        self.run = self.phase = ""
+        self.request: Requested | None = None
+        self.whole: dict[str, dict[str, int]] = {}
+        self.done: dict[str, PhaseProgress] = {}
+
+    def take(self, event: Event) -> None:
+        """Take one event in."""
+        match event:
+            case ReplayPhase(name, _text, run):
+                self.phase, self.run = self.phase if name == "stop" else name, run or self.run
+            case Expected():
+                self.whole[event.phase] = event.by
+            case PhaseProgress():
+                self.done[event.phase] = event
+            case RunPausing() | RunPaused() | RunResumed() | RunCancelled():
+                self.request = event
+
+
 class ReplayTimeline:
     """Samples the progress that the driver reports, and passes each event on.
 
@@ -221,9 +243,7 @@ class ReplayTimeline:
 
     def __init__(self, entry: RunEntry, on_event: OnEvent, archive: str) -> None:
         self._entry, self._on_event = entry, on_event
-        self._counts: dict[str, int] = {}
-        self._destinations: dict[str, int] = {}
-        self._to_send: int | None = None
+        self._state = ReplayState()
         earlier = entry.earlier
         self._known: dict[str, Any] = {name: earlier[name] for name in COUNTS if name in earlier} | {"archive": archive}
         if "unsent" in earlier:
@@ -232,12 +252,8 @@ class ReplayTimeline:
 
     def __call__(self, event: Event) -> None:
         """Take one event."""
-        if isinstance(event, Expected) and event.phase == "send":
-            self._to_send = sum(event.by.values())
+        self._state.take(event)
         if isinstance(event, PhaseProgress):
-            self._counts["received" if event.phase == "drain" else "sent"] = event.messages
-            if event.phase == "send":
-                self._destinations = event.by
             self._sample()
             self._record(event)
         self._on_event(event)
@@ -247,18 +263,21 @@ class ReplayTimeline:
         if event.messages == known.get(name):
             return
         known |= {name: event.messages, "counted_ms": now_ms()}
-        whole = {"drain": event.messages, "send": self._to_send}.get(event.phase)
+        planned = self._state.whole.get("send")
+        whole = {"drain": event.messages, "send": planned and sum(planned.values())}.get(event.phase)
         if whole is not None:
             known["unsent"] = max(0, whole - known.get("acknowledged", 0))
         self._entry.record(known)
 
     def end(self) -> None:
         """Write the last figures, if there are any."""
-        if self._counts:
+        if self._state.done:
             self._sample(last=True)
 
     def _sample(self, *, last: bool = False) -> None:
-        self._entry.sample(Figures(dict(self._counts), self._destinations), last=last)
+        done = self._state.done
+        counts = {"received" if phase == "drain" else "sent": each.messages for phase, each in done.items()}
+        self._entry.sample(Figures(counts, done["send"].by if "send" in done else {}), last=last)
 
 
 def run_settings(run: ReplayRun) -> dict[str, object]:

@@ -14,9 +14,13 @@ from sbpair.move.receipt import RampState
 from sbpair.move.run_state import DestinationState, MovedQueue, RunState
 
 if TYPE_CHECKING:
-    from sbpair.replay.progress import Expected, PhaseProgress, ReplayPhase
+    from sbpair.replay.progress import Event, ReplayState
 
-REQUEST_STATES = {events.RunPausing: "pausing", events.RunPaused: "paused", events.RunCancelled: "cancelled"}
+REQUEST_STATES: dict[type, str] = {
+    events.RunPausing: "pausing",
+    events.RunPaused: "paused",
+    events.RunCancelled: "cancelled",
+}
 """The states of a replay that another process has requested."""
 
 OF_QUEUES = ("drain", "move")
@@ -331,43 +335,34 @@ class PhaseView:
 
 
 class PhaseBoard:
-    """The state of the current phase. `now` is in seconds of a monotonic clock."""
+    """Rows of the current phase of a replay. `now` is in seconds of a monotonic clock."""
 
-    def __init__(self, now: float) -> None:
-        self._phase, self._since = "", now
-        self._whole: dict[str, dict[str, int]] = {}
-        self._done: dict[str, int] = {}
+    def __init__(self, state: "ReplayState", now: float) -> None:
+        self._state, self._since = state, now
         self._meters: dict[str, RateMeter] = {}
-        self._sampled = False
-        self._state = ""
 
-    def pause(self, request: events.RunEvent) -> None:
-        """Show the state that another process has requested; running is shown as the phase alone."""
-        self._state = REQUEST_STATES.get(type(request), "")
-
-    def begin(self, phase: "ReplayPhase", now: float) -> None:
-        if phase.name not in (self._phase, "stop"):
-            self._phase, self._since = phase.name, now
-            self._done, self._meters, self._sampled = {}, {}, False
-
-    def expect(self, expected: "Expected") -> None:
-        self._whole[expected.phase] = expected.by
-
-    def take(self, progress: "PhaseProgress", now: float) -> None:
-        """Apply progress. Messages that are there at the first sample do not count towards a rate."""
-        if progress.phase != self._phase:
-            return
-        for name, done in progress.by.items():
+    def take(self, event: "Event", now: float) -> None:
+        """Take one event in. Messages that are there at the first sample of a phase do not count towards a rate."""
+        state, before = self._state, self._state.phase
+        is_sampled = state.phase in state.done
+        state.take(event)
+        if state.phase != before:
+            self._since, self._meters = now, {}
+        for name, done in self._done().items():
             if name not in self._meters:
-                self._meters[name] = RateMeter(self._since) if self._sampled else RateMeter(now, done)
-        self._done, self._sampled = progress.by, True
+                self._meters[name] = RateMeter(self._since) if is_sampled else RateMeter(now, done)
+
+    def _done(self) -> dict[str, int]:
+        found = self._state.done.get(self._state.phase)
+        return found.by if found else {}
 
     def view(self, now: float) -> PhaseView:
-        whole = self._whole.get(self._phase, {})
-        names = sorted({*whole, *self._done}, key=natural_key)
-        heading = "QUEUE" if self._phase in OF_QUEUES else "DESTINATION"
+        phase, done = self._state.phase, self._done()
+        whole = self._state.whole.get(phase, {})
+        heading = "QUEUE" if phase in OF_QUEUES else "DESTINATION"
         rows = []
-        for name in names:
-            done, meter = self._done.get(name, 0), self._meters.get(name)
-            rows.append(PhaseRow(name, done, whole.get(name), meter.rate(now, done) if meter else 0.0))
-        return PhaseView(self._phase, heading, tuple(rows), now - self._since, self._state)
+        for name in sorted({*whole, *done}, key=natural_key):
+            count, meter = done.get(name, 0), self._meters.get(name)
+            rows.append(PhaseRow(name, count, whole.get(name), meter.rate(now, count) if meter else 0.0))
+        requested = REQUEST_STATES.get(type(self._state.request), "")
+        return PhaseView(phase, heading, tuple(rows), now - self._since, requested)

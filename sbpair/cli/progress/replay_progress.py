@@ -24,42 +24,39 @@ class ReplayProgress(Progress):
     """Prints each phase and its progress as text."""
 
     def __init__(self, screen: Screen) -> None:
+        from sbpair.replay.progress import ReplayState
+
         super().__init__()
-        self._screen = screen
-        self._board = PhaseBoard(time.monotonic())
+        self._screen, self._state = screen, ReplayState()
+        self._board = PhaseBoard(self._state, time.monotonic())
         self._lock = threading.Lock()  # a thread draws it
         self._next, self._last = 0.0, 0
-        self.run = ""  # its id, once it has begun
+
+    @property
+    def run(self) -> str:
+        """Its id, once it has begun."""
+        return self._state.run
 
     def __call__(self, event: "Event") -> None:
         """Report one event."""
-        from sbpair.replay.progress import Expected, LocksFound, PhaseProgress, ReplayPhase
+        from sbpair.replay.progress import LocksFound, PhaseProgress, ReplayPhase
 
-        now = time.monotonic()
+        now, before = time.monotonic(), self._view()
+        with self._lock:
+            self._board.take(event, now)
         match event:
             case ReplayPhase(name):
                 if name != "stop":
-                    self._report_end(self._view())
-                self.run = event.run or self.run
-                with self._lock:
-                    self._board.begin(event, now)
+                    self._report_end(before)
                 self._next, self._last = now + REPORT_SECONDS, 0
                 self._report_phase(event)
             case LocksFound(queues):
                 self._report_locked(queues)
             case events.RunEvent():
-                with self._lock:
-                    self._board.pause(event)
                 self._report_request(event)
-            case Expected():
-                with self._lock:
-                    self._board.expect(event)
-            case PhaseProgress():
-                with self._lock:
-                    self._board.take(event, now)
-                if now >= self._next and event.messages != self._last:
-                    self._next, self._last = now + REPORT_SECONDS, event.messages
-                    self._report(self._view())
+            case PhaseProgress() if now >= self._next and event.messages != self._last:
+                self._next, self._last = now + REPORT_SECONDS, event.messages
+                self._report(self._view())
 
     def _report_phase(self, phase: "ReplayPhase") -> None:
         self._screen.say(with_options(phase.text))
