@@ -1,6 +1,6 @@
 """The metrics of a run: their names, units and labels, and their figures at any moment.
 
-The figures are from its counts, read when asked for, and from its events.
+The figures are from its receipt so far, read when asked for, and from its events.
 
 Invariant: a message costs nothing here, and no figure holds content of a message or a secret. May be read from any
 thread.
@@ -114,18 +114,18 @@ class LiveFigures:
 
     def read(self) -> Figures:
         """Return the figures of this moment: always all metrics, with the series that there are."""
-        counts = self._live.tally.counts()
+        receipt = self._live.tally.receipt()
         with self._state.lock:
             return {
                 START_TIME: {"": self._started_ms / 1000},
                 PAUSED: {"": int(self._state.paused)},
-                **self._of_messages(counts.queues),
-                BYTES_SENT: {"": counts.bytes_sent},
-                DEAD_LETTERS: dict(counts.reasons),
-                OPERATIONS: {name: counts.spent.get(name, 0) for name in SPENT},
+                **self._of_messages(receipt.queues),
+                BYTES_SENT: {"": receipt.bytes_sent},
+                DEAD_LETTERS: dict(receipt.dead_letter_reasons),
+                OPERATIONS: {name: getattr(receipt.operations, name) for name in SPENT},
                 CREDITS: self._live.rate_limiter.credits_spent() if self._live.rate_limiter else {},
                 **self._of_queues(),
-                **self._of_destinations(counts.destinations),
+                **self._of_destinations(receipt.destinations),
                 SIDE_AWAY: {side: int(side in self._state.away) for side in SIDES},
             }
 

@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 from sbpair.errors import ExitCode
 from sbpair.model.cost import Operations
@@ -176,16 +176,6 @@ class MissingDestination:
     held: Annotated[int, "Messages of it that were received, and left in the backlog"]
 
 
-class TallyCounts(NamedTuple):
-    """Copies of a run's counts: by queue and bucket, and by destination, dead-letter reason and kind of operation."""
-
-    queues: dict[str, dict[str, int]]
-    destinations: dict[str, int]
-    reasons: dict[str, int]
-    spent: dict[str, int]
-    bytes_sent: int
-
-
 class Tally:
     """Counts the ends of deliveries while a run moves. `filter_counts` adds to skipped messages what a filter did."""
 
@@ -286,12 +276,8 @@ class Tally:
         queues = list(self._queues.values())
         return {name: sum(counts[name] for counts in queues) for name in ("received", *BUCKETS)}
 
-    def counts(self) -> TallyCounts:
-        """Return the counts of this moment. May be called from another thread: each copy is taken at once."""
-        queues = {queue: dict(counts) for queue, counts in list(self._queues.items())}
-        return TallyCounts(queues, dict(self._destinations), dict(self._reasons), dict(self._spent), self._bytes_sent)
-
     def receipt(self) -> Receipt:
+        """Return the receipt of this moment. May be called from another thread: each copy is taken at once."""
         total = self.totals()
         backing_off = _by_destination(self._backing_off)
         return Receipt(

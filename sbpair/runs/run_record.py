@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -80,9 +80,9 @@ class DoubtfulMessage:
     sequence_number: Annotated[int, "Its sequence number there", {"minimum": -(2**63)}]
     message_id: Annotated[str | None, "Its message id; null for none"]
     destination: Annotated[str | None, "Its destination; null for none"]
-    namespace: Annotated[str, "Namespace of the destination; may be empty"]
-    reason: Annotated[str, "Why it may be there twice"]
-    in_doubt: Annotated[bool, "Whether it was sent without an answer, and not settled since"]
+    namespace: Annotated[str, "Namespace of the destination; may be empty"] = ""
+    reason: Annotated[str, "Why it may be there twice"] = UNANSWERED
+    in_doubt: Annotated[bool, "Whether it was sent without an answer, and not settled since"] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,21 +145,13 @@ class RunRecord:
 
     def doubtful(self) -> list[DoubtfulMessage]:
         """Return the messages that may be there twice: those that the receipt names, and then others of the journal."""
-        journal = {_message(known := asdict(each)): {**known, "settled": now} for each, now in self.doubts.items()}
-        named = [
-            {"namespace": "", "settled": True, **journal.pop(_message(each), {}), **each}
-            for each in (self.receipt or {}).get("doubtful", ())
-        ]
+        journal = {
+            _message(known := asdict(each)): known | {"in_doubt": not settled} for each, settled in self.doubts.items()
+        }
+        named = [{**journal.pop(_message(each), {}), **each} for each in (self.receipt or {}).get("doubtful", ())]
+        names = {each.name for each in fields(DoubtfulMessage)}
         return [
-            DoubtfulMessage(
-                each["queue"],
-                each["sequence_number"],
-                each["message_id"],
-                each["destination"],
-                each["namespace"],
-                each.get("reason", UNANSWERED),
-                not each["settled"],
-            )
+            DoubtfulMessage(**{name: each[name] for name in names & each.keys()})
             for each in (*named, *journal.values())
         ]
 
