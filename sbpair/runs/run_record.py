@@ -38,11 +38,8 @@ LIVE = (RunOutcome.RUNNING, RunOutcome.PAUSED)
 
 def outcome_of(exit_code: int, *, stopped: bool) -> RunOutcome:
     """Return the outcome of a run that ended with this exit code. `stopped` marks a requested stop."""
-    if stopped:
-        return RunOutcome.STOPPED
-    return {ExitCode.DONE: RunOutcome.DONE, ExitCode.PARTIAL_OR_FINDINGS: RunOutcome.PARTIAL}.get(
-        ExitCode(exit_code), RunOutcome.FAILED
-    )
+    ends: dict[int, RunOutcome] = {ExitCode.DONE: RunOutcome.DONE, ExitCode.PARTIAL_OR_FINDINGS: RunOutcome.PARTIAL}
+    return RunOutcome.STOPPED if stopped else ends.get(exit_code, RunOutcome.FAILED)
 
 
 @dataclass(frozen=True, slots=True)

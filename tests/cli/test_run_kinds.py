@@ -124,7 +124,8 @@ async def test_a_doubt_that_a_later_run_settled_is_an_alarm_no_more(tmp_path: Pa
             await crashed.journal.flush()
         [run] = runs_of(w, tmp_path)
         assert (run.outcome, run.counts.in_doubt, run.counts.doubtful_total) == ("crashed", 1, 1)
-        assert "in doubt: m0 of" in said(w, tmp_path, "show", run.id)
+        text = said(w, tmp_path, "show", run.id)
+        assert f"to continue: sbpair syphon --once --state {tmp_path}\nin doubt: m0 of" in text
         result = await w.run(state=tmp_path)
         later, run = runs_of(w, tmp_path)
         text = said(w, tmp_path, "show", run.id)

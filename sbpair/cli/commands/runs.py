@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sbpair import __version__
 from sbpair.cli.completion import live_runs, paused_runs, unpaused_runs
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from sbpair.cli.report.run_report import RunReport
     from sbpair.replay.archive import ArchiveFiles
     from sbpair.runs.database import RunDatabase, StateOwner
-    from sbpair.runs.run_record import RemainingMessages, RunRecord
+    from sbpair.runs.run_record import RunRecord
 
 SCHEMA = "sbpair/runs/1"
 STDOUT = "-"
@@ -67,8 +67,8 @@ def list_runs(*, connection: RunSelection, screen: Screen) -> int:
     entries, rows = [], []
     for run in found:
         with run.reading():
-            entries.append(run_document(run))
-            rows.append(_row(run))
+            entries.append(document := run_document(run))
+            rows.append(_row(document, run.seconds))
     table = columns([HEADING, *rows], optional=("STARTED", "COMMAND", "TOOK", "KIND")) if found else []
     screen.result(SCHEMA, {"runs": entries}, table, entries)
     report_waiting(screen, waiting_runs(found))
@@ -235,7 +235,7 @@ def _open_runs(selection: RunSelection, screen: Screen) -> "AbstractContextManag
     return kept or nullcontext()
 
 
-def run_document(run: "RunRecord") -> Document:
+def run_document(run: "RunRecord") -> dict[str, Any]:
     """Return a run as JSON. Read it within `reading`."""
     return {
         "id": run.id,
@@ -252,41 +252,40 @@ def run_document(run: "RunRecord") -> Document:
     }
 
 
-def _row(run: "RunRecord") -> list[object]:
-    counts, command = run.counts, run.command.removeprefix(f"{run.kind} ")
-    numbers = (counts.received, counts.sent, counts.remaining and _left(counts.remaining))
-    shown = ("" if each is None else each for each in numbers)
-    times = utc(run.started_ms / 1000), "" if run.seconds is None else spoken(run.seconds)
-    return [run.id, run.kind, command, *times, run.outcome, *shown, counts.in_doubt, counts.doubtful_total]
-
-
-def _left(remaining: "RemainingMessages") -> object:
-    return remaining.messages if remaining.exact else f"≥{remaining.messages}"
+def _row(run: dict[str, Any], seconds: float | None) -> list[object]:
+    left, took = run["remaining"], "" if seconds is None else spoken(seconds)
+    remaining = left and (left["messages"] if left["exact"] else f"≥{left['messages']}")
+    command = run["command"].removeprefix(f"{run['kind']} ")
+    counts = ("" if each is None else each for each in (run["received"], run["sent"], remaining))
+    doubts = (run["in_doubt"], run["doubtful_total"])
+    return [run["id"], run["kind"], command, run["started"], took, run["outcome"], *counts, *doubts]
 
 
 def _page(run: "RunRecord", document: Document, receipt: Document, doubtful: Sequence[Document]) -> Iterator[str]:
     facts = {**document, "took": "" if run.seconds is None else spoken(run.seconds)}
     shown = [(name.replace("_", " "), str(facts[name])) for name in FACTS if facts[name] not in (None, "")]
-    doubts = [("still in doubt", run.counts.in_doubt), ("possible duplicates", run.counts.doubtful_total)]
+    doubts = [("still in doubt", document["in_doubt"]), ("possible duplicates", document["doubtful_total"])]
     yield from columns([*shown, *doubts])
     for each in waiting_runs([run]):
         yield from wrapped(waiting_line(each))
-    if receipt:
+    if run.kind != "replay":
+        yield from _moved(run, {**receipt, "doubtful": doubtful})
+    elif receipt:
         yield ""
-        yield from proof_lines(receipt) if run.kind == "replay" else _moved(run, {**receipt, "doubtful": doubtful})
-    for doubt in run.doubtful():
-        if doubt.in_doubt:
-            name = doubt.message_id or doubt.sequence_number
-            yield from wrapped(clean(f"in doubt: {name} of {doubt.queue} to {doubt.destination}"))
+        yield from proof_lines(receipt)
+    for doubt in doubtful:
+        if doubt["in_doubt"]:
+            name = doubt["message_id"] or doubt["sequence_number"]
+            yield from wrapped(clean(f"in doubt: {name} of {doubt['queue']} to {doubt['destination']}"))
 
 
 def _moved(run: "RunRecord", receipt: Document) -> Iterator[str]:
     """Yield the receipt of a move as it was printed at its end. A crashed one goes on as a stopped one does."""
-    is_cut = run.outcome == "crashed"
-    words = run.command.split()
-    source = {"syphon": SYPHON.source, "redrive": "the dead letters"}.get(run.kind, words[1])
+    is_cut, words = run.outcome == "crashed", run.command.split()
+    source = {"syphon": SYPHON.source, "redrive": "the dead letters"}.get(run.kind, " ".join(words[1:2]))
     wording = MoveWording(SCHEMA, tuple(each for each in words if not each.startswith("-")), source)
     commands = next_commands({**receipt, **({"stopped": True} if is_cut else {})}, next_command(*words), wording)
+    yield ""
     yield from receipt_table(receipt, commands if run.ended_ms or is_cut else {}, wording)
     for text in warnings_of(receipt, wording):
         yield from wrapped(clean(with_options(text)))

@@ -69,7 +69,8 @@ def receipt_table(receipt: Mapping[str, Any], commands: Mapping[str, str], words
     """Yield a receipt as text, with the commands to go on with. Those of earlier versions have fewer keys."""
     counted = [(name.replace("_", " "), receipt.get(name, 0)) for name in ("received", *BUCKETS)]
     locked = [("left locked", receipt["locked"])] if receipt.get("locked") else []
-    yield from columns([("MESSAGES", "COUNT"), *counted, *locked])
+    if "received" in receipt:
+        yield from columns([("MESSAGES", "COUNT"), *counted, *locked])
     yield from filter_lines(receipt)
     yield from breakdown(receipt)
     if limit := receipt.get("limit"):
