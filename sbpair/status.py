@@ -91,13 +91,14 @@ class SideStatus:
 class DestinationStatus:
     """A queue or topic, and the messages for it in the backlog: at least `waiting` unless `exact`.
 
-    `note` is why it would not keep all of them; "" if it would.
+    `note` is why it would not keep all of them; "" if it would. `topic` is whether it is a topic; None if unknown.
     """
 
     link: PingResult
     waiting: int
     exact: bool = True
     note: str = ""
+    topic: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +129,8 @@ class Status:
     `waiting` are runs with work left. `reasons` are those of peeked dead letters; None if none were peeked. `lost` says
     that the primary is declared lost; "" if it is not. `to` is the namespace that the backlog would go to; with it,
     `primary` is None: it was not contacted. `mover` is that of the pair. `gateways` are this user's, of any pair.
+    Unless `complete`, not all messages were peeked, and there may be more destinations.
+    `oldest_for` is the destination of the oldest one; "" if unknown.
     """
 
     primary: SideStatus | None
@@ -144,6 +147,8 @@ class Status:
     lost_primary: LostPrimary | None = None
     mover: ActiveMover = UNKNOWN_MOVER
     gateways: tuple[RunningGateway, ...] = ()
+    complete: bool = True
+    oldest_for: str = ""
 
     @property
     def sides(self) -> dict[str, SideStatus]:
@@ -188,6 +193,7 @@ class _Backlog:
     unseen: tuple[tuple[str, str], ...] = ()
     denied: bool = False
     complete: bool = False
+    oldest_for: str = ""
     reasons: tuple[ReasonCount, ...] | None = None
 
 
@@ -201,6 +207,7 @@ async def read_status(
     state: Path | None = None,
     lease: str | None = None,
     seconds: float = 10.0,
+    max_peek: int = MAX_PEEK,
     max_peek_dead_letters: int = MAX_PEEK_DEAD_LETTERS,
     clock: Callable[[], float] = time.monotonic,
 ) -> Status:
@@ -209,6 +216,7 @@ async def read_status(
     Links are opened to `entities` of the primary and to the destinations of the backlog; nothing is sent over them.
     With `to`, these are in that namespace, and the primary is never contacted. `renames` returns the name that a
     destination has there.
+    Up to `max_peek` messages of each queue are peeked for their destinations.
     Counts need the Manage claim on the secondary; without it, messages are peeked with Listen. If there are dead
     letters, up to `max_peek_dead_letters` in all are peeked for their reasons, 0 for none. An `outbox` is a file,
     which may be in use. `state` is the state directory whose runs with work left are counted, `lease` the queue of
@@ -219,7 +227,7 @@ async def read_status(
     read = [pair.secondary] if ends.same else [pair.secondary, ends.destination]
     secondary, *others = await asyncio.gather(*(read_side(side, seconds, clock) for side in read))
     destination = others[0] if others else secondary
-    backlog = await _backlog(pair, ends, renames, max_peek_dead_letters) if secondary.answers else _Backlog()
+    backlog = await _backlog(pair, ends, renames, max_peek, max_peek_dead_letters) if secondary.answers else _Backlog()
     waiting = {each.name.lower(): each for each in backlog.waiting}
     names = {name.lower(): name for name in (*entities, *(each.name for each in waiting.values()))}
     paths = list(names.values())[: len(set(entities)) + MAX_DESTINATIONS]
@@ -227,10 +235,16 @@ async def read_status(
     nothing = DestinationSummary("", 0)
     summaries = (waiting.get(link.entity.lower(), nothing) for link in links)
     found = tuple(
-        DestinationStatus(link, each.messages, backlog.complete, each.reason if each.found else "")
+        DestinationStatus(link, each.messages, backlog.complete, each.reason if each.found else "", each.topic)
         for link, each in zip(links, summaries, strict=True)
     )
     runs, problem = ((), "") if state is None else read_waiting(StateOwner(pair.ends, state))
+    checked = {name.lower() for name in paths}
+    beyond = [each for name, each in waiting.items() if name not in checked]
+    if beyond:
+        count = sum(each.messages for each in beyond)
+        left = f"{count} message{'' if count == 1 else 's'} for {len(beyond)} more"
+        backlog = replace(backlog, unseen=(*backlog.unseen, ("other destinations", left)))
     unseen = (*backlog.unseen, *((each.name, each.reason) for each in unknown_runs(runs, problem)))
     lost = None if to else await read_lost_primary(pair, state, seconds)
     return Status(
@@ -248,6 +262,8 @@ async def read_status(
         lost_primary=lost,
         mover=await read_mover(ends, lease, seconds=seconds),
         gateways=running_gateways(),
+        complete=backlog.complete or not backlog.queues,
+        oldest_for=backlog.oldest_for,
     )
 
 
@@ -334,18 +350,20 @@ async def _open_link(client: AmqpClient, side: Endpoint, entity: str, _seconds: 
         raise EntityMissing(f"{side.name} has no queue or topic {entity!r}", hint=error.hint) from error
 
 
-async def _backlog(pair: Pair, ends: Ends, renames: Callable[[str], str], max_peek_dead_letters: int) -> _Backlog:
+async def _backlog(
+    pair: Pair, ends: Ends, renames: Callable[[str], str], max_peek: int, max_peek_dead_letters: int
+) -> _Backlog:
     try:
         found = await auditing.audit(
             pair,
             to=ends.destination,
             renames=renames,
-            max_peek=MAX_PEEK,
+            max_peek=max_peek,
             max_peek_dead_letters=max_peek_dead_letters,
             sample_seconds=0,
         )
     except AccessError as error:
-        return await _peek_backlog(pair, ends, renames, f"how many messages wait: {error.message}")
+        return await _peek_backlog(pair, ends, renames, max_peek, f"how many messages wait: {error.message}")
     except SbpairError as error:
         return _Backlog(unseen=((pair.secondary.name, error.message),))
     return _Backlog(
@@ -353,13 +371,14 @@ async def _backlog(pair: Pair, ends: Ends, renames: Callable[[str], str], max_pe
         _waiting(found.destinations),
         tuple((each.name, each.reason) for each in found.unseen if each.name != destination_name(ends)),
         complete=found.complete,
+        oldest_for=found.oldest_for,
         reasons=found.reasons,
     )
 
 
-async def _peek_backlog(pair: Pair, ends: Ends, renames: Callable[[str], str], why: str) -> _Backlog:
+async def _peek_backlog(pair: Pair, ends: Ends, renames: Callable[[str], str], max_peek: int, why: str) -> _Backlog:
     """Read the backlog with Listen alone."""
-    async with open_backlog_scan(ends, MAX_PEEK, renames, sleep=asyncio.sleep, on_event=lambda _event: None) as scan:
+    async with open_backlog_scan(ends, max_peek, renames, sleep=asyncio.sleep, on_event=lambda _event: None) as scan:
         scanned = await scan.scan_all(
             {each.path: Utilisation(max_bytes=0) for each in desired_queues(pair)}, time.time()
         )
@@ -376,7 +395,8 @@ async def _peek_backlog(pair: Pair, ends: Ends, renames: Callable[[str], str], w
         )
         for path, fill in scanned.items()
     )
-    return _Backlog(queues, waiting, (*unseen.items(), (pair.secondary.name, why)), denied, scan.complete)
+    unread = (*unseen.items(), (pair.secondary.name, why))
+    return _Backlog(queues, waiting, unread, denied, scan.complete, scan.oldest_for)
 
 
 def _waiting(destinations: Sequence[DestinationSummary]) -> tuple[DestinationSummary, ...]:

@@ -97,6 +97,7 @@ class Audit(Report[QueueFinding]):
     Unless `complete`, not all messages were peeked, and the numbers of `destinations` are minimums. `waiting` are runs
     with work left. `reasons` are those of peeked dead letters; None if none were peeked. `mirror` are other entities,
     and `mover` is that of the pair. `denied` is whether the namespace of the destinations refused the credential.
+    `oldest_for` is the destination of the oldest peeked message; "" if unknown.
     """
 
     destinations: tuple[DestinationSummary, ...] = ()
@@ -107,6 +108,7 @@ class Audit(Report[QueueFinding]):
     mirror: tuple[EntityItem, ...] = ()
     mover: ActiveMover = UNKNOWN_MOVER
     denied: bool = False
+    oldest_for: str = ""
 
     @property
     def findings(self) -> frozenset[AuditFinding]:

@@ -7,6 +7,7 @@ messages, their destinations, and whether these exist; a queue or namespace that
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -154,6 +155,7 @@ class _Auditor:
             unseen=(*unseen, *self.scan.unseen()),
             complete=self.scan.complete or not filled,
             denied=self.scan.lookup.denied,
+            oldest_for=self.scan.oldest_for,
             reasons=reasons,
         )
 
@@ -212,7 +214,10 @@ async def open_backlog_scan(
 
 @dataclass
 class BacklogScan:
-    """A scan of the backlog queues of `ends`, and its results so far. `complete`: all their messages are peeked."""
+    """A scan of the backlog queues of `ends`, and its results so far. `complete`: all their messages are peeked.
+
+    `oldest_for` is the destination of the oldest one.
+    """
 
     ends: Ends
     peeker: Peeker
@@ -220,6 +225,8 @@ class BacklogScan:
     way_to: Callable[[str, Callable[[str], bool]], Awaitable[list[str]]]
     renames: Callable[[str], str] = str
     complete: bool = False
+    oldest_for: str = ""
+    _oldest_ms: float = math.inf
     _messages: Counter[str] = field(default_factory=Counter)
     _discarded: Counter[str] = field(default_factory=Counter)
     _found: dict[str, DestinationEntity | DeadLetter | None] = field(default_factory=dict)
@@ -330,6 +337,8 @@ class BacklogScan:
         destination = self.renames(decision.destination)
         name = self.lookup.name(destination)
         self._messages[name] += 1
+        if 0 < seen.facts.enqueued_at < self._oldest_ms:
+            self._oldest_ms, self.oldest_for = seen.facts.enqueued_at, name
         if name not in self._found:
             self._found[name] = await self._find(destination)
         entity = self._found[name]

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import signal
 import time
 from collections.abc import Sequence
@@ -440,6 +441,9 @@ async def test_without_manage_the_backlog_is_peeked() -> None:
         _, secondary = await PairSource(pair_on(world.emulator, 1, credential=credential)).read()
         [row] = secondary.rows
         assert (row.path, row.active, secondary.state, bool(secondary.note)) == (BACKLOG, 1, "up", True)
+        lead, *others = secondary.headline.split("; ")
+        assert re.fullmatch(r"1 message stranded since .* \(\d+[ms]\)", lead)
+        assert others == ["primary up", "nothing on this machine moves them: run sbpair syphon --once"]
         unknown = replace(credential, name="nobody")
         _, secondary = await PairSource(pair_on(world.emulator, 1, credential=unknown)).read()
         assert (secondary.rows, secondary.state, bool(secondary.reason)) == ((), "refused", True), secondary

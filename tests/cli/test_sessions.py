@@ -51,6 +51,7 @@ connection_string_env = "ARCHIVE"
 name = "cellar"
 """
 VARYING = (
+    (r"(?<=stranded since )[^()]*\([^()]*\)", "WHEN"),
     (r"\d{6}-\d{6}-[0-9a-z]{4}", "RUN"),
     (r"TrackingId:.*?, Timestamp:[\d:T-]+", "TRACKING"),
     (r"20\d\d-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?(Z|\+00:00| UTC)", "TIME"),

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from sbpair import status
 from sbpair.cli.commands.status import total_line
 from sbpair.cli.options.common import Display
 from sbpair.cli.progress.reporting import PeekProgress
@@ -19,7 +20,7 @@ from sbpair.move.peek.peeker import Peeked
 from sbpair.testing import Emulator
 from tests.kit import command
 from tests.kit.command import CommandLines
-from tests.kit.pairs import BacklogWorld
+from tests.kit.pairs import BacklogWorld, pair_on
 from tests.kit.stranded import put, stranded
 from tests.kit.terminal import PseudoTerminal
 
@@ -116,6 +117,18 @@ async def test_off_a_terminal_a_watch_prints_a_line_for_each_reading(form: str) 
             assert totals == [0, 1]
 
 
+async def test_the_links_that_a_status_opens_are_limited_and_the_others_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sbpair.status.MAX_DESTINATIONS", 2)
+    async with world() as w:
+        for number in range(5):
+            put(w.first, stranded(f"m{number}", f"queue{number % 4}"))
+        found = await status.read_status(pair_on(w.emulator, 2), ["queue3"])
+    assert [each.link.entity for each in found.entities] == ["queue3", "queue0", "queue1"]
+    assert found.unseen == (("other destinations", "1 message for 1 more"),)
+
+
 async def test_on_a_terminal_a_watch_redraws_in_place() -> None:
     words = ("status", "--watch", "--interval", "10ms")
     async with world() as w, w.on_terminal(*words) as (process, terminal):
@@ -123,7 +136,8 @@ async def test_on_a_terminal_a_watch_redraws_in_place() -> None:
         seen = await terminal.shown("first reading", foot, foot, foot)
         first, second, *_ = seen.split("\x1b[?7l")[2:]
         lines = first.split("\x1b[?7h")[0].splitlines()
-        assert lines[:3] == ["0 waiting, 2 dead-lettered", "", "backlog queues contoso/x-servicebus-transfer/…"]
+        assert lines[:2] == ["no messages stranded; primary up", "0 waiting, 2 dead-lettered"]
+        assert lines[2:4] == ["", "backlog queues contoso/x-servicebus-transfer/…"]
         # The second drawing begins where the first one did.
         assert f"\x1b[{len(lines)}F\x1b[J" in first
         assert second

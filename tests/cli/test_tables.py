@@ -4,9 +4,11 @@ import io
 import os
 import re
 import sys
+import time
 from collections import Counter
 from contextlib import ExitStack, nullcontext, redirect_stderr, redirect_stdout
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -182,10 +184,13 @@ def returning(found: Any) -> Any:
     return stand_in
 
 
+ANSWERS = returning(SideStatus(endpoint("contoso"), 0.1))
+CLOCK = SimpleNamespace(localtime=time.gmtime, strftime=lambda *_: "02:10 UTC")
+
 # What a command prints as one table and nothing else is in `sessions/` alone.
 CASES: dict[str, tuple[list[str], dict[str, Any]]] = {
-    "status": (["status"], {"sbpair.status.read_status": returning(STATUS)}),
-    "audit": (["audit"], {"sbpair.management.auditing.audit": returning(AUDIT)}),
+    "status": (["status"], {"sbpair.status.read_status": returning(STATUS), "sbpair.cli.render.waiting.time": CLOCK}),
+    "audit": (["audit"], {"sbpair.management.auditing.audit": returning(AUDIT), "sbpair.status.read_side": ANSWERS}),
     "runs-list": (["runs", "list"], {"sbpair.runs.run_log.all_runs": lambda _state: RUNS}),
     "runs-show": (["runs", "show", "261122"], {"sbpair.runs.run_log.find_run": lambda _state, _start: RUNS[1]}),
     "syphon": (["syphon", "--once"], {"sbpair.syphon.runner.run": returning(MOVED)}),

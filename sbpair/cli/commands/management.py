@@ -24,12 +24,21 @@ from sbpair.cli.commands.status import (
 from sbpair.cli.completion import findings
 from sbpair.cli.next_command import next_command, not_confirmed
 from sbpair.cli.options import values
-from sbpair.cli.options.common import COUNT, MAX_PEEK, STATE, PairSelection, duration, flag, option
+from sbpair.cli.options.common import (
+    COUNT,
+    MAX_PEEK,
+    STATE,
+    PairSelection,
+    duration,
+    flag,
+    option,
+    peek_option,
+)
 from sbpair.cli.options.entity_addresses import reach_of
 from sbpair.cli.options.moves import NewDestinations
 from sbpair.cli.progress.reporting import PeekProgress, print_control_event
 from sbpair.cli.render.screen import Document, Screen, plural, rounded, spoken
-from sbpair.cli.render.table import LEGEND, columns, limited, sampled, wrapped
+from sbpair.cli.render.table import PARTIAL, columns, limited, sampled, wrapped
 from sbpair.cli.render.waiting import report_waiting, waiting_document, waiting_table
 from sbpair.management.calls import ControlEvent, QueueProvisioned
 from sbpair.model.pair import Pair, Side
@@ -76,7 +85,6 @@ DESTINATIONS_SHOWN = 40
 MIN_NOTED_IDLE_SECONDS = 86_400
 DEFAULT_FINDINGS = ",".join(kind for kind in AuditFinding if kind in FAIL_ON)
 FINDINGS = ", ".join((*AuditFinding, values.ALL, values.NONE))
-PEEK_LIMIT = 1_000_000
 MAX_SAMPLE_SECONDS = 3_600
 
 QueueItem = ReportItem[QueueFinding]
@@ -183,9 +191,7 @@ def audit_command(
         parse=partial(values.findings_of, tuple(AuditFinding)),
     ),
     idle: float | None = duration("--idle DURATION", "Report queues unused for this long, as in 30d"),
-    peek: int = option(
-        "--peek N", "Messages to peek in each queue; 0 for none", at_least=0, at_most=PEEK_LIMIT, default=MAX_PEEK
-    ),
+    peek: int = peek_option(MAX_PEEK),
     sample: float = duration(
         "--sample DURATION",
         "Time between two samples of a queue's growth; 0 for one sample",
@@ -222,11 +228,12 @@ def audit_command(
     """
     group = values.group_of(management)
     from sbpair.management import auditing
-    from sbpair.management.audit_findings import Unseen, audit_exit_code
+    from sbpair.management.audit_findings import MAX_PEEK_DEAD_LETTERS, Unseen, audit_exit_code
     from sbpair.status import read_lost_primary, read_side
 
     async def read(profile: "Profile", **routes: Any) -> "tuple[Audit, LostPrimary | None]":
         state = profile.state_directory
+        routes["max_peek_dead_letters"] = max(peek, MAX_PEEK_DEAD_LETTERS)
         routes |= {"group": group, "idle_seconds": idle, "max_peek": peek, "sample_seconds": sample, "state": state}
         destination = routes.get("to") or profile.pair.primary
         auditing_all = auditing.audit(profile.pair, **routes, mirror=mirror, lease=lease, on_event=progress)
@@ -315,8 +322,8 @@ def _audit_table(audit: "Audit") -> Iterator[str]:
         yield from limited([("KIND", "ENTITY", "OUTCOME", "NOTE"), *map(_mirror_row, differing)], DESTINATIONS_SHOWN)
     elif audit.mirror:
         yield from ("", f"{len(audit.mirror)} entities of the primary and the secondary are the same")
-    if audit.destinations and not audit.complete:
-        yield from ("", f"{LEGEND}; --peek N peeks more")
+    if not audit.complete and any(item.detail and item.detail.fill and item.detail.fill.peeked for item in audit):
+        yield from ("", *wrapped(PARTIAL))
 
 
 def _mirror_entry(item: "EntityItem") -> dict[str, object]:

@@ -13,13 +13,31 @@ from sbpair.cli.completion import status_findings
 from sbpair.cli.logs import utc
 from sbpair.cli.next_command import next_command, way_back
 from sbpair.cli.options import values
-from sbpair.cli.options.common import COUNT, INTERVAL, STATE, TIMEOUT, WATCH, PairSelection, argument, duration, option
+from sbpair.cli.options.common import (
+    COUNT,
+    INTERVAL,
+    STATE,
+    TIMEOUT,
+    WATCH,
+    PairSelection,
+    argument,
+    duration,
+    option,
+    peek_option,
+)
 from sbpair.cli.options.entity_addresses import reach_of
 from sbpair.cli.options.moves import NewDestinations, warn_of_unused
 from sbpair.cli.progress.reporting import watch_readings
 from sbpair.cli.render.screen import Document, Screen, clean, grouped, plural, rounded, spoken
-from sbpair.cli.render.table import LEGEND, YELLOW, coloured, columns, cut, sampled, wrapped
-from sbpair.cli.render.waiting import report_waiting, waiting_document, waiting_line, waiting_table
+from sbpair.cli.render.table import PARTIAL, YELLOW, coloured, columns, cut, sampled, wrapped
+from sbpair.cli.render.waiting import (
+    mover_step,
+    report_waiting,
+    stranded_line,
+    waiting_document,
+    waiting_line,
+    waiting_table,
+)
 from sbpair.errors import EntityMissing, ExitCode, SbpairError
 
 if TYPE_CHECKING:
@@ -35,6 +53,9 @@ TOTALS = ("WAITING", "DEAD", "OLDEST")
 """The titles of a backlog's figures, where each pair has one row."""
 
 REASONS_SHOWN, REASON_WIDTH = 3, 40
+MAX_PEEK = 250
+"""That of sbpair.status, whose module takes long to load."""
+
 NAMES_SHOWN = 5
 KINDS = "messages, dead-letters, no-mover, all, none"
 
@@ -45,6 +66,7 @@ def status_command(
         "[QUEUE|TOPIC…]", "More queues and topics of the primary, or of --to, to check", default=None
     ),
     timeout: float = TIMEOUT,
+    peek: int = peek_option(MAX_PEEK),
     outbox: Path | None = option("--outbox FILE", "Also count the messages of this outbox file"),
     fail_on: str | None = option(
         "--fail-on KIND[,KIND]",
@@ -65,10 +87,10 @@ def status_command(
     """Show the health of both namespaces and the size of the backlog.
 
     Sends and locks nothing. Checks each destination of the backlog by opening a link. Counts with Manage on the
-    secondary; with Listen only, it peeks. A number with a ~ is that of a sample, and at least so much. status cannot
-    see whether an application has failed over; a growing backlog is the sign. Messages in archives of interrupted or
-    running replays, as far as the state directory has them, count as waiting. Of dead letters, it peeks the first 5000
-    for their reasons. It lists this user's gateways on this machine, too.
+    secondary; with Listen only, it peeks. A number with a ~ is that of a sample, and at least so much: --peek all
+    counts exactly. status cannot see whether an application has failed over; a growing backlog is the sign. Messages
+    in archives of interrupted or running replays, as far as the state directory has them, count as waiting. Of dead
+    letters, it peeks the first 5000 for their reasons. It lists this user's gateways on this machine, too.
 
     --watch refreshes a terminal in place; elsewhere it prints one line for each reading, of JSON with -o json or jsonl.
     It peeks no dead letters.
@@ -100,7 +122,8 @@ def status_command(
             state=profile.state_directory,
             lease=lease,
             seconds=timeout,
-            max_peek_dead_letters=0 if watch else MAX_PEEK_DEAD_LETTERS,
+            max_peek=peek,
+            max_peek_dead_letters=0 if watch else max(peek, MAX_PEEK_DEAD_LETTERS),
         )
 
     async def answer(name: str, profile: "Profile") -> PairAnswer:
@@ -234,6 +257,7 @@ def _document(status: "Status") -> Document:
 
 
 def _table(status: "Status") -> Iterator[str]:
+    yield from wrapped(_lead(status))
     yield from wrapped(total_line(status.total))
     yield from mover_lines(status.mover, status.total)
     if status.lost:
@@ -256,8 +280,26 @@ def _table(status: "Status") -> Iterator[str]:
     yield from waiting_table(status.waiting)
     counts = [(each.waiting, each.exact) for each in status.entities]
     counts += [(each.messages or 0, each.exact) for each in status.queues]
-    if any(count and not exact for count, exact in counts):
-        yield from ("", LEGEND)
+    if not status.complete or any(count and not exact for count, exact in counts):
+        yield from ("", *wrapped(PARTIAL))
+
+
+def _lead(status: "Status") -> str:
+    """Return the line that says how it is, and what to do."""
+    total, now = status.total, time.time()
+    found = [each for each in status.entities if each.waiting]
+    word = "destination" if any(each.topic for each in found) else "queue"
+    to = f"{'' if status.complete else 'at least '}{plural(len(found), word)}" if found else ""
+    sides = status.sides.items()
+    health = [f"{what} {_health(side)}" for what, side in sides if what != "secondary" or side.error]
+    destination = status.to or status.primary
+    is_ready, is_lost = destination is None or destination.answers, bool(status.lost) and not status.to
+    step = mover_step(status.mover, ready=is_ready, lost=is_lost)
+    oldest = f"oldest for {clean(status.oldest_for)}" if status.oldest_for else ""
+    in_backlog = (total.messages or 0) > total.elsewhere
+    oldest_at = None if total.oldest_seconds is None else now - total.oldest_seconds
+    more = [oldest, *health, step if in_backlog else ""]
+    return stranded_line(total.messages, oldest_at, now, more, exact=total.exact, to=to)
 
 
 def _line(status: "Status") -> str:
@@ -363,7 +405,7 @@ def total_line(total: "BacklogTotal") -> str:
         return "the backlog is unknown"
     dead = "dead letters unknown" if total.dead_letters is None else f"{grouped(total.dead_letters)} dead-lettered"
     parts = [
-        f"{'' if total.exact else '~'}{grouped(total.messages)} waiting",
+        f"{'' if total.exact else 'at least '}{grouped(total.messages)} waiting",
         f"{grouped(total.elsewhere)} of them in archives or the outbox" if total.elsewhere else "",
         coloured(dead, YELLOW if total.dead_letters else None) + _reasons(total),
         f"{grouped(total.scheduled)} scheduled" if total.scheduled else "",

@@ -5,6 +5,7 @@ declaration has the bounds of the value, its parser, and which other options it 
 checks them before the command begins.
 """
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -16,8 +17,11 @@ import typer
 
 from sbpair.cli.completion import pairs
 from sbpair.cli.options.rules import OptionRules, seconds_of
+from sbpair.errors import UsageError
 
 Group = TypeVar("Group")
+
+MAX_DIGITS = 9
 
 OPTION_GROUPS: dict[type, dict[str, Any]] = {}
 """The options of each group by field."""
@@ -64,6 +68,20 @@ def duration(
 
 
 flag = partial(option, default=False)
+
+
+def peek_option(default: int) -> Any:
+    """Return the option of how many messages of each queue are peeked, whose value for `all` is PEEK_ALL."""
+    text = "Messages to peek in each queue, or all; 0 for none"
+    return option("--peek N", text, default=str(default), parse=_peeked)
+
+
+def _peeked(text: str) -> int:
+    number = int(text) if text.isascii() and text.isdecimal() and len(text) < MAX_DIGITS else PEEK_LIMIT + 1
+    if text != "all" and number > PEEK_LIMIT:
+        hint = "all counts exactly, and takes longer"
+        raise UsageError(f"--peek: expected a number from 0 to {PEEK_LIMIT}, or all, got {text[:40]!r}", hint=hint)
+    return PEEK_ALL if text == "all" else number
 
 
 def argument(metavar: str, text: str, *, default: Any = ..., complete: Any = None) -> Any:
@@ -146,6 +164,9 @@ class Display:
 
 MAX_PEEK = 1_000
 """So many messages of each queue are peeked by default."""
+
+PEEK_LIMIT, PEEK_ALL = 1_000_000, sys.maxsize
+"""The largest number of --peek, and `all` as a number."""
 
 CONFIG = _connection("--config FILE", "Configuration file [env: SBPAIR_CONFIG]")
 COUNT = option("--count -n N", "Number of backlog queues [default: the file's, or 10]")

@@ -53,7 +53,7 @@ class EntityRow(NamedTuple):
 class NamespaceReading:
     """The entities of a namespace. `state` is up, down or refused, for the `reason`. `note` is what it cannot show.
 
-    That of a secondary also names runs with messages in archives.
+    That of a secondary also names runs with messages in archives, and its `headline` leads the page.
     """
 
     side: str
@@ -62,6 +62,7 @@ class NamespaceReading:
     state: str = "up"
     reason: str = ""
     note: str = ""
+    headline: str = ""
 
     @classmethod
     def failed(cls, side: str, name: str, error: SbpairError) -> "NamespaceReading":
@@ -184,7 +185,9 @@ class Overview:
                 for path, row in each.rows.items()
                 if known.get(path) != row
             ]
-            head = {name: getattr(each.reading, name) for name in ("side", "name", "state", "reason", "note")}
+            head = {
+                name: getattr(each.reading, name) for name in ("side", "name", "state", "reason", "note", "headline")
+            }
             namespaces.append({**head, "since": each.since, "entities": rows})
         document = {"server": self.server, "all": everything, "namespaces": namespaces}
         return json.dumps(document, separators=(",", ":"))

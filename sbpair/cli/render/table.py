@@ -20,6 +20,7 @@ MIN_NOTE, MIN_NAME = 24, 10
 GAP = "  "
 BACKLOG = "/x-servicebus-transfer/"
 LEGEND = "~ is at least so many: not all messages were peeked"
+PARTIAL = f"{LEGEND}, and there may be other destinations; --peek all counts all"
 
 # The columns whose words have a colour, and those whose numbers have one unless they are 0.
 OUTCOMES = frozenset({"OUTCOME", "STATE", "HEALTH", "FOUND", "DUPLICATES"})

@@ -1,14 +1,52 @@
-"""Runs with work left, as commands print them: a table, JSON, and a line with the command that goes on with each."""
+"""Messages that wait: the line that leads a status, and runs with work left, each with the command that goes on."""
 
-from collections.abc import Collection, Iterator
+import time
+from collections.abc import Collection, Iterable, Iterator
 
 from sbpair.cli.logs import utc
 from sbpair.cli.next_command import next_command, without_password
-from sbpair.cli.render.screen import Document, Screen, grouped
+from sbpair.cli.render.screen import Document, Screen, grouped, spoken
 from sbpair.cli.render.table import columns
+from sbpair.runs.active_mover import ActiveMover
 from sbpair.runs.waiting import INTERRUPTED, PAUSED, WaitingRun
 
 HEADING = ("RUN", "STATE", "MESSAGES", "NOTE")
+
+
+def stranded_line(
+    messages: int | None, oldest_at: float | None, now: float, more: Iterable[str], *, exact: bool = True, to: str = ""
+) -> str:
+    """Return what waits, as `1 204 messages stranded since 02:10 UTC (51m) for 6 queues; primary up; …`.
+
+    Times are in seconds since 1970. `to` is for what they are, and `more` follows.
+    """
+    if messages is None:
+        return "; ".join(["how many messages are stranded is unknown", *filter(None, more)])
+    if not messages:
+        return "; ".join(["no messages stranded", *filter(None, more)])
+    since = ""
+    if oldest_at is not None:
+        at, seconds = time.localtime(oldest_at), max(0.0, now - oldest_at)
+        day = "" if at[:3] == time.localtime(now)[:3] else "%d %b "
+        minutes = seconds - (seconds % 60 if seconds >= 60 else 0)
+        since = f" since {time.strftime(f'{day}%H:%M %Z', at)} ({spoken(minutes)})"
+    text = f"{'' if exact else 'at least '}{grouped(messages)} message{'' if messages == 1 else 's'} stranded{since}"
+    return "; ".join([f"{text} for {to}" if to else text, *filter(None, more)])
+
+
+def mover_step(mover: ActiveMover, *, ready: bool, lost: bool = False) -> str:
+    """Return what moves stranded messages, or the command that does, at once or once their destination is `ready`.
+
+    `lost` is whether that is a primary that is declared lost.
+    """
+    if lost:
+        return "declared lost, so that nothing moves them there: see sbpair help runbook"
+    if mover.moving:
+        return f"{mover} moves them"
+    nothing = "nothing moves them" if mover.moving is False else "nothing on this machine moves them"
+    if ready:
+        return f"{nothing}: run {next_command('syphon', '--once')}"
+    return f"{nothing}: to move them once it is up, run {next_command('syphon', '--watch')}"
 
 
 def waiting_document(found: WaitingRun) -> Document:

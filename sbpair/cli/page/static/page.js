@@ -226,11 +226,12 @@ function overview() {
     filter = input.value.toLowerCase();
     view.update();
   } });
-  const sides = h("div", { class: "sides" }), shown = new Map();
-  main.replaceChildren(h("div", { class: "row" }, input), sides);
+  const sides = h("div", { class: "sides" }), lead = h("p", { class: "lead" }), shown = new Map();
+  main.replaceChildren(lead, h("div", { class: "row" }, input), sides);
   return {
     input,
     update() {
+      setText(lead, [...namespaces.values()].map(({ head }) => head.headline).join(""));
       for (const [side, { head, entities }] of namespaces) {
         if (!shown.has(side)) {
           const parts = [part(side, "Backlog queues", ["backlog"]), part(side, "Queues", ["queue"]), part(side, "Topics and subscriptions", ["topic", "subscription"])];
