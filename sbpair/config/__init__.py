@@ -29,7 +29,7 @@ from sbpair.config.setting import (
     user_path,
 )
 from sbpair.errors import SbpairError, UsageError, nearest_hint
-from sbpair.model.pair import MASK, SIDES, Endpoint, Pair, sign_in
+from sbpair.model.pair import MASK, SIDES, Endpoint, Pair, Transport, sign_in
 
 DEFAULT_PAIR = "default"
 UNSET = Setting("", "", Origin.DEFAULT)
@@ -119,7 +119,11 @@ def effective_endpoint(
     derived = {"name": "namespace", "endpoint": "namespace", "tls": "namespace"}
     if endpoint.proxy:
         derived["transport"] = "proxy"
-    return effective_side(side, endpoint, settings, environ, values, derived)
+    found = effective_side(side, endpoint, settings, environ, values, derived)
+    own = settings.get(f"{side}.transport")
+    if endpoint.transport != (own.value if own else Transport.WEBSOCKET if endpoint.proxy else Transport.TCP):
+        found[f"{side}.transport"] = replace(settings[f"{side}.address"], value=str(endpoint.transport))
+    return found
 
 
 def effective_side(

@@ -5,6 +5,7 @@ Pure; errors name the source of the wrong value, and no repr shows a secret.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -20,6 +21,8 @@ from sbpair.model.connection_string import (
     endpoint_from_connection_string,
     looks_like_connection_string,
     read_key_file,
+    remarks_on,
+    transport_in,
 )
 from sbpair.model.pair import (
     AMQPS_PORT,
@@ -37,6 +40,8 @@ from sbpair.model.proxy import Proxy, parse_proxy
 from sbpair.model.rotated_key import RotatedKey
 from sbpair.operating_system.files import user_directory
 from sbpair.timespan import TICKS_PER_SECOND, ticks
+
+log = logging.getLogger(__name__)
 
 Environment: TypeAlias = Mapping[str, str]
 
@@ -185,7 +190,10 @@ def build_endpoint(side: str, settings: Mapping[str, Setting], pair: str) -> End
             f"pair {pair!r} has no {side} namespace",
             hint=f"set SBPAIR_{side.upper()}_CONNECTION_STRING, or [pairs.{pair}.{side}] in the configuration file",
         )
-    endpoint = _endpoint_at(address)
+    endpoint, transport = _endpoint_at(address)
+    own = settings.get(f"{side}.transport")
+    if transport is not None and (own is None or own.origin is Origin.FILE):
+        settings = {**settings, f"{side}.transport": Setting(transport, address.source, address.origin)}
     if name := settings.get(f"{side}.name"):
         endpoint = replace(endpoint, name=str(name.value))
     elif side == "primary" and is_address(endpoint.host):
@@ -221,17 +229,20 @@ def _seconds(setting: Setting) -> float:
         raise UsageError(f"{setting.source}: {error.message}", hint=error.hint) from None
 
 
-def _endpoint_at(address: Setting) -> Endpoint:
+def _endpoint_at(address: Setting) -> tuple[Endpoint, Transport | None]:
+    """Return the namespace at an address, and the transport that its connection string names, if any."""
     if isinstance(address.value, Secret):
         secret = address.value.opened(address.source)
         try:
-            endpoint = endpoint_from_connection_string(secret.text)
+            endpoint, transport = endpoint_from_connection_string(secret.text), transport_in(secret.text)
         except UsageError as error:
             raise type(error)(f"{address.source}: {error.message}", hint=error.hint) from None
         rotated = None
         if reread := secret.reread:
             rotated = RotatedKey(credential_of(secret.text), lambda: credential_of(reread()))
-        return replace(endpoint, key_source=address.source, rotated=rotated)
+        for remark in remarks_on(secret.text):
+            log.warning("%s: %s", address.source, remark)
+        return replace(endpoint, key_source=address.source, rotated=rotated), transport
     text = str(address.value)
     if looks_like_connection_string(text):
         raise UsageError(
@@ -244,7 +255,7 @@ def _endpoint_at(address: Setting) -> Endpoint:
             f"{address.source}: expected a namespace, got {_shown(text)}",
             hint=f"write contoso or contoso{PUBLIC_SUFFIX}",
         )
-    return Endpoint(first_label(host), host, host, AMQPS_PORT, tls=True, credential=Identity())
+    return Endpoint(first_label(host), host, host, AMQPS_PORT, tls=True, credential=Identity()), None
 
 
 def _with_overrides(endpoint: Endpoint, side: str, settings: Mapping[str, Setting]) -> Endpoint:

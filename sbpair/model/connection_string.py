@@ -3,33 +3,39 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from sbpair.errors import ConnectionStringError, UsageError
-from sbpair.model.pair import AMQP_PORT, AMQPS_PORT, Endpoint, SasKey, SasToken, authority_of, first_label
+from sbpair.model.pair import (
+    AMQP_PORT,
+    AMQPS_PORT,
+    HTTPS_PORT,
+    Endpoint,
+    SasKey,
+    SasToken,
+    Transport,
+    authority_of,
+    first_label,
+)
 from sbpair.operating_system.files import read_document
 
 MAX_KEY_BYTES: Final = 64 * 1024
 
 
 def endpoint_from_connection_string(text: str, *, name: str | None = None, ca_file: str | None = None) -> Endpoint:
-    """Parse a Service Bus connection string, as the portal and the emulator print it.
+    """Parse a Service Bus connection string, as the portal and the emulator print it, and as it is pasted from there.
 
-    Raises ConnectionStringError, which names the wrong part and never repeats a value.
+    What is ignored, `remarks_on` yields. Raises ConnectionStringError, which names the wrong part and repeats no value.
     """
     parts = _connection_string_parts(text)
-    if "entitypath" in parts:
-        raise ConnectionStringError(
-            "the connection string has an EntityPath: its key may be for one queue or topic only",
-            hint="use one of the namespace's shared access policies; if the key is from there, remove EntityPath",
-        )
-    address = parts.get("endpoint")
-    if not address:
-        raise _bad_connection_string("it has no Endpoint=")
-    host, port = _host_and_port(address)
-    emulator = parts.get("usedevelopmentemulator", "false").lower() == "true"
+    url = _url_of(parts)
+    host, port = str(url.hostname), url.port
+    emulator = _is_emulator(parts)
+    if port == HTTPS_PORT and not emulator:
+        port = None
     return Endpoint(
         name=name or first_label(host),
         authority=authority_of(host, port),
@@ -39,7 +45,31 @@ def endpoint_from_connection_string(text: str, *, name: str | None = None, ca_fi
         credential=_connection_string_credential(parts),
         ca_file=ca_file,
         emulator=emulator,
+        transport=transport_in(text) or Transport.TCP,
     )
+
+
+def transport_in(text: str) -> Transport | None:
+    """Return the transport that a connection string names; None if it names none that is known."""
+    return _TRANSPORTS.get(_connection_string_parts(text).get("transporttype", "").lower())
+
+
+def remarks_on(text: str) -> Iterator[str]:
+    """Yield what is ignored of a connection string, and the limit of its key. Its values are not repeated."""
+    parts = _connection_string_parts(text)
+    url = _url_of(parts)
+    if "entitypath" in parts:
+        yield "it has an EntityPath: its key may be for that entity alone"
+    if url.port == HTTPS_PORT and not _is_emulator(parts):
+        yield "the port of its Endpoint is ignored: AMQP has another one, and TransportType=AmqpWebSockets uses 443"
+    if url.path.strip("/") or url.query:
+        yield "what follows the host of its Endpoint is ignored"
+    if "transporttype" in parts and transport_in(text) is None:
+        yield "its TransportType is ignored: neither Amqp nor AmqpWebSockets"
+    # Only a known key is named: an unknown one may be a piece of a secret that holds a ';'.
+    if others := parts.keys() - _KNOWN_PARTS:
+        named = [each if each in _WITHOUT_EFFECT else "an unknown part" for each in sorted(others)]
+        yield f"{' and '.join(dict.fromkeys(named))} of it is ignored"
 
 
 def read_key_file(path: str, option: str = "") -> str:
@@ -77,28 +107,44 @@ def holds_secret(text: str, *, is_setting: bool = False) -> bool:
     return is_setting and _ADDRESS_WITH_PASSWORD.match(text) is not None
 
 
-def _host_and_port(address: str) -> tuple[str, int | None]:
+def _is_emulator(parts: Mapping[str, str]) -> bool:
+    if (value := parts.get("usedevelopmentemulator", "false").lower()) not in ("true", "false"):
+        raise _bad_connection_string("its UseDevelopmentEmulator is neither true nor false")
+    return value == "true"
+
+
+def _url_of(parts: Mapping[str, str]) -> SplitResult:
+    if not (address := parts.get("endpoint")):
+        raise _bad_connection_string("it has no Endpoint=")
     try:
         url = urlsplit(address)
-        host, port = url.hostname, url.port
+        port = url.port
     except ValueError:
         raise _bad_connection_string("the host or the port of its Endpoint is malformed") from None
-    if url.scheme != "sb" or not host:
+    if url.scheme not in ("sb", "amqps", "https") or not url.hostname:
         raise _bad_connection_string("its Endpoint is not of the form sb://<host>/")
     if port == 0:
         raise _bad_connection_string("the port of its Endpoint is not a number from 1 to 65535")
-    return host, port
+    return url
 
 
 _SHARED_ACCESS_PARTS = ("sharedaccesskeyname", "sharedaccesskey", "sharedaccesssignature")
-_KNOWN_PARTS = {"endpoint", *_SHARED_ACCESS_PARTS, "entitypath", "usedevelopmentemulator"}
+_KNOWN_PARTS = {"endpoint", *_SHARED_ACCESS_PARTS, "entitypath", "usedevelopmentemulator", "transporttype"}
+_WITHOUT_EFFECT = {"operationtimeout", "stsendpoint", "runtimeport", "managementport", "authentication"}
+_TRANSPORTS = {"amqp": Transport.TCP, "amqpwebsockets": Transport.WEBSOCKET}
+_AROUND = " \t\r\n\xa0\ufeff\u200b\"'`\u2018\u2019\u201c\u201d"
+"""What surrounds a pasted string: spaces, quotes, and the byte order mark of a file."""
 
 
 def _connection_string_parts(text: str) -> dict[str, str]:
     parts: dict[str, str] = {}
-    if not text.strip().isprintable():
-        raise _bad_connection_string("it has several lines, or control characters")
-    for piece in filter(None, (piece.strip() for piece in text.strip().split(";"))):
+    text, breaks = re.subn(r"\s*[\r\n]\s*", "", text.strip(_AROUND))
+    text = re.sub(r"[\t\xa0]", " ", text)
+    if not text.isprintable():
+        raise _bad_connection_string("it has control characters")
+    if breaks and re.search(r"=[^=;\s]*=+[^=;\s]", text):  # a key that goes on after its padding
+        raise _bad_connection_string("it has several lines, and more than one string")
+    for piece in filter(None, (piece.strip(_AROUND) for piece in text.split(";"))):
         key, equals, value = piece.partition("=")
         if not equals:
             raise _bad_connection_string("a part of it has no '='")
@@ -107,7 +153,8 @@ def _connection_string_parts(text: str) -> dict[str, str]:
             # Only a known key is named: an unknown one may be a piece of a secret that holds a ';'.
             name = repr(lowered) if lowered in _KNOWN_PARTS else "a key"
             raise _bad_connection_string(f"it has {name} twice")
-        parts[lowered] = value.strip()
+        # Only a signature has a space, and a line that a mail program wrapped.
+        parts[lowered] = value.strip(_AROUND) if lowered == "sharedaccesssignature" else "".join(value.split())
     return parts
 
 

@@ -349,9 +349,8 @@ def test_a_key_comes_from_a_file_by_environment_or_file(home: Path, text: str) -
         (b"\xff\xfe", UsageError, "is not UTF-8"),
         (KEY.encode() * 6000, UsageError, "larger than 65536 bytes"),
         (KEY.encode(), UsageError, "the connection string is invalid"),
-        (f"{connection_string('a:1')}\n{KEY}".encode(), UsageError, "several lines"),
+        (f"{connection_string('a:1')}\n{KEY}".encode(), UsageError, "UseDevelopmentEmulator is neither"),
         (f"{connection_string('a:1')}\0".encode(), UsageError, "control characters"),
-        (f"{connection_string('a:1')};EntityPath=q".encode(), UsageError, "EntityPath"),
         (b"https://example.com/secrets/key", UsageError, "URL of another service than Key Vault"),
     ],
 )
@@ -433,3 +432,48 @@ def test_an_emulator_on_this_or_another_machine_needs_no_tls(home: Path) -> None
 def test_an_emulator_keeps_its_port_for_websockets(home: Path) -> None:
     pair = loaded(home, Flags(transport="websocket"), **EMULATORS).pair
     assert (pair.primary.amqp_address, pair.primary.tls) == ("127.0.0.1:5672", False)
+
+
+SOCKETS = "Endpoint=sb://a.example;SharedAccessKeyName=Root;SharedAccessKey=k;TransportType=AmqpWebSockets"
+
+
+@pytest.mark.parametrize(
+    ("flag", "variable", "in_string", "in_file", "transport", "source"),
+    [
+        ("tcp", "websocket", True, "websocket", "tcp", "--transport"),
+        (None, "tcp", True, "websocket", "tcp", "SBPAIR_PRIMARY_TRANSPORT"),
+        (None, None, True, "tcp", "websocket", "KEYED"),
+        (None, None, False, "websocket", "websocket", "config.toml [pairs.orders.primary]"),
+        (None, None, True, None, "websocket", "KEYED"),
+        (None, None, False, None, "tcp", ""),
+    ],
+)
+def test_the_transport_of_a_connection_string_wins_over_the_file_alone(
+    home: Path,
+    flag: str | None,
+    variable: str | None,
+    in_string: bool,
+    in_file: str | None,
+    transport: str,
+    source: str,
+) -> None:
+    text = SOCKETS if in_string else SOCKETS.rpartition(";")[0]
+    environ = {"KEYED": text} | ({} if variable is None else {"SBPAIR_PRIMARY_TRANSPORT": variable})
+    own = f'transport = "{in_file}"' if in_file else ""
+    file = home / "config.toml"
+    file.write_text(
+        f'[pairs.orders.primary]\nconnection_string_env = "KEYED"\n{own}\n[pairs.orders.secondary]\nnamespace = "b"\n'
+    )
+    profile = load(Flags(config=file, transport=flag), environ)
+    assert profile.pair.primary.transport == transport
+    shown = effective(profile, environ)["primary.transport"]
+    assert (shown.value, shown.source.endswith(source)) == (transport, True)
+
+
+def test_an_entity_path_is_accepted_and_said(home: Path, caplog: pytest.LogCaptureFixture) -> None:
+    profile = loaded(
+        home, **EMULATORS | {"SBPAIR_PRIMARY_CONNECTION_STRING": f"{connection_string('a:1')};EntityPath=q"}
+    )
+    assert profile.pair.primary.credential == SasKey("Root", KEY)
+    said = "SBPAIR_PRIMARY_CONNECTION_STRING: it has an EntityPath: its key may be for that entity alone"
+    assert [each.getMessage() for each in caplog.records] == [said]
