@@ -12,6 +12,7 @@ from typing import Any
 from typer.core import TyperCommand, TyperGroup
 
 from sbpair.cli.options.rules import apply_rules, convert_plainly, name_of, needs_of
+from sbpair.errors import ExitCode, TimedOut
 
 MAX_WIDTH = 100
 MIN_WIDTH = 50
@@ -72,7 +73,23 @@ class Command(_Documented, TyperCommand):
         from sbpair.cli.next_command import invocation
 
         with invocation(ctx):
-            return super().invoke(ctx)
+            seconds = ctx.params.get("deadline")
+            return super().invoke(ctx) if seconds is None else self._within(seconds, ctx)
+
+    def _within(self, seconds: float, ctx: Any) -> Any:
+        """Run the command; after so many seconds, let it stop as at a signal. Raises TimedOut if that cut it short."""
+        from sbpair.operating_system.signals import signalled_after
+
+        with signalled_after(seconds) as passed:
+            try:
+                code = super().invoke(ctx)
+            except KeyboardInterrupt:
+                if not passed.is_set():
+                    raise
+                code = ExitCode.INTERRUPTED
+        if passed.is_set() and code == ExitCode.INTERRUPTED:
+            raise TimedOut(f"stopped by --deadline after {seconds:g} s", hint="run it again to go on, or raise it")
+        return code
 
 
 class CommandGroup(_Documented, TyperGroup):

@@ -45,6 +45,20 @@ def user_directory(kind: Literal["config", "state"], environ: Mapping[str, str])
     return Path(environ.get("HOME") or Path.home()) / fallback / NAME, ""
 
 
+_COMPLETIONS = {
+    "bash": ("XDG_DATA_HOME", ".local/share", "bash-completion/completions/sbpair"),
+    "fish": ("XDG_CONFIG_HOME", ".config", "fish/completions/sbpair.fish"),
+    "zsh": ("XDG_DATA_HOME", ".local/share", "zsh/site-functions/_sbpair"),
+}
+
+
+def completion_file(shell: str, environ: Mapping[str, str]) -> Path | None:
+    """Return where a user's own completions of this package are for a shell; None if it has no place for them."""
+    variable, fallback, name = _COMPLETIONS.get(shell, ("", "", ""))
+    folder = Path(environ.get(variable) or Path(environ.get("HOME") or Path.home()) / fallback)
+    return folder / name if name else None
+
+
 def open_new(path: Path, mode: int = PRIVATE) -> int:
     """Create a file with this mode, whatever the umask. Returns its descriptor. Raises FileExistsError, OSError."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _BINARY, mode)
@@ -218,17 +232,16 @@ def _mode_of(path: Path) -> int:
 def read_document(
     path: Path, *, option: str = "", hint: str, missing: str | None = None, max_bytes: int = MAX_BYTES
 ) -> str:
-    """Return the text of a file in UTF-8; `missing`, if given, for one that does not exist.
+    """Return the text of a file in UTF-8, of stdin for `-`; `missing`, if given, for one that does not exist.
 
     `option` names the file in errors, `hint` is what to do about a wrong path. Raises UsageError, MachineLacks.
     """
     place = f"{option}: {path}" if option else str(path)
     try:
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | _NON_BLOCKING)) as file:
-            # A device may be the null device, an empty document.
-            if not (stat.S_ISREG(mode := os.fstat(file.fileno()).st_mode) or stat.S_ISCHR(mode)):
-                raise UsageError(f"{place} cannot be read: not a regular file", hint=hint)
-            data = file.read(max_bytes + 1)
+        if str(path) == "-" and sys.stdin is not None:
+            data = sys.stdin.buffer.read(max_bytes + 1)
+        else:
+            data = _read(path, max_bytes, f"{place} cannot be read: not a regular file", hint)
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
         if missing is not None and isinstance(error, FileNotFoundError):
             return missing
@@ -242,6 +255,14 @@ def read_document(
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is not UTF-8", hint="save it as UTF-8") from error
+
+
+def _read(path: Path, max_bytes: int, refusal: str, hint: str) -> bytes:
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | _NON_BLOCKING)) as file:
+        # A device may be the null device, an empty document.
+        if not (stat.S_ISREG(mode := os.fstat(file.fileno()).st_mode) or stat.S_ISCHR(mode)):
+            raise UsageError(refusal, hint=hint)
+        return file.read(max_bytes + 1)
 
 
 def check_dotted_keys(text: str, place: str) -> None:

@@ -68,6 +68,31 @@ def interrupt_when_signalled() -> None:
 
 
 @contextmanager
+def signalled_after(seconds: float) -> Iterator[threading.Event]:
+    """Signal this process after so many seconds, unless the block has ended. Yields an event that is set then.
+
+    The first signal of SIGTERM and SIGINT that is handled is sent to the main thread: none ends the process.
+    """
+    passed = threading.Event()
+
+    def signal_now() -> None:
+        passed.set()
+        number = next((each for each in (signal.SIGTERM, signal.SIGINT) if callable(signal.getsignal(each))), None)
+        if number is not None and hasattr(signal, "pthread_kill"):
+            signal.pthread_kill(threading.main_thread().ident or 0, number)
+        elif number is not None:
+            signal.raise_signal(number)
+
+    timer = threading.Timer(seconds, signal_now)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield passed
+    finally:
+        timer.cancel()
+
+
+@contextmanager
 def handlers_kept() -> Iterator[None]:
     """Restore this process's handlers after a block that starts Spark, whose own one would cancel jobs at once.
 

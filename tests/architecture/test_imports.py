@@ -61,6 +61,7 @@ DOORS = {
     "aiohttp": {"azure", "cli", "emulator", "relay"},
     "cryptography": {"amqp_server"},
     "websockets": {"amqp_client", "amqp_server", "emulator", "relay"},
+    "jmespath": {"cli"},
     "lark": {"rules"},
     "pyspark": {"replay", "spark"},
     "pyarrow": {"replay", "spark"},

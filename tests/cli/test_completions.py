@@ -87,7 +87,7 @@ def completed(
             "sbpair doctor --primary fabrikam --pair orders --queue fab",
             [q.replace("contoso", "fabrikam") for q in QUEUES],
         ),
-        ("sbpair audit --output ", ["table", "json", "jsonl"]),
+        ("sbpair audit --output ", ["table", "json", "jsonl", "tsv"]),
         ("sbpair audit --via ", ["atom", "arm"]),
         ("sbpair audit --fail-on d", ["drift", "dead-letters", "destinations", "duplicates"]),
         (
@@ -100,7 +100,7 @@ def completed(
         ("sbpair audit --fail-on missing,n", ["missing,no-mover"]),
         ("sbpair runs ", ["list", "show", "report", "pause", "resume", "cancel"]),
         ("sbpair audit --output = js", ["json", "jsonl"]),
-        ("sbpair audit --output =", ["table", "json", "jsonl"]),
+        ("sbpair audit --output =", ["table", "json", "jsonl", "tsv"]),
         ("sbpair syphon --once --pair = orders-", ["orders-eu"]),
         ("sbpair replay plan --pair orders --queue contoso/x-servicebus-transfer/2", QUEUES[2:]),
         ("sbpair replay status --archive ARCHIVE 26", ["261122-101501-r2", "261122-101500-r1"]),
@@ -291,3 +291,37 @@ def test_zsh_completes_the_first_time_that_it_is_asked(home: Path) -> None:
         finally:
             zsh.kill()
             zsh.wait()
+
+
+@pytest.mark.parametrize(
+    ("shell", "variables", "file"),
+    [
+        ("bash", {}, ".local/share/bash-completion/completions/sbpair"),
+        ("zsh", {}, ".local/share/zsh/site-functions/_sbpair"),
+        ("fish", {}, ".config/fish/completions/sbpair.fish"),
+        ("bash", {"XDG_DATA_HOME": "data"}, "data/bash-completion/completions/sbpair"),
+    ],
+)
+def test_completions_are_stored_where_the_shell_looks(
+    shell: str, variables: dict[str, str], file: str, home: Path
+) -> None:
+    before = {*home.rglob("*")}
+    environ = environment(home, SHELL=f"/usr/bin/{shell}", **{key: f"{home}/{each}" for key, each in variables.items()})
+    for _ in range(2):
+        done = command.run("completions", "--install", env=environ)
+        assert (done.returncode, done.stdout) == (0, f"{home / file}\n")
+    script = command.run("completions", shell, env=environ).stdout
+    assert [each for each in {*home.rglob("*")} - before if each.is_file()] == [home / file]
+    assert (home / file).read_text().rstrip("\n") == script.rstrip("\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["--install", "powershell"], "powershell has no directory of completions"),
+        (["--install"], "there are no completions for 'csh'"),
+    ],
+)
+def test_a_shell_without_a_place_for_completions_is_refused(words: list[str], error: str, home: Path) -> None:
+    done = command.run("completions", *words, env=environment(home, SHELL="/bin/csh"))
+    assert (done.returncode, done.stderr.splitlines()[0]) == (2, f"error: {error}")

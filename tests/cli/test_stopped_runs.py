@@ -61,6 +61,19 @@ async def test_a_hangup_stops_a_run_in_order(tmp_path: Path, mode: str, code: in
         assert run["remaining"] == receipt["remaining"]
 
 
+@pytest.mark.parametrize(("mode", "code"), [("--once", 6), ("--watch", 0)])
+async def test_a_deadline_stops_a_run_in_order(tmp_path: Path, mode: str, code: int) -> None:
+    async with open_pair(tmp_path) as pair:
+        await pair.strand(100)
+        process = await pair.start("syphon", "--rate", "10", mode, "--deadline", "3s", "--output", "json")
+        done, out, err = await command.finished(process)
+        receipt = json.loads(out)
+        assert (done, receipt["stopped"], receipt["in_doubt"]) == (code, True, 0)
+        assert ("error: stopped by --deadline after 3 s\n" in err) == (code == 6)
+        [run] = await pair.runs()
+        assert (run["id"], run["outcome"]) == (receipt["run"], "stopped")
+
+
 async def test_a_lost_terminal_stops_a_run_in_order(tmp_path: Path) -> None:
     async with open_pair(tmp_path) as pair:
         await pair.strand(3)

@@ -310,6 +310,10 @@ def test_outcomes_are_coloured_by_their_meaning_and_only_with_colours() -> None:
         ({"TERM": "xterm", "NO_COLOR": "1"}, True, Layout(72)),
         ({"TERM": "dumb"}, True, Layout(72)),
         ({"TERM": "xterm"}, False, Layout()),
+        ({"TERM": "xterm", "CLICOLOR_FORCE": "1"}, False, Layout(colour=True)),
+        ({"TERM": "dumb", "CLICOLOR_FORCE": "1"}, True, Layout(72, colour=True)),
+        ({"CLICOLOR_FORCE": "0"}, False, Layout()),
+        ({"CLICOLOR_FORCE": "1", "NO_COLOR": "1"}, False, Layout()),
     ],
 )
 def test_colours_need_a_terminal_and_no_wish_to_the_contrary(
@@ -317,7 +321,8 @@ def test_colours_need_a_terminal_and_no_wish_to_the_contrary(
 ) -> None:
     from sbpair.cli.render.table import stdout_layout
 
-    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name in ("NO_COLOR", "CLICOLOR_FORCE"):
+        monkeypatch.delenv(name, raising=False)
     for name, value in {**environ, "COLUMNS": "72"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal, raising=False)

@@ -1,6 +1,6 @@
 """`sbpair help`, `man`, `schema`, `completions` and `version`: what the package has about itself."""
 
-import json
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import astuple
@@ -11,7 +11,7 @@ from pathlib import Path
 from sbpair import __version__
 from sbpair.cli.app import COMMANDS, PROGRAM, find_command
 from sbpair.cli.man_page import FOLDER, man_page, page_paths, write_pages
-from sbpair.cli.options.common import Output, argument, option
+from sbpair.cli.options.common import Output, argument, flag, option
 from sbpair.cli.render.screen import Screen
 from sbpair.cli.render.table import columns
 from sbpair.cli.results.documents import (
@@ -28,6 +28,7 @@ from sbpair.cli.results.documents import (
 from sbpair.errors import MachineLacks, UsageError
 from sbpair.model.installation import built_from, is_compiled, requirements
 from sbpair.operating_system import can_be_redrawn
+from sbpair.operating_system import files as files_of_user
 
 FIRST = ("runbook", "architecture")
 SCHEMA_PREFIX, SCHEMA_VERSION = "sbpair/", "/1"
@@ -186,31 +187,55 @@ def schema_command(
     found = find_schema(f"{SCHEMA_PREFIX}{name}{SCHEMA_VERSION}") or find_schema(name)
     if found is None:
         raise UsageError(f"{name!r} is not a schema", hint="run sbpair schema for the names")
-    screen.write(json.dumps(found, indent=2))
+    screen.write_value(found, indent=2)
     return 0
 
 
 def completions_command(
-    *, shell: str = argument("SHELL", "bash, zsh, fish or powershell", complete=_shells), screen: Screen
+    *,
+    shell: str | None = argument(
+        "[SHELL]", "bash, zsh, fish or powershell [default: that of $SHELL]", complete=_shells, default=None
+    ),
+    install: bool = flag("--install", "Store it where the shell looks for your own; edits no other file"),
+    screen: Screen,
 ) -> int:
     """Print the script that completes commands and names in a shell.
 
-    The wheel installs the scripts of bash, zsh and fish in share/. If the shell does not look there, store the output
-    where it looks, in a directory that exists, or evaluate it when the shell starts.
+    The wheel installs the scripts of bash, zsh and fish in share/. If the shell does not look there, --install stores
+    the script in your own directory of completions. PowerShell has none: add the output to $PROFILE.
 
     Examples:
-      sbpair completions bash > ~/.local/share/bash-completion/completions/sbpair
-      sbpair completions fish > ~/.config/fish/completions/sbpair.fish
+      sbpair completions --install
       sbpair completions zsh > ~/.zfunc/_sbpair   # with ~/.zfunc in fpath
       sbpair completions powershell >> $PROFILE
 
     See also: sbpair man --help
     """
+    shell = Path(os.environ.get("SHELL", "")).name if shell is None else shell
     if shell not in SCRIPTS:
         raise UsageError(f"there are no completions for {shell!r}", hint=f"choose one of {', '.join(SCRIPTS)}")
-    script = _shipped_script(shell)
-    screen.show(CompletionScript(shell, script), [script.rstrip("\n")])
+    script, shown = _shipped_script(shell), ""
+    if install:
+        shown = _install(shell, script)
+        screen.say(
+            "a new shell reads it" + (f", with fpath+=({Path(shown).parent}) before compinit" * (shell == "zsh"))
+        )
+    screen.show(CompletionScript(shell, script), [shown or script.rstrip("\n")])
     return 0
+
+
+def _install(shell: str, script: str) -> str:
+    """Store a script where its shell looks for the user's own. Returns the path. Raises UsageError, MachineLacks."""
+    if (path := files_of_user.completion_file(shell, os.environ)) is None:
+        hint = "leave --install out, and add the output to $PROFILE"
+        raise UsageError(f"{shell} has no directory of completions", hint=hint)
+    try:
+        files_of_user.make_directories(path.parent)
+    except OSError as error:
+        raise MachineLacks(f"{path.parent} cannot be made: {error.strerror}", hint="see its permissions") from error
+    with files_of_user.replaced_file(str(path), 0o644) as file:
+        file.write_text(script, "utf-8")
+    return str(path)
 
 
 def _shipped_script(shell: str) -> str:

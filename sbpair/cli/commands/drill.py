@@ -115,7 +115,6 @@ def command(
       sbpair drill --messages 5000 --seed 7
       sbpair drill --identity-outage
       sbpair drill --against orders
-      sbpair drill --gateway
       sbpair drill --relay
 
     Exit codes: 0 no loss, duplicate or change; 3 there was one; 4 not confirmed; 6 timed out waiting for a step

@@ -1,6 +1,5 @@
 """`sbpair emulator`: runs `sbpair.emulator` and prints how to connect."""
 
-import json
 import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping
@@ -38,7 +37,9 @@ def command(
         "Namespace and port; repeatable; port 0 is any free port; TIER is basic, standard, premium, premium,2"
         f" or premium,4 [default: {DEFAULT_TEXT}, standard]",
     ),
-    config_file: Path | None = option("--config-file FILE", "Entities to create: Config.json of Azure's own emulator"),
+    config_file: Path | None = option(
+        "--config-file FILE", "Entities to create: Config.json of Azure's own emulator; - is stdin"
+    ),
     relay: list[str] | None = option(
         "--relay [NAMESPACE=]PATH", "Hybrid connection of Azure Relay to create, in one namespace or all; repeatable"
     ),
@@ -69,7 +70,9 @@ def command(
     ),
     data: Path | None = option("--data FILE", "Keep entities and messages here; a kill loses a second at most"),
     durable: bool = flag("--durable", "A kill loses nothing that was acknowledged; slower", needs="--data"),
-    detach: bool = flag("--detach", "Run in the background, and print how to connect once it is ready"),
+    detach: bool = flag(
+        "--detach", "Run in the background, and print how to connect once it is ready", excludes="--config-file -"
+    ),
     stop: bool = flag("--stop", "Stop the one in the background", excludes="--detach"),
     shell: Literal["sh", "fish", "pwsh"] = option("--shell SHELL", "Print for sh, fish or pwsh", default="sh"),
     screen: Screen,
@@ -236,7 +239,7 @@ def _show(screen: Screen, ready: "Ready", shell: str, *, vendor: bool) -> None:
     if vendor:
         screen.say(VENDOR_READY)
     if screen.output is not Output.TABLE:
-        screen.write(json.dumps({"schema": "sbpair/emulator/1", **ready.as_document()}))
+        screen.json_line("sbpair/emulator/1", ready.as_document())
         return
     for each in ready.namespaces:
         screen.write(f"# {each.name}: {each.connection_string}")

@@ -90,6 +90,9 @@ def command(
         check_path(_path(entity, subscription), shorten="give the name of a queue or subscription")
     place = reach.pair if dedup is not None else address.endpoint
     endpoints = (address.endpoint,) if dedup is None else (reach.pair.primary, reach.pair.secondary)
+    if remove and screen.query is not None and screen.output is Output.JSON:
+        hint = "add -o jsonl: the query is then of each message"
+        raise UsageError("--remove prints each message before it removes it, and --query is of all", hint=hint)
     if not remove:
         ends = reach.pair.ends if dedup is not None else address.alone
         return _show(ends, screen, entity, subscription, side, dedup, limit)
@@ -218,7 +221,7 @@ class MessagePrinter:
 
     def show(self, side: str, message: Document) -> None:
         entry: Document = {"from": side, **message}
-        if self._screen.output is Output.JSONL:
+        if self._screen.output in (Output.JSONL, Output.TSV):
             self._screen.json_line(SCHEMA, entry)
         elif self._screen.output is Output.JSON:
             self._write(self._head(), f"{', ' if self._shown else '  '}{json.dumps(entry)}")

@@ -17,6 +17,7 @@ import typer
 
 from sbpair.cli.completion import pairs
 from sbpair.cli.options.rules import OptionRules, seconds_of
+from sbpair.cli.render.query import Query
 from sbpair.errors import UsageError
 
 Group = TypeVar("Group")
@@ -106,6 +107,7 @@ class Output(StrEnum):
     TABLE = "table"
     JSON = "json"
     JSONL = "jsonl"
+    TSV = "tsv"
 
 
 class LogFormat(StrEnum):
@@ -155,11 +157,17 @@ class RunSelection(NamespaceSelection):
 class Display:
     """The form of results on stdout and of logs on stderr."""
 
-    output: Output = _display("--output -o FORMAT", "Output format: table, json or jsonl", default=Output.TABLE)
+    output: Output = _display("--output -o FORMAT", "table, json, jsonl or bare tsv", default=Output.TABLE)
+    query: Query | None = _display("--query EXPR", "JMESPath of the JSON; implies -o json", parse=Query)
+    deadline: float | None = duration(
+        "--deadline DURATION", "Stop in order after that, with exit code 6", panel="Output"
+    )
     quiet: bool = _display("--quiet -q", "Print only results, warnings and errors", default=False)
-    verbose: int = _display("--verbose -v", "Print more; -vv for debug messages", default=0, count=True)
+    verbose: int = _display(
+        "--verbose -v", "Print more; -vv: debug messages; --debug: tracebacks", default=0, count=True
+    )
     log_format: LogFormat = _display("--log-format FORMAT", "Logs on stderr: text or json", default=LogFormat.TEXT)
-    debug: bool = _display("--debug", "Show the traceback of an error", default=False)
+    debug: bool = _display("--debug", "Show the traceback of an error", default=False, hidden=True)
 
 
 MAX_PEEK = 1_000

@@ -11,6 +11,7 @@ from typing import Any, TextIO
 
 from sbpair.cli.next_command import PAIR, not_confirmed, with_options
 from sbpair.cli.options.common import Display, LogFormat, Output
+from sbpair.cli.render.query import Query, tab_separated
 from sbpair.errors import MachineLacks, SbpairError
 from sbpair.model.document import described_as, encode_document, encode_lines
 from sbpair.operating_system import can_be_redrawn, discard
@@ -32,6 +33,9 @@ class Screen:
         from sbpair.cli.logs import start
 
         self.output, self.quiet, self.detailed = display.output, display.quiet, display.verbose > 0
+        self.query: Query | None = display.query
+        if self.query is not None and self.output is Output.TABLE:
+            self.output = Output.JSON
         self.eventful = display.log_format is LogFormat.JSON
         start(display)
 
@@ -45,13 +49,18 @@ class Screen:
         on_terminal = self.output is Output.TABLE and sys.stdout is not None and can_be_redrawn(sys.stdout)
         return Redrawing(self) if on_terminal else None
 
+    @property
+    def _whole(self) -> bool:
+        """Whether a document is printed, or asked, as a whole."""
+        return self.output is Output.JSON or (self.output is Output.TSV and self.query is not None)
+
     def result(
         self, schema: str, document: Document, table: Iterable[str], lines: Iterable[Document] | None = None
     ) -> None:
-        """Print a result in the selected form: a JSON document, JSON Lines (by default the document), or text."""
-        if self.output is Output.JSON:
-            self.write(json.dumps({"schema": schema, **document}, indent=2))
-        elif self.output is Output.JSONL:
+        """Print a result in the selected form: a JSON document, lines (by default one, the document), or text."""
+        if self._whole:
+            self.write_value({"schema": schema, **document}, indent=2)
+        elif self.output in (Output.JSONL, Output.TSV):
             for line in [document] if lines is None else lines:
                 self.json_line(schema, line)
         else:
@@ -61,18 +70,25 @@ class Screen:
     def show(self, result: object, table: Iterable[str], schema: str = "") -> None:
         """Print a result in the selected form: its JSON document, its JSON Lines, or text."""
         described = described_as(result, schema)
-        if self.output is Output.JSON:
-            self.write(json.dumps(encode_document(result, described), indent=2))
-        elif self.output is Output.JSONL:
+        if self._whole:
+            self.write_value(encode_document(result, described), indent=2)
+        elif self.output in (Output.JSONL, Output.TSV):
             for line in encode_lines(result, described):
-                self.write(json.dumps(line))
+                self.write_value(line)
         else:
             for text in table:
                 self.write(text)
 
     def json_line(self, schema: str, document: Document) -> None:
-        """Print a document as one line of JSON."""
-        self.write(json.dumps({"schema": schema, **document}))
+        """Print a document as one line of JSON, or as one of values."""
+        self.write_value({"schema": schema, **document})
+
+    def write_value(self, document: Document, *, indent: int | None = None) -> None:
+        """Print a document, or what the query finds there."""
+        value: Any = document if self.query is None else self.query.found(document)
+        rows = value if indent and isinstance(value, list) else [value]
+        for line in tab_separated(rows) if self.output is Output.TSV else [json.dumps(value, indent=indent)]:
+            self.write(line)
 
     def write(self, line: str) -> None:
         """Print one line to stdout and flush it."""

@@ -49,9 +49,10 @@ class Layout:
 
 def stdout_layout() -> Layout:
     """Return the layout of stdout."""
+    forced = os.environ.get("CLICOLOR_FORCE", "0") != "0" and not os.environ.get("NO_COLOR")
     if sys.stdout is None or not sys.stdout.isatty():
-        return Layout()
-    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") in ("dumb", "unknown")
+        return Layout(colour=forced)
+    plain = not forced and (os.environ.get("NO_COLOR") or os.environ.get("TERM") in ("dumb", "unknown"))
     return Layout(shutil.get_terminal_size().columns, not plain)
 
 
