@@ -21,7 +21,7 @@ from sbpair.testing import Emulator, EmulatorOptions
 from tests.kit.waiting import until
 
 QUEUE = "orders"
-TEST_SECONDS = 10.0
+TEST_SECONDS = 240.0
 
 
 @asynccontextmanager

@@ -21,8 +21,8 @@ from sbpair.amqp_server.shared_access import AccessRight, AuthorizationRule, Gra
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Endpoint
 from tests.emulator.peer import plain
+from tests.kit.waiting import PATIENCE_SECONDS
 
-TEST_SECONDS = 20
 SEND, LISTEN = AccessRight.SEND, AccessRight.LISTEN
 KEY = AuthorizationRule("local", "first", "second", frozenset({SEND, LISTEN}))
 
@@ -103,7 +103,7 @@ async def serving(key: str = "first") -> AsyncIterator[tuple[Endpoint, list[BoxC
         return made[-1]
 
     server = await asyncio.get_running_loop().create_server(make, "127.0.0.1", 0)
-    async with server, asyncio.timeout(TEST_SECONDS):
+    async with server, asyncio.timeout(PATIENCE_SECONDS):
         host, port = server.sockets[0].getsockname()
         text = (
             f"Endpoint=sb://{host}:{port};SharedAccessKeyName=local;SharedAccessKey={key};UseDevelopmentEmulator=true"
@@ -118,7 +118,7 @@ async def test_deliveries_go_in_and_out_of_a_server(key: str) -> None:
         for number in range(3):
             await sender.send(plain(str(number)))
         receiver.grant(3)
-        deliveries = await receiver.take(3, seconds=TEST_SECONDS)
+        deliveries = await receiver.take(3, seconds=PATIENCE_SECONDS)
         await receiver.settle(deliveries, ACCEPTED)
         assert [each.payload[-1:] for each in deliveries] == [b"0", b"1", b"2"]
         assert made[0].settled == [ACCEPTED] * 3

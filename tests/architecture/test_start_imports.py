@@ -8,6 +8,7 @@ import pytest
 
 from sbpair.testing import Emulator
 from tests.kit.command import environment, finished, run_program, start
+from tests.kit.waiting import PATIENCE_SECONDS
 
 MANAGEMENT_SDK = {"azure.mgmt", "azure.servicebus.management"}
 HEAVY = {*MANAGEMENT_SDK, "aiohttp", "azure", "cryptography", "jinja2", "lark", "opentelemetry", "pandas", "pyarrow"}
@@ -77,7 +78,7 @@ def test_an_emulator_loads_its_web_framework_with_the_first_request() -> None:
         assert process.stdout is not None
         assert "contoso" in process.stdout.readline()
         process.terminate()
-        _, trace = process.communicate(timeout=30)
+        _, trace = process.communicate(timeout=PATIENCE_SECONDS)
     modules = loaded(trace)
     assert "sbpair.emulator.server" in modules
     assert modules & (HEAVY | CLIENT) == set()

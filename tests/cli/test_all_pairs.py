@@ -24,8 +24,6 @@ from tests.kit.stranded import put, stranded
 from tests.kit.terminal import PseudoTerminal
 from tests.kit.waiting import until
 
-pytestmark = pytest.mark.timeout_seconds(90)
-
 PAIRS = {"alpha": "shared", "bravo": "shared", "delta": "delta-dr"}
 """The secondary of each pair. Its primary has the name of the pair, and `-main`."""
 

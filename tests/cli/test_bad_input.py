@@ -15,6 +15,7 @@ from tests.cli.test_refusals import emulated
 from tests.kit import command
 from tests.kit.command import Here
 from tests.kit.proxy import closed_port
+from tests.kit.waiting import PATIENCE_SECONDS
 
 KEYED = "SharedAccessKeyName=Root;SharedAccessKey=c2VjcmV0a2V5"
 SECONDARY = "SBPAIR_SECONDARY_CONNECTION_STRING"
@@ -109,7 +110,11 @@ def test_a_reader_that_goes_away_is_no_reason_to_complain() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run(
-        [sys.executable, "-m", "sbpair", "--help"], stdout=writing, stderr=subprocess.PIPE, timeout=60, check=False
+        [sys.executable, "-m", "sbpair", "--help"],
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        timeout=PATIENCE_SECONDS,
+        check=False,
     )
     os.close(writing)
     assert (done.returncode, done.stderr) == (141, b"")

@@ -24,7 +24,6 @@ from tests.kit.command import CommandLines
 from tests.kit.proxy import running_proxy
 from tests.kit.stranded import put, stranded
 
-pytestmark = pytest.mark.timeout_seconds(90)
 FIRST, OTHER = "00000000-0000-0000-0000-000000000000", "11111111-1111-1111-1111-111111111111"
 NAMES = ["contoso", "contoso-dr", "fabrikam", *(f"other-{number:02}" for number in range(37))]
 

@@ -30,8 +30,6 @@ from tests.kit.stranded import numbered, put
 from tests.kit.terminal import PseudoTerminal
 from tests.kit.users import OTHER, needs_root
 
-pytestmark = pytest.mark.timeout_seconds(90)
-
 CONFIG = """
 [pairs.orders]
 backlog_queues = 2

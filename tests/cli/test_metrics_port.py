@@ -16,8 +16,6 @@ from tests.cli.test_runs import open_pair
 from tests.kit.command import Here, untimed
 from tests.kit.waiting import until
 
-pytestmark = pytest.mark.timeout_seconds(90)
-
 ADDRESS = re.compile(r"http://127\.0\.0\.1:(\d+)/metrics")
 
 

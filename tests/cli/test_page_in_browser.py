@@ -34,7 +34,6 @@ playwright = pytest.importorskip("playwright.async_api")
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: Debian's package chromium"),
-    pytest.mark.timeout_seconds(120),
 ]
 
 ORDERS = "#entity/contoso/queue/orders"

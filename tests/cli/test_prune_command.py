@@ -58,7 +58,7 @@ class World(BacklogWorld, CommandLines):
 
 @asynccontextmanager
 async def world() -> AsyncIterator[World]:
-    async with asyncio.timeout(60), Emulator() as emulator:
+    async with Emulator() as emulator:
         yield World(emulator)
 
 

@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
 from azure.servicebus.aio import ServiceBusClient
 
 from sbpair.amqp.message import Sections, data_body
@@ -15,8 +14,6 @@ from sbpair.emulator.entities.stored_message import StoredMessage
 from tests.cli.test_runs import Pair, open_pair
 from tests.cli.test_runs_control import asked
 from tests.kit.stranded import put, stranded
-
-pytestmark = pytest.mark.timeout_seconds(90)
 
 COUNT = 30
 RAMP = ("--ramp", "1,5,20,25", "--observe", "1s")

@@ -25,6 +25,7 @@ from tests.kit.command import STRICT, Here, environment, finished, run, start, u
 from tests.kit.json_schemas import parse_validated
 from tests.kit.proxy import PASSWORD, running_proxy
 from tests.kit.terminal import PseudoTerminal
+from tests.kit.waiting import PATIENCE_SECONDS
 
 
 @pytest.fixture
@@ -107,7 +108,7 @@ def test_listen_passes_requests_on_until_a_signal(world: RelayWorld) -> None:
         assert up.stdout is not None
         lines = [up.stdout.readline() for _ in range(2)]
         up.send_signal(signal.SIGTERM)
-        _out, err = up.communicate(timeout=30)
+        _out, err = up.communicate(timeout=PATIENCE_SECONDS)
     served = [parse_validated(each) for each in lines]
     assert [(each["side"], each["path"], each["status"]) for each in served] == [
         ("primary", "/x", 200),
@@ -123,12 +124,12 @@ def test_the_second_signal_stops_listen_and_names_the_lost_answer(world: RelayWo
     with listening(world, Server) as up:
         words = ("send", "default", "/wait", "--first", "primary", "--timeout", "20s")
         with process(world, *words) as sending:
-            assert Server.begun.wait(20)
+            assert Server.begun.wait(PATIENCE_SECONDS)
             up.send_signal(signal.SIGINT)
             assert line(up.stderr) == "stopping: 1 request to finish; Ctrl-C again stops at once\n"
             assert up.poll() is None
             up.send_signal(signal.SIGINT)
-            out, err = up.communicate(timeout=20)
+            out, err = up.communicate(timeout=PATIENCE_SECONDS)
             sending.kill()
         Server.released.set()
     assert up.returncode == 3
@@ -143,7 +144,7 @@ def test_listen_stops_when_the_reader_of_its_output_has_gone(world: RelayWorld) 
         assert up.stdout is not None
         up.stdout.close()
         assert world.run("send", "default", "/x", "--first", "primary")[:2] == (0, "ok")
-        assert up.wait(20) == 141
+        assert up.wait(PATIENCE_SECONDS) == 141
 
 
 def test_a_server_that_answers_garbage_is_502_to_the_sender(world: RelayWorld) -> None:
@@ -186,7 +187,7 @@ def test_the_body_can_be_typed_at_a_terminal(world: RelayWorld, typed: bytes | N
             sending.send_signal(signal.SIGINT)
         else:
             terminal.write(typed)
-        out, _err = sending.communicate(timeout=20)
+        out, _err = sending.communicate(timeout=PATIENCE_SECONDS)
     if typed is None:
         assert (sending.returncode, out) == (130, "")
     else:
@@ -206,7 +207,7 @@ def test_status_is_watched_while_a_side_goes_away(world: RelayWorld) -> None:
             with world.during("namespace-down", "contoso"):
                 until_counts(next_counts, [None, 1])
         watching.send_signal(signal.SIGINT)
-        _out, err = watching.communicate(timeout=20)
+        _out, err = watching.communicate(timeout=PATIENCE_SECONDS)
     assert (watching.returncode, err) == (0, "")
 
 
@@ -234,14 +235,13 @@ def test_the_table_of_listen_fits_its_terminal_in_a_failover(world: RelayWorld) 
             text += terminal.read_until("secondary  GET     /x")
         up.send_signal(signal.SIGINT)
         text += terminal.read_until("stopped")
-        up.wait(20)
+        up.wait(PATIENCE_SECONDS)
     assert up.returncode == 0
     assert "the server at" in text
     lines = re.sub(r"\x1b\[[0-9?]*[A-Za-z]", "", text).splitlines()
     assert max(map(len, lines)) <= 80, lines
 
 
-@pytest.mark.timeout_seconds(120)
 async def test_all_of_it_goes_through_a_proxy_with_tls(tmp_path: Path) -> None:
     """The hosts are known to the proxy alone."""
 

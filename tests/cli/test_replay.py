@@ -16,6 +16,7 @@ from tests.kit import command, replay_archives
 from tests.kit.command import captured
 from tests.kit.replay_archives import java_in
 from tests.kit.terminal import PseudoTerminal
+from tests.kit.waiting import PATIENCE_SECONDS
 
 NAMESPACES = {name: value for name, value in CONFIGURED.items() if name != "SBPAIR_CONFIG"}
 
@@ -80,7 +81,7 @@ def test_on_a_terminal_it_asks(proved: Archive, typed: bytes, said: str, left: i
         terminal.hand_over()
         assert "Delete 2 files of run r1" in terminal.read_until("[y/N] ")
         terminal.write(typed)
-        assert process.wait(60) == (4 if left else 0)
+        assert process.wait(PATIENCE_SECONDS) == (4 if left else 0)
         assert said in terminal.read()
     assert len(proved.files("segments")) == left
 

@@ -15,6 +15,7 @@ from sbpair.testing import Emulator
 from tests.cli.test_replay import sbpair, sbpair_process
 from tests.kit.command import environment, finished, start
 from tests.kit.replay_archives import java_in
+from tests.kit.waiting import PATIENCE_SECONDS
 
 IMPORTS = "import sbpair.replay, sbpair.amqp_client.client, sbpair.azure.credentials, sbpair.move.mover"
 """Imports of a replay task, except pyarrow, which no zip can have."""
@@ -37,7 +38,12 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_python_imports_all_a_task_needs_from_the_package(package: Path, tmp_path: Path) -> None:
     said = f"import sys; sys.path.insert(0, {str(package)!r}); {IMPORTS}; print(sbpair.__file__)"
     done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", said], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-I", "-S", "-c", said],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
     )
     assert (done.returncode, done.stdout.strip()) == (0, f"{package}/sbpair/__init__.py"), done.stderr
 

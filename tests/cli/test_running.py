@@ -14,6 +14,7 @@ from azure.identity import ClientSecretCredential
 
 from tests.kit import command
 from tests.kit.terminal import PseudoTerminal
+from tests.kit.waiting import PATIENCE_SECONDS
 
 EMULATOR = ["emulator", "--namespace", "contoso=0", "--namespace", "contoso-dr=0"]
 
@@ -57,7 +58,7 @@ def exports(process: subprocess.Popen[str], count: int = 4) -> dict[str, str]:
 def test_a_signal_stops_the_emulator_cleanly(number: signal.Signals) -> None:
     with emulator() as (process, _first):
         process.send_signal(number)
-        _output, said = process.communicate(timeout=30)
+        _output, said = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 0
     assert command.untimed(said).splitlines()[-1] == "stopped"
     assert "Traceback" not in said

@@ -20,8 +20,6 @@ from tests.kit.disks import read_only
 from tests.kit.stranded import stranded
 from tests.kit.waiting import until
 
-pytestmark = pytest.mark.timeout_seconds(90)
-
 BACKLOG = queue_path("contoso", 0)
 
 

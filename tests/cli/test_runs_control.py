@@ -15,8 +15,6 @@ from tests.kit.command import Here
 from tests.kit.json_schemas import parse_validated
 from tests.kit.waiting import until
 
-pytestmark = pytest.mark.timeout_seconds(90)
-
 
 async def asked(pair: Pair, action: str, run: str) -> dict[str, Any]:
     code, out, err = await pair.run("runs", action, run, "--output", "json", "--quiet")

@@ -23,8 +23,6 @@ from tests.kit.command import CommandLines, environment
 from tests.kit.terminal import PseudoTerminal
 from tests.kit.waiting import until
 
-pytestmark = pytest.mark.timeout_seconds(90)
-
 TWO = "contoso/x-servicebus-transfer/0", "contoso/x-servicebus-transfer/1"
 
 

@@ -24,8 +24,6 @@ from tests.kit.pairs import BacklogWorld, pair_on
 from tests.kit.stranded import put, stranded
 from tests.kit.terminal import PseudoTerminal
 
-pytestmark = pytest.mark.timeout_seconds(90)
-
 
 class World(BacklogWorld, CommandLines):
     """A pair with the queue `orders` and two backlog queues, the second of which has two dead letters."""

@@ -15,8 +15,6 @@ from tests.kit.disks import full
 from tests.kit.terminal import PseudoTerminal
 from tests.kit.waiting import until
 
-pytestmark = pytest.mark.timeout_seconds(90)
-
 
 async def stopped(pair: Pair, number: signal.Signals, *words: str, **options: Any) -> tuple[int, str, str]:
     """Run a slow syphon, and signal it after its first message has arrived."""

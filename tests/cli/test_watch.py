@@ -9,14 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.cli.test_runs import open_pair
 from tests.kit.command import untimed
 from tests.kit.terminal import PseudoTerminal
 from tests.kit.waiting import until
-
-pytestmark = pytest.mark.timeout_seconds(90)
 
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 

@@ -20,7 +20,7 @@ from tests.integration.node import install
 from tests.kit.running import Running
 
 HERE = Path(__file__).parent
-ANSWER_SECONDS = 40
+ANSWER_SECONDS = 240
 SETTLES = ("accept", "release", "modify", "defer", "reject")
 ABILITIES = (*SETTLES, "sessions", "schedule", "dead-letters", "raw", "requests", "token", "transactions", "reconnect")
 """`raw`: receives messages of others; `requests`: to $management; `token`: signs in on $cbs."""

@@ -28,9 +28,9 @@ from sbpair.amqp.types import Int, Long, Map, Symbol
 from sbpair.amqp_server.websocket_frontend import SUBPROTOCOLS
 from sbpair.emulator.entities.queue import ROOT_RULE
 from sbpair.emulator.server import Emulator
+from tests.kit.waiting import PATIENCE_SECONDS
 
 E = TypeVar("E")
-SECONDS = 10
 ROOT_SIGN_IN = SaslClient("PLAIN", f"\0{ROOT_RULE.key_name}\0{ROOT_RULE.primary_key}".encode())
 
 
@@ -130,7 +130,7 @@ class Peer:
     async def wait(self, kind: type[E], *, of: Any = None) -> E:
         """Remove and return the next event of a kind, of the link `of`."""
         await self.flush()
-        async with asyncio.timeout(SECONDS):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while True:
                 for event in self.events:
                     if type(event) is kind and (of is None or event.link is of):
@@ -141,7 +141,7 @@ class Peer:
 
     async def wait_closed(self) -> ConnectionClosed | None:
         """Read to the end of the connection and return its closing event, if any."""
-        async with asyncio.timeout(SECONDS):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while not self.eof:
                 await self.read()
         return next((event for event in self.events if isinstance(event, ConnectionClosed)), None)

@@ -15,9 +15,8 @@ from sbpair.model.pair import Transport
 from sbpair.testing import Emulator
 from tests.emulator.peer import Stage
 from tests.kit.async_tests import InLoop
-from tests.kit.waiting import until
+from tests.kit.waiting import PATIENCE_SECONDS, until
 
-SECONDS = 10.0
 MESSAGE = bytes.fromhex("005375a0026869")
 
 
@@ -49,9 +48,9 @@ async def test_a_connection_breaks_after_the_given_frames(scene: Scene, kind, fr
         sender = await scene_sender(wire)
         getattr(scene.faults, kind)("contoso", frames)
         for _ in range(frames):
-            await sender.send(MESSAGE, seconds=SECONDS)
+            await sender.send(MESSAGE, seconds=PATIENCE_SECONDS)
         with pytest.raises((InDoubt, Unreachable)):
-            await sender.send(MESSAGE, seconds=SECONDS)
+            await sender.send(MESSAGE, seconds=PATIENCE_SECONDS)
         assert wire.error is not None
     assert scene.queue.counts().active == frames
 
@@ -127,7 +126,7 @@ async def test_detached_links_can_be_attached_again(scene: Scene) -> None:
         sender, receiver = await scene_sender(wire), await wire.receiver("orders")
         await sender.send(MESSAGE)
         receiver.grant(1)
-        (delivery,) = await receiver.take(1, seconds=SECONDS)
+        (delivery,) = await receiver.take(1, seconds=PATIENCE_SECONDS)
         scene.faults.detach("contoso", "orders")
         with pytest.raises(Unavailable, match="force detached"):
             await sender.send(MESSAGE)
@@ -142,9 +141,9 @@ async def test_a_client_whose_tokens_expired_signs_in_again(scene: Scene) -> Non
         sender = await scene_sender(wire)
         scene.faults.expire_tokens("contoso")
         with pytest.raises((AccessError, InDoubt), match="ExpiredToken"):
-            await sender.send(MESSAGE, seconds=SECONDS)
+            await sender.send(MESSAGE, seconds=PATIENCE_SECONDS)
     async with scene.wire() as wire:
-        await (await scene_sender(wire)).send(MESSAGE, seconds=SECONDS)
+        await (await scene_sender(wire)).send(MESSAGE, seconds=PATIENCE_SECONDS)
     assert scene.queue.counts().active == 1
 
 
@@ -180,4 +179,4 @@ async def test_a_throttled_namespace_is_busy_and_holds_deliveries(scene: Scene) 
             await wire.peek("orders", 0, 1)
         assert scene.queue.messages.locked_count == 0
         scene.faults.end(throttle)
-        assert len(await receiver.take(1, seconds=SECONDS)) == 1
+        assert len(await receiver.take(1, seconds=PATIENCE_SECONDS)) == 1

@@ -36,7 +36,7 @@ Request = tuple[str, str, str, bytes, int]
 
 QUICK = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=250)
 EFFORTS = [QUICK, pytest.param(settings(QUICK, max_examples=4_000), marks=pytest.mark.slow)]
-MAX_SECONDS = 10.0
+MAX_SECONDS = 240.0
 PATIENCE_SECONDS = 0.2
 MAX_ANSWER = 1_000_000
 STATUSES = {"200", "400", "401", "403", "404", "405", "409", "411", "501"}
@@ -436,7 +436,7 @@ async def misbehave(attacked: Attacked, messages: list[str | bytes], *, at_rende
     authority = attacked.namespace.authority
     headers = {"ServiceBusAuthorization": attacked.sign(f"http://{authority}/hyco")}
     listen, ask = f"ws://{authority}/$hc/hyco?sb-hc-action=listen", f"http://{authority}/hyco"
-    async with asyncio.timeout(20), ClientSession() as session:
+    async with ClientSession() as session:
         async with session.ws_connect(URL(listen, encoded=True), headers=headers) as bad:
             asking = asyncio.create_task(outcome(session, ask, headers))
             request = (await bad.receive_json())["request"]

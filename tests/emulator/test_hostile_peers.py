@@ -77,7 +77,7 @@ async def served(stage: Stage) -> AsyncIterator[None]:
                 done += 1
                 ready.set()
 
-    async with asyncio.timeout(SECONDS), asyncio.TaskGroup() as group:
+    async with asyncio.TaskGroup() as group:
         group.create_task(work(), name="good client")
         await ready.wait()
         before = done

@@ -43,6 +43,7 @@ from sbpair.rules.filters import (
 )
 from sbpair.rules.operators import like_pattern
 from sbpair.rules.values import EvaluationFailed, RuleInvalid, from_amqp, read_typed
+from tests.kit.waiting import PATIENCE_SECONDS
 
 GUID = uuid.UUID("12345678-1234-5678-1234-567812345678")
 MINUTE_TICKS = 600_000_000
@@ -575,4 +576,4 @@ def test_the_parser_library_is_imported_with_the_first_expression_only() -> None
         "assert 'lark' not in sys.modules; "
         "from sbpair.rules.filters import SqlRuleFilter; SqlRuleFilter('a = 1'); assert 'lark' in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE_SECONDS)

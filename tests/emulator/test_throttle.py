@@ -1,6 +1,5 @@
 """Throttling by credits, and the limit of connections."""
 
-import asyncio
 from typing import Any
 from unittest.mock import Mock
 
@@ -17,6 +16,7 @@ from sbpair.errors import Throttled, Unreachable
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.testing import Emulator, EmulatorOptions, ManualClock
 from tests.emulator.atom_client import open_manager
+from tests.kit.waiting import PATIENCE_SECONDS
 
 MESSAGE = bytes.fromhex("005375a0026869")
 
@@ -80,10 +80,7 @@ def test_the_official_client_reports_a_busy_service(another: Any, official: Any)
 
 
 async def test_deliveries_follow_the_credits() -> None:
-    async with (
-        asyncio.timeout(30),
-        Emulator([("contoso", 0)], clock=ManualClock(), options=EmulatorOptions(credits=3)) as it,
-    ):
+    async with Emulator([("contoso", 0)], clock=ManualClock(), options=EmulatorOptions(credits=3)) as it:
         queue = it.namespaces["contoso"].create_queue("orders")
         async with connect(endpoint_from_connection_string(it.ready.namespaces[0].connection_string)) as wire:
             sender, receiver = await wire.sender("orders"), await wire.receiver("orders")
@@ -94,13 +91,13 @@ async def test_deliveries_follow_the_credits() -> None:
             it.advance(1_000)
             receiver.grant(6)
             for _ in range(3):
-                assert len(await receiver.take(1, seconds=10)) == 1
+                assert len(await receiver.take(1, seconds=PATIENCE_SECONDS)) == 1
             with pytest.raises(Throttled):
                 await wire.peek("orders", 0, 1)
             assert queue.messages.locked_count == 3
             it.advance(1_000)
             for _ in range(3):
-                assert len(await receiver.take(1, seconds=10)) == 1
+                assert len(await receiver.take(1, seconds=PATIENCE_SECONDS)) == 1
 
 
 async def test_a_management_request_costs_ten() -> None:
@@ -110,7 +107,7 @@ async def test_a_management_request_costs_ten() -> None:
 
 
 async def test_one_connection_too_many_is_refused() -> None:
-    async with asyncio.timeout(30), Emulator([("contoso", 0)]) as emulator:
+    async with Emulator([("contoso", 0)]) as emulator:
         namespace = emulator.namespaces["contoso"]
         namespace.create_queue("orders")
         assert namespace.fault_points.max_connections == 5_000

@@ -1,6 +1,5 @@
 """TLS and plain connections on one port, and trust by the CA file only."""
 
-import asyncio
 import json
 import ssl
 import stat
@@ -19,6 +18,7 @@ from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.testing import Emulator, EmulatorOptions
 from tests.emulator.peer import raw_connection
 from tests.kit.async_tests import InLoop
+from tests.kit.waiting import PATIENCE_SECONDS
 
 MESSAGE = bytes.fromhex("005375a0026869")
 LARGE = bytes.fromhex("005375b0000186a0") + bytes(100_000)
@@ -54,7 +54,7 @@ def test_the_official_client_speaks_tls(secure: Any, transport: TransportType) -
 
 @asynccontextmanager
 async def tls_emulator(ca_file: Path | None = None) -> AsyncIterator[Emulator]:
-    async with asyncio.timeout(30), Emulator([("contoso", 0)], options=EmulatorOptions(True, ca_file)) as emulator:
+    async with Emulator([("contoso", 0)], options=EmulatorOptions(True, ca_file)) as emulator:
         emulator.namespaces["contoso"].create_queue("orders")
         yield emulator
 
@@ -80,7 +80,7 @@ async def test_one_port_serves_tls_and_plain_amqp(emulator: Emulator) -> None:
         await (await second.sender("orders")).send(LARGE)
         receiver = await second.receiver("orders")
         receiver.grant(2)
-        sizes = [len(each.payload) for _ in range(2) for each in await receiver.take(1, seconds=10)]
+        sizes = [len(each.payload) for _ in range(2) for each in await receiver.take(1, seconds=PATIENCE_SECONDS)]
         assert sizes[1] > 100_000 > sizes[0]
 
 

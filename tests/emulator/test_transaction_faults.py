@@ -44,7 +44,6 @@ BEFORE = {"orders": [BODIES[0]], "other": []}
 AFTER = {"orders": [BODIES[1]], "other": [BODIES[2]]}
 
 
-@pytest.mark.timeout_seconds(180)
 @pytest.mark.parametrize("fail", [False, True], ids=["commit", "rollback"])
 @pytest.mark.parametrize("kind", ["drop", "reset"])
 async def test_a_connection_may_break_after_each_frame(stage: Stage, kind: str, fail: bool) -> None:

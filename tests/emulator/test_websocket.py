@@ -105,7 +105,7 @@ class RawSocket:
 
 @asynccontextmanager
 async def opened(emulator: Emulator, *, upgrade: bool = True) -> AsyncIterator[RawSocket]:
-    async with asyncio.timeout(SECONDS), raw_connection(emulator.namespaces["contoso"].authority) as streams:
+    async with raw_connection(emulator.namespaces["contoso"].authority) as streams:
         raw = RawSocket(*streams)
         if upgrade:
             assert (await raw.ask(handshake())).startswith("HTTP/1.1 101 ")
@@ -118,7 +118,6 @@ async def serving(above: type[asyncio.Protocol]) -> AsyncIterator[RawSocket]:
     loop = asyncio.get_running_loop()
     async with (
         await loop.create_server(lambda: WebSocketFrontend(above()), "127.0.0.1", 0) as server,
-        asyncio.timeout(SECONDS),
     ):
         host, port = server.sockets[0].getsockname()
         async with raw_connection(f"{host}:{port}") as streams:

@@ -39,6 +39,7 @@ from tests.failover.test_states import a_pair
 from tests.failover.test_timer_runner import SILENCE, Contacts
 from tests.faults.simulation.loop import in_virtual_time
 from tests.kit.failover_rig import KINDS, PAIRED_CLIENTS, PRIMARY, SECONDARY, Rig, a_message, ids
+from tests.kit.waiting import PATIENCE_SECONDS
 
 pytestmark = [pytest.mark.usefixtures("impatient"), *PAIRED_CLIENTS]
 HOUR = timedelta(hours=1)
@@ -62,7 +63,7 @@ class LostPrimary:
 
     def wait_for(self, connections: int) -> None:
         with self._accepted:
-            assert self._accepted.wait_for(lambda: self.connections >= connections, 30)
+            assert self._accepted.wait_for(lambda: self.connections >= connections, PATIENCE_SECONDS)
 
     def close(self) -> None:
         self._listening.shutdown(socket.SHUT_RDWR)
@@ -203,13 +204,13 @@ def test_the_syphon_of_a_client_ends_with_the_primary(rig: Rig, kind: str) -> No
         if kind == "sync":
             syphon: BackgroundSyphon = client.syphon()
             client.primary_lost()
-            syphon._thread.join(30)
+            syphon._thread.join(PATIENCE_SECONDS)
         else:
 
             async def end() -> AsyncBackgroundSyphon:
                 found: AsyncBackgroundSyphon = client._wrapped.syphon()
                 client._wrapped.primary_lost()
-                await asyncio.wait((found._task,), timeout=30)
+                await asyncio.wait((found._task,), timeout=PATIENCE_SECONDS)
                 return found
 
             syphon = client._run(end())
@@ -238,7 +239,7 @@ def test_the_syphon_of_a_client_delivers_to_the_secondary_after_a_loss(
                 client._wrapped.syphon(on_event=note)
 
             client._run(begin())
-        assert gone.wait(60)
+        assert gone.wait(PATIENCE_SECONDS)
     [arrived] = rig.in_queue(there)
     assert (arrived.read_properties().message_id, aliases(arrived)) == ("stranded", set())
     assert lost.connections == 2

@@ -23,6 +23,7 @@ from sbpair.failover import outbox
 from sbpair.failover.outbox import Outbox, OutboxDepth, outbox_depths
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Pair
+from tests.kit.waiting import PATIENCE_SECONDS
 
 KEY = "SharedAccessKeyName=k;SharedAccessKey=a2V5"
 ROOT = Path(__file__).parents[2]
@@ -313,7 +314,7 @@ class a_child:  # noqa: N801  it reads as what it gives
         self.process.communicate()
 
     def lines(self) -> list[str]:
-        output, errors = self.process.communicate(timeout=60)
+        output, errors = self.process.communicate(timeout=PATIENCE_SECONDS)
         assert self.process.returncode in (0, -signal.SIGKILL, 128 + signal.SIGKILL), errors
         return output.splitlines()
 

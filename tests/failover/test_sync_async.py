@@ -10,6 +10,7 @@ import pytest
 
 from sbpair.failover.clients import AsyncPairedSender, PairedSender
 from sbpair.sync_async import Call, Gather, Pause, Steps, drive, drive_async
+from tests.kit.waiting import PATIENCE_SECONDS
 
 
 def meeting(barrier: Any, name: str) -> Steps[str]:
@@ -31,7 +32,7 @@ def test_methods_are_described_by_their_procedure() -> None:
 
 
 async def test_gathered_procedures_return_in_order() -> None:
-    barrier, async_barrier = threading.Barrier(3, timeout=20), asyncio.Barrier(3)
+    barrier, async_barrier = threading.Barrier(3, timeout=PATIENCE_SECONDS), asyncio.Barrier(3)
     assert drive(all_of(*(meeting(barrier, name) for name in "abc"))) == ["a", "b", "c"]
     assert await drive_async(all_of(*(meeting(async_barrier, name) for name in "abc"))) == ["a", "b", "c"]
     assert drive(all_of(meeting(threading.Barrier(1), "alone"))) == ["alone"]

@@ -145,7 +145,6 @@ async def test_a_killed_mover_loses_nothing_at_any_step(kind: str, when: str, tm
     assert await kill_at_each_step(kind, when, tmp_path) >= STEPS_OF_A_BATCH
 
 
-@pytest.mark.timeout_seconds(120)
 @pytest.mark.parametrize("kind", ["session queue", "all of the backlog", "syphon"])
 async def test_a_mover_killed_in_its_first_batch_loses_nothing(kind: str, tmp_path: Path) -> None:
     assert await kill_at_each_step(kind, "after", tmp_path, STEPS_OF_A_BATCH) == STEPS_OF_A_BATCH

@@ -98,6 +98,5 @@ async def test_kills_on_the_way_to_the_secondary_lose_nothing(when: str, tmp_pat
     assert await kill_at_each_step(when, tmp_path) >= KILLS
 
 
-@pytest.mark.timeout_seconds(120)
 async def test_a_kill_in_the_first_batch_to_the_secondary_loses_nothing(tmp_path: Path) -> None:
     assert await kill_at_each_step("after", tmp_path, 3) == 3

@@ -28,7 +28,7 @@ from tests.kit.mounted_keys import MountedKey
 from tests.kit.running import Running
 from tests.kit.sas import sign
 from tests.kit.secret_managers import secret_managers
-from tests.kit.waiting import until
+from tests.kit.waiting import PATIENCE_SECONDS, until
 from tests.relay.relay_pairs import PATHS, echo_socket, open_pair
 from tests.replication.both import Both, drained
 from tests.syphon.worlds import world
@@ -88,7 +88,7 @@ async def test_a_watch_ends_if_the_file_has_the_refused_key(tmp_path: Path, side
             key.regenerate(and_file=False)
             drop_connections(w.emulator, key.namespace.name)
             w.strand(2)
-            await asyncio.wait([task], timeout=60)
+            await asyncio.wait([task], timeout=PATIENCE_SECONDS)
         [(_, error)] = task.result().failures
         assert (task.result().exit_code, refused_by(error, key), error.exit_code) == (5, True, 5)
         assert len(w.backlog().messages.peek(0, 10)) == 1

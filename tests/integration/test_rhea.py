@@ -28,9 +28,9 @@ from sbpair.syphon import runner
 from sbpair.syphon.run_request import RunTimings
 from tests.amqp_client.peers import take
 from tests.kit.moves import run_syphon
+from tests.kit.waiting import PATIENCE_SECONDS
 
 BROKER = Path(__file__).parent / "node" / "broker.mjs"
-TEST_SECONDS = 60.0
 QUEUES = 2
 MESSAGES = 60
 NOW_MS = 1_800_000_000_000
@@ -210,7 +210,7 @@ async def test_a_batch_arrives_as_its_messages(node: str, modules: Path) -> None
     payload = batch_of([message.sections.join() for message in messages])
 
     async def main() -> Broker:
-        async with asyncio.timeout(TEST_SECONDS), running(node, modules, {}, maxFrameSize=512) as broker:
+        async with asyncio.timeout(PATIENCE_SECONDS), running(node, modules, {}, maxFrameSize=512) as broker:
             async with connect(broker.pair.primary) as wire:
                 await (await wire.sender("orders")).send(payload, message_format=BATCH_FORMAT)
             await broker.stop()
@@ -227,7 +227,7 @@ async def test_each_outcome_of_the_client_and_its_drain_are_understood(node: str
     outcomes = {"accepted": ACCEPTED, "released": RELEASED, "modified": ABANDONED, "rejected": refused}
     queue, messages = queue_path("contoso", 0), corpus(2 * len(outcomes))
 
-    async with asyncio.timeout(TEST_SECONDS), running(node, modules, in_backlog(messages)) as broker:
+    async with asyncio.timeout(PATIENCE_SECONDS), running(node, modules, in_backlog(messages)) as broker:
         async with connect(broker.pair.secondary) as wire:
             receiver = await wire.receiver(queue)
             receiver.grant(len(outcomes))

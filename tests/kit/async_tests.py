@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 
-TIMEOUT_SECONDS = 60
+from tests.kit.waiting import PATIENCE_SECONDS
+
 MAX_COLLECTION_SECONDS = 0.02
 LAST_TURNS = 20
 """Turns of the loop in which a closed connection's tasks may end."""
@@ -61,7 +62,7 @@ class _Collection:
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
     marker = pyfuncitem.get_closest_marker("timeout_seconds")
-    seconds = marker.args[0] if marker else TIMEOUT_SECONDS
+    seconds = marker.args[0] if marker else PATIENCE_SECONDS
     unheard: list[str] = []
     with _synchronous(pyfuncitem, lambda test: _in_a_loop(test, seconds, unheard)) as found:
         result = yield

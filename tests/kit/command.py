@@ -20,6 +20,7 @@ from sbpair import __main__
 from sbpair.operating_system.signals import SIGNALS
 from sbpair.testing import Emulator
 from tests.kit.fork_server import STRICT, Forked, can_fork, fork
+from tests.kit.waiting import PATIENCE_SECONDS
 
 Here = Callable[..., tuple[int, str, str]]
 """Runs a command line in this process: the fixture `here`."""
@@ -46,7 +47,7 @@ def untimed(text: str) -> str:
 
 def run_program(*words: str | Path, env: dict[str, str] | None = None, **more: Any) -> subprocess.CompletedProcess[str]:
     """Run a program to its end, for a minute at most."""
-    return subprocess.run(words, env=env, capture_output=True, text=True, timeout=60, check=False, **more)
+    return subprocess.run(words, env=env, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False, **more)
 
 
 def run(*words: str, env: dict[str, str], **more: Any) -> subprocess.CompletedProcess[str]:
@@ -55,7 +56,7 @@ def run(*words: str, env: dict[str, str], **more: Any) -> subprocess.CompletedPr
         return run_program(sys.executable, *STRICT, "-m", "sbpair", *words, env=env, **more)
 
     async def ran() -> tuple[int, str, str]:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             return await finished(await start(*words, env=env))
 
     return subprocess.CompletedProcess(words, *asyncio.run(ran()))

@@ -25,8 +25,8 @@ from sbpair.syphon import runner
 from sbpair.syphon.run_request import syphon_request
 from tests.kit.pairs import BACKLOG
 from tests.kit.running import Running
+from tests.kit.waiting import PATIENCE_SECONDS
 
-PATIENCE_SECONDS = 30
 PRIMARY, SECONDARY = "contoso", "contoso-dr"
 
 SLOW = pytest.mark.slow

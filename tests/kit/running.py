@@ -12,8 +12,8 @@ from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.entities.queue import ROOT_RULE, QueueEntity
 from sbpair.testing import EmulatorThread
+from tests.kit.waiting import PATIENCE_SECONDS
 
-PATIENCE_SECONDS = 30
 T = TypeVar("T")
 NAMESPACE, OTHER = "contoso", "contoso-dr"
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings, strategies as st
 
 def outcome(pytester: pytest.Pytester, test: str, *lines: str, **counts: int) -> None:
     """Run a module with this test, and expect these lines in the output and these counts of outcomes."""
-    pytester.makeini("[pytest]\nfilterwarnings = error\nmarkers = timeout_seconds(n): other than 60 s\n")
+    pytester.makeini("[pytest]\nfilterwarnings = error\nmarkers = timeout_seconds(n): other than 240 s\n")
     pytester.makeconftest("from tests.kit.async_tests import pytest_pyfunc_call")
     pytester.makepyfile(HEADER + test)
     result = pytester.runpytest("-p", "no:cacheprovider", "-p", "no:xdist")

@@ -6,6 +6,8 @@ from collections.abc import Callable
 TURNS = 200
 """Turns of the loop without a pause: what this process does by itself is done by then."""
 PAUSE_SECONDS = 0.002
+PATIENCE_SECONDS = 240
+"""How long something may take that a test waits for: it ends a hang, and a busy machine hangs nothing."""
 
 
 async def until(holds: Callable[[], object]) -> None:

@@ -21,6 +21,7 @@ from sbpair.move.failure_latch import FailureLatch
 from sbpair.move.interface import RoutedMessage
 from sbpair.move.message.route import Facts, Send
 from sbpair.move.timings import MoveTimings
+from tests.kit.waiting import PATIENCE_SECONDS
 from tests.move.memory import FakeMessage
 
 
@@ -204,7 +205,7 @@ class Rig:
 
 def play(scene: Any, **options: Any) -> list[tuple[str, int]]:
     async def main() -> list[tuple[str, int]]:
-        async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        async with asyncio.timeout(PATIENCE_SECONDS), asyncio.TaskGroup() as tasks:
             rig = Rig(tasks, **options)
             await scene(rig)
         return rig.rounds
@@ -265,8 +266,7 @@ async def test_a_halt_ends_a_wait_for_changes() -> None:
     waiting = asyncio.create_task(latch.wait_changed(1_000.0))
     await asyncio.sleep(0)
     latch.halt()
-    async with asyncio.timeout(10):
-        await waiting
+    await waiting
 
 
 def test_no_round_starts_once_the_mover_is_stopping() -> None:

@@ -16,7 +16,7 @@ from sbpair.relay.handled_request import RelayRequest
 from sbpair.relay.relay_endpoint import RelayEndpoint, RelayPair
 from sbpair.relay.relay_listener import STOP_SECONDS, AsyncRelayListener
 from tests.kit.sas import sign
-from tests.kit.waiting import until
+from tests.kit.waiting import PATIENCE_SECONDS, until
 from tests.relay.relay_pairs import PATHS, Gate, RelayPairBench, endpoint_of, open_pair
 
 
@@ -156,7 +156,7 @@ async def test_an_answer_to_a_body_that_is_not_read_frees_the_listener(bench: Re
         return RelayAnswer(413)
 
     client = await bench.served(handler, max_requests=1)
-    async with asyncio.timeout(8):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         assert (await client.request("PUT", body=body())).status == 413
         assert 0 < sent < 400
         assert (await client.request("GET")).status == 413

@@ -32,13 +32,13 @@ from sbpair.replay.segment import (
 )
 from sbpair.replay.send_task import ShardReader
 from sbpair.replay.shard_plan import COLUMNS
+from tests.kit.waiting import PATIENCE_SECONDS
 from tests.replay.segments import QUEUE, created, write_segment
 from tests.replay.tasks import drain, proof_of, send, stranded
 from tests.replay.world import World
 
 MESSAGES, A_SEGMENT = 100, 20
 WORLD = {"queues": 1}
-PATIENCE_SECONDS = 20.0
 
 
 def arrival(number: int) -> RawReceivedMessage:

@@ -18,6 +18,7 @@ from sbpair.cli.options.common import Display
 from sbpair.replay import pyspark_daemon, shard_plan, spark
 from sbpair.replay.archive import Archive
 from tests.kit.processes import offspring, read
+from tests.kit.waiting import PATIENCE_SECONDS
 from tests.replay.replays import pointed
 from tests.replay.world import HASTY
 
@@ -195,7 +196,7 @@ def test_the_lines_of_a_child_are_logged_and_its_noise_is_not_shown(caplog: pyte
     with spark.logged_stderr() as descriptor:
         subprocess.run([sys.executable, "-c", program], stderr=descriptor, check=True)
         *_, reader = (each for each in spark.threading.enumerate() if each.name == "java output")
-    reader.join(10)
+    reader.join(PATIENCE_SECONDS)
     assert [(each.levelname, each.getMessage()) for each in caplog.records] == [
         ("ERROR", "ERROR Task: failed"),
         ("WARNING", "last"),

@@ -126,8 +126,7 @@ async def test_a_worker_that_takes_no_turn_ends_the_watchdog(tmp_path: Path, mon
         monkeypatch.setattr(RawSource, "receive", wait_for_good)
         async with probed(w, tmp_path, timings=replace(HASTY, stuck_seconds=0.3)) as found:
             try:
-                async with asyncio.timeout(20):
-                    await until(lambda: f"STATUS=stuck: {QUEUE}: 0 received, 0 sent" in found.sent)
+                await until(lambda: f"STATUS=stuck: {QUEUE}: 0 received, 0 sent" in found.sent)
                 assert await found.probe(LIVE) == await found.probe(READY) == (503, f"stuck: {QUEUE}")
                 assert "WATCHDOG=1" not in found.sent[found.sent.index(f"STATUS=stuck: {QUEUE}: 0 received, 0 sent") :]
             finally:

@@ -63,7 +63,6 @@ def test_without_a_usable_socket_there_is_no_notifier(caplog: pytest.LogCaptureF
     assert "NOTIFY_SOCKET is not the path of a socket" in caplog.text
 
 
-@pytest.mark.timeout_seconds(90)
 async def test_a_process_notifies_until_it_is_stalled_and_when_it_stops(tmp_path: Path) -> None:
     loop = asyncio.get_running_loop()
     async with open_pair(tmp_path / "state") as pair:

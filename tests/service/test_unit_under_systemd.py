@@ -133,7 +133,6 @@ def variables_of(pair: Pair) -> dict[str, str]:
     return {name: value for name, value in environment(pair.emulator).items() if name.startswith("SBPAIR_")}
 
 
-@pytest.mark.timeout_seconds(120)
 async def test_a_unit_starts_outlives_a_kill_takes_new_keys_and_stops(tmp_path: Path) -> None:
     def ends() -> list[str]:
         return (tmp_path / "ends").read_text().split()
@@ -171,7 +170,6 @@ async def test_a_unit_starts_outlives_a_kill_takes_new_keys_and_stops(tmp_path: 
         assert "SharedAccessKey=" not in (tmp_path / "err").read_text()
 
 
-@pytest.mark.timeout_seconds(120)
 async def test_an_exit_code_decides_whether_systemd_restarts(tmp_path: Path) -> None:
     async with booted(tmp_path) as machine:
         for environ, code, state in [

@@ -41,8 +41,7 @@ def locked_sessions(queue: QueueEntity) -> int:
 
 async def close(gate: IntakeGate, by: str = "test") -> None:
     gate.close(by)
-    async with asyncio.timeout(2.0):
-        await gate.wait_quiet()
+    await gate.wait_quiet()
 
 
 async def test_a_worker_that_waits_for_room_leaves_at_once() -> None:

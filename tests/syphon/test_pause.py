@@ -31,8 +31,7 @@ async def ask(w: World, act: Callable[..., RunRecord], state: Path) -> RunRecord
     """Request something of the only live run, as another process does."""
     with RunDatabase(state, w.pair.ends) as database:
         [run] = [each.id for each in all_runs(database) if each.ended_ms is None]
-    async with asyncio.timeout(EFFECT_SECONDS):
-        return await asyncio.to_thread(act, w.pair, run, state=state)
+    return await asyncio.to_thread(act, w.pair, run, state=state)
 
 
 @asynccontextmanager

@@ -155,8 +155,7 @@ async def test_stop_while_it_observes_ends_at_once_and_leaves_nothing_locked(
     async with world() as w:
         w.strand(*range(10))
         w.watchers.append(lambda event: w.stop.set() if is_observing(event) else None)
-        async with asyncio.timeout(30):
-            result = await w.run(ramp=RampPlan(totals, 3600.0))
+        result = await w.run(ramp=RampPlan(totals, 3600.0))
         state = result.receipt.ramp.state
         assert (result.stopped, result.failures, result.receipt.sent, state) == (True, (), sent, RampState.OBSERVING)
         assert len(w.backlog().messages.receive(10)) == 10 - sent

@@ -23,7 +23,7 @@ from sbpair.errors import (
 from sbpair.timespan import TICKS_PER_SECOND
 from tests.amqp_client.peers import scripted
 from tests.kit.command import environment, finished, start
-from tests.kit.waiting import until
+from tests.kit.waiting import PATIENCE_SECONDS, until
 from tests.syphon.worlds import World, world
 
 LEASES = "leases"
@@ -63,7 +63,7 @@ async def test_a_session_whose_lock_ran_out_is_lost_by_its_link_and_by_a_renewal
         session = await wire.session(LEASES, "s")
         made.emulator.faults.expire_locks("contoso-dr", LEASES)
         with pytest.raises(SessionLockLost):
-            await session.take(1, seconds=10.0)
+            await session.take(1, seconds=PATIENCE_SECONDS)
         with pytest.raises(SessionLockLost):
             await wire.renew_session(session)
 
@@ -125,7 +125,6 @@ async def test_a_key_without_listen_gets_no_lease() -> None:
         assert refused.value.exit_code == 5
 
 
-@pytest.mark.timeout_seconds(180)
 async def test_two_processes_with_state_of_their_own_do_not_move_the_same_pair(tmp_path: Path) -> None:
     async with world() as made:
         sessions(made)

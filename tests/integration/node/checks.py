@@ -6,7 +6,7 @@ import re
 import subprocess
 from pathlib import Path
 
-RUN_SECONDS = 60
+RUN_SECONDS = 240
 
 
 def names(script: Path) -> list[str]:
