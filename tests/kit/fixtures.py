@@ -182,7 +182,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A syphon that soon believes that a queue is empty, and a paired client that soon leaves a silent primary."""
-    hasty = RunTimings(empty_wait_seconds=0.03, count_wait_seconds=(0.01, 0.02))
+    hasty = RunTimings(empty_wait_seconds=0.03, count_wait_seconds=(0.01, 0.02, 0.3))
     monkeypatch.setattr(syphon_runner, "DEFAULT_TIMINGS", hasty)
     # Opening a link takes the SDK half a second at least.
     monkeypatch.setattr(failover_send, "PRIMARY_SHARE", 0.3)

@@ -25,7 +25,7 @@ from sbpair.testing import Emulator
 HASTY = RunTimings(
     backoff=Backoff(0.02, 60.0),
     empty_wait_seconds=0.03,
-    count_wait_seconds=(0.01, 0.02),
+    count_wait_seconds=(0.01, 0.02, 0.3),
     report_seconds=0.01,
     destinations_seconds=0.01,
     move=MoveTimings(backoff=Backoff(0.01, 60.0)),

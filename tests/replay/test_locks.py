@@ -108,7 +108,7 @@ def test_without_manage_locks_may_last_longer_than_assumed(
     place.lock(3)
     place.without_manage(monkeypatch)
     heard = Heard(place, 2)
-    options = replace(QUICK, locked_seconds=0.2)
+    options = replace(QUICK, locked_seconds=1.0)
     now_ms = int(1000 * time.time())
     result = driver.start_run(place.request(tmp_path), options, place.queues, heard)
     assert found_locks(heard) == [(3, True, False), (3, True, True)]

@@ -46,7 +46,7 @@ def test_everything_arrives_once_in_order_and_the_equation_balances(
         place.strand(0, "large", Aliases("orders", None, HOUR_TICKS), body)
         place.running.advance(0.001)
     heard: list[Any] = []
-    options = replace(QUICK, ttl=TimeToLive.REMAINING, dedup=DedupMode.MESSAGE_ID, locked_seconds=0.2)
+    options = replace(QUICK, ttl=TimeToLive.REMAINING, dedup=DedupMode.MESSAGE_ID, locked_seconds=3.0)
 
     result = driver.start_run(place.request(tmp_path), options, place.queues, heard.append)
 
@@ -57,7 +57,7 @@ def test_everything_arrives_once_in_order_and_the_equation_balances(
     phases = [event.name for event in heard if isinstance(event, ReplayPhase)]
     assert [*dict.fromkeys(phases)] == ["check", "spark", "drain", "plan", "send", "verify"]
 
-    place.running.advance(300)
+    place.running.advance(301)
     result = driver.resume_run(place.request(tmp_path), result.run.id, lambda _event: None)
 
     proof = result.proof

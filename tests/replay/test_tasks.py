@@ -221,7 +221,7 @@ def test_a_clock_behind_the_services_leaves_nothing_unreported(place: World, tmp
     place.running.advance(600)
     place.strand_many(4)
     place.lock(locked)
-    job = job_of(place, tmp_path, locked_seconds=0.2)
+    job = job_of(place, tmp_path, locked_seconds=1.0)
     drain(job)
     proof = proof_of(job)
     assert (proof.archived, proof.remaining_in_queues, proof.locked) == (4 - locked, {place.queues[0]: locked}, locked)

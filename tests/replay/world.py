@@ -44,7 +44,7 @@ class World:
     """`destinations` are queues of the primary, `queues` how many the backlog has, from index `first` on."""
 
     def __init__(
-        self, running: Running, destinations: Sequence[str], queues: int, first: int = 0, lock_seconds: int = 60
+        self, running: Running, destinations: Sequence[str], queues: int, first: int = 0, lock_seconds: int = 300
     ) -> None:
         self.running = running
         self.destinations = destinations
