@@ -67,8 +67,7 @@ def manual_pages(folder: Path, date: str) -> dict[str, str]:
 def bill_of_materials(metadata: Any) -> dict[str, Any]:
     """Return the declared dependencies as CycloneDX. Their versions are chosen when the package is installed."""
     project, version = metadata.core, metadata.version
-    extras = [needs for name, needs in project.optional_dependencies.items() if name != "dev"]
-    declared = {need: "optional" for needs in extras for need in needs}
+    declared = {need: "optional" for needs in project.optional_dependencies.values() for need in needs}
     declared |= dict.fromkeys(project.dependencies, "required")
     components: dict[str, dict[str, Any]] = {}
     for need, scope in sorted(declared.items()):

@@ -15,9 +15,6 @@ from pathlib import Path
 BUILD_FILE = "build.json"
 """The file in the package of an sdist and a wheel: the commit and its date."""
 
-DEVELOPMENT = "dev"
-"""The extra with the tools for changing sbpair itself."""
-
 GIT_SECONDS = 5.0
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)\s*(?:>=\s*([0-9.]+))?[^;]*(;.*)?")
 
@@ -81,11 +78,7 @@ def requirements() -> list[Requirement]:
     except importlib.metadata.PackageNotFoundError:
         return []
     found = [match.groups("") for each in declared if (match := _REQUIREMENT.match(each))]
-    return [
-        Requirement(name, not condition, _version(name), minimum)
-        for name, minimum, condition in found
-        if DEVELOPMENT not in re.findall(r"extra == .([\w-]+)", condition)
-    ]
+    return [Requirement(name, not condition, _version(name), minimum) for name, minimum, condition in found]
 
 
 def _version(name: str) -> str | None:

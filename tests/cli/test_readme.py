@@ -71,9 +71,9 @@ def test_the_exit_codes_are_those_of_the_errors() -> None:
 
 
 def test_the_readme_marks_the_drill_and_test_commands() -> None:
-    lines = dict(re.findall(r"<!-- (drill|tests) -->\n```sh\n(.*?)\n```", README))
+    lines = dict(re.findall(r"<!-- (drill|tests) -->\n```sh\n(.*?)\n```", README, flags=re.DOTALL))
     assert lines["drill"].endswith("sbpair drill")
-    assert "[dev,spark]" in lines["tests"]
+    assert "'.[spark]' --group dev" in lines["tests"]
 
 
 def test_the_changelog_has_a_part_for_what_is_not_released() -> None:

@@ -34,8 +34,8 @@ def block(mark: str) -> list[str]:
 
 def installation(wheel: Path) -> list[str]:
     """Return the commands that install the wheel and run the drill."""
-    [line] = block("drill")
-    create, install, drill = line.split(" && ")
+    [setup, drill] = block("drill")
+    create, install = setup.split(" && ")
     assert (create.split()[0], install.split()[-1]) == ("python3", ".")
     return [create.replace("python3", sys.executable), f"{install.removesuffix('.')}{wheel}", drill]
 

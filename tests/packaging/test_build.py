@@ -107,7 +107,7 @@ def test_the_bill_of_materials_has_each_declared_dependency(wheel: dict[str, byt
         for part in bill["components"]
         for stated in part["properties"]
     }
-    extras = [need for name, needs in PROJECT["optional-dependencies"].items() if name != "dev" for need in needs]
+    extras = [need for needs in PROJECT["optional-dependencies"].values() for need in needs]
     declared = {
         (scope, need.name, str(need))
         for scope, needs in (("optional", extras), ("required", PROJECT["dependencies"]))

@@ -29,7 +29,7 @@ NEWER = "test_a_collector_that_is_away_is_one_warning"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
+@pytest.mark.parametrize("version", ["3.11", "3.12", "3.13", "3.14"])
 def test_the_drills_and_the_tests_pass_with_the_smallest_versions(tmp_path: Path, version: str) -> None:
     def run(*command: str, folder: Path = tmp_path) -> str:
         done = subprocess.run(
