@@ -39,6 +39,7 @@ from sbpair.management.audit_findings import (
     DestinationSummary,
     QueueStatus,
     ReasonCount,
+    audit_mends,
     held_by,
     queue_status,
     total_of,
@@ -131,6 +132,7 @@ class Status:
     `primary` is None: it was not contacted. `mover` is that of the pair. `gateways` are this user's, of any pair.
     Unless `complete`, not all messages were peeked, and there may be more destinations.
     `oldest_for` is the destination of the oldest one; "" if unknown.
+    `mends` are how to mend queues that are not as expected.
     """
 
     primary: SideStatus | None
@@ -149,6 +151,7 @@ class Status:
     gateways: tuple[RunningGateway, ...] = ()
     complete: bool = True
     oldest_for: str = ""
+    mends: tuple[str, ...] = ()
 
     @property
     def sides(self) -> dict[str, SideStatus]:
@@ -195,6 +198,7 @@ class _Backlog:
     complete: bool = False
     oldest_for: str = ""
     reasons: tuple[ReasonCount, ...] | None = None
+    mends: tuple[str, ...] = ()
 
 
 async def read_status(
@@ -264,6 +268,7 @@ async def read_status(
         gateways=running_gateways(),
         complete=backlog.complete or not backlog.queues,
         oldest_for=backlog.oldest_for,
+        mends=backlog.mends,
     )
 
 
@@ -373,6 +378,7 @@ async def _backlog(
         complete=found.complete,
         oldest_for=found.oldest_for,
         reasons=found.reasons,
+        mends=tuple(audit_mends(found, pair.secondary.name)),
     )
 
 

@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Any
 
 from sbpair import __version__
-from sbpair.cli.options.rules import WRITTEN, given_params, name_of, needs_of
+from sbpair.cli.options.rules import WRITTEN, given_params, name_of, needs_of, rules_of
 from sbpair.errors import SbpairError, Unsafe
 
 MAX_REDRIVE = 100_000
@@ -131,12 +131,20 @@ def _repeated(path: list[str], words: Collection[str], without: Collection[str])
     repeated = [
         param
         for param in target.params
-        if param.name in given and param.name not in without and not {*words} & {*param.opts}
+        if param.name in given and param.name not in without and not _is_excluded(param, target.params, {*words})
     ]
     others, others_known = {*words, *map(name_of, repeated)}, {*map(name_of, target.params)}
     for param in repeated:
         if all(others & {*needed.split()} for needed in needs_of(param, others_known)):
             yield from _words(param, given[param.name])
+
+
+def _is_excluded(param: Any, params: Collection[Any], words: set[str]) -> bool:
+    """Return whether these words have an option, or one that it excludes or that excludes it."""
+    excluded = {*param.opts, *rules_of(param).excludes}
+    return bool(words & excluded) or any(
+        words & {*each.opts} and {*param.opts} & {*rules_of(each).excludes} for each in params
+    )
 
 
 def _find(path: list[str]) -> Any:

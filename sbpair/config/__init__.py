@@ -203,7 +203,7 @@ def _settings(flags: Flags, environ: Environment) -> tuple[dict[str, Setting], b
 
 def _other_pairs(name: str, tables: Mapping[str, object], path: Path) -> str:
     if not tables and not path.exists():
-        return f"{path} does not exist: sbpair config --init creates it, with an example"
+        return f"{path} does not exist: create it, with an example: sbpair config --init"
     return nearest_hint(name, tables, f"{path} has: {', '.join(sorted(tables)) or 'no pairs'}")
 
 

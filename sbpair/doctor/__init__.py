@@ -104,7 +104,7 @@ async def _mover(ends: Ends, lease: str | None) -> str | Check:
     """Check that a mover has the lease of the pair, if messages wait."""
     mover = await read_mover(ends, lease)
     if mover.moving is None:
-        return note("mover", mover.reason)
+        return note("mover", mover.reason, "if messages wait, and none runs elsewhere, start sbpair syphon --watch")
     if mover.moving:
         return f"{mover} moves the backlog"
     async with open_atom(ends.source) as namespace:

@@ -287,7 +287,7 @@ class FailoverSend(Closable, ABC, Generic[MessageT]):
                 if not has_alternative or self._now() >= deadline:
                     error.add_note("The primary is failed over, and no backlog queue has accepted the message.")
                     if is_missing(error):
-                        error.add_note(f"There is no queue {queue}: `sbpair provision` creates backlog queues.")
+                        error.add_note(f"There is no queue {queue}: create it with `sbpair provision`.")
                     raise
                 self._report_doubt(messages, error)
             else:

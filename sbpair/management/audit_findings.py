@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -10,6 +10,7 @@ from sbpair import backlog
 from sbpair.errors import ExitCode
 from sbpair.management.comparison import Change, Plan, describe_differences, why_unexpected
 from sbpair.management.provisioning import EntityItem
+from sbpair.model.entity_properties import PROPERTIES
 from sbpair.model.queues import Difference, QueueFinding, QueueSpec, QueueState, Usage, Utilisation
 from sbpair.model.report import FAIL_ON, AuditFinding, Outcome, Report, ReportItem
 from sbpair.model.tiers import MEGABYTE_BYTES
@@ -27,6 +28,8 @@ FULL_SOON_SECONDS = 86_400.0
 """A queue is full from that share on, and where it will be within that time at the measured rate."""
 
 ACTIVE = "Active"
+FIXED = frozenset(row.title for row in PROPERTIES.values() if row.is_fixed)
+"""Properties that are chosen at creation."""
 
 
 QueueItem = ReportItem[QueueFinding]
@@ -152,6 +155,35 @@ def audit_exit_code(audit: Audit, fail_on: Collection[AuditFinding] = FAIL_ON) -
     return ExitCode.PARTIAL_OR_FINDINGS if audit.findings.intersection(fail_on) else ExitCode.DONE
 
 
+def audit_mends(found: Audit, namespace: str) -> Iterator[str]:
+    """Yield how to mend what was found, in order: by a command, or at a place in the Azure portal.
+
+    `namespace` is that of the backlog.
+    """
+    kinds, portal = found.found, f"in the Azure portal: {namespace}, Queues, the queue"
+    drifted = {each.property for item in found.of(Outcome.DRIFTED) if item.detail for each in item.detail.differences}
+    if kinds[AuditFinding.MISSING]:
+        yield "create the missing queues with sbpair provision"
+    if kinds[AuditFinding.EXTRA]:
+        yield "empty the extra queues with sbpair syphon --once; then delete them with sbpair prune"
+    if fixed := drifted & FIXED:
+        yield (
+            f"{', '.join(sorted(fixed))} cannot be changed: empty the queue with sbpair syphon --once; bring dead"
+            f" letters back with sbpair redrive --backlog; delete it {portal}, Delete; then create it with sbpair"
+            " provision"
+        )
+    if changeable := drifted - FIXED:
+        yield f"change {', '.join(sorted(changeable))} {portal}, Properties"
+    if kinds[AuditFinding.FULL]:
+        yield f"empty the full queues with sbpair syphon --once; or raise MaxSizeInMegabytes {portal}, Properties"
+    if kinds[AuditFinding.LIMITED]:
+        yield f"see why a queue is limited in the Azure portal: {namespace}, Resource health"
+    if any(item.outcome is Outcome.MISSING for item in found.mirror):
+        yield "create the missing entities with sbpair provision --mirror"
+    if any(item.outcome is Outcome.DRIFTED for item in found.mirror):
+        yield f"change other entities that differ in the Azure portal: {namespace}, the entity, Properties"
+
+
 def is_full(fill: Utilisation) -> bool:
     soon = fill.full_in_seconds is not None and fill.full_in_seconds < FULL_SOON_SECONDS
     return soon or (fill.fill_ratio is not None and fill.fill_ratio >= FULL_SHARE)
@@ -253,7 +285,7 @@ def _item(change: Change, count: int, fill: Utilisation | None) -> QueueItem:
     state, differences = change.state or QueueState(QueueSpec(change.path)), change.differences
     outcome, reason = change.kind, describe_differences(differences)
     if outcome is Outcome.MISSING:
-        reason = "missing: sbpair provision creates it"
+        reason = "missing: create it with sbpair provision"
     elif outcome is Outcome.EXISTING:
         outcome = Outcome.OK
     elif outcome is Outcome.EXTRA:

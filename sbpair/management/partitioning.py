@@ -101,7 +101,7 @@ def check_number(more: int, others: Collection[QueueOrTopic], tier: Tier, namesp
             f"a {tier.name} namespace may have {limit} partitioned entities, and {namespace} has {present}: no room for"
             f" {more} more",
             condition="40300",
-            hint="delete partitioned entities that are not used: sbpair partition list shows them",
+            hint="delete partitioned entities that are not used: list them with sbpair partition list",
         )
 
 
@@ -134,7 +134,7 @@ async def list_entities(control: NamespaceControl, tier: Tier) -> list[tuple[Que
 def _partitioned(entity: SomeQueueOrTopic, size_gb: int, duplicates: str | None) -> SomeQueueOrTopic:
     check_path(entity.path, shorten=SHORTEN)
     if primary_of(entity.path):
-        raise NameInvalid(f"{entity.path} is the name of a backlog queue", hint="sbpair provision creates those")
+        raise NameInvalid(f"{entity.path} is the name of a backlog queue", hint="create those with sbpair provision")
     tiers.check_size(size_gb)
     made = replace(entity, enable_partitioning=True, max_size_in_megabytes=size_gb * MEGABYTES)
     if duplicates is None:
@@ -154,9 +154,7 @@ def _window(text: str) -> str:
 
 def _advice(existing: QueueOrTopic, found: tuple[Difference, ...]) -> str:
     if not {row.title for row in PROPERTIES.values() if row.is_fixed} & {each.property for each in found}:
-        return (
-            "sbpair partition never changes an existing entity: request these values, or change it where it is managed"
-        )
+        return "an existing entity is never changed: request these values, or change it where it is managed"
     rest = (
         f"let {existing.path} forward to it until it is empty, then move its senders and receivers"
         if isinstance(existing, Queue) and not existing.requires_session

@@ -495,7 +495,7 @@ def check_document(pair: Pair, entities: EntitiesDocument) -> None:
         if backlog.under_prefix(pair.primary.name, entity.path):
             raise NameInvalid(
                 f"{entities.where(entity)}{entity.kind} {entity.path} has the name of a backlog queue",
-                hint="sbpair provision creates backlog queues itself; set their number with --count",
+                hint="leave it out: backlog queues are created anyway; set their number with --count",
             )
 
 

@@ -206,7 +206,7 @@ class Pruner:
             await self._attempt(f"delete {path}", lambda: self._queues.delete(path))
         except (TimedOut, Unreachable) as error:
             # The deletion may still happen: messages sent now could be deleted with the queue.
-            reason = f"{error.message}; it may be deleted, or left {SEND_DISABLED}: run sbpair prune again"
+            reason = f"{error.message}; it may be deleted, or left {SEND_DISABLED}: run again: sbpair prune"
             return _failed(planned, reason, error.exit_code)
         except EntityMissing:
             raise
@@ -222,7 +222,7 @@ class Pruner:
         except EntityMissing:
             log.info("%s is gone: no status to restore", path)
         except SbpairError as error:
-            raise ServiceRefused(f"{path} is left {SEND_DISABLED}: {error.message}; run sbpair prune again") from error
+            raise ServiceRefused(f"{path} is left {SEND_DISABLED}: {error.message}; run again: sbpair prune") from error
 
     async def _enable(self, path: str, former: str) -> None:
         if (await self._queues.get(path)).spec.status == SEND_DISABLED:

@@ -298,7 +298,7 @@ def render_received(message: RawReceivedMessage) -> dict[str, object]:
         sections.read_body()
     except ProtocolError as error:
         text = f"a message of {message.facts.queue!r} cannot be read: {error.message}"
-        raise UnreadableMessage(text, hint="it stays; move it with sbpair move, or peek the others") from error
+        raise UnreadableMessage(text, hint="it stays; move it (sbpair help move), or peek the others") from error
     return render_peeked(PeekedMessage(message.facts, sections), body=True)
 
 

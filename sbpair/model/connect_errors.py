@@ -38,7 +38,7 @@ REPORT_SECONDS = 8.0
 FIRST_ANSWER_SECONDS = 12.0
 """Time limit of the first answer over a new connection, such as a sign-in. Later answers may take longer."""
 
-DOCTOR_HINT = "; sbpair doctor tests each step"
+DOCTOR_HINT = "; test each step with sbpair doctor"
 REACH_HINT = f"check the address, the network and the firewall{DOCTOR_HINT}"
 TRUST_HINT = "set ca_file, SBPAIR_PRIMARY_CA_FILE or SBPAIR_SECONDARY_CA_FILE to a file of certificates to trust"
 TLS_HINT = f"{TRUST_HINT}, or check that the port speaks TLS{DOCTOR_HINT}"

@@ -266,7 +266,7 @@ class Pair:
         """The error for what would send to a primary that is declared lost."""
         return PrimaryLost(
             f"the primary {self.primary.name} is declared lost, and nothing is sent to it",
-            hint="send to the secondary: sbpair syphon --to secondary, or name secondary:ENTITY;"
+            hint="send to the secondary: sbpair syphon --once --to secondary, or name secondary:ENTITY;"
             ' once the primary is back, remove lost = "primary" (SBPAIR_LOST)',
         )
 

@@ -161,6 +161,6 @@ def user_name(user: int) -> str:
 
 def _as_user(path: Path, owner: str) -> str:
     if "/var/lib/private/" in f"{path.resolve()}/":  # which only the processes of that unit can enter
-        return "run it as a unit of the same user: sbpair help service has the command"
+        return "run it as a unit of the same user: see sbpair help service"
     name = f"'#{owner}'" if owner.isdigit() else owner
     return f"run it as that user: sudo -u {name} sbpair …"

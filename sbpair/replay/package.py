@@ -244,7 +244,7 @@ def _platform(name: str) -> Platform:
     if name in REFUSED:
         raise UsageError(
             f"--for: {REFUSED[name]}",
-            hint=f"choose one of {', '.join(PLATFORMS)}, or a cluster with sbpair replay run --print-submit",
+            hint=f"choose one of {', '.join(PLATFORMS)}, or a cluster: see --print-submit of sbpair replay run",
         )
     if name not in PLATFORMS:
         raise UsageError(f"--for: {name!r} is not a platform", hint=f"expected one of {', '.join(PLATFORMS)}")

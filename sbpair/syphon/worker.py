@@ -492,7 +492,7 @@ class QueueWorker:
                 since_ms, side = away.away_since_ms, side or away.name
         reason = error.message
         if isinstance(error, EntityMissing) and self._plan.request.source is None:
-            reason = f"not found in {self._plan.request.ends.source.name}; sbpair provision creates missing queues"
+            reason = f"not found in {self._plan.request.ends.source.name}; create missing queues with sbpair provision"
         self._plan.context.on_event(QueueFailed(self.queue, reason, retry_seconds, since_ms, side))
 
     def _report_stuck(self) -> None:

@@ -3,19 +3,25 @@
 What it prints of an archive, and what it refuses, is in `sessions/replay.txt`.
 """
 
+import json
 import resource
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from sbpair.backlog import Aliases
 from sbpair.replay.archive import Archive
 from tests.cli.test_refusals import CONFIGURED
 from tests.kit import command, replay_archives
 from tests.kit.command import captured
+from tests.kit.printed import commands_in
 from tests.kit.replay_archives import java_in
 from tests.kit.terminal import PseudoTerminal
+from tests.replay.tasks import run_tasks_here
+from tests.replay.world import HOUR_TICKS, exported
 from tests.kit.waiting import PATIENCE_SECONDS
 
 NAMESPACES = {name: value for name, value in CONFIGURED.items() if name != "SBPAIR_CONFIG"}
@@ -98,3 +104,41 @@ def test_no_file_is_removed_through_a_link_out_of_the_archive(proved: Archive, t
     assert (done.returncode, "is a symbolic link" in done.stderr) == (4, True)
     assert (elsewhere / "precious").exists()
     assert len(proved.files("segments")) == 1
+
+
+@pytest.mark.parametrize(
+    ("way", "code", "acknowledged", "unsent", "quarantined"),
+    [(0, 0, 5, 0, 0), (1, 3, 4, 1, 0), (2, 3, 4, 0, 1), (3, 0, 5, 0, 0)],
+    ids=["create them", "skip them", "quarantine theirs", "send theirs elsewhere"],
+)
+def test_each_way_on_from_a_missing_destination_does_what_it_says(
+    way: int,
+    code: int,
+    acknowledged: int,
+    unsent: int,
+    quarantined: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run_tasks_here(monkeypatch)
+    with exported(monkeypatch, queues=2) as place:
+        place.strand_many(4)
+        place.strand(0, "homeless", Aliases("not-there", None, HOUR_TICKS))
+
+        environ = command.environment(place.running.emulator, "JAVA", JAVA_HOME=str(java_in(tmp_path / "java")))
+
+        def run(*words: str) -> tuple[int, str, str]:
+            return captured(words, environ, clear=True)
+
+        before, _, said = run("replay", "run", "--archive", str(tmp_path / "a b"), "--state", str(tmp_path / "state"))
+        assert (before, place.ids()) == (3, []), said
+        [hint] = [line for line in said.splitlines() if line.startswith("hint: ")]
+        ways = [*commands_in(hint)]
+        assert len(ways) == 4
+        if way == 0:
+            place.running.do(lambda: place.running.namespace.create_queue("not-there"))
+        now, out, said = run(*shlex.split(ways[way].replace("=NAME", "=orders")), "-o", "json")
+        receipt = json.loads(out)
+        assert (now, receipt["acknowledged"], receipt["unsent"]) == (code, acknowledged, unsent), said
+        assert receipt["quarantined"] == quarantined
+        assert ("quarantined for good" in said) == bool(quarantined)

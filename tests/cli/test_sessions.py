@@ -3,8 +3,8 @@
 A session begins with `== its title`. Lines of `%` prepare the pair or show what is left there; see `Session`. Below a
 line of `$`, which may begin with variables, is what it prints, stderr after `! `, and the exit code if it is not 0;
 `| a b.c` shows these keys of the JSON document alone, `| .` all of it, and `| -` its JSON Lines, with sorted keys.
-`$ printed` is the last command that a line has printed. Lines of `$` that follow each other print the same. Ids of
-runs, times and durations are replaced.
+`$ printed` is the first command that a line has printed, `$ printed:2` the second. Lines of `$` that follow each other
+print the same. Ids of runs, times and durations are replaced.
 `python tests/cli/test_golden.py` writes them again.
 """
 
@@ -38,6 +38,7 @@ from sbpair.testing import EmulatorThread, QueueDescription
 from tests.cli.relay_world import RelayWorld
 from tests.kit import replay_archives
 from tests.kit.command import Here, captured, environment, untimed
+from tests.kit.printed import commands_in
 from tests.kit.sas import sign
 from tests.kit.stranded import put
 
@@ -63,9 +64,6 @@ VARYING = (
     (r"(?<=sbpair-drill-)[0-9a-f]{12}|\b[0-9a-f]{32}\b", "TAG"),
     (r"(?<=parquet is broken: ).*", "WHY"),
 )
-PRINTED = re.compile(r"(?:with|run|:) (sbpair .*)$", re.MULTILINE)
-"""A command to paste."""
-
 PATIENT = "(patient)"
 """The end of a title whose runs wait as long as they do elsewhere, until they believe that a queue is empty."""
 
@@ -85,7 +83,7 @@ class Session:
         archive = self._namespaces["secondary"].connection_string
         self._environ = environment(thread.emulator, NO_COLOR="1", SBPAIR_CONFIG="config.toml", ARCHIVE=archive)
         self._environ["XDG_STATE_HOME"] = str(home)
-        self._printed = ""
+        self._printed = list[str]()
         self._relay: RelayWorld | None = None
         self._listening = ExitStack()
 
@@ -108,8 +106,9 @@ class Session:
             words, keys = words[: words.index("|")], words[words.index("|") + 1 :]
             words += ["-o", "jsonl" if keys == ["-"] else "json"]
         file = self._home / words.pop() if "<" in words else Path(os.devnull)
-        if words[0] == "printed":
-            words = [*shlex.split(self._printed), *words[1:]]
+        if (at := next((at for at, word in enumerate(words) if word.startswith("printed")), None)) is not None:
+            number = int(words[at].partition(":")[2] or 1)
+            words[at : at + 1] = ["sbpair", *shlex.split(self._printed[number - 1])]
         at = words.index("sbpair")
         environ = self._environ | dict(each.split("=", 1) for each in words[:at])
         with file.open() as stdin, mock.patch("sys.stdin", stdin):
@@ -117,7 +116,7 @@ class Session:
         is_one = out.partition("\n")[0].endswith(("{", "["))
         for document in [out] if is_one else [each for each in out.splitlines() if each[:1] == "{"]:
             json.loads(document)  # by its schema
-        self._printed = next(iter(PRINTED.findall(err)), "")
+        self._printed = [*commands_in(err)] or [*commands_in(out)] or self._printed
         if keys in (["."], ["-"]):
             lines = [json.loads(each) for each in out.splitlines()] if keys == ["-"] else [json.loads(out or "{}")]
             texts = [[f'"{key}": {json.dumps(each[key], sort_keys=True)}' for key in sorted(each)] for each in lines]

@@ -15,13 +15,13 @@ from sbpair.amqp_client.client import AmqpClient
 from sbpair.amqp_server.shared_access import AccessRight, AuthorizationRule
 from sbpair.backlog import queue_path
 from sbpair.errors import ServiceRefused
-from sbpair.management.audit_findings import Audit, AuditFinding, ReasonCount, Unseen, audit_exit_code
+from sbpair.management.audit_findings import Audit, AuditFinding, ReasonCount, Unseen, audit_exit_code, audit_mends
 from sbpair.management.auditing import audit
 from sbpair.management.calls import Listed, SecondSample
 from sbpair.management.pruning import prune
 from sbpair.model.pair import SasKey
-from sbpair.model.queues import Difference, Utilisation
-from sbpair.model.report import Outcome
+from sbpair.model.queues import Difference, QueueFinding, Utilisation
+from sbpair.model.report import Outcome, ReportItem
 from sbpair.move.message.dead_letters import dead_letter_path
 from sbpair.move.peek.peeker import Peeked
 from sbpair.status import read_status
@@ -339,3 +339,41 @@ async def test_a_queue_with_a_partition_that_is_down_is_limited() -> None:
         assert [item.outcome for item in await prune(w.pair)] == [Outcome.WOULD_REMOVE]
         w.pair = replace(w.pair, backlog_queues=2)
         assert (await w.audit(sample_seconds=0)).findings == frozenset()
+
+
+PLACE, PROVISION = "in the Azure portal: dr, Queues, the queue", "create it with sbpair provision"
+EMPTY = "empty the queue with sbpair syphon --once; bring dead letters back with sbpair redrive --backlog"
+
+
+def named(name: str, outcome: Outcome, *properties: str, **more: Any) -> ReportItem[QueueFinding]:
+    differences = tuple(Difference(each, 1, 2) for each in properties)
+    return ReportItem(name, outcome, "", QueueFinding(0, differences=differences, **more))
+
+
+@pytest.mark.parametrize(
+    ("items", "mends"),
+    [
+        ([named("q", Outcome.OK)], []),
+        ([named("q", Outcome.MISSING)], ["create the missing queues with sbpair provision"]),
+        (
+            [named("q", Outcome.EXTRA)],
+            ["empty the extra queues with sbpair syphon --once; then delete them with sbpair prune"],
+        ),
+        (
+            [named("q", Outcome.DRIFTED, "RequiresSession", "LockDuration")],
+            [
+                f"RequiresSession cannot be changed: {EMPTY}; delete it {PLACE}, Delete; then {PROVISION}",
+                f"change LockDuration {PLACE}, Properties",
+            ],
+        ),
+        (
+            [named("q", Outcome.OK, fill=Utilisation(max_bytes=10, size_bytes=9), availability="Limited")],
+            [
+                f"empty the full queues with sbpair syphon --once; or raise MaxSizeInMegabytes {PLACE}, Properties",
+                "see why a queue is limited in the Azure portal: dr, Resource health",
+            ],
+        ),
+    ],
+)
+def test_each_finding_has_a_command_or_a_place_that_mends_it(items: list[Any], mends: list[str]) -> None:
+    assert [*audit_mends(Audit(tuple(items)), "dr")] == mends

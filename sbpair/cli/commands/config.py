@@ -60,7 +60,7 @@ def command(
         found |= config.effective(profile, os.environ)
         if host := shared_provider(profile.pair.primary, profile.pair.secondary):
             what = f"both sides sign in by {host}, and end with their tokens if it goes away"
-            screen.say(f"note: {what}: {PROVIDER_REMEDIES}. sbpair doctor shows how long they last")
+            screen.say(f"note: {what}: {PROVIDER_REMEDIES}. See how long they last with sbpair doctor")
     for each in namespaces:
         found |= config.effective_endpoint(f"{PREFIX}{each.name}", each.endpoint, each.settings, os.environ)
     for relay in relays:

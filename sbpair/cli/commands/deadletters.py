@@ -106,4 +106,4 @@ SUBCOMMANDS = {"list": list_groups, "show": show_messages}
 def _way_back(queues: list[str] | None, dead_letters: int) -> str:
     """Return how to bring back the dead letters of the selected queues, or of all."""
     ways = [next_command("redrive", each, without=("count", "limit")) for each in queues or ()]
-    return f"bring dead letters back with {' and '.join(ways or [way_back(dead_letters)])}"
+    return f"bring dead letters back with {', then with '.join(ways or [way_back(dead_letters)])}"

@@ -140,7 +140,7 @@ def _configuration(survey: config.Survey, unknown: dict[str, str]) -> Iterator["
         yield ok("configuration", f"pair {pair.name}: {pair.primary.name} with {pair.secondary.name} as secondary")
     for variable, meant in unknown.items():
         what = f"{variable} is not a known variable, and has no effect"
-        hint = f"did you mean {meant}?" if meant else "sbpair help config lists them"
+        hint = f"did you mean {meant}?" if meant else "see sbpair help config"
         yield (failed if meant else note)("environment", what, hint)
 
 

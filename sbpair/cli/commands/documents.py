@@ -186,7 +186,7 @@ def schema_command(
         return 0
     found = find_schema(f"{SCHEMA_PREFIX}{name}{SCHEMA_VERSION}") or find_schema(name)
     if found is None:
-        raise UsageError(f"{name!r} is not a schema", hint="run sbpair schema for the names")
+        raise UsageError(f"{name!r} is not a schema", hint="list the names with sbpair schema")
     screen.write_value(found, indent=2)
     return 0
 

@@ -22,7 +22,7 @@ from sbpair.cli.commands.status import (
     total_line,
 )
 from sbpair.cli.completion import findings
-from sbpair.cli.next_command import next_command, not_confirmed
+from sbpair.cli.next_command import next_command, not_confirmed, with_options
 from sbpair.cli.options import values
 from sbpair.cli.options.common import (
     COUNT,
@@ -228,7 +228,7 @@ def audit_command(
     """
     group = values.group_of(management)
     from sbpair.management import auditing
-    from sbpair.management.audit_findings import MAX_PEEK_DEAD_LETTERS, Unseen, audit_exit_code
+    from sbpair.management.audit_findings import MAX_PEEK_DEAD_LETTERS, Unseen, audit_exit_code, audit_mends
     from sbpair.status import read_lost_primary, read_side
 
     async def read(profile: "Profile", **routes: Any) -> "tuple[Audit, LostPrimary | None]":
@@ -265,10 +265,10 @@ def audit_command(
     for each in found.unseen:
         screen.warn(f"skipped {each.name}: {each.reason}")
     report_waiting(screen, found.waiting)
-    if found.of(Outcome.MISSING):
-        screen.say(f"create the missing queues with {next_command('provision')}")
-    if any(item.outcome is Outcome.MISSING for item in found.mirror):
-        screen.say(f"create the missing entities with {next_command('provision', '--mirror')}")
+    for mend in audit_mends(found, reach.profile.pair.secondary.name):
+        screen.say(with_options(mend))
+    if found.total.messages and not found.mover.moving:
+        screen.say(f"move the messages with {next_command('syphon', '--once')}")
     say_lost(screen, lost)
     if foreign := sorted({(backlog.primary_of(each.name) or "").lower() for each in found.of(Outcome.FOREIGN)}):
         whose = "the backlog of another pair, or of a former primary that was lost: see sbpair help runbook"

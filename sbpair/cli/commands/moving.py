@@ -151,7 +151,7 @@ def redrive_command(
         "--backlog",
         "Those of all backlog queues, where their aliases say",
         excludes=("ENTITY", "--namespace", "--by-reason", "--all-subscriptions"),
-        why="leave one of them out; sbpair deadletters list counts those of all backlog queues",
+        why="leave one of them out; count those of all backlog queues with sbpair deadletters list",
     ),
     count: int | None = option("--count N", "Number of those queues, without Manage", needs="--backlog"),
     by_reason: bool = flag(

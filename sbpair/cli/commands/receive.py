@@ -144,7 +144,9 @@ def _refusals_explained(entity: str, subscription: str | None) -> Iterator[None]
         raise
     except UsageError as error:
         if f"/{TRANSFER_SEGMENT}/" in entity.lower():
-            error.hint = "backlog queues are in the secondary: sbpair peek reads both, and receive secondary:QUEUE"
+            error.hint = (
+                "they are in the secondary: read them with sbpair peek QUEUE, or sbpair receive secondary:QUEUE"
+            )
         raise
 
 

@@ -176,4 +176,5 @@ def _say_of_digests(screen: Screen, runs: list[str], *, without: bool, not_adopt
     if without:
         screen.say(without_digests(*runs))
     for path in not_adopted or ():
-        screen.say(f"{path} has no digest yet: its task runs, or died; sbpair replay resume adopts it")
+        resume = next_command("replay resume", *runs)
+        screen.say(f"{path} has no digest yet: its task runs, or died; adopt it with {resume}")

@@ -11,7 +11,7 @@ from sbpair.cli.command_loop import run
 from sbpair.cli.commands.pair_answers import PairAnswer, ask_all, pair_lines, pairs_document, print_answers
 from sbpair.cli.completion import status_findings
 from sbpair.cli.logs import utc
-from sbpair.cli.next_command import next_command, way_back
+from sbpair.cli.next_command import next_command, way_back, with_options
 from sbpair.cli.options import values
 from sbpair.cli.options.common import (
     COUNT,
@@ -150,6 +150,8 @@ def status_command(
     screen.hints(found.errors)
     for name, reason in found.unseen:
         screen.warn(f"skipped {name}: {reason}")
+    for mend in found.mends:
+        screen.say(with_options(mend))
     report_waiting(screen, found.waiting)
     say_lost(screen, found.lost_primary)
     missing = [each.link.entity for each in found.entities if isinstance(each.link.error, EntityMissing)]

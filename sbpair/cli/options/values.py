@@ -68,7 +68,7 @@ def all_profiles(connection: PairSelection, screen: Screen) -> "dict[str, config
                 found[name] = error
     if not found:
         raise UsageError(
-            f"--all-pairs: {path} has no pairs", hint="add [pairs.NAME]; sbpair config --init makes an example"
+            f"--all-pairs: {path} has no pairs", hint="add [pairs.NAME]; see an example with sbpair config --init"
         )
     return found
 
@@ -111,7 +111,7 @@ def in_words(setting: Setting) -> tuple[str, str]:
 
 def warn_of_unknown_variables(flags: Flags, screen: Screen) -> None:
     for variable, meant in config.unknown_variables(flags, os.environ).items():
-        to_do = f"did you mean {meant}?" if meant else "sbpair help config lists them"
+        to_do = f"did you mean {meant}?" if meant else "see sbpair help config"
         screen.warn(f"{variable} is not a known variable, and has no effect; {to_do}")
 
 
