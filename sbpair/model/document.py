@@ -81,7 +81,9 @@ class DocumentKey:
 def keys_of(kind: Any) -> tuple[DocumentKey, ...]:
     """Return the keys of a class, also a generic one of other classes: of its fields, then of its properties."""
     annotated = {name: each for name, each in hints_of(kind).items() if get_origin(each) is Annotated}
-    return tuple(DocumentKey(name, each.__origin__, each.__metadata__[0], _merged(each)) for name, each in annotated.items())
+    return tuple(
+        DocumentKey(name, each.__origin__, each.__metadata__[0], _merged(each)) for name, each in annotated.items()
+    )
 
 
 def hints_of(kind: Any) -> dict[str, Any]:

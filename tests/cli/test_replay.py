@@ -20,9 +20,9 @@ from tests.kit.command import captured
 from tests.kit.printed import commands_in
 from tests.kit.replay_archives import java_in
 from tests.kit.terminal import PseudoTerminal
+from tests.kit.waiting import PATIENCE_SECONDS
 from tests.replay.tasks import run_tasks_here
 from tests.replay.world import HOUR_TICKS, exported
-from tests.kit.waiting import PATIENCE_SECONDS
 
 NAMESPACES = {name: value for name, value in CONFIGURED.items() if name != "SBPAIR_CONFIG"}
 
