@@ -264,6 +264,10 @@ def render_peeked(message: PeekedMessage, *, body: bool) -> dict[str, object]:
     facts, sections = message
     header, cause = readable(sections.read_header, Header()), cause_in(sections)
     properties = readable(sections.read_properties, Properties())
+    scheduled = facts.scheduled_at or readable(sections.read_message_annotations, Map()).get(envelope.SCHEDULE)
+    life_ms = envelope.lifetime_ms(header.ttl, properties, facts.enqueued_at)
+    if facts.ttl_ticks:
+        life_ms = facts.ttl_ticks // TICKS_PER_MS
     return {
         "message_id": facts.message_id,
         "sequence_number": facts.sequence_number,
@@ -275,6 +279,8 @@ def render_peeked(message: PeekedMessage, *, body: bool) -> dict[str, object]:
         "correlation_id": plain_value(properties.correlation_id),
         "properties": plain_value(readable(sections.read_application_properties, Map())),
         "state": STATES.get(envelope.message_state(sections), "active"),
+        "scheduled_at": moment(scheduled or 0),
+        "expires_at": moment(max(facts.enqueued_at, scheduled or 0) + life_ms) if life_ms else None,
         "size": facts.size,
         "destination": facts.path,
         "dead_letter_reason": cause.reason,

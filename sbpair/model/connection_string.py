@@ -133,7 +133,7 @@ _KNOWN_PARTS = {"endpoint", *_SHARED_ACCESS_PARTS, "entitypath", "usedevelopment
 _WITHOUT_EFFECT = {"operationtimeout", "stsendpoint", "runtimeport", "managementport", "authentication"}
 _TRANSPORTS = {"amqp": Transport.TCP, "amqpwebsockets": Transport.WEBSOCKET}
 _AROUND = " \t\r\n\xa0\ufeff\u200b\"'`\u2018\u2019\u201c\u201d"
-"""What surrounds a pasted string: spaces, quotes, and the byte order mark of a file."""
+"""Spaces, quotes, and the byte order mark of a file, around a pasted string."""
 
 
 def _connection_string_parts(text: str) -> dict[str, str]:

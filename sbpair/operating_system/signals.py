@@ -69,7 +69,7 @@ def interrupt_when_signalled() -> None:
 
 @contextmanager
 def signalled_after(seconds: float) -> Iterator[threading.Event]:
-    """Signal this process after so many seconds, unless the block has ended. Yields an event that is set then.
+    """Send this process a signal after so many seconds, unless the block has ended. Yields an event, set then.
 
     The first signal of SIGTERM and SIGINT that is handled is sent to the main thread: none ends the process.
     """

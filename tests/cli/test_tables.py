@@ -261,6 +261,8 @@ def test_shown_dead_letters_fit_80_columns(monkeypatch: pytest.MonkeyPatch) -> N
             "from": "secondary",
             "state": "active",
             "destination": "sales/eu",
+            "scheduled_at": None,
+            "expires_at": None,
             "size": 505,
             "queue": queue,
             "sequence_number": number,

@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
+from datetime import MAXYEAR, UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from sbpair.cli.render.screen import Document, Screen, clean, grouped, plural, rounded, size, spoken
@@ -67,6 +68,19 @@ def enqueued(entry: Document) -> str:
     return f"{str(entry['enqueued_at'])[:19]}Z" if entry["enqueued_at"] else ""
 
 
+def when(moment: object, now: datetime) -> str:
+    """Return a time in UTC, on this machine's clock, and from now: `2026-12-01 01:00Z, 02:00 here, in 3h`."""
+    if not moment:
+        return ""
+    at = datetime.fromisoformat(str(moment))
+    here = at.astimezone() if at.year < MAXYEAR else at
+    day = "" if here.date() == at.date() else f"{here:%Y-%m-%d} "
+    local = f", {day}{here:%H:%M} here" if here.utcoffset() else ""
+    seconds = (at - now).total_seconds()
+    far = f"in {spoken(seconds)}" if seconds >= 0 else f"{spoken(-seconds)} ago"
+    return f"{at:%Y-%m-%d %H:%M}Z{local}, {far}"
+
+
 def body_text(entry: Document) -> str:
     """Return the beginning of a body, on one line."""
     if "body_base64" in entry:
@@ -85,6 +99,8 @@ def _cells(entry: Document) -> dict[str, object]:
         "FROM": entry.get("from") or "",
         "STATE": "" if entry["state"] == "active" else entry["state"],
         "DESTINATION": entry["destination"] or "",
+        "SCHEDULED": when(entry["scheduled_at"], datetime.now(UTC)),
+        "EXPIRES": when(entry["expires_at"], datetime.now(UTC)),
         "ID": entry["message_id"] or "-",
         "SIZE": size(int(str(entry["size"]))),
         "REASON": ": ".join(str(entry[key]) for key in DEAD_LETTERED if entry[key]),

@@ -407,6 +407,8 @@ _MESSAGE = fields(
 )
 _ORIGIN = fields(
     state=choice("State", "active", "deferred", "scheduled"),
+    scheduled_at=nullable(text("Time for which it is, or was, scheduled; of a backlog message, at its destination")),
+    expires_at=nullable(text("Time at which it expires; null for never, or if unknown")),
     size=count("Encoded size, in bytes"),
     destination=nullable(text("Destination of a backlog message")),
     dead_letter_reason=nullable(text("Reason of a dead letter")),
