@@ -46,8 +46,9 @@ def _run(arguments: Sequence[str]) -> int:
         code = invoke(arguments)
         sys.stdout.flush()
     except SbpairError as error:
-        excerpt = error.excerpt if isinstance(error, UsageError) else ()
-        return _told(error.message, *_remedy(error), arguments, excerpt)
+        wrong = (error, *error.others) if isinstance(error, UsageError) else (error,)
+        codes = [_told(each.message, *_remedy(each), arguments, getattr(each, "excerpt", ())) for each in wrong]
+        return codes[0]
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
     except BrokenPipeError:

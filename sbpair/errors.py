@@ -83,10 +83,18 @@ class SbpairError(Exception):
 
 
 class UsageError(SbpairError):
-    """`excerpt` are lines of the user's text that show where the mistake is."""
+    """`excerpt` are lines that show where the mistake is, or the usage; `others` the other errors of the same input."""
 
     exit_code = ExitCode.USAGE
     excerpt: tuple[str, ...] = ()
+    others: "tuple[UsageError, ...]" = ()
+
+
+def raise_all(errors: "Iterable[UsageError]") -> None:
+    """Raise the first error with the others, if there are any."""
+    for first, *others in [found] if (found := list(errors)) else []:
+        first.others = tuple(others)
+        raise first
 
 
 class ConnectionStringError(UsageError):

@@ -220,13 +220,18 @@ def _path(arguments: Sequence[str]) -> str:
 
 
 def _usage(error: typer.TyperException, path: str) -> UsageError:
+    found: Any = find_command(path.split()[1:]) or typer.main.get_command(app)
     hint = f"see {path} --help"
+    if error.format_message().startswith("Missing command"):
+        hint = f"choose {', '.join(found.list_commands(None))}; {hint}"
     if path == PROGRAM and "No such option" in error.format_message():
         hint += "; options go after the command, as in sbpair audit --output json"
     message = error.format_message().rstrip(".")
     for old, new in _REWORDED:
         message = message.replace(old, new)
-    return UsageError(message, hint=hint)
+    wrong = UsageError(message, hint=hint)
+    wrong.excerpt = (f"  usage: {found.usage(found.context_class(found, info_name=path))}",)
+    return wrong
 
 
 def _complete(command: Any) -> int:

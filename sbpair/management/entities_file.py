@@ -1,6 +1,6 @@
 """An application's entities in a TOML file, with line and column for each fault.
 
-Pure: text in, entities out. Every fault of a document is found; the error names the first and counts the others.
+Pure: text in, entities out. Every fault of a document is found; the error of the first has the others.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
-from sbpair.errors import UsageError, nearest_hint
+from sbpair.errors import UsageError, nearest_hint, raise_all
 from sbpair.management.comparison import Key, dependency_order, entity_key
 from sbpair.management.entity_limits import violations
 from sbpair.model.connection_string import looks_like_connection_string
@@ -77,10 +77,10 @@ def parse_entities(text: str, source: str) -> EntitiesDocument:
         raise UsageError(f"{source} is nested too deeply", hint="use the levels of sbpair provision --help") from None
     # A fault in reading an entity may be the only reason for a violated limit.
     if faults := reader.faults or list(_limit_faults(document)):
-        first = min(faults, key=lambda each: each.position)
-        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-        where = f"{source}:{first.position.line}:{first.position.column}"
-        raise UsageError(f"{where}: {first.text}{more}", hint=first.hint)
+        raise_all(
+            UsageError(f"{source}:{line}:{column}: {text}", hint=hint)
+            for (line, column), text, hint in sorted(faults, key=lambda each: each.position)
+        )
     try:
         dependency_order(document.entities)
     except UsageError as error:

@@ -25,11 +25,14 @@ Refusal = tuple[list[str], str]
 
 def refusals(path: tuple[str, ...], tried: set[str]) -> Iterator[Refusal]:
     """Yield the refusals of a command, or of a group of commands. Values `tried` with another command are left out."""
-    see = f"\nhint: see {shlex.join(['sbpair', *path])} --help"
     command = find_command(path)
+    line = shlex.join(["sbpair", *path])
+    usage = command.usage(command.context_class(command, info_name=line))
+    see = f"\n  usage: {usage}\nhint: see {line} --help"
     yield ["--zzz"], f"No such option: --zzz{see}"
     if hasattr(command, "commands"):
-        yield [], f"Missing command{see}"
+        choose = f"hint: choose {', '.join(command.commands)};"
+        yield [], f"Missing command{see}".replace("hint:", choose)
         yield ["nope"], f"No such command 'nope'{see}"
         return
     params = command.params
@@ -178,6 +181,7 @@ def test_a_command_refuses_what_its_declarations_exclude(
     path: tuple[str, ...], refused: list[Refusal], here: Here
 ) -> None:
     for words, error in refused:
-        done = here(*path, *words, NO_COLOR="1")
-        out = "false\n" if "--detach" in words else ""
-        assert done == (2, out, f"error: {error}\n"), shlex.join(["sbpair", *path, *words])
+        code, out, err = here(*path, *words, NO_COLOR="1")
+        assert (code, out) == (2, "false\n" if "--detach" in words else ""), shlex.join(["sbpair", *path, *words])
+        # The words may be wrong in another way, too.
+        assert f"error: {error}\n" in err, shlex.join(["sbpair", *path, *words])

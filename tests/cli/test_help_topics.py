@@ -1,6 +1,8 @@
 """`sbpair help`: the documents in the package."""
 
+import asyncio
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,8 @@ from sbpair.cli.commands import documents
 from sbpair.cli.options.common import Display
 from sbpair.cli.render.screen import Screen
 from tests.cli.test_golden import GOLDEN, sbpair
+from tests.kit import command
+from tests.kit.terminal import PseudoTerminal
 
 
 @pytest.fixture
@@ -69,3 +73,30 @@ def test_help_is_one_document_of_json_on_request() -> None:
     assert [each["topic"] for each in topics] == list(documents.all_documents())
     shown = json.loads(sbpair("help", "syphon", "-o", "json").stdout)
     assert (shown["name"], shown["text"]) == ("syphon", sbpair("help", "syphon").stdout)
+
+
+@pytest.mark.parametrize(
+    ("words", "pager", "paged"),
+    [
+        ((), "sed s/^/PAGED/", True),
+        (("--no-pager",), "sed s/^/PAGED/", False),
+        ((), "", False),
+    ],
+)
+async def test_a_document_on_a_terminal_has_its_contents_and_a_pager(
+    words: tuple[str, ...], pager: str, paged: bool
+) -> None:
+    with PseudoTerminal() as terminal:
+        environ = command.environment(None, "LESS", PAGER=pager, TERM="xterm", NO_COLOR="1")
+        streams = {"stdin": terminal.theirs, "stdout": terminal.theirs}
+        process = await command.start("help", "filters", *words, env=environ, python=(), **streams)
+        terminal.hand_over()
+        seen = await asyncio.to_thread(terminal.read_to_the_end)
+        await process.communicate()
+    assert process.returncode == 0
+    assert seen.count("PAGED") == (seen.count("\n") if paged else 0)
+    document = documents.all_documents()["filters"].read_text()
+    headings = [line.removeprefix("## ") for line in document.splitlines() if line.startswith("## ")]
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", seen)
+    assert headings
+    assert [each for each in headings if f"\u2022 {each}" not in plain] == []

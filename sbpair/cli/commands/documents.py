@@ -1,8 +1,10 @@
 """`sbpair help`, `man`, `schema`, `completions` and `version`: what the package has about itself."""
 
 import os
+import re
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import astuple
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -25,7 +27,7 @@ from sbpair.cli.results.documents import (
     SchemaList,
     StoredPages,
 )
-from sbpair.errors import MachineLacks, UsageError
+from sbpair.errors import MachineLacks, UsageError, nearest_hint
 from sbpair.model.installation import built_from, is_compiled, requirements
 from sbpair.operating_system import can_be_redrawn
 from sbpair.operating_system import files as files_of_user
@@ -53,12 +55,13 @@ def help_command(
     name: list[str] | None = argument(
         "[COMMAND|TOPIC]", "Command, or topic such as runbook", complete=_topics, default=None
     ),
+    no_pager: bool = flag("--no-pager", "Print a document at once, not page by page with $PAGER"),
     screen: Screen,
 ) -> int:
     """Show the help of a command, or a document such as the runbook.
 
-    A command's help is followed by its document, if it has one. Formats Markdown on a terminal and prints it as it is
-    elsewhere. Without a name, lists the topics.
+    A command's help is followed by its document, if it has one. Formats Markdown on a terminal, with its contents
+    first, page by page, and prints it as it is elsewhere. Without a name, lists the topics.
 
     Examples:
       sbpair help replay run
@@ -73,24 +76,29 @@ def help_command(
     wanted, found = " ".join(name), find_command(name)
     if found is None and wanted not in known:
         hint = f"list the topics with {PROGRAM} help, and the commands with {PROGRAM} --help"
-        raise UsageError(f"{wanted!r} is neither a command nor a topic", hint=hint)
+        raise UsageError(f"{wanted!r} is neither a command nor a topic", hint=nearest_hint(wanted, _topics(), hint))
     usage = found and found.get_help(found.context_class(found, info_name=f"{PROGRAM} {wanted}")).rstrip("\n")
     text = known[wanted].read_text("utf-8") if wanted in known else ""
     texts = list(filter(None, (usage, text)))
     screen.show(HelpText(wanted, "\n\n".join(texts)), [usage, ""][: len(texts)] if usage else [])
     if text and screen.output is Output.TABLE:
-        _print(screen, text)
+        _print(screen, text, paged=not no_pager and os.environ.get("PAGER") != "")
     return 0
 
 
-def _print(screen: Screen, text: str) -> None:
+def _print(screen: Screen, text: str, *, paged: bool) -> None:
     if sys.stdout is None or not can_be_redrawn(sys.stdout):
         screen.write(text.rstrip("\n"))
         return
     from rich.console import Console
     from rich.markdown import Markdown
 
-    Console().print(Markdown(text))
+    os.environ.setdefault("LESS", "FRX")  # colours, and no pages for less than a screen
+    console, (title, _, rest) = Console(), text.partition("\n")
+    contents = "".join(f"- {each}\n" for each in re.findall(r"^## (.*)", rest, re.MULTILINE))
+    listed = "\n- [" in rest.partition("\n## ")[0]  # its own table of contents
+    with console.pager(styles=True) if paged else nullcontext():
+        console.print(Markdown(text if listed else f"{title}\n\n{contents}\n{rest}"))
 
 
 def all_documents() -> dict[str, Traversable]:

@@ -5,12 +5,12 @@ converted here.
 """
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self, get_args, get_origin
 
-from sbpair.errors import UsageError
+from sbpair.errors import UsageError, raise_all
 
 MAX_DIGITS = 18
 WRITTEN = "sbpair.written"
@@ -66,39 +66,54 @@ def goes_with(name: str, leader: str, why: str = "") -> UsageError:
 
 
 def apply_rules(context: Any) -> None:
-    """Check the values and combinations of a command line, and parse the values. Raises UsageError."""
-    given = {name_of(param): param for param in given_params(context)}
+    """Check the values and combinations of a command line, and parse the values. Raises UsageError, of all of them."""
     known = {name_of(param): param for param in context.command.params}
+    wrong: dict[frozenset[str], UsageError] = {}
+    for options, error in _broken_rules(context, known):
+        wrong.setdefault(options, error)
+    context.meta[WRITTEN] = dict(context.params)
+    for name, param in known.items():
+        value, parse = context.params.get(param.name), rules_of(param).parse
+        if parse is not None and value is not None:
+            try:
+                context.params[param.name] = (
+                    [parse(each) for each in value] if isinstance(value, (list, tuple)) else parse(value)
+                )
+            except UsageError as error:
+                wrong[frozenset((name,))] = error
+    raise_all(wrong.values())
+
+
+def _broken_rules(context: Any, known: Mapping[str, Any]) -> Iterator[tuple[frozenset[str], UsageError]]:
+    """Yield the options of each broken rule, with the error."""
+    given = {name_of(param): param for param in given_params(context)}
 
     def has(words: str) -> bool:
         name, _, value = words.partition(" ")
         return str(context.params[known[name].name]) == value if value else name in given
 
     for name, param in given.items():
-        rules = rules_of(param)
+        rules, value = rules_of(param), context.params[param.name]
         for other in rules.excludes:
             if other.partition(" ")[0] in known and has(other):
-                raise exclude(name, other, rules.why)
+                yield frozenset((name, other)), exclude(name, other, rules.why)
         for needed in needs_of(param, known):
             if not any(map(has, needed.split(" or "))):
-                raise goes_with(name, needed, rules.why)
-        _check_bounds(name, context.params[param.name], rules, param.default)
-    context.meta[WRITTEN] = dict(context.params)
-    for param in known.values():
-        value, parse = context.params.get(param.name), rules_of(param).parse
-        if parse is not None and value is not None:
-            context.params[param.name] = (
-                [parse(each) for each in value] if isinstance(value, (list, tuple)) else parse(value)
-            )
+                yield frozenset((name, "without", needed)), goes_with(name, needed, rules.why)
+        if not _is_within(value, rules):
+            yield frozenset((name,)), _beyond(name, value, rules, param.default)
 
 
-def _check_bounds(name: str, value: Any, rules: OptionRules, default: object) -> None:
+def _is_within(value: Any, rules: OptionRules) -> bool:
     low, high = rules.at_least, rules.at_most
-    if (low is None or value >= low) and (high is None or value <= high):
-        return
+    return (low is None or value >= low) and (high is None or value <= high)
+
+
+def _beyond(name: str, value: Any, rules: OptionRules, default: object) -> UsageError:
+    low, high = rules.at_least, rules.at_most
     bounds = f"at least {low}" if high is None else f"at most {high}" if low is None else f"from {low} to {high}"
     hint = f"the default is {default}" if isinstance(default, int) else f"choose another number, or leave {name} out"
-    raise UsageError(f"{name} is {value}, and must be {bounds}", hint=hint)
+    return UsageError(f"{name} is {value}, and must be {bounds}", hint=hint)
 
 
 def seconds_of(option: str, text: str, *, at_least: float | None = None, at_most: float | None = None) -> float:
