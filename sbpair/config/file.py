@@ -27,7 +27,7 @@ from sbpair.config.setting import (
     secret_in,
     user_path,
 )
-from sbpair.errors import MachineLacks, SbpairError, UsageError, nearest_hint
+from sbpair.errors import MachineLacks, SbpairError, UsageError, nearest_hint, raise_all
 from sbpair.model.connection_string import holds_secret, looks_like_connection_string
 from sbpair.model.pair import SIDES, Endpoint, Ends, is_address
 from sbpair.operating_system.files import check_dotted_keys, make_directories, open_new, read_document
@@ -146,13 +146,20 @@ def _read_tables(path: Path, kind: str) -> dict[str, object]:
 
 
 def file_layer(name: str, table: object, path: Path, environ: Environment) -> Layer:
-    """Return the settings of `[pairs.NAME]` and its two sides. Raises UsageError with the key and its place."""
-    place = f"{path} [pairs.{name}]"
-    entries = _table(table, (*PAIR_KEYS, *SIDES), place)
-    layer = {key: Setting(_scalar(entries[key], key, place), place, Origin.FILE) for key in PAIR_KEYS if key in entries}
-    for side in SIDES:
-        if side in entries:
-            layer |= _side_layer(side, entries[side], f"{path} [pairs.{name}.{side}]", environ)
+    """Return the settings of `[pairs.NAME]` and its two sides. Raises UsageError with each wrong key and its place."""
+    place, layer, wrong = f"{path} [pairs.{name}]", dict[str, Setting](), list[UsageError]()
+    sides = [(side, table[side]) for side in SIDES if side in table] if isinstance(table, dict) else []
+    for side, own in (("", table), *sides):
+        try:
+            if side:
+                layer |= _side_layer(side, own, f"{path} [pairs.{name}.{side}]", environ)
+            else:
+                entries = _table(own, (*PAIR_KEYS, *SIDES), place)
+                values = {key: _scalar(entries[key], key, place) for key in PAIR_KEYS if key in entries}
+                layer = {key: Setting(value, place, Origin.FILE) for key, value in values.items()}
+        except UsageError as error:
+            wrong += [error, *error.others]
+    raise_all(wrong)
     return layer
 
 
@@ -201,14 +208,16 @@ def _side_layer(side: str, table: object, place: str, environ: Environment, keys
 def _table(table: object, known: tuple[str, ...], place: str) -> Mapping[str, object]:
     if not isinstance(table, dict):
         raise UsageError(f"{place} is not a table", hint="write it as [table] with key = value lines")
-    for key in table:
-        if key in ("connection_string", "client_secret"):
-            raise _secret_in_file(place, key)
-        if key not in known:
-            shown = "…" if holds_secret(key, is_setting=True) else key
-            hint = nearest_hint(key, known, f"known keys: {', '.join(known)}")
-            raise UsageError(f"{place}: unknown key {shown!r}", hint=hint)
+    raise_all(_wrong_key(key, known, place) for key in table if key not in known)
     return table
+
+
+def _wrong_key(key: str, known: tuple[str, ...], place: str) -> UsageError:
+    if key in ("connection_string", "client_secret"):
+        return _secret_in_file(place, key)
+    shown = "…" if holds_secret(key, is_setting=True) else key
+    hint = nearest_hint(key, known, f"known keys: {', '.join(known)}")
+    return UsageError(f"{place}: unknown key {shown!r}", hint=hint)
 
 
 def _scalar(value: object, key: str, place: str) -> str | int | bool:

@@ -477,3 +477,13 @@ def test_an_entity_path_is_accepted_and_said(home: Path, caplog: pytest.LogCaptu
     assert profile.pair.primary.credential == SasKey("Root", KEY)
     said = "SBPAIR_PRIMARY_CONNECTION_STRING: it has an EntityPath: its key may be for that entity alone"
     assert [each.getMessage() for each in caplog.records] == [said]
+
+
+def test_all_wrong_keys_of_a_pair_are_errors_of_their_own(home: Path) -> None:
+    text = FILE.replace("backlog_queues", "backlog_queue").replace("ca_file", "cafile")
+    error = refused(home, text.replace("ping_interval", "ping_intervall"))
+    assert [(each.message.rpartition(" ")[2], each.hint) for each in (error, *error.others)] == [
+        ("'backlog_queue'", "did you mean backlog_queues?"),
+        ("'ping_intervall'", "did you mean ping_interval?"),
+        ("'cafile'", "did you mean ca_file?"),
+    ]
