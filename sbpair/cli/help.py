@@ -1,4 +1,4 @@
-"""Help texts, the same on every machine: plain text, options in sections, 50 to 100 columns wide.
+"""Help texts, the same on every machine: plain text, options in sections, 40 to 100 columns wide.
 
 Typer's own renderings change between its versions, and its panels cost the loading of rich.
 """
@@ -15,7 +15,7 @@ from sbpair.cli.options.rules import apply_rules, convert_plainly, name_of, need
 from sbpair.errors import ExitCode, TimedOut
 
 MAX_WIDTH = 100
-MIN_WIDTH = 50
+MIN_WIDTH = 40
 MAX_NAME = 28
 """A longer name of an option has a line of its own."""
 

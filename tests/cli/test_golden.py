@@ -74,6 +74,16 @@ def test_help_fits_on_one_screen_with_examples(name: str) -> None:
     assert len(examples) >= 2 or name == "sbpair"
 
 
+@pytest.mark.parametrize("width", [40, 60])
+def test_help_fits_narrow_terminals(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    for path in filter(find_command, page_paths()):
+        found = find_command(path)
+        text = found.get_help(found.context_class(found, info_name=" ".join(["sbpair", *path])))
+        # A command that is to be pasted stays on one line.
+        assert [line for line in text.splitlines() if len(line) > width and "sbpair " not in line] == []
+
+
 @pytest.mark.parametrize("name", HELPS)
 def test_options_follow_one_convention(name: str) -> None:
     text = (GOLDEN / f"{name}.txt").read_text()
