@@ -28,7 +28,7 @@ MAX_KEY_BYTES: Final = 64 * 1024
 def endpoint_from_connection_string(text: str, *, name: str | None = None, ca_file: str | None = None) -> Endpoint:
     """Parse a Service Bus connection string, as the portal and the emulator print it, and as it is pasted from there.
 
-    What is ignored, `remarks_on` yields. Raises ConnectionStringError, which names the wrong part and repeats no value.
+    `remarks_on` yields the ignored parts. Raises ConnectionStringError, which names the part and repeats no value.
     """
     parts = _connection_string_parts(text)
     url = _url_of(parts)
@@ -55,7 +55,7 @@ def transport_in(text: str) -> Transport | None:
 
 
 def remarks_on(text: str) -> Iterator[str]:
-    """Yield what is ignored of a connection string, and the limit of its key. Its values are not repeated."""
+    """Yield the ignored parts of a connection string, and the limit of its key. Values are not repeated."""
     parts = _connection_string_parts(text)
     url = _url_of(parts)
     if "entitypath" in parts:
