@@ -25,7 +25,7 @@ def pasted(draw: st.DrawFn) -> str:
     for part in draw(st.permutations(WHOLE.split(";"))):
         name, _, value = part.partition("=")
         at = draw(st.integers(0, len(value)))
-        broken = value[:at] + draw(st.sampled_from(["", "\n", "\r\n", "\n  "])) + value[at:]
+        broken = value[:at] + draw(st.sampled_from(["", " ", "\t", "\n", "\r\n", "\n  "])) + value[at:]
         pieces.append(f"{draw(SPACES)}{draw(CASES)(name)}{draw(SPACES)}={draw(SPACES)}{broken}{draw(SPACES)}")
     return draw(AROUND) + ";".join(pieces) + ";" * draw(st.integers(0, 2)) + draw(AROUND)
 
