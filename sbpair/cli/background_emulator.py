@@ -102,5 +102,5 @@ class BackgroundEmulator:
         what = said.get("error", "the emulator in the background has ended")
         error = MachineLacks(what, hint=said.get("hint", f"see {self.log}"))
         if self._started is not None:
-            error.exit_code = ExitCode(self._started.wait() or ExitCode.MACHINE)
+            error.exit_code = ExitCode(self._started.wait(STOP_SECONDS) or ExitCode.MACHINE)
         return error

@@ -38,6 +38,11 @@ def test_one_line_makes_the_file_of_init_work_with_an_emulator(environ: dict[str
     assert done.stdout.count("contoso/x-servicebus-transfer/9") == 2
 
 
+def test_an_emulator_starts_in_the_background_without_a_stdin(environ: dict[str, str]) -> None:
+    done = in_shell(f'eval "$(sbpair emulator --detach {PORTS} <&-)" && sbpair emulator --stop <&-', environ)
+    assert (done.returncode, done.stderr.splitlines()[-1].endswith("stopped")) == (0, True)
+
+
 def test_a_second_one_prints_the_first_and_stop_ends_it(environ: dict[str, str], tmp_path: Path) -> None:
     first = command.run("emulator", "--detach", *PORTS.split(), "-o", "json", env=environ)
     second = command.run("emulator", "--detach", "--identity", "-o", "json", env=environ)
