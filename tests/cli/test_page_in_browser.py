@@ -29,6 +29,7 @@ from sbpair.testing import Emulator
 from tests.cli.page_world import BACKLOG, HOSTILE, PageWorld, message, page_world, pair_page
 from tests.kit import command
 from tests.kit.stranded import put, stranded
+from tests.kit.waiting import PATIENCE_SECONDS
 
 playwright = pytest.importorskip("playwright.async_api")
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -49,6 +50,7 @@ async def browsing(
     async with playwright.async_playwright() as started:
         browser = await started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         context = await browser.new_context(viewport={"width": width, "height": 900}, color_scheme=theme)
+        context.set_default_timeout(1_000 * PATIENCE_SECONDS)
         page = await context.new_page()
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on("console", lambda said: wrong.append(said.text) if "Content Security" in said.text else None)
@@ -67,7 +69,7 @@ async def test_no_view_scrolls_sideways(width: int, theme: str) -> None:
     async with page_world() as world, browsing(world, width=width, theme=theme) as page:
         for view in ("#", ORDERS, "#runs", "#control"):
             await page.goto(world.url + view)
-            await page.locator("main > *").first.wait_for()
+            await page.locator("main > *:visible").first.wait_for()
             assert await page.evaluate("document.documentElement.scrollWidth") <= width
         await page.goto(world.url + ORDERS)
         await page.get_by_role("button", name="Dead letters (2)").click()
@@ -80,6 +82,49 @@ async def test_no_view_scrolls_sideways(width: int, theme: str) -> None:
             assert box["x"] + box["width"] <= width
         await page.goto(world.url)
         await page.get_by_text("contoso/…/0", exact=True).wait_for()
+
+
+async def serious(page: playwright.Page, modules: Path) -> list[str]:
+    """Return what axe-core finds that is serious or critical: the rule, and the element."""
+    await page.evaluate((modules / "node_modules/axe-core/axe.min.js").read_text())
+    return await page.evaluate(
+        """async () => (await axe.run()).violations.filter(each => ["serious", "critical"].includes(each.impact))
+        .flatMap(each => each.nodes.map(node => `${each.id}: ${node.html} ${node.failureSummary}`))"""
+    )
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [375, 1440])
+async def test_axe_finds_nothing_serious_in_any_view(width: int, theme: str, modules: Path) -> None:
+    async with page_world() as world, browsing(world, width=width, theme=theme) as page:
+        for view in ("#", ORDERS, "#runs", "#control"):
+            await page.goto(world.url + view)
+            await page.locator("main > *:visible").first.wait_for()
+            if view == ORDERS:
+                await page.get_by_role("button", name="message 3").click()
+                await page.get_by_role("button", name="Dead letters (2)").click()
+                await page.get_by_role("button", name="Resubmit these").wait_for()
+            assert await serious(page, modules) == []
+
+
+async def test_the_keyboard_alone_opens_a_queue_and_its_message() -> None:
+    async def reach(name: str) -> None:
+        for _ in range(60):
+            await page.keyboard.press("Tab")
+            if name == await page.evaluate("document.activeElement.ariaLabel ?? document.activeElement.innerText"):
+                break
+        else:
+            pytest.fail(f"Tab does not reach {name}")
+        assert await page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+        await page.keyboard.press("Enter")
+
+    async with page_world() as world, browsing(world) as page:
+        await reach("queue orders")
+        await page.get_by_role("button", name="message 3").wait_for()
+        await reach("message 3")
+        await page.get_by_text(HOSTILE).first.wait_for()
+        await reach("Dead letters (2)")
+        await page.get_by_role("button", name="Resubmit these").wait_for()
 
 
 async def test_the_overview_is_live_and_filtered_as_one_types() -> None:

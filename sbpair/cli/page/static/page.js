@@ -181,7 +181,7 @@ function overviewRow(side, row) {
   const oldest = h("td", { class: "n" }), line = lineOf(row);
   const shown = row.kind === "subscription" ? row.path.split(/\/subscriptions\//i)[1] : row.kind === "backlog" ? row.path.replace(/\/x-servicebus-transfer\//i, "/…/") : row.path;
   const node = h("tr", {}, h("td", { class: row.kind === "subscription" ? "name inner" : "name" },
-    h("a", { href: entityLink(side, row), "aria-label": `${row.kind} ${row.path}` }, shown)), cells, oldest, h("td", { class: "wide" }, line));
+    h("a", { href: entityLink(side, row), title: row.path, "aria-label": `${row.kind} ${row.kind === "backlog" ? shown : row.path}` }, shown)), cells, oldest, h("td", { class: "wide" }, line));
   node.show = row => {
     Object.keys(COUNTS).forEach((name, at) => setText(cells[at], cellText(row, name)));
     setText(oldest, row.oldest ? age(row.oldest) : "");
