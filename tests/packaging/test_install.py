@@ -7,9 +7,10 @@ from pathlib import Path
 
 from sbpair import __version__
 from sbpair.cli.commands.documents import SCRIPTS
+from sbpair.cli.man_page import page_paths
 from sbpair.model.installation import commit_of
 from tests.packaging.builds import ROOT, build
-from tests.packaging.first_minute import environment, first_minute
+from tests.packaging.first_minute import emulator, environment, first_minute, timed
 
 
 def test_the_first_minute_of_the_readme_works_from_the_wheel(tmp_path: Path) -> None:
@@ -48,6 +49,17 @@ def test_the_first_minute_of_the_readme_works_from_the_wheel(tmp_path: Path) -> 
     with zipfile.ZipFile(tmp_path / "sbpair.zip") as package:
         assert {"sbpair/__init__.py", "pyspark_sbpair.py"} <= {*package.namelist()}
 
+    # The core alone: the help of every command, the views of a run, and each extra that lacks.
+    sbpair("man", "--directory", "pages")
+    assert len([*(tmp_path / "pages").rglob("*.1")]) == len([*page_paths()])
+    with emulator(tmp_path) as exports:
+        run_of = "$(sbpair runs list -o json | grep -om1 '[0-9]*-[0-9]*-[0-9a-z]\\{4\\}')"
+        views = (f"runs show {run_of}", f"runs report {run_of} --html run.html", "status", "doctor", "syphon --dry-run")
+        for each in ("provision --count 1", "syphon --once --count 1", *views):
+            timed(f"sbpair {each}", tmp_path, exports)
+        for each, extra in (("syphon --watch --metrics-port 0", "metrics"), ("gateway --metrics-port 0", "metrics")):
+            refused = timed(f"sbpair {each} 2>&1 || echo $?", tmp_path, exports)
+            assert refused.output.splitlines()[-2:] == [f"hint: pip install 'sbpair[{extra}]'", "7"]
     # Without the extra "spark", and perhaps without Java.
     for words in (["run"], ["resume", "261122"]):
         assert run("replay", *words, "--archive", "archive").returncode == 7
