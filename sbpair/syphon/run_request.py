@@ -222,7 +222,7 @@ class RunRequest:
         return ends, dead_letter_path(f"{backlog.prefix(ends.backlog_of)}*") if has_dead_letters else None
 
     def missing(self) -> MissingDestinations:
-        """Return what decides how many messages of each missing destination a run dead-letters."""
+        """Return the count of missing destinations, with the limit of dead letters for each."""
         return MissingDestinations(None if self.allow_missing else self.max_missing, self.words[1])
 
     def settings(self) -> Mapping[str, object]:

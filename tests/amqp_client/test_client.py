@@ -121,7 +121,7 @@ async def test_a_closed_port_is_unreachable() -> None:
         async with connect(endpoint):
             pass
     assert caught.value.message == f"contoso cannot be reached at 127.0.0.1:{endpoint.port}: connection refused"
-    assert caught.value.hint.endswith("sbpair doctor tests each step")
+    assert caught.value.hint.endswith("test each step with sbpair doctor")
 
 
 async def test_a_name_that_is_no_host_is_unreachable() -> None:

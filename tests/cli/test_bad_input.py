@@ -56,7 +56,7 @@ def test_a_namespace_behind_a_closed_port_is_unreachable(here: Here, monkeypatch
     *_retries, what, to_do = err.splitlines()
     where = f"contoso-dr cannot be reached at 127.0.0.1:{port}"
     assert what == f"error: cannot list the queues: {where}: connection refused"
-    assert to_do == "hint: check the address, the network and the firewall; sbpair doctor tests each step"
+    assert to_do == "hint: check the address, the network and the firewall; test each step with sbpair doctor"
     assert (code, out) == (6, "")
 
 
@@ -64,7 +64,7 @@ def test_without_tls_no_hint_is_about_https(here: Here) -> None:
     sides = {"SBPAIR_PRIMARY_CONNECTION_STRING": emulated(2), SECONDARY: emulated(1)}
     code, _, err = here("status", **sides, SBPAIR_PRIMARY_NAME="contoso", SBPAIR_SECONDARY_NAME="contoso-dr")
     hints = {line for line in err.splitlines() if line.startswith("hint: ")}
-    assert hints == {"hint: check the address, the network and the firewall; sbpair doctor tests each step"}
+    assert hints == {"hint: check the address, the network and the firewall; test each step with sbpair doctor"}
     assert code == 6
 
 

@@ -273,7 +273,7 @@ def test_a_pair_of_a_missing_file_is_refused(home: Path) -> None:
     with pytest.raises(UsageError) as caught:
         loaded(home, Flags(pair="orders"))
     assert caught.value.message == "--pair: pair 'orders' does not exist"
-    assert caught.value.hint.endswith("/config.toml does not exist: sbpair config --init creates it, with an example")
+    assert caught.value.hint.endswith("/config.toml does not exist: create it, with an example: sbpair config --init")
 
 
 @pytest.mark.parametrize(

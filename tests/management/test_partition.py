@@ -219,8 +219,8 @@ LASTING = partitioned_queue("orders", 5, duplicates="60m", forward_to="next")
         (ORDERS, {"enable_partitioning": False}, "EnablePartitioning is false", "let orders forward to it"),
         (ORDERS, {"requires_duplicate_detection": True}, "RequiresDuplicateDetection is true", "only be chosen"),
         (ORDERS, {"requires_session": True}, "RequiresSession is true", "once its receivers have emptied it"),
-        (ORDERS, {"max_size_in_megabytes": 1024}, "MaxSizeInMegabytes is 1024", "never changes an existing entity"),
-        (ORDERS, {"forward_to": "next"}, "ForwardTo is next", "never changes an existing entity"),
+        (ORDERS, {"max_size_in_megabytes": 1024}, "MaxSizeInMegabytes is 1024", "an existing entity is never changed"),
+        (ORDERS, {"forward_to": "next"}, "ForwardTo is next", "an existing entity is never changed"),
         (LASTING, {"duplicate_detection_history_time_window": "PT2H"}, "DuplicateDetectionHistoryTimeWindow is", ""),
         # The same, however it is written, and what was not asked for.
         (LASTING, {"duplicate_detection_history_time_window": "PT1H", "forward_to": "Next"}, None, ""),

@@ -289,7 +289,7 @@ async def test_queue_stays_disabled_while_its_deletion_is_in_doubt() -> None:
         w.before = failing(errors.TimedOut, "delete")
         report = await w.prune_watched()
         assert (outcomes(report), prune_exit_code(report)) == ({"7": "failed"}, 6)
-        assert "or left SendDisabled: run sbpair prune again" in report.items[0].reason
+        assert "or left SendDisabled: run again: sbpair prune" in report.items[0].reason
         assert queue.description.status == "SendDisabled"
         assert outcomes(await w.prune()) == {"7": "removed"}
 
@@ -305,7 +305,7 @@ async def test_failed_restore_of_the_status_is_reported() -> None:
         w.before = fail
         [item] = await w.prune_watched()
         assert item.outcome is Outcome.FAILED
-        assert item.reason == f"{queue.path} is left SendDisabled: on purpose; run sbpair prune again"
+        assert item.reason == f"{queue.path} is left SendDisabled: on purpose; run again: sbpair prune"
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])

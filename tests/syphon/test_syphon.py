@@ -124,7 +124,7 @@ async def test_a_missing_queue_is_told_of_and_the_others_are_emptied() -> None:
         assert (result.exit_code, result.receipt.sent, result.failures) == (0, 2, ())
         (failed,) = w.of(events.QueueFailed)
         assert (failed.queue, failed.retry_seconds) == (queue_path("contoso", 1), None)
-        assert failed.reason == "not found in contoso-dr; sbpair provision creates missing queues"
+        assert failed.reason == "not found in contoso-dr; create missing queues with sbpair provision"
 
 
 async def test_more_destinations_than_links_are_served_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -287,7 +287,7 @@ def _table(status: "Status") -> Iterator[str]:
 
 
 def _lead(status: "Status") -> str:
-    """Return the line that says how it is, and what to do."""
+    """Return the line that leads: messages, sides and the next step."""
     total, now = status.total, time.time()
     found = [each for each in status.entities if each.waiting]
     word = "destination" if any(each.topic for each in found) else "queue"

@@ -16,7 +16,7 @@ HEADING = ("RUN", "STATE", "MESSAGES", "NOTE")
 def stranded_line(
     messages: int | None, oldest_at: float | None, now: float, more: Iterable[str], *, exact: bool = True, to: str = ""
 ) -> str:
-    """Return what waits, as `1 204 messages stranded since 02:10 UTC (51m) for 6 queues; primary up; …`.
+    """Return the messages that wait, as `1 204 messages stranded since 02:10 UTC (51m) for 6 queues; primary up; …`.
 
     Times are in seconds since 1970. `to` is for what they are, and `more` follows.
     """
@@ -35,9 +35,9 @@ def stranded_line(
 
 
 def mover_step(mover: ActiveMover, *, ready: bool, lost: bool = False) -> str:
-    """Return what moves stranded messages, or the command that does, at once or once their destination is `ready`.
+    """Return the mover of stranded messages, or the command that moves them, at once or once the primary is `ready`.
 
-    `lost` is whether that is a primary that is declared lost.
+    `lost` is whether that primary is declared lost.
     """
     if lost:
         return "declared lost, so that nothing moves them there: see sbpair help runbook"
