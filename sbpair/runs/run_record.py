@@ -56,7 +56,7 @@ class RunCounts:
 
     received: Annotated[int | None, "Received messages, of a replay archived ones; null without figures"]
     sent: Annotated[int | None, "Messages that their destination accepted; null without figures"]
-    dead_lettered: Annotated[int, "Dead-lettered and expired messages; of a replay, expired and quarantined ones"]
+    undeliverable: Annotated[int, "Dead-lettered and expired messages; of a replay, expired and quarantined ones"]
     stayed: Annotated[int, "Messages left where they were on purpose: a filter, a choice or a rule skipped them"]
     remaining: Annotated[
         RemainingMessages | None,

@@ -70,7 +70,7 @@ KINDS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "partial: missing destinations": (
         "partial",
         3,
-        {"sent": 1, "dead_lettered": 20, "remaining": {"messages": 10, "exact": True}},
+        {"sent": 1, "undeliverable": 20, "remaining": {"messages": 10, "exact": True}},
     ),
     "partial: a filter": ("done", 0, {"received": 4, "sent": 1, "stayed": 3}),
     "stopped by a signal": ("stopped", 0, {}),
@@ -98,7 +98,7 @@ async def test_all_that_show_a_run_agree_with_its_receipt(kind: str, tmp_path: P
     remaining = found["remaining"]
     assert remaining == receipt["remaining"]
     assert (remaining["messages"] if remaining else 0) == left - found["stayed"]
-    assert found["dead_lettered"] == receipt["dead_lettered"] + receipt["expired"]
+    assert found["undeliverable"] == receipt["dead_lettered"] + receipt["expired"]
     figures, health = LiveFigures(live, {}).read(), RunsHealth({"": live}).counts()
     for bucket in ("received", *BUCKETS):
         name, count = bucket.replace("_", " "), receipt[bucket]

@@ -77,11 +77,11 @@ def test_all_that_show_a_replay_agree_with_its_receipt(place: World, tmp_path: P
 
     stopped = driver.start_run(request, options, place.queues, stop)
     before = shown(place, tmp_path, stopped)
-    assert before.items() >= {"outcome": "stopped", "exit_code": 130, "sent": 0, "dead_lettered": 0}.items()
+    assert before.items() >= {"outcome": "stopped", "exit_code": 130, "sent": 0, "undeliverable": 0}.items()
     assert before["remaining"] == {"messages": 31, "exact": True}
     resumed = driver.resume_run(request, stopped.run.id, lambda _event: None)
     after = shown(place, tmp_path, resumed)
-    assert after.items() >= {"outcome": "partial", "exit_code": 3, "sent": 30, "dead_lettered": 1}.items()
+    assert after.items() >= {"outcome": "partial", "exit_code": 3, "sent": 30, "undeliverable": 1}.items()
     assert (after["remaining"], after["started"]) == (None, before["started"])
 
 
@@ -97,7 +97,7 @@ def shown(place: World, directory: Path, result: driver.ReplayResult) -> dict[st
         "exit_code": result.exit_code,
         "received": receipt["archived"],
         "sent": receipt["acknowledged"],
-        "dead_lettered": receipt["expired"] + receipt["quarantined"],
+        "undeliverable": receipt["expired"] + receipt["quarantined"],
         "remaining": {"messages": receipt["unsent"], "exact": True} if receipt["unsent"] else None,
         "in_doubt": 0,
         "doubtful_total": receipt["doubtful_total"],

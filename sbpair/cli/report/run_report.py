@@ -442,7 +442,7 @@ def _tiles(run: RunRecord, receipt: Mapping[str, Any], end_ms: int) -> Iterable[
     yield "sent a second", f"{(counts.sent or 0) / seconds:.1f}" if seconds > 0 else "-"
     if receipt.get("bytes_sent"):
         yield "data sent", size(int(receipt["bytes_sent"]))
-    yield ("not sendable" if run.kind == "replay" else "dead-lettered"), grouped(counts.dead_lettered)
+    yield ("not sendable" if run.kind == "replay" else "dead-lettered"), grouped(counts.undeliverable)
     if counts.stayed:
         yield "stayed", grouped(counts.stayed)
     yield "possible duplicates", grouped(counts.doubtful_total)
