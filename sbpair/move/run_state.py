@@ -1,4 +1,4 @@
-"""The state of a run as its events tell it: its queues, its destinations, and what concerns it as a whole.
+"""The state of a run, reduced from its events: its queues, its destinations, and the run as a whole.
 
 Each run has one: its progress, metrics, health and samples read that.
 A queue is counted now and then; in between, its messages follow from its progress. Pure: the time is an argument.

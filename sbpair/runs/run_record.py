@@ -1,6 +1,6 @@
-"""The record of a run, and what follows from it: outcome, counts, doubts and the work that is left. Pure.
+"""The record of a run, and all that follows from it: outcome, counts, doubts and the work that is left. Pure.
 
-Invariant: tables, documents, the page and reports show what is derived here, so that they agree with the receipt.
+Invariant: tables, documents, the page and reports derive nothing themselves, so that they agree with the receipt.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class RunRecord:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Raise StateRefused where the receipt, the settings or the samples hold what sbpair does not write."""
+        """Raise StateRefused where the receipt, the settings or the samples hold values that sbpair does not write."""
         try:
             yield
         except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:

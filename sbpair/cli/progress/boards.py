@@ -135,7 +135,7 @@ class RateMeter:
 
 
 class Board:
-    """Rows of the state of a run. `now` is in seconds of a monotonic clock. `start` is what it waits for at first.
+    """Rows of the state of a run. `now` is in seconds of a monotonic clock. `start` names its first wait.
 
     `sides` are the words for its destination and its source, where they are not the primary and the secondary.
     """

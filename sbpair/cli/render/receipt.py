@@ -116,7 +116,7 @@ def next_commands(receipt: Mapping[str, Any], again: str, words: MoveWording) ->
 
 
 def warnings_of(receipt: Mapping[str, Any], words: MoveWording) -> Iterator[str]:
-    """Yield what a move could not do, each with the next step: missing destinations, and queues that failed."""
+    """Yield missing destinations and failed queues, each with the next step."""
     for each in receipt.get("missing_destinations", ()):
         name, held = each["destination"], f"{each['held']} left in {words.source}"
         if each["held"] and words.source != SYPHON.source:

@@ -116,7 +116,7 @@ def short(value: object) -> str:
 
 
 def ends_in_words(run: RunRecord) -> tuple[str, str]:
-    """Return what a run takes messages from, and what it sends them to."""
+    """Return the source and the destination of a run."""
     return (
         ("source", "destination") if run.settings.get("source") else ("backlog", str(run.settings.get("to", "primary")))
     )
@@ -191,7 +191,7 @@ def _ramp(run: RunRecord, receipt: Mapping[str, Any]) -> Section | None:
 
 
 def _stayed(run: RunRecord, receipt: Mapping[str, Any]) -> Section | None:
-    """Return what a run left in its source on purpose; None if it left nothing, and had no filter."""
+    """Return the messages that a run left in its source on purpose; None if it left nothing, and had no filter."""
     skipped, where = int(receipt.get("skipped", 0)), receipt.get("where")
     if not skipped and not where:
         return None
@@ -230,7 +230,7 @@ def _backing_off(run: RunRecord, receipt: Mapping[str, Any]) -> Section | None:
 
 
 def _discards(receipt: Mapping[str, Any]) -> Section | None:
-    """Return what topics discarded, or what a replay found of that; None if there is nothing to say."""
+    """Return messages that topics discarded, or that a replay found to be discarded; None without any."""
     notes = (*discards(receipt), *map(short, receipt.get("notes", ())))
     return Section("Topics that discard messages", notes) if notes else None
 
