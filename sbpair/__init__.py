@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sbpair.status import read_status
     from sbpair.syphon.preview import make_forecast as preview_syphon
     from sbpair.syphon.run_request import RunRequest, syphon_request
-    from sbpair.syphon.runner import SyphonResult
+    from sbpair.syphon.run_result import SyphonResult
     from sbpair.syphon.runner import run as run_syphon
 
 __all__ = [
@@ -78,6 +78,7 @@ __getattr__, __dir__ = lazy_names(
         "sbpair.status": "read_status",
         "sbpair.syphon.preview": "make_forecast as preview_syphon",
         "sbpair.syphon.run_request": "RunRequest, syphon_request",
-        "sbpair.syphon.runner": "SyphonResult, run as run_syphon",
+        "sbpair.syphon.run_result": "SyphonResult",
+        "sbpair.syphon.runner": "run as run_syphon",
     },
 )

@@ -13,8 +13,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import starmap
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from sbpair.amqp_client.client import AmqpClient, connect
 from sbpair.azure.atom import open_atom
@@ -39,6 +40,7 @@ from sbpair.management.audit_findings import (
     DestinationSummary,
     QueueStatus,
     ReasonCount,
+    Unseen,
     audit_mends,
     held_by,
     queue_status,
@@ -48,6 +50,7 @@ from sbpair.management.audit_findings import (
 )
 from sbpair.management.auditing import destination_name, open_backlog_scan
 from sbpair.management.comparison import desired_queues
+from sbpair.model.document import LATER, SPREAD, Failing
 from sbpair.model.entities import Topic
 from sbpair.model.pair import Endpoint, Ends, Pair
 from sbpair.model.queues import Utilisation
@@ -69,15 +72,27 @@ _NOTHING = "sbpair-checks-its-credential"
 
 
 @dataclass(frozen=True, slots=True)
-class SideStatus:
+class SideStatus(Failing):
     """One namespace: the seconds until its management side answered without a token, or `error`.
 
     An AccessError is that of its credential, which the namespace or the issuer of tokens refused.
     """
 
     endpoint: Endpoint
-    seconds: float
+    seconds: Annotated[float, "Time to the answer"]
     error: SbpairError | None = None
+
+    @property
+    def namespace(self) -> Annotated[str, "Its name"]:
+        return self.endpoint.name
+
+    @property
+    def health(
+        self,
+    ) -> Annotated[Literal["up", "refused", "down"], "Whether it answers, and accepts the credential"]:
+        if self.error is None:
+            return "up"
+        return "refused" if self.denied else "down"
 
     @property
     def answers(self) -> bool:
@@ -95,19 +110,32 @@ class DestinationStatus:
     `note` is why it would not keep all of them; "" if it would. `topic` is whether it is a topic; None if unknown.
     """
 
-    link: PingResult
-    waiting: int
-    exact: bool = True
-    note: str = ""
+    link: Annotated[PingResult, SPREAD]
+    waiting: Annotated[int, "Messages for it in the backlog, at least so many if exact is false"]
+    exact: Annotated[bool, "Whether waiting is exact"] = True
+    note: Annotated[str, "Why it would not keep all of them; empty if it would", LATER] = ""
     topic: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class OutboxStatus:
-    """A file of messages that neither side accepted: (entity, count, age of the oldest in seconds) each."""
+class KeptMessages:
+    """The messages for one destination in an outbox."""
 
-    path: Path
-    waiting: tuple[tuple[str, int, float], ...]
+    name: Annotated[str, "Its path"]
+    messages: Annotated[int, "Messages for it"]
+    oldest_seconds: Annotated[float, "Age of the oldest"]
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxStatus:
+    """A file of messages that neither side accepted."""
+
+    path: Annotated[Path, "Its path"]
+    entities: Annotated[tuple[KeptMessages, ...], "Its destinations"]
+
+    @property
+    def messages(self) -> Annotated[int, "Messages in it"]:
+        return sum(each.messages for each in self.entities)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +153,7 @@ class LostPrimary:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """`unseen` are (name, reason) of queues and namespaces that could not be read; `denied` is all of the backlog.
+    """`unseen` are queues and namespaces that could not be read; `denied` is all of the backlog.
 
     `waiting` are runs with work left. `reasons` are those of peeked dead letters; None if none were peeked. `lost` says
     that the primary is declared lost; "" if it is not. `to` is the namespace that the backlog would go to; with it,
@@ -135,20 +163,22 @@ class Status:
     `mends` are how to mend queues that are not as expected.
     """
 
-    primary: SideStatus | None
-    secondary: SideStatus
-    queues: tuple[QueueStatus, ...] = ()
-    entities: tuple[DestinationStatus, ...] = ()
-    unseen: tuple[tuple[str, str], ...] = ()
+    primary: Annotated[SideStatus | None, "The primary; null with --to, which does not contact it"]
+    secondary: Annotated[SideStatus, "The secondary"]
+    queues: Annotated[tuple[QueueStatus, ...], "Backlog queues"] = ()
+    entities: Annotated[tuple[DestinationStatus, ...], "Checked queues and topics of the primary, or of --to"] = ()
+    unseen: Annotated[
+        tuple[Unseen, ...], "What could not be read, and runs whose messages are unknown", {"name": "skipped"}
+    ] = ()
     denied: bool = False
-    outbox: OutboxStatus | None = None
+    outbox: Annotated[OutboxStatus | None, "The file of --outbox; null without it"] = None
     waiting: tuple[WaitingRun, ...] = ()
     reasons: tuple[ReasonCount, ...] | None = None
     lost: str = ""
-    to: SideStatus | None = None
-    lost_primary: LostPrimary | None = None
-    mover: ActiveMover = UNKNOWN_MOVER
-    gateways: tuple[RunningGateway, ...] = ()
+    to: Annotated[SideStatus | None, "The namespace of --to; null without it", {"name": "destination"}] = None
+    lost_primary: Annotated[LostPrimary | None, "The primary, if it is declared lost, or was"] = None
+    mover: Annotated[ActiveMover, "The mover of the backlog"] = UNKNOWN_MOVER
+    gateways: Annotated[tuple[RunningGateway, ...], "Gateways of this user on this machine"] = ()
     complete: bool = True
     oldest_for: str = ""
     mends: tuple[str, ...] = ()
@@ -160,15 +190,15 @@ class Status:
         return {what: each for what, each in sides.items() if each and (what != "to" or each is not self.secondary)}
 
     @property
-    def total(self) -> BacklogTotal:
+    def total(self) -> Annotated[BacklogTotal, "All backlog queues together", {"name": "backlog"}]:
         """All backlog queues together, with the archives and the outbox."""
-        kept = sum(count for _, count, _ in self.outbox.waiting) if self.outbox else 0
+        kept = self.outbox.messages if self.outbox else 0
         return with_elsewhere(replace(total_of(self.queues), dead_letter_reasons=self.reasons), self.waiting, kept)
 
     @property
     def found(self) -> Mapping[AuditFinding, Collection[object]]:
         """The queues, archives and destinations in the outbox of each kind of finding that status knows."""
-        kept = self.outbox.waiting if self.outbox else ()
+        kept = self.outbox.entities if self.outbox else ()
         queues = (each for each in self.queues if each.messages or each.scheduled)
         return {
             AuditFinding.MESSAGES: [*queues, *held_by(self.waiting), *kept],
@@ -193,7 +223,7 @@ class Status:
 class _Backlog:
     queues: tuple[QueueStatus, ...] = ()
     waiting: tuple[DestinationSummary, ...] = ()
-    unseen: tuple[tuple[str, str], ...] = ()
+    unseen: tuple[Unseen, ...] = ()
     denied: bool = False
     complete: bool = False
     oldest_for: str = ""
@@ -237,7 +267,7 @@ async def read_status(
     paths = list(names.values())[: len(set(entities)) + MAX_DESTINATIONS]
     links = await _links(destination, paths, seconds)
     nothing = DestinationSummary("", 0)
-    summaries = (waiting.get(link.entity.lower(), nothing) for link in links)
+    summaries = (waiting.get(link.name.lower(), nothing) for link in links)
     found = tuple(
         DestinationStatus(link, each.messages, backlog.complete, each.reason if each.found else "", each.topic)
         for link, each in zip(links, summaries, strict=True)
@@ -248,8 +278,8 @@ async def read_status(
     if beyond:
         count = sum(each.messages for each in beyond)
         left = f"{count} message{'' if count == 1 else 's'} for {len(beyond)} more"
-        backlog = replace(backlog, unseen=(*backlog.unseen, ("other destinations", left)))
-    unseen = (*backlog.unseen, *((each.name, each.reason) for each in unknown_runs(runs, problem)))
+        backlog = replace(backlog, unseen=(*backlog.unseen, Unseen("other destinations", left)))
+    unseen = (*backlog.unseen, *unknown_runs(runs, problem))
     lost = None if to else await read_lost_primary(pair, state, seconds)
     return Status(
         primary=None if to else destination,
@@ -299,7 +329,7 @@ def _read_outbox(path: Path, now: float) -> OutboxStatus:
         raise UsageError(f"outbox {path} does not exist", hint="check the path; the first message creates it")
     found = outbox_depths(path).items()
     return OutboxStatus(
-        path, tuple((name, each.messages, max(0.0, now - each.oldest_ms / 1000)) for name, each in found)
+        path, tuple(KeptMessages(name, each.messages, max(0.0, now - each.oldest_ms / 1000)) for name, each in found)
     )
 
 
@@ -370,11 +400,11 @@ async def _backlog(
     except AccessError as error:
         return await _peek_backlog(pair, ends, renames, max_peek, f"how many messages wait: {error.message}")
     except SbpairError as error:
-        return _Backlog(unseen=((pair.secondary.name, error.message),))
+        return _Backlog(unseen=(Unseen(pair.secondary.name, error.message),))
     return _Backlog(
         tuple(queue_status(item) for item in found if item.outcome is not Outcome.FOREIGN),
         _waiting(found.destinations),
-        tuple((each.name, each.reason) for each in found.unseen if each.name != destination_name(ends)),
+        tuple(each for each in found.unseen if each.name != destination_name(ends)),
         complete=found.complete,
         oldest_for=found.oldest_for,
         reasons=found.reasons,
@@ -401,7 +431,7 @@ async def _peek_backlog(pair: Pair, ends: Ends, renames: Callable[[str], str], m
         )
         for path, fill in scanned.items()
     )
-    unread = (*unseen.items(), (pair.secondary.name, why))
+    unread = (*starmap(Unseen, unseen.items()), Unseen(pair.secondary.name, why))
     return _Backlog(queues, waiting, unread, denied, scan.complete, scan.oldest_for)
 
 

@@ -58,6 +58,7 @@ from sbpair.drill.lost_primary import Loss, LossReport, lose
 from sbpair.drill.original_reading import READING, WRAPPED_TTL_MS, messages_as_read
 from sbpair.errors import ExitCode, SbpairError, UsageError
 from sbpair.management import provisioning
+from sbpair.model.document import document
 from sbpair.model.pair import Endpoint, Pair
 from sbpair.model.queues import QueueSpec
 from sbpair.move.events import SyphonEvent
@@ -128,16 +129,17 @@ DrillEvent: TypeAlias = DrillPhase | SyphonEvent
 OnEvent: TypeAlias = Callable[[DrillEvent], None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@document("sbpair/drill/1", kw_only=True)
 class DrillResult(Comparison):
-    """The result for stranded messages, `sending` that for messages of the paired client; `timeline` has the phases."""
+    """The verdict of sbpair drill; its counts are those of the stranded messages."""
 
     seconds: Annotated[float, "Duration"]
-    sending: SendTally
+    sending: Annotated[SendTally, "Messages of the application that sends during the outage"]
     timeline: Annotated[tuple[DrillPhase, ...], "Steps"] = ()
     reading: Annotated[str | None, "The form of the stranded messages, with --as-original"] = None
     redriven: Annotated[int, "Messages that expired in the backlog, and came back by a redrive"] = 0
-    primary_lost: LossReport | None = None
+    primary_lost: Annotated[LossReport | None, "The primary of --lost; null without it"] = None
+    against: Annotated[str | None, "Pair of --against; null on the emulator"] = None
 
     @property
     def exit_code(self) -> int:

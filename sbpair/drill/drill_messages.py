@@ -231,7 +231,7 @@ class Comparison:
     lost: Annotated[int, "Messages that did not arrive"]
     duplicated: Annotated[int, "Messages that arrived more than once"]
     altered: Annotated[int, "Messages that changed"]
-    receipt: Receipt
+    receipt: Annotated[Receipt, "The receipt of the move"]
     alterations: Annotated[tuple[Alteration, ...], "Changes"] = ()
     lost_ids: Annotated[tuple[Annotated[str, "Message id"], ...], "Ids of lost messages"] = ()
 

@@ -37,6 +37,7 @@ from sbpair.drill.drill_pair import (
 )
 from sbpair.errors import ExitCode, SbpairError
 from sbpair.management import provisioning
+from sbpair.model.document import document
 from sbpair.model.queues import QueueSpec
 from sbpair.move.failure_latch import set_within
 from sbpair.syphon import runner
@@ -78,9 +79,9 @@ class ClientTally:
     altered: Annotated[int, "Messages whose body or properties differ"] = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@document("sbpair/gateway-drill/1", kw_only=True)
 class GatewayDrillResult:
-    """The result of the drill. `timeline` has its phases."""
+    """The verdict of sbpair drill --gateway."""
 
     clients: Annotated[tuple[ClientTally, ...], "Each client"]
     first_seconds: Annotated[float, "Time from the primary's end to the next accepted send"]

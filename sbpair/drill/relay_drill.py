@@ -31,6 +31,7 @@ from sbpair.drill.drill_pair import (
     in_background,
 )
 from sbpair.errors import BothFailed, ExitCode, InDoubt, SbpairError
+from sbpair.model.document import SPREAD, document
 from sbpair.model.pair import SIDES, Side
 from sbpair.move.failure_latch import set_within
 from sbpair.relay import RelayAnswer, RelayEndpoint, RelayPair
@@ -101,11 +102,11 @@ class RelayTally:
     problems: Annotated[tuple[RequestProblem, ...], "The first problems"] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@document("sbpair/relay-drill/1", kw_only=True)
 class RelayDrillResult:
-    """The result of the drill. `timeline` has its phases."""
+    """The verdict of sbpair drill --relay: sent = answered + in_doubt + failed, if nothing is wrong."""
 
-    tally: RelayTally
+    tally: Annotated[RelayTally, SPREAD]
     seconds: Annotated[float, "Duration"]
     timeline: Annotated[tuple[DrillPhase, ...], "Steps"] = ()
 

@@ -18,7 +18,7 @@ from sbpair.model.retries import Backoff
 from sbpair.sync_async import LoopThread
 
 if TYPE_CHECKING:
-    from sbpair.syphon.runner import SyphonResult
+    from sbpair.syphon.run_result import SyphonResult
 
 RESTART_BACKOFF = Backoff(first_seconds=1.0, max_seconds=300.0)
 LEASE_WAIT_SECONDS = 30.0

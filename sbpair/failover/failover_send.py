@@ -78,7 +78,7 @@ class Delivered:
     primary: Annotated[int, "Accepted by the primary, or by the namespace that SIDE or --namespace names"] = 0
     backlog: Annotated[int, "Accepted by the backlog"] = 0
     outbox: Annotated[int, "Stored in the outbox"] = 0
-    secondary: Annotated[int, "Accepted by the secondary's own entity, while the primary is declared lost"] = 0
+    secondary: int = 0  # accepted by its own entity, while the primary is declared lost
 
     @property
     def total(self) -> int:

@@ -8,9 +8,10 @@ import uuid
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from sbpair.errors import EntityMissing, ExitCode, MachineLacks, SbpairError, TimedOut
+from sbpair.model.document import Failing
 
 if TYPE_CHECKING:
     from sbpair.model.pair import Endpoint
@@ -39,12 +40,12 @@ class Health(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class PingResult:
+class PingResult(Failing):
     """The result of one ping, `seconds` after it started. `error` is why the entity is not up."""
 
-    entity: str
-    health: Health
-    seconds: float
+    name: Annotated[str, "Its path"]
+    health: Annotated[Health, "Whether a link could be opened, or it accepted the ping"]
+    seconds: Annotated[float, "Time to the answer"]
     error: SbpairError | None = None
 
 

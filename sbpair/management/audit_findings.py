@@ -10,8 +10,9 @@ from sbpair import backlog
 from sbpair.errors import ExitCode
 from sbpair.management.comparison import Change, Plan, describe_differences, why_unexpected
 from sbpair.management.provisioning import EntityItem
+from sbpair.model.document import LATER
 from sbpair.model.entity_properties import PROPERTIES
-from sbpair.model.queues import Difference, QueueFinding, QueueSpec, QueueState, Usage, Utilisation
+from sbpair.model.queues import AuditedQueue, Difference, QueueSpec, QueueState, Usage, Utilisation
 from sbpair.model.report import FAIL_ON, AuditFinding, Outcome, Report, ReportItem
 from sbpair.model.tiers import MEGABYTE_BYTES
 from sbpair.runs.active_mover import UNKNOWN_MOVER, ActiveMover
@@ -32,7 +33,7 @@ FIXED = frozenset(row.title for row in PROPERTIES.values() if row.is_fixed)
 """Properties that are chosen at creation."""
 
 
-QueueItem = ReportItem[QueueFinding]
+QueueItem = ReportItem[AuditedQueue]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,8 @@ class DestinationSummary:
     topic: Annotated[bool | None, "Whether it is a topic"] = None
     detects_duplicates: Annotated[bool | None, "Whether it detects duplicates"] = None
     reason: Annotated[str, "Why it is unknown or missing, or does not keep all of them"] = ""
-    discarded: Annotated[int, "Peeked messages for a topic that match no subscription"] = 0
+    discarded: Annotated[int, "Peeked messages for a topic that match no subscription", LATER] = 0
+    exact: Annotated[bool, "Whether messages is exact: false if not all messages were peeked"] = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +62,13 @@ class Unseen:
 class QueueStatus:
     """A backlog queue. `messages` wait to be moved, at least so many unless `exact`; None is unknown."""
 
-    path: str
-    messages: int | None = None
-    dead_letters: int | None = None
-    exact: bool = True
-    oldest_seconds: float | None = None
-    note: str = ""
-    scheduled: int | None = None
+    name: Annotated[str, "Its path"]
+    messages: Annotated[int | None, "Messages, at least so many if exact is false; null if unknown"] = None
+    dead_letters: Annotated[int | None, "Dead-lettered messages; null if unknown"] = None
+    exact: Annotated[bool, "Whether messages is exact"] = True
+    oldest_seconds: Annotated[float | None, "Age of the oldest message; null if unknown or none"] = None
+    note: Annotated[str, "Remark; may be empty"] = ""
+    scheduled: Annotated[int | None, "Scheduled messages; null if unknown"] = None
     missing: bool = False
 
 
@@ -94,7 +96,7 @@ class BacklogTotal:
 
 
 @dataclass(frozen=True, slots=True)
-class Audit(Report[QueueFinding]):
+class Audit(Report[AuditedQueue]):
     """One item a queue: desired ones by index, then extra ones, then those of other primaries.
 
     Unless `complete`, not all messages were peeked, and the numbers of `destinations` are minimums. `waiting` are runs
@@ -103,23 +105,27 @@ class Audit(Report[QueueFinding]):
     `oldest_for` is the destination of the oldest peeked message; "" if unknown.
     """
 
-    destinations: tuple[DestinationSummary, ...] = ()
-    unseen: tuple[Unseen, ...] = ()
+    destinations: Annotated[tuple[DestinationSummary, ...], "Destinations of the peeked messages"] = ()
+    unseen: Annotated[
+        tuple[Unseen, ...], "What could not be read, and runs whose messages are unknown", {"name": "skipped"}
+    ] = ()
     complete: bool = True
     waiting: tuple[WaitingRun, ...] = ()
     reasons: tuple[ReasonCount, ...] | None = None
     mirror: tuple[EntityItem, ...] = ()
-    mover: ActiveMover = UNKNOWN_MOVER
+    mover: Annotated[ActiveMover, "The mover of the backlog"] = UNKNOWN_MOVER
     denied: bool = False
     oldest_for: str = ""
 
     @property
-    def findings(self) -> frozenset[AuditFinding]:
+    def findings(
+        self,
+    ) -> Annotated[frozenset[AuditFinding], "Kinds of findings, as in --fail-on", {"items": {"type": "string"}}]:
         """The kinds that were found at least once."""
         return frozenset(kind for kind, found in self.found.items() if found)
 
     @property
-    def total(self) -> BacklogTotal:
+    def total(self) -> Annotated[BacklogTotal, "All backlog queues together", {"name": "backlog"}]:
         """The messages of the pair's own queues, and those in archives."""
         own = [queue_status(item) for item in self if item.outcome is not Outcome.FOREIGN]
         return with_elsewhere(replace(total_of(own), dead_letter_reasons=self.reasons), self.waiting)
@@ -202,7 +208,7 @@ def foreign_items(primary: str, queues: Iterable[QueueState]) -> list[QueueItem]
             state.spec.path,
             Outcome.FOREIGN,
             f"a backlog queue of {name}",
-            QueueFinding(None, state.partitioned, state.counts),
+            AuditedQueue(None, state.partitioned, state.counts),
         )
         for name, state in found
         if name and name.lower() != primary.lower()
@@ -295,7 +301,7 @@ def _item(change: Change, count: int, fill: Utilisation | None) -> QueueItem:
             reason = f"{reason}; {describe_differences(differences)}: a prune may have been cut short"
     if state.availability:
         reason = "; ".join(filter(None, (reason, f"{state.availability}: a part of it does not answer")))
-    detail = QueueFinding(change.index, state.partitioned, state.counts, differences, fill, state.availability)
+    detail = AuditedQueue(change.index, state.partitioned, state.counts, differences, state.availability, fill)
     return ReportItem(change.path, outcome, reason, detail)
 
 

@@ -149,11 +149,12 @@ class _Auditor:
             scanned, reasons, (sizes, at, unseen) = await asyncio.gather(scans, counting, self._sample(sample_seconds))
             fills |= {path: with_growth(fill, sizes.get(path), at - started) for path, fill in scanned.items()}
         plan = plan_backlog(self.pair, own, tier)
+        complete = self.scan.complete or not filled
         return Audit(
             (*own_items(plan, self.pair.backlog_queues, fills), *foreign_items(primary, queues)),
-            destinations=self.scan.destinations(),
+            destinations=tuple(replace(each, exact=complete) for each in self.scan.destinations()),
             unseen=(*unseen, *self.scan.unseen()),
-            complete=self.scan.complete or not filled,
+            complete=complete,
             denied=self.scan.lookup.denied,
             oldest_for=self.scan.oldest_for,
             reasons=reasons,

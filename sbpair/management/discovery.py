@@ -56,10 +56,10 @@ class OldPair:
     resource_group: Annotated[str, "Its resource group; empty without Resource Manager"]
     backlog_queues: Annotated[int, "Number of backlog queues that clients used, by the highest index"]
     sides: Annotated[dict[str, Settings], "Settings of each side in the file"]
-    queues: tuple[QueueStatus, ...] = ()
+    queues: Annotated[tuple[QueueStatus, ...], "Backlog queues"] = ()
 
     @property
-    def total(self) -> BacklogTotal:
+    def backlog(self) -> Annotated[BacklogTotal, "All backlog queues together"]:
         """All of its backlog queues together."""
         return total_of(self.queues)
 

@@ -20,6 +20,7 @@ from sbpair.management import entity_limits
 from sbpair.management.calls import OnEvent, Sleep
 from sbpair.management.comparison import describe_differences, differences
 from sbpair.model import tiers
+from sbpair.model.document import OMITTED
 from sbpair.model.entities import Queue, Topic
 from sbpair.model.entity_properties import PROPERTIES
 from sbpair.model.pair import Endpoint, ResourceGroup
@@ -172,14 +173,24 @@ class PartitionedEntityState:
 
     namespace: Annotated[str, "Name of the namespace"]
     tier: Annotated[str, "Tier of the namespace", {"examples": ["Standard"]}]
-    kind: str
+    kind: Annotated[str, "Kind of entity", {"enum": ["queue", "topic"]}]
     partitions: tuple[int, ...]
     max_size_mb: Annotated[int, "Chosen size, in MB"]
     effective_max_size_mb: Annotated[int, "Size of all partitions, in MB"]
-    size_bytes: Annotated[int | None, "Bytes in use"] = None
+    size_bytes: int | None = None
 
     @property
-    def fill_ratio(self) -> Annotated[float | None, "Used share of the size, from 0 to 1"]:
+    def known_partitions(
+        self,
+    ) -> Annotated[int | None, "Number of partitions; null if not known", {"name": "partitions"}]:
+        return self.partitions[0] if len(self.partitions) == 1 else None
+
+    @property
+    def partitions_possible(self) -> Annotated[tuple[int, ...], "Possible numbers of partitions", OMITTED]:
+        return self.partitions if len(self.partitions) > 1 else ()
+
+    @property
+    def fill_ratio(self) -> float | None:
         return None if self.size_bytes is None else self.size_bytes / (self.effective_max_size_mb * MEGABYTE_BYTES)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, S
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 from sbpair import backlog, errors
 from sbpair.azure import NamespaceControl, open_namespace
@@ -51,6 +51,7 @@ from sbpair.management.comparison import (
 from sbpair.management.entities_file import NO_ENTITIES, EntitiesDocument
 from sbpair.management.entity_limits import fit_to_tier, tier_violations, violations, without_namespace_partitions
 from sbpair.model import tiers
+from sbpair.model.document import OMITTED
 from sbpair.model.entities import DEFAULT_RULE, AnyEntity, Described, Queue, Rule, Subscription, Topic
 from sbpair.model.entity_properties import TARGETS
 from sbpair.model.pair import Endpoint, Pair, ResourceGroup, Side
@@ -68,11 +69,11 @@ _NOT_CREATED = (Outcome.FAILED, Outcome.NOT_TRIED)
 class EntityFinding:
     """The detail of a report's item. `index` is a backlog queue's, and None for all others."""
 
-    namespace: str
-    kind: str
-    index: int | None = None
-    partitioned: bool = False
-    differences: tuple[Difference, ...] = ()
+    namespace: Annotated[str, "Name of the namespace"]
+    kind: Annotated[str, "Kind of entity: queue, topic, subscription or rule"]
+    index: Annotated[int | None, "Index of a backlog queue", OMITTED] = None
+    partitioned: Annotated[bool, "Present if the entity is partitioned", OMITTED, {"const": True}] = False
+    differences: Annotated[tuple[Difference, ...], "Properties that differ from the expected description", OMITTED] = ()
 
     @property
     def alters(self) -> bool:

@@ -17,7 +17,6 @@ from sbpair.amqp_client.client import GetToken
 from sbpair.azure.atom import AtomNamespace, open_atom
 from sbpair.azure.credentials import open_tokens
 from sbpair.errors import EntityMissing, ExitCode, SbpairError, ServiceRefused, TimedOut, Unreachable
-from sbpair.management.audit_findings import QueueItem
 from sbpair.management.calls import Listed, OnEvent, QueueProvisioned, Sleep, shielded
 from sbpair.management.comparison import (
     Change,
@@ -45,15 +44,16 @@ SEND_DISABLED = "SendDisabled"
 GONE = "already removed by another client"
 
 QueueReport = Report[QueueFinding]
+RemovableQueue = ReportItem[QueueFinding]
 
 
-def planned_removals(pair: Pair, actual: Collection[QueueState]) -> list[QueueItem]:
+def planned_removals(pair: Pair, actual: Collection[QueueState]) -> list[RemovableQueue]:
     """Return every unexpected queue of `pair`, by index: to remove, or to keep and why. Pure."""
     unexpected = plan_backlog(pair, actual).of(Outcome.EXTRA)
     return [_planned(each, pair.backlog_queues) for each in unexpected]
 
 
-def _planned(change: Change, count: int) -> QueueItem:
+def _planned(change: Change, count: int) -> RemovableQueue:
     why, counts = why_unexpected(change.index, count), None
     if change.state:
         counts = None if change.state.availability else change.state.counts
@@ -154,7 +154,7 @@ class Pruner:
             tasks = [group.create_task(each) for each in removals]
         return Report(tuple(task.result() for task in tasks))
 
-    async def _process(self, planned: QueueItem, total: int) -> QueueItem:
+    async def _process(self, planned: RemovableQueue, total: int) -> RemovableQueue:
         async with self._slots:
             try:
                 item = planned if planned.outcome is Outcome.KEPT else await self._remove(planned)
@@ -166,7 +166,7 @@ class Pruner:
         self._on_event(QueueProvisioned(item.name, item.outcome, self._done, total))
         return item
 
-    async def _remove(self, planned: QueueItem) -> QueueItem:
+    async def _remove(self, planned: RemovableQueue) -> RemovableQueue:
         path = planned.name
         check_removable(self._pair.primary.name, self._pair.backlog_queues, path)
         former = await self._status(path)
@@ -200,7 +200,7 @@ class Pruner:
             return ""
         return f"another client changed its status to {status} while it was being removed"
 
-    async def _delete(self, planned: QueueItem, former: str) -> QueueItem:
+    async def _delete(self, planned: RemovableQueue, former: str) -> RemovableQueue:
         path = planned.name
         try:
             await self._attempt(f"delete {path}", lambda: self._queues.delete(path))
@@ -229,5 +229,5 @@ class Pruner:
             await self._set_status(path, former)
 
 
-def _failed(planned: QueueItem, reason: str, code: int) -> QueueItem:
+def _failed(planned: RemovableQueue, reason: str, code: int) -> RemovableQueue:
     return replace(planned, outcome=Outcome.FAILED, reason=reason, exit_code=code)

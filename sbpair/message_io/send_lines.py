@@ -32,6 +32,7 @@ from sbpair.failover.clients import AsyncPairedClient, AsyncPairedSender
 from sbpair.failover.events import SenderEvent, SendInDoubt
 from sbpair.failover.failover_send import Delivered, OnFailure
 from sbpair.failover.sdk_messages import Message, SizedBatch, batches, message_ids
+from sbpair.model.document import SPREAD, Failing, document
 from sbpair.model.pair import Endpoint, Pair
 from sbpair.model.tiers import SMALLEST_TIER_BYTES
 from sbpair.move.failure_latch import set_within
@@ -57,16 +58,25 @@ SEND_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
+class SendFailure(Failing):
+    """Why a run ended early."""
+
+    line: Annotated[int | None, "Line of the message"]
+    error: SbpairError
+
+
+@document("sbpair/send/1")
 class SendResult:
-    """The outcome of a run. `messages` is the sum of the delivered, `in_doubt` and `failed` ones.
+    """The receipt of sbpair send: messages = primary + backlog + outbox + in_doubt + failed.
 
     `in_doubt` were sent last and never answered; `failed` were refused, or never sent. All lines before `next_line` are
     accepted. `error` ended an incomplete run, at `line`. `doubtful` are the ids of delivered messages that were sent
     again after an unanswered attempt: they may arrive twice.
     """
 
+    entity: Annotated[str, "Queue or topic"]
     messages: Annotated[int, "Messages that were tried"]
-    delivered: Delivered
+    delivered: Annotated[Delivered, SPREAD]
     in_doubt: Annotated[int, "Sent last, without an answer"]
     failed: Annotated[int, "Refused"]
     next_line: Annotated[int, "First line that is not accepted yet"]
@@ -74,7 +84,11 @@ class SendResult:
     error: SbpairError | None = None
     line: int | None = None
     stopped: Annotated[bool, "Whether a signal ended it"] = False
-    doubtful: tuple[str, ...] = ()
+    doubtful: Annotated[tuple[str, ...], "Ids of possible duplicates"] = ()
+
+    @property
+    def failure(self) -> Annotated[SendFailure | None, "Why it ended early; null if it did not"]:
+        return SendFailure(self.line, self.error) if self.error else None
 
     @property
     def exit_code(self) -> int:
@@ -229,7 +243,7 @@ class _LineSender:
         started, source, stop = time.monotonic(), self.stream.lines, self.stream.stop
         groups = ReadAhead(source, MAX_GROUPS_AHEAD)
         limiter = RateLimiter(started, rate=self.stream.rate)
-        self.result = SendResult(0, Delivered(), 0, 0, source.skip + 1, 0.0)
+        self.result = SendResult(self.sender.entity_name, 0, Delivered(), 0, 0, source.skip + 1, 0.0)
         try:
             while not self._ended():
                 lines = await self._unless(stop, anext(groups, []))

@@ -24,22 +24,14 @@ EXTRAS = ("bandwidth", "pings", "dead-letters", "active")
 
 
 @dataclass(frozen=True, slots=True)
-class Operations:
-    """Billable operations by purpose; they add up with `+`.
+class MoverOperations:
+    """Billable operations of a mover by purpose."""
 
-    `delivered` is the future cost of one receiver of each message; each of a topic's subscriptions adds its own.
-    """
-
-    stranded: Annotated[int, "Operations of the applications to send to the backlog, already paid"] = 0
     received: Annotated[int, "Operations to receive and settle"] = 0
     sent: Annotated[int, "Operations to send"] = 0
-    delivered: Annotated[int, "Operations of the receivers in the primary"] = 0
     renewals: Annotated[int, "Lock renewals"] = 0
     empty_receives: Annotated[int, "Receives without a message"] = 0
     management_calls: Annotated[int, "Counts and peeks"] = 0
-
-    def __add__(self, other: Operations) -> Operations:
-        return Operations(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
 
     @property
     def secondary(self) -> int:
@@ -52,6 +44,20 @@ class Operations:
     @property
     def by_sbpair(self) -> Annotated[int, "All operations of sbpair"]:
         return self.secondary + self.primary
+
+
+@dataclass(frozen=True, slots=True)
+class Operations(MoverOperations):
+    """Billable operations by purpose; they add up with `+`.
+
+    `delivered` is the future cost of one receiver of each message; each of a topic's subscriptions adds its own.
+    """
+
+    stranded: Annotated[int, "Operations of the applications to send to the backlog, already paid"] = 0
+    delivered: Annotated[int, "Operations of the receivers in the primary"] = 0
+
+    def __add__(self, other: Operations) -> Operations:
+        return Operations(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
 
     @property
     def total(self) -> int:

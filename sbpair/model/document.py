@@ -5,11 +5,11 @@ third annotation has keywords of the schema, or one of the marks below. Invarian
 """
 
 from collections.abc import Callable, Iterator, Mapping, Set
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, field
 from decimal import Decimal
 from enum import Enum
 from functools import cache
+from pathlib import PurePath
 from typing import Annotated, Any, TypeVar, dataclass_transform, get_args, get_origin, get_type_hints
 
 from sbpair.errors import SbpairError
@@ -17,15 +17,21 @@ from sbpair.errors import SbpairError
 LATER = {"required": False}
 """Documents of earlier versions may lack the key."""
 
-OMITTED = {"required": False, "omitted": True}
-"""The key is left out while it has no value, or an empty one."""
+UNLESS_NONE = {"required": False, "omitted": "none"}
+OMITTED = {"required": False, "omitted": "empty"}
+"""The key is left out while its value is None or false; with OMITTED, also an empty one."""
+
+TIME = {"format": "date-time"}
+"""The value is a time, such as `2026-11-22T10:15:00Z`."""
+
+# {"name": "from"} is another name of the key than that of the attribute.
 
 SPREAD = "*"
 """In place of a description: the keys of the value stand for it."""
 
 Result = TypeVar("Result")
-DOCUMENTS: list["DocumentForm"] = []
-"""A name may have several classes, and a class several names."""
+DOCUMENTS: dict[type, "DocumentForm"] = {}
+"""A name may have several classes, which are its forms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +44,18 @@ class DocumentForm:
     summary: str
 
 
-@dataclass_transform()
-def document(name: str, *lines: str, summary: str = "") -> Callable[[type[Result]], type[Result]]:
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def document(
+    name: str, *lines: str, summary: str = "", kw_only: bool = False
+) -> Callable[[type[Result]], type[Result]]:
     """Make a class a frozen dataclass, and the document called `name`, such as `sbpair/audit/1`, or one of its forms.
 
     The summary of the first form is that of the document; the default is the first line of the docstring.
     """
 
     def register(kind: type[Result]) -> type[Result]:
-        made = dataclass(frozen=True, slots=True)(kind)
-        DOCUMENTS.append(DocumentForm(name, made, lines, summary or first_line(made)))
+        made = dataclass(frozen=True, slots=True, kw_only=kw_only)(kind)
+        DOCUMENTS[made] = DocumentForm(name, made, lines, summary or first_line(made))
         return made
 
     return register
@@ -55,11 +63,6 @@ def document(name: str, *lines: str, summary: str = "") -> Callable[[type[Result
 
 def first_line(kind: type) -> str:
     return str(kind.__doc__).partition("\n")[0]
-
-
-def described_as(result: object, name: str = "") -> DocumentForm:
-    """Return the document of a result, of which a class may have several."""
-    return next(each for each in DOCUMENTS if each.kind is type(result) and name in ("", each.name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +76,7 @@ class DocumentKey:
 
     @property
     def name(self) -> str:
-        """The attribute's name, of which `from_` has an underscore more."""
-        return self.attribute.rstrip("_")
+        return str(self.keywords.get("name", self.attribute))
 
 
 @cache
@@ -102,41 +104,43 @@ def hints_of(kind: Any) -> dict[str, Any]:
 def _of(hint: Any, bound: Mapping[Any, Any]) -> Any:
     """Return an annotation with other kinds in place of its variables."""
     variables = getattr(hint, "__parameters__", ())
-    return hint[tuple(bound[each] for each in variables)] if variables else bound.get(hint, hint)
+    return hint[tuple(bound[each] for each in variables)] if variables else hint
 
 
 def _merged(annotated: Any) -> dict[str, Any]:
     return {name: value for keywords in annotated.__metadata__[1:] for name, value in keywords.items()}
 
 
-def encode_document(result: Any, described: "DocumentForm") -> dict[str, Any]:
-    return {"schema": described.name, **encoded(result)}
-
-
-def encode_lines(result: Any, described: "DocumentForm") -> Iterator[dict[str, Any]]:
-    """Yield the JSON Lines of a result."""
-    for name in described.lines or ("",):
-        for item in getattr(result, name) if name else (result,):
-            yield {"schema": described.name, **encoded(item)}
+def encode_lines(result: Any) -> Iterator[dict[str, Any]]:
+    """Yield the JSON Lines of a document: the items of its lists, or else itself."""
+    form = DOCUMENTS[type(result)]
+    for name in form.lines:
+        for item in getattr(result, name):
+            yield {"schema": form.name, **encoded(item)}
+    if not form.lines:
+        yield encoded(result)
 
 
 def encoded(value: Any) -> Any:
-    """Return a value as JSON has it; durations and rates have three decimals."""
+    """Return a value as JSON has it."""
     match value:
         case Enum():
             return value.value
         case Decimal():
             return float(value)
-        case datetime():
-            return f"{value:%Y-%m-%dT%H:%M:%SZ}"
+        case PurePath():
+            return str(value)
         case Mapping():
             return {str(key): encoded(each) for key, each in value.items()}
         case None | str() | int() | float():
             return value
-        case list() | tuple() | Set() | Iterator() if not hasattr(value, "_fields"):
+        case Set():
+            return sorted(map(encoded, value))
+        case list() | tuple() | Iterator() if not hasattr(value, "_fields"):
             return list(map(encoded, value))
     kind: type = type(value)
-    return dict(_items(value, keys_of(kind))) if keys_of(kind) else str(value)
+    own = {"schema": DOCUMENTS[kind].name} if kind in DOCUMENTS else {}
+    return own | dict(_items(value, keys_of(kind)))
 
 
 def _items(value: Any, keys: tuple[DocumentKey, ...]) -> Iterator[tuple[str, Any]]:
@@ -144,9 +148,18 @@ def _items(value: Any, keys: tuple[DocumentKey, ...]) -> Iterator[tuple[str, Any
         found = getattr(value, key.attribute)
         if key.description == SPREAD:
             yield from {} if found is None else encoded(found).items()
-        elif not key.keywords.get("omitted") or not (found is None or found is False or found in ("", ())):
-            is_rounded = isinstance(found, float) and key.name.endswith(("seconds", "per_second"))
-            yield key.name, round(found, 3) if is_rounded else encoded(found)
+        elif not _is_omitted(found, key.keywords.get("omitted")):
+            yield key.name, _rounded(key.name, found) if isinstance(found, float) else encoded(found)
+
+
+def _rounded(name: str, number: float) -> float:
+    """Return durations and growth with three decimals, and ratios with six."""
+    digits = 3 if name.endswith(("seconds", "bytes_per_second")) else 6 if name.endswith("ratio") else None
+    return number if digits is None else round(number, digits)
+
+
+def _is_omitted(value: Any, mark: str | None) -> bool:
+    return mark is not None and (value is None or value is False or (mark == "empty" and value in ("", ())))
 
 
 class Failing:

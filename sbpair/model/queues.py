@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
+from sbpair.model.document import OMITTED
 from sbpair.timespan import TIMESPAN_MAX
 
 
@@ -91,7 +92,7 @@ class Difference:
 class Utilisation:
     """The size, age and growth of a queue; None where not measured. `full_in_seconds` is None if it does not grow."""
 
-    max_bytes: Annotated[int, "Size of all partitions"]
+    max_bytes: int
     size_bytes: Annotated[int | None, "Bytes in use"] = None
     idle_seconds: Annotated[float | None, "Time since the queue was last used"] = None
     idle: Annotated[bool, "Whether it was unused longer than --idle"] = False
@@ -105,6 +106,10 @@ class Utilisation:
         return None if self.size_bytes is None or not self.max_bytes else self.size_bytes / self.max_bytes
 
     @property
+    def effective_max_size_mb(self) -> Annotated[int, "Size of all partitions, in MB"]:
+        return self.max_bytes // 1024 // 1024
+
+    @property
     def full_in_seconds(self) -> Annotated[float | None, "Time until it is full at this rate; null if not growing"]:
         if self.size_bytes is None or self.bytes_per_second is None or self.bytes_per_second <= 0:
             return None
@@ -115,9 +120,17 @@ class Utilisation:
 class QueueFinding:
     """The facts of one queue in a report. `counts` is None if it does not exist, or was not counted."""
 
-    index: int | None
-    partitioned: bool = False
-    counts: Counts | None = None
-    differences: tuple[Difference, ...] = ()
-    fill: Utilisation | None = None
-    availability: str | None = None
+    index: Annotated[int | None, "Index of the backlog queue; null if the name has none"]
+    partitioned: Annotated[bool, "Present if the queue is partitioned", OMITTED, {"const": True}] = False
+    counts: Annotated[Counts | None, "Messages of the queue", OMITTED] = None
+    differences: Annotated[tuple[Difference, ...], "Properties that differ from the expected description", OMITTED] = ()
+    availability: Annotated[
+        str | None, "Availability, such as Limited while a partition is down; absent if Available", OMITTED
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class AuditedQueue(QueueFinding):
+    """The facts of one queue in an audit, measured unless it is another primary's."""
+
+    fill: Annotated[Utilisation | None, "Utilisation and age of a queue; null where not measured", OMITTED] = None

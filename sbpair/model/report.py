@@ -5,12 +5,13 @@ Pure: an expected failure of one item among many is a ReportItem, not an excepti
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Generic, TypeVar
+from typing import Annotated, Generic, TypeVar
 
 from sbpair.errors import ExitCode
+from sbpair.model.document import OMITTED, SPREAD
 
 Detail = TypeVar("Detail")
 
@@ -67,10 +68,10 @@ class ReportItem(Generic[Detail]):
     `sbpair.errors`, and 0 otherwise.
     """
 
-    name: str
+    name: Annotated[str, "Its path or name", {"examples": ["contoso/x-servicebus-transfer/0"]}]
     outcome: Outcome
-    reason: str = ""
-    detail: Detail | None = None
+    reason: Annotated[str, "Why the outcome is what it is", OMITTED] = ""
+    detail: Annotated[Detail | None, SPREAD] = None
     exit_code: int = ExitCode.DONE
 
 
@@ -82,6 +83,10 @@ class Report(Generic[Detail]):
 
     def __iter__(self) -> Iterator[ReportItem[Detail]]:
         return iter(self.items)
+
+    def lists(self, outcomes: Iterable[Outcome]) -> dict[Outcome, list[ReportItem[Detail]]]:
+        """Return the items of each outcome."""
+        return {each: self.of(each) for each in outcomes}
 
     def of(self, *outcomes: Outcome) -> list[ReportItem[Detail]]:
         return [item for item in self.items if item.outcome in outcomes]

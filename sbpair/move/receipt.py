@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Annotated
 
 from sbpair.errors import ExitCode
-from sbpair.model.cost import Operations
+from sbpair.model.cost import MoverOperations
+from sbpair.model.document import LATER
 
 BUCKETS = ("sent", "already_sent", "expired", "dead_lettered", "released", "in_doubt", "skipped")
 
@@ -22,7 +23,7 @@ GONE = ("sent", "already_sent", "expired", "dead_lettered")
 
 NOT_SENT = tuple(bucket for bucket in BUCKETS if bucket not in ("sent", "in_doubt"))
 
-SPENT = ("received", "sent", "renewals", "empty_receives", "management_calls")
+SPENT = tuple(each.name for each in fields(MoverOperations))
 """Operations that a mover causes itself."""
 
 MAX_LISTED = 1_000
@@ -100,15 +101,8 @@ class FilterCounts:
 
 
 @dataclass(frozen=True, slots=True)
-class Receipt:
-    """The receipt of a move. Counts are deliveries, of which a message may have several, unless they say otherwise.
-
-    `doubtful` messages have no outcome from one side, in whichever bucket they ended: each may arrive in the primary
-    twice, now or after another run. `stayed` names no messages that stay because of a filter.
-
-    `operations` are those requested and not refused: one without an answer may be billed too. Messages count by their
-    size in the backlog.
-    """
+class DeliveryCounts:
+    """Counts of deliveries."""
 
     received: Annotated[int, "Deliveries, each of which ends in one of the buckets from sent to skipped"] = 0
     sent: Annotated[int, "Accepted by the primary and completed in the backlog"] = 0
@@ -118,31 +112,46 @@ class Receipt:
     released: Annotated[int, "Returned to the backlog"] = 0
     in_doubt: Annotated[int, "Sent, without an answer"] = 0
     skipped: Annotated[int, "Left in the queue, each counted once: not chosen, or refused by a move's destination"] = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt(DeliveryCounts):
+    """The receipt of a move. Counts are deliveries, of which a message may have several, unless they say otherwise.
+
+    `doubtful` messages have no outcome from one side, in whichever bucket they ended: each may arrive in the primary
+    twice, now or after another run. `stayed` names no messages that stay because of a filter.
+
+    `operations` are those requested and not refused: one without an answer may be billed too. Messages count by their
+    size in the backlog.
+    """
+
     locked: Annotated[int, "Messages left, locked by another receiver or a killed run; not received"] = 0
     distinct: Annotated[int, "Different messages among the deliveries"] = 0
     bytes_sent: Annotated[int, "Bytes of the sent messages"] = 0
-    queues: dict[str, dict[str, int]] = field(default_factory=dict)
+    queues: Annotated[
+        dict[str, dict[str, int]], "Counts of each backlog queue", {"additionalProperties": DeliveryCounts}
+    ] = field(default_factory=dict)
     destinations: Annotated[dict[str, int], "Sent messages of each destination"] = field(default_factory=dict)
     dead_letters: Annotated[tuple[NamedMessage, ...], "Dead-lettered messages, at most 1000"] = ()
-    dead_letter_reasons: Annotated[dict[str, int], "All of these, by reason"] = field(default_factory=dict)
+    dead_letter_reasons: Annotated[dict[str, int], "All of these, by reason", LATER] = field(default_factory=dict)
     doubtful: Annotated[tuple[NamedMessage, ...], "Possible duplicates, at most 20000"] = ()
     doubtful_total: Annotated[int, "All of these possible duplicates"] = 0
     stayed: Annotated[tuple[NamedMessage, ...], "Skipped messages that stay for their own reasons, at most 1000"] = ()
-    backing_off: Annotated[tuple[BackingOff, ...], "Destinations that took no more at the end, at most 100"] = ()
-    backing_off_total: Annotated[int, "All of these destinations"] = 0
-    discarded: Annotated[dict[str, int], "Sent messages that no subscription took, by topic"] = field(
+    backing_off: Annotated[tuple[BackingOff, ...], "Destinations that took no more at the end, at most 100", LATER] = ()
+    backing_off_total: Annotated[int, "All of these destinations", LATER] = 0
+    discarded: Annotated[dict[str, int], "Sent messages that no subscription took, by topic", LATER] = field(
         default_factory=dict
     )
-    not_evaluated: Annotated[dict[str, int], "Sent messages that perhaps no subscription took, by topic"] = field(
+    not_evaluated: Annotated[dict[str, int], "Sent messages that no subscription took, perhaps", LATER] = field(
         default_factory=dict
     )
-    topics_unchecked: Annotated[str, "Why the rules of topics were not read; may be empty"] = ""
-    where: Annotated[FilterCounts | None, "What --where did; null without it"] = None
-    operations: Operations = field(default_factory=Operations)
-    ramp: Annotated[RampRecord | None, "The ramp; null without one"] = None
+    topics_unchecked: Annotated[str, "Why the rules of topics were not read; may be empty", LATER] = ""
+    where: Annotated[FilterCounts | None, "What --where did; null without it", LATER] = None
+    operations: Annotated[MoverOperations, "Billable operations"] = field(default_factory=MoverOperations)
+    ramp: Annotated[RampRecord | None, "The ramp; null without one", LATER] = None
 
     @property
-    def balanced(self) -> bool:
+    def balanced(self) -> Annotated[bool, "Whether the counts add up"]:
         return self.received == sum(int(getattr(self, bucket)) for bucket in BUCKETS)
 
     @property
@@ -157,14 +166,6 @@ class Receipt:
             return ExitCode.BUG
         findings = self.expired or self.dead_lettered or self.locked or self.stayed or self.remaining > 0
         return ExitCode.PARTIAL_OR_FINDINGS if findings else ExitCode.DONE
-
-    def document(self) -> dict[str, object]:
-        spent = {name: getattr(self.operations, name) for name in SPENT}
-        return {
-            **asdict(self),
-            "operations": {**spent, "by_sbpair": self.operations.by_sbpair},
-            "balanced": self.balanced,
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,7 +302,7 @@ class Tally:
             not_evaluated=dict(sorted(self.not_evaluated.items())),
             topics_unchecked=self.topics_unchecked,
             where=self.filter_counts and self.filter_counts(total["skipped"] - self._stayed_total),
-            operations=Operations(**self._spent),
+            operations=MoverOperations(**self._spent),
             ramp=self.ramp,
         )
 

@@ -79,17 +79,13 @@ class PairCapacity(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TierCost:
-    """The cost of an outage in namespaces of these tiers.
-
-    `operations` are those of every message, from its sender to its receiver, `by_sbpair` the part of a mover, `idle`
-    the polling of empty queues for 30 days. `base` is due by the hour, with or without an outage.
-    """
+    """The cost of an outage in namespaces of these tiers."""
 
     capacity: PairCapacity
-    operations: MoneyRange
-    by_sbpair: MoneyRange
-    idle: MoneyRange
-    base: MoneyRange
+    operations: Annotated[MoneyRange, "Operations of every message, from its sender to its receiver"]
+    by_sbpair: Annotated[MoneyRange, "Those of sbpair"]
+    idle: Annotated[MoneyRange, "Polling of empty queues for 30 days"]
+    base: Annotated[MoneyRange, "Due by the hour, with or without an outage"]
     move_back_seconds: Annotated[float | None, "Time to move the messages back; null if only the network limits it"]
 
 
@@ -100,7 +96,7 @@ class ExtraCost:
     name: Annotated[str, "One of bandwidth, pings, dead-letters and active"]
     operations: Annotated[int, "Billable operations"]
     crossing_bytes: Annotated[int, "Bytes that leave a region for the other one"]
-    price: MoneyRange
+    price: Annotated[MoneyRange, "Its cost"]
     assumption: Annotated[str, "Its assumption"]
 
 

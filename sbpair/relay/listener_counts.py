@@ -13,6 +13,7 @@ from sbpair.azure.management_errors import NotHttp
 from sbpair.bounded_xml import parse_xml
 from sbpair.errors import EntityMissing, SbpairError, Unreachable
 from sbpair.model.connect_errors import DOCTOR_HINT, unreachable
+from sbpair.model.document import Failing
 from sbpair.model.pair import SIDES, Side
 from sbpair.relay.relay_connections import RelayClock, RelayTokens, service_error
 from sbpair.relay.relay_endpoint import RelayEndpoint
@@ -28,13 +29,13 @@ _BOOLEANS: Final = {"true": True, "false": False}
 
 
 @dataclass(frozen=True, slots=True)
-class SideListeners:
+class SideListeners(Failing):
     """One side's listeners. They are None with an error. `seconds` is the time of the answer."""
 
     side: Annotated[Side, "Side of the relay"]
     namespace: Annotated[str, "Host of the namespace"]
     path: Annotated[str, "Path of the hybrid connection"]
-    seconds: float
+    seconds: Annotated[float, "Time to the answer"]
     listeners: Annotated[int | None, "Connected listeners; null if unknown"] = None
     requires_authorization: Annotated[bool | None, "Whether senders need a token; null if unknown"] = None
     error: SbpairError | None = None

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sbpair.syphon.run_request import RampPlan as RampPlan
     from sbpair.syphon.run_request import RunRequest as RunRequest
     from sbpair.syphon.run_request import syphon_request as syphon_request
-    from sbpair.syphon.runner import SyphonResult as SyphonResult
+    from sbpair.syphon.run_result import SyphonResult as SyphonResult
     from sbpair.syphon.runner import run as run
 
 __getattr__, __dir__ = lazy_names(
@@ -26,7 +26,8 @@ __getattr__, __dir__ = lazy_names(
         "sbpair.move.message.route": "TimeToLive",
         "sbpair.syphon.preview": "make_forecast",
         "sbpair.syphon.run_request": "RampPlan, RunRequest, syphon_request",
-        "sbpair.syphon.runner": "SyphonResult, run",
+        "sbpair.syphon.run_result": "SyphonResult",
+        "sbpair.syphon.runner": "run",
     },
 )
 __all__ = list(__dir__())

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from sbpair.errors import ExitCode, SbpairError
+from sbpair.model.document import encoded
 from sbpair.model.pair import sign_in
 from sbpair.move.receipt import Tally
 from sbpair.move.run_state import RunState
@@ -137,7 +138,7 @@ class RunStore:
         """Record the figures, if they have changed."""
         receipt = self._tally.receipt()
         if self._recorded is not None and receipt != self._last:
-            self._recorded.record(receipt.document())
+            self._recorded.record(encoded(receipt))
             self._last = receipt
 
     def finish(
@@ -149,7 +150,7 @@ class RunStore:
         """
         if self._recorded is not None:
             self.sample(last=True)
-            receipt = self._tally.receipt().document() if receipt is None else receipt
+            receipt = encoded(self._tally.receipt()) if receipt is None else receipt
             self._recorded.finish(receipt, exit_code, stopped=stopped, error=error)
             self.journal.note_named()
 

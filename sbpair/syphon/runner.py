@@ -8,19 +8,18 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from sbpair.azure.atom import AtomNamespace, open_atom
 from sbpair.azure.credentials import open_tokens
 from sbpair.azure.destinations import DestinationCache, open_destinations
-from sbpair.errors import EntityMissing, ExitCode, SbpairError, first_error
+from sbpair.errors import EntityMissing, SbpairError, first_error
+from sbpair.model.document import encoded
 from sbpair.move.context import MoveContext
 from sbpair.move.events import QueuesFound, SyphonEvent, TopicsUnchecked
 from sbpair.move.failure_latch import unless_set
-from sbpair.move.rate_limit import Limit
-from sbpair.move.receipt import MissingDestination, NamedMessage, Receipt, Tally
+from sbpair.move.receipt import NamedMessage, Tally
 from sbpair.move.topic_guard import TopicGuard
 from sbpair.runs.journal import Journal
 from sbpair.runs.run_log import SPACING_MS
@@ -31,6 +30,7 @@ from sbpair.syphon.pool import DepthSampler, Find, WorkerPool
 from sbpair.syphon.run_limits import EndTiers, SendCosts, effective_limits, tier_of
 from sbpair.syphon.run_plan import RunPlan
 from sbpair.syphon.run_request import DEFAULT_TIMINGS
+from sbpair.syphon.run_result import QueueFailure, SyphonResult
 from sbpair.syphon.run_store import LiveRun, RunStore
 from sbpair.syphon.sources import find_sources, none_found
 from sbpair.syphon.worker import QueueWorker
@@ -45,64 +45,6 @@ OnEvent = Callable[["SyphonEvent"], None]
 
 RECORD_SECONDS = 5.0  # how old the recorded figures may be after a crash
 COUNT_SECONDS = 3.0  # how long the count of what is left may take: a stopped run ends soon
-STOPPING = (ExitCode.UNSAFE, ExitCode.ACCESS, ExitCode.MACHINE, ExitCode.UNAVAILABLE)
-"""Exit codes of errors that no message caused, the gravest first: a lost lease, a refused key, a full disk, a lost
-side."""
-
-
-@dataclass(frozen=True, slots=True)
-class SyphonResult:
-    """`failures` are the workers that could not go on: (queue, error). `run` is its id in `sbpair runs show`.
-
-    `stopped` is whether the run was asked to end, `hurried` whether it did so without a wait for pending sends, `once`
-    whether it would have ended by itself. `remaining` is None for a run that emptied the backlog, or did not begin.
-    `limit` slowed the run down most. `to` is the namespace that a backlog went to instead of its primary.
-    """
-
-    receipt: Receipt
-    failures: tuple[tuple[str, SbpairError], ...]
-    seconds: float
-    stopped: bool
-    run: str = ""
-    hurried: bool = False
-    missing: tuple[MissingDestination, ...] = ()
-    remaining: RemainingMessages | None = None
-    limit: Limit | None = None
-    to: str = ""
-    once: bool = False
-
-    @property
-    def exit_code(self) -> int:
-        """The receipt's; that of a failure if nothing was moved, or if the failure stopped the run.
-
-        A stop ends a watch in order, and interrupts a run that would have ended by itself, or that does not wait.
-        """
-        receipt = self.receipt
-        if self.hurried and receipt.balanced:
-            return ExitCode.INTERRUPTED
-        if not self.failures and self.stopped and receipt.balanced:
-            held = any(each.held for each in self.missing)
-            found = receipt.dead_lettered or receipt.expired or held
-            return ExitCode.INTERRUPTED if self.once else ExitCode.PARTIAL_OR_FINDINGS if found else ExitCode.DONE
-        if not self.failures:
-            return receipt.exit_code
-        codes = {error.exit_code for _, error in self.failures}
-        worst = next((code for code in STOPPING if code in codes), min(codes))
-        return worst if worst in STOPPING or not receipt.sent else ExitCode.PARTIAL_OR_FINDINGS
-
-    def document(self) -> dict[str, object]:
-        """Return the receipt as it is printed and recorded."""
-        return {
-            "run": self.run,
-            "to": self.to or None,
-            **self.receipt.document(),
-            "failures": [{"queue": queue, "reason": each.message, "hint": each.hint} for queue, each in self.failures],
-            "seconds": round(self.seconds, 3),
-            "stopped": self.stopped,
-            "remaining": self.remaining and asdict(self.remaining),
-            "missing_destinations": list(map(asdict, self.missing)),
-            "limit": None if self.limit is None else {**self.limit._asdict()},
-        }
 
 
 async def run(
@@ -189,11 +131,11 @@ async def run(
             context.missing.result(),
             remaining,
             None if limiter is None else limiter.main_limit(),
-            request.to,
+            request.to or None,
             request.once,
         )
         error = failures[0][1].message if failures else ""
-        store.finish(result.exit_code, result.document(), stopped=result.stopped and not error, error=error)
+        store.finish(result.exit_code, encoded(result), stopped=result.stopped and not error, error=error)
     return result
 
 
@@ -301,21 +243,23 @@ async def _sample(store: RunStore) -> None:
 # The result.
 
 
-def _failures(plan: RunPlan, workers: list[QueueWorker], ramp: Ramp | None) -> list[tuple[str, SbpairError]]:
+def _failures(plan: RunPlan, workers: list[QueueWorker], ramp: Ramp | None) -> list[QueueFailure]:
     """Return why workers, the lease and the ramp could not go on. Raises EntityMissing if no backlog queue exists."""
     lease, tally = plan.lease, plan.context.tally
     missing = [worker for worker in workers if isinstance(worker.error, EntityMissing)]
     if len(missing) == len(workers) and not plan.stop.is_set() and not tally.receipt().received:
         raise none_found(plan.request.ends) if plan.request.source is None else cast("EntityMissing", missing[0].error)
     # A missing queue holds nothing: it was reported, and is no failure.
-    failures = [(worker.queue, worker.error) for worker in workers if worker.error and worker not in missing]
+    failures = [
+        QueueFailure(worker.queue, worker.error) for worker in workers if worker.error and worker not in missing
+    ]
     if lease is not None:
         tally.spent("renewals", lease.renewals)
         if lease.error is not None:
             # Workers without a connection at that moment were only stopped.
-            failures.append((lease.location.queue, lease.error))
+            failures.append(QueueFailure(lease.location.queue, lease.error))
     if ramp is not None and ramp.error is not None:
-        failures.append((ramp.place, ramp.error))
+        failures.append(QueueFailure(ramp.place, ramp.error))
     return failures
 
 

@@ -13,6 +13,7 @@ from sbpair.cli.render.receipt import (
     receipt_table,
 )
 from sbpair.cli.render.table import Layout
+from sbpair.model.document import encoded
 from sbpair.move.receipt import (
     MAX_BACKING_OFF,
     MAX_DOUBTFUL,
@@ -23,7 +24,7 @@ from sbpair.move.receipt import (
     RampStep,
     Tally,
 )
-from sbpair.syphon.runner import SyphonResult
+from sbpair.syphon.run_result import SyphonResult
 
 
 def test_columns_and_rows_that_are_zero_or_of_later_versions_are_omitted() -> None:
@@ -45,7 +46,7 @@ def test_destinations_that_took_no_more_are_named_in_one_line_each() -> None:
     tally.backing_off("q", [BackingOff("gone", "earlier", "", 5)])
     tally.backing_off("q", [BackingOff("a\x1b[2J", "full\nnow", "wait", 1), BackingOff("Two", "away", "", 2)])
     tally.backing_off("r", [BackingOff("two", "busy", "retry", 3), BackingOff("long", "x" * 1_000, "h", 1)])
-    assert list(backing_off_lines(tally.receipt().document())) == [
+    assert list(backing_off_lines(encoded(tally.receipt()))) == [
         "Two took no more: away; run again later; 5 messages left",
         "a\ufffd[2J took no more: full\ufffdnow; wait; 1 message left",
         f"long took no more: {'x' * (TEXT_SHOWN - 1)}…; h; 1 message left",
@@ -58,7 +59,7 @@ def test_destinations_that_took_no_more_are_bounded() -> None:
     tally.backing_off("q", [BackingOff(f"d{number:03}", "away", "", 1) for number in range(MAX_BACKING_OFF + 5)])
     receipt = tally.receipt()
     assert (len(receipt.backing_off), receipt.backing_off_total) == (MAX_BACKING_OFF, MAX_BACKING_OFF + 5)
-    lines = list(backing_off_lines(receipt.document()))
+    lines = list(backing_off_lines(encoded(receipt)))
     assert lines[0] == "d000 took no more: away; run again later; 1 message left"
     assert lines[ROWS_SHOWN:] == [f"… and {MAX_BACKING_OFF + 5 - ROWS_SHOWN} destinations more took no more"]
 
@@ -83,7 +84,7 @@ def test_possible_duplicates_beyond_those_that_are_named_are_counted(more: int, 
     tally = Tally()
     for number in range(MAX_DOUBTFUL + more):
         tally.doubtful(NamedMessage("c/t/0", number, None, "orders", "no answer"))
-    lines = receipt_table(SyphonResult(tally.receipt(), (), 1.0, False).document(), {}, SYPHON)
+    lines = receipt_table(encoded(SyphonResult(tally.receipt(), (), 1.0, False)), {}, SYPHON)
     found = [line for line in lines if line.startswith("possible duplicates: ")]
     assert len(found) == shown
     assert found[-1] == "possible duplicates: 20001 in all" or not more
@@ -92,5 +93,5 @@ def test_possible_duplicates_beyond_those_that_are_named_are_counted(more: int, 
 def test_what_came_back_is_named_with_its_reason() -> None:
     tally, back = Tally(), NamedMessage("orders/$deadletterqueue", 7, "m10", "orders", "Poison: it is bad")
     tally.ramp = RampRecord((1,), 30.0, RampState.STOPPED, (RampStep(1, 1, 1.0, 1),), (back,), came_back_total=1)
-    lines = receipt_table(SyphonResult(tally.receipt(), (), 1.0, False).document(), {}, SYPHON)
+    lines = receipt_table(encoded(SyphonResult(tally.receipt(), (), 1.0, False)), {}, SYPHON)
     assert "came back: 1 message (m10): Poison: it is bad" in list(lines)

@@ -12,6 +12,7 @@ from sbpair.cli.page.documents import PageDocuments
 from sbpair.cli.page.pair_source import PairSource
 from sbpair.metrics.live_figures import LiveFigures
 from sbpair.metrics.metric_names import MESSAGES
+from sbpair.model.document import encoded
 from sbpair.move.filter import MessageFilter
 from sbpair.move.receipt import BUCKETS
 from sbpair.runs.database import RunDatabase, StateOwner
@@ -90,7 +91,7 @@ async def test_all_that_show_a_run_agree_with_its_receipt(kind: str, tmp_path: P
         [found] = (await PageDocuments(PairSource(w.pair), owner).read("runs", {}))["runs"]
         heading, row = (re.split("  +", line) for line in said(w, tmp_path, "list").splitlines())
         text, report = said(w, tmp_path, "show", run.id), said(w, tmp_path, "report", run.id, "--markdown", "-")
-    receipt = json.loads(json.dumps(result.document()))
+    receipt = json.loads(json.dumps(encoded(result)))
     assert (run.outcome, run.exit_code, run.receipt) == (outcome, result.exit_code, receipt)
     ended = {"outcome": outcome, "exit_code": code, "in_doubt": 0, "doubtful_total": 0}
     assert found == found | asdict(run.counts) | ended | expected

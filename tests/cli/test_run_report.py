@@ -14,6 +14,7 @@ import pytest
 
 from sbpair.cli.report.plots import NARROW, WIDE, Plot, draw, plots_of, timeline_rows, value_at
 from sbpair.cli.report.run_report import RunReport, code, render_html, render_markdown, report_of
+from sbpair.model.document import encoded
 from sbpair.move.receipt import BackingOff, NamedMessage, RampRecord, RampState, RampStep, Tally
 from sbpair.replay.archive import Archive, files_of
 from sbpair.runs.database import RunDatabase
@@ -62,14 +63,14 @@ def report(directory: Path, *, samples: int = 20, ended: bool = True, tally: Tal
     with RunDatabase(directory, PAIR.ends) as state:
         run = RunEntry(state, "syphon --once", clock_ms=lambda: now[0])
         run.describe({"primary": "contoso.example", "secondary": "contoso-dr.example", "primary_tier": "Premium"})
-        run.record(tally.receipt().document())
+        run.record(encoded(tally.receipt()))
         sent = tally.sent_to()
         for number in range(samples):
             now[0] = START + 2_000 * number
             part = {name: count * number // samples for name, count in sent.items()}
             run.sample(Figures({"received": number, "sent": number}, part, 100 - number, START - 60_000))
         if ended:
-            run.finish(tally.receipt().document(), 3)
+            run.finish(encoded(tally.receipt()), 3)
         run.close()
         found = find_run(state, run.id)
         return report_of(found, timeline_of(state, run.id), now_ms=now[0], version="0.1.0")

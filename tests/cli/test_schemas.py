@@ -12,7 +12,7 @@ from sbpair.cli.schemas import all_schemas
 from tests.cli.test_golden import sbpair
 from tests.kit.json_schemas import parse_validated
 
-SOURCE = Path(__file__).parents[2] / "sbpair" / "cli"
+SOURCE = Path(__file__).parents[2] / "sbpair"
 PUBLISHED = Path(__file__).parent / "published_schemas.json"
 """What programs rely on: every schema without its descriptions. `python tests/cli/test_golden.py` writes it again."""
 
@@ -63,8 +63,9 @@ def test_a_schema_is_valid_closed_and_described(name: str) -> None:
 
 
 def test_every_schema_named_in_the_code_exists() -> None:
-    code = "\n".join(path.read_text() for path in SOURCE.rglob("*.py"))
-    assert set(re.findall(r'"(sbpair/[a-z-]+/\d)"', code)) == set(all_schemas())
+    cli, code = ("\n".join(path.read_text() for path in each.rglob("*.py")) for each in (SOURCE / "cli", SOURCE))
+    named = {*re.findall(r'"(sbpair/[a-z-]+/\d)"', cli), *re.findall(r'@document\(\s*"(.*?)"', code)}
+    assert named == set(all_schemas())
 
 
 def test_without_a_name_all_are_listed() -> None:

@@ -14,7 +14,7 @@ from sbpair.cli.commands.status import total_line
 from sbpair.cli.options.common import Display
 from sbpair.cli.progress.reporting import PeekProgress
 from sbpair.cli.render.screen import Screen
-from sbpair.management.audit_findings import BacklogTotal, ReasonCount
+from sbpair.management.audit_findings import BacklogTotal, ReasonCount, Unseen
 from sbpair.management.calls import SecondSample
 from sbpair.move.peek.peeker import Peeked
 from sbpair.testing import Emulator
@@ -123,8 +123,8 @@ async def test_the_links_that_a_status_opens_are_limited_and_the_others_counted(
         for number in range(5):
             put(w.first, stranded(f"m{number}", f"queue{number % 4}"))
         found = await status.read_status(pair_on(w.emulator, 2), ["queue3"])
-    assert [each.link.entity for each in found.entities] == ["queue3", "queue0", "queue1"]
-    assert found.unseen == (("other destinations", "1 message for 1 more"),)
+    assert [each.link.name for each in found.entities] == ["queue3", "queue0", "queue1"]
+    assert found.unseen == (Unseen("other destinations", "1 message for 1 more"),)
 
 
 async def test_on_a_terminal_a_watch_redraws_in_place() -> None:

@@ -28,7 +28,7 @@ from sbpair.management.audit_findings import Audit, DestinationSummary, QueueSta
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.cost import Operations, estimate
 from sbpair.model.pair import Endpoint
-from sbpair.model.queues import Counts, QueueFinding, Utilisation
+from sbpair.model.queues import AuditedQueue, Counts, Utilisation
 from sbpair.model.report import Outcome, Report, ReportItem
 from sbpair.move.message.route import TimeToLive
 from sbpair.move.receipt import NamedMessage, Receipt
@@ -37,7 +37,7 @@ from sbpair.runs.run_record import RemainingMessages, RunOutcome, RunRecord
 from sbpair.status import DestinationStatus, SideStatus, Status
 from sbpair.syphon.forecast import DeadLetterGroup, FlowStats, Forecast
 from sbpair.syphon.run_limits import EffectiveLimits, EndTiers
-from sbpair.syphon.runner import SyphonResult
+from sbpair.syphon.run_result import SyphonResult
 from tests.kit.command import run_here
 from tests.kit.golden import check_golden
 
@@ -71,8 +71,8 @@ STATUS = Status(
 )
 
 
-def audited(path: str, outcome: Outcome, reason: str = "", **found: Any) -> ReportItem[QueueFinding]:
-    return ReportItem(path, outcome, reason, QueueFinding(0, **found))
+def audited(path: str, outcome: Outcome, reason: str = "", **found: Any) -> ReportItem[AuditedQueue]:
+    return ReportItem(path, outcome, reason, AuditedQueue(0, **found))
 
 
 AUDIT = Audit(
@@ -91,10 +91,10 @@ AUDIT = Audit(
     ),
     reasons=(ReasonCount("TTLExpiredException", 1_050), ReasonCount("DestinationNotFound", 8)),
     destinations=(
-        DestinationSummary("", 2),
-        DestinationSummary(LONG, 600, found=True, topic=False, detects_duplicates=True),
-        DestinationSummary("gone", 98, found=False, reason="contoso has no such queue or topic"),
-        DestinationSummary("orders", 300, found=True, topic=True, detects_duplicates=False),
+        DestinationSummary("", 2, exact=False),
+        DestinationSummary(LONG, 600, found=True, topic=False, detects_duplicates=True, exact=False),
+        DestinationSummary("gone", 98, found=False, reason="contoso has no such queue or topic", exact=False),
+        DestinationSummary("orders", 300, found=True, topic=True, detects_duplicates=False, exact=False),
     ),
     complete=False,
 )

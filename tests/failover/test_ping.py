@@ -78,7 +78,7 @@ async def test_pings_have_their_time_each_and_run_so_many_at_once() -> None:
 
     names = ["2", "1", "9", *["3"] * (MAX_CONCURRENT_PINGS + 1)]
     answers = await ping_all(primary, names, seconds=5, ping=ping, on_event=events.append, clock=loop.time)
-    assert [each.entity for each in answers] == names
+    assert [each.name for each in answers] == names
     found = [(each.health, round(each.seconds, 1)) for each in (*answers[:3], answers[-1])]
     assert found == [(Health.UP, 2), (Health.BROKEN, 1), (Health.DOWN, 5), (Health.UP, 3)]
     assert [answers[0].error, answers[1].error, type(answers[2].error)] == [None, MISSING, TimedOut]

@@ -19,6 +19,7 @@ from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.storage.storage import Storage
 from sbpair.errors import SbpairError
 from sbpair.failover.outbox import Outbox, outbox_depths
+from sbpair.model.document import encoded
 from sbpair.model.pair import Pair
 from sbpair.move.receipt import BackingOff, NamedMessage, Receipt
 from sbpair.replay.archive import (
@@ -90,7 +91,7 @@ def write_state(directory: Path) -> Path:
             if number % 2:
                 accepted(journal, flight)
             entry.sample(Figures({"sent": 1}), last=True)
-            entry.finish(RECEIPT.document(), 3 if number % 3 else 0)
+            entry.finish(encoded(RECEIPT), 3 if number % 3 else 0)
             entry.close()
     return directory / "state.db"
 

@@ -6,7 +6,7 @@ import pytest
 
 from sbpair.backlog import Aliases
 from sbpair.move.message.route import TimeToLive
-from sbpair.syphon.runner import SyphonResult
+from sbpair.syphon.run_result import SyphonResult
 from sbpair.timespan import TICKS_PER_MS
 from tests.faults.simulation.stage import Stage, played
 from tests.kit.stranded import stranded

@@ -20,7 +20,7 @@ from sbpair.management.auditing import audit
 from sbpair.management.calls import Listed, SecondSample
 from sbpair.management.pruning import prune
 from sbpair.model.pair import SasKey
-from sbpair.model.queues import Difference, QueueFinding, Utilisation
+from sbpair.model.queues import AuditedQueue, Difference, Utilisation
 from sbpair.model.report import Outcome, ReportItem
 from sbpair.move.message.dead_letters import dead_letter_path
 from sbpair.move.peek.peeker import Peeked
@@ -345,9 +345,9 @@ PLACE, PROVISION = "in the Azure portal: dr, Queues, the queue", "create it with
 EMPTY = "empty the queue with sbpair syphon --once; bring dead letters back with sbpair redrive --backlog"
 
 
-def named(name: str, outcome: Outcome, *properties: str, **more: Any) -> ReportItem[QueueFinding]:
+def named(name: str, outcome: Outcome, *properties: str, **more: Any) -> ReportItem[AuditedQueue]:
     differences = tuple(Difference(each, 1, 2) for each in properties)
-    return ReportItem(name, outcome, "", QueueFinding(0, differences=differences, **more))
+    return ReportItem(name, outcome, "", AuditedQueue(0, differences=differences, **more))
 
 
 @pytest.mark.parametrize(

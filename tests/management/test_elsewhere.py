@@ -38,7 +38,7 @@ async def test_destinations_are_sought_where_the_backlog_would_go(name: str) -> 
         assert found(made.destinations) == {"nowhere": False, "orders": True}
         assert [each.reason for each in made.destinations if each.reason] == [f"{name} has no such queue or topic"]
         assert AuditFinding.DESTINATIONS in made.findings
-        assert {each.link.entity: (str(each.link.health), each.waiting) for each in status.entities} == {
+        assert {each.link.name: (str(each.link.health), each.waiting) for each in status.entities} == {
             "more": ("broken", 0),
             "orders": ("up", 2),
             "nowhere": ("broken", 1),
@@ -79,7 +79,7 @@ async def test_without_manage_the_backlog_is_peeked_or_denied(right: AccessRight
         w.strand(1, index=1)
         status = await read_status(w.pair, to=w.pair.secondary)
         assert [each.messages for each in status.queues] == [messages, messages]
-        assert {name for name, _ in status.unseen} == {"contoso-dr"}
+        assert {each.name for each in status.unseen} == {"contoso-dr"}
         assert status.denied is (messages is None)
 
 

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sbpair.model.document import encoded
 from sbpair.move.message.dead_letters import NotSentReason
 from sbpair.move.message.route import DeadLetter, Expire, Facts, Send, TimeToLive, missing, refused, route, router
 from sbpair.move.receipt import BUCKETS, MAX_DOUBTFUL, MAX_LISTED, FilterCounts, NamedMessage, Receipt, Tally
@@ -202,7 +203,7 @@ def test_a_receipt_tells_its_own_operations_and_nobody_elses():
     tally = Tally()
     for what, count in (("received", 4), ("sent", 2), ("received", 1), ("empty_receives", 3), ("management_calls", 1)):
         tally.spent(what, count)
-    told = tally.receipt().document()["operations"]
+    told = encoded(tally.receipt())["operations"]
     assert told == {
         "received": 5,
         "sent": 2,

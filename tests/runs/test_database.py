@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from sbpair.errors import LeaseHeld, LeaseLost, MachineLacks, StateRefused, Unreachable, UsageError
+from sbpair.model.document import encoded
 from sbpair.model.pair import Pair
 from sbpair.move.receipt import Tally
 from sbpair.runs.database import FORMAT, RunDatabase, state_if_any
@@ -374,7 +375,7 @@ def test_changed_figures_are_written(tmp_path: Path) -> None:
         assert find_run(state, books.run).receipt is None
         tally.received("q", 1)
         books.record()
-        assert find_run(state, books.run).receipt == json.loads(json.dumps(tally.receipt().document()))
+        assert find_run(state, books.run).receipt == json.loads(json.dumps(encoded(tally.receipt())))
         books.finish(0)
 
 

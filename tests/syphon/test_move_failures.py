@@ -10,6 +10,7 @@ import pytest
 from sbpair.amqp_server.shared_access import AccessRight
 from sbpair.cli.render.receipt import backing_off_lines
 from sbpair.emulator.entities.queue import QueueEntity
+from sbpair.model.document import encoded
 from sbpair.move.message.dead_letters import dead_letter_path
 from tests.kit.moves import World, bury, ids, peeked, stored, world
 from tests.kit.stranded import in_session, put
@@ -88,7 +89,7 @@ async def test_messages_stay_that_a_destination_stops_accepting(
     reason, hint = REASONS[trouble]
     assert reason in named.reason
     assert hint in named.hint
-    [line] = backing_off_lines(receipt.document())
+    [line] = backing_off_lines(encoded(receipt))
     assert line.startswith(f"to took no more: {named.reason}; {named.hint}; ")
     assert result.remaining is not None
     assert (result.remaining.messages, result.remaining.exact) == (len(left), True)

@@ -18,7 +18,7 @@ from sbpair.runs.database import RunDatabase
 from sbpair.runs.run_log import all_runs
 from sbpair.runs.run_record import RunOutcome
 from sbpair.syphon.run_request import RampPlan
-from sbpair.syphon.runner import SyphonResult
+from sbpair.syphon.run_result import SyphonResult
 from tests.kit.moves import peeked as held_in
 from tests.kit.waiting import until
 from tests.syphon.test_intake_gate import POLLING, SLOW, unlocked

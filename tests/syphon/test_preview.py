@@ -133,7 +133,9 @@ async def test_messages_for_a_missing_destination_stay_as_in_a_run(
         whole = total(said.flows)
         assert (whole.outcomes["dead_lettered"], whole.outcomes["released"]) == (dead, held)
         assert (done.receipt.dead_lettered, done.receipt.released, done.receipt.sent) == (dead, held, 1)
-        assert [(each.dead_lettered, each.held) for each in (*said.missing, *done.missing)] == [(dead, held)] * 2
+        assert [(each.dead_lettered, each.held) for each in (*said.missing, *done.missing_destinations)] == [
+            (dead, held)
+        ] * 2
         assert said.exit_code == 3
         assert sum(each.messages for each in said.dead_letters) == dead
 

@@ -178,7 +178,7 @@ async def test_missing_destinations_cost_few_dead_letters_each(queues: int) -> N
         result = await w.run(count_remaining=True)
         receipt = result.receipt
         assert (result.exit_code, receipt.sent, receipt.dead_lettered, receipt.released) == (3, 40, 80, 80)
-        assert result.missing == tuple(MissingDestination(f"d{each}", 20, 20) for each in range(4))
+        assert result.missing_destinations == tuple(MissingDestination(f"d{each}", 20, 20) for each in range(4))
         assert result.remaining == RemainingMessages(80, exact=True)
         dead = [message for index in range(queues) for message in held_in(w.backlog(index), dead=True)]
         assert len(dead) == 80
@@ -200,7 +200,9 @@ async def test_a_destination_that_is_created_gets_its_held_messages() -> None:
             await until(lambda: w.destination("gone").counts().active == 45)
         result = task.result()
         assert (result.receipt.dead_lettered, result.receipt.sent, result.receipt.received) == (5, 45, 50)
-        assert [(each.destination, each.dead_lettered, each.held) for each in result.missing] == [("gone", 5, 0)]
+        assert [(each.destination, each.dead_lettered, each.held) for each in result.missing_destinations] == [
+            ("gone", 5, 0)
+        ]
 
 
 async def test_more_held_messages_than_may_be_held_end_the_run_and_stay() -> None:

@@ -245,5 +245,5 @@ async def test_audit_and_status_name_topics_that_discard() -> None:
         assert named == {"events": (7, "7 of 10 match no subscription"), "orders": (0, "")}
         assert AuditFinding.DESTINATIONS in found.findings
         status = await read_status(w.pair)
-        notes = {each.link.entity: each.note for each in status.entities}
+        notes = {each.link.name: each.note for each in status.entities}
         assert (notes, status.exit_code) == ({"events": "7 of 10 match no subscription", "orders": ""}, 0)

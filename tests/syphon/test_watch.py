@@ -9,7 +9,7 @@ import pytest
 from sbpair import errors
 from sbpair.amqp_server.shared_access import AccessRight
 from sbpair.cli.progress.boards import Board, BoardView
-from sbpair.model.cost import Operations
+from sbpair.model.cost import MoverOperations
 from sbpair.move import events
 from sbpair.move.run_state import RunState
 from sbpair.syphon.run_plan import RunPlan
@@ -151,6 +151,6 @@ async def test_a_run_is_billed_for_what_it_did() -> None:
         result = await w.run(timings=replace(HASTY, count_wait_seconds=(2.0,)))
         assert (result.receipt.sent, result.receipt.dead_lettered) == (12, 1)
         whole = sum(map(moved, sizes.values()), turned_away(20))
-        assert result.receipt.operations == Operations(
+        assert result.receipt.operations == MoverOperations(
             received=whole.received, sent=whole.sent, empty_receives=1, management_calls=1
         )

@@ -3,6 +3,7 @@
 import os
 from importlib.resources import files
 from pathlib import Path
+from typing import Annotated, NamedTuple
 
 from sbpair import config
 from sbpair.cli.options.common import COUNT, STATE, PairSelection, flag
@@ -11,12 +12,44 @@ from sbpair.cli.render.screen import Screen
 from sbpair.cli.render.table import columns
 from sbpair.config.environment import VARIABLES
 from sbpair.config.file import PREFIX, all_namespaces, create_file, file_setting, has_pair
-from sbpair.config.setting import Flags, Setting
+from sbpair.config.setting import Flags, Origin, Setting
 from sbpair.errors import UsageError
+from sbpair.model.document import document
 from sbpair.model.pair import PROVIDER_REMEDIES, shared_provider
 from sbpair.relay.relay_settings import configured_relays
 
-SCHEMA = "sbpair/config/1"
+
+class SettingEntry(NamedTuple):
+    """A setting."""
+
+    key: Annotated[str, "Name of the setting", {"examples": ["primary.namespace"]}]
+    value: Annotated[
+        object, "Its value; durations in seconds, secrets masked", {"type": ["string", "number", "boolean", "null"]}
+    ]
+    source: Annotated[str, "Option, variable, file or setting it comes from; empty for a default"]
+    origin: Annotated[Origin, "Kind of source"]
+
+
+@document("sbpair/config/1", "settings")
+class EffectiveSettings:
+    """The effective configuration. JSON Lines have one setting each."""
+
+    settings: Annotated[tuple[SettingEntry, ...], "Settings"]
+
+
+@document("sbpair/config/1")
+class PlaceOfFile:
+    """With --path or --init."""
+
+    path: Annotated[Path, "Path of the configuration file"]
+    exists: Annotated[bool, "Whether the file exists"]
+
+
+@document("sbpair/config/1")
+class ExampleFile:
+    """With --example."""
+
+    example: Annotated[str, "An example configuration file"]
 
 
 def command(
@@ -47,8 +80,8 @@ def command(
         create_file(file, text)
         screen.say("created: put your namespaces into it, then run sbpair config")
     if path or example or init:
-        shown = {"example": text} if example else {"path": str(file), "exists": file.exists()}
-        screen.result(SCHEMA, shown, [text.rstrip()] if example else [str(file)])
+        shown = ExampleFile(text) if example else PlaceOfFile(file, file.exists())
+        screen.show(shown, [text.rstrip()] if example else [str(file)])
         return 0
     warn_of_unknown_variables(flags, screen)
     _require_some(flags, file)
@@ -65,12 +98,9 @@ def command(
         found |= config.effective_endpoint(f"{PREFIX}{each.name}", each.endpoint, each.settings, os.environ)
     for relay in relays:
         found |= relay.effective(os.environ)
-    entries = [
-        {"key": key, "value": setting.value, "source": setting.source, "origin": str(setting.origin)}
-        for key, setting in found.items()
-    ]
+    entries = tuple(SettingEntry(key, each.value, each.source, each.origin) for key, each in found.items())
     rows = [(key, *in_words(setting)) for key, setting in found.items()]
-    screen.result(SCHEMA, {"settings": entries}, columns([("SETTING", "VALUE", "FROM"), *rows]), entries)
+    screen.show(EffectiveSettings(entries), columns([("SETTING", "VALUE", "FROM"), *rows]))
     return 0
 
 

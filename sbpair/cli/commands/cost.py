@@ -9,11 +9,12 @@ from sbpair.cli.command_loop import run
 from sbpair.cli.options.common import PairSelection, flag, option
 from sbpair.cli.options.rules import goes_with, seconds_of
 from sbpair.cli.options.values import selected_pair
-from sbpair.cli.render.forecast import amount, span
+from sbpair.cli.render.forecast import amount
 from sbpair.cli.render.screen import Screen, grouped, plural, size, spoken
 from sbpair.cli.render.table import columns, wrapped
 from sbpair.errors import UsageError
 from sbpair.model.cost import EXTRAS, PRICES
+from sbpair.model.document import encoded
 
 if TYPE_CHECKING:
     from sbpair.model.cost import MoneyRange
@@ -112,7 +113,7 @@ def _document(found: "OutageCost", *, live: bool) -> dict[str, object]:
     stages = [{"stage": stage, "article": article, "billed": billed} for stage, article, billed in found.charges]
     partitioned = found.full_in_seconds_partitioned
     return {
-        "outage": {**asdict(found.outage), "messages": found.outage.messages, "units": found.units},
+        "outage": {**encoded(found.outage), "units": found.units},
         "backlog": {
             **asdict(found.room),
             "full_in_seconds": round(found.full_in_seconds, 3),
@@ -121,10 +122,10 @@ def _document(found: "OutageCost", *, live: bool) -> dict[str, object]:
             "not_stored": found.not_stored,
         },
         "charges": stages,
-        "operations": {**asdict(found.operations), "by_sbpair": found.operations.by_sbpair},
+        "operations": encoded(found.operations),
         "polling": {"an_hour": found.polls_an_hour, "in_30_days": found.polls_a_month},
         "tiers": [_tier_document(each) for each in found.tiers],
-        "extras": [{**asdict(each), "price": span(each.price)} for each in found.extras],
+        "extras": encoded(found.extras),
         "live": live,
         "currency": PRICES.currency,
         "dated": PRICES.dated,
@@ -139,8 +140,7 @@ def _tier_document(each: "TierCost") -> dict[str, object]:
     return {
         "secondary": side(each.capacity.secondary),
         "primary": side(each.capacity.primary),
-        **{name: span(getattr(each, name)) for name in ("operations", "by_sbpair", "idle", "base")},
-        "move_back_seconds": each.move_back_seconds,
+        **encoded(each),
     }
 
 

@@ -3,17 +3,15 @@
 import json
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sbpair import config
 from sbpair.cli.command_loop import run
-from sbpair.cli.commands.status import queue_document, total_document
 from sbpair.cli.next_command import next_command
 from sbpair.cli.options.common import option
 from sbpair.cli.progress.reporting import PeekProgress
-from sbpair.cli.render.screen import Document, Screen, plural, spoken
+from sbpair.cli.render.screen import Screen, plural, spoken
 from sbpair.cli.render.table import columns
 from sbpair.config.environment import PAIR_VARIABLES, VARIABLES
 from sbpair.config.file import create_file, endpoint_of_variable
@@ -25,7 +23,6 @@ from sbpair.model.report import Outcome
 if TYPE_CHECKING:
     from sbpair.management.discovery import Discovery, OldPair
 
-SCHEMA = "sbpair/discover/1"
 VARIABLE = "--connection-string-env"
 WINNING = ("SBPAIR_PRIMARY_", "SBPAIR_SECONDARY_", "SBPAIR_LOST")
 ANY_HOST = f"any{PUBLIC_SUFFIX}"
@@ -122,17 +119,18 @@ def _file(pairs: Sequence["OldPair"]) -> Iterator[str]:
 
 
 def _print(screen: Screen, found: "Discovery", file: Path | None) -> None:
-    pairs: list[Document] = []
+    from sbpair.cli.results.status import DiscoverResult
+    from sbpair.management.audit_findings import Unseen
+
     rows: list[tuple[object, ...]] = [TITLES]
     for pair in found.pairs:
-        total, queues = pair.total, list(map(queue_document, pair.queues))
-        pairs.append({**asdict(pair), "queues": queues, "backlog": total_document(total)})
+        total = pair.backlog
         oldest = "" if total.oldest_seconds is None else spoken(total.oldest_seconds)
         used = max(pair.queues, key=lambda each: each.messages or 0).note
         note = "; ".join(filter(None, (ITSELF if pair.primary == pair.secondary else NOTES[pair.state], used)))
         counts = (len(pair.queues), total.messages, total.dead_letters, oldest)
         rows.append((pair.name, pair.primary, pair.state, pair.secondary, *counts, note))
-    skipped = [{"name": item.name, "reason": item.reason} for item in found.read.of(Outcome.FAILED)]
-    document = {"namespaces": found.namespaces, "pairs": pairs, "skipped": skipped, "file": file and str(file)}
-    summary = f"{plural(len(pairs), 'pair')} in {plural(found.namespaces, 'namespace')}"
-    screen.result(SCHEMA, document, [*columns(rows), "", summary] if pairs else [summary], [*pairs, *skipped])
+    skipped = tuple(Unseen(item.name, item.reason) for item in found.read.of(Outcome.FAILED))
+    summary = f"{plural(len(found.pairs), 'pair')} in {plural(found.namespaces, 'namespace')}"
+    shown = DiscoverResult(found.namespaces, found.pairs, skipped, file)
+    screen.show(shown, [*columns(rows), "", summary] if found.pairs else [summary])

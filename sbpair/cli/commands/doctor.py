@@ -5,7 +5,7 @@ import os
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
@@ -16,9 +16,10 @@ from sbpair.cli.completion import backlog_queues
 from sbpair.cli.next_command import next_command, with_options
 from sbpair.cli.options.common import STATE, PairSelection, duration, flag, option
 from sbpair.cli.options.values import MOVERS_LEASE, Management, flags_of, group_of
-from sbpair.cli.render.screen import Document, Screen, plural, spoken
+from sbpair.cli.render.screen import Screen, plural, spoken
 from sbpair.cli.render.table import GREEN, RED, coloured, columns, wrapped
 from sbpair.config.file import file_setting
+from sbpair.model.document import UNLESS_NONE, document, encoded
 from sbpair.model.pair import SIDES, Side
 from sbpair.model.report import Outcome, Report
 from sbpair.operating_system.files import replaced_file
@@ -30,7 +31,27 @@ if TYPE_CHECKING:
 MAX_SECONDS = 600.0
 LIVE = "--live or --assumptions"
 RECEIVES = "of a backlog queue where nothing moves, receives and releases a message"
-ASSUMPTIONS_SCHEMA = "sbpair/assumptions/1"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckEntry:
+    """A check."""
+
+    name: Annotated[str, "Name of the check", {"examples": ["primary.sign_in"]}]
+    outcome: Annotated[Outcome, "Outcome", {"enum": ["ok", "failed", "note", "unknown"]}]
+    assumed: Annotated[str | None, "Assumed behaviour, of a live test", UNLESS_NONE]
+    observed: Annotated[str | None, "Observed behaviour, of a live test", UNLESS_NONE]
+    reason: Annotated[str, "What was found"]
+    hint: Annotated[str, "What to do about it; may be empty"]
+    exit_code: Annotated[int, "Exit code of the problem; 0 for none"]
+
+
+@document("sbpair/doctor/1", "checks", "live")
+class DoctorResult:
+    """The checks of sbpair doctor. JSON Lines have one check each."""
+
+    checks: Annotated[tuple[CheckEntry, ...], "Checks"]
+    live: Annotated[tuple[CheckEntry, ...], "Live tests; empty without --live"]
 
 
 def command(
@@ -96,14 +117,11 @@ def command(
         with replaced_file(str(write)) if write else nullcontext() as target:
             diagnosis = run(asked(assumptions=True))
             findings = list(_findings(diagnosis, [side for side in SIDES if side in survey.endpoints]))
-            document = {
-                "version": __version__,
-                "tiers": {side: check.reason for side, name, check in _named(diagnosis) if name == "tier"},
-                "assumptions": list(map(asdict, findings)),
-            }
+            tiers = {side: check.reason for side, name, check in _named(diagnosis) if name == "tier"}
+            compared = ComparedAssumptions(__version__, tiers, tuple(findings))
             if target is not None:
-                target.write_text(json.dumps({"schema": ASSUMPTIONS_SCHEMA, **document}, indent=2) + "\n", "utf-8")
-        screen.result(ASSUMPTIONS_SCHEMA, document, _assumptions_table(findings), map(asdict, findings))
+                target.write_text(json.dumps(encoded(compared), indent=2) + "\n", "utf-8")
+        screen.show(compared, _assumptions_table(findings))
         for check in diagnosis.of(Outcome.FAILED):
             if check.name.endswith((".removed", ".asked")):
                 screen.error(check.reason, _hint(check))
@@ -122,11 +140,10 @@ def command(
     diagnosis = Report((*_configuration(survey, config.unknown_variables(flags, os.environ)), *diagnosis))
     if live:
         diagnosis = Report((*diagnosis, *run(asked())))
-    entries = [_entry(check) for check in diagnosis]
-    answers = [each for each in entries if str(each["name"]).startswith("live.")]
-    checks = [each for each in entries if each not in answers]
-    table = _table(diagnosis, verbose=screen.detailed)
-    screen.result("sbpair/doctor/1", {"checks": checks, "live": answers}, table, entries)
+    entries = tuple(map(_entry, diagnosis))
+    answers = tuple(each for each in entries if each.name.startswith("live."))
+    checks = tuple(each for each in entries if each not in answers)
+    screen.show(DoctorResult(checks, answers), _table(diagnosis, verbose=screen.detailed))
     return diagnosis_exit_code(diagnosis)
 
 
@@ -144,17 +161,10 @@ def _configuration(survey: config.Survey, unknown: dict[str, str]) -> Iterator["
         yield (failed if meant else note)("environment", what, hint)
 
 
-def _entry(check: "Check") -> Document:
+def _entry(check: "Check") -> CheckEntry:
     detail = check.detail
-    compared = {"assumed": detail.assumed, "observed": detail.observed} if detail and detail.assumed else {}
-    return {
-        "name": check.name,
-        "outcome": str(check.outcome),
-        **compared,
-        "reason": check.reason,
-        "hint": _hint(check),
-        "exit_code": check.exit_code,
-    }
+    assumed, observed = (detail.assumed, detail.observed) if detail and detail.assumed else (None, None)
+    return CheckEntry(check.name, check.outcome, assumed, observed, check.reason, _hint(check), check.exit_code)
 
 
 def _table(diagnosis: "Diagnosis", *, verbose: bool) -> Iterator[str]:
@@ -229,6 +239,15 @@ class AssumptionFinding:
     observed: Annotated[str, "Observation; empty if not checked"]
     reason: Annotated[str, "Why it could not be checked; empty if it was"]
     exit_code: Annotated[int, "Exit code of the problem; 0 for none"]
+
+
+@document("sbpair/assumptions/1", "assumptions")
+class ComparedAssumptions:
+    """The result of sbpair doctor --assumptions. JSON Lines have one assumption each."""
+
+    version: Annotated[str, "Version of sbpair"]
+    tiers: Annotated[dict[str, str], "Tier of each namespace, by side"]
+    assumptions: Annotated[tuple[AssumptionFinding, ...], "The assumptions that one namespace can answer"]
 
 
 NOT_ASKED = {

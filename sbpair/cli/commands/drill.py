@@ -3,7 +3,7 @@
 import logging
 import uuid
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -158,14 +158,8 @@ def command(
         tag, queues = uuid.uuid4().hex[:12], count or OWN_QUEUES
         screen.confirm("--against", _plan(pair, tag, queues), next_command("drill", "--yes"), yes=target.yes)
         result = run(drill.drill_against(pair, tag, queues=queues, seed=seed, intervals=intervals, on_event=on_event))
-    document = {
-        **asdict(result),
-        "receipt": result.receipt.document(),
-        "sending": {**asdict(result.sending), "receipt": result.sending.receipt.document()},
-        "seconds": round(result.seconds, 3),
-        "against": pair.name if pair else None,
-    }
-    screen.result("sbpair/drill/1", document, _table(result, stranded=pair is None))
+    result = replace(result, against=pair.name if pair else None)
+    screen.show(result, _table(result, stranded=pair is None))
     return result.exit_code
 
 
@@ -231,11 +225,7 @@ def _rehearse_relay(screen: Screen, rate: float, seed: int, *, lost: bool) -> in
             rate=rate, seed=seed, lost=lost, on_event=lambda phase: screen.say(f"{phase.seconds:6.1f} s  {phase.text}")
         )
     )
-    document = asdict(result.tally) | {
-        "seconds": round(result.seconds, 3),
-        "timeline": [asdict(each) for each in result.timeline],
-    }
-    screen.result("sbpair/relay-drill/1", document, _relay_table(result))
+    screen.show(result, _relay_table(result))
     return result.exit_code
 
 
@@ -265,8 +255,7 @@ def _rehearse_gateway(screen: Screen, rate: float) -> int:
     result = run(
         run_gateway_drill(rate=rate, on_event=lambda phase: screen.say(f"{phase.seconds:6.1f} s  {phase.text}"))
     )
-    document = asdict(result) | {"seconds": round(result.seconds, 3)}
-    screen.result("sbpair/gateway-drill/1", document, _gateway_table(result))
+    screen.show(result, _gateway_table(result))
     return result.exit_code
 
 

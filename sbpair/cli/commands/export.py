@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 from sbpair.cli.commands.management import read_entities
 from sbpair.cli.next_command import written_command
@@ -10,6 +10,7 @@ from sbpair.cli.options.common import COUNT, PairSelection, argument, flag, opti
 from sbpair.cli.options.values import selected_pair
 from sbpair.cli.render.screen import Screen, clean, plural
 from sbpair.errors import MachineLacks, UsageError
+from sbpair.model.document import document
 from sbpair.model.pair import Side
 
 if TYPE_CHECKING:
@@ -17,6 +18,28 @@ if TYPE_CHECKING:
 
 STDOUT = "-"
 Language = Literal["bicep", "terraform"]
+
+
+class ExportedEntity(NamedTuple):
+    """An entity."""
+
+    kind: Annotated[str, "Its kind", {"enum": ["queue", "topic", "subscription", "rule"]}]
+    name: Annotated[str, "Its path", {"examples": ["events/Subscriptions/audit"]}]
+    symbol: Annotated[str, "Its name in the code", {"examples": ["subscription_events_audit"]}]
+
+
+@document("sbpair/export/1")
+class ExportResult:
+    """Entities of one namespace as infrastructure code. JSON Lines have the document."""
+
+    language: Annotated[Language, "Language of the code"]
+    side: Annotated[Side, "Side of the pair"]
+    namespace: Annotated[str, "Name of the namespace"]
+    backlog_queues: Annotated[int, "Number of backlog queues"]
+    entities: Annotated[tuple[ExportedEntity, ...], "The other entities, in the order of their file"]
+    needs: Annotated[tuple[str, ...], "Paths of forwarding targets that must exist, and are not described"]
+    file: Annotated[str | None, "The written file; null without one"]
+    code: Annotated[str | None, "The code; null if a file was written"]
 
 
 def command(
@@ -59,19 +82,10 @@ def command(
     target = None if write in (None, STDOUT) else write
     if target is not None:
         _write_new(target, text)
-    document = {
-        "language": language,
-        "side": side,
-        "namespace": code.namespace,
-        "backlog_queues": code.backlog_queues,
-        "entities": [
-            {"kind": each.entity.kind, "name": each.entity.path, "symbol": each.symbol} for each in code.resources
-        ],
-        "needs": list(code.external),
-        "file": target,
-        "code": text if target is None else None,
-    }
-    screen.result("sbpair/export/1", document, text.splitlines() if target is None else [_summary(target, code)])
+    exported = tuple(ExportedEntity(each.entity.kind, each.entity.path, each.symbol) for each in code.resources)
+    shown = None if target else text
+    made = ExportResult(language, side, code.namespace, code.backlog_queues, exported, code.external, target, shown)
+    screen.show(made, text.splitlines() if target is None else [_summary(target, code)])
     if code.external:
         screen.warn(f"forwarding targets that must exist already: {', '.join(code.external)}")
     return 0

@@ -21,6 +21,7 @@ from sbpair.cli.progress.reporting import event_line, wall_clock_ms, write_lines
 from sbpair.cli.render.screen import Screen, clean, plural
 from sbpair.cli.served_ports import open_metrics_port, open_supervision
 from sbpair.errors import PortInUse, SbpairError, UsageError
+from sbpair.model.document import document
 from sbpair.model.pair import MASK
 from sbpair.operating_system import signals
 from sbpair.operating_system.files import ready_file
@@ -108,9 +109,9 @@ class GatewayTerms:
             checked_name(name)
 
 
-@dataclass(frozen=True, slots=True)
+@document("sbpair/gateway/1")
 class ReadyGateway:
-    """How applications reach a gateway. The key in its connection strings is masked, except in the ready file."""
+    """How applications reach a gateway, on one line. Its key is masked, except in the ready file."""
 
     pair: Annotated[str, "Name of the pair"]
     primary: Annotated[str, "Primary namespace"]
@@ -335,7 +336,7 @@ class _StartedGateway:
 
     def _show(self, ready: ReadyGateway) -> None:
         if self.screen.output is not Output.TABLE:
-            self.screen.json_line(SCHEMA, asdict(ready))
+            self.screen.show_line(ready)
             return
         users = ", ".join(map(str, ("this user", "root", *(self.terms.allow_user or ()))))
         lines = [

@@ -2,10 +2,9 @@
 
 import asyncio
 import sys
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,6 @@ from sbpair.cli.commands.status import (
     say_lost,
     say_ways_on,
     total_cells,
-    total_document,
     total_line,
 )
 from sbpair.cli.completion import findings
@@ -37,12 +35,12 @@ from sbpair.cli.options.common import (
 from sbpair.cli.options.entity_addresses import reach_of
 from sbpair.cli.options.moves import NewDestinations
 from sbpair.cli.progress.reporting import PeekProgress, print_control_event
-from sbpair.cli.render.screen import Document, Screen, plural, rounded, spoken
+from sbpair.cli.render.screen import Screen, plural, spoken
 from sbpair.cli.render.table import PARTIAL, columns, limited, sampled, wrapped
-from sbpair.cli.render.waiting import report_waiting, waiting_document, waiting_table
+from sbpair.cli.render.waiting import report_waiting, waiting_table
 from sbpair.management.calls import ControlEvent, QueueProvisioned
 from sbpair.model.pair import Pair, Side
-from sbpair.model.queues import QueueFinding, Utilisation
+from sbpair.model.queues import AuditedQueue, QueueFinding, Utilisation
 from sbpair.model.report import FAIL_ON, AuditFinding, Outcome, Report, ReportItem
 from sbpair.operating_system.files import read_document
 
@@ -51,34 +49,7 @@ if TYPE_CHECKING:
     from sbpair.management.audit_findings import Audit, DestinationSummary
     from sbpair.management.entities_file import EntitiesDocument
     from sbpair.management.provisioning import EntityItem, EntityReport
-    from sbpair.model.pair import Endpoint
     from sbpair.status import LostPrimary
-
-SCHEMA = "sbpair/audit/1"
-PROVISION_LISTS = {
-    Outcome.CREATED: "Created entities",
-    Outcome.EXISTING: "Entities that exist as described",
-    Outcome.DRIFTED: "Entities that exist and differ",
-    Outcome.FAILED: "Entities that could not be created",
-    Outcome.NOT_TRIED: "Entities not tried after a failure or an interruption",
-    Outcome.WOULD_CREATE: "Entities that a run without --dry-run would create",
-    Outcome.EXTRA: "Entities that the primary lacks, with --mirror",
-}
-AUDIT_LISTS = {
-    Outcome.MISSING: "Expected queues that do not exist",
-    Outcome.EXTRA: "Queues beyond the count",
-    Outcome.DRIFTED: "Queues that differ from their description",
-    Outcome.OK: "Queues as expected",
-    Outcome.FOREIGN: "Backlog queues of another primary",
-}
-PRUNE_LISTS = {
-    Outcome.WOULD_REMOVE: "Queues that a run with --yes would delete",
-    Outcome.REMOVED: "Deleted queues",
-    Outcome.KEPT: "Queues that hold messages",
-    Outcome.GONE: "Queues that another process deleted meanwhile",
-    Outcome.FAILED: "Queues that could not be deleted",
-}
-"""The lists of each report's document, and their content."""
 
 NO_MIRROR = ("--entities", "--to", "--map", "--via arm")
 DESTINATIONS_SHOWN = 40
@@ -87,7 +58,7 @@ DEFAULT_FINDINGS = ",".join(kind for kind in AuditFinding if kind in FAIL_ON)
 FINDINGS = ", ".join((*AuditFinding, values.ALL, values.NONE))
 MAX_SAMPLE_SECONDS = 3_600
 
-QueueItem = ReportItem[QueueFinding]
+QueueItem = ReportItem[AuditedQueue]
 
 
 def provision_command(
@@ -123,6 +94,7 @@ def provision_command(
     """
     group = values.group_of(management)
     pair = values.selected_pair(connection, screen, count=count)
+    from sbpair.cli.results import management as results
     from sbpair.management import provisioning
 
     requested = read_entities(entities)
@@ -141,7 +113,9 @@ def provision_command(
         return report, stop.is_set()
 
     report, stopped = run_gracefully(main)
-    _print(screen, "sbpair/provision/1", report, PROVISION_LISTS, _entities_table(report), {"dry_run": dry_run})
+    lines = tuple(results.ProvisionLine(item.outcome, item) for item in report)
+    made = results.ProvisionResult(lines, report.lists(results.PROVISION_LISTS), dry_run)
+    screen.show(made, _entities_table(report))
     for item in report.of(Outcome.DRIFTED):
         alters = ", and alters messages" if item.detail and item.detail.alters else ""
         screen.warn(f"{_title_of(item)} differs{alters}: {item.reason}")
@@ -227,6 +201,8 @@ def audit_command(
     See also: sbpair help management
     """
     group = values.group_of(management)
+    from sbpair.cli.results.management import audit_result
+    from sbpair.cli.results.status import AuditPairs
     from sbpair.management import auditing
     from sbpair.management.audit_findings import MAX_PEEK_DEAD_LETTERS, Unseen, audit_exit_code, audit_mends
     from sbpair.status import read_lost_primary, read_side
@@ -247,8 +223,7 @@ def audit_command(
     async def answer(name: str, profile: "Profile") -> PairAnswer:
         found, lost = await read(profile)
         cells = (*total_cells(found.total), ", ".join(sorted(found.findings)))
-        document = {"schema": SCHEMA, **_audit_document(found, lost)[0]}
-        return PairAnswer(name, audit_exit_code(found, fail_on), cells, [document])
+        return PairAnswer(name, audit_exit_code(found, fail_on), cells, [audit_result(found, lost)])
 
     with PeekProgress(screen) as progress:
         if all_pairs:
@@ -258,10 +233,9 @@ def audit_command(
             routes = delivery.settings(reach)
             found, lost = run(read(reach.profile, **routes))
     if all_pairs:
-        return print_answers(screen, "sbpair/audit-pairs/1", pair_lines((*TOTALS, "FINDINGS"), answers), answers)
-    document, others = _audit_document(found, lost, routes["to"])
-    lines = chain(_lines(found, kind="queue"), others)
-    screen.result(SCHEMA, document, _audit_table(found), lines)
+        return print_answers(screen, AuditPairs, pair_lines((*TOTALS, "FINDINGS"), answers), answers)
+    to = routes["to"]
+    screen.show(audit_result(found, lost, to.name if to else None), _audit_table(found))
     for each in found.unseen:
         screen.warn(f"skipped {each.name}: {each.reason}")
     report_waiting(screen, found.waiting)
@@ -279,32 +253,6 @@ def audit_command(
     return audit_exit_code(found, fail_on)
 
 
-def _audit_document(
-    found: "Audit", lost: "LostPrimary | None", to: "Endpoint | None" = None
-) -> tuple[Document, Iterable[Document]]:
-    """Return an audit as JSON, and the JSON lines of all but its queues."""
-    destinations = [{**asdict(each), "exact": found.complete} for each in found.destinations]
-    skipped = [asdict(each) for each in found.unseen]
-    waiting = list(map(waiting_document, found.waiting))
-    mirrored = [_mirror_entry(item) for item in found.mirror]
-    others = [{"kind": "destination", "outcome": "destination", **each} for each in destinations]
-    others += [{"kind": "skipped", "outcome": "skipped", **each} for each in skipped]
-    others += [{"kind": "run", "outcome": "waiting", **each} for each in waiting]
-    others += [{**each, "kind": "mirror"} for each in mirrored]
-    return {
-        **_lists(found, AUDIT_LISTS),
-        "to": to and to.name,
-        "lost_primary": lost and asdict(lost),
-        "backlog": total_document(found.total),
-        "destinations": destinations,
-        "skipped": skipped,
-        "waiting": waiting,
-        "mirror": mirrored,
-        "mover": asdict(found.mover),
-        "findings": sorted(found.findings),
-    }, others
-
-
 def _audit_table(audit: "Audit") -> Iterator[str]:
     yield from wrapped(total_line(audit.total))
     yield from mover_lines(audit.mover, audit.total)
@@ -314,8 +262,7 @@ def _audit_table(audit: "Audit") -> Iterator[str]:
     if audit.destinations:
         yield ""
         titles = ("DESTINATION", "MESSAGES", "FOUND", "DUPLICATES", "NOTE")
-        rows = (_destination_row(each, exact=audit.complete) for each in audit.destinations)
-        yield from limited([titles, *rows], DESTINATIONS_SHOWN)
+        yield from limited([titles, *map(_destination_row, audit.destinations)], DESTINATIONS_SHOWN)
     yield from waiting_table(audit.waiting)
     if differing := [item for item in audit.mirror if item.outcome is not Outcome.OK]:
         yield ""
@@ -326,24 +273,9 @@ def _audit_table(audit: "Audit") -> Iterator[str]:
         yield from ("", *wrapped(PARTIAL))
 
 
-def _mirror_entry(item: "EntityItem") -> dict[str, object]:
-    entry = _entry(item)
-    return {"outcome": str(item.outcome), "entity": entry.pop("kind", None), **entry}
-
-
 def _mirror_row(item: "EntityItem") -> tuple[object, ...]:
     kind, alters = (item.detail.kind, item.detail.alters) if item.detail else ("", False)
     return kind, item.name, _outcome(item), f"{'alters messages: ' if alters else ''}{_note(item)}"
-
-
-def _fill(fill: Utilisation) -> dict[str, object]:
-    rates = ("idle_seconds", "oldest_seconds", "bytes_per_second", "full_in_seconds")
-    return {
-        **{name: getattr(fill, name) for name in ("size_bytes", "idle", "peeked", "complete")},
-        **{name: rounded(getattr(fill, name)) for name in rates},
-        "effective_max_size_mb": fill.max_bytes // 1024 // 1024,
-        "fill_ratio": None if fill.fill_ratio is None else round(fill.fill_ratio, 6),
-    }
 
 
 def _audited_row(item: QueueItem) -> list[object]:
@@ -351,7 +283,7 @@ def _audited_row(item: QueueItem) -> list[object]:
     dead = counts.dead_letter + counts.transfer_dead_letter if counts else 0
     notes = (f"{dead} dead-lettered" if dead else "", _note(item), *(_fill_notes(fill) if fill else ()))
     oldest = "" if fill is None or fill.oldest_seconds is None else spoken(fill.oldest_seconds)
-    return [*_counted(item), oldest, _share(fill) if fill else "", "; ".join(filter(None, notes))]
+    return [*_counted(item, item.detail), oldest, _share(fill) if fill else "", "; ".join(filter(None, notes))]
 
 
 def _share(fill: Utilisation) -> str:
@@ -373,11 +305,11 @@ def _fill_notes(fill: Utilisation) -> Iterator[str]:
         yield f"peeked only the first {fill.peeked}"
 
 
-def _destination_row(each: "DestinationSummary", *, exact: bool) -> tuple[object, ...]:
+def _destination_row(each: "DestinationSummary") -> tuple[object, ...]:
     found = {True: "topic" if each.topic else "yes", False: "no", None: "?"}[each.found]
     duplicates = {True: "detected", False: "not detected", None: "?" if each.found else ""}[each.detects_duplicates]
     name = {"": "(none)", "*": "(others)"}.get(each.name, each.name)
-    return (name, sampled(each.messages, exact=exact), found, duplicates, each.reason)
+    return (name, sampled(each.messages, exact=each.exact), found, duplicates, each.reason)
 
 
 def prune_command(
@@ -446,9 +378,12 @@ def _remove(pair: Pair, screen: Screen, only: list[str] | None) -> int:
 
 
 def _show(screen: Screen, report: Report[QueueFinding], *, dry_run: bool) -> None:
-    rows = [(*_counted(item), _note(item)) for item in report]
-    table = columns([(*COUNTED, "NOTE"), *rows]) if rows else []
-    _print(screen, "sbpair/prune/1", report, PRUNE_LISTS, table, {"dry_run": dry_run})
+    from sbpair.cli.results.management import PRUNE_LISTS, PruneLine, PruneResult
+
+    rows = [(*_counted(item, item.detail), _note(item)) for item in report]
+    lines = tuple(PruneLine(item.outcome, item) for item in report)
+    found = PruneResult(lines, report.lists(PRUNE_LISTS), dry_run)
+    screen.show(found, columns([(*COUNTED, "NOTE"), *rows]) if rows else [])
     if not rows:
         screen.say("nothing to delete: no backlog queue beyond --count")
 
@@ -456,9 +391,9 @@ def _show(screen: Screen, report: Report[QueueFinding], *, dry_run: bool) -> Non
 COUNTED = ("QUEUE", "OUTCOME", "ACTIVE", "DEAD", "SCHEDULED", "TOTAL")
 
 
-def _counted(item: QueueItem) -> list[object]:
+def _counted(item: ReportItem[Any], detail: QueueFinding | None) -> list[object]:
     """Return the cells of COUNTED."""
-    counts = item.detail.counts if item.detail else None
+    counts = detail.counts if detail else None
     numbers = [counts.active, counts.dead_letter, counts.scheduled, counts.total] if counts else ["", "", "", ""]
     return [item.name, _outcome(item), *numbers]
 
@@ -469,30 +404,3 @@ def _outcome(item: ReportItem[Any]) -> str:
 
 def _note(item: ReportItem[Any]) -> str:
     return "; ".join(filter(None, (item.reason, "partitioned" if item.detail and item.detail.partitioned else "")))
-
-
-def _print(
-    screen: Screen, schema: str, report: Report[Any], lists: Iterable[Outcome], table: Iterable[str], more: Document
-) -> None:
-    """Print a report: a document with lists by outcome and `more`, or lines of its items."""
-    screen.result(schema, {**_lists(report, lists), **more}, table, _lines(report))
-
-
-def _lists(report: Report[Any], lists: Iterable[Outcome]) -> dict[str, object]:
-    entries = [(item.outcome, _entry(item)) for item in report]
-    return {str(each): [entry for outcome, entry in entries if outcome == each] for each in lists}
-
-
-def _lines(report: Report[Any], **key: str) -> Iterator[Document]:
-    return ({**key, "outcome": str(item.outcome), **_entry(item)} for item in report)
-
-
-def _entry(item: ReportItem[Any]) -> dict[str, object]:
-    """Return one queue or entity as JSON: its name and all known facts."""
-    found: dict[str, object] = {"name": item.name, **({"reason": item.reason} if item.reason else {})}
-    if isinstance(item.detail, QueueFinding):
-        found["index"] = item.detail.index
-    known = {} if item.detail is None else asdict(item.detail)
-    if isinstance(item.detail, QueueFinding) and item.detail.fill:
-        known["fill"] = _fill(item.detail.fill)
-    return found | {name: value for name, value in known.items() if value not in (None, ()) and value is not False}

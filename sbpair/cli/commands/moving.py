@@ -375,7 +375,7 @@ def _duplicate_window(
 def _wording(request: "RunRequest", command: tuple[str, ...]) -> MoveWording:
     """Return the words of a move. `command` has its arguments."""
     source = request.names[0] if request.names else "the dead-letter queues of the backlog"
-    return MoveWording("sbpair/move/1", command, source, routed=request.form.destination is None)
+    return MoveWording(command, source, routed=request.form.destination is None)
 
 
 def _run_move(

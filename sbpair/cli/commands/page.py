@@ -5,16 +5,25 @@ import re
 import webbrowser
 from contextlib import suppress
 from pathlib import Path
+from typing import Annotated
 
 from sbpair.cli.command_loop import run
 from sbpair.cli.options.common import STATE, PairSelection, flag, option
 from sbpair.cli.options.values import selected_profile
 from sbpair.cli.render.screen import Screen
+from sbpair.model.document import document
 
 HOST = "127.0.0.1"
 OWN_HOSTS = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d+)?", re.IGNORECASE)
 """Names of this machine: a page of another name could lead here, too."""
 STOP_SECONDS = 1.0
+
+
+@document("sbpair/page/1")
+class ServedPage:
+    """Where a browser finds the page."""
+
+    url: Annotated[str, "Its URL, with the port"]
 
 
 def command(
@@ -55,7 +64,7 @@ def command(
             await runner.setup()
             await web.SockSite(runner, listening).start()
             url = f"http://{HOST}:{listening.getsockname()[1]}/"
-            screen.result("sbpair/page/1", {"url": url}, [url])
+            screen.show(ServedPage(url), [url])
             screen.say("Ctrl-C stops it")
             if open_browser:
                 webbrowser.open(url)

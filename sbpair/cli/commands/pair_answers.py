@@ -2,14 +2,16 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 
 from sbpair.cli.next_command import about_pair, with_options
-from sbpair.cli.render.screen import Document, Screen
+from sbpair.cli.render.screen import Screen
 from sbpair.cli.render.table import columns
 from sbpair.config import Profile
 from sbpair.errors import ExitCode, SbpairError
 
+Document = TypeVar("Document")
 GRAVEST = (
     *(ExitCode.BUG, ExitCode.UNSAFE, ExitCode.ACCESS, ExitCode.MACHINE, ExitCode.UNAVAILABLE, ExitCode.USAGE),
     *(ExitCode.INTERRUPTED, ExitCode.PARTIAL_OR_FINDINGS, ExitCode.DONE),
@@ -24,8 +26,21 @@ class PairAnswer(NamedTuple):
     pair: str
     exit_code: int
     cells: Sequence[object] = ()
-    documents: Sequence[Document] = ()
+    documents: Sequence[object] = ()
     error: SbpairError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PairEntry(Generic[Document]):
+    """A pair of the file."""
+
+    pair: Annotated[str, "Its name"]
+    exit_code: Annotated[int, "Its exit code; the gravest one is that of the command"]
+    reason: Annotated[str, "Why it has no document, or no further one; may be empty"]
+    hint: Annotated[str, "What to do about that; may be empty"]
+    documents: Annotated[
+        tuple[Document, ...], "What the command for this pair alone prints; one for each run of a syphon"
+    ]
 
 
 async def ask_all(
@@ -54,20 +69,21 @@ def pair_lines(titles: Sequence[str], answers: Sequence[PairAnswer]) -> list[str
     return columns([("PAIR", *titles), *((each.pair, *own) for each, own in zip(answers, cells, strict=True))])
 
 
-def pairs_document(answers: Sequence[PairAnswer]) -> dict[str, list[Document]]:
-    """Return the answers as JSON."""
-    pairs: list[Document] = []
+def pair_entries(answers: Sequence[PairAnswer]) -> tuple[PairEntry[Any], ...]:
+    """Return what is printed of each pair."""
+    entries = []
     for pair, code, _, documents, error in answers:
         with about_pair(pair):
             reason, hint = (error.message, with_options(error.hint)) if error else ("", "")
-        pairs.append({"pair": pair, "exit_code": code, "reason": reason, "hint": hint, "documents": documents})
-    return {"pairs": pairs}
+        entries.append(PairEntry(pair, code, reason, hint, tuple(documents)))
+    return tuple(entries)
 
 
-def print_answers(screen: Screen, schema: str, lines: Sequence[str], answers: Sequence[PairAnswer]) -> int:
-    """Print the answers, as `lines` or as JSON. Returns the gravest exit code."""
-    document = pairs_document(answers)
-    screen.result(schema, document, lines, document["pairs"])
+def print_answers(
+    screen: Screen, kind: Callable[[Any], object], lines: Sequence[str], answers: Sequence[PairAnswer]
+) -> int:
+    """Print the answers, as `lines` or as a document of that kind. Returns the gravest exit code."""
+    screen.show(kind(pair_entries(answers)), lines)
     for each in answers:
         with about_pair(each.pair):
             screen.hints([each.error] if each.error else ())

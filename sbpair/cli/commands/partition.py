@@ -1,6 +1,6 @@
 """`sbpair partition`: runs `sbpair.management.partitioning` and prints the result."""
 
-from dataclasses import asdict
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -124,6 +124,7 @@ def list_entities(
     """
     group = group_of(management)
     endpoints = _endpoints(connection, screen, side, both=side is None)
+    from sbpair.cli.results.partition import PartitionList, PlacedEntity, UnreadNamespace
     from sbpair.management import partitioning
 
     report = run(partitioning.list_partitions(endpoints, group=group, on_event=partial(print_control_event, screen)))
@@ -133,13 +134,12 @@ def list_entities(
     entities, rows = [], []
     for item, placed in _details(report):
         fill = placed.fill_ratio
-        used = {"size_bytes": placed.size_bytes, "fill_ratio": None if fill is None else round(fill, 6)}
-        entities.append({"name": item.name, **_entry(placed), **used})
+        entities.append(PlacedEntity(item.name, placed, placed.size_bytes, fill))
         taken = ("", "") if placed.size_bytes is None or fill is None else (size(placed.size_bytes), f"{fill:.1%}")
         rows.append((item.name, *_room(placed), *taken))
-    unread = [{"namespace": item.name, "reason": item.reason} for item in report.of(Outcome.FAILED)]
+    unread = tuple(UnreadNamespace(item.name, item.reason) for item in report.of(Outcome.FAILED))
     table = columns([(*ROOM, "HOLDS", "FULL"), *rows]) if rows else []
-    screen.result("sbpair/partition-list/1", {"entities": entities, "failed": unread}, table, [*entities, *unread])
+    screen.show(PartitionList(tuple(entities), unread), table)
     return partitioning.partition_exit_code(report)
 
 
@@ -151,6 +151,7 @@ def _create(
 ) -> int:
     group = group_of(management)
     endpoints = _endpoints(connection, screen, request.side, both=request.both)
+    from sbpair.cli.results.partition import CreatedEntity, PartitionResult
     from sbpair.management import partitioning
 
     report = run(
@@ -163,16 +164,14 @@ def _create(
     for item, placed in found:
         if item.outcome is Outcome.WOULD_CREATE and 1 in placed.partitions:
             screen.say(f"{placed.namespace} may not be partitioned; if so, it refuses this")
-    entries = [
-        {"name": item.name, **_entry(placed), "outcome": item.outcome, "created": item.outcome is Outcome.CREATED}
-        | ({"reason": item.reason} if item.reason else {})
+    entries = tuple(
+        CreatedEntity(item.name, placed, item.outcome, item.outcome is Outcome.CREATED, item.reason)
         for item, placed in found
-    ]
-    first = next(entry for entry in entries if entry["outcome"] != Outcome.FAILED)
-    anywhere = any(entry["created"] for entry in entries)
-    document = {**first, "created": anywhere, "dry_run": request.dry_run, "namespaces": entries}
+    )
+    first = next(each for each in entries if each.outcome != Outcome.FAILED)
+    first = replace(first, created=any(each.created for each in entries))
     rows = [(item.name, *_room(placed), item.outcome.replace("_", " ")) for item, placed in found]
-    screen.result("sbpair/partition/1", document, columns([(*ROOM, "OUTCOME"), *rows]), entries)
+    screen.show(PartitionResult(first, request.dry_run, entries), columns([(*ROOM, "OUTCOME"), *rows]))
     return partitioning.partition_exit_code(report)
 
 
@@ -190,14 +189,6 @@ def _warn(screen: Screen, report: "PartitionReport") -> None:
 
 def _details(report: "PartitionReport") -> "list[tuple[PartitionItem, PartitionedEntityState]]":
     return [(item, item.detail) for item in report if item.detail]
-
-
-def _entry(placed: "PartitionedEntityState") -> dict[str, object]:
-    possible = placed.partitions
-    entry = {name: value for name, value in asdict(placed).items() if name != "size_bytes"}
-    if len(possible) == 1:
-        return entry | {"partitions": possible[0]}
-    return entry | {"partitions": None, "partitions_possible": possible}
 
 
 def _room(placed: "PartitionedEntityState") -> tuple[object, ...]:

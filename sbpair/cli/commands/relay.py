@@ -9,18 +9,17 @@ import sys
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from sbpair.cli.command_loop import run, run_gracefully
-from sbpair.cli.commands.status import answered
 from sbpair.cli.completion import relays
 from sbpair.cli.logs import utc
 from sbpair.cli.options.common import CONFIG, INTERVAL, TIMEOUT, WATCH, Output, argument, duration, flag, option
 from sbpair.cli.options.values import resource_group_of, selected_relay
 from sbpair.cli.progress.reporting import watch_readings
-from sbpair.cli.render.screen import Screen, clean, plural, rounded
+from sbpair.cli.render.screen import Screen, clean, plural
 from sbpair.cli.render.table import columns, cut, wrapped
 from sbpair.errors import AccessError, ExitCode, InDoubt, MachineLacks, SbpairError, Unavailable, UsageError
 from sbpair.model.pair import Side
@@ -30,16 +29,13 @@ from sbpair.operating_system.files import open_bytes
 from sbpair.operating_system.read_ahead import ReadAhead, read_chunks
 
 if TYPE_CHECKING:
+    from sbpair.cli.results.relay import ProvisionedSide
     from sbpair.model.pair import ResourceGroup
     from sbpair.relay.listener_counts import SideListeners
     from sbpair.relay.relay_client import AsyncRelayResponse
     from sbpair.relay.relay_settings import ConfiguredRelay
     from sbpair.relay.reverse_proxy import ProxiedRequest
 
-LISTENERS = ("side", "namespace", "path", "listeners", "requires_authorization")
-"""The fields of SideListeners that a document has as they are."""
-
-STATUS_SCHEMA, REQUEST_SCHEMA = "sbpair/relay-status/1", "sbpair/relay-request/1"
 REDRAW_SECONDS = 0.5
 SHOWN_REQUESTS, SHOWN_WARNINGS = 12, 3
 MAX_PATH = 40
@@ -207,7 +203,10 @@ class RequestBoard:
             line = f"{utc(None)} {request.side} {request.method} {request.path} {request.status} {took}{problem}"
             self._screen.write(clean(line))
         else:
-            self._screen.json_line(REQUEST_SCHEMA, _request_document(request))
+            from sbpair.cli.results.relay import ServedRequest
+
+            served = (request.side, request.method, request.path, request.status, seconds, request.problem)
+            self._screen.show_line(ServedRequest(utc(None), *served))
 
     def stopping(self) -> None:
         self._is_stopping = True
@@ -252,18 +251,6 @@ def _request_row(request: "ProxiedRequest") -> tuple[object, ...]:
     took = time.monotonic() - request.started if request.seconds is None else request.seconds
     status = str(request.status) if request.status else "…"
     return request.side, request.method, cut(request.path, MAX_PATH), status, f"{took:.1f} s", request.problem
-
-
-def _request_document(request: "ProxiedRequest") -> dict[str, object]:
-    return {
-        "time": utc(None),
-        "side": request.side,
-        "method": request.method,
-        "path": request.path,
-        "status": request.status,
-        "seconds": rounded(request.seconds),
-        "problem": request.problem,
-    }
 
 
 def _header(text: str) -> tuple[str, str]:
@@ -374,16 +361,17 @@ def _reporter(screen: Screen, failed: list[str]) -> Any:
 
 
 async def _print(screen: Screen, response: "AsyncRelayResponse") -> None:
+    from sbpair.cli.results.relay import AnsweredRequest, HttpHeader
+
     said = f"{response.status} {response.reason}".rstrip()
     if screen.output is not Output.TABLE:
         body = await response.read()
         try:
-            shown: dict[str, object] = {"body": body.decode()}
+            text, encoded = body.decode(), None
         except UnicodeDecodeError:
-            shown = {"body_base64": base64.b64encode(body).decode()}
-        headers = [{"name": name, "value": value} for name, value in response.headers.items()]
-        document = {"status": response.status, "reason": response.reason, "side": response.side, "headers": headers}
-        screen.result("sbpair/relay-send/1", document | shown, [])
+            text, encoded = None, base64.b64encode(body).decode()
+        headers = tuple(HttpHeader(*each) for each in response.headers.items())
+        screen.show(AnsweredRequest(response.status, response.reason, response.side, headers, text, encoded))
         return
     # It explains the exit code of a failure.
     screen.say(f"{said} from the {response.side}", always=response.status >= 400)
@@ -423,23 +411,26 @@ def status(
     --watch exits 0 after Ctrl-C
     """
     relay = selected_relay(name, config, screen)
+    from sbpair.cli.results.relay import RelayStatus
     from sbpair.relay.listener_counts import read_listeners
 
     async def read() -> "list[SideListeners]":
         return await read_listeners(relay, timeout)
 
+    def shown(found: "list[SideListeners]") -> RelayStatus:
+        return RelayStatus(utc(None), relay.name, tuple(found))
+
     if watch:
         return watch_readings(
             screen,
-            STATUS_SCHEMA,
             interval,
             read,
             table=_status_table,
             show_line=lambda found: screen.write(_status_line(found)),
-            document=lambda found: _status_document(relay.name, found),
+            result=shown,
         )
     found = run(read())
-    screen.result(STATUS_SCHEMA, _status_document(relay.name, found), _status_table(found))
+    screen.show(shown(found), _status_table(found))
     screen.hints(each.error for each in found if each.error)
     return exit_code(found, fail_on or "any")
 
@@ -456,18 +447,13 @@ def exit_code(found: "list[SideListeners]", fail_on: str) -> int:
     return ExitCode.UNAVAILABLE if without >= limits[fail_on] else ExitCode.DONE
 
 
-def _status_document(name: str, found: "list[SideListeners]") -> dict[str, object]:
-    sides = [{**{key: getattr(each, key) for key in LISTENERS}, **answered(each.seconds, each.error)} for each in found]
-    return {"time": utc(None), "relay": name, "sides": sides}
-
-
 def _status_table(found: "list[SideListeners]") -> list[str]:
     rows = [
         (
             each.side,
             f"{each.path} in {each.namespace}",
             "?" if each.listeners is None else each.listeners,
-            each.error.message if each.error else "" if each.listeners else "no listeners",
+            each.reason or ("" if each.listeners else "no listeners"),
         )
         for each in found
     ]
@@ -477,18 +463,6 @@ def _status_table(found: "list[SideListeners]") -> list[str]:
 def _status_line(found: "list[SideListeners]") -> str:
     sides = ", ".join(f"{each.side} {'?' if each.listeners is None else each.listeners}" for each in found)
     return f"{utc(None)} listeners: {sides}"
-
-
-@dataclass(slots=True)
-class ProvisionedSide:
-    """The outcome of one side."""
-
-    side: Annotated[Side, "Side of the relay"]
-    namespace: Annotated[str, "Name of the namespace"]
-    path: Annotated[str, "Path of the hybrid connection"]
-    outcome: Annotated[Literal["created", "existing", "drifted", "would_create", "failed"], "Outcome"] = "failed"
-    differences: Annotated[tuple[Difference, ...], "Properties that differ from the expected description"] = ()
-    error: SbpairError | None = None
 
 
 def provision(
@@ -514,21 +488,14 @@ def provision(
     """
     group = resource_group_of("relay provision", subscription, resource_group)
     relay = selected_relay(name, config, screen)
+    from sbpair.cli.results.relay import RelayProvisionResult
+
     found = run(_provision(relay, group, dry_run=dry_run))
-    sides = [
-        {
-            **{key: getattr(each, key) for key in ("side", "namespace", "path", "outcome")},
-            "differences": [asdict(difference) for difference in each.differences],
-            "reason": each.error.message if each.error else "",
-            "hint": each.error.hint if each.error else "",
-        }
-        for each in found
-    ]
     rows = [
         (each.side, f"{each.path} in {each.namespace}", each.outcome.replace("_", " "), _note(each)) for each in found
     ]
     table = columns([("SIDE", "ENDPOINT", "OUTCOME", "NOTE"), *rows])
-    screen.result("sbpair/relay-provision/1", {"relay": relay.name, "dry_run": dry_run, "sides": sides}, table)
+    screen.show(RelayProvisionResult(relay.name, dry_run, tuple(found)), table)
     screen.hints(each.error for each in found if each.error)
     if errors := [each.error for each in found if each.error]:
         return errors[0].exit_code
@@ -536,15 +503,16 @@ def provision(
     return ExitCode.PARTIAL_OR_FINDINGS if strict and drifted else ExitCode.DONE
 
 
-def _note(side: ProvisionedSide) -> str:
-    if side.error is not None:
-        return side.error.message
-    return "; ".join(f"{each.property} is {each.actual}, expected {each.expected}" for each in side.differences)
+def _note(side: "ProvisionedSide") -> str:
+    return side.reason or "; ".join(
+        f"{each.property} is {each.actual}, expected {each.expected}" for each in side.differences
+    )
 
 
-async def _provision(relay: "ConfiguredRelay", group: "ResourceGroup", *, dry_run: bool) -> list[ProvisionedSide]:
+async def _provision(relay: "ConfiguredRelay", group: "ResourceGroup", *, dry_run: bool) -> "list[ProvisionedSide]":
     """Provision one side after the other: an error of one does not keep the other from being tried."""
     from sbpair.azure.arm import HybridDescription, open_relay_arm
+    from sbpair.cli.results.relay import ProvisionedSide
 
     wanted = HybridDescription()
     done = []

@@ -17,8 +17,9 @@ from sbpair.cli.options.entity_addresses import reach_of
 from sbpair.cli.render.receipt import SYPHON, MoveWording, next_commands, proof_lines, receipt_table, warnings_of
 from sbpair.cli.render.screen import Document, Screen, clean, size, spoken
 from sbpair.cli.render.table import columns, wrapped
-from sbpair.cli.render.waiting import report_waiting, waiting_document, waiting_line
+from sbpair.cli.render.waiting import report_waiting, waiting_entry, waiting_line
 from sbpair.errors import ExitCode, SbpairError, UsageError
+from sbpair.model.document import encoded
 from sbpair.operating_system.files import replaced_file
 from sbpair.runs.waiting import waiting_runs
 
@@ -248,7 +249,7 @@ def run_document(run: "RunRecord") -> dict[str, Any]:
         "exit_code": run.exit_code,
         "error": run.error,
         **asdict(run.counts),
-        "waiting": next(map(waiting_document, waiting_runs([run])), None),
+        "waiting": next(map(encoded, map(waiting_entry, waiting_runs([run]))), None),
     }
 
 
@@ -283,7 +284,7 @@ def _moved(run: "RunRecord", receipt: Document) -> Iterator[str]:
     """Yield the receipt of a move as it was printed at its end. A crashed one goes on as a stopped one does."""
     is_cut, words = run.outcome == "crashed", run.command.split()
     source = {"syphon": SYPHON.source, "redrive": "the dead letters"}.get(run.kind, " ".join(words[1:2]))
-    wording = MoveWording(SCHEMA, tuple(each for each in words if not each.startswith("-")), source)
+    wording = MoveWording(tuple(each for each in words if not each.startswith("-")), source)
     commands = next_commands({**receipt, **({"stopped": True} if is_cut else {})}, next_command(*words), wording)
     yield ""
     yield from receipt_table(receipt, commands if run.ended_ms or is_cut else {}, wording)

@@ -18,7 +18,7 @@ from sbpair.cli.options import moves
 from sbpair.cli.options.common import NamespaceSelection, argument, duration, flag, option
 from sbpair.cli.options.entity_addresses import reach_of
 from sbpair.cli.options.values import entity_names
-from sbpair.cli.render.screen import Document, Screen, clean, some
+from sbpair.cli.render.screen import Screen, clean, some
 from sbpair.cli.render.table import columns
 from sbpair.errors import ExitCode, MachineLacks, UsageError
 from sbpair.operating_system import end_of_input
@@ -125,7 +125,7 @@ def command(
             sides = (address.endpoint,) if pair is None else (pair.primary, pair.secondary)
             result = run_gracefully(send, *sides)
         blame_clock(result.error, sides)
-    screen.result("sbpair/send/1", _document(result, entity), _table(result, paired=is_paired))
+    screen.show(result, _table(result, paired=is_paired))
     _print_next_command(screen, result, named, file, typed=typed)
     return ExitCode.INTERRUPTED if result.stopped else result.exit_code
 
@@ -143,22 +143,6 @@ def _check_alone(
     for name, value in given.items():
         if value is not None:
             raise UsageError(f"{name} is for the primary of a pair", hint="leave it out, or SIDE: and --namespace")
-
-
-def _document(result: "SendResult", entity: str) -> Document:
-    error = result.error
-    return {
-        "entity": entity,
-        "messages": result.messages,
-        **_places(result),
-        "in_doubt": result.in_doubt,
-        "failed": result.failed,
-        "next_line": result.next_line,
-        "doubtful": list(result.doubtful),
-        "failure": None if error is None else {"line": result.line, "reason": error.message, "hint": error.hint},
-        "seconds": round(result.seconds, 3),
-        "stopped": result.stopped,
-    }
 
 
 def _places(result: "SendResult") -> dict[str, int]:

@@ -1,7 +1,7 @@
 """`sbpair service`: prints definitions of services and of alerts, by `sbpair.service`."""
 
 import shlex
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from sbpair import __version__
 from sbpair.cli.app import PROGRAM, load
@@ -13,6 +13,7 @@ from sbpair.cli.options.rules import given_params, name_of
 from sbpair.cli.options.values import selected_pair
 from sbpair.cli.render.screen import Screen, clean
 from sbpair.errors import UsageError
+from sbpair.model.document import document
 
 Kind = Literal["systemd", "kubernetes", "containerapp", "compose"]
 Runs = Literal["syphon", "gateway"]
@@ -22,6 +23,19 @@ HIDDEN = ("/home/", "/root/", "/run/user/", "/tmp/", "/var/tmp/")  # noqa: S108 
 GATEWAY_DEFINED = ("key_file", "state", "count", "health_port", "ready", "show_key", *OPTION_GROUPS[PairSelection])
 DEFINED = ("once", "watch", "dry_run", "state", "count", "health_port", *OPTION_GROUPS[PairSelection])
 """Options of the syphon, and of the gateway, that a definition has already."""
+
+
+@document("sbpair/service/1")
+class Definition:
+    """The definition of a service that starts a syphon, or of alerts. JSON Lines have the document."""
+
+    kind: Annotated[
+        Literal["systemd", "kubernetes", "containerapp", "compose", "bicep", "terraform"],
+        "Kind of service, or language",
+    ]
+    name: Annotated[str, "Name of the service, or the start of those of alerts"]
+    secrets: Annotated[tuple[str, ...], "Names of the variables with secrets that it needs"]
+    text: Annotated[str, "The file"]
 
 
 def group() -> None:
@@ -86,8 +100,7 @@ def print_service(
     name = name or f"sbpair-{runs}"
     service = ServiceDefinition(kind, pair, name, image_name, program, schedule or "", words, origin, runs)
     text = definition_text(service)
-    document = {"kind": kind, "name": name, "secrets": list(service.secrets), "text": text}
-    screen.result("sbpair/service/1", document, text.splitlines())
+    screen.show(Definition(kind, name, tuple(service.secrets), text), text.splitlines())
     if kind == "systemd":
         _warn_of_hidden(screen, program, service.environment)
     else:
@@ -116,8 +129,7 @@ def alerts(
     from sbpair.service.alert_rules import MAX_QUEUES, alerts_text
 
     text = alerts_text(language, pair, clean(written_command(("service", "alerts", language), {})))
-    document = {"kind": language, "name": f"{pair.primary.name}-backlog", "secrets": [], "text": text}
-    screen.result("sbpair/service/1", document, text.splitlines())
+    screen.show(Definition(language, f"{pair.primary.name}-backlog", (), text), text.splitlines())
     if pair.backlog_queues > MAX_QUEUES:
         screen.warn(f"a rule watches at most {MAX_QUEUES} queues, unless Azure's support lifts that limit")
     return 0

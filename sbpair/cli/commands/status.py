@@ -2,13 +2,12 @@
 
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sbpair.cli.command_loop import run
-from sbpair.cli.commands.pair_answers import PairAnswer, ask_all, pair_lines, pairs_document, print_answers
+from sbpair.cli.commands.pair_answers import PairAnswer, ask_all, pair_entries, pair_lines, print_answers
 from sbpair.cli.completion import status_findings
 from sbpair.cli.logs import utc
 from sbpair.cli.next_command import next_command, way_back, with_options
@@ -28,27 +27,25 @@ from sbpair.cli.options.common import (
 from sbpair.cli.options.entity_addresses import reach_of
 from sbpair.cli.options.moves import NewDestinations, warn_of_unused
 from sbpair.cli.progress.reporting import watch_readings
-from sbpair.cli.render.screen import Document, Screen, clean, grouped, plural, rounded, spoken
+from sbpair.cli.render.screen import Screen, clean, grouped, plural, spoken
 from sbpair.cli.render.table import PARTIAL, YELLOW, coloured, columns, cut, sampled, wrapped
 from sbpair.cli.render.waiting import (
     mover_step,
     report_waiting,
     stranded_line,
-    waiting_document,
     waiting_line,
     waiting_table,
 )
-from sbpair.errors import EntityMissing, ExitCode, SbpairError
+from sbpair.errors import EntityMissing, ExitCode
 
 if TYPE_CHECKING:
     from sbpair.config import Profile
     from sbpair.failover.ping_on_request import PingResult
-    from sbpair.management.audit_findings import BacklogTotal, QueueStatus
+    from sbpair.management.audit_findings import BacklogTotal, QueueStatus, Unseen
     from sbpair.model.report import AuditFinding
     from sbpair.runs.active_mover import ActiveMover
-    from sbpair.status import DestinationStatus, LostPrimary, OutboxStatus, SideStatus, Status
+    from sbpair.status import DestinationStatus, LostPrimary, Status
 
-SCHEMA, PAIRS_SCHEMA = "sbpair/status/1", "sbpair/status-pairs/1"
 TOTALS = ("WAITING", "DEAD", "OLDEST")
 """The titles of a backlog's figures, where each pair has one row."""
 
@@ -108,6 +105,7 @@ def status_command(
     --fail-on; 5 access denied, also by a proxy; 2 a wrong setting. --watch exits 0 after Ctrl-C
     """
     from sbpair import status
+    from sbpair.cli.results.status import StatusPairs, status_result
     from sbpair.management.audit_findings import MAX_PEEK_DEAD_LETTERS
 
     kinds = values.findings_of(status.FINDINGS, fail_on or values.NONE)
@@ -128,7 +126,7 @@ def status_command(
 
     async def answer(name: str, profile: "Profile") -> PairAnswer:
         found = await read_profile(profile)
-        return PairAnswer(name, _exit_code(found, kinds), _pair_cells(found), [{"schema": SCHEMA, **_document(found)}])
+        return PairAnswer(name, _exit_code(found, kinds), _pair_cells(found), [status_result(found)])
 
     if all_pairs:
         read_all = partial(ask_all, values.all_profiles(connection, screen), answer)
@@ -136,25 +134,30 @@ def status_command(
         if watch:
             show = lambda found: screen.write("\n".join([utc(None), *lines(found)]))  # noqa: E731  one line, used once
             return watch_readings(
-                screen, PAIRS_SCHEMA, interval, read_all, table=lines, show_line=show, document=pairs_document
+                screen,
+                interval,
+                read_all,
+                table=lines,
+                show_line=show,
+                result=lambda found: StatusPairs(pair_entries(found)),
             )
         answers = run(read_all())
-        return print_answers(screen, PAIRS_SCHEMA, lines(answers), answers)
+        return print_answers(screen, StatusPairs, lines(answers), answers)
     reach = reach_of(connection, screen, count=count, state=state)
     routes = delivery.settings(reach)
     read = partial(read_profile, reach.profile, **routes)
     if watch:
         return _watch(screen, read, interval)
     found = run(read())
-    screen.result(SCHEMA, _document(found), _table(found))
+    screen.show(status_result(found), _table(found))
     screen.hints(found.errors)
-    for name, reason in found.unseen:
-        screen.warn(f"skipped {name}: {reason}")
+    for each in found.unseen:
+        screen.warn(f"skipped {each.name}: {each.reason}")
     for mend in found.mends:
         screen.say(with_options(mend))
     report_waiting(screen, found.waiting)
     say_lost(screen, found.lost_primary)
-    missing = [each.link.entity for each in found.entities if isinstance(each.link.error, EntityMissing)]
+    missing = [each.link.name for each in found.entities if isinstance(each.link.error, EntityMissing)]
     say_ways_on(screen, found.total, delivery.to, routes, missing)
     values.failed_on(screen, found.found, kinds)
     code = _exit_code(found, kinds)
@@ -171,9 +174,13 @@ def _exit_code(found: "Status", kinds: "Collection[AuditFinding]") -> int:
 
 def _pair_cells(status: "Status") -> tuple[object, ...]:
     """Return a pair as one row, with the first reason why it is not well."""
-    notes = [status.lost, *(error.message for error in status.errors), *(": ".join(each) for each in status.unseen)]
+    notes = [
+        status.lost,
+        *(error.message for error in status.errors),
+        *(f"{each.name}: {each.reason}" for each in status.unseen),
+    ]
     return (
-        *("" if side is None else _health(side) for side in (status.primary, status.secondary)),
+        *("" if side is None else side.health for side in (status.primary, status.secondary)),
         *total_cells(status.total),
         next(filter(None, notes), "no mover" if status.mover.is_missed(status.total.messages) else ""),
     )
@@ -181,19 +188,21 @@ def _pair_cells(status: "Status") -> tuple[object, ...]:
 
 def _watch(screen: Screen, read: "Callable[[], Awaitable[Status]]", every: float) -> int:
     """Show the status at intervals, until a signal."""
-    warned: set[tuple[str, str]] = set()
+    from sbpair.cli.results.status import status_result
+
+    warned = set["Unseen"]()
 
     def table(found: "Status") -> list[str]:
-        skipped = [part for name, reason in found.unseen for part in wrapped(f"skipped {name}: {reason}")]
+        skipped = [part for each in found.unseen for part in wrapped(f"skipped {each.name}: {each.reason}")]
         return [*_table(found), *skipped, *(part for each in found.waiting for part in wrapped(waiting_line(each)))]
 
     def show_line(found: "Status") -> None:
         screen.write(_line(found))
-        for name, reason in set(found.unseen) - warned:
-            screen.warn(f"skipped {name}: {reason}")
+        for each in set(found.unseen) - warned:
+            screen.warn(f"skipped {each.name}: {each.reason}")
         warned.update(found.unseen)
 
-    return watch_readings(screen, SCHEMA, every, read, table=table, show_line=show_line, document=_document)
+    return watch_readings(screen, every, read, table=table, show_line=show_line, result=status_result)
 
 
 def ping_command(
@@ -219,43 +228,17 @@ def ping_command(
     """
     pair = values.selected_pair(connection, screen)
     names = values.entity_names(entities)
+    from sbpair.cli.results.status import Pings
     from sbpair.failover.ping_on_request import ping_all, ping_exit_code
 
     def on_event(each: "PingResult") -> None:
-        screen.detail(f"{each.entity} is {each.health} after {each.seconds:.2f} s")
+        screen.detail(f"{each.name} is {each.health} after {each.seconds:.2f} s")
 
     answers = run(ping_all(pair.primary, names, seconds=timeout, on_event=on_event), pair.primary)
-    entries = [
-        {"name": each.entity, "health": str(each.health), **answered(each.seconds, each.error)} for each in answers
-    ]
-    rows = [
-        (each.entity, each.health, f"{each.seconds:.2f} s", each.error.message if each.error else "")
-        for each in answers
-    ]
-    table = columns([("ENTITY", "HEALTH", "AFTER", "WHY"), *rows])
-    screen.result("sbpair/ping/1", {"namespace": pair.primary.name, "entities": entries}, table, entries)
+    rows = [(each.name, each.health, f"{each.seconds:.2f} s", each.reason) for each in answers]
+    screen.show(Pings(pair.primary.name, answers), columns([("ENTITY", "HEALTH", "AFTER", "WHY"), *rows]))
     screen.hints(each.error for each in answers if each.error)
     return ping_exit_code(answers)
-
-
-def _document(status: "Status") -> Document:
-    return {
-        "time": utc(None),
-        "primary": status.primary and _side(status.primary),
-        "secondary": _side(status.secondary),
-        "to": status.to and status.to.endpoint.name,
-        "destination": status.to and _side(status.to),
-        "backlog": total_document(status.total),
-        "queues": list(map(queue_document, status.queues)),
-        "entities": [_entity(each) for each in status.entities],
-        "outbox": _outbox(status.outbox),
-        "waiting": list(map(waiting_document, status.waiting)),
-        "lost": bool(status.lost),
-        "lost_primary": status.lost_primary and asdict(status.lost_primary),
-        "mover": asdict(status.mover),
-        "gateways": [asdict(each) for each in status.gateways],
-        "skipped": [{"name": name, "reason": reason} for name, reason in status.unseen],
-    }
 
 
 def _table(status: "Status") -> Iterator[str]:
@@ -267,12 +250,15 @@ def _table(status: "Status") -> Iterator[str]:
     yield ""
     rows: list[tuple[object, ...]] = [("WHAT", "NAME", "STATE", "MESSAGES", "OLDEST", "NOTE")]
     for what, side in status.sides.items():
-        rows.append((what, side.endpoint.name, _health(side), "", "", side.error.message if side.error else ""))
+        rows.append((what, side.namespace, side.health, "", "", side.reason))
     rows += map(_queue_row, status.queues)
     rows += map(_entity_row, status.entities)
     if status.outbox is not None:
         path = str(status.outbox.path)
-        kept = [("outbox", path, "waiting", count, spoken(age), name) for name, count, age in status.outbox.waiting]
+        kept = [
+            ("outbox", path, "waiting", each.messages, spoken(each.oldest_seconds), each.name)
+            for each in status.outbox.entities
+        ]
         rows += kept or [("outbox", path, "empty", 0, "", "")]
     for each in status.gateways:
         key = f"process {each.process}, key file {each.key_file}"
@@ -293,7 +279,7 @@ def _lead(status: "Status") -> str:
     word = "destination" if any(each.topic for each in found) else "queue"
     to = f"{'' if status.complete else 'at least '}{plural(len(found), word)}" if found else ""
     sides = status.sides.items()
-    health = [f"{what} {_health(side)}" for what, side in sides if what != "secondary" or side.error]
+    health = [f"{what} {side.health}" for what, side in sides if what != "secondary" or side.error]
     destination = status.to or status.primary
     is_ready, is_lost = destination is None or destination.answers, bool(status.lost) and not status.to
     step = mover_step(status.mover, ready=is_ready, lost=is_lost)
@@ -306,15 +292,9 @@ def _lead(status: "Status") -> str:
 
 def _line(status: "Status") -> str:
     """Return the status in one line, with what is not up."""
-    sides = [f"{side.endpoint.name} {_health(side)}" for side in status.sides.values()]
-    poor = [f"{each.link.entity} {each.link.health}" for each in status.entities if each.link.error]
+    sides = [f"{side.namespace} {side.health}" for side in status.sides.values()]
+    poor = [f"{each.link.name} {each.link.health}" for each in status.entities if each.link.error]
     return clean(f"{utc(None)} {', '.join((*sides, *poor))}: ") + total_line(status.total)
-
-
-def queue_document(queue: "QueueStatus") -> Document:
-    """Return the messages of a backlog queue as JSON."""
-    known = {name: value for name, value in asdict(queue).items() if name not in ("path", "missing")}
-    return {"name": queue.path, **known, "oldest_seconds": rounded(queue.oldest_seconds)}
 
 
 def _queue_row(queue: "QueueStatus") -> tuple[object, ...]:
@@ -325,48 +305,13 @@ def _queue_row(queue: "QueueStatus") -> tuple[object, ...]:
     oldest = "" if queue.oldest_seconds is None else spoken(queue.oldest_seconds)
     note = "; ".join(filter(None, (f"{queue.scheduled} scheduled" if queue.scheduled else "", queue.note)))
     messages = "" if queue.messages is None else sampled(queue.messages, exact=queue.exact)
-    return ("backlog", queue.path, state, messages, oldest, note)
+    return ("backlog", queue.name, state, messages, oldest, note)
 
 
 def _entity_row(entity: "DestinationStatus") -> tuple[object, ...]:
     waiting = sampled(entity.waiting, exact=entity.exact) if entity.waiting else "" if entity.exact else "?"
-    reason = entity.link.error.message if entity.link.error else entity.note
-    return ("entity", entity.link.entity, str(entity.link.health), waiting, "", reason)
-
-
-def _outbox(outbox: "OutboxStatus | None") -> Document | None:
-    if outbox is None:
-        return None
-    entities = [
-        {"name": name, "messages": messages, "oldest_seconds": rounded(age)} for name, messages, age in outbox.waiting
-    ]
-    return {"path": str(outbox.path), "messages": sum(count for _, count, _ in outbox.waiting), "entities": entities}
-
-
-def _side(side: "SideStatus") -> Document:
-    return {"namespace": side.endpoint.name, "health": _health(side), **answered(side.seconds, side.error)}
-
-
-def _entity(entity: "DestinationStatus") -> Document:
-    link = entity.link
-    found = {"name": link.entity, "health": str(link.health), "waiting": entity.waiting, "exact": entity.exact}
-    return {**found, **answered(link.seconds, link.error), "note": entity.note}
-
-
-def _health(side: "SideStatus") -> str:
-    if side.error is None:
-        return "up"
-    return "refused" if side.denied else "down"
-
-
-def answered(seconds: float, error: "SbpairError | None") -> Document:
-    """Return when an answer came, and why it is a failure, as JSON."""
-    return {"seconds": round(seconds, 3), "reason": error.message if error else "", "hint": error.hint if error else ""}
-
-
-def total_document(total: "BacklogTotal") -> Document:
-    """Return the messages of a whole backlog as JSON."""
-    return {**asdict(total), "oldest_seconds": rounded(total.oldest_seconds)}
+    reason = entity.link.reason or entity.note
+    return ("entity", entity.link.name, str(entity.link.health), waiting, "", reason)
 
 
 def say_lost(screen: Screen, lost: "LostPrimary | None") -> None:

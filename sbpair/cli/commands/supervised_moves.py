@@ -21,6 +21,7 @@ from sbpair.cli.render.receipt import SYPHON, MoveWording, receipt_of, warn_of_f
 from sbpair.cli.render.screen import Screen, plural
 from sbpair.cli.served_ports import open_metrics_port, open_supervision
 from sbpair.errors import LeaseHeld, LeaseLost, NotAuthenticated, SbpairError, Unavailable
+from sbpair.model.document import encoded
 from sbpair.model.retries import Backoff
 from sbpair.move.failure_latch import set_within
 from sbpair.operating_system.shortages import no_room, shortage_of
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
     from sbpair.metrics.http_port import HttpPort
     from sbpair.move.events import SyphonEvent
     from sbpair.service.run_health import RunsHealth
-    from sbpair.syphon import runner
     from sbpair.syphon.run_request import RunRequest
+    from sbpair.syphon.run_result import SyphonResult
 
 AGAIN = Backoff(2.0, 60.0)
 """Waits before the next run of a pair whose run could not begin, or was lost."""
@@ -53,7 +54,7 @@ class PairMove:
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     request: "RunRequest | None" = None
     shown: "MoveProgress | None" = None
-    results: "list[runner.SyphonResult]" = field(default_factory=list)
+    results: "list[SyphonResult]" = field(default_factory=list)
     error: SbpairError | None = None
 
     @property
@@ -78,7 +79,7 @@ def run_move(screen: Screen, only: PairMove, terms: MoveTerms, mode: str, words:
     """Move the messages of one pair, and print the receipt. Returns the exit code."""
     with _moved(screen, [only], terms, f"{words.command[0]} {mode}", by_pair=False):
         [result] = only.results
-        screen.result(words.schema, *receipt_of(result, mode, words))
+        screen.show(*receipt_of(result, mode, words))
     _warn(screen, only, words)
     return only.exit_code
 
@@ -86,11 +87,13 @@ def run_move(screen: Screen, only: PairMove, terms: MoveTerms, mode: str, words:
 def run_all(screen: Screen, moved: Sequence[PairMove], terms: MoveTerms, mode: str) -> int:
     """Move the backlogs of all pairs, and print the receipts of each. Returns the gravest exit code."""
     with _moved(screen, moved, terms, f"syphon {mode} --all-pairs", by_pair=True):
+        from sbpair.cli.results.moving import SyphonPairs
+
         answers, lines = [], list[str]()
         for each in moved:
             with about_pair(each.name):
                 receipts = [receipt_of(one, mode, SYPHON) for one in each.results]
-                found = [{"schema": SYPHON.schema, **document} for document, _ in receipts]
+                found = [receipt for receipt, _ in receipts]
                 counts = [sum(getattr(one.receipt, name) for one in each.results) for name in ("received", "sent")]
                 failures = [] if each.error or not each.results else [why for _, why in each.results[-1].failures]
                 error = each.error or next(iter(failures), None)
@@ -99,7 +102,7 @@ def run_all(screen: Screen, moved: Sequence[PairMove], terms: MoveTerms, mode: s
                 for _, table in receipts if any(counts) else ():
                     lines += (f"pair {each.name}", *table, "")
         lines += pair_lines(("EXIT", "RECEIVED", "SENT", "NOTE"), answers)
-        code = print_answers(screen, "sbpair/syphon-pairs/1", lines, answers)
+        code = print_answers(screen, SyphonPairs, lines, answers)
     for each in moved:
         with about_pair(each.name):
             _warn(screen, each, SYPHON)
@@ -253,5 +256,5 @@ def _warn(screen: Screen, move: PairMove, words: MoveWording) -> None:
     if where is not None and where.skipped:
         stay = "does not match and stays" if where.skipped == 1 else "do not match and stay"
         screen.say(f"{plural(where.skipped, 'message')} {stay} in {words.source}")
-    for text in warnings_of(result.document(), words):
+    for text in warnings_of(encoded(result), words):
         screen.warn(text)

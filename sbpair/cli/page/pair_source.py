@@ -111,7 +111,7 @@ class PairSource:
         now = time.time()
         rows = [
             EntityRow(
-                each.path,
+                each.name,
                 "backlog",
                 each.messages,
                 each.dead_letters,

@@ -188,13 +188,12 @@ Reading = TypeVar("Reading")
 
 def watch_readings(
     screen: Screen,
-    schema: str,
     every: float,
     read: Callable[[], Awaitable[Reading]],
     *,
     table: Callable[[Reading], Sequence[str]],
     show_line: Callable[[Reading], object],
-    document: Callable[[Reading], Document],
+    result: Callable[[Reading], object],
 ) -> int:
     """Show readings: a table in place of the one before on a terminal, and one line for each elsewhere."""
     drawing = screen.redrawing()
@@ -209,7 +208,7 @@ def watch_readings(
             elif screen.output is Output.TABLE:
                 show_line(found)
             else:
-                screen.json_line(schema, document(found))
+                screen.show_line(result(found))
             await asyncio.sleep(every)
 
     try:

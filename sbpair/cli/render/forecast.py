@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from sbpair.cli.render.receipt import filter_lines
 from sbpair.cli.render.screen import Screen, clean, plural, size, some, spoken
 from sbpair.cli.render.table import columns, limited, wrapped
+from sbpair.model.document import encoded
 from sbpair.move.message.route import OTHERS
 from sbpair.syphon.forecast import SUMS, FlowStats, total
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sbpair.model.cost import MoneyRange
     from sbpair.syphon.forecast import DeadLetterGroup, Forecast
     from sbpair.syphon.run_request import RampPlan
 
@@ -139,10 +139,10 @@ def _document(forecast: "Forecast", words: ForecastWording) -> dict[str, object]
             f"{secondary}_credits": forecast.limits.source_credits,
         },
         "seconds": None if forecast.seconds is None else round(forecast.seconds, 3),
-        "operations": {**asdict(forecast.estimate.operations), "by_sbpair": forecast.estimate.operations.by_sbpair},
+        "operations": encoded(forecast.estimate.operations),
         "cost": {
-            "by_sbpair": span(forecast.estimate.by_sbpair),
-            "delivered": span(forecast.estimate.delivered),
+            "by_sbpair": encoded(forecast.estimate.by_sbpair),
+            "delivered": encoded(forecast.estimate.delivered),
             "currency": forecast.estimate.currency,
             "dated": forecast.estimate.dated,
         },
@@ -227,11 +227,6 @@ def _discard_notes(forecast: "Forecast", limit: int | None) -> Iterator[str]:
 def _found(forecast: "Forecast", destination: str) -> dict[str, object] | None:
     entity = forecast.entities.get(destination)
     return None if entity is None else {"topic": entity.is_topic, "filters": entity.filters}
-
-
-def span(money: "MoneyRange | None") -> dict[str, float] | None:
-    """Return a range of money as JSON; None if it is unknown."""
-    return None if money is None else {"minimum": float(money.minimum), "maximum": float(money.maximum)}
 
 
 def _age(at_ms: int | None, now_ms: int) -> float | None:

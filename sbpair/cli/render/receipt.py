@@ -7,17 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 from sbpair.cli.next_command import next_command, way_back
 from sbpair.cli.options.moves import MoveTerms
-from sbpair.cli.render.screen import Document, Screen, clean, plural, some, spoken
+from sbpair.cli.render.screen import Screen, clean, plural, some, spoken
 from sbpair.cli.render.table import columns, limited, wrapped
 from sbpair.errors import SkipLimitReached
+from sbpair.model.document import encoded
 from sbpair.move.message.dead_letters import NotSentReason, parent_path
 from sbpair.move.message.route import is_routable
 from sbpair.move.rate_limit import Limit
 from sbpair.move.receipt import BUCKETS
 
 if TYPE_CHECKING:
+    from sbpair.cli.results.moving import SyphonReceipt
     from sbpair.move.filter import MessageFilter
-    from sbpair.syphon import runner
+    from sbpair.syphon.run_result import SyphonResult
 
 ROWS_SHOWN = 40
 TEXT_SHOWN = 300
@@ -40,29 +42,31 @@ _OF_A_MOVE = frozenset(field.name for field in fields(MoveTerms)) | {
 
 @dataclass(frozen=True, slots=True)
 class MoveWording:
-    """The words of one mover: its schema, its command with arguments, and what it leaves messages in.
+    """The words of one mover: its command with arguments, and what it leaves messages in.
 
     `routed` is whether each dead letter names its destination.
     """
 
-    schema: str
     command: tuple[str, ...]
     source: str = "the backlog"
     routed: bool = False
 
 
-SYPHON = MoveWording("sbpair/syphon/1", ("syphon",))
+SYPHON = MoveWording(("syphon",))
 
 
-def receipt_of(result: "runner.SyphonResult", mode: str, words: MoveWording) -> tuple[Document, Iterator[str]]:
-    """Return the receipt of a move that has ended as JSON and as text."""
+def receipt_of(result: "SyphonResult", mode: str, words: MoveWording) -> "tuple[SyphonReceipt, Iterator[str]]":
+    """Return the receipt of a move that has ended, and its text."""
+    from sbpair.cli.results.moving import MoveReceipt, SyphonReceipt
+
     skipped = any(isinstance(error, SkipLimitReached) for _, error in result.failures)
     again = next_command(
         words.command[0], *words.command[1:], mode, without={"no_wait_for_locks", *(["max_skipped"] if skipped else ())}
     )
-    receipt = result.document()
+    receipt = encoded(result)
     commands = next_commands(receipt, again, words)
-    return {**receipt, "next_commands": [*commands.values()]}, receipt_table(receipt, commands, words)
+    made = (SyphonReceipt if words is SYPHON else MoveReceipt)(result, tuple(commands.values()))
+    return made, receipt_table(receipt, commands, words)
 
 
 def receipt_table(receipt: Mapping[str, Any], commands: Mapping[str, str], words: MoveWording) -> Iterator[str]:

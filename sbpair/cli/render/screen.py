@@ -13,7 +13,7 @@ from sbpair.cli.next_command import PAIR, not_confirmed, with_options
 from sbpair.cli.options.common import Display, LogFormat, Output
 from sbpair.cli.render.query import Query, tab_separated
 from sbpair.errors import MachineLacks, SbpairError
-from sbpair.model.document import described_as, encode_document, encode_lines
+from sbpair.model.document import encode_lines, encoded
 from sbpair.operating_system import can_be_redrawn, discard
 
 Document = Mapping[str, object]
@@ -67,17 +67,20 @@ class Screen:
             for text in table:
                 self.write(text)
 
-    def show(self, result: object, table: Iterable[str], schema: str = "") -> None:
+    def show(self, result: object, table: Iterable[str] = ()) -> None:
         """Print a result in the selected form: its JSON document, its JSON Lines, or text."""
-        described = described_as(result, schema)
         if self._whole:
-            self.write_value(encode_document(result, described), indent=2)
+            self.write_value(encoded(result), indent=2)
         elif self.output in (Output.JSONL, Output.TSV):
-            for line in encode_lines(result, described):
+            for line in encode_lines(result):
                 self.write_value(line)
         else:
             for text in table:
                 self.write(text)
+
+    def show_line(self, result: object) -> None:
+        """Print a document as one line of JSON, or as one of values."""
+        self.write_value(encoded(result))
 
     def json_line(self, schema: str, document: Document) -> None:
         """Print a document as one line of JSON, or as one of values."""

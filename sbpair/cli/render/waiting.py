@@ -2,15 +2,41 @@
 
 import time
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
 from sbpair.cli.logs import utc
 from sbpair.cli.next_command import next_command, without_password
-from sbpair.cli.render.screen import Document, Screen, grouped, spoken
+from sbpair.cli.render.screen import Screen, grouped, spoken
 from sbpair.cli.render.table import columns
-from sbpair.runs.active_mover import ActiveMover
+from sbpair.model.document import TIME
 from sbpair.runs.waiting import INTERRUPTED, PAUSED, WaitingRun
 
+if TYPE_CHECKING:
+    from sbpair.runs.active_mover import ActiveMover
+
 HEADING = ("RUN", "STATE", "MESSAGES", "NOTE")
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingEntry:
+    """The work that is left of a run."""
+
+    run: Annotated[str, "Id of the run"]
+    state: Annotated[str, "Its state", {"enum": ["running", PAUSED, INTERRUPTED]}]
+    archive: Annotated[str, "Archive of a replay; empty for another run, whose messages are in their source"]
+    messages: Annotated[int | None, "Messages in its archive, about so many unless exact; null if unknown"]
+    exact: Annotated[bool, "Whether messages is exact"]
+    counted: Annotated[str | None, "When they were counted, in UTC; null for now", TIME]
+    note: Annotated[str, "Remark, such as why the archive could not be read; may be empty"]
+    command: Annotated[str, "Command that goes on with it; empty for a running run"]
+
+
+def waiting_entry(found: WaitingRun) -> WaitingEntry:
+    """Return what is printed of a run with work left."""
+    exact = found.exact and found.messages is not None
+    count = (found.messages, exact, _counted(found) or None)
+    return WaitingEntry(found.run, found.state, without_password(found.archive), *count, found.note, _command(found))
 
 
 def stranded_line(
@@ -34,7 +60,7 @@ def stranded_line(
     return "; ".join([f"{text} for {to}" if to else text, *filter(None, more)])
 
 
-def mover_step(mover: ActiveMover, *, ready: bool, lost: bool = False) -> str:
+def mover_step(mover: "ActiveMover", *, ready: bool, lost: bool = False) -> str:
     """Return the mover of stranded messages, or the command that moves them, at once or once the primary is `ready`.
 
     `lost` is whether that primary is declared lost.
@@ -47,20 +73,6 @@ def mover_step(mover: ActiveMover, *, ready: bool, lost: bool = False) -> str:
     if ready:
         return f"{nothing}: run {next_command('syphon', '--once')}"
     return f"{nothing}: to move them once it is up, run {next_command('syphon', '--watch')}"
-
-
-def waiting_document(found: WaitingRun) -> Document:
-    """Return a run with work left as JSON."""
-    return {
-        "run": found.run,
-        "state": found.state,
-        "archive": without_password(found.archive),
-        "messages": found.messages,
-        "exact": found.exact and found.messages is not None,
-        "counted": _counted(found) or None,
-        "note": found.note,
-        "command": _command(found),
-    }
 
 
 def waiting_table(runs: Collection[WaitingRun]) -> Iterator[str]:

@@ -1,28 +1,29 @@
 """JSON Schemas of every document and event line that a command prints, and their builders (draft 2020-12).
 
-A builder returns a schema as plain values. The schema of a dataclass follows from its fields, annotated with
-descriptions, and where needed with keywords of a schema: `Annotated[int, "Which one", {"examples": [1]}]`.
+The schema of a class follows from its keys, which `model.document` describes. A builder returns a schema as plain
+values: of an event line, and of a document that is written as a dict.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from decimal import Decimal
 from enum import Enum
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from sbpair.model import document as documents
 from sbpair.model.document import DOCUMENTS, SPREAD, encoded, first_line
 from sbpair.move.events import SyphonEvent, name_and_level
 
 MODULES = (
-    "schemas.moves",
-    "results.documents",
-    "schemas.other_commands",
+    "cli.schemas.moves",
+    *(f"cli.results.{name}" for name in ("documents", "moving", "management", "status", "relay", "partition")),
+    *(f"cli.commands.{name}" for name in ("config", "doctor", "export", "gateway", "page", "service")),
+    *("drill", "drill.gateway_drill", "drill.relay_drill", "message_io.send_lines"),
+    "cli.schemas.other_commands",
 )
 """The later ones take longer to load: the classes of their results are beside clients."""
 
@@ -36,7 +37,6 @@ PLAIN: dict[object, Schema] = {
     bool: {"type": "boolean"},
     object: {},
     Path: {"type": "string"},
-    datetime: {"type": "string", "format": "date-time"},
 }
 
 
@@ -130,7 +130,7 @@ def typed(kind: Any) -> Schema:
         return scalar("")
     if origin is tuple and Ellipsis not in arguments:
         return {"type": "array", "prefixItems": list(map(typed, arguments)), "items": False, "minItems": len(arguments)}
-    if origin in (list, tuple):
+    if origin in (list, tuple, frozenset):
         return {"type": "array", "items": typed(arguments[0])}
     if origin in (dict, Mapping):
         return {"type": "object", "additionalProperties": typed(arguments[1])}
@@ -142,7 +142,8 @@ def typed(kind: Any) -> Schema:
 
 def object_of(kind: Any) -> Schema:
     """Return the schema of an object with the keys of a class."""
-    return record(first_line(kind), **properties_of(kind))
+    own = {"schema": schema_name(DOCUMENTS[kind].name)} if kind in DOCUMENTS else {}
+    return record(first_line(kind), **own, **properties_of(kind))
 
 
 def properties_of(kind: Any) -> dict[str, Any]:
@@ -153,10 +154,11 @@ def properties_of(kind: Any) -> dict[str, Any]:
             found |= _spread(key.kind, key.keywords)
             continue
         keywords = dict(key.keywords)
-        required, is_omitted = keywords.pop("required", True), keywords.pop("omitted", False)
+        required, is_omitted, _ = (keywords.pop(name, None) for name in ("required", "omitted", "name"))
         own = _without_none(key.kind) if is_omitted else key.kind
-        schema = ({} if "const" in keywords else typed(own)) | {"description": key.description} | keywords
-        found[key.name] = schema if required else Optional(schema)
+        schema = ({} if keywords.keys() & {"const", "enum"} else typed(own)) | {"description": key.description}
+        schema |= {name: object_of(each) if isinstance(each, type) else each for name, each in keywords.items()}
+        found[key.name] = schema if required is None else Optional(schema)
     return found
 
 
@@ -174,7 +176,7 @@ def _without_none(kind: Any) -> Any:
 
 def schema_of(name: str) -> Schema:
     """Return the schema of a document, and of its JSON Lines."""
-    found = [each for each in DOCUMENTS if each.name == name]
+    found = [each for each in DOCUMENTS.values() if each.name == name]
     lines = [line for each in found for attribute in each.lines for line in _item_kinds(each.kind, attribute)]
     return forms(name, found[0].summary, *map(object_of, dict.fromkeys([*(each.kind for each in found), *lines])))
 
@@ -183,21 +185,19 @@ def _item_kinds(kind: type, attribute: str) -> tuple[Any, ...]:
     """Return the kinds of the items of an attribute."""
     hint = documents.hints_of(kind)[attribute]
     item = get_args(hint.__origin__ if get_origin(hint) is Annotated else hint)[0]
-    return get_args(item) if get_origin(item) is UnionType else (item,)
+    return get_args(item) if get_origin(item) in (Union, UnionType) else (item,)
 
 
 def keys_of(kind: Any, *later: str) -> dict[str, Any]:
-    """Return the keys of a dataclass or named tuple. Stored documents of earlier versions may lack the `later` ones."""
-    keys = some_of(kind, *get_type_hints(kind))
+    """Return the keys of a class by their name. Stored documents of earlier versions may lack the `later` ones."""
+    keys = properties_of(kind)
     return keys | {name: Optional(keys[name]) for name in later}
 
 
 def some_of(kind: Any, *names: str) -> dict[str, Any]:
-    """Return keys of a dataclass or named tuple by the names of its fields and properties."""
-    kinds = get_type_hints(kind, include_extras=True)
-    for name in {*names} - kinds.keys():
-        kinds[name] = get_type_hints(getattr(kind, name).fget, include_extras=True)["return"]
-    return {name: typed(kinds[name]) for name in names}
+    """Return keys of a class by their names."""
+    keys = properties_of(kind)
+    return {name: keys[name] for name in names}
 
 
 def event(kind: str, severity: str = "info", /, **properties: Schema | Optional) -> Schema:
@@ -220,25 +220,20 @@ def document(title: str, summary: str, /, *lines: Schema | str, **properties: An
     return forms(title, summary, record("The document", **properties), *items)
 
 
-def by_pair(title: str, summary: str, schema: Schema) -> Schema:
-    """Return the schema of a document with those of all pairs, whose JSON Lines have one pair each."""
-    own = {key: each for key, each in schema.get("anyOf", [schema])[0].items() if key not in ("$schema", "title")}
-    pairs = records(
-        "Pairs of the file",
-        pair=text("Its name"),
-        exit_code=count("Its exit code; the gravest one is that of the command"),
-        reason=text("Why it has no document, or no further one; may be empty"),
-        hint=text("What to do about that; may be empty"),
-        documents=array("What the command for this pair alone prints; one for each run of a syphon", own),
-    )
-    return document(title, summary, "pairs", pairs=pairs)
+def schema_name(name: str) -> Schema:
+    return {"const": name, "description": "Name and version of this schema"}
 
 
 def forms(name: str, description: str, *records: Schema, **more: Schema) -> Schema:
     """Return the schema of a document or line called `name`, in one of several forms, with `more` optional keys."""
-    own = {"schema": {"const": name, "description": "Name and version of this schema"}, **more}
+    own = {"schema": schema_name(name), **more}
     named = [
-        {**each, "properties": own | each["properties"], "required": ["schema", *each["required"]]} for each in records
+        {
+            **each,
+            "properties": own | each["properties"],
+            "required": list(dict.fromkeys(["schema", *each["required"]])),
+        }
+        for each in records
     ]
     body = named[0] if len(named) == 1 else {"anyOf": named}
     return {"$schema": DIALECT, "title": name, **body, "description": description}
@@ -246,9 +241,9 @@ def forms(name: str, description: str, *records: Schema, **more: Schema) -> Sche
 
 @cache
 def _schemas_in(module: str) -> dict[str, Schema]:
-    values = vars(import_module(f"sbpair.cli.{module}")).values()
+    values = vars(import_module(f"sbpair.{module}")).values()
     written = {each["title"]: each for each in values if isinstance(each, dict) and "$schema" in each}
-    return written | {each.name: schema_of(each.name) for each in DOCUMENTS}
+    return written | {each.name: schema_of(each.name) for each in DOCUMENTS.values()}
 
 
 def find_schema(name: str) -> Schema | None:

@@ -1,14 +1,14 @@
 """Schemas of the output of syphon, replay, runs and drill, and of event lines."""
 
-from typing import Annotated, get_args
+from typing import get_args
 
 from sbpair.cli.progress.boards import QUEUE_FIGURES, QueueRow
 from sbpair.cli.render import forecast as forecasts
 from sbpair.cli.render.forecast import ForecastWording
+from sbpair.cli.render.waiting import WaitingEntry
 from sbpair.cli.schemas import (
     Schema,
     array,
-    by_pair,
     choice,
     count,
     document,
@@ -21,7 +21,9 @@ from sbpair.cli.schemas import (
     mapping,
     nullable,
     number,
+    object_of,
     optional,
+    properties_of,
     record,
     records,
     some_of,
@@ -31,17 +33,17 @@ from sbpair.cli.schemas import (
 )
 from sbpair.model.cost import MoneyRange, Operations
 from sbpair.move import events
-from sbpair.move.rate_limit import Limit
-from sbpair.move.receipt import BUCKETS, SPENT, MissingDestination, NamedMessage, Receipt
+from sbpair.move.receipt import NamedMessage, Receipt
 from sbpair.replay.outcomes import Proof
-from sbpair.runs.run_record import DoubtfulMessage, RemainingMessages, RunCounts, RunRecord
+from sbpair.runs.run_record import DoubtfulMessage, RunCounts, RunRecord
 from sbpair.syphon.forecast import SUMS, DeadLetterGroup, FlowStats
+from sbpair.syphon.run_result import SyphonResult
 
 NAMED = {name: each for name, each in keys_of(NamedMessage).items() if name != "reason"}
-OPERATIONS = keys_of(Operations) | some_of(Operations, "by_sbpair")
+OPERATIONS = keys_of(Operations)
 MONEY = typed(MoneyRange)
 PRICED = fields(currency=text("Currency"), dated=text("Date of the prices"))
-_WHERE = keys_of(Receipt)["where"]
+_WHERE = properties_of(Receipt)["where"].schema
 _RAMP_PREVIEW = optional(
     record(
         "The ramp, if one is wanted",
@@ -51,45 +53,11 @@ _RAMP_PREVIEW = optional(
         seconds=number("How long the observations would take together"),
     )
 )
-_LATER_KEYS = ("dead_letter_reasons", "backing_off", "backing_off_total", "discarded", "not_evaluated")
-_RECEIPT = keys_of(Receipt, *_LATER_KEYS, "topics_unchecked", "where", "ramp")
-_COUNTED = {name: _RECEIPT[name] for name in ("received", *BUCKETS)}
-_RECEIPT |= fields(
-    queues=mapping("Counts of each backlog queue", record("Counts of one queue", **_COUNTED)),
-    operations=record("Billable operations", **{name: OPERATIONS[name] for name in (*SPENT, "by_sbpair")}),
-    balanced=flag("Whether the counts add up"),
-)
-RECEIPT = record("The receipt of a move", **_RECEIPT)
 _TO = nullable(text("Namespace that the backlog goes to, or went to; null for its primary"))
-_ENDED = fields(
-    run=text("Id of the run"),
-    to=_TO,
-    failures=records(
-        "Queues that failed",
-        queue=text("Its path"),
-        reason=text("Why it failed"),
-        hint=optional(text("What to do about it; may be empty")),
-    ),
-    seconds=number("Duration of the run"),
-    stopped=flag("Whether a signal ended the run"),
-    remaining=typed(
-        Annotated[RemainingMessages | None, "Messages at the end; null if the run emptied it, or did not begin"]
-    ),
-    missing_destinations=array("Destinations that the primary lacks", typed(MissingDestination)),
-    limit=nullable(record("The limit that the run waited for longest; null if none slowed it down", **keys_of(Limit))),
-)
-_MOVE = {**_RECEIPT, **_ENDED, "next_commands": array("Commands to go on with", text("One command line"))}
+RECEIPT = object_of(Receipt)
 _RECORDED = record(
     "The receipt of a move, of one that has not ended without its end",
-    **_RECEIPT,
-    **{name: optional(each) for name, each in _ENDED.items()},
-)
-SYPHON = document("sbpair/syphon/1", "The receipt of sbpair syphon.", **_MOVE)
-SYPHON_PAIRS = by_pair("sbpair/syphon-pairs/1", "The receipts of sbpair syphon --all-pairs.", SYPHON)
-MOVE = document(
-    "sbpair/move/1",
-    "The receipt of sbpair move and redrive. The backlog is the source here, and the primary the destination.",
-    **_MOVE,
+    **{name: optional(each) for name, each in properties_of(SyphonResult).items()} | properties_of(Receipt),
 )
 
 
@@ -161,16 +129,7 @@ _PROOF = _PROVED | fields(
     stopped=optional(flag("Whether the run was stopped")),
     notes=optional(array("Why destinations took no more, what topics discard, unfinished runs", text("One note"))),
 )
-WAITING = fields(
-    run=text("Id of the run"),
-    state=choice("Its state", "running", "paused", "interrupted"),
-    archive=text("Archive of a replay; empty for another run, whose messages are in their source"),
-    messages=nullable(count("Messages in its archive, about so many unless exact; null if unknown")),
-    exact=flag("Whether messages is exact"),
-    counted=nullable(time("When they were counted; null for now")),
-    note=text("Remark, such as why the archive could not be read; may be empty"),
-    command=text("Command that goes on with it; empty for a running run"),
-)
+WAITING = properties_of(WaitingEntry)
 _RECORD = some_of(RunRecord, "id", "command", "outcome", "error")
 _OUTCOME = _RECORD["outcome"]
 _RUN = fields(
