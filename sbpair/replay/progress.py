@@ -214,7 +214,7 @@ def request_stop(archive: Archive) -> bool:
 
 
 class ReplayState:
-    """The state of a replay, reduced from its events. `whole` and `done` are messages by phase, the latter as counted."""
+    """The state of a replay, reduced from its events. `whole` and `done` are messages by phase, as counted."""
 
     def __init__(self) -> None:
         self.run = self.phase = ""

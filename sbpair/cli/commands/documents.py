@@ -74,6 +74,8 @@ def help_command(
         screen.say(f"show one with {PROGRAM} help TOPIC; for options see {PROGRAM} help COMMAND")
         return 0
     wanted, found = " ".join(name), find_command(name)
+    if found is None and wanted.lower() in known:  # RUNBOOK, as the documents have it
+        wanted = wanted.lower()
     if found is None and wanted not in known:
         hint = f"list the topics with {PROGRAM} help, and the commands with {PROGRAM} --help"
         raise UsageError(f"{wanted!r} is neither a command nor a topic", hint=nearest_hint(wanted, _topics(), hint))
@@ -118,7 +120,7 @@ def title_of(document: Traversable) -> str:
 def _documents(folder: Traversable, above: str = "") -> Iterator[tuple[str, Traversable]]:
     for each in folder.iterdir():
         topic = above + each.name
-        if each.is_dir():
+        if each.is_dir() and each.name != "templates":
             if (readme := each / "README.md").is_file():
                 yield topic, readme
             yield from _documents(each, f"{topic}/")
