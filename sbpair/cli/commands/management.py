@@ -242,7 +242,11 @@ def audit_command(
     for mend in audit_mends(found, reach.profile.pair.secondary.name):
         screen.say(with_options(mend))
     if found.total.messages and not found.mover.moving:
-        screen.say(f"move the messages with {next_command('syphon', '--once')}")
+        end = (to or reach.profile.pair.primary).name
+        if end in (each.name for each in found.unseen):
+            screen.say(f"once {end} answers, move the messages with {next_command('syphon', '--watch')}")
+        else:
+            screen.say(f"move the messages with {next_command('syphon', '--once')}")
     say_lost(screen, lost)
     if foreign := sorted({(backlog.primary_of(each.name) or "").lower() for each in found.of(Outcome.FOREIGN)}):
         whose = "the backlog of another pair, or of a former primary that was lost: see sbpair help runbook"
