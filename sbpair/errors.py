@@ -5,7 +5,6 @@
     │   ├── ConnectionStringError   2
     │   ├── NameInvalid             2  a name that Service Bus rejects
     │   └── EntityMissing           2  a named entity does not exist
-    │       └── DestinationsMissing 3  messages are for queues or topics that do not exist
     ├── Unsafe                      4  refused: it could lose or duplicate messages
     │   ├── LeaseHeld               4  another mover is running on this pair
     │   ├── LeaseLost               4  the lease was lost while messages were being moved
@@ -38,6 +37,7 @@
     │   ├── UnreadableMessage       3  a delivered message cannot be decoded
     │   └── RelayRejected           3  a relay listener rejects a WebSocket
     ├── SkipLimitReached            3  as many messages as permitted are skipped and kept locked
+    ├── DestinationsMissing         3  messages are for queues or topics that do not exist
     ├── WouldDiscard                3  topics would discard more messages than permitted
     ├── RampStopped                 3  dead letters of the destination grew after a step of a ramp
     ├── ProtocolError               6  bytes that violate AMQP 1.0
@@ -111,12 +111,6 @@ class EntityMissing(UsageError):
     def __init__(self, message: str, *, entity: str = "", hint: str = "") -> None:
         super().__init__(message, hint=hint)
         self.entity = entity
-
-
-class DestinationsMissing(EntityMissing):
-    """Messages are for queues or topics that do not exist: nothing was sent."""
-
-    exit_code = ExitCode.PARTIAL_OR_FINDINGS
 
 
 class Unsafe(SbpairError):
@@ -284,6 +278,16 @@ class SkipLimitReached(SbpairError):
     """A move keeps as many messages locked as permitted, that its filter does not choose."""
 
     exit_code = ExitCode.PARTIAL_OR_FINDINGS
+
+
+class DestinationsMissing(SbpairError):
+    """Messages are for queues or topics that do not exist, such as `entity`: nothing was sent."""
+
+    exit_code = ExitCode.PARTIAL_OR_FINDINGS
+
+    def __init__(self, message: str, *, entity: str = "", hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.entity = entity
 
 
 class WouldDiscard(SbpairError):

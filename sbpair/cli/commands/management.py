@@ -242,11 +242,7 @@ def audit_command(
     for mend in audit_mends(found, reach.profile.pair.secondary.name):
         screen.say(with_options(mend))
     if found.total.messages and not found.mover.moving:
-        end = (to or reach.profile.pair.primary).name
-        if end in (each.name for each in found.unseen):
-            screen.say(f"once {end} answers, move the messages with {next_command('syphon', '--watch')}")
-        else:
-            screen.say(f"move the messages with {next_command('syphon', '--once')}")
+        screen.say(_way_to_move(found, (to or reach.profile.pair.primary).name))
     say_lost(screen, lost)
     if foreign := sorted({(backlog.primary_of(each.name) or "").lower() for each in found.of(Outcome.FOREIGN)}):
         whose = "the backlog of another pair, or of a former primary that was lost: see sbpair help runbook"
@@ -255,6 +251,13 @@ def audit_command(
     say_ways_on(screen, found.total, delivery.to, routes, missing)
     values.failed_on(screen, found.found, fail_on)
     return audit_exit_code(found, fail_on)
+
+
+def _way_to_move(audit: "Audit", end: str) -> str:
+    """Return the command that moves the messages to the namespace `end`, at once or once it answers."""
+    if any(each.name == end for each in audit.unseen):
+        return f"once {end} answers, move the messages with {next_command('syphon', '--watch')}"
+    return f"move the messages with {next_command('syphon', '--once')}"
 
 
 def _audit_table(audit: "Audit") -> Iterator[str]:
