@@ -86,11 +86,11 @@ def test_an_expired_message_of_an_original_client_comes_back_whole(here: Here, t
 
         thread.do(lambda: put(stranded, of_an_original_client(clock.now_ms())))
         thread.do(lambda: thread.emulator.advance(18 * DAY_MS))
-        assert sbpair("status")[0].startswith("1 waiting, 0 dead-lettered")
+        assert "1 waiting, 0 dead-lettered" in sbpair("status")[0]
         thread.do(lambda: thread.emulator.advance(DAY_MS))
         for words in (["status"], ["audit", "--sample", "0"]):
             out, err = sbpair(*words)
-            assert out.splitlines()[0] == "0 waiting, 1 dead-lettered (1 TTLExpiredException)"
+            assert "0 waiting, 1 dead-lettered (1 TTLExpiredException)" in out.splitlines()
             assert f"next: sbpair redrive --backlog --dry-run --state {tmp_path}\n" in err
         note = "1 dead letter of the backlog queues would stay: forecast the way back with sbpair redrive --backlog"
         assert note in sbpair("syphon", "--dry-run")[1]

@@ -56,6 +56,7 @@ VARYING = (
     (r"\d{6}-\d{6}-[0-9a-z]{4}", "RUN"),
     (r"TrackingId:.*?, Timestamp:[\d:T-]+", "TRACKING"),
     (r"20\d\d-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?(Z|\+00:00| UTC)", "TIME"),
+    (r"(?<=last used on )20\d\d-\d\d-\d\d", "DAY"),
     (r"127\.0\.0\.1:\d+", "127.0.0.1:PORT"),
     (r"\b\d+(\.\d+)? ?s\b(?! of)", "Ns"),
     (r"billable operations: \d+ \(.*\)", "billable operations: N"),  # empty receives depend on the machine

@@ -193,7 +193,7 @@ def test_without_backlog_queues_the_error_names_them(rig: Rig) -> None:
         promised.send("message")
     (raised,) = promised.raised
     assert "There is no queue contoso/x-servicebus-transfer/" in raised.__notes__[-1]
-    assert "`sbpair provision` creates" in raised.__notes__[-1]
+    assert "create it with `sbpair provision`" in raised.__notes__[-1]
 
 
 def test_sdk_clients_share_the_tokens_of_their_identity(rig: Rig) -> None:

@@ -17,7 +17,7 @@ from tests.kit.running_gateway import GatewayStage, open_gateway
 from tests.kit.sas import sign
 
 pytestmark = PAIRED_CLIENTS
-SOON = 600
+SOON = 86_400  # the tokens are made before the first test of all
 WRONG = SaslClient("PLAIN", b"\0sbpair-gateway\0wrong")
 OTHER: AuthorizationRule = replace(RULE, primary_key="another", secondary_key="another")
 
