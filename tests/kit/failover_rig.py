@@ -176,7 +176,7 @@ class Rig:
             yield
 
     def in_queue(self, queue: Any) -> list[Sections]:
-        return [each.sections for each in self.do(lambda: queue.messages.peek(0, 10_000))]
+        return [each.sections for each in self.do(lambda: queue.messages.peek(0, 1_000_000))]
 
     def in_backlog(self) -> list[Sections]:
         return [each for queue in self.backlog for each in self.in_queue(queue)]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from sbpair.cli.app import COMMANDS
 
 WORD = re.compile(r"""(?:[^\s"']|"[^"]*"|'[^']*')+""")
-PROSE = ("by ", "of ", "that ")
+PROSE = ("by ", "of ", "that ", "usage: ")
 """Before the name of a command that a text is about, and does not tell to run."""
 
 
