@@ -60,7 +60,7 @@ VARYING = (
     (r"127\.0\.0\.1:\d+", "127.0.0.1:PORT"),
     (r"\b\d+(\.\d+)? ?s\b(?! of)", "Ns"),
     (r"billable operations: \d+ \(.*\)", "billable operations: N"),  # empty receives depend on the machine
-    (r'(?<=seconds": )\d+(\.\d+)?|(?<="empty_receives": )\d+|(?<="by_sbpair": )\d+', "N"),
+    (r'((?<=seconds": )|(?<="empty_receives": )|(?<="management_calls": )|(?<="by_sbpair": ))\d+(\.\d+)?', "N"),
     (r"(?<=of run r\d, )[\d.]+ K?B", "SIZE"),  # of files, which depends on the version of pyarrow
     (r"(?<=sbpair-drill-)[0-9a-f]{12}|\b[0-9a-f]{32}\b", "TAG"),
     (r"(?<=parquet is broken: ).*", "WHY"),
