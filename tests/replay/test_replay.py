@@ -26,6 +26,7 @@ QUICK = ReplayOptions(empty_seconds=0.1)
 MS_TICKS = 10_000
 
 
+@pytest.mark.parametrize("place", [{"lock_seconds": 300}], indirect=True, ids=["long locks"])
 def test_everything_arrives_once_in_order_and_the_equation_balances(
     place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
