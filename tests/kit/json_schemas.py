@@ -14,15 +14,20 @@ PARSE = json.loads
 
 
 @cache
+def schemas() -> dict[str, Any]:
+    return all_schemas()
+
+
+@cache
 def validator_of(name: str) -> Draft202012Validator:
-    return Draft202012Validator(all_schemas()[name])
+    return Draft202012Validator(schemas()[name])
 
 
 def parse_validated(text: str | bytes, *arguments: Any, **options: Any) -> Any:
     """Parse JSON like `json.loads`; a document of sbpair must match the schema that it names."""
     document = PARSE(text, *arguments, **options)
     # Files of an archive name schemas of their own.
-    if isinstance(document, dict) and document.get("schema") in all_schemas():
+    if isinstance(document, dict) and document.get("schema") in schemas():
         errors = [
             f"{error.json_path}: {error.message}" for error in validator_of(document["schema"]).iter_errors(document)
         ]
