@@ -1,10 +1,15 @@
-"""Checks of the assumptions about the service that ASSUMPTIONS.md lists, each of which one namespace can answer.
+"""The checks of ASSUMPTIONS.md that a client of one namespace can make, each by the name of its entry.
 
 A check returns `trial.expected` if the assumption holds, else a text of what it observed.
 """
 
 from __future__ import annotations
 
+import uuid
+from collections.abc import Sequence
+from functools import partial
+
+from sbpair import backlog
 from sbpair.amqp import codec
 from sbpair.amqp.message import (
     APPLICATION_PROPERTIES,
@@ -18,7 +23,7 @@ from sbpair.amqp.message import (
     encode_map,
 )
 from sbpair.amqp.performatives import Outcome
-from sbpair.amqp.types import Described, Long, Map, Symbol, Timestamp, UByte, ULong, Value, same
+from sbpair.amqp.types import Described, Long, Map, Symbol, Timestamp, UByte, ULong, Value, same, text_of
 from sbpair.amqp_client.client import lock_token
 from sbpair.amqp_client.raw_links import ABANDONED, ACCEPTED, RELEASED, dead_letter
 from sbpair.doctor.assumptions import CHECKS, LOCK_SECONDS, AssumptionTrial, check
@@ -29,6 +34,12 @@ __all__ = ["CHECKS"]
 
 MARGIN_SECONDS = 0.5
 SCHEDULE_SECONDS, TTL_SECONDS, RENEW_SECONDS = 2.0, 1.0, 1.0
+SMALLEST_LIMIT = 256 * 1024
+LOCKED_TTL_SECONDS = 2.0
+"""A time to live that ends while a message is locked."""
+
+MAX_DELIVERIES = 10
+"""The limit of an entity that does not state one."""
 
 # Sending
 
@@ -61,16 +72,6 @@ async def batch(trial: AssumptionTrial) -> str:
     return trial.expected if peeked == ["a", "b", "c"] else f"stored as {', '.join(peeked) or 'nothing'}"
 
 
-@check("kept")
-async def content(trial: AssumptionTrial) -> str:
-    return await _lost(trial, "properties", "application_properties", "body")
-
-
-@check("kept")
-async def sender_annotations(trial: AssumptionTrial) -> str:
-    return await _lost(trial, "message_annotations", "delivery_annotations")
-
-
 @check("both 0")
 async def annotations_of_zero(trial: AssumptionTrial) -> str:
     await trial.put("a")
@@ -79,12 +80,8 @@ async def annotations_of_zero(trial: AssumptionTrial) -> str:
     return trial.expected if found == [0, 0] else f"{found[0]} and {found[1]}"
 
 
-@check("kept")
-async def footer(trial: AssumptionTrial) -> str:
-    return await _lost(trial, "footer")
-
-
-async def _lost(trial: AssumptionTrial, *parts: str) -> str:
+async def _changed(trial: AssumptionTrial, parts: Sequence[str], *, dead: bool = False) -> str:
+    """Name those of these parts that a message has not kept when it is received, or is a dead letter."""
     timespan = Described(Symbol("com.microsoft:timespan"), Long(600_000_000))
     values: dict[str, Value] = {"byte": UByte(255), "large": ULong(2**64 - 1), "at": Timestamp(1), "life": timespan}
     own = Properties(
@@ -102,9 +99,31 @@ async def _lost(trial: AssumptionTrial, *parts: str) -> str:
         footer=encode_map(FOOTER, {Symbol("x-sbpair-footer"): "end"}),
     )
     await trial.put(sent)
-    received = await trial.receive("full")
+    received = await (_dead(trial, "full") if dead else trial.receive("full"))
     changed = [each for each in parts if not _keeps(getattr(received, each), getattr(sent, each))]
     return f"changed: {', '.join(changed).replace('_', ' ')}" if changed else trial.expected
+
+
+async def _dead(trial: AssumptionTrial, name: str) -> Sections:
+    """Dead-letter a message; receive it from the dead letters. Raises ServiceRefused."""
+    async with trial.receiving() as link:
+        taken = await trial.one(link, name)
+        await link.settle([taken.delivery], dead_letter("reason", "description"))
+    return await trial.receive(name, dead_letters.dead_letter_path(trial.path))
+
+
+KEPT: dict[str, tuple[str, ...]] = {
+    "content": ("properties", "body"),
+    "property_types": ("application_properties",),
+    "sender_annotations": ("message_annotations", "delivery_annotations"),
+    "footer": ("footer",),
+}
+"""The parts of a message that each of these checks compares."""
+
+for _name, _parts in KEPT.items():
+    check("kept", name=_name)(partial(_changed, parts=_parts))
+_every = tuple(part for parts in KEPT.values() for part in parts)
+check("kept", name="dead_letter_parts")(partial(_changed, parts=_every, dead=True))
 
 
 def _keeps(received: bytes, sent: bytes) -> bool:
@@ -158,6 +177,33 @@ async def duplicates(trial: AssumptionTrial) -> str:
     await trial.receive("a")
     await trial.put("a")
     return "stored again once received" if await trial.peek() else trial.expected
+
+
+@check("never delivered", "messages")
+async def ping(trial: AssumptionTrial) -> str:
+    sent = Properties(message_id=f"{trial.name} ping", content_type=backlog.PING_TYPE, group_id=uuid.uuid4().hex)
+    header = Header(ttl=backlog.PING_TTL_MS).encode()
+    await trial.put(Sections(header=header, properties=sent.encode(), body=data_body(b"")))
+    return "delivered" if await trial.is_delivered("ping") else trial.expected
+
+
+@check("accepted", "messages")
+async def largest_message(trial: AssumptionTrial) -> str:
+    sender = await trial.client.sender(trial.path)
+    sender.close()
+    try:
+        await trial.put(message_of(f"{trial.name} a", sender.max_message_size or SMALLEST_LIMIT))
+    except ServiceRefused as error:
+        return error.message
+    await trial.receive("a")
+    return trial.expected
+
+
+def message_of(message_id: str, size: int) -> Sections:
+    """Return a message of exactly so many bytes, at least 400."""
+    properties = Properties(message_id=message_id).encode()
+    overhead = len(properties) + len(data_body(bytes(300))) - 300
+    return Sections(properties=properties, body=data_body(bytes(size - overhead)))
 
 
 # Receiving and settling
@@ -229,17 +275,7 @@ async def lock_renewal(trial: AssumptionTrial) -> str:
     return trial.expected if completed else "extended, and completion refused"
 
 
-@check("delivered again at once with count 0")
-async def release(trial: AssumptionTrial) -> str:
-    return await _returned(trial, RELEASED)
-
-
-@check("delivered again at once with count 1")
-async def abandon(trial: AssumptionTrial) -> str:
-    return await _returned(trial, ABANDONED)
-
-
-async def _returned(trial: AssumptionTrial, outcome: Outcome) -> str:
+async def _returned(outcome: Outcome, trial: AssumptionTrial) -> str:
     await trial.put("a")
     async with trial.receiving() as link:
         first = await trial.one(link, "a")
@@ -250,6 +286,10 @@ async def _returned(trial: AssumptionTrial, outcome: Outcome) -> str:
     ahead = envelope.locked_until(again.sections) - envelope.locked_until(first.sections)
     at_once = "at once" if ahead < 1000 * (LOCK_SECONDS - MARGIN_SECONDS) else "when its lock ran out"
     return f"delivered again {at_once} with count {again.count}"
+
+
+for _name, _outcome, _count in (("release", RELEASED, 0), ("abandon", ABANDONED, 1)):
+    check(f"delivered again at once with count {_count}", name=_name)(partial(_returned, _outcome))
 
 
 @check("ascending from the number on, locked ones too")
@@ -266,18 +306,47 @@ async def peek(trial: AssumptionTrial) -> str:
 @check("stored with reason and description")
 async def dead_lettering(trial: AssumptionTrial) -> str:
     await trial.put("a")
-    async with trial.receiving() as link:
-        if not await (await trial.one(link, "a")).settle(dead_letter("reason", "description")):
-            return "refused"
-    properties = await _dead_properties(trial)
+    try:
+        properties = (await _dead(trial, "a")).read_application_properties()
+    except ServiceRefused as error:
+        return f"refused: {error.condition}"
     found = [properties.get(key) for key in (dead_letters.REASON, dead_letters.DESCRIPTION)]
     if found == ["reason", "description"]:
         return trial.expected
     return f"stored with reason {found[0]!r} and description {found[1]!r}"
 
 
-async def _dead_properties(trial: AssumptionTrial) -> Map:
-    return (await trial.receive("a", dead_letters.dead_letter_path(trial.path))).read_application_properties()
+@check("kept beyond its time to live, with its delivery count")
+async def dead_letters_stay(trial: AssumptionTrial) -> str:
+    path = dead_letters.dead_letter_path(trial.path)
+    async with trial.receiving() as link:
+        await trial.put(trial.message("a", ttl_ms=int(1000 * LOCKED_TTL_SECONDS)))
+        await (await trial.one(link, "a")).settle(dead_letter("reason", "description"))
+    await trial.sleep(LOCKED_TTL_SECONDS + MARGIN_SECONDS)
+    async with trial.receiving(path) as link:
+        first = again = await trial.one(link, "a")
+        for _ in range(MAX_DELIVERIES):
+            await again.settle(ABANDONED)
+            again = await trial.one(link, "a")
+        await again.settle()
+    return trial.expected if again.count == first.count else f"delivered again with count {again.count}"
+
+
+async def _dead_reason(trial: AssumptionTrial) -> str:
+    """Receive the dead letter `a`, and return its reason. Raises NotDelivered."""
+    received = await trial.receive("a", dead_letters.dead_letter_path(trial.path))
+    return text_of(received.read_application_properties().get(dead_letters.REASON)) or "None"
+
+
+@check(f"dead-lettered as MaxDeliveryCountExceeded after {MAX_DELIVERIES} deliveries")
+async def delivery_limit(trial: AssumptionTrial) -> str:
+    await trial.put("a")
+    async with trial.receiving() as link:
+        for _ in range(MAX_DELIVERIES):
+            await (await trial.one(link, "a")).settle(ABANDONED)
+    if await trial.is_delivered("a"):
+        return f"delivered more than {MAX_DELIVERIES} times"
+    return f"dead-lettered as {await _dead_reason(trial)} after {MAX_DELIVERIES} deliveries"
 
 
 @check("not delivered, dead-lettered as TTLExpiredException")
@@ -286,7 +355,19 @@ async def expiry(trial: AssumptionTrial) -> str:
     await trial.sleep(TTL_SECONDS + MARGIN_SECONDS)
     if await trial.is_delivered("a"):
         return "delivered after its time to live"
-    return f"not delivered, dead-lettered as {(await _dead_properties(trial)).get(dead_letters.REASON)}"
+    return f"not delivered, dead-lettered as {await _dead_reason(trial)}"
+
+
+@check("completed, and no dead letter")
+async def locked_expiry(trial: AssumptionTrial) -> str:
+    async with trial.receiving() as link:
+        await trial.put(trial.message("a", ttl_ms=int(1000 * LOCKED_TTL_SECONDS)))
+        held = await trial.one(link, "a")
+        await trial.sleep(LOCKED_TTL_SECONDS + MARGIN_SECONDS)
+        if not await held.settle():
+            return "completion refused"
+    dead = await trial.peek(path=dead_letters.dead_letter_path(trial.path))
+    return "completed, and a dead letter" if dead else trial.expected
 
 
 @check("peeked as scheduled, delivered when due")
@@ -343,10 +424,14 @@ async def session_ends_with_link(trial: AssumptionTrial) -> str:
     return trial.expected
 
 
-@check("renewal refused, and given to another receiver", "sessions")
+@check("settlement and renewal refused, and given to another receiver", "sessions")
 async def session_lock_expires(trial: AssumptionTrial) -> str:
+    await trial.put("a", session=trial.name)
     first = await trial.client.session(trial.path, trial.name)
+    held = await trial.one(first, "a")
     await trial.sleep(LOCK_SECONDS + MARGIN_SECONDS)
+    if await held.settle():
+        return "settled after its end"
     try:
         await trial.client.renew_session(first)
     except SessionLockLost:

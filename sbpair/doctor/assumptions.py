@@ -1,4 +1,4 @@
-"""The assumptions about the service that ASSUMPTIONS.md lists, and the means to check them in a namespace.
+"""The registry of assumptions about the service: its entries are in ASSUMPTIONS.md, its checks in `assumption_checks`.
 
 Checks use temporary queues, and each uses messages that are named after it. It completes those of earlier checks.
 """
@@ -32,11 +32,9 @@ from sbpair.errors import ServiceRefused
 from sbpair.management.calls import Sleep
 from sbpair.management.temporary_queues import IDLE
 from sbpair.model.entities import Queue, Topic
+from sbpair.model.queues import QueueSpec
 from sbpair.move.message import envelope
 from sbpair.move.message.batches import BatchKey
-
-ASSUMED = "assumed"
-"""The beginning of the source of an assumption that no public text states."""
 
 LOCK_SECONDS = 5.0
 """The lock of the queues, the shortest of the service."""
@@ -48,32 +46,26 @@ KEY = "sbpair-doctor"
 
 @dataclass(frozen=True, slots=True)
 class Assumption:
-    """One entry of ASSUMPTIONS.md. `source` begins with a URL, or with ASSUMED.
-
-    `conformance` names rows of the conformance table; `in_doctor`: `sbpair doctor --assumptions` checks it.
-    """
+    """An entry of ASSUMPTIONS.md. `doctor` is yes or no, and a limit or a reason."""
 
     name: str
     statement: str
+    evidence: str
     source: str
     if_false: str
-    conformance: tuple[str, ...]
-    in_doctor: bool
+    doctor: str
+
+    @property
+    def in_doctor(self) -> bool:
+        return self.doctor.startswith("yes")
 
 
 @cache
 def assumptions() -> Mapping[str, Assumption]:
     """Read the entries of ASSUMPTIONS.md, by name."""
     text = files("sbpair").joinpath("ASSUMPTIONS.md").read_text("utf-8")
-    return {entry.name: entry for entry in map(_entry, re.split("^### ", text, flags=re.MULTILINE)[1:])}
-
-
-def _entry(text: str) -> Assumption:
-    name, statement, points = text.split("\n\n## ", maxsplit=1)[0].strip().split("\n\n")
-    found = dict(" ".join(each.split()).split(": ", 1) for each in re.split("^- ", points, flags=re.MULTILINE)[1:])
-    rows = tuple(re.findall("`([^`]+)`", found["conformance"]))
-    doctor = found["doctor"].startswith("yes")
-    return Assumption(name, " ".join(statement.split()), found["source"], found["if false"], rows, doctor)
+    entry = r"^- \*\*(\w+)\*\*: (.+) \*(\w+)\*: (.+); \*if false\*: (.+); \*in doctor\*: (.+)$"
+    return {each[0]: Assumption(*each) for each in re.findall(entry, text, flags=re.MULTILINE)}
 
 
 class NotDelivered(Exception):
@@ -139,9 +131,9 @@ class AssumptionTrial:
         await sender.send(batch_of(members, BatchKey(None, KEY).encode()), message_format=BATCH_FORMAT)
         sender.close()
 
-    async def peek(self, start: int = 0) -> list[tuple[str, Sections]]:
+    async def peek(self, start: int = 0, path: str = "") -> list[tuple[str, Sections]]:
         """Peek from a sequence number on; return this check's messages, each with its name."""
-        found = [Sections.split(each) for each in await self.client.peek(self.path, start, 100)]
+        found = [Sections.split(each) for each in await self.client.peek(path or self.path, start, 100)]
         return [(name, each) for each in found if (name := self.own(each))]
 
     def own(self, sections: Sections) -> str:
@@ -220,34 +212,35 @@ CHECKS: dict[str, AssumptionCheck] = {}
 """The checks by name, filled by `assumption_checks`."""
 
 
-def check(expected: str, queue: str = "locks") -> Callable[[Observe], Observe]:
-    """Register a function as the check of the assumption of its name."""
+def check(expected: str, queue: str = "locks", *, name: str = "") -> Callable[[Observe], Observe]:
+    """Register a function as the check of the assumption of this name, by default its own."""
 
     def register(observe: Observe) -> Observe:
-        CHECKS[observe.__name__] = AssumptionCheck(observe.__name__, expected, queue, observe)
+        title = name or observe.__name__
+        CHECKS[title] = AssumptionCheck(title, expected, queue, observe)
         return observe
 
     return register
 
 
-ENTITIES = ("locks", "sessions", "duplicates", "topic")
-"""The purposes of the temporary entities."""
+TRIAL = QueueSpec("", default_message_time_to_live="P1D", auto_delete_on_idle=IDLE)
+"""A queue that every tier accepts."""
 
+_LOCKS = Queue(
+    "",
+    lock_duration=f"PT{LOCK_SECONDS:.0f}S",
+    default_message_time_to_live="P1D",
+    auto_delete_on_idle=IDLE,
+    dead_lettering_on_message_expiration=True,
+)
+ENTITIES: Mapping[str, QueueSpec | Queue | Topic] = {
+    "messages": TRIAL,
+    "locks": _LOCKS,
+    "sessions": replace(_LOCKS, requires_session=True),
+    "duplicates": replace(_LOCKS, requires_duplicate_detection=True),
+    "topic": Topic("", default_message_time_to_live="P1D", auto_delete_on_idle=IDLE),
+}
+"""The temporary entities of the checks, by purpose."""
 
-def entities(paths: Mapping[str, str], *, basic: bool) -> dict[str, Queue | Topic]:
-    """Return the temporary entities by purpose. A Basic namespace can hold the first one only."""
-    plain = Queue(
-        paths["locks"],
-        lock_duration=f"PT{LOCK_SECONDS:.0f}S",
-        default_message_time_to_live="P1D",
-        auto_delete_on_idle=IDLE,
-        dead_lettering_on_message_expiration=True,
-    )
-    if basic:
-        return {"locks": plain}
-    return {
-        "locks": plain,
-        "sessions": replace(plain, path=paths["sessions"], requires_session=True),
-        "duplicates": replace(plain, path=paths["duplicates"], requires_duplicate_detection=True),
-        "topic": Topic(paths["topic"], default_message_time_to_live="P1D", auto_delete_on_idle=IDLE),
-    }
+IN_BASIC = ("messages", "locks")
+"""The purposes of those that a Basic namespace can hold."""

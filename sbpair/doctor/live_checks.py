@@ -7,24 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-import uuid
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 
 from sbpair import backlog
-from sbpair.amqp.message import Header, Properties, Sections, data_body
 from sbpair.amqp_client.client import AmqpClient, connect
-from sbpair.amqp_client.raw_links import ACCEPTED
 from sbpair.azure.credentials import signed_in
 from sbpair.doctor.assumption_checks import CHECKS
-from sbpair.doctor.assumptions import ENTITIES as ASSUMPTION_ENTITIES
-from sbpair.doctor.assumptions import LOCK_SECONDS, AssumptionCheck, AssumptionTrial, NotDelivered, entities
+from sbpair.doctor.assumptions import ENTITIES, IN_BASIC, LOCK_SECONDS, TRIAL, AssumptionCheck, AssumptionTrial
 from sbpair.doctor.backlog_receivers import HINT, NO_OTHERS, WATCH_SECONDS, observe_receivers
 from sbpair.doctor.check import Check, CheckNote, Diagnosis, bounded, failed, ok, unknown
-from sbpair.errors import AccessError, ExitCode, PartitionsWanted, SbpairError, Unavailable, first_error
+from sbpair.errors import ExitCode, PartitionsWanted, SbpairError, Unavailable, first_error
 from sbpair.management.calls import Sleep
-from sbpair.management.temporary_queues import IDLE, TemporaryQueues, open_temporary_queues
+from sbpair.management.temporary_queues import TemporaryQueues, open_temporary_queues
 from sbpair.model import tiers
 from sbpair.model.entities import with_partitions
 from sbpair.model.entity_properties import PROPERTIES_OF
@@ -35,8 +31,7 @@ from sbpair.runs.file_lease import lease_holder
 from sbpair.timespan import TIMESPAN_MAX
 
 PURPOSES = ("description", "partitioned", "messages")
-TRIAL = QueueSpec("", default_message_time_to_live="P1D", auto_delete_on_idle=IDLE)
-"""A queue that every tier accepts."""
+"""The purposes of the queues of a run without `assumptions`."""
 
 GIGABYTES_5 = 5120
 KILOBYTES = {"Basic": 256, "Standard": 256, "Premium": 1024}
@@ -53,7 +48,7 @@ _IDLE = f"after {IDLE_SECONDS:.0f} s, as idle"
 
 def queue_names(tag: str, *, assumptions: bool = False) -> dict[str, str]:
     """Return the entities that a run creates in each namespace, by purpose. A unique tag makes their names unique."""
-    purposes = (*PURPOSES, *ASSUMPTION_ENTITIES) if assumptions else PURPOSES
+    purposes = dict.fromkeys((*PURPOSES, *ENTITIES)) if assumptions else PURPOSES
     return {purpose: f"sbpair-doctor-{tag}-{purpose}" for purpose in purposes}
 
 
@@ -89,7 +84,7 @@ async def run_live(
 ) -> Diagnosis:
     """Run the live checks on each namespace, by side. Needs Manage, Send and Listen; `slow` adds ten minutes.
 
-    With `assumptions`, also those of `assumption_checks`, whose waits use `sleep`.
+    With `assumptions`, also all those of `assumption_checks`, whose waits use `sleep`.
     A broken assumption is a failed check with the assumed and the observed behaviour. Errors of a namespace are
     failed checks, too. A cancellation, or an error of `on_event`, is raised once the queues are deleted.
     """
@@ -135,8 +130,7 @@ class _LiveChecks:
                 async with signed_in(connect, self.endpoint) as client:
                     if assumptions:
                         self._record(ok(self._name("tier"), tier))
-                        await self._ask_assumptions(queues, client, tier)
-                    await self._ask_links(queues, client, tier, slow=slow)
+                    await self._ask_client(queues, client, tier, slow=slow)
                     if self.primary and not assumptions:
                         check = self._receivers(self.primary, queues, client)
                         await self._run("receivers", check, seconds=WATCH_SECONDS + 4 * self.seconds)
@@ -192,23 +186,22 @@ class _LiveChecks:
 
     # Links
 
-    async def _ask_links(self, queues: TemporaryQueues, client: AmqpClient, tier: str, *, slow: bool) -> None:
-        path = await queues.create(replace(TRIAL, path=self.paths["messages"]))
+    async def _ask_client(self, queues: TemporaryQueues, client: AmqpClient, tier: str, *, slow: bool) -> None:
+        paths = {
+            purpose: await queues.create(replace(spec, path=self.paths[purpose]))
+            for purpose, spec in ENTITIES.items()
+            if purpose in self.paths and (tier != "Basic" or purpose in IN_BASIC)
+        }
+        path = paths["messages"]
         await self._run("message_size", self._message_size(client, path, tier))
-        await self._run("largest_message", self._largest_message(client, path))
-        await self._run("ping", self._ping(client, path))
-        if slow:
-            await self._run("idle_detach", self._idle_detach(client, path), seconds=MAX_IDLE_SECONDS)
-
-    async def _ask_assumptions(self, queues: TemporaryQueues, client: AmqpClient, tier: str) -> None:
-        wanted = entities(self.paths, basic=tier == "Basic")
-        paths = {purpose: await queues.create(each) for purpose, each in wanted.items()}
         for each in CHECKS.values():
             if each.queue in paths:
                 trial = AssumptionTrial(client, paths[each.queue], self.seconds, self.sleep)
                 await self._run(each.name, self._assumption(each, trial), seconds=4 * self.seconds + 2 * LOCK_SECONDS)
-            else:
+            elif each.queue in self.paths:
                 self._record(unknown(self._name(each.name), f"a Basic namespace has no {each.queue}"))
+        if slow:
+            await self._run("idle_detach", self._idle_detach(client, path), seconds=MAX_IDLE_SECONDS)
 
     async def _assumption(self, check: AssumptionCheck, trial: AssumptionTrial) -> Check:
         return self._judged(check.name, check.expected, await check.run(trial))
@@ -216,31 +209,6 @@ class _LiveChecks:
     async def _message_size(self, client: AmqpClient, path: str, tier: str) -> Check:
         observed = (await client.sender(path)).max_message_size
         return self._judged("message_size", f"{KILOBYTES.get(tier, 256) * 1024} bytes", f"{observed} bytes")
-
-    async def _largest_message(self, client: AmqpClient, path: str) -> Check:
-        sender = await client.sender(path)
-        try:
-            await sender.send(message_of(sender.max_message_size or KILOBYTES["Standard"] * 1024))
-        except (AccessError, Unavailable):
-            raise
-        except SbpairError as error:
-            return self._judged("largest_message", "accepted", error.message)
-        receiver = await client.receiver(path)
-        receiver.grant(1)
-        await receiver.settle(await receiver.take(1, seconds=self.seconds), ACCEPTED)
-        receiver.close()
-        return self._judged("largest_message", "accepted", "accepted")
-
-    async def _ping(self, client: AmqpClient, path: str) -> Check:
-        trial = AssumptionTrial(client, path, self.seconds, self.sleep, "ping")
-        ping = Properties(message_id="ping ping", content_type=backlog.PING_TYPE, group_id=uuid.uuid4().hex)
-        header = Header(ttl=backlog.PING_TTL_MS).encode()
-        await trial.put(Sections(header=header, properties=ping.encode(), body=data_body(b"")))
-        try:
-            delivered = await trial.is_delivered("ping")
-        except NotDelivered:
-            return unknown(self._name("ping"), f"no message was delivered within {self.seconds:g} s")
-        return self._judged("ping", "never delivered", "delivered" if delivered else "never delivered")
 
     async def _idle_detach(self, client: AmqpClient, path: str) -> Check:
         receiver = await client.receiver(path)
@@ -293,12 +261,6 @@ class _LiveChecks:
     def _record(self, check: Check) -> None:
         self.checks.append(check)
         self.on_event(check)
-
-
-def message_of(size: int) -> bytes:
-    """Return an encoded message of exactly so many bytes, at least 300."""
-    overhead = len(data_body(bytes(300))) - 300
-    return data_body(bytes(size - overhead))
 
 
 def _text(value: str | int | bool) -> str:

@@ -152,8 +152,11 @@ async def test_the_emulator_is_as_assumed_and_the_file_has_the_result(home: Path
     written = (home / "result.json").read_text()
     assert "SAS_KEY_VALUE" not in written + out
     found = json.loads(written)["assumptions"]
-    unchecked = [each["name"] for each in found if each["result"] == "not_checked"]
-    assert set(unchecked) == {"idle_detach", "unpartitioned"}
+    unchecked = [(each["name"], each["reason"]) for each in found if each["result"] == "not_checked"]
+    assert set(unchecked) == {
+        ("idle_detach", "only with --include-idle-test, in 10 minutes"),
+        ("unpartitioned", "only in a Premium namespace"),
+    }
     last = f"{len(found) - len(unchecked)} confirmed, {len(unchecked)} could not be checked"
     assert (code, out.splitlines()[-1]) == (0, last)
 
@@ -168,6 +171,7 @@ async def test_a_namespace_that_is_away_leaves_its_assumptions_unchecked(home: P
     document = json.loads(out)
     assert (code, document["tiers"]) == (6, {})
     assert {(each["result"], each["exit_code"]) for each in document["assumptions"]} == {("not_checked", 6)}
+    assert {each["evidence"] for each in document["assumptions"]} == {"recorded", "documented", "tested", "inferred"}
     assert "the other namespace is checked" in err
     assert json.loads((home / "result.json").read_text()) == document
 

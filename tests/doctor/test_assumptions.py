@@ -3,6 +3,7 @@
 import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from importlib.resources import files
 from typing import Any
 
@@ -11,18 +12,19 @@ import pytest
 from sbpair.amqp.message import Sections
 from sbpair.amqp_client.client import connect
 from sbpair.amqp_client.raw_links import RawReceiver
-from sbpair.amqp_server.refusals import NotAllowed, Unauthorized
+from sbpair.amqp_server.refusals import MessageTooLarge, NotAllowed, Unauthorized
 from sbpair.doctor import live_checks
 from sbpair.doctor.assumption_checks import CHECKS
-from sbpair.doctor.assumptions import ASSUMED, AssumptionTrial, assumptions, entities
+from sbpair.doctor.assumptions import ENTITIES, IN_BASIC, AssumptionTrial, assumptions
 from sbpair.doctor.check import Check
 from sbpair.emulator.entities import namespace as namespace_module
 from sbpair.emulator.entities import queue as queue_module
 from sbpair.emulator.entities import service_envelope
-from sbpair.emulator.entities.message_order import Locks, MessageStore, ReadyQueue
+from sbpair.emulator.entities.message_order import Locks, MessageStore, ReadyQueue, message_lock_lost
 from sbpair.emulator.entities.namespace import Namespace
-from sbpair.emulator.entities.queue import DuplicateDetector
+from sbpair.emulator.entities.queue import DuplicateDetector, QueueEntity
 from sbpair.emulator.entities.sessions import HeldSession, SessionMessages
+from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.emulator.entities.subqueue import SubQueue
 from sbpair.emulator.entities.topic import TopicEntity
 from sbpair.emulator.faults.fault_points import Fault
@@ -31,46 +33,35 @@ from sbpair.emulator.server import RequestedNamespace
 from sbpair.management.temporary_queues import open_temporary_queues
 from sbpair.model.report import Outcome
 from sbpair.testing import Emulator, ManualClock
-from tests.conformance import entity_checks, queue_checks, transaction_checks, wire_checks
-from tests.conformance.registry import JAVASCRIPT_CHECKS, PYTHON_CHECKS
 from tests.doctor.test_live_checks import TAG, ask
 from tests.kit.pairs import endpoint_on
 from tests.kit.waiting import PATIENCE_SECONDS
 
-LIVE = ("message_size", "largest_message", "ping", "idle_detach")
-MANAGED = ("description", "timespan_max", "partitioned_size", "unpartitioned")
-CONFORMANCE_MODULES = (queue_checks, entity_checks, transaction_checks, wire_checks)
-"""Their checks are registered when they are loaded."""
+OTHERS = ("message_size", "idle_detach", "description", "timespan_max", "partitioned_size", "unpartitioned")
+"""The checks of `live_checks`."""
 
 
 # The document
 
-
-def test_each_assumption_has_its_facts() -> None:
-    assert len(assumptions()) >= 40
-    for entry in assumptions().values():
-        assert re.fullmatch(r"[a-z_]+", entry.name)
-        assert entry.statement.endswith(".")
-        assert re.match(rf"{ASSUMED}\b|https://\S+", entry.source), entry
-        assert entry.if_false
+DOCUMENT = files("sbpair").joinpath("ASSUMPTIONS.md").read_text("utf-8")
+SECTIONS = DOCUMENT.split("\n## Inferred behaviours\n")
 
 
-def test_each_conformance_row_that_it_names_exists() -> None:
-    rows = {check.name for check in (*PYTHON_CHECKS, *JAVASCRIPT_CHECKS)}
-    assert len(CONFORMANCE_MODULES) == 4
-    assert {row for entry in assumptions().values() for row in entry.conformance} <= rows
+def test_each_entry_is_an_assumption_with_one_of_the_kinds_of_evidence() -> None:
+    kinds = re.findall(r"^\| ([a-z]+) \| ", DOCUMENT, flags=re.MULTILINE)[1:]
+    assert {each.evidence for each in assumptions().values()} == set(kinds)
+    entries, _ = SECTIONS
+    assert list(assumptions()) == re.findall(r"^- \*\*(.+)\*\*: ", entries, flags=re.MULTILINE)
 
 
-def test_each_assumption_names_a_conformance_row_or_why_it_has_none() -> None:
-    text = files("sbpair").joinpath("ASSUMPTIONS.md").read_text("utf-8")
-    given = re.findall(r"^- conformance: (.+)$", text, flags=re.MULTILINE)
-    assert len(given) == 1 + len(assumptions())  # the first one explains the others
-    assert [each for each in given[1:] if not re.match("`|none: [a-z]", each)] == []
+def test_each_inferred_behaviour_has_what_sbpair_does_about_it() -> None:
+    _, covered = SECTIONS
+    inferred = [each.name for each in assumptions().values() if each.evidence == "inferred"]
+    assert inferred == re.findall(r"^- \*\*(.+)\*\*: ", covered, flags=re.MULTILINE)
 
 
 def test_the_doctor_checks_the_assumptions_that_it_names() -> None:
-    named = {name for name, entry in assumptions().items() if entry.in_doctor}
-    assert named == {*CHECKS, *LIVE, *MANAGED}
+    assert {name for name, entry in assumptions().items() if entry.in_doctor} == {*CHECKS, *OTHERS}
 
 
 # The checks, on the emulator
@@ -103,10 +94,10 @@ async def test_the_emulator_confirms_every_assumption_that_its_tier_has(tier: st
         assert entities_of(emulator) == set()
     lacking = {"idle_detach", *([] if tier == "premium" else ["unpartitioned"])}
     lacking |= {"timespan_max"} if tier == "basic" else set()
-    assert set(checks) == {*CHECKS, *LIVE, *MANAGED, "tier"} - lacking
+    assert set(checks) == {*CHECKS, *OTHERS, "tier"} - lacking
     assert (code, {name for name, check in checks.items() if check.outcome is Outcome.FAILED}) == (0, set())
     unknown = {name for name, check in checks.items() if check.outcome is Outcome.UNKNOWN}
-    of_others = {"description", *(name for name, check in CHECKS.items() if check.queue != "locks")}
+    of_others = {"description", *(name for name, check in CHECKS.items() if check.queue not in IN_BASIC)}
     assert unknown == (of_others if tier == "basic" else set())
 
 
@@ -115,7 +106,7 @@ async def trial(name: str, seconds: float = PATIENCE_SECONDS) -> AsyncIterator[A
     """Start a namespace whose time passes only in sleeps, create the queue of one check, and connect to it."""
     async with Emulator([("contoso", 0)], clock=ManualClock()) as emulator:
         endpoint = endpoint_on(emulator, "contoso")
-        wanted = entities(live_checks.queue_names(TAG, assumptions=True), basic=False)[CHECKS[name].queue]
+        wanted = replace(ENTITIES[CHECKS[name].queue], path=f"sbpair-doctor-{TAG}")
         async with open_temporary_queues(endpoint, lambda *_: None) as queues, connect(endpoint) as client:
             yield AssumptionTrial(client, await queues.create(wanted), seconds, advancing(emulator))
 
@@ -163,6 +154,31 @@ def grant_two_more(original: Any, link: RawReceiver, credit: int) -> None:
     original(link, credit + 2)
 
 
+def with_overhead(original: Any, queue: QueueEntity, messages: Any) -> object:
+    if (size := original(queue, messages)) == queue.max_message_bytes:
+        raise MessageTooLarge("too large by its overhead")
+    return size
+
+
+def lost_when_expired(original: Any, queue: SubQueue, token: bytes) -> object:
+    message = original(queue, token)
+    if message.expires_at_ms <= queue._clock.now_ms():
+        raise message_lock_lost()
+    return message
+
+
+def count_for_ever(_original: Any, queue: SubQueue, message: StoredMessage) -> None:
+    """Count a failed delivery, without a limit."""
+    message.delivery_count += 1
+    queue._return(message)
+
+
+def without_footer(original: Any, message: StoredMessage, reason: Any) -> object:
+    assert isinstance(message.content, Sections)
+    message.content.footer = b""
+    return original(message, reason)
+
+
 reversed_delivery = around(ReadyQueue, "take", lambda original, *args: original(*args)[::-1])
 
 BROKEN: list[tuple[str, Callable[[pytest.MonkeyPatch], None], str]] = [
@@ -173,7 +189,8 @@ BROKEN: list[tuple[str, Callable[[pytest.MonkeyPatch], None], str]] = [
         around(service_envelope, "batch_members", lambda original, payload: original(payload)[:2]),
         "stored as a, b",
     ),
-    ("content", without("application_properties"), "changed: application properties"),
+    ("content", without("body"), "changed: body"),
+    ("property_types", without("application_properties"), "changed: application properties"),
     ("sender_annotations", without("delivery_annotations"), "changed: delivery annotations"),
     (
         "annotations_of_zero",
@@ -186,61 +203,39 @@ BROKEN: list[tuple[str, Callable[[pytest.MonkeyPatch], None], str]] = [
         around(namespace_module, "entity_not_found", lambda *_: Unauthorized("no such entity")),
         "refused as if the key lacked rights",
     ),
-    (
-        "path_case",
-        around(Namespace, "resolve", upper_case_is_of_another),
-        "another entity",
-    ),
+    ("path_case", around(Namespace, "resolve", upper_case_is_of_another), "another entity"),
     ("topic_discards", around(TopicEntity, "send", refuse), "refused: amqp:not-allowed"),
     (
         "duplicates",
         around(DuplicateDetector, "enqueue_new", lambda _, _self, messages, _now, enqueue: enqueue(messages)),
         "stored 2 times",
     ),
+    ("ping", lambda patch: patch.setattr(service_envelope, "PING_CONTENT_TYPE", "another"), "delivered"),
+    ("largest_message", around(QueueEntity, "check_sizes", with_overhead), "too large by its overhead"),
     ("credit", around(RawReceiver, "grant", grant_two_more), "3 for a credit of 1"),
-    (
-        "lock_outlives_link",
-        around(OutgoingLink, "on_detached", release_all),
-        "again once its link was closed",
-    ),
-    (
-        "lock_expires",
-        around(Locks, "take", a_minute_later),
-        "completed 5.5 s after its delivery",
-    ),
+    ("lock_outlives_link", around(OutgoingLink, "on_detached", release_all), "again once its link was closed"),
+    ("lock_expires", around(Locks, "take", a_minute_later), "completed 5.5 s after its delivery"),
     ("locked_until", around(Locks, "take", a_minute_later), "65 s after the delivery"),
     (
         "locked_until",
         around(service_envelope, "_general_annotations", lambda original, *given, **_: original(*given, locked=False)),
         "not stated",
     ),
-    (
-        "lock_renewal",
-        around(Locks, "renew", lambda _, locks, token, _now: locks.get(token)),
-        "by 0 ms after 1 s",
-    ),
-    (
-        "release",
-        around(SubQueue, "release", lambda _, queue, token: queue.abandon(token)),
-        "at once with count 1",
-    ),
-    (
-        "abandon",
-        around(SubQueue, "abandon", lambda _, queue, token: queue.release(token)),
-        "at once with count 0",
-    ),
+    ("lock_renewal", around(Locks, "renew", lambda _, locks, token, _now: locks.get(token)), "by 0 ms after 1 s"),
+    ("release", around(SubQueue, "release", lambda _, queue, token: queue.abandon(token)), "at once with count 1"),
+    ("abandon", around(SubQueue, "abandon", lambda _, queue, token: queue.release(token)), "at once with count 0"),
     ("peek", around(MessageStore, "read_from", lambda original, store, _start: original(store, 0)), "a, b, c of b, c"),
     (
         "dead_lettering",
         around(SubQueue, "dead_letter", lambda original, queue, token, *_: original(queue, token)),
         "stored with reason None and description None",
     ),
+    ("dead_letter_parts", around(StoredMessage, "as_dead_letter", without_footer), "changed: footer"),
+    ("dead_letters_stay", around(SubQueue, "_delivery_failed", count_for_ever), "again with count 10"),
+    ("delivery_limit", around(SubQueue, "_delivery_failed", count_for_ever), "delivered more than 10 times"),
+    ("locked_expiry", around(SubQueue, "_end_lock", lost_when_expired), "completion refused"),
     ("expiry", around(service_envelope, "_ttl_of", lambda *_: None), "delivered after its time to live"),
-    (
-        "schedule",
-        around(SubQueue, "_put_on_schedule", a_minute_later),
-        "'later' was not delivered within 0.2 s",
-    ),
+    ("schedule", around(SubQueue, "_put_on_schedule", a_minute_later), "'later' was not delivered within 0.2 s"),
     ("session_order", reversed_delivery, "as 4, 3, 2, 1, 0"),
     (
         "session_lock",
@@ -248,11 +243,7 @@ BROKEN: list[tuple[str, Callable[[pytest.MonkeyPatch], None], str]] = [
         "given to two receivers",
     ),
     ("session_ends_with_link", around(HeldSession, "close", ignored), "locked after the end of its link"),
-    (
-        "session_lock_expires",
-        around(SessionMessages, "_lock_until", a_minute_later),
-        "renewed after its end",
-    ),
+    ("session_lock_expires", around(SessionMessages, "_lock_until", a_minute_later), "settled after its end"),
     ("session_state", around(SessionMessages, "set_state", ignored), "None at first, then None"),
     ("session_required", around(queue_module, "check_session_ids", ignored), "accepted without a session"),
 ]

@@ -12,7 +12,7 @@ from sbpair.amqp.connection import Connection
 from tests.strict_amqp.checker import OURS, THEIRS, Checker
 
 ACCEPTED = "source.filter: the filter com.microsoft:session-filter is not described"
-"""Assumed of the service: it answers a filter without a descriptor without one, as the JavaScript client needs it."""
+"""An answer of the emulator: `session_filter` in ASSUMPTIONS.md."""
 
 PASSED_ON = " has a string as a key"
 """Some clients write maps of symbols so. A gateway passes them on as they came, in tests with odd messages."""

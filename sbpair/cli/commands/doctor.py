@@ -85,7 +85,7 @@ def command(
     creates three queues called sbpair-doctor-… in each namespace and deletes them afterwards. It also finds other
     receivers of the backlog, such as an old syphon: of a queue where nothing moves, it receives and releases a message.
     --via arm also compares regions, tiers, capacity, networks and keys, as Azure Resource Manager describes them.
-    --assumptions creates six queues and a topic, takes 20 seconds, and uses every namespace that is configured.
+    --assumptions creates six queues and a topic, takes 25 seconds, and uses every namespace that is configured.
 
     Examples:
       sbpair doctor
@@ -233,7 +233,8 @@ class AssumptionFinding:
     side: Annotated[Side, "Side of the namespace"]
     result: Annotated[Result, "Result"]
     assumption: Annotated[str, "The assumption"]
-    source: Annotated[str, "URLs of the public texts that state it, or assumed, and what they leave out"]
+    evidence: Annotated[str, "Kind of its evidence", {"enum": ["recorded", "documented", "tested", "inferred"]}]
+    source: Annotated[str, "The text, recording or test that shows it; for inferred ones what is known"]
     if_false: Annotated[str, "The effect on sbpair if it is false"]
     assumed: Annotated[str, "Observation if it is true; empty if not checked"]
     observed: Annotated[str, "Observation; empty if not checked"]
@@ -248,14 +249,6 @@ class ComparedAssumptions:
     version: Annotated[str, "Version of sbpair"]
     tiers: Annotated[dict[str, str], "Tier of each namespace, by side"]
     assumptions: Annotated[tuple[AssumptionFinding, ...], "The assumptions that one namespace can answer"]
-
-
-NOT_ASKED = {
-    "idle_detach": "takes 10 minutes: add --include-idle-test",
-    "unpartitioned": "concerns Premium namespaces",
-    "timespan_max": "a Basic namespace cannot hold a backlog queue",
-}
-"""Why an assumption was not checked in a namespace that answered."""
 
 
 def _named(diagnosis: "Diagnosis") -> Iterator[tuple[str, str, "Check"]]:
@@ -278,12 +271,13 @@ def _findings(diagnosis: "Diagnosis", sides: Sequence[Side]) -> Iterator[Assumpt
                 result = CONFIRMED if check.outcome is Outcome.OK else NOT_CONFIRMED
                 assumed, observed = detail.assumed, detail.observed
             else:
-                reason = check.reason if check else NOT_ASKED.get(name, "not asked")
+                reason = check.reason if check else f"only {each.doctor.removeprefix('yes; ')}"
             yield AssumptionFinding(
                 name,
                 side,
                 result,
                 each.statement,
+                each.evidence,
                 each.source,
                 each.if_false,
                 assumed,
@@ -299,7 +293,7 @@ def _assumptions_table(findings: Sequence[AssumptionFinding]) -> Iterator[str]:
     for each in sorted(findings, key=lambda each: list(WORDS).index(each.result) or len(WORDS)):
         rows.setdefault((each.name, each.result, each.observed or each.reason), []).append(each)
     hints = [
-        f"if false: {same[0].if_false}; source: {same[0].source}" if result == NOT_CONFIRMED else ""
+        f"if false: {same[0].if_false}; {same[0].evidence}: {same[0].source}" if result == NOT_CONFIRMED else ""
         for (_, result, _), same in rows.items()
     ]
     cells = [
