@@ -11,9 +11,9 @@ from azure.core.exceptions import AzureError
 
 from tests.conformance import entity_checks, queue_checks, transaction_checks, wire_checks
 from tests.conformance.bench import Bench, NotAConnectionString, Service
-from tests.conformance.registry import AREAS, JAVASCRIPT_CHECKS, PYTHON_CHECKS, SAMPLES
+from tests.conformance.registry import AREAS, ASSUMPTIONS, JAVASCRIPT_CHECKS, PYTHON_CHECKS, SAMPLES
 from tests.conformance.report import FORMATS, Outcome, failed, render
-from tests.conformance.runs import run_javascript, run_python
+from tests.conformance.runs import run_assumptions, run_javascript, run_python
 from tests.conformance.samples import run_samples
 from tests.integration.node import install
 
@@ -82,6 +82,8 @@ async def _check(service: Service, areas: Sequence[str], *, samples: bool) -> li
         # A service that cannot be reached fails here, once.
         await bench.admin.get_namespace_properties()
         running = [run_python(bench, [check for check in PYTHON_CHECKS if check.area in areas])]
+        if ASSUMPTIONS in areas:
+            running.append(run_assumptions(bench))
         if any(check.area in areas for check in JAVASCRIPT_CHECKS):
             running.append(_in_node(bench))
         outcomes = [outcome for group in await asyncio.gather(*running) for outcome in group]

@@ -65,15 +65,6 @@ async def a_subscription_has_dead_letters_of_its_own(bench: Bench) -> None:
     await bench.received(topic, "b")
 
 
-@check("topics", f"{of.GITHUB}Azure/azure-sdk-for-net/issues/11802")
-async def a_message_for_no_subscription_is_accepted(bench: Bench) -> None:
-    topic = await bench.topic()
-    await bench.send(topic, ServiceBusMessage("lost"), topic=True)
-    await bench.admin.create_subscription(topic, "late")
-    async with bench.receiver(topic, "late") as receiver:
-        await nothing(receiver)
-
-
 # Rules
 
 
@@ -158,29 +149,6 @@ async def a_rule_is_changed_and_removed(bench: Bench) -> None:
             await missing
 
 
-# Duplicates
-
-
-@check("duplicates", of.DUPLICATES)
-async def a_message_id_is_accepted_once_in_the_window(bench: Bench) -> None:
-    queue = await bench.queue(requires_duplicate_detection=True)
-    for identity in ("a", "b", "a"):
-        await bench.send(queue, ServiceBusMessage(identity, message_id=identity))
-    async with bench.receiver(queue, receive_mode="receiveanddelete") as receiver:
-        assert texts(await take(receiver, 2)) == ["a", "b"]
-        await nothing(receiver)
-
-
-@check("duplicates", of.DUPLICATES)
-async def a_received_message_is_still_known(bench: Bench) -> None:
-    queue = await bench.queue(requires_duplicate_detection=True)
-    async with bench.receiver(queue) as receiver:
-        await bench.send(queue, ServiceBusMessage("a", message_id="a"))
-        await receiver.complete_message(await one(receiver))
-        await bench.send(queue, ServiceBusMessage("again", message_id="a"))
-        await nothing(receiver)
-
-
 # Management
 
 
@@ -200,13 +168,6 @@ async def a_description_reads_back(bench: Bench) -> None:
     found.max_delivery_count = 8
     await bench.admin.update_queue(found)
     assert (await bench.admin.get_queue(queue)).max_delivery_count == 8
-
-
-@check("management", of.PARTITIONING)
-async def a_partitioned_queue_has_room_in_each_partition(bench: Bench) -> None:
-    tier = (await bench.admin.get_namespace_properties()).messaging_sku
-    queue = await bench.queue(enable_partitioning=True, max_size_in_megabytes=1024)
-    assert (await bench.admin.get_queue(queue)).max_size_in_megabytes == (1 if tier == "Premium" else 16) * 1024
 
 
 @check("management", of.MANAGEMENT)

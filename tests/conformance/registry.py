@@ -1,23 +1,26 @@
-"""The checks, each with its area and the public source of the behaviour that it expects."""
+"""The checks, each with its area and the public source of the behaviour that it expects.
+
+Those of ASSUMPTIONS.md, which sbpair relies on, are made by its own client.
+"""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from sbpair.doctor.assumptions import assumptions
 from tests.conformance.bench import Bench
 
-SAMPLES = "samples"
+ASSUMPTIONS, SAMPLES = "assumptions", "samples"
 AREAS = (
-    "access", "send", "receive", "locks", "sessions", "topics", "rules", "duplicates", "management", "transactions",
-    "WebSocket", SAMPLES,
+    ASSUMPTIONS, "access", "send", "receive", "locks", "sessions", "topics", "rules", "duplicates", "management",
+    "transactions", "WebSocket", SAMPLES,
 )  # fmt: skip
-PYTHON, JAVASCRIPT = "Python", "JavaScript"
+SBPAIR, PYTHON, JAVASCRIPT = LANGUAGES = "sbpair", "Python", "JavaScript"
 
 LEARN = "https://learn.microsoft.com/azure/service-bus-messaging/"
 GITHUB = "https://github.com/"
 MESSAGES = f"{LEARN}service-bus-messages-payloads"
 SEQUENCING = f"{LEARN}message-sequencing"
 SETTLEMENT = f"{LEARN}message-transfers-locks-settlement"
-EXPIRATION = f"{LEARN}message-expiration"
 BROWSING = f"{LEARN}message-browsing"
 DEFERRAL = f"{LEARN}message-deferral"
 DEAD_LETTERS = f"{LEARN}service-bus-dead-letter-queues"
@@ -33,19 +36,13 @@ MANAGEMENT = f"{LEARN}service-bus-management-libraries"
 MANAGEMENT_EXCEPTIONS = f"{LEARN}service-bus-resource-manager-exceptions"
 TRANSACTIONS = f"{LEARN}service-bus-transactions"
 SAS = f"{LEARN}service-bus-sas"
-PARTITIONING = f"{LEARN}enable-partitions-basic-standard"
-ARM_QUEUE = (
-    f"{GITHUB}Azure/azure-rest-api-specs/blob/main/specification/servicebus/resource-manager/Microsoft.ServiceBus/"
-    "ServiceBus/stable/2026-01-01/examples/Queues/SBQueueGet.json"
-)
-PAIRED_NAMESPACES = "https://msdn.microsoft.com/library/azure/dn391562.aspx"
 GO = f"{GITHUB}Azure/azure-sdk-for-go/blob/main/sdk/messaging/azservicebus/"
 PROTOCOL = f"{LEARN}service-bus-amqp-protocol-guide"
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One check with the official client of a language. One in JavaScript is run by its name."""
+    """One check with a client: sbpair's, or the official one of a language. One in JavaScript is run by its name."""
 
     area: str
     name: str
@@ -54,6 +51,14 @@ class Check:
     run: Callable[[Bench], Awaitable[None]] | None = None
 
 
+LEFT_OUT = ("idle_detach", "unpartitioned")
+"""Assumptions whose check takes ten minutes, or needs a Premium namespace."""
+
+ASSUMPTION_CHECKS = [
+    Check(ASSUMPTIONS, each.name, each.source, SBPAIR)
+    for each in assumptions().values()
+    if each.in_doctor and each.name not in LEFT_OUT
+]
 PYTHON_CHECKS: list[Check] = []
 
 Run = Callable[["Bench"], Awaitable[None]]

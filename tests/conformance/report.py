@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from tests.conformance.registry import AREAS, JAVASCRIPT, PYTHON, Check
+from tests.conformance.registry import AREAS, ASSUMPTIONS, LANGUAGES, Check
 
 FORMATS = ("text", "json", "markdown")
 
@@ -53,11 +53,11 @@ def _json(outcomes: Sequence[Outcome]) -> str:
 
 def markdown(outcomes: Sequence[Outcome]) -> str:
     """Return a table with a row per area: how many checks pass by language, and their sources. Then what failed."""
-    lines = [f"| area | {PYTHON} | {JAVASCRIPT} | sources |", "|---|---|---|---|"]
+    lines = [f"| area | {' | '.join(LANGUAGES)} | sources |", f"|---|{'---|' * len(LANGUAGES)}---|"]
     for area in AREAS:
         found = [outcome for outcome in outcomes if outcome.area == area]
         if found:
-            columns = [area, *(_passed(found, language) for language in (PYTHON, JAVASCRIPT)), _sources(found)]
+            columns = [area, *(_passed(found, language) for language in LANGUAGES), _sources(found)]
             lines.append(f"| {' | '.join(columns)} |")
     missed = [f"- failed: {each.name} ({each.language}, {each.source})" for each in outcomes if each.error is not None]
     return "\n".join([*lines, "", *missed] if missed else lines)
@@ -69,5 +69,7 @@ def _passed(outcomes: Sequence[Outcome], language: str) -> str:
 
 
 def _sources(outcomes: Sequence[Outcome]) -> str:
+    if outcomes[0].area == ASSUMPTIONS:
+        return "[their evidence](../ASSUMPTIONS.md)"
     sources = dict.fromkeys(outcome.source for outcome in outcomes)
     return ", ".join(f"[{number}]({source})" for number, source in enumerate(sources, 1))

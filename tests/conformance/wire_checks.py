@@ -17,7 +17,6 @@ from sbpair.amqp_server.shared_access import AuthorizationRule
 from tests.conformance import registry as of
 from tests.conformance.bench import KEY, Bench, Service, access_rule
 from tests.conformance.registry import check
-from tests.emulator.atom_client import entry
 from tests.emulator.peer import Peer
 from tests.kit.sas import sign
 
@@ -128,16 +127,6 @@ async def a_key_without_manage_is_refused_in_the_words_of_the_request(bench: Ben
         status, reason, _ = await ask(bench, method, f"{topic}/Subscriptions{path}", signed)
         expected = f"SubCode=40100: Unauthorized : Unauthorized access for '{operation}' operation"
         assert (status, reason.startswith(expected)) == (401, True), (method, reason)
-
-
-@check("management", of.ARM_QUEUE)
-async def no_limit_of_time_reads_back(bench: Bench) -> None:
-    # The client for Python writes another last digit.
-    queue, elements = bench.name(), ("DefaultMessageTimeToLive", "AutoDeleteOnIdle")
-    given = [f"<{name}>{FOR_EVER}</{name}>" for name in elements]
-    signed = managing(bench, f"https://{bench.service.host}/{queue}")
-    status, _, text = await ask(bench, "PUT", queue, signed, entry("".join(given)))
-    assert (status, [each for each in given if each in text]) == (201, given), text
 
 
 @check("WebSocket", f"{of.GO}client_test.go")

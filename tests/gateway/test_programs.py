@@ -8,7 +8,7 @@ import pytest
 
 from sbpair.testing import EmulatorOptions
 from tests.conformance.__main__ import MANAGING_VARIABLE, VARIABLE
-from tests.conformance.registry import JAVASCRIPT_CHECKS, PYTHON_CHECKS
+from tests.conformance.registry import ASSUMPTION_CHECKS, JAVASCRIPT_CHECKS, PYTHON_CHECKS
 from tests.conformance.test_conformance import entities_of, run
 from tests.emulator.test_official_clients import (
     test_settlements_and_renewals_do_without_their_link,
@@ -50,7 +50,7 @@ def test_every_check_has_the_outcome_that_it_has_without_a_gateway() -> None:
         done = run("--output", "json", **{VARIABLE: running.connection_string}, **managed)
         assert entities_of(running) == []
     found = json.loads(done.stdout)["checks"]
-    known = {check.name for check in PYTHON_CHECKS}
+    known = {check.name for check in (*ASSUMPTION_CHECKS, *PYTHON_CHECKS)}
     if "JavaScript is not checked" not in done.stderr:
         known |= {check.name for check in JAVASCRIPT_CHECKS}
     assert {check["name"] for check in found} == known
