@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 REFUSED_STAY: "dict[str, Any]" = {"keeps_refused": True, "max_missing": 0}
 """The settings of moves that dead-letter nothing."""
 
+AFTER_WINDOW_MS = 3_600_000
+"""How long a destination may know an id after its window, at most: `duplicate_window_end` in ASSUMPTIONS.md."""
+
 _ONE_MODE = "[--once | --watch | --dry-run] [OPTIONS]"
 USAGE = {"syphon": "(--once | --watch | --dry-run) [OPTIONS]", "move": _ONE_MODE, "redrive": _ONE_MODE}
 
@@ -361,13 +364,14 @@ def _duplicate_window(
         if returns:
             screen.warn(f"{name} drops these messages if it detects duplicates, which only the Manage claim shows")
         return 0
-    seconds = spoken(window_ms / 1000)
     if returns:
+        kept_ms = window_ms + min(window_ms, AFTER_WINDOW_MS)
         screen.warn(
-            f"{name} detects duplicates: messages enqueued within {seconds} stay, since it would drop them;"
-            " --allow-duplicate-detection moves them all the same"
+            f"{name} detects duplicates: messages enqueued within {spoken(kept_ms / 1000)} stay,"
+            " since it may drop them; --allow-duplicate-detection moves them all the same"
         )
-        return window_ms
+        return kept_ms
+    seconds = spoken(window_ms / 1000)
     screen.warn(f"{name} detects duplicates: it drops a message whose id it has accepted within {seconds}")
     return 0
 
