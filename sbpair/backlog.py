@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from sbpair.amqp.message import Header, Properties, Sections, data_body
 from sbpair.amqp.types import Described, Long, Symbol, Timestamp, Value, amqp_type_name
 from sbpair.errors import NameInvalid, UsageError
 from sbpair.model.queues import QueueSpec
@@ -107,6 +108,12 @@ def queue_spec(primary: str, index: int) -> QueueSpec:
 
 PING_TYPE = "application/vnd.ms-servicebus-ping"
 PING_TTL_MS = 1_000
+
+
+def ping(name: str) -> Sections:
+    """Return a ping with this id and session. It shows whether an entity accepts messages, and no receiver gets it."""
+    properties = Properties(message_id=name, content_type=PING_TYPE, group_id=name)
+    return Sections(header=Header(ttl=PING_TTL_MS).encode(), properties=properties.encode(), body=data_body(b""))
 
 
 # The aliases ------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ A check returns `trial.expected` if the assumption holds, else a text of what it
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Sequence
 from functools import partial
 
@@ -181,9 +180,7 @@ async def duplicates(trial: AssumptionTrial) -> str:
 
 @check("never delivered", "messages")
 async def ping(trial: AssumptionTrial) -> str:
-    sent = Properties(message_id=f"{trial.name} ping", content_type=backlog.PING_TYPE, group_id=uuid.uuid4().hex)
-    header = Header(ttl=backlog.PING_TTL_MS).encode()
-    await trial.put(Sections(header=header, properties=sent.encode(), body=data_body(b"")))
+    await trial.put(backlog.ping(f"{trial.name} ping"))
     return "delivered" if await trial.is_delivered("ping") else trial.expected
 
 

@@ -1,22 +1,23 @@
 """Removal of unexpected backlog queues: never one that holds a message of any kind.
 
-Before a queue is deleted, sends to it are disabled, and it is counted and peeked. A queue that is not deleted gets its
-former status back. A second run changes nothing, and concurrent runs are safe.
+Before a queue is deleted, sends to it are disabled, it refuses a ping, and it is counted and peeked. A queue that is
+not deleted gets its former status back. A second run changes nothing, and concurrent runs are safe.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import uuid
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
 from functools import partial
 
 from sbpair import backlog
-from sbpair.amqp_client.client import GetToken
+from sbpair.amqp_client.client import GetToken, connect
 from sbpair.azure.atom import AtomNamespace, open_atom
 from sbpair.azure.credentials import open_tokens
-from sbpair.errors import EntityMissing, ExitCode, SbpairError, ServiceRefused, TimedOut, Unreachable
+from sbpair.errors import DisabledEntity, EntityMissing, ExitCode, SbpairError, ServiceRefused, TimedOut, Unreachable
 from sbpair.management.calls import Listed, OnEvent, QueueProvisioned, Sleep, shielded
 from sbpair.management.comparison import (
     Change,
@@ -94,13 +95,13 @@ async def prune(
     """Report the unexpected backlog queues of `pair`, and without `dry_run` remove them.
 
     `only` limits the removal to these paths, such as those of a plan that a user has confirmed. Needs Manage on the
-    secondary namespace, and Listen to peek. Raises AccessError, and the error of a secondary that cannot be listed.
-    The outcome of each queue is an item of the report.
+    secondary namespace, Send to ping and Listen to peek. Raises AccessError, and the error of a secondary that cannot
+    be listed. The outcome of each queue is an item of the report.
     """
     desired_queues(pair)
     async with open_atom(pair.secondary, call_seconds=CALL_SECONDS) as queues, open_tokens() as get_token:
-        peek = partial(holds_message, pair.secondary, get_token, sleep)
-        return await Pruner(queues, peek, pair, on_event, sleep).run(dry_run=dry_run, only=only)
+        look = partial(why_in_use, pair.secondary, get_token, sleep)
+        return await Pruner(queues, look, pair, on_event, sleep).run(dry_run=dry_run, only=only)
 
 
 def prune_exit_code(report: QueueReport) -> int:
@@ -108,6 +109,21 @@ def prune_exit_code(report: QueueReport) -> int:
     if report.items and len(report.of(Outcome.KEPT)) == len(report.items):
         return ExitCode.UNSAFE
     return report.exit_code_for({Outcome.KEPT})
+
+
+async def why_in_use(endpoint: Endpoint, get_token: GetToken | None, sleep: Sleep, path: str) -> str:
+    """Return why a queue with disabled sends is kept: it still takes a ping, or it holds a message; else "".
+
+    Raises AccessError, EntityMissing, Unavailable.
+    """
+    async with connect(endpoint, get_token=get_token) as client:
+        try:
+            sender = await client.sender(path)
+            await sender.send(backlog.ping(uuid.uuid4().hex).join())
+        except DisabledEntity:
+            holds = await holds_message(endpoint, get_token, sleep, path)
+            return "a message arrived while it was being removed" if holds else ""
+    return f"it takes messages, though it is {SEND_DISABLED}: try again later"
 
 
 async def holds_message(endpoint: Endpoint, get_token: GetToken | None, sleep: Sleep, path: str) -> bool:
@@ -129,13 +145,13 @@ async def _skip(_message: PeekedMessage) -> None:
 
 
 class Pruner:
-    """One run over `queues`. `peek` returns whether a queue of that path holds a message."""
+    """One run over `queues`. `look` returns why a queue of that path, with disabled sends, is kept; "" if it is not."""
 
     def __init__(
-        self, queues: AtomNamespace, peek: Callable[[str], Awaitable[bool]], pair: Pair, on_event: OnEvent, sleep: Sleep
+        self, queues: AtomNamespace, look: Callable[[str], Awaitable[str]], pair: Pair, on_event: OnEvent, sleep: Sleep
     ) -> None:
         self._queues = queues
-        self._peek = peek
+        self._look = look
         self._pair = pair
         self._on_event = on_event
         self._attempt = partial(attempt, sleep=sleep, on_event=on_event)
@@ -191,8 +207,8 @@ class Pruner:
 
     async def _why_still_kept(self, path: str) -> str:
         """Check a queue after sends were disabled. The status comes last: a client that changed it may have sent."""
-        if await self._peek(path):
-            return "a message arrived while it was being removed"
+        if reason := await self._attempt(f"look into {path}", lambda: self._look(path)):
+            return reason
         counts = await self._attempt(f"count the messages of {path}", lambda: self._queues.exact_counts(path))
         if reason := _why_kept(counts):
             return reason

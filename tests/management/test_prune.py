@@ -16,7 +16,7 @@ from sbpair.azure.atom import open_atom
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.emulator.service_errors import EntityDisabled
-from sbpair.management.pruning import Pruner, QueueReport, holds_message, prune, prune_exit_code
+from sbpair.management.pruning import Pruner, QueueReport, holds_message, prune, prune_exit_code, why_in_use
 from sbpair.model.pair import SasKey
 from sbpair.model.report import Outcome
 from sbpair.testing import Emulator
@@ -47,8 +47,8 @@ class World(BacklogWorld):
         """Wrap `action` with calls of `before` and `after`, which get the step's number."""
         async with open_atom(self.pair.secondary) as queues:
 
-            async def look(path: str) -> bool:
-                return await holds_message(self.pair.secondary, None, no_wait, path)
+            async def look(path: str) -> str:
+                return await why_in_use(self.pair.secondary, None, no_wait, path)
 
             watched = Watched(queues, self)
             pruner = Pruner(watched, watched.around("look", look), self.pair, self.steps.append, no_wait)
@@ -209,6 +209,17 @@ async def test_no_message_can_be_sent_between_last_check_and_deletion() -> None:
         w.before = send
         assert outcomes(await w.prune_watched()) == {"7": "removed"}
         assert refused == ["look", "exact_counts", "delete"]
+
+
+async def test_a_queue_that_takes_messages_although_it_must_not_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with world("7") as w:
+        monkeypatch.setattr(QueueEntity, "check_send", lambda _queue: None)
+        [item] = await w.prune()
+        assert (item.outcome, item.reason) == (
+            Outcome.KEPT,
+            "it takes messages, though it is SendDisabled: try again later",
+        )
+        assert w.secondary.queue(SEVENTH).description.status == "Active"
 
 
 @pytest.mark.parametrize(("step", "status", "arrives"), [("exact_counts", "Active", False), ("look", "Disabled", True)])

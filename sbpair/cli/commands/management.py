@@ -329,8 +329,9 @@ def prune_command(
 ) -> int:
     """Delete empty backlog queues beyond --count.
 
-    A queue that holds any message is kept. Each queue is set SendDisabled and counted again before it is deleted. Make
-    sure that no client of the pair uses a higher count. Needs Manage and Listen on the secondary namespace.
+    A queue that holds any message is kept. Each queue is set SendDisabled, must refuse a ping, and is counted again
+    before it is deleted. Make sure that no client of the pair uses a higher count. Needs Manage, Send and Listen on the
+    secondary namespace.
 
     Examples:
       sbpair prune --count 5 --dry-run
