@@ -146,6 +146,7 @@ def with_reason(reason: str) -> Keep:
 
 def matching(where: MessageFilter) -> Keep:
     """Return a function that accepts only messages for which a filter is true now."""
+    where.is_shown = True
     return lambda message: where.matches_peeked(*message, int(time.time() * 1000))
 
 

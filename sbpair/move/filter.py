@@ -21,7 +21,17 @@ from sbpair.move.message import dead_letters, envelope
 from sbpair.move.message.decode import GenericMessage
 from sbpair.move.receipt import FilterCounts
 from sbpair.rules.compiler import Compiler, Dialect, Part, SqlMistake
-from sbpair.rules.values import NUMBER, SPAN, TEXT, TIME, EvaluationFailed, Instant, TimeSpanValue, instant
+from sbpair.rules.values import (
+    NUMBER,
+    SPAN,
+    TEXT,
+    TIME,
+    DotNetDecimal,
+    EvaluationFailed,
+    Instant,
+    TimeSpanValue,
+    instant,
+)
 from sbpair.rules.view import FOREVER, SYSTEM_PROPERTIES, MessageView, SystemProperty, element, find_value
 from sbpair.timespan import TICKS_PER_MS
 
@@ -67,11 +77,19 @@ def marked(text: str, at: int) -> tuple[str, str]:
 
 
 class FilteredMessage(MessageView):
-    """A message for a filter. `content` is None for bytes that are not a message. `now_ms` is the service's time."""
+    """A message for a filter. `content` is None for bytes that are not a message. `now_ms` is the service's time.
 
-    __slots__ = ("_sections", "content", "facts", "now_ms")
+    `uncertain` is the name of a property that was NULL, as it has two values: of .NET and of IEEE 754. With
+    `reads_as_dotnet`, it is that of .NET.
+    """
+
+    __slots__ = ("_sections", "content", "facts", "now_ms", "reads_as_dotnet", "uncertain")
+
+    reads_as_dotnet: bool
+    uncertain: str
 
     def __init__(self, facts: Facts, content: Content | None, now_ms: int) -> None:
+        self.reads_as_dotnet, self.uncertain = False, ""
         self.facts = facts
         self.content = content
         self.now_ms = now_ms
@@ -129,7 +147,14 @@ class FilteredMessage(MessageView):
     def find_user(self, name: str) -> tuple[bool, Value]:
         if self.content is None:
             return False, None
-        return find_value(self.content.application_properties, name)[:2]
+        found, value, _ = find_value(self.content.application_properties, name)
+        return found, self.certain(name, value)
+
+    def certain(self, name: str, value: Value) -> Value:
+        """Return the value of a property; None for an uncertain one."""
+        if type(value) is DotNetDecimal and not self.reads_as_dotnet:
+            self.uncertain, value = name, None
+        return value
 
 
 def _age(message: FilteredMessage) -> TimeSpanValue | None:
@@ -178,7 +203,8 @@ class MessageFilter:
 
     `failures` counts messages for which it could not be calculated, and which were not chosen; `first_failure` is why.
     With `reasons`, a message also needs one of these as its dead-letter reason, in any case; "" is that of dead letters
-    without one. Without a text, nothing else.
+    without one. Without a text, nothing else. With `is_shown`, messages that match stay where they are: a decimal that
+    .NET and IEEE 754 read differently has .NET's value then. It is NULL where they are moved or removed.
     """
 
     text: str
@@ -188,6 +214,7 @@ class MessageFilter:
     remarks: tuple[str, ...] = ()
     doubts: tuple[str, ...] = ()
     reasons: Collection[str] = ()
+    is_shown: bool = False
 
     def __post_init__(self) -> None:
         """Compile the text. Raises FilterInvalid."""
@@ -219,14 +246,21 @@ class MessageFilter:
 
     def matches(self, message: FilteredMessage) -> bool:
         """Return whether the filter is true for a message."""
+        message.reads_as_dotnet, message.uncertain = self.is_shown, ""
         if self._reasons and _reason(message).lower() not in self._reasons:
             return False
         try:
-            is_chosen = self._run(message) is True
+            is_chosen, failure = self._run(message) is True, ""
+            if message.uncertain:
+                # NULL chooses it with IS NULL, too, which .NET's value then prevents.
+                message.reads_as_dotnet = True
+                is_chosen = is_chosen and self._run(message) is True
+                failure = f"the decimal {message.uncertain} is one number to .NET and another by IEEE 754"
         except EvaluationFailed as error:
+            is_chosen, failure = False, error.message
+        if failure and not is_chosen:
             self.failures += 1
-            self.first_failure = self.first_failure or f"message {message.sequence_number}: {error.message}"
-            return False
+            self.first_failure = self.first_failure or f"message {message.sequence_number}: {failure}"
         self.chosen += is_chosen
         return is_chosen
 
@@ -370,7 +404,7 @@ class UndecodedView(FilteredMessage):
         if value_at and self._learned < _MAX_LEARNED:
             self._learned += 1
             self._values[name] = _value_after(raw, value_at)
-        return found, value
+        return found, self.certain(name, value)
 
 
 class KnownValue(NamedTuple):

@@ -63,10 +63,8 @@ def compare(symbol: str, left: Value, right: Value) -> Truth:
     kind = kind_of(left)
     if not kind or kind != kind_of(right) or (symbol not in EQUALITY and kind not in _ORDERED):
         raise cannot_apply(symbol, left, right)
-    types_of_both = {type(left), type(right)}
-    if types_of_both == {Decimal, float}:
-        # As they are written: 0.1 is a tenth.
-        left, right = (Decimal(repr(each)) if type(each) is float else each for each in (left, right))
+    if isinstance(left, Decimal) or isinstance(right, Decimal):
+        left, right = _exact(left), _exact(right)
     try:
         return bool(COMPARE[symbol](left, right))
     except ArithmeticError:
@@ -108,7 +106,7 @@ def calculate(symbol: str, left: Value, right: Value) -> Value:
     if kind_of(left) != NUMBER or kind_of(right) != NUMBER:
         raise cannot_apply(symbol, left, right)
     if isinstance(left, Decimal) or isinstance(right, Decimal):
-        return _with_decimals(symbol, Decimal(left), Decimal(right))
+        return _with_decimals(symbol, Decimal(_exact(left)), Decimal(_exact(right)))
     if isinstance(left, int) and isinstance(right, int):
         return _with_integers(symbol, left, right)
     return _with_doubles(symbol, float(left), float(right))
@@ -183,6 +181,11 @@ _OPERATORS: Final[dict[str, Callable[[Value, Value], Value]]] = {
 
 # Wide enough for every product of two; the service's own have 28 digits.
 _EXACT: Final = Context(prec=80)
+
+
+def _exact(number: Value) -> Value:
+    """Return a double as it is written: 0.1 is a tenth. Other numbers are exact."""
+    return Decimal(repr(number)) if type(number) is float else number
 
 
 def _with_decimals(symbol: str, one: Decimal, other: Decimal) -> Decimal:

@@ -10,7 +10,7 @@ import math
 import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from decimal import Decimal, InvalidOperation
+from decimal import Context, Decimal, InvalidOperation
 from functools import lru_cache
 from typing import Final, NamedTuple
 
@@ -84,18 +84,52 @@ def _described(value: Described) -> Value:
     return str(inner) if isinstance(inner, str) and value.descriptor == URI else value
 
 
+class DotNetDecimal(Decimal):
+    """The number that .NET reads from a decimal128, of which IEEE 754 makes another."""
+
+    __slots__ = ()
+
+
 def _decimal(value: bytes) -> Decimal:
-    # The binary integer form of IEEE 754: how many bits the coefficient has, and what its exponent is biased by.
-    coefficient_bits, bias = {4: (23, 101), 8: (53, 398), 16: (113, 6176)}[len(value)]
+    """Return the number of IEEE 754's binary integer form; of a decimal128 that .NET reads as another, .NET's.
+
+    .NET writes 12 of the 14 bits of the exponent, and reads the scale modulo 256. Its scales are at most 28, and its
+    coefficients have at most 96 bits.
+    """
+    # Bits of the coefficient, bias of the exponent, and the most digits.
+    width, (precision, bias, max_digits) = 8 * len(value), _DECIMAL_FORMS[len(value)]
     bits = int.from_bytes(value)
-    width = 8 * len(value)
-    sign, rest = bits >> (width - 1), bits & ((1 << (width - 1)) - 1)
-    if rest >> (width - 3) == 0b11:
+    form = bits >> (width - 5) & 0b1111
+    if form == 0b1111:
         raise EvaluationFailed("A decimal property is not a number that can be calculated with.")
-    exponent, coefficient = rest >> coefficient_bits, rest & ((1 << coefficient_bits) - 1)
-    return Decimal((sign, tuple(map(int, str(coefficient))), exponent - bias))
+    # A coefficient that begins with 100 is written without it, after two ones.
+    shift, leading = (precision - 2, 0b100) if form >> 2 == 0b11 else (precision, 0)
+    biased = bits >> shift & (1 << width - 1 - precision) - 1
+    coefficient = leading << shift | bits & (1 << shift) - 1
+    if coefficient >= 10**max_digits:
+        coefficient = 0
+    sign, digits, scale = bits >> (width - 1), tuple(map(int, str(coefficient))), (bias - biased) % 256
+    is_dotnet = len(value) == types.Decimal128.WIDTH and scale <= _MAX_SCALE and 0 < coefficient < 1 << 96
+    if is_dotnet and scale < bias - biased:
+        return DotNetDecimal((sign, digits, -scale))
+    return Decimal((sign, digits, biased - bias))
 
 
+def _decimal128(value: Decimal) -> Value:
+    """Encode a number as .NET does, rounded to the digits that it has; one that is too large becomes a double."""
+    for digits in (29, 28):
+        rounded = Context(prec=digits).plus(value)
+        scale = min(_MAX_SCALE, max(0, -int(rounded.as_tuple().exponent)))
+        coefficient = int(rounded.copy_abs().scaleb(scale, Context(prec=80)).to_integral_value())
+        if coefficient < 1 << 96:
+            biased = _DECIMAL_FORMS[types.Decimal128.WIDTH][1] - scale
+            head = (value.is_signed() << 7 | biased >> 9, (biased & 0x7F) << 1, 0, 0)
+            return types.Decimal128(bytes(head) + coefficient.to_bytes(12))
+    return float(value)
+
+
+_DECIMAL_FORMS: Final = {4: (23, 101, 7), 8: (53, 398, 16), 16: (113, 6176, 34)}
+_MAX_SCALE: Final = 28
 _FLOAT_MAX: Final = (2 - 2**-23) * 2.0**127
 _INTEGERS: Final = frozenset({types.Byte, types.Short, types.Int, Long, types.UByte, types.UShort, types.UInt, ULong})
 _DOUBLES: Final = frozenset({Float, float})
@@ -113,7 +147,7 @@ def amqp_value(value: Value) -> Value:
     if isinstance(value, Instant):
         return Timestamp((value - EPOCH_TICKS) // TICKS_PER_MS)
     if isinstance(value, Decimal):
-        return float(value)
+        return _decimal128(value)
     if type(value) is int:
         return Long(value) if value <= Long.HIGH else ULong(value)
     return value
@@ -138,6 +172,7 @@ TIME: Final = "a time"
 TEXT: Final = "text"
 _TYPES: Final[dict[type, tuple[str, str]]] = {
     bool: ("true or false", "Boolean"), int: (NUMBER, "Int64"), float: (NUMBER, "Double"), Decimal: (NUMBER, "Decimal"),
+    DotNetDecimal: (NUMBER, "Decimal"),
     str: (TEXT, "String"), uuid.UUID: ("a GUID", "Guid"), bytes: ("bytes", "Byte[]"), TimeSpanValue: (SPAN, "TimeSpan"),
     Instant: (TIME, "DateTime"),
 }  # fmt: skip
@@ -283,5 +318,5 @@ _READERS: Final[dict[str, Callable[[str], Value]]] = {
 _KINDS: Final[dict[object, str]] = {
     **{number: kind for kind, number in _NUMBERS.items()},
     str: "string", Symbol: "string", types.Char: "string", bool: "boolean", Float: "float", float: "double",
-    uuid.UUID: "guid",
+    uuid.UUID: "guid", **dict.fromkeys((types.Decimal32, types.Decimal64, types.Decimal128), "decimal"),
 }  # fmt: skip

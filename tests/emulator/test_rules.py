@@ -546,17 +546,49 @@ def test_decimal_arithmetic_is_exact() -> None:
     assert answer("exact = @price", price=Decimal("19.99")) is True
 
 
-@pytest.mark.parametrize("sign", ["", "-"])
 @pytest.mark.parametrize(
-    ("kind", "bits", "bias", "sign_at"),
-    [(Decimal32, 23, 101, 31), (Decimal64, 53, 398, 63), (Decimal128, 113, 6176, 127)],
-)
-def test_a_decimal_of_each_width_is_its_number(kind: Any, bits: int, bias: int, sign_at: int, sign: str) -> None:
-    """IEEE 754, 3.5.2: a sign, a biased exponent, and the coefficient as an integer."""
-    raw = bool(sign) << sign_at | (bias - 2) << bits | 1999
-    assert answer("n = @p", a_message(Map([("n", kind(raw.to_bytes(kind.WIDTH)))])), p=Decimal(f"{sign}19.99")) is True
+    ("kind", "raw", "number"),
+    [
+        # IEEE 754, 3.5.2: a sign, a biased exponent, and the coefficient as an integer.
+        (Decimal32, "318007cf", "19.99"), (Decimal64, "b1800000000007cf", "-19.99"),
+        (Decimal64, "31c0000000000000", "0"),
+        (Decimal128, f"303c{1999:028x}", "19.99"), (Decimal128, f"b03c{1999:028x}", "-19.99"),
+        (Decimal128, f"3000{5:028x}", "5e-32"), (Decimal128, f"3042{5:028x}", "50"),
+        (Decimal128, f"3041{0:028x}", str(2**112)),
+        # Large coefficients begin after two ones; those with too many digits are 0.
+        (Decimal32, "6ca00000", "8388608"), (Decimal32, "eca00001", "-8388609"), (Decimal32, "6cbfffff", "0"),
+        (Decimal64, "6c70000000000001", str(2**53 + 1)), (Decimal128, f"6c10{7:028x}", "0"),
+        # .NET's own form, without bits of the exponent.
+        (Decimal128, f"0c38{123456789:028x}", "12345.6789"), (Decimal128, f"8c40{7:028x}", "-7"),
+        (Decimal128, f"0c08{2**96 - 1:028x}", "7.9228162514264337593543950335"),
+    ],
+)  # fmt: skip
+def test_a_decimal_is_its_number(kind: Any, raw: str, number: str) -> None:
+    message = a_message(Map([("n", kind(bytes.fromhex(raw)))]))
+    assert answer("n = @p", message, p=Decimal(number)) is True
+    assert from_amqp(kind(bytes.fromhex(raw))).value == Decimal(number)
+
+
+@pytest.mark.parametrize("kind", [Decimal32, Decimal64, Decimal128])
+def test_a_decimal_without_a_number_is_not_compared(kind: Any) -> None:
     with pytest.raises(EvaluationFailed):
         answer("n = 1", a_message(Map([("n", kind(b"\x78" + bytes(kind.WIDTH - 1)))])))
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ("price + 0.01", f"0c38{123456889:028x}"), ("-price", f"8c38{123456789:028x}"),
+        ("price / 7", f"0c0e{17636684142857142857142857143:028x}"), ("price * 100", f"0c38{12345678900:028x}"),
+    ],
+)  # fmt: skip
+def test_an_action_writes_a_decimal_as_dotnet_does(text: str, written: str) -> None:
+    message = a_message(Map([("price", Decimal128(bytes.fromhex(f"0c38{123456789:028x}")))]))
+    pairs = dict(
+        changed(f"SET result = {text}; SET price = price * 1e30", message).sections.read_application_properties().pairs
+    )
+    assert same(pairs["result"], Decimal128(bytes.fromhex(written)))
+    assert pairs["price"] == 1.23456789e34
 
 
 def test_a_field_beyond_the_last_is_unknown() -> None:

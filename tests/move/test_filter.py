@@ -134,6 +134,26 @@ def test_message_that_cannot_be_calculated_is_not_chosen_but_counted(text: str) 
     assert made.first_failure.startswith("message 77: ")
 
 
+@pytest.mark.parametrize(
+    ("text", "shown", "moved"),
+    [
+        ("price = 12345.6789", True, False), ("NOT price < 1", True, False), ("price IS NULL", False, False),
+        ("price < 1 OR n = 5", True, True), ("price < 1 OR n = 6", False, False),
+        ("EXISTS(price) AND n = 5", True, True),
+        ("n = 5 OR price = 1", True, True),
+    ],
+)  # fmt: skip
+def test_a_decimal_of_two_values_moves_no_message(text: str, shown: bool, moved: bool) -> None:
+    """Bytes that .NET writes for 12345.6789 are 1.23456789E-4604 by IEEE 754."""
+    price = Decimal128(bytes.fromhex("0c3800000000000000000000075bcd15"))
+    message = filtered(encoded(Map([("n", Int(5)), ("price", price)])))
+    made = MessageFilter(text, is_shown=True)
+    assert (made.matches(message), made.failures) == (shown, 0)
+    made = MessageFilter(text)
+    assert (made.matches(message), made.failures) == (moved, not moved)
+    assert moved or "message 77: the decimal price is one number to .NET" in made.first_failure
+
+
 def test_a_condition_before_the_failing_one_decides() -> None:
     made = MessageFilter("n = 5 OR color = 5")
     assert (made.matches(MESSAGE), made.failures) == (True, 0)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sbpair.amqp.link import Delivery
 from sbpair.amqp.message import Properties
-from sbpair.amqp.types import Int
+from sbpair.amqp.types import Decimal128, Int
 from sbpair.backlog import Aliases
 from sbpair.model.namespace_clock import NamespaceClock
 from sbpair.move.filter import MessageFilter, UndecodedMessages
@@ -25,9 +25,11 @@ TEXTS = [
     "sys.SequenceNumber % 2 = 0", "sys.Subject = 'x'", "sys.SessionId = 'a'", "sys.TimeToLive > '1h'",
     "enqueued > '2026-01-01' AND NOT a = 'x'",
     "b LIKE a", "sys.ContentType LIKE 'app%'", "sys.EnqueuedSequenceNumber < 400", "sys.ScheduledEnqueueTimeUtc = a",
-    "property('B') = 'x' OR sys.DeliveryCount = 0", "reason = 'x' OR a < b", "sys.PartitionKey = 'key' OR size < 500",
+    "a < 3 OR b IS NULL", "property('B') = 'x' OR sys.DeliveryCount = 0", "reason = 'x' OR a < b",
+    "sys.PartitionKey = 'key' OR size < 500",
 ]  # fmt: skip
-VALUES = st.sampled_from(["x", "y1", "", Int(1), 2.5, b"x", None, "long" * 70]) | st.text(max_size=3)
+DOTNET = Decimal128(bytes.fromhex("0c3800000000000000000000075bcd15"))
+VALUES = st.sampled_from(["x", "y1", "", Int(1), 2.5, b"x", None, "long" * 70, DOTNET]) | st.text(max_size=3)
 NAMED = st.lists(
     st.tuples(st.sampled_from(["a", "A", "b", "B", "x-ms-path", "c", "DeadLetterReason"]), VALUES), max_size=4
 )
