@@ -14,6 +14,7 @@ from sbpair.amqp_server.shared_access import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.queue import ROOT_RULE
 from sbpair.emulator.frontends.amqp import management_operations
+from sbpair.emulator.server import Emulator
 from tests.emulator.peer import Peer, Stage, open_stage, plain
 from tests.kit.sas import sign
 from tests.kit.waiting import until
@@ -205,6 +206,23 @@ async def test_a_filter_that_has_no_effect_is_not_confirmed(peer: Peer) -> None:
     link.open(source=source, target=Target("peer"))
     await peer.wait(LinkAttached, of=link)
     assert link.remote.source == Source("orders")
+
+
+@pytest.mark.parametrize(("tier", "step"), [("basic", 25), ("standard", 1), ("premium", 50)])
+async def test_a_strict_client_gets_the_largest_messages(tier: str, step: int) -> None:
+    """The service's annotations push a message over its entity's limit: no limit of the link is for receivers."""
+    async with Emulator([("contoso", 0, tier)]) as emulator:
+        stage = Stage(emulator)
+        limit = stage.queue.max_message_bytes
+        async with stage.connect() as peer:
+            out, link = await peer.attach_sender("orders"), await peer.attach_receiver("orders")
+            link.max_message_size = link.remote.max_message_size or 0
+            for size in range(limit - 300, limit + 1, step):
+                payload = data_body(bytes(size - 8))
+                assert len(payload) == size
+                await peer.send(out, payload)
+                (delivery,) = await peer.take(link, 1)
+                await peer.settle(delivery)
 
 
 async def test_draining_returns_the_credit(peer: Peer) -> None:

@@ -216,7 +216,8 @@ class OutgoingLink(EntityLink):
         self._pre_settled = link.remote.snd_settle_mode == PRE_SETTLED
         self._queue = queue
         source = replace(link.remote.source, filter=filters, distribution_mode=None)
-        link.accept(source=source, max_message_size=target.entity.max_message_bytes, **terms)
+        # Without a max-message-size: annotations push a message over the entity's limit, and strict clients close then.
+        link.accept(source=source, **terms)
         self.idle = owner.watch_idle(link)
 
     def check_open(self) -> None:
