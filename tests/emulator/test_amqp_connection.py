@@ -205,7 +205,41 @@ async def test_a_filter_that_has_no_effect_is_not_confirmed(peer: Peer) -> None:
     source = Source("orders", filter=Map([(Symbol("jms-selector"), selector)]), distribution_mode="copy")
     link.open(source=source, target=Target("peer"))
     await peer.wait(LinkAttached, of=link)
-    assert link.remote.source == Source("orders")
+    assert link.remote.source == Source("orders", distribution_mode="copy")
+
+
+@pytest.mark.parametrize("settled", [0, 1, 2])
+@pytest.mark.parametrize("address", ["orders", "orders/$deadletterqueue", "sessions"])
+async def test_browsing_takes_copies_only(peer: Peer, settled: int, address: str) -> None:
+    """A JMS QueueBrowser attaches with the distribution mode "copy", and settled deliveries."""
+    sessions = peer.stage.namespace.create_queue("sessions", QueueDescription(requires_session=True))
+    later = encode_map(0x72, Map([(Symbol("x-opt-scheduled-enqueue-time"), Timestamp(2**42))])) + data_body(b"later")
+    locked = await peer.lock("orders", *(plain(str(number), group_id="s") for number in range(4)))
+    await peer.settle(locked[0], Rejected())
+    await peer.settle(locked[1], Modified(undeliverable_here=True))
+    await peer.settle(locked[3], Released())
+    await peer.send(await peer.attach_sender("orders"), later)
+    await peer.send(await peer.attach_sender("sessions"), plain("s1", group_id="s"), plain("s2", group_id="t"))
+    link = (await peer.begin()).receiver("browser")
+    source = Source(address, distribution_mode="copy")
+    link.open(source=source, target=Target("peer"), snd_settle_mode=settled)
+    await peer.wait(LinkAttached, of=link)
+    assert (link.remote.source, link.remote.snd_settle_mode) == (source, 1)
+    texts = {"orders": ["2", "3"], "orders/$deadletterqueue": ["0"], "sessions": ["s1", "s2"]}[address]
+    copies = await peer.take(link, len(texts))
+    assert [Sections.split(each.payload).read_body()[0][1].decode() for each in copies] == texts
+    assert all(each.settled for each in copies)
+    link.grant(10)
+    link.drain()
+    await peer.flush()
+    while link.credit:
+        await peer.read()
+    assert not [event for event in peer.events if isinstance(event, Delivery)]
+    assert (peer.stage.queue.counts().total, peer.stage.queue.messages.locked_count, sessions.counts().total) == (
+        5,
+        1,
+        2,
+    )
 
 
 @pytest.mark.parametrize(("tier", "step"), [("basic", 25), ("standard", 1), ("premium", 50)])

@@ -6,8 +6,10 @@ its dead letters. Every operation first runs due timers, so that its result does
 
 from __future__ import annotations
 
+import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
 from itertools import islice
 from typing import TYPE_CHECKING, Final, Literal, Protocol
 
@@ -494,3 +496,33 @@ class SubQueue:
         self._reset()
         self.scheduled_count = 0
         self.due_ms = NEVER
+
+
+class MessageCopies:
+    """The messages of a sub-queue as a client browses them: in order, each once, as copies with tokens of their own.
+
+    Deferred and scheduled messages are left out. Nothing waits here: later messages come with a later `receive`.
+    """
+
+    def __init__(self, queue: SubQueue) -> None:
+        self._queue = queue
+        self._next = 0
+
+    def receive(self, max_messages: int, consumer: Consumer | None = None) -> list[StoredMessage]:
+        del consumer
+        copies: list[StoredMessage] = []
+        while peeked := self._queue.peek(self._next, max_messages - len(copies)):
+            self._next = peeked[-1].sequence_number + 1
+            copies += [copy(message) for message in peeked if message.state not in (DEFERRED, SCHEDULED)]
+        for each in copies:
+            each.lock_token = uuid.uuid4().bytes
+        return copies
+
+    def remove_consumer(self, consumer: Consumer) -> None:
+        """Do nothing: no consumer waits."""
+
+    def checked(self) -> MessageCopies:
+        return self
+
+    def complete(self, token: bytes) -> None:
+        """Do nothing: the message stays."""

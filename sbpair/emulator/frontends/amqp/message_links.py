@@ -21,6 +21,7 @@ from sbpair.amqp_server.shared_access import AccessRight
 from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.entities.queue import MAX_BATCH_BYTES
 from sbpair.emulator.entities.sessions import HeldSession, SessionMessages
+from sbpair.emulator.entities.subqueue import MessageCopies
 from sbpair.emulator.entities.transaction import SendVia
 from sbpair.emulator.frontends.amqp.link_owner import LinkOwner
 from sbpair.emulator.service_errors import OperationTimedOut, SessionLockExpired
@@ -54,6 +55,9 @@ The number of messages follows from the size of the last ones.
 OUTCOMES: Final = (Accepted, Modified, Rejected, Released)
 REASON: Final = "DeadLetterReason"
 DESCRIPTION: Final = "DeadLetterErrorDescription"
+
+COPY: Final = "copy"
+"""The distribution mode of a link that browses."""
 
 SESSION_FILTER: Final = Symbol("com.microsoft:session-filter")
 DETACH_MS: Final = 750
@@ -203,7 +207,7 @@ class OutgoingLink(EntityLink):
         link: SendingLink,
         target: AddressTarget,
         path: str,
-        queue: SubQueue | HeldSession,
+        queue: SubQueue | HeldSession | MessageCopies,
         *,
         filters: dict[Symbol, Any] | None = None,
         **terms: Any,
@@ -213,11 +217,12 @@ class OutgoingLink(EntityLink):
         self._target = target
         self._slice = FIRST_SLICE
         self._completed: list[Sent] = []
-        self._pre_settled = link.remote.snd_settle_mode == PRE_SETTLED
-        self._queue = queue
-        source = replace(link.remote.source, filter=filters, distribution_mode=None)
+        is_browsed = isinstance(queue, MessageCopies)
+        self._pre_settled = is_browsed or link.remote.snd_settle_mode == PRE_SETTLED
+        self._queue: Any = queue  # nothing is settled in copies
+        source = replace(link.remote.source, filter=filters, distribution_mode=COPY if is_browsed else None)
         # Without a max-message-size: annotations push a message over the entity's limit, and strict clients close then.
-        link.accept(source=source, **terms)
+        link.accept(source=source, snd_settle_mode=PRE_SETTLED if is_browsed else None, **terms)
         self.idle = owner.watch_idle(link)
 
     def check_open(self) -> None:
@@ -445,6 +450,8 @@ def _open_to_receive(
     owner: LinkOwner, link: SendingLink, path: str, target: AddressTarget
 ) -> OutgoingLink | WaitingSessionLink:
     source = link.remote.source
+    if isinstance(source, Source) and source.distribution_mode == COPY:
+        return OutgoingLink(owner, link, target, path, MessageCopies(target.messages))
     filters = source.filter if isinstance(source, Source) and isinstance(source.filter, Map) else Map()
     if isinstance(target.messages, SessionMessages) or SESSION_FILTER in filters:
         return _open_to_session(owner, link, target, path, filters)
