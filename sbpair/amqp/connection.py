@@ -5,14 +5,14 @@ Invariant: it owns no socket and no clock. `now` is seconds of any monotonic clo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from sbpair.amqp import frames
 from sbpair.amqp.endpoint import OPEN, EndpointState, EndpointStep, ProtocolEndpoint, first_free
 from sbpair.amqp.frames import DispositionRange, read_transfers
-from sbpair.amqp.link import CreditChanged, Delivery, LinkAttached, LinkAttaching, LinkDetached, ReceivingLink
+from sbpair.amqp.link import CreditChanged, Delivery, LinkAttached, LinkAttaching, LinkDetached
 from sbpair.amqp.performatives import (
     Attach,
     Begin,
@@ -100,7 +100,7 @@ class Connection(ProtocolEndpoint):
         self.last_received = now  # by the clock of `receive`
         self._last_sent = now
         self._buffer = frames.FrameBuffer(max_frame_size)
-        self._read: Callable[[], bool] = self._read_header
+        self._read: Callable[[], bool] | None = self._read_header  # None once the headers have been read
         self._out: list[bytes] = []
         self._events: list[Event] = []
         self._sessions: dict[int, Session] = {}
@@ -115,15 +115,24 @@ class Connection(ProtocolEndpoint):
 
     def receive(self, data: bytes, now: float) -> list[Event]:
         """Return the events in the bytes. A protocol error by the peer ends the connection with an error."""
+        return [event for events in self.receive_in_turn(data, now) for event in events]
+
+    def receive_in_turn(self, data: bytes, now: float) -> Iterator[list[Event]]:
+        """Yield the same events in parts: the owner answers each before the next frame, which we may answer, is read.
+
+        Transfers and dispositions come together, up to the next other frame.
+        """
         if not self.over:
             self.last_received = now
             try:
                 more = self._buffer.feed(data)
-                while more and not self.over:
+                while more and not self.over and self._read is not None:
                     more = self._read()
+                if more:
+                    yield from self._read_frames()
             except ProtocolError as error:
                 self.fail(Error(error.condition, error.message))
-        return self._take_events()
+        yield self._take_events()
 
     def take(self) -> bytes:
         """Return and remove the bytes to write."""
@@ -241,7 +250,7 @@ class Connection(ProtocolEndpoint):
             raise ProtocolError("the peer speaks another version of AMQP", condition="amqp:not-implemented")
         if isinstance(self._sasl, SaslClient) and not self._signed_in:
             raise ProtocolError("the peer offers no SASL sign-in", condition="amqp:not-implemented")
-        self._read = self._read_frames
+        self._read = None
         self._signed_in = True
         if isinstance(self._sasl, SaslServer):
             self._send_header()
@@ -295,12 +304,8 @@ class Connection(ProtocolEndpoint):
 
     # AMQP.
 
-    def _read_frames(self) -> bool:
-        remote, add, dispositions = (
-            self._remote_sessions,
-            self._events.append,
-            DispositionRange(self._on_performative),
-        )
+    def _read_frames(self) -> Iterator[list[Event]]:
+        remote, dispositions = self._remote_sessions, DispositionRange(self._on_performative)
         try:
             for channel, buffer, start, end in self._buffer.frames(frames.AMQP_FRAME):
                 if start == end:
@@ -312,26 +317,30 @@ class Connection(ProtocolEndpoint):
                 if buffer.startswith(_TRANSFER, start):
                     session = remote.get(channel)
                     if session is not None and session.state is OPEN:
-                        delivery = session.on_transfer(buffer, start, end)
-                        if delivery is not None:
-                            add(delivery)
-                            if frames.same_head(buffer, start, end):
-                                self._buffer.skip_to(self._read_burst(session, delivery.link, buffer, start, end))
+                        self._read_transfers(session, buffer, start, end)
                         continue
-                frame = buffer[start:end]
-                self._on_performative(channel, decode_composite(frame)[0], frame)
+                if self._events:
+                    yield self._take_events()
+                if not self.over:
+                    frame = buffer[start:end]
+                    self._on_performative(channel, decode_composite(frame)[0], frame)
+                    yield self._take_events()
                 if self.over:
                     break
         finally:
             dispositions.end()
-        return False
 
-    def _read_burst(self, session: Session, link: ReceivingLink, buffer: bytes, start: int, end: int) -> int:
-        """Read the transfers after a delivery while they are encoded alike; return where they end."""
-        deliveries, end = read_transfers(link, buffer, start, end, self._buffer.max_frame_size)
-        session.on_burst(link, deliveries)
-        self._events += deliveries
-        return end
+    def _read_transfers(self, session: Session, buffer: bytes, start: int, end: int) -> None:
+        """Read a transfer, and if it is a whole delivery, those after it that are encoded alike."""
+        event = session.on_transfer(buffer, start, end)
+        if event is None:
+            return
+        self._events.append(event)
+        if isinstance(event, Delivery) and frames.same_head(buffer, start, end):
+            deliveries, end = read_transfers(event.link, buffer, start, end, self._buffer.max_frame_size)
+            session.on_burst(event.link, deliveries)
+            self._events += deliveries
+            self._buffer.skip_to(end)
 
     def _on_performative(self, channel: int, body: Composite, frame: bytes = b"") -> None:
         if isinstance(body, Open):

@@ -36,9 +36,9 @@ class LinkAttached:
 
 @dataclass(slots=True)
 class LinkDetached:
-    """The peer has detached or refused a link, or has ended its session. Our own close is not reported.
+    """The peer has detached or refused a link, or has ended its session, or has sent on one that we had not answered.
 
-    Without `closed` the peer means to resume it.
+    Our own close is not reported. Without `closed` the peer means to resume it.
     """
 
     link: Link

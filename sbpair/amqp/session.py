@@ -267,7 +267,7 @@ class Session(ProtocolEndpoint):
         self._flush()
         return event or WindowOpened(self)
 
-    def on_transfer(self, buffer: bytes, start: int, end: int) -> Delivery | None:
+    def on_transfer(self, buffer: bytes, start: int, end: int) -> Delivery | LinkDetached | None:
         fields = transfer.decode_transfer(buffer, start, end)
         self._next_incoming_id = (self._next_incoming_id + 1) & SERIAL
         self._incoming_window -= 1
@@ -278,6 +278,10 @@ class Session(ProtocolEndpoint):
             raise ProtocolError(
                 "a transfer on a handle that is not attached", condition="amqp:session:unattached-handle"
             )
+        if link.state is EndpointState.OPEN_RECEIVED:
+            error = Error("amqp:link:transfer-limit-exceeded", "A transfer came before the link was attached.")
+            link.close(error)
+            return LinkDetached(link, error)
         return link.on_transfer(fields, buffer, end) if link.state is OPEN else None
 
     def on_burst(self, link: ReceivingLink, deliveries: list[Delivery]) -> None:

@@ -79,7 +79,7 @@ class LinkEndpoint:
         """Take a delivery that the peer sent."""
 
     def flush(self) -> None:
-        """Send the dispositions of everything received in one read, and grant new credit."""
+        """Send the dispositions of all that was received in a run of frames, and grant new credit."""
         self.grant()
 
     def grant(self) -> None:
@@ -245,21 +245,22 @@ class ServerConnection(asyncio.Protocol):
         self.process(data)
 
     def process(self, data: bytes) -> None:
-        """Take bytes of the peer, and answer them."""
+        """Take bytes of the peer, and answer its frames in their order."""
         to_flush = self._to_flush
-        for event in self._connection.receive(data, self._loop.time()):
-            if type(event) is Delivery:
-                endpoint = event.link.context
-                if endpoint is not None:
-                    to_flush[endpoint] = None
-                    endpoint.receive(event)
-            else:
-                self._handle(event)
-        self.flush_endpoints()
+        for events in self._connection.receive_in_turn(data, self._loop.time()):
+            for event in events:
+                if type(event) is Delivery:
+                    endpoint = event.link.context
+                    if endpoint is not None:
+                        to_flush[endpoint] = None
+                        endpoint.receive(event)
+                else:
+                    self._handle(event)
+            self.flush_endpoints()
         self.output.flush()
 
     def flush_endpoints(self) -> None:
-        """Do now what waits for the end of a read, so that it comes before a transaction's end."""
+        """Do now what waits for the end of a run of frames, so that it comes before what follows."""
         endpoints = list(self._to_flush)
         self._to_flush.clear()
         for endpoint in endpoints:

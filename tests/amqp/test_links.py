@@ -93,6 +93,16 @@ def test_a_refused_link_is_attached_to_nothing_and_detached_with_the_error(pair:
     assert link.session.links == pair.server.connection.sessions[0].links == ()
 
 
+def test_a_transfer_before_the_answer_to_its_attach_ends_the_link(pair: Any) -> None:
+    """Otherwise it would be lost without a word; the owner answers an attach now or later."""
+    link = pair.opening("sender")
+    pair.tell("server", Transfer(link.handle, 0, b"t", 0), payload=b"early")
+    pair.pump()
+    for side in (pair.client, pair.server):
+        assert side.of(LinkDetached)[0].error.condition == "amqp:link:transfer-limit-exceeded"
+    assert not pair.server.of(Delivery)
+
+
 @pytest.mark.parametrize("closed", [True, False])
 def test_a_receiver_that_is_refused_need_not_know_a_delivery_count(pair: Any, closed: bool) -> None:
     pair.opening("receiver")

@@ -8,7 +8,8 @@ from typing import Any, TypeVar, cast
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed as WebSocketClosed
 
-from sbpair.amqp.connection import Connection, ConnectionClosed, ConnectionOpened
+from sbpair.amqp import frames
+from sbpair.amqp.connection import MAX_FRAME_SIZE, Connection, ConnectionClosed, ConnectionOpened
 from sbpair.amqp.link import CreditChanged, Delivery, LinkAttached, LinkDetached, Sent
 from sbpair.amqp.message import VALUE, Properties, Sections, data_body, encode_map, section, value_body
 from sbpair.amqp.performatives import (
@@ -17,10 +18,12 @@ from sbpair.amqp.performatives import (
     Coordinator,
     Declare,
     Discharge,
+    Disposition,
     Source,
     Target,
     TransactionalState,
     Transfer,
+    decode_composite,
 )
 from sbpair.amqp.sasl import SaslClient
 from sbpair.amqp.session import Disposed, SessionBegun
@@ -145,6 +148,21 @@ class Peer:
             while not self.eof:
                 await self.read()
         return next((event for event in self.events if isinstance(event, ConnectionClosed)), None)
+
+    async def read_frames(self) -> list[tuple[Any, ...]]:
+        """Send what there is in one write. Return the names of all frames that come; role and id of dispositions."""
+        found: list[tuple[Any, ...]] = []
+        buffer = frames.FrameBuffer(MAX_FRAME_SIZE)
+        await self.flush()
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while data := await self._reader.read(1 << 20):
+                buffer.feed(data)
+                for _, read, start, end in buffer.frames(frames.AMQP_FRAME):
+                    body = decode_composite(read[start:end])[0]
+                    found.append(
+                        (body.NAME.split(":")[1], *((body.role, body.first) if isinstance(body, Disposition) else ()))
+                    )
+        return found
 
     async def begin(self) -> Any:
         session = self.connection.begin()

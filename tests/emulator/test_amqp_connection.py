@@ -1,11 +1,12 @@
 """The AMQP frontend on real sockets, with a scripted peer."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from sbpair.amqp import codec
-from sbpair.amqp.link import Delivery, LinkAttached, LinkDetached
+from sbpair.amqp.link import CreditChanged, Delivery, LinkAttached, LinkDetached
 from sbpair.amqp.message import Header, Properties, Sections, data_body, encode_map, section, value_body
 from sbpair.amqp.performatives import Accepted, Error, Modified, Rejected, Released, Source, Target
 from sbpair.amqp.types import Char, Decimal128, Described, Long, Map, Symbol, Timestamp, UByte, UInt, ULong
@@ -268,6 +269,62 @@ async def test_draining_returns_the_credit(peer: Peer) -> None:
     await peer.flush()
     while link.credit:
         await peer.read()
+
+
+ANSWERS: dict[str, list[tuple[Any, ...]]] = {
+    "transfer": [("disposition", True, 0)], "accept": [("disposition", False, 0)],
+    "reject": [("disposition", False, 1)], "drain": [("flow",)], "credit": [], "attach": [("attach",), ("flow",)],
+    "detach": [("detach",)], "begin": [("begin",)], "end": [("end",)], "close": [("close",)],
+}  # fmt: skip
+"""What the emulator answers to each frame; of dispositions, the role and the first delivery too."""
+
+ENDED = {"detach": {"accept", "reject", "drain", "credit", "detach"}, "end": {*ANSWERS} - {"begin", "close"}}
+"""What has no effect after such a frame."""
+
+
+@pytest.mark.parametrize("first", [name for name in ANSWERS if name != "close"])
+async def test_frames_of_one_write_are_answered_in_their_order(stage: Stage, first: str) -> None:
+    for second in sorted({*ANSWERS} - ENDED.get(first, set()) - {first}):
+        stage.queue.messages.clear()
+        async with stage.connect() as peer:
+            session = await peer.begin()
+            out = await peer.attach_sender("orders", session=session)
+            source = await peer.attach_receiver("orders", session=session)
+            async with stage.connect() as other:
+                await other.send(await other.attach_sender("orders"), plain(), plain())
+            await peer.take(source, 2)
+            source.grant(10)
+            await peer.wait(CreditChanged, of=out)
+            act: dict[str, Callable[[], Any]] = {
+                "transfer": lambda out=out: out.send(plain(), b"t"),
+                "accept": lambda session=session: session.dispose(0, 0, Accepted(), receiver=True, settled=False),
+                "reject": lambda session=session: session.dispose(1, 1, Rejected(), receiver=True, settled=False),
+                "drain": source.drain,
+                "credit": lambda source=source: source.grant(5),
+                "attach": lambda session=session: session.sender("new").open(
+                    source=Source("peer"), target=Target("orders")
+                ),
+                "detach": source.close,
+                "begin": peer.connection.begin,
+                "end": session.end,
+                "close": peer.connection.close,
+            }
+            act[first]()
+            act[second]()
+            peer.connection.close()
+            answered = [answer for answer in await peer.read_frames() if answer[0] != "transfer"]
+            expected = [*ANSWERS[first], *ANSWERS[second], *(ANSWERS["close"] if second != "close" else [])]
+            assert answered == expected, (first, second)
+
+
+async def test_messages_sent_with_the_attach_are_taken(stage: Stage) -> None:
+    async with stage.connect() as peer:
+        link = (await peer.begin()).sender("eager")
+        link.open(source=Source("peer"), target=Target("orders"))
+        link.credit = 3
+        answers = await peer.send(link, plain("a"), plain("b"), plain("c"))
+        assert all(isinstance(answer.state, Accepted) for answer in answers)
+        assert stage.queue.counts().active == 3
 
 
 async def test_messages_for_a_slow_reader_stay_in_the_queue(stage: Stage) -> None:

@@ -24,7 +24,7 @@ def _strict_amqp(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
     messages = request.node.get_closest_marker("odd_messages") is None
     checkers: dict[int, Checker] = {}
     kept: list[Connection] = []  # their ids are not given to others
-    init, receive, take = Connection.__init__, Connection.receive, Connection.take
+    init, receive, take = Connection.__init__, Connection.receive_in_turn, Connection.take
 
     def created(self: Connection, *arguments: Any, **keywords: Any) -> None:
         init(self, *arguments, **keywords)
@@ -45,7 +45,7 @@ def _strict_amqp(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
         return out
 
     monkeypatch.setattr(Connection, "__init__", created)
-    monkeypatch.setattr(Connection, "receive", received)
+    monkeypatch.setattr(Connection, "receive_in_turn", received)
     monkeypatch.setattr(Connection, "take", taken)
     yield
     findings = [finding for each in checkers.values() for finding in each.findings if finding != ACCEPTED]

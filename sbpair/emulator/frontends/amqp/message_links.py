@@ -304,10 +304,11 @@ class OutgoingLink(EntityLink):
         if settled or failed is None:
             return
         done = deliveries if not failed else [each for each in deliveries if each.context not in failed]
-        if isinstance(state, Accepted):
+        if isinstance(state, Accepted) and not failed:
             self._completed += done
-        else:
-            self._confirm(done, state)
+            return
+        self._owner.flush_endpoints()
+        self._confirm(done, state)
         for delivery in deliveries if failed else ():
             if delivery.context in failed:
                 self.dispose(delivery, Rejected(amqp_error(failed[delivery.context])))
