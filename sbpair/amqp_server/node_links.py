@@ -51,10 +51,10 @@ CBS_KEYS: Final[ReplyKeys] = ("status-code", "status-description", "error-condit
 MANAGEMENT_KEYS: Final[ReplyKeys] = ("statusCode", "statusDescription", "errorCondition")
 
 
-def accepted(delivery: Delivery) -> Accepted | TransactionalState:
-    """Return the answer to a delivery that was accepted, as part of its transaction if it has one."""
+def answer_to(delivery: Delivery, outcome: Accepted | Rejected) -> Accepted | Rejected | TransactionalState:
+    """Return the state that answers a delivery: the outcome, as part of its transaction if it has one."""
     state = delivery.state if isinstance(delivery, StatefulDelivery) else None
-    return TransactionalState(state.txn_id, Accepted()) if isinstance(state, TransactionalState) else Accepted()
+    return TransactionalState(state.txn_id, outcome) if isinstance(state, TransactionalState) else outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,10 +172,10 @@ class RequestLink(LinkEndpoint):
         try:
             request = read_request(delivery.payload, delivery.context)
         except ProtocolError as error:
-            self.dispose(delivery, Rejected(amqp_error(error)))
+            self.dispose(delivery, answer_to(delivery, Rejected(amqp_error(error))))
             return
         if not delivery.settled:
-            self.dispose(delivery, accepted(delivery))
+            self.dispose(delivery, answer_to(delivery, Accepted()))
         replies = self._replies_to(request)
         payload = reply_to(request, self._answer, MANAGEMENT_KEYS if self.path else CBS_KEYS)
         if replies is not None:

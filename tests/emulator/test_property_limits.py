@@ -92,7 +92,7 @@ async def test_the_limits_count_for_each_message_of_a_batch(peer: Peer) -> None:
 async def test_a_refused_message_of_a_transaction_or_schedule_is_not_stored(peer: Peer) -> None:
     control, txn_id, link = await peer.begin_sending("orders")
     bad = carrying({"p": ["x"]})
-    state = await peer.send_in(txn_id, link, bad)
+    state = (await peer.send_in(txn_id, link, bad)).outcome
     assert state.error.condition == TOO_LARGE
     await peer.discharge(control, txn_id)
     body = Map([("messages", [Map([("message", bad)])])])

@@ -161,7 +161,7 @@ async def test_every_outcome_can_be_part_of_a_transaction(peer: Peer, outcome, c
     assert (len(queue.messages), len(queue.dead_letters), queue.messages.locked_count) == (1, 0, 1)
     assert queue.size_bytes == size
     await peer.discharge(control, txn_id)
-    assert (await peer.wait(Disposed)).state == confirmed
+    assert (await peer.wait(Disposed)).state == in_transaction(txn_id, confirmed)
     assert (queue.size_bytes > size) is (getattr(outcome, "message_annotations", None) is CHANGES)
     assert (len(queue.messages), len(queue.dead_letters), queue.messages.locked_count) == (*counts, 0)
 
@@ -243,9 +243,11 @@ async def test_an_operation_that_is_refused_is_not_part_of_the_transaction(peer:
     control, txn_id = await peer.begin_transaction()
     await peer.send_in(txn_id, sender, plain())
     state = await peer.send_in(txn_id, elsewhere, plain())
-    assert (state.error.condition, "cannot span multiple" in state.error.description) == ("amqp:not-allowed", True)
+    error = state.outcome.error
+    assert (state.txn_id, error.condition, "span multiple" in error.description) == (txn_id, "amqp:not-allowed", True)
     answer = await peer.settle_in(txn_id, delivery)
-    assert (answer.state.error.condition, answer.settled) == ("amqp:not-allowed", True)
+    error = answer.state.outcome.error
+    assert (answer.state.txn_id, error.condition, answer.settled) == (txn_id, "amqp:not-allowed", True)
     assert await peer.discharge(control, txn_id) == Accepted()
     assert (len(peer.stage.queue.messages), len(other.messages), other.messages.locked_count) == (1, 1, 1)
 
@@ -301,7 +303,7 @@ async def test_a_transaction_whose_time_is_over(peer: Peer) -> None:
     control, txn_id, sender = await peer.begin_sending("orders")
     await peer.send_in(txn_id, sender, plain())
     peer.stage.emulator.advance(TIMEOUT_MS)
-    state = await peer.send_in(txn_id, sender, plain())
+    state = (await peer.send_in(txn_id, sender, plain())).outcome
     assert state.error.condition == "amqp:not-allowed"
     assert f"No active Transaction was found for ID '{txn_id.decode()}'" in state.error.description
     state = await peer.discharge(control, txn_id)
@@ -342,7 +344,7 @@ async def test_an_outage_of_its_entity_or_of_the_namespace_rolls_back(peer: Peer
 async def test_a_throttled_send_is_not_part_of_the_transaction(peer: Peer) -> None:
     control, txn_id, sender = await peer.begin_sending("orders")
     with peer.stage.emulator.faults.during("throttle", "contoso", count=1):
-        assert (await peer.send_in(txn_id, sender, plain())).error.condition == "com.microsoft:server-busy"
+        assert (await peer.send_in(txn_id, sender, plain())).outcome.error.condition == "com.microsoft:server-busy"
         await peer.send_in(txn_id, sender, plain())
     await peer.discharge(control, txn_id)
     assert len(peer.stage.queue.messages) == 1
@@ -440,7 +442,7 @@ async def test_a_session_with_links_before_its_control_link_is_no_group(peer: Pe
     await peer.attach_receiver("other", session=session)
     txn_id = await peer.declare(control)
     await peer.send_in(txn_id, sender, plain())
-    assert (await peer.send_in(txn_id, other, plain())).error.condition == "amqp:not-allowed"
+    assert (await peer.send_in(txn_id, other, plain())).outcome.error.condition == "amqp:not-allowed"
 
 
 async def test_partition_keys_in_a_transaction(peer: Peer) -> None:
@@ -452,7 +454,7 @@ async def test_partition_keys_in_a_transaction(peer: Peer) -> None:
     both = Sections.split(plain(group_id="s"))
     both.message_annotations = Sections.split(keyed(partition="k")).message_annotations
     for refused in (plain(), both.join()):
-        assert (await peer.send_in(txn_id, sender, refused)).error.condition == "amqp:not-allowed"
+        assert (await peer.send_in(txn_id, sender, refused)).outcome.error.condition == "amqp:not-allowed"
     for link, accepted in (
         (sender, keyed(partition="k")),
         (sender, plain(group_id="k")),
@@ -462,7 +464,7 @@ async def test_partition_keys_in_a_transaction(peer: Peer) -> None:
     ):
         assert await peer.send_in(txn_id, link, accepted) == in_transaction(txn_id, Accepted())
     for link, refused in ((sender, keyed(partition="x")), (through, plain()), (through, keyed(via_partition="x"))):
-        assert (await peer.send_in(txn_id, link, refused)).error.condition == "amqp:not-allowed"
+        assert (await peer.send_in(txn_id, link, refused)).outcome.error.condition == "amqp:not-allowed"
     assert await peer.discharge(control, txn_id) == Accepted()
     assert len(peer.stage.queue.messages) == 2
 

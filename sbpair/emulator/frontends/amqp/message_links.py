@@ -14,7 +14,7 @@ from sbpair.amqp.link import ReceivingLink
 from sbpair.amqp.performatives import Accepted, Error, Modified, Outcome, Rejected, Released, Source, TransactionalState
 from sbpair.amqp.session import id_ranges
 from sbpair.amqp.types import Described, Long, Map, Symbol, ULong
-from sbpair.amqp_server.node_links import PRE_SETTLED, accepted, text_at
+from sbpair.amqp_server.node_links import PRE_SETTLED, answer_to, text_at
 from sbpair.amqp_server.refusals import ArgumentInvalid, NotAllowed, ServiceError, amqp_error
 from sbpair.amqp_server.server_connection import LinkEndpoint
 from sbpair.amqp_server.shared_access import AccessRight
@@ -133,7 +133,7 @@ class IncomingLink(EntityLink):
             if error is not None:
                 transaction.doom(error.message)
         elif error is None and self._fault_points.acknowledged(self.path, [delivery]):
-            self.dispose(delivery, accepted(delivery))
+            self.dispose(delivery, answer_to(delivery, Accepted()))
 
     def _store(
         self, delivery: Delivery, send: Callable[[list[StoredMessage]], None]
@@ -147,7 +147,7 @@ class IncomingLink(EntityLink):
                 send(messages)
         except (ServiceError, ProtocolError) as error:
             if not delivery.settled:
-                self.dispose(delivery, Rejected(amqp_error(error)))
+                self.dispose(delivery, answer_to(delivery, Rejected(amqp_error(error))))
             return error
         return None
 
@@ -332,16 +332,17 @@ class OutgoingLink(EntityLink):
                     # The peer does not wait for an answer.
                     transaction.doom(error.message)
                 else:
-                    self.dispose(delivery, Rejected(amqp_error(error)))
+                    self.dispose(delivery, TransactionalState(transaction.id, Rejected(amqp_error(error))))
             else:
                 if not settled:
-                    state = TransactionalState(transaction.id, _confirmed(outcome))
-                    self.dispose(delivery, state, settled=False)
-                    transaction.on_committed.append(partial(self._on_committed, delivery, outcome))
+                    confirmed = TransactionalState(transaction.id, _confirmed(outcome))
+                    self.dispose(delivery, confirmed, settled=False)
+                    transaction.on_committed.append(partial(self._on_committed, delivery, confirmed))
 
-    def _on_committed(self, delivery: Sent, outcome: Outcome) -> None:
+    def _on_committed(self, delivery: Sent, confirmed: TransactionalState) -> None:
+        """Settle a delivery with its state: clients such as Java's fail at a bare rejected."""
         if self._link.session.sent.get(delivery.id) is delivery:
-            self._confirm([delivery], outcome)
+            self.dispose(delivery, confirmed)
 
     def flush(self) -> None:
         """Confirm completed deliveries in ranges: many clients complete each message by itself."""
