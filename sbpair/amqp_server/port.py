@@ -7,6 +7,7 @@ too slowly or sends anything else loses its own connection only.
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import ssl
 from collections.abc import Callable, Iterable
@@ -39,6 +40,10 @@ _HTTP_BEGINNINGS: Final = tuple({opening[:1] for opening in _HTTP_OPENINGS} - {b
 """Of one byte; that of AMQP can also be the first one of a method."""
 
 WEBSOCKET_PATHS: Final = (b"/$servicebus/websocket", b"/%24servicebus/websocket")
+_SCHEMES: Final = (b"http://", b"https://", b"ws://", b"wss://")
+_ORIGIN: Final = re.compile(rb"(?:http|ws)s?://[^/?# ]{1,255}")
+"""The beginning of a request target in the absolute form, which Java's clients send (RFC 9112, 3.2.2)."""
+
 TLS_HANDSHAKE: Final = b"\x16\x03"
 
 
@@ -154,14 +159,22 @@ def is_undecided(first: bytes) -> bool:
     """Return whether more bytes could still change the protocol that `first` selects."""
     if len(first) < 4:
         return TLS_HANDSHAKE.startswith(first[:2]) or any(opening.startswith(first) for opening in OPENINGS)
-    method, path = first[:4], first[4:].lower()
-    return method == b"GET " and any(len(path) < len(each) and each.startswith(path) for each in WEBSOCKET_PATHS)
+    path = _path_of(first)
+    expected = _SCHEMES + WEBSOCKET_PATHS if path == first[4:].lower() else WEBSOCKET_PATHS
+    return first.startswith(b"GET ") and any(len(path) < len(each) and each.startswith(path) for each in expected)
+
+
+def _path_of(first: bytes) -> bytes:
+    """Return the path of a request target as far as it came, in lower case."""
+    target = first[4:].lower()
+    origin = _ORIGIN.match(target)
+    return target[origin.end() :] if origin else target
 
 
 def protocol_of(first: bytes) -> WireProtocol | None:
     if first.startswith(TLS_HANDSHAKE):
         return "tls"
-    if first.startswith(b"GET ") and first[4:40].lower().startswith(WEBSOCKET_PATHS):
+    if first.startswith(b"GET ") and _path_of(first).startswith(WEBSOCKET_PATHS):
         return "websocket"
     return OPENINGS.get(first[:4])
 

@@ -14,10 +14,11 @@ from sbpair.amqp.message import Sections
 from sbpair.cli.page.emulator_page import page_of
 from sbpair.cli.page.page_server import PageServer
 from sbpair.emulator import server
+from sbpair.emulator.bearer_tokens import ARM_AUDIENCES
 from sbpair.emulator.entities.description import QueueDescription
 from sbpair.emulator.entities.namespace import Namespace
 from sbpair.emulator.entities.stored_message import StoredMessage
-from sbpair.emulator.server import Ready
+from sbpair.emulator.server import EmulatorOptions, Ready
 from sbpair.errors import MachineLacks, NameInvalid, PortInUse, UsageError
 from sbpair.operating_system import listen
 from sbpair.testing import Emulator
@@ -92,6 +93,9 @@ async def test_the_page_is_made_for_the_first_browser_alone() -> None:
         (b"GET /$control/state HTTP/1.1\r\nHost: localhost\r\n\r\n", b"", b"HTTP/1.1 200"),
         # It begins like the path of a WebSocket.
         (b"GET /$service", b"bus/web?api-version=2021-05 HTTP/1.1\r\nHost: localhost\r\n\r\n", b"HTTP/1.1 401"),
+        (b"GET HTTPS://localhost/$service", b"bus/web HTTP/1.1\r\nHost: localhost\r\n\r\n", b"HTTP/1.1 401"),
+        (b"GET http://localhost/$servicebus/websocket", b" HTTP/1.1\r\nHost: localhost\r\n\r\n", b"HTTP/1.1 426"),
+        (b"GET http://localhost", b"/$control/state HTTP/1.1\r\nHost: localhost\r\n\r\n", b"HTTP/1.1 200"),
     ],
 )
 async def test_first_bytes_may_come_one_by_one(emulator: Emulator, first: bytes, rest: bytes, answer: bytes) -> None:
@@ -101,6 +105,23 @@ async def test_first_bytes_may_come_one_by_one(emulator: Emulator, first: bytes,
             await writer.drain()
             await asyncio.sleep(0)
         assert await reader.readexactly(len(answer)) == answer
+
+
+async def test_a_target_in_the_absolute_form_is_its_path() -> None:
+    """RFC 9112, 3.2.2: clients of Atom and of Resource Manager may send it, as they do to a proxy."""
+    async with Emulator([("contoso", 0)], options=EmulatorOptions(identity=True)) as emulator:
+        namespace = emulator.namespaces["contoso"]
+        signed = sign(namespace.keys[0], f"https://{namespace.authority}", emulator.clock.now_ms() // 1000 + 60)
+        bearer = f"Bearer {emulator.bearers.issue(ARM_AUDIENCES[1], emulator.clock.now_ms())[0]}"
+        for path, token in (
+            ("/$namespaceinfo?api-version=2021-05", signed),
+            ("/subscriptions?api-version=2022-12-01", bearer),
+        ):
+            for origin in ("", f"http://{namespace.authority}", "https://localhost"):
+                async with connected(emulator) as (reader, writer):
+                    head = f"GET {origin}{path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: {token}\r\n\r\n"
+                    writer.write(head.encode())
+                    assert await reader.readexactly(12) == b"HTTP/1.1 200", (origin, path)
 
 
 @pytest.mark.parametrize("garbage", [b"\x00", b"\x16\x03\x01\x02\x00", b"AMQQ", b"GETX", b"A" * 100_000])

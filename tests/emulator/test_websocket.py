@@ -140,6 +140,7 @@ def echo(monkeypatch: pytest.MonkeyPatch) -> InLoop:
         (handshake("/$ServiceBus/WebSocket"), "AMQPWSB10"),
         (handshake("/%24servicebus/websocket/"), "AMQPWSB10"),
         (handshake(f"{PATH}?x=y"), "AMQPWSB10"),
+        *((handshake(f"{scheme}://127.0.0.1:1{PATH}"), "AMQPWSB10") for scheme in ("https", "HTTP", "wss", "ws")),
         (handshake(Connection="keep-alive, Upgrade", Upgrade="WebSocket"), "AMQPWSB10"),
         (handshake(Sec_WebSocket_Protocol="amqp, AMQPWSB10"), "AMQPWSB10"),
         (handshake(Sec_WebSocket_Protocol="mqtt, amqp"), "amqp"),

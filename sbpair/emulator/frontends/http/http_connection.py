@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
+from yarl import URL
 
 from sbpair.amqp_server.admission import HEAD_SECONDS, TOO_SLOW
 from sbpair.amqp_server.refusals import log_bug
@@ -149,13 +150,25 @@ class HttpConnection(web.RequestHandler):
         super().connection_lost(exc)
 
 
+def in_origin_form(request: web.BaseRequest) -> web.BaseRequest:
+    """Return a request whose target is a path, from one in the absolute form (RFC 9112, 3.2.2)."""
+    _, is_absolute, rest = request.raw_path.partition("://")
+    if request.raw_path.startswith("/") or not is_absolute:
+        return request
+    return request.clone(rel_url=URL(f"/{rest.partition('/')[2]}", encoded=True))
+
+
 class HttpServer(web.Server):
     """aiohttp's server, without its wait of ten seconds for the rest of a body whose sender has gone."""
 
     def __init__(self, handle: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]) -> None:
         # The relay passes bodies on as they are.
         super().__init__(
-            handle, access_log=None, logger=QuietLog(logger), auto_decompress=False, keepalive_timeout=IDLE_SECONDS
+            lambda request: handle(in_origin_form(request)),
+            access_log=None,
+            logger=QuietLog(logger),
+            auto_decompress=False,
+            keepalive_timeout=IDLE_SECONDS,
         )
 
     def __call__(self, on_head: Callable[[], None] = lambda: None) -> HttpConnection:

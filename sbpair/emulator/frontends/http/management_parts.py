@@ -43,10 +43,7 @@ MAX_BODY_BYTES: Final = 64 * 1024
 
 def split_target(request: web.BaseRequest) -> tuple[str, str]:
     """Return the request's path, unquoted, and its query. Two slashes at the start do not begin a host name."""
-    raw = request.raw_path
-    if not raw.startswith("/"):
-        raw = raw.partition("://")[2].partition("/")[2]
-    path, _, query = raw.partition("?")
+    path, _, query = request.raw_path.partition("?")
     return unquote(path), query
 
 
