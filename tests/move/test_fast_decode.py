@@ -43,7 +43,7 @@ PROPERTIES = st.builds(
     subject=st.none() | TEXT,
     correlation_id=st.none() | st.uuids().map(str),
     content_type=st.none() | st.just(Symbol("application/json")),
-    absolute_expiry_time=st.none() | st.just(NOW),
+    absolute_expiry_time=st.none() | st.sampled_from([NOW, NOW + 2**40]),
     creation_time=st.none() | st.sampled_from([NOW - 1, NOW + 1, NOW - 2**40]),
     group_id=st.none() | TEXT,
 )

@@ -86,20 +86,31 @@ async def test_forecast_has_until_when_possible_duplicates_stay() -> None:
     assert 600 <= until.timestamp() - now_ms / 1000 < 660
 
 
-async def test_a_stale_absolute_expiry_does_not_expire_a_moved_message() -> None:
+@pytest.mark.parametrize("dead", [False, True])
+@pytest.mark.parametrize("created", [None, -7_200_000])
+@pytest.mark.parametrize("expires", [-3_600_000, 3_600_000, 2**42])
+async def test_an_expiry_without_a_ttl_keeps_its_bytes_until_it_is_over(
+    dead: bool, created: int | None, expires: int
+) -> None:
+    """An expiry that is over begins anew where its length is known, since the message could be dropped at once."""
     async with world() as w:
         path, takes, has = w.create("queue", "from")
         now_ms = has.namespace.clock.now_ms()
-        expiry = Properties(
+        own = Properties(
             message_id="m1",
-            creation_time=Timestamp(now_ms - 7_200_000),
-            absolute_expiry_time=Timestamp(now_ms - 3_600_000),
+            creation_time=None if created is None else Timestamp(now_ms + created),
+            absolute_expiry_time=Timestamp(now_ms + expires),
         )
-        put(takes, Sections(properties=expiry.encode(), body=data_body(b"x")).join())
+        put(takes, Sections(properties=own.encode(), body=data_body(b"x")).join())
         _, _, there = w.create("queue", "to")
-        await w.move(path, "to")
+        if dead:
+            bury(has)
+        await w.move(dead_letter_path(path) if dead else path, "to")
         [moved] = stored(there)
-        properties = moved.read_properties()
+    properties = moved.read_properties()
+    if expires > 0 or created is None:
+        assert (moved.header, moved.properties) == (b"", own.encode())
+        return
     assert properties.absolute_expiry_time is not None
     assert properties.creation_time is not None
     assert properties.absolute_expiry_time - properties.creation_time == 3_600_000

@@ -151,7 +151,7 @@ def _nulled(raw: bytes, code: int, stated: dict[int, int | str | None]) -> bytes
 def restore(sections: Sections, send: Send, now_ms: int, form: MessageForm = BACKLOG) -> bytes:
     """Return the message as it was before it entered the backlog, or was dead-lettered, encoded."""
     if form.destination is not None:
-        send = send._replace(session_id=None)  # the message states its session itself
+        send = as_stated(send, sections.read_header().ttl, sections.read_properties(), now_ms)
     return Sections(
         header=header_of(sections.header, send.ttl_ms),
         delivery_annotations=delivery_annotations_of(sections),
@@ -161,6 +161,16 @@ def restore(sections: Sections, send: Send, now_ms: int, form: MessageForm = BAC
         body=sections.body,
         footer=sections.footer,
     ).join()
+
+
+def as_stated(send: Send, ttl: int | None, properties: Properties, now_ms: int) -> Send:
+    """Return a Send without what a message that was no copy states itself: its session, and its expiry without a ttl.
+
+    An expiry that has passed begins anew, as a ttl does: the destination might drop the message.
+    """
+    expires = properties.absolute_expiry_time
+    is_kept = ttl is None and expires is not None and expires > now_ms
+    return send._replace(session_id=None, ttl_ms=None if is_kept else send.ttl_ms)
 
 
 def locked_until(sections: Sections) -> int:

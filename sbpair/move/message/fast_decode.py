@@ -129,7 +129,7 @@ class SharedFields:
         layout = self.layout
         raw = payload[layout.id_at - _BEFORE_ID : layout.map_at]
         if layout.template.form.destination is not None:
-            send = send._replace(session_id=None)
+            send = envelope.as_stated(send, layout.template.ttl, self.properties[0], now_ms)
         properties = envelope.properties_of(Sections(properties=raw), send, now_ms)
         parts = _before_properties(layout.template, send), properties, self.kept, payload[self.rest_at :]
         return sum(map(len, parts)), parts
