@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from sbpair.amqp_server.refusals import ArgumentInvalid, Unauthorized
+from sbpair.amqp_server.refusals import ArgumentInvalid, ServiceError, Unauthorized
 from sbpair.amqp_server.shared_access import (
     NO_EXPIRY,
     AccessRight,
@@ -85,6 +85,14 @@ class Claims:
             f"Unauthorized access. '{rights[0]}' claim(s) are required to perform this operation. "
             f"Resource: '{self.endpoint}/{path}'."
         )
+
+    def allow(self, rights: tuple[AccessRight, ...], path: str) -> bool:
+        """Return whether one of `rights` is granted on `path`."""
+        try:
+            self.require(rights, path)
+        except ServiceError:
+            return False
+        return True
 
     def _await_expiry(self) -> None:
         self.expire_at(min((grant.expires_at_ms for grant in self._grants.values()), default=NO_EXPIRY))

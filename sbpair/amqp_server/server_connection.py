@@ -52,7 +52,10 @@ Handlers: TypeAlias = dict[type, Callable[[Any, Any], None]]
 
 
 class LinkEndpoint:
-    """The `context` of a link. It stays open while any of `rights` is granted on `path`, "" for no entity."""
+    """The `context` of a link. It stays open while any of `rights`, if it needs some, is granted on `path`.
+
+    The path is "" for no entity.
+    """
 
     ended_peacefully = False
     """Whether the peer ended the link without an error; set before `on_detached`."""
@@ -70,7 +73,8 @@ class LinkEndpoint:
 
     def check_rights(self) -> None:
         """Raise Unauthenticated or Unauthorized if the client may not use the link any more."""
-        self._owner.claims.require(self.rights, self.path)
+        if self.rights:
+            self._owner.claims.require(self.rights, self.path)
 
     def check_open(self) -> None:
         """Raise ServiceError if such a link could no longer be opened. Nodes are always open."""

@@ -117,7 +117,7 @@ class Peer:
         self.eof = False
         self._reader = reader
         self.writer = writer
-        self.cbs: tuple[Any, Any] | None = None
+        self.pairs: dict[str, tuple[Any, Any]] = {}
 
     async def flush(self) -> None:
         self.writer.write(self.connection.take())
@@ -283,15 +283,16 @@ class Peer:
         body = Map([("from-sequence-number", Long(0)), ("message-count", Int(count)), *arguments.items()])
         return await self.ask(f"{entity}/$management", "com.microsoft:peek-message", body)
 
-    async def _links_to(self, node: str) -> tuple[Any, Any]:
-        """Attach a pair of links to a node, or return the one to `$cbs`: a connection has only one."""
-        if node == "$cbs" and self.cbs is not None:
-            return self.cbs
+    async def attach_node(self, node: str) -> tuple[Any, Any]:
+        """Attach a pair of links to a node; `ask` uses it while it is open. A connection has only one to `$cbs`."""
         session = await self.begin()
         pair = await self.attach_sender(node, session=session), await self.attach_receiver(node, session=session)
-        if node == "$cbs":
-            self.cbs = pair
+        self.pairs[node] = pair
         return pair
+
+    async def _links_to(self, node: str) -> tuple[Any, Any]:
+        found = self.pairs.get(node)
+        return found if found and all(link.is_open for link in found) else await self.attach_node(node)
 
     async def refusal_of(self, attaching: Awaitable[Any]) -> Any:
         """Return the error with which a link is refused."""

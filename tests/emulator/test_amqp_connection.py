@@ -372,11 +372,26 @@ async def test_a_wrong_key_does_not_sign_in(stage: Stage) -> None:
             pass
 
 
-@pytest.mark.parametrize("address", ["orders", "orders/$management", "nowhere"])
+@pytest.mark.parametrize("address", ["orders", "nowhere"])
 async def test_without_a_token_every_link_is_refused(stage: Stage, address: str) -> None:
     async with stage.connect(signed_in=False) as peer:
         error = await peer.refusal_of(peer.attach_receiver(address))
         assert error.condition == "amqp:unauthorized-access"
+
+
+async def test_a_management_node_checks_each_request_not_the_attach(stage: Stage) -> None:
+    """Clients of Java attach before they have put their token."""
+    stage.namespace.create_queue("other")
+    rule = stage.namespace.keys[0]
+    async with stage.connect(signed_in=False) as peer:
+        for entity in ("orders", "nowhere"):
+            await peer.attach_node(f"{entity}/$management")
+            assert (await peer.peek(entity))["statusCode"] == 401
+        for name, statuses in {"other": (401, 401), "orders": (200, 401), "": (200, 404)}.items():
+            token = sign(rule, f"sb://127.0.0.1/{name}", stage.emulator.clock.now_ms() // 1000 + 60)
+            await peer.ask("$cbs", "put-token", token, name=f"sb://127.0.0.1/{name}")
+            found = tuple([(await peer.peek(entity))["statusCode"] for entity in ("orders", "nowhere")])
+            assert found == tuple(204 if status == 200 else status for status in statuses), name
 
 
 async def test_a_missing_entity_is_not_found_by_the_callers_name(peer: Peer) -> None:
@@ -437,9 +452,8 @@ async def test_a_connection_has_one_pair_of_links_to_cbs(stage: Stage) -> None:
             error = await peer.refusal_of(attach("$CBS"))
             assert error.condition == "amqp:not-allowed"
             assert error.description == "A link to connection 'peer' $cbs node has already been opened."
-        for link in peer.cbs:
+        for link in peer.pairs["$cbs"]:
             link.close()
-        peer.cbs = None
         assert (await peer.ask("$cbs", "put-token", token, name=name))["status-code"] == 202
     async with stage.connect(signed_in=False) as other:
         assert (await other.ask("$cbs", "put-token", token, name=name))["status-code"] == 202

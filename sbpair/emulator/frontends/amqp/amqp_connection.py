@@ -17,6 +17,7 @@ from sbpair.amqp_server.node_links import CBS_NODE, AmqpRequest, Reply, open_to_
 from sbpair.amqp_server.refusals import EntityFull, NotAllowed, ServiceError, ServiceUnavailable
 from sbpair.amqp_server.server_connection import Handlers, LinkEndpoint, ServerConnection, address_of
 from sbpair.amqp_server.shared_access import AccessRight, scope_of
+from sbpair.emulator.entities.namespace import MANAGEMENT_SEGMENT
 from sbpair.emulator.frontends.amqp import management_operations
 from sbpair.emulator.frontends.amqp.connection_faults import ConnectionFaults
 from sbpair.emulator.frontends.amqp.link_owner import CoordinatorLink, LinkOwner
@@ -98,13 +99,20 @@ class AmqpConnection(LinkOwner):
         if path == CBS_NODE:
             return open_to_cbs(self, link, self.namespace.clock.now_ms)
         self.claims.check_access()
-        # Rights first: a client without any must not learn which entities exist.
-        self.claims.require(_ANY, path)
-        target = self.namespace.resolve(address_of(link), self.claims.endpoint)
+        manage = partial(self._manage, address_of(link), path)
+        if path.endswith(f"/{MANAGEMENT_SEGMENT}") and not self.claims.allow(_ANY, path):
+            # Clients of Java attach before they have put their token: each request is checked.
+            return open_to_node(self, link, path, (), manage)
+        target = self._find(address_of(link), path)
         self.namespace.fault_points.check(path)
         if target.management:
-            return open_to_node(self, link, path, _ANY, partial(self._manage, target, path))
+            return open_to_node(self, link, path, _ANY, manage)
         return open_to_messages(self, link, path, target)
+
+    def _find(self, address: str, path: str) -> AddressTarget:
+        """Return what is at an address. Rights first: a client without any must not learn which entities exist."""
+        self.claims.require(_ANY, path)
+        return self.namespace.resolve(address, self.claims.endpoint)
 
     def _open_coordinator(self, link: Link) -> LinkEndpoint:
         if not isinstance(link, ReceivingLink):
@@ -115,8 +123,9 @@ class AmqpConnection(LinkOwner):
             self.transactions.groups.setdefault(link.session)
         return CoordinatorLink(self, link)
 
-    def _manage(self, target: AddressTarget, path: str, request: AmqpRequest) -> Reply:
+    def _manage(self, address: str, path: str, request: AmqpRequest) -> Reply:
         try:
+            target = self._find(address, path)
             self.namespace.fault_points.spend(1, path)
         except ServiceError as error:
             return Reply.for_error(error)
