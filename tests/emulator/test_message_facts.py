@@ -6,10 +6,11 @@ from uuid import UUID
 
 import pytest
 
+from sbpair.amqp import codec
 from sbpair.amqp.link import Delivery
 from sbpair.amqp.message import FOOTER, Header, Properties, Sections, data_body, encode_map
 from sbpair.amqp.performatives import Error, Modified, Rejected
-from sbpair.amqp.types import Int, Long, Map, Symbol, Timestamp
+from sbpair.amqp.types import Int, Long, Map, Symbol, Timestamp, ULong
 from sbpair.emulator.entities.description import QueueDescription
 from tests.emulator.peer import Peer, Stage
 
@@ -84,6 +85,21 @@ async def test_a_footer_before_the_body_is_accepted(peer: Peer) -> None:
     (delivery,) = await peer.take(await peer.attach_receiver("orders"), 1)
     assert isinstance(answer.state, Rejected)
     assert (sections(delivery).body, sections(delivery).footer) == (data_body(b"x"), footer)
+
+
+@pytest.mark.parametrize("code", [FOOTER, 0x71, 0x72])
+@pytest.mark.parametrize("size", [1, 300])
+async def test_string_keys_of_annotations_and_footers_become_symbols(peer: Peer, code: int, size: int) -> None:
+    """AMQP 1.0, part 3.2.10; Java's clients fail at strings. Values keep their bytes."""
+    sent = [("k" * size, "text"), ("\xe9", Long(1)), (Symbol("own"), Map([("inner", Long(1))])), (ULong(7), b"x")]
+    await peer.send(await peer.attach_sender("orders"), encode_map(code, Map(sent)) + data_body(b"x"))
+    (delivery,) = await peer.take(await peer.attach_receiver("orders"), 1)
+    found = sections(delivery)
+    raw = {FOOTER: found.footer, 0x71: found.delivery_annotations, 0x72: found.message_annotations}[code]
+    kept = [(key, value) for key, value in codec.decode_all(raw).value.pairs if not str(key).startswith("x-opt-")]
+    assert [(type(key), key, value) for key, value in kept] == [
+        (Symbol if key == "k" * size else type(key), key, value) for key, value in sent
+    ]
 
 
 async def test_first_acquirer_is_false_and_never_null(peer: Peer) -> None:

@@ -1,7 +1,8 @@
 """The service's part of a message: the fields read from one that comes in, and the fields written around one sent out.
 
 Invariant: properties, body and footer leave as the bytes that came in; so do application properties, except that a dead
-letter has its reason added, and annotations, beside those of the service. Every message pays for `read_delivery` and
+letter has its reason added, and annotations, beside those of the service. Strings that are keys of annotations or of a
+footer become symbols: Java's clients fail at strings. Every message pays for `read_delivery` and
 `encode_delivery`: repeated parts are cached.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 import re
 import struct
 import uuid
+from contextlib import suppress
 from copy import copy
 from functools import lru_cache
 from typing import Final, NamedTuple
@@ -65,6 +67,9 @@ _LONGEST_HEAD: Final = 5
 
 # The position of the first field in the section of a list, by the list's constructor.
 _FIRST_FIELD: Final = {b"\xc0": 6, b"\xd0": 12, b"\x45": 4}
+
+_STRING, _SYMBOL = 0xA1, 0xA3
+"""Constructors of short ones; those of long ones differ by the same bit."""
 
 _CACHE_SIZE = 4096
 _MAX_CACHED_BYTES = 256
@@ -155,12 +160,31 @@ def _split_message(sections: Sections, size: int) -> StoredMessage:
     if sections.delivery_annotations:
         # Decoded in full, as message annotations are. A lock token of the sender's is not for receivers.
         sections.read_delivery_annotations()
-        sections.delivery_annotations = splice.without(sections.delivery_annotations, lambda key: key == LOCK_TOKEN)
+        own = splice.without(sections.delivery_annotations, lambda key: key == LOCK_TOKEN)
+        sections.delivery_annotations = _with_symbols(own)
     if sections.message_annotations:
         is_short = len(sections.message_annotations) <= _MAX_CACHED_BYTES
         read = _cached_annotations if is_short else _read_annotations
-        message.scheduled_at_ms, message.partition_key = read(sections.message_annotations)
+        message.scheduled_at_ms, message.partition_key, sections.message_annotations = read(
+            sections.message_annotations
+        )
+    if sections.footer:
+        with suppress(ProtocolError):
+            sections.footer = _with_symbols(sections.footer)
     return message
+
+
+def _with_symbols(raw: bytes) -> bytes:
+    """Return a map with symbols for the keys that are strings of ASCII (AMQP 1.0, part 3.2.10).
+
+    Their encodings differ in the constructor only. Raises ProtocolError.
+    """
+    pairs = [(key, pair) for key, pair, _ in splice.map_pairs(raw)]
+    changed = [
+        bytes((pair[0] ^ _STRING ^ _SYMBOL,)) + pair[1:] if type(key) is str and key.isascii() else pair
+        for key, pair in pairs
+    ]
+    return raw[: len(raw) - sum(map(len, changed))] + b"".join(changed)
 
 
 def _has_short_text_id(properties: bytes) -> bool:
@@ -231,12 +255,12 @@ def _ttl_of(header: bytes) -> int | None:
     return Sections(header=header).read_header().ttl
 
 
-def _read_annotations(raw: bytes) -> tuple[int | None, str | None]:
-    """Return the scheduled time and the partition key."""
+def _read_annotations(raw: bytes) -> tuple[int | None, str | None, bytes]:
+    """Return the scheduled time, the partition key, and the annotations as they are stored."""
     # Decoded in full: a broken one must not reach receivers.
     annotations = Sections(message_annotations=raw).read_message_annotations()
     at, key = annotations.get("x-opt-scheduled-enqueue-time"), annotations.get("x-opt-partition-key")
-    return int(at) if isinstance(at, int) else None, None if key is None else text_of(key)
+    return int(at) if isinstance(at, int) else None, None if key is None else text_of(key), _with_symbols(raw)
 
 
 def via_partition_key(message: StoredMessage) -> str | None:
