@@ -31,13 +31,23 @@ from sbpair.amqp.performatives import (
     decode_composite,
 )
 from sbpair.amqp.sasl import OK, SaslClient, SaslServer, offered, refusal
-from sbpair.amqp.session import Disposed, DrainAnswered, Session, SessionBegun, SessionEnded, WindowOpened
+from sbpair.amqp.session import (
+    Disposed,
+    DrainAnswered,
+    Session,
+    SessionBegun,
+    SessionEnded,
+    SessionFailure,
+    WindowOpened,
+)
 from sbpair.errors import ProtocolError
 
 MAX_FRAME_SIZE = 65_536
 """The largest frame that a peer may send: the open frame announces it."""
 
-CHANNEL_MAX = 255
+CHANNEL_MAX = 4_999
+"""As the service's: a client may begin a session for each link."""
+
 IDLE_SECONDS = 240.0
 """How long a peer may be silent. The open frame states half of it, so that its heartbeats are in time."""
 
@@ -332,7 +342,11 @@ class Connection(ProtocolEndpoint):
 
     def _read_transfers(self, session: Session, buffer: bytes, start: int, end: int) -> None:
         """Read a transfer, and if it is a whole delivery, those after it that are encoded alike."""
-        event = session.on_transfer(buffer, start, end)
+        try:
+            event = session.on_transfer(buffer, start, end)
+        except SessionFailure as failure:
+            self._events += session.fail(failure)
+            return
         if event is None:
             return
         self._events.append(event)
@@ -352,8 +366,12 @@ class Connection(ProtocolEndpoint):
         elif isinstance(body, Begin):
             self._on_begin(channel, body)
         elif (session := self._remote_sessions.get(channel)) is not None:
-            # Frames for an ended session were sent before its end, and are dropped.
-            self._on_session(session, body, frame)
+            try:
+                self._on_session(session, body, frame)
+            except SessionFailure as failure:
+                self._events += session.fail(failure)
+        elif not isinstance(body, Detach | End):  # some clients detach after an end
+            raise ProtocolError(f"channel {channel} has no session", condition="amqp:not-found")
 
     def _on_session(self, session: Session, body: Composite, frame: bytes) -> None:
         if isinstance(body, End):
@@ -361,7 +379,7 @@ class Connection(ProtocolEndpoint):
             self._drop(session)
             return
         if session.state is not EndpointState.OPEN:
-            return
+            return  # sent before the peer saw our end
         handle = _SESSION_FRAMES.get(type(body))
         if handle is not None:
             event = handle(session, body)

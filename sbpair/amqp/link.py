@@ -366,8 +366,7 @@ class ReceivingLink(Link):
             self.session.put_flow(self, drain=True)
 
     def on_attach(self, attach: Attach) -> LinkAttached | LinkAttaching | None:
-        if attach.initial_delivery_count is None and attach.source is not None:
-            raise ProtocolError("a sender's attach has no initial-delivery-count", condition="amqp:invalid-field")
+        # The service leaves the count out, and its clients may.
         self.delivery_count = attach.initial_delivery_count or 0
         return super().on_attach(attach)
 

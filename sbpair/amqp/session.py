@@ -29,7 +29,12 @@ from sbpair.errors import ProtocolError
 WINDOW = 5_000
 """Number of transfer frames that a peer may send before our next flow."""
 
-HANDLE_MAX = 1_023
+HANDLE_MAX = 255
+NO_HANDLE = (
+    "Cannot allocate more handles to the current session or connection. The maximum number of handles allowed is "
+    f"{HANDLE_MAX}. Please free up resources and try again."
+)
+"""The service's words."""
 
 _id_of = attrgetter("id")
 
@@ -41,7 +46,10 @@ class SessionBegun:
 
 @dataclass(slots=True)
 class SessionEnded:
-    """The peer has ended a session, after a LinkDetached for each link. Our own end is not reported."""
+    """The peer has ended a session, or broken its rules, after a LinkDetached for each link.
+
+    Our own end is not reported.
+    """
 
     session: Session
     error: Error | None
@@ -72,6 +80,10 @@ class Disposed:
     deliveries: list[Any]
     state: Any
     settled: bool
+
+
+class SessionFailure(ProtocolError):
+    """An error of the peer for which the session ends, and not the connection."""
 
 
 class Session(ProtocolEndpoint):
@@ -231,22 +243,30 @@ class Session(ProtocolEndpoint):
         self.step(EndpointStep.THEY_CLOSE)
         if self.state is not EndpointState.CLOSE_RECEIVED:
             return []
+        return self._finish(End(), end.error if isinstance(end.error, Error) else None)
+
+    def fail(self, failure: SessionFailure) -> list[SessionEnded | LinkDetached]:
+        """End the session because of the peer's error, and report it as the peer's end."""
+        error = Error(failure.condition, failure.message)
+        return self._finish(End(error), error)
+
+    def _finish(self, end: End, error: Error | None) -> list[SessionEnded | LinkDetached]:
         self.step(EndpointStep.WE_CLOSE)
-        self._send_end(End())
-        error = end.error if isinstance(end.error, Error) else None
+        self._send_end(end)
         # An owner that has closed its link knows already.
         return [*(LinkDetached(link, error) for link in self.links if link.cut()), SessionEnded(self, error)]
 
     def on_attach(self, attach: Attach) -> Any:
-        if attach.handle is None or attach.handle > HANDLE_MAX:
-            raise ProtocolError(f"handle {attach.handle} is out of bounds", condition="amqp:connection:framing-error")
-        if attach.handle in self._remote_links:
-            raise ProtocolError(f"handle {attach.handle} is in use", condition="amqp:session:handle-in-use")
+        handle = attach.handle or 0
+        if handle in self._remote_links:
+            raise SessionFailure(f"handle {handle} is in use", condition="amqp:session:handle-in-use")
         link = self._link_answered_by(attach)
+        if handle > HANDLE_MAX or (link is None and self.is_full):
+            raise SessionFailure(NO_HANDLE, condition="amqp:resource-limit-exceeded")
         if link is None:
             name = attach.name or ""
             link = self.sender(name) if attach.role else self.receiver(name)
-        self._remote_links[attach.handle] = link
+        self._remote_links[handle] = link
         return link.on_attach(attach)
 
     def on_flow(self, flow: Flow) -> Any:
@@ -256,10 +276,10 @@ class Session(ProtocolEndpoint):
         self._remote_window = max(0, (flow.incoming_window or 0) - (in_flight if in_flight < SERIAL_HALF else 0))
         event: Any = None
         if flow.handle is not None:
-            link = self._remote_links.get(flow.handle)
+            link = self._attached(flow.handle)
             # A receiver may grant credit right after its attach, before our answer.
             active = (EndpointState.OPEN, EndpointState.OPEN_RECEIVED)
-            event = link.on_flow(flow) if link is not None and link.state in active else None
+            event = link.on_flow(flow) if link.state in active else None
             if flow.drain and isinstance(link, ReceivingLink) and not link.credit:
                 event = DrainAnswered(self, link)
         elif flow.echo:
@@ -273,11 +293,9 @@ class Session(ProtocolEndpoint):
         self._incoming_window -= 1
         if self._incoming_window < WINDOW // 2:
             self.put_flow()
-        link = self._remote_links.get(fields[0])
+        link = self._attached(fields[0])
         if not isinstance(link, ReceivingLink):
-            raise ProtocolError(
-                "a transfer on a handle that is not attached", condition="amqp:session:unattached-handle"
-            )
+            raise SessionFailure("a transfer on a link for sending", condition="amqp:session:errant-link")
         if link.state is EndpointState.OPEN_RECEIVED:
             error = Error("amqp:link:transfer-limit-exceeded", "A transfer came before the link was attached.")
             link.close(error)
@@ -308,6 +326,12 @@ class Session(ProtocolEndpoint):
     def on_detach(self, detach: Detach) -> LinkDetached | None:
         link = self._remote_links.get(detach.handle or 0)
         return link.on_detach(detach) if link is not None else None
+
+    def _attached(self, handle: int) -> Link:
+        link = self._remote_links.get(handle)
+        if link is None:
+            raise SessionFailure(f"handle {handle} is not attached", condition="amqp:session:unattached-handle")
+        return link
 
     def _link_answered_by(self, attach: Attach) -> Link | None:
         """Return the local link that this attach answers: same name, other role."""

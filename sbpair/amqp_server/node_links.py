@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from sbpair.amqp.link import Delivery, Link, ReceivingLink, SendingLink, StatefulDelivery, terminus_address
@@ -185,11 +186,16 @@ class RequestLink(LinkEndpoint):
     def _replies_to(self, request: AmqpRequest) -> ReplyLink | None:
         """Return the link for the reply: the one that `reply-to` names, else any of this node, own session first."""
         own = self._link.session
-        sessions = sorted(own.connection.sessions, key=lambda session: session is not own)
-        replies = [link.context for session in sessions for link in session.links]
-        candidates = [each for each in replies if isinstance(each, ReplyLink) and each.path == self.path]
-        named = next((each for each in candidates if request.reply_to and each.address == request.reply_to), None)
-        return named or next(iter(candidates), None)
+        first: ReplyLink | None = None
+        # One by one: a connection may have thousands of sessions.
+        for session in chain((own,), own.connection.sessions):
+            for link in session.links:
+                replies = link.context
+                if isinstance(replies, ReplyLink) and replies.path == self.path:
+                    first = first or replies
+                    if request.reply_to is None or replies.address == request.reply_to:
+                        return replies
+        return first
 
     def on_detached(self) -> None:
         self._pending.clear()

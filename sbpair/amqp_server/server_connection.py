@@ -44,7 +44,7 @@ CLOSE_SECONDS: Final = 5.0
 
 OUTPUT_HIGH: Final = 262_144
 MAX_OUTPUT: Final = 4_194_304
-MAX_LINKS: Final = 1_000
+MAX_LINKS: Final = 10_000
 CREDIT: Final = 1_000
 """Messages that a client may send before it needs new credit, which it gets at half of this."""
 
@@ -233,6 +233,7 @@ class ServerConnection(asyncio.Protocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._heartbeat: asyncio.TimerHandle | None = None
         self._released = False
+        self._links_opened = 0
 
     # The socket
 
@@ -350,7 +351,11 @@ class ServerConnection(asyncio.Protocol):
 
     def _on_attaching(self, event: LinkAttaching) -> None:
         link = event.link
-        if len(self.links) > MAX_LINKS:
+        self._links_opened += 1
+        if self._links_opened > MAX_LINKS:
+            # Some may have ended. A client may have thousands: they are not counted each time.
+            self._links_opened = len(self.links)
+        if self._links_opened > MAX_LINKS:
             # Refused links count until their peer has detached them too, so that it cannot pile them up.
             self.fail(EntityFull(f"A connection has at most {MAX_LINKS} links."))
             return

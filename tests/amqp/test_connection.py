@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 from sbpair.amqp import frames, sasl
 from sbpair.amqp.connection import CHANNEL_MAX, Connection, ConnectionClosed, ConnectionOpened
 from sbpair.amqp.endpoint import EndpointState
-from sbpair.amqp.link import LinkAttaching
+from sbpair.amqp.link import LinkAttaching, LinkDetached
 from sbpair.amqp.performatives import (
     Accepted,
     Attach,
     Begin,
     Close,
+    Composite,
     Detach,
     Disposition,
     End,
@@ -29,7 +30,7 @@ from sbpair.amqp.performatives import (
     Transfer,
 )
 from sbpair.amqp.sasl import SaslClient, SaslServer
-from sbpair.amqp.session import SessionBegun, SessionEnded
+from sbpair.amqp.session import HANDLE_MAX, SessionBegun, SessionEnded
 from sbpair.amqp.types import Array, Described, Symbol
 from sbpair.errors import ProtocolError
 from tests.amqp.conftest import Pair
@@ -240,10 +241,7 @@ ILLEGAL: dict[str, tuple[Any, ...]] = {
     "a second open": ("amqp:illegal-state", Open("again")),
     "a begin for nobody": ("amqp:not-allowed", Begin(7, 0, 1, 1)),
     "a begin on a channel in use": ("amqp:not-allowed", Begin(None, 0, 1, 1)),
-    "a handle in use": ("amqp:session:handle-in-use", Attach("a", 0, True), Attach("b", 0, True)),
-    "a handle out of bounds": ("amqp:connection:framing-error", Attach("a", 5_000, True)),
-    "a sender without a count": ("amqp:invalid-field", Attach("a", 0, False, source=Source("x"), target=Target("y"))),
-    "a transfer on no handle": ("amqp:session:unattached-handle", Transfer(9, 0, b"t")),
+    "a channel without a session": ("amqp:not-found", End(), Flow(None, 1, 0, 1)),
     "a range that ends before it begins": ("amqp:invalid-field", Disposition(True, 5, 3, True, Accepted())),
     "a frame that is no performative": ("amqp:not-allowed", Accepted()),
     "a sasl body": ("amqp:not-allowed", SaslOutcome(0)),
@@ -261,6 +259,40 @@ def test_an_illegal_step_closes_the_connection_with_a_reason(pair: Any, name: st
     assert pair.client.closed.error.condition == pair.server.closed.error.condition
     assert pair.client.closed.error.description == pair.server.closed.error.description
     assert pair.client.closed.by_peer
+
+
+@pytest.mark.parametrize(
+    ("condition", "bodies"),
+    [
+        ("amqp:session:handle-in-use", (Attach("a", 0, True), Attach("b", 0, True))),
+        ("amqp:resource-limit-exceeded", (Attach("a", HANDLE_MAX + 1, True),)),
+        ("amqp:session:unattached-handle", (Transfer(9, 0, b"t"),)),
+        ("amqp:session:unattached-handle", (Flow(0, 1, 0, 1, handle=9),)),
+        ("amqp:session:errant-link", (Attach("a", 0, True), Transfer(0, 0, b"t"))),
+    ],
+)
+def test_an_error_of_a_session_ends_that_session_alone(
+    pair: Any, condition: str, bodies: tuple[Composite, ...]
+) -> None:
+    ours, theirs = pair.session()
+    other, _ = pair.session()
+    pair.tell("server", *bodies, Flow(0, 1, 0, 1))
+    assert pair.server.of(SessionEnded)[0].error.condition == condition
+    attached = [event.link for event in pair.server.of(LinkAttaching)]
+    assert [event.link for event in pair.server.of(LinkDetached)] == attached
+    pair.pump()
+    assert pair.client.of(SessionEnded)[0].error.condition == condition
+    assert (ours.state, theirs.state, other.is_open) == (EndpointState.CLOSED, EndpointState.CLOSED, True)
+    link, their_link = pair.sender(other, credit=1)
+    assert link.is_open
+    assert their_link.is_open
+
+
+def test_a_sender_need_not_state_its_count(pair: Any) -> None:
+    pair.session()
+    attach = Attach("a", 0, False, source=Source("x"), target=Target("y"))
+    pair.tell("server", attach)
+    assert pair.server.of(LinkAttaching)[0].link.delivery_count == 0
 
 
 @pytest.mark.parametrize(
@@ -431,10 +463,11 @@ def test_a_session_ended_before_its_answer_is_not_reported_as_begun(pair: Any) -
 
 
 def test_frames_for_an_ended_session_are_dropped(pair: Any) -> None:
-    session, _ = pair.session()
-    session.end()
-    pair.pump()
+    _, theirs = pair.session()
+    theirs.end()
     pair.tell("server", Detach(0), Flow(), Attach("late", 0, True), Transfer(0, 0, b""), End())
+    assert pair.server.connection.sessions == ()
+    pair.tell("server", Detach(0), End())  # some clients detach after an end
     assert not pair.server.connection.over
 
 

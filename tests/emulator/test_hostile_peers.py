@@ -11,10 +11,12 @@ from contextlib import asynccontextmanager
 import pytest
 
 from sbpair.amqp import transfer
+from sbpair.amqp.connection import CHANNEL_MAX
 from sbpair.amqp.frames import AMQP_HEADER, SASL_HEADER, frame
-from sbpair.amqp.link import LinkDetached
+from sbpair.amqp.link import LinkAttached, LinkDetached
 from sbpair.amqp.message import Sections, data_body, encode_map, value_body
 from sbpair.amqp.performatives import Attach, Begin, Flow, Open, SaslInit, Source, Target
+from sbpair.amqp.session import NO_HANDLE, SessionEnded
 from sbpair.amqp.types import Long, Map
 from sbpair.amqp_server import admission, server_connection
 from sbpair.emulator.frontends.amqp.message_links import OVERSIZE_FACTOR
@@ -53,9 +55,6 @@ HOSTILE = {
     "a string longer than its frame": OPENED + frame(described(0x10, b"\xc0\x06\x01\xb1\x7f\xff\xff\xff")),
     "lists in lists": OPENED + frame(described(0x12, LISTS_IN_LISTS)),
     "a channel too far": OPENED + frame(Begin(None, 0, 1, 1).encode(), channel=0xFFFF),
-    "a handle too far": BEGUN + frame(Attach("x", 0xFFFFFFFF, False, initial_delivery_count=0).encode()),
-    "a handle twice": BEGUN + 2 * frame(Attach("x", 0, True, source=Source("q"), target=Target("t")).encode()),
-    "a transfer to nowhere": BEGUN + frame(described(0x14, b"\xc0\x08\x04\x43\x43\xa0\x01\x00\x43") + b"payload"),
     "a transfer of nothing": BEGUN + frame(described(0x14, b"")),
     "attaching what is not there": BEGUN + frame(described(0x12, b"\xc0\x02\x01\x40")),
 }
@@ -155,6 +154,38 @@ async def test_too_many_links_are_cut_off(stage: Stage, monkeypatch: pytest.Monk
             attach = Attach(f"link {handle}", handle, True, source=Source("orders"), target=Target("t"))
             writer.write(frame(attach.encode()))
         assert b"amqp:resource-limit-exceeded" in await until_cut_off(reader, writer)
+
+
+async def test_a_client_may_have_a_session_for_each_of_its_links(stage: Stage) -> None:
+    """As .NET's clients do: a session for $cbs, and 4 999 with a link each."""
+    async with stage.connect() as peer:
+        links = []
+        for number in range(CHANNEL_MAX + 1):
+            link = peer.connection.begin().receiver(str(number))
+            link.open(source=Source("orders" if number else "$cbs"), target=Target("peer"))
+            links.append(link)
+        assert len(links) == 5_000
+        await peer.flush()
+        while not links[-1].is_open:
+            await peer.read()
+        peer.events.clear()
+        await peer.send(await peer.attach_sender("orders", session=links[-1].session), data_body(b"x"))
+        assert len(await peer.take(links[-1], 1)) == 1
+
+
+async def test_a_link_beyond_the_handles_ends_its_session_alone(stage: Stage) -> None:
+    async with stage.connect() as peer:
+        kept, session = await peer.attach_sender("orders"), await peer.begin()
+        links = [session.sender(str(number)) for number in range(256)]
+        for link in links:
+            link.open(source=Source("peer"), target=Target("orders"))
+        for link in links:
+            await peer.wait(LinkAttached, of=link)
+        session.put(Attach("one more", 256, False, source=Source("peer"), target=Target("orders")))
+        error = (await peer.wait(SessionEnded)).error
+        assert (error.condition, error.description) == ("amqp:resource-limit-exceeded", NO_HANDLE)
+        assert "handles allowed is 255." in NO_HANDLE
+        await peer.send(kept, data_body(b"x"))
 
 
 async def test_a_message_in_endless_parts_costs_its_link(stage: Stage) -> None:
