@@ -15,6 +15,8 @@ ANONYMOUS, PLAIN, EXTERNAL, MSSBCBS = "ANONYMOUS", "PLAIN", "EXTERNAL", "MSSBCBS
 MECHANISMS = (MSSBCBS, PLAIN, ANONYMOUS, EXTERNAL)
 
 OK, AUTH_FAILED = 0, 1
+WELCOME = b"Welcome!"
+"""What the service adds to a sign-in that it accepts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +54,10 @@ class SaslServer:
 
     def judge(self, init: SaslInit) -> SaslOutcome:
         if init.mechanism == PLAIN:
-            return SaslOutcome(OK if self._plain(init.initial_response or b"") else AUTH_FAILED)
-        return SaslOutcome(OK if init.mechanism in MECHANISMS else AUTH_FAILED)
+            is_accepted = self._plain(init.initial_response or b"")
+        else:
+            is_accepted = init.mechanism in MECHANISMS
+        return SaslOutcome(OK, WELCOME) if is_accepted else SaslOutcome(AUTH_FAILED)
 
     def _plain(self, response: bytes) -> bool:
         parts = response.split(b"\x00")

@@ -26,7 +26,7 @@ from sbpair.amqp.types import Array, Symbol
 from sbpair.amqp_server.claims import Claims
 from sbpair.amqp_server.refusals import EntityFull, NotAllowed, ServiceError, amqp_error
 from sbpair.amqp_server.server_connection import LinkEndpoint, ServerConnection
-from sbpair.amqp_server.shared_access import NO_EXPIRY, AuthorizationRule, Grant, is_within, scope_of
+from sbpair.amqp_server.shared_access import NO_EXPIRY, AccessRight, AuthorizationRule, Grant, is_within, scope_of
 from sbpair.emulator.clock import NEVER, token_ms
 from sbpair.emulator.entities.transaction import Transaction
 from sbpair.emulator.service_errors import EntityNotFound, LinkIdle, TransactionUnknown
@@ -53,6 +53,21 @@ class NamespaceClaims(Claims):
         super().__init__(namespace.endpoint, on_lost)
         self._namespace = namespace
         self._expiry = namespace.deadline(NEVER, self.expire)
+        self._entity_key = ("", "")
+
+    def check_key(self, name: str, key: str) -> bool:
+        """Accept any key, as the service does: with one that is none of an entity either, each link is refused."""
+        if not super().check_key(name, key):
+            self._entity_key = name, key
+        return True
+
+    def require(self, rights: tuple[AccessRight, ...], path: str) -> None:
+        owner, (name, key) = self.owner_of(path), self._entity_key
+        if name and owner and owner not in self._grants:
+            for rule in self._namespace.entities[owner].description.authorization_rules:
+                if rule.key_name == name and rule.has_key(key):
+                    self._grants[owner] = Grant(rule.rights, owner, owner=owner)
+        super().require(rights, path)
 
     def keys(self) -> Iterable[AuthorizationRule]:
         return self._namespace.keys
@@ -78,7 +93,7 @@ class NamespaceClaims(Claims):
 
     def check_access(self) -> None:
         """Raise AccessRefused for a client that may not open links: of keys, the one of SASL PLAIN never expires."""
-        by_key = any(grant.expires_at_ms == NO_EXPIRY for grant in self._grants.values())
+        by_key = bool(self._entity_key[0]) or any(each.expires_at_ms == NO_EXPIRY for each in self._grants.values())
         self._namespace.fault_points.check_access(by_key=by_key)
 
     def expire_tokens(self) -> None:
@@ -91,6 +106,7 @@ class NamespaceClaims(Claims):
 
     def clear(self) -> None:
         super().clear()
+        self._entity_key = ("", "")
         self._expiry.cancel()
 
 
