@@ -87,7 +87,7 @@ class SessionReceiver(RawReceiver):
         granted = self._granted_session()
         if self._any and isinstance(granted, str):
             self.session_id = granted
-        elif granted != self.session_id:
+        elif str(granted).lower() != self.session_id.lower():  # the service may show another case
             self.close()
             raise errors.ServiceRefused(
                 f"link to {self.address!r}: the session was not granted",

@@ -59,6 +59,16 @@ class DedupMode(StrEnum):
     REPORT = "report"
 
 
+class SessionIds(StrEnum):
+    """What the ids of one session have in common, in SQL: Service Bus ignores their case, and older runs did not.
+
+    A run keeps the rule that it began with, as its tasks find what they have sent by the shard.
+    """
+
+    ANY_CASE = "lower(session_id)"
+    EXACT = "session_id"
+
+
 class ReplayMode(StrEnum):
     """Whether messages go through an archive, or within a task from the backlog to the primary."""
 
@@ -131,6 +141,7 @@ class ReplayOptions:
     selection: Selection = EVERYTHING
     mode: ReplayMode = ReplayMode.ARCHIVE
     delivery: ReplayDelivery = PRIMARY
+    sessions: SessionIds = SessionIds.ANY_CASE
 
     def check(self, queues: Sequence[str]) -> None:
         """Raise UsageError for options that a direct run does not support."""
@@ -182,6 +193,9 @@ class ReplayRun:
     def document(self) -> dict[str, Any]:
         found = {"schema": SCHEMA, "version": VERSION, **asdict(self), "queues": list(self.queues)}
         del found["options"]["skip_missing"]  # earlier versions refuse a run with it
+        found["options"]["sessions"] = (
+            self.options.sessions.name
+        )  # they would send twice, and refuse a run with it, too
         if self.delivery == PRIMARY:  # with it, too
             del found["options"]["delivery"]
         return found
@@ -247,6 +261,7 @@ def _read(archive: Archive, document: Mapping[str, Any]) -> ReplayRun:
             "ttl": TimeToLive(stored["ttl"]),
             "selection": Selection(normalize_destinations(selected["destinations"]), where),
             "mode": ReplayMode(stored["mode"]),
+            "sessions": SessionIds[stored.get("sessions", "EXACT")],
             "max_discard": None if (most := stored.get("max_discard", 0)) is None else int(most),
             "rate": None if stored["rate"] is None else _positive(stored["rate"]),
             "delivery": _read_delivery(archive, RUN_FILE, stored["delivery"]) if "delivery" in stored else PRIMARY,

@@ -81,15 +81,18 @@ def segment_path(queue: str, name: str) -> str:
     return f"{SEGMENTS}/{queue}/{name}{PARQUET}"
 
 
-def shard_expression(shards: int) -> str:
-    """Return SQL for a row's shard. Messages of a session share one, whatever their queue, so one task has them all."""
-    text = "concat_ws(' ', lower(coalesce(destination, '')), coalesce(session_id, message_id, ''))"
+def shard_expression(shards: int, session: str) -> str:
+    """Return SQL for a row's shard. Messages of a session share one, whatever their queue, so one task has them all.
+
+    `session` is SQL for what a session's ids have in common.
+    """
+    text = f"concat_ws(' ', lower(coalesce(destination, '')), coalesce({session}, message_id, ''))"
     return f"cast(crc32(cast({text} AS binary)) * {_SPREAD} div 65536 % {shards} AS int)"
 
 
 def shard_of(destination: str | None, session_id: str | None, message_id: str | None, shards: int) -> int:
-    """Return the same in Python. The two may differ for capitals whose lower case they disagree on."""
-    within = session_id if session_id is not None else message_id or ""
+    """Return the same in Python. They may differ for capitals whose lower case they disagree on, and in older runs."""
+    within = session_id.lower() if session_id is not None else message_id or ""
     return zlib.crc32(f"{(destination or '').lower()} {within}".encode()) * _SPREAD // 65536 % shards
 
 

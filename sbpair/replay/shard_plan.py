@@ -109,7 +109,7 @@ def plan_query(run: ReplayRun, now_ms: int, compare: Compare = Compare.EVERY, *,
     return f"""
 WITH matched AS (
   SELECT {columns}, {run.options.selection.sql()} AS selected, {verdict} AS verdict, {_MATCH_KEY} AS match_key,
-    {shard_expression(run.shards)} AS shard
+    {shard_expression(run.shards, run.options.sessions)} AS shard
   FROM {MESSAGES})
 {rows}"""  # noqa: S608
 

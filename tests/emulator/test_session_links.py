@@ -33,14 +33,17 @@ def ask_for(session: Any, session_id: str | None, wait_ms: int | None = None, de
     return link
 
 
+@pytest.mark.parametrize("asked", [None, "s", "S"])
 @pytest.mark.parametrize("descriptor", [FILTER, ULong(0x000001370000000C), None])
-async def test_the_answer_describes_the_session_and_has_the_end_of_its_lock(peer: Peer, descriptor: Any) -> None:
+async def test_the_answer_describes_the_session_and_has_the_end_of_its_lock(
+    peer: Peer, descriptor: Any, asked: str | None
+) -> None:
     queue = sessions(peer.stage)
     await peer.send(await peer.attach_sender("sessions"), plain(group_id="s"))
-    link = ask_for(await peer.begin(), None, descriptor=descriptor)
+    link = ask_for(await peer.begin(), asked, descriptor=descriptor)
     await peer.wait(LinkAttached, of=link)
-    granted = link.remote.source.filter[FILTER]
-    assert granted == ("s" if descriptor is None else Described(descriptor, "s"))
+    granted, named = link.remote.source.filter[FILTER], asked or "s"
+    assert granted == (named if descriptor is None else Described(descriptor, named))
     held = queue.messages.held_session("s")
     until = link.remote.properties["com.microsoft:locked-until-utc"]
     assert type(until) is Long

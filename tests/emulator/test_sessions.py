@@ -9,7 +9,7 @@ from sbpair.amqp_server.refusals import ArgumentInvalid, NotAllowed
 from sbpair.emulator.clock import NEVER
 from sbpair.emulator.entities.description import SubscriptionDescription
 from sbpair.emulator.entities.stored_message import StoredMessage
-from sbpair.emulator.service_errors import SessionLockExpired
+from sbpair.emulator.service_errors import SessionCannotBeLocked, SessionLockExpired
 from tests.emulator.consumers import CreditConsumer, SessionWaiter, ask, numbers
 
 MINUTE = 60_000
@@ -46,6 +46,21 @@ def test_a_message_for_a_held_session_wakes_its_consumer(queue, send_to) -> None
     held.remove_consumer(receiver)
     send_to("a")
     assert receiver.got == [sent[0], *sent[2:]]
+
+
+def test_ids_of_sessions_ignore_case(queue, send_to) -> None:
+    sent = send_to("Red", "RED", "blue", "red")
+    held = queue.messages.accept("rED")
+    with pytest.raises(SessionCannotBeLocked):
+        queue.messages.accept("red")
+    assert queue.messages.held_session("RED") is held
+    assert numbers(queue.messages.peek_session("reD", 0, 9)) == sorted([*sent[:2], sent[3]])
+    first, *others = held.receive(9)
+    assert numbers([first, *others]) == [*sent[:2], sent[3]]
+    queue.messages.defer(others[0].lock_token)
+    assert numbers(held.receive_deferred([others[0].sequence_number])) == [sent[1]]
+    held.close(failed=False)
+    assert queue.messages.list_sessions() == ["Red", "blue"]
 
 
 def test_a_session_whose_lock_expires_goes_to_one_waiter(queue, send_to) -> None:

@@ -37,11 +37,15 @@ def write_segment(
     group: int = 1_000,
     shards: int = 2,
     queue: str = "",
+    **same: object,
 ) -> None:
-    """Write rows, in row groups of `group`, as a segment of `queue` or that of the first key."""
+    """Write rows, in row groups of `group`, as a segment of `queue` or that of the first key.
+
+    `same` are columns that are equal in all of them.
+    """
     rows = [
         {"segment": name, "position": at, **dict(zip(KEY, key, strict=True)), "destination": "orders"}
-        | {"size": len(message), "message": message}
+        | {"size": len(message), "message": message, **same}
         for at, (key, message) in enumerate(zip(keys, messages, strict=True))
     ]
     file = archive.new_table(SEGMENT, shards, large=True)

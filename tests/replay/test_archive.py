@@ -346,6 +346,13 @@ def test_a_run_is_read_back_as_it_was_written(archive: Archive, selection: Selec
     assert runs.load_run(archive) == run
 
 
+def test_a_run_of_an_earlier_version_keeps_its_shards(archive: Archive) -> None:
+    document = RUN.document()
+    assert document["options"].pop("sessions") == "ANY_CASE"
+    archive.write_json("run.json", document)
+    assert runs.load_run(archive).options.sessions is runs.SessionIds.EXACT
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -14,7 +14,8 @@ from sbpair.move.message import dead_letters
 from sbpair.replay import driver, shard_plan, spark
 from sbpair.replay.archive import QUARANTINE, SEGMENTS
 from sbpair.replay.delivery import ReplayDelivery
-from sbpair.replay.run_description import ReplayOptions, ReplayRun, Selection
+from sbpair.replay.run_description import ReplayOptions, ReplayRun, Selection, SessionIds
+from sbpair.replay.segment import shard_of
 from tests.replay.segments import QUEUE, created, key, rows_of, write_segment
 from tests.replay.tasks import job_of, proof_of, replayed, stranded
 from tests.replay.world import HASTY, HOUR_TICKS, World
@@ -68,6 +69,19 @@ def rows_without_copies_are_planned_as_they_are(session: Any, tmp_path: Path) ->
     plan = shard_plan.build_plan(session, ReplayRun("r1", {}, (QUEUE,), 2, 0, ReplayOptions()), archive, 0)
     assert (plan.count_to_send(), plan.has_duplicates(), plan.destinations) == ({"orders": 3}, False, ["orders"])
     assert sorted(row.position for row in plan.send_rows().collect()) == [0, 1, 2]
+
+
+def sessions_of_any_case_share_a_shard(session: Any, tmp_path: Path) -> None:
+    """A run of an earlier version keeps the shards in which its tasks find what they have sent."""
+    archive, names = created(tmp_path, "r3"), [*"ABCDEFGH", *"abcdefgh"]
+    for at, name in enumerate(names):
+        write_segment(archive, f"s{at:02}", [key(at)], [b"x"], session_id=name)
+    for rule, is_shared in ((SessionIds.ANY_CASE, True), (SessionIds.EXACT, False)):
+        run = ReplayRun("r3", {}, (QUEUE,), 64, 0, ReplayOptions(sessions=rule))
+        rows = shard_plan.build_plan(session, run, archive, 0).send_rows().collect()
+        shards = [row.shard for row in sorted(rows, key=lambda row: row.segment)]
+        assert (shards[:8] == shards[8:]) is is_shared
+        assert shards[8:] == [shard_of("orders", name, None, 64) for name in names[8:]]
 
 
 def altered_pages_are_not_planned(session: Any, directory: Path) -> None:
@@ -124,6 +138,7 @@ def test_dead_letters_are_sent_as_they_were_or_quarantined(place: World, tmp_pat
 def test_a_condition_is_accepted_or_refused_with_a_reason(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with spark.spark_session("local[2,4]", HASTY) as session:
         rows_without_copies_are_planned_as_they_are(session, tmp_path)
+        sessions_of_any_case_share_a_shard(session, tmp_path)
         altered_pages_are_not_planned(session, tmp_path)
         for where in TAKEN:
             shard_plan.check_selection(session, Selection((), where))

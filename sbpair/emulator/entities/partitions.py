@@ -105,7 +105,7 @@ class Partitions:
         return self.count - len(self._down)
 
     def for_key(self, key: str) -> int:
-        return crc32(key.encode()) % self.count
+        return crc32(key.lower().encode()) % self.count  # as ids of sessions, whose case is ignored
 
     def choose(self) -> int:
         """Return the next partition that is up, in turn. Raises OperationTimedOut if all are down."""

@@ -44,7 +44,7 @@ class SessionState:
 
 
 class SessionReadyQueues(ReadyQueue):
-    """A ready queue for each session.
+    """A ready queue for each session, whose ids ignore case: `sessions` are by id in lower case.
 
     `available` are sessions with messages and no holder, in the order in which they became so. `to_wake` are held
     sessions that got messages.
@@ -59,9 +59,9 @@ class SessionReadyQueues(ReadyQueue):
         self.to_wake: OrderedDict[SessionState, None] = OrderedDict()
 
     def session(self, session_id: str) -> SessionState:
-        session = self.sessions.get(session_id)
+        session = self.sessions.get(session_id.lower())
         if session is None:
-            session = self.sessions[session_id] = SessionState(session_id)
+            session = self.sessions[session_id.lower()] = SessionState(session_id)
         return session
 
     def put(self, message: StoredMessage) -> None:
@@ -77,7 +77,7 @@ class SessionReadyQueues(ReadyQueue):
     def forget_if_idle(self, session: SessionState) -> None:
         if session.holder is None and not session.is_listed:
             self.available.pop(session, None)
-            self.sessions.pop(session.id, None)
+            self.sessions.pop(session.id.lower(), None)
 
 
 class SessionMessages(SubQueue):
@@ -156,7 +156,7 @@ class SessionMessages(SubQueue):
     def held_session(self, session_id: str) -> HeldSession:
         """Return a session under lock. Raises SessionLockExpired if no receiver holds it."""
         self.advance_if_due()
-        session = self._sessions.sessions.get(session_id)
+        session = self._sessions.sessions.get(session_id.lower())
         if session is None or session.holder is None:
             raise session_lock_lost()
         return session.holder
@@ -196,7 +196,7 @@ class SessionMessages(SubQueue):
     def peek_session(self, session_id: str, from_sequence: int, max_messages: int) -> list[StoredMessage]:
         """Peek at one session, held or not."""
         self.advance_if_due()
-        found = (message for message in self._store.read_from(from_sequence) if message.session_id == session_id)
+        found = (each for each in self._store.read_from(from_sequence) if each.is_in_session(session_id))
         return list(islice(found, max(0, max_messages)))
 
     def renew(self, token: bytes) -> StoredMessage:
@@ -324,7 +324,7 @@ class HeldSession:
         messages = self.checked()
         found = messages._numbered(sequences, DEFERRED)
         for message in found:
-            if message.session_id != self.id:
+            if not message.is_in_session(self.id):
                 raise MessageNotFound(NOT_DEFERRED)
         messages.lock_for(self, found)
         return found

@@ -78,6 +78,10 @@ class StoredMessage:
         """The lock token as management requests carry it. The token's own bytes are in .NET's order."""
         return uuid.UUID(bytes_le=self.lock_token)
 
+    def is_in_session(self, session_id: str) -> bool:
+        """Return whether this is a session of the message: case is ignored."""
+        return self.session_id is not None and self.session_id.lower() == session_id.lower()
+
     def for_subscription(self) -> ForwardedMessage:
         """Return a copy for a subscription, which sets its own number and times. The sections are shared."""
         copied = ForwardedMessage.copy(self, self.content, hops=self.hops)

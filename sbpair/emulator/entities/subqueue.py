@@ -303,7 +303,7 @@ class SubQueue:
         found = (
             message
             for message in self._store.read_from(0)
-            if (session_id is None or message.session_id == session_id)
+            if (session_id is None or message.is_in_session(session_id))
             and message.state == ACTIVE
             and message.enqueued_at_ms < before_ms
         )

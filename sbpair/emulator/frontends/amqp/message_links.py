@@ -393,7 +393,9 @@ class OutgoingSessionLink(OutgoingLink):
 def _granted(asked: Map, session_id: str) -> Described | str:
     """Return the filter of a granted session: with the client's descriptor, or bare for a client that sends it bare."""
     given = asked.get(SESSION_FILTER)
-    return Described(given.descriptor, session_id) if isinstance(given, Described) else session_id
+    if not isinstance(given, Described):
+        return given or session_id
+    return Described(given.descriptor, given.value or session_id)
 
 
 class WaitingSessionLink(EntityLink):
