@@ -396,8 +396,8 @@ def _general_annotations(message: StoredMessage, sender_annotations: bytes, *, l
     ]
     if locked:
         added.append(("x-opt-locked-until", Timestamp(message.locked_until_ms)))
-    if message.dead_letter is not None:
-        added.append(("x-opt-deadletter-source", message.dead_letter.source))
+    if message.dead_letter_source:
+        added.append(("x-opt-deadletter-source", message.dead_letter_source))
     read = _cached_kept if len(sender_annotations) <= _MAX_CACHED_BYTES else _kept_annotations
     count, kept = read(sender_annotations)
     pairs = b"".join([_key(name) + codec.encode(value) for name, value in added])

@@ -35,14 +35,16 @@ class StoredMessage:
 
     The frontend sets the arguments; `message_id` only where the entity detects duplicates, since it costs memory. The
     entity sets the rest. `enqueued_sequence_number` is the number in the entity that the message was first sent to, 0
-    if this one; `hops` counts how often it was forwarded since. `delivery_count` counts failed deliveries, as the AMQP
-    header does. `lock_token` is new with every delivery: 16 opaque bytes, which clients see as a GUID. `reported_state`
-    is the state that clients see: ACTIVE, DEFERRED, or SCHEDULED for a message that ever waited for its time.
+    if this one; `hops` counts how often it was forwarded since. `dead_letter_source` is the entity from whose
+    dead-letter queue it was forwarded. `delivery_count` counts failed deliveries, as the AMQP header does. `lock_token`
+    is new with every delivery: 16 opaque bytes, which clients see as a GUID. `reported_state` is the state that clients
+    see: ACTIVE, DEFERRED, or SCHEDULED for a message that ever waited for its time.
     """
 
     # Without types, since they are no slots: a message that was not forwarded has these values.
     enqueued_sequence_number = 0
     hops = 0
+    dead_letter_source = ""
 
     content: Sections | bytes
     size: int
@@ -99,7 +101,7 @@ class StoredMessage:
 class ForwardedMessage(StoredMessage):
     """A message that came from another entity: from a topic, or by auto-forwarding."""
 
-    __slots__ = ("enqueued_sequence_number", "hops")
+    __slots__ = ("dead_letter_source", "enqueued_sequence_number", "hops")
 
     @classmethod
     def copy(cls, message: StoredMessage, content: Sections | bytes, *, hops: int) -> ForwardedMessage:
@@ -113,5 +115,6 @@ class ForwardedMessage(StoredMessage):
             partition_key=message.partition_key,
         )
         forwarded.hops = hops
+        forwarded.dead_letter_source = message.dead_letter.source if message.dead_letter else message.dead_letter_source
         forwarded.enqueued_sequence_number = message.enqueued_sequence_number or message.sequence_number
         return forwarded

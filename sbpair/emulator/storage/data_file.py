@@ -206,7 +206,7 @@ decode = json.JSONDecoder(object_hook=_object).decode
 # Messages
 
 _NOT_IN_FIELDS: Final = frozenset({"content", "sequence_number", "lock_token", "locked_until_ms"})
-_FORWARDED: Final = ("enqueued_sequence_number", "hops")
+_FORWARDED: Final = ("enqueued_sequence_number", "hops", "dead_letter_source")
 _FIELDS: Final = (*(each.name for each in fields(StoredMessage) if each.name not in _NOT_IN_FIELDS), *_FORWARDED)
 _values_of = attrgetter(*_FIELDS)
 _DEFAULTS: Final = _values_of(StoredMessage(b"", 0))
@@ -236,7 +236,7 @@ def read_message(sequence_number: int, text: str, content: bytes) -> StoredMessa
     message = StoredMessage(payload, 0)
     if any(name in stored for name in _FORWARDED):
         message = ForwardedMessage(payload, 0)
-        stored = dict.fromkeys(_FORWARDED, 0) | stored
+        stored = {name: getattr(StoredMessage, name) for name in _FORWARDED} | stored
     if "dead_letter" in stored:
         stored["dead_letter"] = DeadLetterReason(*stored["dead_letter"])
     for name, value in stored.items():
