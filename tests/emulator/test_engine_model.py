@@ -336,7 +336,7 @@ class SessionsBesideModel(RuleBasedStateMachine):
                 for each in ids
             ]
         )
-        partition = self.queue.partitions.for_key(session) if self.queue.partitions else 0
+        partition = self.queue.partitions.for_key(session) + 1 if self.queue.partitions else 0
         for each in ids:
             if each is not None and not self.PARTITIONED:
                 if self.clock.now_ms() < self.seen.get(each, 0) + self.WINDOW_MS:

@@ -10,7 +10,7 @@ from sbpair.amqp import codec
 from sbpair.amqp.link import Delivery
 from sbpair.amqp.message import FOOTER, Header, Properties, Sections, data_body, encode_map
 from sbpair.amqp.performatives import Error, Modified, Rejected
-from sbpair.amqp.types import Int, Long, Map, Symbol, Timestamp, ULong
+from sbpair.amqp.types import Int, Long, Map, Short, Symbol, Timestamp, ULong
 from sbpair.emulator.entities.description import QueueDescription
 from tests.emulator.peer import Peer, Stage
 
@@ -124,8 +124,12 @@ async def test_an_empty_session_id_does_not_conflict_with_a_partition_key(peer: 
         assert (type(answer.state).__name__ == "Accepted") is accepted, session
     received = await peer.take(await peer.attach_receiver("parts"), 2)
     assert {sections(each).read_properties().group_id for each in received} == {"", "k"}
-    numbers = [sections(each).read_message_annotations()["x-opt-sequence-number"] for each in received]
-    assert len({number >> 48 for number in numbers}) == 1
+    found = [sections(each).read_message_annotations() for each in received] + [
+        each.read_message_annotations() for each in await peek(peer, "parts")
+    ]
+    ids = {each["x-opt-partition-id"] for each in found}
+    assert ids == {each["x-opt-sequence-number"] >> 48 for each in found}
+    assert [*map(type, ids)] == [Short], "one partition, from 1 on"
 
 
 async def test_a_scheduled_message_keeps_its_state_when_it_is_due(peer: Peer) -> None:

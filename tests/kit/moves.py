@@ -151,6 +151,7 @@ SERVICE_ANNOTATIONS = (
     "x-opt-locked-until",
     "x-opt-message-state",
     "x-opt-deadletter-source",
+    "x-opt-partition-id",
 )
 
 

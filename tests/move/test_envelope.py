@@ -24,7 +24,7 @@ from sbpair.amqp.message import (
     encode_map,
     section,
 )
-from sbpair.amqp.types import Char, Int, Long, Map, Symbol, Timestamp, UByte, UInt, ULong, Value, same
+from sbpair.amqp.types import Char, Int, Long, Map, Short, Symbol, Timestamp, UByte, UInt, ULong, Value, same
 from sbpair.backlog import Aliases, write_aliases
 from sbpair.drill.original_reading import WRAPPED_TTL_MS as WRAPPED
 from sbpair.errors import ProtocolError
@@ -89,6 +89,7 @@ SERVICE = [
     (Symbol("x-opt-enqueue-sequence-number"), Long(0)),
     (Symbol("x-opt-locked-until"), Timestamp(NOW + 60_000)),
     (Symbol("x-opt-message-state"), Int(0)),
+    (Symbol("x-opt-partition-id"), Short(3)),
 ]
 
 

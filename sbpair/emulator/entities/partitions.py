@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence, Set
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 from zlib import crc32
 
 from sbpair.amqp_server.refusals import NotAllowed
 from sbpair.emulator.entities.message_order import ReadyQueue
 from sbpair.emulator.entities.service_envelope import via_partition_key
 from sbpair.emulator.entities.sessions import SessionMessages
-from sbpair.emulator.entities.stored_message import DEFERRED
+from sbpair.emulator.entities.stored_message import DEFERRED, NUMBER_BITS, partition_id
 from sbpair.emulator.entities.subqueue import OnDeadLettered, SubQueue
 from sbpair.emulator.service_errors import OperationTimedOut, partition_unavailable
 
@@ -27,11 +27,13 @@ if TYPE_CHECKING:
     from sbpair.emulator.entities.sessions import HeldSession, SessionState
     from sbpair.emulator.entities.stored_message import StoredMessage
 
-NUMBER_BITS: Final = 48
-
 
 def partition_of(sequence: int) -> int:
-    return sequence >> NUMBER_BITS
+    return partition_id(sequence) - 1
+
+
+def _first_number(partition: int) -> int:
+    return partition + 1 << NUMBER_BITS
 
 
 def partition_key_of(message: StoredMessage) -> str | None:
@@ -167,7 +169,7 @@ class PartitionedMessages(SubQueue):
     def _reset(self) -> None:
         super()._reset()
         self._ready = PartitionedReadyQueue(self._partitions)
-        self.last_numbers = [number << NUMBER_BITS for number in range(self._partitions.count)]
+        self.last_numbers = [_first_number(number) for number in range(self._partitions.count)]
 
     def enqueue(self, messages: Iterable[StoredMessage]) -> None:
         by_partition: dict[int, list[StoredMessage]] = {}
@@ -199,7 +201,7 @@ class PartitionedMessages(SubQueue):
         """Peek at one partition at a time. Fewer may come than there are: ask on until none do."""
         for partition in range(max(0, partition_of(from_sequence)), self._partitions.count):
             if self._partitions.is_up(partition):
-                first = max(from_sequence, partition << NUMBER_BITS)
+                first = max(from_sequence, _first_number(partition))
                 found = super().peek(first, max_messages)
                 here = [each for each in found if partition_of(each.sequence_number) == partition]
                 if here:

@@ -30,9 +30,9 @@ from sbpair.amqp.message import (
     section,
     skip,
 )
-from sbpair.amqp.types import Int, Long, Map, Symbol, Timestamp, UInt, Value, text_of
+from sbpair.amqp.types import Int, Long, Map, Short, Symbol, Timestamp, UInt, Value, text_of
 from sbpair.amqp_server.refusals import MessageTooLarge
-from sbpair.emulator.entities.stored_message import StoredMessage
+from sbpair.emulator.entities.stored_message import StoredMessage, partition_id
 from sbpair.emulator.service_errors import PropertyTooLarge
 from sbpair.errors import ProtocolError
 
@@ -80,7 +80,7 @@ _VIA_PARTITION_KEY: Final = b"x-opt-via-partition-key"
 # Annotations that only the service sets; those of a sender are removed.
 _SERVICE_ANNOTATIONS: Final = frozenset((
     "x-opt-deadletter-source", "x-opt-enqueue-sequence-number", "x-opt-enqueued-time", "x-opt-locked-until",
-    "x-opt-message-state", "x-opt-sequence-number",
+    "x-opt-message-state", "x-opt-partition-id", "x-opt-sequence-number",
 ))  # fmt: skip
 
 
@@ -363,7 +363,8 @@ _NO_ANNOTATIONS: Final = section(MESSAGE_ANNOTATIONS, b"\xc1\x01\x00")
 
 
 def _annotations(message: StoredMessage, sender_annotations: bytes) -> bytes:
-    if sender_annotations or message.reported_state or message.dead_letter is not None or not message.lock_token:
+    is_plain_message = not sender_annotations and message.dead_letter is None and not message.reported_state
+    if not is_plain_message or not message.lock_token or partition_id(message.sequence_number):
         return _general_annotations(message, sender_annotations, locked=bool(message.lock_token))
     return _PLAIN(
         _PLAIN_HEAD,
@@ -396,6 +397,9 @@ def _general_annotations(message: StoredMessage, sender_annotations: bytes, *, l
     ]
     if locked:
         added.append(("x-opt-locked-until", Timestamp(message.locked_until_ms)))
+    partition = partition_id(message.sequence_number)
+    if partition:
+        added.append(("x-opt-partition-id", Short(partition)))
     if message.dead_letter_source:
         added.append(("x-opt-deadletter-source", message.dead_letter_source))
     read = _cached_kept if len(sender_annotations) <= _MAX_CACHED_BYTES else _kept_annotations

@@ -21,6 +21,14 @@ LOCKED: Final = 3
 REMOVED: Final = 4
 
 
+NUMBER_BITS: Final = 48
+
+
+def partition_id(sequence: int) -> int:
+    """Return the id of the partition that gave a sequence number, from 1 on; 0 in an entity without partitions."""
+    return sequence >> NUMBER_BITS
+
+
 class DeadLetterReason(NamedTuple):
     """The reason why a message is in a dead-letter queue, and the path of the entity that it was in before."""
 

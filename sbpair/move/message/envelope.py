@@ -36,9 +36,10 @@ SCHEDULE = Symbol("x-opt-scheduled-enqueue-time")
 PARTITION_KEY = "x-opt-partition-key"
 ACTIVE, DEFERRED, SCHEDULED = range(3)
 
-SERVICE_ANNOTATIONS = frozenset(
-    (ENQUEUED, SEQUENCE_NUMBER, ENQUEUE_SEQUENCE_NUMBER, LOCKED_UNTIL, MESSAGE_STATE, "x-opt-deadletter-source")
-)
+SERVICE_ANNOTATIONS = frozenset((
+    ENQUEUED, SEQUENCE_NUMBER, ENQUEUE_SEQUENCE_NUMBER, LOCKED_UNTIL, MESSAGE_STATE, "x-opt-deadletter-source",
+    "x-opt-partition-id",
+))  # fmt: skip
 """Annotations that the service writes: they describe where a message has been, not the message.
 
 Of the delivery annotations, only LOCK_TOKEN is the service's; it keeps a sender's own.
