@@ -370,6 +370,20 @@ async def test_a_token_with_fewer_rights_ends_the_links_it_forbids(rights: Right
         assert not any(isinstance(event, LinkDetached) for event in peer.events)
 
 
+async def test_a_transaction_by_way_of_a_subscription_needs_no_right_to_send_to_its_topic(rights: RightsStage) -> None:
+    async with rights.connect() as outside, rights.connect(signed_in=False) as peer:
+        await outside.send(await outside.attach_sender(TOPIC), plain())
+        await put_all(rights, peer, {SUBSCRIPTION: LISTEN, QUEUE: SEND})
+        session = await peer.begin()
+        control = await peer.attach_coordinator(session=session)
+        (delivery,) = await peer.take(await peer.attach_receiver(SUBSCRIPTION, session=session), 1)
+        sender, txn_id = await peer.attach_sender(QUEUE, session=session), await peer.declare(control)
+        await peer.settle_in(txn_id, delivery)
+        await peer.send_in(txn_id, sender, plain())
+        assert await peer.discharge(control, txn_id) == Accepted()
+    assert [len(rights.namespace.entity(path).messages) for path in (SUBSCRIPTION, QUEUE)] == [0, 1]
+
+
 async def test_a_refused_token_takes_no_rights_away(rights: RightsStage) -> None:
     async with rights.connect(signed_in=False) as peer:
         await put_all(rights, peer, {QUEUE: SEND})

@@ -10,7 +10,7 @@ from sbpair.amqp import codec
 from sbpair.amqp.link import Delivery
 from sbpair.amqp.message import FOOTER, Header, Properties, Sections, data_body, encode_map
 from sbpair.amqp.performatives import Error, Modified, Rejected
-from sbpair.amqp.types import Int, Long, Map, Short, Symbol, Timestamp, ULong
+from sbpair.amqp.types import Array, Int, Long, Map, Short, Symbol, Timestamp, UInt, ULong, same
 from sbpair.emulator.entities.description import QueueDescription
 from tests.emulator.peer import Peer, Stage
 
@@ -75,6 +75,28 @@ async def test_only_a_true_flag_leaves_the_body_of_a_peek_out(peer: Peer) -> Non
     (delivery,) = await peer.take(await peer.attach_receiver("orders"), 1)
     assert (without.body, without.footer, without.read_properties().subject) == (b"", footer, "kept")
     assert {whole.body for (whole,) in others} == {sections(delivery).body} == {data_body(b"body")}
+
+
+async def test_a_reason_of_any_type_is_kept(peer: Peer) -> None:
+    info = Map([(Symbol("DeadLetterReason"), Int(7)), (Symbol("DeadLetterErrorDescription"), Timestamp(8))])
+    (delivery,) = await peer.lock("orders", data_body(b"x"))
+    await peer.settle(delivery, Rejected(Error("com.microsoft:dead-letter", "", info)))
+    (dead,) = await peer.take(await peer.attach_receiver("orders/$deadletterqueue"), 1)
+    found = sections(dead).read_application_properties()
+    assert [same(found[str(name)], value) for name, value in info.pairs] == [True, True]
+
+
+async def test_a_peeked_deferred_message_shows_its_lock(peer: Peer) -> None:
+    (delivery,) = await peer.lock("orders", data_body(b"x"))
+    await peer.settle(delivery, Modified(undeliverable_here=True))
+    (peeked,) = await peek(peer, "orders")
+    assert "x-opt-locked-until" not in peeked.read_message_annotations()
+    number = peeked.read_message_annotations()["x-opt-sequence-number"]
+    body = Map([("sequence-numbers", Array([number])), ("receiver-settle-mode", UInt(1))])
+    await peer.ask("orders/$management", "com.microsoft:receive-by-sequence-number", body)
+    (peeked,) = await peek(peer, "orders")
+    [stored] = peer.stage.queue.messages.peek(0, 1)
+    assert peeked.read_message_annotations()["x-opt-locked-until"] == stored.locked_until_ms
 
 
 async def test_a_footer_before_the_body_is_accepted(peer: Peer) -> None:

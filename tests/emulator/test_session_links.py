@@ -55,6 +55,16 @@ async def test_the_answer_describes_the_session_and_has_the_end_of_its_lock(
     assert queue.counts().total == 0
 
 
+@pytest.mark.parametrize("entity", ["sessions", "orders"])
+async def test_a_session_is_not_shared(peer: Peer, entity: str) -> None:
+    sessions(peer.stage)
+    link = (await peer.begin()).receiver("shared")
+    wanted = Described(ULong(0x13_7000_000E), ["s", UUID(int=1)])
+    link.open(source=Source(entity, filter={FILTER: wanted}), target=Target("peer"))
+    error = (await peer.wait(LinkDetached, of=link)).error
+    assert (error.condition, "non-exclusive session receivers" in error.description) == ("amqp:not-allowed", True)
+
+
 async def test_a_link_is_answered_when_a_session_is_free(peer: Peer) -> None:
     sessions(peer.stage)
     link = ask_for(await peer.begin(), None)
@@ -103,6 +113,7 @@ async def test_a_link_outlives_the_lock_of_its_session_by_a_moment(peer: Peer) -
 
 async def test_the_management_node_answers_about_sessions(peer: Peer) -> None:
     sessions(peer.stage)
+    """A peek that names a link to a session, and no session, stays in that one."""
     node, name = "sessions/$management", {"session-id": "s"}
     await peer.send(await peer.attach_sender("sessions"), plain(group_id="s"), plain(group_id="t"))
     lost = await peer.ask(node, "com.microsoft:get-session-state", Map(name.items()))
@@ -115,6 +126,10 @@ async def test_the_management_node_answers_about_sessions(peer: Peer) -> None:
     nothing = await peer.ask(node, "com.microsoft:get-message-sessions", page)
     assert (nothing["statusCode"], nothing["errorCondition"]) == (204, "com.microsoft:session-not-found")
     tokens = Array([UUID(bytes_le=delivery.tag)])
+    body = Map([("from-sequence-number", Long(0)), ("message-count", Int(9))])
+    for link, count in (({}, 2), ({"associated-link-name": "from-s"}, 1), ({"associated-link-name": "other"}, 2)):
+        peeked = await peer.ask(node, "com.microsoft:peek-message", body, **link)
+        assert len(peeked["body"]["messages"]) == count
     settle = Map([*name.items(), ("disposition-status", "completed"), ("lock-tokens", tokens)])
     assert (await peer.ask(node, "com.microsoft:update-disposition", settle))["statusCode"] == 200
 

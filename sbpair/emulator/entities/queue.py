@@ -437,6 +437,10 @@ class QueueEntity:
             )
 
     def check_send(self) -> None:
+        self.check_status()
+
+    def check_status(self) -> None:
+        """Raise EntityDisabled while messages cannot be sent to this entity, or by way of it."""
         if self.description.status == "SendDisabled":
             raise EntityDisabled(f"Messaging entity '{self.full_name}' is currently disabled for Send operations.")
         if self.description.status == "Disabled":

@@ -32,7 +32,7 @@ from sbpair.amqp.message import (
 )
 from sbpair.amqp.types import Int, Long, Map, Short, Symbol, Timestamp, UInt, Value, text_of
 from sbpair.amqp_server.refusals import MessageTooLarge
-from sbpair.emulator.entities.stored_message import StoredMessage, partition_id
+from sbpair.emulator.entities.stored_message import DEFERRED, LOCKED, StoredMessage, partition_id
 from sbpair.emulator.service_errors import PropertyTooLarge
 from sbpair.errors import ProtocolError
 
@@ -299,7 +299,8 @@ def encode_delivery_parts(message: StoredMessage) -> tuple[bytes, bytes]:
 def encode_peeked(message: StoredMessage, *, with_body: bool = True) -> bytes:
     """Return the payload of a peeked message, or all of it but the body."""
     sections = message.sections
-    annotations = _general_annotations(message, sections.message_annotations, locked=False)
+    is_locked = message.reported_state == DEFERRED and message.state == LOCKED
+    annotations = _general_annotations(message, sections.message_annotations, locked=is_locked)
     body = sections.body if with_body else b""
     return b"".join((*_in_sections(message, sections.delivery_annotations + annotations), body, sections.footer))
 

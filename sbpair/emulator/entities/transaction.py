@@ -7,6 +7,7 @@ Before the commit, sent messages cannot be received, and settled messages stay l
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
@@ -46,7 +47,7 @@ class SendVia:
         self.max_message_bytes = via.max_message_bytes
 
     def check_send(self) -> None:
-        self.via.check_send()
+        self.via.check_status()
 
     def try_send_each(self, messages: Sequence[StoredMessage]) -> bool:
         """Refuse: each delivery is checked by `send`."""
@@ -61,7 +62,7 @@ class SendVia:
     def check_batch(self, messages: Sequence[StoredMessage], pending_bytes: int = 0) -> None:
         """Raise the error of a `send`; `pending_bytes` are to be stored before."""
         via = self.via
-        via.check_send()
+        self.check_send()
         if via.partitions is not None:
             via.partitions.check_keys({transfer_key_of(message) for message in messages})
         via.check_quota(via.check_sizes(messages) + pending_bytes)
@@ -96,6 +97,11 @@ class Trial:
 Settlement: TypeAlias = "Callable[[SubQueue | Trial, bytes], None]"
 
 
+def _release(messages: SubQueue | HeldSession, token: bytes) -> None:
+    with suppress(ServiceError):  # the lock is lost, which does the same
+        messages.checked().release(token)
+
+
 def _try(settlement: Settlement, messages: SubQueue | HeldSession, token: bytes) -> None:
     settlement(Trial(messages.checked()), token)
 
@@ -108,12 +114,13 @@ class Place(NamedTuple):
 
 
 class PendingOperation(NamedTuple):
-    """A requested operation on `messages` of an entity. `check` raises if `apply` would."""
+    """A requested operation on `messages` of an entity. `check` raises if `apply` would. `undo` follows a rollback."""
 
     entity: QueueEntity
     messages: SubQueue
     check: Callable[[], object]
     apply: Callable[[], object]
+    undo: Callable[[], object] = lambda: None
 
 
 class PendingSend(NamedTuple):
@@ -175,9 +182,18 @@ class Transaction:
     # Other operations
 
     def settle(
-        self, entity: QueueEntity, messages: SubQueue | HeldSession, tokens: Sequence[bytes], settlement: Settlement
+        self,
+        entity: QueueEntity,
+        messages: SubQueue | HeldSession,
+        tokens: Sequence[bytes],
+        settlement: Settlement,
+        *,
+        is_settled: bool = False,
     ) -> None:
-        """Check that all of these messages can be settled, and keep that for the commit."""
+        """Check that all of these messages can be settled, and keep that for the commit.
+
+        After a rollback they stay locked, unless the client has settled them and so forgotten their locks.
+        """
         if any(token in self._operations for token in tokens):
             raise message_lock_lost()
         sub_queue = messages.checked()
@@ -188,6 +204,8 @@ class Transaction:
             check()
             apply = partial(settlement, sub_queue, token)
             pending[token] = PendingOperation(entity, sub_queue, check, apply)
+            if is_settled:
+                pending[token] = pending[token]._replace(undo=partial(_release, messages, token))
         self._begin(place)
         self._operations |= pending
 
@@ -273,7 +291,13 @@ class Transaction:
             self.doom(reason)
 
     def roll_back(self) -> None:
-        """Drop all operations. Messages that were to be settled stay locked."""
+        """Drop all operations. Messages that the client was still to settle stay locked."""
+        operations = list(self._operations.values())
+        self._end()
+        for operation in operations:
+            operation.undo()
+
+    def _end(self) -> None:
         self._due_ms = NEVER
         self._is_over = True
         self._clear()
@@ -288,10 +312,13 @@ class Transaction:
             self._check(operations, sends)
             for operation in operations:
                 operation.apply()
+        except TransactionRolledBack:
+            self.roll_back()
+            raise
         finally:
             for messages in paused:
                 messages.unpause()
-            self.roll_back()
+            self._end()
         for send in sends:
             send.store()
         for callback in callbacks:

@@ -21,7 +21,13 @@ from sbpair.emulator.entities.namespace import MANAGEMENT_SEGMENT
 from sbpair.emulator.frontends.amqp import management_operations
 from sbpair.emulator.frontends.amqp.connection_faults import ConnectionFaults
 from sbpair.emulator.frontends.amqp.link_owner import CoordinatorLink, LinkOwner
-from sbpair.emulator.frontends.amqp.message_links import EntityLink, IncomingLink, OutgoingLink, open_to_messages
+from sbpair.emulator.frontends.amqp.message_links import (
+    EntityLink,
+    IncomingLink,
+    OutgoingLink,
+    OutgoingSessionLink,
+    open_to_messages,
+)
 
 if TYPE_CHECKING:
     from sbpair.emulator.entities.namespace import AddressTarget, Namespace
@@ -129,15 +135,14 @@ class AmqpConnection(LinkOwner):
             self.namespace.fault_points.spend(1, path)
         except ServiceError as error:
             return Reply.for_error(error)
-        if name := text_at(request.properties, "associated-link-name"):
-            self._touch_links(name)
-        return management_operations.execute(request, target, lambda right: self.claims.require((right,), path))
-
-    def _touch_links(self, name: str) -> None:
-        """Count a request that names one of the client's links as a use of that link."""
-        for link in self.links:
+        name, session_id = text_at(request.properties, "associated-link-name"), None
+        for link in self.links if name else ():
             if link.name == name and isinstance(link.context, (IncomingLink, OutgoingLink)):
-                link.context.idle.postpone()
+                link.context.idle.postpone()  # the request is a use of the link
+                session_id = link.context.held.id if isinstance(link.context, OutgoingSessionLink) else session_id
+        return management_operations.execute(
+            request, target, lambda right: self.claims.require((right,), path), session_id
+        )
 
     # For faults
 

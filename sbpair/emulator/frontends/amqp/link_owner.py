@@ -131,12 +131,13 @@ class Transactions:
         """Return the entity by way of which a session sends to this one: the first entity of its group, or itself."""
         if session not in self.groups:
             return entity
-        via = self.groups[session] = self.groups[session] or entity.top_level
+        via = self.groups[session] = self.groups[session] or entity
         return via
 
     def check_receive(self, session: LinkSession, entity: QueueEntity) -> None:
         """Raise NotAllowed if another entity came first: messages of no other one can be settled here."""
-        if self.groups.get(session) not in (None, entity.top_level):
+        first = self.groups.get(session)
+        if first is not None and first.top_level is not entity.top_level:
             raise NotAllowed("Local transactions cannot span multiple top-level entities such as queue or topic.")
 
     def find(self, txn_id: bytes | None) -> Transaction:

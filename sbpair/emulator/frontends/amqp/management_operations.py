@@ -61,6 +61,7 @@ class ManagementCall:
     target: AddressTarget
     arguments: Map
     transaction: Transaction | None = None
+    link_session: str | None = None
 
     def text(self, name: str) -> str | None:
         return text_at(self.arguments, name)
@@ -125,8 +126,13 @@ class Operation(NamedTuple):
     run: Callable[[ManagementCall], Reply]
 
 
-def execute(request: AmqpRequest, target: AddressTarget, require: Callable[[AccessRight], None]) -> Reply:
-    """Run the operation, if `require` grants its right. Errors become replies."""
+def execute(
+    request: AmqpRequest, target: AddressTarget, require: Callable[[AccessRight], None], session_id: str | None = None
+) -> Reply:
+    """Run the operation, if `require` grants its right. Errors become replies.
+
+    `session_id` is the session of the link that the request names.
+    """
     operation = OPERATIONS.get(request.operation)
     if operation is None:
         text = f"The operation '{request.operation[:100]}' is not implemented."
@@ -135,7 +141,7 @@ def execute(request: AmqpRequest, target: AddressTarget, require: Callable[[Acce
         require(operation.right)
         if not isinstance(request.body, Map):
             raise ArgumentInvalid("The body of a management request is a map.")
-        return operation.run(ManagementCall(target, request.body, request.context))
+        return operation.run(ManagementCall(target, request.body, request.context, session_id))
     except ServiceError as error:
         return Reply.for_error(error)
     except (ProtocolError, RuleInvalid) as error:
@@ -189,7 +195,7 @@ def _outcome(call: ManagementCall) -> Outcome:
 def peek_message(call: ManagementCall) -> Reply:
     call.target.check_browse()
     first, count = call.number("from-sequence-number"), min(call.number("message-count"), MAX_PEEK)
-    session_id, messages = call.text("session-id"), call.target.messages
+    session_id, messages = call.text("session-id") or call.link_session, call.target.messages
     with_body = call.arguments.get("omit-message-body") is not True
     if session_id is not None and isinstance(messages, SessionMessages):
         found = messages.peek_session(session_id, first, count)

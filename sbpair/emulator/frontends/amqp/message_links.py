@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from sbpair.amqp.link import ReceivingLink
 from sbpair.amqp.performatives import Accepted, Error, Modified, Outcome, Rejected, Released, Source, TransactionalState
 from sbpair.amqp.session import id_ranges
-from sbpair.amqp.types import Described, Long, Map, Symbol, ULong
+from sbpair.amqp.types import Described, Long, Map, Symbol, ULong, Value
 from sbpair.amqp_server.node_links import PRE_SETTLED, answer_to, text_at
 from sbpair.amqp_server.refusals import ArgumentInvalid, NotAllowed, ServiceError, amqp_error
 from sbpair.amqp_server.server_connection import LinkEndpoint
@@ -55,11 +55,15 @@ The number of messages follows from the size of the last ones.
 OUTCOMES: Final = (Accepted, Modified, Rejected, Released)
 REASON: Final = "DeadLetterReason"
 DESCRIPTION: Final = "DeadLetterErrorDescription"
+_REASONS: Final = (REASON, DESCRIPTION)
 
 COPY: Final = "copy"
 """The distribution mode of a link that browses."""
 
 SESSION_FILTER: Final = Symbol("com.microsoft:session-filter")
+NON_EXCLUSIVE: Final = ULong(0x13_7000_000E)
+"""The descriptor of a filter that shares a session with others."""
+
 DETACH_MS: Final = 750
 """How long a link outlives the lock of its session."""
 
@@ -172,7 +176,10 @@ class IncomingLink(EntityLink):
 
 
 class SendViaLink(IncomingLink):
-    """A link into an entity by way of another. It needs the right to send to both; `other` is the one not in `path`."""
+    """A link into an entity by way of another. It needs the right to send to both; `other` is the one not in `path`.
+
+    By way of a subscription it needs the right to receive there, which its client has a token for.
+    """
 
     def __init__(
         self,
@@ -183,13 +190,13 @@ class SendViaLink(IncomingLink):
         other: QueueEntity,
         properties: dict[Symbol, str] | None = None,
     ) -> None:
-        self._other = other.path.lower()
-        owner.claims.require(SEND, self._other)
+        self._other, self._rights = other.path.lower(), SEND if other.top_level is other else LISTEN
+        owner.claims.require(self._rights, self._other)
         super().__init__(owner, link, route, path, properties)
 
     def check_rights(self) -> None:
         super().check_rights()
-        self._owner.claims.require(SEND, self._other)
+        self._owner.claims.require(self._rights, self._other)
 
     def check_open(self) -> None:
         super().check_open()
@@ -326,7 +333,8 @@ class OutgoingLink(EntityLink):
         for delivery in deliveries:
             settlement = partial(settle_one, outcome)
             try:
-                transaction.settle(self._target.entity, self._queue, [delivery.context], settlement)
+                entity, tokens = self._target.entity, [delivery.context]
+                transaction.settle(entity, self._queue, tokens, settlement, is_settled=settled)
             except ServiceError as error:
                 if settled:
                     # The peer does not wait for an answer.
@@ -369,7 +377,7 @@ class OutgoingSessionLink(OutgoingLink):
         filters = {SESSION_FILTER: _granted(link.remote.source.filter, held.id)}
         locked_until = Long(held.locked_until_ms * TICKS_PER_MS + _TICKS_TO_1970)
         super().__init__(owner, link, target, path, held, filters=filters, properties={LOCKED_UNTIL: locked_until})
-        self._held = held
+        self.held = held
         held.owner = owner.peer.container_id or ""
         self._detaching: Deadline | None = None
         held.on_lock_lost = self._on_lock_lost
@@ -386,8 +394,8 @@ class OutgoingSessionLink(OutgoingLink):
         super().on_detached()
         if self._detaching:
             self._detaching.cancel()
-        self._held.on_lock_lost = None
-        self._held.close(failed=not self.ended_peacefully)
+        self.held.on_lock_lost = None
+        self.held.close(failed=not self.ended_peacefully)
 
 
 def _granted(asked: Map, session_id: str) -> Described | str:
@@ -457,6 +465,8 @@ def _open_to_receive(
     if isinstance(source, Source) and source.distribution_mode == COPY:
         return OutgoingLink(owner, link, target, path, MessageCopies(target.messages))
     filters = source.filter if isinstance(source, Source) and isinstance(source.filter, Map) else Map()
+    if any(isinstance(each, Described) and each.descriptor == NON_EXCLUSIVE for _, each in filters.pairs):
+        raise NotAllowed("A session cannot be shared: non-exclusive session receivers are not supported.")
     if isinstance(target.messages, SessionMessages) or SESSION_FILTER in filters:
         return _open_to_session(owner, link, target, path, filters)
     return OutgoingLink(owner, link, target, path, target.messages)
@@ -471,7 +481,7 @@ def _open_to_send(owner: LinkOwner, link: ReceivingLink, path: str, entity: Queu
         echo = {Symbol(TRANSFER_DESTINATION): destination}
         return SendViaLink(owner, link, SendVia(entity, to), path, to, echo)
     via = owner.transactions.via(link.session, entity)
-    if via is not entity:
+    if entity not in (via, via.top_level):
         return SendViaLink(owner, link, SendVia(via, entity), path, via)
     return IncomingLink(owner, link, entity, path)
 
@@ -553,12 +563,19 @@ def settle_one(outcome: Outcome, messages: SubQueue | Trial, token: bytes) -> No
             (messages.defer if outcome.undeliverable_here else messages.abandon)(token)
         case Rejected(error=Error() as error):
             info = error.info if isinstance(error.info, Map) else Map()
-            _modify(messages, token, Map((key, value) for key, value in info.pairs if key not in (REASON, DESCRIPTION)))
+            # A reason that is no text stays as it is, as a property.
+            _modify(
+                messages, token, Map(pair for pair in info.pairs if pair[0] not in _REASONS or not _is_text(pair[1]))
+            )
             messages.dead_letter(token, text_at(info, REASON), text_at(info, DESCRIPTION) or error.description or None)
         case Rejected():
             messages.dead_letter(token)
         case Released():
             messages.release(token)
+
+
+def _is_text(value: Value) -> bool:
+    return value is None or isinstance(value, str)
 
 
 def _modify(messages: SubQueue | Trial, token: bytes, properties: object) -> None:
