@@ -17,7 +17,7 @@ from sbpair.amqp.message import (
 from sbpair.amqp.types import Described, Long, Symbol, Timestamp
 from sbpair.drill.original_reading import WRAPPED_TTL_MS
 from sbpair.emulator.clock import NEVER, ManualClock
-from sbpair.emulator.entities.description import SubscriptionDescription
+from sbpair.emulator.entities.description import QueueDescription, SubscriptionDescription
 from sbpair.emulator.entities.rules import SqlAction, SubscriptionRule
 from sbpair.emulator.entities.service_envelope import MAX_EXPIRY_MS, TTL_IN_PROPERTIES, encode_peeked, read_delivery
 from sbpair.emulator.entities.stored_message import StoredMessage
@@ -26,7 +26,7 @@ from sbpair.rules.values import from_amqp
 from sbpair.timespan import TICKS_PER_MS
 from tests.emulator.peer import Peer
 
-DAY = 86_400_000
+MINUTE, DAY = 60_000, 86_400_000
 NOW = ManualClock().now_ms()
 LONG = (TTL_IN_PROPERTIES, NOW, NOW + 60 * DAY)
 
@@ -155,3 +155,26 @@ async def test_a_receiver_and_a_peek_see_what_was_sent(peer: Peer) -> None:
         sections = Sections.split(seen)
         assert sections.read_header().ttl == TTL_IN_PROPERTIES
         assert sections.properties == Sections.split(sent).properties
+
+
+@pytest.mark.parametrize("default_days", [None, 1, 60])
+@pytest.mark.parametrize("own_ms", [None, MINUTE, 2 * DAY])
+async def test_a_received_message_has_the_entitys_default_where_it_is_shorter(
+    peer: Peer, default_days: int | None, own_ms: int | None
+) -> None:
+    """By live tests of the client for .NET; a message that was only peeked is as it was sent."""
+    default_ms = None if default_days is None else default_days * DAY
+    given = {} if default_ms is None else {"default_message_time_to_live": default_ms * TICKS_PER_MS}
+    peer.stage.namespace.create_queue("timed", QueueDescription(**given))
+    sent = Header(ttl=own_ms).encode() + Properties(message_id="m", subject="s").encode() + data_body(b"x")
+    await peer.send(await peer.attach_sender("timed"), sent)
+    (peeked,) = (await peer.peek("timed"))["body"]["messages"]
+    (delivery,) = await peer.take(await peer.attach_receiver("timed"), 1)
+    got, before = Sections.split(delivery.payload), Sections.split(peeked["message"])
+    stamped = default_ms if default_ms is not None and (own_ms is None or default_ms < own_ms) else None
+    properties, at = got.read_properties(), got.read_message_annotations()["x-opt-enqueued-time"]
+    assert (before.read_header().ttl, before.properties) == (own_ms, Sections.split(sent).properties)
+    assert got.read_header().ttl == (own_ms if stamped is None else min(stamped, TTL_IN_PROPERTIES))
+    expected = (None, None) if stamped is None else (at, at + stamped)
+    assert (properties.creation_time, properties.absolute_expiry_time) == expected
+    assert (properties.message_id, properties.subject, got.body) == ("m", "s", data_body(b"x"))

@@ -32,6 +32,7 @@ from sbpair.amqp.message import (
 )
 from sbpair.amqp.types import Int, Long, Map, Short, Symbol, Timestamp, UInt, Value, text_of
 from sbpair.amqp_server.refusals import MessageTooLarge
+from sbpair.emulator.clock import NEVER
 from sbpair.emulator.entities.stored_message import DEFERRED, LOCKED, StoredMessage, partition_id
 from sbpair.emulator.service_errors import PropertyTooLarge
 from sbpair.errors import ProtocolError
@@ -284,6 +285,8 @@ def encode_delivery(message: StoredMessage) -> bytes:
 
 def encode_delivery_parts(message: StoredMessage) -> tuple[bytes, bytes]:
     """Return the same payload in two parts, so that the larger one need not be copied."""
+    if message.expires_at_ms < NEVER:
+        message = _with_default_life(message)
     token, content = message.lock_token, message.content
     if type(content) is bytes and token and message.dead_letter is None:
         before = _plain_before(message.delivery_count, token[:8])
@@ -294,6 +297,20 @@ def encode_delivery_parts(message: StoredMessage) -> tuple[bytes, bytes]:
         before = _with_token(sections.delivery_annotations, message.lock_uuid if token else None)
     annotations = before + _annotations(message, sections.message_annotations)
     return b"", b"".join((*_in_sections(message, annotations), sections.body, sections.footer))
+
+
+def _with_default_life(message: StoredMessage) -> StoredMessage:
+    """Return the message with the entity's default time to live and its times, where that is shorter than its own."""
+    life_ms = message.expires_at_ms - message.enqueued_at_ms
+    if message.ttl_ms == life_ms:
+        return message
+    message = copy(message)
+    sections = copy(message.sections)
+    times = {_CREATED: Timestamp(message.enqueued_at_ms), _EXPIRES: Timestamp(message.expires_at_ms)}
+    sections.header = splice.with_fields(sections.header, HEADER, {_TTL: UInt(min(life_ms, TTL_IN_PROPERTIES))})
+    sections.properties = splice.with_fields(sections.properties, PROPERTIES, times)
+    message.content = sections
+    return message
 
 
 def encode_peeked(message: StoredMessage, *, with_body: bool = True) -> bytes:
