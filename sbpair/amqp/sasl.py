@@ -16,7 +16,7 @@ MECHANISMS = (MSSBCBS, PLAIN, ANONYMOUS, EXTERNAL)
 
 OK, AUTH_FAILED = 0, 1
 WELCOME = b"Welcome!"
-"""What the service adds to a sign-in that it accepts."""
+"""The text that the service adds to a sign-in that it accepts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ class DedupMode(StrEnum):
 
 
 class SessionIds(StrEnum):
-    """What the ids of one session have in common, in SQL: Service Bus ignores their case, and older runs did not.
+    """The common part of the ids of one session, in SQL: Service Bus ignores their case, and older runs did not.
 
     A run keeps the rule that it began with, as its tasks find what they have sent by the shard.
     """

@@ -370,7 +370,7 @@ async def test_a_token_with_fewer_rights_ends_the_links_it_forbids(rights: Right
         assert not any(isinstance(event, LinkDetached) for event in peer.events)
 
 
-async def test_a_transaction_by_way_of_a_subscription_needs_no_right_to_send_to_its_topic(rights: RightsStage) -> None:
+async def test_a_send_by_way_of_a_subscription_needs_no_right_on_its_topic(rights: RightsStage) -> None:
     async with rights.connect() as outside, rights.connect(signed_in=False) as peer:
         await outside.send(await outside.attach_sender(TOPIC), plain())
         await put_all(rights, peer, {SUBSCRIPTION: LISTEN, QUEUE: SEND})
