@@ -6,6 +6,7 @@ A duration is an int of ticks of 100 ns: `timedelta` has microseconds and cannot
 from __future__ import annotations
 
 import re
+import time
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Final
@@ -77,6 +78,11 @@ def instant(ms: int) -> str:
         return "0001-01-01T00:00:00Z"
     seconds, rest = divmod(ms, 1000)
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest:03}Z"
+
+
+def utc(seconds: float | None) -> str:
+    """Return a time in seconds since 1970 as `2026-11-22T10:15:00Z`; the default is now."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
 # The service refuses anything above this, and Python's timedelta, with its six decimals, rounds it up.

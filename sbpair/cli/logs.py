@@ -7,19 +7,15 @@ reported where they are caught.
 import json
 import logging
 import sys
-import time
 from typing import TextIO
 
+from sbpair import timespan
 from sbpair.cli.next_command import PAIR
 from sbpair.cli.options.common import Display, LogFormat
 
+utc = timespan.utc
 CLOCKS = "sbpair.model.namespace_clock"
 LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
-
-
-def utc(seconds: float | None) -> str:
-    """Return a time in seconds since 1970 as `2026-11-22T10:15:00Z`; the default is now."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
 def stamp(seconds: float | None = None) -> str:

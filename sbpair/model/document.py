@@ -13,6 +13,7 @@ from pathlib import PurePath
 from typing import Annotated, Any, TypeVar, dataclass_transform, get_args, get_origin, get_type_hints
 
 from sbpair.errors import SbpairError
+from sbpair.timespan import utc
 
 LATER = {"required": False}
 """Documents of earlier versions may lack the key."""
@@ -22,9 +23,11 @@ OMITTED = {"required": False, "omitted": "empty"}
 """The key is left out while its value is None or false; with OMITTED, also an empty one."""
 
 TIME = {"format": "date-time"}
-"""The value is a time, such as `2026-11-22T10:15:00Z`."""
+"""The value is a time, such as `2026-11-22T10:15:00Z`; of an integer, that many ms since 1970."""
 
 # {"name": "from"} is another name of the key than that of the attribute.
+
+# {"stored": Kind} is for a value that is the JSON of that kind already.
 
 SPREAD = "*"
 """In place of a description: the keys of the value stand for it."""
@@ -149,13 +152,17 @@ def _items(value: Any, keys: tuple[DocumentKey, ...]) -> Iterator[tuple[str, Any
         if key.description == SPREAD:
             yield from {} if found is None else encoded(found).items()
         elif not _is_omitted(found, key.keywords.get("omitted")):
-            yield key.name, _rounded(key.name, found) if isinstance(found, float) else encoded(found)
+            yield key.name, _shown(key, found)
 
 
-def _rounded(name: str, number: float) -> float:
-    """Return durations and growth with three decimals, and ratios with six."""
-    digits = 3 if name.endswith(("seconds", "bytes_per_second")) else 6 if name.endswith("ratio") else None
-    return number if digits is None else round(number, digits)
+def _shown(key: DocumentKey, found: Any) -> Any:
+    """Return the value of a key as JSON: durations and growth with three decimals, and ratios with six."""
+    if isinstance(found, int) and "format" in key.keywords:
+        return utc(found / 1000)
+    if not isinstance(found, float):
+        return encoded(found)
+    digits = 3 if key.name.endswith(("seconds", "bytes_per_second")) else 6 if key.name.endswith("ratio") else None
+    return found if digits is None else round(found, digits)
 
 
 def _is_omitted(value: Any, mark: str | None) -> bool:

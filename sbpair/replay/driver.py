@@ -22,6 +22,7 @@ from typing import Any, TypeAlias
 from sbpair.azure.atom import open_atom
 from sbpair.errors import EntityMissing, ExitCode, MachineLacks, SbpairError, StateRefused, UsageError
 from sbpair.http_tunnel import ask_time
+from sbpair.model.document import encoded
 from sbpair.model.namespace_clock import ASSUMED_LOCK_SECONDS, MAX_LOCK_SECONDS
 from sbpair.model.pair import Endpoint
 from sbpair.move.events import MessagesLocked
@@ -54,7 +55,7 @@ from sbpair.replay.digests import (
     write_report,
 )
 from sbpair.replay.ledger import read_accepted
-from sbpair.replay.outcomes import Proof
+from sbpair.replay.outcomes import Proof, ReplayEnd, ReplayReceipt
 from sbpair.replay.progress import (
     Expected,
     LocksFound,
@@ -141,9 +142,13 @@ class ReplayResult:
 
     def document(self) -> dict[str, Any]:
         """Return the receipt as its JSON contract."""
-        receipt = {"run": self.run.id, **self.proof.document(self.run.options.mode)}
-        ending = {"seconds": round(self.seconds, 3), "stopped": self.stopped, "notes": list(self.notes)}
-        return {**receipt, "released": self.released, "excluded": self.excluded, **ending}
+        found: dict[str, Any] = encoded(self.receipt)
+        return found
+
+    @property
+    def receipt(self) -> ReplayReceipt:
+        end = ReplayEnd(self.seconds, self.stopped, self.notes, self.released, self.excluded)
+        return ReplayReceipt(self.run.id, self.run.options.mode, self.proof, end)
 
 
 def start_run(

@@ -1,4 +1,4 @@
-"""The outcomes of messages: those that a preview expects, and their counts in the proof of a run. Pure.
+"""The outcomes of messages: those that a preview expects, and their counts in the proof and state of a run. Pure.
 
 Invariant: the counts of a preview equal those of a run's plan. Only the choice of the first of two duplicates differs:
 it follows the order of peeking in a preview, and the order of time in a run.
@@ -8,16 +8,28 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterable
-from dataclasses import asdict, dataclass, field
-from typing import Annotated, Any
+from dataclasses import dataclass, field
+from typing import Annotated
 
 from sbpair.backlog import check_path
 from sbpair.errors import ExitCode
+from sbpair.model.document import OMITTED, SPREAD, TIME, UNLESS_NONE, document
 from sbpair.move.message.route import Facts, Route, Send
 from sbpair.runs.journal import Key, message_key
 
 ALREADY_SENT, DEDUPLICATED, UNSENT = "already_sent", "deduplicated", "unsent"
 MAX_REMEMBERED = 10_000_000  # upper bound on message ids kept, at about 70 bytes each
+
+
+@dataclass(frozen=True, slots=True)
+class PossibleDuplicate:
+    """A message that may have arrived twice."""
+
+    queue: Annotated[str, "Backlog queue it came from"]
+    sequence_number: Annotated[int, "Its sequence number in that queue", {"minimum": -(2**63)}]
+    message_id: Annotated[str | None, "Its message id"]
+    destination: Annotated[str | None, "Queue or topic it is for"]
+    reason: Annotated[str, "Which namespace accepted it, too", OMITTED] = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +57,7 @@ class Proof:
     reasons: Annotated[dict[str, int], "Messages that were not sent, by reason"] = field(default_factory=dict)
     namespaces: Annotated[dict[str, int], "Messages that each namespace accepted"] = field(default_factory=dict)
     accepted_elsewhere: Annotated[int, "Messages that only other namespaces than the run's accepted"] = 0
-    doubtful: list[dict[str, object]] = field(default_factory=list)
+    doubtful: Annotated[list[PossibleDuplicate], "Possible duplicates, the first ones"] = field(default_factory=list)
     doubtful_total: Annotated[int, "Number of possible duplicates"] = 0
     remaining_in_queues: Annotated[dict[str, int], "Messages left in each queue"] = field(default_factory=dict)
     locked: Annotated[int, "Messages among these that another receiver or a killed task had locked"] = 0
@@ -55,7 +67,7 @@ class Proof:
     )
 
     @property
-    def balanced(self) -> bool:
+    def balanced(self) -> Annotated[bool, "Whether the counts add up"]:
         ended = self.acknowledged + self.expired + self.quarantined + self.deduplicated
         return self.archived == ended and not (self.contradictions or self.unknown)
 
@@ -68,17 +80,90 @@ class Proof:
         unfinished = unfinished or self.unexplained_copies
         return ExitCode.PARTIAL_OR_FINDINGS if unfinished else ExitCode.DONE
 
-    def document(self, mode: str) -> dict[str, Any]:
-        """Return the JSON contract. A direct run has "received" and "in_doubt" instead of "archived" and "unsent"."""
-        found = {"mode": str(mode), **asdict(self), "balanced": self.balanced}
-        if mode == "direct":
-            names = {"archived": "received", "unsent": "in_doubt"}
-            found |= {name: found[counted] for counted, name in names.items()} | dict.fromkeys(names)
-            found["queues"] = {
-                queue: {names.get(name, name): count for name, count in each.items()}
-                for queue, each in self.queues.items()
-            }
-        return found
+
+@dataclass(frozen=True, slots=True)
+class ReplayEnd:
+    """The end of a run, beside its proof."""
+
+    seconds: Annotated[float, "Duration"]
+    stopped: Annotated[bool, "Whether the run was stopped"]
+    notes: Annotated[tuple[str, ...], "Why destinations took no more, what topics discard, unfinished runs"]
+    released: Annotated[int, "Messages that tasks received and gave back to the backlog"]
+    excluded: Annotated[int, "Unsent messages that --destination and --where left out"]
+
+
+MODE = {"enum": ["archive", "direct"]}
+FINISHED = ("proved", "removed", "moved")
+"""Phases of a run that has ended, and that a stop would not change."""
+PHASES = ("drain", "drained", "send", "move", *FINISHED)
+_DIRECT = {"archived": "received", "unsent": "in_doubt"}
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayReceipt:
+    """The proof of a replay. A direct run has "received" and "in_doubt" instead of "archived" and "unsent"."""
+
+    run: Annotated[str, "Id of the run"]
+    mode: Annotated[str, "Mode of the run", MODE]
+    proof: Annotated[Proof, SPREAD]
+    end: Annotated[ReplayEnd | None, SPREAD] = None
+
+    def _in(self, mode: str, count: int) -> int | None:
+        return count if self.mode == mode else None
+
+    @property
+    def archived(self) -> Annotated[int | None, "Archived messages; null in direct mode"]:
+        return self._in("archive", self.proof.archived)
+
+    @property
+    def unsent(self) -> Annotated[int | None, "Messages still to be sent; null in direct mode"]:
+        return self._in("archive", self.proof.unsent)
+
+    @property
+    def received(self) -> Annotated[int | None, "Received messages, in direct mode", UNLESS_NONE]:
+        return self._in("direct", self.proof.archived)
+
+    @property
+    def in_doubt(self) -> Annotated[int | None, "Messages without a known outcome, in direct mode", UNLESS_NONE]:
+        return self._in("direct", self.proof.unsent)
+
+    @property
+    def queues(self) -> Annotated[dict[str, dict[str, int]], "Counts of each queue, by outcome"]:
+        names = _DIRECT if self.mode == "direct" else {}
+        return {
+            queue: {names.get(name, name): count for name, count in each.items()}
+            for queue, each in self.proof.queues.items()
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayPosition:
+    """The state of a run, as its files have it."""
+
+    run: Annotated[str, "Id of the run"]
+    mode: Annotated[str, "Mode of the run", MODE]
+    phase: Annotated[str, "Current phase", {"enum": [*PHASES]}]
+    stopped: Annotated[bool, "Whether it was stopped"]
+    digests: Annotated[bool, "Whether its files have digests"]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaySummary(ReplayPosition):
+    """A run of an archive."""
+
+    started_ms: Annotated[int, "Start, in UTC", TIME, {"name": "started"}]
+
+
+@document("sbpair/replay-status/1")
+class ReplayStatus(ReplayPosition):
+    """The progress of a replay, from its files."""
+
+    pair: Annotated[dict[str, str], "Names of the namespaces"]
+    archived_rows: Annotated[int, "Archived rows, copies included"]
+    segments: Annotated[int, "Files of messages"]
+    acknowledged_rows: Annotated[int, "Rows of accepted messages"]
+    queues: Annotated[dict[str, int], "Rows of each queue"]
+    not_adopted: Annotated[tuple[str, ...], "Segments without a digest, which a resume adopts"]
 
 
 def normalize_destinations(destinations: Iterable[str]) -> tuple[str, ...]:

@@ -15,12 +15,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Annotated, Any
 
 import sbpair
 from sbpair.azure.fetched_secrets import PRINCIPAL
 from sbpair.errors import MachineLacks, UsageError
 from sbpair.model.connection_string import holds_secret
+from sbpair.model.document import SPREAD, document
 from sbpair.model.pair import Identity, Pair, pair_variables
 from sbpair.replay.spark import PLATFORM, SETTINGS
 from sbpair.template import filled
@@ -50,12 +51,31 @@ _VAULT = re.compile(r"[A-Za-z][A-Za-z0-9-]{1,22}[A-Za-z0-9]")
 class Contents:
     """Versions by name. Packages in `native` must be installed on the executors that need them."""
 
-    packed: dict[str, str]
-    native: dict[str, str]
+    packed: Annotated[dict[str, str], "Versions of the packed packages"]
+    native: Annotated[dict[str, str], "Versions of the packages with native code, not packed"]
 
 
-def build_package(path: Path) -> tuple[Contents, int]:
-    """Write the zip. Returns its contents and its size in bytes. Raises UsageError, MachineLacks."""
+@document("sbpair/replay-package/1")
+class BuiltPackage:
+    """The zip that sbpair replay package writes."""
+
+    file: Annotated[Path, "Path of the zip"]
+    bytes: Annotated[int, "Its size"]
+    contents: Annotated[Contents, SPREAD]
+
+
+@document("sbpair/replay-job/1")
+class JobDirectory:
+    """The job that sbpair replay package --for writes."""
+
+    platform: Annotated[str, "Platform"]
+    directory: Annotated[Path, "Directory"]
+    files: Annotated[list[str], "Files in it"]
+    secrets: Annotated[tuple[str, ...], "Variables whose values the platform has to keep"]
+
+
+def build_package(path: Path) -> BuiltPackage:
+    """Write the zip. Raises UsageError, MachineLacks."""
     if path.suffix != ".zip":
         raise UsageError(f"expected a file name that ends in .zip, got {path}", hint="use a name such as sbpair.zip")
     contents, files = _collect()
@@ -71,7 +91,7 @@ def build_package(path: Path) -> tuple[Contents, int]:
         path.write_bytes(buffer.getvalue())
     except OSError as error:
         raise MachineLacks(f"{path} cannot be written: {error.strerror}", hint="choose a writable path") from error
-    return contents, buffer.tell()
+    return BuiltPackage(path, buffer.tell(), contents)
 
 
 def check_package(path: str) -> None:
@@ -185,8 +205,8 @@ def define_job(
     *,
     to: str = "",
     renamed: Sequence[str] = (),
-) -> tuple[list[str], tuple[str, ...]]:
-    """Write the directory. Returns its files, and the secrets to store. Raises UsageError, MachineLacks.
+) -> JobDirectory:
+    """Write the directory. Raises UsageError, MachineLacks.
 
     With `to`, the job has the name of the primary alone, and no secret of it. `renamed` are lines of --map.
     """
@@ -200,7 +220,7 @@ def define_job(
     _check_vault(platform, found, vault)
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        native = build_package(directory / PACKAGE)[0].native
+        native = build_package(directory / PACKAGE).contents.native
         values = _values(found, pair, archive.rstrip("/"), native, delivery)
         values |= {"name": name, "identifier": re.sub(r"\W", "_", name), "vault": vault}
         texts = {file: filled("sbpair.replay", template, **values) for file, template in _templates(platform)}
@@ -212,7 +232,7 @@ def define_job(
         raise MachineLacks(
             f"{directory} cannot be written: {error.strerror}", hint="choose a writable directory"
         ) from error
-    return sorted([PACKAGE, *texts]), values["secrets"]
+    return JobDirectory(platform, directory, sorted([PACKAGE, *texts]), values["secrets"])
 
 
 def _values(

@@ -32,6 +32,7 @@ from sbpair.replay.archive import (
 )
 from sbpair.replay.digests import check_files
 from sbpair.replay.ledger import rows_of
+from sbpair.replay.outcomes import FINISHED, ReplayStatus, ReplaySummary
 from sbpair.replay.run_description import ReplayRun, load_run
 from sbpair.replay.spark import translate_failure
 from sbpair.runs.control import RunControl, Wanted
@@ -47,7 +48,6 @@ log = logging.getLogger(__name__)
 COUNTED = {"drain": (SEGMENTS, "queue"), "send": (LEDGER, "destination"), "move": (LEDGER, "queue")}
 """The files of a phase, and the column by which their messages are counted."""
 
-FINISHED = ("proved", "removed", "moved")  # the phases of a run that has ended, and that a stop would not change
 Requested: TypeAlias = RunPausing | RunPaused | RunResumed | RunCancelled
 REQUESTED: Mapping[Wanted, type[Requested]] = {
     Wanted.RUNNING: RunResumed,
@@ -159,28 +159,21 @@ def run_action(
     return outcome.result()
 
 
-def run_status(archive: Archive) -> dict[str, Any]:
-    """Return the phase and the counts of a run as its JSON contract."""
+def run_status(archive: Archive) -> ReplayStatus:
+    """Return the phase and the counts of a run."""
     run = load_run(archive)
     checked = check_files(archive, run)
     sent = PhaseWatcher(archive, "send", run.delivery.only).sample()
     archived = PhaseWatcher(archive, "move" if run.direct else "drain").sample()
-    counts = {"archived_rows": archived.messages, "segments": archived.files}
-    return {
-        "run": run.id,
-        "pair": run.pair,
-        **_state(archive, run, sent.files),
-        **(dict.fromkeys(counts, 0) if run.direct else counts),
-        "acknowledged_rows": sent.messages,
-        "queues": archived.by,
-        "digests": run.digests,
-        "not_adopted": [*checked.not_adopted],
-    }
+    counts = (0, 0) if run.direct else (archived.messages, archived.files)
+    rows = (*counts, sent.messages, archived.by, tuple(checked.not_adopted))
+    return ReplayStatus(*_position(archive, run, sent.files), dict(run.pair), *rows)
 
 
-def _state(archive: Archive, run: ReplayRun, chunks_sent: int) -> dict[str, Any]:
+def _position(archive: Archive, run: ReplayRun, chunks_sent: int) -> tuple[str, str, str, bool, bool]:
+    """Return the fields of a ReplayPosition."""
     phase = _phase(archive, run, chunks_sent)
-    return {"mode": run.options.mode.value, "phase": phase, "stopped": archive.stops_for_good()}
+    return run.id, run.options.mode.value, phase, archive.stops_for_good(), run.digests
 
 
 def _phase(archive: Archive, run: ReplayRun, chunks_sent: int) -> str:
@@ -197,12 +190,11 @@ def _phase(archive: Archive, run: ReplayRun, chunks_sent: int) -> str:
     return "send" if chunks_sent else "drained" if drained else "drain"
 
 
-def run_summary(archive: Archive) -> dict[str, Any]:
+def run_summary(archive: Archive) -> ReplaySummary:
     """Return a run's phase without its counts."""
     run = load_run(archive)
     check_files(archive, run)
-    state = _state(archive, run, len(archive.files(LEDGER)))
-    return {"run": run.id, "started_ms": run.started_ms, **state, "digests": run.digests}
+    return ReplaySummary(*_position(archive, run, len(archive.files(LEDGER))), run.started_ms)
 
 
 def request_stop(archive: Archive) -> bool:

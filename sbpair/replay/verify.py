@@ -46,7 +46,7 @@ from sbpair.replay.ledger import (
     read_accepted,
     table_keys,
 )
-from sbpair.replay.outcomes import Proof
+from sbpair.replay.outcomes import PossibleDuplicate, Proof
 from sbpair.replay.run_description import ReplayRun, load_run
 from sbpair.replay.segment import SEGMENT
 
@@ -102,7 +102,7 @@ class _Verification:
         self._namespaces = Counter[str]()
         self._queues: dict[str, Counter[str]] = {queue: Counter() for queue in run.queues}
         self._totals, self._destinations, self._reasons = Counter[str](), Counter[str](), Counter[str]()
-        self._named: dict[tuple[object, ...], dict[str, object]] = {}
+        self._named: dict[tuple[object, ...], PossibleDuplicate] = {}
 
     def run(self) -> Proof:
         attempts = held_by_attempts(self._archive, self._unreadable)
@@ -260,11 +260,10 @@ class _Verification:
     def _add_doubtful(self, key: Key, destination: str | None, reason: str = "") -> None:
         """Count a message that may have arrived twice, and list it if there is room."""
         queue, number, _, message_id = key
-        named = {"queue": queue, "sequence_number": number, "message_id": message_id, "destination": destination}
-        if (identity := tuple(named.values())) not in self._named:
+        if (identity := (queue, number, message_id, destination)) not in self._named:
             self._totals["doubtful_total"] += 1
             if len(self._named) < self._max_named:
-                self._named[identity] = {**named, **({"reason": reason} if reason else {})}
+                self._named[identity] = PossibleDuplicate(*identity, reason)
 
 
 def check_segments(archive: Archive, run: ReplayRun, *, full: bool = False) -> CheckedFiles:

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Annotated, Any
 
 from sbpair.errors import ExitCode, StateRefused
+from sbpair.model.document import SPREAD, TIME
 from sbpair.runs.journal import Doubt
 
 UNANSWERED = "sent without an answer"
@@ -93,10 +94,10 @@ class RunRecord:
 
     id: Annotated[str, "Id of the run"]
     command: Annotated[str, "Command that ran, with its mode"]
-    started_ms: int
-    ended_ms: int | None
+    started_ms: Annotated[int, "Start, in UTC", TIME, {"name": "started"}]
+    ended_ms: Annotated[int | None, "End, in UTC; null for a running or crashed run", TIME, {"name": "ended"}]
     outcome: Annotated[RunOutcome, "How it ended, or the state of a live run"]
-    exit_code: int | None
+    exit_code: Annotated[int | None, "Exit code; null for a running or crashed run"]
     error: Annotated[str, "Error; empty for none"]
     receipt: dict[str, Any] | None
     settings: dict[str, object]
@@ -114,9 +115,13 @@ class RunRecord:
             ) from error
 
     @property
-    def kind(self) -> str:
+    def kind(self) -> Annotated[str, "Command", {"enum": ["syphon", "move", "redrive", "replay"]}]:
         """The command without its options: `syphon` or `replay`."""
         return self.command.split()[0]
+
+    @property
+    def archive(self) -> Annotated[str | None, "Archive of a replay"]:
+        return (self.receipt or {}).get("archive")
 
     @property
     def seconds(self) -> float | None:
@@ -126,7 +131,7 @@ class RunRecord:
         return float((self.receipt or {}).get("seconds", (self.ended_ms - self.started_ms) / 1000))
 
     @property
-    def counts(self) -> RunCounts:
+    def counts(self) -> Annotated[RunCounts, SPREAD]:
         known, is_replay = self.receipt or {}, self.kind == "replay"
         named, left = known.get("doubtful", ()), known.get("remaining")
         total, more = known.get("doubtful_total", len(named)), len(self.doubtful()) - len(named)

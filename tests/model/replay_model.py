@@ -299,7 +299,7 @@ class Sending:
         if self.attempts:
             return
         proof = verify(self._archive, self._run)
-        named, ended = set(map(_place, proof.doubtful)), {*acknowledged, *unsent}
+        named, ended = {_place({"message_id": each.message_id}) for each in proof.doubtful}, {*acknowledged, *unsent}
         twice = {number for number, times in enumerate(self.copies) if times > 1}
         if twice & ended - named:
             raise Wrong("a message is there twice, and the proof does not name it")

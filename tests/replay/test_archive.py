@@ -20,6 +20,7 @@ from pyarrow.fs import FileInfo, FileType
 
 from sbpair import errors
 from sbpair.cli.render.receipt import proof_lines
+from sbpair.model.document import encoded
 from sbpair.replay import driver
 from sbpair.replay import run_description as runs
 from sbpair.replay.archive import (
@@ -39,7 +40,7 @@ from sbpair.replay.archive import (
     find_archive,
 )
 from sbpair.replay.ledger import Entry, Key, Ledger
-from sbpair.replay.outcomes import Proof
+from sbpair.replay.outcomes import Proof, ReplayReceipt
 from sbpair.replay.queue_task import load_accepted
 from sbpair.replay.run_description import EVERYTHING, ReplayMode, ReplayOptions, ReplayRun, Selection
 from sbpair.replay.verify import GarbageCollection, check_acknowledged, plan_gc, remove_messages, verify
@@ -111,7 +112,7 @@ def test_a_doubtful_entry_is_written_before_its_outcome(archive: Archive, monkey
     ledger.write(LEDGER, 1, [Entry(key(2), "orders")])
 
     assert written == [SEGMENTS, DOUBTFUL, LEDGER, LEDGER]
-    assert [each["message_id"] for each in proof_of(archive).doubtful] == ["m1"]
+    assert [each.message_id for each in proof_of(archive).doubtful] == ["m1"]
 
 
 def plan_gc_of_ended(archive: Archive, messages: int = 1) -> GarbageCollection:
@@ -187,11 +188,7 @@ def test_doubtful_messages_beyond_the_limit_are_counted(archive: Archive) -> Non
     end(archive, DOUBTFUL, key(0))
     proof = verify(archive, RUN, max_named=2)
     assert (len(proof.doubtful), proof.doubtful_total, proof.balanced) == (2, 4, True)
-    [line] = [
-        line
-        for line in proof_lines({"run": "r1", **proof.document(RUN.options.mode), "seconds": 0.0})
-        if "possible" in line
-    ]
+    [line] = [line for line in proof_lines(encoded(ReplayReceipt("r1", RUN.options.mode, proof))) if "possible" in line]
     assert line.startswith("possible duplicates: 4 (")
 
 
@@ -246,7 +243,7 @@ def test_the_proof_equals_a_naive_count(
         if (number in twice.union(*held.values()) and [each for each, _ in wrote].count(number) > 1)
         or any(number in numbers and other != attempt for other, numbers in held.items())
     }
-    assert {each["sequence_number"] for each in proof.doubtful} == doubled
+    assert {each.sequence_number for each in proof.doubtful} == doubled
     assert proof.queues[QUEUE]["unsent"] + proof.queues[QUEUE + "1"]["unsent"] == proof.unsent
 
 

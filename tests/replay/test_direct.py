@@ -11,13 +11,14 @@ import pytest
 
 from sbpair import errors
 from sbpair.backlog import Aliases
+from sbpair.model.document import encoded
 from sbpair.move.message.dead_letters import dead_letter_path
 from sbpair.move.message.route import Facts, TimeToLive
 from sbpair.move.raw_source import RawReceivedMessage, RawSource
 from sbpair.replay import driver
 from sbpair.replay.archive import DOUBTFUL, HELD, LEDGER, QUARANTINE, Archive
 from sbpair.replay.ledger import Entry, Ledger, read_held
-from sbpair.replay.outcomes import Proof
+from sbpair.replay.outcomes import Proof, ReplayReceipt
 from sbpair.replay.progress import PhaseWatcher, run_status
 from sbpair.replay.queue_task import DirectMove, RecordedSource, _entries, accepted_by_dead_attempts, task_queues
 from sbpair.replay.run_description import DedupMode, ReplayMode, ReplayOptions, Selection, TaskJob
@@ -61,7 +62,7 @@ def test_everything_arrives_once_or_is_dead_lettered_and_no_body_is_kept(place: 
     assert made.open().files(HELD) == []
     assert [row["message"] for row in rows_of(made.open(), QUARANTINE)] == [None, None]
     assert not any(b"a secret of some kind" in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
-    document = proof.document(made.run.options.mode)
+    document = encoded(ReplayReceipt("r1", made.run.options.mode, proof))
     counts = {"mode": "direct", "archived": None, "unsent": None, "received": 63, "in_doubt": 0}
     assert {name: document[name] for name in counts} == counts
     of_queue = {"received": 31, "acknowledged": 30, "expired": 1}
@@ -112,7 +113,7 @@ def test_messages_a_killed_task_had_sent_are_completed_and_not_sent_again(place:
     assert (proof.archived, proof.acknowledged, proof.unsent) == (7, 7, 0)
     assert sorted(place.ids()) == [f"m{number}" for number in range(1, 6)]
     assert place.left() == 0
-    assert [each["message_id"] for each in proof.doubtful] == [second[3]]
+    assert [each.message_id for each in proof.doubtful] == [second[3]]
 
 
 @pytest.mark.parametrize("damaged", [lambda whole: whole[:-9], lambda whole: whole[:4] + bytes(200) + whole[204:]])
@@ -135,7 +136,7 @@ def test_any_truncation_of_unsynced_files_allows_a_resume(
     proof = moved(made)
     assert (sorted(proof.unreadable), proof.unsent, place.left()) == (sorted(paths), 0, 0)
     doubtful = [first] if LEDGER in kinds else [first, second]
-    assert [each["message_id"] for each in proof.doubtful] == [each[3] for each in doubtful]
+    assert [each.message_id for each in proof.doubtful] == [each[3] for each in doubtful]
     assert {*place.ids()} == {"m0", "m1", "m2"}
 
 
@@ -233,11 +234,11 @@ def test_a_direct_run_has_no_proof_and_no_selection(place: World, tmp_path: Path
 
 def test_the_status_of_a_direct_run_comes_from_its_ledger(place: World, tmp_path: Path) -> None:
     made = stranded(place, tmp_path, 6)
-    assert run_status(made.open())["phase"] == "move"
+    assert run_status(made.open()).phase == "move"
     move(made)
     status = run_status(made.open())
-    assert (status["mode"], status["acknowledged_rows"], status["archived_rows"]) == ("direct", 6, 0)
-    assert status["queues"] == dict.fromkeys(place.queues, 3)
+    assert (status.mode, status.acknowledged_rows, status.archived_rows) == ("direct", 6, 0)
+    assert status.queues == dict.fromkeys(place.queues, 3)
 
 
 @pytest.mark.usefixtures("local_tasks")

@@ -344,9 +344,9 @@ def test_a_job_to_the_secondary_knows_the_name_of_the_primary_alone(platform: st
     with world() as place:
         pair = place.pair
     vault = "orders-kv" if PLATFORMS[platform].needs_vault else None
-    _, secrets = package.define_job(
+    secrets = package.define_job(
         tmp_path, platform, pair, ARCHIVES[platform], vault=vault, to="secondary", renamed=["orders=orders-v2"]
-    )
+    ).secrets
     assert secrets == (*PLATFORMS[platform].secrets, VARIABLES[1])
     texts = "".join(each.read_text() for each in tmp_path.iterdir() if each.name != package.PACKAGE)
     texts += "".join(base64.b64decode(each).decode() for each in re.findall(r'"payload": "(.*?)"', texts))

@@ -128,7 +128,7 @@ def test_a_resume_sends_what_is_unsent_and_what_only_the_primary_has(
 
     assert (proof.archived, proof.acknowledged, proof.accepted_elsewhere, proof.balanced) == (count, count, 0, True)
     assert proof.destinations == {"orders-v2": half, "invoices": half}
-    assert {each["message_id"]: each["reason"] for each in proof.doubtful} == dict.fromkeys(
+    assert {each.message_id: each.reason for each in proof.doubtful} == dict.fromkeys(
         sent, f"also accepted by {NAMESPACE}"
     )
     assert proof.doubtful_total == half
@@ -139,7 +139,7 @@ def test_a_resume_sends_what_is_unsent_and_what_only_the_primary_has(
     assert (again.proof, again.run.delivery) == (proof, replace(everything, namespace=OTHER))
     assert Counter(lost.ids("orders-v2")) == Counter([*sent])
     assert prove_run(archive)[1] == proof
-    assert run_status(archive)["acknowledged_rows"] == count
+    assert run_status(archive).acknowledged_rows == count
     assert {row["destination"] for row in rows_of(archive, SEGMENTS)} == {"orders", "invoices"}
 
 
@@ -191,7 +191,7 @@ def test_a_direct_move_sends_what_a_killed_task_had_sent_to_the_primary(
     assert sorted(arrived) == sorted({*place.sent} - {second[3]})
     proof = proof_of(made)
     assert (proof.acknowledged, proof.unsent, place.left()) == (6, 0, 0)
-    named = [(each["message_id"], each.get("reason")) for each in proof.doubtful]
+    named = [(each.message_id, each.reason) for each in proof.doubtful]
     assert named == [(first[3], f"also accepted by {NAMESPACE}")]
 
 
@@ -211,7 +211,7 @@ def test_what_the_journal_has_as_accepted_by_the_primary_is_sent_and_named(
     proof = driver.start_run(lost.request(tmp_path), options, place.queues, nothing).proof
     assert sorted(lost.ids("orders") + lost.ids("invoices")) == sorted({*place.sent} - {secondary_has[3]})
     assert (proof.archived, proof.balanced, place.left()) == (5, True, 0)
-    named = [(each["message_id"], each["reason"]) for each in proof.doubtful]
+    named = [(each.message_id, each.reason) for each in proof.doubtful]
     assert named == [(primary_has[3], f"also accepted by {NAMESPACE}")]
 
 

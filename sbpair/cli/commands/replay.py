@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sbpair.cli.command_loop import run
 from sbpair.cli.commands.replay_archives import (
-    SCHEMA,
     gc_command,
     list_command,
     status_command,
@@ -289,19 +288,15 @@ def package_command(
         directory = file or Path(f"sbpair-{platform}")
         pair, job = selected_profile(connection, screen).pair, package.JOB_NAME if name is None else name
         given = read_renames(renamed or ()).lines()
-        files, secrets = package.define_job(directory, platform, pair, archive, job, vault, to=to or "", renamed=given)
-        made = {"platform": platform, "directory": str(directory), "files": files, "secrets": list(secrets)}
-        screen.result("sbpair/replay-job/1", made, [str(directory / each) for each in files])
-        stored = f"store {' and '.join(secrets)} and " if secrets else ""
+        made = package.define_job(directory, platform, pair, archive, job, vault, to=to or "", renamed=given)
+        screen.show(made, [str(directory / each) for each in made.files])
+        stored = f"store {' and '.join(made.secrets)} and " if made.secrets else ""
         screen.say(f"{directory}/{package.COMMANDS} has the commands to {stored}submit the job")
         return 0
-    file = file or Path("sbpair.zip")
-    contents, written = package.build_package(file)
-    document = {"file": str(file), "bytes": written, "packed": contents.packed, "native": contents.native}
-    rows = [(name, version, "packed") for name, version in contents.packed.items()]
-    rows += [(name, version, "native: not packed") for name, version in contents.native.items()]
-    table = [f"{file}, {size(written)}", "", *columns([("PACKAGE", "VERSION", ""), *rows])]
-    screen.result("sbpair/replay-package/1", document, table)
+    built = package.build_package(file or Path("sbpair.zip"))
+    rows = [(name, version, "packed") for name, version in built.contents.packed.items()]
+    rows += [(name, version, "native: not packed") for name, version in built.contents.native.items()]
+    screen.show(built, [f"{built.file}, {size(built.bytes)}", "", *columns([("PACKAGE", "VERSION", ""), *rows])])
     return 0
 
 
@@ -431,6 +426,8 @@ def _selection(choice: Choice) -> "Selection":
 
 def _run(screen: Screen, act: Any) -> int:
     """Run a job with progress on stderr, then print its proof."""
+    from sbpair.cli.results.replay import ProvedReplay
+
     interrupt_when_signalled()
     progress = replay_progress(screen)
     try:
@@ -440,8 +437,7 @@ def _run(screen: Screen, act: Any) -> int:
         if progress.run:
             screen.say(f"interrupted; continue with {next_command('replay resume', progress.run)}")
         raise
-    proof = result.document()
-    screen.result(SCHEMA, proof, proof_lines(proof))
+    screen.show(ProvedReplay(result.receipt), proof_lines(result.document()))
     resume = next_command("replay resume", result.run.id, without={"skip_missing"})
     if result.exit_code == ExitCode.INTERRUPTED:
         screen.say(f"stopped; continue with {resume}")
@@ -457,6 +453,7 @@ def _run(screen: Screen, act: Any) -> int:
 
 def _print_submit(screen: Screen, request: "ReplayRequest") -> int:
     """Print the spark-submit command of this invocation, and the names of the environment variables it needs."""
+    from sbpair.cli.results.replay import SubmitCommand
     from sbpair.replay import spark
 
     if request.master == spark.PLATFORM:
@@ -474,7 +471,7 @@ def _print_submit(screen: Screen, request: "ReplayRequest") -> int:
     kept = [word for word in sys.argv[1:] if word != "--print-submit"]
     command = [str(program), "--master", request.master, *packages, *conf, str(job), *kept]
     variables = [*dict.fromkeys(variable for access in request.access() for variable in access.variables)]
-    screen.result("sbpair/replay-submit/1", {"command": command, "environment": variables}, [shlex.join(command)])
+    screen.show(SubmitCommand(command, variables), [shlex.join(command)])
     if variables:
         screen.say(f"set {' and '.join(variables)} in its environment and in that of the workers")
     return 0

@@ -1,5 +1,7 @@
 """`sbpair replay`, the commands that read and change a run's files alone: verify, status, list, stop and gc."""
 
+from collections.abc import Sequence
+
 from sbpair.cli.logs import utc
 from sbpair.cli.next_command import next_command, not_confirmed
 from sbpair.cli.options import moves
@@ -8,8 +10,9 @@ from sbpair.cli.render.receipt import proof_lines
 from sbpair.cli.render.screen import Screen, plural, size
 from sbpair.cli.render.table import columns
 from sbpair.errors import ExitCode, MachineLacks, StateRefused, Unsafe
+from sbpair.model.document import encoded
 
-SCHEMA = "sbpair/replay/1"
+SHOWN_OF_STATUS = ("run", "mode", "phase", "stopped", "archived_rows", "segments", "acknowledged_rows")
 
 
 def verify_command(
@@ -31,11 +34,13 @@ def verify_command(
     repeated; 4 a file is missing, broken, altered or foreign
     """
     place = moves.open_archive(archive, run_id)
+    from sbpair.cli.results.replay import ProvedReplay
     from sbpair.replay import verify
+    from sbpair.replay.outcomes import ReplayReceipt
 
     proved, proof = verify.prove_run(place, full=full)
-    document = {"run": proved.id, **proof.document(proved.options.mode)}
-    screen.result(SCHEMA, document, proof_lines(document))
+    result = ProvedReplay(ReplayReceipt(proved.id, proved.options.mode, proof))
+    screen.show(result, proof_lines(encoded(result)))
     _say_of_digests(screen, [proved.id], without=not proved.digests, not_adopted=proof.not_adopted)
     return proof.exit_code
 
@@ -53,15 +58,14 @@ def status_command(*, run_id: str = moves.RUN, archive: str = moves.ARCHIVE, scr
     """
     place = moves.open_archive(archive, run_id)
     from sbpair.replay import progress
+    from sbpair.replay.outcomes import FINISHED
 
     found = progress.run_status(place)
-    shown = {name: found[name] for name in found if name not in ("pair", "queues", "digests", "not_adopted")}
-    shown["stopped"] = "yes" if found["stopped"] else "no"
-    table = columns([(name.replace("_", " "), str(shown[name])) for name in shown])
-    screen.result("sbpair/replay-status/1", found, table)
-    without = not found["digests"] and found["mode"] == "archive"
-    _say_of_digests(screen, [place.run], without=without, not_adopted=found["not_adopted"])
-    if found["stopped"] and found["phase"] not in progress.FINISHED:
+    shown = {name.replace("_", " "): str(getattr(found, name)) for name in SHOWN_OF_STATUS}
+    screen.show(found, columns(list((shown | {"stopped": "yes" if found.stopped else "no"}).items())))
+    without = not found.digests and found.mode == "archive"
+    _say_of_digests(screen, [place.run], without=without, not_adopted=found.not_adopted)
+    if found.stopped and found.phase not in FINISHED:
         screen.say(f"continue with {next_command('replay resume', place.run)}")
     return 0
 
@@ -80,6 +84,7 @@ def list_command(*, archive: str = moves.ARCHIVE, screen: Screen) -> int:
     from sbpair.replay.spark import check_packages
 
     check_packages("pyarrow")
+    from sbpair.cli.results.replay import ReplayList
     from sbpair.replay import progress
     from sbpair.replay.archive import Archive, run_ids
 
@@ -91,11 +96,11 @@ def list_command(*, archive: str = moves.ARCHIVE, screen: Screen) -> int:
             screen.error(error.message, error.hint)
             code = error.exit_code
         else:
-            runs.append({"started": utc(found.pop("started_ms") / 1000), **found})
-    rows = [[run["run"], run["started"], run["mode"], run["phase"], "yes" if run["stopped"] else "no"] for run in runs]
+            runs.append(found)
+    rows = [(run.run, utc(run.started_ms / 1000), run.mode, run.phase, "yes" if run.stopped else "no") for run in runs]
     table = columns([("RUN", "STARTED", "MODE", "PHASE", "STOPPED"), *rows]) if rows else []
-    screen.result("sbpair/replay-list/1", {"runs": runs}, table, runs)
-    if without := [run["run"] for run in runs if not run["digests"] and run["mode"] == "archive"]:
+    screen.show(ReplayList(runs), table)
+    if without := [run.run for run in runs if not run.digests and run.mode == "archive"]:
         _say_of_digests(screen, without, without=True)
     if not rows and code == ExitCode.DONE:
         screen.say(f"no runs in {archive}")
@@ -112,10 +117,11 @@ def stop_command(*, run_id: str = moves.RUN, archive: str = moves.ARCHIVE, scree
     Exit codes: 0 it stops, or has stopped; 4 it has finished
     """
     place = moves.open_archive(archive, run_id)
+    from sbpair.cli.results.replay import ReplayStop
     from sbpair.replay import progress
 
     requested = progress.request_stop(place)
-    screen.result("sbpair/replay-stop/1", {"run": place.run, "requested": requested}, [])
+    screen.show(ReplayStop(place.run, requested))
     if not requested:
         hint = f"see its result with {next_command('replay status', place.run)}"
         raise Unsafe(f"run {place.run} has finished: nothing was stopped", hint=hint)
@@ -148,6 +154,7 @@ def gc_command(
     Exit codes: 0 deleted, or --dry-run; 4 not confirmed, or refused: the run is unfinished or not proved
     """
     place = moves.open_archive(archive, run_id)
+    from sbpair.cli.results.replay import RemovedMessages
     from sbpair.replay import verify
 
     planned = verify.plan_gc(place, unsent=include_unsent)
@@ -157,10 +164,9 @@ def gc_command(
     deletes = planned.files > 0 and not dry_run and (yes or screen.asks(f"Delete {what}{unsent}?"))
     if deletes:
         verify.remove_messages(place, planned)
-    counts = {"files": planned.files, "bytes": planned.bytes, "kept": planned.kept}
     kept = f"; kept, since never sent: {plural(planned.kept, 'message')}" if planned.kept else ""
     text = f"{'deleted' if deletes else 'would delete'} {what}{kept}"
-    screen.result("sbpair/replay-gc/1", {"run": place.run, "removed": deletes, **counts}, [text])
+    screen.show(RemovedMessages(place.run, deletes, planned.files, planned.bytes, planned.kept), [text])
     if planned.files and not deletes:
         command = next_command("replay gc", place.run, "--yes", without=["dry_run"])
         if not dry_run:
@@ -169,12 +175,12 @@ def gc_command(
     return 0
 
 
-def _say_of_digests(screen: Screen, runs: list[str], *, without: bool, not_adopted: list[str] | None = None) -> None:
+def _say_of_digests(screen: Screen, runs: list[str], *, without: bool, not_adopted: Sequence[str] = ()) -> None:
     """Print which runs have no digests, or which segments of one have none yet."""
     from sbpair.replay.digests import without_digests
 
     if without:
         screen.say(without_digests(*runs))
-    for path in not_adopted or ():
+    for path in not_adopted:
         resume = next_command("replay resume", *runs)
         screen.say(f"{path} has no digest yet: its task runs, or died; adopt it with {resume}")

@@ -1,26 +1,26 @@
 """`sbpair runs`: the records of earlier runs, their reports, and requests to running ones in other processes."""
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sbpair import __version__
 from sbpair.cli.completion import live_runs, paused_runs, unpaused_runs
 from sbpair.cli.completion import runs as runs_of_pair
-from sbpair.cli.logs import utc
 from sbpair.cli.next_command import next_command, with_options
 from sbpair.cli.options.common import Output, RunSelection, argument, option
 from sbpair.cli.options.entity_addresses import reach_of
 from sbpair.cli.render.receipt import SYPHON, MoveWording, next_commands, proof_lines, receipt_table, warnings_of
 from sbpair.cli.render.screen import Document, Screen, clean, size, spoken
 from sbpair.cli.render.table import columns, wrapped
-from sbpair.cli.render.waiting import report_waiting, waiting_entry, waiting_line
+from sbpair.cli.render.waiting import report_waiting, waiting_line
+from sbpair.cli.results.runs import ControlAnswer, ReportFile, RunDetails, RunList, WrittenReport, listed_run
 from sbpair.errors import ExitCode, SbpairError, UsageError
 from sbpair.model.document import encoded
 from sbpair.operating_system.files import replaced_file
+from sbpair.runs.run_record import LIVE, RunOutcome
 from sbpair.runs.waiting import waiting_runs
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from sbpair.runs.database import RunDatabase, StateOwner
     from sbpair.runs.run_record import RunRecord
 
-SCHEMA = "sbpair/runs/1"
 STDOUT = "-"
 FACTS = ("id", "command", "archive", "started", "ended", "took", "outcome", "exit_code", "error")
 HEADING = ("RUN", "KIND", "COMMAND", "STARTED", "TOOK", "OUTCOME", "RECEIVED", "SENT", "LEFT", "IN DOUBT", "DOUBTFUL")
@@ -68,10 +67,10 @@ def list_runs(*, connection: RunSelection, screen: Screen) -> int:
     entries, rows = [], []
     for run in found:
         with run.reading():
-            entries.append(document := run_document(run))
-            rows.append(_row(document, run.seconds))
+            entries.append(listed := listed_run(run))
+            rows.append(_row(encoded(listed), run.seconds))
     table = columns([HEADING, *rows], optional=("STARTED", "COMMAND", "TOOK", "KIND")) if found else []
-    screen.result(SCHEMA, {"runs": entries}, table, entries)
+    screen.show(RunList(entries), table)
     report_waiting(screen, waiting_runs(found))
     return 0
 
@@ -97,13 +96,12 @@ def show_run(
     with _open_runs(connection, screen) as kept:
         run = find_run(kept, run_id)
     with run.reading():
-        document = run_document(run)
-        known, shown = run.receipt or {}, [asdict(each) for each in run.doubtful()]
+        known = run.receipt or {}
         # A replay that has not ended has counts in place of a receipt.
         is_whole = run.kind != "replay" or "run" in known
         receipt = {key: value for key, value in known.items() if key != "archive" and is_whole}
-        found = {**document, "receipt": receipt or None, "doubtful": shown}
-        screen.result(SCHEMA, {"runs": [found]}, _page(run, document, receipt, shown), [found])
+        listed = listed_run(run, RunDetails(receipt or None, run.doubtful()))
+        screen.show(RunList([listed]), _page(run, encoded(listed), receipt))
     return 0
 
 
@@ -141,10 +139,10 @@ def report_run(
         [name] = [name for name, file in wanted.items() if file == STDOUT]
         screen.write(texts[name].rstrip("\n"))
         return 0
-    written = [{"format": name, "path": file, "bytes": len(texts[name].encode())} for name, file in wanted.items()]
-    rows = [(file, name, size(len(texts[name].encode()))) for name, file in wanted.items()]
-    document = {"run": report.run, "outcome": report.outcome, "files": written}
-    screen.result("sbpair/runs-report/1", document, columns([("FILE", "FORMAT", "SIZE"), *rows]))
+    written = [ReportFile(name, file, len(texts[name].encode())) for name, file in wanted.items()]
+    rows = [(each.path, each.format, size(each.bytes)) for each in written]
+    result = WrittenReport(report.run, RunOutcome(report.outcome), written)
+    screen.show(result, columns([("FILE", "FORMAT", "SIZE"), *rows]))
     return 0
 
 
@@ -236,23 +234,6 @@ def _open_runs(selection: RunSelection, screen: Screen) -> "AbstractContextManag
     return kept or nullcontext()
 
 
-def run_document(run: "RunRecord") -> dict[str, Any]:
-    """Return a run as JSON. Read it within `reading`."""
-    return {
-        "id": run.id,
-        "kind": run.kind,
-        "command": run.command,
-        "archive": (run.receipt or {}).get("archive"),
-        "started": utc(run.started_ms / 1000),
-        "ended": None if run.ended_ms is None else utc(run.ended_ms / 1000),
-        "outcome": run.outcome,
-        "exit_code": run.exit_code,
-        "error": run.error,
-        **asdict(run.counts),
-        "waiting": next(map(encoded, map(waiting_entry, waiting_runs([run]))), None),
-    }
-
-
 def _row(run: dict[str, Any], seconds: float | None) -> list[object]:
     left, took = run["remaining"], "" if seconds is None else spoken(seconds)
     remaining = left and (left["messages"] if left["exact"] else f"≥{left['messages']}")
@@ -262,7 +243,7 @@ def _row(run: dict[str, Any], seconds: float | None) -> list[object]:
     return [run["id"], run["kind"], command, run["started"], took, run["outcome"], *counts, *doubts]
 
 
-def _page(run: "RunRecord", document: Document, receipt: Document, doubtful: Sequence[Document]) -> Iterator[str]:
+def _page(run: "RunRecord", document: Mapping[str, Any], receipt: Document) -> Iterator[str]:
     facts = {**document, "took": "" if run.seconds is None else spoken(run.seconds)}
     shown = [(name.replace("_", " "), str(facts[name])) for name in FACTS if facts[name] not in (None, "")]
     doubts = [("still in doubt", document["in_doubt"]), ("possible duplicates", document["doubtful_total"])]
@@ -270,11 +251,11 @@ def _page(run: "RunRecord", document: Document, receipt: Document, doubtful: Seq
     for each in waiting_runs([run]):
         yield from wrapped(waiting_line(each))
     if run.kind != "replay":
-        yield from _moved(run, {**receipt, "doubtful": doubtful})
+        yield from _moved(run, {**receipt, "doubtful": document["doubtful"]})
     elif receipt:
         yield ""
         yield from proof_lines(receipt)
-    for doubt in doubtful:
+    for doubt in document["doubtful"]:
         if doubt["in_doubt"]:
             name = doubt["message_id"] or doubt["sequence_number"]
             yield from wrapped(clean(f"in doubt: {name} of {doubt['queue']} to {doubt['destination']}"))
@@ -294,15 +275,13 @@ def _moved(run: "RunRecord", receipt: Document) -> Iterator[str]:
 
 def _request(action: str, run_id: str, opening: "AbstractContextManager[RunDatabase | None]", screen: Screen) -> int:
     from sbpair.runs import control
-    from sbpair.runs.run_record import LIVE
 
     wanted = control.WANTED[action]
     began = time.monotonic()
     with opening as kept:
         before, run = control.request(kept, run_id, wanted, control.WAIT_SECONDS[wanted])
     confirmed, seconds = control.is_confirmed(run, wanted), time.monotonic() - began
-    document = {"run": run.id, "request": action, "outcome": run.outcome.value, "confirmed": confirmed}
-    screen.result("sbpair/runs-control/1", {**document, "seconds": round(seconds, 3)}, [f"{run.id} {run.outcome}"])
+    screen.show(ControlAnswer(run.id, action, run.outcome, confirmed, seconds), [f"{run.id} {run.outcome}"])
     if confirmed and wanted is control.Wanted.PAUSED:
         go_on, stop = next_command("runs resume", run.id), next_command("runs cancel", run.id)
         screen.say(f"it keeps its lease and holds no message; to go on: {go_on}; to stop: {stop}")

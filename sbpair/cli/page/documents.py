@@ -8,13 +8,15 @@ from typing import Any, Final, Protocol
 from sbpair.amqp.message import Header, Properties
 from sbpair.amqp.types import Map, amqp_type_name
 from sbpair.azure.atom import open_atom
-from sbpair.cli.commands.runs import rendered_report, run_document
+from sbpair.cli.commands.runs import rendered_report
 from sbpair.cli.page.overview import NamespaceReading
 from sbpair.cli.render.messages import groups_document
 from sbpair.cli.render.screen import Document
+from sbpair.cli.results.runs import listed_run
 from sbpair.errors import EntityMissing, ProtocolError, UsageError
 from sbpair.message_io.message_json import moment, plain_value, readable, render_peeked
 from sbpair.message_io.peek import PeekSource, count_dead_letters, peek_messages
+from sbpair.model.document import encoded
 from sbpair.model.entities import Queue, subscription_of
 from sbpair.model.pair import Endpoint
 from sbpair.move.message.dead_letters import dead_letter_path
@@ -112,7 +114,7 @@ class PageDocuments:
 
     def _run(self, kept: RunDatabase, run: RunRecord) -> Document:
         with run.reading():
-            found = run_document(run)
+            found: Document = encoded(listed_run(run))
         if run.outcome not in LIVE:
             return found
         samples = [{"at_ms": each.at_ms, **asdict(each.figures)} for each in timeline_of(kept, run.id)[-2:]]

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import Enum
-from functools import cache
+from functools import cache, reduce
 from importlib import import_module
+from operator import or_
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -20,14 +21,18 @@ from sbpair.move.events import SyphonEvent, name_and_level
 
 MODULES = (
     "cli.schemas.moves",
-    *(f"cli.results.{name}" for name in ("documents", "moving", "management", "status", "relay", "partition")),
+    *(
+        f"cli.results.{name}"
+        for name in ("documents", "moving", "management", "status", "relay", "partition", "replay", "runs")
+    ),
     *(f"cli.commands.{name}" for name in ("config", "doctor", "export", "gateway", "page", "service")),
-    *("drill", "drill.gateway_drill", "drill.relay_drill", "message_io.send_lines"),
+    *("drill", "drill.gateway_drill", "drill.relay_drill", "message_io.send_lines", "replay.package"),
     "cli.schemas.other_commands",
 )
 """The later ones take longer to load: the classes of their results are beside clients."""
 
 Schema = dict[str, Any]
+SCALAR: Schema = {"type": ["string", "number", "boolean", "null"]}
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 PLAIN: dict[object, Schema] = {
     str: {"type": "string"},
@@ -69,10 +74,6 @@ def flag(description: str) -> Schema:
 
 def choice(description: str, *values: str) -> Schema:
     return {"enum": list(values), "description": description}
-
-
-def scalar(description: str) -> Schema:
-    return {"type": ["string", "number", "boolean", "null"], "description": description}
 
 
 def array(description: str, item: Schema) -> Schema:
@@ -123,11 +124,11 @@ def typed(kind: Any) -> Schema:
         inner, description, *keywords = arguments
         return typed(inner) | {"description": description} | (keywords[0] if keywords else {})
     if NoneType in arguments:
-        return nullable(typed(next(each for each in arguments if each is not NoneType)))
+        return nullable(typed(_without_none(kind)))
     if origin is Literal:
         return {"enum": list(map(encoded, arguments))}
-    if origin is UnionType:
-        return scalar("")
+    if origin in (Union, UnionType):
+        return SCALAR if str in arguments else {"anyOf": list(map(typed, arguments))}
     if origin is tuple and Ellipsis not in arguments:
         return {"type": "array", "prefixItems": list(map(typed, arguments)), "items": False, "minItems": len(arguments)}
     if origin in (list, tuple, frozenset):
@@ -156,6 +157,8 @@ def properties_of(kind: Any) -> dict[str, Any]:
         keywords = dict(key.keywords)
         required, is_omitted, _ = (keywords.pop(name, None) for name in ("required", "omitted", "name"))
         own = _without_none(key.kind) if is_omitted else key.kind
+        own = keywords.pop("stored", own)
+        own = (str | None if NoneType in get_args(own) else str) if "format" in keywords else own
         schema = ({} if keywords.keys() & {"const", "enum"} else typed(own)) | {"description": key.description}
         schema |= {name: object_of(each) if isinstance(each, type) else each for name, each in keywords.items()}
         found[key.name] = schema if required is None else Optional(schema)
@@ -171,7 +174,8 @@ def _spread(kind: Any, lists: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without_none(kind: Any) -> Any:
-    return next((each for each in get_args(kind) if each is not NoneType), kind) if NoneType in get_args(kind) else kind
+    found = [each for each in get_args(kind) if each is not NoneType]
+    return reduce(or_, found) if NoneType in get_args(kind) else kind
 
 
 def schema_of(name: str) -> Schema:

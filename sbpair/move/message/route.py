@@ -6,7 +6,6 @@ argument.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 from sbpair.backlog import ALIASES, PATH, PATH_LIMIT, is_segment
 from sbpair.move.message.dead_letters import CAUSE, NotSentReason
 from sbpair.move.message.renames import Renames
-from sbpair.timespan import TICKS_PER_MS
+from sbpair.timespan import TICKS_PER_MS, utc
 
 MAX_TTL_HEADER_MS = 0xFFFFFFFF
 """The longest TTL that fits a message's header: 49.7 days."""
@@ -166,7 +165,7 @@ def router(
 
 
 def _known_until(at_ms: int) -> DeadLetter:
-    until = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(-(-at_ms // 1000)))
+    until = utc(-(-at_ms // 1000))
     return DeadLetter(NotSentReason.DUPLICATE, f"the destination detects duplicates, and may drop it until {until}")
 
 
