@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
+from typing import Annotated
 
 from sbpair.errors import ServiceRefused, UsageError
 
@@ -56,8 +57,12 @@ class Capacity:
     """
 
     tier: Tier
-    units: int | None = None
+    units: Annotated[int | None, "Messaging units of a Premium namespace"] = None
     partitions: int | None = None
+
+    @property
+    def name(self) -> Annotated[str, "Its tier", {"name": "tier", "enum": ["Basic", "Standard", "Premium"]}]:
+        return self.tier.name
 
 
 def tier_named(name: str) -> Tier:

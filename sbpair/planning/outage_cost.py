@@ -17,6 +17,7 @@ from sbpair.backlog import queue_spec
 from sbpair.errors import NetworkRefused, NotAuthorized, Unavailable, UsageError
 from sbpair.model import cost, tiers
 from sbpair.model.cost import PRICES, MoneyRange, Operations
+from sbpair.model.document import SPREAD, document
 from sbpair.model.pair import Endpoint, Pair
 from sbpair.model.queues import QueueState
 from sbpair.model.tiers import BASIC, MEGABYTES, PARTITIONS, PREMIUM, STANDARD, Capacity
@@ -55,6 +56,10 @@ class Outage:
     def messages(self) -> Annotated[int, "Messages that are sent"]:
         return round(self.seconds * self.rate)
 
+    @property
+    def units(self) -> Annotated[int, "Operations that one send or receive of a message is billed as"]:
+        return cost.units(self.message_bytes)
+
 
 @dataclass(frozen=True, slots=True)
 class BacklogRoom:
@@ -70,18 +75,46 @@ class BacklogRoom:
         return max(0, self.max_bytes - self.used_bytes)
 
 
+class BacklogFill(NamedTuple):
+    """The backlog queues in the outage.
+
+    `full_in_seconds_partitioned` is that of partitioned queues in Standard; None without Standard, and for known ones.
+    """
+
+    room: Annotated[BacklogRoom, SPREAD]
+    full_in_seconds: Annotated[float, "Time from the start of the outage until all are full"]
+    full_in_seconds_partitioned: Annotated[float | None, "The same for partitioned queues of Standard; null if known"]
+    stored: Annotated[int, "Messages that fit"]
+    not_stored: Annotated[int, "Messages that do not fit"]
+
+
+class StageCharge(NamedTuple):
+    """A charge of the stored messages."""
+
+    stage: Annotated[str, "Stage", {"examples": ["sent to the backlog"]}]
+    article: Annotated[int, "Operations by the documentation of the feature: one for each stage"]
+    billed: Annotated[int, "Operations billed today: a receive and its completion are two"]
+
+
+class Polling(NamedTuple):
+    """The receives of a mover that watches empty queues."""
+
+    an_hour: Annotated[int, "In an hour"]
+    in_30_days: Annotated[int, "In 30 days"]
+
+
 class PairCapacity(NamedTuple):
     """The tiers of the two namespaces."""
 
-    secondary: Capacity
-    primary: Capacity
+    secondary: Annotated[Capacity, "The secondary"]
+    primary: Annotated[Capacity, "The primary"]
 
 
 @dataclass(frozen=True, slots=True)
 class TierCost:
     """The cost of an outage in namespaces of these tiers."""
 
-    capacity: PairCapacity
+    capacity: Annotated[PairCapacity, SPREAD]
     operations: Annotated[MoneyRange, "Operations of every message, from its sender to its receiver"]
     by_sbpair: Annotated[MoneyRange, "Those of sbpair"]
     idle: Annotated[MoneyRange, "Polling of empty queues for 30 days"]
@@ -100,50 +133,32 @@ class ExtraCost:
     assumption: Annotated[str, "Its assumption"]
 
 
-@dataclass(frozen=True, slots=True)
+@document("sbpair/cost/1")
 class OutageCost:
-    """The cost of an outage. Of its messages, `stored` fit the backlog.
+    """The cost of an outage. JSON Lines have the document."""
 
-    `full_in_seconds` counts from the start of the outage. `full_in_seconds_partitioned` is that of partitioned queues
-    in Standard; None without Standard, and for known queues.
-    """
-
-    outage: Outage
-    room: BacklogRoom
-    stored: Annotated[int, "Messages that fit"]
-    full_in_seconds: Annotated[float, "Time from the start of the outage until all are full"]
-    full_in_seconds_partitioned: Annotated[float | None, "The same for partitioned queues of Standard; null if known"]
-    operations: Operations
-    tiers: tuple[TierCost, ...]
-    extras: tuple[ExtraCost, ...] = ()
-    notes: tuple[str, ...] = ()
+    outage: Annotated[Outage, "The outage"]
+    backlog: Annotated[BacklogFill, "The backlog queues"]
+    operations: Annotated[Operations, "Billable operations"]
+    tiers: Annotated[tuple[TierCost, ...], "The cost by tier"]
+    extras: Annotated[tuple[ExtraCost, ...], "The costs beside those of the move"] = ()
+    notes: Annotated[tuple[str, ...], "Remarks and assumptions"] = ()
+    live: Annotated[bool, "Whether tiers and queues were read from the pair"] = False
+    currency: Annotated[str, "Currency"] = PRICES.currency
+    dated: Annotated[str, "Date of the prices"] = PRICES.dated
 
     @property
-    def units(self) -> Annotated[int, "Operations that one send or receive of a message is billed as"]:
-        return cost.units(self.outage.message_bytes)
+    def polling(self) -> Annotated[Polling, "Receives of a mover that watches empty queues"]:
+        return Polling(*(_polls(self.backlog.room, seconds) for seconds in (HOUR, MONTH_DAYS * DAY)))
 
     @property
-    def polls_an_hour(self) -> int:
-        return _polls(self.room, HOUR)
-
-    @property
-    def polls_a_month(self) -> int:
-        """The receives of 30 days."""
-        return _polls(self.room, MONTH_DAYS * DAY)
-
-    @property
-    def not_stored(self) -> Annotated[int, "Messages that do not fit"]:
-        return self.outage.messages - self.stored
-
-    @property
-    def charges(self) -> tuple[tuple[str, int, int], ...]:
-        """The four charges of each stored message: its stage, those of the article, and those billed today."""
-        each = self.stored * self.units
+    def charges(self) -> Annotated[tuple[StageCharge, ...], "The four charges of the stored messages"]:
+        each = self.backlog.stored * self.outage.units
         return (
-            ("sent to the backlog", each, each),
-            ("received from the backlog", each, 2 * each),
-            ("sent to the primary", each, each),
-            ("received from the primary", each, 2 * each),
+            StageCharge("sent to the backlog", each, each),
+            StageCharge("received from the backlog", each, 2 * each),
+            StageCharge("sent to the primary", each, each),
+            StageCharge("received from the primary", each, 2 * each),
         )
 
 
@@ -188,15 +203,13 @@ def cost_of(
     stored = min(outage.messages, room.free_bytes // outage.message_bytes)
     filling = outage.rate * outage.message_bytes
     fill_seconds = room.free_bytes / filling
-    operations = cost.of_units(stored * cost.units(outage.message_bytes), 0)
+    operations = cost.of_units(stored * outage.units, 0)
     operations += Operations(empty_receives=room.queues, management_calls=room.queues)
     standard = any(STANDARD in [side.tier for side in each] for each in possible)
+    partitioned = PARTITIONS * fill_seconds if standard and room.partitioned is None else None
     return OutageCost(
         outage=outage,
-        room=room,
-        stored=stored,
-        full_in_seconds=fill_seconds,
-        full_in_seconds_partitioned=PARTITIONS * fill_seconds if standard and room.partitioned is None else None,
+        backlog=BacklogFill(room, fill_seconds, partitioned, stored, outage.messages - stored),
         operations=operations,
         tiers=tuple(_tier_cost(each, outage, stored, operations, _polls(room, MONTH_DAYS * DAY)) for each in possible),
         extras=tuple(_extras(outage, stored, possible)),
@@ -235,7 +248,7 @@ def _tier_cost(capacity: PairCapacity, outage: Outage, stored: int, operations: 
 def _extras(outage: Outage, stored: int, capacities: Sequence[PairCapacity]) -> Iterator[ExtraCost]:
     """Yield the costs of `cost.EXTRAS`. A message in another region crosses twice: when sent and when received."""
     month, dead = round(outage.rate * MONTH_DAYS * DAY), -(-stored // DEAD_SHARE)
-    each, pings = cost.units(outage.message_bytes), -(-int(outage.seconds) // PING_SECONDS)
+    each, pings = outage.units, -(-int(outage.seconds) // PING_SECONDS)
     for name, operations, crossings, side, assumption in (
         ("bandwidth", 0, 2 * stored, 0, "regions differ, and each message crosses twice: to the backlog, and back"),
         ("pings", pings, 0, 1, "one a minute, of one client for one failed entity; each further one adds its own"),

@@ -55,7 +55,7 @@ from sbpair.replay.digests import (
     write_report,
 )
 from sbpair.replay.ledger import read_accepted
-from sbpair.replay.outcomes import Proof, ReplayEnd, ReplayReceipt
+from sbpair.replay.outcomes import Proof, ReplayEnd, ReplayReceipt, replay_receipt
 from sbpair.replay.progress import (
     Expected,
     LocksFound,
@@ -148,7 +148,7 @@ class ReplayResult:
     @property
     def receipt(self) -> ReplayReceipt:
         end = ReplayEnd(self.seconds, self.stopped, self.notes, self.released, self.excluded)
-        return ReplayReceipt(self.run.id, self.run.options.mode, self.proof, end)
+        return replay_receipt(self.run.id, self.run.options.mode, self.proof, end)
 
 
 def start_run(

@@ -13,7 +13,7 @@ from typing import Annotated
 
 from sbpair.backlog import check_path
 from sbpair.errors import ExitCode
-from sbpair.model.document import OMITTED, SPREAD, TIME, UNLESS_NONE, document
+from sbpair.model.document import OMITTED, SPREAD, TIME, document
 from sbpair.move.message.route import Facts, Route, Send
 from sbpair.runs.journal import Key, message_key
 
@@ -96,44 +96,38 @@ MODE = {"enum": ["archive", "direct"]}
 FINISHED = ("proved", "removed", "moved")
 """Phases of a run that has ended, and that a stop would not change."""
 PHASES = ("drain", "drained", "send", "move", *FINISHED)
-_DIRECT = {"archived": "received", "unsent": "in_doubt"}
+
+
+@dataclass(frozen=True, slots=True)
+class DirectCounts:
+    """The counts that a direct run has in place of archived and unsent messages."""
+
+    received: Annotated[int, "Received messages, in direct mode"]
+    in_doubt: Annotated[int, "Messages without a known outcome, in direct mode"]
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayReceipt:
-    """The proof of a replay. A direct run has "received" and "in_doubt" instead of "archived" and "unsent"."""
+    """The proof of a replay."""
 
     run: Annotated[str, "Id of the run"]
     mode: Annotated[str, "Mode of the run", MODE]
     proof: Annotated[Proof, SPREAD]
+    queues: Annotated[dict[str, dict[str, int]], "Counts of each queue, by outcome"]
+    archived: Annotated[int | None, "Archived messages; null in direct mode"]
+    unsent: Annotated[int | None, "Messages still to be sent; null in direct mode"]
+    direct: Annotated[DirectCounts | None, SPREAD] = None
     end: Annotated[ReplayEnd | None, SPREAD] = None
 
-    def _in(self, mode: str, count: int) -> int | None:
-        return count if self.mode == mode else None
 
-    @property
-    def archived(self) -> Annotated[int | None, "Archived messages; null in direct mode"]:
-        return self._in("archive", self.proof.archived)
-
-    @property
-    def unsent(self) -> Annotated[int | None, "Messages still to be sent; null in direct mode"]:
-        return self._in("archive", self.proof.unsent)
-
-    @property
-    def received(self) -> Annotated[int | None, "Received messages, in direct mode", UNLESS_NONE]:
-        return self._in("direct", self.proof.archived)
-
-    @property
-    def in_doubt(self) -> Annotated[int | None, "Messages without a known outcome, in direct mode", UNLESS_NONE]:
-        return self._in("direct", self.proof.unsent)
-
-    @property
-    def queues(self) -> Annotated[dict[str, dict[str, int]], "Counts of each queue, by outcome"]:
-        names = _DIRECT if self.mode == "direct" else {}
-        return {
-            queue: {names.get(name, name): count for name, count in each.items()}
-            for queue, each in self.proof.queues.items()
-        }
+def replay_receipt(run: str, mode: str, proof: Proof, end: ReplayEnd | None = None) -> ReplayReceipt:
+    if mode != "direct":
+        return ReplayReceipt(run, mode, proof, proof.queues, proof.archived, proof.unsent, end=end)
+    names = {"archived": "received", "unsent": "in_doubt"}
+    queues = {
+        queue: {names.get(name, name): count for name, count in each.items()} for queue, each in proof.queues.items()
+    }
+    return ReplayReceipt(run, mode, proof, queues, None, None, DirectCounts(proof.archived, proof.unsent), end)
 
 
 @dataclass(frozen=True, slots=True)

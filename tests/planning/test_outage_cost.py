@@ -49,13 +49,13 @@ def test_a_stored_message_has_four_charges_and_is_billed_six_times(
     seconds: int, rate: float, size: int, queues: int
 ) -> None:
     found = cost_of(Outage(seconds, rate, size), room_of(queues), usual_capacities())
-    each = found.stored * units(size)
+    each = found.backlog.stored * units(size)
     assert [article for _, article, _ in found.charges] == [each] * 4
     assert sum(billed for _, _, billed in found.charges) == 6 * each
     assert found.operations.total == 6 * each + 2 * queues
-    assert found.stored + found.not_stored == found.outage.messages
-    assert found.stored * size <= found.room.free_bytes
-    assert found.not_stored == 0 or (found.stored + 1) * size > found.room.free_bytes
+    assert found.backlog.stored + found.backlog.not_stored == found.outage.messages
+    assert found.backlog.stored * size <= found.backlog.room.free_bytes
+    assert found.backlog.not_stored == 0 or (found.backlog.stored + 1) * size > found.backlog.room.free_bytes
     for tier in found.tiers:
         for money in (tier.operations, tier.by_sbpair, tier.idle, tier.base):
             assert 0 <= money.minimum <= money.maximum
@@ -111,18 +111,18 @@ def test_two_tiers_each_have_their_own_price() -> None:
 
 def test_a_backlog_is_full_when_its_bytes_are_used() -> None:
     found = cost(Outage(86_400, 100, 100 * 1024))
-    assert found.full_in_seconds == 50 * GB / (100 * 100 * 1024)
-    assert found.full_in_seconds_partitioned == 16 * found.full_in_seconds
-    assert (found.stored, found.not_stored) == (50 * GB // 102_400, 8_640_000 - 50 * GB // 102_400)
-    assert cost(FOUR_HOURS, tier="premium").full_in_seconds_partitioned is None
-    assert cost(FOUR_HOURS, BacklogRoom(1, GB, partitioned=False)).full_in_seconds_partitioned is None
+    assert found.backlog.full_in_seconds == 50 * GB / (100 * 100 * 1024)
+    assert found.backlog.full_in_seconds_partitioned == 16 * found.backlog.full_in_seconds
+    assert (found.backlog.stored, found.backlog.not_stored) == (50 * GB // 102_400, 8_640_000 - 50 * GB // 102_400)
+    assert cost(FOUR_HOURS, tier="premium").backlog.full_in_seconds_partitioned is None
+    assert cost(FOUR_HOURS, BacklogRoom(1, GB, partitioned=False)).backlog.full_in_seconds_partitioned is None
 
 
 def test_bytes_in_use_leave_less_room() -> None:
     half = cost(FOUR_HOURS, BacklogRoom(1, 2 * GB, used_bytes=GB, partitioned=False))
-    assert half.full_in_seconds == GB / (50 * 2048)
+    assert half.backlog.full_in_seconds == GB / (50 * 2048)
     full = cost(FOUR_HOURS, BacklogRoom(1, GB, used_bytes=GB + 1, partitioned=False))
-    assert (full.full_in_seconds, full.stored, full.not_stored) == (0, 0, 720_000)
+    assert (full.backlog.full_in_seconds, full.backlog.stored, full.backlog.not_stored) == (0, 0, 720_000)
     assert full.operations.total == 2
 
 

@@ -40,7 +40,7 @@ from sbpair.replay.archive import (
     find_archive,
 )
 from sbpair.replay.ledger import Entry, Key, Ledger
-from sbpair.replay.outcomes import Proof, ReplayReceipt
+from sbpair.replay.outcomes import Proof, replay_receipt
 from sbpair.replay.queue_task import load_accepted
 from sbpair.replay.run_description import EVERYTHING, ReplayMode, ReplayOptions, ReplayRun, Selection
 from sbpair.replay.verify import GarbageCollection, check_acknowledged, plan_gc, remove_messages, verify
@@ -188,7 +188,9 @@ def test_doubtful_messages_beyond_the_limit_are_counted(archive: Archive) -> Non
     end(archive, DOUBTFUL, key(0))
     proof = verify(archive, RUN, max_named=2)
     assert (len(proof.doubtful), proof.doubtful_total, proof.balanced) == (2, 4, True)
-    [line] = [line for line in proof_lines(encoded(ReplayReceipt("r1", RUN.options.mode, proof))) if "possible" in line]
+    [line] = [
+        line for line in proof_lines(encoded(replay_receipt("r1", RUN.options.mode, proof))) if "possible" in line
+    ]
     assert line.startswith("possible duplicates: 4 (")
 
 

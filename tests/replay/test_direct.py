@@ -18,7 +18,7 @@ from sbpair.move.raw_source import RawReceivedMessage, RawSource
 from sbpair.replay import driver
 from sbpair.replay.archive import DOUBTFUL, HELD, LEDGER, QUARANTINE, Archive
 from sbpair.replay.ledger import Entry, Ledger, read_held
-from sbpair.replay.outcomes import Proof, ReplayReceipt
+from sbpair.replay.outcomes import Proof, replay_receipt
 from sbpair.replay.progress import PhaseWatcher, run_status
 from sbpair.replay.queue_task import DirectMove, RecordedSource, _entries, accepted_by_dead_attempts, task_queues
 from sbpair.replay.run_description import DedupMode, ReplayMode, ReplayOptions, Selection, TaskJob
@@ -62,7 +62,7 @@ def test_everything_arrives_once_or_is_dead_lettered_and_no_body_is_kept(place: 
     assert made.open().files(HELD) == []
     assert [row["message"] for row in rows_of(made.open(), QUARANTINE)] == [None, None]
     assert not any(b"a secret of some kind" in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
-    document = encoded(ReplayReceipt("r1", made.run.options.mode, proof))
+    document = encoded(replay_receipt("r1", made.run.options.mode, proof))
     counts = {"mode": "direct", "archived": None, "unsent": None, "received": 63, "in_doubt": 0}
     assert {name: document[name] for name in counts} == counts
     of_queue = {"received": 31, "acknowledged": 30, "expired": 1}

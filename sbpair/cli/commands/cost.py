@@ -14,7 +14,6 @@ from sbpair.cli.render.screen import Screen, grouped, plural, size, spoken
 from sbpair.cli.render.table import columns, wrapped
 from sbpair.errors import UsageError
 from sbpair.model.cost import EXTRAS, PRICES
-from sbpair.model.document import encoded
 
 if TYPE_CHECKING:
     from sbpair.model.cost import MoneyRange
@@ -104,44 +103,9 @@ def command(
         raise UsageError(what, hint="add --size 2KB" if live else "add --size 2KB, or --live to read it from the pair")
     planned = outage_cost.Outage(outage, rate, message_bytes)
     found = outage_cost.cost_of(planned, room, capacities, notes)
-    found = replace(found, extras=tuple(each for each in found.extras if each.name not in without))
-    screen.result("sbpair/cost/1", _document(found, live=live), _table(found))
+    found = replace(found, live=live, extras=tuple(each for each in found.extras if each.name not in without))
+    screen.show(found, _table(found))
     return 0
-
-
-def _document(found: "OutageCost", *, live: bool) -> dict[str, object]:
-    stages = [{"stage": stage, "article": article, "billed": billed} for stage, article, billed in found.charges]
-    partitioned = found.full_in_seconds_partitioned
-    return {
-        "outage": {**encoded(found.outage), "units": found.units},
-        "backlog": {
-            **asdict(found.room),
-            "full_in_seconds": round(found.full_in_seconds, 3),
-            "full_in_seconds_partitioned": None if partitioned is None else round(partitioned, 3),
-            "stored": found.stored,
-            "not_stored": found.not_stored,
-        },
-        "charges": stages,
-        "operations": encoded(found.operations),
-        "polling": {"an_hour": found.polls_an_hour, "in_30_days": found.polls_a_month},
-        "tiers": [_tier_document(each) for each in found.tiers],
-        "extras": encoded(found.extras),
-        "live": live,
-        "currency": PRICES.currency,
-        "dated": PRICES.dated,
-        "notes": list(found.notes),
-    }
-
-
-def _tier_document(each: "TierCost") -> dict[str, object]:
-    def side(capacity: "Capacity") -> dict[str, object]:
-        return {"tier": capacity.tier.name, "units": capacity.units}
-
-    return {
-        "secondary": side(each.capacity.secondary),
-        "primary": side(each.capacity.primary),
-        **encoded(each),
-    }
 
 
 def _table(found: "OutageCost") -> Iterator[str]:
@@ -192,17 +156,17 @@ def _money(found: "MoneyRange") -> str:
 
 
 def _full(found: "OutageCost") -> str:
-    room = found.room
+    fill, room = found.backlog, found.backlog.room
     whole = "" if room.queues == 1 else " in all"
     text = f"full: {plural(room.queues, 'backlog queue')} of {size(room.max_bytes)}{whole}"
     if room.used_bytes:
         text += f", {size(room.used_bytes)} of it in use,"
-    text += f" {'is' if room.queues == 1 else 'are'} full after {spoken(found.full_in_seconds)}"
-    if found.full_in_seconds_partitioned is not None:
-        text += f" (partitioned in Standard: {spoken(found.full_in_seconds_partitioned)})"
-    if found.not_stored:
+    text += f" {'is' if room.queues == 1 else 'are'} full after {spoken(fill.full_in_seconds)}"
+    if fill.full_in_seconds_partitioned is not None:
+        text += f" (partitioned in Standard: {spoken(fill.full_in_seconds_partitioned)})"
+    if fill.not_stored:
         text += (
-            f"; {grouped(found.not_stored)} messages do not fit: their sends fail, or go to the application's outbox,"
+            f"; {grouped(fill.not_stored)} messages do not fit: their sends fail, or go to the application's outbox,"
             " and add no cost here"
         )
     return text
@@ -210,8 +174,8 @@ def _full(found: "OutageCost") -> str:
 
 def _assumptions(found: "OutageCost") -> Iterator[str]:
     yield (
-        f"idle: a mover that watches empty queues receives {found.polls_an_hour} times an hour, and"
-        f" {grouped(found.polls_a_month)} times in 30 days"
+        f"idle: a mover that watches empty queues receives {found.polling.an_hour} times an hour, and"
+        f" {grouped(found.polling.in_30_days)} times in 30 days"
     )
     yield (
         f"prices: {PRICES.currency} of {PRICES.dated}, without tax; BASE is due for both namespaces with or without an"

@@ -36,10 +36,10 @@ def verify_command(
     place = moves.open_archive(archive, run_id)
     from sbpair.cli.results.replay import ProvedReplay
     from sbpair.replay import verify
-    from sbpair.replay.outcomes import ReplayReceipt
+    from sbpair.replay.outcomes import replay_receipt
 
     proved, proof = verify.prove_run(place, full=full)
-    result = ProvedReplay(ReplayReceipt(proved.id, proved.options.mode, proof))
+    result = ProvedReplay(replay_receipt(proved.id, proved.options.mode, proof))
     screen.show(result, proof_lines(encoded(result)))
     _say_of_digests(screen, [proved.id], without=not proved.digests, not_adopted=proof.not_adopted)
     return proof.exit_code

@@ -26,7 +26,14 @@ MODULES = (
         for name in ("documents", "moving", "management", "status", "relay", "partition", "replay", "runs")
     ),
     *(f"cli.commands.{name}" for name in ("config", "doctor", "export", "gateway", "page", "service")),
-    *("drill", "drill.gateway_drill", "drill.relay_drill", "message_io.send_lines", "replay.package"),
+    *(
+        "drill",
+        "drill.gateway_drill",
+        "drill.relay_drill",
+        "message_io.send_lines",
+        "replay.package",
+        "planning.outage_cost",
+    ),
     "cli.schemas.other_commands",
 )
 """The later ones take longer to load: the classes of their results are beside clients."""

@@ -21,14 +21,12 @@ from sbpair.cli.schemas import (
     text,
     typed,
 )
-from sbpair.cli.schemas.moves import OPERATIONS, PRICED
 from sbpair.emulator.server import ReadyNamespace
 from sbpair.failover.events import SenderEvent, name_and_level
 from sbpair.gateway.peer_users import PeerUserUnknown
 from sbpair.management.audit_findings import Unseen
 from sbpair.message_io.peek import DeadLetterCount
 from sbpair.model.queues import Difference
-from sbpair.planning.outage_cost import BacklogRoom, ExtraCost, Outage, OutageCost, TierCost
 
 HEALTH = ("up", "down", "broken")
 _REASON = optional(text("Why the outcome is what it is"))
@@ -157,44 +155,4 @@ REDRIVE_REASONS = document(
     messages=count("All dead letters, at least so many if exact is false"),
     exact=flag("Whether messages is exact"),
     groups=records("Groups", **_GROUP),
-)
-
-_TIERS = record(
-    "One namespace",
-    tier=choice("Its tier", "Basic", "Standard", "Premium"),
-    units=nullable(count("Messaging units of a Premium namespace")),
-)
-COST = document(
-    "sbpair/cost/1",
-    "The cost of an outage. JSON Lines have the document.",
-    outage=record(
-        "The outage",
-        **keys_of(Outage),
-        **some_of(OutageCost, "units"),
-    ),
-    backlog=record(
-        "The backlog queues",
-        **keys_of(BacklogRoom),
-        **some_of(OutageCost, "full_in_seconds", "full_in_seconds_partitioned", "stored", "not_stored"),
-    ),
-    charges=records(
-        "The four charges of the stored messages",
-        stage=text("Stage", example="sent to the backlog"),
-        article=count("Operations by the documentation of the feature: one for each stage"),
-        billed=count("Operations billed today: a receive and its completion are two"),
-    ),
-    operations=record("Billable operations", **OPERATIONS),
-    polling=record(
-        "Receives of a mover that watches empty queues", an_hour=count("In an hour"), in_30_days=count("In 30 days")
-    ),
-    tiers=records(
-        "The cost by tier",
-        secondary=_TIERS,
-        primary=_TIERS,
-        **some_of(TierCost, "operations", "by_sbpair", "idle", "base", "move_back_seconds"),
-    ),
-    extras=records("The costs beside those of the move", **keys_of(ExtraCost)),
-    live=flag("Whether tiers and queues were read from the pair"),
-    **PRICED,
-    notes=array("Remarks and assumptions", text("One remark")),
 )
