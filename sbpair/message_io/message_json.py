@@ -14,12 +14,14 @@ import difflib
 import json
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, Literal, TypeAlias, TypeVar
 
 from sbpair.amqp.message import DATA, VALUE, Header, Properties, Sections
 from sbpair.amqp.types import Array, Described, Map
 from sbpair.errors import ProtocolError, UnreadableMessage, UsageError
+from sbpair.model.document import SPREAD, UNLESS_NONE
 from sbpair.move.message import envelope
 from sbpair.move.message.dead_letters import cause_in
 from sbpair.move.peek.peeker import PeekedMessage
@@ -231,36 +233,75 @@ _SPELLINGS: Final = {
 }
 
 Read = TypeVar("Read")
-STATES = {envelope.DEFERRED: "deferred", envelope.SCHEDULED: "scheduled"}
+MessageState = Literal["active", "deferred", "scheduled"]
+STATES: Final[Mapping[object, MessageState]] = {envelope.DEFERRED: "deferred", envelope.SCHEDULED: "scheduled"}
 
 
-def render_message(message: ServiceBusReceivedMessage) -> dict[str, object]:
-    """Return the fields of a received message as JSON values. A body that is not text is in "body_base64"."""
+Body_co = TypeVar("Body_co", covariant=True)
+Origin_co = TypeVar("Origin_co", covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class MessageBody:
+    """The body of a message; `body_base64` is that of one that is not UTF-8."""
+
+    body: Annotated[object, "Body: text, or an AMQP value; null if body_base64 is present or it cannot be read"]
+    body_base64: Annotated[str | None, "Body that is not UTF-8, in base64", UNLESS_NONE] = None
+
+
+@dataclass(frozen=True, slots=True)
+class MessageOrigin:
+    """What a peek shows of a message besides its fields: its place in the queue, the backlog and dead letters."""
+
+    state: Annotated[MessageState, "State"]
+    scheduled_at: Annotated[
+        str | None, "Time for which it is, or was, scheduled; of a backlog message, at its destination"
+    ]
+    expires_at: Annotated[str | None, "Time at which it expires; null for never, or if unknown"]
+    size: Annotated[int, "Encoded size, in bytes"]
+    destination: Annotated[str | None, "Destination of a backlog message"]
+    dead_letter_reason: Annotated[str | None, "Reason of a dead letter"]
+    dead_letter_description: Annotated[str | None, "Description of a dead letter"]
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedMessage(Generic[Origin_co, Body_co]):
+    """A message in JSON."""
+
+    side: Annotated[str, "Namespace it came from: primary, secondary, or its own name", {"name": "from"}]
+    message_id: Annotated[str | None, "Message id"]
+    sequence_number: Annotated[int | None, "Sequence number"]
+    enqueued_at: Annotated[str | None, "Enqueued time, with its UTC offset"]
+    delivery_count: Annotated[int | None, "Delivery count"]
+    session_id: Annotated[str | None, "Session id"]
+    subject: Annotated[str | None, "Subject"]
+    content_type: Annotated[str | None, "Content type"]
+    correlation_id: Annotated[str | None, "Correlation id"]
+    properties: Annotated[object, "Application properties", {"type": "object"}]
+    origin: Annotated[Origin_co, SPREAD]
+    body: Annotated[Body_co, SPREAD]
+
+
+Peeked: TypeAlias = RenderedMessage[MessageOrigin, MessageBody | None]
+Received: TypeAlias = RenderedMessage[MessageOrigin | None, MessageBody]
+
+
+def render_message(side: str, message: ServiceBusReceivedMessage) -> Received:
+    """Return the fields of a received message of a side as JSON values."""
     enqueued = message.enqueued_time_utc
     raw = message.raw_amqp_message
     if raw.body_type == "data":
         body = _data(b"".join(bytes(part) for part in raw.body))
     else:
-        body = {"body": plain_value(raw.body if raw.body_type == "value" else list(raw.body))}
-    return {
-        "message_id": message.message_id,
-        "sequence_number": message.sequence_number,
-        "enqueued_at": enqueued.isoformat() if enqueued else None,
-        "delivery_count": message.delivery_count,
-        "session_id": message.session_id,
-        "subject": message.subject,
-        "content_type": message.content_type,
-        "correlation_id": message.correlation_id,
-        "properties": plain_value(message.application_properties or {}),
-        **body,
-    }
+        body = MessageBody(plain_value(raw.body if raw.body_type == "value" else list(raw.body)))
+    times = (enqueued.isoformat() if enqueued else None, message.delivery_count, message.session_id)
+    names = (message.subject, message.content_type, message.correlation_id)
+    properties = plain_value(message.application_properties or {})
+    return RenderedMessage(side, message.message_id, message.sequence_number, *times, *names, properties, None, body)
 
 
-def render_peeked(message: PeekedMessage, *, body: bool) -> dict[str, object]:
-    """Return the fields of a peeked message as `render_message` does, with those of the backlog and dead letters.
-
-    A section that cannot be read counts as empty; such a body is None.
-    """
+def render_peeked(side: str, message: PeekedMessage, body: Read) -> RenderedMessage[MessageOrigin, Read]:
+    """Return the fields of a peeked message as `render_message` does. A section that cannot be read counts as empty."""
     facts, sections = message
     header, cause = readable(sections.read_header, Header()), cause_in(sections)
     properties = readable(sections.read_properties, Properties())
@@ -268,25 +309,14 @@ def render_peeked(message: PeekedMessage, *, body: bool) -> dict[str, object]:
     life_ms = envelope.lifetime_ms(header.ttl, properties, facts.enqueued_at)
     if facts.ttl_ticks:
         life_ms = facts.ttl_ticks // TICKS_PER_MS
-    return {
-        "message_id": facts.message_id,
-        "sequence_number": facts.sequence_number,
-        "enqueued_at": moment(facts.enqueued_at),
-        "delivery_count": header.delivery_count or 0,
-        "session_id": facts.session_id or properties.group_id,
-        "subject": properties.subject,
-        "content_type": properties.content_type,
-        "correlation_id": plain_value(properties.correlation_id),
-        "properties": plain_value(readable(sections.read_application_properties, Map())),
-        "state": STATES.get(envelope.message_state(sections), "active"),
-        "scheduled_at": moment(scheduled or 0),
-        "expires_at": moment(max(facts.enqueued_at, scheduled or 0) + life_ms) if life_ms else None,
-        "size": facts.size,
-        "destination": facts.path,
-        "dead_letter_reason": cause.reason,
-        "dead_letter_description": cause.description,
-        **(_rendered_body(sections) if body else {}),
-    }
+    expires = moment(max(facts.enqueued_at, scheduled or 0) + life_ms) if life_ms else None
+    state, places = STATES.get(envelope.message_state(sections), "active"), (facts.size, facts.path)
+    origin = MessageOrigin(state, moment(scheduled or 0), expires, *places, cause.reason, cause.description)
+    session = facts.session_id or properties.group_id
+    times = (facts.sequence_number, moment(facts.enqueued_at), header.delivery_count or 0, session)
+    names = (properties.subject, properties.content_type, plain_value(properties.correlation_id))
+    given = plain_value(readable(sections.read_application_properties, Map()))
+    return RenderedMessage(side, facts.message_id, *times, *names, given, origin, body)
 
 
 def moment(ms: int) -> str | None:
@@ -294,7 +324,7 @@ def moment(ms: int) -> str | None:
     return datetime.fromtimestamp(ms / 1000, UTC).isoformat() if 0 < ms <= MAX_MS else None
 
 
-def render_received(message: RawReceivedMessage) -> dict[str, object]:
+def render_received(side: str, message: RawReceivedMessage) -> Received:
     """Return the fields of a received message with its body. Raises UnreadableMessage unless all can be read."""
     try:
         sections = Sections.split(message.payload)
@@ -305,15 +335,16 @@ def render_received(message: RawReceivedMessage) -> dict[str, object]:
     except ProtocolError as error:
         text = f"a message of {message.facts.queue!r} cannot be read: {error.message}"
         raise UnreadableMessage(text, hint="it stays; move it (sbpair help move), or peek the others") from error
-    return render_peeked(PeekedMessage(message.facts, sections), body=True)
+    return render_peeked(side, PeekedMessage(message.facts, sections), body_of(sections))
 
 
-def _rendered_body(sections: Sections) -> dict[str, object]:
+def body_of(sections: Sections) -> MessageBody:
+    """Return a body, and None in place of one that cannot be read."""
     try:
         is_data, content = body_content(sections)
     except ProtocolError:
-        return {"body": None}
-    return _data(content) if is_data else {"body": plain_value(content)}
+        return MessageBody(None)
+    return _data(content) if is_data else MessageBody(plain_value(content))
 
 
 def body_content(sections: Sections) -> tuple[bool, Any]:
@@ -325,11 +356,11 @@ def body_content(sections: Sections) -> tuple[bool, Any]:
     return False, values[0] if kinds == {VALUE} else values
 
 
-def _data(data: bytes) -> dict[str, object]:
+def _data(data: bytes) -> MessageBody:
     try:
-        return {"body": data.decode()}
+        return MessageBody(data.decode())
     except UnicodeDecodeError:
-        return {"body": None, "body_base64": base64.b64encode(data).decode()}
+        return MessageBody(None, base64.b64encode(data).decode())
 
 
 def readable(read: Callable[[], Read], default: Read) -> Read:

@@ -62,11 +62,11 @@ class PeekResult:
 class DeadLetterCount:
     """Dead letters of a backlog queue with the same reason and destination; at least so many unless `exact`."""
 
-    queue: Annotated[str, "Path of the backlog queue", {"examples": ["contoso/x-servicebus-transfer/0"]}]
+    queue: str
     reason: Annotated[str | None, "Reason", {"examples": ["DestinationNotFound"]}]
     destination: Annotated[str | None, "Destination; null if it cannot be read"]
     messages: Annotated[int, "Dead letters, at least so many if exact is false"]
-    oldest_ms: int
+    oldest_seconds: Annotated[float | None, "Age of the oldest; null if unknown"]
     exact: Annotated[bool, "Whether messages is exact"]
 
 
@@ -177,12 +177,17 @@ async def count_dead_letters(
             await peek(source, position, limit, take)
         queue = parent_path(source.path)
         found[queue] = [
-            DeadLetterCount(queue, *cause, len(times), min(times), position.ended) for cause, times in messages.items()
+            DeadLetterCount(queue, *cause, len(times), _age(min(times)), position.ended)
+            for cause, times in messages.items()
         ]
 
     async with _open_peek(ends, on_event) as peek:
         await gather_all(group(peek, source) for source in sources)
     return [each for source in sources for each in found[parent_path(source.path)]]
+
+
+def _age(at_ms: int) -> float | None:
+    return max(0.0, time.time() - at_ms / 1000) if at_ms > 0 else None
 
 
 Peek = Callable[[PeekSource, PeekPosition, "int | None", "OnMessage"], Awaitable[None]]

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from sbpair.amqp_client.client import connect
 from sbpair.azure.credentials import signed_in
 from sbpair.azure.data_plane import translate_data_errors
 from sbpair.errors import MessageLockLost, SbpairError, Unavailable
 from sbpair.management.calls import shielded
-from sbpair.message_io.message_json import render_message, render_received
+from sbpair.message_io.message_json import Received, render_message, render_received
 from sbpair.model.pair import Endpoint, Pair
 from sbpair.move.raw_source import RawReceivedMessage, RawSource, peek_queue
 from sbpair.replication.events import DuplicateCompleted, OnEvent, ReplicationEvent
@@ -49,14 +49,13 @@ class ReceiveCounts:
     `locked` were not received before the end, since another receiver has them.
     """
 
-    received: int = 0
-    not_removed: int = 0
-    duplicates: int = 0
+    received: Annotated[int, "Received or peeked messages"] = 0
+    not_removed: Annotated[int, "Messages that were printed but not removed"] = 0
+    duplicates: Annotated[int, "Copies that were not printed"] = 0
     locked: int = 0
 
 
-Show = Callable[[str, dict[str, object]], None]
-"""Called with the side of a message and its fields."""
+Show = Callable[[Received], None]
 
 ReceiveSource: TypeAlias = "_OneSource | _BothSources"
 
@@ -121,7 +120,7 @@ async def _show_and_complete(
     held = list(found)
     try:
         while held:
-            show(source.side_of(held[0]), source.render(held[0]))
+            show(source.render(source.side_of(held[0]), held[0]))
             await shielded(_completed(source, held.pop(0), counts))
     finally:
         with suppress(SbpairError):

@@ -12,6 +12,7 @@ from sbpair.backlog import Aliases
 from sbpair.cli.render.messages import message_table, when
 from sbpair.message_io.message_json import moment as iso
 from sbpair.message_io.message_json import render_peeked
+from sbpair.model.document import encoded
 from sbpair.move.message.envelope import ENQUEUED, SCHEDULE, SEQUENCE_NUMBER, read_facts
 from sbpair.move.peek.peeker import PeekedMessage
 from tests.kit.stranded import stranded
@@ -59,7 +60,8 @@ def peeked(payload: bytes, **changed: int | None) -> dict[str, object]:
     if changed.get("ttl"):
         sections.header = Header(ttl=UInt(int(changed["ttl"] or 0))).encode()
     split, facts = read_facts("orders", sections.join())
-    return render_peeked(PeekedMessage(facts, split), body=False)
+    found: dict[str, object] = encoded(render_peeked("primary", PeekedMessage(facts, split), None))
+    return found
 
 
 PLAIN = Sections(properties=Properties(message_id="m").encode(), body=data_body(b"x")).join()

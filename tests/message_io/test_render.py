@@ -24,7 +24,8 @@ from sbpair.amqp.message import (
     value_body,
 )
 from sbpair.amqp.types import Array, Described, Int, Map, Symbol, Timestamp
-from sbpair.message_io.message_json import render_message, render_peeked
+from sbpair.message_io.message_json import body_of, render_message, render_peeked
+from sbpair.model.document import encoded
 from sbpair.move.message.envelope import read_facts
 from sbpair.move.peek.peeker import PeekedMessage
 
@@ -45,15 +46,15 @@ def received(raw: AmqpAnnotatedMessage) -> ServiceBusReceivedMessage:
 def test_every_message_renders_as_json(body: bytes, properties: dict[Any, Any], value: Any) -> None:
     raw = ServiceBusMessage(body, message_id="m", subject="s").raw_amqp_message
     raw.application_properties = properties
-    rendered = render_message(received(raw))
+    rendered = encoded(render_message("primary", received(raw)))
     assert (rendered["message_id"], rendered["subject"]) == ("m", "s")
     if "body_base64" in rendered:
         assert base64.b64decode(str(rendered["body_base64"])) == body
     else:
         assert str(rendered["body"]).encode() == body
     json.dumps(rendered)
-    json.dumps(render_message(received(AmqpAnnotatedMessage(value_body=value))))
-    json.dumps(render_message(received(AmqpAnnotatedMessage(sequence_body=[[value]]))))
+    json.dumps(encoded(render_message("primary", received(AmqpAnnotatedMessage(value_body=value)))))
+    json.dumps(encoded(render_message("primary", received(AmqpAnnotatedMessage(sequence_body=[[value]])))))
 
 
 def peeked(**sections: bytes) -> PeekedMessage:
@@ -75,10 +76,8 @@ def peeked(**sections: bytes) -> PeekedMessage:
     ],
 )
 def test_bodies_of_peeked_messages_render_as_json(body: bytes, rendered: dict[str, Any]) -> None:
-    found = render_peeked(peeked(body=body), body=True)
-    bodies = {name: value for name, value in found.items() if name.startswith("body")}
-    assert json.dumps(bodies) == json.dumps(rendered)  # 1 is equal to True, and another value in JSON
-    assert not {"body", "body_base64"} & render_peeked(peeked(body=body), body=False).keys()
+    found = encoded(body_of(peeked(body=body).sections))
+    assert json.dumps(found) == json.dumps(rendered)  # 1 is equal to True, and another value in JSON
 
 
 @pytest.mark.parametrize(
@@ -96,13 +95,13 @@ def test_peeked_messages_have_state_and_time(state: int, due: int | None, name: 
     annotations = {Symbol("x-opt-message-state"): Int(state), Symbol("x-opt-enqueued-time"): Timestamp(1_500)}
     if due is not None:
         annotations[Symbol("x-opt-scheduled-enqueue-time")] = Timestamp(due)
-    found = render_peeked(peeked(message_annotations=encode_map(MESSAGE_ANNOTATIONS, annotations)), body=False)
-    assert (found["state"], found["enqueued_at"]) == (name, "1970-01-01T00:00:01.500000+00:00")
-    assert render_peeked(peeked(body=data_body(b"")), body=False)["enqueued_at"] is None
+    found = render_peeked("primary", peeked(message_annotations=encode_map(MESSAGE_ANNOTATIONS, annotations)), None)
+    assert (found.origin.state, found.enqueued_at) == (name, "1970-01-01T00:00:01.500000+00:00")
+    assert render_peeked("primary", peeked(body=data_body(b"")), None).enqueued_at is None
 
 
 def test_sections_that_cannot_be_read_render_as_empty() -> None:
     broken = peeked(header=section(HEADER, b"\xc0\x02\x01\xff"), properties=section(PROPERTIES, b"\xc0\x02\x01\xff"))
-    found = render_peeked(broken, body=True)
-    assert (found["message_id"], found["delivery_count"], found["properties"]) == (None, 0, {})
-    json.dumps(found)
+    found = render_peeked("primary", broken, body_of(broken.sections))
+    assert (found.message_id, found.delivery_count, found.properties) == (None, 0, {})
+    json.dumps(encoded(found))

@@ -7,10 +7,10 @@ from sbpair.cli.options import moves
 from sbpair.cli.options.common import COUNT, MAX_PEEK, PairSelection, option
 from sbpair.cli.options.values import selected_pair
 from sbpair.cli.progress.reporting import PeekProgress
-from sbpair.cli.render.messages import cells, print_groups, print_peeked, say_number, shown_line
+from sbpair.cli.render.messages import cells, print_peeked, say_number, shown_line
 from sbpair.cli.render.screen import Screen
 from sbpair.cli.render.table import limited
-from sbpair.move.message.dead_letters import dead_letter_path
+from sbpair.move.message.dead_letters import dead_letter_path, parent_path
 
 ROWS_SHOWN = 100
 
@@ -49,6 +49,7 @@ def list_groups(
     See also: sbpair help runbook
     """
     pair = selected_pair(connection, screen, count=count)
+    from sbpair.cli.results.messages import dead_letter_list
     from sbpair.message_io.peek import PeekSource, count_dead_letters
 
     sources = [PeekSource("secondary", dead_letter_path(each)) for each in moves.backlog_paths(pair, queue)]
@@ -59,7 +60,7 @@ def list_groups(
         for each, reason, dead, oldest in cells(groups)
     ]
     table = limited([("QUEUE", "DEAD", "OLDEST", "DESTINATION", "REASON"), *rows], ROWS_SHOWN) if rows else []
-    print_groups(screen, "sbpair/deadletters-list/1", {}, groups, table)
+    screen.show(dead_letter_list(groups), table)
     say_number(screen, groups, _way_back(queue, sum(each.messages for each in groups)))
     return 0
 
@@ -87,13 +88,19 @@ def show_messages(
     See also: sbpair help runbook
     """
     pair = selected_pair(connection, screen, count=count)
+    from sbpair.cli.results.messages import DeadLetterMessage, PeekedTotal, ShownDeadLetters
+    from sbpair.message_io.message_json import render_peeked
     from sbpair.message_io.peek import PeekSource, with_reason
 
     sources = [PeekSource("secondary", dead_letter_path(each)) for each in moves.backlog_paths(pair, queue)]
     result, total = peeked(
         pair.ends, screen, sources, limit=limit, keep=None if reason is None else with_reason(reason)
     )
-    print_peeked(screen, "sbpair/deadletters-show/1", {"total": total}, result, queues=True)
+    shown = [
+        DeadLetterMessage(parent_path(source.path), render_peeked(source.side, message, None))
+        for source, message in result.messages
+    ]
+    print_peeked(screen, result, ShownDeadLetters(PeekedTotal(total, result.complete), shown))
     screen.say(shown_line(result, total))
     if result.messages:
         screen.say(_way_back(queue, total or len(result.messages)))

@@ -269,7 +269,8 @@ def _print_reasons(
     screen: Screen, entity: str, source: "EntityAddress", limit: int, where: "MessageFilter | None"
 ) -> int:
     from sbpair.cli.progress.reporting import PeekProgress
-    from sbpair.cli.render.messages import cells, print_groups, say_number
+    from sbpair.cli.render.messages import cells, say_number
+    from sbpair.cli.results.messages import DeadLetterTotal, RedriveReasons
     from sbpair.message_io.peek import PeekSource, count_dead_letters, matching
 
     sources, keep = [PeekSource(source.side, source.path)], None if where is None else matching(where)
@@ -279,7 +280,7 @@ def _print_reasons(
     groups.sort(key=lambda group: -group.messages)
     rows = [(*shown, each.destination or "") for each, *shown in cells(groups)]
     table = columns([("REASON", "DEAD", "OLDEST", "DESTINATION"), *rows], optional=("DESTINATION",)) if rows else []
-    print_groups(screen, "sbpair/redrive-reasons/1", {"entity": source.path}, groups, table, without="queue")
+    screen.show(RedriveReasons(source.path, DeadLetterTotal.of(groups), groups), table)
     warn_of_failures(screen, where)
     way = next_command("redrive", entity, without={"by_reason", "limit"})
     say_number(screen, groups, f"send them back with {way}", chosen=where is not None)

@@ -55,12 +55,15 @@ def command(
     """
     chosen = moves.filter_of(screen, where)
     source = reach_of(connection, screen).address(entity, side=side, dead_letters=dead_letters)
+    from sbpair.cli.results.messages import PeekedMessages, PeekedTotal
+    from sbpair.message_io.message_json import body_of, render_peeked
     from sbpair.message_io.peek import PeekSource, matching
 
     sources, keep = [PeekSource(source.side, source.path)], None if chosen is None else matching(chosen)
     result, total = peeked(source.alone, screen, sources, limit=limit, start=start, keep=keep)
-    head = {"namespace": source.endpoint.name, "side": source.side, "entity": source.path, "total": total}
-    print_peeked(screen, "sbpair/peek/1", head, result, body=body)
+    shown = [render_peeked(source.side, each, body_of(each.sections) if body else None) for _, each in result.messages]
+    place = (source.endpoint.name, source.side, source.path)
+    print_peeked(screen, result, PeekedMessages(*place, PeekedTotal(total, result.complete), shown))
     warn_of_failures(screen, chosen)
     screen.say(shown_line(result, total, start=start, where=chosen is not None))
     return 0

@@ -4,7 +4,6 @@ import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from sbpair.backlog import TRANSFER_SEGMENT, check_path
@@ -16,9 +15,11 @@ from sbpair.cli.options.entity_addresses import reach_of
 from sbpair.cli.render.messages import body_text, enqueued, print_peeked, shown_line
 from sbpair.cli.render.screen import Document, Screen, clean, plural
 from sbpair.errors import ExitCode, ServiceRefused, UsageError
+from sbpair.model.document import encoded
 from sbpair.model.pair import SIDES
 
 if TYPE_CHECKING:
+    from sbpair.message_io.message_json import Received
     from sbpair.message_io.receive import DedupSettings, ReceiveCounts
     from sbpair.model.pair import Ends
     from sbpair.replication.events import ReplicationEvent
@@ -159,7 +160,10 @@ def _show(
     dedup: "DedupSettings | None",
     limit: int,
 ) -> int:
+    from sbpair.cli.results.messages import PeekedTotal, ReceivedMessages
+    from sbpair.message_io.message_json import body_of, render_peeked
     from sbpair.message_io.peek import PeekSource, first_copies
+    from sbpair.message_io.receive import ReceiveCounts
 
     duplicates: list[None] = []
     keep = None
@@ -171,8 +175,9 @@ def _show(
     sources = [PeekSource(each, path) for each in ([side] if dedup is None else SIDES)]
     with _refusals_explained(entity, subscription):
         result, total = peeked(ends, screen, sources, limit=limit, keep=keep)
-    head = {"entity": path, "received": len(result.messages), "not_removed": 0, "duplicates": len(duplicates)}
-    print_peeked(screen, SCHEMA, {**head, "removed": False, "total": total}, result, body=True)
+    shown = [render_peeked(source.side, each, body_of(each.sections)) for source, each in result.messages]
+    counts, total_of = ReceiveCounts(len(shown), 0, len(duplicates)), PeekedTotal(total, result.complete)
+    print_peeked(screen, result, ReceivedMessages(path, [*shown], counts, removed=False, total=total_of))
     if duplicates:
         screen.say(f"{_copies(len(duplicates))} skipped")
     screen.say(shown_line(result, total))
@@ -202,7 +207,10 @@ class MessagePrinter:
         if self._screen.output is Output.JSON:
             if not self._shown:
                 self._screen.write(self._head())
-            rest = json.dumps({**asdict(self._counted), "removed": True})
+            from sbpair.cli.results.messages import ReceivedMessages
+
+            whole = encoded(ReceivedMessages("", [], self._counted, removed=True, locked=self._counted.locked))
+            rest = json.dumps({name: whole[name] for name in whole if name not in ("schema", "entity", "messages")})
             self._screen.write(f"], {rest[1:]}")
         counted = self._counted
         self._screen.say(f"{plural(counted.received, 'message')} removed")
@@ -221,8 +229,8 @@ class MessagePrinter:
                 " the same --store file"
             )
 
-    def show(self, side: str, message: Document) -> None:
-        entry: Document = {"from": side, **message}
+    def show(self, message: "Received") -> None:
+        entry: Document = encoded(message)
         if self._screen.output in (Output.JSONL, Output.TSV):
             self._screen.json_line(SCHEMA, entry)
         elif self._screen.output is Output.JSON:

@@ -10,11 +10,11 @@ from sbpair.amqp.types import Map, amqp_type_name
 from sbpair.azure.atom import open_atom
 from sbpair.cli.commands.runs import rendered_report
 from sbpair.cli.page.overview import NamespaceReading
-from sbpair.cli.render.messages import groups_document
 from sbpair.cli.render.screen import Document
+from sbpair.cli.results.messages import dead_letter_list
 from sbpair.cli.results.runs import listed_run
 from sbpair.errors import EntityMissing, ProtocolError, UsageError
-from sbpair.message_io.message_json import moment, plain_value, readable, render_peeked
+from sbpair.message_io.message_json import body_of, moment, plain_value, readable, render_peeked
 from sbpair.message_io.peek import PeekSource, count_dead_letters, peek_messages
 from sbpair.model.document import encoded
 from sbpair.model.entities import Queue, subscription_of
@@ -81,7 +81,7 @@ class PageDocuments:
         sources = [PeekSource(entity.side, path)]
         start = _number(query, "from")
         result = await peek_messages(entity.alone, sources, limit=PAGE, start=start)
-        messages = [{"from": entity.side, **_message(message)} for _, message in result.messages]
+        messages = [_message(entity.side, message) for _, message in result.messages]
         following = max((message.facts.sequence_number + 1 for _, message in result.messages), default=0)
         tail = {"next": None if result.complete or following <= start else following, "hidden": bool(result.hidden)}
         head = {"namespace": entity.endpoint.name, "side": entity.side, "entity": path, "complete": result.complete}
@@ -92,7 +92,8 @@ class PageDocuments:
         source = PeekSource(entity.side, dead_letter_path(entity.path))
         found = await count_dead_letters(entity.alone, [source], limit=MAX_COUNTED)
         groups = sorted(found, key=lambda each: -each.messages)
-        return {"schema": "sbpair/deadletters-list/1", **groups_document(groups)}
+        document: Document = encoded(dead_letter_list(groups))
+        return document
 
     async def _entity(self, query: Mapping[str, str]) -> Document:
         entity = entity_of(self.source.endpoints, query)
@@ -138,7 +139,7 @@ def _number(query: Mapping[str, str], name: str) -> int:
     return int(text)
 
 
-def _message(message: PeekedMessage) -> Document:
+def _message(side: str, message: PeekedMessage) -> Document:
     """Return a message as `peek --body` prints it, with its annotations, and the types of its properties."""
     sections = message.sections
     annotations = readable(sections.read_message_annotations, Map())
@@ -153,7 +154,7 @@ def _message(message: PeekedMessage) -> Document:
     except ProtocolError as error:
         flaw = error.message
     return {
-        **render_peeked(message, body=True),
+        **encoded(render_peeked(side, message, body_of(sections))),
         "expires_at": moment(enqueued + lives) if lives and enqueued > 0 else None,
         "locked_until": moment(locked_until(sections)),
         "annotations": plain_value(annotations),

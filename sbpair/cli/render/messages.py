@@ -1,16 +1,16 @@
 """Peeked messages, and dead letters by their reason: as JSON, as a table, and their number in words."""
 
 import json
-import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
 from datetime import MAXYEAR, UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from sbpair.cli.render.screen import Document, Screen, clean, grouped, plural, rounded, size, spoken
+from sbpair.cli.render.screen import Document, Screen, clean, grouped, plural, size, spoken
 from sbpair.cli.render.table import LEGEND, columns, sampled
+from sbpair.model.document import encoded
 
 if TYPE_CHECKING:
+    from sbpair.cli.results.messages import PeekedMessages, ReceivedMessages, ShownDeadLetters
     from sbpair.message_io.peek import DeadLetterCount, PeekResult
 
 BODY_SHOWN = 60
@@ -19,22 +19,11 @@ ALWAYS = ("SEQUENCE", "ENQUEUED", "ID", "SIZE")
 
 
 def print_peeked(
-    screen: Screen, schema: str, head: Document, result: "PeekResult", *, body: bool = False, queues: bool = False
+    screen: Screen, found: "PeekResult", result: "PeekedMessages | ReceivedMessages | ShownDeadLetters"
 ) -> None:
-    """Print messages, with their bodies and queues if wanted."""
-    from sbpair.message_io.message_json import render_peeked
-    from sbpair.move.message.dead_letters import parent_path
-
-    entries: list[Document] = [
-        {
-            "from": source.side,
-            **({"queue": parent_path(source.path)} if queues else {}),
-            **render_peeked(message, body=body),
-        }
-        for source, message in result.messages
-    ]
-    screen.result(schema, {**head, "complete": result.complete, "messages": entries}, message_table(entries), entries)
-    for queue in result.hidden:
+    """Print the result that has peeked messages."""
+    screen.show(result, message_table(list(map(encoded, result.messages))))
+    for queue in found.hidden:
         screen.warn(f"{queue} has an unreadable message: those after it are not shown")
 
 
@@ -111,38 +100,10 @@ def _cells(entry: Document) -> dict[str, object]:
 NO_REASON = "(none)"
 
 
-def print_groups(
-    screen: Screen,
-    schema: str,
-    head: Document,
-    groups: "Sequence[DeadLetterCount]",
-    table: Iterable[str],
-    *,
-    without: str = "",
-) -> None:
-    """Print dead letters by their reason; JSON has the fields of each group, `without` one of them."""
-    document = groups_document(groups, without)
-    screen.result(schema, {**head, **document}, table, document["groups"])
-
-
-def groups_document(groups: "Sequence[DeadLetterCount]", *without: str) -> dict[str, Any]:
-    """Return how many dead letters there are, and each group, as JSON."""
-    now = time.time()
-    entries = [
-        {name: value for name, value in asdict(each).items() if name not in ("oldest_ms", *without)}
-        | {"oldest_seconds": rounded(_age(each, now))}
-        for each in groups
-    ]
-    exact = all(each.exact for each in groups)
-    return {"messages": sum(each.messages for each in groups), "exact": exact, "groups": entries}
-
-
 def cells(groups: "Iterable[DeadLetterCount]") -> "Iterator[tuple[DeadLetterCount, str, int | str, str]]":
     """Yield each group with its reason, its number and the age of its oldest."""
-    now = time.time()
     for each in groups:
-        age = _age(each, now)
-        oldest = "" if age is None else spoken(age)
+        oldest = "" if each.oldest_seconds is None else spoken(each.oldest_seconds)
         yield each, each.reason or NO_REASON, sampled(each.messages, exact=each.exact), oldest
 
 
@@ -157,7 +118,3 @@ def say_number(screen: Screen, groups: "Sequence[DeadLetterCount]", way: str, *,
     number = f"{'' if exact else '~'}{grouped(total)} dead letter{'' if total == 1 else 's'}"
     matching = (" matches" if total == 1 else " match") if chosen else ""
     screen.say(f"{number}{matching}; {way}")
-
-
-def _age(group: "DeadLetterCount", now: float) -> float | None:
-    return max(0.0, now - group.oldest_ms / 1000) if group.oldest_ms > 0 else None

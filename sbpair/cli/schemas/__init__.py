@@ -19,22 +19,15 @@ from sbpair.model import document as documents
 from sbpair.model.document import DOCUMENTS, SPREAD, encoded, first_line
 from sbpair.move.events import SyphonEvent, name_and_level
 
-MODULES = (
-    "cli.schemas.moves",
-    *(
-        f"cli.results.{name}"
-        for name in ("documents", "moving", "management", "status", "relay", "partition", "replay", "runs")
-    ),
-    *(f"cli.commands.{name}" for name in ("config", "doctor", "export", "gateway", "page", "service")),
-    *(
-        "drill",
-        "drill.gateway_drill",
-        "drill.relay_drill",
-        "message_io.send_lines",
-        "replay.package",
-        "planning.outage_cost",
-    ),
-    "cli.schemas.other_commands",
+MODULES = tuple(
+    f"sbpair.{name}"
+    for name in (
+        *("cli.schemas.moves", "planning.outage_cost", "replay.package"),
+        *(f"cli.results.{name}" for name in ("documents", "moving", "management", "status", "relay", "partition")),
+        *(f"cli.commands.{name}" for name in ("config", "doctor", "export", "gateway", "page", "service")),
+        *("drill", "drill.gateway_drill", "drill.relay_drill", "message_io.send_lines", "cli.results.messages"),
+        *("cli.results.replay", "cli.results.runs", "cli.schemas.other_commands"),
+    )
 )
 """The later ones take longer to load: the classes of their results are beside clients."""
 
@@ -130,7 +123,7 @@ def typed(kind: Any) -> Schema:
     if origin is Annotated:
         inner, description, *keywords = arguments
         return typed(inner) | {"description": description} | (keywords[0] if keywords else {})
-    if NoneType in arguments:
+    if is_nullable(kind):
         return nullable(typed(_without_none(kind)))
     if origin is Literal:
         return {"enum": list(map(encoded, arguments))}
@@ -165,7 +158,7 @@ def properties_of(kind: Any) -> dict[str, Any]:
         required, is_omitted, _ = (keywords.pop(name, None) for name in ("required", "omitted", "name"))
         own = _without_none(key.kind) if is_omitted else key.kind
         own = keywords.pop("stored", own)
-        own = (str | None if NoneType in get_args(own) else str) if "format" in keywords else own
+        own = (str | None if is_nullable(own) else str) if "format" in keywords else own
         schema = ({} if keywords.keys() & {"const", "enum"} else typed(own)) | {"description": key.description}
         schema |= {name: object_of(each) if isinstance(each, type) else each for name, each in keywords.items()}
         found[key.name] = schema if required is None else Optional(schema)
@@ -177,12 +170,15 @@ def _spread(kind: Any, lists: Mapping[str, Any]) -> dict[str, Any]:
     if lists:
         return {str(name): typed(get_args(kind)[1]) | {"description": text} for name, text in lists.items()}
     keys = properties_of(_without_none(kind))
-    return {name: optional(each) for name, each in keys.items()} if NoneType in get_args(kind) else keys
+    return {name: optional(each) for name, each in keys.items()} if is_nullable(kind) else keys
 
 
 def _without_none(kind: Any) -> Any:
-    found = [each for each in get_args(kind) if each is not NoneType]
-    return reduce(or_, found) if NoneType in get_args(kind) else kind
+    return reduce(or_, (each for each in get_args(kind) if each is not NoneType)) if is_nullable(kind) else kind
+
+
+def is_nullable(kind: Any) -> bool:
+    return get_origin(kind) in (Union, UnionType) and NoneType in get_args(kind)
 
 
 def schema_of(name: str) -> Schema:
@@ -252,7 +248,7 @@ def forms(name: str, description: str, *records: Schema, **more: Schema) -> Sche
 
 @cache
 def _schemas_in(module: str) -> dict[str, Schema]:
-    values = vars(import_module(f"sbpair.{module}")).values()
+    values = vars(import_module(module)).values()
     written = {each["title"]: each for each in values if isinstance(each, dict) and "$schema" in each}
     return written | {each.name: schema_of(each.name) for each in DOCUMENTS.values()}
 

@@ -1,0 +1,105 @@
+"""Results of `sbpair peek`, `receive`, `deadletters` and `redrive --by-reason`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Self
+
+from sbpair.message_io.message_json import MessageOrigin, Peeked, Received, RenderedMessage
+from sbpair.message_io.peek import DeadLetterCount
+from sbpair.message_io.receive import ReceiveCounts
+from sbpair.model.document import SPREAD, UNLESS_NONE, document
+
+QUEUE = {"examples": ["contoso/x-servicebus-transfer/0"]}
+
+
+@dataclass(frozen=True, slots=True)
+class PeekedTotal:
+    """The number of messages, beside the peeked ones."""
+
+    total: Annotated[int | None, "About how many messages there are; null if unknown"]
+    complete: Annotated[bool, "Whether no more messages follow"]
+
+
+@document("sbpair/peek/1", "messages")
+class PeekedMessages:
+    """Peeked messages, with bodies if --body was given. JSON Lines have one message each."""
+
+    namespace: Annotated[str, "Name of the namespace"]
+    side: Annotated[str, "The namespace's side: primary, secondary, or its own name"]
+    entity: Annotated[str, "Queue, subscription or dead-letter queue"]
+    total: Annotated[PeekedTotal, SPREAD]
+    messages: Annotated[list[Peeked], "Messages"]
+
+
+@document("sbpair/receive/1", "messages")
+class ReceivedMessages:
+    """Received or peeked messages. JSON Lines have one message each."""
+
+    entity: Annotated[str, "Queue, or topic with subscription"]
+    messages: Annotated[list[Received], "Messages"]
+    counts: Annotated[ReceiveCounts, SPREAD]
+    removed: Annotated[bool, "Whether messages are removed, so with --remove"]
+    total: Annotated[PeekedTotal | None, SPREAD] = None
+    locked: Annotated[
+        int | None, "Messages that another receiver has locked, or just sent ones, with --remove", UNLESS_NONE
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterMessage:
+    """A dead letter."""
+
+    queue: Annotated[str, "Path of the backlog queue", QUEUE]
+    message: Annotated[RenderedMessage[MessageOrigin, None], SPREAD]
+
+
+@document("sbpair/deadletters-show/1", "messages")
+class ShownDeadLetters:
+    """Dead letters of the backlog queues. JSON Lines have one message each."""
+
+    total: Annotated[PeekedTotal, SPREAD]
+    messages: Annotated[list[DeadLetterMessage], "Messages"]
+
+
+@dataclass(frozen=True, slots=True)
+class BacklogDeadLetters:
+    """Dead letters of a backlog queue."""
+
+    group: Annotated[DeadLetterCount, SPREAD]
+
+    @property
+    def queue(self) -> Annotated[str, "Path of the backlog queue", QUEUE]:
+        return self.group.queue
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterTotal:
+    """The dead letters of some groups."""
+
+    messages: Annotated[int, "All dead letters, at least so many if exact is false"]
+    exact: Annotated[bool, "Whether messages is exact"]
+
+    @classmethod
+    def of(cls, groups: Sequence[DeadLetterCount]) -> Self:
+        return cls(sum(each.messages for each in groups), all(each.exact for each in groups))
+
+
+@document("sbpair/deadletters-list/1", "groups")
+class DeadLetterList:
+    """Dead letters by backlog queue, reason and destination. JSON Lines have one group each."""
+
+    total: Annotated[DeadLetterTotal, SPREAD]
+    groups: Annotated[list[BacklogDeadLetters], "Groups"]
+
+
+def dead_letter_list(groups: Sequence[DeadLetterCount]) -> DeadLetterList:
+    return DeadLetterList(DeadLetterTotal.of(groups), list(map(BacklogDeadLetters, groups)))
+
+
+@document("sbpair/redrive-reasons/1", "groups")
+class RedriveReasons:
+    """The dead letters of one entity by reason, and destination if aliases name one. JSON Lines have one group each."""
+
+    entity: Annotated[str, "Path of the dead-letter queue"]
+    total: Annotated[DeadLetterTotal, SPREAD]
+    groups: Annotated[list[DeadLetterCount], "Groups"]
