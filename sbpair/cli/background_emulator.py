@@ -57,8 +57,8 @@ class BackgroundEmulator:
 
         def document() -> dict[str, Any] | None:
             with suppress(FileNotFoundError):
-                ready = json.loads(self._ready.read_text("utf-8"))
-                return {**ready, "background": {"process": self.process, "log": str(self.log)}}
+                found: dict[str, Any] = json.loads(self._ready.read_text("utf-8"))
+                return found
             if not is_locked(self._process):
                 raise self._failure()
             return None
@@ -72,7 +72,8 @@ class BackgroundEmulator:
         """Stop it, and wait until it has ended. Returns whether it was running. Raises TimedOut."""
         if not is_locked(self._process):
             return False
-        detached.end(self.wait()["background"]["process"])
+        self.wait()
+        detached.end(self.process)
         self._until(lambda: not is_locked(self._process), STOP_SECONDS, "does not end")
         return True
 

@@ -15,7 +15,7 @@ import secrets
 import uuid
 from copy import copy
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from sbpair.amqp_server.refusals import Unauthenticated
 from sbpair.amqp_server.shared_access import ALL_RIGHTS, SCHEME, Grant, expired_token, malformed, wrong_audience
@@ -39,6 +39,18 @@ def bearer_in(token: str) -> str | None:
 
 def missing_token() -> Unauthenticated:
     return Unauthenticated("MissingToken: The authorization header was not found.")
+
+
+@dataclass(frozen=True, slots=True)
+class IdentityEndpoint:
+    """The address and secret that azure-identity reads from the environment."""
+
+    endpoint: Annotated[str, "IDENTITY_ENDPOINT"]
+    header: Annotated[str, "IDENTITY_HEADER"] = field(repr=False)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {"IDENTITY_ENDPOINT": self.endpoint, "IDENTITY_HEADER": self.header}
 
 
 @dataclass(frozen=True, slots=True)

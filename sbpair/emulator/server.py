@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, Self
 
 from sbpair.amqp_server.admission import Admission
 from sbpair.amqp_server.host_names import HostNames, local_authority
-from sbpair.emulator.bearer_tokens import LIFE_SECONDS, Bearers, tenant_of
+from sbpair.emulator.bearer_tokens import LIFE_SECONDS, Bearers, IdentityEndpoint, tenant_of
 from sbpair.emulator.clock import Clock, SystemClock
 from sbpair.emulator.emulator_control import EmulatorControl
 from sbpair.emulator.entities.description import STANDARD, TIERS, EmulatedTier
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from sbpair.amqp_server.tls import Tls
     from sbpair.emulator.frontends.http.http_connection import HttpServer
     from sbpair.emulator.frontends.http.http_frontend import BrowserPage
-    from sbpair.emulator.frontends.http.identity_frontend import IdentityEndpoint, IdentityFrontend
+    from sbpair.emulator.frontends.http.identity_frontend import IdentityFrontend
     from sbpair.emulator.storage.storage import Storage
 
 WITHOUT_TLS: Final = ";UseDevelopmentEmulator=true"
@@ -104,38 +104,41 @@ class EmulatorOptions:
 DEFAULT_OPTIONS = EmulatorOptions()
 
 
+_IF_ANY: Final = {"required": False, "omitted": "empty"}
+"""The document has such a key only with a value."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReadyNamespace:
     name: Annotated[str, "Its name"]
     endpoint: Annotated[str, "Host and port"]
     connection_string: Annotated[str, "Connection string"]
-    tls_connection_string: Annotated[str, "Connection string for TLS, with --tls"] = ""
-    http_connection_string: Annotated[str, "Connection string for the port of --http-port"] = ""
+    tls_connection_string: Annotated[str, "Connection string for TLS, with --tls", _IF_ANY] = ""
+    http_connection_string: Annotated[str, "Connection string for the port of --http-port", _IF_ANY] = ""
     hybrid_connections: Annotated[
-        tuple[Annotated[str, "Connection string with the path as EntityPath"], ...], "Hybrid connections, with --relay"
+        tuple[Annotated[str, "Connection string with the path as EntityPath"], ...],
+        "Hybrid connections, with --relay",
+        _IF_ANY,
     ] = ()
-    tenant_id: Annotated[str, "Its tenant, with --identity"] = ""
-    client_id: Annotated[str, "Client of that tenant, and user-assigned identity, with --identity"] = ""
-    client_secret: Annotated[str, "Secret of the client, with --identity and --tls"] = field(default="", repr=False)
+    tenant_id: Annotated[str, "Its tenant, with --identity", _IF_ANY] = ""
+    client_id: Annotated[str, "Client of that tenant, and user-assigned identity, with --identity", _IF_ANY] = ""
+    client_secret: Annotated[str, "Secret of the client, with --identity and --tls", _IF_ANY] = field(
+        default="", repr=False
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Addresses and credentials of a started emulator.
+    """Addresses and credentials of a started emulator."""
 
-    `ca_file` is set with TLS, `identity` with an identity, `authority`, a URL, with both.
-    """
-
-    namespaces: tuple[ReadyNamespace, ...]
-    ca_file: str | None = None
-    identity: IdentityEndpoint | None = None
-    authority: str | None = None
+    namespaces: Annotated[tuple[ReadyNamespace, ...], "Namespaces"]
+    ca_file: Annotated[str | None, "File with the CA, with --tls", _IF_ANY] = None
+    identity: Annotated[IdentityEndpoint | None, "Of --identity", _IF_ANY] = None
+    authority: Annotated[str | None, "URL of the OAuth authority, with --identity and --tls", _IF_ANY] = None
 
     @classmethod
     def of_document(cls, document: Mapping[str, Any]) -> Self:
         """Return what `as_document` has described. Other keys are ignored."""
-        from sbpair.emulator.frontends.http.identity_frontend import IdentityEndpoint
-
         identity = document.get("identity")
         return cls(
             tuple(ReadyNamespace(**each) for each in document["namespaces"]),
@@ -144,17 +147,16 @@ class Ready:
             document.get("authority"),
         )
 
-    def as_document(self) -> dict[str, object]:
-        """Return the JSON document: namespaces, then `ca_file`, `identity` and `authority` where they are set."""
-        described = [{name: value for name, value in asdict(each).items() if value} for each in self.namespaces]
-        document: dict[str, object] = {"namespaces": described}
-        if self.ca_file is not None:
-            document["ca_file"] = self.ca_file
-        if self.identity is not None:
-            document["identity"] = asdict(self.identity)
-        if self.authority is not None:
-            document["authority"] = self.authority
-        return document
+    def as_document(self) -> dict[str, Any]:
+        """Return the JSON document, without what is empty."""
+        found: dict[str, Any] = _filled(asdict(self))
+        return found
+
+
+def _filled(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _filled(each) for name, each in value.items() if each}
+    return list(map(_filled, value)) if isinstance(value, tuple) else value
 
 
 class Emulator(EmulatorControl):

@@ -157,13 +157,14 @@ def _in_background(screen: Screen, shell: str) -> int:
     """Start this command line in the background, or show how to connect to the emulator that runs there."""
     emulator = BackgroundEmulator(os.environ)
     started = emulator.start(shlex.split(next_command("emulator", without=("detach", "shell")))[1:])
-    document = emulator.wait()
-    if screen.output is Output.TABLE:
-        from sbpair.emulator.server import Ready
+    from sbpair.cli.results.emulator import BackgroundProcess, ReadyEmulator
+    from sbpair.emulator.server import Ready
 
-        _export(screen, Ready.of_document(document), shell)  # no comments, which an interactive zsh refuses
+    ready = Ready.of_document(emulator.wait())
+    if screen.output is Output.TABLE:
+        _export(screen, ready, shell)  # no comments, which an interactive zsh refuses
     else:
-        screen.json_line("sbpair/emulator/1", document)
+        screen.show_line(ReadyEmulator(ready, BackgroundProcess(emulator.process, emulator.log)))
     state = "runs" if started else "already runs, as it was started,"
     screen.say(f"the emulator {state} in the background (process {emulator.process}, log {emulator.log})")
     screen.say("stop it with sbpair emulator --stop")
@@ -239,7 +240,9 @@ def _show(screen: Screen, ready: "Ready", shell: str, *, vendor: bool) -> None:
     if vendor:
         screen.say(VENDOR_READY)
     if screen.output is not Output.TABLE:
-        screen.json_line("sbpair/emulator/1", ready.as_document())
+        from sbpair.cli.results.emulator import ReadyEmulator
+
+        screen.show_line(ReadyEmulator(ready))
         return
     for each in ready.namespaces:
         screen.write(f"# {each.name}: {each.connection_string}")

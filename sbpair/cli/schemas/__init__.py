@@ -26,7 +26,7 @@ MODULES = tuple(
         *(f"cli.results.{name}" for name in ("documents", "moving", "management", "status", "relay", "partition")),
         *(f"cli.commands.{name}" for name in ("config", "doctor", "export", "gateway", "page", "service")),
         *("drill", "drill.gateway_drill", "drill.relay_drill", "message_io.send_lines", "cli.results.messages"),
-        *("cli.results.replay", "cli.results.runs", "cli.schemas.other_commands"),
+        *("cli.results.replay", "cli.results.runs", "cli.results.emulator", "cli.schemas.other_commands"),
     )
 )
 """The later ones take longer to load: the classes of their results are beside clients."""

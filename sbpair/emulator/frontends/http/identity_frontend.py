@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 from aiohttp import web
 
 from sbpair.amqp_server.refusals import ArgumentInvalid, Unauthenticated
-from sbpair.emulator.bearer_tokens import read_jwt, tenant_of
+from sbpair.emulator.bearer_tokens import IdentityEndpoint, read_jwt, tenant_of
 from sbpair.emulator.clock import token_ms
 from sbpair.emulator.faults.fault_points import IDENTITY_DOWN
 from sbpair.emulator.frontends.http.management_parts import read_body, read_query, split_target
@@ -47,18 +47,6 @@ _REFUSALS: Final[dict[int, tuple[int, str, str]]] = {
     7000215: (401, "invalid_client", "Invalid client secret provided."),
 }
 """Codes of Entra ID -> status, error of OAuth and text."""
-
-
-@dataclass(frozen=True, slots=True)
-class IdentityEndpoint:
-    """The address and secret that azure-identity reads from the environment."""
-
-    endpoint: str
-    header: str = field(repr=False)
-
-    @property
-    def environment(self) -> dict[str, str]:
-        return {"IDENTITY_ENDPOINT": self.endpoint, "IDENTITY_HEADER": self.header}
 
 
 @dataclass(frozen=True, slots=True)
