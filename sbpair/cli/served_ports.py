@@ -6,7 +6,8 @@ Nothing heavy is loaded unless one of them does.
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
 from sbpair.cli.options.moves import LOOPBACK
 from sbpair.cli.render.screen import Screen
@@ -14,6 +15,12 @@ from sbpair.cli.render.screen import Screen
 if TYPE_CHECKING:
     from sbpair.metrics.http_port import HttpPort
     from sbpair.service.run_health import Supervised, Supervision
+
+
+@dataclass(frozen=True, slots=True)
+class ServedPort:
+    url: Annotated[str, "Address of the readiness or the metrics", {"examples": ["http://127.0.0.1:9464/metrics"]}]
+
 
 OpenMetrics = Callable[[tuple[str, int] | None], "AbstractContextManager[HttpPort]"]
 
@@ -54,8 +61,8 @@ def _print_served(screen: Screen, schema: str, title: str, url: str, port: int |
     if screen.eventful:
         from sbpair.cli.progress import reporting
 
-        line = reporting.event_line(schema, f"{title}-served", reporting.wall_clock_ms())
-        reporting.write_lines(screen, [{**line, "url": url}])
+        now_ms = reporting.wall_clock_ms()
+        reporting.write_lines(screen, [reporting.event_line(schema, f"{title}-served", now_ms, ServedPort(url))])
     else:
         screen.say(f"{title} at {url}", always=True)
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from threading import RLock
 from typing import Any, ClassVar, Final, Generic, TypeAlias, TypeVar, dataclass_transform
 
 from sbpair.failover.entity_states import SENDS_TO_BACKLOG, State
+from sbpair.model.document import event_name
 
 
 @dataclass_transform(frozen_default=True)
@@ -38,8 +38,7 @@ class Event:
 
 def name_and_level(kind: type[Event]) -> tuple[str, str]:
     """Return the name and the level, info or warning, of an event in a log."""
-    name = re.sub(r"(?<!^)(?=[A-Z])", "-", kind.__name__).lower()
-    return name, logging.getLevelName(kind._level).lower()
+    return event_name(kind), logging.getLevelName(kind._level).lower()
 
 
 EventT = TypeVar("EventT", bound=Event)

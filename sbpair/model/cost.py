@@ -164,10 +164,10 @@ class Estimate:
     """
 
     operations: Operations
-    by_sbpair: MoneyRange | None
-    delivered: MoneyRange | None
-    currency: str
-    dated: str
+    by_sbpair: Annotated[MoneyRange | None, "Operations of sbpair"]
+    delivered: Annotated[MoneyRange | None, "Operations of the receivers in the primary"]
+    currency: Annotated[str, "Currency"]
+    dated: Annotated[str, "Date of the prices"]
 
 
 def estimate(operations: Operations, *, secondary: str, primary: str) -> Estimate:

@@ -4,6 +4,7 @@ A field or property with a description, `Annotated[int, "Messages"]`, is a key o
 third annotation has keywords of the schema, or one of the marks below. Invariant: nothing here does I/O.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -27,6 +28,7 @@ TIME = {"format": "date-time"}
 
 # {"name": "from"} is another name of the key than that of the attribute.
 
+# {"digits": N} rounds a number.
 # {"stored": Kind} is for a value that is the JSON of that kind already.
 
 SPREAD = "*"
@@ -114,6 +116,11 @@ def _merged(annotated: Any) -> dict[str, Any]:
     return {name: value for keywords in annotated.__metadata__[1:] for name, value in keywords.items()}
 
 
+def event_name(kind: type) -> str:
+    """Return the name of an event in a log: `queue-done` of QueueDone."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "-", kind.__name__).lower()
+
+
 def encode_lines(result: Any) -> Iterator[dict[str, Any]]:
     """Yield the JSON Lines of a document: the items of its lists, or else itself."""
     form = DOCUMENTS[type(result)]
@@ -161,8 +168,9 @@ def _shown(key: DocumentKey, found: Any) -> Any:
         return utc(found / 1000)
     if not isinstance(found, float):
         return encoded(found)
-    digits = 3 if key.name.endswith(("seconds", "bytes_per_second")) else 6 if key.name.endswith("ratio") else None
-    return found if digits is None else round(found, digits)
+    usual = 3 if key.name.endswith(("seconds", "bytes_per_second")) else 6 if key.name.endswith("ratio") else None
+    digits = key.keywords.get("digits", usual)
+    return found if digits is None else round(found, digits or None)
 
 
 def _is_omitted(value: Any, mark: str | None) -> bool:

@@ -3,10 +3,10 @@
 The descriptions of fields are those of the JSON Schema of event lines.
 """
 
-import re
 from dataclasses import dataclass, field
 from typing import Annotated, TypeAlias
 
+from sbpair.model.document import event_name
 from sbpair.move.rate_limit import Limit
 from sbpair.move.receipt import RampState
 
@@ -216,5 +216,4 @@ WARNINGS = (QueueBlocked, MessagesLocked, QueueFailed, DestinationBackingOff, To
 
 def name_and_level(kind: type[SyphonEvent]) -> tuple[str, str]:
     """Return the name and the level of an event in a log."""
-    name = re.sub(r"(?<!^)(?=[A-Z])", "-", kind.__name__).lower()
-    return name, "warning" if kind in WARNINGS else "info"
+    return event_name(kind), "warning" if kind in WARNINGS else "info"

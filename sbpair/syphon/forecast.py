@@ -50,7 +50,7 @@ class FlowStats:
     newest_ms: int | None = None
     overdue: Annotated[int, "Messages past their time to live if the time in the backlog counts"] = 0
     scheduled_in_future: Annotated[int, "Messages to be scheduled in the primary"] = 0
-    duplicates: Annotated[int, "Messages that repeat the id of another for one destination; also counted above"] = 0
+    duplicates: int = 0
     discarded: Annotated[int, "Messages for a topic of which no subscription takes them"] = 0
     not_evaluated: Annotated[int, "Messages for a topic for which that is not known"] = 0
     outcomes: Counter[str] = field(default_factory=Counter)

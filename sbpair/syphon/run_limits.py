@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from sbpair.errors import NetworkRefused, NotAuthorized, SbpairError, Unavailable
 from sbpair.move.rate_limit import RateLimiter, credits_of
@@ -23,17 +23,17 @@ ASSUMED_FILTERS = 1  # filters per message, assumed without permission to count 
 class EndTiers:
     """None without permission to ask: Standard is assumed."""
 
-    source: str | None = None
-    destination: str | None = None
+    source: Annotated[str | None, "Source"] = None
+    destination: Annotated[str | None, "Destination"] = None
 
 
 @dataclass(frozen=True, slots=True)
 class EffectiveLimits:
     """Limits that a run keeps: messages a second, and credits a second of each namespace. None is no limit."""
 
-    rate: float | None = None
-    source_credits: float | None = None
-    destination_credits: float | None = None
+    rate: Annotated[float | None, "Messages a second"] = None
+    source_credits: Annotated[float | None, "Credits a second of the source"] = None
+    destination_credits: Annotated[float | None, "Credits a second of the destination"] = None
 
     def shared(self) -> EffectiveLimits:
         """Return the limits of a run whose ends are one namespace, with one supply of credits."""

@@ -203,6 +203,13 @@ def _tls_of(terms: GatewayTerms, key: "LocalKey") -> "tuple[RenewedTls | None, s
     return tls, str(ca_file)
 
 
+@dataclass(frozen=True, slots=True)
+class GatewayEvent:
+    text: Annotated[str, "The event, in words"]
+    entity: Annotated[str | None, "Queue or topic that it is about; null for none"]
+    message_ids: Annotated[tuple[str, ...], "Messages that it names"]
+
+
 @dataclass(frozen=True)
 class _StartedGateway:
     """One run of the command: the gateway, its ports, its files and its output."""
@@ -301,14 +308,9 @@ class _StartedGateway:
         from sbpair.failover.events import name_and_level
 
         name, level = name_and_level(type(event))
-        document = {
-            **event_line(EVENT_SCHEMA, name, wall_clock_ms(), level=level),
-            "text": clean(event),
-            "entity": getattr(event, "entity", None),
-            "message_ids": list(getattr(event, "message_ids", ())),
-        }
         if self.screen.eventful:
-            write_lines(self.screen, [document])
+            item = GatewayEvent(clean(event), getattr(event, "entity", None), tuple(getattr(event, "message_ids", ())))
+            write_lines(self.screen, [event_line(EVENT_SCHEMA, name, wall_clock_ms(), item, level=level)])
         elif level == "warning":
             self.screen.warn(str(event))
         else:

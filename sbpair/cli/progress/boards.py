@@ -39,6 +39,11 @@ QUEUE_FIGURES = ("queue", "remaining", "received", "sent", "held", "skipped", "l
 """The fields of a QueueRow that an event line has as they are."""
 
 
+WHOLE = {"digits": 0, "stored": int | None}
+PER_SECOND = "Messages a second, over the last 10 s"
+ETA = "Seconds until it is done at this rate, locks included; null if unknown"
+
+
 @dataclass(frozen=True, slots=True)
 class QueueRow:
     """One backlog queue, or several together.
@@ -52,8 +57,8 @@ class QueueRow:
     exact: bool = True
     received: Annotated[int, "Received messages"] = 0
     sent: Annotated[int, "Sent messages"] = 0
-    per_second: Annotated[float, "Messages a second, over the last 10 s"] = 0.0
-    oldest_seconds: float | None = None
+    per_second: Annotated[float, PER_SECOND, {"digits": 1}] = 0.0
+    oldest_seconds: Annotated[float | None, "Age of the oldest message; null if unknown", WHOLE] = None
     held: Annotated[int, "Messages held under lock"] = 0
     note: str = ""
     idle: bool = False
@@ -63,7 +68,11 @@ class QueueRow:
     skipped: Annotated[int, "Skipped messages, kept locked until the run ends"] = 0
 
     @property
-    def eta_seconds(self) -> float | None:
+    def counted(self) -> Annotated[bool, "Whether remaining was counted, not estimated"]:
+        return self.remaining is not None and self.exact
+
+    @property
+    def eta_seconds(self) -> Annotated[float | None, ETA, WHOLE]:
         """Seconds until it is empty at this rate; those that are locked leave once they are free."""
         if self.skipped and self.remaining is not None:
             # As many of the others are chosen as of those received.
@@ -85,13 +94,13 @@ class DestinationRow:
     `dead_letters` of its messages were dead-lettered, the last one for `dead_reason`.
     """
 
-    destination: str
-    sent: int = 0
-    per_second: float = 0.0
-    waiting: int = 0
-    backing_off: str = ""
+    destination: events.Destination
+    sent: Annotated[int, "Sent messages"] = 0
+    per_second: Annotated[float, PER_SECOND, {"digits": 1}] = 0.0
+    waiting: Annotated[int, "Messages that wait for it"] = 0
+    backing_off: Annotated[str | None, "Why it is unavailable; null if it is not"] = None
     retry_seconds: float = 0.0
-    dead_letters: int = 0
+    dead_letters: Annotated[int, "Messages for it that were dead-lettered", {"name": "dead_lettered"}] = 0
     dead_reason: str = ""
 
     @property
@@ -204,7 +213,7 @@ class Board:
         waiting = at.waiting or sum(waiting for _, _, waiting in found.backing_off.values())
         rate = self._meters["destination", at.destination.lower()].rate(now, at.sent)
         dead = found.dead_letters, found.dead_reason
-        return DestinationRow(at.destination, at.sent, rate, waiting, reason, max(0.0, retry - now), *dead)
+        return DestinationRow(at.destination, at.sent, rate, waiting, reason or None, max(0.0, retry - now), *dead)
 
     def _note(self, state: MovedQueue, now: float) -> str:
         if state.failed is not None:
@@ -303,12 +312,12 @@ class PhaseRow:
     """One queue or destination. `whole` is None if unknown."""
 
     name: str
-    done: int
-    whole: int | None
-    per_second: float
+    done: Annotated[int, "Messages done", {"name": "messages"}]
+    whole: Annotated[int | None, "All messages; null if unknown", {"name": "of"}]
+    per_second: Annotated[float, PER_SECOND, {"digits": 1}]
 
     @property
-    def eta_seconds(self) -> float | None:
+    def eta_seconds(self) -> Annotated[float | None, ETA, WHOLE]:
         """Seconds until it is done at this rate."""
         return None if self.whole is None else time_left(self.whole - self.done, self.per_second)
 

@@ -10,9 +10,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import copy_context
-from dataclasses import asdict, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Annotated, Self
 
 from sbpair.cli.logs import utc
 from sbpair.cli.next_command import with_options
@@ -20,8 +20,6 @@ from sbpair.cli.progress.boards import (
     QUEUE_FIGURES,
     Board,
     BoardView,
-    DestinationRow,
-    QueueRow,
     at_the_latest,
     natural_key,
     ramp_text,
@@ -29,6 +27,7 @@ from sbpair.cli.progress.boards import (
 )
 from sbpair.cli.progress.reporting import Progress, choose_form, event_line, print_found, wall_clock_ms, write_lines
 from sbpair.cli.render.screen import Document, Screen, plural, some, spoken
+from sbpair.model.document import SPREAD
 from sbpair.move import events
 from sbpair.move.receipt import RampState
 from sbpair.move.run_state import RunState
@@ -85,8 +84,7 @@ class EventLines:
 
     def connecting(self, ends: "Ends", now_ms: int) -> Document:
         """Return the first line."""
-        names = {"primary": ends.destination.name, "secondary": ends.source.name}
-        return {**event_line(SCHEMA, "connecting", now_ms), **names}
+        return event_line(SCHEMA, "connecting", now_ms, Connecting(ends.destination.name, ends.source.name))
 
     def take(self, event: events.SyphonEvent, now: float, now_ms: int) -> list[Document]:
         """Return the lines of one event, which the state of the run has taken in."""
@@ -111,9 +109,13 @@ class EventLines:
         dead = [_dead_lettered(first, count, now_ms) for first, count in self._dead.take()]
         return [
             *self._allowed(dead, now, now_ms),
-            *(_queue(row, now_ms) for row in view.queues if self._changed("queue", row.queue, _figures(row))),
             *(
-                _destination(row, now_ms)
+                event_line(SCHEMA, "progress", now_ms, row)
+                for row in view.queues
+                if self._changed("queue", row.queue, [getattr(row, name) for name in QUEUE_FIGURES])
+            ),
+            *(
+                event_line(SCHEMA, "destination-progress", now_ms, row)
                 for row in view.destinations
                 if self._changed("destination", row.destination, (row.sent, row.waiting, row.dead_letters))
             ),
@@ -143,50 +145,39 @@ class EventLines:
         self._allowance, self._at = min(BURST, self._allowance + now - self._at), now
         limit = int(self._allowance)
         if lines and limit and self._dropped:
-            lines = [event_line(SCHEMA, "events-dropped", now_ms, level="warning") | {"events": self._dropped}, *lines]
+            dropped = DroppedEvents(self._dropped)
+            lines = [event_line(SCHEMA, "events-dropped", now_ms, dropped, level="warning"), *lines]
             self._dropped = 0
         self._allowance -= len(lines[:limit])
         self._dropped += len(lines[limit:])
         return lines[:limit]
 
 
+@dataclass(frozen=True, slots=True)
+class Connecting:
+    primary: Annotated[str, "Primary namespace"]
+    secondary: Annotated[str, "Secondary namespace"]
+
+
+@dataclass(frozen=True, slots=True)
+class DroppedEvents:
+    events: Annotated[int, "Lines that were not written"]
+
+
+@dataclass(frozen=True, slots=True)
+class CountedDeadLetter:
+    event: Annotated[events.DeadLettered, SPREAD]
+    messages: Annotated[int, "Messages since the last such line, of which this is the first"]
+
+
 def line(event: events.SyphonEvent, now_ms: int, schema: str = SCHEMA) -> Document:
     """Return one event as JSON: its name and its fields."""
     name, level = events.name_and_level(type(event))
-    return event_line(schema, name, now_ms, level=level) | asdict(event)
+    return event_line(schema, name, now_ms, event, level=level)
 
 
 def _dead_lettered(event: events.DeadLettered, messages: int, now_ms: int) -> Document:
-    return {**line(event, now_ms), "messages": messages}
-
-
-def _queue(row: QueueRow, now_ms: int) -> Document:
-    return event_line(SCHEMA, "progress", now_ms) | {
-        **_figures(row),
-        "counted": row.remaining is not None and row.exact,
-        "per_second": round(row.per_second, 1),
-        "eta_seconds": _whole(row.eta_seconds),
-        "oldest_seconds": _whole(row.oldest_seconds),
-    }
-
-
-def _destination(row: DestinationRow, now_ms: int) -> Document:
-    return event_line(SCHEMA, "destination-progress", now_ms) | {
-        "destination": row.destination,
-        "sent": row.sent,
-        "per_second": round(row.per_second, 1),
-        "waiting": row.waiting,
-        "backing_off": row.backing_off or None,
-        "dead_lettered": row.dead_letters,
-    }
-
-
-def _figures(row: QueueRow) -> dict[str, object]:
-    return {name: getattr(row, name) for name in QUEUE_FIGURES}
-
-
-def _whole(seconds: float | None) -> int | None:
-    return None if seconds is None else round(seconds)
+    return event_line(SCHEMA, "dead-lettered", now_ms, CountedDeadLetter(event, messages), level="warning")
 
 
 SAMPLE_SECONDS = 30.0

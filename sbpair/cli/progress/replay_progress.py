@@ -2,13 +2,16 @@
 
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
 from sbpair.cli.next_command import with_options
-from sbpair.cli.progress.boards import PhaseBoard, PhaseView, request_text
+from sbpair.cli.progress.boards import PhaseBoard, PhaseRow, PhaseView, request_text
 from sbpair.cli.progress.move_progress import line, locked_text
 from sbpair.cli.progress.reporting import Progress, choose_form, event_line, wall_clock_ms, write_lines
 from sbpair.cli.render.screen import Screen, spoken
+from sbpair.model.document import SPREAD
 from sbpair.move import events
 
 if TYPE_CHECKING:
@@ -18,6 +21,24 @@ if TYPE_CHECKING:
 
 SCHEMA = "sbpair/replay-event/1"
 REPORT_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class BegunPhase:
+    phase: Annotated[str, "Name of the phase"]
+    text: Annotated[str, "Its description"]
+    run: Annotated[str | None, "Id of the run; null before it has one"]
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseFigures:
+    phase: Annotated[str, "Name of the phase", {"examples": ["drain"]}]
+    named: Annotated[
+        Mapping[str, str | None] | None,
+        SPREAD,
+        {"queue": "Queue; null for the total", "destination": "Destination; null for the total"},
+    ]
+    row: Annotated[PhaseRow, SPREAD]
 
 
 class ReplayProgress(Progress):
@@ -104,7 +125,7 @@ class JsonReplayProgress(ReplayProgress):
     """Writes JSON lines instead of text."""
 
     def _report_phase(self, phase: "ReplayPhase") -> None:
-        self._write("phase", phase=phase.name, text=phase.text, run=phase.run or None)
+        self._write("phase", BegunPhase(phase.name, phase.text, phase.run or None))
 
     def _report_request(self, request: "Requested") -> None:
         write_lines(self._screen, [line(request, wall_clock_ms(), SCHEMA)])
@@ -114,18 +135,11 @@ class JsonReplayProgress(ReplayProgress):
 
     def _report(self, view: PhaseView) -> None:
         for row in (view.total, *view.rows):
-            self._write(
-                "progress",
-                phase=view.phase,
-                **{view.heading.lower(): None if row.name == "total" else row.name},
-                messages=row.done,
-                of=row.whole,
-                per_second=round(row.per_second, 1),
-                eta_seconds=None if row.eta_seconds is None else round(row.eta_seconds),
-            )
+            named = {view.heading.lower(): None if row.name == "total" else row.name}
+            self._write("progress", PhaseFigures(view.phase, named, row))
 
-    def _write(self, event: str, /, **fields: object) -> None:
-        write_lines(self._screen, [event_line(SCHEMA, event, wall_clock_ms()) | fields])
+    def _write(self, event: str, item: object) -> None:
+        write_lines(self._screen, [event_line(SCHEMA, event, wall_clock_ms(), item)])
 
 
 def replay_progress(screen: Screen) -> ReplayProgress:

@@ -7,7 +7,8 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Self, TypeVar
 
 from sbpair.cli.command_loop import run
 from sbpair.cli.logs import utc
@@ -15,6 +16,7 @@ from sbpair.cli.options.common import Output
 from sbpair.cli.render.screen import Document, Screen, clean, plural, spoken
 from sbpair.errors import ExitCode
 from sbpair.management.calls import ControlEvent, Listed, QueueProvisioned, SecondSample
+from sbpair.model.document import SPREAD, TIME, encoded
 from sbpair.model.retries import Retrying
 
 if TYPE_CHECKING:
@@ -49,9 +51,24 @@ def write_lines(screen: Screen, lines: Iterable[Document]) -> None:
             screen.event(line)
 
 
-def event_line(schema: str, name: str, now_ms: int, *, level: str = "info") -> dict[str, object]:
-    """Return the keys that every event line begins with."""
-    return {"schema": schema, "time": utc(now_ms / 1000), "level": level, "event": name}
+Level = TypeVar("Level")
+Name = TypeVar("Name")
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, slots=True)
+class EventLine(Generic[Level, Name, Item]):
+    """A line of an event."""
+
+    time: Annotated[str, "Time of the line, in UTC", TIME]
+    level: Annotated[Level, "Level"]
+    event: Annotated[Name, "Kind of event"]
+    item: Annotated[Item, SPREAD]
+
+
+def event_line(schema: str, name: str, now_ms: int, item: object, *, level: str = "info") -> Document:
+    """Return the line of an event, which has the keys of an item."""
+    return {"schema": schema, **encoded(EventLine(utc(now_ms / 1000), level, name, item))}
 
 
 def choose_form(screen: Screen, live: Form, lines: Form, text: Form) -> Form:

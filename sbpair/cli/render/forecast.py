@@ -2,21 +2,36 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from decimal import Decimal
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sbpair.cli.render.receipt import filter_lines
 from sbpair.cli.render.screen import Screen, clean, plural, size, some, spoken
 from sbpair.cli.render.table import columns, limited, wrapped
-from sbpair.model.document import encoded
+from sbpair.cli.results.forecast import (
+    DestinationForecast,
+    FlowForecast,
+    ForecastFigures,
+    ForecastSums,
+    ForecastTerms,
+    FoundDestination,
+    MoveFates,
+    MovePreview,
+    PairLimits,
+    PairTiers,
+    QueueForecast,
+    RampPreview,
+    ReplayFates,
+    ReplayPlan,
+    SyphonFates,
+    SyphonPreview,
+)
 from sbpair.move.message.route import OTHERS
-from sbpair.syphon.forecast import SUMS, FlowStats, total
+from sbpair.syphon.forecast import FlowStats, total
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from sbpair.syphon.forecast import DeadLetterGroup, Forecast
     from sbpair.syphon.run_request import RampPlan
 
@@ -26,65 +41,25 @@ REASONS_SHOWN = 20
 
 @dataclass(frozen=True, slots=True)
 class ForecastWording:
-    """The words of a command for the ends of a move and for the outcomes of messages, each with its meaning.
+    """The words of a command for the ends of a move and for the outcomes of messages.
 
-    `dead_letters` is the key of undeliverable messages, and `renamed` the word for their outcome. `again` is
-    whether it counts duplicates.
+    `renamed` is the word for the outcome of undeliverable messages.
     """
 
-    schema: str
-    summary: str
-    meanings: "Mapping[str, str]"
-    dead_letters: str
+    fates: type
     renamed: str = "dead_lettered"
-    again: bool = False
     ends: tuple[str, str] = ("primary", "secondary")
 
     @property
     def outcomes(self) -> dict[str, str]:
         """The word for each outcome."""
-        return {"dead_lettered" if word == self.renamed else word: word for word in self.meanings}
+        words = [each.name for each in fields(self.fates) if each.name != "duplicates"]
+        return {"dead_lettered" if word == self.renamed else word: word for word in words}
 
 
-_SENT = {"sent": "Messages that would be sent"}
-_EXPIRED = {"expired": "Messages past their time to live"}
-_STAYING = {"deferred": "Deferred messages, which stay", "scheduled": "Scheduled messages, which stay"}
-_NOT_CHOSEN = {**_EXPIRED, "skipped": "Messages that a run would leave, since not chosen", **_STAYING}
-SYPHON = ForecastWording(
-    "sbpair/syphon-preview/1",
-    "The preview of sbpair syphon --dry-run.",
-    {
-        **_SENT,
-        "dead_lettered": "Messages that would be dead-lettered",
-        "released": "Messages that a run would leave, since their destination is missing",
-        **_NOT_CHOSEN,
-    },
-    "dead_letters",
-)
-MOVE = ForecastWording(
-    "sbpair/move-preview/1",
-    "The preview of sbpair move and redrive with --dry-run. Expired messages stay.",
-    {**_SENT, "refused": "Messages that would stay, since their destination would refuse them", **_NOT_CHOSEN},
-    "refused_messages",
-    renamed="refused",
-    ends=("destination", "source"),
-)
-REPLAY = ForecastWording(
-    "sbpair/replay-plan/1",
-    "The preview of sbpair replay plan.",
-    {
-        **_SENT,
-        "already_sent": "Messages that the syphon's journal records as accepted",
-        "deduplicated": "Messages that repeat an id, with --dedup message-id",
-        **_EXPIRED,
-        "quarantined": "Messages that would be quarantined",
-        "unsent": "Messages that --destination excludes, or whose destination is missing",
-        **_STAYING,
-    },
-    "unroutable",
-    renamed="quarantined",
-    again=True,
-)
+SYPHON = ForecastWording(SyphonFates)
+MOVE = ForecastWording(MoveFates, "refused", ("destination", "source"))
+REPLAY = ForecastWording(ReplayFates, "quarantined")
 
 
 def print_forecast(
@@ -98,56 +73,55 @@ def print_forecast(
     """Print a forecast, the steps of a ramp, and `notes`; return the exit code."""
     forecast = replace(found, notes=(*found.notes, *notes, *_discard_notes(found, max_discard)))
     steps = [] if ramp is None else _ramp_steps(forecast, ramp)
-    document = _document(forecast, words)
-    if ramp is not None:
-        document["ramp"] = {**asdict(ramp), "steps": steps, "seconds": len(steps) * ramp.observe_seconds}
+    shown = None if ramp is None else RampPreview(ramp.totals, ramp.observe_seconds, steps)
     lines = () if ramp is None else _ramp_lines(forecast, ramp, steps)
-    screen.result(words.schema, document, chain(_table(forecast, words), lines))
+    screen.show(_result(forecast, words, shown), chain(_table(forecast, words), lines))
     for note in forecast.notes:
         screen.warn(note)
     return max(forecast.exit_code, forecast.discard_code(max_discard))
 
 
-def _document(forecast: "Forecast", words: ForecastWording) -> dict[str, object]:
-
-    def sums(flow: FlowStats) -> dict[str, object]:
-        return _sums(flow, forecast.now_ms, words)
-
-    primary, secondary = words.ends
+def _result(
+    forecast: "Forecast", words: ForecastWording, ramp: RampPreview | None
+) -> SyphonPreview | MovePreview | ReplayPlan:
     by_queue: dict[str, list[FlowStats]] = {queue: [] for queue in forecast.queues}
     by_destination: defaultdict[str, list[FlowStats]] = defaultdict(list)
     for flow in forecast.flows:
         by_queue[flow.queue].append(flow)
         if flow.destination is not None:
             by_destination[flow.destination].append(flow)
-    return {
-        **sums(total(forecast.flows)),
-        "queues": [{"queue": name, **sums(total(flows))} for name, flows in by_queue.items()],
-        "destinations": [
-            {"destination": name, "found": _found(forecast, name), **sums(total(flows))}
-            for name, flows in sorted(by_destination.items())
-        ],
-        "flows": [{"queue": flow.queue, "destination": flow.destination, **sums(flow)} for flow in forecast.flows],
-        words.dead_letters: [asdict(each) for each in forecast.dead_letters],
-        **({} if words.again else {"where": forecast.where and asdict(forecast.where)}),
-        **({} if words.again else {"to": forecast.to or None}),
-        "ttl": str(forecast.ttl),
-        "tiers": {primary: forecast.tiers.destination, secondary: forecast.tiers.source},
-        "limits": {
-            "rate": forecast.limits.rate,
-            f"{primary}_credits": forecast.limits.destination_credits,
-            f"{secondary}_credits": forecast.limits.source_credits,
-        },
-        "seconds": None if forecast.seconds is None else round(forecast.seconds, 3),
-        "operations": encoded(forecast.estimate.operations),
-        "cost": {
-            "by_sbpair": encoded(forecast.estimate.by_sbpair),
-            "delivered": encoded(forecast.estimate.delivered),
-            "currency": forecast.estimate.currency,
-            "dated": forecast.estimate.dated,
-        },
-        "notes": list(forecast.notes),
-    }
+
+    def sums(*flows: FlowStats) -> ForecastSums[Any]:
+        whole = total(flows)
+        counts = {**whole.outcomes, "duplicates": whole.duplicates, words.renamed: whole.outcomes["dead_lettered"]}
+        fates = words.fates(*(counts.get(each.name, 0) for each in fields(words.fates)))
+        return ForecastSums(whole, fates, *(_age(at, forecast.now_ms) for at in (whole.oldest_ms, whole.newest_ms)))
+
+    def found(destination: str) -> FoundDestination | None:
+        entity = forecast.entities.get(destination)
+        if entity is None or entity.is_topic is None:
+            return None
+        return FoundDestination(entity.is_topic, entity.filters or 0)
+
+    tiers, limits = forecast.tiers, forecast.limits
+    is_move = words is MOVE
+    figures: ForecastFigures[Any, Any, Any] = ForecastFigures(
+        sums(*forecast.flows),
+        [QueueForecast(name, sums(*flows)) for name, flows in by_queue.items()],
+        [DestinationForecast(name, found(name), sums(*flows)) for name, flows in sorted(by_destination.items())],
+        [FlowForecast(flow.queue, flow.destination, sums(flow)) for flow in forecast.flows],
+        forecast.ttl,
+        tiers if is_move else PairTiers(tiers.destination, tiers.source),
+        limits if is_move else PairLimits(limits.rate, limits.destination_credits, limits.source_credits),
+        forecast.seconds,
+        forecast.estimate.operations,
+        forecast.estimate,
+        forecast.notes,
+    )
+    if words is REPLAY:
+        return ReplayPlan(figures, forecast.dead_letters)
+    terms = ForecastTerms(forecast.where, forecast.to or None, ramp)
+    return (MovePreview if is_move else SyphonPreview)(figures, forecast.dead_letters, terms)
 
 
 def _table(forecast: "Forecast", words: ForecastWording) -> Iterator[str]:
@@ -195,15 +169,6 @@ def _remarks(forecast: "Forecast", whole: FlowStats, words: ForecastWording) -> 
     yield _cost(forecast, words)
 
 
-def _sums(flow: FlowStats, now_ms: int, words: ForecastWording) -> dict[str, object]:
-    return {
-        **{name: getattr(flow, name) for name in SUMS if name != "duplicates" or words.again},
-        **{shown: flow.outcomes[fate] for fate, shown in words.outcomes.items()},
-        "oldest_seconds": _age(flow.oldest_ms, now_ms),
-        "newest_seconds": _age(flow.newest_ms, now_ms),
-    }
-
-
 def _discarding_topics(forecast: "Forecast") -> "list[FlowStats]":
     """Return the sums of topics of which no subscription takes some messages, or perhaps none does."""
     names = dict.fromkeys(flow.destination for flow in forecast.flows if flow.discarded or flow.not_evaluated)
@@ -222,11 +187,6 @@ def _discard_notes(forecast: "Forecast", limit: int | None) -> Iterator[str]:
             why = "has no subscription" if has_none else f"would discard {plural(each.discarded, 'message')}"
             way = "--allow-discard" if has_none else f"--max-discard {discarded}"
             yield f"{each.destination} {why}: a run leaves its messages; create the subscription, or pass {way}"
-
-
-def _found(forecast: "Forecast", destination: str) -> dict[str, object] | None:
-    entity = forecast.entities.get(destination)
-    return None if entity is None else {"topic": entity.is_topic, "filters": entity.filters}
 
 
 def _age(at_ms: int | None, now_ms: int) -> float | None:
