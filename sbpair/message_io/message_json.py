@@ -251,7 +251,7 @@ class MessageBody:
 
 @dataclass(frozen=True, slots=True)
 class MessageOrigin:
-    """What a peek shows of a message besides its fields: its place in the queue, the backlog and dead letters."""
+    """The facts of a peeked message besides its fields: of its queue, the backlog and dead letters."""
 
     state: Annotated[MessageState, "State"]
     scheduled_at: Annotated[
@@ -284,6 +284,19 @@ class RenderedMessage(Generic[Origin_co, Body_co]):
 
 Peeked: TypeAlias = RenderedMessage[MessageOrigin, MessageBody | None]
 Received: TypeAlias = RenderedMessage[MessageOrigin | None, MessageBody]
+
+
+@dataclass(slots=True)
+class ReceiveCounts:
+    """Messages shown and removed; shown and not removed, so that they come again; further copies removed.
+
+    `locked` were not received before the end, since another receiver has them.
+    """
+
+    received: Annotated[int, "Received or peeked messages"] = 0
+    not_removed: Annotated[int, "Messages that were printed but not removed"] = 0
+    duplicates: Annotated[int, "Copies that were not printed"] = 0
+    locked: int = 0
 
 
 def render_message(side: str, message: ServiceBusReceivedMessage) -> Received:

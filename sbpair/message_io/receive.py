@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sbpair.amqp_client.client import connect
 from sbpair.azure.credentials import signed_in
 from sbpair.azure.data_plane import translate_data_errors
 from sbpair.errors import MessageLockLost, SbpairError, Unavailable
 from sbpair.management.calls import shielded
-from sbpair.message_io.message_json import Received, render_message, render_received
+from sbpair.message_io.message_json import ReceiveCounts, Received, render_message, render_received
 from sbpair.model.pair import Endpoint, Pair
 from sbpair.move.raw_source import RawReceivedMessage, RawSource, peek_queue
 from sbpair.replication.events import DuplicateCompleted, OnEvent, ReplicationEvent
@@ -40,19 +40,6 @@ class DedupSettings:
     key: str = "id"
     store: str | Path = MEMORY
     window_seconds: float = DAY_SECONDS
-
-
-@dataclass(slots=True)
-class ReceiveCounts:
-    """Messages shown and removed; shown and not removed, so that they come again; further copies removed.
-
-    `locked` were not received before the end, since another receiver has them.
-    """
-
-    received: Annotated[int, "Received or peeked messages"] = 0
-    not_removed: Annotated[int, "Messages that were printed but not removed"] = 0
-    duplicates: Annotated[int, "Copies that were not printed"] = 0
-    locked: int = 0
 
 
 Show = Callable[[Received], None]

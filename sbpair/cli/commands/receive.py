@@ -19,8 +19,8 @@ from sbpair.model.document import encoded
 from sbpair.model.pair import SIDES
 
 if TYPE_CHECKING:
-    from sbpair.message_io.message_json import Received
-    from sbpair.message_io.receive import DedupSettings, ReceiveCounts
+    from sbpair.message_io.message_json import ReceiveCounts, Received
+    from sbpair.message_io.receive import DedupSettings
     from sbpair.model.pair import Ends
     from sbpair.replication.events import ReplicationEvent
 
@@ -103,8 +103,9 @@ def command(
         if not screen.asks(question):
             raise not_confirmed("received", next_command("receive", given, "--yes"))
     from sbpair.message_io import receive
+    from sbpair.message_io.message_json import ReceiveCounts
 
-    counted = receive.ReceiveCounts()
+    counted = ReceiveCounts()
     forgets = dedup is not None and dedup.store == MEMORY
     printer = MessagePrinter(screen, _path(entity, subscription), counted, forgets=forgets)
 
@@ -161,9 +162,8 @@ def _show(
     limit: int,
 ) -> int:
     from sbpair.cli.results.messages import PeekedTotal, ReceivedMessages
-    from sbpair.message_io.message_json import body_of, render_peeked
+    from sbpair.message_io.message_json import ReceiveCounts, body_of, render_peeked
     from sbpair.message_io.peek import PeekSource, first_copies
-    from sbpair.message_io.receive import ReceiveCounts
 
     duplicates: list[None] = []
     keep = None
@@ -232,7 +232,7 @@ class MessagePrinter:
     def show(self, message: "Received") -> None:
         entry: Document = encoded(message)
         if self._screen.output in (Output.JSONL, Output.TSV):
-            self._screen.json_line(SCHEMA, entry)
+            self._screen.write_value({"schema": SCHEMA, **entry})
         elif self._screen.output is Output.JSON:
             self._write(self._head(), f"{', ' if self._shown else '  '}{json.dumps(entry)}")
         else:

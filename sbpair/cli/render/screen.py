@@ -54,19 +54,6 @@ class Screen:
         """Whether a document is printed, or asked, as a whole."""
         return self.output is Output.JSON or (self.output is Output.TSV and self.query is not None)
 
-    def result(
-        self, schema: str, document: Document, table: Iterable[str], lines: Iterable[Document] | None = None
-    ) -> None:
-        """Print a result in the selected form: a JSON document, lines (by default one, the document), or text."""
-        if self._whole:
-            self.write_value({"schema": schema, **document}, indent=2)
-        elif self.output in (Output.JSONL, Output.TSV):
-            for line in [document] if lines is None else lines:
-                self.json_line(schema, line)
-        else:
-            for text in table:
-                self.write(text)
-
     def show(self, result: object, table: Iterable[str] = ()) -> None:
         """Print a result in the selected form: its JSON document, its JSON Lines, or text."""
         if self._whole:
@@ -81,10 +68,6 @@ class Screen:
     def show_line(self, result: object) -> None:
         """Print a document as one line of JSON, or as one of values."""
         self.write_value(encoded(result))
-
-    def json_line(self, schema: str, document: Document) -> None:
-        """Print a document as one line of JSON, or as one of values."""
-        self.write_value({"schema": schema, **document})
 
     def write_value(self, document: Document, *, indent: int | None = None) -> None:
         """Print a document, or what the query finds there."""
@@ -218,10 +201,6 @@ def shortened(lines: Sequence[str], limit: int) -> list[str]:
         return list(lines)
     first = lines[: max(0, limit - 2)]
     return [*first, f"… {len(lines) - len(first) - 1} more lines", lines[-1]]
-
-
-def rounded(number: float | None) -> float | None:
-    return None if number is None else round(number, 3)
 
 
 def plural(number: int, noun: str) -> str:

@@ -154,7 +154,7 @@ class RampPreview:
 
 @dataclass(frozen=True, slots=True)
 class ForecastTerms:
-    """What is asked of a move."""
+    """The filter, the destination and the ramp of a move."""
 
     where: Annotated[FilterCounts | None, "What --where did; null without it"]
     to: Annotated[str | None, "Namespace that the backlog goes to, or went to; null for its primary"]

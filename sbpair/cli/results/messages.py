@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Self
 
-from sbpair.message_io.message_json import MessageOrigin, Peeked, Received, RenderedMessage
+from sbpair.message_io.message_json import MessageOrigin, Peeked, ReceiveCounts, Received, RenderedMessage
 from sbpair.message_io.peek import DeadLetterCount
-from sbpair.message_io.receive import ReceiveCounts
 from sbpair.model.document import SPREAD, UNLESS_NONE, document
 
 QUEUE = {"examples": ["contoso/x-servicebus-transfer/0"]}

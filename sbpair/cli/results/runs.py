@@ -23,7 +23,7 @@ class RecordedReceipt:
 
 @dataclass(frozen=True, slots=True)
 class RunDetails:
-    """What `sbpair runs show` adds."""
+    """The receipt and the doubts of a run."""
 
     receipt: Annotated[
         Mapping[str, Any] | None,

@@ -15,11 +15,11 @@ from sbpair.model.document import DOCUMENTS, SPREAD, encoded, first_line, hints_
 MODULES = tuple(
     f"sbpair.{name}"
     for name in (
-        *("cli.results.forecast", "planning.outage_cost", "replay.package"),
-        *(f"cli.results.{name}" for name in ("documents", "moving", "management", "status", "relay", "partition")),
+        *(f"cli.results.{name}" for name in ("moving", "forecast", "documents", "management", "status", "relay")),
+        *("cli.results.partition", "cli.results.runs", "cli.results.replay", "cli.results.messages"),
         *(f"cli.commands.{name}" for name in ("config", "doctor", "export", "gateway", "page", "service")),
-        *("drill", "drill.gateway_drill", "drill.relay_drill", "message_io.send_lines", "cli.results.messages"),
-        *("cli.results.replay", "cli.results.runs", "cli.results.emulator", "cli.schemas.events"),
+        *("drill", "drill.gateway_drill", "drill.relay_drill", "message_io.send_lines", "planning.outage_cost"),
+        *("cli.results.emulator", "replay.package", "cli.schemas.events"),
     )
 )
 """The later ones take longer to load: the classes of their results are beside clients."""
