@@ -9,8 +9,7 @@ from sbpair.cli.command_loop import run
 from sbpair.cli.options.common import PairSelection, flag, option
 from sbpair.cli.options.rules import goes_with, seconds_of
 from sbpair.cli.options.values import selected_pair
-from sbpair.cli.render.forecast import amount
-from sbpair.cli.render.screen import Screen, grouped, plural, size, spoken
+from sbpair.cli.render.screen import Screen, amount, grouped, plural, size, spoken
 from sbpair.cli.render.table import columns, wrapped
 from sbpair.errors import UsageError
 from sbpair.model.cost import EXTRAS, PRICES

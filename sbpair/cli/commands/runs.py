@@ -16,7 +16,6 @@ from sbpair.cli.render.receipt import SYPHON, MoveWording, next_commands, proof_
 from sbpair.cli.render.screen import Document, Screen, clean, size, spoken
 from sbpair.cli.render.table import columns, wrapped
 from sbpair.cli.render.waiting import report_waiting, waiting_line
-from sbpair.cli.results.runs import ControlAnswer, ReportFile, RunDetails, RunList, WrittenReport, listed_run
 from sbpair.errors import ExitCode, SbpairError, UsageError
 from sbpair.model.document import encoded
 from sbpair.operating_system.files import replaced_file
@@ -60,6 +59,7 @@ def list_runs(*, connection: RunSelection, screen: Screen) -> int:
       sbpair runs list --pair orders -o json
       sbpair runs list --namespace archive
     """
+    from sbpair.cli.results.runs import RunList, listed_run
     from sbpair.runs.run_log import all_runs
 
     with _open_runs(connection, screen) as kept:
@@ -91,6 +91,7 @@ def show_run(
       sbpair runs show 261122-101500
       sbpair runs show 261122-101500 -o json
     """
+    from sbpair.cli.results.runs import RunDetails, RunList, listed_run
     from sbpair.runs.run_log import find_run
 
     with _open_runs(connection, screen) as kept:
@@ -139,6 +140,8 @@ def report_run(
         [name] = [name for name, file in wanted.items() if file == STDOUT]
         screen.write(texts[name].rstrip("\n"))
         return 0
+    from sbpair.cli.results.runs import ReportFile, WrittenReport
+
     written = [ReportFile(name, file, len(texts[name].encode())) for name, file in wanted.items()]
     rows = [(each.path, each.format, size(each.bytes)) for each in written]
     result = WrittenReport(report.run, RunOutcome(report.outcome), written)
@@ -274,6 +277,7 @@ def _moved(run: "RunRecord", receipt: Document) -> Iterator[str]:
 
 
 def _request(action: str, run_id: str, opening: "AbstractContextManager[RunDatabase | None]", screen: Screen) -> int:
+    from sbpair.cli.results.runs import ControlAnswer
     from sbpair.runs import control
 
     wanted = control.WANTED[action]

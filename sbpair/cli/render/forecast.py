@@ -3,12 +3,11 @@
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from decimal import Decimal
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from sbpair.cli.render.receipt import filter_lines
-from sbpair.cli.render.screen import Screen, clean, plural, size, some, spoken
+from sbpair.cli.render.screen import Screen, amount, clean, plural, size, some, spoken
 from sbpair.cli.render.table import columns, limited, wrapped
 from sbpair.cli.results.forecast import (
     DestinationForecast,
@@ -243,8 +242,3 @@ def _cost(forecast: "Forecast", words: ForecastWording) -> str:
         f"cost: {operations.by_sbpair} operations of sbpair, {price} at the prices of {estimate.dated};"
         f" {operations.delivered} more of the receivers in {forecast.to or f'the {words.ends[0]}'}"
     )
-
-
-def amount(money: Decimal) -> str:
-    """Return an amount with two decimals; a small amount is not 0."""
-    return "under 0.01" if 0 < money < Decimal("0.01") else f"{money:.2f}"

@@ -7,7 +7,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from sbpair.cli.next_command import PAIR, not_confirmed, with_options
 from sbpair.cli.options.common import Display, LogFormat, Output
@@ -15,6 +15,9 @@ from sbpair.cli.render.query import Query, tab_separated
 from sbpair.errors import MachineLacks, SbpairError
 from sbpair.model.document import encode_lines, encoded
 from sbpair.operating_system import can_be_redrawn, discard
+
+if TYPE_CHECKING:
+    from decimal import Decimal
 
 Document = Mapping[str, object]
 CLEAR, NO_WRAP, WRAP = "\x1b[H\x1b[2J", "\x1b[?7l", "\x1b[?7h"
@@ -235,3 +238,8 @@ def size(number: float) -> str:
             return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
         number /= 1024
     return f"{number:.1f} TB"
+
+
+def amount(money: "Decimal") -> str:
+    """Return an amount with two decimals; a small amount is not 0."""
+    return "under 0.01" if 0 < 100 * money < 1 else f"{money:.2f}"
