@@ -6,8 +6,7 @@ Nothing heavy is loaded unless one of them does.
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from sbpair.cli.options.moves import LOOPBACK
 from sbpair.cli.render.screen import Screen
@@ -17,8 +16,7 @@ if TYPE_CHECKING:
     from sbpair.service.run_health import Supervised, Supervision
 
 
-@dataclass(frozen=True, slots=True)
-class ServedPort:
+class ServedPort(NamedTuple):
     url: Annotated[str, "Address of the readiness or the metrics", {"examples": ["http://127.0.0.1:9464/metrics"]}]
 
 

@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 from sbpair.amqp.message import DATA, VALUE, Header, Properties, Sections
 from sbpair.amqp.types import Array, Described, Map
@@ -241,16 +241,14 @@ Body_co = TypeVar("Body_co", covariant=True)
 Origin_co = TypeVar("Origin_co", covariant=True)
 
 
-@dataclass(frozen=True, slots=True)
-class MessageBody:
+class MessageBody(NamedTuple):
     """The body of a message; `body_base64` is that of one that is not UTF-8."""
 
     body: Annotated[object, "Body: text, or an AMQP value; null if body_base64 is present or it cannot be read"]
     body_base64: Annotated[str | None, "Body that is not UTF-8, in base64", UNLESS_NONE] = None
 
 
-@dataclass(frozen=True, slots=True)
-class MessageOrigin:
+class MessageOrigin(NamedTuple):
     """The facts of a peeked message besides its fields: of its queue, the backlog and dead letters."""
 
     state: Annotated[MessageState, "State"]
@@ -264,8 +262,7 @@ class MessageOrigin:
     dead_letter_description: Annotated[str | None, "Description of a dead letter"]
 
 
-@dataclass(frozen=True, slots=True)
-class RenderedMessage(Generic[Origin_co, Body_co]):
+class RenderedMessage(NamedTuple, Generic[Origin_co, Body_co]):
     """A message in JSON."""
 
     side: Annotated[str, "Namespace it came from: primary, secondary, or its own name", {"name": "from"}]

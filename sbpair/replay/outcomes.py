@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from sbpair.backlog import check_path
 from sbpair.errors import ExitCode
@@ -21,8 +21,7 @@ ALREADY_SENT, DEDUPLICATED, UNSENT = "already_sent", "deduplicated", "unsent"
 MAX_REMEMBERED = 10_000_000  # upper bound on message ids kept, at about 70 bytes each
 
 
-@dataclass(frozen=True, slots=True)
-class PossibleDuplicate:
+class PossibleDuplicate(NamedTuple):
     """A message that may have arrived twice."""
 
     queue: Annotated[str, "Backlog queue it came from"]
@@ -81,8 +80,7 @@ class Proof:
         return ExitCode.PARTIAL_OR_FINDINGS if unfinished else ExitCode.DONE
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayEnd:
+class ReplayEnd(NamedTuple):
     """The end of a run, beside its proof."""
 
     seconds: Annotated[float, "Duration"]
@@ -98,16 +96,14 @@ FINISHED = ("proved", "removed", "moved")
 PHASES = ("drain", "drained", "send", "move", *FINISHED)
 
 
-@dataclass(frozen=True, slots=True)
-class DirectCounts:
+class DirectCounts(NamedTuple):
     """The counts that a direct run has in place of archived and unsent messages."""
 
     received: Annotated[int, "Received messages, in direct mode"]
     in_doubt: Annotated[int, "Messages without a known outcome, in direct mode"]
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayReceipt:
+class ReplayReceipt(NamedTuple):
     """The proof of a replay."""
 
     run: Annotated[str, "Id of the run"]

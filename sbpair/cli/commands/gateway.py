@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 from sbpair import __version__
 from sbpair.cli.command_loop import run_gracefully
@@ -203,8 +203,7 @@ def _tls_of(terms: GatewayTerms, key: "LocalKey") -> "tuple[RenewedTls | None, s
     return tls, str(ca_file)
 
 
-@dataclass(frozen=True, slots=True)
-class GatewayEvent:
+class GatewayEvent(NamedTuple):
     text: Annotated[str, "The event, in words"]
     entity: Annotated[str | None, "Queue or topic that it is about; null for none"]
     message_ids: Annotated[tuple[str, ...], "Messages that it names"]

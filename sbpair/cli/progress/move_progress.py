@@ -10,9 +10,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import copy_context
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Annotated, NamedTuple, Self
 
 from sbpair.cli.logs import utc
 from sbpair.cli.next_command import with_options
@@ -153,19 +153,16 @@ class EventLines:
         return lines[:limit]
 
 
-@dataclass(frozen=True, slots=True)
-class Connecting:
+class Connecting(NamedTuple):
     primary: Annotated[str, "Primary namespace"]
     secondary: Annotated[str, "Secondary namespace"]
 
 
-@dataclass(frozen=True, slots=True)
-class DroppedEvents:
+class DroppedEvents(NamedTuple):
     events: Annotated[int, "Lines that were not written"]
 
 
-@dataclass(frozen=True, slots=True)
-class CountedDeadLetter:
+class CountedDeadLetter(NamedTuple):
     event: Annotated[events.DeadLettered, SPREAD]
     messages: Annotated[int, "Messages since the last such line, of which this is the first"]
 

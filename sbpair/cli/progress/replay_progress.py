@@ -3,8 +3,7 @@
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from sbpair.cli.next_command import with_options
 from sbpair.cli.progress.boards import PhaseBoard, PhaseRow, PhaseView, request_text
@@ -23,15 +22,13 @@ SCHEMA = "sbpair/replay-event/1"
 REPORT_SECONDS = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class BegunPhase:
+class BegunPhase(NamedTuple):
     phase: Annotated[str, "Name of the phase"]
     text: Annotated[str, "Its description"]
     run: Annotated[str | None, "Id of the run; null before it has one"]
 
 
-@dataclass(frozen=True, slots=True)
-class PhaseFigures:
+class PhaseFigures(NamedTuple):
     phase: Annotated[str, "Name of the phase", {"examples": ["drain"]}]
     named: Annotated[
         Mapping[str, str | None] | None,

@@ -7,8 +7,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, NamedTuple, Self, TypeVar
 
 from sbpair.cli.command_loop import run
 from sbpair.cli.logs import utc
@@ -56,8 +55,7 @@ Name = TypeVar("Name")
 Item = TypeVar("Item")
 
 
-@dataclass(frozen=True, slots=True)
-class EventLine(Generic[Level, Name, Item]):
+class EventLine(NamedTuple, Generic[Level, Name, Item]):
     """A line of an event."""
 
     time: Annotated[str, "Time of the line, in UTC", TIME]

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -45,14 +45,14 @@ class ForecastWording:
     `renamed` is the word for the outcome of undeliverable messages.
     """
 
-    fates: type
+    fates: type[SyphonFates | MoveFates | ReplayFates]
     renamed: str = "dead_lettered"
     ends: tuple[str, str] = ("primary", "secondary")
 
     @property
     def outcomes(self) -> dict[str, str]:
         """The word for each outcome."""
-        words = [each.name for each in fields(self.fates) if each.name != "duplicates"]
+        words = [each for each in self.fates._fields if each != "duplicates"]
         return {"dead_lettered" if word == self.renamed else word: word for word in words}
 
 
@@ -93,7 +93,7 @@ def _result(
     def sums(*flows: FlowStats) -> ForecastSums[Any]:
         whole = total(flows)
         counts = {**whole.outcomes, "duplicates": whole.duplicates, words.renamed: whole.outcomes["dead_lettered"]}
-        fates = words.fates(*(counts.get(each.name, 0) for each in fields(words.fates)))
+        fates = words.fates(*(counts.get(each, 0) for each in words.fates._fields))
         return ForecastSums(whole, fates, *(_age(at, forecast.now_ms) for at in (whole.oldest_ms, whole.newest_ms)))
 
     def found(destination: str) -> FoundDestination | None:

@@ -1,15 +1,13 @@
 """Results of `sbpair emulator`."""
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from sbpair.emulator.server import Ready
 from sbpair.model.document import SPREAD, UNLESS_NONE, document
 
 
-@dataclass(frozen=True, slots=True)
-class BackgroundProcess:
+class BackgroundProcess(NamedTuple):
     """Of --detach."""
 
     process: Annotated[int, "Id of its process"]

@@ -1,7 +1,6 @@
 """Results of `--dry-run` of moves, and of `sbpair replay plan`: a forecast in the words of each command."""
 
-from dataclasses import dataclass
-from typing import Annotated, Generic, TypeVar
+from typing import Annotated, Generic, NamedTuple, TypeVar
 
 from sbpair.model.cost import Estimate, Operations
 from sbpair.model.document import SPREAD, UNLESS_NONE, document
@@ -21,8 +20,7 @@ Deferred = Annotated[int, "Deferred messages, which stay"]
 Scheduled = Annotated[int, "Scheduled messages, which stay"]
 
 
-@dataclass(frozen=True, slots=True)
-class SyphonFates:
+class SyphonFates(NamedTuple):
     """The outcomes of messages in a syphon."""
 
     sent: Sent
@@ -34,8 +32,7 @@ class SyphonFates:
     scheduled: Scheduled
 
 
-@dataclass(frozen=True, slots=True)
-class MoveFates:
+class MoveFates(NamedTuple):
     """The outcomes of messages in a move."""
 
     sent: Sent
@@ -46,8 +43,7 @@ class MoveFates:
     scheduled: Scheduled
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayFates:
+class ReplayFates(NamedTuple):
     """The outcomes of messages in a replay, and `duplicates` among them."""
 
     sent: Sent
@@ -61,8 +57,7 @@ class ReplayFates:
     duplicates: Annotated[int, "Messages that repeat the id of another for one destination; also counted above"]
 
 
-@dataclass(frozen=True, slots=True)
-class ForecastSums(Generic[Fates]):
+class ForecastSums(NamedTuple, Generic[Fates]):
     """The messages of some flows."""
 
     stats: Annotated[FlowStats, SPREAD]
@@ -71,24 +66,21 @@ class ForecastSums(Generic[Fates]):
     newest_seconds: Annotated[float | None, "Age of the newest message"]
 
 
-@dataclass(frozen=True, slots=True)
-class QueueForecast(Generic[Fates]):
+class QueueForecast(NamedTuple, Generic[Fates]):
     """A backlog queue."""
 
     queue: Annotated[str, "Its path"]
     sums: Annotated[ForecastSums[Fates], SPREAD]
 
 
-@dataclass(frozen=True, slots=True)
-class FoundDestination:
+class FoundDestination(NamedTuple):
     """A destination that exists."""
 
     topic: Annotated[bool, "Whether it is a topic"]
     filters: Annotated[int, "Filters a message meets there"]
 
 
-@dataclass(frozen=True, slots=True)
-class DestinationForecast(Generic[Fates]):
+class DestinationForecast(NamedTuple, Generic[Fates]):
     """A destination."""
 
     destination: Annotated[str, "Its path"]
@@ -96,8 +88,7 @@ class DestinationForecast(Generic[Fates]):
     sums: Annotated[ForecastSums[Fates], SPREAD]
 
 
-@dataclass(frozen=True, slots=True)
-class FlowForecast(Generic[Fates]):
+class FlowForecast(NamedTuple, Generic[Fates]):
     """The messages of a queue for a destination."""
 
     queue: Annotated[str, "Backlog queue"]
@@ -105,16 +96,14 @@ class FlowForecast(Generic[Fates]):
     sums: Annotated[ForecastSums[Fates], SPREAD]
 
 
-@dataclass(frozen=True, slots=True)
-class PairTiers:
+class PairTiers(NamedTuple):
     """The tiers of a pair."""
 
     primary: Annotated[str | None, "Primary"]
     secondary: Annotated[str | None, "Secondary"]
 
 
-@dataclass(frozen=True, slots=True)
-class PairLimits:
+class PairLimits(NamedTuple):
     """The limits of a run."""
 
     rate: Annotated[float | None, "Messages a second"]
@@ -122,8 +111,7 @@ class PairLimits:
     secondary_credits: Annotated[float | None, "Credits a second of the secondary"]
 
 
-@dataclass(frozen=True, slots=True)
-class ForecastFigures(Generic[Fates, Tiers, Limits]):
+class ForecastFigures(NamedTuple, Generic[Fates, Tiers, Limits]):
     """The figures of a forecast."""
 
     sums: Annotated[ForecastSums[Fates], SPREAD]
@@ -139,8 +127,7 @@ class ForecastFigures(Generic[Fates, Tiers, Limits]):
     notes: Annotated[tuple[str, ...], "Remarks"]
 
 
-@dataclass(frozen=True, slots=True)
-class RampPreview:
+class RampPreview(NamedTuple):
     """The ramp of a run."""
 
     totals: Annotated[tuple[int, ...], "Totals of all steps: messages sent since the start"]
@@ -152,8 +139,7 @@ class RampPreview:
         return len(self.steps) * self.observe_seconds
 
 
-@dataclass(frozen=True, slots=True)
-class ForecastTerms:
+class ForecastTerms(NamedTuple):
     """The filter, the destination and the ramp of a move."""
 
     where: Annotated[FilterCounts | None, "What --where did; null without it"]

@@ -1,8 +1,7 @@
 """Results of `sbpair peek`, `receive`, `deadletters` and `redrive --by-reason`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated, Self
+from typing import Annotated, NamedTuple, Self
 
 from sbpair.message_io.message_json import MessageOrigin, Peeked, ReceiveCounts, Received, RenderedMessage
 from sbpair.message_io.peek import DeadLetterCount
@@ -11,8 +10,7 @@ from sbpair.model.document import SPREAD, UNLESS_NONE, document
 QUEUE = {"examples": ["contoso/x-servicebus-transfer/0"]}
 
 
-@dataclass(frozen=True, slots=True)
-class PeekedTotal:
+class PeekedTotal(NamedTuple):
     """The number of messages, beside the peeked ones."""
 
     total: Annotated[int | None, "About how many messages there are; null if unknown"]
@@ -44,8 +42,7 @@ class ReceivedMessages:
     ] = None
 
 
-@dataclass(frozen=True, slots=True)
-class DeadLetterMessage:
+class DeadLetterMessage(NamedTuple):
     """A dead letter."""
 
     queue: Annotated[str, "Path of the backlog queue", QUEUE]
@@ -60,8 +57,7 @@ class ShownDeadLetters:
     messages: Annotated[list[DeadLetterMessage], "Messages"]
 
 
-@dataclass(frozen=True, slots=True)
-class BacklogDeadLetters:
+class BacklogDeadLetters(NamedTuple):
     """Dead letters of a backlog queue."""
 
     group: Annotated[DeadLetterCount, SPREAD]
@@ -71,8 +67,7 @@ class BacklogDeadLetters:
         return self.group.queue
 
 
-@dataclass(frozen=True, slots=True)
-class DeadLetterTotal:
+class DeadLetterTotal(NamedTuple):
     """The dead letters of some groups."""
 
     messages: Annotated[int, "All dead letters, at least so many if exact is false"]

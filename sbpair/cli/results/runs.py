@@ -1,8 +1,7 @@
 """Results of `sbpair runs`."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from sbpair.cli.render.waiting import WaitingEntry, waiting_entry
 from sbpair.model.document import SPREAD, document
@@ -13,16 +12,14 @@ from sbpair.runs.waiting import waiting_runs
 from sbpair.syphon.run_result import SyphonResult
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedReceipt:
+class RecordedReceipt(NamedTuple):
     """The receipt of a move, of one that has not ended without its end."""
 
     result: Annotated[SyphonResult | None, SPREAD]
     receipt: Annotated[Receipt, SPREAD]
 
 
-@dataclass(frozen=True, slots=True)
-class RunDetails:
+class RunDetails(NamedTuple):
     """The receipt and the doubts of a run."""
 
     receipt: Annotated[
@@ -33,8 +30,7 @@ class RunDetails:
     doubtful: Annotated[list[DoubtfulMessage], "Messages that may be there twice"]
 
 
-@dataclass(frozen=True, slots=True)
-class ListedRun:
+class ListedRun(NamedTuple):
     """A run."""
 
     run: Annotated[RunRecord, SPREAD]
@@ -54,8 +50,7 @@ class RunList:
     runs: Annotated[list[ListedRun], "Runs, the latest first"]
 
 
-@dataclass(frozen=True, slots=True)
-class ReportFile:
+class ReportFile(NamedTuple):
     """A file."""
 
     format: Annotated[str, "Its format", {"enum": ["html", "markdown"]}]

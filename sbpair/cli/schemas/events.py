@@ -24,8 +24,9 @@ def lines(schema: str, summary: str, items: Iterable[tuple[str, str, type]], **m
     """Return the schema of lines, each with its name, its level and the class of its item."""
     line: Any = EventLine
     one_of: Any = Literal
-    kinds: list[Any] = [line[one_of[level], one_of[name], item] for name, level, item in items]
-    return forms(schema, summary, *map(object_of, kinds), **more)
+    kinds = {name: line[one_of[level], one_of[name], item] for name, level, item in items}
+    found = (object_of(kind) | {"description": f"The event {name}"} for name, kind in kinds.items())
+    return forms(schema, summary, *found, **more)
 
 
 def own_lines(kinds: Iterable[type]) -> list[tuple[str, str, type]]:
