@@ -5,10 +5,9 @@ import os
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, get_args
 
 from sbpair import __version__, config
 from sbpair.cli.command_loop import run
@@ -33,8 +32,7 @@ LIVE = "--live or --assumptions"
 RECEIVES = "of a backlog queue where nothing moves, receives and releases a message"
 
 
-@dataclass(frozen=True, slots=True)
-class CheckEntry:
+class CheckEntry(NamedTuple):
     """A check."""
 
     name: Annotated[str, "Name of the check", {"examples": ["primary.sign_in"]}]
@@ -225,8 +223,7 @@ CONFIRMED, NOT_CONFIRMED, NOT_CHECKED = get_args(Result)
 WORDS = {CONFIRMED: "confirmed", NOT_CONFIRMED: "not confirmed", NOT_CHECKED: "could not be checked"}
 
 
-@dataclass(frozen=True, slots=True)
-class AssumptionFinding:
+class AssumptionFinding(NamedTuple):
     """An assumption in one namespace."""
 
     name: Annotated[str, "Its name in sbpair help assumptions", {"examples": ["lock_expires"]}]

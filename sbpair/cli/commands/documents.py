@@ -5,7 +5,6 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import astuple
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -70,7 +69,7 @@ def help_command(
     known = all_documents()
     if not name:
         topics = tuple(HelpTopic(topic, title_of(text)) for topic, text in known.items())
-        screen.show(HelpTopics(topics), columns([("TOPIC", "TITLE"), *map(astuple, topics)]))
+        screen.show(HelpTopics(topics), columns([("TOPIC", "TITLE"), *topics]))
         screen.say(f"show one with {PROGRAM} help TOPIC; for options see {PROGRAM} help COMMAND")
         return 0
     wanted, found = " ".join(name), find_command(name)

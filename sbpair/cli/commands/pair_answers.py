@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 
 from sbpair.cli.next_command import about_pair, with_options
@@ -30,8 +29,7 @@ class PairAnswer(NamedTuple):
     error: SbpairError | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PairEntry(Generic[Document]):
+class PairEntry(NamedTuple, Generic[Document]):
     """A pair of the file."""
 
     pair: Annotated[str, "Its name"]

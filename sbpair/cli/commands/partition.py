@@ -1,6 +1,5 @@
 """`sbpair partition`: runs `sbpair.management.partitioning` and prints the result."""
 
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -169,7 +168,7 @@ def _create(
         for item, placed in found
     )
     first = next(each for each in entries if each.outcome != Outcome.FAILED)
-    first = replace(first, created=any(each.created for each in entries))
+    first = first._replace(created=any(each.created for each in entries))
     rows = [(item.name, *_room(placed), item.outcome.replace("_", " ")) for item, placed in found]
     screen.show(PartitionResult(first, request.dry_run, entries), columns([(*ROOM, "OUTCOME"), *rows]))
     return partitioning.partition_exit_code(report)

@@ -2,16 +2,15 @@
 
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from sbpair import __version__
 from sbpair.model.document import document
 
 
-@dataclass(frozen=True, slots=True)
-class HelpTopic:
+class HelpTopic(NamedTuple):
     """A topic."""
 
     topic: Annotated[str, "Name of the topic"]
@@ -48,8 +47,7 @@ class StoredPages:
     pages: Annotated[tuple[Path, ...], "Files"]
 
 
-@dataclass(frozen=True, slots=True)
-class SchemaEntry:
+class SchemaEntry(NamedTuple):
     """A schema."""
 
     name: Annotated[str, "Its name"]

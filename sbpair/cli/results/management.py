@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
 
 from sbpair.cli.render.waiting import WaitingEntry, waiting_entry
 from sbpair.management.audit_findings import Audit, DestinationSummary, QueueItem, Unseen
@@ -43,8 +43,7 @@ PRUNE_LISTS = {
 """The lists of each report's document, and their content."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProvisionLine:
+class ProvisionLine(NamedTuple):
     """The line of an entity."""
 
     outcome: Annotated[Outcome, "Its list", {"enum": [*PROVISION_LISTS]}]
@@ -60,8 +59,7 @@ class ProvisionResult:
     dry_run: Annotated[bool, "Whether nothing was created"]
 
 
-@dataclass(frozen=True, slots=True)
-class PruneLine:
+class PruneLine(NamedTuple):
     """The line of a queue."""
 
     outcome: Annotated[Outcome, "Its list", {"enum": [*PRUNE_LISTS]}]
@@ -91,8 +89,7 @@ class MirroredEntity:
     differences: Annotated[tuple[Difference, ...], "Properties that differ from the expected description", OMITTED]
 
 
-@dataclass(frozen=True, slots=True)
-class AuditLine(Generic[Kind, Listed, Item]):
+class AuditLine(NamedTuple, Generic[Kind, Listed, Item]):
     """The line of an item."""
 
     kind: Annotated[Kind, "Kind of line"]
@@ -100,8 +97,7 @@ class AuditLine(Generic[Kind, Listed, Item]):
     item: Annotated[Item, SPREAD]
 
 
-@dataclass(frozen=True, slots=True)
-class MirrorLine:
+class MirrorLine(NamedTuple):
     """The line of an entity, with --mirror."""
 
     kind: Annotated[Literal["mirror"], "Kind of line"]

@@ -1,15 +1,13 @@
 """Results of `sbpair partition`."""
 
-from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from sbpair.management.partitioning import PartitionedEntityState
 from sbpair.model.document import OMITTED, SPREAD, document
 from sbpair.model.report import Outcome
 
 
-@dataclass(frozen=True, slots=True)
-class CreatedEntity:
+class CreatedEntity(NamedTuple):
     """The line of a namespace."""
 
     name: Annotated[str, "Name of the entity"]
@@ -28,8 +26,7 @@ class PartitionResult:
     namespaces: Annotated[tuple[CreatedEntity, ...], "One entry for each namespace"]
 
 
-@dataclass(frozen=True, slots=True)
-class PlacedEntity:
+class PlacedEntity(NamedTuple):
     """A queue or topic."""
 
     name: Annotated[str, "Name of the entity"]
@@ -38,8 +35,7 @@ class PlacedEntity:
     fill_ratio: Annotated[float | None, "Used share of the size, from 0 to 1"]
 
 
-@dataclass(frozen=True, slots=True)
-class UnreadNamespace:
+class UnreadNamespace(NamedTuple):
     """A namespace that could not be read."""
 
     namespace: Annotated[str, "Name of the namespace"]

@@ -1,7 +1,7 @@
 """Results of `sbpair relay`."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from sbpair.errors import SbpairError
 from sbpair.model.document import TIME, UNLESS_NONE, Failing, document
@@ -53,8 +53,7 @@ class RelayProvisionResult:
     sides: Annotated[tuple[ProvisionedSide, ...], "Both sides"]
 
 
-@dataclass(frozen=True, slots=True)
-class HttpHeader:
+class HttpHeader(NamedTuple):
     """A header."""
 
     name: Annotated[str, "Name"]
