@@ -31,7 +31,7 @@ from sbpair.errors import (
     ServiceRefused,
     UsageError,
 )
-from sbpair.failover.ping_on_request import PingResult, health_exit_code, health_of, ping_all
+from sbpair.failover.ping_on_request import Health, PingResult, health_exit_code, health_of, ping_all
 from sbpair.gateway.running_gateways import RunningGateway, running_gateways
 from sbpair.management import auditing
 from sbpair.management.audit_findings import (
@@ -366,15 +366,18 @@ async def _authenticate(endpoint: Endpoint, seconds: float) -> None:
 
 
 async def _links(side: SideStatus, names: Sequence[str], seconds: float) -> tuple[PingResult, ...]:
-    if side.error is not None:
-        return tuple(PingResult(name, health_of(side.error), side.seconds, side.error) for name in names)
     if not names:
         return ()
     try:
+        if side.error is not None:
+            raise side.error
         async with signed_in(connect, side.endpoint) as client:
-            return await ping_all(side.endpoint, names, seconds=seconds, ping=partial(_open_link, client))
+            found = await ping_all(side.endpoint, names, seconds=seconds, ping=partial(_open_link, client))
     except SbpairError as error:
-        return tuple(PingResult(name, health_of(error), side.seconds, error) for name in names)
+        found = tuple(PingResult(name, health_of(error), side.seconds, error) for name in names)
+    return tuple(
+        replace(each, health=Health.UNKNOWN) if isinstance(each.error, AccessError) else each for each in found
+    )
 
 
 async def _open_link(client: AmqpClient, side: Endpoint, entity: str, _seconds: float) -> None:

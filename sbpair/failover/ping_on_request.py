@@ -32,11 +32,12 @@ async def send_ping(primary: Endpoint, entity: str, seconds: float = PING_TIMEOU
 
 
 class Health(StrEnum):
-    """`down` is perhaps temporary; `broken` is permanent, such as a missing entity or a wrong key."""
+    """`down` is perhaps temporary; `broken` is permanent, such as a missing entity; `unknown` after a refused link."""
 
     UP = "up"
     DOWN = "down"
     BROKEN = "broken"
+    UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,7 +134,8 @@ async def test_on_a_terminal_a_watch_redraws_in_place() -> None:
         seen = await terminal.shown("first reading", foot, foot, foot)
         first, second, *_ = seen.split("\x1b[?7l")[2:]
         lines = first.split("\x1b[?7h")[0].splitlines()
-        assert lines[:2] == ["no messages stranded; primary up", "0 waiting, 2 dead-lettered"]
+        assert lines[0] == "no messages stranded; 2 dead letters in backlog queues; primary up"
+        assert lines[1] == "0 waiting, 2 dead-lettered"
         assert lines[2:4] == ["", "backlog queues contoso/x-servicebus-transfer/…"]
         # The second drawing begins where the first one did.
         assert f"\x1b[{len(lines)}F\x1b[J" in first

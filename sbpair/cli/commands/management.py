@@ -37,7 +37,7 @@ from sbpair.cli.options.moves import NewDestinations
 from sbpair.cli.progress.reporting import PeekProgress, print_control_event
 from sbpair.cli.render.screen import Screen, plural, spoken
 from sbpair.cli.render.table import PARTIAL, columns, limited, sampled, wrapped
-from sbpair.cli.render.waiting import report_waiting, waiting_table
+from sbpair.cli.render.waiting import going_on, is_movable, report_waiting, waiting_table
 from sbpair.management.calls import ControlEvent, QueueProvisioned
 from sbpair.model.pair import Pair, Side
 from sbpair.model.queues import AuditedQueue, QueueFinding, Utilisation
@@ -241,7 +241,7 @@ def audit_command(
     report_waiting(screen, found.waiting)
     for mend in audit_mends(found, reach.profile.pair.secondary.name):
         screen.say(with_options(mend))
-    if found.total.messages and not found.mover.moving:
+    if is_movable(found.total, found.waiting) and not found.mover.moving:
         screen.say(_way_to_move(found, (to or reach.profile.pair.primary).name))
     say_lost(screen, lost)
     if foreign := sorted({(backlog.primary_of(each.name) or "").lower() for each in found.of(Outcome.FOREIGN)}):
@@ -255,9 +255,11 @@ def audit_command(
 
 def _way_to_move(audit: "Audit", end: str) -> str:
     """Return the command that moves the messages to the namespace `end`, at once or once it answers."""
-    if any(each.name == end for each in audit.unseen):
-        return f"once {end} answers, move the messages with {next_command('syphon', '--watch')}"
-    return f"move the messages with {next_command('syphon', '--once')}"
+    if audit.denied:
+        return f"find out why {end} refuses the credential with {next_command('doctor')}, and then move the messages"
+    is_away = any(each.name == end for each in audit.unseen)
+    command = going_on(audit.waiting, next_command("syphon", "--watch" if is_away else "--once"))
+    return f"once {end} answers, move the messages with {command}" if is_away else f"move the messages with {command}"
 
 
 def _audit_table(audit: "Audit") -> Iterator[str]:

@@ -30,6 +30,8 @@ from sbpair.cli.progress.reporting import watch_readings
 from sbpair.cli.render.screen import Screen, clean, grouped, plural, spoken
 from sbpair.cli.render.table import PARTIAL, YELLOW, coloured, columns, cut, sampled, wrapped
 from sbpair.cli.render.waiting import (
+    is_movable,
+    left_dead,
     mover_step,
     report_waiting,
     stranded_line,
@@ -281,12 +283,11 @@ def _lead(status: "Status") -> str:
     sides = status.sides.items()
     health = [f"{what} {side.health}" for what, side in sides if what != "secondary" or side.error]
     destination = status.to or status.primary
-    is_ready, is_lost = destination is None or destination.answers, bool(status.lost) and not status.to
-    step = mover_step(status.mover, ready=is_ready, lost=is_lost)
+    is_lost = bool(status.lost) and not status.to
+    step = mover_step(status.mover, destination.health if destination else "up", status.waiting, lost=is_lost)
     oldest = f"oldest for {clean(status.oldest_for)}" if status.oldest_for else ""
-    in_backlog = (total.messages or 0) > total.elsewhere
     oldest_at = None if total.oldest_seconds is None else now - total.oldest_seconds
-    more = [oldest, *health, step if in_backlog else ""]
+    more = [oldest, left_dead(total.dead_letters), *health, step if is_movable(total, status.waiting) else ""]
     return stranded_line(total.messages, oldest_at, now, more, exact=total.exact, to=to)
 
 

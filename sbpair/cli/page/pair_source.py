@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final
@@ -14,14 +14,14 @@ from sbpair.azure.atom import open_atom
 from sbpair.azure.credentials import signed_in
 from sbpair.cli.page.overview import EntityRow, NamespaceReading
 from sbpair.cli.render.screen import Document
-from sbpair.cli.render.waiting import mover_step, stranded_line, waiting_line
+from sbpair.cli.render.waiting import left_dead, mover_step, stranded_line, waiting_line
 from sbpair.errors import AccessError, EntityMissing, ProtocolError, SbpairError
 from sbpair.model.pair import Endpoint, Pair
 from sbpair.model.queues import QueueState
 from sbpair.move.raw_source import peek_headers
 from sbpair.runs.active_mover import read_mover
 from sbpair.runs.database import StateOwner
-from sbpair.runs.waiting import read_waiting
+from sbpair.runs.waiting import WaitingRun, read_waiting
 from sbpair.timespan import MAX_MS
 
 MAX_SESSIONS: Final = 100
@@ -44,22 +44,23 @@ class PairSource:
 
     async def read(self) -> Sequence[NamespaceReading]:
         primary, last = await asyncio.gather(*(self._read(side, endpoint) for side, endpoint in self.endpoints.items()))
-        last = replace(last, headline=await self._headline(primary, last))
-        if self._owner is None:
-            return [primary, last]
-        waiting, problem = await asyncio.to_thread(read_waiting, self._owner)
+        waiting, problem = await asyncio.to_thread(read_waiting, self._owner) if self._owner else ((), "")
+        last = replace(last, headline=await self._headline(primary, last, waiting))
         note = "; ".join(filter(None, (last.note, problem, *map(waiting_line, waiting))))
         return [primary, replace(last, note=note)]
 
-    async def _headline(self, primary: NamespaceReading, secondary: NamespaceReading) -> str:
+    async def _headline(
+        self, primary: NamespaceReading, secondary: NamespaceReading, waiting: Collection[WaitingRun]
+    ) -> str:
         rows = [each for each in secondary.rows if each.kind == "backlog"]
         is_known = secondary.state == "up" and all(each.active is not None for each in rows)
         messages = sum(each.active or 0 for each in rows)
         oldest = min((each.oldest for each in rows if each.oldest is not None), default=None)
         mover = await read_mover(self._pair.ends, None)
-        step = mover_step(mover, ready=primary.state == "up", lost=bool(self._pair.loss)) if messages else ""
+        step = mover_step(mover, primary.state, waiting, lost=bool(self._pair.loss)) if messages else ""
+        dead = left_dead(sum(each.dead_letter or 0 for each in rows))
         away = "" if secondary.state == "up" else f"secondary {secondary.state}"
-        more, is_exact = [f"primary {primary.state}", away, step], not any(each.is_sample for each in rows)
+        more, is_exact = [dead, f"primary {primary.state}", away, step], not any(each.is_sample for each in rows)
         return stranded_line(messages if is_known else None, oldest, time.time(), more, exact=is_exact)
 
     async def _read(self, side: str, endpoint: Endpoint) -> NamespaceReading:

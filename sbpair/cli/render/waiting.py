@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 from sbpair.cli.logs import utc
 from sbpair.cli.next_command import next_command, without_password
-from sbpair.cli.render.screen import Screen, grouped, spoken
+from sbpair.cli.render.screen import Screen, grouped, plural, spoken
 from sbpair.cli.render.table import columns
 from sbpair.model.document import TIME
 from sbpair.runs.waiting import INTERRUPTED, PAUSED, WaitingRun
 
 if TYPE_CHECKING:
+    from sbpair.management.audit_findings import BacklogTotal
     from sbpair.runs.active_mover import ActiveMover
 
 HEADING = ("RUN", "STATE", "MESSAGES", "NOTE")
@@ -46,7 +47,7 @@ def stranded_line(
 
     Times are in seconds since 1970. `to` is for what they are, and `more` follows.
     """
-    if messages is None:
+    if messages is None or not (messages or exact):
         return "; ".join(["how many messages are stranded is unknown", *filter(None, more)])
     if not messages:
         return "; ".join(["no messages stranded", *filter(None, more)])
@@ -60,19 +61,36 @@ def stranded_line(
     return "; ".join([f"{text} for {to}" if to else text, *filter(None, more)])
 
 
-def mover_step(mover: "ActiveMover", *, ready: bool, lost: bool = False) -> str:
-    """Return the mover of stranded messages, or the command that moves them, at once or once the primary is `ready`.
+def left_dead(dead_letters: int | None) -> str:
+    """Return the dead letters of backlog queues in words; "" for none, or if they are unknown."""
+    return f"{plural(dead_letters, 'dead letter')} in backlog queues" if dead_letters else ""
 
-    `lost` is whether that primary is declared lost.
+
+def is_movable(total: "BacklogTotal", runs: Iterable[WaitingRun]) -> bool:
+    """Return whether messages wait in backlog queues, or in the archives of interrupted runs."""
+    return (total.messages or 0) > total.elsewhere or any(each.state == INTERRUPTED and each.messages for each in runs)
+
+
+def going_on(runs: Iterable[WaitingRun], otherwise: str) -> str:
+    """Return the command that goes on with an interrupted run, which knows what was sent; without one, the other."""
+    return next((_command(each) for each in runs if each.state == INTERRUPTED), otherwise)
+
+
+def mover_step(mover: "ActiveMover", health: str, runs: Collection[WaitingRun] = (), *, lost: bool = False) -> str:
+    """Return the mover of stranded messages, or the command that moves them, at once or once the primary is up.
+
+    `health` is that of the primary: up, refused or down. `lost` is whether it is declared lost. `runs` have work left.
     """
     if lost:
         return "declared lost, so that nothing moves them there: see sbpair help runbook"
     if mover.moving:
         return f"{mover} moves them"
     nothing = "nothing moves them" if mover.moving is False else "nothing on this machine moves them"
-    if ready:
-        return f"{nothing}: run {next_command('syphon', '--once')}"
-    return f"{nothing}: to move them once it is up, run {next_command('syphon', '--watch')}"
+    if health == "refused":
+        return f"{nothing}: first find out why it refuses the credential, with {next_command('doctor')}"
+    if health == "up":
+        return f"{nothing}: run {going_on(runs, next_command('syphon', '--once'))}"
+    return f"{nothing}: to move them once it is up, run {going_on(runs, next_command('syphon', '--watch'))}"
 
 
 def waiting_table(runs: Collection[WaitingRun]) -> Iterator[str]:
