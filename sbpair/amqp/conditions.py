@@ -10,7 +10,7 @@ from sbpair.model.connect_errors import key_hint, refused
 
 RETRY_HINT = "retry in a minute"
 MISSING_HINT = "check the name, and that it exists in this namespace"
-DISABLED_HINT = "set the entity's status to Active, then try again"
+DISABLED_HINT = "set its Status to Active in the Azure portal: the namespace, the entity, Overview"
 REFUSED_HINT = "the same request would be refused again"
 
 DISABLED = "com.microsoft:entity-disabled"

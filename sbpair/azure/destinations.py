@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from sbpair.amqp.conditions import DISABLED_HINT
 from sbpair.azure.atom import AtomNamespace, open_atom
 from sbpair.azure.descriptions import TYPE, named_values, texts
 from sbpair.azure.http_client import CALL_SECONDS
@@ -57,7 +58,7 @@ class DestinationEntity:
     """A queue or a topic that messages may be sent to. None is unknown.
 
     `filters` counts those of all of a topic's subscriptions, which `topic` has: each evaluates every message.
-    `message_bytes` is the maximum size of a message.
+    `message_bytes` is the maximum size of a message. `status` is whether it is enabled.
     """
 
     path: str
@@ -67,6 +68,12 @@ class DestinationEntity:
     message_bytes: int | None = None
     detects_duplicates: bool | None = None
     topic: TopicFilters | None = field(default=None, compare=False)
+    status: str = "Active"
+
+    @property
+    def disabled(self) -> str:
+        """Why it takes no message now, with what to do; "" if it takes some."""
+        return f"{self.status}: {DISABLED_HINT}" if self.status in ("Disabled", "SendDisabled") else ""
 
 
 class DestinationCache:
@@ -156,6 +163,7 @@ def _described(entity: Queue | Topic, **own: Any) -> DestinationEntity:
         entity.path,
         message_bytes=kilobytes * 1024 if kilobytes else None,
         detects_duplicates=entity.requires_duplicate_detection,
+        status=entity.status,
         **own,
     )
 

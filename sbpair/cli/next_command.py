@@ -104,7 +104,7 @@ def _completed(match: re.Match[str]) -> str:
     name, below = match[1], match[2]
     path = [name, below] if below and _find([name, below]) else [name]
     # An option that the command has already, with a value of its own, is not added.
-    options = _joined(_repeated(path, match.string[match.end() :].partition(";")[0].split(), ()))
+    options = _joined(_repeated(path, match.string[match.end() :].partition(";")[0].split(), ("dry_run",)))
     if not options or options in match.string:
         return match[0]
     return match[0].replace(" ".join(path), " ".join([*path, options]), 1)

@@ -15,12 +15,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sbpair import backlog
+from sbpair.amqp.conditions import DISABLED_HINT
 from sbpair.azure.atom import open_atom
 from sbpair.azure.credentials import SERVICE_BUS_SCOPE, open_tokens
 from sbpair.doctor import machine_checks
-from sbpair.doctor.check import Check, CheckNote, Diagnosis, Emit, bounded, diagnosis_exit_code, failed, note, ok
+from sbpair.doctor.check import (
+    Check,
+    CheckNote,
+    Diagnosis,
+    Emit,
+    bounded,
+    diagnosis_exit_code,
+    failed,
+    note,
+    ok,
+    unknown,
+)
 from sbpair.doctor.namespace_checks import check_namespace
 from sbpair.errors import NameInvalid, SbpairError
+from sbpair.management.audit_findings import ACTIVE
+from sbpair.management.auditing import find_exchanged
 from sbpair.model.pair import PROVIDER_REMEDIES, SIDES, Endpoint, Ends, ResourceGroup, shared_provider
 from sbpair.model.report import Report
 from sbpair.replay.spark import is_installed
@@ -81,6 +95,7 @@ async def diagnose(
     if set(subject.endpoints) == set(SIDES):
         primary, secondary = (subject.endpoints[side] for side in SIDES)
         ends = Ends(name="", source=secondary, destination=primary)
+        checks.append(emit(await bounded("backlog", seconds, _backlog(primary, secondary))))
         checks.append(emit(await bounded("mover", seconds, _mover(ends, subject.lease))))
     return Report(tuple(checks))
 
@@ -98,6 +113,29 @@ async def _provider_checks(endpoints: Mapping[str, Endpoint], seconds: float) ->
             last = f"{left / 60:.0f} min more" if left >= 90 else f"{left:.0f} s more"
     what = f"both sides sign in by {host}: if it goes away, sends and moves go on for {last}"
     return (note("identity_provider", what, PROVIDER_REMEDIES),)
+
+
+async def _backlog(primary: Endpoint, secondary: Endpoint) -> str | Check:
+    """Check that the secondary has backlog queues, and that these and the destinations are enabled."""
+    off, here = [], False
+    try:
+        for side in (secondary, primary):
+            async with open_atom(side) as namespace:
+                specs = [each.spec for each in await namespace.list_under("")]
+            here |= side is secondary and any(backlog.under_prefix(primary.name, each.path) for each in specs)
+            off += [f"{each.path} in {side.name} is {each.status}" for each in specs if each.status != ACTIVE]
+    except SbpairError as error:
+        return unknown("backlog", f"the queues are unknown: {error.message}")
+    if not here:
+        if exchanged := await find_exchanged(primary, secondary):
+            what, _, hint = exchanged.partition(": ")
+            return failed("backlog", what, hint)
+        what = f"{secondary.name} has no backlog queue of {primary.name}"
+        return note("backlog", what, "create the queues with sbpair provision")
+    if off:
+        more = f", and {len(off) - 3} more" if len(off) > 3 else ""
+        return failed("backlog", "; ".join(off[:3]) + more, DISABLED_HINT)
+    return "its queues, and those of the primary, are enabled"
 
 
 async def _mover(ends: Ends, lease: str | None) -> str | Check:

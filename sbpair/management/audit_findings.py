@@ -28,7 +28,7 @@ FULL_SHARE = 0.8
 FULL_SOON_SECONDS = 86_400.0
 """A queue is full from that share on, and where it will be within that time at the measured rate."""
 
-ACTIVE = "Active"
+STATUS, ACTIVE = "Status", "Active"
 FIXED = frozenset(row.title for row in PROPERTIES.values() if row.is_fixed)
 """Properties that are chosen at creation."""
 
@@ -102,7 +102,8 @@ class Audit(Report[AuditedQueue]):
     Unless `complete`, not all messages were peeked, and the numbers of `destinations` are minimums. `waiting` are runs
     with work left. `reasons` are those of peeked dead letters; None if none were peeked. `mirror` are other entities,
     and `mover` is that of the pair. `denied` is whether the namespace of the destinations refused the credential.
-    `oldest_for` is the destination of the oldest peeked message; "" if unknown.
+    `oldest_for` is the destination of the oldest peeked message; "" if unknown. `exchanged` is how to mend a pair whose
+    sides are mixed up; "" if they are not.
     """
 
     destinations: Annotated[tuple[DestinationSummary, ...], "Destinations of the peeked messages"] = ()
@@ -116,6 +117,7 @@ class Audit(Report[AuditedQueue]):
     mover: Annotated[ActiveMover, "The mover of the backlog"] = UNKNOWN_MOVER
     denied: bool = False
     oldest_for: str = ""
+    exchanged: str = ""
 
     @property
     def findings(
@@ -166,28 +168,41 @@ def audit_mends(found: Audit, namespace: str) -> Iterator[str]:
 
     `namespace` is that of the backlog.
     """
-    kinds, portal = found.found, f"in the Azure portal: {namespace}, Queues, the queue"
-    drifted = {each.property for item in found.of(Outcome.DRIFTED) if item.detail for each in item.detail.differences}
-    if kinds[AuditFinding.MISSING]:
+    kinds = found.found
+    if found.exchanged:
+        yield found.exchanged
+    elif kinds[AuditFinding.MISSING]:
         yield "create the missing queues with sbpair provision"
-    if kinds[AuditFinding.EXTRA]:
-        yield "empty the extra queues with sbpair syphon --once; then delete them with sbpair prune"
-    if fixed := drifted & FIXED:
-        yield (
-            f"{', '.join(sorted(fixed))} cannot be changed: empty the queue with sbpair syphon --once; bring dead"
-            f" letters back with sbpair redrive --backlog; delete it {portal}, Delete; then create it with sbpair"
-            " provision"
-        )
-    if changeable := drifted - FIXED:
-        yield f"change {', '.join(sorted(changeable))} {portal}, Properties"
+    if extra := found.of(Outcome.EXTRA):
+        are_empty = all(each.detail and each.detail.counts and each.detail.counts.empty for each in extra)
+        emptied = "empty the extra queues with sbpair syphon --once; then delete them with sbpair prune"
+        yield "delete the extra queues, which are empty, with sbpair prune" if are_empty else emptied
+    yield from drift_mends(found.of(Outcome.DRIFTED), namespace)
     if kinds[AuditFinding.FULL]:
-        yield f"empty the full queues with sbpair syphon --once; or raise MaxSizeInMegabytes {portal}, Properties"
+        place = f"in the Azure portal: {namespace}, Queues, the queue, Properties"
+        yield f"empty the full queues with sbpair syphon --once; or raise MaxSizeInMegabytes {place}"
     if kinds[AuditFinding.LIMITED]:
         yield f"see why a queue is limited in the Azure portal: {namespace}, Resource health"
     if any(item.outcome is Outcome.MISSING for item in found.mirror):
         yield "create the missing entities with sbpair provision --mirror"
-    if any(item.outcome is Outcome.DRIFTED for item in found.mirror):
-        yield f"change other entities that differ in the Azure portal: {namespace}, the entity, Properties"
+    yield from drift_mends([item for item in found.mirror if item.outcome is Outcome.DRIFTED], namespace)
+
+
+def drift_mends(items: Iterable[QueueItem | EntityItem], namespace: str) -> Iterator[str]:
+    """Yield how to mend entities of a namespace that differ from their description: backlog queues, then others."""
+    by_kind: dict[bool, set[str]] = {True: set(), False: set()}
+    for each in (item.detail for item in items if item.detail):
+        by_kind[each.index is not None].update(difference.property for difference in each.differences)
+    for is_backlog, drifted in by_kind.items():
+        portal = f"in the Azure portal: {namespace}, {'Queues, the queue' if is_backlog else 'the entity'}"
+        emptied = "empty the queue with sbpair syphon --once; bring dead letters back with sbpair redrive --backlog"
+        if fixed := drifted & FIXED:
+            steps = f"{emptied if is_backlog else 'let its receivers empty it'}; delete it {portal}, Delete"
+            yield f"{', '.join(sorted(fixed))} cannot be changed: {steps}; then create it with sbpair provision"
+        if STATUS in drifted:
+            yield f"set the Status to {ACTIVE} {portal}, Overview"
+        if changeable := drifted - FIXED - {STATUS}:
+            yield f"change {', '.join(sorted(changeable))} {portal}, Properties"
 
 
 def is_full(fill: Utilisation) -> bool:

@@ -11,7 +11,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import TypeVar
 
 from sbpair import backlog
 from sbpair.azure import NamespaceControl, open_namespace
+from sbpair.azure.atom import open_atom
 from sbpair.azure.credentials import open_tokens
 from sbpair.azure.destinations import DestinationEntity, open_destinations
 from sbpair.errors import AccessError, SbpairError, Unavailable
@@ -111,10 +112,27 @@ async def audit(
     others.sort(key=lambda each: not (each[1].alters or each[0].outcome in (Outcome.WOULD_CREATE, Outcome.FAILED)))
     mirrored = tuple(replace(each, outcome=MIRRORED.get(each.outcome, each.outcome)) for each, _ in others)
     found = replace(found, mirror=mirrored, mover=await read_mover(ends, lease))
+    are_missing = all(each.outcome in (Outcome.MISSING, Outcome.FOREIGN) for each in found)
+    is_asked = ends.destination == pair.primary
+    if are_missing and is_asked and (exchanged := await find_exchanged(pair.primary, pair.secondary)):
+        items = [replace(each, reason="") if each.outcome is Outcome.MISSING else each for each in found]
+        found = replace(found, items=tuple(items), exchanged=exchanged)
     if state is None:
         return found
     waiting, problem = read_waiting(StateOwner(pair.ends, state))
     return replace(found, waiting=waiting, unseen=(*found.unseen, *unknown_runs(waiting, problem)))
+
+
+async def find_exchanged(primary: Endpoint, secondary: Endpoint) -> str:
+    """Return how to mend a pair whose primary has the backlog queues; "" if it has none, or cannot be read."""
+    with suppress(SbpairError):
+        async with open_atom(primary, call_seconds=CALL_SECONDS) as namespace:
+            paths = [each.spec.path for each in await namespace.list_under("")]
+        if any(backlog.under_prefix(each.name, path) for each in (primary, secondary) for path in paths):
+            has = f"{primary.name} has backlog queues of this pair, and {secondary.name} has none"
+            sides = "SBPAIR_PRIMARY_CONNECTION_STRING and SBPAIR_SECONDARY_CONNECTION_STRING"
+            return f"{has}: exchange {sides}, or the two sides in the configuration file"
+    return ""
 
 
 @dataclass
@@ -364,6 +382,7 @@ class BacklogScan:
             discarded, way = self._discarded[name], self._ways_back.get(name)
             notes = [f"messages would come back to the backlog: {' -> '.join(way)}"] if way else []
             notes += [f"{discarded} of {messages} match no subscription"] if discarded else []
+            notes += [found.disabled] if found.disabled else []
             return DestinationSummary(
                 name,
                 messages,

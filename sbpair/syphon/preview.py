@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from sbpair import backlog
+from sbpair.amqp.conditions import DISABLED_HINT
 from sbpair.amqp.message import Sections
 from sbpair.azure.atom import open_atom
 from sbpair.azure.credentials import open_tokens
@@ -102,6 +103,8 @@ async def make_forecast(
         scan.notes.append(f"the subscriptions of topics were not checked: {lookup.unmanaged}")
     if lookup.unavailable:
         scan.notes.append(f"destinations were not checked: {lookup.unavailable}")
+    scan.notes += [f"{each}: {DISABLED_HINT}" for each in found.disabled]
+    scan.notes += [f"{name} is {each.disabled}" for name, each in lookup.entities().items() if each.disabled]
     peeked = [flow for flow in scan.sums.flows() if flow.outcomes["scheduled"] < flow.messages]
     behind_seconds = max((flow.oldest_ms or 0 for flow in peeked), default=0) / 1000 - now()
     if behind_seconds > CLOCK_MARGIN_SECONDS:

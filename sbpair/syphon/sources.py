@@ -50,7 +50,9 @@ async def find_backlog_queues(ends: Ends, count: int, control: AtomNamespace) ->
     known = {path.lower() for path in wanted}
     stranded = tuple(path for path in queues if path.lower() not in known)
     dead_letters = sum(state.counts.dead_letter for state in states if state.counts)
-    return QueuesFound(tuple(queues), stranded, managed=True, dead_letters=dead_letters)
+    closed = [each.spec for each in states if each.spec.status in ("Disabled", "ReceiveDisabled")]
+    disabled = tuple(f"{each.path} is {each.status}" for each in closed)
+    return QueuesFound(tuple(queues), stranded, managed=True, dead_letters=dead_letters, disabled=disabled)
 
 
 def none_found(ends: Ends) -> EntityMissing:

@@ -16,6 +16,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, chdir, closing
+from dataclasses import replace
 from difflib import unified_diff
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -137,6 +138,11 @@ class Session:
             requires_session="sessions" in terms, requires_duplicate_detection="dedup" in terms, forward_to=forward
         )
         self._namespaces[side].create_queue(path, description)
+
+    def _status(self, side: str, path: str, status: str) -> None:
+        """Set the status of a queue, such as SendDisabled."""
+        queue = self._entity(side, path)
+        queue.update(replace(queue.description, status=status))
 
     def _topic(self, side: str, name: str, *subscriptions: str) -> None:
         topic = self._namespaces[side].create_topic(name)

@@ -20,7 +20,7 @@ from sbpair.management.auditing import audit
 from sbpair.management.calls import Listed, SecondSample
 from sbpair.management.pruning import prune
 from sbpair.model.pair import SasKey
-from sbpair.model.queues import AuditedQueue, Difference, Utilisation
+from sbpair.model.queues import AuditedQueue, Counts, Difference, Utilisation
 from sbpair.model.report import Outcome, ReportItem
 from sbpair.move.message.dead_letters import dead_letter_path
 from sbpair.move.peek.peeker import Peeked
@@ -356,13 +356,15 @@ def named(name: str, outcome: Outcome, *properties: str, **more: Any) -> ReportI
         ([named("q", Outcome.OK)], []),
         ([named("q", Outcome.MISSING)], ["create the missing queues with sbpair provision"]),
         (
-            [named("q", Outcome.EXTRA)],
+            [named("q", Outcome.EXTRA, counts=Counts(dead_letter=1)), named("r", Outcome.EXTRA, counts=Counts())],
             ["empty the extra queues with sbpair syphon --once; then delete them with sbpair prune"],
         ),
+        ([named("q", Outcome.EXTRA, counts=Counts())], ["delete the extra queues, which are empty, with sbpair prune"]),
         (
-            [named("q", Outcome.DRIFTED, "RequiresSession", "LockDuration")],
+            [named("q", Outcome.DRIFTED, "RequiresSession", "LockDuration", "Status")],
             [
                 f"RequiresSession cannot be changed: {EMPTY}; delete it {PLACE}, Delete; then {PROVISION}",
+                f"set the Status to Active {PLACE}, Overview",
                 f"change LockDuration {PLACE}, Properties",
             ],
         ),

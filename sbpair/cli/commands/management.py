@@ -38,6 +38,7 @@ from sbpair.cli.progress.reporting import PeekProgress, print_control_event
 from sbpair.cli.render.screen import Screen, plural, spoken
 from sbpair.cli.render.table import PARTIAL, columns, limited, sampled, wrapped
 from sbpair.cli.render.waiting import going_on, is_movable, report_waiting, waiting_table
+from sbpair.errors import ExitCode
 from sbpair.management.calls import ControlEvent, QueueProvisioned
 from sbpair.model.pair import Pair, Side
 from sbpair.model.queues import AuditedQueue, QueueFinding, Utilisation
@@ -96,6 +97,7 @@ def provision_command(
     pair = values.selected_pair(connection, screen, count=count)
     from sbpair.cli.results import management as results
     from sbpair.management import provisioning
+    from sbpair.management.audit_findings import drift_mends
 
     requested = read_entities(entities)
 
@@ -116,9 +118,15 @@ def provision_command(
     lines = tuple(results.ProvisionLine(item.outcome, item) for item in report)
     made = results.ProvisionResult(lines, report.lists(results.PROVISION_LISTS), dry_run)
     screen.show(made, _entities_table(report))
-    for item in report.of(Outcome.DRIFTED):
-        alters = ", and alters messages" if item.detail and item.detail.alters else ""
-        screen.warn(f"{_title_of(item)} differs{alters}: {item.reason}")
+    drifted = report.of(Outcome.DRIFTED)
+    for item in drifted:
+        screen.warn(f"{_title_of(item)} differs: {item.reason}{_altering(item)}")
+    for namespace in dict.fromkeys(item.detail.namespace for item in drifted if item.detail):
+        here = [item for item in drifted if item.detail and item.detail.namespace == namespace]
+        for mend in drift_mends(here, namespace):
+            screen.say(with_options(mend))
+    if strict and drifted:
+        screen.warn(f"exit code {ExitCode.PARTIAL_OR_FINDINGS} for --strict: {len(drifted)} differ")
     for item in report.of(Outcome.FAILED):
         screen.warn(f"{_title_of(item)} was not created: {item.reason}")
     if left := len(report.of(Outcome.NOT_TRIED)):
@@ -248,7 +256,7 @@ def audit_command(
         whose = "the backlog of another pair, or of a former primary that was lost: see sbpair help runbook"
         screen.say(f"queues of {', '.join(foreign)}: {whose}")
     missing = [each.name for each in found.destinations if each.found is False]
-    say_ways_on(screen, found.total, delivery.to, routes, missing)
+    say_ways_on(screen, found.total, reach.profile.pair, routes, missing)
     values.failed_on(screen, found.found, fail_on)
     return audit_exit_code(found, fail_on)
 
@@ -283,8 +291,13 @@ def _audit_table(audit: "Audit") -> Iterator[str]:
 
 
 def _mirror_row(item: "EntityItem") -> tuple[object, ...]:
-    kind, alters = (item.detail.kind, item.detail.alters) if item.detail else ("", False)
-    return kind, item.name, _outcome(item), f"{'alters messages: ' if alters else ''}{_note(item)}"
+    return item.detail.kind if item.detail else "", item.name, _outcome(item), f"{_note(item)}{_altering(item)}"
+
+
+def _altering(item: "EntityItem") -> str:
+    """Return which differences alter messages; only some of them may."""
+    names = [each.property for each in item.detail.differences if each.alters] if item.detail else []
+    return f"; altering messages: {', '.join(names)}" if names else ""
 
 
 def _audited_row(item: QueueItem) -> list[object]:
@@ -413,4 +426,5 @@ def _outcome(item: ReportItem[Any]) -> str:
 
 
 def _note(item: ReportItem[Any]) -> str:
-    return "; ".join(filter(None, (item.reason, "partitioned" if item.detail and item.detail.partitioned else "")))
+    partitioned = "partitioned" if item.detail and item.detail.partitioned else ""
+    return "; ".join(filter(None, (with_options(item.reason), partitioned)))

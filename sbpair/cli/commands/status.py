@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from sbpair.config import Profile
     from sbpair.failover.ping_on_request import PingResult
     from sbpair.management.audit_findings import BacklogTotal, QueueStatus, Unseen
+    from sbpair.model.pair import Pair
     from sbpair.model.report import AuditFinding
     from sbpair.runs.active_mover import ActiveMover
     from sbpair.status import DestinationStatus, LostPrimary, Status
@@ -160,7 +161,7 @@ def status_command(
     report_waiting(screen, found.waiting)
     say_lost(screen, found.lost_primary)
     missing = [each.link.name for each in found.entities if isinstance(each.link.error, EntityMissing)]
-    say_ways_on(screen, found.total, delivery.to, routes, missing)
+    say_ways_on(screen, found.total, reach.profile.pair, routes, missing)
     values.failed_on(screen, found.found, kinds)
     code = _exit_code(found, kinds)
     if code == ExitCode.ACCESS != found.exit_code:
@@ -304,7 +305,9 @@ def _queue_row(queue: "QueueStatus") -> tuple[object, ...]:
     if queue.dead_letters:
         state += f", {queue.dead_letters} dead-lettered"
     oldest = "" if queue.oldest_seconds is None else spoken(queue.oldest_seconds)
-    note = "; ".join(filter(None, (f"{queue.scheduled} scheduled" if queue.scheduled else "", queue.note)))
+    note = "; ".join(
+        filter(None, (f"{queue.scheduled} scheduled" if queue.scheduled else "", with_options(queue.note)))
+    )
     messages = "" if queue.messages is None else sampled(queue.messages, exact=queue.exact)
     return ("backlog", queue.name, state, messages, oldest, note)
 
@@ -334,15 +337,18 @@ def say_lost(screen: Screen, lost: "LostPrimary | None") -> None:
         screen.warn(f"{lost.namespace} and another namespace accepted {plural(len(twice), 'message')}: {shown}{more}")
 
 
-def say_ways_on(screen: Screen, total: "BacklogTotal", to: str | None, routes: Any, missing: list[str]) -> None:
-    """Print the command that shows where the dead letters of a backlog would go, and entities `missing` with --to."""
+def say_ways_on(screen: Screen, total: "BacklogTotal", pair: "Pair", routes: Any, missing: list[str]) -> None:
+    """Print how to create destinations that are `missing`, and how to see where the dead letters would go."""
+    end = routes["to"] or pair.primary
     if total.exact:
         warn_of_unused(screen, routes["renames"])
-    if to and missing:
+    if missing:
         more = f" and {len(missing) - NAMES_SHOWN} more" if len(missing) > NAMES_SHOWN else ""
-        place = f"missing in {routes['to'].name}: {', '.join(missing[:NAMES_SHOWN])}{more}"
-        provision = next_command("provision", "--entities", "FILE", "--side", "secondary")
-        screen.say(f"{place}; {f'next: {provision}' if to == 'secondary' else 'create them there'}")
+        side = {pair.secondary.name: "secondary", pair.primary.name: "primary"}.get(end.name)
+        provision = next_command("provision", "--entities", "FILE", "--side", side)
+        create = f"next: {provision}; or create them in the Azure portal" if side else "create them there"
+        names = f"missing in {end.name}: {', '.join(missing[:NAMES_SHOWN])}{more}"
+        screen.say(f"{names}; {create}, or rename them with --map OLD=NEW")
     if total.dead_letters:
         screen.say(f"next: {way_back(total.dead_letters, rehearsal=True)}")
 

@@ -14,6 +14,7 @@ from sbpair.amqp_client.client import AmqpClient, GetToken, connect
 from sbpair.azure.destinations import DestinationCache, DestinationEntity
 from sbpair.errors import (
     AccessError,
+    DisabledEntity,
     EntityMissing,
     NetworkRefused,
     NotAuthorized,
@@ -114,10 +115,11 @@ class DestinationLookup:
                 self._client = await self._stack.enter_async_context(connecting)
         try:
             sender = await self._client.sender(path)
-        except Unreachable:
+        except Unreachable as error:
             if self._client.error is not None:
                 raise
-            return DestinationEntity(path, is_topic=None, filters=None)  # it exists, but accepts nothing now
+            status = "Disabled" if isinstance(error, DisabledEntity) else "Active"
+            return DestinationEntity(path, is_topic=None, filters=None, status=status)  # it takes nothing now
         sender.close()
         return DestinationEntity(path, is_topic=None, filters=None, message_bytes=sender.max_message_size or None)
 
