@@ -39,6 +39,8 @@ from sbpair.model.pair import PROVIDER_REMEDIES, SIDES, Endpoint, Ends, Resource
 from sbpair.model.report import Report
 from sbpair.replay.spark import is_installed
 from sbpair.runs.active_mover import read_mover
+from sbpair.runs.database import StateOwner
+from sbpair.runs.waiting import local_directory, read_waiting
 
 __all__ = ["Check", "CheckNote", "CheckSubject", "Diagnosis", "diagnose", "diagnosis_exit_code"]
 
@@ -93,11 +95,14 @@ async def diagnose(
 
         checks += await check_resources(subject.endpoints, subject.group, seconds, emit)
     if set(subject.endpoints) == set(SIDES):
-        primary, secondary = (subject.endpoints[side] for side in SIDES)
-        ends = Ends(name="", source=secondary, destination=primary)
-        checks.append(emit(await bounded("backlog", seconds, _backlog(primary, secondary))))
+        ends = _ends(subject.endpoints)
+        checks.append(emit(await bounded("backlog", seconds, _backlog(ends.destination, ends.source))))
         checks.append(emit(await bounded("mover", seconds, _mover(ends, subject.lease))))
     return Report(tuple(checks))
+
+
+def _ends(endpoints: Mapping[str, Endpoint]) -> Ends:
+    return Ends(name="", source=endpoints["secondary"], destination=endpoints["primary"])
 
 
 async def _provider_checks(endpoints: Mapping[str, Endpoint], seconds: float) -> Sequence[Check]:
@@ -157,6 +162,10 @@ async def _machine(subject: CheckSubject, seconds: float, environ: Mapping[str, 
     checks = [machine_checks.file_check(subject.config_file)]
     if subject.state_directory is not None:
         checks.append(machine_checks.state_check(subject.state_directory))
+        if set(subject.endpoints) == set(SIDES):
+            runs, _ = read_waiting(StateOwner(_ends(subject.endpoints), subject.state_directory))
+            archives = {local_directory(each.archive) for each in runs if each.archive}
+            checks += [machine_checks.room_check("archive", each) for each in archives if each and each.is_dir()]
     keys = {f"{side}.key_file": endpoint.key_file for side, endpoint in subject.endpoints.items() if endpoint.key_file}
     checks += [machine_checks.file_check(Path(file), name) for name, file in keys.items()]
     checks += machine_checks.versions()

@@ -6,6 +6,7 @@ import asyncio
 import os
 import platform
 import re
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from sbpair.replay.spark import INSTEAD as SPARK_INSTEAD
 from sbpair.replay.spark import JAVAS, MIN_JAVA, find_java, java_version
 
 LACKS = ExitCode.MACHINE
+MIN_FREE_BYTES = 16_000_000
 
 
 def versions() -> list[Check]:
@@ -105,6 +107,14 @@ def file_check(path: Path, name: str = "config_file") -> Check:
     return ok(name, f"{path}, whose permissions are not checked on Windows" if is_windows() else str(path))
 
 
+def room_check(name: str, directory: Path) -> Check:
+    """Check that the disk of a directory has room for what a run records."""
+    if (room := shutil.disk_usage(directory).free) >= MIN_FREE_BYTES:
+        return ok(name, str(directory))
+    what = f"the disk of {directory} is full: {room // 1_000_000} MB are left"
+    return failed(name, what, "make room there: a run stops that cannot record what it has sent", LACKS)
+
+
 def state_check(directory: Path) -> Check:
     """Check that the syphon can write its journal, and others cannot; nothing is created."""
     nearest = next(each for each in (directory, *directory.absolute().parents) if each.exists())
@@ -117,6 +127,8 @@ def state_check(directory: Path) -> Check:
     if not os.access(nearest, os.W_OK | os.X_OK):
         hint = "make it writable, or name another with --state, or XDG_STATE_HOME"
         return failed("state", f"{nearest} is not writable", hint, LACKS)
+    if (room := room_check("state", nearest)).exit_code:
+        return room
     if ownership.has_no_modes(nearest):
         what = f"{nearest} is on a mount without modes: they do not show who else may read and change the state"
         return note("state", what, "name a directory of a local disk with --state, unless no other user can reach it")

@@ -4,7 +4,7 @@ import asyncio
 import re
 import socket
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,10 @@ from sbpair.management.provisioning import provision
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Endpoint, Identity, SasKey, SasToken
 from sbpair.model.report import Outcome
+from sbpair.runs.database import RunDatabase
+from sbpair.runs.run_log import RunEntry
 from sbpair.testing import Emulator, EmulatorOptions
+from tests.kit.disks import full
 from tests.kit.pairs import endpoint_on, pair_on, use_identity
 
 KEY = "a-key-that-nobody-may-see"
@@ -317,3 +320,16 @@ async def test_silent_side_does_not_delay_the_other() -> None:
         names = [event.name for event in events]
         assert [name for name in names[names.index("primary.amqp") :] if name.startswith("secondary")] == []
         assert sorted(events, key=lambda check: check.name) == sorted(diagnosis, key=lambda check: check.name)
+
+
+@pytest.mark.parametrize("name", ["state", "archive"])
+async def test_a_full_disk_of_the_state_or_an_archive_fails(name: str, own_disk: Path, tmp_path: Path) -> None:
+    async with Emulator(STANDARD) as emulator:
+        pair, state = pair_on(emulator), (own_disk if name == "state" else tmp_path) / "records"
+        with RunDatabase(state, pair.ends) as database, closing(RunEntry(database, "replay run")) as entry:
+            entry.record({"archive": str(own_disk), "unsent": 1})
+        with full(own_disk):
+            subject = CheckSubject(endpoints_on(emulator), Path("/nowhere/file"), state)
+            [check] = [each for each in await doctor.diagnose(subject) if each.name == name]
+    assert (check.outcome, check.exit_code) == (Outcome.FAILED, 7)
+    assert check.reason == f"the disk of {state if name == 'state' else own_disk} is full: 0 MB are left"
