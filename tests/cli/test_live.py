@@ -1,13 +1,20 @@
 """The live table on a terminal: the rows that fit, and figures in words. Drawings are in `stories.txt`."""
 
+import io
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sbpair.cli.options.common import Display
 from sbpair.cli.progress.boards import BoardView, DestinationRow, QueueRow
-from sbpair.cli.progress.live_table import fit, number, rate
+from sbpair.cli.progress.live_table import LiveTable, fit, number, rate
+from sbpair.cli.progress.reporting import LineProgress
+from sbpair.cli.render.screen import Screen
 
 rows = st.builds(
     QueueRow,
@@ -60,3 +67,22 @@ def test_a_count_never_takes_more_than_six_characters(count: int) -> None:
 )
 def test_a_rate_in_figures(per_second: float, text: str) -> None:
     assert rate(per_second) == text
+
+
+@pytest.mark.parametrize(
+    "drawing",
+    [
+        lambda: LiveTable(lambda: "seen", lambda seen, *_: seen),
+        lambda: LineProgress(Screen(Display()), "connecting", animated=True),
+    ],
+)
+def test_a_line_above_a_drawing_is_wrapped_by_the_terminal_alone(
+    drawing: Callable[[], AbstractContextManager[object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal, line = io.StringIO(), "hint: sbpair replay resume r1 --archive /srv/archives/of-contoso/2026-11"
+    monkeypatch.setenv("COLUMNS", "30")
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with drawing():
+        sys.stderr.write(f"{line}\n")
+    assert line in terminal.getvalue()

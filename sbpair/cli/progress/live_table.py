@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from textwrap import wrap
 from typing import Generic, TypeVar
 
 from rich import live as rich_live
@@ -19,7 +18,7 @@ from rich.text import Text
 
 from sbpair.cli.progress.boards import BoardView, DestinationRow, PhaseRow, PhaseView, QueueRow, together
 from sbpair.cli.render.screen import clean, spoken
-from sbpair.cli.render.table import BACKLOG, cut
+from sbpair.cli.render.table import BACKLOG, Layout, cut, wrapped
 
 REFRESH_SECONDS = 0.5
 NARROW, WIDE = 60, 120
@@ -84,7 +83,8 @@ def draw_board(view: BoardView, width: int, lines: int) -> RenderableType:
     """Return a view as a drawing."""
     wide = width >= WIDE
     notices = [*view.notices, *(_noted(view) if width < NARROW else ())]
-    notices = [line for each in notices for line in wrap(clean(each), width)[:MAX_NOTICE_LINES]]
+    layout = Layout(width)
+    notices = [line for each in notices for line in wrapped(clean(each), layout=layout)[:MAX_NOTICE_LINES]]
     notices = notices[: max(0, lines - MIN_LINES)]
     parts: list[RenderableType] = []
     if view.queues:
@@ -260,7 +260,8 @@ class LiveTable(Generic[Seen]):
     def __init__(self, sample: Callable[[], Seen], draw: Callable[[Seen, int, int], RenderableType]) -> None:
         self._sample = sample
         self._draw = draw
-        self._console = Console(stderr=True)
+        # Lines above the drawing stay whole: the terminal wraps them, so that a command can be copied.
+        self._console = Console(stderr=True, soft_wrap=True)
         self._size = self._console.size
         self._drawn = _Trimmed("")
         self._live = rich_live.Live(
@@ -316,7 +317,7 @@ class _Trimmed:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         self.line_widths = []
-        for line in console.render_lines(self._drawing, options, pad=False):
+        for line in console.render_lines(self._drawing, options.update(no_wrap=False, overflow="fold"), pad=False):
             while line and not line[-1].text.rstrip():
                 line.pop()
             if line:

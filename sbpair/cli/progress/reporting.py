@@ -95,7 +95,8 @@ class LineProgress(Progress):
             # A tenth of a second to load, for a terminal only.
             from rich.console import Console
 
-            self._status = Console(stderr=True).status(text)
+            # Lines above it stay whole: the terminal wraps them, so that a command can be copied.
+            self._status = Console(stderr=True, soft_wrap=True).status(text)
         super().__init__(self._status)
 
 
