@@ -166,17 +166,17 @@ def test_counts_that_do_not_add_up_are_held_by_a_crashed_run_alone(
 
 
 def test_a_ramp_has_its_steps_and_what_came_back(tmp_path: Path) -> None:
-    tally, back = moved(100), tuple(NamedMessage("orders", each, f"b{each}", "orders", "Poison") for each in range(2))
+    tally, back = moved(100), tuple(NamedMessage("orders", each, f"b{each}", "orders", "Poison") for each in range(8))
     steps = (RampStep(10, 10, 30.0, 0), RampStep(1000, 100, 12.0, 2))
     tally.ramp = RampRecord(
-        (10, 1000, 5000), 30.0, RampState.STOPPED, steps, back, came_back_total=5, other_dead_letters=3
+        (10, 1000, 5000), 30.0, RampState.STOPPED, steps, back, came_back_total=11, other_dead_letters=3
     )
     text = render_markdown(report(tmp_path, tally=tally)).partition("## Ramp\n")[2].partition("\n## ")[0]
     assert "Messages came back as dead letters" in text
     assert "3 other dead letters came to the primary" in text
     assert "| `up to 1 000` | 100 | `12s` | 2 |" in text
     assert "| `up to 5 000` | `-` | `-` | `-` |" in text
-    assert "| `b1` | `orders` | `orders` | `Poison` |\n\nand 3 more" in text
+    assert "| `b4` | `orders` | `orders` | `Poison` |\n\nand 6 more" in text
     assert "## Ramp" not in render_markdown(report(tmp_path / "other"))
 
 
