@@ -33,7 +33,10 @@ FILE_NAME = "lease"
 DIRECTORY = ".leases"
 """Beside the state directories of pairs, whose names begin with a letter or a digit."""
 
-_HELD_HINT = "wait for it or stop it; with --no-lease both run, and ordering between them is lost"
+_HELD_HINT = (
+    "it has the lease until it ends: wait for it, or stop it with sbpair runs cancel RUN; with --no-lease both run, and"
+    " ordering between them is lost"
+)
 
 
 class Lock:

@@ -48,6 +48,7 @@ from sbpair.runs.database import now_ms
 log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 1.0
+_HELD_HINT = "it has the lease until it ends: wait for it or stop it; after a crash its lock expires within 5 minutes"
 LEASE_BACKOFF = Backoff(first_seconds=RETRY_SECONDS, max_seconds=30.0)
 """Delay before a failed operation is tried again: the first, and the longest."""
 
@@ -232,7 +233,7 @@ class SessionLease:
                 log.warning("%s did not release %s: waiting %g s", whose, self.location, VALID_SECONDS)
             await client.set_session_state(session, self._state)
         elif before != self._state:
-            raise LeaseHeld(f"{LeaseHolder.decode(before) or 'another mover'} has had it")
+            raise LeaseHeld(f"{LeaseHolder.decode(before) or 'another mover'} has had it", hint=_HELD_HINT)
         self._confirmed(asked, session.locked_until_ms)
         self._session = session
         if not self.acquired.done():
@@ -247,7 +248,7 @@ class SessionLease:
             return Unreachable(f"{self.location} is still held by a connection that broke")
         return LeaseHeld(
             f"{LeaseHolder.decode(state) or 'another mover'} holds {self.location}",
-            hint="wait for it or stop it; after a crash its lock expires within 5 minutes",
+            hint=_HELD_HINT,
         )
 
     async def _renew(self, client: AmqpClient) -> None:
