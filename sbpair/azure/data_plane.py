@@ -181,8 +181,11 @@ async def _opened(handler: ServiceBusSender, endpoint: Endpoint, doing: str) -> 
     except TimeoutError as error:
         await check_proxy(endpoint)
         raise unreachable(endpoint.name, address, OPEN_SECONDS, doing=doing) from error
-    except (errors.Unavailable, errors.NetworkRefused):
+    except (errors.Unavailable, errors.NetworkRefused) as error:
         await check_proxy(endpoint)
+        why = getattr(getattr(error.__cause__, "inner_exception", None), "__cause__", None)
+        if isinstance(why, OSError):
+            raise unreachable(endpoint.name, address, why, doing=doing) from error
         raise
     except errors.NotAuthenticated as error:
         if await has_another(endpoint.rotated, credential):

@@ -5,6 +5,7 @@ A command's module is imported when the command is run: `sbpair --help` loads no
 
 import inspect
 import os
+import re
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Annotated, Any, get_type_hints
@@ -226,6 +227,11 @@ def _usage(error: typer.TyperException, path: str) -> UsageError:
         hint = f"choose {', '.join(found.list_commands(None))}; {hint}"
     if path == PROGRAM and "No such option" in error.format_message():
         hint += "; options go after the command, as in sbpair audit --output json"
+    if extra := re.match(r"Got unexpected extra argument\(?s?\)? \((\S+)\)", error.format_message()):
+        known = {max(each.opts, key=len) for each in found.params}
+        meant = [f"{each} {extra[1]}" for each in ("--queue", "--max") if each in known and extra[1].isdecimal()]
+        meant += [f"{PROGRAM} {extra[1]}"] if extra[1] in COMMANDS else []
+        hint = f"did you mean {' or '.join(meant)}? {hint}" if meant else hint
     message = error.format_message().rstrip(".")
     for old, new in _REWORDED:
         message = message.replace(old, new)

@@ -81,6 +81,11 @@ def way_back(dead_letters: int, *, rehearsal: bool = False) -> str:
     return next_command("redrive", "--backlog", without=_NOT_AGAIN)
 
 
+def created_first(reasons: Iterable[str | None]) -> str:
+    """Return what comes before a redrive of dead letters with these reasons; "" for nothing."""
+    return "create the missing queues and topics first; " if "DestinationNotFound" in reasons else ""
+
+
 def with_options(text: str) -> str:
     """Return a text with the given options in each command that it names."""
     return _COMMAND.sub(_completed, text)

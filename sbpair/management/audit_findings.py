@@ -306,7 +306,7 @@ def _item(change: Change, count: int, fill: Utilisation | None) -> QueueItem:
     state, differences = change.state or QueueState(QueueSpec(change.path)), change.differences
     outcome, reason = change.kind, describe_differences(differences)
     if outcome is Outcome.MISSING:
-        reason = "missing: create it with sbpair provision"
+        reason = "it does not exist"
     elif outcome is Outcome.EXISTING:
         outcome = Outcome.OK
     elif outcome is Outcome.EXTRA:

@@ -115,8 +115,7 @@ async def audit(
     are_missing = all(each.outcome in (Outcome.MISSING, Outcome.FOREIGN) for each in found)
     is_asked = ends.destination == pair.primary
     if are_missing and is_asked and (exchanged := await find_exchanged(pair.primary, pair.secondary)):
-        items = [replace(each, reason="") if each.outcome is Outcome.MISSING else each for each in found]
-        found = replace(found, items=tuple(items), exchanged=exchanged)
+        found = replace(found, exchanged=exchanged)
     if state is None:
         return found
     waiting, problem = read_waiting(StateOwner(pair.ends, state))

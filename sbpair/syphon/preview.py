@@ -26,7 +26,7 @@ from sbpair.model.retries import Retrying
 from sbpair.move.context import MissingDestinations
 from sbpair.move.events import QueuesFound
 from sbpair.move.filter import MessageFilter
-from sbpair.move.message.dead_letters import NotSentReason
+from sbpair.move.message.dead_letters import NotSentReason, is_dead_letter_path
 from sbpair.move.message.envelope import DEFERRED, SCHEDULED, message_state, restore
 from sbpair.move.message.route import BACKLOG, DeadLetter, Expire, Facts, MessageForm, Route, Send, refused
 from sbpair.move.peek.destination_lookup import DestinationLookup
@@ -99,6 +99,7 @@ async def make_forecast(
     if not scan.found:
         raise scan.missing if scan.missing and request.source else none_found(ends)
     absent.note_left("", scan.waiting)
+    takes_dead_letters = request.takes_dead_letters or any(map(is_dead_letter_path, only))
     if lookup.unmanaged:
         scan.notes.append(f"the subscriptions of topics were not checked: {lookup.unmanaged}")
     if lookup.unavailable:
@@ -132,7 +133,7 @@ async def make_forecast(
         where=None if request.where is None else request.where.counts(total(flows).outcomes["skipped"]),
         to=request.to,
         missing=absent.result(),
-        left_dead_letters=None if request.takes_dead_letters else found.dead_letters,
+        left_dead_letters=None if takes_dead_letters else found.dead_letters,
     )
 
 

@@ -291,9 +291,10 @@ async def test_status_and_audit_have_a_line_for_each_pair(tmp_path: Path, comman
         pairs.environ |= {"KEY_BRAVO_MAIN": "", "KEY_DELTA_DR": wrong}
         pairs.strand(2)
         words = (command, "--all-pairs", *(["--sample", "0"] if command == "audit" else []))
-        code, out, _ = await pairs.run(*words)
+        code, out, err = await pairs.run(*words)
         heading, alpha, bravo, delta = out.splitlines()
         assert code == 5
+        assert "hint: check the key's name and the key in KEY_DELTA_DR" in err
         assert heading.startswith("PAIR ")
         assert re.match(r"alpha .*\b2 +0 ", alpha)
         assert bravo.endswith("the variable KEY_BRAVO_MAIN is not set")

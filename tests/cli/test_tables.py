@@ -60,7 +60,7 @@ STATUS = Status(
         QueueStatus(PATHS[0], 8_000, 0, oldest_seconds=7_260.0, scheduled=0),
         QueueStatus(PATHS[1], 0, 500, scheduled=3),
         QueueStatus(PATHS[2], 5, 558, oldest_seconds=61.0, scheduled=0),
-        QueueStatus(PATHS[4], note="missing: create it with sbpair provision", missing=True),
+        QueueStatus(PATHS[4], note="it does not exist", missing=True),
         QueueStatus(PATHS[5], 0, 0, note="extra: beyond the 5 that were asked for", scheduled=0),
     ),
     (
@@ -85,7 +85,7 @@ AUDIT = Audit(
         ),
         audited(PATHS[1], Outcome.OK, counts=Counts(0, 500, 3, 503), fill=Utilisation(5 * GB, GB, complete=True)),
         audited(PATHS[2], Outcome.DRIFTED, "LockDuration is PT30S, expected PT1M", counts=Counts(5, 558, 0, 563)),
-        audited(PATHS[4], Outcome.MISSING, "missing: create it with sbpair provision"),
+        audited(PATHS[4], Outcome.MISSING, "it does not exist"),
         audited(PATHS[5], Outcome.EXTRA, "beyond the 5 that were asked for", counts=Counts()),
         audited(queue_path("fabrikam", 0), Outcome.FOREIGN, "a backlog queue of fabrikam", counts=Counts()),
     ),

@@ -1,8 +1,10 @@
 """`sbpair deadletters list` and `show`: print the dead letters of the backlog queues."""
 
+from collections.abc import Sequence
+
 from sbpair.cli.command_loop import run
 from sbpair.cli.commands.peek import peeked
-from sbpair.cli.next_command import next_command, way_back
+from sbpair.cli.next_command import created_first, next_command, way_back
 from sbpair.cli.options import moves
 from sbpair.cli.options.common import COUNT, MAX_PEEK, PairSelection, option
 from sbpair.cli.options.values import selected_pair
@@ -10,7 +12,7 @@ from sbpair.cli.progress.reporting import PeekProgress
 from sbpair.cli.render.messages import cells, print_peeked, say_number, shown_line
 from sbpair.cli.render.screen import Screen
 from sbpair.cli.render.table import limited
-from sbpair.move.message.dead_letters import dead_letter_path, parent_path
+from sbpair.move.message.dead_letters import cause_in, dead_letter_path, parent_path
 
 ROWS_SHOWN = 100
 
@@ -61,7 +63,8 @@ def list_groups(
     ]
     table = limited([("QUEUE", "DEAD", "OLDEST", "DESTINATION", "REASON"), *rows], ROWS_SHOWN) if rows else []
     screen.show(dead_letter_list(groups), table)
-    say_number(screen, groups, _way_back(queue, sum(each.messages for each in groups)))
+    way = _way_back(queue, sum(each.messages for each in groups), [each.reason for each in groups])
+    say_number(screen, groups, way)
     return 0
 
 
@@ -103,14 +106,16 @@ def show_messages(
     print_peeked(screen, result, ShownDeadLetters(PeekedTotal(total, result.complete), shown))
     screen.say(shown_line(result, total))
     if result.messages:
-        screen.say(_way_back(queue, total or len(result.messages)))
+        reasons = [cause_in(message.sections).reason for _, message in result.messages]
+        screen.say(_way_back(queue, total or len(result.messages), reasons))
     return 0
 
 
 SUBCOMMANDS = {"list": list_groups, "show": show_messages}
 
 
-def _way_back(queues: list[str] | None, dead_letters: int) -> str:
+def _way_back(queues: list[str] | None, dead_letters: int, reasons: "Sequence[str | None]") -> str:
     """Return how to bring back the dead letters of the selected queues, or of all."""
     ways = [next_command("redrive", each, without=("count", "limit")) for each in queues or ()]
-    return f"bring dead letters back with {', then with '.join(ways or [way_back(dead_letters)])}"
+    ways = ways or [way_back(dead_letters)]
+    return f"{created_first(reasons)}bring dead letters back with {', then with '.join(ways)}"

@@ -426,5 +426,4 @@ def _outcome(item: ReportItem[Any]) -> str:
 
 
 def _note(item: ReportItem[Any]) -> str:
-    partitioned = "partitioned" if item.detail and item.detail.partitioned else ""
-    return "; ".join(filter(None, (with_options(item.reason), partitioned)))
+    return "; ".join(filter(None, (item.reason, "partitioned" if item.detail and item.detail.partitioned else "")))

@@ -7,14 +7,14 @@ from sbpair import backlog
 from sbpair.cli.command_loop import run
 from sbpair.cli.commands.supervised_moves import PairMove, run_all, run_move
 from sbpair.cli.completion import backlog_queues
-from sbpair.cli.next_command import next_command, way_back
+from sbpair.cli.next_command import next_command
 from sbpair.cli.options import moves
 from sbpair.cli.options.common import COUNT, MAX_PEEK, NamespaceSelection, PairSelection, argument, flag, option
 from sbpair.cli.options.entity_addresses import reach_of
 from sbpair.cli.options.moves import MoveTerms, NewDestinations
 from sbpair.cli.options.values import ALL_PAIRS, all_profiles
 from sbpair.cli.render.receipt import SYPHON, MoveWording, warn_of_failures
-from sbpair.cli.render.screen import Screen, plural, spoken
+from sbpair.cli.render.screen import Screen, spoken
 from sbpair.cli.render.table import columns
 from sbpair.errors import SbpairError, UsageError
 from sbpair.model.entities import subscription_of
@@ -407,9 +407,6 @@ def _preview_move(screen: Screen, request: "RunRequest", wording: MoveWording) -
     if result.held:
         note = f"of each missing destination a run dead-letters {request.max_missing} messages and leaves the others"
         notes.append(f"{note}: create it, or pass --allow-missing")
-    if result.left_dead_letters:
-        left, way = plural(result.left_dead_letters, "dead letter"), way_back(result.left_dead_letters, rehearsal=True)
-        notes.append(f"{left} of the backlog queues would stay: forecast the way back with {way}")
     if result.where is not None and result.where.skipped > request.max_skipped:
         note = f"a run ends once {request.max_skipped} messages are skipped"
         notes.append(f"{note}: raise --max-skipped to {result.where.skipped}")

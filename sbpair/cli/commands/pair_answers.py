@@ -20,13 +20,17 @@ AT_ONCE = 8
 
 
 class PairAnswer(NamedTuple):
-    """The cells of a pair in a table, and its documents as a command for it alone has them; or its error."""
+    """The cells of a pair in a table, and its documents as a command for it alone has them; or its error.
+
+    `failures` are why it is not well.
+    """
 
     pair: str
     exit_code: int
     cells: Sequence[object] = ()
     documents: Sequence[object] = ()
     error: SbpairError | None = None
+    failures: Sequence[SbpairError] = ()
 
 
 class PairEntry(NamedTuple, Generic[Document]):
@@ -70,7 +74,7 @@ def pair_lines(titles: Sequence[str], answers: Sequence[PairAnswer]) -> list[str
 def pair_entries(answers: Sequence[PairAnswer]) -> tuple[PairEntry[Any], ...]:
     """Return what is printed of each pair."""
     entries = []
-    for pair, code, _, documents, error in answers:
+    for pair, code, _, documents, error, _ in answers:
         with about_pair(pair):
             reason, hint = (error.message, with_options(error.hint)) if error else ("", "")
         entries.append(PairEntry(pair, code, reason, hint, tuple(documents)))
@@ -84,5 +88,5 @@ def print_answers(
     screen.show(kind(pair_entries(answers)), lines)
     for each in answers:
         with about_pair(each.pair):
-            screen.hints([each.error] if each.error else ())
+            screen.hints([each.error] if each.error else each.failures)
     return min((each.exit_code for each in answers), key=GRAVEST.index)

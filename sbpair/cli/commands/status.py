@@ -10,7 +10,7 @@ from sbpair.cli.command_loop import run
 from sbpair.cli.commands.pair_answers import PairAnswer, ask_all, pair_entries, pair_lines, print_answers
 from sbpair.cli.completion import status_findings
 from sbpair.cli.logs import utc
-from sbpair.cli.next_command import next_command, way_back, with_options
+from sbpair.cli.next_command import created_first, next_command, way_back, with_options
 from sbpair.cli.options import values
 from sbpair.cli.options.common import (
     COUNT,
@@ -129,7 +129,8 @@ def status_command(
 
     async def answer(name: str, profile: "Profile") -> PairAnswer:
         found = await read_profile(profile)
-        return PairAnswer(name, _exit_code(found, kinds), _pair_cells(found), [status_result(found)])
+        shown = (_pair_cells(found), [status_result(found)])
+        return PairAnswer(name, _exit_code(found, kinds), *shown, failures=found.errors)
 
     if all_pairs:
         read_all = partial(ask_all, values.all_profiles(connection, screen), answer)
@@ -350,7 +351,8 @@ def say_ways_on(screen: Screen, total: "BacklogTotal", pair: "Pair", routes: Any
         names = f"missing in {end.name}: {', '.join(missing[:NAMES_SHOWN])}{more}"
         screen.say(f"{names}; {create}, or rename them with --map OLD=NEW")
     if total.dead_letters:
-        screen.say(f"next: {way_back(total.dead_letters, rehearsal=True)}")
+        first = created_first(each.reason for each in total.dead_letter_reasons or ())
+        screen.say(f"{first}next: {way_back(total.dead_letters, rehearsal=True)}")
 
 
 def total_line(total: "BacklogTotal") -> str:

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+from sbpair.cli.next_command import way_back
 from sbpair.cli.render.receipt import filter_lines
 from sbpair.cli.render.screen import Screen, amount, clean, plural, size, some, spoken
 from sbpair.cli.render.table import columns, limited, wrapped
@@ -70,7 +71,11 @@ def print_forecast(
     ramp: "RampPlan | None" = None,
 ) -> int:
     """Print a forecast, the steps of a ramp, and `notes`; return the exit code."""
-    forecast = replace(found, notes=(*found.notes, *notes, *_discard_notes(found, max_discard)))
+    left = []
+    if found.left_dead_letters:
+        number, way = plural(found.left_dead_letters, "dead letter"), way_back(found.left_dead_letters, rehearsal=True)
+        left = [f"{number} of the backlog queues would stay: forecast the way back with {way}"]
+    forecast = replace(found, notes=(*found.notes, *notes, *left, *_discard_notes(found, max_discard)))
     steps = [] if ramp is None else _ramp_steps(forecast, ramp)
     shown = None if ramp is None else RampPreview(ramp.totals, ramp.observe_seconds, steps)
     lines = () if ramp is None else _ramp_lines(forecast, ramp, steps)

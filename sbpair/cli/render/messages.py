@@ -115,6 +115,6 @@ def say_number(screen: Screen, groups: "Sequence[DeadLetterCount]", way: str, *,
     if not groups:
         screen.say("no dead letter matches" if chosen else "no dead letters")
         return
-    number = f"{'' if exact else '~'}{grouped(total)} dead letter{'' if total == 1 else 's'}"
+    number = f"{'' if exact else 'at least '}{grouped(total)} dead letter{'' if total == 1 else 's'}"
     matching = (" matches" if total == 1 else " match") if chosen else ""
     screen.say(f"{number}{matching}; {way}")
