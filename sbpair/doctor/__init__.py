@@ -19,18 +19,7 @@ from sbpair.amqp.conditions import DISABLED_HINT
 from sbpair.azure.atom import open_atom
 from sbpair.azure.credentials import SERVICE_BUS_SCOPE, open_tokens
 from sbpair.doctor import machine_checks
-from sbpair.doctor.check import (
-    Check,
-    CheckNote,
-    Diagnosis,
-    Emit,
-    bounded,
-    diagnosis_exit_code,
-    failed,
-    note,
-    ok,
-    unknown,
-)
+from sbpair.doctor.check import Check, CheckNote, Diagnosis, Emit, bounded, diagnosis_exit_code, failed, note, ok
 from sbpair.doctor.namespace_checks import check_namespace
 from sbpair.errors import NameInvalid, SbpairError
 from sbpair.management.audit_findings import ACTIVE
@@ -121,26 +110,22 @@ async def _provider_checks(endpoints: Mapping[str, Endpoint], seconds: float) ->
 
 
 async def _backlog(primary: Endpoint, secondary: Endpoint) -> str | Check:
-    """Check that the secondary has backlog queues, and that these and the destinations are enabled."""
-    off, here = [], False
+    """Check that the sides are not exchanged, and that backlog queues and destinations are enabled."""
+    specs = {}
     try:
         for side in (secondary, primary):
             async with open_atom(side) as namespace:
-                specs = [each.spec for each in await namespace.list_under("")]
-            here |= side is secondary and any(backlog.under_prefix(primary.name, each.path) for each in specs)
-            off += [f"{each.path} in {side.name} is {each.status}" for each in specs if each.status != ACTIVE]
+                specs[side.name] = [each.spec for each in await namespace.list_under("")]
     except SbpairError as error:
-        return unknown("backlog", f"the queues are unknown: {error.message}")
-    if not here:
-        if exchanged := await find_exchanged(primary, secondary):
-            what, _, hint = exchanged.partition(": ")
-            return failed("backlog", what, hint)
-        what = f"{secondary.name} has no backlog queue of {primary.name}"
-        return note("backlog", what, "create the queues with sbpair provision")
+        return note("backlog", f"the queues are unknown: {error.message}")
+    is_here = any(backlog.under_prefix(primary.name, each.path) for each in specs[secondary.name])
+    if not is_here and (exchanged := await find_exchanged(primary, secondary)):
+        what, hint = exchanged.split(": ", 1)
+        return failed("backlog", what, hint)
+    off = [f"{each.path} in {at} is {each.status}" for at in specs for each in specs[at] if each.status != ACTIVE]
     if off:
-        more = f", and {len(off) - 3} more" if len(off) > 3 else ""
-        return failed("backlog", "; ".join(off[:3]) + more, DISABLED_HINT)
-    return "its queues, and those of the primary, are enabled"
+        return failed("backlog", f"disabled queues: {len(off)}, such as {off[0]}", DISABLED_HINT)
+    return "the queues of both sides are enabled"
 
 
 async def _mover(ends: Ends, lease: str | None) -> str | Check:

@@ -33,10 +33,7 @@ FILE_NAME = "lease"
 DIRECTORY = ".leases"
 """Beside the state directories of pairs, whose names begin with a letter or a digit."""
 
-_HELD_HINT = (
-    "it has the lease until it ends: wait for it, or stop it with sbpair runs cancel RUN; with --no-lease both run, and"
-    " ordering between them is lost"
-)
+_HELD_HINT = "wait until it ends, or stop it: sbpair runs cancel RUN; with --no-lease both run, and ordering is lost"
 
 
 class Lock:

@@ -48,7 +48,7 @@ from sbpair.runs.database import now_ms
 log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 1.0
-_HELD_HINT = "it has the lease until it ends: wait for it or stop it; after a crash its lock expires within 5 minutes"
+_HELD_HINT = "wait until it ends, or stop it; after a crash its lock expires within 5 minutes"
 LEASE_BACKOFF = Backoff(first_seconds=RETRY_SECONDS, max_seconds=30.0)
 """Delay before a failed operation is tried again: the first, and the longest."""
 

@@ -37,7 +37,7 @@ from sbpair.cli.options.moves import NewDestinations
 from sbpair.cli.progress.reporting import PeekProgress, print_control_event
 from sbpair.cli.render.screen import Screen, plural, spoken
 from sbpair.cli.render.table import PARTIAL, columns, limited, sampled, wrapped
-from sbpair.cli.render.waiting import going_on, is_movable, report_waiting, waiting_table
+from sbpair.cli.render.waiting import is_movable, mover_step, report_waiting, waiting_table
 from sbpair.errors import ExitCode
 from sbpair.management.calls import ControlEvent, QueueProvisioned
 from sbpair.model.pair import Pair, Side
@@ -250,7 +250,10 @@ def audit_command(
     for mend in audit_mends(found, reach.profile.pair.secondary.name):
         screen.say(with_options(mend))
     if is_movable(found.total, found.waiting) and not found.mover.moving:
-        screen.say(_way_to_move(found, (to or reach.profile.pair.primary).name))
+        is_away = (to or reach.profile.pair.primary).name in {each.name for each in found.unseen}
+        health = "refused" if found.denied else "down" if is_away else "up"
+        step = mover_step(found.mover, health, found.waiting, lost=lost is not None and lost.declared)
+        screen.say(f"stranded messages: {step}")
     say_lost(screen, lost)
     if foreign := sorted({(backlog.primary_of(each.name) or "").lower() for each in found.of(Outcome.FOREIGN)}):
         whose = "the backlog of another pair, or of a former primary that was lost: see sbpair help runbook"
@@ -259,15 +262,6 @@ def audit_command(
     say_ways_on(screen, found.total, reach.profile.pair, routes, missing)
     values.failed_on(screen, found.found, fail_on)
     return audit_exit_code(found, fail_on)
-
-
-def _way_to_move(audit: "Audit", end: str) -> str:
-    """Return the command that moves the messages to the namespace `end`, at once or once it answers."""
-    if audit.denied:
-        return f"find out why {end} refuses the credential with {next_command('doctor')}, and then move the messages"
-    is_away = any(each.name == end for each in audit.unseen)
-    command = going_on(audit.waiting, next_command("syphon", "--watch" if is_away else "--once"))
-    return f"once {end} answers, move the messages with {command}" if is_away else f"move the messages with {command}"
 
 
 def _audit_table(audit: "Audit") -> Iterator[str]:

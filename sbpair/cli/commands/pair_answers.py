@@ -20,10 +20,7 @@ AT_ONCE = 8
 
 
 class PairAnswer(NamedTuple):
-    """The cells of a pair in a table, and its documents as a command for it alone has them; or its error.
-
-    `failures` are why it is not well.
-    """
+    """The cells of a pair in a table, its documents as for it alone, and why it is not well; or its error."""
 
     pair: str
     exit_code: int

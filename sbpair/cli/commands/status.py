@@ -27,7 +27,7 @@ from sbpair.cli.options.common import (
 from sbpair.cli.options.entity_addresses import reach_of
 from sbpair.cli.options.moves import NewDestinations, warn_of_unused
 from sbpair.cli.progress.reporting import watch_readings
-from sbpair.cli.render.screen import Screen, clean, grouped, plural, spoken
+from sbpair.cli.render.screen import Screen, clean, grouped, plural, some, spoken
 from sbpair.cli.render.table import PARTIAL, YELLOW, coloured, columns, cut, sampled, wrapped
 from sbpair.cli.render.waiting import (
     is_movable,
@@ -306,9 +306,7 @@ def _queue_row(queue: "QueueStatus") -> tuple[object, ...]:
     if queue.dead_letters:
         state += f", {queue.dead_letters} dead-lettered"
     oldest = "" if queue.oldest_seconds is None else spoken(queue.oldest_seconds)
-    note = "; ".join(
-        filter(None, (f"{queue.scheduled} scheduled" if queue.scheduled else "", with_options(queue.note)))
-    )
+    note = "; ".join(filter(None, (f"{queue.scheduled} scheduled" if queue.scheduled else "", queue.note)))
     messages = "" if queue.messages is None else sampled(queue.messages, exact=queue.exact)
     return ("backlog", queue.name, state, messages, oldest, note)
 
@@ -344,12 +342,10 @@ def say_ways_on(screen: Screen, total: "BacklogTotal", pair: "Pair", routes: Any
     if total.exact:
         warn_of_unused(screen, routes["renames"])
     if missing:
-        more = f" and {len(missing) - NAMES_SHOWN} more" if len(missing) > NAMES_SHOWN else ""
         side = {pair.secondary.name: "secondary", pair.primary.name: "primary"}.get(end.name)
         provision = next_command("provision", "--entities", "FILE", "--side", side)
         create = f"next: {provision}; or create them in the Azure portal" if side else "create them there"
-        names = f"missing in {end.name}: {', '.join(missing[:NAMES_SHOWN])}{more}"
-        screen.say(f"{names}; {create}, or rename them with --map OLD=NEW")
+        screen.say(f"missing in {end.name}: {some(missing, NAMES_SHOWN)}; {create}, or rename them with --map OLD=NEW")
     if total.dead_letters:
         first = created_first(each.reason for each in total.dead_letter_reasons or ())
         screen.say(f"{first}next: {way_back(total.dead_letters, rehearsal=True)}")

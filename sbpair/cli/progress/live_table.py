@@ -83,8 +83,7 @@ def draw_board(view: BoardView, width: int, lines: int) -> RenderableType:
     """Return a view as a drawing."""
     wide = width >= WIDE
     notices = [*view.notices, *(_noted(view) if width < NARROW else ())]
-    layout = Layout(width)
-    notices = [line for each in notices for line in wrapped(clean(each), layout=layout)[:MAX_NOTICE_LINES]]
+    notices = [line for each in notices for line in wrapped(clean(each), layout=Layout(width))[:MAX_NOTICE_LINES]]
     notices = notices[: max(0, lines - MIN_LINES)]
     parts: list[RenderableType] = []
     if view.queues:

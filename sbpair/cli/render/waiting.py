@@ -71,11 +71,6 @@ def is_movable(total: "BacklogTotal", runs: Iterable[WaitingRun]) -> bool:
     return (total.messages or 0) > total.elsewhere or any(each.state == INTERRUPTED and each.messages for each in runs)
 
 
-def going_on(runs: Iterable[WaitingRun], otherwise: str) -> str:
-    """Return the command that goes on with an interrupted run, which knows what was sent; without one, the other."""
-    return next((_command(each) for each in runs if each.state == INTERRUPTED), otherwise)
-
-
 def mover_step(mover: "ActiveMover", health: str, runs: Collection[WaitingRun] = (), *, lost: bool = False) -> str:
     """Return the mover of stranded messages, or the command that moves them, at once or once the primary is up.
 
@@ -87,10 +82,11 @@ def mover_step(mover: "ActiveMover", health: str, runs: Collection[WaitingRun] =
         return f"{mover} moves them"
     nothing = "nothing moves them" if mover.moving is False else "nothing on this machine moves them"
     if health == "refused":
-        return f"{nothing}: first find out why it refuses the credential, with {next_command('doctor')}"
-    if health == "up":
-        return f"{nothing}: run {going_on(runs, next_command('syphon', '--once'))}"
-    return f"{nothing}: to move them once it is up, run {going_on(runs, next_command('syphon', '--watch'))}"
+        return f"{nothing}: first find out why the namespace refuses the credential, with {next_command('doctor')}"
+    # An interrupted run knows what it has sent.
+    interrupted = [_command(each) for each in runs if each.state == INTERRUPTED]
+    [command, *_] = interrupted or [next_command("syphon", "--once" if health == "up" else "--watch")]
+    return f"{nothing}: {'' if health == 'up' else 'to move them once it is up, '}run {command}"
 
 
 def waiting_table(runs: Collection[WaitingRun]) -> Iterator[str]:

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 ROWS_SHOWN = 200
 """How many rows a table has at most: the JSON of `sbpair runs show` has all of them."""
 
-MESSAGE, MESSAGES_SHOWN = "message", 5
 MAX_TEXT = 300
 DEFAULT_TIER = "Standard"
 REPLAY_COST = (
@@ -56,11 +55,6 @@ class Table:
     more: int = 0
     shares: bool = False
     cards: bool = False
-
-    @property
-    def foremost(self) -> int:
-        """The number of rows in Markdown: rows of single messages say much the same."""
-        return MESSAGES_SHOWN if self.columns[0] == MESSAGE else len(self.rows)
 
     @property
     def largest(self) -> int:
@@ -244,7 +238,7 @@ def _discards(receipt: Mapping[str, Any]) -> Section | None:
 def _named(messages: Iterable[Mapping[str, Any]], reason: str, total: int) -> Table:
     named = ((str(each.get("message_id") or each["sequence_number"]), each) for each in messages)
     rows = [(name, each["queue"], each["destination"] or "-", each["reason"]) for name, each in named]
-    return _table((MESSAGE, "queue", "destination", reason), rows, total=total, cards=True)
+    return _table(("message", "queue", "destination", reason), rows, total=total, cards=True)
 
 
 def _not_sent(proof: Mapping[str, Any]) -> Section:
