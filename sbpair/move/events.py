@@ -24,7 +24,7 @@ class QueuesFound:
     dead_letters: Annotated[int | None, "Dead letters of backlog queues; null if unknown"] = field(
         default=None, compare=False
     )
-    disabled: tuple[str, ...] = field(default=(), compare=False)
+    disabled: Annotated[tuple[str, ...], "Those that let nothing be received"] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,7 +130,7 @@ async def test_a_second_syphon_of_a_pair_is_refused_without_no_lease(tmp_path: P
         assert (code, out) == (4, "")
         assert what.startswith(f"error: process {first.pid} (run {run['id']}, since ")
         assert what.endswith(") is moving messages of this pair")
-        assert to_do.startswith("hint: wait until it ends, or stop it: sbpair runs cancel  ")
+        assert to_do.startswith("hint: wait until it ends, or stop it: sbpair runs cancel ")
         assert [each["id"] for each in await pair.runs()] == [run["id"]]
 
         code, _, _ = await pair.run("syphon", "--once", "--no-lease")

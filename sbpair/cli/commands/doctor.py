@@ -78,12 +78,13 @@ def command(
 ) -> int:
     """Find problems with the configuration, this machine and access.
 
-    Checks names, ports, TLS, AMQP, HTTPS, clock, sign-in, claims and tiers of both namespaces, with a hint for each
-    failure. Where port 5671 is blocked, tries WebSockets on port 443. Sends, receives and changes nothing. --live
-    creates three queues called sbpair-doctor-… in each namespace and deletes them afterwards. It also finds other
-    receivers of the backlog, such as an old syphon: of a queue where nothing moves, it receives and releases a message.
-    --via arm also compares regions, tiers, capacity, networks and keys, as Azure Resource Manager describes them.
-    --assumptions creates six queues and a topic, takes 25 seconds, and uses every namespace that is configured.
+    Checks names, ports, TLS, AMQP, HTTPS, clock, sign-in, claims, tiers and disabled queues of both namespaces, and
+    the room for the state, with a hint for each failure. Where port 5671 is blocked, tries WebSockets on port 443.
+    Sends, receives and changes nothing. --live creates three queues called sbpair-doctor-… in each namespace and
+    deletes them afterwards. It also finds other receivers of the backlog, such as an old syphon: of a queue where
+    nothing moves, it receives and releases a message. --via arm also compares regions, tiers, capacity, networks
+    and keys, as Azure Resource Manager describes them. --assumptions creates six queues and a topic, takes 25
+    seconds, and uses every namespace that is configured.
 
     Examples:
       sbpair doctor
