@@ -246,7 +246,7 @@ class DestinationSender:
                     else:
                         self._settlement.count_returned(each.message)
                 continue
-            if self._context.ttl is not TimeToLive.ORIGINAL:
+            if self._context.ttl is TimeToLive.REMAINING:
                 routed = [each for each in map(self._routed_again, routed) if each is not None]
             if filters is not None and self._context.topics is not None:
                 count, held = (0, held) if held else self._context.topics.admit(filters, routed, self._context.now_ms())

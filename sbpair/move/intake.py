@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from sbpair.move.filter import UndecodedMessages
 from sbpair.move.interface import RoutedMessage, get_facts, get_key, get_number, get_ordinal, get_size
-from sbpair.move.message.route import Send, field_getter
+from sbpair.move.message.route import NO_TTL, Send, field_getter
 from sbpair.runs.journal import message_keys
 
 if TYPE_CHECKING:
@@ -224,6 +224,9 @@ class Intake:
     def _send(self, messages: Sequence[ReceivedMessage]) -> None:
         # Hot path: each step is one call for all messages.
         decisions = self._route(list(map(get_facts, messages)))
+        if (default_ms := self._context.default_ttl_ms) is not None:
+            alike = (isinstance(each, Send) and each.ttl_ms in (default_ms, NO_TTL) for each in decisions)
+            self._context.tally.default_ttl += sum(alike)
         if set(map(type, decisions)) != {Send}:
             messages, decisions = self._deliverable(messages, decisions)
         fields = zip(messages, decisions, map(get_ordinal, messages), strict=True)

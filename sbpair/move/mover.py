@@ -42,7 +42,9 @@ class Mover:
         self._latch = FailureLatch(source.interrupt)
         self._skipped = SkippedMessages() if skipped is None else skipped
         self._settlement = Settlement(source, tasks, context, self._latch, self._skipped)
-        route = router(context.ttl, self._service_ms, context.duplicate_window_ms, context.renames)
+        route = router(
+            context.ttl, self._service_ms, context.duplicate_window_ms, context.renames, context.default_ttl_ms
+        )
         new_sender = partial(
             DestinationSender,
             source_queue=source.queue,

@@ -147,6 +147,7 @@ class Receipt(DeliveryCounts):
     )
     topics_unchecked: Annotated[str, "Why the rules of topics were not read; may be empty", LATER] = ""
     where: Annotated[FilterCounts | None, "What --where did; null without it", LATER] = None
+    default_ttl: Annotated[int, "Deliveries whose time to live is the source's default, or equals it", LATER] = 0
     operations: Annotated[MoverOperations, "Billable operations"] = field(default_factory=MoverOperations)
     ramp: Annotated[RampRecord | None, "The ramp; null without one", LATER] = None
 
@@ -177,6 +178,14 @@ class MissingDestination:
     held: Annotated[int, "Messages of it that were received, and left in the backlog"]
 
 
+def default_ttl_note(messages: int, source: str) -> str:
+    """Return what to know of messages whose time to live may be the source's default."""
+    return (
+        f"{messages} of them have the default time to live of {source}, which may be their sender's:"
+        " --ttl drop-default leaves it out"
+    )
+
+
 class Tally:
     """Counts the ends of deliveries while a run moves. `filter_counts` adds to skipped messages what a filter did."""
 
@@ -186,6 +195,7 @@ class Tally:
         self.discarded: Counter[str] = Counter()
         self.not_evaluated: Counter[str] = Counter()
         self.topics_unchecked = ""
+        self.default_ttl = 0
         self._queues: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._destinations: Counter[str] = Counter()
         self._dead_letters: list[NamedMessage] = []
@@ -301,6 +311,7 @@ class Tally:
             discarded=dict(sorted(self.discarded.items())),
             not_evaluated=dict(sorted(self.not_evaluated.items())),
             topics_unchecked=self.topics_unchecked,
+            default_ttl=self.default_ttl,
             where=self.filter_counts and self.filter_counts(total["skipped"] - self._stayed_total),
             operations=MoverOperations(**self._spent),
             ramp=self.ramp,

@@ -16,6 +16,7 @@ from sbpair.model import cost
 from sbpair.move.message.dead_letters import NotSentReason
 from sbpair.move.message.route import OTHERS, DeadLetter, Expire, Facts, Route, TimeToLive, route, router
 from sbpair.move.receipt import FilterCounts, MissingDestination, NamedMessage
+from sbpair.timespan import TICKS_PER_MS
 
 if TYPE_CHECKING:
     from sbpair.azure.destinations import DestinationEntity
@@ -85,8 +86,15 @@ class ForecastBuilder:
     """Adds up messages to a forecast, some of which a destination that detects duplicates may know."""
 
     def __init__(
-        self, ttl: TimeToLive, now_ms: int, duplicate_window_ms: int = 0, renames: Renames | None = None
+        self,
+        ttl: TimeToLive,
+        now_ms: int,
+        duplicate_window_ms: int = 0,
+        renames: Renames | None = None,
+        default_ttl_ms: int | None = None,
     ) -> None:
+        self._default_ttl_ms = default_ttl_ms
+        self.default_ttl = 0  # messages that the source would deliver with its default time to live
         self._route = router(ttl, lambda: now_ms, duplicate_window_ms, renames)
         self.now_ms = now_ms
         self._flows: dict[tuple[str, str | None], FlowStats] = {}
@@ -114,6 +122,9 @@ class ForecastBuilder:
         flow.not_evaluated += taken is None
         flow.overdue += isinstance(route(facts, ttl=TimeToLive.REMAINING, now_ms=self.now_ms), Expire)
         flow.scheduled_in_future += facts.scheduled_at is not None and facts.scheduled_at > self.now_ms
+        if self._default_ttl_ms is not None:
+            own_ms = facts.ttl_ticks and -(-facts.ttl_ticks // TICKS_PER_MS)
+            self.default_ttl += own_ms is None or own_ms >= self._default_ttl_ms
         self._moved_units += cost.units(facts.size)
         self._destination_credits += 1 + filters
 

@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from sbpair.amqp_client.client import AmqpClient, GetToken, connect
-from sbpair.errors import AccessError, EntityMissing, ServiceRefused, Unavailable, UsageError
-from sbpair.model.entities import Topic, subscription_of
+from sbpair.errors import AccessError, EntityMissing, SbpairError, ServiceRefused, Unavailable, UsageError
+from sbpair.model.entities import Queue, Subscription, Topic, subscription_of
 from sbpair.model.pair import Endpoint, Ends
 from sbpair.move.message.dead_letters import is_dead_letter_path, parent_path
-from sbpair.timespan import TICKS_PER_MS, ticks
+from sbpair.timespan import TICKS_PER_DAY, TICKS_PER_MS, TIMESPAN_MAX_DAYS, ticks
 
 if TYPE_CHECKING:
     from sbpair.azure.atom import AtomNamespace
@@ -77,11 +77,12 @@ class CheckedEnds(NamedTuple):
     """Facts of both ends. `sessions` is whether the source has sessions.
 
     `duplicate_window_ms` is how long the destination remembers message ids to detect duplicates: 0 if it does not, None
-    without the Manage claim.
+    without the Manage claim. `default_ttl_ms` is the source's default time to live: 0 for none, None without Manage.
     """
 
     sessions: bool
     duplicate_window_ms: int | None = 0
+    default_ttl_ms: int | None = None
 
 
 async def check_ends(
@@ -110,6 +111,8 @@ async def check_ends(
             has_sessions = await _needs_session(client, source.path)
     if destination is None:
         return CheckedEnds(has_sessions)
+    async with open_atom(source.endpoint) as control:
+        default_ms = await _default_ttl_ms(control, source.parent)
     async with open_atom(destination.endpoint) as control:
         if source.same_namespace(destination) and not source.is_dead_letters:
             name = source.path.lower()
@@ -121,9 +124,23 @@ async def check_ends(
                 await _check_subscriptions(control, found)
         except (AccessError, Unavailable) as error:
             log.info("%s is not known: %s", destination.path, error.message)
-            return CheckedEnds(has_sessions, None)
-    window = ticks(found.duplicate_detection_history_time_window)
-    return CheckedEnds(has_sessions, window // TICKS_PER_MS if found.requires_duplicate_detection else 0)
+            return CheckedEnds(has_sessions, None, default_ms)
+    window = ticks(found.duplicate_detection_history_time_window) // TICKS_PER_MS
+    return CheckedEnds(has_sessions, window if found.requires_duplicate_detection else 0, default_ms)
+
+
+async def _default_ttl_ms(control: AtomNamespace, path: str) -> int | None:
+    try:
+        if subscription := subscription_of(path):
+            names = {each.name.lower(): each for each in await control.subscriptions(subscription.topic)}
+            found: Queue | Subscription | Topic = names[subscription.name.lower()]
+        else:
+            found = await control.queue_or_topic(path)
+    except (SbpairError, KeyError) as error:
+        log.info("the default time to live of %s is not known: %s", path, error)
+        return None
+    life_ms = ticks(found.default_message_time_to_live) // TICKS_PER_MS
+    return life_ms if life_ms < TIMESPAN_MAX_DAYS * TICKS_PER_DAY // TICKS_PER_MS else 0
 
 
 @contextmanager

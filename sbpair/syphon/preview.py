@@ -31,6 +31,7 @@ from sbpair.move.message.envelope import DEFERRED, SCHEDULED, message_state, res
 from sbpair.move.message.route import BACKLOG, DeadLetter, Expire, Facts, MessageForm, Route, Send, refused
 from sbpair.move.peek.destination_lookup import DestinationLookup
 from sbpair.move.peek.peeker import Peeked, PeekedMessage, Peeker, PeekPosition
+from sbpair.move.receipt import default_ttl_note
 from sbpair.move.topic_guard import takes
 from sbpair.rules.filters import TopicFilters
 from sbpair.rules.values import Truth
@@ -89,7 +90,9 @@ async def make_forecast(
         effective = effective_limits(request, tiers)
         spent = None if request.credits is None else effective.source_credits
         peeker = Peeker(ends.source, get_token, sleep, on_event, form=request.form, credits=spent, clock=clock)
-        builder = ForecastBuilder(request.ttl, int(now() * 1000), request.duplicate_window_ms, request.renames)
+        builder = ForecastBuilder(
+            request.ttl, int(now() * 1000), request.duplicate_window_ms, request.renames, request.default_ttl_ms
+        )
         absent = MissingDestinations(None) if request.keeps_refused else request.missing()
         scan = _PreviewScan(builder, lookup, peeker, aside, absent, left, request.form, request.where)
         on_event(found)
@@ -99,6 +102,8 @@ async def make_forecast(
     if not scan.found:
         raise scan.missing if scan.missing and request.source else none_found(ends)
     absent.note_left("", scan.waiting)
+    if builder.default_ttl:
+        scan.notes.append(default_ttl_note(builder.default_ttl, f"the {request.words[0]}"))
     takes_dead_letters = request.takes_dead_letters or any(map(is_dead_letter_path, only))
     if lookup.unmanaged:
         scan.notes.append(f"the subscriptions of topics were not checked: {lookup.unmanaged}")

@@ -115,7 +115,8 @@ class RunRequest:
     every message that was there at its start is settled or held. `backlog_queues` is the number of queues to move
     without the Manage claim. `sessions` is whether the source has sessions. A run ends after `max_messages` were sent.
     With `keeps_refused`, a message that the destination refuses stays in its source, and so does one that was enqueued
-    within the last `duplicate_window_ms`: the destination may know its id.
+    within the last `duplicate_window_ms`: the destination may know its id. `default_ttl_ms` is the source's; None for
+    none, or if unknown.
 
     `ordered` keeps the order of a queue's messages for a destination. `rate` is in messages a second. `credits` is in
     credits a second, infinity for no limit; if it is None, a run spends half of a Standard namespace's credits, and is
@@ -155,6 +156,7 @@ class RunRequest:
     max_messages: int | None = None
     keeps_refused: bool = False
     duplicate_window_ms: int = 0
+    default_ttl_ms: int | None = None
     names: tuple[str, str] | None = None
     ordered: bool = True
     rate: float | None = None

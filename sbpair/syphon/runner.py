@@ -94,6 +94,7 @@ async def run(
             chosen=None if where is None else where.choose,
             max_skipped=request.max_skipped,
             duplicate_window_ms=request.duplicate_window_ms,
+            default_ttl_ms=request.default_ttl_ms,
             traced=live.traced,
             renames=request.renames,
         )

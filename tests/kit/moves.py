@@ -77,6 +77,7 @@ class World:
         check_names(start, end)
         checked = await check_ends(start, end, None)
         more = {**move_terms("move", kept_for(to), source), "sessions": checked.sessions, **more}
+        more = {"default_ttl_ms": checked.default_ttl_ms or None, **more}
         result = await run_syphon(ends, **more)
         assert result.receipt.balanced
         return result

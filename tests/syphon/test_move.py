@@ -8,6 +8,7 @@ import pytest
 
 from sbpair import errors
 from sbpair.amqp.message import (
+    Header,
     Properties,
     Sections,
     data_body,
@@ -17,12 +18,15 @@ from sbpair.emulator.entities.description import QueueDescription, SubscriptionD
 from sbpair.model.pair import Pair
 from sbpair.move.context import MissingDestinations
 from sbpair.move.message.dead_letters import dead_letter_path
-from sbpair.move.message.route import kept_for
+from sbpair.move.message.route import TimeToLive, kept_for
 from sbpair.syphon.move_ends import check_ends
 from sbpair.syphon.preview import make_forecast
 from sbpair.syphon.run_request import RunRequest
+from sbpair.timespan import TICKS_PER_MS
 from tests.kit.moves import bury, ids, move_terms, run_syphon, stored, world
 from tests.kit.stranded import in_session, numbered, put
+
+DAY_MS = 86_400_000
 
 
 async def test_a_refused_message_stays_and_is_named_and_the_others_are_moved() -> None:
@@ -115,6 +119,37 @@ async def test_an_expiry_without_a_ttl_keeps_its_bytes_until_it_is_over(
     assert properties.creation_time is not None
     assert properties.absolute_expiry_time - properties.creation_time == 3_600_000
     assert properties.creation_time >= now_ms - 1_000  # a Date has whole seconds
+
+
+@pytest.mark.parametrize("days", [1, 60])
+@pytest.mark.parametrize("ttl", [TimeToLive.ORIGINAL, TimeToLive.DROP_DEFAULT])
+async def test_a_default_time_to_live_is_told_and_left_out_if_wanted(ttl: TimeToLive, days: int) -> None:
+    """The service writes it into each message that has none or a longer one, as if its sender had."""
+    default_ms, names = days * DAY_MS, {"none": None, "short": 60_000, "same": DAY_MS, "long": 2 * DAY_MS}
+    sent = {name: Properties(message_id=name).encode() for name in names}
+    like = ["none", "same", "long"] if days == 1 else ["none"]
+    async with world() as w:
+        given = QueueDescription(default_message_time_to_live=default_ms * TICKS_PER_MS)
+        takes = w.namespaces[0].create_queue("from", given)
+        for name, own in names.items():
+            header = b"" if own is None else Header(ttl=own).encode()
+            put(takes, Sections(header=header, properties=sent[name], body=data_body(b"x")).join())
+        _, _, there = w.create("queue", "to")
+        terms = {**move_terms("move", kept_for("to"), "from"), "names": ("a:from", "a:to"), "ttl": ttl}
+        asked = RunRequest(ends=w.address("from").alone, default_ttl_ms=default_ms, **terms)
+        notes = (await make_forecast(asked)).notes
+        receipt = (await w.move("from", "to", ttl=ttl)).receipt
+        arrived = {each.read_properties().message_id: each for each in stored(there)}
+    assert [note for note in notes if note.startswith(f"{len(like)} of them have the default time to live of the source")]
+    assert (receipt.sent, receipt.default_ttl) == (4, len(like))
+    for name, each in arrived.items():
+        times, is_default = each.read_properties(), name in like
+        if ttl is TimeToLive.DROP_DEFAULT and is_default:
+            assert (each.header, each.properties) == (b"", sent[str(name)]), name
+        else:
+            life_ms = default_ms if is_default else names[str(name)]
+            assert each.read_header().ttl == min(life_ms or 0, 2**32 - 1), name
+            assert (times.absolute_expiry_time is None) is (name in ("same", *sorted({*names} - {*like})))
 
 
 async def test_two_moves_of_one_source_exclude_each_other_and_of_two_do_not(

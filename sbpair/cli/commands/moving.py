@@ -16,7 +16,7 @@ from sbpair.cli.options.values import ALL_PAIRS, all_profiles
 from sbpair.cli.render.receipt import SYPHON, MoveWording, warn_of_failures
 from sbpair.cli.render.screen import Screen, spoken
 from sbpair.cli.render.table import columns
-from sbpair.errors import SbpairError, UsageError
+from sbpair.errors import AccessError, SbpairError, UsageError
 from sbpair.model.entities import subscription_of
 from sbpair.model.pair import Ends
 from sbpair.move.context import MAX_MISSING
@@ -38,6 +38,7 @@ REFUSED_STAY: "dict[str, Any]" = {"keeps_refused": True, "max_missing": 0}
 AFTER_WINDOW_MS = 3_600_000
 """How long a destination may know an id after its window, at most: `duplicate_window_end` in ASSUMPTIONS.md."""
 
+DROP_DEFAULT = "drop-default"
 _ONE_MODE = "[--once | --watch | --dry-run] [OPTIONS]"
 USAGE = {"syphon": "(--once | --watch | --dry-run) [OPTIONS]", "move": _ONE_MODE, "redrive": _ONE_MODE}
 
@@ -76,6 +77,7 @@ def syphon_command(
     from sbpair.syphon.run_request import syphon_request
 
     mode = terms.checked_mode()
+    _refuse_default_ttl(terms)
     settings = terms.settings(screen)
 
     def request_of(pair: "Pair", **routes: Any) -> "RunRequest":
@@ -193,6 +195,7 @@ def redrive_command(
     settings = terms.settings(screen, limit, frozenset(map(_reason, reason or ())))
     reach = reach_of(connection, screen, count=count, state=terms.state)
     if entity is None:
+        _refuse_default_ttl(terms)
         to_aliases = {"command": "redrive --backlog", "form": BACKLOG_DEAD_LETTERS, **REFUSED_STAY}
         routes = delivery.settings(reach)
         request = syphon_request(reach.pair, preview=terms.dry_run, **to_aliases, **routes, **settings)
@@ -337,11 +340,28 @@ def _checked_request(
         source=source.path,
         sessions=found.sessions,
         duplicate_window_ms=window_ms,
+        default_ttl_ms=_default_ttl(source, found.default_ttl_ms, settings["ttl"]),
         names=(str(source), str(destination or target.name)),
         **REFUSED_STAY,
         **settings,
     )
     return request, owner.directory
+
+
+def _refuse_default_ttl(terms: MoveTerms) -> None:
+    if terms.ttl == DROP_DEFAULT:
+        hint = "leave it out: backlog queues have no default time to live, and messages have their sender's as an alias"
+        raise UsageError(f"--ttl {DROP_DEFAULT} is for other sources than the backlog", hint=hint)
+
+
+def _default_ttl(source: "EntityAddress", default_ms: int | None, ttl: str) -> int | None:
+    """Return the source's default time to live; None for none. Raises AccessError if it must be known, and is not."""
+    if default_ms is None and ttl == DROP_DEFAULT:
+        raise AccessError(
+            f"--ttl {DROP_DEFAULT}: the default time to live of {source.parent} is not known",
+            hint=f"use a key of {source.endpoint.name} with Manage; or leave --ttl {DROP_DEFAULT} out",
+        )
+    return default_ms or None
 
 
 def _warn_without_aliases(screen: Screen, source: "EntityAddress", destination: "EntityAddress") -> None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 Dedup = Literal["key", "message-id", "report"]
 Ttl = Literal["original", "remaining"]
+MoveTtl = Literal["original", "remaining", "drop-default"]
 
 RATE = option("--rate N[/s|/m|/h]", "Send at most N messages a second, minute or hour", parse=rate_limit.parse_rate)
 CREDITS = option(
@@ -113,7 +114,7 @@ class MoveTerms:
     )
     rate: float | None = RATE
     share: float | None = CREDITS
-    ttl: Ttl = TTL
+    ttl: MoveTtl = option("--ttl MODE", "original, remaining (less the wait), or drop-default", default="original")
     state: Path | None = STATE
     lease: str | None = LEASE
     no_lease: bool = NO_LEASE

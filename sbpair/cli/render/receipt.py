@@ -14,7 +14,7 @@ from sbpair.model.document import encoded
 from sbpair.move.message.dead_letters import NotSentReason, parent_path
 from sbpair.move.message.route import is_routable
 from sbpair.move.rate_limit import Limit
-from sbpair.move.receipt import BUCKETS
+from sbpair.move.receipt import BUCKETS, default_ttl_note
 
 if TYPE_CHECKING:
     from sbpair.cli.results.moving import SyphonReceipt
@@ -82,6 +82,8 @@ def receipt_table(receipt: Mapping[str, Any], commands: Mapping[str, str], words
     yield from _named("dead-lettered", receipt.get("dead_letters", ()))
     yield from _named("came back", (receipt.get("ramp") or {}).get("came_back", ()))
     yield from left_lines(receipt)
+    if receipt.get("default_ttl"):
+        yield from wrapped(default_ttl_note(receipt["default_ttl"], words.source))
     doubtful = receipt.get("doubtful", ())
     yield from _named("possible duplicates", doubtful)
     if receipt.get("doubtful_total", 0) > len(doubtful):

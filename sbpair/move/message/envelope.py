@@ -24,7 +24,7 @@ from sbpair.amqp.message import (
 from sbpair.amqp.types import Map, Symbol, Timestamp, UInt, Value, text_of
 from sbpair.backlog import ALIASES, AliasError, Aliases, check_unreserved, read_aliases, write_aliases
 from sbpair.errors import ProtocolError
-from sbpair.move.message.route import BACKLOG, MAX_TTL_HEADER_MS, WRAPPED_MAX_TTL_MS, Facts, MessageForm, Send
+from sbpair.move.message.route import BACKLOG, MAX_TTL_HEADER_MS, NO_TTL, WRAPPED_MAX_TTL_MS, Facts, MessageForm, Send
 from sbpair.timespan import LAST_EXPIRY_MS, TICKS_PER_DAY, TICKS_PER_MS, TIMESPAN_MAX_DAYS
 
 T = TypeVar("T")
@@ -245,7 +245,7 @@ def header_of(raw: bytes, ttl_ms: int | None) -> bytes:
     """Return the sender's header with its TTL restored and delivery counts reset."""
     original, ttl = Sections(header=raw).read_header(), None
     if ttl_ms is not None:
-        ttl = min(ttl_ms, MAX_TTL_HEADER_MS)
+        ttl = min(ttl_ms, MAX_TTL_HEADER_MS) or None
     elif original.ttl is not None and original.ttl != MAX_TTL_HEADER_MS:
         # Without an alias, the sender's own TTL stays. The service writes the maximum for "none".
         ttl = original.ttl
@@ -295,12 +295,13 @@ def annotations_of(sections: Sections, send: Send) -> bytes:
 
 def properties_of(sections: Sections, send: Send, now_ms: int) -> bytes:
     """Return the properties with the session restored, and an absolute expiry if one is needed."""
-    fields: dict[int, str | Timestamp] = {}
+    fields: dict[int, str | Timestamp | None] = {}
     if send.session_id is not None:
         fields[_GROUP_ID] = send.session_id
     if send.ttl_ms is not None and _states_expiry(sections, send.ttl_ms):
-        fields[_CREATION] = Timestamp(now_ms)
-        fields[_ABSOLUTE_EXPIRY] = Timestamp(min(now_ms + send.ttl_ms, LAST_EXPIRY_MS))
+        ends_ms, lives = min(now_ms + send.ttl_ms, LAST_EXPIRY_MS), send.ttl_ms != NO_TTL
+        fields[_CREATION] = Timestamp(now_ms) if lives else None
+        fields[_ABSOLUTE_EXPIRY] = Timestamp(ends_ms) if lives else None
     return splice.with_fields(sections.properties, PROPERTIES, fields) if fields else sections.properties
 
 

@@ -83,17 +83,25 @@ class TimeToLive(StrEnum):
 
     REMAINING: the message was enqueued in the backlog, or its scheduled time if that is later, since the service starts
     counting then. So a message still to be scheduled keeps its whole TTL, and one without a TTL never expires.
+
+    DROP_DEFAULT: as ORIGINAL, and a TTL that equals the source's default is left out. The service writes its default
+    into the messages that it delivers: nobody can tell it from the sender's.
     """
 
     ORIGINAL = "original"
     REMAINING = "remaining"
+    DROP_DEFAULT = "drop-default"
+
+
+NO_TTL = 0
+"""The TTL of a message whose own is left out."""
 
 
 REMEMBERED = 4_096
 
 
 class Send(NamedTuple):
-    """Send the message. `ttl_ms` is None for a message that never expires."""
+    """Send the message. `ttl_ms` is None for a message that never expires, unless it states a TTL itself."""
 
     destination: str
     session_id: str | None
@@ -136,12 +144,25 @@ def route(facts: Facts, *, ttl: TimeToLive = TimeToLive.ORIGINAL, now_ms: int = 
 
 
 def router(
-    ttl: TimeToLive, now_ms: Callable[[], int], duplicate_window_ms: int = 0, renames: Renames | None = None
+    ttl: TimeToLive,
+    now_ms: Callable[[], int],
+    duplicate_window_ms: int = 0,
+    renames: Renames | None = None,
+    default_ttl_ms: int | None = None,
 ) -> Callable[[Sequence[Facts]], list[Route]]:
     """Return a function that routes many messages by the same rules.
 
     A message that was enqueued within the last `duplicate_window_ms` is not sent: its destination may know its id.
+    `default_ttl_ms` is that of the source.
     """
+    if ttl is TimeToLive.DROP_DEFAULT and default_ttl_ms is None:
+        ttl = TimeToLive.ORIGINAL
+    if ttl is TimeToLive.DROP_DEFAULT:
+        kept = router(TimeToLive.ORIGINAL, now_ms, duplicate_window_ms, renames)
+        return lambda many: [
+            each._replace(ttl_ms=NO_TTL) if isinstance(each, Send) and each.ttl_ms == default_ttl_ms else each
+            for each in kept(many)
+        ]
     if renames:
         as_written = router(ttl, now_ms, duplicate_window_ms)
         return lambda many: [
