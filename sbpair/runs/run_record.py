@@ -57,12 +57,15 @@ class RunCounts:
 
     received: Annotated[int | None, "Received messages, of a replay archived ones; null without figures"]
     sent: Annotated[int | None, "Messages that their destination accepted; null without figures"]
-    undeliverable: Annotated[int, "Dead-lettered and expired messages; of a replay, expired and quarantined ones"]
+    undeliverable: Annotated[
+        int | None,
+        "Dead-lettered and expired messages; of a replay, expired and quarantined ones; null without figures",
+    ]
     stayed: Annotated[int, "Messages left where they were on purpose: a filter, a choice or a rule skipped them"]
     remaining: Annotated[
         RemainingMessages | None,
         "Messages left over at its end besides these: in its source, and in the archive of a replay; null if the run"
-        " emptied both, or if it is not known",
+        " emptied both, or has not ended; at least 0 if it is not known",
     ]
     in_doubt: Annotated[
         int, "Messages sent without an answer, and not settled since; the bucket of the receipt stays as the run ended"
@@ -133,17 +136,28 @@ class RunRecord:
     @property
     def counts(self) -> Annotated[RunCounts, SPREAD]:
         known, is_replay = self.receipt or {}, self.kind == "replay"
-        named, left = known.get("doubtful", ()), known.get("remaining")
+        named = known.get("doubtful", ())
+        refused = known.get("quarantined" if is_replay else "dead_lettered")
         total, more = known.get("doubtful_total", len(named)), len(self.doubtful()) - len(named)
         return RunCounts(
             known.get("archived") or known.get("received") if is_replay else known.get("received"),
             known.get("acknowledged" if is_replay else "sent"),
-            known.get("expired", 0) + known.get("quarantined" if is_replay else "dead_lettered", 0),
+            None if refused is None else known.get("expired", 0) + refused,
             known.get("excluded" if is_replay else "skipped", 0),
-            _left_by_replay(known) if is_replay else RemainingMessages(**left) if left else None,
+            self._remaining(),
             known.get("in_doubt") or 0 if is_replay else sum(not settled for settled in self.doubts.values()),
             total + (more if total == len(named) else 0),
         )
+
+    def _remaining(self) -> RemainingMessages | None:
+        known = self.receipt or {}
+        if "run" not in known:  # it has not ended, or without its last receipt
+            is_unknown = self.outcome not in LIVE and not (self.outcome is RunOutcome.FAILED and not known)
+            return RemainingMessages(0, exact=False) if is_unknown else None
+        if self.kind == "replay":
+            left = left_unsent(known) + sum(known.get("remaining_in_queues", {}).values())
+            return RemainingMessages(left, exact=True) if left else None
+        return RemainingMessages(**known["remaining"]) if known.get("remaining") else None
 
     def doubtful(self) -> list[DoubtfulMessage]:
         """Return the messages that may be there twice: those that the receipt names, and then others of the journal."""
@@ -160,11 +174,6 @@ class RunRecord:
 
 def _message(named: Mapping[str, Any]) -> tuple[object, ...]:
     return named["queue"].lower(), named["sequence_number"], named["message_id"]
-
-
-def _left_by_replay(proof: Mapping[str, Any]) -> RemainingMessages | None:
-    left = left_unsent(proof) + sum(proof.get("remaining_in_queues", {}).values()) if "run" in proof else 0
-    return RemainingMessages(left, exact=True) if left else None
 
 
 def left_unsent(receipt: Mapping[str, Any]) -> int:

@@ -36,7 +36,7 @@ class SyphonResult:
     """A run that has ended, as it is recorded. `run` is its id in `sbpair runs show`.
 
     `stopped` is whether the run was asked to end, `hurried` whether it did so without a wait for pending sends, `once`
-    whether it would have ended by itself. `remaining` is None for a run that emptied the backlog, or did not begin.
+    whether it would have ended by itself. `remaining` is None for a run that emptied the backlog.
     `limit` slowed the run down most. `to` is the namespace that a backlog went to instead of its primary.
     """
 
@@ -47,9 +47,7 @@ class SyphonResult:
     run: Annotated[str, "Id of the run"] = ""
     hurried: bool = False
     missing_destinations: Annotated[tuple[MissingDestination, ...], "Destinations that the primary lacks"] = ()
-    remaining: Annotated[
-        RemainingMessages | None, "Messages at the end; null if the run emptied it, or did not begin"
-    ] = None
+    remaining: Annotated[RemainingMessages | None, "Messages at the end; null if the run emptied it"] = None
     limit: Annotated[Limit | None, "The limit that the run waited for longest; null if none slowed it down"] = None
     to: Annotated[str | None, "Namespace that the backlog went to; null for its primary"] = None
     once: bool = False

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 from sbpair.azure.atom import AtomNamespace, open_atom
 from sbpair.azure.credentials import open_tokens
 from sbpair.azure.destinations import DestinationCache, open_destinations
-from sbpair.errors import EntityMissing, SbpairError, first_error
+from sbpair.errors import AccessError, EntityMissing, SbpairError, Unavailable, first_error
 from sbpair.model.document import encoded
 from sbpair.move.context import MoveContext
 from sbpair.move.events import QueuesFound, SyphonEvent, TopicsUnchecked
@@ -102,7 +102,7 @@ async def run(
         plan = RunPlan(request, context, stop, timings, session, gate or IntakeGate(), started_at=started_at)
         started = time.monotonic()
         workers: list[QueueWorker] = []
-        remaining: RemainingMessages | None = None
+        remaining: RemainingMessages | None = RemainingMessages(0, exact=False)
         ramp: Ramp | None = None
         async with AsyncExitStack() as moving:
             moving.callback(_name_possible_duplicates, tally, store.journal, live.id, request)
@@ -269,18 +269,20 @@ async def _remaining(plan: RunPlan, workers: list[QueueWorker], *, may_count: bo
     receipt = plan.context.tally.receipt()
     left, most = max(0, receipt.remaining, receipt.locked), plan.request.max_messages
     is_full = most is not None and receipt.sent >= most
-    if not (plan.stop.is_set() or left or is_full):
-        return None
     there = [worker for worker in workers if not isinstance(worker.error, EntityMissing)]
-    if may_count and plan.control is not None and not any(worker.error for worker in there):
+    errors = [worker.error for worker in there if worker.error is not None]
+    if not (plan.stop.is_set() or left or is_full or errors):
+        return None
+    may_count = may_count and not any(isinstance(error, (AccessError, Unavailable)) for error in errors)
+    if may_count and there and plan.control is not None:
         try:
             async with asyncio.timeout(COUNT_SECONDS):
                 counts = await asyncio.gather(*(plan.count(worker.queue) for worker in there))
         except (SbpairError, TimeoutError) as error:
             log.info("what is left could not be counted: %s", error)
         else:
-            return RemainingMessages(sum(count or 0 for count in counts), exact=True)
-    return RemainingMessages(left, exact=False) if left or plan.stop.is_set() else None
+            return RemainingMessages(max(0, sum(count or 0 for count in counts) - receipt.skipped), exact=True)
+    return RemainingMessages(left, exact=False)
 
 
 def _name_possible_duplicates(tally: Tally, journal: Journal, run_id: str, request: RunRequest) -> None:

@@ -17,13 +17,16 @@ from sbpair.model.document import encoded
 from sbpair.move.receipt import (
     MAX_BACKING_OFF,
     MAX_DOUBTFUL,
+    MAX_LISTED,
     BackingOff,
+    MissingDestination,
     NamedMessage,
     RampRecord,
     RampState,
     RampStep,
     Tally,
 )
+from sbpair.runs.run_record import RemainingMessages
 from sbpair.syphon.run_result import SyphonResult
 
 
@@ -95,3 +98,38 @@ def test_what_came_back_is_named_with_its_reason() -> None:
     tally.ramp = RampRecord((1,), 30.0, RampState.STOPPED, (RampStep(1, 1, 1.0, 1),), (back,), came_back_total=1)
     lines = receipt_table(encoded(SyphonResult(tally.receipt(), (), 1.0, False)), {}, SYPHON)
     assert "came back: 1 message (m10): Poison: it is bad" in list(lines)
+
+
+def test_dead_letters_beyond_those_that_are_named_are_counted_by_destination() -> None:
+    tally, named = Tally(), NamedMessage("c/t/0", 7, "m7", "gone", "it does not exist")
+    for _ in range(MAX_LISTED + 500):
+        tally.dead_lettered(named, "DestinationNotFound")
+    missing = (MissingDestination("gone", 1_100, 0), MissingDestination("lost", 400, 0))
+    lines = list(
+        receipt_table(encoded(SyphonResult(tally.receipt(), (), 1.0, False, missing_destinations=missing)), {}, SYPHON)
+    )
+    assert "dead-lettered: at least 1000 messages (m7, m7, m7, …): it does not exist" in lines
+    assert "dead-lettered: 1500 in all" in lines
+    assert lines[lines.index("DESTINATION  DEAD LETTERED") + 1 :][:2] == [
+        "gone                  1100",
+        "lost                   400",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("left", "text"),
+    [
+        (RemainingMessages(5, exact=True), "5 messages in the backlog"),
+        (RemainingMessages(9, exact=True), "9 messages in the backlog, 4 of them not received"),
+        (RemainingMessages(5, exact=False), "at least 5 messages in the backlog"),
+        (RemainingMessages(0, exact=False), "how many messages are left in the backlog is not known"),
+    ],
+)
+def test_messages_left_are_a_total_only_where_it_is_known(left: RemainingMessages, text: str) -> None:
+    tally = Tally()
+    tally.received("c/t/0", 5)
+    tally.backing_off("c/t/0", [BackingOff("full", "busy", "", 5)])
+    lines = list(receipt_table(encoded(SyphonResult(tally.receipt(), (), 1.0, False, "r", remaining=left)), {}, SYPHON))
+    assert lines[-1] == f"run r ended after 1s; {text}"
+    least = "" if left == RemainingMessages(5, exact=True) else "at least "
+    assert f"full took no more: busy; run again later; {least}5 messages left" in lines

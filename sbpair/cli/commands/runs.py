@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 
 STDOUT = "-"
 FACTS = ("id", "command", "archive", "started", "ended", "took", "outcome", "exit_code", "error")
-HEADING = ("RUN", "KIND", "COMMAND", "STARTED", "TOOK", "OUTCOME", "RECEIVED", "SENT", "LEFT", "IN DOUBT", "DOUBTFUL")
+HEADING = (
+    *("RUN", "KIND", "COMMAND", "STARTED", "TOOK", "OUTCOME"),
+    *("RECEIVED", "SENT", "DEAD", "LEFT", "IN DOUBT", "DOUBTFUL"),
+)
 
 
 def group() -> None:
@@ -50,9 +53,10 @@ def group() -> None:
 def list_runs(*, connection: RunSelection, screen: Screen) -> int:
     """List the syphons, moves and replays of a pair, or the moves of a namespace, the latest first.
 
-    OUTCOME is running, paused, done, partial (exit code 3), stopped, failed or crashed. LEFT counts messages left over
-    at the end, IN DOUBT those sent without an answer and not settled since, DOUBTFUL all that may be there twice.
-    Below, stderr names replays with messages in their archive, and paused runs, with the command that goes on.
+    OUTCOME is running, paused, done, partial (exit code 3), stopped, failed or crashed. DEAD counts dead-lettered and
+    expired messages, LEFT those left over at the end (? if it is not known), IN DOUBT those sent without an answer and
+    not settled since, DOUBTFUL all that may be there twice. Below, stderr names replays with messages in their archive,
+    and paused runs, with the command that goes on.
 
     Examples:
       sbpair runs list
@@ -241,7 +245,8 @@ def _row(run: dict[str, Any], seconds: float | None) -> list[object]:
     left, took = run["remaining"], "" if seconds is None else spoken(seconds)
     remaining = left and (left["messages"] if left["exact"] else f"≥{left['messages']}")
     command = run["command"].removeprefix(f"{run['kind']} ")
-    counts = ("" if each is None else each for each in (run["received"], run["sent"], remaining))
+    shown = (run["received"], run["sent"], run["undeliverable"], remaining)
+    counts = ("" if each is None else each for each in shown)
     doubts = (run["in_doubt"], run["doubtful_total"])
     return [run["id"], run["kind"], command, run["started"], took, run["outcome"], *counts, *doubts]
 

@@ -1,7 +1,7 @@
 """Receipts of moves as JSON and text, with the commands to go on with; proofs of replays as text."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from sbpair.model.document import encoded
 from sbpair.move.message.dead_letters import NotSentReason, parent_path
 from sbpair.move.message.route import is_routable
 from sbpair.move.rate_limit import Limit
-from sbpair.move.receipt import BUCKETS, default_ttl_note
+from sbpair.move.receipt import BUCKETS, GONE, default_ttl_note
 
 if TYPE_CHECKING:
     from sbpair.cli.results.moving import SyphonReceipt
@@ -79,31 +79,57 @@ def receipt_table(receipt: Mapping[str, Any], commands: Mapping[str, str], words
     yield from breakdown(receipt)
     if limit := receipt.get("limit"):
         yield str(Limit(**limit))
-    yield from _named("dead-lettered", receipt.get("dead_letters", ()))
-    yield from _named("came back", (receipt.get("ramp") or {}).get("came_back", ()))
+    ramp = receipt.get("ramp") or {}
+    yield from _named("dead-lettered", receipt.get("dead_letters", ()), _dead_lettered(receipt))
+    yield from _named("came back", ramp.get("came_back", ()), ramp.get("came_back_total", 0))
     yield from left_lines(receipt)
     if receipt.get("default_ttl"):
         yield from wrapped(default_ttl_note(receipt["default_ttl"], words.source))
-    doubtful = receipt.get("doubtful", ())
-    yield from _named("possible duplicates", doubtful)
-    if receipt.get("doubtful_total", 0) > len(doubtful):
-        yield f"possible duplicates: {receipt['doubtful_total']} in all"
+    yield from _named("possible duplicates", receipt.get("doubtful", ()), receipt.get("doubtful_total", 0))
     held = 2 * receipt.get("received", 0) - sum(count for _, count in counted)
     if "seconds" not in receipt and held > 0:
         yield f"{held} held then: in {words.source}, unless they were sent"
     elif not receipt.get("balanced", True):
         yield "the counts do not add up: please report this"
     if "seconds" in receipt:
-        left, ended = receipt["remaining"], "was stopped" if receipt["stopped"] else "ended"
-        number = left and f"{'' if left['exact'] else 'at least '}{plural(left['messages'], 'message')}"
-        text = f"; {number} in {words.source}" if number else ""
+        ended = "was stopped" if receipt["stopped"] else "ended"
+        text = _left_text(receipt, words)
         yield from wrapped(f"run {receipt['run']} {ended} after {spoken(receipt['seconds'])}{text}")
     for purpose, command in commands.items():
         yield f"{purpose}: {command}"
 
 
-def next_commands(receipt: Mapping[str, Any], again: str, words: MoveWording) -> dict[str, str]:
-    """Return the commands to go on with, by purpose. `again` is the one that continues the move."""
+def _dead_lettered(receipt: Mapping[str, Any]) -> int:
+    return int(receipt.get("dead_lettered", 0) + receipt.get("expired", 0))
+
+
+def _left_text(receipt: Mapping[str, Any], words: MoveWording) -> str:
+    """Return how many messages a run left over, and how many of those it has not received; "" if it left none."""
+    left = receipt["remaining"]
+    if not left:
+        return ""
+    if not (left["exact"] or left["messages"]):
+        return f"; how many messages are left in {words.source} is not known"
+    is_told = left["exact"] and receipt.get("backing_off")
+    others = left["messages"] - _returned(receipt) - receipt.get("locked", 0) if is_told else 0
+    number = f"{'' if left['exact'] else 'at least '}{plural(left['messages'], 'message')}"
+    return f"; {number} in {words.source}{f', {others} of them not received' if others > 0 else ''}"
+
+
+def _returned(receipt: Mapping[str, Any]) -> int:
+    """Return how many of the received messages are in their source again; those of earlier versions are not known."""
+    return int(receipt.get("distinct", 0)) - sum(int(receipt.get(name, 0)) for name in GONE if name != "already_sent")
+
+
+def _at_least(receipt: Mapping[str, Any]) -> str:
+    """Return `at least ` where the messages left for each destination may be more than those received, else ""."""
+    left = receipt.get("remaining") or {"exact": True, "messages": 0}
+    is_whole = left["exact"] and left["messages"] <= _returned(receipt)
+    return "" if is_whole or "remaining" not in receipt else "at least "
+
+
+def next_commands(receipt: Mapping[str, Any], mode: str, words: MoveWording) -> dict[str, str]:
+    """Return the commands to go on with, by purpose. `mode` is that of the move."""
     commands = {}
     left = receipt.get("remaining") or {}
     if receipt.get("stopped") or receipt.get("failures") or left.get("messages"):
@@ -112,7 +138,7 @@ def next_commands(receipt: Mapping[str, Any], again: str, words: MoveWording) ->
         side = words.command[-1].rpartition(":")[0]
         entity = f"{side}:{destinations[0]}" if side else destinations[0]
         commands["to see the dead letters"] = next_command("redrive", entity, "--by-reason", without=_OF_A_MOVE)
-    if dead_letters := receipt.get("dead_lettered", 0) + receipt.get("expired", 0):
+    if dead_letters := _dead_lettered(receipt):
         commands["to send the dead letters"] = way_back(dead_letters)
     stayed = receipt.get("stayed", ())
     unroutable = [each for each in stayed if words.routed and not is_routable(each["destination"])]
@@ -124,7 +150,7 @@ def next_commands(receipt: Mapping[str, Any], again: str, words: MoveWording) ->
 def warnings_of(receipt: Mapping[str, Any], words: MoveWording) -> Iterator[str]:
     """Yield missing destinations and failed queues, each with the next step."""
     for each in receipt.get("missing_destinations", ()):
-        name, held = each["destination"], f"{each['held']} left in {words.source}"
+        name, held = each["destination"], f"{_at_least(receipt)}{each['held']} left in {words.source}"
         if each["held"] and words.source != SYPHON.source:
             yield f"{name} does not exist: {held}; create it, run again"
         elif each["held"]:
@@ -154,13 +180,17 @@ def _ways_of_unroutable(messages: Sequence[Mapping[str, Any]], words: MoveWordin
     }
 
 
-def _named(heading: str, messages: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield one line for each reason, with the first few ids. JSON has more of them."""
+def _named(heading: str, messages: Collection[Mapping[str, Any]], total: int) -> Iterator[str]:
+    """Yield one line for each reason, with the first few ids. JSON has more of them, but not all of very many."""
+    is_cut = total > len(messages)
     by_reason: dict[str, list[str]] = {}
     for each in messages:
         by_reason.setdefault(each["reason"], []).append(str(each["message_id"] or each["sequence_number"]))
     for reason, ids in by_reason.items():
-        yield from wrapped(clean(f"{heading}: {plural(len(ids), 'message')} ({some(ids)}): {reason}"))
+        number = f"{'at least ' if is_cut else ''}{plural(len(ids), 'message')}"
+        yield from wrapped(clean(f"{heading}: {number} ({some(ids)}): {reason}"))
+    if is_cut:
+        yield f"{heading}: {total} in all"
 
 
 def breakdown(receipt: Mapping[str, Any]) -> Iterator[str]:
@@ -171,9 +201,12 @@ def breakdown(receipt: Mapping[str, Any]) -> Iterator[str]:
     if queues := _counted("QUEUE", receipt.get("queues", {}), ("received", *BUCKETS)):
         yield ""
         yield from limited(queues, ROWS_SHOWN)
-    if destinations := receipt.get("destinations"):
+    destinations = {name: {"sent": number} for name, number in receipt.get("destinations", {}).items()}
+    for each in receipt.get("missing_destinations", ()):
+        destinations.setdefault(each["destination"], {})["dead_lettered"] = each["dead_lettered"]
+    if counted := _counted("DESTINATION", destinations, ("sent", "dead_lettered")):
         yield ""
-        yield from limited([("DESTINATION", "SENT"), *destinations.items()], ROWS_SHOWN)
+        yield from limited(counted, ROWS_SHOWN)
     if ramp := receipt.get("ramp"):
         yield ""
         yield from limited(list(_ramp_rows(ramp)), ROWS_SHOWN)
@@ -217,7 +250,7 @@ def backing_off_lines(receipt: Mapping[str, Any]) -> Iterator[str]:
     found = receipt.get("backing_off", ())
     for each in found[:ROWS_SHOWN]:
         reason, hint = _cut(str(each["reason"])), each["hint"] or "run again later"
-        left = f"{plural(each['messages'], 'message')} left"
+        left = f"{_at_least(receipt)}{plural(each['messages'], 'message')} left"
         yield from wrapped(clean(f"{_cut(each['destination'])} took no more: {reason}; {hint}; {left}"))
     more = receipt.get("backing_off_total", 0) - min(len(found), ROWS_SHOWN)
     if more > 0:

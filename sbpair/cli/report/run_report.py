@@ -427,7 +427,9 @@ def _alerts(run: RunRecord, samples: Sequence[Sample]) -> Iterable[tuple[str, st
     if run.outcome == RunOutcome.STOPPED:
         yield "warn", "This run was stopped before it had finished."
     if (left := run.counts.remaining) is not None:
-        yield "warn", f"{'' if left.exact else 'At least '}{grouped(left.messages)} are left over."
+        is_known = left.exact or left.messages
+        number = f"{'' if left.exact else 'At least '}{grouped(left.messages)}" if is_known else "An unknown number"
+        yield "warn", f"{number} are left over."
     if in_doubt := run.counts.in_doubt:
         yield "warn", f"{grouped(in_doubt)} were sent without an answer, and are in doubt until a run settles them."
     if not samples:
@@ -442,7 +444,7 @@ def _tiles(run: RunRecord, receipt: Mapping[str, Any], end_ms: int) -> Iterable[
     yield "sent a second", f"{(counts.sent or 0) / seconds:.1f}" if seconds > 0 else "-"
     if receipt.get("bytes_sent"):
         yield "data sent", size(int(receipt["bytes_sent"]))
-    yield ("not sendable" if run.kind == "replay" else "dead-lettered"), grouped(counts.undeliverable)
+    yield ("not sendable" if run.kind == "replay" else "dead-lettered"), grouped(counts.undeliverable or 0)
     if counts.stayed:
         yield "stayed", grouped(counts.stayed)
     yield "possible duplicates", grouped(counts.doubtful_total)

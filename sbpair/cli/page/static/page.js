@@ -424,7 +424,7 @@ const RUN = [["Run", "name", run => h("a", { href: `#run/${encodeURIComponent(ru
   ["Started", "wide", run => moment(run.started)], ["Outcome", "", run => run.outcome],
   ...Object.entries({ Received: "received", Sent: "sent", Undeliverable: "undeliverable", Stayed: "stayed", "In doubt": "in_doubt", Doubtful: "doubtful_total" })
     .map(([heading, name]) => [heading, "n wide", run => run[name] ? grouped(run[name]) : ""]),
-  ["Left over", "n wide", ({ remaining }) => remaining ? `${remaining.exact ? "" : "≥"}${grouped(remaining.messages)}` : ""], ["Now", "name", run => run.samples ? liveFigures(run) : ""],
+  ["Left over", "n wide", ({ remaining }) => remaining ? remaining.exact || remaining.messages ? `${remaining.exact ? "" : "≥"}${grouped(remaining.messages)}` : "?" : ""], ["Now", "name", run => run.samples ? liveFigures(run) : ""],
   ["Waiting", "name", ({ waiting }) => waiting ? `${waiting.messages === null ? "?" : `${waiting.exact ? "" : "~"}${grouped(waiting.messages)}`} ${waiting.command}` : ""]];
 
 function runs() {
