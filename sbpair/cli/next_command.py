@@ -9,7 +9,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from enum import Enum
+from pathlib import Path
 from typing import Any
+
+import typer
 
 from sbpair import __version__
 from sbpair.cli.options.rules import WRITTEN, given_params, name_of, needs_of, rules_of
@@ -32,6 +35,9 @@ _invocation: ContextVar[Any] = ContextVar("invocation", default=None)
 PAIR: ContextVar[str] = ContextVar("pair", default="")
 """The pair of --all-pairs that a task is about; "" without one."""
 
+_PLACES = ("--archive", "--config", "--map", "--package", "--state")
+"""Options with a file or directory that a later command needs, wherever it runs."""
+
 _COMMAND = re.compile(r"\bsbpair ([a-z]+)(?: ([a-z]+))?\b(?! --help)")
 _SECRET_KEY = re.compile("secret|password|token|key", re.IGNORECASE)
 
@@ -45,6 +51,25 @@ def invocation(context: Any) -> Iterator[None]:
     except SbpairError as error:
         error.hint = with_options(error.hint)
         raise
+    finally:
+        _invocation.reset(before)
+
+
+@contextmanager
+def recalled(command: str) -> Iterator[tuple[str, ...]]:
+    """Let `next_command` know the options of a recorded move, and of this invocation those that it lacks.
+
+    Yields the recorded command with its arguments. Raises ValueError if it cannot be parsed.
+    """
+    now, [name, *words] = _invocation.get(), shlex.split(command)[1:]
+    try:
+        context = now.obj([name]).make_context(f"sbpair {name}", [*words, *_repeated([name], words, ())], obj=now.obj)
+    except (typer.TyperException, SbpairError) as error:
+        raise ValueError(f"{command}: {error}") from error
+    before, params = _invocation.set(context), (param for param in context.command.params)
+    values = [context.params[param.name] for param in params if param.param_type_name == "argument"]
+    try:
+        yield name, *filter(None, values)
     finally:
         _invocation.reset(before)
 
@@ -179,6 +204,8 @@ def _words(param: Any, value: Any) -> Iterator[str]:
             yield name
         elif each is not None and each is not False:
             text = _without_secret(name, str(each.value if isinstance(each, Enum) else each))
+            if name in _PLACES and not ("://" in text or text == "-" or (name == "--map" and "=" in text)):
+                text = str(Path(text).absolute())
             yield from [f"{name}={text}"] if text.startswith("-") else [name, text]
 
 

@@ -141,6 +141,7 @@ class RunRequest:
     ends if that lease is lost.
 
     After runs `to` another namespace, one to the pair's primary is refused until one with `primary_is_back`.
+    `command_line` moves the same messages with the same options, and holds no secret.
     """
 
     ends: Ends
@@ -176,6 +177,7 @@ class RunRequest:
     lease: bool = True
     lease_queue: str | None = None
     primary_is_back: bool = False
+    command_line: str = ""
     timings: RunTimings | None = None
 
     @property
@@ -245,6 +247,7 @@ class RunRequest:
             **({"to": self.to} if self.to else {}),
             **({"primary_is_back": True} if self.primary_is_back else {}),
             **({"map": self.renames.lines()} if self.renames else {}),
+            **({"command_line": self.command_line} if self.command_line else {}),
             **where,
         }
 

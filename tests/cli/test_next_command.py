@@ -35,7 +35,8 @@ def printed_by(line: str, act: Callable[..., str], *arguments: Any, **options: A
 def test_very_many_dead_letters_are_sent_on_spark(more: int, printed: str) -> None:
     again = "--rate 9 --no-lease --state s --where x --max-skipped 7"
     once = "--once --ttl remaining --order none --canary 3 --observe 1s --no-wait-for-locks --allow-missing"
-    assert printed_by(f"syphon -n 5 {once} {again}", way_back, MAX_REDRIVE + more) == f"sbpair {printed}"
+    found = printed_by(f"syphon -n 5 {once} {again}", way_back, MAX_REDRIVE + more)
+    assert found == f"sbpair {printed}".replace("--state s", f"--state {Path.cwd()}/s")
 
 
 @pytest.mark.parametrize(
@@ -65,7 +66,14 @@ def test_options_that_decide_what_a_command_does_are_repeated(
     line: str, path: str, words: list[str], printed: str
 ) -> None:
     expected = printed.replace("--archive X", "--archive 's3://me:***@b/c'")
-    assert printed_by(line, next_command, path, *words) == expected
+    assert printed_by(line, next_command, path, *words).replace(f"{Path.cwd()}/", "") == expected
+
+
+def test_files_that_a_later_command_needs_are_absolute() -> None:
+    line = "syphon --once --state s --config c.toml --map names --map a=b"
+    here = Path.cwd()
+    expected = f"sbpair syphon --watch --state {here}/s --map {here}/names --map a=b --config {here}/c.toml"
+    assert printed_by(line, next_command, "syphon", "--watch") == expected
 
 
 def test_a_text_gets_the_options_in_each_command_that_it_names_once() -> None:

@@ -51,7 +51,11 @@ def syphon_command(
     max_held: int = option("--max-held N", "Held per queue if destinations fail", default=1000, at_least=1),
     no_reconnect: bool = flag("--no-reconnect", "Exit 6 on a lost connection instead of reconnecting"),
     max_missing: int = option(
-        "--max-missing N", "Dead letters of each missing destination", default=MAX_MISSING, at_least=0
+        "--max-missing N",
+        "Dead letters of each missing destination in a run",
+        default=MAX_MISSING,
+        at_least=0,
+        excludes="--allow-missing",
     ),
     allow_missing: bool = flag("--allow-missing", "Dead-letter every message of missing destinations"),
     all_pairs: bool = ALL_PAIRS,
@@ -62,7 +66,8 @@ def syphon_command(
 
     A message is completed in the backlog only after the primary accepts it: it may arrive twice, but is never lost.
     If the primary is lost, --to secondary delivers there.
-    Of a missing queue or topic the first --max-missing messages are dead-lettered; the others stay.
+    Of a missing queue or topic the first --max-missing messages are dead-lettered; the others stay, and the printed
+    continuation dead-letters no more of them.
     Ctrl-C once finishes sends, twice stops at once.
 
     Examples:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sbpair import __version__
 from sbpair.cli.completion import live_runs, paused_runs, unpaused_runs
 from sbpair.cli.completion import runs as runs_of_pair
-from sbpair.cli.next_command import next_command, with_options
+from sbpair.cli.next_command import next_command, recalled, with_options
 from sbpair.cli.options.common import Output, RunSelection, argument, option
 from sbpair.cli.options.entity_addresses import reach_of
 from sbpair.cli.render.receipt import SYPHON, MoveWording, next_commands, proof_lines, receipt_table, warnings_of
@@ -243,7 +243,7 @@ def _open_runs(selection: RunSelection, screen: Screen) -> "AbstractContextManag
 
 def _row(run: dict[str, Any], seconds: float | None) -> list[object]:
     left, took = run["remaining"], "" if seconds is None else spoken(seconds)
-    remaining = left and (left["messages"] if left["exact"] else f"≥{left['messages']}")
+    remaining = left and (left["messages"] if left["exact"] else f"≥{left['messages']}" if left["messages"] else "?")
     command = run["command"].removeprefix(f"{run['kind']} ")
     shown = (run["received"], run["sent"], run["undeliverable"], remaining)
     counts = ("" if each is None else each for each in shown)
@@ -271,14 +271,17 @@ def _page(run: "RunRecord", document: Mapping[str, Any], receipt: Document) -> I
 
 def _moved(run: "RunRecord", receipt: Document) -> Iterator[str]:
     """Yield the receipt of a move as it was printed at its end. A crashed one goes on as a stopped one does."""
-    is_cut, words = run.outcome == "crashed", run.command.split()
-    source = {"syphon": SYPHON.source, "redrive": "the dead letters"}.get(run.kind, " ".join(words[1:2]))
-    wording = MoveWording(tuple(each for each in words if not each.startswith("-")), source)
-    commands = next_commands({**receipt, **({"stopped": True} if is_cut else {})}, next_command(*words), wording)
+    is_cut, line = run.outcome == "crashed", str(run.settings.get("command_line") or f"sbpair {run.command}")
+    with recalled(line) as words:
+        source = {"syphon": SYPHON.source, "redrive": "the dead letters"}.get(run.kind, " ".join(words[1:2]))
+        wording = MoveWording(words, source)
+        ended = {**receipt, **({"stopped": True} if is_cut else {})}
+        commands = next_commands(ended, f"--{run.settings.get('mode', 'once')}", wording)
+        warnings = [with_options(text) for text in warnings_of(receipt, wording)]
     yield ""
     yield from receipt_table(receipt, commands if run.ended_ms or is_cut else {}, wording)
-    for text in warnings_of(receipt, wording):
-        yield from wrapped(clean(with_options(text)))
+    for text in warnings:
+        yield from wrapped(clean(text))
 
 
 def _request(action: str, run_id: str, opening: "AbstractContextManager[RunDatabase | None]", screen: Screen) -> int:

@@ -14,7 +14,7 @@ from sbpair import __version__
 from sbpair.cli.command_loop import run_gracefully
 from sbpair.cli.commands.pair_answers import PairAnswer, pair_lines, print_answers
 from sbpair.cli.logs import utc
-from sbpair.cli.next_command import about_pair, with_options
+from sbpair.cli.next_command import about_pair, next_command, with_options
 from sbpair.cli.options import moves
 from sbpair.cli.options.moves import MoveTerms
 from sbpair.cli.render.receipt import SYPHON, MoveWording, receipt_of, warn_of_failures, warnings_of
@@ -77,7 +77,7 @@ Move = Callable[[PairMove], Awaitable[None]]
 
 def run_move(screen: Screen, only: PairMove, terms: MoveTerms, mode: str, words: MoveWording) -> int:
     """Move the messages of one pair, and print the receipt. Returns the exit code."""
-    with _moved(screen, [only], terms, f"{words.command[0]} {mode}", by_pair=False):
+    with _moved(screen, [only], terms, mode, words):
         [result] = only.results
         screen.show(*receipt_of(result, mode, words))
     _warn(screen, only, words)
@@ -86,7 +86,7 @@ def run_move(screen: Screen, only: PairMove, terms: MoveTerms, mode: str, words:
 
 def run_all(screen: Screen, moved: Sequence[PairMove], terms: MoveTerms, mode: str) -> int:
     """Move the backlogs of all pairs, and print the receipts of each. Returns the gravest exit code."""
-    with _moved(screen, moved, terms, f"syphon {mode} --all-pairs", by_pair=True):
+    with _moved(screen, moved, terms, mode, SYPHON, by_pair=True):
         from sbpair.cli.results.moving import SyphonPairs
 
         answers, lines = [], list[str]()
@@ -111,9 +111,16 @@ def run_all(screen: Screen, moved: Sequence[PairMove], terms: MoveTerms, mode: s
 
 @contextmanager
 def _moved(
-    screen: Screen, moved: Sequence[PairMove], terms: MoveTerms, command: str, *, by_pair: bool
+    screen: Screen,
+    moved: Sequence[PairMove],
+    terms: MoveTerms,
+    mode: str,
+    words: MoveWording,
+    *,
+    by_pair: bool = False,
 ) -> Iterator[None]:
     """Move all to the end. The ports are open until the end of the block."""
+    command = f"{words.command[0]} {mode}{' --all-pairs' if by_pair else ''}"
     from sbpair.cli.progress.move_progress import SAMPLE_SECONDS, SCHEMA, move_progress
     from sbpair.syphon import runner
 
@@ -129,7 +136,8 @@ def _moved(
 
             # A filter counts for one run.
             where, seconds = request.where, shown.sample_seconds or (SAMPLE_SECONDS if metrics else None)
-            each.request = request = replace(request, sample_seconds=seconds, where=where and replace(where))
+            again, where = next_command(words.command[0], *words.command[1:], mode), where and replace(where)
+            each.request = request = replace(request, sample_seconds=seconds, where=where, command_line=again)
             run = partial(runner.run, request, state=state, stop=each.stop, hurry=hurry)
             each.results.append(await run(on_event=on_event, live=each.live))
 

@@ -9,7 +9,6 @@ from sbpair.cli.next_command import next_command, way_back
 from sbpair.cli.options.moves import MoveTerms
 from sbpair.cli.render.screen import Screen, clean, plural, some, spoken
 from sbpair.cli.render.table import columns, limited, wrapped
-from sbpair.errors import SkipLimitReached
 from sbpair.model.document import encoded
 from sbpair.move.message.dead_letters import NotSentReason, parent_path
 from sbpair.move.message.route import is_routable
@@ -59,12 +58,8 @@ def receipt_of(result: "SyphonResult", mode: str, words: MoveWording) -> "tuple[
     """Return the receipt of a move that has ended, and its text."""
     from sbpair.cli.results.moving import MoveReceipt, SyphonReceipt
 
-    skipped = any(isinstance(error, SkipLimitReached) for _, error in result.failures)
-    again = next_command(
-        words.command[0], *words.command[1:], mode, without={"no_wait_for_locks", *(["max_skipped"] if skipped else ())}
-    )
     receipt = encoded(result)
-    commands = next_commands(receipt, again, words)
+    commands = next_commands(receipt, mode, words)
     made = (SyphonReceipt if words is SYPHON else MoveReceipt)(result, tuple(commands.values()))
     return made, receipt_table(receipt, commands, words)
 
@@ -131,9 +126,14 @@ def _at_least(receipt: Mapping[str, Any]) -> str:
 def next_commands(receipt: Mapping[str, Any], mode: str, words: MoveWording) -> dict[str, str]:
     """Return the commands to go on with, by purpose. `mode` is that of the move."""
     commands = {}
-    left = receipt.get("remaining") or {}
-    if receipt.get("stopped") or receipt.get("failures") or left.get("messages"):
-        commands["to continue"] = again
+    left, failures = receipt.get("remaining") or {}, receipt.get("failures", ())
+    if receipt.get("stopped") or failures or left.get("messages"):
+        # Each run counts anew: repeated with its limit, it would dead-letter more of what it held.
+        held = any(each["held"] and each["dead_lettered"] for each in receipt.get("missing_destinations", ()))
+        skipped = any("--max-skipped" in each.get("hint", "") for each in failures)
+        without = {"no_wait_for_locks", *(["max_skipped"] if skipped else ())}
+        modes = (mode, *(("--max-missing", "0") if held else ()))
+        commands["to continue"] = next_command(words.command[0], *words.command[1:], *modes, without=without)
     if destinations := (receipt.get("ramp") or {}).get("destinations"):
         side = words.command[-1].rpartition(":")[0]
         entity = f"{side}:{destinations[0]}" if side else destinations[0]
