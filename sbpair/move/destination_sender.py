@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from sbpair.errors import EntityMissing, InDoubt, ProtocolError, SbpairError, ServiceRefused, Throttled, Unavailable
@@ -329,6 +330,9 @@ class DestinationSender:
             self.sending -= count
             self._record_outcomes(batches, accepted)
         self._settlement.settle_soon()
+        if len(accepted) < len(batches):
+            with suppress(SbpairError):  # the next batch reports it; a crash leaves no doubt about refused ones
+                await self._context.journal.flush()
         if worst is not None:
             raise worst
         if self.backoff_reason is not None:

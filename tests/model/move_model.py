@@ -383,12 +383,12 @@ class MoveModel:
         for at in batch:
             messages[at] = failed(messages[at], in_doubt)
         away = state.away | {self.to[batch[0]]} if state.run == MOVES else state.away
-        return self._go_on(state._replace(away=away), messages)
+        return self._go_on(state._replace(away=away), list(map(written, messages)))
 
     def _refuse(self, state: State, at: int) -> State:
         messages = [*state.messages]
         messages[at] = refused(messages[at], "" if state.run in (LOSES, QUITS) else f"{BURIES}{at}")
-        return self._go_on(state, messages)
+        return self._go_on(state, list(map(written, messages)))
 
     def _arrive(self, messages: Sequence[Message], batch: Sequence[int]) -> Messages:
         changed = [*messages]

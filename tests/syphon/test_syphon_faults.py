@@ -15,7 +15,7 @@ from sbpair.backlog import queue_path
 from sbpair.move import destination_sender, events
 from sbpair.move.receipt import MissingDestination, Tally
 from sbpair.runs.database import RunDatabase
-from sbpair.runs.journal import Journal
+from sbpair.runs.journal import Journal, doubts_of
 from sbpair.runs.run_log import all_runs
 from sbpair.runs.run_record import RemainingMessages
 from sbpair.syphon import runner
@@ -26,7 +26,7 @@ from tests.kit.moves import peeked as held_in
 from tests.kit.pairs import unconnected_pair
 from tests.kit.shortages import no_file_left
 from tests.kit.waiting import until
-from tests.syphon.worlds import after, names, world
+from tests.syphon.worlds import after, fill, names, world
 
 
 @pytest.fixture
@@ -233,3 +233,21 @@ async def test_a_destination_deleted_between_sends_is_held() -> None:
             await w.told_of(events.DestinationBackingOff, lambda event: "does not exist" in event.reason)
         receipt = task.result().receipt
         assert (receipt.dead_lettered, receipt.sent + receipt.released) == (3, 57)
+
+
+async def test_a_kill_while_a_destination_backs_off_leaves_no_doubt(tmp_path: Path) -> None:
+    async with world() as w:
+        w.strand(1, 2)
+        room, found = fill(w.destination()), list[Any]()
+
+        def killed(event: Any) -> None:
+            """Read what a kill at this moment would leave."""
+            if isinstance(event, events.DestinationBackingOff):
+                with RunDatabase(tmp_path, w.pair.ends) as state:
+                    found.append(doubts_of(state, all_runs(state)[0].id, ended=True))
+                room()
+
+        w.watchers.append(killed)
+        await w.run(state=tmp_path)
+        assert found
+        assert not any(found)
