@@ -78,17 +78,18 @@ class Command(_Documented, TyperCommand):
 
     def _within(self, seconds: float, ctx: Any) -> Any:
         """Run the command; after so many seconds, let it stop as at a signal. Raises TimedOut if that cut it short."""
-        from sbpair.operating_system.signals import signalled_after
+        from sbpair.operating_system.signals import Deadline
 
-        with signalled_after(seconds) as passed:
-            try:
+        deadline = Deadline(seconds)
+        try:
+            with deadline:
                 code = super().invoke(ctx)
-            except KeyboardInterrupt:
-                if not passed.is_set():
-                    raise
-                code = ExitCode.INTERRUPTED
-        if passed.is_set() and code == ExitCode.INTERRUPTED:
-            raise TimedOut(f"stopped by --deadline after {seconds:g} s", hint="run it again to go on, or raise it")
+        except KeyboardInterrupt:
+            if not deadline.has_passed:
+                raise
+            code = ExitCode.INTERRUPTED
+        if deadline.has_passed and code in (ExitCode.INTERRUPTED, ExitCode.UNAVAILABLE):
+            raise TimedOut(deadline.reason, hint="run it again to go on, or raise it")
         return code
 
 

@@ -11,6 +11,9 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import ClassVar, Self
+
+from sbpair.errors import ExitCode
 
 SIGNALS: tuple[signal.Signals, ...] = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK") if hasattr(signal, name)
@@ -67,29 +70,51 @@ def interrupt_when_signalled() -> None:
         signal.signal(number, signal.default_int_handler)
 
 
-@contextmanager
-def signalled_after(seconds: float) -> Iterator[threading.Event]:
-    """Send this process a signal after so many seconds, unless the block has ended. Yields an event, set then.
+class Deadline:
+    """A time after which this process gets a signal, as a context manager; `has_passed` from then on.
 
     The first signal of SIGTERM and SIGINT that is handled is sent to the main thread: none ends the process.
     """
-    passed = threading.Event()
 
-    def signal_now() -> None:
-        passed.set()
-        number = next((each for each in (signal.SIGTERM, signal.SIGINT) if callable(signal.getsignal(each))), None)
-        if number is not None and hasattr(signal, "pthread_kill"):
-            signal.pthread_kill(threading.main_thread().ident or 0, number)
-        elif number is not None:
-            signal.raise_signal(number)
+    current: ClassVar["Deadline | None"] = None
 
-    timer = threading.Timer(seconds, signal_now)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield passed
-    finally:
-        timer.cancel()
+    def __init__(self, seconds: float) -> None:
+        self.reason, self.has_passed = f"stopped by --deadline after {seconds:g} s", False
+        self._ending = threading.Lock()
+        self._timer = threading.Timer(seconds, self._signal)
+        self._timer.daemon = True
+
+    def __enter__(self) -> Self:
+        Deadline.current = self
+        self._timer.start()
+        return self
+
+    def __exit__(self, *_details: object) -> None:
+        Deadline.current = None
+        with self._ending:  # a signal that is sent now comes before the end of the block
+            self._timer.cancel()
+
+    def _signal(self) -> None:
+        with self._ending:
+            if Deadline.current is not self:
+                return
+            self.has_passed = True
+            number = next((each for each in (signal.SIGTERM, signal.SIGINT) if callable(signal.getsignal(each))), None)
+            if number is not None and hasattr(signal, "pthread_kill"):
+                signal.pthread_kill(threading.main_thread().ident or 0, number)
+            elif number is not None:
+                signal.raise_signal(number)
+
+
+def stopped_by_deadline() -> str:
+    """Return the reason of a stop, if it was a deadline; else ""."""
+    found = Deadline.current
+    return found.reason if found is not None and found.has_passed else ""
+
+
+def ended_code(code: int) -> int:
+    """Return the exit code of this process for that of a run: an interruption by a deadline is a time-out."""
+    return ExitCode.UNAVAILABLE if code == ExitCode.INTERRUPTED and stopped_by_deadline() else code
 
 
 @contextmanager

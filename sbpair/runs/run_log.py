@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sbpair.errors import ExitCode, SbpairError, Unsafe, UsageError
+from sbpair.operating_system.signals import ended_code, stopped_by_deadline
 from sbpair.runs.database import Row, RunDatabase, now_ms
 from sbpair.runs.file_lease import Lock, is_locked
 from sbpair.runs.journal import ACCEPTED, DOUBTFUL, SENDING, TWICE, doubts_of
@@ -104,6 +105,7 @@ class RunEntry:
         self, receipt: Mapping[str, object] | None, exit_code: int, *, stopped: bool = False, error: str = ""
     ) -> None:
         """Write how the run ended. `stopped` marks a requested stop; without a receipt, the last one stays."""
+        exit_code, error = ended_code(exit_code), error or (stopped_by_deadline() if stopped else "")
         outcome = outcome_of(exit_code, stopped=stopped)
         # The file has no partial runs: earlier versions could not read them.
         stored = RunOutcome.DONE if outcome is RunOutcome.PARTIAL else outcome
@@ -211,7 +213,7 @@ def _check_types(expected: type, *values: object) -> None:
 
 
 WITH_RECEIPT = (*MOVED, ExitCode.INTERRUPTED)
-"""Exit codes of runs that surely ended with a receipt: earlier doubts were reported there."""
+"""Exit codes of runs that surely ended with a receipt, as a stopped one did: earlier doubts were reported there."""
 
 
 def _record_crashes(state: RunDatabase) -> list[str]:
@@ -226,9 +228,9 @@ def _record_crashes(state: RunDatabase) -> list[str]:
     state.write((f"UPDATE flights SET state = ? WHERE {of_ended}", [row]))  # noqa: S608
     unreported = state.read(
         "SELECT id FROM runs WHERE outcome = ? AND rowid > "
-        "(SELECT coalesce(max(rowid), 0) FROM runs WHERE exit_code IN (?, ?, ?) AND command NOT LIKE 'replay%')"
-        " ORDER BY id",
-        (RunOutcome.CRASHED, *WITH_RECEIPT),
+        "(SELECT coalesce(max(rowid), 0) FROM runs WHERE (exit_code IN (?, ?, ?) OR outcome = ?)"
+        " AND command NOT LIKE 'replay%') ORDER BY id",
+        (RunOutcome.CRASHED, *WITH_RECEIPT, RunOutcome.STOPPED),
     )
     return [run_id for [run_id] in unreported]
 

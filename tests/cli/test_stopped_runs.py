@@ -69,7 +69,8 @@ async def test_a_deadline_stops_a_run_in_order(tmp_path: Path, mode: str, code: 
         assert (done, receipt["stopped"], receipt["in_doubt"]) == (code, True, 0)
         assert ("error: stopped by --deadline after 3 s\n" in err) == (code == 6)
         [run] = await pair.runs()
-        assert (run["id"], run["outcome"]) == (receipt["run"], "stopped")
+        assert (run["id"], run["outcome"], run["exit_code"]) == (receipt["run"], "stopped", code)
+        assert run["error"] == "stopped by --deadline after 3 s"
 
 
 async def test_a_lost_terminal_stops_a_run_in_order(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from sbpair.model.document import encoded
 from sbpair.model.retries import Backoff
 from sbpair.move.failure_latch import set_within
 from sbpair.operating_system.shortages import no_room, shortage_of
+from sbpair.operating_system.signals import ended_code
 from sbpair.syphon.run_store import LiveRun
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class PairMove:
 
     @property
     def exit_code(self) -> int:
-        return int(self.results[-1].exit_code if self.error is None else self.error.exit_code)
+        return ended_code(self.results[-1].exit_code if self.error is None else self.error.exit_code)
 
 
 Move = Callable[[PairMove], Awaitable[None]]

@@ -420,12 +420,12 @@ def _alerts(run: RunRecord, samples: Sequence[Sample]) -> Iterable[tuple[str, st
         yield "note", "This run is still going on: all figures are those so far."
     if run.outcome == RunOutcome.CRASHED:
         yield "bad", "This run ended without recording its end. Its figures are the last ones it wrote."
-    if run.error:
+    if run.error and run.outcome != RunOutcome.STOPPED:
         yield "bad", f"It failed: {short(run.error)}"
     if run.outcome == RunOutcome.PARTIAL:
         yield "warn", "Some messages need attention: the exit code was 3."
     if run.outcome == RunOutcome.STOPPED:
-        yield "warn", "This run was stopped before it had finished."
+        yield "warn", f"This run was {run.error or 'stopped'} before it had finished."
     if (left := run.counts.remaining) is not None:
         is_known = left.exact or left.messages
         number = f"{'' if left.exact else 'At least '}{grouped(left.messages)}" if is_known else "An unknown number"
