@@ -7,6 +7,7 @@ equal those of messages that are decoded at once.
 
 from __future__ import annotations
 
+import difflib
 import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -14,10 +15,12 @@ from dataclasses import dataclass
 from itertools import compress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from sbpair.amqp import splice
 from sbpair.amqp.message import Sections, skip
 from sbpair.errors import ProtocolError, UsageError
 from sbpair.move.interface import KeptMessage
 from sbpair.move.message import dead_letters, envelope
+from sbpair.move.message.dead_letters import NO_REASON
 from sbpair.move.message.decode import GenericMessage
 from sbpair.move.receipt import FilterCounts
 from sbpair.rules.compiler import Compiler, Dialect, Part, SqlMistake
@@ -51,6 +54,8 @@ _SHOWN_BEFORE, _SHOWN = 50, 72
 _STATES: Final = {envelope.ACTIVE: "active", envelope.DEFERRED: "deferred", envelope.SCHEDULED: "scheduled"}
 
 
+_MAX_NAMES: Final = 1_000
+_SHOWN_NAMES: Final = 5
 _SHORT_TEXT = 0xA1
 _MAP_HEAD = 6
 """Bytes of a short map section before its first key."""
@@ -156,6 +161,11 @@ class FilteredMessage(MessageView):
             self.uncertain, value = name, None
         return value
 
+    def user_names(self) -> list[str]:
+        """Return the names of its application properties."""
+        raw = self.sections.application_properties
+        return [key for key, _, _ in splice.map_pairs(raw) if isinstance(key, str)]
+
 
 def _age(message: FilteredMessage) -> TimeSpanValue | None:
     enqueued_at = message.enqueued_at
@@ -182,22 +192,22 @@ _DIALECT: Final = Dialect(
 )
 
 
-def _compiled(text: str) -> Part:
-    """Compile a filter. Raises FilterInvalid."""
+def _compiled(text: str) -> tuple[Part, dict[str, str]]:
+    """Compile a filter; also return the application properties that it names. Raises FilterInvalid."""
     if len(text) > MAX_TEXT:
         raise FilterInvalid(f"the filter has {len(text)} characters; the limit is {MAX_TEXT}", text, 0)
     if not text.strip():
         raise FilterInvalid("expected a condition, got an empty text", text, 0)
     try:
-        part: Part = Compiler(_DIALECT).compile("filter", text)
+        part: Part = (compiler := Compiler(_DIALECT)).compile("filter", text)
     except SqlMistake as found:
         raise FilterInvalid(found.mistake, text, found.at, hint=found.hint) from None
-    return part
+    return part, compiler.named
 
 
 @dataclass
 class MessageFilter:
-    """A compiled filter. `remarks` are doubts about its text, for the user, and `doubts` those if nothing matches.
+    """A compiled filter. `remarks` are doubts about its text, for the user.
 
     `chosen` counts messages that match.
 
@@ -212,18 +222,21 @@ class MessageFilter:
     failures: int = 0
     first_failure: str = ""
     remarks: tuple[str, ...] = ()
-    doubts: tuple[str, ...] = ()
     reasons: Collection[str] = ()
     is_shown: bool = False
 
     def __post_init__(self) -> None:
         """Compile the text. Raises FilterInvalid."""
+        self._text_doubts: tuple[str, ...] = ()
+        self._absent: dict[str, str] = {}
         if self.text or not self.reasons:
-            part = _compiled(self.text)
-            self._run, self.remarks, self.doubts = part.run, part.remarks, part.doubts
+            part, self._absent = _compiled(self.text)
+            self._run, self.remarks, self._text_doubts = part.run, part.remarks, part.doubts
         else:
             self._run = lambda _message: True
         self._reasons = frozenset(map(str.lower, self.reasons))
+        self._looked = False
+        self._found, self._found_reasons = set[str](), set[str]()
 
     def choose(self, messages: Sequence[Any], now_ms: int) -> list[bool]:
         """Return which received messages the filter is true for, at a time of the service in ms since 1970."""
@@ -237,7 +250,23 @@ class MessageFilter:
         return self.matches(FilteredMessage(facts, content, now_ms))
 
     def counts(self, skipped: int) -> FilterCounts:
-        return FilterCounts(self._full_text(), self.chosen, skipped, self.failures, self.first_failure, self.remarks)
+        remarks = (*self.remarks, *self.doubts())
+        return FilterCounts(self._full_text(), self.chosen, skipped, self.failures, self.first_failure, remarks)
+
+    def doubts(self) -> list[str]:
+        """Return likely mistakes: those of the text if nothing matches, and reasons that no message has."""
+        absent = self._absent.values() if self._looked and not self.chosen else ()
+        there = {reason or NO_REASON for reason in self._found_reasons}
+        lacking = set(map(str.lower, self.reasons)) - set(map(str.lower, self._found_reasons)) if there else ()
+        return [
+            *(f"no message matched, and {doubt}" for doubt in (() if self.chosen else self._text_doubts)),
+            *(f"no message has the property {each}; there are: {_nearest(each, self._found)}" for each in absent),
+            *(
+                f"no dead letter has the reason {each or NO_REASON}; there are: {_nearest(each, there)}"
+                for each in sorted(self.reasons)
+                if each.lower() in lacking
+            ),
+        ]
 
     def _full_text(self) -> str:
         quoted = ", ".join("'{}'".format(each.replace("'", "''")) for each in sorted(self.reasons))
@@ -247,22 +276,48 @@ class MessageFilter:
     def matches(self, message: FilteredMessage) -> bool:
         """Return whether the filter is true for a message."""
         message.reads_as_dotnet, message.uncertain = self.is_shown, ""
-        if self._reasons and _reason(message).lower() not in self._reasons:
-            return False
-        try:
-            is_chosen, failure = self._run(message) is True, ""
-            if message.uncertain:
-                # NULL chooses it with IS NULL, too, which .NET's value then prevents.
-                message.reads_as_dotnet = True
-                is_chosen = is_chosen and self._run(message) is True
-                failure = f"the decimal {message.uncertain} is one number to .NET and another by IEEE 754"
-        except EvaluationFailed as error:
-            is_chosen, failure = False, error.message
+        if self._reasons:
+            reason = _reason(message)
+            if len(self._found_reasons) < _MAX_NAMES:
+                self._found_reasons.add(reason)
+            if reason.lower() not in self._reasons:
+                return False
+        is_chosen, failure = self._decide(message)
         if failure and not is_chosen:
             self.failures += 1
             self.first_failure = self.first_failure or f"message {message.sequence_number}: {failure}"
         self.chosen += is_chosen
         return is_chosen
+
+    def _decide(self, message: FilteredMessage) -> tuple[bool, str]:
+        """Return whether the filter is true, and why it could not be calculated."""
+        try:
+            is_chosen = self._run(message) is True
+            if message.uncertain:
+                # NULL chooses it with IS NULL, too, which .NET's value then prevents.
+                message.reads_as_dotnet = True
+                doubt = f"the decimal {message.uncertain} is one number to .NET and another by IEEE 754"
+                return is_chosen and self._run(message) is True, doubt
+            if self._absent and not (is_chosen or self.chosen):
+                self._look_for_absent(message)
+        except EvaluationFailed as error:
+            return False, error.message
+        return is_chosen, ""
+
+    def _look_for_absent(self, message: FilteredMessage) -> None:
+        """Note which properties of the filter the message has, and the names of those that it has instead."""
+        with suppress(EvaluationFailed, ProtocolError):
+            self._absent = {key: name for key, name in self._absent.items() if not message.find_user(key)[0]}
+            if self._absent and len(self._found) < _MAX_NAMES:
+                self._found.update(message.user_names())
+            self._looked = True
+
+
+def _nearest(wrong: str, found: Collection[str]) -> str:
+    """Return the names that are there, the nearest one first."""
+    likeness = {each: difflib.SequenceMatcher(None, wrong.lower(), each.lower()).ratio() for each in found}
+    names = sorted(found, key=lambda each: (-likeness[each], each))
+    return ", ".join([each[:_SHOWN] for each in names[:_SHOWN_NAMES]] + ["…"] * (len(names) > _SHOWN_NAMES)) or "none"
 
 
 def _reason(message: FilteredMessage) -> str:

@@ -201,10 +201,14 @@ class Part:
 
 
 class Compiler:
-    """Compiles each rule of the grammar from its parts. Methods have the names of the rules."""
+    """Compiles each rule of the grammar from its parts. Methods have the names of the rules.
+
+    `named` are the application properties that texts name, by name in lower case.
+    """
 
     def __init__(self, dialect: Dialect) -> None:
         self.dialect = dialect
+        self.named: dict[str, str] = {}
         self._compare = operators.compare_leniently if dialect.checks else operators.compare
         self._calculate = operators.calculate_leniently if dialect.checks else operators.calculate
 
@@ -368,6 +372,7 @@ class Compiler:
         elif token.type == "QUOTED":
             remarks = (f"{token} is a property, as in brackets; text has single quotes: '{name}'",)
         is_bare = scope is None and token.type == "NAME"
+        self.named.setdefault(key, name)
         return Part(lambda message: message.user(key), at, name=name, user=key, is_bare=is_bare, remarks=remarks)
 
     def call(self, parts: list[Any]) -> Part:

@@ -230,7 +230,7 @@ def redrive_command(
 
 def _reason(text: str) -> str:
     """Return a reason that --by-reason shows; "" for dead letters without one."""
-    from sbpair.cli.render.messages import NO_REASON
+    from sbpair.move.message.dead_letters import NO_REASON
 
     if not text.strip():
         raise UsageError("--reason is empty", hint=f"--by-reason shows the reasons; {NO_REASON} is one, too")

@@ -97,11 +97,10 @@ def _cells(entry: Document) -> dict[str, object]:
     }
 
 
-NO_REASON = "(none)"
-
-
 def cells(groups: "Iterable[DeadLetterCount]") -> "Iterator[tuple[DeadLetterCount, str, int | str, str]]":
     """Yield each group with its reason, its number and the age of its oldest."""
+    from sbpair.move.message.dead_letters import NO_REASON
+
     for each in groups:
         oldest = "" if each.oldest_seconds is None else spoken(each.oldest_seconds)
         yield each, each.reason or NO_REASON, sampled(each.messages, exact=each.exact), oldest

@@ -284,9 +284,9 @@ def _cut(text: str) -> str:
 
 
 def warn_of_failures(screen: Screen, where: "MessageFilter | None") -> None:
-    """Warn of messages for which a filter could not be calculated, and of a likely mistake if none matched."""
-    for doubt in where.doubts if where is not None and not where.chosen else ():
-        screen.warn(f"no message matched, and {doubt}")
+    """Warn of messages for which a filter could not be calculated, and of its likely mistakes."""
+    for doubt in where.doubts() if where is not None else ():
+        screen.warn(doubt)
     if where is not None and where.failures:
         failed = plural(where.failures, "message")
         screen.warn(f"the filter could not be calculated for {failed}, which did not match; {where.first_failure}")

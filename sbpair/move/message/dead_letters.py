@@ -15,6 +15,7 @@ from sbpair.errors import ProtocolError
 
 SUFFIX = "/$deadletterqueue"
 CAUSE = REASON, DESCRIPTION = "DeadLetterReason", "DeadLetterErrorDescription"
+NO_REASON = "(none)"
 
 
 class NotSentReason(StrEnum):
