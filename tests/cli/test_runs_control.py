@@ -44,7 +44,9 @@ async def test_a_watch_is_paused_resumed_and_cancelled(tmp_path: Path) -> None:
         [listed], shown = await pair.runs(), await pair.shown(run)
         assert (listed["outcome"], shown["outcome"], listed["ended"]) == ("paused", "paused", None)
         assert (listed["waiting"]["state"], listed["waiting"]["messages"]) == ("paused", 0)
-        assert f"run {run} is paused: sbpair runs resume {run}" in (await pair.run("status"))[2]
+        _, out, err = await pair.run("status")
+        assert f"run {run} is paused: sbpair runs resume {run}" in err
+        assert f"run {run} is paused, and nothing moves them: run sbpair runs resume {run}" in out
         code, _, err = await pair.run("syphon", "--once")
         assert code == 4  # it keeps its lease
         assert run in err

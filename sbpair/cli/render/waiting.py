@@ -74,10 +74,14 @@ def is_movable(total: "BacklogTotal", runs: Iterable[WaitingRun]) -> bool:
 def mover_step(mover: "ActiveMover", health: str, runs: Collection[WaitingRun] = (), *, lost: bool = False) -> str:
     """Return the mover of stranded messages, or the command that moves them, at once or once the primary is up.
 
-    `health` is that of the primary: up, refused or down. `lost` is whether it is declared lost. `runs` have work left.
+    `health` is that of the primary: up, refused or down. `lost` is whether it is declared lost. `runs` have work left:
+    the mover may be a paused one among them.
     """
     if lost:
         return "declared lost, so that nothing moves them there: see sbpair help runbook"
+    paused = next((each for each in runs if each.state == PAUSED and each.run in mover.holder), None)
+    if paused is not None:
+        return f"run {paused.run} is paused, and nothing moves them: run {_command(paused)}"
     if mover.moving:
         return f"{mover} moves them"
     nothing = "nothing moves them" if mover.moving is False else "nothing on this machine moves them"
