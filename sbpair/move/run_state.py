@@ -47,7 +47,7 @@ class MovedQueue:
         if self.counted is None:
             return None, True
         messages, gone = self.counted
-        estimate = max(0, messages - (self.at.gone - gone), self.at.held)
+        estimate = max(0, messages - (self.at.gone - gone), self.at.held + self.at.locked)
         return estimate, estimate == messages
 
     @property

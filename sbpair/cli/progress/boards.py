@@ -73,7 +73,7 @@ class QueueRow:
 
     @property
     def eta_seconds(self) -> Annotated[float | None, ETA, WHOLE]:
-        """Seconds until it is empty at this rate; those that are locked leave once they are free."""
+        """Seconds until it is empty at this rate; None if unknown, as for locks that are overdue."""
         if self.skipped and self.remaining is not None:
             # As many of the others are chosen as of those received.
             chosen = (self.remaining - self.skipped) * max(0, self.received - self.skipped) // max(1, self.received)
@@ -84,7 +84,7 @@ class QueueRow:
         others = 0 if self.remaining is None else max(0, self.remaining - self.locked)
         first = time_left(others, self.per_second) if others else 0.0
         then = time_left(self.locked, self.per_second) or 0.0
-        return None if first is None else max(first, self.locked_seconds) + then
+        return None if first is None else max(first, self.locked_seconds) + then or None
 
 
 @dataclass(frozen=True, slots=True)
