@@ -95,6 +95,11 @@ class FileFormat:
                 ownership.check_owner(path)
         if result_code(error) in LOCKED:
             return MachineLacks(f"another process keeps {path} locked", hint=f"end that process, or {self.elsewhere}")
+        if result_code(error) == sqlite3.SQLITE_FULL:
+            again = (
+                f"free space in {path.parent.absolute()}, and run the same command again: what was sent is known there"
+            )
+            return MachineLacks(f"{path.absolute()} cannot be written: the disk is full", hint=again)
         return MachineLacks(
             f"{path} cannot be used: {error}", hint=f"check its permissions and the free space, or {self.elsewhere}"
         )

@@ -186,10 +186,13 @@ async def test_a_run_that_a_full_disk_ended_is_listed_with_its_error(own_disk: P
         await until(lambda: pair.arrived == 1)
         with full(own_disk):
             await pair.strand_more(5)
-            done, _, err = await command.finished(process)
+            done, out, err = await command.finished(process)
             assert done == 7
+            assert f"the disk is full; free space in {own_disk}, and run the same command again" in err
+            assert re.search(r"; \d messages? in the backlog\nto continue: sbpair syphon --watch", out)
             [run] = await pair.runs()
             assert (run["outcome"], run["exit_code"], "disk is full" in run["error"]) == ("failed", 7, True), err
+            assert run["remaining"]["exact"]
             assert "cannot be recorded" not in err
         assert (await pair.run("syphon", "--once"))[0] == 0
         assert pair.arrived == 6
