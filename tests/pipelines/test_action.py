@@ -67,10 +67,13 @@ def test_a_move_puts_its_receipt_and_its_report_into_the_summary(pair: Running, 
     assert "✅ sbpair ended with exit code 0\n\n<pre>\n$ sbpair syphon --once --count 2\n" in pipeline.summary
     assert "\n# `sbpair syphon --once`: done\n" in pipeline.summary
     assert re.fullmatch(r"exit-code=0\nrun=\d{6}-\d{6}-\w{4}\n", pipeline.outputs)
-    pipeline.output_file.unlink()
-    assert pipeline.run("syphon --once --count 2 --output json").returncode == 0
-    assert re.fullmatch(r"exit-code=0\nrun=\d{6}-\d{6}-\w{4}\n", pipeline.outputs)
-    assert pipeline.summary.count("\n# `sbpair syphon --once`: done\n") == 2
+    runs = {pipeline.outputs}
+    for output in ("--output json", "--output jsonl", "--output tsv", "--query sent"):
+        pipeline.output_file.unlink()
+        assert pipeline.run(f"syphon --once --count 2 {output}").returncode == 0
+        assert re.fullmatch(r"exit-code=0\nrun=\d{6}-\d{6}-\w{4}\n", pipeline.outputs)
+        runs.add(pipeline.outputs)
+    assert pipeline.summary.count("\n# `sbpair syphon --once`: done\n") == len(runs) == 5
 
 
 def test_findings_fail_the_step(pipeline: Pipeline) -> None:
@@ -87,6 +90,11 @@ def test_an_accepted_exit_code_does_not_fail_the_step(pipeline: Pipeline) -> Non
     assert "$ sbpair no-such-command\nerror: No such command 'no-such-command'\nhint: " in pipeline.summary
 
 
+def test_an_error_as_json_gives_its_reason_in_the_summary(pipeline: Pipeline) -> None:
+    assert pipeline.run("no-such-command --log-format json").returncode == 2
+    assert "json\nerror: No such command 'no-such-command'\nhint: see sbpair --help\n</pre>" in pipeline.summary
+
+
 def test_an_unreachable_namespace_fails_the_step_with_its_code(pipeline: Pipeline) -> None:
     nobody = "Endpoint=sb://127.0.0.1:1;SharedAccessKeyName=k;SharedAccessKey=bm8=;UseDevelopmentEmulator=true"
     done = pipeline.run("ping orders", SBPAIR_PRIMARY_CONNECTION_STRING=nobody)
@@ -94,20 +102,22 @@ def test_an_unreachable_namespace_fails_the_step_with_its_code(pipeline: Pipelin
     assert "bm8=" not in done.stdout + done.stderr + pipeline.summary
 
 
-@pytest.mark.parametrize("command", ["", "  ", "audit 'unclosed"])
-def test_a_command_that_is_none_is_refused(command: str, pipeline: Pipeline) -> None:
-    done = pipeline.run(command)
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[1].startswith("hint: ")
-    assert not pipeline.summary_file.exists()
-
-
-def test_an_accepted_code_that_is_no_number_is_refused(pipeline: Pipeline) -> None:
-    done = pipeline.run("version", INPUT_ACCEPT_EXIT_CODES="3,findings")
-    assert (done.returncode, done.stderr.splitlines()[0]) == (
-        2,
-        "error: accept-exit-codes: 'findings' is not a number",
-    )
+@pytest.mark.parametrize(
+    ("command", "codes", "error"),
+    [
+        ("", "", "command is empty"),
+        ("  ", "", "command is empty"),
+        ("audit 'unclosed", "", "No closing quotation"),
+        ("sbpair audit", "", "command begins with the name of the program"),
+        ("version", "3,findings", "accept-exit-codes: expected numbers such as 3, got 'findings'"),
+    ],
+)
+def test_a_wrong_input_is_refused_and_named(command: str, codes: str, error: str, pipeline: Pipeline) -> None:
+    done = pipeline.run(command, INPUT_ACCEPT_EXIT_CODES=codes)
+    assert (done.returncode, done.stdout) == (2, "")
+    first, hint = done.stderr.splitlines()
+    assert (first, hint[:6]) == (f"error: {error}", "hint: ")
+    assert pipeline.summary == f"### ❌ sbpair was not started\n\n<pre>\n{done.stderr}</pre>\n\n"
 
 
 def test_no_shell_reads_a_command(pipeline: Pipeline, tmp_path: Path) -> None:

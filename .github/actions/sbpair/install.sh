@@ -6,11 +6,11 @@ set -euo pipefail
 target=$1
 extras=${INPUT_EXTRAS:-} version=${INPUT_VERSION:-}
 if [[ -n $extras && ! $extras =~ ^[a-z]+(,[a-z]+)*$ ]]; then
-  printf 'error: extras is not a list of names such as relay,spark\n' >&2
+  printf 'error: extras is not a list of names\nhint: separate them by commas, as in: extras: relay,spark\n' >&2
   exit 2
 fi
 if [[ -n $version && ! $version =~ ^[0-9][0-9a-z.]*$ ]]; then
-  printf 'error: version is not a version such as 0.1.0\n' >&2
+  printf 'error: version is not a version\nhint: write one, as in: version: 0.1.0\n' >&2
   exit 2
 fi
 

@@ -7,6 +7,7 @@ No shell reads a value. Texts of messages can neither command the pipeline's age
 from __future__ import annotations
 
 import html
+import json
 import os
 import re
 import secrets
@@ -15,6 +16,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -29,14 +31,21 @@ SELECTIONS = ("--pair", "--config", "--primary", "--secondary", "--namespace", "
 RUN_LINE = re.compile(r'^(?:run |  "run": ")(\d{6}-\d{6}-\w{4})(?:[ "]|$)')
 """Of a receipt, as text or with --output json."""
 
+RECORDED = ("syphon", "move", "redrive", "replay")
+"""Commands whose runs are recorded: other outputs than these two do not name their run."""
+
 MAX_OUTPUT = 64 * 1024
-MAX_LAST_LINES, MAX_LINE = 20, 1000
+MAX_LAST_LINES, MAX_LINE, MAX_DIGITS = 20, 1000, 3
 MAX_REPORT = 512 * 1024
 """GitHub takes a summary of 1 MiB from a step."""
 
 
 class Usage(Exception):
     """A wrong input of the step."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.hint = hint
 
 
 def main() -> int:
@@ -45,44 +54,56 @@ def main() -> int:
         words = words_of(os.environ.get("INPUT_COMMAND", ""))
         accepted = accepted_codes(os.environ.get("INPUT_ACCEPT_EXIT_CODES", ""))
     except (Usage, ValueError) as error:
-        sys.stderr.write(f"error: {error}\nhint: write it as in: command: audit --fail-on missing\n")
+        hint = getattr(error, "hint", "write it as in: command: audit --fail-on missing")
+        text = f"error: {error}\nhint: {hint}\n"
+        sys.stderr.write(text)
+        summarize(f"### ❌ sbpair was not started\n\n<pre>\n{printable(text)}</pre>\n\n")
         return 2
+    began = time.strftime("%y%m%d-%H%M%S", time.gmtime())
     token = secrets.token_hex(16)
     on_github = "GITHUB_ACTIONS" in os.environ
     if on_github:  # until the token comes, GitHub executes no command that stands in the log
         sys.stdout.write(f"::stop-commands::{token}\n")
-    code, output = run_command(words)
+    code, output, run = run_command(words)
     if on_github:
         sys.stdout.write(f"::{token}::\n")
-    run = next((match[1] for line in output.splitlines() if (match := RUN_LINE.match(line))), "")
+    if not run and words[0] in RECORDED:
+        run = latest_run(words, began)
     if outputs := os.environ.get("GITHUB_OUTPUT"):
         with Path(outputs).open("a", encoding="utf-8") as file:
             file.write(f"exit-code={code}\nrun={run}\n")
+    summarize(summary_of(words, code, output, accepted) + (report_of(run, words) if run else ""))
+    return 0 if code in accepted else code
+
+
+def summarize(text: str) -> None:
+    """Add a text to the summary of the job, if there is one."""
     if summary := os.environ.get("GITHUB_STEP_SUMMARY") or os.environ.get("SUMMARY_FILE"):
-        text = summary_of(words, code, output, accepted) + (report_of(run, words) if run else "")
         with Path(summary).open("a", encoding="utf-8") as file:
             file.write(text)
-    return 0 if code in accepted else code
 
 
 def words_of(command: str) -> list[str]:
     """Split a command as a shell would, without expanding anything."""
     words = shlex.split(command)
     if not words:
-        raise Usage("command is empty")
+        raise Usage("command is empty", "write it as in: command: audit --fail-on missing")
+    if words[0] == "sbpair":
+        raise Usage("command begins with the name of the program", f"leave it out: command: {shlex.join(words[1:])}")
     return words
 
 
 def accepted_codes(text: str) -> set[int]:
     """Return the exit codes of a list such as `3,6`, and 0."""
     listed = [each.strip() for each in text.split(",") if each.strip()]
-    if wrong := [each for each in listed if not (each.isascii() and each.isdecimal())]:
-        raise Usage(f"accept-exit-codes: {wrong[0]!r} is not a number")
+    if wrong := [each for each in listed if not (each.isascii() and each.isdecimal() and len(each) <= MAX_DIGITS)]:
+        hint = "separate exit codes by commas, as in: accept-exit-codes: 3,6"
+        raise Usage(f"accept-exit-codes: expected numbers such as 3, got {wrong[0]!r}", hint)
     return {0, *map(int, listed)}
 
 
-def run_command(words: list[str]) -> tuple[int, str]:
-    """Run the command; copy its streams to the log. Return its exit code, and its result with its error."""
+def run_command(words: list[str]) -> tuple[int, str, str]:
+    """Run the command; copy its streams to the log. Return its exit code, its result with its error, and its run."""
     process = subprocess.Popen([*PROGRAM, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # noqa: S603
     for number in (signal.SIGINT, signal.SIGTERM):  # the agent signals this process alone
         signal.signal(number, lambda *_: process.send_signal(signal.SIGINT))
@@ -90,18 +111,37 @@ def run_command(words: list[str]) -> tuple[int, str]:
     assert process.stdout is not None and process.stderr is not None  # noqa: S101, PT018
     other = threading.Thread(target=copy, args=(process.stderr, sys.stderr, last.append))
     other.start()
-    room = MAX_OUTPUT
+    room, run = MAX_OUTPUT, ""
 
     def keep(text: str) -> None:
-        nonlocal room
+        nonlocal room, run
+        run = run or (match[1] if (match := RUN_LINE.match(text)) else "")
         room -= len(text)
         if room >= 0:
             first.append(text)
 
     copy(process.stdout, sys.stdout, keep)
     other.join()
-    problem = (line[:MAX_LINE] for line in last if line.startswith(("error: ", "hint: ")))
-    return process.wait(), "".join([*first, *problem])
+    lines = (line for each in last for line in plain(each).splitlines(keepends=True))
+    problem = (line[:MAX_LINE] for line in lines if line.startswith(("error: ", "hint: ")))
+    return process.wait(), "".join([*first, *problem]), run
+
+
+def plain(line: str) -> str:
+    """Return an error of --log-format json as the lines that it would have without; any other line as it is."""
+    try:
+        known = json.loads(line) if line.startswith("{") else {}
+    except ValueError:
+        return line
+    return f"error: {known['message']}\nhint: {known.get('hint', '')}\n" if known.get("level") == "error" else line
+
+
+def latest_run(words: list[str], began: str) -> str:
+    """Return the last run that was recorded since a time, as its id begins; "" if there is none."""
+    command = [*PROGRAM, "runs", "list", "--output", "json", *selection(words)]
+    done = subprocess.run(command, capture_output=True, check=False)  # noqa: S603
+    runs = json.loads(done.stdout)["runs"] if done.returncode == 0 else []
+    return next((each["id"] for each in runs[:1] if each["id"] >= began), "")
 
 
 def copy(source: object, target: TextIO, keep: Callable[[str], object]) -> None:
@@ -115,10 +155,14 @@ def copy(source: object, target: TextIO, keep: Callable[[str], object]) -> None:
 
 def summary_of(words: list[str], code: int, output: str, accepted: set[int]) -> str:
     """Return the result as a block of preformatted text, in which no markup is read."""
-    text = "".join(each if each.isprintable() or each == "\n" else "\ufffd" for each in output)
-    shown = html.escape(f"$ sbpair {shlex.join(words)}\n{text}".rstrip("\n"), quote=False)
+    shown = printable(f"$ sbpair {shlex.join(words)}\n{output}".rstrip("\n"))
     mark, note = ("✅", ", which is accepted" if code else "") if code in accepted else ("❌", "")
     return f"### {mark} sbpair ended with exit code {code}{note}\n\n<pre>\n{shown}\n</pre>\n\n"
+
+
+def printable(text: str) -> str:
+    """Return a text without control characters and markup."""
+    return html.escape("".join(each if each.isprintable() or each == "\n" else "\ufffd" for each in text), quote=False)
 
 
 def report_of(run: str, words: list[str]) -> str:
