@@ -78,9 +78,9 @@ class Command(_Documented, TyperCommand):
 
     def _within(self, seconds: float, ctx: Any) -> Any:
         """Run the command; after so many seconds, let it stop as at a signal. Raises TimedOut if that cut it short."""
-        from sbpair.operating_system.signals import Deadline
+        from sbpair.operating_system.signals import CommandDeadline
 
-        deadline = Deadline(seconds)
+        deadline = CommandDeadline(seconds)
         try:
             with deadline:
                 code = super().invoke(ctx)

@@ -54,7 +54,7 @@ _SHOWN_BEFORE, _SHOWN = 50, 72
 _STATES: Final = {envelope.ACTIVE: "active", envelope.DEFERRED: "deferred", envelope.SCHEDULED: "scheduled"}
 
 
-_MAX_NAMES: Final = 1_000
+_MAX_NAMES: Final = 100
 _SHOWN_NAMES: Final = 5
 _SHORT_TEXT = 0xA1
 _MAP_HEAD = 6
@@ -255,18 +255,19 @@ class MessageFilter:
 
     def doubts(self) -> list[str]:
         """Return likely mistakes: those of the text if nothing matches, and reasons that no message has."""
-        absent = self._absent.values() if self._looked and not self.chosen else ()
-        there = {reason or NO_REASON for reason in self._found_reasons}
-        lacking = set(map(str.lower, self.reasons)) - set(map(str.lower, self._found_reasons)) if there else ()
-        return [
-            *(f"no message matched, and {doubt}" for doubt in (() if self.chosen else self._text_doubts)),
-            *(f"no message has the property {each}; there are: {_nearest(each, self._found)}" for each in absent),
-            *(
-                f"no dead letter has the reason {each or NO_REASON}; there are: {_nearest(each, there)}"
-                for each in sorted(self.reasons)
-                if each.lower() in lacking
-            ),
-        ]
+        found, looked = [], "none of the messages that were looked at has the"
+        if not self.chosen:
+            found += [f"no message matched, and {doubt}" for doubt in self._text_doubts]
+            doubted = {doubt.partition(" ")[0] for doubt in self._text_doubts}
+            absent = [each for each in self._absent.values() if self._looked and each not in doubted]
+            found += [f"{looked} property {each}; they have {_nearest(each, tuple(self._found))}" for each in absent]
+        there = tuple(self._found_reasons)
+        known = set(map(str.lower, there))
+        for each in sorted(self.reasons) if 0 < len(there) < _MAX_NAMES else ():
+            if each.lower() not in known:
+                shown = _nearest(each, [reason or NO_REASON for reason in there])
+                found.append(f"{looked} reason {each or NO_REASON}; they have {shown}")
+        return found
 
     def _full_text(self) -> str:
         quoted = ", ".join("'{}'".format(each.replace("'", "''")) for each in sorted(self.reasons))

@@ -70,13 +70,13 @@ def interrupt_when_signalled() -> None:
         signal.signal(number, signal.default_int_handler)
 
 
-class Deadline:
+class CommandDeadline:
     """A time after which this process gets a signal, as a context manager; `has_passed` from then on.
 
     The first signal of SIGTERM and SIGINT that is handled is sent to the main thread: none ends the process.
     """
 
-    current: ClassVar["Deadline | None"] = None
+    current: ClassVar["CommandDeadline | None"] = None
 
     def __init__(self, seconds: float) -> None:
         self.reason, self.has_passed = f"stopped by --deadline after {seconds:g} s", False
@@ -85,18 +85,18 @@ class Deadline:
         self._timer.daemon = True
 
     def __enter__(self) -> Self:
-        Deadline.current = self
+        CommandDeadline.current = self
         self._timer.start()
         return self
 
     def __exit__(self, *_details: object) -> None:
-        Deadline.current = None
+        CommandDeadline.current = None
         with self._ending:  # a signal that is sent now comes before the end of the block
             self._timer.cancel()
 
     def _signal(self) -> None:
         with self._ending:
-            if Deadline.current is not self:
+            if CommandDeadline.current is not self:
                 return
             self.has_passed = True
             number = next((each for each in (signal.SIGTERM, signal.SIGINT) if callable(signal.getsignal(each))), None)
@@ -108,7 +108,7 @@ class Deadline:
 
 def stopped_by_deadline() -> str:
     """Return the reason of a stop, if it was a deadline; else ""."""
-    found = Deadline.current
+    found = CommandDeadline.current
     return found.reason if found is not None and found.has_passed else ""
 
 

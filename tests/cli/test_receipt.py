@@ -100,7 +100,7 @@ def test_what_came_back_is_named_with_its_reason() -> None:
     assert "came back: 1 message (m10): Poison: it is bad" in list(lines)
 
 
-def test_dead_letters_beyond_those_that_are_named_are_counted_by_destination() -> None:
+def test_dead_letters_beyond_the_named_ones_are_counted_by_destination() -> None:
     tally, named = Tally(), NamedMessage("c/t/0", 7, "m7", "gone", "it does not exist")
     for _ in range(MAX_LISTED + 500):
         tally.dead_lettered(named, "DestinationNotFound")

@@ -18,7 +18,7 @@ from sbpair.move.receipt import BUCKETS
 from sbpair.runs.database import RunDatabase, StateOwner
 from sbpair.runs.journal import message_key
 from sbpair.runs.run_log import all_runs
-from sbpair.runs.run_record import RunRecord
+from sbpair.runs.run_record import RemainingMessages, RunRecord
 from sbpair.service.run_health import RunsHealth
 from sbpair.syphon.run_request import syphon_request
 from sbpair.syphon.run_store import LiveRun, RunStore
@@ -126,6 +126,7 @@ async def test_a_doubt_that_a_later_run_settled_is_an_alarm_no_more(tmp_path: Pa
             await crashed.journal.flush()
         [run] = runs_of(w, tmp_path)
         assert (run.outcome, run.counts.in_doubt, run.counts.doubtful_total) == ("crashed", 1, 1)
+        assert (run.counts.remaining, run.counts.undeliverable) == (RemainingMessages(0, exact=False), None)
         text = said(w, tmp_path, "show", run.id)
         assert f"to continue: sbpair syphon --once --state {tmp_path}\nin doubt: m0 of" in text
         result = await w.run(state=tmp_path)

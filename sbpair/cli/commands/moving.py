@@ -52,7 +52,7 @@ def syphon_command(
     no_reconnect: bool = flag("--no-reconnect", "Exit 6 on a lost connection instead of reconnecting"),
     max_missing: int = option(
         "--max-missing N",
-        "Dead letters of each missing destination in a run",
+        "Dead letters of each missing destination",
         default=MAX_MISSING,
         at_least=0,
         excludes="--allow-missing",
@@ -66,8 +66,7 @@ def syphon_command(
 
     A message is completed in the backlog only after the primary accepts it: it may arrive twice, but is never lost.
     If the primary is lost, --to secondary delivers there.
-    Of a missing queue or topic the first --max-missing messages are dead-lettered; the others stay, and the printed
-    continuation dead-letters no more of them.
+    Of a missing queue or topic a run dead-letters --max-missing messages, its printed continuation none.
     Ctrl-C once finishes sends, twice stops at once.
 
     Examples:
