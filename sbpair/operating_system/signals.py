@@ -114,7 +114,7 @@ def stopped_by_deadline() -> str:
 
 def ended_code(code: int) -> int:
     """Return the exit code of this process for that of a run: an interruption by a deadline is a time-out."""
-    return ExitCode.UNAVAILABLE if code == ExitCode.INTERRUPTED and stopped_by_deadline() else code
+    return int(ExitCode.UNAVAILABLE if code == ExitCode.INTERRUPTED and stopped_by_deadline() else code)
 
 
 @contextmanager

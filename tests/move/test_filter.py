@@ -219,9 +219,21 @@ def test_likely_mistake_is_remarked(text: str, remark: str) -> None:
 
 
 def test_a_name_without_brackets_may_be_meant_as_text() -> None:
-    [doubt] = MessageFilter("color = red").doubts
+    [doubt] = MessageFilter("color = red").doubts()
     assert "'red'" in doubt
-    assert MessageFilter("color = [red] AND red = 'x'").doubts == ()
+    assert MessageFilter("color = [red] AND red = 'x'").doubts() == []
+
+
+def test_names_are_called_absent_only_if_no_message_has_them() -> None:
+    made = MessageFilter("first = 1 AND second = 2")
+    for name in ("Second", "frist"):
+        assert not made.matches(filtered(encoded(Map([(name, Int(1))]))))
+    assert made.doubts() == ["none of the messages that were looked at has the property first; they have frist, Second"]
+    by_reason = MessageFilter("", reasons=["late"])
+    for number in range(100):
+        assert (by_reason.doubts() != []) == (number > 0)
+        by_reason.matches(filtered(encoded(Map([("DeadLetterReason", f"r{number}")]))))
+    assert by_reason.doubts() == []  # others were not noted: it may have been among them
 
 
 def test_a_subtraction_of_a_number_is_no_likely_mistake() -> None:
