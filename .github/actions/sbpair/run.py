@@ -133,7 +133,10 @@ def plain(line: str) -> str:
         known = json.loads(line) if line.startswith("{") else {}
     except ValueError:
         return line
-    return f"error: {known['message']}\nhint: {known.get('hint', '')}\n" if known.get("level") == "error" else line
+    if known.get("level") != "error":
+        return line
+    parts = ("error", known["message"]), ("hint", known.get("hint"))
+    return "".join(f"{name}: {text}\n" for name, text in parts if text)
 
 
 def latest_run(words: list[str], began: str) -> str:

@@ -224,7 +224,7 @@ def _backing_off(run: RunRecord, receipt: Mapping[str, Any]) -> Section | None:
     if not found:
         return None
     rows = [(each["destination"], int(each["messages"]), each["reason"], each["hint"] or "-") for each in found]
-    columns, total = ("destination", "messages left", "last error", "next step"), int(receipt["backing_off_total"])
+    columns, total = ("destination", "went back", "last error", "next step"), int(receipt["backing_off_total"])
     note = f"Messages for these destinations went back to the {ends_in_words(run)[0]}."
     return Section("Destinations that took no more", (note,), (_table(columns, rows, total=total, cards=True),))
 
