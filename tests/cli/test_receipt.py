@@ -127,7 +127,8 @@ def test_dead_letters_beyond_the_named_ones_are_counted_by_destination() -> None
 )
 def test_messages_left_are_a_total_only_where_it_is_known(left: RemainingMessages, text: str) -> None:
     tally = Tally()
-    tally.received("c/t/0", 5)
+    tally.received("c/t/0", 7)
+    tally.ended("c/t/0", "skipped", 2)
     tally.backing_off("c/t/0", [BackingOff("full", "busy", "", 5)])
     lines = list(receipt_table(encoded(SyphonResult(tally.receipt(), (), 1.0, False, "r", remaining=left)), {}, SYPHON))
     assert lines[-1] == f"run r ended after 1s; {text}"

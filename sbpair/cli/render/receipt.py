@@ -13,7 +13,7 @@ from sbpair.model.document import encoded
 from sbpair.move.message.dead_letters import NotSentReason, parent_path
 from sbpair.move.message.route import is_routable
 from sbpair.move.rate_limit import Limit
-from sbpair.move.receipt import BUCKETS, GONE, default_ttl_note
+from sbpair.move.receipt import BUCKETS, default_ttl_note
 
 if TYPE_CHECKING:
     from sbpair.cli.results.moving import SyphonReceipt
@@ -87,9 +87,8 @@ def receipt_table(receipt: Mapping[str, Any], commands: Mapping[str, str], words
     elif not receipt.get("balanced", True):
         yield "the counts do not add up: please report this"
     if "seconds" in receipt:
-        ended = "was stopped" if receipt["stopped"] else "ended"
-        text = _left_text(receipt, words)
-        yield from wrapped(f"run {receipt['run']} {ended} after {spoken(receipt['seconds'])}{text}")
+        ended, left = "was stopped" if receipt["stopped"] else "ended", _left_text(receipt, words)
+        yield from wrapped(f"run {receipt['run']} {ended} after {spoken(receipt['seconds'])}{left}")
     for purpose, command in commands.items():
         yield f"{purpose}: {command}"
 
@@ -113,7 +112,8 @@ def _left_text(receipt: Mapping[str, Any], words: MoveWording) -> str:
 
 def _returned(receipt: Mapping[str, Any]) -> int:
     """Return how many of the received messages are in their source again; those of earlier versions are not known."""
-    return int(receipt.get("distinct", 0)) - sum(int(receipt.get(name, 0)) for name in GONE if name != "already_sent")
+    ended = ("sent", "expired", "dead_lettered", "skipped")
+    return int(receipt.get("distinct", 0)) - sum(int(receipt.get(name, 0)) for name in ended)
 
 
 def _at_least(receipt: Mapping[str, Any]) -> str:
