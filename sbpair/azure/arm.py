@@ -220,6 +220,10 @@ class ArmNamespace:
                 raise
         return True
 
+    async def create_closed(self, subscription: Subscription) -> bool:
+        """Create a subscription. Resource Manager offers no other rule than its own, which selects every message."""
+        return await self.create(subscription)
+
     async def delete_rule(self, rule: Rule) -> None:
         operations, names = self._resource(rule)
         with suppress(EntityMissing), self._translated(f"delete {_label(rule)}"):

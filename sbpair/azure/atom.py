@@ -265,6 +265,10 @@ class AtomNamespace:
         """Create an entity without adding partitions. Raises PartitionsWanted."""
         return await self._administered(lambda opened: opened.create(entity))
 
+    async def create_closed(self, subscription: Subscription) -> bool:
+        """Create a subscription whose own rule selects no message."""
+        return await self._administered(lambda opened: opened.create_closed(subscription))
+
     async def delete_rule(self, rule: Rule) -> None:
         with suppress(EntityMissing):
             await self._delete(f"delete the rule {rule.path}", *_address(rule))

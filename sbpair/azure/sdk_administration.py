@@ -28,6 +28,7 @@ from sbpair.model.entities import (
     Queue,
     Rule,
     SqlFilter,
+    Subscription,
 )
 from sbpair.model.entity_properties import PROPERTIES_OF, names_of
 from sbpair.model.pair import Credential, Endpoint, Identity
@@ -65,11 +66,11 @@ class SdkAdministration:
         self._client = client
         self._endpoint = endpoint
 
-    async def create(self, entity: Described) -> bool:
+    async def create(self, entity: Described, **options: Any) -> bool:
         """Create an entity without adding partitions. Returns False for a name in use. Raises PartitionsWanted."""
         with self._translating(f"create the {entity.kind} {entity.path}"):
             try:
-                await self._creation(entity)
+                await self._creation(entity, options)
             except Created:
                 return True
             except HttpResponseError as error:
@@ -77,6 +78,11 @@ class SdkAdministration:
                     return False
                 raise
         return True
+
+    async def create_closed(self, subscription: Subscription) -> bool:
+        """Create a subscription whose own rule selects no message. Returns False for a name in use."""
+        # The transport adds the rule before this element.
+        return await self.create(subscription, selects_none=True, max_delivery_count=subscription.max_delivery_count)
 
     async def set_status(self, queue: Queue, status: str) -> None:
         """Send the whole description with the new status: the service knows no smaller change.
@@ -97,11 +103,11 @@ class SdkAdministration:
         except NotAuthenticated as error:
             raise explain_refusal(error, self._endpoint) from error.__cause__
 
-    def _creation(self, entity: Described) -> Awaitable[object]:
+    def _creation(self, entity: Described, options: dict[str, Any]) -> Awaitable[object]:
         create: Callable[..., Awaitable[object]] = getattr(self._client, f"create_{entity.kind}")
         # The SDK accepts no such function for a topic.
         own = {"cls": skip_answer} if isinstance(entity, QueueSpec) else {}
-        return create(*names_of(entity), **own, **description(entity))
+        return create(*names_of(entity), **own, **(description(entity) | options))
 
 
 def description(entity: Described) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 from sbpair import backlog
 from sbpair.errors import Unsafe, UsageError
 from sbpair.model import tiers
-from sbpair.model.entities import DEFAULT_RULE, Described, Rule, Subscription
+from sbpair.model.entities import DEFAULT_RULE, NO_MESSAGE, Described, Rule, SqlFilter, Subscription
 from sbpair.model.entity_properties import PROPERTIES_OF, TARGETS, EntityProperty, names_of
 from sbpair.model.pair import Pair
 from sbpair.model.queues import Difference, QueueSpec, QueueState
@@ -56,8 +56,8 @@ class Change:
 class Plan:
     """Changes in order: each entity after those it needs, backlog queues by index, extra ones last.
 
-    `default_rules` are the service's own rules to delete from new subscriptions. They accept every message, so each is
-    deleted once the desired rules exist: a message too many for a moment, none too few.
+    `default_rules` are the service's own rules to delete, once the desired rules of their subscriptions are created: of
+    new ones, and of those that an earlier run left with a rule that selects no message.
     """
 
     changes: tuple[Change, ...] = ()
@@ -158,20 +158,25 @@ def plan_entities(
     """
     declared, present = _rule_names(desired), _rule_names(actual.values())
     changes, default_rules = [], []
+    closed = {entity_key(each) for each in actual.values() if isinstance(each, Rule) and _selects_none(each)}
     for entity in (each for each in dependency_order(desired) if entity_key(each) not in taken):
         key = entity_key(entity)
         names = declared[key]
         known = {name.lower() for name in names}
         more: tuple[Difference, ...] = ()
-        unexpected = [name for name in present[key] if name.lower() not in known]
+        unexpected = [each for each in present[key] if each.lower() not in known and (*key, each.lower()) not in closed]
         if unexpected and (known or whole):
             more = (Difference(RULES, ", ".join(sorted(names)), ", ".join(sorted([*names, *unexpected])), True),)
         change = compare(entity, actual.get(key), more=more)
         changes.append(change)
-        created = change.kind is Outcome.MISSING
-        if created and isinstance(entity, Subscription) and (names or whole) and DEFAULT_RULE.lower() not in known:
+        is_due = change.kind is Outcome.MISSING or (*key, DEFAULT_RULE.lower()) in closed
+        if is_due and isinstance(entity, Subscription) and (names or whole) and DEFAULT_RULE.lower() not in known:
             default_rules.append(Rule(entity.topic, entity.name, DEFAULT_RULE))
     return Plan(tuple(changes), tuple(default_rules))
+
+
+def _selects_none(rule: Rule) -> bool:
+    return rule.name == DEFAULT_RULE and rule.filter == SqlFilter(NO_MESSAGE) and not rule.action
 
 
 def needs(entity: Described) -> set[Key]:

@@ -14,10 +14,24 @@ from typing import ClassVar, TypeVar
 
 from sbpair import backlog
 from sbpair.errors import NameInvalid
-from sbpair.model.entities import DEFAULT_RULE, AnyEntity, Described, Queue, Rule, SqlFilter, Subscription, Topic
+from sbpair.model.entities import (
+    DEFAULT_RULE,
+    EVERY_MESSAGE,
+    NO_MESSAGE,
+    AnyEntity,
+    Described,
+    Queue,
+    Rule,
+    SqlFilter,
+    Subscription,
+    Topic,
+)
 from sbpair.model.entity_properties import PROPERTIES_OF, TARGETS
 from sbpair.model.queues import QueueSpec
 from sbpair.model.tiers import TIERS, Tier
+from sbpair.rules.actions import ActionCompiler
+from sbpair.rules.compiler import Compiler, Dialect, SqlMistake
+from sbpair.rules.filters import MAX_LENGTH
 from sbpair.timespan import TIMESPAN_MAX
 
 NAME_LIMIT = 50
@@ -44,7 +58,7 @@ class LimitViolation:
 
 def violations(entity: Described) -> Iterator[LimitViolation]:
     """Yield each fault that every namespace would refuse."""
-    for name, text in (*_of_name(entity), *_of_properties(entity, TIERS), *_of_forwards(entity)):
+    for name, text in (*_of_name(entity), *_of_properties(entity, TIERS), *_of_forwards(entity), *_of_rule(entity)):
         yield LimitViolation(entity, name, text)
 
 
@@ -109,3 +123,16 @@ def _of_forwards(entity: Described) -> _Found:
             yield name, "it forwards to itself"
     if isinstance(entity, Subscription) and entity.requires_session and entity.forward_to:
         yield "forward_to", "a subscription that requires sessions cannot forward"
+
+
+def _of_rule(entity: Described) -> _Found:
+    """Compile what is written in SQL: the service creates a subscription before it refuses a rule of it."""
+    if not isinstance(entity, Rule):
+        return
+    selected = entity.filter.expression if isinstance(entity.filter, SqlFilter) else EVERY_MESSAGE
+    for name, compiler, text in (("filter", Compiler, selected), ("action", ActionCompiler, entity.action)):
+        if text not in (EVERY_MESSAGE, NO_MESSAGE) and 0 < len(text) <= MAX_LENGTH:
+            try:
+                compiler(Dialect()).compile(name, text)
+            except SqlMistake as error:
+                yield name, f"{error.mistake}, at character {error.at + 1}{error.hint and f': {error.hint}'}"

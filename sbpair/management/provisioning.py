@@ -293,14 +293,15 @@ class NamespaceProvision:
         return item
 
     async def _delete_default(self, rule: Rule) -> EntityItem | None:
-        """Delete the service's own rule from a subscription that this run created, once all others exist."""
+        """Delete the service's own rule from a subscription that this run created, once it created the others."""
         subscription = parent_key(rule)
-        if await self._outcomes[subscription] is not Outcome.CREATED:
+        if (made := self._outcomes.get(subscription)) and await made is not Outcome.CREATED:
             return None
-        others = [outcome for key, outcome in self._outcomes.items() if key[:-1] == subscription]
-        if any([await outcome in _NOT_CREATED for outcome in others]):
+        if self._stays_open(subscription):
             reason = f"{DEFAULT_RULE}, which accepts every message, stays until all other rules exist: delete it then"
             return self.item(rule, Outcome.NOT_TRIED, reason)
+        for others in [each for key, each in self._outcomes.items() if key[:-1] == subscription]:
+            await others  # if one was refused, the subscription must not select every message either
         item = await self._item_of(rule, f"delete {rule.path}", lambda: self._delete(rule))
         return None if item.outcome is Outcome.OK else item
 
@@ -323,7 +324,7 @@ class NamespaceProvision:
 
     async def _create_or_compare(self, entity: Described) -> EntityItem:
         try:
-            if await self.control.create(entity):
+            if await self._create_in(entity):
                 return self.item(entity, Outcome.CREATED)
             found = await self._compare_again(entity)
         except errors.Unavailable as error:
@@ -336,6 +337,17 @@ class NamespaceProvision:
         if found.outcome is Outcome.EXISTING and entity_key(entity) in self._doubtful:
             return self.item(entity, Outcome.CREATED, "at the first attempt, which had no answer")
         return found
+
+    async def _create_in(self, entity: Described) -> bool:
+        key = entity_key(entity)
+        closed = key in map(parent_key, self.plan.default_rules) and not self._stays_open(key)
+        if closed and isinstance(entity, Subscription):
+            return await self.control.create_closed(entity)
+        return await self.control.create(entity)
+
+    def _stays_open(self, subscription: Key) -> bool:
+        """Return whether messages for a rule that cannot be copied arrive by the service's own rule."""
+        return any(key[:-1] == subscription for key in self._taken)
 
     async def _compare_again(self, entity: Described) -> EntityItem:
         if isinstance(entity, AnyEntity):

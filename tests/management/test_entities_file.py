@@ -125,6 +125,16 @@ BAD = [
     ("[topics.t.subscriptions.s.rules.r]\nsql = ''", "2:1: filter of rule", ""),
     (f"[topics.t.subscriptions.s.rules.r]\nsql = '{'x' * 1025}'", "2:1: filter of rule", ""),
     (f"[topics.t.subscriptions.s.rules.r]\naction = '{'x' * 1025}'", "2:1: action of rule", ""),
+    (
+        "[topics.t.subscriptions.s.rules.r]\naction = 'SET x = 1'\nsql = 'a == 1'",
+        "3:1: filter of rule t/Subscriptions/s/Rules/r: expected a value or a property, got '=', at character 4: write",
+        "",
+    ),
+    (
+        "[topics.t.subscriptions.s.rules.r]\naction = 'SET sys.SequenceNumber = 1'",
+        "2:1: action of rule t/Subscriptions/s/Rules/r: The system property 'sequencenumber' cannot be changed",
+        "",
+    ),
     ("[topics.t.subscriptions.s.rules.r]\ncorrelation = {}", "2:1: filter of rule", ""),
     ("[topics.t.subscriptions.s.rules.r]\nsql = 'a=1'\ncorrelation.to = 'x'", "3:1: a rule has sql or", ""),
     ("[topics.t.subscriptions.s.rules.r.correlation]\nproperties = {a = 1}", "2:15: a must be text", ""),

@@ -183,15 +183,27 @@ async def test_failed_entity_and_its_dependents_are_named_and_others_created() -
         assert names(report, Outcome.FAILED, THERE) == []
 
 
-async def test_the_services_own_rule_stays_where_another_could_not_be_made() -> None:
+async def test_subscription_with_a_refused_rule_selects_no_other_messages() -> None:
+    refused = "events/Subscriptions/audit/Rules/europe"
     async with open_emulator() as emulator:
-        emulator.faults.refuse_requests(HERE, 500, "events/Subscriptions/audit/Rules/europe", method="PUT")
-        report = await provisioned(emulator)
-        [kept] = report.of(Outcome.NOT_TRIED)
-        assert kept.name == "events/Subscriptions/audit/Rules/$Default"
-        assert f"{HERE}:{kept.name.replace('/Rules', '')}" in {
-            each.replace("/Rules", "") for each in everything(emulator)
-        }
+        emulator.faults.refuse_requests(HERE, 500, refused, method="PUT")
+        assert names(await provisioned(emulator), Outcome.FAILED, HERE) == [refused]
+        audit = emulator.namespaces[HERE].topic("events").subscription("audit")
+        assert [each.name for each in audit.rules] == ["urgent"]
+        emulator.faults.end_all()
+        assert names(await provisioned(emulator), Outcome.CREATED, HERE) == [refused]
+        assert provision_exit_code(await provisioned(emulator), strict=True) == 0
+
+
+async def test_repetition_of_a_stopped_run_removes_its_closed_rule() -> None:
+    async with open_emulator() as emulator:
+        emulator.faults.refuse_requests(HERE, 500, "events/Subscriptions/audit/Rules/$Default", method="DELETE")
+        assert names(await provisioned(emulator), Outcome.FAILED, HERE) == ["events/Subscriptions/audit/Rules/$Default"]
+        audit = emulator.namespaces[HERE].topic("events").subscription("audit")
+        assert audit.find_rule("$Default").filter.expression == "1=0"
+        emulator.faults.end_all()
+        assert {each.outcome for each in await provisioned(emulator)} == {Outcome.EXISTING}
+        assert [each.name for each in audit.rules] == ["europe", "urgent"]
 
 
 @pytest.mark.parametrize("status", [401, 403])
@@ -247,6 +259,7 @@ def opening(create: Callable[[Any, Any], Awaitable[bool]]) -> Any:
     @asynccontextmanager
     async def opens(endpoint: Endpoint) -> AsyncIterator[AtomNamespace]:
         async with open_atom(endpoint) as control:
+            control.create_closed = partial(create, control.create_closed)
             control.create = partial(create, control.create)
             yield control
 

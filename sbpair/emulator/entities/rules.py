@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sbpair.amqp.message import APPLICATION_PROPERTIES, MESSAGE_ANNOTATIONS, PROPERTIES, Sections
 from sbpair.amqp.splice import with_fields, with_pairs, without
@@ -17,7 +17,7 @@ from sbpair.amqp_server.refusals import ArgumentInvalid
 from sbpair.emulator.clock import NEVER
 from sbpair.emulator.entities.service_envelope import set_time_to_live
 from sbpair.errors import ProtocolError
-from sbpair.rules.compiler import Compiler, Part, SqlMistake, value_of
+from sbpair.rules.actions import SETTABLE, ActionCompiler, Statement
 from sbpair.rules.filters import Filter, NamedValues, SqlRuleFilter, TrueRuleFilter, compile_rule
 from sbpair.rules.values import (
     EvaluationFailed,
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 DEFAULT_RULE: Final = "$Default"
 MAX_RULE_NAME: Final = 50
-MAX_STATEMENTS: Final = 32
 RULE_NAME: Final = "RuleName"
 _FORBIDDEN: Final = frozenset("/\\@?#*")
 
@@ -50,8 +49,8 @@ class SqlAction:
     steps: tuple[Step, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        steps = compile_rule(ActionCompiler, "action", self.expression, self.parameters)
-        object.__setattr__(self, "steps", steps)
+        statements = compile_rule(ActionCompiler, "action", self.expression, self.parameters)
+        object.__setattr__(self, "steps", tuple(map(_step, statements)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,49 +201,18 @@ def selects_all(rules: Sequence[SubscriptionRule]) -> bool:
 # Actions
 
 
-_SETTABLE: Final[dict[str, int | str]] = {
-    "contenttype": 6, "correlationid": 5, "label": 3, "messageid": 0, "partitionkey": "x-opt-partition-key",
-    "replyto": 4, "replytosessionid": 12, "scheduledenqueuetimeutc": "nowhere", "sessionid": 10, "subject": 3,
-    "timetolive": "ttl", "to": 2,
-}  # fmt: skip
-"""Where an action writes a system property: a field of the properties section, or another place.
-
-A subscription ignores a ScheduledEnqueueTimeUtc that was set.
-"""
-
-
-class ActionCompiler(Compiler):
-    """Compiles the statements of actions to steps."""
-
-    def action(self, parts: list[Any]) -> tuple[Step, ...]:
-        if len(parts) > MAX_STATEMENTS:
-            raise SqlMistake(f"an action has at most {MAX_STATEMENTS} statements", 0)
-        return tuple(parts)
-
-    def set(self, parts: list[Any]) -> Step:
-        _keyword, target, _equals, value = parts
-        name, system = _settable(target), target.system
-        run = value_of(value).run
-        if system is not None:
-            return lambda draft: draft.set_system(system, run(draft))
-        if value.user is not None:
-            # A property that is only copied keeps the sender's value and type.
-            source = value.user
-            return lambda draft: draft.set_user(name, draft.raw(source))
-        return lambda draft: draft.set_user(name, run(draft))
-
-    def remove(self, parts: list[Any]) -> Step:
-        target = parts[-1]
-        name, system = _settable(target), target.system
-        if system is not None:
-            return lambda draft: draft.set_system(system, None)
+def _step(statement: Statement) -> Step:
+    name, system, value = statement
+    if system is not None:
+        read = value.run if value else lambda _draft: None
+        return lambda draft: draft.set_system(system, read(draft))
+    if value is None:
         return lambda draft: draft.remove_user(name)
-
-
-def _settable(target: Part) -> str:
-    if target.system is not None and target.system not in _SETTABLE:
-        raise SqlMistake(f"The system property '{target.system}' cannot be changed", target.at)
-    return target.name
+    if value.user is not None:
+        # A property that is only copied keeps the sender's value and type.
+        source = value.user
+        return lambda draft: draft.set_user(name, draft.raw(source))
+    return lambda draft: draft.set_user(name, value.run(draft))
 
 
 class Draft(StoredView):
@@ -272,7 +240,7 @@ class Draft(StoredView):
 
     def set_system(self, name: str, value: Value) -> None:
         """Set a system property. Raises EvaluationFailed for a value of the wrong type."""
-        place, shown = _SETTABLE[name], SYSTEM_PROPERTIES[name].name
+        place, shown = SETTABLE[name], SYSTEM_PROPERTIES[name].name
         self._key_changed |= name in ("sessionid", "partitionkey")
         sections = self.message.sections = replace(self.message.sections)
         if isinstance(place, int):
