@@ -225,9 +225,10 @@ async def _wait_for_outbox(client: AsyncPairedClient, stop: asyncio.Event, secon
             return
 
 
-def line_batches(lines: Iterable[SourceLine]) -> Iterator[tuple[SizedBatch | Message, list[SourceLine]]]:
-    """Yield batches of adjacent lines with the same session and partition key that fit every tier."""
-    return batches(lines, SMALLEST_TIER_BYTES, SizedBatch, attrgetter("message"))
+def line_batches(lines: Sequence[SourceLine], limit: int) -> Iterator[tuple[SizedBatch | Message, list[SourceLine]]]:
+    """Yield batches of up to `limit` adjacent lines with the same session and partition key that fit every tier."""
+    for start in range(0, len(lines), limit):
+        yield from batches(lines[start : start + limit], SMALLEST_TIER_BYTES, SizedBatch, attrgetter("message"))
 
 
 @dataclass
@@ -251,7 +252,7 @@ class _LineSender:
                     # Empty lines at the end are done as well.
                     self.result = replace(self.result, next_line=max(self.result.next_line, source.seen + 1))
                     break
-                for content, members in line_batches(lines or ()):
+                for content, members in line_batches(lines or (), limiter.max_batch(started)):
                     if seconds := limiter.reserve(time.monotonic(), len(members)):
                         await set_within(stop, seconds)
                     if self._ended():

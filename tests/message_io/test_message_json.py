@@ -162,7 +162,7 @@ def test_line_batches_keep_order_and_one_key_each(described: list[tuple[str | No
         SourceLine(number, ServiceBusMessage(bytes(size), message_id=str(number), session_id=session).raw_amqp_message)
         for number, (session, size) in enumerate(described, 1)
     ]
-    batches = list(send_lines.line_batches(lines))
+    batches = list(send_lines.line_batches(lines, 100))
     assert [line for _, members in batches for line in members] == lines
     for content, members in batches:
         assert len({line.message.properties.group_id for line in members}) == 1
