@@ -20,7 +20,7 @@ from sbpair.cli.options.entity_addresses import reach_of
 from sbpair.cli.options.values import entity_names
 from sbpair.cli.render.screen import Screen, clean, some
 from sbpair.cli.render.table import columns
-from sbpair.errors import ExitCode, MachineLacks, UsageError
+from sbpair.errors import ExitCode, MachineLacks, ServiceRefused, UsageError
 from sbpair.operating_system import end_of_input
 
 if TYPE_CHECKING:
@@ -86,8 +86,9 @@ def command(
         pair.require_primary()
     if pair is not None and failover_interval is not None:
         pair = replace(pair, failover_interval=failover_interval)
-    if timeout is not None and timeout <= SHORT_SECONDS:
-        screen.warn(f"--timeout {timeout:g}s is too short for a partitioned entity to try another partition")
+    if timeout is not None:
+        waits = pair is not None and on_failure in (None, "wait") and not to_backlog
+        _warn_of_timeout(screen, timeout, pair.failover_interval if pair is not None and waits else 0.0)
     entity_names([entity])
     from sbpair.cli.progress.reporting import SendProgress
     from sbpair.message_io import message_json, send_lines
@@ -130,6 +131,16 @@ def command(
     return ExitCode.INTERRUPTED if result.stopped else result.exit_code
 
 
+def _warn_of_timeout(screen: Screen, timeout: float, failover_interval: float) -> None:
+    if timeout <= failover_interval:
+        screen.warn(
+            f"--timeout {timeout:g}s ends a send before the failover interval of {failover_interval:g}s: none goes to"
+            " the backlog; give a shorter --failover-interval, or --on-failure backlog-now"
+        )
+    elif timeout <= SHORT_SECONDS:
+        screen.warn(f"--timeout {timeout:g}s is too short for a partitioned entity to try another partition")
+
+
 def _check_alone(
     on_failure: str | None, failover_interval: float | None, outbox: Path | None, *, to_backlog: bool
 ) -> None:
@@ -159,14 +170,25 @@ def _table(result: "SendResult", *, paired: bool) -> Iterator[str]:
 
 
 def _print_next_command(screen: Screen, result: "SendResult", entity: str, file: str, *, typed: bool) -> None:
-    """Print the error, and the command that sends the rest. It skips accepted lines, unless they were typed."""
+    """Print the error, and the command that sends the rest: not accepted lines, unless they were typed."""
     if result.error is not None and not result.stopped:
         where = "" if result.line is None else f"line {result.line}: "
         screen.error(f"{where}{result.error.message}", with_options(result.error.hint))
-    if result.error is not None or result.stopped:
-        what = [] if file == STDIN else [file]
-        skipped = ["--skip", result.next_line - 1] if result.next_line > 1 and not typed else []
-        screen.say(f"continue with {next_command('send', entity, *what, *skipped)}")
+    if result.error is None and not result.stopped:
+        return
+    what = [entity] if file == STDIN else [entity, file]
+    skipped = ["--skip", result.next_line - 1] if result.next_line > 1 and not typed else []
+    again = f"continue with {next_command('send', *what, *skipped)}"
+    if not isinstance(result.error, ServiceRefused) or result.line is None:
+        screen.say(again)
+    elif result.failed > 1:
+        lines = f"one of the {result.failed} messages from line {result.line} on"
+        screen.say(f"{lines} would be refused again: correct it, and {again}")
+    elif typed:
+        screen.say(f"line {result.line} would be refused again")
+    else:
+        after = next_command("send", *what, "--skip", result.line)
+        screen.say(f"line {result.line} would be refused again: correct it, or skip it with {after}")
 
 
 @contextmanager
