@@ -5,12 +5,13 @@ Invariant: its process has locked the file with its id until it ends, however it
 
 import json
 import os
+import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from sbpair.errors import ExitCode, MachineLacks, SbpairError, TimedOut
+from sbpair.errors import ExitCode, MachineLacks, SbpairError, TimedOut, UsageError
 from sbpair.operating_system import detached, file_lock, files
 from sbpair.runs.database import make_directory, unusable
 from sbpair.runs.file_lease import is_locked
@@ -29,8 +30,10 @@ class BackgroundEmulator:
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._directory = files.user_directory("state", environ)[0] / DIRECTORY
-        self.log, self._ready, self._process = (self._directory / each for each in ("log", "ready.json", "process"))
+        files_of_it = (self._directory / each for each in ("log", "ready.json", "process", "options"))
+        self.log, self._ready, self._process, self._options = files_of_it
         self._started: subprocess.Popen[bytes] | None = None
+        self._asked = ""
 
     @property
     def process(self) -> int:
@@ -40,11 +43,14 @@ class BackgroundEmulator:
     def start(self, words: Sequence[str]) -> bool:
         """Start it with these words after `sbpair`. Returns whether it was not running. Raises MachineLacks."""
         make_directory(self._directory)
+        self._asked = shlex.join(words[1:])
         with self._locked() as lock, suppress(BlockingIOError):
             file_lock.lock(lock)
             os.ftruncate(lock, 0)
-            self._ready.unlink(missing_ok=True)
-            self.log.unlink(missing_ok=True)
+            for each in (self._ready, self.log, self._options):
+                each.unlink(missing_ok=True)
+            with os.fdopen(files.open_new(self._options), "w", encoding="utf-8") as file:
+                file.write(self._asked)
             with os.fdopen(files.open_new(self.log), "wb") as log:
                 started = detached.start([*words, "--ready-file", str(self._ready)], log, lock)
             os.write(lock, str(started.pid).encode())
@@ -53,11 +59,19 @@ class BackgroundEmulator:
         return False
 
     def wait(self) -> dict[str, Any]:
-        """Return its document once it is ready. Raises its own error if it ends instead, and TimedOut."""
+        """Return its document once it is ready. Raises its own error if it ends instead, and TimedOut.
+
+        Raises UsageError for one that runs with other options than those asked for.
+        """
 
         def document() -> dict[str, Any] | None:
             with suppress(FileNotFoundError):
                 found: dict[str, Any] = json.loads(self._ready.read_text("utf-8"))
+                if self._asked and (own := self._options.read_text("utf-8")) != self._asked:
+                    raise UsageError(
+                        f"another emulator runs in the background: sbpair emulator {own}".rstrip(),
+                        hint="stop it first with --stop, or leave the options out to use it",
+                    )
                 return found
             if not is_locked(self._process):
                 raise self._failure()

@@ -238,7 +238,8 @@ def read_document(
     """
     place = f"{option}: {path}" if option else str(path)
     try:
-        if str(path) == "-" and sys.stdin is not None:
+        if str(path) == "-":
+            check_stdin()
             data = sys.stdin.buffer.read(max_bytes + 1)
         else:
             data = _read(path, max_bytes, f"{place} cannot be read: not a regular file", hint)
@@ -255,6 +256,12 @@ def read_document(
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is not UTF-8", hint="save it as UTF-8") from error
+
+
+def check_stdin() -> None:
+    """Raise MachineLacks where this process was started with a closed stdin."""
+    if sys.stdin is None:
+        raise MachineLacks("stdin is closed", hint="name a file")
 
 
 def _read(path: Path, max_bytes: int, refusal: str, hint: str) -> bytes:

@@ -45,7 +45,11 @@ def test_an_emulator_starts_in_the_background_without_a_stdin(environ: dict[str,
 
 def test_a_second_one_prints_the_first_and_stop_ends_it(environ: dict[str, str], tmp_path: Path) -> None:
     first = command.run("emulator", "--detach", *PORTS.split(), "-o", "json", env=environ)
-    second = command.run("emulator", "--detach", "--identity", "-o", "json", env=environ)
+    second = command.run("emulator", "--detach", "-o", "json", env=environ)
+    other = command.run("emulator", "--detach", "--identity", env=environ)
+    assert (other.returncode, other.stdout) == (2, "false\n")
+    assert f"another emulator runs in the background: sbpair emulator {PORTS}\n" in other.stderr
+    assert "--stop" in other.stderr
     document = json.loads(first.stdout)
     assert json.loads(second.stdout) == document
     assert "already runs" in second.stderr
@@ -81,6 +85,13 @@ def test_an_emulator_that_does_not_start_fails_the_eval(options: str, error: str
     assert done.returncode == 1
     assert f"error: {error}" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_directory_that_cannot_be_used_is_told_with_its_variable(environ: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "s").touch()
+    for option in ("--detach", "--stop"):
+        assert "XDG_STATE_HOME" in command.run("emulator", option, env=environ).stderr
+    (tmp_path / "s").unlink()
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from sbpair.cli.commands.management import read_entities
 from sbpair.config.file import read_pairs
 from sbpair.emulator.declared_entities import load_config
-from sbpair.errors import UsageError
+from sbpair.errors import MachineLacks, UsageError
 from sbpair.operating_system.files import MAX_BYTES
 
 READERS: dict[str, Callable[[Path], object]] = {
@@ -61,3 +61,9 @@ def test_a_document_that_cannot_be_read_is_refused(tmp_path: Path, case: str, re
     assert caught.value.hint
     assert peak < 100_000_000
     assert process_time() - started < 20
+
+
+def test_a_closed_stdin_is_no_document(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(MachineLacks, match="stdin is closed"):
+        read_entities(Path("-"))

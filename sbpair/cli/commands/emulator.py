@@ -12,8 +12,9 @@ from sbpair.cli.command_loop import run
 from sbpair.cli.next_command import next_command
 from sbpair.cli.options.common import Output, duration, flag, option
 from sbpair.cli.render.screen import Screen, clean
-from sbpair.errors import PortInUse, UsageError
+from sbpair.errors import MachineLacks, PortInUse, UsageError
 from sbpair.model.pair import is_loopback
+from sbpair.runs.database import WRITABLE
 
 if TYPE_CHECKING:
     from sbpair.cli.page.page_server import PageServer
@@ -96,7 +97,8 @@ def command(
     See also: sbpair help emulator
     """
     if stop:
-        screen.say("stopped" if BackgroundEmulator(os.environ).stop() else "no emulator runs in the background")
+        with _state_of_environment():
+            screen.say("stopped" if BackgroundEmulator(os.environ).stop() else "no emulator runs in the background")
         return 0
     _check_places(host, data, {"--ready-file": ready_file, "--ca-file": ca_file}, expose=expose)
     from sbpair.emulator import server
@@ -156,11 +158,13 @@ def _check_places(host: str, data: Path | None, files: Mapping[str, Path | None]
 def _in_background(screen: Screen, shell: str) -> int:
     """Start this command line in the background, or show how to connect to the emulator that runs there."""
     emulator = BackgroundEmulator(os.environ)
-    started = emulator.start(shlex.split(next_command("emulator", without=("detach", "shell")))[1:])
+    with _state_of_environment():
+        started = emulator.start(shlex.split(next_command("emulator", without=("detach", "shell")))[1:])
+        document = emulator.wait()
     from sbpair.cli.results.emulator import BackgroundProcess, ReadyEmulator
     from sbpair.emulator.server import Ready
 
-    ready = Ready.of_document(emulator.wait())
+    ready = Ready.of_document(document)
     if screen.output is Output.TABLE:
         _export(screen, ready, shell)  # no comments, which an interactive zsh refuses
     else:
@@ -169,6 +173,16 @@ def _in_background(screen: Screen, shell: str) -> int:
     screen.say(f"the emulator {state} in the background (process {emulator.process}, log {emulator.log})")
     screen.say("stop it with sbpair emulator --stop")
     return 0
+
+
+@contextmanager
+def _state_of_environment() -> Iterator[None]:
+    """Name the variable in the hint for an unusable directory, since the command has no --state."""
+    try:
+        yield
+    except MachineLacks as error:
+        error.hint = error.hint.replace(WRITABLE, "set XDG_STATE_HOME to a writable directory")
+        raise
 
 
 def _entities(

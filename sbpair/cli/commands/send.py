@@ -22,6 +22,7 @@ from sbpair.cli.render.screen import Screen, clean, some
 from sbpair.cli.render.table import columns
 from sbpair.errors import ExitCode, MachineLacks, ServiceRefused, UsageError
 from sbpair.operating_system import end_of_input
+from sbpair.operating_system.files import check_stdin
 
 if TYPE_CHECKING:
     import asyncio
@@ -195,8 +196,7 @@ def _print_next_command(screen: Screen, result: "SendResult", entity: str, file:
 def _open(file: str) -> Iterator[int]:
     """Yield the descriptor of a file or of stdin. Raises UsageError, or MachineLacks if it is unreadable."""
     if file == STDIN:
-        if sys.stdin is None:
-            raise MachineLacks("stdin is closed", hint="name a file")
+        check_stdin()
         yield sys.stdin.fileno()
         return
     try:
