@@ -119,11 +119,12 @@ class NameInvalid(UsageError):
 
 
 class EntityMissing(UsageError):
-    """A named entity does not exist."""
+    """A named entity does not exist, in the namespace of this name where that is known."""
 
-    def __init__(self, message: str, *, entity: str = "", hint: str = "") -> None:
+    def __init__(self, message: str, *, entity: str = "", namespace: str = "", hint: str = "") -> None:
         super().__init__(message, hint=hint)
         self.entity = entity
+        self.namespace = namespace
 
 
 class Unsafe(SbpairError):

@@ -385,7 +385,8 @@ async def _open_link(client: AmqpClient, side: Endpoint, entity: str, _seconds: 
     try:
         (await client.sender(entity)).close()
     except EntityMissing as error:
-        raise EntityMissing(f"{side.name} has no queue or topic {entity!r}", hint=error.hint) from error
+        text = f"{side.name} has no queue or topic {entity!r}"
+        raise EntityMissing(text, entity=entity, namespace=side.name, hint=error.hint) from error
 
 
 async def _backlog(

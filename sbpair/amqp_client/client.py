@@ -425,7 +425,7 @@ class AmqpClient:
         except errors.EntityMissing as error:
             # Of a queue's parts, such as its dead letters, the queue is named.
             text = f"{entity.partition('/$')[0]} does not exist in {self._endpoint.name}"
-            raise errors.EntityMissing(text, entity=entity, hint=MISSING_HINT) from error
+            raise errors.EntityMissing(text, entity=entity, namespace=self._endpoint.name, hint=MISSING_HINT) from error
         except (errors.ServiceRefused, errors.NotAuthenticated) as error:
             if isinstance(self._endpoint.credential, Identity) and self._may_have_ended(token.expires_at):
                 # It ended on the way.

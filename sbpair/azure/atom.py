@@ -33,7 +33,15 @@ from sbpair.azure.management_errors import (
     translate_management_errors,
 )
 from sbpair.bounded_xml import parse_xml
-from sbpair.errors import EntityMissing, NameTaken, NotAuthenticated, PartitionsWanted, ServiceRefused
+from sbpair.errors import (
+    EntityMissing,
+    NameTaken,
+    NotAuthenticated,
+    PartitionsWanted,
+    SbpairError,
+    ServiceRefused,
+    nearest_hint,
+)
 from sbpair.model import tiers
 from sbpair.model.connect_errors import explain_refusal, key_hint
 from sbpair.model.entities import Described, Queue, Rule, Subscription, Topic, subscription_of, with_partitions
@@ -57,6 +65,7 @@ T = TypeVar("T")
 API_VERSION = "2021-05"
 PAGE_SIZE = 100
 MAX_PROBED_QUEUES = 100
+NAMES_SECONDS = 2.0
 QUEUES = ("$Resources", "queues")
 
 
@@ -75,6 +84,19 @@ class NamespaceProbe:
 
     tier: str
     queue: str
+
+
+async def nearest_entity(endpoint: Endpoint, path: str, otherwise: str) -> str:
+    """Return the hint for an entity that does not exist: one like it, if the namespace names one soon."""
+    names: list[str] = []
+    with suppress(SbpairError, TimeoutError):
+        async with asyncio.timeout(NAMES_SECONDS), open_atom(endpoint) as control:
+            if (wanted := subscription_of(path)) is not None:
+                path, names = wanted.name, [each.name for each in await control.subscriptions(wanted.topic)]
+            else:
+                names = await control.names()
+    is_there = path.lower() in map(str.lower, names)  # as a topic, where a queue is wanted
+    return otherwise if is_there else nearest_hint(path, names, otherwise)
 
 
 class AtomNamespace:
@@ -218,6 +240,12 @@ class AtomNamespace:
                     path = f"{topic}/subscriptions/{name}"
                     found.append((Subscription.kind, queue_state(path, of_xml(each), counted=True)))
         return found
+
+    async def names(self) -> list[str]:
+        """List the paths of the queues and topics."""
+        with self._reading("list the entities") as what:
+            kinds = (Queue.kind, Topic.kind)
+            return [path for kind in kinds async for path, _ in self._listed(what, kind, "$Resources", f"{kind}s")]
 
     async def subscriptions(self, topic: str) -> list[Subscription]:
         with self._reading(f"list the subscriptions of {topic}") as what:

@@ -146,7 +146,11 @@ async def open_sender(endpoint: Endpoint, destination: str) -> AsyncIterator[Sdk
         stack.push_async_callback(_closed, client)
         sender = client.get_queue_sender(destination)
         stack.push_async_callback(_closed, sender)
-        await _opened(sender, endpoint, f"sending to {destination!r}")
+        try:
+            await _opened(sender, endpoint, f"sending to {destination!r}")
+        except errors.EntityMissing as error:
+            error.entity, error.namespace = destination, endpoint.name
+            raise
         yield SdkSender(sender, destination)
 
 

@@ -6,11 +6,11 @@ once on the second. Once it is done, it prints its result in spite of the next o
 
 import asyncio
 import gc
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TypeVar
 
 from sbpair.azure.credentials import keeping_tokens
-from sbpair.errors import Exhausted, NotAuthenticated, SbpairError
+from sbpair.errors import EntityMissing, Exhausted, NotAuthenticated, SbpairError
 from sbpair.http_tunnel import ask_time
 from sbpair.model.connect_errors import key_hint
 from sbpair.model.pair import Endpoint
@@ -59,6 +59,9 @@ async def timed(main: Awaitable[Result], endpoints: Sequence[Endpoint]) -> Resul
         await _ended(asking)
         blame_clock(error, endpoints)
         raise
+    except EntityMissing as error:
+        await suggest_entities([error], endpoints)
+        raise
     finally:
         await _ended(asking)
         for task in asking:
@@ -70,6 +73,15 @@ def blame_clock(error: SbpairError | None, endpoints: Sequence[Endpoint]) -> Non
     difference = next(filter(None, (each.clock.difference() for each in endpoints)), "")
     if isinstance(error, NotAuthenticated) and difference:
         error.hint = key_hint("", difference)
+
+
+async def suggest_entities(errors: Iterable[SbpairError | None], endpoints: Sequence[Endpoint]) -> None:
+    """Name in each hint an entity that is like the missing one, if its namespace is one of these and has one."""
+    for error in [each for each in errors if isinstance(each, EntityMissing)]:
+        for endpoint in [each for each in endpoints if each.name == error.namespace]:
+            from sbpair.azure.atom import nearest_entity  # an error is rare
+
+            error.hint = await nearest_entity(endpoint, error.entity.partition("/$")[0], error.hint)
 
 
 async def _ended(tasks: Sequence[asyncio.Task[None]]) -> None:

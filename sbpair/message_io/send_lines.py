@@ -275,8 +275,11 @@ class _LineSender:
                     error = self.unreachable or Unavailable("the wait for an answer was abandoned")
         except SbpairError as caught:
             queue = self.sender.backlog_queue
-            if isinstance(caught, EntityMissing) and queue is not None and queue in caught.message:
-                caught.hint = PROVISION_HINT
+            if isinstance(caught, EntityMissing):
+                if queue is not None and queue in caught.message:
+                    caught.hint = PROVISION_HINT
+                else:
+                    caught.entity, caught.namespace = self.sender.entity_name, self.sides[0].name
             error, refused = caught, is_answer(caught.__cause__) or not caught.retriable
         answered = refused or not self.sender.unanswered
         if isinstance(error, NetworkRefused) or (answered and not refused and not self.stream.hurry.is_set()):

@@ -148,8 +148,9 @@ def _named(address: EntityAddress, hint: str) -> Iterator[None]:
     try:
         yield
     except EntityMissing as error:
-        text = f"{address.path} does not exist in {address.endpoint.name}"
-        raise EntityMissing(text, entity=error.entity, hint=hint) from error
+        name = address.endpoint.name
+        text = f"{address.path} does not exist in {name}"
+        raise EntityMissing(text, entity=address.path, namespace=name, hint=hint) from error
 
 
 async def _check_subscriptions(control: AtomNamespace, topic: Topic) -> None:

@@ -147,3 +147,10 @@ def test_a_closed_stderr_changes_neither_result_nor_exit_code(words: str, code: 
     env = {**os.environ, **names, "SBPAIR_PRIMARY_CONNECTION_STRING": emulated(1), SECONDARY: emulated(2)}
     done = command.run_program("sh", "-c", f"{sys.executable} -m sbpair {words} 2>&-", env=env)
     assert (done.returncode, done.stdout.splitlines()[:1]) == (code, [result] if result else [])
+
+
+def test_a_wrong_namespace_is_named_beside_several_pairs(here: Here, tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text("[pairs.a]\n[pairs.b]\n[namespaces.archive]\nnamespace = 'contoso'\n")
+    for words in (["archve:orders"], ["orders", "--namespace", "archve"]):
+        assert "did you mean archive?" in here("peek", *words, "--config", str(file))[2]

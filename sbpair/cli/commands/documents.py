@@ -195,7 +195,10 @@ def schema_command(
         return 0
     found = find_schema(f"{SCHEMA_PREFIX}{name}{SCHEMA_VERSION}") or find_schema(name)
     if found is None:
-        raise UsageError(f"{name!r} is not a schema", hint="list the names with sbpair schema")
+        full = (name, *all_schemas())
+        bare, *names = (each.removeprefix(SCHEMA_PREFIX).removesuffix(SCHEMA_VERSION) for each in full)
+        hint = nearest_hint(bare, names, "list the names with sbpair schema")
+        raise UsageError(f"{name!r} is not a schema", hint=hint)
     screen.write_value(found, indent=2)
     return 0
 

@@ -4,7 +4,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sbpair import backlog
-from sbpair.cli.command_loop import run
+from sbpair.cli.command_loop import run, suggest_entities
 from sbpair.cli.commands.supervised_moves import PairMove, run_all, run_move
 from sbpair.cli.completion import backlog_queues
 from sbpair.cli.next_command import next_command
@@ -16,7 +16,7 @@ from sbpair.cli.options.values import ALL_PAIRS, all_profiles
 from sbpair.cli.render.receipt import SYPHON, MoveWording, warn_of_failures
 from sbpair.cli.render.screen import Screen, spoken
 from sbpair.cli.render.table import columns
-from sbpair.errors import AccessError, SbpairError, UsageError
+from sbpair.errors import AccessError, EntityMissing, SbpairError, UsageError
 from sbpair.model.entities import subscription_of
 from sbpair.model.pair import Ends
 from sbpair.move.context import MAX_MISSING
@@ -328,7 +328,11 @@ def _checked_request(
 
     async def check() -> CheckedEnds:
         async with open_tokens() as get_token:
-            return await check_ends(source, destination, get_token, allow_discard=settings["max_discard"] is None)
+            try:
+                return await check_ends(source, destination, get_token, allow_discard=settings["max_discard"] is None)
+            except EntityMissing as error:
+                await suggest_entities([error], [each.endpoint for each in (source, destination) if each is not None])
+                raise
 
     found, window_ms = run(check()), 0
     if destination is not None and found.duplicate_window_ms != 0 and not allow_duplicate_detection:

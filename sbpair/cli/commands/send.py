@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from sbpair.backlog import TRANSFER_SEGMENT
-from sbpair.cli.command_loop import blame_clock, run_gracefully
+from sbpair.cli.command_loop import blame_clock, run_gracefully, suggest_entities
 from sbpair.cli.next_command import next_command, with_options
 from sbpair.cli.options import moves
 from sbpair.cli.options.common import NamespaceSelection, argument, duration, flag, option
@@ -105,6 +105,8 @@ def command(
         elif typed:
             screen.say(f"type one message a line; {end_of_input()} ends")
 
+        sides = (address.endpoint,) if pair is None else (pair.primary, pair.secondary)
+
         async def send(stop: "asyncio.Event", hurry: "asyncio.Event") -> "send_lines.SendResult":
             with SendProgress(screen, entity, typing=typed) as shown:
                 lines = send_lines.SourceLines(descriptor, place, parse, skip)
@@ -112,7 +114,7 @@ def command(
                 if pair is None:
                     seconds = send_lines.SEND_SECONDS if timeout is None else timeout
                     return await send_lines.send_lines_to(address.endpoint, entity, stream, seconds=seconds)
-                return await send_lines.send_lines(
+                found = await send_lines.send_lines(
                     pair,
                     entity,
                     stream,
@@ -121,10 +123,11 @@ def command(
                     to_backlog=to_backlog,
                     outbox=outbox,
                 )
+            await suggest_entities([found.error], sides)
+            return found
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            sides = (address.endpoint,) if pair is None else (pair.primary, pair.secondary)
             result = run_gracefully(send, *sides)
         blame_clock(result.error, sides)
     screen.show(result, _table(result, paired=is_paired))

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sbpair.cli.command_loop import run
+from sbpair.cli.command_loop import run, suggest_entities
 from sbpair.cli.commands.pair_answers import PairAnswer, ask_all, pair_entries, pair_lines, print_answers
 from sbpair.cli.completion import status_findings
 from sbpair.cli.logs import utc
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from sbpair.config import Profile
     from sbpair.failover.ping_on_request import PingResult
     from sbpair.management.audit_findings import BacklogTotal, QueueStatus, Unseen
-    from sbpair.model.pair import Pair
+    from sbpair.model.pair import Endpoint, Pair
     from sbpair.model.report import AuditFinding
     from sbpair.runs.active_mover import ActiveMover
     from sbpair.status import DestinationStatus, LostPrimary, Status
@@ -152,7 +152,7 @@ def status_command(
     read = partial(read_profile, reach.profile, **routes)
     if watch:
         return _watch(screen, read, interval)
-    found = run(read())
+    found = run(_with_suggestions(read, names, [routes.get("to") or reach.pair.primary]))
     screen.show(status_result(found), _table(found))
     screen.hints(found.errors)
     for each in found.unseen:
@@ -168,6 +168,14 @@ def status_command(
     if code == ExitCode.ACCESS != found.exit_code:
         screen.warn("exit code 5 for --fail-on: dead letters are unknown without the Manage claim on the secondary")
     return code
+
+
+async def _with_suggestions(
+    read: "Callable[[], Awaitable[Status]]", names: list[str], sides: "list[Endpoint]"
+) -> "Status":
+    found = await read()
+    await suggest_entities([each.link.error for each in found.entities if each.link.name in names], sides)
+    return found
 
 
 def _exit_code(found: "Status", kinds: "Collection[AuditFinding]") -> int:
@@ -238,7 +246,12 @@ def ping_command(
     def on_event(each: "PingResult") -> None:
         screen.detail(f"{each.name} is {each.health} after {each.seconds:.2f} s")
 
-    answers = run(ping_all(pair.primary, names, seconds=timeout, on_event=on_event), pair.primary)
+    async def ping() -> "tuple[PingResult, ...]":
+        found = await ping_all(pair.primary, names, seconds=timeout, on_event=on_event)
+        await suggest_entities([each.error for each in found], [pair.primary])
+        return found
+
+    answers = run(ping(), pair.primary)
     rows = [(each.name, each.health, f"{each.seconds:.2f} s", each.reason) for each in answers]
     screen.show(Pings(pair.primary.name, answers), columns([("ENTITY", "HEALTH", "AFTER", "WHY"), *rows]))
     screen.hints(each.error for each in answers if each.error)

@@ -6,6 +6,7 @@ SIDE is `primary`, `secondary`, or the name of `[namespaces.NAME]`. A colon is i
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -111,9 +112,10 @@ class Reach:
 
     def _side_of(self, name: str) -> str | None:
         """Return the side of the pair whose namespace has this name."""
-        if not has_pair(self.flags, os.environ):
-            return None
-        return next((side for side in SIDES if getattr(self.pair, side).name.lower() == name.lower()), None)
+        with suppress(UsageError):  # of a file with several pairs, for one
+            if has_pair(self.flags, os.environ):
+                return next((side for side in SIDES if getattr(self.pair, side).name.lower() == name.lower()), None)
+        return None
 
 
 def _before(what: str, sign: str = "") -> str:
