@@ -101,6 +101,15 @@ class UsageError(SbpairError):
     others: "tuple[UsageError, ...]" = ()
 
 
+@contextmanager
+def noting(found: "list[UsageError]") -> Iterator[None]:
+    """Note the errors of a part of an input, for `raise_all` after the others."""
+    try:
+        yield
+    except UsageError as error:
+        found += [error, *error.others]
+
+
 def raise_all(errors: "Iterable[UsageError]") -> None:
     """Raise the first error with the others, if there are any."""
     for first, *others in [found] if (found := list(errors)) else []:

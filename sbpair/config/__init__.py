@@ -87,7 +87,7 @@ def survey(flags: Flags, environ: Environment) -> Survey:
                 errors.append(error)
         return Survey(None if errors else load(flags, environ), endpoints, tuple(errors))
     except SbpairError as error:
-        return Survey(None, endpoints, (error,))
+        return Survey(None, endpoints, (error, *(error.others if isinstance(error, UsageError) else ())))
 
 
 def effective(profile: Profile, environ: Environment) -> dict[str, Setting]:

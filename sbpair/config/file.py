@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from sbpair.config.environment import PAIR_VARIABLES, RELAY_VARIABLES
 from sbpair.config.setting import (
+    ONE_ADDRESS,
     ONE_PROXY,
     Environment,
     Flags,
@@ -27,10 +27,11 @@ from sbpair.config.setting import (
     secret_in,
     user_path,
 )
-from sbpair.errors import MachineLacks, SbpairError, UsageError, nearest_hint, raise_all
+from sbpair.errors import MachineLacks, SbpairError, UsageError, nearest_hint, noting, raise_all
 from sbpair.model.connection_string import holds_secret, looks_like_connection_string
 from sbpair.model.pair import SIDES, Endpoint, Ends, is_address
-from sbpair.operating_system.files import check_dotted_keys, make_directories, open_new, read_document
+from sbpair.model.toml_text import Positions, parse_toml
+from sbpair.operating_system.files import make_directories, open_new, read_document
 
 PAIR_KEYS = ("backlog_queues", "failover_interval", "ping_interval", "lost", "when_lost")
 ADDRESS_KEYS = ("namespace", "connection_string_env", "connection_string_file")
@@ -121,94 +122,141 @@ def read_relays(path: Path) -> dict[str, object]:
 
 def _named_tables(path: Path, kind: str) -> dict[str, object]:
     tables = _read_tables(path, f"{kind}s")
-    for name in tables:
-        if name in SIDES or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
-            shown = "…" if holds_secret(name) else name
-            hint = "use up to 64 letters, digits, '.', '-' and '_'; primary and secondary are the sides of a pair"
-            raise UsageError(f"{path}: {shown!r} cannot be the name of a {kind}", hint=hint)
+    place = _Place(str(path), (f"{kind}s",), _parsed(path)[1])
+    raise_all(
+        UsageError(
+            f"{place.of(name)}: {'…' if holds_secret(name) else name!r} cannot be the name of a {kind}",
+            hint="use up to 64 letters, digits, '.', '-' and '_'; primary and secondary are the sides of a pair",
+        )
+        for name in tables
+        if name in SIDES or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name)
+    )
     return tables
 
 
 def _read_tables(path: Path, kind: str) -> dict[str, object]:
-    text = read_document(path, hint="name a file, with --config or SBPAIR_CONFIG", missing="")
-    check_dotted_keys(text, str(path))
-    try:
-        content: dict[str, object] = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{path} is not TOML: {error}", hint="see https://toml.io") from error
-    except RecursionError:
-        raise UsageError(f"{path} is nested too deeply", hint="write tables with key = value lines") from None
-    entries = _table(content, ("pairs", "namespaces", "relays"), str(path))
-    tables = entries.get(kind, {})
+    content, positions = _parsed(path)
+    place = _Place(str(path), (), positions)
+    tables = _table(content, ("pairs", "namespaces", "relays"), place).get(kind, {})
     if not isinstance(tables, dict):
-        raise UsageError(f"{path}: {kind} is not a table", hint=f"write [{kind}.NAME]")
+        raise UsageError(f"{place.of(kind)}: {kind} is not a table", hint=f"write [{kind}.NAME]")
     return tables
+
+
+def _parsed(path: Path) -> tuple[dict[str, object], Positions]:
+    text = read_document(path, hint="name a file, with --config or SBPAIR_CONFIG", missing="")
+    return parse_toml(text, str(path))
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A table of a file, or another source, with the lines of its keys: `config.toml:3 [pairs.orders]`."""
+
+    source: str
+    table: tuple[str, ...] = ()
+    positions: Positions = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self._text(self.table)
+
+    def of(self, key: str) -> str:
+        """Return the text with the line of a key."""
+        return self._text((*self.table, key))
+
+    def below(self, name: str) -> _Place:
+        return replace(self, table=(*self.table, name))
+
+    def _text(self, keys: tuple[str, ...]) -> str:
+        found, table = self.positions.get(keys), ".".join(self.table)
+        return f"{self.source}{f':{found.line}' if found else ''}{f' [{table}]' if table else ''}"
 
 
 def file_layer(name: str, table: object, path: Path, environ: Environment) -> Layer:
     """Return the settings of `[pairs.NAME]` and its two sides. Raises UsageError with each wrong key and its place."""
-    place, layer, wrong = f"{path} [pairs.{name}]", dict[str, Setting](), list[UsageError]()
-    sides = [(side, table[side]) for side in SIDES if side in table] if isinstance(table, dict) else []
-    for side, own in (("", table), *sides):
-        try:
-            if side:
-                layer |= _side_layer(side, own, f"{path} [pairs.{name}.{side}]", environ)
-            else:
-                entries = _table(own, (*PAIR_KEYS, *SIDES), place)
-                values = {key: _scalar(entries[key], key, place) for key in PAIR_KEYS if key in entries}
-                layer = {key: Setting(value, place, Origin.FILE) for key, value in values.items()}
-        except UsageError as error:
-            wrong += [error, *error.others]
+    place, wrong = _Place(str(path), ("pairs", name), _parsed(path)[1]), list[UsageError]()
+    values = _values(table, PAIR_KEYS, place, wrong, others=SIDES)
+    layer = {key: Setting(value, place.of(key), Origin.FILE) for key, value in values.items()}
+    layer |= _sides_layer(table, place, environ, SIDE_KEYS, wrong)
     raise_all(wrong)
     return layer
 
 
 def namespace_layer(name: str, table: object, path: Path, environ: Environment) -> Layer:
-    """Return the settings of `[namespaces.NAME]`. Raises UsageError with the key and its place."""
-    return _side_layer(f"namespaces.{name}", table, f"{path} [namespaces.{name}]", environ)
+    """Return the settings of `[namespaces.NAME]`. Raises UsageError with each wrong key and its place."""
+    place = _Place(str(path), ("namespaces", name), _parsed(path)[1])
+    return _side_layer(f"namespaces.{name}", table, place, environ)
 
 
 def relay_layer(name: str, table: object, path: Path, environ: Environment) -> Layer:
-    """Return the settings of the sides of `[relays.NAME]`. Raises UsageError with the key and its place."""
-    entries = _table(table, SIDES, f"{path} [relays.{name}]")
-    layer: Layer = {}
-    for side, given in entries.items():
-        place = f"{path} [relays.{name}.{side}]"
-        layer = {**layer, **_side_layer(side, given, place, environ, RELAY_SIDE_KEYS)}
+    """Return the settings of the sides of `[relays.NAME]`. Raises UsageError with each wrong key and its place."""
+    place, wrong = _Place(str(path), ("relays", name), _parsed(path)[1]), list[UsageError]()
+    _values(table, (), place, wrong, others=SIDES)
+    layer = _sides_layer(table, place, environ, RELAY_SIDE_KEYS, wrong)
+    raise_all(wrong)
     return layer
 
 
-def _side_layer(side: str, table: object, place: str, environ: Environment, keys: tuple[str, ...] = SIDE_KEYS) -> Layer:
-    entries = _table(table, keys, place)
-    values = {key: _scalar(value, key, place) for key, value in entries.items()}
-    addresses = [key for key in ADDRESS_KEYS if key in values]
-    if len(addresses) > 1:
-        raise conflict(addresses[0], addresses[1], place)
-    if "proxy" in values and "proxy_env" in values:
-        raise conflict("proxy", "proxy_env", place, ONE_PROXY)
-    layer = {
-        f"{side}.{'address' if key == 'namespace' else key}": Setting(value, place, Origin.FILE)
-        for key, value in values.items()
-        if key not in VARIABLE_KEYS and key != "connection_string_file"
-    }
-    if (path := values.get("connection_string_file")) is not None:
-        layer[f"{side}.address"] = key_file(str(path), f"{place}: connection_string_file")
-    for key, setting in VARIABLE_KEYS.items():
-        if key in values:
-            variable = str(values[key])
-            if not environ.get(variable):
-                # A client secret may look like a name.
-                shown = variable if key != "client_secret_env" or variable.isupper() else "that client_secret_env names"
-                hint = f"export {variable if shown == variable else 'NAME'}='{_EXAMPLES[key]}'"
-                raise UsageError(f"{place}: the variable {shown} is not set", hint=hint)
-            layer[f"{side}.{setting}"] = Setting(Secret(environ[variable]), variable, Origin.ENVIRONMENT)
+def _sides_layer(
+    table: object, place: _Place, environ: Environment, keys: tuple[str, ...], wrong: list[UsageError]
+) -> dict[str, Setting]:
+    layer: dict[str, Setting] = {}
+    for side, own in table.items() if isinstance(table, dict) else ():
+        if side in SIDES:
+            with noting(wrong):
+                layer |= _side_layer(side, own, place.below(side), environ, keys)
     return layer
 
 
-def _table(table: object, known: tuple[str, ...], place: str) -> Mapping[str, object]:
+def _side_layer(
+    side: str, table: object, place: _Place, environ: Environment, keys: tuple[str, ...] = SIDE_KEYS
+) -> Layer:
+    wrong = list[UsageError]()
+    values, layer = _values(table, keys, place, wrong), dict[str, Setting]()
+    for alternatives, hint in ((ADDRESS_KEYS, ONE_ADDRESS), (("proxy", "proxy_env"), ONE_PROXY)):
+        given = [key for key in alternatives if key in values]
+        if len(given) > 1:
+            wrong.append(conflict(given[0], given[1], place.of(given[1]), hint))
+    for key, value in values.items():
+        with noting(wrong):
+            name, setting = _setting(key, value, place.of(key), environ)
+            layer[f"{side}.{name}"] = setting
+    raise_all(wrong)
+    return layer
+
+
+def _setting(key: str, value: str | int | bool, place: str, environ: Environment) -> tuple[str, Setting]:
+    """Return the name and the setting of a key. Raises UsageError for a variable that is not set."""
+    if key == "connection_string_file":
+        return "address", key_file(str(value), f"{place}: {key}")
+    if key not in VARIABLE_KEYS:
+        return "address" if key == "namespace" else key, Setting(value, place, Origin.FILE)
+    variable = str(value)
+    if not environ.get(variable):
+        # A client secret may look like a name.
+        shown = variable if key != "client_secret_env" or variable.isupper() else "that client_secret_env names"
+        hint = f"export {variable if shown == variable else 'NAME'}='{_EXAMPLES[key]}'"
+        raise UsageError(f"{place}: the variable {shown} is not set", hint=hint)
+    return VARIABLE_KEYS[key], Setting(Secret(environ[variable]), variable, Origin.ENVIRONMENT)
+
+
+def _values(
+    table: object, keys: tuple[str, ...], place: _Place, wrong: list[UsageError], others: tuple[str, ...] = ()
+) -> dict[str, str | int | bool]:
+    """Return the values of these keys; note what is wrong, and every key that is not one of them or of the others."""
+    values: dict[str, str | int | bool] = {}
+    with noting(wrong):
+        _table(table, (*keys, *others), place)
+    for key, value in table.items() if isinstance(table, dict) else ():
+        if key in keys:
+            with noting(wrong):
+                values[key] = _scalar(value, key, place.of(key))
+    return values
+
+
+def _table(table: object, known: tuple[str, ...], place: _Place) -> Mapping[str, object]:
     if not isinstance(table, dict):
         raise UsageError(f"{place} is not a table", hint="write it as [table] with key = value lines")
-    raise_all(_wrong_key(key, known, place) for key in table if key not in known)
+    raise_all(_wrong_key(key, known, place.of(key)) for key in table if key not in known)
     return table
 
 
@@ -283,7 +331,7 @@ def all_namespaces(flags: Flags, environ: Environment) -> list[SingleNamespace]:
 
 def endpoint_of_variable(variable: str, source: str, environ: Environment) -> Endpoint:
     """Return the namespace of the connection string in a variable that `source` names. Raises UsageError."""
-    layer = _side_layer(f"{PREFIX}{variable}", {"connection_string_env": variable}, source, environ)
+    layer = _side_layer(f"{PREFIX}{variable}", {"connection_string_env": variable}, _Place(source), environ)
     return _build(variable, layer, Flags()).endpoint
 
 

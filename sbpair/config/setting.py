@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 from urllib.parse import urlsplit
 
-from sbpair.errors import ConnectionStringError, UsageError
+from sbpair.errors import ConnectionStringError, UsageError, noting, raise_all
 from sbpair.model.connection_string import (
     credential_of,
     endpoint_from_connection_string,
@@ -168,8 +168,13 @@ CLOUD_SUFFIXES = (PUBLIC_SUFFIX, ".servicebus.usgovcloudapi.net", ".servicebus.c
 
 
 def build_pair(name: str, settings: Mapping[str, Setting]) -> Pair:
-    """Build the checked Pair that the merged settings describe."""
-    pair = Pair(name, build_endpoint("primary", settings, name), build_endpoint("secondary", settings, name))
+    """Build the checked Pair that the merged settings describe. Raises UsageError for both sides at once."""
+    sides, wrong = dict[str, Endpoint](), list[UsageError]()
+    for side in SIDES:
+        with noting(wrong):
+            sides[side] = build_endpoint(side, settings, name)
+    raise_all(wrong)
+    pair = Pair(name, sides["primary"], sides["secondary"])
     if (count := settings.get("backlog_queues")) and isinstance(count.value, int):
         pair = replace(pair, backlog_queues=count.value)
     if failover := settings.get("failover_interval"):

@@ -96,7 +96,7 @@ def test_effective_values_have_sources_and_no_secret(tmp_path: Path) -> None:
     found = configured_relay(None, Flags(config=path), {"WEST": WEST}).effective({"WEST": WEST})
     assert {key.rpartition(".")[2] for key in found} == {"namespace", "name", "path", "sign_in", "ca_file", "proxy"}
     primary = found["relays.service.primary.path"]
-    assert (primary.value, primary.source) == ("service-east", f"{path} [relays.service.primary]")
+    assert (primary.value, primary.source) == ("service-east", f"{path}:4 [relays.service.primary]")
     secondary = found["relays.service.secondary.sign_in"]
     assert (secondary.value, secondary.source) == ("key Root ***", "WEST")
     assert KEY not in str(found)

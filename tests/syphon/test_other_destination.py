@@ -154,9 +154,10 @@ def test_a_map_is_read_from_a_file(tmp_path: Path) -> None:
     file.write_text("# renamed in March\n/billing/invoices = invoices # merged\n\norders=sales\n")
     renames = read_renames([str(file), "sales=sales-v2"])
     assert [renames(path) for path in ("Billing/Invoices", "orders", "other")] == ["invoices", "sales-v2", "other"]
-    file.write_text("orders\n")
-    with pytest.raises(UsageError, match=r"map.txt line 1: expected OLD=NEW"):
+    file.write_text("orders\n\na b=c\n")
+    with pytest.raises(UsageError, match=r"map.txt:1: expected OLD=NEW") as refused:
         read_renames([str(file)])
+    assert [each.message.partition("'")[0] for each in refused.value.others] == [f"{file}:3: "]
 
 
 async def test_a_ramp_and_a_watch_go_elsewhere_too() -> None:

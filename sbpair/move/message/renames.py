@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import zip_longest
 from pathlib import Path
 
 from sbpair import backlog
-from sbpair.errors import NameInvalid, UsageError
+from sbpair.errors import NameInvalid, UsageError, noting, raise_all
 from sbpair.operating_system.files import read_document
 
 HINT = "write OLD=NEW with the paths of queues or topics, or name a file with such lines"
@@ -19,24 +20,31 @@ class Renames:
     a backlog queue as a new name.
     """
 
-    def __init__(self, pairs: Iterable[tuple[str, str]] = ()) -> None:
+    def __init__(self, pairs: Iterable[tuple[str, str]] = (), places: Iterable[str] = ()) -> None:
+        """Take pairs of names, and the place of each for errors, if it is not `--map` itself."""
         self._new: dict[str, str] = {}
         self._written: dict[str, str] = {}
         self._used: set[str] = set()
-        for old, new in pairs:
-            for path in (old, new):
-                try:
-                    backlog.check_path(path, shorten=HINT)
-                except NameInvalid as error:
-                    raise NameInvalid(f"--map {old}={new}: {error.message}", hint=HINT) from None
-            if backlog.TRANSFER_SEGMENT in new.lower().split("/"):
-                hint = "its messages would be stranded again: name the entity that applications receive from"
-                raise UsageError(f"--map {old}={new}: {new} is a backlog queue", hint=hint)
-            if self._new.setdefault(old.lower(), new).lower() != new.lower():
-                raise UsageError(f"--map gives {old} two new names", hint="leave one of them out")
-            self._written[old.lower()] = f"{old}={new}"
+        wrong: list[UsageError] = []
+        for (old, new), place in zip_longest(pairs, places):
+            with noting(wrong):
+                self._add(old, new, place or f"--map {old}={new}")
+        raise_all(wrong)
         for old in self._new:
             self._way_of(old)
+
+    def _add(self, old: str, new: str, place: str) -> None:
+        for path in (old, new):
+            try:
+                backlog.check_path(path, shorten=HINT)
+            except NameInvalid as error:
+                raise NameInvalid(f"{place}: {error.message}", hint=HINT) from None
+        if backlog.TRANSFER_SEGMENT in new.lower().split("/"):
+            hint = "its messages would be stranded again: name the entity that applications receive from"
+            raise UsageError(f"{place}: {new} is a backlog queue", hint=hint)
+        if self._new.setdefault(old.lower(), new).lower() != new.lower():
+            raise UsageError(f"{place}: {old} has two new names", hint="leave one of them out")
+        self._written[old.lower()] = f"{old}={new}"
 
     def __bool__(self) -> bool:
         return bool(self._new)
@@ -73,22 +81,24 @@ class Renames:
 def read_renames(values: Iterable[str]) -> Renames:
     """Return those of `--map` values: each is OLD=NEW, or a file with such lines, blank ones and comments after `#`.
 
-    Raises UsageError.
+    Raises UsageError for each wrong one, with its line.
     """
-    pairs = []
+    written: list[tuple[str, str]] = []
     for value in values:
         if "=" in value:
-            pairs.append(_read_pair(value, f"--map {value!r}"))
+            written.append((value, f"--map {value}"))
             continue
-        text = read_document(Path(value), option="--map", hint=HINT)
-        for number, line in enumerate(text.splitlines(), 1):
-            if written := line.partition("#")[0].strip():
-                pairs.append(_read_pair(written, f"{value} line {number}"))
-    return Renames(pairs)
-
-
-def _read_pair(text: str, place: str) -> tuple[str, str]:
-    old, _, new = (part.strip().strip("/") for part in text.partition("="))
-    if not (old and new):
-        raise UsageError(f"{place}: expected OLD=NEW", hint=HINT)
-    return old, new
+        lines = read_document(Path(value), option="--map", hint=HINT).splitlines()
+        written += [(line.partition("#")[0].strip(), f"{value}:{number}") for number, line in enumerate(lines, 1)]
+    pairs: dict[str, tuple[str, str]] = {}
+    wrong: list[UsageError] = []
+    for text, place in written:
+        old, _, new = (part.strip().strip("/") for part in text.partition("="))
+        if old and new:
+            pairs[place] = old, new
+        elif text:
+            wrong.append(UsageError(f"{place}: expected OLD=NEW", hint=HINT))
+    with noting(wrong):
+        found = Renames(pairs.values(), pairs)
+    raise_all(wrong)
+    return found

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from sbpair.management.entities_file import Path, key_positions
+from sbpair.model.toml_text import Path, key_positions
 
 VALUES = st.sampled_from(
     [
