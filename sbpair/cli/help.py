@@ -89,7 +89,7 @@ class Command(_Documented, TyperCommand):
                 raise
             code = ExitCode.INTERRUPTED
         if deadline.has_passed and code in (ExitCode.INTERRUPTED, ExitCode.UNAVAILABLE):
-            raise TimedOut(deadline.reason, hint="run it again to go on, or raise it")
+            raise TimedOut(deadline.reason, hint="continue as printed above, else run it again")
         return code
 
 

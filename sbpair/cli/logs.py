@@ -75,8 +75,8 @@ def start(display: Display) -> None:
     """Send the logs of this run to stderr. -v is info, -vv is debug."""
     handler = Stderr()
     handler.setFormatter(JsonLines() if display.log_format is LogFormat.JSON else Lines())
-    # Py4J logs an interrupt as an error of the root logger.
-    handler.addFilter(lambda record: display.verbose > 0 or record.name != "root")
+    # Py4J logs an interrupt as an error: of the root logger, or of the connection that it cuts.
+    handler.addFilter(lambda record: display.verbose > 0 or record.name not in ("root", "py4j.clientserver"))
     handler.addFilter(Once())
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("azure").setLevel(logging.WARNING if display.verbose else logging.CRITICAL)

@@ -112,6 +112,10 @@ def test_a_run_has_a_status_excludes_others_stops_and_resumes(place: World, shel
     [listed] = shell.runs("list")
     assert (listed["id"], listed["kind"], listed["outcome"]) == (run, "replay", "stopped")
 
+    code, _, err = shell.say("resume", run, "--deadline", "20s", *SPARK)
+    assert (code, "error: stopped by --deadline after 20 s\n" in err) == (6, True), err
+    assert [each["outcome"] for each in shell.runs("list")] == ["stopped"]
+
     code, receipt, err = shell.say("resume", run[:-1], *SPARK)
     assert code == 0, err
     nothing_is_lost(place, receipt)
