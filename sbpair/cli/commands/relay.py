@@ -53,7 +53,7 @@ def group() -> None:
 
     Examples:
       sbpair relay listen service --to http://localhost:8080
-      sbpair relay send service /orders?id=7
+      sbpair relay send service '/orders?id=7'
       sbpair relay status
 
     See also: sbpair help relay
@@ -285,7 +285,7 @@ def send(
     that may have run is sent again only if its method is idempotent, or with --reissue always.
 
     Examples:
-      sbpair relay send service /orders?id=7
+      sbpair relay send service '/orders?id=7'
       sbpair relay send service /orders -X PUT --data @order.json
       echo hello | sbpair relay send service /orders --data -
 
