@@ -295,7 +295,9 @@ class AtomNamespace:
 
     async def create_closed(self, subscription: Subscription) -> bool:
         """Create a subscription whose own rule selects no message."""
-        return await self._administered(lambda opened: opened.create_closed(subscription))
+        # The transport adds the rule before the count.
+        options = {"selects_none": True, "max_delivery_count": subscription.max_delivery_count}
+        return await self._administered(lambda opened: opened.create(subscription, **options))
 
     async def delete_rule(self, rule: Rule) -> None:
         with suppress(EntityMissing):

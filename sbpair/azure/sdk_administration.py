@@ -28,7 +28,6 @@ from sbpair.model.entities import (
     Queue,
     Rule,
     SqlFilter,
-    Subscription,
 )
 from sbpair.model.entity_properties import PROPERTIES_OF, names_of
 from sbpair.model.pair import Credential, Endpoint, Identity
@@ -67,7 +66,10 @@ class SdkAdministration:
         self._endpoint = endpoint
 
     async def create(self, entity: Described, **options: Any) -> bool:
-        """Create an entity without adding partitions. Returns False for a name in use. Raises PartitionsWanted."""
+        """Create an entity without adding partitions. Returns False for a name in use. Raises PartitionsWanted.
+
+        `options` are further ones of the SDK, or of the transport.
+        """
         with self._translating(f"create the {entity.kind} {entity.path}"):
             try:
                 await self._creation(entity, options)
@@ -78,11 +80,6 @@ class SdkAdministration:
                     return False
                 raise
         return True
-
-    async def create_closed(self, subscription: Subscription) -> bool:
-        """Create a subscription whose own rule selects no message. Returns False for a name in use."""
-        # The transport adds the rule before this element.
-        return await self.create(subscription, selects_none=True, max_delivery_count=subscription.max_delivery_count)
 
     async def set_status(self, queue: Queue, status: str) -> None:
         """Send the whole description with the new status: the service knows no smaller change.
