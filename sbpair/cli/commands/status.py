@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from sbpair.config import Profile
     from sbpair.failover.ping_on_request import PingResult
     from sbpair.management.audit_findings import BacklogTotal, QueueStatus, Unseen
-    from sbpair.model.pair import Endpoint, Pair
+    from sbpair.model.pair import Pair
     from sbpair.model.report import AuditFinding
     from sbpair.runs.active_mover import ActiveMover
     from sbpair.status import DestinationStatus, LostPrimary, Status
@@ -115,7 +115,7 @@ def status_command(
     names = values.entity_names(entities or ())
 
     async def read_profile(profile: "Profile", **routes: Any) -> status.Status:
-        return await status.read_status(
+        found = await status.read_status(
             profile.pair,
             names,
             **routes,
@@ -126,6 +126,9 @@ def status_command(
             max_peek=peek,
             max_peek_dead_letters=0 if watch else max(peek, MAX_PEEK_DEAD_LETTERS),
         )
+        typed = [each.link.error for each in found.entities if each.link.name in names]
+        await suggest_entities(typed, [routes.get("to") or profile.pair.primary])
+        return found
 
     async def answer(name: str, profile: "Profile") -> PairAnswer:
         found = await read_profile(profile)
@@ -152,7 +155,7 @@ def status_command(
     read = partial(read_profile, reach.profile, **routes)
     if watch:
         return _watch(screen, read, interval)
-    found = run(_with_suggestions(read, names, [routes.get("to") or reach.pair.primary]))
+    found = run(read())
     screen.show(status_result(found), _table(found))
     screen.hints(found.errors)
     for each in found.unseen:
@@ -168,14 +171,6 @@ def status_command(
     if code == ExitCode.ACCESS != found.exit_code:
         screen.warn("exit code 5 for --fail-on: dead letters are unknown without the Manage claim on the secondary")
     return code
-
-
-async def _with_suggestions(
-    read: "Callable[[], Awaitable[Status]]", names: list[str], sides: "list[Endpoint]"
-) -> "Status":
-    found = await read()
-    await suggest_entities([each.link.error for each in found.entities if each.link.name in names], sides)
-    return found
 
 
 def _exit_code(found: "Status", kinds: "Collection[AuditFinding]") -> int:
