@@ -69,7 +69,7 @@ class BackgroundEmulator:
                 found: dict[str, Any] = json.loads(self._ready.read_text("utf-8"))
                 if self._asked and (own := self._options.read_text("utf-8")) != self._asked:
                     raise UsageError(
-                        f"another emulator runs in the background: sbpair emulator {own}".rstrip(),
+                        f"another emulator runs in the background, started with {own or 'no options'}",
                         hint="stop it first with --stop, or leave the options out to use it",
                     )
                 return found

@@ -48,7 +48,7 @@ def test_a_second_one_prints_the_first_and_stop_ends_it(environ: dict[str, str],
     second = command.run("emulator", "--detach", "-o", "json", env=environ)
     other = command.run("emulator", "--detach", "--identity", env=environ)
     assert (other.returncode, other.stdout) == (2, "false\n")
-    assert f"another emulator runs in the background: sbpair emulator {PORTS}\n" in other.stderr
+    assert f"another emulator runs in the background, started with {PORTS}\n" in other.stderr
     assert "--stop" in other.stderr
     document = json.loads(first.stdout)
     assert json.loads(second.stdout) == document
