@@ -12,5 +12,8 @@ STOP_SECONDS = 2.0
 CLOSE_SECONDS = 5.0
 """Time limit for the answer to a close."""
 
+UNUSED_SECONDS = 540.0
+"""How long a link is left unused: the service closes it after ten minutes, and its connection some minutes later."""
+
 MAX_RECEIVED = 256 * 1024 * 1024
 """The largest message that is received, so that a peer cannot fill the memory by one. The service allows 100 MB."""

@@ -71,6 +71,11 @@ class LinkEndpoint:
     def session(self) -> LinkSession:
         return cast("LinkSession", self._link.session)
 
+    @property
+    def is_work(self) -> bool:
+        """Whether the link keeps its connection open: one to `$cbs` does not."""
+        return bool(self.path)
+
     def check_rights(self) -> None:
         """Raise Unauthenticated or Unauthorized if the client may not use the link any more."""
         if self.rights:

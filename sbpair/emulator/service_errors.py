@@ -73,6 +73,10 @@ class EntityUnavailable(ServiceError, condition="amqp:link:detach-forced", statu
     """An entity is down."""
 
 
+class ConnectionIdle(ServiceError, condition="amqp:connection:forced", status=503, sub_code=50300):
+    """A connection had no links."""
+
+
 class LinkIdle(ServiceError, condition="amqp:link:detach-forced", status=503, sub_code=50300):
     """A link was idle."""
 

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from azure.core.exceptions import AzureError
@@ -19,6 +20,7 @@ from azure.servicebus.exceptions import (
 )
 
 from sbpair.amqp.conditions import RETRY_HINT
+from sbpair.amqp_client.limits import UNUSED_SECONDS
 from sbpair.azure.data_plane import AioSdkKey, SdkKey, aio_client, from_sdk_error, is_answer, sync_client, text_of
 from sbpair.errors import NotAuthenticated, SbpairError, TokenExpired, UsageError
 from sbpair.model.pair import Identity
@@ -77,12 +79,21 @@ class SideConnections(Generic[SideT]):
         self.check: Callable[[SideT, str], None] | None = None
         self.unanswered = False
         self._senders: dict[SideT, tuple[str, Any]] = {}
+        self._used: dict[SideT, float] = {}
         self._broken: list[Any] = []
 
     def current(self, side: SideT) -> Any:
         """Return the SDK sender of a side for a use without steps, or None before its first use."""
         found = self._senders.get(side)
-        return found[1] if found and self.check is None else None
+        return found[1] if found and self.check is None and self._is_fresh(side) else None
+
+    def _is_fresh(self, side: SideT) -> bool:
+        """Return whether a sender was used lately, as it is now. If its link has ended unseen, a send is in doubt."""
+        now = monotonic()
+        if now - self._used.get(side, now) > UNUSED_SECONDS:
+            return False
+        self._used[side] = now
+        return True
 
     def call(
         self, side: SideT, path: str, action: Action, seconds: float, failed: BaseException | None = None
@@ -93,7 +104,10 @@ class SideConnections(Generic[SideT]):
         """
         self.unanswered = False
         found = self._senders.get(side)
-        sender = found[1] if found and found[0] == path else (yield from self._replace(side, path))
+        if found and found[0] == path and self._is_fresh(side):
+            sender = found[1]
+        else:
+            sender = yield from self._replace(side, path)
         try:
             if self.check is not None:
                 self.check(side, path)
@@ -129,6 +143,7 @@ class SideConnections(Generic[SideT]):
             yield from close_quietly(self._broken.pop(0))
         sender = self._make(side, path)
         self._senders[side] = path, sender
+        self._used[side] = monotonic()
         return sender
 
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from sbpair.amqp_client.limits import UNUSED_SECONDS
 from sbpair.amqp_client.raw_links import RELEASED
 from sbpair.errors import (
     AccessError,
@@ -43,8 +44,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# How long a link may go unused while messages are held: after ten minutes the service closes it.
-UNUSED_SECONDS = 540.0
 SESSION_SECONDS = 60.0  # how long a watch waits for a session that has messages
 TURN_SECONDS = 1.0  # how long a worker waits for messages, in a ramp, before the next one does
 RELEASE_SECONDS = 2.0  # how long releasing held messages may take before the connection is ended
@@ -87,11 +86,12 @@ class QueueWorker:
         try:
             while not plan.stop.is_set():
                 try:
-                    await self._connect_and_move()
+                    is_done = await self._connect_and_move()
                 except Unavailable as error:
                     if not await self._back_off(error):
                         return
-                else:
+                    continue
+                if is_done:
                     plan.context.on_event(QueueDone(self.queue))
                     return
         except SbpairError as error:
@@ -164,23 +164,31 @@ class QueueWorker:
         self._take_turn()
         return not self._plan.stop.is_set()
 
-    async def _connect_and_move(self) -> None:
+    async def _connect_and_move(self) -> bool:
+        """Move until done or stopped. Return False if a connection ended in a pause: connect again at once.
+
+        The service ends connections that have had no links for some minutes.
+        """
         if not await self._may_move():
-            return
+            return True
         async with AsyncExitStack() as stack:
             plan = self._plan
             opening = open_connections(plan.request, plan.get_token, self.queue, plan.ends, plan.source_lock_seconds)
             connections = await self._waits.unless_ended(stack.enter_async_context(opening))
             if connections is None:
-                return
+                return True
             self._connections, self._was_open = connections, True
             try:
                 self._plan.context.on_event(QueueOpened(self.queue))
                 await self._settle_left(connections.source)
-                while await self._may_move() and not await self._move_until_closed(connections):
-                    pass
+                while await self._may_move():
+                    if self._interrupted and connections.fault() is not None:
+                        return False
+                    if await self._move_until_closed(connections):
+                        break
             finally:
                 self._connections = None
+        return True
 
     async def _move_until_closed(self, connections: WorkerConnections) -> bool:
         """Move until done or stopped, or until the gate closes. Return False if it did: all messages are back."""

@@ -125,10 +125,14 @@ class Peer:
 
     async def read(self) -> None:
         """Read one piece of the emulator's output."""
-        data = await self._reader.read(1 << 20)
+        try:
+            data = await self._reader.read(1 << 20)
+        except ConnectionResetError:  # by the answer to a close
+            data = b""
         self.eof = not data
         self.events += self.connection.receive(data, 0.0)
-        await self.flush()
+        with suppress(ConnectionError):  # the answer to a close may come too late
+            await self.flush()
 
     async def wait(self, kind: type[E], *, of: Any = None) -> E:
         """Remove and return the next event of a kind, of the link `of`."""

@@ -15,7 +15,7 @@ from sbpair.amqp.connection import CHANNEL_MAX
 from sbpair.amqp.frames import AMQP_HEADER, SASL_HEADER, frame
 from sbpair.amqp.link import LinkAttached, LinkDetached
 from sbpair.amqp.message import Sections, data_body, encode_map, value_body
-from sbpair.amqp.performatives import Attach, Begin, Flow, Open, SaslInit, Source, Target
+from sbpair.amqp.performatives import Attach, Begin, Error, Flow, Open, SaslInit, Source, Target
 from sbpair.amqp.session import NO_HANDLE, SessionEnded
 from sbpair.amqp.types import Long, Map
 from sbpair.amqp_server import admission, server_connection
@@ -186,6 +186,30 @@ async def test_a_link_beyond_the_handles_ends_its_session_alone(stage: Stage) ->
         assert (error.condition, error.description) == ("amqp:resource-limit-exceeded", NO_HANDLE)
         assert "handles allowed is 255." in NO_HANDLE
         await peer.send(kept, data_body(b"x"))
+
+
+async def test_a_connection_without_links_ends(stage: Stage) -> None:
+    """One to $cbs does not count. Links that have ended leave more time."""
+    closed = "The connection was closed by container 'contoso_G0' because it did not have any active links in the past"
+    async with stage.connect() as new, stage.connect() as used, stage.connect() as linked:
+        await new.attach_node("$cbs")
+        session = await used.begin()
+        link = await used.attach_receiver("orders", session=session)
+        await linked.attach_sender("orders")
+        stage.emulator.advance(50_000)
+        link.close()
+        await used.attach_node("$cbs")
+        stage.emulator.advance(10_000)
+        ended = await new.wait_closed()
+        assert ended is not None
+        assert ended.error == Error("amqp:connection:forced", f"{closed} 60000 milliseconds.", Map())
+        stage.emulator.advance(280_000)
+        await used.begin()
+        stage.emulator.advance(20_000)
+        ended = await used.wait_closed()
+        assert ended is not None
+        assert ended.error == Error("amqp:connection:forced", f"{closed} 300000 milliseconds.", Map())
+        await linked.send(await linked.attach_sender("orders"), data_body(b"x"))
 
 
 async def test_a_message_in_endless_parts_costs_its_link(stage: Stage) -> None:

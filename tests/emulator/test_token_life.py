@@ -90,9 +90,9 @@ async def test_an_advanced_clock_ends_no_token(tokens: TokenStage) -> None:
         for _ in range(2):
             async with tokens.http.post(url, json={"advance_ms": TWO_HOURS}) as answer:
                 assert answer.status == 200
-        # The link was idle for too long. Another one needs no new token.
-        assert (await peer.wait(LinkDetached)).error.condition == "amqp:link:detach-forced"
-        await peer.send(await peer.attach_sender("orders"), plain())
+            # The link was idle for too long. Another one needs no new token.
+            assert (await peer.wait(LinkDetached)).error.condition == "amqp:link:detach-forced"
+            await peer.send(await peer.attach_sender("orders"), plain())
         assert (await peer.peek("orders"))["statusCode"] == 200
         assert len(tokens.entity.listeners) == 1
         await listener.close()

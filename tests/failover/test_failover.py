@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from datetime import UTC, datetime, timedelta
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ import sbpair
 from sbpair import aio
 from sbpair.azure.data_plane import from_sdk_error
 from sbpair.errors import EntityMissing, NameInvalid, UsageError
+from sbpair.failover import side_connections
 from sbpair.failover.entity_states import State
 from sbpair.failover.events import QueueLeft, SendInDoubt
 from sbpair.failover.failover_send import Delivered
@@ -53,6 +55,23 @@ def test_a_client_without_a_free_file_does_not_fail_over(rig: Rig, rule: Any) ->
         sender.send_messages(a_message("m"), timeout=5)
         assert log.events == []
     assert (ids(rig.in_backlog()), ids(rig.in_queue(rig.orders))) == ([], ["m"])
+
+
+@KINDS
+def test_a_client_that_was_idle_for_long_does_not_fail_over(
+    rig: Rig, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service ends its links after ten minutes, and its connection, which has none then, five minutes later."""
+    passed = 0
+    monkeypatch.setattr(side_connections, "monotonic", lambda: monotonic() + passed)
+    with rig.sending(kind) as (sender, _, log):
+        for number, waits in enumerate([(), (10,), (10, 5), (10, 5, 15)]):
+            for minutes in waits:
+                rig.running.advance(60 * minutes)
+                passed += 60 * minutes
+            sender.send_messages(a_message(str(number)), timeout=20)
+        assert log.events == []
+    assert (ids(rig.in_backlog()), ids(rig.in_queue(rig.orders))) == ([], ["0", "1", "2", "3"])
 
 
 def test_a_backlog_queue_is_not_left_for_want_of_a_file(rig: Rig) -> None:

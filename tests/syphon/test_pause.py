@@ -34,6 +34,10 @@ async def ask(w: World, act: Callable[..., RunRecord], state: Path) -> RunRecord
     return await asyncio.to_thread(act, w.pair, run, state=state)
 
 
+def connections_of(w: World) -> set[Any]:
+    return {each for namespace in w.emulator.namespaces.values() for each in namespace.fault_points.connections}
+
+
 @asynccontextmanager
 async def moving(w: World, state: Path, **terms: Any) -> AsyncIterator[asyncio.Task[SyphonResult]]:
     task = asyncio.create_task(w.run(state=state, **{"timings": SLOW, **terms}))
@@ -59,6 +63,36 @@ async def test_a_long_poll_is_interrupted_and_the_connection_stays(tmp_path: Pat
         assert len(w.of(events.QueueOpened)) == 1
     kinds = [type(event).__name__ for event in w.told if isinstance(event, events.RunEvent)]
     assert kinds == ["RunPausing", "RunPaused", "RunResumed", "RunCancelled"]
+
+
+async def test_connections_that_end_in_a_pause_are_replaced_unseen(tmp_path: Path) -> None:
+    """The service ends links after ten minutes without use, and a connection five minutes after its last link."""
+    async with world() as w:
+        async with moving(w, tmp_path, once=False):
+            w.strand(1)
+            await until(lambda: w.destination().counts().active == 1)
+            await ask(w, runs.pause, tmp_path)
+            before = connections_of(w)
+            for seconds in (600, 300):
+                w.emulator.advance(seconds * 1000)
+            await until(lambda: not connections_of(w) & before)
+            w.strand(2)
+            await ask(w, runs.resume, tmp_path)
+            await until(lambda: w.destination().counts().active == 2)
+        assert not w.of(events.QueueFailed)
+
+
+async def test_connections_without_links_in_a_watch_are_replaced_unseen(tmp_path: Path) -> None:
+    """The destination has no link before the first message: the service ends the connection after a minute."""
+    async with world() as w, moving(w, tmp_path, once=False):
+        await w.told_of(events.QueueOpened)
+        for _ in range(3):
+            before = connections_of(w)
+            w.emulator.advance(60_000)
+            await until(lambda before=before: len(connections_of(w) - before) == 1)
+        w.strand(1)
+        await until(lambda: w.destination().counts().active == 1)
+        assert not w.of(events.QueueFailed)
 
 
 @pytest.mark.parametrize("once", [True, False])

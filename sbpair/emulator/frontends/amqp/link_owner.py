@@ -29,7 +29,7 @@ from sbpair.amqp_server.server_connection import LinkEndpoint, ServerConnection
 from sbpair.amqp_server.shared_access import NO_EXPIRY, AccessRight, AuthorizationRule, Grant, is_within, scope_of
 from sbpair.emulator.clock import NEVER, token_ms
 from sbpair.emulator.entities.transaction import Transaction
-from sbpair.emulator.service_errors import EntityNotFound, LinkIdle, TransactionUnknown
+from sbpair.emulator.service_errors import ConnectionIdle, EntityNotFound, LinkIdle, TransactionUnknown
 from sbpair.errors import ProtocolError
 
 if TYPE_CHECKING:
@@ -39,6 +39,10 @@ if TYPE_CHECKING:
     from sbpair.emulator.entities.queue import QueueEntity
 
 LINK_IDLE_MS: Final = 600_000
+UNUSED_MS: Final = 60_000
+UNLINKED_MS: Final = 300_000
+"""How long a connection may have no links, except to `$cbs`: until its first, and after its last."""
+
 MAX_TRANSACTIONS: Final = 1_000
 """Transactions that a connection may have declared and not discharged."""
 
@@ -173,6 +177,23 @@ class LinkOwner(ServerConnection):
         super().__init__(namespace.name, claims, on_opened, namespace.store_changes)
         self.namespace = namespace
         self.transactions = Transactions(namespace)
+        self._unlinked_ms = UNUSED_MS
+        self._unlinked = namespace.deadline(UNUSED_MS, self._on_unlinked)
+
+    def release_link(self, link: Link, *, peacefully: bool) -> None:
+        if link.context is not None and link.context.is_work:
+            self._unlinked_ms = UNLINKED_MS
+            self._unlinked.wait_until(self.namespace.clock.now_ms() + UNLINKED_MS)
+        super().release_link(link, peacefully=peacefully)
+
+    def _on_unlinked(self) -> None:
+        if not any(link.context is not None and link.context.is_work for link in self.links):
+            text = f"The connection was closed by container '{self.namespace.name}_G0' because it did not have any "
+            self.fail(ConnectionIdle(f"{text}active links in the past {self._unlinked_ms} milliseconds."))
+
+    def release(self, *, peacefully: bool) -> None:
+        super().release(peacefully=peacefully)
+        self._unlinked.cancel()
 
     def watch_idle(self, link: Link) -> Deadline:
         """Detach a link ten minutes after its last use; credit alone does not count as use."""
@@ -214,6 +235,7 @@ class CoordinatorLink(LinkEndpoint):
     """A control link: a client declares and discharges transactions on it. Those left are rolled back with it."""
 
     _link: ReceivingLink
+    is_work = True
 
     def __init__(self, owner: LinkOwner, link: ReceivingLink) -> None:
         super().__init__(owner, link, "", ())
