@@ -1,4 +1,4 @@
-"""TLS on the ports of a server, with a certificate authority created for one run. Its key is discarded.
+"""TLS on the ports of a server, with a certificate authority created for it. The authority's key is discarded.
 
 Only this module imports `cryptography`, and it is loaded only for TLS. The frontends inside of TLS are the usual ones.
 """
@@ -6,6 +6,7 @@ Only this module imports `cryptography`, and it is loaded only for TLS. The fron
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import ssl
 from asyncio.sslproto import SSLProtocol
@@ -23,10 +24,19 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from sbpair.operating_system.files import open_new, replaced_file, temporary_directory
+from sbpair.errors import MachineLacks
+from sbpair.operating_system import ownership
+from sbpair.operating_system.files import PRIVATE, open_bytes, open_new, replaced_file, temporary_directory
+
+log = logging.getLogger(__name__)
 
 CLOSE_SECONDS: Final = 5.0
 LIFE: Final = timedelta(days=30)
+KEPT_LIFE: Final = timedelta(days=398)
+"""Of a certificate that outlives a run: some systems refuse those that live longer."""
+
+MAX_KEPT_BYTES: Final = 65_536
+KEY: Final = b"-----BEGIN PRIVATE KEY-----"
 CA_MODE: Final = 0o644
 """All users may read the certificate, and only this one may change it."""
 
@@ -47,17 +57,60 @@ class Tls:
 
 
 @contextmanager
-def tls_for(server: str, hosts: Iterable[str], ca_file: Path | None = None) -> Iterator[Tls]:
+def tls_for(
+    server: str, hosts: Iterable[str], ca_file: Path | None = None, beside: Path | None = None
+) -> Iterator[Tls]:
     """Create a certificate of `server` for `hosts` and this machine, and write the CA certificate.
 
-    Without `ca_file`, that is a temporary file, removed at the end. Raises MachineLacks if it cannot be written.
+    It is kept, with its key, beside the file `beside` or else `ca_file`: clients trust it after a restart. Without
+    both, the CA certificate is a temporary file, removed at the end. Raises MachineLacks, StateRefused.
     """
+    names = tuple(dict.fromkeys((*ALWAYS, *hosts)))
     with temporary_directory("sbpair-") as directory:
-        ca_pem, [server_pem] = certificates(server, dict.fromkeys((*ALWAYS, *hosts)))
-        path = ca_file or directory / "ca.pem"
-        with replaced_file(str(path), CA_MODE) as file:
-            file.write_bytes(ca_pem)
+        near = beside or ca_file
+        path = ca_file or (directory / "ca.pem" if near is None else near.with_name(f"{near.name}.ca.pem"))
+        if near is None:
+            ca_pem, [server_pem] = certificates(server, names)
+        else:
+            ca_pem, server_pem = _kept(server, names, near.with_name(f"{near.name}.tls.pem"), path)
+        if not path.is_file() or path.read_bytes() != ca_pem:
+            with replaced_file(str(path), CA_MODE) as file:
+                file.write_bytes(ca_pem)
         yield Tls(server_context(server_pem, directory / "server.pem"), path)
+
+
+def _kept(server: str, names: tuple[str, ...], path: Path, ca_file: Path) -> tuple[bytes, bytes]:
+    """Return the CA certificate and the certificate with its key of a private file, or new ones, which it keeps."""
+    if path.exists():
+        ca, key, rest = _read_secret(path).partition(KEY)
+        if _serves(rest, names):
+            return ca, key + rest
+        log.warning("The certificate in %s ends soon or lacks a name: trust the new one of %s.", path, ca_file)
+    ca, [own] = certificates(server, names, life=KEPT_LIFE)
+    with replaced_file(str(path), PRIVATE) as beside:
+        beside.write_bytes(ca + own)
+    return ca, own
+
+
+def _read_secret(path: Path) -> bytes:
+    try:
+        descriptor = open_bytes(path)
+        with os.fdopen(descriptor, "rb") as file:
+            ownership.check_secret(path, descriptor)
+            return file.read(MAX_KEPT_BYTES)
+    except OSError as error:
+        raise MachineLacks(f"{path} cannot be read: {error.strerror}", hint="remove it for a new one") from error
+
+
+def _serves(pem: bytes, names: Iterable[str]) -> bool:
+    """Return whether a certificate is for all these names, and not in the last third of its life."""
+    try:
+        certificate = certificate_in(pem)
+        own = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (ValueError, x509.ExtensionNotFound):
+        return False
+    left = certificate.not_valid_after_utc - datetime.now(UTC)
+    return left > KEPT_LIFE / 3 and {alternative(name) for name in names} <= set(own)
 
 
 def server_context(pem: bytes, path: Path) -> ssl.SSLContext:
@@ -124,9 +177,13 @@ def new_certificate(
     )
 
 
+def certificate_in(pem: bytes) -> x509.Certificate:
+    """Return the first certificate of a PEM. Raises ValueError."""
+    return x509.load_pem_x509_certificate(pem[pem.index(b"-----BEGIN CERTIFICATE") :])
+
+
 def end_of(pem: bytes) -> datetime:
-    """Return the end of the first certificate in a PEM."""
-    return x509.load_pem_x509_certificate(pem[pem.index(b"-----BEGIN CERTIFICATE") :]).not_valid_after_utc
+    return certificate_in(pem).not_valid_after_utc
 
 
 def alternative(host: str) -> x509.GeneralName:

@@ -80,10 +80,11 @@ class RequestedNamespace(NamedTuple):
 class EmulatorOptions:
     """Options of an emulator.
 
-    `tls`: serve TLS on every port, beside plain connections. `ca_file`: file for the CA certificate [default: a
-    temporary one]. `identity`: offer a managed identity, with TLS also an OAuth authority, and accept the tokens they
-    issue. `accept_any_token`: accept any well-formed bearer token that has not expired. `credits`: throttle each
-    namespace to so many credits a second. `data`: keep entities and messages in this file [default: in memory only].
+    `tls`: serve TLS on every port, beside plain connections, by a certificate that is kept beside `data` or `ca_file`,
+    if one is given. `ca_file`: file for the CA certificate [default: beside `data`, or a temporary one]. `identity`:
+    offer a managed identity, with TLS also an OAuth authority, and accept the tokens they issue. `accept_any_token`:
+    accept any well-formed bearer token that has not expired. `credits`: throttle each namespace to so many credits a
+    second. `data`: keep entities and messages in this file [default: in memory only].
     `durable`: store there before it is acknowledged. `allow_hosts`: host names of this machine that HTTP and WebSocket
     clients may use, such as `host.docker.internal`. `tenants`: accept of the issued tokens only those of the
     namespace's own tenant. `token_life`: seconds until an issued token expires.
@@ -232,7 +233,8 @@ class Emulator(EmulatorControl):
     def _start_tls(self) -> AbstractContextManager[Tls]:
         from sbpair.amqp_server.tls import tls_for
 
-        return tls_for("sbpair emulator", self.host_names.for_certificate, self._options.ca_file)
+        options = self._options
+        return tls_for("sbpair emulator", self.host_names.for_certificate, options.ca_file, options.data)
 
     async def _start_ports(self, listening: Sequence[Sequence[socket.socket]], stack: AsyncExitStack) -> None:
         soon = asyncio.get_running_loop().call_soon

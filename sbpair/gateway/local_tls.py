@@ -21,11 +21,8 @@ from sbpair.operating_system.files import replaced_file, temporary_directory
 log = logging.getLogger(__name__)
 
 YEARS: Final = 10
-LIFE: Final = timedelta(days=398)
-"""Of one certificate: some systems refuse those that live longer."""
-
+LIFE: Final = tls.KEPT_LIFE
 OVERLAP: Final = timedelta(days=33)
-_KEY: Final = b"-----BEGIN PRIVATE KEY-----"
 
 
 class RenewedTls:
@@ -78,8 +75,8 @@ def own_tls(key_file: Path, now: Callable[[], datetime] = lambda: datetime.now(U
 
 def _kept(path: Path) -> tuple[bytes, list[datetime], list[bytes]]:
     """Return the CA certificate, and the certificates with their keys and ends, of a file."""
-    ca, *parts = kept_secret(path, _new_certificates).split(_KEY)
-    certificates = [_KEY + each for each in parts]
+    ca, *parts = kept_secret(path, _new_certificates).split(tls.KEY)
+    certificates = [tls.KEY + each for each in parts]
     try:
         ends = [tls.end_of(each) for each in certificates]
         ends[-1]

@@ -13,7 +13,8 @@ from aiohttp import ClientConnectorError, ClientSession
 from azure.servicebus import ServiceBusClient, ServiceBusMessage, TransportType
 
 from sbpair.amqp_client.client import connect
-from sbpair.errors import MachineLacks, Unavailable, Unreachable
+from sbpair.amqp_server import tls
+from sbpair.errors import MachineLacks, StateRefused, Unavailable, Unreachable
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.testing import Emulator, EmulatorOptions
 from tests.emulator.peer import raw_connection
@@ -143,12 +144,48 @@ async def test_the_temporary_ca_file_is_private_and_removed() -> None:
     assert not path.parent.exists()
 
 
-async def test_a_given_ca_file_is_kept(tmp_path: Path) -> None:
-    async with tls_emulator(ca_file=tmp_path / "trust.pem") as emulator:
-        assert emulator.ready.as_document()["ca_file"] == str(tmp_path / "trust.pem")
-        async with connect(tls_endpoint(emulator)):
-            pass
-    assert [each.name for each in tmp_path.iterdir()] == ["trust.pem"]
+@pytest.mark.parametrize(
+    ("options", "ca_file", "kept"),
+    [
+        ({"ca_file": "trust.pem"}, "trust.pem", "trust.pem.tls.pem"),
+        ({"data": "e.db"}, "e.db.ca.pem", "e.db.tls.pem"),
+        ({"data": "e.db", "ca_file": "trust.pem"}, "trust.pem", "e.db.tls.pem"),
+    ],
+)
+async def test_clients_trust_a_restarted_emulator(
+    options: dict[str, str],
+    ca_file: str,
+    kept: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The key of the server alone is kept, for this user: that of the authority could sign for its names again."""
+    known = tmp_path / "known.pem"
+
+    async def restarted(*names: str, knows: bool = True) -> bytes:
+        """Connect to a new emulator, by the CA that is known, and return its CA."""
+        own = EmulatorOptions(True, allow_hosts=names, **{key: tmp_path / each for key, each in options.items()})
+        async with Emulator([("contoso", 0)], options=own) as emulator:
+            assert emulator.ready.as_document()["ca_file"] == str(tmp_path / ca_file)
+            async with connect(tls_endpoint(emulator, str(known) if knows else None)):
+                return (tmp_path / ca_file).read_bytes()
+
+    known.write_bytes(await restarted(knows=False))
+    (tmp_path / ca_file).unlink()
+    assert await restarted() == known.read_bytes()
+    kept_file = tmp_path / kept
+    assert (kept_file.read_bytes().count(b"BEGIN PRIVATE KEY"), stat.S_IMODE(kept_file.stat().st_mode)) == (1, 0o600)
+    assert b"PRIVATE" not in known.read_bytes()
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+    # Another name, or the last third of a life, needs new ones.
+    renewed = await restarted("emulator.internal", knows=False)
+    monkeypatch.setattr(tls, "KEPT_LIFE", 3 * tls.KEPT_LIFE)
+    assert len({known.read_bytes(), renewed, await restarted("emulator.internal", knows=False)}) == 3
+    assert caplog.text.count("trust the new one") == 2
+    kept_file.chmod(0o644)
+    with pytest.raises(StateRefused, match="other users can use the key"):
+        await restarted()
 
 
 async def test_an_unwritable_ca_file_stops_the_start(tmp_path: Path) -> None:

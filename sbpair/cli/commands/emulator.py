@@ -56,8 +56,10 @@ def command(
     ready_file: Path | None = option(
         "--ready-file FILE", "Write connection details here when ready", excludes="--detach"
     ),
-    tls: bool = flag("--tls", "Also accept TLS, with a new certificate"),
-    ca_file: Path | None = option("--ca-file FILE", "Write the CA here [default: a temporary file]", needs="--tls"),
+    tls: bool = flag("--tls", "Also accept TLS; --data or --ca-file keeps the certificate"),
+    ca_file: Path | None = option(
+        "--ca-file FILE", "Write the CA here [default: by --data, or temporary]", needs="--tls"
+    ),
     identity: bool = flag(
         "--identity", "Act as a managed identity, and for --via arm; with --tls as an OAuth authority"
     ),
