@@ -16,7 +16,7 @@ MECHANISMS = (MSSBCBS, PLAIN, ANONYMOUS, EXTERNAL)
 
 OK, AUTH_FAILED = 0, 1
 WELCOME = b"Welcome!"
-"""The text that the service adds to a sign-in that it accepts."""
+"""The addition of the service to a sign-in that it accepts."""
 
 
 @dataclass(frozen=True, slots=True)
