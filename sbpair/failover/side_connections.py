@@ -79,21 +79,16 @@ class SideConnections(Generic[SideT]):
         self.check: Callable[[SideT, str], None] | None = None
         self.unanswered = False
         self._senders: dict[SideT, tuple[str, Any]] = {}
-        self._used: dict[SideT, float] = {}
+        self._stale_at: dict[SideT, float] = {}
         self._broken: list[Any] = []
 
     def current(self, side: SideT) -> Any:
         """Return the SDK sender of a side for a use without steps, or None before its first use."""
         found = self._senders.get(side)
-        return found[1] if found and self.check is None and self._is_fresh(side) else None
-
-    def _is_fresh(self, side: SideT) -> bool:
-        """Return whether a sender was used lately, as it is now. If its link has ended unseen, a send is in doubt."""
-        now = monotonic()
-        if now - self._used.get(side, now) > UNUSED_SECONDS:
-            return False
-        self._used[side] = now
-        return True
+        if not found or self.check is not None or (now := monotonic()) > self._stale_at[side]:
+            return None
+        self._stale_at[side] = now + UNUSED_SECONDS
+        return found[1]
 
     def call(
         self, side: SideT, path: str, action: Action, seconds: float, failed: BaseException | None = None
@@ -104,7 +99,10 @@ class SideConnections(Generic[SideT]):
         """
         self.unanswered = False
         found = self._senders.get(side)
-        if found and found[0] == path and self._is_fresh(side):
+        # After a pause a link may have ended unseen, and a send over it would be in doubt.
+        now, stale_at = monotonic(), self._stale_at.get(side, 0.0)
+        self._stale_at[side] = now + UNUSED_SECONDS
+        if found and found[0] == path and now <= stale_at:
             sender = found[1]
         else:
             sender = yield from self._replace(side, path)
@@ -143,7 +141,6 @@ class SideConnections(Generic[SideT]):
             yield from close_quietly(self._broken.pop(0))
         sender = self._make(side, path)
         self._senders[side] = path, sender
-        self._used[side] = monotonic()
         return sender
 
 

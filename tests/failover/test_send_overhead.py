@@ -74,7 +74,7 @@ async def test_a_healthy_async_send_adds_few_bytecodes_to_the_sdk() -> None:
         assert next(sender.send_messages(message, timeout=60).__await__(), "ended") == "ended"
 
     # Now and then a send also sets the shared timer again, which is not the cost of a send.
-    assert 0 < min(bytecodes(drive) for _ in range(5)) < 0.04 * SDKS_BYTECODES["aio"]
+    assert 0 < min(bytecodes(drive) for _ in range(5)) < 0.042 * SDKS_BYTECODES["aio"]
     sender._timeout.cancel()
 
 
