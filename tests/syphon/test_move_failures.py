@@ -55,7 +55,7 @@ def run_full(_: World, queue: QueueEntity) -> None:
 
 REASONS: dict[Callable[[World, QueueEntity], None], tuple[str, str]] = {
     delete: ("it does not exist: its messages stay in the source; create it", "run again once it exists"),
-    disable: ("(com.microsoft:entity-disabled)", "set the entity's status to Active"),
+    disable: ("(com.microsoft:entity-disabled)", "set its Status to Active in the Azure portal"),
     run_full: ("(amqp:resource-limit-exceeded)", "room comes back"),
 }
 

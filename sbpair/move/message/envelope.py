@@ -33,12 +33,12 @@ SEQUENCE_NUMBER, ENQUEUED = "x-opt-sequence-number", "x-opt-enqueued-time"
 ENQUEUE_SEQUENCE_NUMBER = "x-opt-enqueue-sequence-number"
 LOCKED_UNTIL, MESSAGE_STATE, LOCK_TOKEN = "x-opt-locked-until", "x-opt-message-state", "x-opt-lock-token"
 SCHEDULE = Symbol("x-opt-scheduled-enqueue-time")
-PARTITION_KEY = "x-opt-partition-key"
+PARTITION_KEY, PARTITION_ID = "x-opt-partition-key", "x-opt-partition-id"
 ACTIVE, DEFERRED, SCHEDULED = range(3)
 
 SERVICE_ANNOTATIONS = frozenset((
     ENQUEUED, SEQUENCE_NUMBER, ENQUEUE_SEQUENCE_NUMBER, LOCKED_UNTIL, MESSAGE_STATE, "x-opt-deadletter-source",
-    "x-opt-partition-id",
+    PARTITION_ID,
 ))  # fmt: skip
 """Annotations that the service writes: they describe where a message has been, not the message.
 

@@ -255,9 +255,8 @@ class EnvelopeTemplate:
                     return None  # the first of two equal names counts, whatever its type
                 names.append(name)
                 gaps.append((len(header) + len(delivery) + at, _NUMBER_FORMATS[code]))
-            elif name == envelope.ENQUEUE_SEQUENCE_NUMBER and code in _NUMBER_FORMATS:
-                # A move removes it. In a subscription, it is another number of each message.
-                gaps.append((len(header) + len(delivery) + at, f"{struct.calcsize(_NUMBER_FORMATS[code])}x"))
+            elif name in _REMOVED_NUMBERS and code in _REMOVED_FORMATS:
+                gaps.append((len(header) + len(delivery) + at, f"{struct.calcsize(_REMOVED_FORMATS[code])}x"))
         return cls(sections, gaps, names, form) if sorted(names) == sorted(_NUMBERS) else None
 
 
@@ -353,6 +352,10 @@ _get_about = attrgetter("about")
 _NUMBERS = (envelope.SEQUENCE_NUMBER, envelope.ENQUEUED, envelope.LOCKED_UNTIL)
 _NUMBER_CODES = (_TIME, _LONG)
 _NUMBER_FORMATS = {_TIME: "q", _LONG: "q", _SMALL_LONG: "b"}
+_REMOVED_NUMBERS = (envelope.ENQUEUE_SEQUENCE_NUMBER, envelope.PARTITION_ID)
+"""Those that a move removes. In a subscription and in partitions they differ from message to message."""
+
+_REMOVED_FORMATS = {**_NUMBER_FORMATS, 0x61: "h"}
 _TOKEN = 0x98
 
 
