@@ -236,7 +236,7 @@ class AtomNamespace:
                 async for path, each in self._listed(what, kind, "$Resources", f"{kind}s"):
                     found.append((kind, queue_state(path, of_xml(each), counted=True)))
             for topic in [state.spec.path for kind, state in found if kind == Topic.kind]:
-                async for name, each in self._listed(what, Subscription.kind, topic, "subscriptions"):
+                async for name, each in self._below(what, Subscription.kind, topic, "subscriptions"):
                     path = f"{topic}/subscriptions/{name}"
                     found.append((Subscription.kind, queue_state(path, of_xml(each), counted=True)))
         return found
@@ -249,7 +249,7 @@ class AtomNamespace:
 
     async def subscriptions(self, topic: str) -> list[Subscription]:
         with self._reading(f"list the subscriptions of {topic}") as what:
-            listed = self._listed(what, Subscription.kind, topic, "subscriptions")
+            listed = self._below(what, Subscription.kind, topic, "subscriptions")
             return [read(Subscription(topic, name), of_xml(each)) async for name, each in listed]
 
     async def rules(self, topic: str, subscription: str) -> list[Rule]:
@@ -335,7 +335,13 @@ class AtomNamespace:
             skip, top = _next_page(feed, skip)
 
     def _rules(self, what: str, topic: str, subscription: str) -> AsyncIterator[tuple[str, Element]]:
-        return self._listed(what, Rule.kind, topic, "subscriptions", subscription, "rules")
+        return self._below(what, Rule.kind, topic, "subscriptions", subscription, "rules")
+
+    async def _below(self, what: str, kind: str, *path: str) -> AsyncIterator[tuple[str, Element]]:
+        """List what an entity has; nothing of one that is gone, for which the service has an empty feed, or 404."""
+        with suppress(EntityMissing):
+            async for each in self._listed(what, kind, *path):
+                yield each
 
     async def _described(self, what: str, kind: str, *path: str) -> Element:
         """Read a description. Raises EntityMissing, and NameTaken by another kind."""

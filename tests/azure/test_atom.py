@@ -7,6 +7,7 @@ import pytest
 
 from sbpair import backlog, errors
 from sbpair.azure.atom import open_atom
+from sbpair.model.entities import Queue, Rule, Subscription
 from sbpair.model.pair import SasKey, SasToken
 from tests.azure.answering_peer import SECRET, answering, http
 
@@ -81,3 +82,24 @@ async def test_token_audience_is_the_authority_on_every_route(
         [request] = namespace.requests
         assert f"Host: {authority}" in request.splitlines()
         assert f"Authorization: {authorization}" in request
+
+
+NOT_FOUND = http(404, "<Error><Code>404</Code><Detail>Entity 'c:Topic:t|s' was not found.</Detail></Error>")
+
+
+@pytest.mark.parametrize("answer", [http(200, NO_ENTRIES), NOT_FOUND], ids=["feed", "404"])
+async def test_a_missing_entity_may_be_an_empty_feed_or_404(answer: bytes) -> None:
+    async with answering(*[answer] * 9) as namespace, open_atom(namespace.endpoint) as atom:
+        for missing in (
+            atom.get("t/subscriptions/s"),
+            atom.read(Queue("q")),
+            atom.read(Subscription("t", "s")),
+            atom.read(Rule("t", "s", "r")),
+            atom.queue_or_topic("t"),
+        ):
+            with pytest.raises(errors.EntityMissing):
+                await missing
+        # What is deleted while a topic is read has nothing left, and the topic is still there.
+        assert await atom.subscriptions("t") == []
+        assert await atom.rules("t", "s") == await atom.rule_descriptions("t", "s") == []
+        await atom.delete_rule(Rule("t", "s", "r"))
