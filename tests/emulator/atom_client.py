@@ -1,7 +1,7 @@
 """A client of the Atom frontend for tests: it signs requests, and reads and writes entries."""
 
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -24,6 +24,8 @@ class Manager:
         self.emulator = emulator
         self.namespace = emulator.namespaces["contoso"]
         self._session = session
+        self.last: Mapping[str, str] = {}
+        """The headers of the last answer."""
 
     def token(self, rule: AuthorizationRule | None = None, path: str = "", seconds: int = 60) -> str:
         resource = f"https://{self.namespace.authority}{path}"
@@ -37,9 +39,10 @@ class Manager:
         if token != "":
             sent["Authorization"] = token or self.token()
         mark = "&" if "?" in path else "?"
-        version = "" if "api-version" in path else f"{mark}api-version=2024-05"
+        version = "" if "api-version" in path or path.endswith("?") else f"{mark}api-version=2024-05"
         url = URL(f"http://{self.namespace.authority}/{path}{version}", encoded=True)
         async with self._session.request(method, url, data=body, headers=sent) as answer:
+            self.last = answer.headers
             return answer.status, await answer.text()
 
     async def put(

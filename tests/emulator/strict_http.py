@@ -100,9 +100,9 @@ def _strict_http(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         except (AssertionError, ValueError, ET.ParseError) as finding:
             findings.append(str(finding))
 
-    def responded(text: str, status: int = 200) -> Any:
+    def responded(text: str, *others: Any, **options: Any) -> Any:
         note(check_atom, text)
-        return respond(text, status)
+        return respond(text, *others, **options)
 
     def deserialized(kind: Any, answer: Any, *others: Any, **options: Any) -> Any:
         found = deserialize(kind, answer, *others, **options)

@@ -103,7 +103,7 @@ async def test_deliveries_follow_the_credits() -> None:
 async def test_a_management_request_costs_ten() -> None:
     async with open_manager(clock=ManualClock(), options=EmulatorOptions(credits=15)) as manager:
         answers = [await manager.ask("GET", "$namespaceinfo") for _ in range(3)]
-    assert [(status, "SubCode=50004" in text) for status, text in answers] == [(200, False), (200, False), (429, True)]
+    assert [(status, "SubCode=50009" in text) for status, text in answers] == [(200, False), (200, False), (503, True)]
 
 
 async def test_one_connection_too_many_is_refused() -> None:

@@ -7,9 +7,10 @@ actions; values keep their type and text.
 from __future__ import annotations
 
 import re
+import uuid
 from collections.abc import Iterable
 from html import escape
-from typing import TYPE_CHECKING, Final, get_args
+from typing import TYPE_CHECKING, Final, NamedTuple, get_args
 from xml.etree.ElementTree import Element
 
 from sbpair.amqp_server.refusals import ArgumentInvalid
@@ -17,7 +18,7 @@ from sbpair.amqp_server.shared_access import AccessRight, AuthorizationRule
 from sbpair.bounded_xml import parse_xml
 from sbpair.emulator.entities import rules
 from sbpair.emulator.entities.description import PREMIUM, DescriptionSchema
-from sbpair.emulator.entities.topic import TopicEntity
+from sbpair.emulator.entities.topic import SubscriptionEntity, TopicEntity
 from sbpair.emulator.frontends.http.management_parts import ManagedEntity, new_key, read_rights, reported
 from sbpair.rules import filters
 from sbpair.rules.values import TypedValue, read_typed
@@ -144,37 +145,66 @@ def reported_elements(entity: ManagedEntity) -> dict[str, str]:
     }
 
 
-def entity_xml(schema: DescriptionSchema, entity: ManagedEntity, api_version: str) -> str:
-    """Return an entity's description with its elements in order, without those that are newer than the API version."""
+def entity_xml(schema: DescriptionSchema, entity: ManagedEntity, api_version: str, *, is_new: bool = False) -> str:
+    """Return an entity's description with its elements in order, without those that are newer than the API version.
+
+    The answer to a creation lacks the counts and the time of the last access; a subscription has one that is never.
+    """
     parts = reported_elements(entity)
+    if is_new:
+        del parts["CountDetails"], parts["AccessedAt"]
+        if isinstance(entity, SubscriptionEntity):
+            parts["AccessedAt"] = element("AccessedAt", "0001-01-01T00:00:00")
     parts |= {name: element(name, each.text(entity.description)) for name, each in schema.properties.items()}
     content = "".join(parts.get(name, "") for name in schema.elements if _SINCE.get(name, "") <= api_version)
     return f'<{schema.element} xmlns="{SERVICE_BUS}" xmlns:i="{INSTANCE}">{content}</{schema.element}>'
 
 
-def entry_xml(href: str, title: str, namespace: str, times_ms: tuple[int, int], content: str) -> str:
+class EntryPlace(NamedTuple):
+    """The URI of an entry; in a list, also its link relative to `base`, the URI of the list."""
+
+    uri: str
+    link: str = ""
+    base: str = ""
+
+
+def entry_xml(
+    place: EntryPlace, title: str, times_ms: tuple[int | None, int], content: str, author: str | None = None
+) -> str:
+    """Return an entry. `times_ms` are its publication, which the answer to a change lacks, and its last update."""
     published, updated = times_ms
+    base = f' xml:base="{escape(place.base)}"' if place.base else ""
     return (
-        f'<entry xmlns="{ATOM}">'
-        + element("id", href)
+        f'<entry xmlns="{ATOM}"{base}>'
+        + element("id", place.uri)
         + f'<title type="text">{escape(title)}</title>'
-        + element("published", instant(published))
+        + ("" if published is None else element("published", instant(published)))
         + element("updated", instant(updated))
-        + f"<author>{element('name', namespace)}</author>"
-        + f'<link rel="self" href="{escape(href)}"/>'
+        + ("" if author is None else f"<author>{element('name', author)}</author>")
+        + f'<link rel="self" href="{escape(place.link or place.uri)}"/>'
         + f'<content type="application/xml">{content}</content></entry>'
     )
 
 
-def feed_xml(href: str, title: str, now_ms: int, entries: Iterable[str] = (), next_href: str | None = None) -> str:
+def feed_xml(uri: str, title: str, now_ms: int, entries: Iterable[str], next_href: str | None = None) -> str:
     following = "" if next_href is None else f'<link rel="next" href="{escape(next_href)}"/>'
     return (
         f'<feed xmlns="{ATOM}"><title type="text">{escape(title)}</title>'
-        + element("id", href)
+        + element("id", uri)
         + element("updated", instant(now_ms))
-        + f'<link rel="self" href="{escape(href)}"/>{following}'
+        + f'<link rel="self" href="{escape(uri)}"/>{following}'
         + "".join(entries)
         + "</feed>"
+    )
+
+
+def public_feed_xml(identity: uuid.UUID, now_ms: int) -> str:
+    """Return the feed of a path where nothing is."""
+    return (
+        f'<feed xmlns="{ATOM}"><title type="text">Publicly Listed Services</title>'
+        '<subtitle type="text">This is the list of publicly-listed services currently available.</subtitle>'
+        f"<id>uuid:{identity};id=1</id>{element('updated', instant(now_ms))}"
+        "<generator>Service Bus 1.1</generator></feed>"
     )
 
 
@@ -270,7 +300,7 @@ def filter_xml(rule_filter: filters.Filter) -> str:
         texts = "".join(
             element(name, getattr(rule_filter, field)) for field, name in filters.CORRELATION_FIELDS.items()
         )
-        content = texts + _pairs("Properties", rule_filter.properties)
+        content = texts + _pairs("Properties", rule_filter.properties)  # 2021's client for Go cannot read an empty one
     else:
         parameters = rule_filter.parameters if isinstance(rule_filter, filters.SqlRuleFilter) else ()
         content = _sql(rule_filter.expression, parameters)
@@ -287,7 +317,7 @@ def _sql(expression: str, parameters: filters.NamedValues) -> str:
     return (
         element("SqlExpression", expression)
         + element("CompatibilityLevel", COMPATIBILITY_LEVEL)
-        + _pairs("Parameters", parameters)
+        + (_pairs("Parameters", parameters) or "<Parameters/>")
     )
 
 
@@ -296,7 +326,7 @@ def _pairs(name: str, named: filters.NamedValues) -> str:
         f"<KeyValueOfstringanyType>{element('Key', key)}{_value(typed)}</KeyValueOfstringanyType>"
         for key, typed in named
     ]
-    return f"<{name}>{''.join(pairs)}</{name}>" if pairs else f"<{name}/>"
+    return f"<{name}>{''.join(pairs)}</{name}>" if pairs else ""
 
 
 def _value(typed: TypedValue) -> str:
