@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, closing
@@ -18,7 +17,7 @@ from sbpair.emulator.bearer_tokens import LIFE_SECONDS, Bearers, IdentityEndpoin
 from sbpair.emulator.clock import Clock, SystemClock
 from sbpair.emulator.emulator_control import EmulatorControl
 from sbpair.emulator.entities.description import STANDARD, TIERS, EmulatedTier
-from sbpair.emulator.entities.namespace import Namespace
+from sbpair.emulator.entities.namespace import Namespace, is_namespace_name
 from sbpair.emulator.namespace_port import NamespacePort
 from sbpair.errors import MachineLacks, NameInvalid, UsageError
 from sbpair.operating_system import files, listen
@@ -35,8 +34,6 @@ WITHOUT_TLS: Final = ";UseDevelopmentEmulator=true"
 
 CreateEntities = Callable[[Namespace], None]
 MakePage = Callable[["Emulator"], "BrowserPage"]
-
-_NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,48}[A-Za-z0-9]")
 
 
 class RequestedNamespace(NamedTuple):
@@ -60,7 +57,7 @@ class RequestedNamespace(NamedTuple):
                 f"a {tier.name} namespace cannot have {self.partitions} partitions",
                 hint="use premium with 1, 2 or 4; elsewhere partitioning is chosen for each entity",
             )
-        if _NAME.fullmatch(self.name) is None:
+        if not is_namespace_name(self.name):
             hint = "use 2 to 50 letters, digits and hyphens, a letter first"
             raise NameInvalid(f"'{self.name}' is not a valid namespace name", hint=hint)
         for port in self.ports:

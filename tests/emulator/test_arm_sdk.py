@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -119,6 +120,26 @@ async def test_aliases_and_network_rules_are_kept() -> None:
         await client.namespaces.create_or_update_network_rule_set(*place, rules, **PLAIN)
         kept = await client.namespaces.get_network_rule_set(*place, **PLAIN)
         assert (kept.default_action, kept.ip_rules[0].ip_mask) == ("Deny", "10.0.0.0/8")
+
+
+async def test_what_clients_ask_for_before_they_create_anything_has_answers() -> None:
+    async with open_client() as (_, client):
+        place = ("any", "contoso-dr")
+        assert await every(client.operations.list(**PLAIN)) == []
+        assert await every(client.migration_configs.list(*place, **PLAIN)) == []
+        assert await every(client.private_endpoint_connections.list(*place, **PLAIN)) == []
+        [link] = (await client.private_link_resources.get(*place, **PLAIN)).value
+        assert (link.name, link.required_members) == ("namespace", ["namespace"])
+        [rules] = await every(client.namespaces.list_network_rule_sets(*place, **PLAIN))
+        assert (rules.name, rules.public_network_access) == ("default", "Enabled")
+        await client.disaster_recovery_configs.create_or_update(*place, "alias", {"properties": {}}, **PLAIN)
+        for check, names in (
+            (client.namespaces.check_name_availability, ("Contoso", "fabrikam", "1")),
+            (partial(client.disaster_recovery_configs.check_name_availability, *place), ("Alias", "fabrikam", "a b")),
+        ):
+            found = [await check({"name": name}, **PLAIN) for name in names]
+            assert [each.reason for each in found] == ["NameInUse", "None", "InvalidName"]
+            assert [each.name_available for each in found] == [False, True, False]
 
 
 async def test_a_queue_is_made_read_changed_and_deleted_by_its_name_with_a_tilde() -> None:

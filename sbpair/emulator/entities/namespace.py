@@ -5,6 +5,7 @@ Paths are compared in lower case. Frontends find entities, check tokens and lear
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -39,6 +40,7 @@ from sbpair.emulator.service_errors import EntityExists, unwritable
 DEAD_LETTER_SEGMENT: Final = "$deadletterqueue"
 TRANSFER_SEGMENT: Final = "$transfer"
 MANAGEMENT_SEGMENT: Final = "$management"
+_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,48}[A-Za-z0-9]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,6 +290,10 @@ class Namespace(EntitySpace):
         if not self._outages:
             raise ValueError(f"namespace '{self.name}' is not down")
         self._outages -= 1
+
+
+def is_namespace_name(name: str) -> bool:
+    return _NAME.fullmatch(name) is not None
 
 
 def _without(path: str, part: str) -> tuple[str, bool]:

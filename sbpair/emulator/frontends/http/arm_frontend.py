@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlencode
 
 from aiohttp import web
@@ -20,8 +20,10 @@ from aiohttp import web
 from sbpair.amqp_server.refusals import ServiceError, ServiceUnavailable, Unauthenticated
 from sbpair.emulator.bearer_tokens import ARM_AUDIENCES
 from sbpair.emulator.clock import token_ms
+from sbpair.emulator.entities.namespace import is_namespace_name
 from sbpair.emulator.faults.fault_points import RequestRefused
 from sbpair.emulator.frontends.http.arm_resources import (
+    DOCUMENTS,
     PROVIDER,
     RELAY_PROVIDER,
     ArmError,
@@ -40,15 +42,18 @@ from sbpair.emulator.frontends.http.management_parts import read_body, read_page
 if TYPE_CHECKING:
     from sbpair.emulator.entities.namespace import Namespace
 
-API_VERSIONS: Final = ("2017-04-01", "2021-11-01", "2024-01-01", "2026-01-01")
+API_VERSIONS: Final = (
+    *("2017-04-01", "2021-06-01-preview", "2021-11-01", "2022-01-01-preview", "2022-10-01-preview"),
+    *("2023-01-01-preview", "2024-01-01", "2026-01-01"),
+)
 ANY_SUBSCRIPTION: Final = "00000000-0000-0000-0000-000000000000"
 RESOURCE_GROUP: Final = "emulator"
 """The resource group in answers to requests that name none: every group has all namespaces."""
 
 _SUBSCRIPTION: Final = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _PATH: Final = re.compile(
-    r"/+subscriptions/(?P<subscription>[^/]+)(?:/resourcegroups/(?P<group>[^/]+))?"
-    r"/providers/microsoft\.(?P<provider>servicebus|relay)(?P<rest>/.*)?",
+    r"/+(?:subscriptions/(?P<subscription>[^/]+)/+(?:resourcegroups/(?P<group>[^/]+)/+)?)?"
+    r"providers/microsoft\.(?P<provider>servicebus|relay)(?P<rest>/.*)?",
     re.IGNORECASE,
 )
 _SUBSCRIPTIONS: Final = re.compile(r"/+subscriptions/?\?(?:.*&)?api-version=\d{4}-\d\d-\d\d(?:&.*)?", re.IGNORECASE)
@@ -57,8 +62,10 @@ _SUBSCRIPTIONS: Final = re.compile(r"/+subscriptions/?\?(?:.*&)?api-version=\d{4
 _WITH_PATHS: Final = ("queues", "topics", "hybridconnections")
 _TYPES: Final = {
     each.lower(): each
-    for each in ("authorizationRules", "hybridConnections", "disasterRecoveryConfigs", "networkRuleSets")
+    for each in ("authorizationRules", "hybridConnections", *(kind for kind, *_ in DOCUMENTS.values()))
 }
+
+_NAME_CHECK: Final = "checknameavailability"
 
 _CODES: Final = {
     400: "MessagingGatewayBadRequest",
@@ -83,7 +90,10 @@ _OWN_WORDS: Final = {
 
 
 class ArmRequest:
-    """A decoded request. `namespace` is None for all; `parts` are the segments below it, types in lower case."""
+    """A decoded request. `namespace` is None for all; `parts` are the segments below it, types in lower case.
+
+    `kind` is `namespaces`, or an operation of the provider.
+    """
 
     def __init__(self, request: web.BaseRequest) -> None:
         """Decode a request. Raises ArmError if it is not valid for Resource Manager."""
@@ -94,9 +104,10 @@ class ArmRequest:
         self.provider = RELAY_PROVIDER if match["provider"].lower() == "relay" else PROVIDER
         first, *names = [unquote(part) for part in (match["rest"] or "").strip("/").split("/")]
         self.query = read_query(query)
-        _check(match["subscription"], first, names, self.query.get("api-version"))
+        self.subscription = unquote(match["subscription"] or "")
+        self.kind = first.lower()
+        _check(self.subscription, self.kind, names, self.query.get("api-version"))
         self.method = request.method
-        self.subscription = unquote(match["subscription"])
         self.group = unquote(match["group"]) if match["group"] else None
         self.namespace = names[0] if names else None
         self.parts = tuple(part.lower() if number % 2 == 0 else part for number, part in enumerate(names[1:]))
@@ -129,8 +140,8 @@ def is_arm(raw_path: str) -> bool:
     return bool(_PATH.fullmatch(raw_path.partition("?")[0]) or _SUBSCRIPTIONS.fullmatch(raw_path))
 
 
-def _check(subscription: str, first: str, names: list[str], version: str | None) -> None:
-    if _SUBSCRIPTION.fullmatch(subscription) is None:
+def _check(subscription: str, kind: str, names: list[str], version: str | None) -> None:
+    if kind != "operations" and _SUBSCRIPTION.fullmatch(subscription) is None:
         text = f"The provided subscription identifier '{subscription[:100]}' is malformed or invalid."
         raise ArmError("InvalidSubscriptionId", text)
     if not version:
@@ -139,7 +150,7 @@ def _check(subscription: str, first: str, names: list[str], version: str | None)
     if version not in API_VERSIONS:
         text = f"The api-version '{version[:40]}' is invalid. The supported versions are '{', '.join(API_VERSIONS)}'."
         raise ArmError("InvalidApiVersionParameter", text)
-    if first.lower() != "namespaces" or "" in names:
+    if kind not in ("namespaces", *(() if names else (_NAME_CHECK, "operations"))) or "" in names:
         raise not_found()
     if any("/" in name for name in names):
         raise ArmError("InvalidResourceName", "The resource name contains '/': write '~' for it.")
@@ -176,9 +187,7 @@ class ArmFrontend:
         readable = self._authorize(request.token, namespace)
         place = (request.subscription, request.group)
         if request.namespace is None:
-            request.require("GET")
-            there = [each for each in map(PlacedNamespace, readable) if each.is_in(*place)]
-            return _page(request, there, lambda each: _namespace_json(request, each))
+            return self._answer_of_provider(request, readable, body)
         resource = None if namespace is None else PlacedNamespace(namespace)
         places = request.method == "PUT" and not request.parts
         if namespace is None or resource is None or not (resource.is_in(*place) or places):
@@ -196,6 +205,17 @@ class ArmFrontend:
                 resource.place = namespace.resource["place"] = (request.subscription, request.group or RESOURCE_GROUP)
             return web.json_response(_namespace_json(request, resource))
         return _answer_below(request, namespace, body)
+
+    def _answer_of_provider(self, request: ArmRequest, readable: Iterable[Namespace], body: bytes) -> web.Response:
+        """Answer a request for all namespaces, or for an operation of the provider."""
+        if request.kind == _NAME_CHECK:
+            return _check_name(request, body, self._namespaces)
+        request.require("GET")
+        if request.kind == "operations":
+            return web.json_response({"value": []})
+        place = (request.subscription, request.group)
+        there = [each for each in map(PlacedNamespace, readable) if each.is_in(*place)]
+        return _page(request, there, lambda each: _namespace_json(request, each))
 
     def _subscriptions(self, request: web.BaseRequest) -> web.Response:
         readable = self._authorize(request.headers.get("Authorization"), None)
@@ -230,6 +250,9 @@ class ArmFrontend:
 def _answer_below(request: ArmRequest, namespace: Namespace, body: bytes) -> web.Response:
     """Answer a request for a collection below a namespace, one of its resources, or the keys of one."""
     *parents, last = request.parts
+    if parents == ["disasterrecoveryconfigs"] and last.lower() == _NAME_CHECK:
+        aliases = collection_at(request.provider, namespace, request.parts[:1])
+        return _check_name(request, body, aliases.all())
     if len(request.parts) % 2 == 0:
         return _answer_of_resource(request, namespace, parents, last, body)
     if last in ("listkeys", "regeneratekeys") and parents:
@@ -255,6 +278,17 @@ def _answer_of_resource(
         stored = resources.put(name, given.get("properties", {}))
         return web.json_response(_to_json(request, resources, parents, stored))
     return web.json_response(_to_json(request, resources, parents, existing(found, name)))
+
+
+def _check_name(request: ArmRequest, body: bytes, taken: Iterable[Any]) -> web.Response:
+    """Answer whether a name for a namespace, or its alias, is free here."""
+    request.require("POST")
+    name = read_members(_read_object(body), {"name": str}).get("name", "")
+    reason = "None" if is_namespace_name(name) else "InvalidName"
+    if name.lower() in [each.lower() for each in taken]:
+        reason = "NameInUse"
+    message = "" if reason == "None" else f"The name '{name[:100]}' is not available: {reason}."
+    return web.json_response({"nameAvailable": reason == "None", "reason": reason, "message": message})
 
 
 def _to_json(request: ArmRequest, resources: Resources, parents: Iterable[str], item: object) -> Json:

@@ -158,11 +158,8 @@ def collection_at(provider: str, namespace: Namespace, parts: tuple[str, ...]) -
             return Keys(namespace, provider)
         case ("Microsoft.Relay", "hybridconnections"):
             return Entities("HybridConnections", hybrid_connections_of(namespace), RELAY_PROVIDER)
-        case ("Microsoft.ServiceBus", "disasterrecoveryconfigs"):
-            reported = {"provisioningState": "Succeeded", "role": "Primary"}
-            return Documents(namespace, "disasterRecoveryConfigs", _ALIAS, reported)
-        case ("Microsoft.ServiceBus", "networkrulesets"):
-            return Documents(namespace, "networkRuleSets", _NETWORK_RULES, {"defaultAction": "Allow"}, "default")
+        case ("Microsoft.ServiceBus", name) if name in DOCUMENTS:
+            return Documents(namespace, *DOCUMENTS[name])
         case ("Microsoft.ServiceBus", "queues"):
             return Entities("queues", queues_of(namespace))
         case ("Microsoft.ServiceBus", "topics"):
@@ -353,7 +350,6 @@ class Rules:
         return item.name, {**properties, "filterType": "CorrelationFilter", "correlationFilter": correlation}
 
 
-_ALIAS: Final = {"partnerNamespace": str, "alternateName": str}
 _NETWORK_RULES: Final = {
     "defaultAction": str,
     "publicNetworkAccess": str,
@@ -361,10 +357,28 @@ _NETWORK_RULES: Final = {
     "virtualNetworkRules": list,
     "ipRules": list,
 }
+_DONE: Final = {"provisioningState": "Succeeded"}
+_ENDPOINT: Final = {"privateEndpoint": dict, "privateLinkServiceConnectionState": dict, "provisioningState": str}
+_LINK: Final = {
+    "groupId": "namespace",
+    "requiredMembers": ["namespace"],
+    "requiredZoneNames": ["privatelink.servicebus.windows.net"],
+}
+DOCUMENTS: Final[dict[str, tuple[str, Mapping[str, type], Json, str]]] = {
+    name.lower(): (name, known, reported, only)
+    for name, known, reported, only in (
+        ("disasterRecoveryConfigs", {"partnerNamespace": str, "alternateName": str}, {**_DONE, "role": "Primary"}, ""),
+        ("migrationConfigurations", {"targetNamespace": str, "postMigrationName": str}, _DONE, ""),
+        ("networkRuleSets", _NETWORK_RULES, {"publicNetworkAccess": "Enabled", "defaultAction": "Allow"}, "default"),
+        ("privateEndpointConnections", _ENDPOINT, {}, ""),
+        ("privateLinkResources", {}, _LINK, "namespace"),
+    )
+}
+"""Documents of a namespace by their type in lower case: the type, the members to set, others, and the only name."""
 
 
 class Documents:
-    """Resources that are kept as they were put, and have no effect: aliases of Geo-Disaster Recovery, network rules."""
+    """Resources that are kept as they were put, and have no effect, such as aliases of Geo-Disaster Recovery."""
 
     provider = PROVIDER
 
