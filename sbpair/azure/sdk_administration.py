@@ -108,13 +108,17 @@ class SdkAdministration:
 
 
 def description(entity: Described) -> dict[str, Any]:
-    """Return the keyword arguments of a creation: properties that differ from the default; of a queue, some always."""
+    """Return the keyword arguments of a creation: properties that differ from the default; of a queue, some always.
+
+    An empty text is never sent.
+    """
     if isinstance(entity, Rule):
         action = sdk.SqlRuleAction(entity.action) if entity.action else None
         return {"filter": sdk_filter(entity.filter), "action": action}
     values = ((row, getattr(entity, row.name)) for row in PROPERTIES_OF[type(entity)])
     of_queue = isinstance(entity, QueueSpec)
-    return {row.name: value for row, value in values if value != row.default or (of_queue and row.is_sent)}
+    sent = ((row, value) for row, value in values if value != row.default or (of_queue and row.is_sent))
+    return {row.name: value for row, value in sent if value != ""}
 
 
 def sdk_filter(selected: SqlFilter | CorrelationFilter) -> sdk.SqlRuleFilter | sdk.CorrelationRuleFilter:

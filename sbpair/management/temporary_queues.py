@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from sbpair.azure.atom import AtomNamespace, open_atom
@@ -16,9 +16,10 @@ from sbpair.model.entities import Queue, Topic
 from sbpair.model.pair import Endpoint
 from sbpair.model.queues import QueueSpec
 from sbpair.model.retries import attempt
+from sbpair.model.tiers import BASIC
 
 IDLE = "PT1H"
-"""A queue that a killed run has left deletes itself after this time."""
+"""A queue that a killed run has left deletes itself after this time, but not in a Basic namespace."""
 
 
 @dataclass
@@ -28,6 +29,8 @@ class TemporaryQueues:
     namespace: AtomNamespace
     name: str
     created: list[str] = field(default_factory=list)
+    tier: str | None = None
+    """Its name, which may be one that sbpair does not know; None until it is needed."""
 
     async def create(self, spec: QueueSpec | Queue | Topic, *, exact: bool = False) -> str:
         """Create a queue, and return its path. Raises NameTaken and, if `exact`, PartitionsWanted."""
@@ -38,6 +41,11 @@ class TemporaryQueues:
         return spec.path
 
     async def _create(self, spec: QueueSpec | Queue | Topic, *, exact: bool) -> None:
+        if self.tier is None:
+            self.tier = await self.namespace.tier_name()
+        if self.tier == BASIC.name:
+            # It refuses both, whatever their value; nothing but `delete_all` deletes the queue there.
+            spec = replace(spec, auto_delete_on_idle="", default_message_time_to_live="")
         create = self.namespace.create_exact if exact else self.namespace.create
         if not await create(spec):
             self.created.remove(spec.path)

@@ -115,7 +115,7 @@ def test_a_failed_check_is_named_with_its_source_and_ends_with_3(
     if output == "json":
         document = json.loads(out)
         assert (document["passed"], document["failed"]) == (0, 1)
-        assert "Basic tier" in document["checks"][0]["error"]
+        assert "'Basic' Tier" in document["checks"][0]["error"]
 
 
 def address(host: str = "127.0.0.1:1", key: str = SECRET, more: str = "") -> str:

@@ -213,7 +213,7 @@ def test_a_file_without_namespaces_is_refused_with_what_to_add(text: str, given:
 
 def test_the_limits_are_those_of_the_tier_given() -> None:
     config = parse_config(queue(RequiresSession=True), "Config.json")
-    with pytest.raises(ConfigFileInvalid, match="RequiresSession is not supported in the Basic tier"):
+    with pytest.raises(ConfigFileInvalid, match=r"'RequiresSession' cannot be set .* 'Basic' Tier"):
         config.requested([RequestedNamespace("sbemulatorns", 0, "basic")], 5672)
     with pytest.raises(NameInvalid):
         config.requested([RequestedNamespace("-", 0)], 5672)

@@ -15,7 +15,7 @@ texts = st.none() | st.text(max_size=9)
 times = st.none() | st.integers(0, 10_000)
 properties = st.builds(
     Properties,
-    message_id=st.none() | st.text(max_size=300) | st.integers(0, 9).map(ULong) | st.binary(max_size=3),
+    message_id=st.none() | st.text(max_size=128) | st.integers(0, 9).map(ULong) | st.binary(max_size=3),
     subject=texts | st.text(min_size=200, max_size=300) | st.just("s" * 1000),
     content_type=st.sampled_from([None, "text/plain", PING_CONTENT_TYPE]),
     creation_time=times,

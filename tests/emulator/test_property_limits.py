@@ -83,6 +83,38 @@ async def test_properties_within_the_limits_arrive_unchanged(peer: Peer, case: s
     assert Sections.split(delivery.payload).read_application_properties() == Map(ACCEPTED[case].items())
 
 
+@pytest.mark.parametrize("name", ["MessageId", "SessionId", "PartitionKey"])
+async def test_an_id_has_128_characters_at_most(peer: Peer, name: str) -> None:
+    def message(length: int) -> bytes:
+        text = "é" * length
+        ids = {"MessageId": {"message_id": text}, "SessionId": {"group_id": text}}.get(name, {})
+        annotations = encode_map(MESSAGE_ANNOTATIONS, {Symbol("x-opt-partition-key"): text})
+        properties = Properties(**ids).encode()
+        return Sections(
+            message_annotations=b"" if ids else annotations, properties=properties, body=data_body(b"x")
+        ).join()
+
+    link = await peer.attach_sender("orders")
+    (longest,), (longer,) = await peer.send(link, message(128)), await peer.send(link, message(129))
+    assert longest.state == Accepted()
+    assert longer.state.error.condition == "com.microsoft:argument-error"
+    assert longer.state.error.description == f"The {name} has 129 characters: the maximum is 128."
+
+
+async def test_a_fault_refuses_bytes_as_the_service_did_in_2023(peer: Peer) -> None:
+    link, payload = await peer.attach_sender("orders"), carrying({"text": "x", "p": b"bytes"})
+    body = Map([("messages", [Map([("message", payload)])])])
+    with peer.stage.emulator.faults.during("refuse-binary-properties", "contoso", entity="orders"):
+        for refused in await peer.send(link, payload, payload):
+            assert refused.state.error.condition == TOO_LARGE
+            assert refused.state.error.description == f"{UNSUPPORTED}System.Byte[]."
+        answer = await peer.ask("orders/$management", "com.microsoft:schedule-message", body)
+        assert (answer["statusCode"], answer["errorCondition"]) == (413, TOO_LARGE)
+        (text,) = await peer.send(link, carrying({"text": "x"}))
+    (answer,) = await peer.send(link, payload)
+    assert text.state == answer.state == Accepted()
+
+
 async def test_the_limits_count_for_each_message_of_a_batch(peer: Peer) -> None:
     members = [carrying(strings(2, 30_000)) for _ in range(3)]
     (answer,) = await peer.send(await peer.attach_sender("orders"), batch_of(members), message_format=0x80013700)

@@ -148,8 +148,10 @@ async def test_ready_messages_are_deleted_in_batches(peer: Peer) -> None:
     assert (await peer.ask(node, operation, body))["body"]["message-count"] == 4
     assert (await peer.ask(node, operation, body))["body"]["message-count"] == 1
     assert (await peer.ask(node, operation, body))["statusCode"] == 204
-    body = Map([("message-count", Int(4_001)), ("enqueued-time-utc", later)])
-    assert (await peer.ask(node, operation, body))["statusCode"] == 400
+    peer.stage.namespace.create_queue("parts", QueueDescription(enable_partitioning=True))
+    for entity, limit in (("orders", 501), ("parts", 1)):
+        body = Map([("message-count", Int(limit)), ("enqueued-time-utc", later)])
+        assert (await peer.ask(f"{entity}/$management", operation, body))["statusCode"] == 400
     assert [message.sequence_number for message in queue.messages.peek(0, 9)] == [1, 7, 8]
     assert [message.sequence_number for message in queue.messages.receive(9)] == [8]
 

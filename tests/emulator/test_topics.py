@@ -1,5 +1,6 @@
 """Operations of topics and subscriptions, on a manual clock."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -84,14 +85,21 @@ def test_changed_rules_apply_to_later_messages(topic, clock) -> None:
 
 
 def test_the_numbers_of_rules_and_of_subscriptions_are_limited(topic, monkeypatch) -> None:
-    for name in ("MAX_RULES", "MAX_SUBSCRIPTIONS"):
-        monkeypatch.setattr(f"sbpair.emulator.entities.topic.{name}", 2)
-    subscription, _ = topic.create_subscription("one"), topic.create_subscription("two")
-    subscription.add_rule(SubscriptionRule("second"))
-    with pytest.raises(EntityFull):
-        subscription.add_rule(SubscriptionRule("third"))
-    with pytest.raises(EntityFull):
-        topic.create_subscription("three")
+    for name, limit in (("MAX_SQL_FILTERS", 3), ("MAX_CORRELATION_FILTERS", 1), ("MAX_SUBSCRIPTIONS", 2)):
+        monkeypatch.setattr(f"sbpair.emulator.entities.topic.{name}", limit)
+    subscription, other = topic.create_subscription("one"), topic.create_subscription("two")
+    like = CorrelationRuleFilter(label="l")
+    other.add_rule(SubscriptionRule("second"))
+    subscription.add_rule(SubscriptionRule("like", like))
+    for change in (
+        partial(subscription.add_rule, SubscriptionRule("third")),
+        partial(other.add_rule, SubscriptionRule("like", like)),
+        partial(other.change_rule, SubscriptionRule("second", like)),
+        partial(topic.create_subscription, "three"),
+    ):
+        with pytest.raises(EntityFull):
+            change()
+    other.change_rule(SubscriptionRule("second", SqlRuleFilter("a = 1")))
 
 
 @pytest.mark.parametrize("wanted", [True, False])

@@ -18,6 +18,9 @@ class SlowNamespace:
         self.steps: list[str] = []
         self.answers = asyncio.Event()
 
+    async def tier_name(self) -> str:
+        return "Standard"
+
     async def create(self, spec: QueueSpec) -> bool:
         self.steps.append(f"create {spec.path}")
         await self.answers.wait()

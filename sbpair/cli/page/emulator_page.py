@@ -37,7 +37,7 @@ from sbpair.syphon.runner import run
 from sbpair.timespan import MAX_MS
 
 SEND_SECONDS: Final = 30.0
-MAX_DELETED: Final = 4_000
+MAX_DELETED: Final = 500
 
 
 def page_of(emulator: Emulator, *, may_act: bool) -> PageServer:

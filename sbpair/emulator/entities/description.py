@@ -42,6 +42,7 @@ class EmulatedTier:
     partitions: tuple[int, ...]
     has_all_features: bool = True
     max_ttl: int = MAX_TICKS
+    deleted_at_once: int = 500
     min_window: int = 20 * SECOND
 
 
@@ -50,7 +51,9 @@ _MORE_GIGABYTES: Final = (10_240, 20_480, 40_960, 81_920)
 
 BASIC: Final = EmulatedTier("Basic", _GIGABYTES, 256, 256, 10_000, 100, (1,), False, 14 * DAY)
 STANDARD: Final = EmulatedTier("Standard", _GIGABYTES, 256, 256, 10_000, 100, (1,))
-PREMIUM: Final = EmulatedTier("Premium", _GIGABYTES + _MORE_GIGABYTES, 1024, 102_400, 1_000, 0, (1, 2, 4))
+PREMIUM: Final = EmulatedTier(
+    "Premium", _GIGABYTES + _MORE_GIGABYTES, 1024, 102_400, 1_000, 0, (1, 2, 4), deleted_at_once=4_000
+)
 
 TIERS: Final = {tier.name.lower(): tier for tier in (BASIC, STANDARD, PREMIUM)}
 
@@ -171,19 +174,25 @@ class QueueDescription:
     max_size_in_megabytes: int = row(NUMBER, 1024, _check_size, shown="total_size_in_megabytes")
     requires_duplicate_detection: bool = row(FLAG, False, is_fixed=True, in_basic=False)
     requires_session: bool = row(FLAG, False, is_fixed=True, in_basic=False)
-    default_message_time_to_live: int = row(DURATION, MAX_TICKS, _limit("at least 1 second", lambda it: it >= SECOND))
+    default_message_time_to_live: int = row(
+        DURATION, MAX_TICKS, _limit("at least 1 second", lambda it: it >= SECOND), in_basic=False
+    )
     dead_lettering_on_message_expiration: bool = row(FLAG, False)
-    duplicate_detection_history_time_window: int = row(DURATION, 10 * MINUTE, _check_window, in_arm=True)
+    duplicate_detection_history_time_window: int = row(
+        DURATION, 10 * MINUTE, _check_window, in_arm=True, in_basic=False
+    )
     max_delivery_count: int = row(NUMBER, 10, _limit(f"from 1 to {INT32_MAX}", lambda it: 1 <= it <= INT32_MAX))
     enable_batched_operations: bool = row(FLAG, True)
     authorization_rules: tuple[AuthorizationRule, ...] = ()
     status: str = row(WORD, "Active", _limit("one of " + ", ".join(STATUSES), lambda it: it in STATUSES))
     forward_to: str | None = row(ADDRESS, None, in_basic=False)
     user_metadata: str | None = row(TEXT, None, _limit("at most 1024 characters", lambda it: len(it or "") <= 1024))
-    auto_delete_on_idle: int = row(DURATION, MAX_TICKS, _limit("at least 5 minutes", lambda it: it >= 5 * MINUTE))
+    auto_delete_on_idle: int = row(
+        DURATION, MAX_TICKS, _limit("at least 5 minutes", lambda it: it >= 5 * MINUTE), in_basic=False
+    )
     enable_partitioning: bool = row(FLAG, False, is_fixed=True)
     forward_dead_lettered_messages_to: str | None = row(ADDRESS, None, in_basic=False)
-    enable_express: bool = row(FLAG, False)
+    enable_express: bool = row(FLAG, False, in_basic=False)
     max_message_size_in_kilobytes: int = row(NUMBER, 256, _check_message_size)
     partitions: int = 1
     """The partitions of the namespace: no client sets it, and sizes are not multiplied by it."""
@@ -353,10 +362,13 @@ def validate(description: QueueDescription, tier: EmulatedTier, namespace: str =
     for each, value in values:
         if each.check is not None:
             each.check(each.name, value, tier, namespace)
-    _require(description.default_message_time_to_live <= tier.max_ttl, "DefaultMessageTimeToLive", "at most 14 days")
+    usual = default_of(QUEUE.default, tier)
     for each, value in values:
-        if value and not (each.in_basic or tier.has_all_features):
-            raise ArgumentInvalid(f"The property {each.name} is not supported in the {tier.name} tier.")
+        if not (each.in_basic or tier.has_all_features or value == getattr(usual, each.field)):
+            raise ArgumentInvalid(
+                f"The property '{each.name}' cannot be set when creating a Queue because the namespace '{namespace}' "
+                f"is using the '{tier.name}' Tier. This operation is only supported in 'Standard' or 'Premium' tier."
+            )
     if isinstance(description, SubscriptionDescription):
         forwards = description.requires_session and description.forward_to
         _require(not forwards, "ForwardTo", "empty where sessions are required")

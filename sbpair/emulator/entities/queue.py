@@ -16,7 +16,7 @@ from sbpair.amqp_server.refusals import ArgumentInvalid, EntityFull, MessageTooL
 from sbpair.amqp_server.shared_access import AuthorizationRule, path_of, scope_of
 from sbpair.emulator.bearer_tokens import Bearers
 from sbpair.emulator.clock import NEVER, Runtime
-from sbpair.emulator.entities.description import MEGABYTE, QueueDescription
+from sbpair.emulator.entities.description import MEGABYTE, STANDARD, QueueDescription
 from sbpair.emulator.entities.forwarding import HOPS_EXCEEDED, MAX_HOPS, Forwarder, SessionForwarder, forwarded_copy
 from sbpair.emulator.entities.partitions import PartitionedMessages, PartitionedSessions, Partitions, partition_key_of
 from sbpair.emulator.entities.sessions import SessionMessages
@@ -34,7 +34,6 @@ from sbpair.emulator.service_errors import (
 ROOT_RULE: Final = AuthorizationRule("RootManageSharedAccessKey", "SAS_KEY_VALUE", "SAS_KEY_VALUE_2")
 """The well-known key of emulators: no secret."""
 
-MAX_SESSION_ID: Final = 128
 MAX_BATCH_MESSAGES: Final = 4500
 MAX_BATCH_BYTES: Final = 1_048_576
 """The limit of a batch, also where a single message may be larger."""
@@ -90,6 +89,7 @@ class EntitySpace(Runtime):
     def __init__(self, name: str, runtime: Runtime) -> None:
         super().__init__(runtime.clock, runtime.timers, runtime.call_soon)
         self.name = self.authority = name
+        self.tier = STANDARD
         self.observer = EntityObserver()
         self.fault_points = FaultPoints()
         self.bearers = Bearers()
@@ -380,6 +380,10 @@ class QueueEntity:
         self.check_send()
         if self.partitions is not None:
             self.partitions.check_batch(messages)
+        else:
+            for message in messages:
+                if message.partition_key is not None:
+                    partition_key_of(message)
         self.check_quota(self.check_sizes(messages) + pending_bytes)
         if self.description.requires_session:
             check_session_ids(messages)
@@ -409,6 +413,8 @@ class QueueEntity:
         """
         d = self.description
         if d.requires_session or self._duplicates is not None or self.partitions is not None or d.status != "Active":
+            return False
+        if {message.partition_key for message in messages} - {None}:
             return False
         sizes = [message.size for message in messages]
         largest = max(sizes, default=0)
@@ -506,15 +512,13 @@ class QueueEntity:
 
 
 def check_session_ids(messages: Sequence[StoredMessage]) -> None:
-    """Raise an error for a message without session id, or with one that is too long."""
+    """Raise an error for a message without session id."""
     for message in messages:
         if message.session_id is None:
             raise NotAllowed(
                 "The SessionId was not set on a message, and it cannot be sent to the entity. Entities that have "
                 "session support enabled can only receive messages that have the SessionId set to a valid value."
             )
-        if len(message.session_id) > MAX_SESSION_ID:
-            raise ArgumentInvalid(f"A SessionId has at most {MAX_SESSION_ID} characters.")
 
 
 def found(entity: T | None, endpoint: str, path: str) -> T:

@@ -31,7 +31,7 @@ from sbpair.amqp.message import (
     skip,
 )
 from sbpair.amqp.types import Int, Long, Map, Short, Symbol, Timestamp, UInt, Value, text_of
-from sbpair.amqp_server.refusals import MessageTooLarge
+from sbpair.amqp_server.refusals import ArgumentInvalid, MessageTooLarge
 from sbpair.emulator.clock import NEVER
 from sbpair.emulator.entities.stored_message import DEFERRED, LOCKED, StoredMessage, partition_id
 from sbpair.emulator.service_errors import PropertyTooLarge
@@ -48,6 +48,9 @@ MAX_EXPIRY_MS: Final = 253_402_214_399_999
 _TTL, _EXPIRES, _CREATED = 2, 8, 9
 """Fields of the header, and of the properties."""
 
+MAX_ID: Final = 128
+"""Characters of a MessageId, a SessionId and a PartitionKey."""
+
 MAX_PROPERTY_BYTES: Final = 32_768
 MAX_PROPERTIES_BYTES: Final = 65_536
 """The limit of an application property, and that of all properties and annotations of a message."""
@@ -59,6 +62,7 @@ _UNSUPPORTED: Final = {
 }
 """Types by the constructors of lists, maps and arrays, which application properties cannot have (AMQP 1.0, 3.2.5)."""
 
+_BINARY: Final = dict.fromkeys(b"\xa0\xb0", "System.Byte[]")
 _COMPOUND: Final = bytes(_UNSUPPORTED).replace(b"\x45", b"")
 # The constructor of an empty list is a letter, too. As a value it comes before a key or the end.
 _EMPTY_LIST: Final = re.compile(rb"\x45(?:[\xa1\xa3\xb1\xb3]|\Z)").search
@@ -88,22 +92,25 @@ _SERVICE_ANNOTATIONS: Final = frozenset((
 # Read
 
 
-def read_delivery(payload: bytes, message_format: int, *, with_id: bool = False) -> list[StoredMessage]:
+def read_delivery(
+    payload: bytes, message_format: int, *, with_id: bool = False, with_bytes: bool = True
+) -> list[StoredMessage]:
     """Return the messages of one delivery, or of a batch, without pings. Raises as `read_message`."""
     members = batch_members(payload) if message_format == BATCH_FORMAT else [payload]
-    found = [read_message(member, with_id=with_id) for member in members]
+    found = [read_message(member, with_id=with_id, with_bytes=with_bytes) for member in members]
     return [message for message in found if message is not None]
 
 
-def read_message(payload: bytes, *, with_id: bool = False) -> StoredMessage | None:
-    """Return one encoded message, or None for a ping.
+def read_message(payload: bytes, *, with_id: bool = False, with_bytes: bool = True) -> StoredMessage | None:
+    """Return one encoded message, or None for a ping. `with_bytes`: whether properties may be bytes.
 
-    Raises ProtocolError for a malformed message, MessageTooLarge or PropertyTooLarge for properties that are refused.
+    Raises ProtocolError for a malformed message, MessageTooLarge or PropertyTooLarge for properties that are refused,
+    ArgumentInvalid for an id that is too long.
     """
-    if not with_id and is_plain(payload):
+    if not with_id and is_plain(payload) and payload[7] <= MAX_ID:
         return StoredMessage(payload, len(payload))
     sections = Sections.split(payload)
-    check_properties(sections)
+    check_properties(sections, with_bytes=with_bytes)
     if _is_stored_whole(sections):
         message = StoredMessage(payload, len(payload))
     else:
@@ -111,16 +118,16 @@ def read_message(payload: bytes, *, with_id: bool = False) -> StoredMessage | No
     return message if _take_properties(message, sections, with_id) else None
 
 
-def check_properties(sections: Sections) -> None:
+def check_properties(sections: Sections, *, with_bytes: bool) -> None:
     """Raise MessageTooLarge or PropertyTooLarge for properties that the service refuses."""
-    raw = sections.application_properties
-    if len(raw) > MAX_PROPERTY_BYTES or _may_have_unsupported(raw):
+    raw, unsupported = sections.application_properties, _UNSUPPORTED if with_bytes else _UNSUPPORTED | _BINARY
+    if len(raw) > MAX_PROPERTY_BYTES or (raw and not with_bytes) or _may_have_unsupported(raw):
         for at, end in _values_of(raw):
             while not raw[at]:
                 # The value follows its descriptor.
                 at = skip(raw, at + 1)  # noqa: PLW2901
-            if raw[at] in _UNSUPPORTED:
-                text = f"Serialization operation failed due to unsupported type {_UNSUPPORTED[raw[at]]}."
+            if raw[at] in unsupported:
+                text = f"Serialization operation failed due to unsupported type {unsupported[raw[at]]}."
                 raise MessageTooLarge(text)
             if end - at > MAX_PROPERTY_BYTES + _LONGEST_HEAD:
                 raise PropertyTooLarge
@@ -201,9 +208,22 @@ def _take_properties(message: StoredMessage, sections: Sections, with_id: bool) 
     message.session_id = fields.session_id
     if with_id:
         message.message_id = message_id_of(message)
+    _check_ids(message, sections.properties)
     if fields.lives_ms is not None and message.ttl_ms in (None, TTL_IN_PROPERTIES):
         message.ttl_ms = fields.lives_ms
     return True
+
+
+def _check_ids(message: StoredMessage, properties: bytes) -> None:
+    """Raise ArgumentInvalid for an id that is too long. Most properties are too short to have one. Hot path."""
+    is_short = len(properties) <= MAX_ID or (_has_short_text_id(properties) and properties[7] <= MAX_ID)
+    for name, value in (
+        ("MessageId", None if is_short else message_id_of(message)),
+        ("SessionId", message.session_id),
+        ("PartitionKey", message.partition_key),
+    ):
+        if value is not None and len(value) > MAX_ID:
+            raise ArgumentInvalid(f"The {name} has {len(value)} characters: the maximum is {MAX_ID}.")
 
 
 def _lacks_id(properties: bytes) -> bool:

@@ -27,11 +27,16 @@ from sbpair.emulator.entities.subqueue import SubQueue
 from sbpair.emulator.service_errors import EntityExists
 from sbpair.rules.filters import CorrelationRuleFilter
 
-MAX_RULES: Final = 2_000
+MAX_SQL_FILTERS: Final = 2_000
+MAX_CORRELATION_FILTERS: Final = 100_000
 MAX_SUBSCRIPTIONS: Final = 2_000
 NO_SESSION: Final = RuleFailure(
     "Session ID is null", "Session enabled entity doesn't allow a message whose session identifier is null."
 )
+
+
+def is_correlation(rule: SubscriptionRule) -> bool:
+    return isinstance(rule.filter, CorrelationRuleFilter)
 
 
 class SubscriptionEntity(QueueEntity):
@@ -98,12 +103,13 @@ class SubscriptionEntity(QueueEntity):
         """Add a rule and return it with its creation time. Raises EntityExists, EntityFull (too many rules)."""
         if rule.name.lower() in self._rules:
             raise EntityExists(f"The messaging entity '{self.full_name}|{rule.name}' already exists.")
-        if len(self._rules) >= MAX_RULES:
-            raise EntityFull(f"'{self.path}' already has {MAX_RULES} rules.")
+        self.topic.check_filters(rule)
         return self._put_rule(replace(rule, created_at_ms=self.namespace.clock.now_ms()))
 
     def change_rule(self, rule: SubscriptionRule) -> SubscriptionRule:
         before = self.rule(rule.name)
+        if is_correlation(rule) != is_correlation(before):
+            self.topic.check_filters(rule)
         return self._put_rule(replace(rule, name=before.name, created_at_ms=before.created_at_ms))
 
     def remove_rule(self, name: str) -> None:
@@ -248,6 +254,7 @@ class TopicEntity(QueueEntity):
             raise EntityExists(f"The messaging entity '{path}' already exists.")
         if len(self._subscriptions) >= MAX_SUBSCRIPTIONS:
             raise EntityFull(f"The topic '{self.path}' already has {MAX_SUBSCRIPTIONS} subscriptions.")
+        self.check_filters(rule or SubscriptionRule())
         first = replace(rule or SubscriptionRule(), created_at_ms=self.namespace.clock.now_ms())
         created = SubscriptionEntity(self, name, description or SubscriptionDescription(), first)
         self._subscriptions[name.lower()] = created
@@ -259,9 +266,16 @@ class TopicEntity(QueueEntity):
 
     def count_filters(self) -> tuple[int, int]:
         """Return how many rules of all subscriptions have a SQL filter, true filters too, and a correlation filter."""
-        filters = [rule.filter for each in self._subscriptions.values() for rule in each.rules]
-        correlation = sum(isinstance(each, CorrelationRuleFilter) for each in filters)
-        return len(filters) - correlation, correlation
+        rules = [rule for each in self._subscriptions.values() for rule in each.rules]
+        correlation = sum(map(is_correlation, rules))
+        return len(rules) - correlation, correlation
+
+    def check_filters(self, more: SubscriptionRule) -> None:
+        """Raise EntityFull if the topic has no room for the filter of another rule."""
+        limits = {"SQL": MAX_SQL_FILTERS, "correlation": MAX_CORRELATION_FILTERS}
+        kind = "correlation" if is_correlation(more) else "SQL"
+        if self.count_filters()[is_correlation(more)] >= limits[kind]:
+            raise EntityFull(f"The topic '{self.path}' already has {limits[kind]} {kind} filters.")
 
     def close(self) -> None:
         """Close the topic and its subscriptions: it is deleted."""

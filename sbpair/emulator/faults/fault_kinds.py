@@ -26,6 +26,7 @@ from sbpair.emulator.faults.fault_points import (
     METHODS,
     PARTITION_DOWN,
     REFUSALS,
+    REFUSE_BINARY,
     THROTTLE,
     ActingFault,
     Fault,
@@ -166,6 +167,7 @@ KINDS: Final[dict[str, FaultKind]] = {
     LOCAL_AUTH_DISABLED: FaultKind(),
     IDENTITY_DOWN: FaultKind(needs=("mode",), takes=("count",)),
     THROTTLE: FaultKind(throttle, takes=("entity", "count")),
+    REFUSE_BINARY: FaultKind(takes=("entity",)),
     "refuse-requests": FaultKind(needs=("status",), takes=_REQUESTS, of_any_entity=True),
     CLOCK: FaultKind(needs=("ms",)),
     "relay-down": FaultKind(relay_down, takes=("entity", "status"), of_relay=True),
@@ -309,6 +311,9 @@ class Faults:
     ) -> str:
         wanted = {"status": status, "sub_code": sub_code, "method": method, "retry_after_seconds": retry_after_seconds}
         return self.begin(Fault("refuse-requests", namespace, entity, count=count, **wanted))  # type: ignore[arg-type]
+
+    def refuse_binary_properties(self, namespace: str, entity: str | None = None) -> str:
+        return self.begin(Fault(REFUSE_BINARY, namespace, entity))
 
     def relay_down(self, namespace: str, entity: str | None = None, *, status: int | None = None) -> str:
         return self.begin(Fault("relay-down", namespace, entity, status=status))

@@ -31,6 +31,7 @@ ENTITY_DOWN: Final = "entity-down"
 PARTITION_DOWN: Final = "partition-down"
 LATENCY: Final = "latency"
 THROTTLE: Final = "throttle"
+REFUSE_BINARY: Final = "refuse-binary-properties"
 EXPIRE_TOKENS: Final = "expire-tokens"
 IDENTITY_DOWN: Final = "identity-down"
 FIREWALL: Final = "firewall"
@@ -200,7 +201,7 @@ class FaultPoints:
         self.budget: CreditBudget | None = None
         self.is_unwritable = False
         self.is_limiting = False
-        """Whether messages sent or received have to be counted."""
+        """Whether messages sent or received have to be counted, or looked at one by one."""
 
         self.acting: list[ActingFault] = []
         self.connection_faults: list[ActingFault] = []
@@ -223,8 +224,8 @@ class FaultPoints:
 
     def _acting_changed(self) -> None:
         self.connection_faults = [each for each in self.acting if each.fault.kind in BREAKS]
-        throttled = any(each.fault.kind == THROTTLE for each in self.acting)
-        self.is_limiting = throttled or self.is_unwritable or self.budget is not None
+        selective = any(each.fault.kind in (THROTTLE, REFUSE_BINARY) for each in self.acting)
+        self.is_limiting = selective or self.is_unwritable or self.budget is not None
         self.latency_seconds = sum([each.fault.ms or 0 for each in self.acting if each.fault.kind == LATENCY]) / 1000
         for connection in list(self.connections):
             connection.on_faults_changed()
@@ -276,6 +277,10 @@ class FaultPoints:
     def acknowledged(self, path: str, accepted: list[T]) -> list[T]:
         """Return the accepted deliveries that may be acknowledged."""
         return [each for each in accepted if self.hit("swallow-acks", path) is None] if self.acting else accepted
+
+    def takes_bytes(self, path: str) -> bool:
+        """Return whether messages sent to a path may have properties of bytes."""
+        return not any(each.acts_on(REFUSE_BINARY, path) for each in self.acting)
 
     def spend(self, operations: int, path: str) -> None:
         """Raise ServerBusy if so many operations are too many."""

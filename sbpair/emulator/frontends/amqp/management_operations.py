@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from sbpair.emulator.entities.transaction import Transaction
 
 MAX_PEEK: Final = 250
-MAX_DELETE: Final = 4_000
 PEEK_BYTES: Final = 1_048_576
 """Limit of one peek's reply: fewer messages are returned than requested."""
 
@@ -236,8 +235,11 @@ def batch_delete_messages(call: ManagementCall) -> Reply:
     """Delete active messages enqueued before a time, oldest first; locked and deferred messages stay."""
     call.target.check_receive()
     limit, before_ms = call.number("message-count"), call.number("enqueued-time-utc")
-    if not 0 < limit <= MAX_DELETE:
-        raise ArgumentInvalid(f"A 'message-count' to delete is from 1 to {MAX_DELETE}.")
+    entity = call.target.entity
+    if entity.partitions is not None:
+        raise NotAllowed("Messages of an entity with partitioning enabled cannot be deleted in batches.")
+    if not 0 < limit <= entity.namespace.tier.deleted_at_once:
+        raise ArgumentInvalid(f"A 'message-count' to delete is from 1 to {entity.namespace.tier.deleted_at_once}.")
     deleted = call.target.messages.delete(limit, before_ms, call.text("session-id"))
     if not deleted:
         return Reply(204, "NoContent", None, "com.microsoft:message-not-found")
@@ -268,7 +270,11 @@ def _to_schedule(entity: QueueEntity, entry: Value) -> StoredMessage:
         raise ArgumentInvalid("A message to schedule comes as a map with its encoded 'message'.")
     if len(payload) > entity.max_message_bytes:
         raise MessageTooLarge(f"The message of {len(payload)} bytes is larger than the entity allows.")
-    message = service_envelope.read_message(payload, with_id=entity.description.requires_duplicate_detection)
+    message = service_envelope.read_message(
+        payload,
+        with_id=entity.description.requires_duplicate_detection,
+        with_bytes=entity.namespace.fault_points.takes_bytes(entity.path.lower()),
+    )
     if message is None or message.scheduled_at_ms is None:
         raise ArgumentInvalid("A message to schedule needs the annotation x-opt-scheduled-enqueue-time.")
     return message

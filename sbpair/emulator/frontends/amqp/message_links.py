@@ -144,7 +144,10 @@ class IncomingLink(EntityLink):
     ) -> ServiceError | ProtocolError | None:
         """Pass the messages of a delivery to `send`; if that fails, reject the delivery and return the error."""
         try:
-            messages = service_envelope.read_delivery(delivery.payload, delivery.format, with_id=self._with_id)
+            with_bytes = self._fault_points.takes_bytes(self.path)
+            messages = service_envelope.read_delivery(
+                delivery.payload, delivery.format, with_id=self._with_id, with_bytes=with_bytes
+            )
             if messages:
                 if self._fault_points.is_limiting:
                     self._fault_points.spend(len(messages) * self._queue.credits_per_message, self.path)
