@@ -68,7 +68,7 @@ class Claims:
         grant = self.authenticate(token, name)
         before, self._grants[path] = self._grants.get(path, grant), grant
         self._await_expiry()
-        if not (before.rights <= grant.rights and grant.owner in ("", before.owner)):
+        if not (before.rights <= grant.rights and grant.owner in ("", before.owner) and before.roles == grant.roles):
             self._on_lost()
 
     def require(self, rights: tuple[AccessRight, ...], path: str) -> None:
@@ -77,7 +77,7 @@ class Claims:
         owners = ("", self.owner_of(path))
         covering = [grant for name, grant in self._grants.items() if covers(name, path) and grant.owner in owners]
         expired = [grant for grant in covering if now >= grant.expires_at_ms]
-        if any(not grant.rights.isdisjoint(rights) for grant in covering if grant not in expired):
+        if any(not grant.rights_on(path).isdisjoint(rights) for grant in covering if grant not in expired):
             return
         if expired:
             raise expired_token(expired[-1].expires_at_ms)

@@ -61,18 +61,24 @@ class Grant:
     """The rights of a verified token on `scope` ("" is the whole namespace) and below, until it expires.
 
     `owner` is the path of the entity whose rule signed it, "" for one of the namespace. It is for no other entity.
+    `roles` are further rights, each with its entity.
     """
 
     rights: frozenset[AccessRight]
     scope: str
     expires_at_ms: int = NO_EXPIRY
     owner: str = ""
+    roles: tuple[tuple[frozenset[AccessRight], str], ...] = ()
+
+    def rights_on(self, path: str) -> frozenset[AccessRight]:
+        own = self.rights if covers(self.scope, path) else frozenset()
+        return own.union(*(rights for rights, entity in self.roles if is_within(path, entity)))
 
     def require(self, right: AccessRight, path: str, now_ms: int) -> None:
         """Raise Unauthenticated if the token has expired, Unauthorized if it does not grant `right` on `path`."""
         if now_ms >= self.expires_at_ms:
             raise expired_token(self.expires_at_ms)
-        if right not in self.rights or not covers(self.scope, path):
+        if right not in self.rights_on(path):
             raise Unauthorized(f"Unauthorized access. '{right}' claim(s) are required to perform this operation.")
 
 

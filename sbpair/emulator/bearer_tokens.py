@@ -1,7 +1,8 @@
 """Bearer tokens, which are JSON web tokens.
 
 Pure: the time is an argument. Tokens that were issued here are verified in full. With `accept_any`, any other
-well-formed one is accepted until it expires. Every accepted bearer token grants all rights.
+well-formed one is accepted until it expires. An accepted bearer token grants all rights, or, where identities have
+roles, those of its `oid`.
 """
 
 from __future__ import annotations
@@ -11,14 +12,26 @@ import binascii
 import hashlib
 import hmac
 import json
+import re
 import secrets
 import uuid
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NamedTuple
 
 from sbpair.amqp_server.refusals import Unauthenticated
-from sbpair.amqp_server.shared_access import ALL_RIGHTS, SCHEME, Grant, expired_token, malformed, wrong_audience
+from sbpair.amqp_server.shared_access import (
+    ALL_RIGHTS,
+    SCHEME,
+    AccessRight,
+    Grant,
+    expired_token,
+    malformed,
+    scope_of,
+    wrong_audience,
+)
+from sbpair.errors import UsageError
 
 BEARER: Final = "Bearer"
 AUDIENCE: Final = "https://servicebus.azure.net"
@@ -99,6 +112,35 @@ def tenant_of(namespace: str) -> str:
     return str(uuid.uuid5(uuid.NAMESPACE_DNS, f"{namespace.lower()}.onmicrosoft.com"))
 
 
+_RIGHTS: Final = {
+    "sender": frozenset({AccessRight.SEND}),
+    "receiver": frozenset({AccessRight.LISTEN}),
+    "owner": ALL_RIGHTS,
+}
+_ROLE: Final = re.compile(
+    rf"(?P<oid>[^=@\s]+)=(?P<role>{'|'.join(_RIGHTS)})@(?P<namespace>[^/\s]+)(?:/(?P<entity>\S*))?"
+)
+
+
+class AssignedRole(NamedTuple):
+    """Rights of the identity `oid` in a namespace, on an entity or, for "", on all."""
+
+    oid: str
+    namespace: str
+    rights: frozenset[AccessRight]
+    entity: str
+
+    @classmethod
+    def parse(cls, text: str) -> AssignedRole:
+        """Return the role of `OID=sender@contoso/orders`. Raises UsageError."""
+        match = _ROLE.fullmatch(text)
+        if match is None:
+            form = "OID=sender|receiver|owner@NAMESPACE[/ENTITY]"
+            raise UsageError(f"expected {form}, got {text[:100]!r}", hint="OID is that claim of the tokens")
+        entity = scope_of(match["entity"] or "")
+        return cls(match["oid"].lower(), match["namespace"].lower(), _RIGHTS[match["role"]], entity)
+
+
 class Bearers:
     """The bearer tokens that namespaces accept: those issued here with a random key, and any others if `accept_any`."""
 
@@ -107,17 +149,19 @@ class Bearers:
         self._accept_any = accept_any
         self.life_seconds = life_seconds
         self._tenant: str | None = None
+        self._roles: Sequence[AssignedRole] | None = None
 
-    def of_tenant(self, tenant: str | None) -> Bearers:
-        """Return the same tokens, but of those issued here only the ones of a tenant; None for all."""
+    def limited(self, tenant: str | None, roles: Sequence[AssignedRole] | None) -> Bearers:
+        """Return the same tokens, but only one tenant's of those issued here, and with these roles; None for all."""
         only = copy(self)
-        only._tenant = tenant
+        only._tenant, only._roles = tenant, roles
         return only
 
     def issue(self, resource: str, now_ms: int, tenant: str = "", client: str = "") -> tuple[str, int]:
         """Return a token of a client for `resource` and its expiry in seconds since 1970."""
         now = now_ms // 1000
-        claims: dict[str, str | int] = {"iat": now, "nbf": now, "exp": now + self.life_seconds, "sub": client}
+        claims: dict[str, str | int] = {"iat": now, "nbf": now, "exp": now + self.life_seconds}
+        claims |= {"sub": client, "oid": client}
         claims |= {"aud": resource, "iss": f"https://sts.windows.net/{tenant}/", "tid": tenant, "appid": client}
         parts = ({"alg": "HS256", "typ": "JWT"}, claims)
         signed = ".".join(base64url_encode(json.dumps(part, separators=(",", ":")).encode()) for part in parts)
@@ -139,7 +183,11 @@ class Bearers:
             raise expired_token(token.expires_at_ms)
         if ours and str(token.claims.get("aud")).rstrip("/") not in audiences:
             raise wrong_audience()
-        return Grant(ALL_RIGHTS, "", token.expires_at_ms)
+        if self._roles is None:
+            return Grant(ALL_RIGHTS, "", token.expires_at_ms)
+        oid = str(token.claims.get("oid")).lower()
+        roles = tuple((each.rights, each.entity) for each in self._roles if each.oid == oid)
+        return Grant(frozenset(), "", token.expires_at_ms, roles=roles)
 
     def _signature(self, signed: bytes) -> bytes:
         return hmac.digest(self._key, signed, hashlib.sha256)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, Self
 
 from sbpair.amqp_server.admission import Admission
 from sbpair.amqp_server.host_names import HostNames, local_authority
-from sbpair.emulator.bearer_tokens import LIFE_SECONDS, Bearers, IdentityEndpoint, tenant_of
+from sbpair.emulator.bearer_tokens import LIFE_SECONDS, AssignedRole, Bearers, IdentityEndpoint, tenant_of
 from sbpair.emulator.clock import Clock, SystemClock
 from sbpair.emulator.emulator_control import EmulatorControl
 from sbpair.emulator.entities.description import STANDARD, TIERS, EmulatedTier
@@ -84,7 +84,8 @@ class EmulatorOptions:
     second. `data`: keep entities and messages in this file [default: in memory only].
     `durable`: store there before it is acknowledged. `allow_hosts`: host names of this machine that HTTP and WebSocket
     clients may use, such as `host.docker.internal`. `tenants`: accept of the issued tokens only those of the
-    namespace's own tenant. `token_life`: seconds until an issued token expires.
+    namespace's own tenant. `token_life`: seconds until an issued token expires. `roles`: the rights of bearer tokens by
+    their `oid`, such as `OID=sender@contoso/orders` [default: each token has all].
     """
 
     tls: bool = False
@@ -97,6 +98,7 @@ class EmulatorOptions:
     allow_hosts: tuple[str, ...] = ()
     tenants: bool = False
     token_life: float = LIFE_SECONDS
+    roles: tuple[str, ...] = ()
 
 
 DEFAULT_OPTIONS = EmulatorOptions()
@@ -180,6 +182,7 @@ class Emulator(EmulatorControl):
     ) -> None:
         self._requested = [RequestedNamespace(*each) for each in namespaces]
         check_requested(self._requested)
+        self._roles = read_roles(options.roles, [each.name for each in self._requested])
         names = HostNames(host, [each.name for each in self._requested], options.allow_hosts)
         super().__init__(names, clock or SystemClock())
         self._host = host
@@ -250,7 +253,9 @@ class Emulator(EmulatorControl):
                 self._http_authorities[requested.name] = authorities[1]
             if self._options.credits is not None:
                 namespace.fault_points.limit_to(self._options.credits, self.clock, self.timers)
-            namespace.bearers = self.bearers.of_tenant(tenant_of(requested.name) if self._options.tenants else None)
+            tenant = tenant_of(requested.name) if self._options.tenants else None
+            roles = [each for each in self._roles if each.namespace == requested.name.lower()]
+            namespace.bearers = self.bearers.limited(tenant, roles if self._roles else None)
             self.namespaces[requested.name] = namespace
         if self._options.identity:
             from sbpair.emulator.frontends.http.identity_frontend import IdentityFrontend
@@ -320,6 +325,15 @@ class Emulator(EmulatorControl):
         identity = self.identity.endpoint_at(first.authority) if self.identity else None
         authority = f"https://{first.authority}" if self.identity and self._tls else None
         return Ready(namespaces, str(self._tls.ca_file) if self._tls else None, identity, authority)
+
+
+def read_roles(texts: Iterable[str], namespaces: Sequence[str]) -> list[AssignedRole]:
+    """Return the roles of identities. Raises UsageError, also for a namespace that is none of these."""
+    roles = [AssignedRole.parse(text) for text in texts]
+    known = [name.lower() for name in namespaces]
+    if unknown := [each.namespace for each in roles if each.namespace not in known]:
+        raise UsageError(f"a role names no namespace {unknown[0][:100]!r}", hint=f"it is one of {', '.join(known)}")
+    return roles
 
 
 def check_requested(namespaces: Sequence[RequestedNamespace]) -> None:

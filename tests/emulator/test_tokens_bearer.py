@@ -5,10 +5,22 @@ import json
 import pytest
 from aiohttp import ClientSession
 
+from sbpair.amqp.link import LinkDetached
+from sbpair.amqp.performatives import Accepted
 from sbpair.amqp_server.refusals import Unauthenticated
 from sbpair.amqp_server.shared_access import ALL_RIGHTS
-from sbpair.emulator.bearer_tokens import AUDIENCE, LIFE_SECONDS, Bearers, base64url_encode, read_jwt
+from sbpair.emulator.bearer_tokens import (
+    AUDIENCE,
+    LIFE_SECONDS,
+    AssignedRole,
+    Bearers,
+    base64url_encode,
+    read_jwt,
+)
+from sbpair.errors import UsageError
 from sbpair.testing import Emulator, EmulatorOptions
+from tests.emulator.atom_client import open_manager
+from tests.emulator.peer import Stage, plain
 
 NOW = 1_767_225_600_000
 
@@ -52,6 +64,58 @@ def test_any_token_can_be_accepted() -> None:
     assert grant.expires_at_ms == NOW + 60_000
     with pytest.raises(Unauthenticated, match="ExpiredToken"):
         Bearers(accept_any=True).grant(jwt({"exp": NOW // 1000}), NOW)
+
+
+ROLES = ("A=sender@contoso/Orders", "a=receiver@contoso", "b=owner@contoso/orders/sub", "a=owner@contoso-dr")
+
+
+@pytest.mark.parametrize(
+    ("oid", "path", "rights"),
+    [
+        ("A", "orders", {"Send", "Listen"}),
+        ("a", "orders/subscriptions/s", {"Send", "Listen"}),
+        ("a", "orders/sub", {"Listen"}),
+        ("a", "", {"Listen"}),
+        ("b", "orders/sub/$deadletterqueue", {"Send", "Listen", "Manage"}),
+        ("b", "orders", set()),
+        ("c", "orders", set()),
+        (None, "orders", set()),
+    ],
+)
+def test_the_roles_of_an_identity_limit_its_tokens(oid: str | None, path: str, rights: set[str]) -> None:
+    roles = [role for role in map(AssignedRole.parse, ROLES) if role.namespace == "contoso"]
+    token = jwt({"exp": NOW // 1000 + 60} | ({"oid": oid} if oid else {}))
+    assert Bearers(accept_any=True).limited(None, roles).grant(token, NOW).rights_on(path) == rights
+    assert Bearers(accept_any=True).grant(token, NOW).rights_on(path) == ALL_RIGHTS
+
+
+@pytest.mark.parametrize("text", ["x", "a=reader@contoso", "a=sender", "=sender@contoso", "a=sender@fabrikam/orders"])
+def test_an_invalid_role_is_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        Emulator([("contoso", 0)], options=EmulatorOptions(roles=(text,)))
+
+
+async def test_links_and_management_ask_for_the_roles_of_a_token() -> None:
+    """A token has the same roles wherever it is put, and those of another one replace them."""
+    roles = ("me=sender@contoso/orders", "me=receiver@contoso/news", "boss=owner@contoso")
+    options = EmulatorOptions(accept_any_token=True, roles=roles)
+    tokens = {oid: jwt({"exp": 1 << 40, "oid": oid}) for oid in ("me", "boss", "nobody")}
+    async with open_manager(options=options) as manager:
+        stage = Stage(manager.emulator)
+        stage.namespace.create_topic("news").create_subscription("s")
+        for oid, status in (("me", 401), ("boss", 200)):
+            assert (await manager.ask("GET", "news", token=f"Bearer {tokens[oid]}"))[0] == status
+        async with stage.connect(signed_in=False) as peer:
+            await peer.ask("$cbs", "put-token", tokens["me"], name="sb://h/", type="jwt")
+            (answer,) = await peer.send(link := await peer.attach_sender("orders"), plain())
+            assert answer.state == Accepted()
+            await peer.attach_receiver("news/subscriptions/s")
+            for refused in (peer.attach_receiver("orders"), peer.attach_sender("news")):
+                assert (await peer.refusal_of(refused)).condition == "amqp:unauthorized-access"
+            await peer.ask("$cbs", "put-token", tokens["nobody"], name="sb://h/", type="jwt")
+            assert (await peer.wait(LinkDetached, of=link)).error.condition == "amqp:unauthorized-access"
+        signed = await manager.ask("GET", "orders")
+    assert signed[0] == 200
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def command(
     allow_host: list[str] | None = option(
         "--allow-host NAME", "Another name of this machine, for HTTP and WebSocket; repeatable"
     ),
-    page_acts: bool = flag("--page-acts", "Also let the page in a browser change things", needs="--expose"),
+    page_acts: bool = flag("--page-acts", "Also let the browser page change things", needs="--expose"),
     ready_file: Path | None = option(
         "--ready-file FILE", "Write connection details here when ready", excludes="--detach"
     ),
@@ -66,6 +66,10 @@ def command(
     tenants: bool = flag("--tenants", "Accept tokens only of the namespace's own tenant", needs="--identity"),
     token_life: float = duration(
         "--token-life DURATION", "Life of issued tokens", default="24h", at_least=1, at_most=86_400, needs="--identity"
+    ),
+    role: list[str] | None = option(
+        "--role ROLE",
+        "Limit bearer tokens by their oid: OID=sender|receiver|owner@NAMESPACE[/ENTITY]; repeatable",
     ),
     accept_any_token: bool = flag("--accept-any-token", "Accept any bearer token that is not expired"),
     credits_a_second: int | None = option(
@@ -117,7 +121,8 @@ def command(
         return _in_background(screen, shell)
     names = tuple(allow_host or ())
     options = server.EmulatorOptions(
-        tls, ca_file, identity, accept_any_token, credits_a_second, data, durable, names, tenants, token_life
+        *(tls, ca_file, identity, accept_any_token, credits_a_second, data, durable, names, tenants, token_life),
+        roles=tuple(role or ()),
     )
 
     def page(emulator: "Emulator") -> "PageServer":
