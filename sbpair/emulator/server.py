@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, AsyncExitStack, closing
+from contextlib import AbstractContextManager, AsyncExitStack, closing, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from sbpair.emulator.frontends.http.identity_frontend import IdentityFrontend
     from sbpair.emulator.storage.storage import Storage
 
+LOCALHOST: Final = "127.0.0.1"
 WITHOUT_TLS: Final = ";UseDevelopmentEmulator=true"
 """Makes the official clients connect without TLS."""
 
@@ -174,7 +175,7 @@ class Emulator(EmulatorControl):
         self,
         namespaces: Iterable[tuple[str, int] | RequestedNamespace] = (("contoso", 0), ("contoso-dr", 0)),
         *,
-        host: str = "127.0.0.1",
+        host: str = LOCALHOST,
         clock: Clock | None = None,
         options: EmulatorOptions = DEFAULT_OPTIONS,
         create_entities: CreateEntities | None = None,
@@ -230,6 +231,12 @@ class Emulator(EmulatorControl):
         for port in others:
             yield listen(self._host, port)
 
+    def _beside(self, listening: socket.socket) -> Iterator[socket.socket]:
+        """Open the same port of [::1] beside that of 127.0.0.1, if it is free: `localhost` is either."""
+        if self._host == LOCALHOST:
+            with suppress(MachineLacks, UsageError):
+                yield listen("::1", listening.getsockname()[1])
+
     def _start_tls(self) -> AbstractContextManager[Tls]:
         from sbpair.amqp_server.tls import tls_for
 
@@ -271,7 +278,8 @@ class Emulator(EmulatorControl):
         for namespace, sockets in zip(self.namespaces.values(), listening, strict=True):
             tls = self._tls.context if self._tls else None
             http = partial(self._http_server, namespace)
-            for each in sockets:
+            beside = [stack.enter_context(more) for each in sockets for more in self._beside(each)]
+            for each in (*sockets, *beside):
                 port = NamespacePort(namespace, each, http, self.host_names, self._admission, tls)
                 self._ports.setdefault(namespace.name, []).append(port)
                 stack.push_async_callback(port.stop)
@@ -349,7 +357,7 @@ def check_requested(namespaces: Sequence[RequestedNamespace]) -> None:
 async def serve(
     namespaces: Sequence[tuple[str, int] | RequestedNamespace],
     *,
-    host: str = "127.0.0.1",
+    host: str = LOCALHOST,
     ready_file: Path | None = None,
     on_ready: Callable[[Ready], None] | None = None,
     options: EmulatorOptions = DEFAULT_OPTIONS,

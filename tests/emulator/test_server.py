@@ -72,6 +72,21 @@ async def namespace_info(emulator: Emulator) -> int:
         return answer.status
 
 
+@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 here")
+@pytest.mark.parametrize(("host", "answers"), [("127.0.0.1", True), ("127.0.0.2", False)])
+async def test_the_same_port_of_ipv6s_localhost_is_served_too(host: str, answers: bool) -> None:
+    async with Emulator([("contoso", 0)], host=host) as emulator, ClientSession() as session:
+        port = emulator.namespaces["contoso"].authority.rpartition(":")[2]
+        try:
+            async with session.get(f"http://[::1]:{port}/health") as answer:
+                assert (answer.status, answers) == (200, True)
+        except ClientConnectionError:
+            assert not answers
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as taken:
+        async with Emulator([("contoso", taken.getsockname()[1])]) as emulator:
+            assert emulator.namespaces["contoso"].authority == f"127.0.0.1:{taken.getsockname()[1]}"
+
+
 async def test_the_page_is_made_for_the_first_browser_alone() -> None:
     made: list[PageServer] = []
 
