@@ -45,8 +45,8 @@
         ├── PortInUse               7
         └── Exhausted               7  no open file, memory or thread is left: also Unavailable, so retriable
 
-`message` describes the error in one line, `hint` the remedy in another, which a traceback shows too. Neither holds a
-secret. `retriable` is whether a retry may succeed. Nothing of sbpair is imported here.
+`message` describes the error in one line, `hint` the remedy in another. Neither holds a secret. `retriable` is whether
+a retry may succeed. Nothing of sbpair is imported here.
 """
 
 from collections.abc import Iterable, Iterator
@@ -81,17 +81,6 @@ class SbpairError(Exception):
         self.message = message
         self.hint = hint
 
-    @property
-    def hint(self) -> str:
-        """The remedy. A traceback shows it as a note."""
-        return self._hint
-
-    @hint.setter
-    def hint(self, text: str) -> None:
-        self._hint = text
-        others = [each for each in getattr(self, "__notes__", ()) if not each.startswith("hint: ")]
-        self.__notes__ = [f"hint: {text}", *others] if text else others
-
 
 class UsageError(SbpairError):
     """`excerpt` are lines that show where the mistake is, or the usage; `others` the other errors of the same input."""
@@ -114,8 +103,6 @@ def raise_all(errors: "Iterable[UsageError]") -> None:
     """Raise the first error with the others, if there are any."""
     for first, *others in [found] if (found := list(errors)) else []:
         first.others = tuple(others)
-        for other in others:
-            first.add_note("\n".join(filter(None, (f"also: {other.message}", other.hint and f"hint: {other.hint}"))))
         raise first
 
 

@@ -60,9 +60,15 @@ def load_pair(name: str | None = None, *, config: Path | None = None, environ: E
     """Return the pair of that name, or the only one, as the command line does.
 
     `config` is another file than the default; `environ` replaces the process's environment. Raises UsageError if the
-    pair does not exist, or the configuration is wrong.
+    pair does not exist, or the configuration is wrong; its traceback shows all mistakes with their hints.
     """
-    return load(Flags(pair=name, config=config), os.environ if environ is None else environ).pair
+    try:
+        return load(Flags(pair=name, config=config), os.environ if environ is None else environ).pair
+    except SbpairError as error:
+        for each in (error, *(error.others if isinstance(error, UsageError) else ())):
+            also = "" if each is error else f"also: {each.message}"
+            error.add_note("\n".join(filter(None, (also, each.hint and f"hint: {each.hint}"))))
+        raise
 
 
 def load(flags: Flags, environ: Environment) -> Profile:

@@ -163,8 +163,7 @@ _SDK_OBJECTS = ("inner_exception", "exc_type", "exc_value", "exc_traceback")
 
 def _joined(error: AzureError, doing: str) -> SbpairError:
     found = from_sdk_error(error, doing)
-    notes = [note for each in (found, error) for note in getattr(each, "__notes__", ())]
-    return _restored(type(found), type(error), found.args, {**error.__dict__, **found.__dict__, "__notes__": notes})
+    return _restored(type(found), type(error), found.args, {**error.__dict__, **found.__dict__})
 
 
 def _restored(

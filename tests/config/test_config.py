@@ -1,6 +1,7 @@
 """Profiles: precedence of layers, sources of values, and refusals."""
 
 import os
+import traceback
 from pathlib import Path
 
 import pytest
@@ -149,6 +150,14 @@ def test_other_namespaces_have_their_own_state(
 def test_load_pair_finds_the_same_pair(home: Path) -> None:
     write(home, FILE)
     assert load_pair("orders", environ={"HOME": str(home)}) == loaded(home).pair
+
+
+def test_a_traceback_of_load_pair_shows_each_mistake_with_its_hint(home: Path) -> None:
+    (home / "pairs.toml").write_text('[pairs.a]\nprimaries = 1\nsecondry = "x"\n')
+    with pytest.raises(UsageError) as caught:
+        load_pair(config=home / "pairs.toml", environ={"HOME": str(home)})
+    shown = "".join(traceback.format_exception(caught.value))
+    assert (shown.count("also: "), shown.count("hint: ")) == (1, 2), shown
 
 
 PROXY = "http://me:nobody%2Fmay%40see@proxy.example.com:3128"

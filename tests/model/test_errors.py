@@ -1,10 +1,6 @@
 """The error tree: its docstring, its classes and the exit codes say the same."""
 
-import pickle
 import re
-import traceback
-
-import pytest
 
 from sbpair import errors
 
@@ -58,13 +54,3 @@ def test_every_error_takes_a_message_and_a_hint() -> None:
     for each in classes().values():
         error = each("what", hint="do")
         assert (str(error), error.message, error.hint) == ("what", "what", "do")
-        error.add_note("more")
-        error.hint = "else"
-        shown = "".join(traceback.format_exception(pickle.loads(pickle.dumps(error))))  # noqa: S301
-        assert shown.splitlines()[1:] == ["hint: else", "more"]
-
-
-def test_a_traceback_shows_each_error_of_an_input() -> None:
-    with pytest.raises(errors.UsageError) as caught:
-        errors.raise_all([errors.UsageError("one", hint="a"), errors.UsageError("two", hint="b")])
-    assert "".join(traceback.format_exception(caught.value)).endswith("one\nhint: a\nalso: two\nhint: b\n")
