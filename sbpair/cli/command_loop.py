@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TypeVar
 
 from sbpair.azure.credentials import keeping_tokens
-from sbpair.errors import EntityMissing, Exhausted, NotAuthenticated, SbpairError
+from sbpair.errors import EntityMissing, NotAuthenticated, SbpairError
 from sbpair.http_tunnel import ask_time
 from sbpair.model.connect_errors import key_hint
 from sbpair.model.pair import Endpoint
@@ -37,11 +37,10 @@ def run(main: Awaitable[Result], *endpoints: Endpoint) -> Result:
     """
     try:
         check_files()
-    except Exhausted:
+        return _run(lambda _stop, _hurry: main, endpoints, graceful=False)
+    finally:
         if asyncio.iscoroutine(main):
-            main.close()
-        raise
-    return _run(lambda _stop, _hurry: main, endpoints, graceful=False)
+            main.close()  # which a signal, or a lack of files, may have kept from beginning
 
 
 def run_gracefully(main: Callable[[asyncio.Event, asyncio.Event], Awaitable[Result]], *endpoints: Endpoint) -> Result:

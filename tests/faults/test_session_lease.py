@@ -189,7 +189,7 @@ def door_ends(stage: Stage, queue: Any) -> list[Any]:
     found = []
     for line in lease_lines(stage):
         links = (link for session in line.server._protocol._connection.sessions for link in session.links)
-        if any(getattr(link.context, "path", "") == LEASES and hasattr(link.context, "_held") for link in links):
+        if any(getattr(link.context, "path", "") == LEASES and hasattr(link.context, "held") for link in links):
             found.append(line.server)
     return found
 

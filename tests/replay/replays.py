@@ -185,7 +185,9 @@ def nothing_is_lost(place: World, receipt: dict[str, Any]) -> None:
     assert received == receipt["acknowledged"] == len(place.sent)
     assert (receipt["locked"], receipt["remaining_in_queues"]) == (0, {})
     held = MAX_HELD if receipt["mode"] == "direct" else MAX_CHUNK + DEFAULT_BATCH_LIMITS.prefetch
-    place.check_arrived(receipt["doubtful"], max_twice=TASKS * held)  # what each task had in hand
+    place.check_arrived(
+        (each["message_id"] for each in receipt["doubtful"]), max_twice=TASKS * held
+    )  # what each task had in hand
     if receipt["mode"] == "direct":
         return  # what a killed task had locked comes after the messages behind it
     # Of each, when it first came.

@@ -45,7 +45,8 @@ def everything_is_there(place: World, job: TaskJob) -> None:
     proof = proof_of(job)
     assert proof.exit_code == 0, proof
     assert proof.acknowledged == len(place.sent)
-    place.check_arrived(proof.doubtful, max_twice=MAX_CHUNK + DEFAULT_BATCH_LIMITS.prefetch)
+    named = (each.message_id for each in proof.doubtful)
+    place.check_arrived(named, max_twice=MAX_CHUNK + DEFAULT_BATCH_LIMITS.prefetch)
 
 
 # Faults of the archive during a drain or a send, and their repair.

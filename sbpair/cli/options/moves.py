@@ -114,7 +114,7 @@ class MoveTerms:
     )
     rate: float | None = RATE
     share: float | None = CREDITS
-    ttl: MoveTtl = option("--ttl MODE", "original, remaining (less the wait), or drop-default", default="original")
+    ttl: MoveTtl = option("--ttl MODE", "original, remaining or drop-default", default="original")
     state: Path | None = STATE
     lease: str | None = LEASE
     no_lease: bool = NO_LEASE

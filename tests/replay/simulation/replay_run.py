@@ -152,7 +152,7 @@ class ReplaySimulation(SyphonSimulation):
 
     def _wrong(self) -> Iterator[str]:
         tracks, proof = list(self.history.tracks.values()), self.proof
-        doubtful = set() if proof is None else {each["message_id"] for each in proof.doubtful}
+        doubtful = set() if proof is None else {each.message_id for each in proof.doubtful}
         for track in tracks:
             yield from _wrong_with(track, is_doubtful=track.stranded.id in doubtful)
         dooms = sum(each.stranded.doom is not None for each in tracks)
