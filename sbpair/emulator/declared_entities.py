@@ -218,7 +218,10 @@ class _Declaration(Members):
 
     def _description(self, path: str, given: object, of: EntityCollection) -> Any:
         known, before, describe = of.schema.properties, len(self.faults), partial(of.describe, tier=self._tier)
-        values = {name: text for name, text in self._defaults.items() if name in known}
+        has_all = self._tier.has_all_features
+        values = {
+            name: text for name, text in self._defaults.items() if name in known and (has_all or known[name].in_basic)
+        }
         if self._namespace.partitions > 1 and "EnablePartitioning" in known:
             # A partitioned namespace has only such entities.
             values["EnablePartitioning"] = "true"

@@ -66,12 +66,6 @@ async def test_a_coordinator_needs_no_right(stage: Stage) -> None:
         assert 0 < len(first) <= 32
 
 
-async def test_a_basic_namespace_has_no_transactions() -> None:
-    async with Emulator([("contoso", 0, "basic")]) as emulator, Stage(emulator).connect() as peer:
-        state = await peer.control(await peer.attach_coordinator(), Declare())
-    assert state.error.condition == "amqp:not-allowed"
-
-
 async def test_descriptors_may_be_symbols_and_fail_may_be_left_out(peer: Peer) -> None:
     control = await peer.attach_coordinator()
     declare = value_body(Described(Symbol("amqp:declare:list"), [None]))

@@ -76,7 +76,7 @@ def command(
         "--credits N", "Throttle to N credits a second [default: no limit]", at_least=1
     ),
     data: Path | None = option("--data FILE", "Keep entities and messages here; a kill loses a second at most"),
-    durable: bool = flag("--durable", "A kill loses nothing that was acknowledged; slower", needs="--data"),
+    durable: bool = flag("--durable", "A kill loses nothing acknowledged; slower", needs="--data"),
     detach: bool = flag(
         "--detach", "Run in the background, and print how to connect once it is ready", excludes="--config-file -"
     ),

@@ -152,8 +152,6 @@ class Transactions:
         return transaction
 
     def declare(self) -> Transaction:
-        if not self._namespace.tier.has_all_features:
-            raise NotAllowed(f"Transactions are not supported in the '{self._namespace.tier.name}' tier.")
         if len(self._open) >= MAX_TRANSACTIONS:
             raise EntityFull(f"A connection has at most {MAX_TRANSACTIONS} transactions.")
         transaction = Transaction(self._namespace, new_id())
