@@ -1,5 +1,6 @@
 """Settings of every test: a state directory and loggers of its own, default signals, no time limit for an example."""
 
+import logging
 import signal
 from collections.abc import Iterator
 
@@ -36,6 +37,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def _loggers_of_its_own() -> Iterator[None]:
     with loggers_kept():
+        for name in ("azure", "sbpair", "spark"):  # a fixture of a wider scope may have set a level
+            logging.getLogger(name).setLevel(logging.NOTSET)
         yield
 
 
