@@ -85,7 +85,7 @@ class TimeToLive(StrEnum):
     counting then. So a message still to be scheduled keeps its whole TTL, and one without a TTL never expires.
 
     DROP_DEFAULT: as ORIGINAL, and a TTL that equals the source's default is left out. The service writes its default
-    into the messages that it delivers: nobody can tell it from the sender's.
+    into the messages that it delivers: a move cannot tell it from a value of the sender.
     """
 
     ORIGINAL = "original"
@@ -155,10 +155,10 @@ def router(
     A message that was enqueued within the last `duplicate_window_ms` is not sent: its destination may know its id.
     `default_ttl_ms` is that of the source.
     """
-    if ttl is TimeToLive.DROP_DEFAULT and default_ttl_ms is None:
-        ttl = TimeToLive.ORIGINAL
     if ttl is TimeToLive.DROP_DEFAULT:
         kept = router(TimeToLive.ORIGINAL, now_ms, duplicate_window_ms, renames)
+        if default_ttl_ms is None:
+            return kept
         return lambda many: [
             each._replace(ttl_ms=NO_TTL) if isinstance(each, Send) and each.ttl_ms == default_ttl_ms else each
             for each in kept(many)
