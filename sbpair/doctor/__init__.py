@@ -23,7 +23,7 @@ from sbpair.doctor.check import Check, CheckNote, Diagnosis, Emit, bounded, diag
 from sbpair.doctor.namespace_checks import check_namespace
 from sbpair.errors import NameInvalid, SbpairError
 from sbpair.management.audit_findings import ACTIVE
-from sbpair.management.auditing import find_exchanged
+from sbpair.management.exchanged_sides import find_exchanged
 from sbpair.model.pair import PROVIDER_REMEDIES, SIDES, Endpoint, Ends, ResourceGroup, shared_provider
 from sbpair.model.report import Report
 from sbpair.replay.spark import is_installed

@@ -11,7 +11,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,6 @@ from typing import TypeVar
 
 from sbpair import backlog
 from sbpair.azure import NamespaceControl, open_namespace
-from sbpair.azure.atom import open_atom
 from sbpair.azure.credentials import open_tokens
 from sbpair.azure.destinations import DestinationEntity, open_destinations
 from sbpair.errors import AccessError, SbpairError, Unavailable
@@ -38,6 +37,7 @@ from sbpair.management.audit_findings import (
 )
 from sbpair.management.calls import ControlEvent, Listed, SecondSample, Sleep
 from sbpair.management.comparison import desired_queues, plan_backlog
+from sbpair.management.exchanged_sides import find_exchanged
 from sbpair.management.provisioning import EntityReport, provision
 from sbpair.model import tiers
 from sbpair.model.pair import Endpoint, Ends, Pair, ResourceGroup
@@ -120,18 +120,6 @@ async def audit(
         return found
     waiting, problem = read_waiting(StateOwner(pair.ends, state))
     return replace(found, waiting=waiting, unseen=(*found.unseen, *unknown_runs(waiting, problem)))
-
-
-async def find_exchanged(primary: Endpoint, secondary: Endpoint) -> str:
-    """Return how to mend a pair whose primary has the backlog queues; "" if it has none, or cannot be read."""
-    with suppress(SbpairError):
-        async with open_atom(primary, call_seconds=CALL_SECONDS) as namespace:
-            paths = [each.spec.path for each in await namespace.list_under("")]
-        if any(backlog.under_prefix(each.name, path) for each in (primary, secondary) for path in paths):
-            has = f"{primary.name} has backlog queues of this pair, and {secondary.name} has none"
-            sides = "SBPAIR_PRIMARY_CONNECTION_STRING and SBPAIR_SECONDARY_CONNECTION_STRING"
-            return f"{has}: exchange {sides}, or the two sides in the configuration file"
-    return ""
 
 
 @dataclass

@@ -98,10 +98,11 @@ def provision_command(
     from sbpair.cli.results import management as results
     from sbpair.management import provisioning
     from sbpair.management.audit_findings import drift_mends
+    from sbpair.management.exchanged_sides import find_exchanged
 
     requested = read_entities(entities)
 
-    async def main(stop: asyncio.Event, _hurry: asyncio.Event) -> tuple[provisioning.EntityReport, bool]:
+    async def main(stop: asyncio.Event, _hurry: asyncio.Event) -> tuple[provisioning.EntityReport, bool, str]:
         report = await provisioning.provision(
             pair,
             group=group,
@@ -112,12 +113,17 @@ def provision_command(
             stop=stop,
             on_event=partial(print_control_event, screen),
         )
-        return report, stop.is_set()
+        backlog_queues = [item for item in report if item.detail and item.detail.index is not None]
+        are_new = {item.outcome for item in backlog_queues} <= {Outcome.CREATED, Outcome.WOULD_CREATE}
+        asks = backlog_queues and are_new and not (group or side or stop.is_set())
+        return report, stop.is_set(), await find_exchanged(pair.primary, pair.secondary) if asks else ""
 
-    report, stopped = run_gracefully(main)
+    report, stopped, exchanged = run_gracefully(main)
     lines = tuple(results.ProvisionLine(item.outcome, item) for item in report)
     made = results.ProvisionResult(lines, report.lists(results.PROVISION_LISTS), dry_run)
     screen.show(made, _entities_table(report))
+    if exchanged:
+        screen.warn(f"{exchanged}; right if each is the other's secondary")
     drifted = report.of(Outcome.DRIFTED)
     for item in drifted:
         screen.warn(f"{_title_of(item)} differs: {item.reason}{_altering(item)}")
