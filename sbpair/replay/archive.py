@@ -347,6 +347,17 @@ class Archive:
                 hint="put the file or directory itself there; the directory of the archive may be a link",
             )
 
+    def check_there(self) -> None:
+        """Raise StateRefused without the directory of all runs, or the bucket. A prefix of a store need not exist."""
+        place = self.root.removesuffix(f"/{self.run}")
+        kind, name, ground = "directory", place, "that a disk or share is mounted"
+        if not self.is_local:
+            kind, name, ground = "bucket", place.partition("/")[0], "the account and endpoint of this environment"
+        with self._reporting():
+            if self._fs.get_file_info(name).type != fs.FileType.NotFound:
+                return
+        raise StateRefused(f"there is no {kind} {name}", hint=f"check --archive, and {ground}")
+
     def check_writable(self) -> None:
         """Raise MachineLacks if the archive cannot be written to."""
         probe = f"{REPORT}/probe-{uuid.uuid4()}"
@@ -392,8 +403,12 @@ def find_archive(url: str, start: str) -> Archive:
 
 
 def run_ids(url: str) -> list[str]:
-    """Return the ids of the runs in an archive, the latest first, also of those that have lost their description."""
+    """Return the ids of the runs in an archive, the latest first, also of those that have lost their description.
+
+    Raises StateRefused if the directory, or the bucket of the URL, does not exist.
+    """
     whole = Archive(url, "")
+    whole.check_there()
     return [name for name in directory_names(whole) if whole.of(name).is_run()]
 
 

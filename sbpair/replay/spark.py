@@ -18,7 +18,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from socketserver import BaseServer
@@ -111,6 +111,7 @@ SESSION_SETTINGS = {
 }
 _URL = re.compile(r"sc://(?P<host>\[[\da-fA-F:.]+\]|[^/:;@\s]+)(:(?P<port>\d{1,5}))?(/(;(?P<parameters>.*))?)?")
 _OPEN_PARAMETERS = frozenset({"use_ssl", "user_id", "user_agent", "session_id", "x-databricks-cluster-id", ""})
+_STANDALONE = re.compile(r"spark://(?P<masters>[^,\s]+:\d{1,5}(,[^,\s]+:\d{1,5})*)")
 _MODE = "SPARK_CONNECT_MODE_ENABLED"  # PySpark's functions are those of Spark Connect while it is set
 
 
@@ -149,6 +150,25 @@ def check_machine(environ: Mapping[str, str]) -> None:
     if version is not None and version < MIN_JAVA:
         raise MachineLacks(f"{program} is Java {version}, too old for Spark", hint=f"install {JAVAS}, or set JAVA_HOME")
     check_packages()
+    if "PYSPARK_GATEWAY_PORT" not in environ:
+        _check_home(environ.get("SPARK_HOME", ""))
+
+
+def _check_home(home: str) -> None:
+    """Raise MachineLacks if the Spark of SPARK_HOME is not there, or is not that of pyspark. "" is pyspark's own."""
+    if not home:
+        return
+    jars = sorted(Path(home, "jars").glob("spark-core_*.jar"))
+    if not jars:
+        raise MachineLacks(f"SPARK_HOME is {home}, which has no Spark", hint="correct it, or unset it to use pyspark's")
+    there = jars[0].stem.rpartition("_")[2].partition("-")[2]
+    with suppress(importlib.metadata.PackageNotFoundError):
+        here = importlib.metadata.version("pyspark")
+        if there.split(".")[:2] != here.split(".")[:2]:
+            raise MachineLacks(
+                f"SPARK_HOME is {home}, which has Spark {there}, and pyspark here is {here}",
+                hint=f"unset SPARK_HOME, or install the package of that version: pip install pyspark=={there}",
+            )
 
 
 def check_packages(*names: str) -> None:
@@ -238,6 +258,8 @@ def spark_session(
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         if not _is_working_directory_trusted():
             os.environ.setdefault("PYTHONSAFEPATH", "1")
+    if found := _STANDALONE.fullmatch(master):
+        _reach(found["masters"].split(","), master)
     if not verbose:
         hide_tracebacks()
     with temporary_directory("sbpair-spark-") as folder:
@@ -258,6 +280,21 @@ def spark_session(
         finally:
             if master != PLATFORM:  # the end of the job stops it, and some platforms need it until then
                 _stop(spark)
+
+
+def _reach(addresses: Sequence[str], name: str) -> None:
+    """Raise MachineLacks if nothing listens at any HOST:PORT. Spark itself gives up after more than a minute."""
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        try:
+            with socket.create_connection((host.strip("[]"), int(port)), REACH_SECONDS / len(addresses)):
+                return
+        except OSError as error:
+            reason = error.strerror or str(error)
+    raise MachineLacks(
+        f"no Spark answers at {name}: {reason}",
+        hint="check the address, and that it runs (start-master.sh; start-connect-server.sh for sc://)",
+    )
 
 
 def hide_tracebacks() -> None:
@@ -496,14 +533,7 @@ def connect_session(
 
 def _open(url: str, name: str) -> Any:
     host, port = _address(url)
-    try:
-        with socket.create_connection((host.strip("[]"), port), REACH_SECONDS):
-            pass
-    except OSError as error:
-        raise MachineLacks(
-            f"no Spark Connect server answers at {name}: {error.strerror or error}",
-            hint="check the address, and that the server runs (start-connect-server.sh)",
-        ) from error
+    _reach([f"{host}:{port}"], name)
     from pyspark.sql import SparkSession
 
     failures: tuple[type[Exception], ...] = (*spark_errors(), ImportError, OSError)

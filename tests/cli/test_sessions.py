@@ -217,6 +217,7 @@ class Session:
     def _file(self, name: str, *texts: str) -> None:
         """Write a file; a number among its texts is a line of that length."""
         text = "".join("x" * int(each) if each.isdecimal() else each for each in texts)
+        (self._home / name).parent.mkdir(parents=True, exist_ok=True)
         (self._home / name).write_text(text.replace("\\n", "\n"))
 
     def _show(self, name: str, *titles: str) -> str:

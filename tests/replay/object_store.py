@@ -15,6 +15,9 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from xml.etree import ElementTree as ET
 from xml.sax.saxutils import escape
 
+BUCKET = "bucket"
+"""The only one."""
+
 PAGE = 3
 """Objects in one answer to a listing: few, so that there is more than one."""
 
@@ -132,7 +135,7 @@ class Handler(BaseHTTPRequestHandler):
         if "list-type" in query:
             return self._list(key.partition("/")[0], query)
         data = self.server.objects.get(key)
-        if data is None and "/" in key.rstrip("/"):
+        if data is None and key.rstrip("/") != BUCKET:
             return self._error(404, "NoSuchKey")
         data = data or b""
         if wanted := self.headers.get("Range"):

@@ -67,7 +67,7 @@ def test_a_server_that_does_not_answer_is_named_and_no_run_is_left(
 ) -> None:
     monkeypatch.setattr(task_lease, "HEARTBEAT_SECONDS", 0.0)
     request = place.request(tmp_path, remote="sc://127.0.0.1:1", shared_archive=True)
-    with pytest.raises(errors.MachineLacks, match=r"no Spark Connect server answers at sc://127\.0\.0\.1:1: "):
+    with pytest.raises(errors.MachineLacks, match=r"no Spark answers at sc://127\.0\.0\.1:1: "):
         driver.start_run(request, ReplayOptions(), place.queues, lambda _event: None)
     assert [*(tmp_path / "archive").iterdir()] == []
 

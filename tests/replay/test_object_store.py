@@ -8,7 +8,7 @@ import pytest
 from sbpair import errors
 from sbpair.replay import driver
 from sbpair.replay import run_description as runs
-from sbpair.replay.archive import DRAINED_FILE, LEDGER, RECEIPT_FILE, SEGMENTS, Archive
+from sbpair.replay.archive import DRAINED_FILE, LEDGER, RECEIPT_FILE, SEGMENTS, Archive, find_archive, run_ids
 from sbpair.replay.run_description import ReplayOptions
 from sbpair.replay.verify import plan_gc, remove_messages, verify
 from tests.replay.object_store import Store
@@ -57,6 +57,17 @@ def test_a_run_is_stored_proved_and_removed_there(store: Store) -> None:
     remove_messages(again, planned)
     left = {name.removeprefix("bucket/backlog/r1/") for name, data in store.objects.items() if data}
     assert left == {"run.json", "report/drained.json", "report/receipt.json", "report/removed.json"}
+
+
+@pytest.mark.usefixtures("store")
+@pytest.mark.parametrize("url", [BUCKET, f"{BUCKET}/", f"{BUCKET}/r1/", "s3://bucket/", "s3://other/backlog"])
+def test_runs_are_found_below_any_prefix(url: str) -> None:
+    runs.save_run(Archive(url, RUN.id), RUN)
+    if "other" in url:
+        with pytest.raises(errors.StateRefused, match="there is no bucket other"):
+            find_archive(url, RUN.id[:1])
+    else:
+        assert (find_archive(url, RUN.id[:1]).run, run_ids(url)) == (RUN.id, [RUN.id])
 
 
 def test_a_failing_store_is_reported_and_has_no_partial_file(store: Store) -> None:
