@@ -39,7 +39,6 @@ _PLACES = ("--archive", "--config", "--map", "--package", "--state")
 """Options with a file or directory that a later command needs, wherever it runs."""
 
 _COMMAND = re.compile(r"\bsbpair ([a-z]+)(?: ([a-z]+))?\b(?! --help)")
-_SECRET_KEY = re.compile("secret|password|token|key", re.IGNORECASE)
 
 
 @contextmanager
@@ -203,16 +202,10 @@ def _words(param: Any, value: Any) -> Iterator[str]:
         if each is True:
             yield name
         elif each is not None and each is not False:
-            text = _without_secret(name, str(each.value if isinstance(each, Enum) else each))
+            text = without_password(str(each.value if isinstance(each, Enum) else each))
             if name in _PLACES and not ("://" in text or text == "-" or (name == "--map" and "=" in text)):
                 text = str(Path(text).absolute())
             yield from [f"{name}={text}"] if text.startswith("-") else [name, text]
-
-
-def _without_secret(name: str, text: str) -> str:
-    if name == "--conf" and _SECRET_KEY.search(key := text.partition("=")[0]):
-        return f"{key}=***"
-    return without_password(text)
 
 
 def without_password(text: str) -> str:

@@ -52,11 +52,12 @@ def check_spark_reads(spark: Any, archive: Archive) -> None:
     try:
         spark.read.text(archive.spark_url(RUN_FILE)).collect()
     except spark_errors() as error:
-        hint = "give Spark its connector and credentials with --conf"
+        hint = "give Spark its connector with --conf"
         if connector := CONNECTORS.get(archive.url.partition("://")[0]):
             [(version,)] = spark.sql("SELECT reflect('org.apache.hadoop.util.VersionInfo', 'getVersion')").collect()
             jar = f"spark.jars.packages=org.apache.hadoop:{connector}:{version}"
-            hint = f"give Spark the connector with --conf {jar}, and credentials with its own settings"
+            hint = f"give Spark the connector with --conf {jar}"
+        hint += ", and credentials in spark-defaults.conf, in the environment of each worker, or by its role"
         raise MachineLacks(
             f"Spark cannot read the archive {archive.url}: {spark_message(error)}; nothing was received or sent",
             hint=f"{hint}; then run it again",

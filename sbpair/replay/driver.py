@@ -91,7 +91,6 @@ from sbpair.replay.run_description import (
 from sbpair.replay.send_task import TaskCounts, count_discards, mark_deduplicated, run_tasks, send_shards
 from sbpair.replay.shard_plan import ShardPlan, build_plan, check_selection
 from sbpair.replay.spark import (
-    PLATFORM,
     connect_session,
     count_task_slots,
     resumable,
@@ -99,6 +98,7 @@ from sbpair.replay.spark import (
     spark_session,
     stopping,
 )
+from sbpair.replay.spark_settings import PLATFORM
 from sbpair.replay.task_lease import HeldLease, hold_leases
 from sbpair.replay.unfinished import find_unfinished
 from sbpair.replay.verify import check_acknowledged, check_segments, verify

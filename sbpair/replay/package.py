@@ -23,7 +23,7 @@ from sbpair.errors import MachineLacks, UsageError
 from sbpair.model.connection_string import holds_secret
 from sbpair.model.document import SPREAD, document
 from sbpair.model.pair import Identity, Pair, pair_variables
-from sbpair.replay.spark import PLATFORM, SETTINGS
+from sbpair.replay.spark_settings import PLATFORM, SETTINGS
 from sbpair.template import filled
 
 NAME = "sbpair"

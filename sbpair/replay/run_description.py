@@ -26,13 +26,8 @@ from sbpair.replay.archive import DELIVERY_FILE, RUN_FILE, VERSION, Archive
 from sbpair.replay.delivery import PRIMARY, ReplayDelivery
 from sbpair.replay.outcomes import normalize_destinations
 from sbpair.replay.segment import SEGMENT_BYTES, SEGMENT_MESSAGES
-from sbpair.replay.spark import (
-    check_master,
-    check_speculation,
-    is_local_master,
-    local_parallelism,
-    server_name,
-)
+from sbpair.replay.spark import server_name
+from sbpair.replay.spark_settings import check_master, check_speculation, is_local_master, local_parallelism
 from sbpair.runs.database import identity, namespace_id, state_if_any
 from sbpair.runs.run_log import check_returned
 

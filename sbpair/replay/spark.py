@@ -29,6 +29,15 @@ from sbpair.errors import MachineLacks, SbpairError, Unavailable, Unsafe, UsageE
 from sbpair.operating_system import require_posix
 from sbpair.operating_system.files import temporary_directory
 from sbpair.operating_system.signals import handlers_kept
+from sbpair.replay.spark_settings import (
+    JAVA_OPTIONS,
+    PLATFORM,
+    SESSION_SETTINGS,
+    SETTINGS,
+    check_speculation,
+    is_local_master,
+    local_settings,
+)
 
 if TYPE_CHECKING:
     from sbpair.replay.archive import Archive
@@ -48,12 +57,7 @@ NOISE = ("WARNING: Using incubator modules",)  # beginnings of lines that Java a
 _LOG_LEVEL = re.compile(r"^.{0,24}?\b(ERROR|WARN|INFO|DEBUG|TRACE) ")
 _JAVA_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 
-ROWS_PER_BATCH = 5_000  # rows a task takes from Spark at a time: enough for Arrow to be fast, and small without bodies
-JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 DAEMON = "sbpair.replay.pyspark_daemon"
-PLATFORM = "platform"
-"""The master of a job that spark-submit or a managed platform has started: the one that it was started with."""
-
 QUIET_LOG4J = """rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = stderr
 appender.stderr.type = Console
@@ -67,27 +71,6 @@ logger.spark.level = off
 logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
 logger.gateway.level = error
 """
-
-LOCAL_JAVA = "-XX:TieredStopAtLevel=1 -XX:-UsePerfData"  # the second compiler takes more time than it saves
-EXTRA_TASKS = 2
-LOCAL_TASK_TRIES = 4  # tries of a task on a local master, which by default tries once
-FEW_TASKS = 4 + EXTRA_TASKS  # up to so many tasks the serial collector suffices; a parallel one would take their cores
-
-SETTINGS = {
-    "spark.speculation": "false",
-    "spark.sql.session.timeZone": "UTC",
-    # Refuse data that the disk has changed.
-    "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
-    # --where means the same in every version of Spark, and is not a template.
-    "spark.sql.ansi.enabled": "true",
-    "spark.sql.variable.substitute": "false",
-    # Since 4.0 lower() uses ICU, which takes longer than all else that is done for a row.
-    "spark.sql.icu.caseMappings.enabled": "false",
-    "spark.sql.execution.arrow.maxRecordsPerBatch": str(ROWS_PER_BATCH),
-    "spark.sql.execution.arrow.maxBytesPerBatch": str(16 * 1024 * 1024),
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-}
 
 _NO_JAVA = "does not exist in the JVM"
 """Py4J's words for a class that it asks Java for, once Java has ended."""
@@ -104,11 +87,6 @@ STOP_SECONDS = 10.0
 MAX_RETRIES, MAX_BACKOFF_MS = 12, 10_000
 """For a server that has gone: PySpark tries for 90 s again. A connection that returns in time loses nothing."""
 
-SESSION_SETTINGS = {
-    **{name: value for name, value in SETTINGS.items() if name.startswith("spark.sql.")},
-    # Hadoop's settings of a session have no prefix.
-    "parquet.page.verify-checksum.enabled": "true",
-}
 _URL = re.compile(r"sc://(?P<host>\[[\da-fA-F:.]+\]|[^/:;@\s]+)(:(?P<port>\d{1,5}))?(/(;(?P<parameters>.*))?)?")
 _OPEN_PARAMETERS = frozenset({"use_ssl", "user_id", "user_agent", "session_id", "x-databricks-cluster-id", ""})
 _STANDALONE = re.compile(r"spark://(?P<masters>[^,\s]+:\d{1,5}(,[^,\s]+:\d{1,5})*)")
@@ -212,32 +190,6 @@ def level_of(line: str) -> int:
         return logging.DEBUG
     found = _LOG_LEVEL.match(line)
     return logging.WARNING if found is None else logging.getLevelNamesMapping().get(found[1], logging.DEBUG)
-
-
-def check_master(master: str) -> None:
-    """Raise UsageError for a text that Spark accepts as no master."""
-    if master != PLATFORM and not re.fullmatch(r"(local(-cluster)?|yarn)(\[.*\])?|(spark|k8s|mesos)://.+", master):
-        raise UsageError(
-            f"--master: {master!r} is not a Spark master",
-            hint="expected local[N], spark://HOST:PORT, k8s://URL or yarn",
-        )
-
-
-def is_local_master(master: str) -> bool:
-    return master == "local" or master.startswith("local[")
-
-
-def local_master() -> str:
-    """Return the master for this machine, with more tasks than cores: tasks wait for the namespaces."""
-    return f"local[{(os.cpu_count() or 1) + EXTRA_TASKS},{LOCAL_TASK_TRIES}]"
-
-
-def local_parallelism(master: str) -> int | None:
-    """Return how many tasks a local master runs at once, or None for any other master."""
-    if not is_local_master(master):
-        return None
-    inside = master.partition("[")[2].rstrip("]").partition(",")[0]
-    return (os.cpu_count() or 1) if inside == "*" else int(inside) if inside.isdecimal() else 1
 
 
 def _is_working_directory_trusted() -> bool:
@@ -350,12 +302,6 @@ def stopping(spark: Any) -> Iterator[None]:
         thread.join()
 
 
-def check_speculation(speculation: str) -> None:
-    """Raise Unsafe for speculation, which would let two tasks send the same messages at once."""
-    if speculation.strip().lower() == "true":
-        raise Unsafe("spark.speculation is on, and would send messages twice", hint="remove it from --conf")
-
-
 def _start(master: str, settings: Mapping[str, str], directory: str) -> Any:
     from py4j.protocol import Py4JError
     from pyspark import SparkConf
@@ -418,18 +364,6 @@ def unreadable_segment(text: str) -> str | None:
 
     found = re.search(rf"while reading file\s\S*/({SEGMENTS}/\S+?\.parquet)", text)
     return found and found[1]
-
-
-def local_settings(master: str) -> dict[str, str]:
-    """Return settings that keep a local master off the network, and its Java from taking the cores."""
-    if not is_local_master(master):
-        return {}
-    collector = "Serial" if (local_parallelism(master) or 1) <= FEW_TASKS else "Parallel"
-    return {
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.host": "127.0.0.1",
-        JAVA_OPTIONS: f"{LOCAL_JAVA} -XX:+Use{collector}GC",
-    }
 
 
 def _java_options(master: str, chosen: str, directory: Path, *, verbose: bool) -> str:

@@ -41,7 +41,7 @@ from sbpair.replay.send_task import (
     run_tasks,
     send_source,
 )
-from sbpair.replay.spark import check_speculation, is_local_master
+from sbpair.replay.spark_settings import check_speculation, is_local_master
 from sbpair.runs.journal import Journal
 from sbpair.spark.row_messages import CheckCounts, PartitionRows, RowMessage, RowSpool, check_rows
 from sbpair.spark.write_run import (

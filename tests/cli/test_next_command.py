@@ -46,10 +46,10 @@ def test_very_many_dead_letters_are_sent_on_spark(more: int, printed: str) -> No
         ("drill --against eu -n 2", "doctor", [], "sbpair doctor --pair eu"),
         ("drill --against default", "doctor", [], "sbpair doctor"),
         (
-            "replay run --archive 'a b' --conf a=1 --conf fs.secret=x --where x --no-lease --state s --mode direct",
+            "replay run --archive 'a b' --conf a=1 --conf b=2 --where x --no-lease --state s --mode direct",
             "replay resume",
             ["r1"],
-            "sbpair replay resume r1 --archive 'a b' --state s --no-lease --conf a=1 --conf 'fs.secret=***'",
+            "sbpair replay resume r1 --archive 'a b' --state s --no-lease --conf a=1 --conf b=2",
         ),
         ("replay stop r1 --archive s3://me:hush@b/c", "replay resume", ["r1"], "sbpair replay resume r1 --archive X"),
         ("replay resume r1 --archive a --all", "replay resume", ["r1"], "sbpair replay resume r1 --archive a --all"),

@@ -15,7 +15,7 @@ from py4j.protocol import Py4JNetworkError
 from sbpair import errors
 from sbpair.cli import logs
 from sbpair.cli.options.common import Display
-from sbpair.replay import pyspark_daemon, shard_plan, spark
+from sbpair.replay import pyspark_daemon, shard_plan, spark, spark_settings
 from sbpair.replay.archive import Archive
 from tests.kit.processes import offspring, read
 from tests.kit.waiting import PATIENCE_SECONDS
@@ -27,15 +27,15 @@ from tests.replay.world import HASTY
     ("master", "collector"), [("local[2,4]", "Serial"), ("local", "Serial"), ("local[16]", "Parallel")]
 )
 def test_a_local_java_leaves_the_cores_to_the_workers(master: str, collector: str) -> None:
-    options = spark.local_settings(master)[spark.JAVA_OPTIONS].split()
+    options = spark_settings.local_settings(master)[spark_settings.JAVA_OPTIONS].split()
     assert f"-XX:+Use{collector}GC" in options
     assert "-XX:TieredStopAtLevel=1" in options
 
 
 @pytest.mark.parametrize("master", ["local", "local[2,4]", "local-cluster[1,1,1024]", "yarn", "k8s://h", "spark://h:1"])
 def test_a_master_of_spark_is_accepted(master: str) -> None:
-    spark.check_master(master)
-    assert bool(spark.local_settings(master)) == (master in ("local", "local[2,4]")), (
+    spark_settings.check_master(master)
+    assert bool(spark_settings.local_settings(master)) == (master in ("local", "local[2,4]")), (
         "a remote Java has its own options"
     )
 
@@ -43,7 +43,7 @@ def test_a_master_of_spark_is_accepted(master: str) -> None:
 @pytest.mark.parametrize("master", ["", "foo", "locals", "spark:h", "http://h"])
 def test_a_master_that_spark_does_not_know_is_named(master: str) -> None:
     with pytest.raises(errors.UsageError, match=f"^--master: '{master}' is not a Spark master$"):
-        spark.check_master(master)
+        spark_settings.check_master(master)
 
 
 def test_the_users_java_options_come_last(tmp_path: Path) -> None:

@@ -368,13 +368,12 @@ def _request(
     remote: str | None,
     count: int | None = None,
 ) -> "tuple[ReplayRequest, ReplayDelivery]":
-    from sbpair.replay import spark
-
     reach = reach_of(connection, screen, count=count, state=safeguards.state)
     found, wanted = reach.profile, delivery.settings(reach)
     from sbpair.replay import package
     from sbpair.replay.delivery import ReplayDelivery
     from sbpair.replay.run_description import ReplayRequest
+    from sbpair.replay.spark_settings import local_master
 
     if cluster.package is not None:
         package.check_package(cluster.package)
@@ -382,7 +381,7 @@ def _request(
         found.pair,
         archive,
         Path(found.state_directory),
-        master=cluster.master or spark.local_master(),
+        master=cluster.master or local_master(),
         tasks=cluster.parallelism,
         shared_archive=cluster.shared_archive,
         settings=dict(cluster.conf or []),
@@ -454,9 +453,9 @@ def _run(screen: Screen, act: Any) -> int:
 def _print_submit(screen: Screen, request: "ReplayRequest") -> int:
     """Print the spark-submit command of this invocation, and the names of the environment variables it needs."""
     from sbpair.cli.results.replay import SubmitCommand
-    from sbpair.replay import spark
+    from sbpair.replay import spark_settings
 
-    if request.master == spark.PLATFORM:
+    if request.master == spark_settings.PLATFORM:
         raise UsageError(
             "--print-submit needs the master of spark-submit, not platform", hint="name one such as --master yarn"
         )
@@ -464,9 +463,14 @@ def _print_submit(screen: Screen, request: "ReplayRequest") -> int:
     job = Path(__file__).parents[2] / "__main__.py"
     packages = ["--py-files", request.package] if request.package else []
     pythons = {"spark.pyspark.driver.python": sys.executable}
-    if spark.is_local_master(request.master):
+    if spark_settings.is_local_master(request.master):
         pythons["spark.pyspark.python"] = sys.executable
-    settings = {**spark.SETTINGS, **spark.local_settings(request.master), **pythons, **request.settings}
+    settings = {
+        **spark_settings.SETTINGS,
+        **spark_settings.local_settings(request.master),
+        **pythons,
+        **request.settings,
+    }
     conf = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
     kept = [word for word in sys.argv[1:] if word != "--print-submit"]
     command = [str(program), "--master", request.master, *packages, *conf, str(job), *kept]

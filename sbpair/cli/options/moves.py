@@ -234,6 +234,9 @@ def _setting(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise UsageError(f"--conf {name!r} has no value", hint="write --conf spark.executor.memory=4g")
+    from sbpair.replay.spark_settings import check_setting
+
+    check_setting(name, value)
     return name, value
 
 
