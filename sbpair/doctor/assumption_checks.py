@@ -28,6 +28,7 @@ from sbpair.amqp_client.client import lock_token
 from sbpair.amqp_client.raw_links import ABANDONED, ACCEPTED, RELEASED, dead_letter
 from sbpair.doctor.assumptions import CHECKS, LOCK_SECONDS, AssumptionTrial, check
 from sbpair.errors import AccessError, EntityMissing, InDoubt, ServiceRefused, SessionLocked, SessionLockLost
+from sbpair.model.message_state import dead_letter_path
 from sbpair.move.message import dead_letters, envelope
 
 __all__ = ["CHECKS"]
@@ -109,7 +110,7 @@ async def _dead(trial: AssumptionTrial, name: str) -> Sections:
     async with trial.receiving() as link:
         taken = await trial.one(link, name)
         await link.settle([taken.delivery], dead_letter("reason", "description"))
-    return await trial.receive(name, dead_letters.dead_letter_path(trial.path))
+    return await trial.receive(name, dead_letter_path(trial.path))
 
 
 KEPT: dict[str, tuple[str, ...]] = {
@@ -316,7 +317,7 @@ async def dead_lettering(trial: AssumptionTrial) -> str:
 
 @check("kept beyond its time to live, with its delivery count")
 async def dead_letters_stay(trial: AssumptionTrial) -> str:
-    path = dead_letters.dead_letter_path(trial.path)
+    path = dead_letter_path(trial.path)
     async with trial.receiving() as link:
         await trial.put(trial.message("a", ttl_ms=int(1000 * LOCKED_TTL_SECONDS)))
         await (await trial.one(link, "a")).settle(dead_letter("reason", "description"))
@@ -332,7 +333,7 @@ async def dead_letters_stay(trial: AssumptionTrial) -> str:
 
 async def _dead_reason(trial: AssumptionTrial) -> str:
     """Receive the dead letter `a`, and return its reason. Raises NotDelivered."""
-    received = await trial.receive("a", dead_letters.dead_letter_path(trial.path))
+    received = await trial.receive("a", dead_letter_path(trial.path))
     return text_of(received.read_application_properties().get(dead_letters.REASON)) or "None"
 
 
@@ -364,7 +365,7 @@ async def locked_expiry(trial: AssumptionTrial) -> str:
         await trial.sleep(LOCKED_TTL_SECONDS + MARGIN_SECONDS)
         if not await held.settle():
             return "completion refused"
-    dead = await trial.peek(path=dead_letters.dead_letter_path(trial.path))
+    dead = await trial.peek(path=dead_letter_path(trial.path))
     return "completed, and a dead letter" if dead else trial.expected
 
 

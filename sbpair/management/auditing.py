@@ -40,11 +40,12 @@ from sbpair.management.comparison import desired_queues, plan_backlog
 from sbpair.management.exchanged_sides import find_exchanged
 from sbpair.management.provisioning import EntityReport, provision
 from sbpair.model import tiers
+from sbpair.model.message_state import dead_letter_path
 from sbpair.model.pair import Endpoint, Ends, Pair, ResourceGroup
 from sbpair.model.queues import QueueState, Utilisation
 from sbpair.model.report import Outcome, Report
 from sbpair.model.retries import attempt
-from sbpair.move.message.dead_letters import NotSentReason, cause_in, dead_letter_path
+from sbpair.move.message.dead_letters import NotSentReason, cause_in
 from sbpair.move.message.envelope import restore
 from sbpair.move.message.route import DeadLetter, Send, route
 from sbpair.move.peek.destination_lookup import DestinationLookup

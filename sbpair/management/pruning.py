@@ -26,11 +26,11 @@ from sbpair.management.comparison import (
     plan_backlog,
     why_unexpected,
 )
+from sbpair.model.message_state import dead_letter_path
 from sbpair.model.pair import Endpoint, Pair
 from sbpair.model.queues import Counts, QueueFinding, QueueState
 from sbpair.model.report import Outcome, Report, ReportItem
 from sbpair.model.retries import attempt
-from sbpair.move.message.dead_letters import dead_letter_path
 from sbpair.move.peek.peeker import PeekedMessage, Peeker, PeekPosition
 
 log = logging.getLogger(__name__)

@@ -20,7 +20,9 @@ from sbpair.amqp_client.client import GetToken, connect
 from sbpair.errors import SbpairError, ServiceRefused, UsageError
 from sbpair.management.calls import gather_all
 from sbpair.message_io.message_json import readable
-from sbpair.move.message.dead_letters import cause_in, is_dead_letter_path, parent_path
+from sbpair.model.message_state import is_dead_letter_path, parent_path
+from sbpair.model.sequence_ranges import MAX_SEQUENCE
+from sbpair.move.message.dead_letters import cause_in
 from sbpair.move.peek.peeker import OnMessage, Peeked, PeekedMessage, Peeker, PeekPosition
 
 if TYPE_CHECKING:
@@ -76,10 +78,11 @@ async def peek_messages(
     *,
     limit: int,
     start: int = 0,
+    end: int = MAX_SEQUENCE,
     keep: Keep | None = None,
     on_event: OnEvent = lambda _event: None,
 ) -> PeekResult:
-    """Return up to `limit` messages from the sequence number `start` on, of one source after the other.
+    """Return up to `limit` messages with numbers from `start` to `end`, of one source after the other.
 
     With `keep`, only messages that it accepts; it peeks until there are `limit` of them.
 
@@ -89,7 +92,7 @@ async def peek_messages(
     async with _open_peek(ends, on_event) as peek:
         for source in sources:
             position = PeekPosition(source.path, start)
-            take = _taker(result, source, limit, keep)
+            take = _taker(result, source, limit, keep, position, end)
             with suppress(_LimitReached):
                 await peek(source, position, None if keep else limit - len(result.messages), take)
             result.complete = result.complete and position.ended
@@ -117,11 +120,16 @@ async def count_messages(ends: Ends, source: PeekSource) -> int | None:
     return counts.total - counts.dead_letter - counts.transfer - counts.transfer_dead_letter
 
 
-def first_copies(rule: KeyRule, on_duplicate: Callable[[], object]) -> Keep:
-    """Return a function that accepts only the first message of each key, and those without a key."""
+def first_copies(rule: KeyRule, on_duplicate: Callable[[], object], among: Keep | None = None) -> Keep:
+    """Return a function that accepts only the first message of each key, and those without a key.
+
+    Messages that `among` does not accept do not count.
+    """
     seen: set[str] = set()
 
     def keep(message: PeekedMessage) -> bool:
+        if among is not None and not among(message):
+            return False
         properties = readable(message.sections.read_properties, Properties())
         named = SimpleNamespace(
             raw_amqp_message=SimpleNamespace(properties=properties),
@@ -221,11 +229,16 @@ async def _check_no_topic(endpoint: Endpoint, get_token: GetToken | None, path: 
 
 
 class _LimitReached(Exception):
-    """As many messages are accepted as wanted."""
+    """As many messages are accepted as wanted, or no wanted ones follow."""
 
 
-def _taker(result: PeekResult, source: PeekSource, limit: int, keep: Keep | None) -> OnMessage:
+def _taker(
+    result: PeekResult, source: PeekSource, limit: int, keep: Keep | None, position: PeekPosition, end: int
+) -> OnMessage:
     async def take(message: PeekedMessage) -> None:
+        if message.facts.sequence_number > end:
+            position.ended = True
+            raise _LimitReached
         if keep is None or keep(message):
             result.messages.append((source, message))
             if keep is not None and len(result.messages) == limit:

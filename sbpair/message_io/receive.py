@@ -62,7 +62,8 @@ async def receive_messages(
 ) -> None:
     """Show and complete up to `limit` messages, until none arrives for `wait_seconds`. Keeps `counts` current.
 
-    Receives from one namespace, which is shown as `side`, or the first copies of both sides of a Pair by `dedup`.
+    Receives from one namespace, which is shown as `side`, or the first copies of both sides of a Pair by `dedup`:
+    `entity` is the path to receive from, or the entity of both sides, with its `subscription`.
     Raises UsageError, EntityMissing, AccessError and Unavailable, and the errors of `show`: that message is not
     completed.
     """
@@ -79,7 +80,7 @@ async def receive_messages(
             await _show_and_complete(source, found, counts, show)
     if left > 0:
         # An empty receive proves nothing: locked messages are not delivered.
-        path = checked_source(entity, subscription)
+        path = checked_source(entity, subscription) if isinstance(place, Pair) else entity
         for endpoint in (place.primary, place.secondary) if isinstance(place, Pair) else (place,):
             counts.locked += await _count_active(endpoint, path)
 
@@ -132,9 +133,8 @@ async def _opened(
     on_event: OnEvent,
 ) -> AsyncIterator[ReceiveSource]:
     if isinstance(place, Endpoint):
-        path = checked_source(entity, subscription)
         async with signed_in(connect, place) as client:
-            source = await RawSource.open(client, path, keeps_payload=True, lock_seconds=None)
+            source = await RawSource.open(client, entity, keeps_payload=True, lock_seconds=None)
             try:
                 yield _OneSource(source, side)
             finally:

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from sbpair.amqp import splice
 from sbpair.amqp.message import Sections, skip
 from sbpair.errors import ProtocolError, UsageError
+from sbpair.model.message_state import MessageState
+from sbpair.model.sequence_ranges import SequenceRanges
 from sbpair.move.interface import KeptMessage
 from sbpair.move.message import dead_letters, envelope
 from sbpair.move.message.dead_letters import NO_REASON
@@ -213,8 +215,9 @@ class MessageFilter:
 
     `failures` counts messages for which it could not be calculated, and which were not chosen; `first_failure` is why.
     With `reasons`, a message also needs one of these as its dead-letter reason, in any case; "" is that of dead letters
-    without one. Without a text, nothing else. With `is_shown`, messages that match stay where they are: a decimal that
-    .NET and IEEE 754 read differently has .NET's value then. It is NULL where they are moved or removed.
+    without one. So it does of `sequences`, of an age of more than `older_than` seconds, and of a `state`, which only
+    peeked messages have. Without a text, nothing else. With `is_shown`, messages that match stay where they are: a
+    decimal that .NET and IEEE 754 read differently has .NET's value then. It is NULL where they are moved or removed.
     """
 
     text: str
@@ -224,12 +227,15 @@ class MessageFilter:
     remarks: tuple[str, ...] = ()
     reasons: Collection[str] = ()
     is_shown: bool = False
+    sequences: SequenceRanges | None = None
+    older_than: float | None = None
+    state: MessageState | None = None
 
     def __post_init__(self) -> None:
         """Compile the text. Raises FilterInvalid."""
         self._text_doubts: tuple[str, ...] = ()
         self._absent: dict[str, str] = {}
-        if self.text or not self.reasons:
+        if self.text or not self._conditions():
             part, self._absent = _compiled(self.text)
             self._run, self.remarks, self._text_doubts = part.run, part.remarks, part.doubts
         else:
@@ -237,6 +243,7 @@ class MessageFilter:
         self._reasons = frozenset(map(str.lower, self.reasons))
         self._looked = False
         self._found, self._found_reasons = set[str](), set[str]()
+        self._not_found = self.sequences.single(_MAX_NAMES) if self.sequences else set()
 
     def choose(self, messages: Sequence[Any], now_ms: int) -> list[bool]:
         """Return which received messages the filter is true for, at a time of the service in ms since 1970."""
@@ -251,7 +258,7 @@ class MessageFilter:
 
     def counts(self, skipped: int) -> FilterCounts:
         remarks = (*self.remarks, *self.doubts())
-        return FilterCounts(self._full_text(), self.chosen, skipped, self.failures, self.first_failure, remarks)
+        return FilterCounts(self.full_text, self.chosen, skipped, self.failures, self.first_failure, remarks)
 
     def doubts(self) -> list[str]:
         """Return likely mistakes: those of the text if nothing matches, and reasons that no message has."""
@@ -261,6 +268,10 @@ class MessageFilter:
             doubted = {doubt.partition(" ")[0] for doubt in self._text_doubts}
             absent = [each for each in self._absent.values() if self._looked and each not in doubted]
             found += [f"{looked} property {each}; they have {_nearest(each, tuple(self._found))}" for each in absent]
+        if self._not_found:
+            numbers = ", ".join(map(str, sorted(self._not_found)[:_SHOWN_NAMES]))
+            more = ", …" if len(self._not_found) > _SHOWN_NAMES else ""
+            found.append(f"{looked} sequence number {numbers}{more}")
         there = tuple(self._found_reasons)
         known = set(map(str.lower, there))
         for each in sorted(self.reasons) if 0 < len(there) < _MAX_NAMES else ():
@@ -269,20 +280,47 @@ class MessageFilter:
                 found.append(f"{looked} reason {each or NO_REASON}; they have {shown}")
         return found
 
-    def _full_text(self) -> str:
-        quoted = ", ".join("'{}'".format(each.replace("'", "''")) for each in sorted(self.reasons))
-        reasons = f"reason IN ({quoted})" if quoted else ""
-        return f"{reasons} AND ({self.text})" if reasons and self.text else self.text or reasons
+    @property
+    def full_text(self) -> str:
+        """All that a message needs, as one text."""
+        conditions = self._conditions()
+        return " AND ".join([*conditions, *([f"({self.text})" if conditions else self.text] if self.text else ())])
 
-    def matches(self, message: FilteredMessage) -> bool:
-        """Return whether the filter is true for a message."""
-        message.reads_as_dotnet, message.uncertain = self.is_shown, ""
+    def _conditions(self) -> list[str]:
+        """Return what a message needs beside the condition of the text."""
+        quoted = ", ".join("'{}'".format(each.replace("'", "''")) for each in sorted(self.reasons))
+        found = {
+            f"state = '{self.state}'": self.state,
+            f"sequence IN ({self.sequences})": self.sequences,
+            f"age > '{self.older_than or 0:g}s'": self.older_than,
+            f"reason IN ({quoted})": quoted,
+        }
+        return [text for text, choice in found.items() if choice]
+
+    def _passes(self, message: FilteredMessage) -> bool:
+        """Return whether a message has the state, number, age and reason that it needs."""
+        if self.state and _state_of(message) != self.state:
+            return False
+        if self.sequences:
+            self._not_found.discard(message.sequence_number)
+            if not self.sequences.include(message.sequence_number):
+                return False
+        if self.older_than:
+            enqueued_at = message.enqueued_at
+            if not 0 < enqueued_at < message.now_ms - self.older_than * 1000:
+                return False
         if self._reasons:
             reason = _reason(message)
             if len(self._found_reasons) < _MAX_NAMES:
                 self._found_reasons.add(reason)
-            if reason.lower() not in self._reasons:
-                return False
+            return reason.lower() in self._reasons
+        return True
+
+    def matches(self, message: FilteredMessage) -> bool:
+        """Return whether the filter is true for a message."""
+        message.reads_as_dotnet, message.uncertain = self.is_shown, ""
+        if not self._passes(message):
+            return False
         is_chosen, failure = self._decide(message)
         if failure and not is_chosen:
             self.failures += 1
@@ -319,6 +357,14 @@ def _nearest(wrong: str, found: Collection[str]) -> str:
     likeness = {each: difflib.SequenceMatcher(None, wrong.lower(), each.lower()).ratio() for each in found}
     names = sorted(found, key=lambda each: (-likeness[each], each))
     return ", ".join([each[:_SHOWN] for each in names[:_SHOWN_NAMES]] + ["…"] * (len(names) > _SHOWN_NAMES)) or "none"
+
+
+def _state_of(message: FilteredMessage) -> str:
+    """Return the state; that of a message that cannot be read is active."""
+    try:
+        return _state(message)
+    except EvaluationFailed:
+        return MessageState.ACTIVE
 
 
 def _reason(message: FilteredMessage) -> str:

@@ -23,10 +23,10 @@ from sbpair.azure.atom import open_atom
 from sbpair.errors import EntityMissing, ExitCode, MachineLacks, SbpairError, StateRefused, UsageError
 from sbpair.http_tunnel import ask_time
 from sbpair.model.document import encoded
+from sbpair.model.message_state import is_dead_letter_path, parent_path
 from sbpair.model.namespace_clock import ASSUMED_LOCK_SECONDS, MAX_LOCK_SECONDS
 from sbpair.model.pair import Endpoint
 from sbpair.move.events import MessagesLocked
-from sbpair.move.message import dead_letters
 from sbpair.replay.archive import (
     ACCEPTED_FILE,
     DELIVERY_FILE,
@@ -486,7 +486,7 @@ class Driver:
         """Return how long to wait for locks, in turns: their duration, or without Manage what it may be."""
         try:
             async with open_atom(self._request.pair.secondary) as control:
-                found = [await control.get(dead_letters.parent_path(queue)) for queue in queues]
+                found = [await control.get(parent_path(queue)) for queue in queues]
             return [max(ticks(each.spec.lock_duration) for each in found) / TICKS_PER_SECOND]
         except SbpairError as error:
             log.info("the lock duration is not known: %s", error.message)
@@ -504,8 +504,8 @@ class Driver:
         with suppress(SbpairError):  # only the display of progress needs them
             async with open_atom(self._request.pair.secondary) as control:
                 for queue in self._run.queues:
-                    counts = await control.counts(dead_letters.parent_path(queue))
-                    present = counts.dead_letter if dead_letters.is_dead_letter_path(queue) else counts.active
+                    counts = await control.counts(parent_path(queue))
+                    present = counts.dead_letter if is_dead_letter_path(queue) else counts.active
                     found[queue] = before.get(queue, 0) + present
         return found
 

@@ -17,10 +17,10 @@ from sbpair.azure.credentials import open_tokens
 from sbpair.azure.fetched_secrets import named_secrets, read_secret
 from sbpair.errors import NameInvalid, StateRefused, Unsafe, UsageError
 from sbpair.model.connection_string import credential_of, read_key_file
+from sbpair.model.message_state import is_dead_letter_path
 from sbpair.model.namespace_clock import MAX_LOCK_SECONDS
 from sbpair.model.pair import Endpoint, Identity, Pair
 from sbpair.model.proxy import parse_proxy
-from sbpair.move.message import dead_letters
 from sbpair.move.message.route import TimeToLive
 from sbpair.replay.archive import DELIVERY_FILE, RUN_FILE, VERSION, Archive
 from sbpair.replay.delivery import PRIMARY, ReplayDelivery
@@ -144,7 +144,7 @@ class ReplayOptions:
             f"--dedup {self.dedup}": self.dedup is not DedupMode.KEY,
             "--destination": bool(self.selection.destinations),
             "--where": self.selection.where is not None,
-            "--dead-letters": any(map(dead_letters.is_dead_letter_path, queues)),
+            "--dead-letters": any(map(is_dead_letter_path, queues)),
         }
         for name, given in unsupported.items():
             if given and self.mode is ReplayMode.DIRECT:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sbpair.model.message_state import is_dead_letter_path
 from sbpair.move.message import dead_letters
 from sbpair.move.message.envelope import without_lock_token
 from sbpair.move.message.route import Facts, Send, route
@@ -158,7 +159,7 @@ class Segment:
         of = dict(zip(Facts._fields, zip(*facts, strict=True), strict=True))
         destinations, flaws = zip(*map(_destination, facts), strict=True)
         reasons = descriptions = pa.nulls(count, pa.string())
-        if dead_letters.is_dead_letter_path(self.queue):
+        if is_dead_letter_path(self.queue):
             reasons, descriptions = zip(*(dead_letters.cause_of(message.payload) for message in messages), strict=True)
         columns = {
             **of,

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 from sbpair.errors import SbpairError
 from sbpair.http_tunnel import ask_time
+from sbpair.model.message_state import is_dead_letter_path
 from sbpair.move.context import MAX_MISSING, MissingDestinations, MoveContext
 from sbpair.move.interface import Failures, ReceivedMessage, Sendable
 from sbpair.move.message import dead_letters
@@ -177,7 +178,7 @@ class ShardReader:
         for queue, indices in indices_of.items():
             decoder = self._decoders.get(queue) or self._decoders.setdefault(queue, Decoder(queue))
             payloads = [rows[index][2] for index in indices]
-            if dead_letters.is_dead_letter_path(queue):
+            if is_dead_letter_path(queue):
                 payloads = list(map(dead_letters.without_cause, payloads))
             decoded.update(zip(indices, decoder.decode(payloads), strict=True))
         return [self._message(decoded[index], *row) for index, row in enumerate(rows)]

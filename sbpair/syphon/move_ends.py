@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from sbpair.amqp_client.client import AmqpClient, GetToken, connect
 from sbpair.errors import AccessError, EntityMissing, SbpairError, ServiceRefused, Unavailable, UsageError
 from sbpair.model.entities import Queue, Subscription, Topic, subscription_of
+from sbpair.model.message_state import ASIDE, MessageState, is_dead_letter_path, parent_path, path_of
 from sbpair.model.pair import Endpoint, Ends
-from sbpair.move.message.dead_letters import is_dead_letter_path, parent_path
 from sbpair.timespan import TICKS_PER_DAY, TICKS_PER_MS, TIMESPAN_MAX_DAYS, ticks
 
 if TYPE_CHECKING:
@@ -26,14 +26,18 @@ CHECK_SOURCE = "check its name and namespace; of a topic, name a subscription: T
 
 
 class EntityAddress(NamedTuple):
-    """A queue, topic, subscription or dead-letter queue. `side` is as the user named it, or would."""
+    """The messages of a queue, topic or subscription in a `state`. `side` is as the user named it, or would.
+
+    `path` is where they are received: that of a dead-letter queue has its suffix, and its `state`.
+    """
 
     side: str
     endpoint: Endpoint
     path: str
+    state: MessageState = MessageState.ACTIVE
 
     def __str__(self) -> str:
-        return f"{self.side}:{self.path}"
+        return f"{self.side}:{self.path}{f' ({self.state})' if self.state in ASIDE else ''}"
 
     @property
     def alone(self) -> Ends:
@@ -48,6 +52,10 @@ class EntityAddress(NamedTuple):
     def parent(self) -> str:
         """The path of the entity whose dead-letter queue this is; any other path unchanged."""
         return parent_path(self.path)
+
+    def in_state(self, state: MessageState) -> EntityAddress:
+        """Return the messages of the same entity in another state."""
+        return self._replace(path=path_of(self.parent, state), state=state)
 
     def equals(self, other: EntityAddress) -> bool:
         """Return whether both are one entity: the service ignores the case of paths."""
@@ -65,7 +73,7 @@ def check_names(source: EntityAddress, destination: EntityAddress) -> None:
     if subscription_of(destination.path):
         hint = "name a queue; or a topic, which gives its messages to every subscription"
         raise UsageError(f"{destination.path} is a subscription, which accepts no messages", hint=hint)
-    if source.equals(destination):
+    if source.equals(destination) and source.state != MessageState.DEFERRED:
         hint = "name another destination; --dead-letters moves the dead letters of the source"
         raise UsageError(f"{source.path} is both the source and the destination", hint=hint)
     subscription = subscription_of(source.path)

@@ -22,11 +22,12 @@ from sbpair.azure.credentials import open_tokens
 from sbpair.azure.destinations import DestinationCache, DestinationEntity, open_destinations
 from sbpair.errors import EntityMissing, first_error
 from sbpair.model import cost
+from sbpair.model.message_state import is_dead_letter_path
 from sbpair.model.retries import Retrying
 from sbpair.move.context import MissingDestinations
 from sbpair.move.events import QueuesFound
 from sbpair.move.filter import MessageFilter
-from sbpair.move.message.dead_letters import NotSentReason, is_dead_letter_path
+from sbpair.move.message.dead_letters import NotSentReason
 from sbpair.move.message.envelope import DEFERRED, SCHEDULED, message_state, restore
 from sbpair.move.message.route import BACKLOG, DeadLetter, Expire, Facts, MessageForm, Route, Send, refused
 from sbpair.move.peek.destination_lookup import DestinationLookup

@@ -28,10 +28,11 @@ from sbpair.errors import (
     Unavailable,
 )
 from sbpair.model.entities import Queue, Subscription
+from sbpair.model.message_state import dead_letter_path
 from sbpair.model.pair import Endpoint
 from sbpair.move.events import RampProgress
 from sbpair.move.interface import ReceivedMessage
-from sbpair.move.message.dead_letters import cause_in, dead_letter_path
+from sbpair.move.message.dead_letters import cause_in
 from sbpair.move.message.route import BACKLOG_DEAD_LETTERS, Facts, Send, TimeToLive, router
 from sbpair.move.peek.locked import PARTITION_BITS
 from sbpair.move.peek.peeker import PAGE, read_peeked

@@ -6,8 +6,8 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from sbpair.model.message_state import is_dead_letter_path, parent_path
 from sbpair.model.namespace_clock import ASSUMED_LOCK_SECONDS
-from sbpair.move.message.dead_letters import is_dead_letter_path, parent_path
 from sbpair.syphon.intake_gate import IntakeGate
 from sbpair.syphon.run_request import DEFAULT_TIMINGS
 from sbpair.syphon.worker_connections import EndStates

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from sbpair import backlog
 from sbpair.errors import UsageError
+from sbpair.model.message_state import dead_letter_path, is_dead_letter_path
 from sbpair.model.pair import Endpoint, Ends, Pair
 from sbpair.move.context import DEFAULT_MAX_SKIPPED, MAX_MISSING, MissingDestinations
 from sbpair.move.filter import MessageFilter, marked
-from sbpair.move.message.dead_letters import dead_letter_path, is_dead_letter_path
 from sbpair.move.message.renames import Renames
 from sbpair.move.message.route import BACKLOG, BACKLOG_DEAD_LETTERS, MessageForm, TimeToLive
 from sbpair.move.timings import DEFAULT_BACKOFF, DEFAULT_MOVE_TIMINGS, MoveTimings
@@ -233,7 +233,7 @@ class RunRequest:
         """Return the options in force, as a run's record has them."""
         where: dict[str, object] = {}
         if self.where is not None:
-            where = {"where": self.where.text, "max_skipped": self.max_skipped}
+            where = {"where": self.where.full_text, "max_skipped": self.max_skipped}
         return {
             "source": self.source,
             "mode": "once" if self.once else "watch",

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from sbpair import backlog
 from sbpair.errors import EntityMissing, NotAuthorized
+from sbpair.model.message_state import dead_letter_path, parent_path
 from sbpair.move.events import QueuesFound
-from sbpair.move.message.dead_letters import dead_letter_path, parent_path
 
 if TYPE_CHECKING:
     from sbpair.azure.atom import AtomNamespace

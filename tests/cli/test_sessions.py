@@ -179,6 +179,13 @@ class Session:
         for locked in queue.messages.receive(sum("=" not in each for word in ids for each in _spread(word))):
             queue.messages.dead_letter(locked.lock_token, None if reason == "-" else reason, "why")
 
+    def _defer(self, side: str, path: str, number: str) -> None:
+        """Defer the message of a sequence number, and give the others back."""
+        messages = self._entity(side, path).messages
+        for each in messages.receive(99):
+            settle = messages.defer if each.sequence_number == int(number) else messages.release
+            settle(each.lock_token)
+
     def _poison(self, side: str, path: str, poison: str) -> None:
         """Complete what arrives in a queue from now on, but dead-letter one message."""
         messages, loop = self._entity(side, path).messages, asyncio.get_running_loop()

@@ -19,10 +19,10 @@ from sbpair.management.audit_findings import Audit, AuditFinding, ReasonCount, U
 from sbpair.management.auditing import audit
 from sbpair.management.calls import Listed, SecondSample
 from sbpair.management.pruning import prune
+from sbpair.model.message_state import dead_letter_path
 from sbpair.model.pair import SasKey
 from sbpair.model.queues import AuditedQueue, Counts, Difference, Utilisation
 from sbpair.model.report import Outcome, ReportItem
-from sbpair.move.message.dead_letters import dead_letter_path
 from sbpair.move.peek.peeker import Peeked
 from sbpair.status import read_status
 from sbpair.testing import Emulator

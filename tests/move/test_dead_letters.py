@@ -9,7 +9,6 @@ from sbpair.amqp.types import Char, Long, Value
 from sbpair.move.message import dead_letters
 from sbpair.move.message.dead_letters import DeadLetterCause
 
-QUEUE = "contoso/x-servicebus-transfer/0"
 OURS = {"DeadLetterReason": "DestinationNotFound", "DeadLetterErrorDescription": "there is no orders"}
 
 
@@ -46,12 +45,3 @@ def test_the_reason_is_read(said: dict[Value, Value], why: DeadLetterCause) -> N
 def test_what_cannot_be_read_says_nothing_and_stays(broken: bytes) -> None:
     assert dead_letters.cause_of(broken) == DeadLetterCause()
     assert dead_letters.without_cause(broken) == broken
-
-
-@pytest.mark.parametrize(
-    ("path", "is_one"), [(QUEUE, False), (f"{QUEUE}/$deadletterqueue", True), (f"{QUEUE}/$DeadLetterQueue", True)]
-)
-def test_a_queue_of_dead_letters_is_known_by_its_path(path: str, is_one: bool) -> None:
-    assert dead_letters.is_dead_letter_path(path) is is_one
-    assert dead_letters.parent_path(path) == QUEUE
-    assert dead_letters.is_dead_letter_path(dead_letters.dead_letter_path(QUEUE))

@@ -18,6 +18,8 @@ from sbpair.amqp.message import (
 from sbpair.amqp.types import Decimal128, Described, Float, Int, Long, Map, Symbol, Timestamp, UInt, ULong
 from sbpair.backlog import Aliases, write_aliases
 from sbpair.drill.original_reading import WRAPPED_TTL_MS
+from sbpair.model.message_state import MessageState
+from sbpair.model.sequence_ranges import SequenceRanges
 from sbpair.move.filter import MAX_TEXT, FilteredMessage, FilterInvalid, MessageFilter
 from sbpair.move.message.decode import Decoder
 from sbpair.rules import view
@@ -303,6 +305,27 @@ def test_dead_letters_are_chosen_by_their_reason(
     made = MessageFilter(text, reasons=reasons)
     assert [at for at, message in enumerate(messages) if made.matches(message)] == chosen
     assert (made.chosen, made.counts(5).text, made.counts(5).skipped) == (len(chosen), shown, 5)
+
+
+@pytest.mark.parametrize(
+    ("choice", "matches", "shown"),
+    [
+        ({"sequences": SequenceRanges.read("5,70-80")}, True, "sequence IN (5,70-80)"),
+        ({"sequences": SequenceRanges.read("76,78"), "older_than": 60}, False, "sequence IN (76,78) AND age > '60s'"),
+        ({"older_than": 3_599.9, "text": "n = 5"}, True, "age > '3599.9s' AND (n = 5)"),
+        ({"older_than": 3_600, "text": "n = 5"}, False, "age > '3600s' AND (n = 5)"),
+        ({"state": MessageState.ACTIVE}, True, "state = 'active'"),
+        ({"state": MessageState.SCHEDULED}, False, "state = 'scheduled'"),
+    ],
+)
+def test_messages_are_chosen_by_number_age_and_state(choice: dict[str, Any], matches: bool, shown: str) -> None:
+    made = MessageFilter(choice.pop("text", ""), **choice)
+    assert (made.matches(filtered(encoded())), made.full_text) == (matches, shown)
+    missing = "none of the messages that were looked at has the sequence number "
+    assert [each.removeprefix(missing) for each in made.doubts()] == {
+        "sequence IN (5,70-80)": ["5"],
+        "sequence IN (76,78) AND age > '60s'": ["76, 78"],
+    }.get(shown, [])
 
 
 def test_payload_that_is_no_message_is_never_chosen() -> None:

@@ -12,7 +12,7 @@ import pytest
 from sbpair import errors
 from sbpair.backlog import Aliases
 from sbpair.model.document import encoded
-from sbpair.move.message.dead_letters import dead_letter_path
+from sbpair.model.message_state import dead_letter_path
 from sbpair.move.message.route import Facts, TimeToLive
 from sbpair.move.raw_source import RawReceivedMessage, RawSource
 from sbpair.replay import driver

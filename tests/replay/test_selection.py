@@ -10,7 +10,7 @@ import pytest
 
 from sbpair import errors
 from sbpair.backlog import Aliases
-from sbpair.move.message import dead_letters
+from sbpair.model.message_state import dead_letter_path
 from sbpair.replay import driver, shard_plan, spark
 from sbpair.replay.archive import QUARANTINE, SEGMENTS
 from sbpair.replay.delivery import ReplayDelivery
@@ -115,7 +115,7 @@ def test_dead_letters_are_sent_as_they_were_or_quarantined(place: World, tmp_pat
     place.bury(1, "lost", None, "InvalidBacklogMessage", "the message has no destination")
     place.strand(0, "alive", Aliases("orders", None, HOUR_TICKS))
     job = job_of(place, tmp_path)
-    both = (*place.queues, *map(dead_letters.dead_letter_path, place.queues))
+    both = (*place.queues, *map(dead_letter_path, place.queues))
     job = replace(job, run=replace(job.run, queues=both))
     replayed(job)
     rows = {row["message_id"]: row for row in rows_of(job.open(), SEGMENTS)}

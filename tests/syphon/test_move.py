@@ -15,9 +15,9 @@ from sbpair.amqp.message import (
 )
 from sbpair.amqp.types import Timestamp
 from sbpair.emulator.entities.description import QueueDescription, SubscriptionDescription
+from sbpair.model.message_state import dead_letter_path
 from sbpair.model.pair import Pair
 from sbpair.move.context import MissingDestinations
-from sbpair.move.message.dead_letters import dead_letter_path
 from sbpair.move.message.route import TimeToLive, kept_for
 from sbpair.syphon.move_ends import check_ends
 from sbpair.syphon.preview import make_forecast

@@ -29,9 +29,9 @@ from sbpair.amqp.message import (
 )
 from sbpair.amqp.types import Described, Map, Symbol, ULong
 from sbpair.backlog import Aliases, queue_path, write_aliases
+from sbpair.model.message_state import dead_letter_path
 from sbpair.model.pair import Ends
 from sbpair.move.message import envelope
-from sbpair.move.message.dead_letters import dead_letter_path
 from sbpair.move.message.route import BACKLOG_DEAD_LETTERS
 from sbpair.syphon import runner
 from tests.amqp.test_codec import deeper, descriptors, scalars

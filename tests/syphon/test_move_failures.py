@@ -11,7 +11,7 @@ from sbpair.amqp_server.shared_access import AccessRight
 from sbpair.cli.render.receipt import backing_off_lines
 from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.model.document import encoded
-from sbpair.move.message.dead_letters import dead_letter_path
+from sbpair.model.message_state import dead_letter_path
 from tests.kit.moves import World, bury, ids, peeked, stored, world
 from tests.kit.stranded import in_session, put
 from tests.syphon import worlds

@@ -8,8 +8,8 @@ import pytest
 
 from sbpair.amqp_server.shared_access import AccessRight
 from sbpair.errors import NotAuthorized, UsageError
+from sbpair.model.message_state import dead_letter_path
 from sbpair.move.events import QueueProgress, RampProgress
-from sbpair.move.message.dead_letters import dead_letter_path
 from sbpair.move.receipt import RampState
 from sbpair.syphon import ramp as ramp_module
 from sbpair.syphon.intake_gate import IntakeGate

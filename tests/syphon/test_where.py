@@ -9,9 +9,9 @@ from azure.servicebus import ServiceBusClient
 from azure.servicebus.exceptions import SessionCannotBeLockedError
 
 from sbpair.emulator.entities.queue import QueueEntity
+from sbpair.model.message_state import dead_letter_path
 from sbpair.move import held
 from sbpair.move.filter import MessageFilter
-from sbpair.move.message.dead_letters import dead_letter_path
 from sbpair.move.receipt import FilterCounts
 from tests.kit import moves
 from tests.kit.stranded import in_session, put

@@ -12,7 +12,8 @@ from sbpair.cli.progress.reporting import PeekProgress
 from sbpair.cli.render.messages import cells, print_peeked, say_number, shown_line
 from sbpair.cli.render.screen import Screen
 from sbpair.cli.render.table import limited
-from sbpair.move.message.dead_letters import cause_in, dead_letter_path, parent_path
+from sbpair.model.message_state import dead_letter_path, parent_path
+from sbpair.move.message.dead_letters import cause_in
 
 ROWS_SHOWN = 100
 

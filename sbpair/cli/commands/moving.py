@@ -12,12 +12,14 @@ from sbpair.cli.options import moves
 from sbpair.cli.options.common import COUNT, MAX_PEEK, NamespaceSelection, PairSelection, argument, flag, option
 from sbpair.cli.options.entity_addresses import reach_of
 from sbpair.cli.options.moves import MoveTerms, NewDestinations
+from sbpair.cli.options.selection import WHERE, ChosenMessages, Selection, filter_of
 from sbpair.cli.options.values import ALL_PAIRS, all_profiles
 from sbpair.cli.render.receipt import SYPHON, MoveWording, warn_of_failures
 from sbpair.cli.render.screen import Screen, spoken
 from sbpair.cli.render.table import columns
 from sbpair.errors import AccessError, EntityMissing, SbpairError, UsageError
 from sbpair.model.entities import subscription_of
+from sbpair.model.message_state import MessageState
 from sbpair.model.pair import Ends
 from sbpair.move.context import MAX_MISSING
 
@@ -58,6 +60,7 @@ def syphon_command(
         excludes="--allow-missing",
     ),
     allow_missing: bool = flag("--allow-missing", "Dead-letter every message of missing destinations"),
+    where: str | None = WHERE,
     all_pairs: bool = ALL_PAIRS,
     connection: PairSelection,
     screen: Screen,
@@ -82,7 +85,7 @@ def syphon_command(
 
     mode = terms.checked_mode()
     _refuse_default_ttl(terms)
-    settings = terms.settings(screen)
+    settings = terms.settings(filter_of(screen, where))
 
     def request_of(pair: "Pair", **routes: Any) -> "RunRequest":
         return syphon_request(
@@ -116,7 +119,7 @@ def move_command(
     *,
     source: str = argument("SOURCE", "[SIDE:]QUEUE or [SIDE:]TOPIC/subscriptions/NAME"),
     destination: str = argument("DESTINATION", "[SIDE:]QUEUE or [SIDE:]TOPIC"),
-    dead_letters: bool = flag("--dead-letters", "Move the dead letters of the source instead"),
+    chosen: Selection,
     limit: int | None = option("--max -n N", "End after N messages were sent", at_least=1),
     allow_duplicate_detection: bool = moves.ALLOW_DUPLICATE_DETECTION,
     terms: MoveTerms,
@@ -137,9 +140,9 @@ def move_command(
     See also: sbpair help move
     """
     mode = terms.checked_mode("--once", limit)
-    settings = terms.settings(screen, limit)
+    settings = terms.settings(chosen.filter(screen), limit)
     reach = reach_of(connection, screen, state=terms.state)
-    origin = reach.address(source, dead_letters=dead_letters, what="SOURCE")
+    origin = reach.address(source, state=chosen.state, what="SOURCE")
     target = reach.address(destination, what="DESTINATION")
     command = ("move", source, destination)
     request, state = _checked_request(
@@ -159,7 +162,7 @@ def redrive_command(
     all_backlog: bool = flag(
         "--backlog",
         "Those of all backlog queues, where their aliases say",
-        excludes=("ENTITY", "--namespace", "--by-reason", "--all-subscriptions"),
+        excludes=("ENTITY", "--namespace", "--by-reason", "--all-subscriptions", "--messages", "--sequence"),
         why="leave one of them out; count those of all backlog queues with sbpair deadletters list",
     ),
     count: int | None = option("--count N", "Number of those queues, without Manage", needs="--backlog"),
@@ -168,6 +171,7 @@ def redrive_command(
         "Move nothing; count the dead letters by reason",
         excludes=("--once", "--watch", "--dry-run", "--ramp", "--canary"),
     ),
+    chosen: ChosenMessages,
     reason: list[str] | None = option("--reason TEXT", "Only dead letters with this reason; repeatable"),
     all_subscriptions: bool = flag("--all-subscriptions", "Send a subscription's to its topic: all get them"),
     allow_duplicate_detection: bool = moves.ALLOW_DUPLICATE_DETECTION,
@@ -196,7 +200,7 @@ def redrive_command(
     if all_backlog and terms.watch and limit is not None:
         why = "--max takes one queue after the other: use --once, or redrive one queue"
         raise UsageError("--max and --watch exclude each other with --backlog", hint=why)
-    settings = terms.settings(screen, limit, frozenset(map(_reason, reason or ())))
+    settings = terms.settings(chosen.filter(screen, frozenset(map(_reason, reason or ()))), limit)
     reach = reach_of(connection, screen, count=count, state=terms.state)
     if entity is None:
         _refuse_default_ttl(terms)
@@ -204,10 +208,17 @@ def redrive_command(
         routes = delivery.settings(reach)
         request = syphon_request(reach.pair, preview=terms.dry_run, **to_aliases, **routes, **settings)
         return _run_move(screen, request, terms, mode, reach.owner().directory, _wording(request, ("redrive",)))
-    source = reach.address(entity, dead_letters=True, what="ENTITY")
+    source = reach.address(entity, state=chosen.state, what="ENTITY")
+    if source.state == MessageState.ACTIVE and chosen.state is None:
+        source = source.in_state(MessageState.DEAD)
+    if not source.is_dead_letters:
+        other = next_command("move", entity, "QUEUE")
+        raise UsageError(
+            f"redrive sends dead letters back, not {source.state} messages", hint=f"move them with {other}"
+        )
     if by_reason:
         return _print_reasons(screen, entity, source, limit or MAX_PEEK, settings["where"])
-    target = _origin(reach, source, terms.where, reason or (), all_subscriptions=all_subscriptions)
+    target = _origin(reach, source, chosen.where, reason or (), all_subscriptions=all_subscriptions)
     routes = delivery.settings(reach)
     if target is not None and (delivery.to or delivery.renamed):
         hint = f"leave them out, or name the destination: {next_command('move', entity, 'QUEUE', '--dead-letters')}"

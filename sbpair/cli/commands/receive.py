@@ -6,23 +6,30 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from sbpair.backlog import TRANSFER_SEGMENT, check_path
+from sbpair.backlog import TRANSFER_SEGMENT
 from sbpair.cli.command_loop import run
 from sbpair.cli.commands.peek import peeked
 from sbpair.cli.next_command import next_command, not_confirmed
 from sbpair.cli.options.common import NamespaceSelection, Output, argument, duration, flag, option, option_group
 from sbpair.cli.options.entity_addresses import reach_of
+from sbpair.cli.options.selection import Selection
 from sbpair.cli.render.messages import body_text, enqueued, print_peeked, shown_line
+from sbpair.cli.render.receipt import warn_of_failures
 from sbpair.cli.render.screen import Document, Screen, clean, plural
 from sbpair.errors import ExitCode, ServiceRefused, UsageError
 from sbpair.model.document import encoded
+from sbpair.model.entities import subscription_of
+from sbpair.model.message_state import ASIDE
 from sbpair.model.pair import SIDES
 
 if TYPE_CHECKING:
     from sbpair.message_io.message_json import ReceiveCounts, Received
+    from sbpair.message_io.peek import Keep
     from sbpair.message_io.receive import DedupSettings
     from sbpair.model.pair import Ends
+    from sbpair.model.sequence_ranges import SequenceRanges
     from sbpair.replication.events import ReplicationEvent
+    from sbpair.syphon.move_ends import EntityAddress
 
 SCHEMA = "sbpair/receive/1"
 MEMORY = "memory"
@@ -58,6 +65,7 @@ def command(
     *,
     entity: str = argument("QUEUE|TOPIC", "[SIDE:]QUEUE, or [SIDE:]TOPIC with --subscription"),
     subscription: str | None = option("--subscription NAME", "Subscription of a topic"),
+    chosen: Selection,
     limit: int = option("--max -n N", "Number of messages at most", default=10, at_least=1),
     remove: bool = flag("--remove", "Remove each message after it is printed"),
     yes: bool = flag("--yes -y", "Remove without asking", needs="--remove"),
@@ -80,15 +88,18 @@ def command(
 
     See also: sbpair help replication
     """
-    given, dedup = entity, _settings(deduplication)
+    dedup, where = _settings(deduplication), chosen.filter(screen, peeks=True)
     named = connection.namespace is not None or ":" in entity
     if dedup is not None and named:
         raise UsageError("--dedup receives from both sides of the pair", hint="leave out SIDE: and --namespace")
     reach = reach_of(connection, screen)
-    address = reach.address(entity, side=None if named else "primary")
-    side, entity = address.side, address.path
-    if subscription is not None:
-        check_path(_path(entity, subscription), shorten="give the name of a queue or subscription")
+    address = reach.address(_path(entity, subscription), side=None if named else "primary", state=chosen.state)
+    path = address.path
+    if dedup is not None and address.is_dead_letters:
+        raise UsageError("--dedup receives no dead letters", hint="leave it out: they are those of one namespace")
+    if remove and address.state in ASIDE:
+        hint = "leave --remove out, to see them"
+        raise UsageError(f"no receiver gets {address.state} messages: --remove cannot remove them", hint=hint)
     place = reach.pair if dedup is not None else address.endpoint
     endpoints = (address.endpoint,) if dedup is None else (reach.pair.primary, reach.pair.secondary)
     if remove and screen.query is not None and screen.output is Output.JSON:
@@ -96,18 +107,24 @@ def command(
         raise UsageError("--remove prints each message before it removes it, and --query is of all", hint=hint)
     if not remove:
         ends = reach.pair.ends if dedup is not None else address.alone
-        return _show(ends, screen, entity, subscription, side, dedup, limit)
+        from sbpair.message_io.peek import matching
+
+        keep = None if where is None else matching(where)
+        with _refusals_explained(path):
+            _show(ends, screen, address, dedup, keep, chosen.sequence, limit)
+        warn_of_failures(screen, where)
+        return 0
     if not yes:
         sides = " and ".join(each.name for each in endpoints)
-        question = f"Remove up to {plural(limit, 'message')} from {entity} in {sides}?"
+        question = f"Remove up to {plural(limit, 'message')} from {path} in {sides}?"
         if not screen.asks(question):
-            raise not_confirmed("received", next_command("receive", given, "--yes"))
+            raise not_confirmed("received", next_command("receive", entity, "--yes"))
     from sbpair.message_io import receive
     from sbpair.message_io.message_json import ReceiveCounts
 
     counted = ReceiveCounts()
     forgets = dedup is not None and dedup.store == MEMORY
-    printer = MessagePrinter(screen, _path(entity, subscription), counted, forgets=forgets)
+    printer = MessagePrinter(screen, path, counted, forgets=forgets)
 
     # It logs the events that are printed here in other words.
     logging.getLogger("sbpair.replication.events").setLevel(logging.ERROR)
@@ -116,15 +133,15 @@ def command(
         if text := _warning(event):
             screen.warn(text)
 
-    with _refusals_explained(entity, subscription), printer:
+    with _refusals_explained(path), printer:
         run(
             receive.receive_messages(
                 place,
-                entity,
+                path if dedup is None else entity,
                 counts=counted,
                 show=printer.show,
                 subscription=subscription,
-                side=side,
+                side=address.side,
                 dedup=dedup,
                 limit=limit,
                 wait_seconds=wait,
@@ -136,16 +153,16 @@ def command(
 
 
 @contextmanager
-def _refusals_explained(entity: str, subscription: str | None) -> Iterator[None]:
+def _refusals_explained(path: str) -> Iterator[None]:
     """Add a hint to the refusal of a topic, which has no messages, and of a backlog queue, which is elsewhere."""
     try:
         yield
     except ServiceRefused as error:
-        if subscription is None and error.condition == NOT_ALLOWED:
+        if subscription_of(path) is None and error.condition == NOT_ALLOWED:
             error.hint = "of a topic, name a subscription: --subscription NAME; queues with sessions are not supported"
         raise
     except UsageError as error:
-        if f"/{TRANSFER_SEGMENT}/" in entity.lower():
+        if f"/{TRANSFER_SEGMENT}/" in path.lower():
             error.hint = (
                 "they are in the secondary: read them with sbpair peek QUEUE, or sbpair receive secondary:QUEUE"
             )
@@ -155,33 +172,30 @@ def _refusals_explained(entity: str, subscription: str | None) -> Iterator[None]
 def _show(
     ends: "Ends",
     screen: Screen,
-    entity: str,
-    subscription: str | None,
-    side: str,
+    address: "EntityAddress",
     dedup: "DedupSettings | None",
+    keep: "Keep | None",
+    numbers: "SequenceRanges | None",
     limit: int,
-) -> int:
+) -> None:
     from sbpair.cli.results.messages import PeekedTotal, ReceivedMessages
     from sbpair.message_io.message_json import ReceiveCounts, body_of, render_peeked
     from sbpair.message_io.peek import PeekSource, first_copies
 
     duplicates: list[None] = []
-    keep = None
+    is_filtered, sides = keep is not None, [address.side] if dedup is None else SIDES
     if dedup is not None:
         from sbpair.replication.keys import KeyRule
 
-        keep = first_copies(KeyRule(dedup.key), lambda: duplicates.append(None))
-    path = _path(entity, subscription)
-    sources = [PeekSource(each, path) for each in ([side] if dedup is None else SIDES)]
-    with _refusals_explained(entity, subscription):
-        result, total = peeked(ends, screen, sources, limit=limit, keep=keep)
+        keep = first_copies(KeyRule(dedup.key), lambda: duplicates.append(None), keep)
+    sources = [PeekSource(each, address.path) for each in sides]
+    result, total = peeked(ends, screen, sources, limit=limit, numbers=numbers, keep=keep)
     shown = [render_peeked(source.side, each, body_of(each.sections)) for source, each in result.messages]
     counts, total_of = ReceiveCounts(len(shown), 0, len(duplicates)), PeekedTotal(total, result.complete)
-    print_peeked(screen, result, ReceivedMessages(path, [*shown], counts, removed=False, total=total_of))
+    print_peeked(screen, result, ReceivedMessages(address.path, [*shown], counts, removed=False, total=total_of))
     if duplicates:
         screen.say(f"{_copies(len(duplicates))} skipped")
-    screen.say(shown_line(result, total))
-    return 0
+    screen.say(shown_line(result, total, where=is_filtered))
 
 
 def _path(entity: str, subscription: str | None) -> str:

@@ -125,9 +125,7 @@ class PairSelection:
 
     pair: str | None = _connection("--pair NAME", "Pair in the configuration file [env: SBPAIR_PAIR]", complete=pairs)
     config: Path | None = _connection("--config FILE", "Configuration file [env: SBPAIR_CONFIG]")
-    primary: str | None = _connection(
-        "--primary NAMESPACE", "Primary namespace [env: SBPAIR_PRIMARY_NAMESPACE, _CONNECTION_STRING, …]"
-    )
+    primary: str | None = _connection("--primary NAMESPACE", "Primary namespace [env: SBPAIR_PRIMARY_NAMESPACE, …]")
     secondary: str | None = _connection(
         "--secondary NAMESPACE", "Secondary namespace [env: SBPAIR_SECONDARY_…, the same]"
     )

@@ -20,8 +20,8 @@ from sbpair.config.environment import refuse_secrets
 from sbpair.config.file import SingleNamespace, has_pair, load_namespace
 from sbpair.config.setting import Flags
 from sbpair.errors import NameInvalid, UsageError
+from sbpair.model.message_state import MessageState, split_state
 from sbpair.model.pair import SIDES
-from sbpair.move.message.dead_letters import dead_letter_path, is_dead_letter_path, parent_path
 
 if TYPE_CHECKING:
     from sbpair.cli.render.screen import Screen
@@ -52,9 +52,9 @@ class Reach:
         return self.profile.pair
 
     def address(
-        self, text: str, *, side: str | None = None, dead_letters: bool = False, what: str = ""
+        self, text: str, *, side: str | None = None, state: MessageState | None = None, what: str = ""
     ) -> EntityAddress:
-        """Return the entity that a text names. `side` is that of an option. Raises UsageError."""
+        """Return the entity that a text names. `side` and `state` are those of options. Raises UsageError."""
         given, colon, name = ("", "", text) if "://" in text else text.rpartition(":")
         if colon and (not given or not name):
             raise UsageError(
@@ -62,7 +62,7 @@ class Reach:
             )
         if given and side is not None and given != side:
             raise UsageError(f"{_before(what)}{text!r} names {given}, and --side {side}", hint="name the side once")
-        return self._address(given or side or self.namespace or "", name, dead_letters, what)
+        return self._address(given or side or self.namespace or "", name, state, what)
 
     def owner(self, *ends: EntityAddress) -> StateOwner:
         """Return whose runs a move is: those of `--namespace`, of the pair, or of the source's namespace.
@@ -77,8 +77,12 @@ class Reach:
         found = self._namespace(name)
         return StateOwner(found.ends, Path(str(state_setting(name, self.flags, os.environ).value)))
 
-    def _address(self, side: str, name: str, dead_letters: bool, what: str) -> EntityAddress:
-        path = parent_path(name)
+    def _address(self, side: str, name: str, state: MessageState | None, what: str) -> EntityAddress:
+        path, named = split_state(name)
+        if state not in (None, named) and named != MessageState.ACTIVE:
+            raise UsageError(
+                f"{_before(what)}{name} names messages that are {named}, not {state}", hint=f"write {path}"
+            )
         if path.isdecimal() and side in ("", "secondary"):
             path, side = backlog.queue_path(self.pair.primary.name, int(path)), "secondary"
         try:
@@ -87,10 +91,9 @@ class Reach:
             raise NameInvalid(f"{_before(what, ':')}{error.message}", hint=error.hint) from None
         if not side:
             side = "secondary" if backlog.under_prefix(self.pair.primary.name, path) else "primary"
-        found = dead_letter_path(path) if dead_letters or is_dead_letter_path(name) else path
         from sbpair.syphon.move_ends import EntityAddress
 
-        return EntityAddress(side, self.endpoint(side), found)
+        return EntityAddress(side, self.endpoint(side), path).in_state(state or named)
 
     def endpoint(self, side: str) -> Endpoint:
         """Return the namespace of a side. Raises UsageError if it does not exist."""

@@ -12,8 +12,6 @@ from sbpair.move import rate_limit
 from sbpair.move.context import DEFAULT_MAX_SKIPPED
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from sbpair.cli.options.entity_addresses import Reach
     from sbpair.cli.render.screen import Screen
     from sbpair.model.pair import Pair
@@ -40,14 +38,7 @@ NO_WAIT_FOR_LOCKS = flag(
     "--no-wait-for-locks", "Leave messages that others have locked", excludes=("--watch", "--dry-run")
 )
 PRIMARY_IS_BACK = flag("--primary-is-back", "Send to the primary again, after runs with --to")
-WHERE = option("--where SQL", "Only messages that match; the others stay")
-WHERE_SHOWN = option("--where SQL", "Only messages that match; peeks on until --max of them do")
-MAX_SKIPPED = option(
-    "--max-skipped N",
-    f"End once N do not match [default: {DEFAULT_MAX_SKIPPED}]",
-    at_least=1,
-    needs="--where or --reason",
-)
+MAX_SKIPPED = option("--max-skipped N", f"End once N do not match [default: {DEFAULT_MAX_SKIPPED}]", at_least=1)
 MAX_DISCARD = option(
     "--max-discard N",
     "Send N at most that a topic would discard [default: 0]",
@@ -120,14 +111,13 @@ class MoveTerms:
     no_lease: bool = NO_LEASE
     no_wait_for_locks: bool = NO_WAIT_FOR_LOCKS
     primary_is_back: bool = PRIMARY_IS_BACK
-    where: str | None = WHERE
     max_skipped: int | None = MAX_SKIPPED
     max_discard: int | None = MAX_DISCARD
     allow_discard: bool = ALLOW_DISCARD
     ramp: str | None = option(
         "--ramp N,N,…", "Send N, observe dead letters, go on up to the next N", excludes="--canary"
     )
-    canary: int | None = option("--canary N", "The same as --ramp N", at_least=1, at_most=MAX_CANARY)
+    canary: int | None = option("--canary N", "The same as --ramp N", at_least=1, at_most=MAX_CANARY, hidden=True)
     observe: float | None = duration(
         "--observe TIME", "Time per step [default: 30s]", at_most=86_400, needs="--ramp or --canary"
     )
@@ -181,16 +171,13 @@ class MoveTerms:
         totals = read_totals(self.ramp, limit) if self.ramp is not None else (self.canary or 0,)
         return RampPlan(totals, self.observe or OBSERVE_SECONDS)
 
-    def settings(self, screen: "Screen", limit: int | None = None, reasons: "Collection[str]" = ()) -> dict[str, Any]:
-        """Return the fields of a RunRequest that these options, --max and --reason set. Warns of doubts about a filter.
-
-        Raises FilterInvalid.
-        """
+    def settings(self, where: "MessageFilter | None", limit: int | None = None) -> dict[str, Any]:
+        """Return the fields of a RunRequest that these options, a filter and --max set."""
         from sbpair.move.message.route import TimeToLive
 
         return {
             "once": not self.watch,
-            "where": filter_of(screen, self.where, reasons),
+            "where": where,
             "max_messages": limit,
             "ordered": self.order == "backlog",
             "rate": self.rate,
@@ -276,18 +263,6 @@ class Choice:
     where: str | None = option("--where SQL", "Send only messages matching this SQL condition")
 
 
-def filter_of(screen: "Screen", text: str | None, reasons: "Collection[str]" = ()) -> "MessageFilter | None":
-    """Return the filter of --where and of dead-letter reasons, and warn of doubts about it. Raises FilterInvalid."""
-    if text is None and not reasons:
-        return None
-    from sbpair.move.filter import MessageFilter
-
-    found = MessageFilter("" if text is None else text or " ", reasons=reasons)
-    for remark in found.remarks:
-        screen.warn(f"--where: {remark}")
-    return found
-
-
 def discard_limit(limit: int | None, *, allow: bool) -> int | None:
     """Return how many messages may be sent that no subscription of their topic takes; None for all."""
     return None if allow else limit or 0
@@ -310,7 +285,7 @@ def backlog_paths(pair: "Pair", selected: list[str] | None, *, dead_letters: boo
     """
     from sbpair.azure.atom import open_atom
     from sbpair.backlog import queue_path
-    from sbpair.move.message.dead_letters import dead_letter_path
+    from sbpair.model.message_state import dead_letter_path
     from sbpair.syphon.sources import find_backlog_queues, none_found
 
     async def find() -> list[str]:

@@ -18,8 +18,8 @@ from sbpair.message_io.message_json import body_of, moment, plain_value, readabl
 from sbpair.message_io.peek import PeekSource, count_dead_letters, peek_messages
 from sbpair.model.document import encoded
 from sbpair.model.entities import Queue, subscription_of
+from sbpair.model.message_state import dead_letter_path
 from sbpair.model.pair import Endpoint
-from sbpair.move.message.dead_letters import dead_letter_path
 from sbpair.move.message.envelope import lifetime_ms, locked_until
 from sbpair.move.peek.peeker import PeekedMessage
 from sbpair.runs.database import RunDatabase, StateOwner

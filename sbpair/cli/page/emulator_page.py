@@ -26,10 +26,10 @@ from sbpair.management.entities_file import with_properties
 from sbpair.message_io.message_json import parse_json
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.entities import Queue, Subscription, Topic, subscription_of
+from sbpair.model.message_state import MessageState
 from sbpair.model.pair import Endpoint, Ends, SasKey, SasToken
 from sbpair.model.signature import SAS_SECONDS, sign
 from sbpair.move.filter import MessageFilter
-from sbpair.move.message.dead_letters import dead_letter_path
 from sbpair.move.message.route import BACKLOG_DEAD_LETTERS, kept_for
 from sbpair.syphon.move_ends import EntityAddress, check_ends
 from sbpair.syphon.run_request import RunRequest
@@ -152,7 +152,7 @@ class EmulatorActs:
             case "resubmit":
                 return await self._resubmit(entity, values.get("reason"))
             case "remove":
-                return await _delete_messages(entity._replace(path=dead_letter_path(entity.path)))
+                return await _delete_messages(entity.in_state(MessageState.DEAD))
             case "purge":
                 return await _delete_messages(entity)
             case "create":
@@ -168,7 +168,7 @@ class EmulatorActs:
         if not isinstance(reason, str | None):
             raise UsageError("reason is not a text", hint="leave it out for all dead letters")
         where = None if reason is None else MessageFilter("", reasons=[reason])
-        source = entity._replace(path=dead_letter_path(entity.path))
+        source = entity.in_state(MessageState.DEAD)
         subscription = subscription_of(entity.path)
         to = entity._replace(path=subscription.topic) if subscription else entity
         if (primary := backlog.primary_of(entity.path)) is None:

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from sbpair.cli.next_command import next_command, way_back
 from sbpair.cli.options.moves import MoveTerms
+from sbpair.cli.options.selection import Selection
 from sbpair.cli.render.screen import Screen, clean, plural, some, spoken
 from sbpair.cli.render.table import columns, limited, wrapped
 from sbpair.model.document import encoded
-from sbpair.move.message.dead_letters import NotSentReason, parent_path
+from sbpair.model.message_state import parent_path
+from sbpair.move.message.dead_letters import NotSentReason
 from sbpair.move.message.route import is_routable
 from sbpair.move.rate_limit import Limit
 from sbpair.move.receipt import BUCKETS, default_ttl_note
@@ -34,7 +36,7 @@ OPERATIONS = {
 MAX_NUMBERS = 20
 """Messages that a command chooses by their sequence numbers."""
 
-_OF_A_MOVE = frozenset(field.name for field in fields(MoveTerms)) | {
+_OF_A_MOVE = frozenset(field.name for group in (MoveTerms, Selection) for field in fields(group)) | {
     *("limit", "reason", "all_subscriptions", "all_backlog", "count")
 }
 
@@ -168,10 +170,10 @@ def _ways_of_unroutable(messages: Sequence[Mapping[str, Any]], words: MoveWordin
     """Return the commands for dead letters that no alias gives a way: those of one queue."""
     queue = messages[0]["queue"]
     numbers = [str(each["sequence_number"]) for each in messages if each["queue"] == queue]
-    by_reason = f"reason = '{NotSentReason.INVALID}'"
-    chosen = f"sys.SequenceNumber IN ({', '.join(numbers)})" if len(numbers) <= MAX_NUMBERS else by_reason
+    by_reason = ("--where", f"reason = '{NotSentReason.INVALID}'")
+    chosen = ("--sequence", ",".join(numbers)) if len(numbers) <= MAX_NUMBERS else by_reason
     entity = words.command[1] if len(words.command) > 1 else parent_path(queue)
-    these = ("--dead-letters", "--where", chosen)
+    these = ("--dead-letters", *chosen)
     return {
         "to see those without a destination": next_command("peek", entity, *these, "--body", without=_OF_A_MOVE),
         "to choose their destination": next_command(

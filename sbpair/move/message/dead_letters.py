@@ -1,4 +1,4 @@
-"""Dead letters: the reasons that a mover gives, their path, their cause, and the original message. Pure.
+"""Dead letters: the reasons that a mover gives, their cause, and the original message. Pure.
 
 Invariant: only the properties that dead-lettering added are removed; every other byte stays.
 """
@@ -13,7 +13,6 @@ from sbpair.amqp.message import Sections
 from sbpair.amqp.types import Value
 from sbpair.errors import ProtocolError
 
-SUFFIX = "/$deadletterqueue"
 CAUSE = REASON, DESCRIPTION = "DeadLetterReason", "DeadLetterErrorDescription"
 NO_REASON = "(none)"
 
@@ -33,19 +32,6 @@ class DeadLetterCause(NamedTuple):
 
     reason: str | None = None
     description: str | None = None
-
-
-def dead_letter_path(path: str) -> str:
-    return path + SUFFIX
-
-
-def is_dead_letter_path(path: str) -> bool:
-    return path.lower().endswith(SUFFIX)
-
-
-def parent_path(path: str) -> str:
-    """Return the queue of a dead-letter queue; any other path unchanged."""
-    return path[: -len(SUFFIX)] if is_dead_letter_path(path) else path
 
 
 def cause_of(payload: bytes) -> DeadLetterCause:

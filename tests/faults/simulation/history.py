@@ -15,7 +15,7 @@ from sbpair.emulator.entities import service_envelope
 from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.emulator.entities.stored_message import StoredMessage
 from sbpair.errors import ProtocolError
-from sbpair.move.message.dead_letters import dead_letter_path
+from sbpair.model.message_state import dead_letter_path
 from tests.faults.simulation.harness import Record
 from tests.faults.simulation.workload import Stranded
 

@@ -14,8 +14,8 @@ from unittest.mock import patch
 
 from sbpair.backlog import queue_path
 from sbpair.errors import SbpairError
+from sbpair.model.message_state import dead_letter_path
 from sbpair.move.filter import MessageFilter
-from sbpair.move.message.dead_letters import dead_letter_path
 from sbpair.move.message.route import BACKLOG_DEAD_LETTERS, TimeToLive, kept_for
 from sbpair.syphon.intake_gate import IntakeGate
 from tests.faults.simulation.checker import Course, check
