@@ -340,19 +340,49 @@ class AmqpClient:
         answer = await self._call(entity, "renew-lock", body, f"renewing locks in {entity!r}")
         return [int(moment) for moment in answer.body.get("expirations") or ()]
 
-    async def settle_locked(self, entity: str, lock_tokens: Sequence[uuid.UUID], outcome: Outcome) -> None:
+    async def settle_locked(
+        self, entity: str, lock_tokens: Sequence[uuid.UUID], outcome: Outcome, session: SessionReceiver | None = None
+    ) -> None:
         """Settle locked messages alike, without the link that they came from. RELEASED abandons, as there is no better.
 
-        Raises MessageLockLost if it was too late for one of them; none of them may be settled then.
+        Those of a session need its lock. Raises MessageLockLost if it was too late for one of them; none of them may be
+        settled then.
         """
         body: dict[str, Value] = {"lock-tokens": Array(lock_tokens, of=uuid.UUID), "disposition-status": "abandoned"}
+        body |= _in_session(session)
         if isinstance(outcome, Accepted):
             body["disposition-status"] = "completed"
         elif isinstance(outcome, Rejected):
             info = (outcome.error and outcome.error.info) or Map()
             body |= {"disposition-status": "suspended", "deadletter-reason": info.get("DeadLetterReason")}
             body["deadletter-description"] = info.get("DeadLetterErrorDescription")
-        await self._call(entity, "update-disposition", body, f"settling in {entity!r}")
+        await self._call(entity, "update-disposition", body, f"settling in {entity!r}", link=session)
+
+    async def receive_deferred(
+        self, entity: str, numbers: Sequence[int], session: SessionReceiver | None = None
+    ) -> list[tuple[uuid.UUID, bytes]]:
+        """Lock deferred messages by their sequence numbers; return their lock tokens and encoded messages.
+
+        Those of a session need its lock. Raises ServiceRefused if one of them is not deferred, and locks none then.
+        """
+        locking: dict[str, Value] = {"receiver-settle-mode": UInt(1), **_in_session(session)}
+        body: dict[str, Value] = {"sequence-numbers": Array(map(Long, numbers), of=Long), **locking}
+        doing = f"receiving deferred messages of {entity!r}"
+        answer = await self._call(entity, "receive-by-sequence-number", body, doing, link=session)
+        return [(entry["lock-token"], entry["message"]) for entry in answer.body.get("messages") or ()]
+
+    async def schedule(self, entity: str, entries: Sequence[Map]) -> list[int]:
+        """Send messages that state when they are due; return their sequence numbers.
+
+        An entry has the encoded `message`, and its `message-id`, `session-id` and `partition-key` if it has them.
+        """
+        answer = await self._call(entity, "schedule-message", {"messages": [*entries]}, f"scheduling in {entity!r}")
+        return [int(number) for number in answer.body.get("sequence-numbers") or ()]
+
+    async def cancel_scheduled(self, entity: str, numbers: Sequence[int]) -> None:
+        """Remove scheduled messages. Raises ServiceRefused if one of them is not scheduled, and removes none then."""
+        body: dict[str, Value] = {"sequence-numbers": Array(map(Long, numbers), of=Long)}
+        await self._call(entity, "cancel-scheduled-message", body, f"cancelling scheduled messages of {entity!r}")
 
     async def peek(self, entity: str, from_sequence: int, count: int, *, bodies: bool = True) -> list[bytes]:
         """Return up to `count` encoded messages from a sequence number on; [] if there are none. Locks nothing.
@@ -518,6 +548,10 @@ async def connect(
     finally:
         renewing.cancel()
         await client.close()
+
+
+def _in_session(session: SessionReceiver | None) -> dict[str, Value]:
+    return {} if session is None else {"session-id": session.session_id}
 
 
 def _check_status(answer: Response, doing: str, *statuses: int) -> None:

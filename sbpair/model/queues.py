@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from sbpair.model.document import OMITTED
+from sbpair.model.message_state import MessageState
 from sbpair.timespan import TIMESPAN_MAX
 
 
@@ -47,6 +48,12 @@ class Counts:
     @property
     def empty(self) -> bool:
         return self == Counts()
+
+    def of(self, state: MessageState) -> int | None:
+        """Return how many messages are in a state; None for deferred ones, which have no count of their own."""
+        counted = {MessageState.ACTIVE: self.active, MessageState.DEAD: self.dead_letter}
+        counted |= {MessageState.SCHEDULED: self.scheduled, MessageState.TRANSFER_DEAD: self.transfer_dead_letter}
+        return counted.get(state)
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,6 +128,8 @@ class MoveContext:
     `traced` wraps the destination of each worker, to record its sends; None records nothing.
     `topics` keeps messages from topics that would discard them; None sends them all. `renames` are destinations that
     have another name than the messages say.
+    `record_renumbered` records the receipt, before messages are completed that applications know by their sequence
+    numbers: it names those; None for others.
     `now_ms` is in ms since 1970. `dead_letter_refusals` has how often the source refused to dead-letter a message,
     and the last reason.
     """
@@ -155,4 +157,5 @@ class MoveContext:
     missing: MissingDestinations = field(default_factory=MissingDestinations)
     topics: TopicGuard | None = None
     renames: Renames | None = None
+    record_renumbered: Callable[[], object] | None = None
     dead_letter_refusals: dict[Key, tuple[int, str]] = field(default_factory=dict)

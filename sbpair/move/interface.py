@@ -11,6 +11,7 @@ from sbpair.move.message.route import field_getter
 
 if TYPE_CHECKING:
     from sbpair.amqp.link import Delivery
+    from sbpair.amqp.types import Map
     from sbpair.errors import SbpairError
     from sbpair.move.message.decode import Content
     from sbpair.move.message.route import Facts, Send
@@ -123,12 +124,15 @@ SendOutcome: TypeAlias = Callable[[], Awaitable[None]]
 class Batch:
     """`count` encoded messages: the destination accepts all of them, or none.
 
-    `format` is the message-format of `payload`: a batch's, or a single message's.
+    `format` is the message-format of `payload`: a batch's, or a single message's. Those that are scheduled by a request
+    are its `entries`, and then have the sequence `numbers` of its answer; others have none.
     """
 
     count: int
     payload: bytes
     format: int = 0
+    entries: Sequence[Map] = ()
+    numbers: Sequence[int] = ()
 
 
 class DestinationLink(Protocol):

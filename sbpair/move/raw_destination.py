@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 
+from sbpair.amqp.types import Map
 from sbpair.amqp_client.client import AmqpClient, GetToken, connect
 from sbpair.amqp_client.limits import ANSWER_SECONDS
 from sbpair.amqp_client.raw_links import PendingSettlement, RawSender
-from sbpair.errors import InDoubt, SbpairError, Unreachable
+from sbpair.errors import InDoubt, SbpairError, TimedOut, Unreachable
 from sbpair.model.namespace_clock import NamespaceClock
 from sbpair.model.pair import Endpoint
 from sbpair.move.interface import Batch, RoutedMessage, SendOutcome
@@ -18,6 +19,10 @@ from sbpair.move.message.batches import BatchKey, first_members, join_members
 
 MAX_SENDERS = 200
 """How many links to destinations a worker keeps open."""
+
+ENTRY_IDS = "message-id", "session-id", "partition-key"
+MAX_SCHEDULED, MAX_REQUEST_BYTES = 100, 240_000
+"""How many messages a request schedules, and their size: a management node takes no more than 256 KB on Standard."""
 
 _NOT_CONNECTED = Unreachable("not connected to the namespace of the destination", hint="retry in a minute")
 
@@ -66,10 +71,44 @@ def _envelope(routed: Sequence[RoutedMessage]) -> bytes:
     return BatchKey(routed[0].send.session_id, routed[0].message.partition_key).encode()
 
 
-class RawDestination:
-    """A connection to the namespace of the destinations, opened again when lost, with one link per destination."""
+class SchedulingLink(RawDestinationLink):
+    """Schedules messages by requests: their answers have the new sequence numbers, which those of sends have not."""
 
-    def __init__(self, endpoint: Endpoint, *, get_token: GetToken | None = None) -> None:
+    def __init__(self, sender: RawSender, wire: AmqpClient) -> None:
+        super().__init__(sender, wire.endpoint.clock)
+        self._wire = wire
+
+    def encode(self, routed: Sequence[RoutedMessage]) -> Batch:
+        """Encode a request; a message that is too large for one is sent."""
+        entries, left = list[Map](), MAX_REQUEST_BYTES
+        for message, send, _ in routed[:MAX_SCHEDULED]:
+            size, parts = message.content.restore(send, self._clock.now_ms())
+            left -= size
+            if left < 0:
+                break
+            ids = message.facts.message_id, message.facts.session_id, message.partition_key
+            entry = [pair for pair in zip(ENTRY_IDS, ids, strict=True) if pair[1] is not None]
+            entries.append(Map([*entry, ("message", b"".join(parts))]))
+        return Batch(len(entries), b"", entries=entries) if entries else super().encode(routed[:1])
+
+    def send(self, batch: Batch) -> SendOutcome:
+        return partial(self._schedule, batch) if batch.entries else super().send(batch)
+
+    async def _schedule(self, batch: Batch) -> None:
+        try:
+            batch.numbers = await self._wire.schedule(self.sender.address, batch.entries)
+        except (TimedOut, Unreachable) as error:
+            raise InDoubt(error.message, hint=error.hint) from error
+
+
+class RawDestination:
+    """A connection to the namespace of the destinations, opened again when lost, with one link per destination.
+
+    With `schedules`, messages state when they are due, and get sequence numbers.
+    """
+
+    def __init__(self, endpoint: Endpoint, *, get_token: GetToken | None = None, schedules: bool = False) -> None:
+        self._schedules = schedules
         self._connect = partial(connect, endpoint, get_token=get_token)
         self._wire: AmqpClient | None = None
         self._aborted: SbpairError | None = None
@@ -113,7 +152,8 @@ class RawDestination:
             if link is not None and link.sender.idle:
                 link.sender.close()
             self._make_room()
-            link = RawDestinationLink(await wire.sender(destination), wire.endpoint.clock)
+            sender = await wire.sender(destination)
+            link = SchedulingLink(sender, wire) if self._schedules else RawDestinationLink(sender, wire.endpoint.clock)
         self._links[name] = link
         return link
 

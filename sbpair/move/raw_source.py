@@ -322,7 +322,7 @@ class RawSource:
 
     async def _settle_some(self, tags: Sequence[bytes], outcome: Outcome) -> dict[bytes, SbpairError]:
         try:
-            await self._wire.settle_locked(self.queue, list(map(lock_token, tags)), outcome)
+            await self._wire.settle_locked(self.queue, list(map(lock_token, tags)), outcome, self._session_for(tags))
         except MessageLockLost as error:
             # One lost lock refuses all: halves find it.
             half = len(tags) // 2
@@ -332,6 +332,10 @@ class RawSource:
         except SbpairError as error:
             return dict.fromkeys(tags, error)
         return {}
+
+    def _session_for(self, tags: Sequence[bytes]) -> SessionReceiver | None:  # noqa: ARG002  # of deferred messages
+        """Return the session whose lock the tags need."""
+        return None
 
     async def _settle(self, messages: Sequence[ReceivedMessage], outcome: Outcome) -> Failures:
         mine = cast("Sequence[RawReceivedMessage]", messages)

@@ -7,7 +7,7 @@ in exactly one bucket, and `balanced` checks it.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Annotated
@@ -43,6 +43,16 @@ class NamedMessage:
     message_id: Annotated[str | None, "Its message id"]
     destination: Annotated[str | None, "Queue or topic it is for"]
     reason: Annotated[str, "Why it is named"]
+
+
+@dataclass(frozen=True, slots=True)
+class RenumberedMessage:
+    """A scheduled or deferred message that has another sequence number now: by the old one nothing finds it."""
+
+    queue: Annotated[str, "Queue it came from"]
+    sequence_number: Annotated[int, "Its sequence number there"]
+    message_id: Annotated[str | None, "Its message id"]
+    new_number: Annotated[int | None, "Its sequence number at the destination; null if unknown"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +147,13 @@ class Receipt(DeliveryCounts):
     doubtful: Annotated[tuple[NamedMessage, ...], "Possible duplicates, at most 20000"] = ()
     doubtful_total: Annotated[int, "All of these possible duplicates"] = 0
     stayed: Annotated[tuple[NamedMessage, ...], "Skipped messages that stay for their own reasons, at most 1000"] = ()
+    renumbered: Annotated[
+        tuple[RenumberedMessage, ...], "Scheduled or deferred messages with new numbers, at most 20000", LATER
+    ] = ()
+    renumbered_total: Annotated[int, "All of these messages", LATER] = 0
+    session_states: Annotated[
+        dict[str, tuple[int, ...]], "Old numbers that the state of a session has, by session", LATER
+    ] = field(default_factory=dict)
     backing_off: Annotated[tuple[BackingOff, ...], "Destinations that took no more at the end, at most 100", LATER] = ()
     backing_off_total: Annotated[int, "All of these destinations", LATER] = 0
     discarded: Annotated[dict[str, int], "Sent messages that no subscription took, by topic", LATER] = field(
@@ -202,6 +219,9 @@ class Tally:
         self._reasons: Counter[str] = Counter()
         self._doubtful: list[NamedMessage] = []
         self._doubtful_total = 0
+        self._renumbered: list[RenumberedMessage] = []
+        self._renumbered_total = 0
+        self._session_states: dict[str, tuple[int, ...]] = {}
         self._stayed: list[NamedMessage] = []
         self._stayed_total = 0
         self._backing_off: dict[str, Sequence[BackingOff]] = {}
@@ -241,6 +261,17 @@ class Tally:
     def doubtful_beyond(self, messages: int) -> None:
         """Count further messages in doubt that are not named."""
         self._doubtful_total += messages
+
+    def renumbered(self, message: RenumberedMessage) -> None:
+        self._renumbered_total += 1
+        if len(self._renumbered) < MAX_DOUBTFUL:
+            self._renumbered.append(message)
+
+    def mentioned(self, session_id: str, numbers: Collection[int]) -> None:
+        """Name old numbers that the state of a session has."""
+        if numbers and len(self._session_states) < MAX_LISTED:
+            found = {*self._session_states.get(session_id, ()), *numbers}
+            self._session_states[session_id] = tuple(sorted(found))
 
     def stayed(self, named: NamedMessage) -> None:
         """Name a skipped message that stays for another reason than a filter."""
@@ -306,6 +337,9 @@ class Tally:
             doubtful=tuple(self._doubtful),
             doubtful_total=self._doubtful_total,
             stayed=tuple(self._stayed),
+            renumbered=tuple(self._renumbered),
+            renumbered_total=self._renumbered_total,
+            session_states=dict(self._session_states),
             backing_off=tuple(backing_off[:MAX_BACKING_OFF]),
             backing_off_total=len(backing_off),
             discarded=dict(sorted(self.discarded.items())),

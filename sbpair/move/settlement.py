@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from sbpair.errors import InDoubt, SbpairError, SkipLimitReached, Unavailable
@@ -17,7 +18,7 @@ from sbpair.move.failure_latch import start_task
 from sbpair.move.held import HeldMessages
 from sbpair.move.interface import get_key, get_message, get_size
 from sbpair.move.message.route import DeadLetter, Expire
-from sbpair.move.receipt import NamedMessage
+from sbpair.move.receipt import NamedMessage, RenumberedMessage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Sequence
@@ -57,7 +58,7 @@ class BatchSend:
         self.messages: list[ReceivedMessage] = list(map(get_message, routed))
         self.keys: list[Key] = list(map(get_key, self.messages))
         self.number = 0
-        self._batch = batch
+        self.batch = batch
         self._outcome: SendOutcome | None = None
 
     @property
@@ -72,7 +73,7 @@ class BatchSend:
     def start(self, link: DestinationLink) -> SbpairError | None:
         """Send it. Return why it was not sent, or None."""
         try:
-            self._outcome = link.send(self._batch)
+            self._outcome = link.send(self.batch)
         except SbpairError as error:
             return error
         return None
@@ -147,6 +148,7 @@ class Settlement:
             self._context.tally.sent(self._source.queue, destination, len(batch.messages), batch.size)
             self.spend("sent", batch.messages)
             self._accepted.add(batch.messages)
+            self._name_renumbered(batch.messages, batch.batch.numbers)
         self._context.journal.note_accepted([batch.number for batch in batches])
 
     def end_already_sent(self, message: ReceivedMessage) -> None:
@@ -156,9 +158,21 @@ class Settlement:
     def complete_already_sent(self, message: ReceivedMessage) -> None:
         """Complete a message that the destination accepted before."""
         self._context.tally.ended(self._source.queue, "already_sent")
+        self._name_renumbered([message], ())
         self._spawn(self._complete([message]), message)
 
+    def _name_renumbered(self, messages: Sequence[ReceivedMessage], numbers: Sequence[int]) -> None:
+        """Name messages that applications know by their numbers, with the new ones where these are known."""
+        if self._context.record_renumbered is None:
+            return
+        for message, number in zip_longest(messages, numbers):
+            facts = message.facts
+            old = facts.queue, facts.sequence_number, facts.message_id
+            self._context.tally.renumbered(RenumberedMessage(*old, number))
+
     async def _complete_accepted(self, messages: list[ReceivedMessage]) -> None:
+        if self._context.record_renumbered is not None:
+            self._context.record_renumbered()  # the journal knows no new number
         try:
             await self._context.journal.flush()
         except SbpairError as error:

@@ -22,7 +22,7 @@ from sbpair.azure.credentials import open_tokens
 from sbpair.azure.destinations import DestinationCache, DestinationEntity, open_destinations
 from sbpair.errors import EntityMissing, first_error
 from sbpair.model import cost
-from sbpair.model.message_state import is_dead_letter_path
+from sbpair.model.message_state import ASIDE, MessageState, is_dead_letter_path
 from sbpair.model.retries import Retrying
 from sbpair.move.context import MissingDestinations
 from sbpair.move.events import QueuesFound
@@ -96,6 +96,7 @@ async def make_forecast(
         )
         absent = MissingDestinations(None) if request.keeps_refused else request.missing()
         scan = _PreviewScan(builder, lookup, peeker, aside, absent, left, request.form, request.where)
+        scan.state = request.state
         on_event(found)
         await scan.run(tuple(only) or found.queues)
         if request.form.destination is None and ends.same:
@@ -160,6 +161,7 @@ class _PreviewScan:
     left: str
     form: MessageForm = BACKLOG
     where: MessageFilter | None = None
+    state: MessageState = MessageState.ACTIVE
     missing: EntityMissing | None = None
     waiting: Counter[str] = field(default_factory=Counter)
     slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(QUEUES_AT_ONCE))
@@ -188,6 +190,10 @@ class _PreviewScan:
     async def _judge(self, seen: PeekedMessage) -> None:
         facts, sections = seen
         decision, stays = self.sums.decide(facts), _STAYS.get(message_state(sections))
+        if self.state in ASIDE:
+            if stays != self.state:
+                return
+            stays = None
         known = not isinstance(decision, DeadLetter) or decision.reason == NotSentReason.DUPLICATE
         path = decision.destination if isinstance(decision, Send) else facts.path or ""
         destination = self.lookup.name(path) if known else None
@@ -229,7 +235,7 @@ class _PreviewScan:
         self.sums.send(facts, destination, ASSUMED_FILTERS if filters is None else filters, taken=taken)
 
 
-_STAYS = {DEFERRED: "deferred", SCHEDULED: "scheduled"}
+_STAYS = {DEFERRED: MessageState.DEFERRED, SCHEDULED: MessageState.SCHEDULED}
 
 
 def _refusal(

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from sbpair.errors import SbpairError
+from sbpair.model.message_state import ASIDE
+from sbpair.move.aside_source import AsideSource
 from sbpair.move.events import MessagesLocked
 from sbpair.move.filter import enqueued_times
 from sbpair.move.interface import PeekedHeader, ReceivedMessage
@@ -102,6 +104,19 @@ class QueueEnd:
         await self._note_locked(others, mover)
         return not self._plan.request.wait_for_locks
 
+    async def is_left_locked(self, source: AsideSource, mover: Mover) -> bool:
+        """Return whether nothing remains, or what others have locked is left; otherwise, the source tries it again."""
+        if not source.left:
+            self.locked.clear()
+            return True
+        await self._note_locked(frozenset(source.left), mover)
+        if not self._plan.request.wait_for_locks:
+            return True
+        self._empty_receives += 1
+        await asyncio.sleep(self.poll_seconds)
+        source.try_again()
+        return False
+
     async def _is_excess_left(self, mover: Mover, excess: int) -> bool:
         """Return whether the run does not wait for the messages that a count has more than a peek shows.
 
@@ -116,6 +131,8 @@ class QueueEnd:
 
     async def only_new_remain(self, source: RawSource, messages: Sequence[ReceivedMessage], mover: Mover) -> bool:
         """Return whether all that remains was enqueued after `--once` began: a busy backlog is never empty."""
+        if self._plan.request.state in ASIDE:
+            return False
         if not all(map(self._new.include, enqueued_times(messages))):
             return False
         now = asyncio.get_running_loop().time()

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sbpair.model.message_state import is_dead_letter_path, parent_path
+from sbpair.model.message_state import ASIDE, parent_path, split_state
 from sbpair.model.namespace_clock import ASSUMED_LOCK_SECONDS
 from sbpair.syphon.intake_gate import IntakeGate
 from sbpair.syphon.run_request import DEFAULT_TIMINGS
@@ -52,12 +52,12 @@ class RunPlan:
         self.in_turn = asyncio.Lock() if has_shared_limit else None
 
     async def count(self, queue: str) -> int | None:
-        """Count the messages of a queue, locked ones included; None without the Manage claim. Raises SbpairError."""
+        """Count the messages of a queue, locked ones included; None if unknown. Raises SbpairError."""
         if self.control is None:
             return None
         self.context.tally.spent("management_calls", 1)
-        counts = await self.control.counts(parent_path(queue))
-        return counts.dead_letter if is_dead_letter_path(queue) else counts.active
+        entity, state = split_state(queue)
+        return (await self.control.counts(entity)).of(self.request.state if self.request.state in ASIDE else state)
 
     async def lock_seconds(self, queue: str) -> float | None:
         """Return the lock duration of a queue; None without the Manage claim. Raises SbpairError."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sbpair import backlog
 from sbpair.errors import UsageError
-from sbpair.model.message_state import dead_letter_path, is_dead_letter_path
+from sbpair.model.message_state import ASIDE, MessageState, dead_letter_path, is_dead_letter_path
 from sbpair.model.pair import Endpoint, Ends, Pair
 from sbpair.move.context import DEFAULT_MAX_SKIPPED, MAX_MISSING, MissingDestinations
 from sbpair.move.filter import MessageFilter, marked
@@ -110,6 +110,8 @@ class RunRequest:
     With `to`, a backlog goes to that namespace, not to its primary. `renames` are destinations that have another name
     than its messages say.
 
+    The messages of the `source` are in a `state`; of the backlog, active ones or dead letters.
+
     `command` is its name in the list of runs, which are those of `owner`, by default of its ends. `names` are the ends
     as a user names them. A run with `once` ends when
     every message that was there at its start is settled or held. `backlog_queues` is the number of queues to move
@@ -152,6 +154,7 @@ class RunRequest:
     command: str = "syphon"
     form: MessageForm = BACKLOG
     source: str | None = None
+    state: MessageState = MessageState.ACTIVE
     backlog_queues: int = 10
     sessions: bool = False
     max_messages: int | None = None
@@ -236,6 +239,7 @@ class RunRequest:
             where = {"where": self.where.full_text, "max_skipped": self.max_skipped}
         return {
             "source": self.source,
+            **({"messages": str(self.state)} if self.state in ASIDE else {}),
             "mode": "once" if self.once else "watch",
             "order": "backlog" if self.ordered else "none",
             "ttl": str(self.ttl),

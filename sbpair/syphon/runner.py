@@ -16,6 +16,7 @@ from sbpair.azure.credentials import open_tokens
 from sbpair.azure.destinations import DestinationCache, open_destinations
 from sbpair.errors import AccessError, EntityMissing, SbpairError, Unavailable, first_error
 from sbpair.model.document import encoded
+from sbpair.model.message_state import ASIDE, MessageState
 from sbpair.move.context import MoveContext
 from sbpair.move.events import QueuesFound, SyphonEvent, TopicsUnchecked
 from sbpair.move.failure_latch import unless_set
@@ -97,6 +98,7 @@ async def run(
             default_ttl_ms=request.default_ttl_ms,
             traced=live.traced,
             renames=request.renames,
+            record_renumbered=store.record if request.state in ASIDE else None,
         )
         started_at = asyncio.get_running_loop().time()
         plan = RunPlan(request, context, stop, timings, session, gate or IntakeGate(), started_at=started_at)
@@ -281,6 +283,8 @@ async def _remaining(plan: RunPlan, workers: list[QueueWorker], *, may_count: bo
         except (SbpairError, TimeoutError) as error:
             log.info("what is left could not be counted: %s", error)
         else:
+            if None in counts:
+                return RemainingMessages(left, exact=False)
             return RemainingMessages(max(0, sum(count or 0 for count in counts) - receipt.skipped), exact=True)
     return RemainingMessages(left, exact=False)
 
@@ -292,6 +296,8 @@ def _name_possible_duplicates(tally: Tally, journal: Journal, run_id: str, reque
     """
     source, destination = request.titles
     why = f"{destination} accepted it, and {source} did not confirm its completion"
+    if request.state == MessageState.SCHEDULED:
+        why = f"{destination} accepted it; it became due before it was cancelled, or {source} did not confirm that"
     full = f"{why}; the journal, which is full, has forgotten it"
     for keys, reason in ((journal.unconfirmed(), why), (journal.forgotten, full)):
         for _, queue, number, _, message_id in keys:

@@ -28,6 +28,7 @@ from sbpair.errors import (
     Unavailable,
     Unsafe,
 )
+from sbpair.move.aside_source import AsideSource
 from sbpair.move.events import QueueBlocked, QueueDone, QueueFailed, QueueOpened, QueueProgress
 from sbpair.move.failure_latch import Waits, set_within
 from sbpair.move.held import ParkedSessions, SkippedMessages
@@ -173,7 +174,8 @@ class QueueWorker:
             return True
         async with AsyncExitStack() as stack:
             plan = self._plan
-            opening = open_connections(plan.request, plan.get_token, self.queue, plan.ends, plan.source_lock_seconds)
+            lock_seconds = plan.source_lock_seconds
+            opening = open_connections(plan.request, plan.get_token, self.queue, plan.ends, lock_seconds, plan.context)
             connections = await self._waits.unless_ended(stack.enter_async_context(opening))
             if connections is None:
                 return True
@@ -338,10 +340,12 @@ class QueueWorker:
 
     async def _is_over(self, source: RawSource, mover: Mover) -> bool:
         """Return whether nothing remains to wait for, after a receive that returned nothing."""
-        if isinstance(source, SessionSource):
+        if isinstance(source, (AsideSource, SessionSource)):
             if mover.held:
                 await mover.wait_changed(self._plan.timings.empty_wait_seconds)
-            return not mover.held or (self._plan.request.once and mover.stuck(TRIES))
+            if mover.held or isinstance(source, SessionSource):
+                return not mover.held or (self._plan.request.once and mover.stuck(TRIES))
+            return bool(await self._waits.unless_ended(self.end.is_left_locked(source, mover)))
         return self._plan.request.once and not mover.halted and await self._is_empty(source, mover)
 
     async def _is_empty(self, source: RawSource, mover: Mover) -> bool:

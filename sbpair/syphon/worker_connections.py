@@ -14,6 +14,9 @@ from typing import TypeVar
 
 from sbpair.amqp_client.client import GetToken, connect
 from sbpair.errors import ConnectionFaulted, Exhausted, SbpairError, Unavailable
+from sbpair.model.message_state import MessageState
+from sbpair.move.aside_source import DeferredSource, ScheduledSource
+from sbpair.move.context import MoveContext
 from sbpair.move.failure_latch import set_within
 from sbpair.move.raw_destination import RawDestination
 from sbpair.move.raw_source import RawSource, SessionsSource
@@ -150,18 +153,31 @@ class WorkerConnections:
 
 @asynccontextmanager
 async def open_connections(
-    request: RunRequest, get_token: GetToken | None, queue: str, states: EndStates, lock_seconds: float | None
+    request: RunRequest,
+    get_token: GetToken | None,
+    queue: str,
+    states: EndStates,
+    lock_seconds: float | None,
+    context: MoveContext,
 ) -> AsyncIterator[WorkerConnections]:
     """Connect to both ends for one queue, without receiving. Closes both at the end of the block.
 
     Raises Unavailable, AccessError; EntityMissing if the queue does not exist.
     """
+    is_scheduled = request.state == MessageState.SCHEDULED
     async with AsyncExitStack() as stack:
         connecting = stack.enter_async_context(connect(request.ends.source, get_token=get_token))
         wire = await states.source.connected(connecting)
-        kind = SessionsSource if request.sessions else RawSource
-        source = await kind.open(wire, queue, form=request.form, lock_seconds=lock_seconds)
-        destination = RawDestination(request.ends.destination, get_token=get_token)
+        source: RawSource
+        if is_scheduled:
+            (await wire.sender(queue)).close()  # a cancellation needs Send: it is too late to find that out then
+            source = ScheduledSource(wire, queue, request, context)
+        elif request.state == MessageState.DEFERRED:
+            source = DeferredSource(wire, queue, request, context)
+        else:
+            kind = SessionsSource if request.sessions else RawSource
+            source = await kind.open(wire, queue, form=request.form, lock_seconds=lock_seconds)
+        destination = RawDestination(request.ends.destination, get_token=get_token, schedules=is_scheduled)
         stack.push_async_callback(destination.close)
         # Fails before any message is locked if the destination cannot be reached.
         await states.destination.connected(destination.check())

@@ -11,11 +11,20 @@ from typing import Any
 
 import pytest
 
-from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
+from sbpair.amqp.message import (
+    APPLICATION_PROPERTIES,
+    MESSAGE_ANNOTATIONS,
+    Properties,
+    Sections,
+    data_body,
+    encode_map,
+)
+from sbpair.amqp.types import Map, Timestamp
 from sbpair.backlog import ALIASES, queue_path
+from sbpair.move.message.envelope import SCHEDULE
 from sbpair.testing import Emulator
 from tests.kit.command import environment, start
-from tests.kit.moves import World, bury, by_session, ids, stored
+from tests.kit.moves import World, bury, by_session, defer_all, ids, stored
 from tests.kit.stranded import numbered, put
 
 MESSAGES, SESSIONS = 5, ("S0", "S1", "S2")
@@ -24,8 +33,9 @@ STEPS_OF_A_BATCH = 3
 LOCK_MS = 61_000
 KINDS = (
     *("queue", "session queue", "dead letters", "dead letters of sessions"),
-    *("backlog", "all of the backlog", "syphon"),
+    *("backlog", "all of the backlog", "syphon", "scheduled", "deferred", "deferred session queue"),
 )
+DUE_MS = 32_503_680_000_000
 
 
 class Course:
@@ -44,11 +54,15 @@ class Course:
             path, self.there, _ = w.create("session queue" if sessions else "queue", f"from-{name}")
             self.sources, self.command = [self.there], ["redrive", path]
         else:
-            path, source, _ = w.create(kind, f"from-{name}")
+            path, source, _ = w.create("session queue" if sessions else "queue", f"from-{name}")
             self.sources, self.command = [source], ["move", path, f"secondary:to-{name}"]
+            if kind.startswith(("scheduled", "deferred")):
+                self.command += ["--messages", kind.split(maxsplit=1)[0]]
         for number in range(MESSAGES):
             put(self.sources[number % len(self.sources)], self._message(number, kind, name))
         self.dead = self.command[0] == "redrive"
+        if kind.startswith("deferred"):
+            defer_all(source)
         stranded = [message for source in self.sources for message in stored(source)]
         self.wanted = by_session([self._restored(each) for each in stranded], dead=True)
         self.ids = Counter(message_id for source in self.sources for message_id in ids(source))
@@ -63,7 +77,12 @@ class Course:
             return numbered(number, f"to-{name}", size=LARGE)
         group = SESSIONS[number % 3] if "session" in kind else None
         properties = Properties(message_id=f"m{number}", group_id=group).encode()
-        return Sections(properties=properties, body=data_body(bytes([number]) * LARGE)).join()
+        due = Map([(SCHEDULE, Timestamp(DUE_MS))]) if kind == "scheduled" else Map()
+        return Sections(
+            message_annotations=encode_map(MESSAGE_ANNOTATIONS, due),
+            properties=properties,
+            body=data_body(bytes([number]) * LARGE),
+        ).join()
 
     def _restored(self, message: Sections) -> Sections:
         """Return a message as it was before it was stranded."""
@@ -128,6 +147,8 @@ def check(course: Course, receipt: dict[str, Any], accepted: Counter[Any], remai
     assert set(arrived) == set(course.ids), "messages were lost"
     assert not course.left()
     assert receipt["received"] == receipt["sent"] + receipt["already_sent"] == remaining
+    if "--messages" in course.command:
+        assert {each["message_id"] for each in receipt["renumbered"]} >= set(arrived) - set(accepted)
     twice = {message_id for message_id, times in arrived.items() if times > 1}
     assert twice <= doubtful & set(accepted)
     assert receipt["sent"] + accepted.total() == arrived.total()

@@ -1,7 +1,7 @@
 """Moves between entities of two emulated namespaces, by the library, and the messages that they leave and deliver."""
 
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import fields, replace
 from typing import Any
@@ -11,6 +11,7 @@ from sbpair.amqp.message import Sections
 from sbpair.amqp_server.shared_access import AccessRight, AuthorizationRule
 from sbpair.emulator.entities.description import QueueDescription, SubscriptionDescription
 from sbpair.emulator.entities.queue import QueueEntity
+from sbpair.emulator.entities.sessions import SessionMessages
 from sbpair.emulator.entities.stored_message import DeadLetterReason, StoredMessage
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import SIDES, Ends, Pair, SasKey
@@ -121,6 +122,19 @@ def bury(queue: QueueEntity) -> None:
     """Add a dead letter for each message."""
     for each in peeked(queue):
         queue.dead_letters.add_dead_letter(each.as_dead_letter(DeadLetterReason("Bad", "why", queue.path)))
+
+
+def defer_all(queue: QueueEntity, sessions: Sequence[str] = ("S0", "S1", "S2")) -> None:
+    """Defer all active messages, of these sessions if the queue has some."""
+    messages = queue.messages
+    if not isinstance(messages, SessionMessages):
+        for each in messages.receive(10_000):
+            messages.defer(each.lock_token)
+        return
+    for held in map(messages.accept, sessions):
+        for each in held.receive(10_000):
+            messages.defer(each.lock_token)
+        held.close()
 
 
 def by_session(found: list[Sections], *, dead: bool = False) -> dict[str | None, list[tuple[object, ...]]]:

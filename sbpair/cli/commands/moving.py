@@ -12,6 +12,7 @@ from sbpair.cli.options import moves
 from sbpair.cli.options.common import COUNT, MAX_PEEK, NamespaceSelection, PairSelection, argument, flag, option
 from sbpair.cli.options.entity_addresses import reach_of
 from sbpair.cli.options.moves import MoveTerms, NewDestinations
+from sbpair.cli.options.rules import exclude
 from sbpair.cli.options.selection import WHERE, ChosenMessages, Selection, filter_of
 from sbpair.cli.options.values import ALL_PAIRS, all_profiles
 from sbpair.cli.render.receipt import SYPHON, MoveWording, warn_of_failures
@@ -19,7 +20,7 @@ from sbpair.cli.render.screen import Screen, spoken
 from sbpair.cli.render.table import columns
 from sbpair.errors import AccessError, EntityMissing, SbpairError, UsageError
 from sbpair.model.entities import subscription_of
-from sbpair.model.message_state import MessageState
+from sbpair.model.message_state import ASIDE, MessageState
 from sbpair.model.pair import Ends
 from sbpair.move.context import MAX_MISSING
 
@@ -140,6 +141,9 @@ def move_command(
     See also: sbpair help move
     """
     mode = terms.checked_mode("--once", limit)
+    if chosen.state in ASIDE and (terms.watch or terms.ramp_plan()):
+        other = "--watch" if terms.watch else "--ramp"
+        raise exclude(f"--messages {chosen.state}", other, f"leave {other} out: a run takes those that are there now")
     settings = terms.settings(chosen.filter(screen), limit)
     reach = reach_of(connection, screen, state=terms.state)
     origin = reach.address(source, state=chosen.state, what="SOURCE")
@@ -357,6 +361,7 @@ def _checked_request(
         command=line,
         form=BACKLOG_DEAD_LETTERS if destination is None else kept_for(destination.path),
         source=source.path,
+        state=source.state,
         sessions=found.sessions,
         duplicate_window_ms=window_ms,
         default_ttl_ms=_default_ttl(source, found.default_ttl_ms, settings["ttl"]),

@@ -209,6 +209,11 @@ def breakdown(receipt: Mapping[str, Any]) -> Iterator[str]:
     if counted := _counted("DESTINATION", destinations, ("sent", "dead_lettered")):
         yield ""
         yield from limited(counted, ROWS_SHOWN)
+    if renumbered := receipt.get("renumbered"):
+        yield ""
+        yield from limited(_numbers(renumbered), ROWS_SHOWN)
+    for session, numbers in list(receipt.get("session_states", {}).items())[:ROWS_SHOWN]:
+        yield from wrapped(clean(f"the state of session {session} has old numbers: {some(numbers)}"))
     if ramp := receipt.get("ramp"):
         yield ""
         yield from limited(list(_ramp_rows(ramp)), ROWS_SHOWN)
@@ -216,6 +221,15 @@ def breakdown(receipt: Mapping[str, Any]) -> Iterator[str]:
         parts = ", ".join(f"{spent[name]} {text}" for name, text in OPERATIONS.items() if spent.get(name))
         yield ""
         yield from wrapped(f"billable operations: {spent.get('by_sbpair', 0)}{f' ({parts})' if parts else ''}")
+
+
+def _numbers(messages: Sequence[Mapping[str, Any]]) -> list[tuple[object, ...]]:
+    """Return a table of old and new sequence numbers; without new ones if none is known."""
+    names = ["sequence_number", "new_number", "message_id"]
+    if not any(each["new_number"] for each in messages):
+        names.remove("new_number")
+    titles = {"sequence_number": "OLD NUMBER", "new_number": "NEW NUMBER", "message_id": "ID"}
+    return [tuple(map(titles.get, names)), *(tuple(each[name] or "-" for name in names) for each in messages)]
 
 
 def _ramp_rows(ramp: Mapping[str, Any]) -> Iterator[tuple[object, ...]]:
