@@ -25,7 +25,8 @@ from sbpair.move.raw_source import RawReceivedMessage, RawSource
 
 if TYPE_CHECKING:
     from sbpair.move.context import MoveContext
-    from sbpair.syphon.run_request import RunRequest
+    from sbpair.move.filter import MessageFilter
+    from sbpair.move.message.route import MessageForm
 
 PAGE: Final = 100
 NOT_DUE: Final = 1e9
@@ -39,9 +40,9 @@ class AsideSource(RawSource):
 
     state: int
 
-    def __init__(self, wire: AmqpClient, queue: str, request: RunRequest, context: MoveContext) -> None:
-        super().__init__(wire, cast("RawReceiver", None), queue, form=request.form)
-        self._request, self._context = request, context
+    def __init__(self, wire: AmqpClient, queue: str, form: MessageForm, context: MoveContext) -> None:
+        super().__init__(wire, cast("RawReceiver", None), queue, form=form)
+        self._form, self._context = form, context
         self.left: set[int] = set()
         self._again: set[int] = set()
         self._start = 0
@@ -66,7 +67,7 @@ class AsideSource(RawSource):
         """Peek on. Return whether messages may follow."""
         self._context.tally.spent("management_calls", 1)
         payloads = await self._wire.peek(self.queue, self._start, PAGE)
-        page = [read_peeked(self.queue, payload, self._request.form) for payload in payloads]
+        page = [read_peeked(self.queue, payload, self._form) for payload in payloads]
         for each in zip(page, payloads, strict=True):
             facts, sections = each[0]
             number, is_new = facts.sequence_number, self._new.include(facts.enqueued_at)
@@ -159,14 +160,27 @@ class ScheduledSource(AsideSource):
 
 
 class DeferredSource(AsideSource):
-    """Deferred messages. Those that the filter chooses are locked by their numbers, under the lock of their session."""
+    """Deferred messages. Those for which `where` is true are locked by their numbers.
+
+    With `sessions`, that needs the lock of their session.
+    """
 
     state = DEFERRED
 
-    def __init__(self, wire: AmqpClient, queue: str, request: RunRequest, context: MoveContext) -> None:
-        super().__init__(wire, queue, request, context)
+    def __init__(
+        self,
+        wire: AmqpClient,
+        queue: str,
+        form: MessageForm,
+        context: MoveContext,
+        *,
+        where: MessageFilter | None,
+        sessions: bool,
+    ) -> None:
+        super().__init__(wire, queue, form, context)
         # What stays is not locked: that would raise its delivery count. The mover counts by the filter itself.
-        self._where = None if request.where is None else replace(request.where)
+        self._where = None if where is None else replace(where)
+        self._has_sessions = sessions
         self._sessions: dict[str, SessionReceiver] = {}
         self._session_of: dict[bytes, str] = {}
 
@@ -174,7 +188,7 @@ class DeferredSource(AsideSource):
         chosen, others, now_ms = defaultdict[str | None, list[int]](list), [], self._now_ms()
         for (facts, sections), payload in page:
             if self._where is None or self._where.matches_peeked(facts, sections, now_ms):
-                session_id = sections.read_properties().group_id if self._request.sessions else None
+                session_id = sections.read_properties().group_id if self._has_sessions else None
                 chosen[session_id].append(facts.sequence_number)
             else:
                 others.append(payload)

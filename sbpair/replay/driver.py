@@ -83,7 +83,7 @@ from sbpair.replay.run_description import (
     ReplayOptions,
     ReplayRequest,
     ReplayRun,
-    Selection,
+    ReplaySelection,
     TaskJob,
     load_run,
     save_run,
@@ -193,7 +193,7 @@ def start_time(backlog: Endpoint) -> tuple[int, bool]:
 
 
 def resume_run(
-    request: ReplayRequest, run_id: str, on_event: OnEvent, selection: Selection | None = None, **options: Any
+    request: ReplayRequest, run_id: str, on_event: OnEvent, selection: ReplaySelection | None = None, **options: Any
 ) -> ReplayResult:
     """Continue a run, however it ended, with its own selection and options, or with others.
 

@@ -72,7 +72,7 @@ class ReplayMode(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class ReplaySelection:
     """Which messages are sent: by default all. Those that are not selected stay in the archive, counted as unsent.
 
     `destinations` are paths, compared as Service Bus does; `where` is a condition in SQL over columns of the envelope.
@@ -102,14 +102,14 @@ class Selection:
         return f"coalesce({' AND '.join(parts)}, false)" if parts else "true"
 
 
-def read_selection(destinations: list[str], where: str | None) -> Selection:
+def read_selection(destinations: list[str], where: str | None) -> ReplaySelection:
     """Return the selection of --destination and --where. Raises NameInvalid, or UsageError for an empty condition."""
     if where is not None and not where.strip():
         raise UsageError("--where is empty", hint="leave it out to send everything")
-    return Selection(normalize_destinations(destinations), where)
+    return ReplaySelection(normalize_destinations(destinations), where)
 
 
-EVERYTHING = Selection()
+EVERYTHING = ReplaySelection()
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class ReplayOptions:
     segment_messages: int = SEGMENT_MESSAGES
     empty_seconds: float = 2.0
     locked_seconds: float = MAX_LOCK_SECONDS + LATE_SECONDS
-    selection: Selection = EVERYTHING
+    selection: ReplaySelection = EVERYTHING
     mode: ReplayMode = ReplayMode.ARCHIVE
     delivery: ReplayDelivery = PRIMARY
     sessions: SessionIds = SessionIds.ANY_CASE
@@ -254,7 +254,7 @@ def _read(archive: Archive, document: Mapping[str, Any]) -> ReplayRun:
         known = {
             "dedup": DedupMode(stored["dedup"]),
             "ttl": TimeToLive(stored["ttl"]),
-            "selection": Selection(normalize_destinations(selected["destinations"]), where),
+            "selection": ReplaySelection(normalize_destinations(selected["destinations"]), where),
             "mode": ReplayMode(stored["mode"]),
             "sessions": SessionIds[stored.get("sessions", "EXACT")],
             "max_discard": None if (most := stored.get("max_discard", 0)) is None else int(most),

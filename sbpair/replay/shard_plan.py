@@ -18,7 +18,7 @@ from sbpair.errors import UsageError
 from sbpair.move.message.route import TimeToLive
 from sbpair.replay.archive import LEDGER, NOT_SENT, OUTCOMES, PLAN_FILE, SEGMENTS, Archive
 from sbpair.replay.ledger import KEY
-from sbpair.replay.run_description import DedupMode, ReplayRun, Selection
+from sbpair.replay.run_description import DedupMode, ReplayRun, ReplaySelection
 from sbpair.replay.segment import ENVELOPE, KEY_IN_SPARK, SEGMENT, SEGMENT_IN_SPARK, SPARK_TYPES, shard_expression
 from sbpair.replay.spark import spark_errors, spark_message, unreadable_segment
 
@@ -142,7 +142,7 @@ SELECT {columns}, duplicate, first,
 FROM repeated)"""  # noqa: S608
 
 
-def check_selection(spark: Any, selection: Selection) -> None:
+def check_selection(spark: Any, selection: ReplaySelection) -> None:
     """Have Spark analyse the condition. Raises UsageError if Spark refuses it, or it uses more than the envelope."""
     if selection.where is None:
         return

@@ -171,9 +171,10 @@ async def open_connections(
         source: RawSource
         if is_scheduled:
             (await wire.sender(queue)).close()  # a cancellation needs Send: it is too late to find that out then
-            source = ScheduledSource(wire, queue, request, context)
+            source = ScheduledSource(wire, queue, request.form, context)
         elif request.state == MessageState.DEFERRED:
-            source = DeferredSource(wire, queue, request, context)
+            form, where, sessions = request.form, request.where, request.sessions
+            source = DeferredSource(wire, queue, form, context, where=where, sessions=sessions)
         else:
             kind = SessionsSource if request.sessions else RawSource
             source = await kind.open(wire, queue, form=request.form, lock_seconds=lock_seconds)

@@ -42,7 +42,7 @@ from sbpair.replay.archive import (
 from sbpair.replay.ledger import Entry, Key, Ledger
 from sbpair.replay.outcomes import Proof, replay_receipt
 from sbpair.replay.queue_task import load_accepted
-from sbpair.replay.run_description import EVERYTHING, ReplayMode, ReplayOptions, ReplayRun, Selection
+from sbpair.replay.run_description import EVERYTHING, ReplayMode, ReplayOptions, ReplayRun, ReplaySelection
 from sbpair.replay.verify import GarbageCollection, check_acknowledged, plan_gc, remove_messages, verify
 from tests.replay.segments import QUEUE, key, write_segment
 
@@ -338,8 +338,8 @@ def test_a_directory_is_no_url_of_spark(url: str) -> None:
     assert Archive(url, "r1").is_local
 
 
-@pytest.mark.parametrize("selection", [EVERYTHING, Selection(("orders", "sales/invoices"), "size > 3 -- \"'\\")])
-def test_a_run_is_read_back_as_it_was_written(archive: Archive, selection: Selection) -> None:
+@pytest.mark.parametrize("selection", [EVERYTHING, ReplaySelection(("orders", "sales/invoices"), "size > 3 -- \"'\\")])
+def test_a_run_is_read_back_as_it_was_written(archive: Archive, selection: ReplaySelection) -> None:
     run = replace(RUN, options=ReplayOptions(selection=selection))
     runs.save_run(archive, run)
     assert runs.load_run(archive) == run

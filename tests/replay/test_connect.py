@@ -15,7 +15,7 @@ from sbpair import errors
 from sbpair.replay import driver, task_lease
 from sbpair.replay import spark as spark_module
 from sbpair.replay.archive import LEASE
-from sbpair.replay.run_description import DedupMode, ReplayOptions, Selection
+from sbpair.replay.run_description import DedupMode, ReplayOptions, ReplaySelection
 from sbpair.replay.task_lease import end_detached_tasks, hold_leases
 from tests.kit.installed import install, outside
 from tests.replay.cluster import connect_server
@@ -112,14 +112,14 @@ def test_a_run_selects_deduplicates_and_is_resumed(served: tuple[World, str], tm
     place, url = served
     place.strand_many(40)
     request = place.request(tmp_path, **parameters(url))
-    chosen = Selection((), "size < 65536 AND message_id <> 'm0'")
+    chosen = ReplaySelection((), "size < 65536 AND message_id <> 'm0'")
     options = ReplayOptions(empty_seconds=0.1, dedup=DedupMode.MESSAGE_ID, selection=chosen)
     for where, reason in {
         "rand() > 0.5": "not deterministic",
         "hash(*) > 0": "all columns",
         "nonsense": "resolved",
     }.items():
-        refused = replace(options, selection=Selection((), where))
+        refused = replace(options, selection=ReplaySelection((), where))
         with pytest.raises(errors.UsageError, match=reason):
             driver.start_run(request, refused, place.queues, lambda _event: None)
     with pytest.raises(errors.UsageError, match=r"does not take spark\.ui\.enabled from a session: .*Cannot modify"):
@@ -130,7 +130,7 @@ def test_a_run_selects_deduplicates_and_is_resumed(served: tuple[World, str], tm
     result = driver.start_run(request, options, place.queues, lambda _event: None)
     assert (result.proof.archived, result.proof.acknowledged, result.proof.unsent) == (40, 39, 1)
     assert driver.resume_run(request, result.run.id, lambda _event: None).proof.unsent == 1, "it selects as before"
-    result = driver.resume_run(request, result.run.id, lambda _event: None, Selection())
+    result = driver.resume_run(request, result.run.id, lambda _event: None, ReplaySelection())
     assert (result.proof.acknowledged, result.proof.balanced) == (40, True)
     place.check_arrived()
     assert "SPARK_CONNECT_MODE_ENABLED" not in os.environ

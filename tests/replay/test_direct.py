@@ -21,7 +21,7 @@ from sbpair.replay.ledger import Entry, Ledger, read_held
 from sbpair.replay.outcomes import Proof, replay_receipt
 from sbpair.replay.progress import PhaseWatcher, run_status
 from sbpair.replay.queue_task import DirectMove, RecordedSource, _entries, accepted_by_dead_attempts, task_queues
-from sbpair.replay.run_description import DedupMode, ReplayMode, ReplayOptions, Selection, TaskJob
+from sbpair.replay.run_description import DedupMode, ReplayMode, ReplayOptions, ReplaySelection, TaskJob
 from sbpair.replay.verify import prove_run
 from tests.replay.segments import rows_of
 from tests.replay.tasks import job_of as archive_job_of
@@ -210,8 +210,8 @@ def test_nothing_is_sent_without_a_heartbeat(place: World, tmp_path: Path) -> No
     ("option", "options"),
     [
         ("--dedup message-id", {"dedup": DedupMode.MESSAGE_ID}),
-        ("--destination", {"selection": Selection(("orders",))}),
-        ("--where", {"selection": Selection((), "size < 3")}),
+        ("--destination", {"selection": ReplaySelection(("orders",))}),
+        ("--where", {"selection": ReplaySelection((), "size < 3")}),
         ("--dead-letters", {}),
     ],
 )
@@ -229,7 +229,7 @@ def test_a_direct_run_has_no_proof_and_no_selection(place: World, tmp_path: Path
     with pytest.raises(errors.UsageError, match="run r1 is direct"):
         prove_run(made.open())
     with pytest.raises(errors.UsageError, match="run r1 is direct"):
-        driver.resume_run(place.request(tmp_path), "r1", lambda _event: None, Selection())
+        driver.resume_run(place.request(tmp_path), "r1", lambda _event: None, ReplaySelection())
 
 
 def test_the_status_of_a_direct_run_comes_from_its_ledger(place: World, tmp_path: Path) -> None:

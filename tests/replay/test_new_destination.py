@@ -19,7 +19,7 @@ from sbpair.replay.archive import LEDGER, SEGMENTS, Archive
 from sbpair.replay.delivery import ReplayDelivery
 from sbpair.replay.ledger import Entry, Ledger
 from sbpair.replay.progress import run_status
-from sbpair.replay.run_description import ReplayMode, ReplayOptions, ReplayRequest, Selection, load_run
+from sbpair.replay.run_description import ReplayMode, ReplayOptions, ReplayRequest, ReplaySelection, load_run
 from sbpair.replay.verify import prove_run
 from sbpair.runs.database import RunDatabase
 from sbpair.runs.journal import Journal, Key, message_keys
@@ -92,7 +92,7 @@ def archive_of(directory: Path) -> Archive:
 def half_sent(place: World, directory: Path, count: int) -> Archive:
     """Send what is for orders to the primary. What is for invoices stays in the archive."""
     place.strand_many(count)
-    orders = replace(QUICK, selection=Selection(("orders",)))
+    orders = replace(QUICK, selection=ReplaySelection(("orders",)))
     first = driver.start_run(place.request(directory), orders, place.queues, nothing)
     assert (first.proof.acknowledged, first.proof.unsent) == (count // 2, count // 2)
     assert first.proof.namespaces == {NAMESPACE: count // 2}
@@ -110,7 +110,7 @@ def test_a_resume_sends_what_is_unsent_and_what_only_the_primary_has(
     sent = {each.sections.read_properties().message_id: each.sections for each in place.arrived()["orders"]}
 
     resume = driver.resume_run
-    result = resume(lost.request(directory), archive.run, nothing, Selection(), delivery=RENAMED)
+    result = resume(lost.request(directory), archive.run, nothing, ReplaySelection(), delivery=RENAMED)
 
     half = count // 2
     assert result.notes == (
@@ -124,7 +124,7 @@ def test_a_resume_sends_what_is_unsent_and_what_only_the_primary_has(
     assert lost.ids("orders-v2") == []
 
     everything = replace(RENAMED, include_acknowledged=True)
-    proof = resume(lost.request(directory), archive.run, nothing, Selection(), delivery=everything).proof
+    proof = resume(lost.request(directory), archive.run, nothing, ReplaySelection(), delivery=everything).proof
 
     assert (proof.archived, proof.acknowledged, proof.accepted_elsewhere, proof.balanced) == (count, count, 0, True)
     assert proof.destinations == {"orders-v2": half, "invoices": half}

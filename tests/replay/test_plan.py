@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sbpair.move.message.route import Expire, Facts, TimeToLive, route
 from sbpair.replay import shard_plan
-from sbpair.replay.run_description import EVERYTHING, DedupMode, ReplayOptions, ReplayRun, Selection
+from sbpair.replay.run_description import EVERYTHING, DedupMode, ReplayOptions, ReplayRun, ReplaySelection
 from sbpair.replay.segment import KEY_IN_SPARK, shard_of
 from sbpair.replay.spark import spark_session
 from tests.replay.world import HASTY
@@ -24,10 +24,10 @@ Row = tuple[Any, ...]
 WHERE = "message_id = 'a' OR sequence_number = 2 -- the former may be null"
 CHOICES = (
     EVERYTHING,
-    Selection(("orders",)),
-    Selection((), WHERE),
-    Selection(("orders", "invoices"), WHERE),
-    Selection((), missing=("orders", "it's")),
+    ReplaySelection(("orders",)),
+    ReplaySelection((), WHERE),
+    ReplaySelection(("orders", "invoices"), WHERE),
+    ReplaySelection((), missing=("orders", "it's")),
 )
 
 
@@ -119,7 +119,7 @@ def first_of(row: Row, rows: list[Row], expected: dict[tuple[str, int], tuple[st
     return (*first[2:6], found[first[:2]].shard)
 
 
-def is_chosen(row: Row, selection: Selection) -> bool:
+def is_chosen(row: Row, selection: ReplaySelection) -> bool:
     named = not selection.destinations or (row[6] or "").lower() in selection.destinations
     return named and row[6] not in selection.missing and (selection.where is None or row[5] == "a" or row[3] == 2)
 
@@ -166,7 +166,7 @@ def test_the_sql_equals_a_naive_plan(
     dedup: DedupMode,
     ttl: TimeToLive,
     shards: int,
-    selection: Selection,
+    selection: ReplaySelection,
     looked: bool,
     had: int | None,
 ) -> None:

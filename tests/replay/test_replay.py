@@ -15,7 +15,7 @@ from sbpair.replay import driver
 from sbpair.replay.archive import DEDUPLICATED, LEDGER, SEGMENTS, Archive
 from sbpair.replay.outcomes import Proof
 from sbpair.replay.progress import ReplayPhase
-from sbpair.replay.run_description import DedupMode, ReplayOptions, Selection, load_run
+from sbpair.replay.run_description import DedupMode, ReplayOptions, ReplaySelection, load_run
 from sbpair.replay.segment import SEGMENT
 from sbpair.replay.verify import verify
 from tests.replay.test_tampering import Run, make_old
@@ -161,13 +161,13 @@ def a_corrupted_message_is_not_sent(place: World, tmp_path: Path, archive: Archi
     )
     at = column.dictionary_page_offset + column.total_compressed_size - 1
     path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
-    for chosen in (None, Selection((), "message_id < 'n'")):
+    for chosen in (None, ReplaySelection((), "message_id < 'n'")):
         with pytest.raises(errors.StateRefused, match=rf"{path.name} is broken: Spark cannot read it"):
             driver.resume_run(place.request(tmp_path), archive.run, lambda _event: None, chosen)
 
     assert place.ids() == sent
     path.write_bytes(whole)
-    fails = Selection((), "cast(message_id AS int) > 3")
+    fails = ReplaySelection((), "cast(message_id AS int) > 3")
     with pytest.raises(errors.UsageError, match=r"fails on a message: .*everything is safe") as failed:
         driver.resume_run(place.request(tmp_path), archive.run, lambda _event: None, fails)
     assert archive.run in failed.value.hint

@@ -14,7 +14,7 @@ from sbpair.model.message_state import dead_letter_path
 from sbpair.replay import driver, shard_plan, spark
 from sbpair.replay.archive import QUARANTINE, SEGMENTS
 from sbpair.replay.delivery import ReplayDelivery
-from sbpair.replay.run_description import ReplayOptions, ReplayRun, Selection, SessionIds
+from sbpair.replay.run_description import ReplayOptions, ReplayRun, ReplaySelection, SessionIds
 from sbpair.replay.segment import shard_of
 from tests.replay.segments import QUEUE, created, key, rows_of, write_segment
 from tests.replay.tasks import job_of, proof_of, replayed, stranded
@@ -104,7 +104,7 @@ def altered_pages_are_not_planned(session: Any, directory: Path) -> None:
 @pytest.mark.usefixtures("local_tasks")
 def test_a_selected_destination_that_is_missing_is_refused_first(place: World, tmp_path: Path) -> None:
     place.strand_many(4)
-    options = replace(QUICK, selection=Selection(("orders", "not-there")))
+    options = replace(QUICK, selection=ReplaySelection(("orders", "not-there")))
     with pytest.raises(errors.EntityMissing, match="has no not-there; nothing was received"):
         driver.start_run(place.request(tmp_path), options, place.queues, lambda _event: None)
     assert (place.left(), place.ids(), [*(tmp_path / "archive").iterdir()]) == (4, [], [])
@@ -141,11 +141,11 @@ def test_a_condition_is_accepted_or_refused_with_a_reason(tmp_path: Path, capfd:
         sessions_of_any_case_share_a_shard(session, tmp_path)
         altered_pages_are_not_planned(session, tmp_path)
         for where in TAKEN:
-            shard_plan.check_selection(session, Selection((), where))
+            shard_plan.check_selection(session, ReplaySelection((), where))
         capfd.readouterr()
         for where, reason in REFUSED.items():
             with pytest.raises(errors.UsageError) as refused:
-                shard_plan.check_selection(session, Selection((), where))
+                shard_plan.check_selection(session, ReplaySelection((), where))
             assert reason in refused.value.message or IN_3_5.get(where, reason) in refused.value.message, where
             assert not re.search(r"\bpos \d", refused.value.message), "a position in generated SQL"
             assert "\n" not in refused.value.message
@@ -206,6 +206,6 @@ def test_a_resume_does_with_missing_destinations_as_it_is_told(
 
 
 def test_missing_destinations_are_left_out_whatever_their_names_hold() -> None:
-    sql = Selection(("orders",), missing=("it's", "a\\b", "\u20ac\n")).sql()
+    sql = ReplaySelection(("orders",), missing=("it's", "a\\b", "\u20ac\n")).sql()
     assert "coalesce(destination NOT IN (decode(unhex('69742773'), 'UTF-8'), decode(unhex('615c62'), 'UTF-8')" in sql
     assert sql.isascii()

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from sbpair.replay.delivery import ReplayDelivery
     from sbpair.replay.driver import ReplayResult
     from sbpair.replay.outcomes import PlanPreview
-    from sbpair.replay.run_description import ReplayRequest, Selection
+    from sbpair.replay.run_description import ReplayRequest, ReplaySelection
     from sbpair.runs.journal import Key
     from sbpair.syphon.forecast import Forecast
     from sbpair.syphon.run_limits import EffectiveLimits, EndTiers
@@ -417,7 +417,7 @@ def _remote(cluster: Cluster) -> str | None:
     return remote
 
 
-def _selection(choice: Choice) -> "Selection":
+def _selection(choice: Choice) -> "ReplaySelection":
     from sbpair.replay.run_description import read_selection
 
     return read_selection(choice.destination or [], choice.where)
