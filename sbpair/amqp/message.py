@@ -147,6 +147,9 @@ class Sections:
     def read_application_properties(self) -> Map:
         return _read_map(self.application_properties)
 
+    def read_footer(self) -> Map:
+        return _read_map(self.footer)
+
     def read_body(self) -> list[tuple[int, Value]]:
         """Return each body section as (DATA, SEQUENCE or VALUE; its value)."""
         return [(code, codec.decode_all(self.body[start:end]).value) for code, start, end in _walk(self.body)]
@@ -155,7 +158,7 @@ class Sections:
         """Decode every section. Raises ProtocolError for a malformed one."""
         self.read_header(), self.read_properties()
         self.read_delivery_annotations(), self.read_message_annotations(), self.read_application_properties()
-        self.read_body(), _read_map(self.footer)
+        self.read_body(), self.read_footer()
 
 
 ORDER = tuple(item.name for item in fields(Sections))

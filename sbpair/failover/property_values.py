@@ -53,15 +53,19 @@ def typed_properties(properties: Properties) -> Properties:
             typed[name] = _typed(value)
         except (ValueError, ArithmeticError, ProtocolError) as error:
             raise UsageError(f"property {_shown(name)}: {error}", hint=_HINT) from None
-        size = _size(typed[name])
-        if size > MAX_PROPERTY_BYTES:
+    check_sizes(typed)
+    return typed if any(typed[name] is not value for name, value in properties.items()) else properties
+
+
+def check_sizes(properties: Properties) -> None:
+    """Raise UsageError for a property, or for properties, that are larger than the service accepts."""
+    for name, value in properties.items():
+        if (size := _size(value)) > MAX_PROPERTY_BYTES:
             text = f"property {_shown(name)} has {size} bytes; Service Bus accepts {MAX_PROPERTY_BYTES}"
             raise UsageError(text, hint=_SIZE_HINT)
-    size = properties_size(typed)
-    if size > MAX_PROPERTIES_BYTES:
+    if (size := properties_size(properties)) > MAX_PROPERTIES_BYTES:
         text = f"the properties of the message have {size} bytes; Service Bus accepts {MAX_PROPERTIES_BYTES}"
         raise UsageError(text, hint=_SIZE_HINT)
-    return typed if any(typed[name] is not value for name, value in properties.items()) else properties
 
 
 def properties_size(properties: Properties) -> int:

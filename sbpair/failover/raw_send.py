@@ -195,7 +195,7 @@ class RawFailoverSend(FailoverSend[RawMessage], AsyncClosable):
         return message.payload
 
     def _message_ids(self, messages: Iterable[RawMessage]) -> tuple[str, ...]:
-        return tuple(_name(each.given) for each in messages)
+        return tuple(message_name(each.given) for each in messages)
 
     def _is_small(self, message: RawMessage) -> bool:
         return len(message.given) <= SMALL_BYTES
@@ -270,7 +270,7 @@ def _members(payload: bytes, message_format: int) -> list[RawMessage]:
     return [RawMessage(each, each) for each in members]
 
 
-def _name(given: bytes) -> str:
+def message_name(given: bytes) -> str:
     """Return the id of a message; without one, the SHA-256 of its bytes, and the time."""
     try:
         text = text_of(Sections.split(given).read_properties().message_id)

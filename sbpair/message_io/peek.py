@@ -19,7 +19,7 @@ from sbpair.amqp.types import Map
 from sbpair.amqp_client.client import GetToken, connect
 from sbpair.errors import SbpairError, ServiceRefused, UsageError
 from sbpair.management.calls import gather_all
-from sbpair.message_io.message_json import readable
+from sbpair.message_io.message_fields import readable
 from sbpair.model.message_state import is_dead_letter_path, parent_path
 from sbpair.model.sequence_ranges import MAX_SEQUENCE
 from sbpair.move.message.dead_letters import cause_in

@@ -6,17 +6,20 @@ Invariant: no message is removed before it has been shown. Messages still held a
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractContextManager, aclosing, asynccontextmanager, suppress
+from contextlib import AbstractContextManager, AsyncExitStack, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from sbpair.amqp_client.client import connect
+from sbpair.amqp_client.client import AmqpClient, connect
 from sbpair.azure.credentials import signed_in
 from sbpair.azure.data_plane import translate_data_errors
-from sbpair.errors import MessageLockLost, SbpairError, Unavailable
+from sbpair.errors import MessageLockLost, SbpairError, Unavailable, UnreadableMessage
 from sbpair.management.calls import shielded
-from sbpair.message_io.message_json import ReceiveCounts, Received, render_message, render_received
+from sbpair.message_io.message_fields import body_of
+from sbpair.message_io.message_json import ReceiveCounts, Received, render_peeked, render_received
 from sbpair.model.pair import Endpoint, Pair
+from sbpair.move.message.route import BACKLOG
+from sbpair.move.peek.peeker import read_peeked
 from sbpair.move.raw_source import RawReceivedMessage, RawSource, peek_queue
 from sbpair.replication.events import DuplicateCompleted, OnEvent, ReplicationEvent
 from sbpair.replication.keys import DAY_SECONDS
@@ -108,7 +111,7 @@ async def _show_and_complete(
     held = list(found)
     try:
         while held:
-            show(source.render(source.side_of(held[0]), held[0]))
+            show(await source.render(held[0]))
             await shielded(_completed(source, held.pop(0), counts))
     finally:
         with suppress(SbpairError):
@@ -141,28 +144,29 @@ async def _opened(
                 await source.stop()
         return
     dedup = dedup or DedupSettings()
-    async with AsyncDedupReceiver(
-        place,
-        entity,
-        subscription_name=subscription,
-        key=dedup.key,
-        store=dedup.store,
-        window_seconds=dedup.window_seconds,
-        on_event=on_event,
-    ) as deduplicating:
-        yield _BothSources(deduplicating)
+    async with (
+        AsyncExitStack() as opened,
+        AsyncDedupReceiver(
+            place,
+            entity,
+            subscription_name=subscription,
+            key=dedup.key,
+            store=dedup.store,
+            window_seconds=dedup.window_seconds,
+            on_event=on_event,
+        ) as deduplicating,
+    ):
+        yield _BothSources(deduplicating, place, checked_source(entity, subscription), opened)
 
 
 class _OneSource:
     """One namespace. What is given back keeps its delivery count."""
 
-    render = staticmethod(render_received)
-
     def __init__(self, source: RawSource, side: str) -> None:
         self._source, self._side = source, side
 
-    def side_of(self, _message: RawReceivedMessage) -> str:
-        return self._side
+    async def render(self, message: RawReceivedMessage) -> Received:
+        return render_received(self._side, message)
 
     async def receive(self, limit: int, seconds: float) -> Sequence[RawReceivedMessage]:
         self._source.grant(limit)
@@ -179,13 +183,24 @@ class _OneSource:
 class _BothSources:
     """Both namespaces, by the SDK: the delivery count of what is given back rises by one."""
 
-    render = staticmethod(render_message)
+    def __init__(self, receiver: AsyncDedupReceiver, pair: Pair, path: str, opened: AsyncExitStack) -> None:
+        self._receiver, self._pair, self._path, self._opened = receiver, pair, path, opened
+        self._clients: dict[Side, AmqpClient] = {}
 
-    def __init__(self, receiver: AsyncDedupReceiver) -> None:
-        self._receiver = receiver
-
-    def side_of(self, message: ServiceBusReceivedMessage) -> Side:
-        return self._receiver.side_of(message)
+    async def render(self, message: ServiceBusReceivedMessage) -> Received:
+        """Peek the message while it is locked: the SDK does not keep the types of its values."""
+        side, number = self._receiver.side_of(message), message.sequence_number or 0
+        client = self._clients.get(side)
+        if client is None or client.error is not None:
+            endpoint = self._pair.primary if side == "primary" else self._pair.secondary
+            client = self._clients[side] = await self._opened.enter_async_context(signed_in(connect, endpoint))
+        for payload in await client.peek(self._path, number, 1):
+            peeked = read_peeked(self._path, payload, BACKLOG)
+            if peeked.facts.sequence_number == number:
+                return render_peeked(side, peeked, body_of(peeked.sections))
+        raise UnreadableMessage(
+            f"message {number} of {self._path!r} in the {side} is gone", hint="another receiver has it, or it expired"
+        )
 
     async def receive(self, limit: int, seconds: float) -> Sequence[ServiceBusReceivedMessage]:
         with translate_data_errors(f"receiving from {self._receiver.entity_name!r}"):

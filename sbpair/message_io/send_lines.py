@@ -10,33 +10,28 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from operator import attrgetter
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, TypeAlias, TypeVar
 
+from sbpair.amqp.message import BATCH_FORMAT, batch_members
 from sbpair.amqp_client.stream import open_stream
-from sbpair.azure.data_plane import SdkSender, check_proxy, is_answer, open_sender, translate_data_errors
-from sbpair.errors import (
-    EntityMissing,
-    ExitCode,
-    InDoubt,
-    NetworkRefused,
-    SbpairError,
-    Silent,
-    Unavailable,
-    UsageError,
-)
-from sbpair.failover.clients import AsyncPairedClient, AsyncPairedSender
+from sbpair.azure.credentials import open_tokens
+from sbpair.errors import EntityMissing, ExitCode, InDoubt, SbpairError, Silent, Unavailable, UsageError
 from sbpair.failover.events import SenderEvent, SendInDoubt
 from sbpair.failover.failover_send import Delivered, OnFailure
-from sbpair.failover.sdk_messages import Message, SizedBatch, batches, message_ids
+from sbpair.failover.raw_send import RawFailoverClient, RawFailoverSend, RawMessage, message_name
+from sbpair.message_io.line_reader import LineReader
 from sbpair.model.document import SPREAD, Failing, document
 from sbpair.model.pair import Endpoint, Pair
 from sbpair.model.tiers import SMALLEST_TIER_BYTES
 from sbpair.move.failure_latch import set_within
+from sbpair.move.message.batches import batches, encode_batch
 from sbpair.move.rate_limit import RateLimiter
+from sbpair.move.raw_destination import RawDestination
 from sbpair.operating_system.read_ahead import ReadAhead, read_chunks
 
 log = logging.getLogger(__name__)
@@ -140,20 +135,19 @@ async def send_lines(
         stream.on_event(event)
 
     timeout = SEND_SECONDS + pair.failover_interval if seconds is None else seconds
-    async with AsyncPairedClient(
+    async with RawFailoverClient(
         pair, on_failure=on_failure, timeout=timeout, on_event=listener, outbox=outbox
     ) as client:
         if to_backlog:
             client.force_failover(entity)
-        async with client.get_queue_sender(entity) as sender:
-            sides = (pair.secondary,) if to_backlog else (pair.primary, pair.secondary)
-            line_sender = _LineSender(sender, stream, sides)
-            checking = asyncio.create_task(_end_if_silent(line_sender, sides, may_end=outbox is None))
-            try:
-                result = await line_sender.run()
-            finally:
-                checking.cancel()
-            await _wait_for_outbox(client, stream.stop, drain_seconds)
+        sides = (pair.secondary,) if to_backlog else (pair.primary, pair.secondary)
+        line_sender = _LineSender(client.sender(entity), stream, sides, timeout)
+        checking = asyncio.create_task(_end_if_silent(line_sender, sides, may_end=outbox is None))
+        try:
+            result = await line_sender.run()
+        finally:
+            checking.cancel()
+        await _wait_for_outbox(client, stream.stop, drain_seconds)
     return replace(result, doubtful=tuple(each for each in doubtful if each not in line_sender.undelivered))
 
 
@@ -163,33 +157,46 @@ async def send_lines_to(endpoint: Endpoint, entity: str, stream: LineStream, *, 
     Messages count as delivered to the primary. Each is tried once. Raises EntityMissing, AccessError and Unavailable
     before the first one.
     """
-    async with open_sender(endpoint, entity) as opened:
-        return await _LineSender(DirectSender(opened, entity, seconds), stream, (endpoint,)).run()
+    async with open_direct(endpoint, entity) as sender:
+        return await _LineSender(sender, stream, (endpoint,), seconds).run()
+
+
+@asynccontextmanager
+async def open_direct(endpoint: Endpoint, entity: str) -> AsyncIterator[DirectSender]:
+    """Send to an entity of one namespace. Raises EntityMissing, AccessError, Unavailable."""
+    async with open_tokens() as get_token:
+        destination = RawDestination(endpoint, get_token=get_token)
+        try:
+            await destination.ready(entity)
+            yield DirectSender(entity, destination)
+        finally:
+            await destination.close()
 
 
 class DirectSender:
-    """Sends to one namespace, with the part of a paired sender that a stream of lines needs."""
+    """Sends to one namespace, with the part of a failover sender that a stream of lines needs."""
 
     backlog_queue = None
 
-    def __init__(self, sender: SdkSender, entity: str, seconds: float) -> None:
+    def __init__(self, entity: str, destination: RawDestination) -> None:
         self.entity_name = entity
         self.delivered = Delivered()
         self.unanswered = False
-        self._sender, self._seconds = sender, seconds
+        self._destination = destination
 
-    async def send_messages(self, content: Message | SizedBatch) -> None:
-        """Send once. Raises InDoubt without an answer."""
-        self.unanswered = True
-        try:
-            await self._sender.send(content, self._seconds)
-        except InDoubt:
-            raise
-        except SbpairError:
-            self.unanswered = False
-            raise
+    async def check_sizes(self, payload: bytes, message_format: int, seconds: float) -> None:
+        """Accept any size: no backlog has to take it."""
+
+    async def deliver(self, payload: bytes, message_format: int, seconds: float) -> None:
+        """Send one message, or a batch, once. Raises InDoubt without an answer."""
         self.unanswered = False
-        number = len(content.prepared) if isinstance(content, SizedBatch) else 1
+        link = await self._destination.ready(self.entity_name)
+        try:
+            await link.deliver(payload, message_format, seconds)
+        except InDoubt:
+            self.unanswered = True
+            raise
+        number = len(batch_members(payload)) if message_format == BATCH_FORMAT else 1
         self.delivered = replace(self.delivered, primary=self.delivered.primary + number)
 
 
@@ -216,7 +223,7 @@ async def _answers(side: Endpoint) -> Silent | None:
     return None
 
 
-async def _wait_for_outbox(client: AsyncPairedClient, stop: asyncio.Event, seconds: float) -> None:
+async def _wait_for_outbox(client: RawFailoverClient, stop: asyncio.Event, seconds: float) -> None:
     """Wait while the outbox is emptied, because a closed client delivers nothing."""
     left = -1
     while client.outbox is not None and client.outbox.entities() and len(client.outbox) != left:
@@ -225,17 +232,24 @@ async def _wait_for_outbox(client: AsyncPairedClient, stop: asyncio.Event, secon
             return
 
 
-def line_batches(lines: Sequence[SourceLine], limit: int) -> Iterator[tuple[SizedBatch | Message, list[SourceLine]]]:
+Batch: TypeAlias = "tuple[tuple[bytes, int], list[SourceLine]]"
+"""The payload of a delivery and its message-format, and its lines."""
+
+
+def line_batches(lines: Sequence[SourceLine], limit: int) -> Iterator[Batch]:
     """Yield batches of up to `limit` adjacent lines with the same session and partition key that fit every tier."""
     for start in range(0, len(lines), limit):
-        yield from batches(lines[start : start + limit], SMALLEST_TIER_BYTES, SizedBatch, attrgetter("message"))
+        members = iter(lines[start : start + limit])
+        for batch in batches([each.message for each in lines[start : start + limit]], SMALLEST_TIER_BYTES):
+            yield encode_batch(batch), list(islice(members, len(batch)))
 
 
 @dataclass
 class _LineSender:
-    sender: AsyncPairedSender | DirectSender
+    sender: RawFailoverSend | DirectSender
     stream: LineStream
     sides: Sequence[Endpoint]
+    seconds: float
     waiting: asyncio.Event = field(default_factory=asyncio.Event)
     unreachable: Silent | None = None
     undelivered: frozenset[str] = frozenset()
@@ -252,12 +266,12 @@ class _LineSender:
                     # Empty lines at the end are done as well.
                     self.result = replace(self.result, next_line=max(self.result.next_line, source.seen + 1))
                     break
-                for content, members in line_batches(lines or (), limiter.max_batch(started)):
+                for delivery, members in line_batches(lines or (), limiter.max_batch(started)):
                     if seconds := limiter.reserve(time.monotonic(), len(members)):
                         await set_within(stop, seconds)
                     if self._ended():
                         break
-                    await self._send(content, members)
+                    await self._send(delivery, members)
         except SbpairError as error:
             self.result = replace(self.result, error=error)
         return replace(self.result, seconds=time.monotonic() - started, stopped=stop.is_set())
@@ -265,14 +279,13 @@ class _LineSender:
     def _ended(self) -> bool:
         return self.stream.stop.is_set() or self.result.error is not None
 
-    async def _send(self, content: Message | SizedBatch, lines: list[SourceLine]) -> None:
+    async def _send(self, delivery: tuple[bytes, int], lines: list[SourceLine]) -> None:
         before, refused = self.sender.delivered.total, False
         error: SbpairError | None = None
         self.waiting.set()
         try:
-            with translate_data_errors(f"sending to {self.sender.entity_name!r}"):
-                if await self._unless(self.stream.hurry, self._send_content(content)) is None:
-                    error = self.unreachable or Unavailable("the wait for an answer was abandoned")
+            if await self._unless(self.stream.hurry, self._deliver(delivery)) is None:
+                error = self.unreachable or Unavailable("the wait for an answer was abandoned")
         except SbpairError as caught:
             queue = self.sender.backlog_queue
             if isinstance(caught, EntityMissing):
@@ -280,23 +293,13 @@ class _LineSender:
                     caught.hint = PROVISION_HINT
                 else:
                     caught.entity, caught.namespace = self.sender.entity_name, self.sides[0].name
-            error, refused = caught, is_answer(caught.__cause__) or not caught.retriable
+            error, refused = caught, not caught.retriable
         answered = refused or not self.sender.unanswered
-        if isinstance(error, NetworkRefused) or (answered and not refused and not self.stream.hurry.is_set()):
-            error = await self._proxy_error() or error
         self._count(lines, self.sender.delivered.total - before, error, answered=answered)
 
-    async def _proxy_error(self) -> SbpairError | None:
-        """Return the complete error of a proxy on the way to the side that was tried last, or to the one before."""
-        for side in reversed(self.sides[: 1 if self.sender.backlog_queue is None else None]):
-            try:
-                await check_proxy(side)
-            except SbpairError as error:
-                return error
-        return None
-
-    async def _send_content(self, content: Message | SizedBatch) -> bool:
-        await self.sender.send_messages(content)
+    async def _deliver(self, delivery: tuple[bytes, int]) -> bool:
+        await self.sender.check_sizes(*delivery, self.seconds)
+        await self.sender.deliver(*delivery, self.seconds)
         return True
 
     def _count(self, lines: Sequence[SourceLine], done: int, error: SbpairError | None, *, answered: bool) -> None:
@@ -307,7 +310,7 @@ class _LineSender:
         if error is not None:
             failed, in_doubt = (left, 0) if answered else (0, left)
             line = lines[done].number if left else None
-            self.undelivered = frozenset(message_ids(each.message for each in lines[done:]))
+            self.undelivered = frozenset(message_name(each.message.given) for each in lines[done:])
             result = replace(result, error=error, line=line, failed=failed, in_doubt=in_doubt)
         self.result = result
         self.stream.on_event(result.delivered)
@@ -336,10 +339,7 @@ class SourceLine:
     """The message of one line, counted from 1."""
 
     number: int
-    message: Message
-
-
-Parse = Callable[[bytes], "Message"]
+    message: RawMessage
 
 
 class SourceLines:
@@ -349,8 +349,8 @@ class SourceLines:
     the file cannot be read.
     """
 
-    def __init__(self, file: int, place: str, parse: Parse, skip: int) -> None:
-        self._file, self._place, self._parse, self.skip = file, place, parse, skip
+    def __init__(self, file: int, place: str, reader: LineReader, skip: int) -> None:
+        self._file, self._place, self._reader, self.skip = file, place, reader, skip
         self.seen = 0
 
     def __iter__(self) -> Iterator[list[SourceLine]]:
@@ -358,14 +358,16 @@ class SourceLines:
         for complete in _split(read_chunks(self._file, self._place), self._place):
             for line in complete:
                 self.seen += 1
-                if self.seen <= self.skip or not line.strip():
+                if not line.strip():
                     continue
                 try:
-                    group.append(SourceLine(self.seen, self._parse(line)))
+                    message = self._reader.read(line, skipped=self.seen <= self.skip)
                 except UsageError as error:
                     if group:
                         yield group
                     raise UsageError(f"{self._place}, line {self.seen}: {error.message}", hint=error.hint) from None
+                if message is not None:
+                    group.append(SourceLine(self.seen, message))
                 if len(group) == MAX_GROUP_LINES:
                     yield group
                     group = []
@@ -374,9 +376,9 @@ class SourceLines:
                 group = []
 
 
-def check_lines(file: int, place: str, parse: Parse, skip: int) -> None:
+def check_lines(file: int, place: str, reader: LineReader, skip: int) -> None:
     """Raise UsageError for the first invalid line. Afterwards the descriptor is at its start again."""
-    for _ in SourceLines(file, place, parse, skip):
+    for _ in SourceLines(file, place, reader, skip):
         pass
     os.lseek(file, 0, os.SEEK_SET)
 

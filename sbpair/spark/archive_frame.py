@@ -14,7 +14,8 @@ from sbpair.amqp.message import Properties, Sections
 from sbpair.amqp.types import Map, text_of
 from sbpair.backlog import ALIASES
 from sbpair.errors import ProtocolError, StateRefused, UsageError
-from sbpair.message_io.message_json import body_content, plain_value, readable
+from sbpair.message_io.message_fields import body_content, readable
+from sbpair.message_io.message_json import plain_value
 from sbpair.move.message.envelope import read_facts
 from sbpair.move.message.route import Facts
 from sbpair.replay.archive import EXPIRED, QUARANTINE, RECEIPT_FILE, REMOVED_FILE, SEGMENTS, Archive

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
-from azure.servicebus.amqp import AmqpAnnotatedMessage
+from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageHeader
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,7 +19,7 @@ from sbpair.failover.entity_states import State
 from sbpair.failover.outbox import OutboxMessage
 from sbpair.failover.outbox_delivery import prepare_delivery
 from sbpair.failover.sdk_messages import for_backlog, prepare_one
-from sbpair.message_io.message_json import parse_json
+from sbpair.message_io.line_reader import LineReader
 from sbpair.move.message.envelope import lifetime_ms, read_facts, restore
 from sbpair.move.message.route import MAX_TTL_HEADER_MS, Send, route
 from sbpair.timespan import MAX_TICKS, TICKS_PER_DAY, TICKS_PER_MS, show
@@ -63,13 +63,17 @@ def restored(backlog_copy: bytes, now_ms: int) -> bytes:
 @settings(deadline=None)
 @given(TICKS)
 def test_any_time_to_live_keeps_its_deadline_through_the_backlog(ticks: int) -> None:
-    message = parse_json(json.dumps({"body": "x", "ttl": show(ticks)}).encode())
+    given = ServiceBusMessage("x").raw_amqp_message
+    given.header = AmqpMessageHeader(time_to_live=-(-ticks // TICKS_PER_MS))
+    message, line = prepare_one(given), LineReader().read(json.dumps({"body": "x", "ttl": show(ticks)}).encode())
+    assert line is not None
     now_ms = int(time.time() * 1000)
     wanted = LAST_MS if ticks >= FOREVER_TICKS else min(now_ms - (-ticks // TICKS_PER_MS), LAST_MS)
     stranded = sdk_encoding.encode(for_backlog(message, "orders"))
     stored = OutboxMessage(1, 0, False, stranded)
     ways = {
         "direct": encoded(message),
+        "line": line.payload,
         "batch": sdk_encoding.encode(message),
         "syphon": restored(stranded, now_ms),
         "outbox": prepare_delivery(stored, now_ms, restored=True).payload,

@@ -17,7 +17,7 @@ from sbpair.failover.events import EntityChanged, OutboxClosed, QueueLeft
 from sbpair.failover.failover_send import Delivered
 from sbpair.failover.outbox import Outbox, outbox_depths
 from sbpair.message_io import send_lines
-from sbpair.message_io.message_json import parse_body, parse_json
+from sbpair.message_io.line_reader import LineReader
 from sbpair.message_io.send_lines import LineStream, SendResult, SourceLines
 from sbpair.model.retries import Backoff
 from tests.kit.failover_rig import PAIRED_CLIENTS, PRIMARY, SECONDARY, Rig
@@ -35,7 +35,7 @@ async def send_text(
     rig: Rig,
     text: bytes,
     *,
-    parse: Any = parse_body,
+    as_json: bool = False,
     skip: int = 0,
     meanwhile: Callable[[Any, asyncio.Event, asyncio.Event, int], Any] | None = None,
     **options: Any,
@@ -53,7 +53,7 @@ async def send_text(
     try:
         stop, hurry = asyncio.Event(), asyncio.Event()
         heard = (lambda event: meanwhile(event, stop, hurry, writing)) if meanwhile else lambda _event: None
-        of_pipe = SourceLines(reading, "stdin", parse, skip)
+        of_pipe = SourceLines(reading, "stdin", LineReader(as_json=as_json), skip)
         stream = LineStream(of_pipe, options.pop("rate", None), stop, hurry, heard)
         return await send_lines.send_lines(rig.pair, options.pop("entity", "orders"), stream, **options)
     finally:
@@ -142,15 +142,15 @@ async def test_an_earlier_attempt_without_an_answer_leaves_a_message_in_doubt(ri
 
 
 async def test_an_invalid_line_ends_the_run_after_earlier_lines(rig: Rig) -> None:
-    result = await send_text(rig, b'{"body": "a"}\n\n{"body": 1}\n{"body": "c"}\n', parse=parse_json)
+    result = await send_text(rig, b'{"body": "a"}\n\n{"body": 1}\n{"body": "c"}\n', as_json=True)
     assert (result.delivered, result.next_line, result.exit_code) == (Delivered(primary=1), 2, 3)
     assert isinstance(result.error, errors.UsageError)
     assert result.error.message.startswith("stdin, line 3: body: ")
     # The corrected stream, from where the result says. Lines that are skipped are not parsed.
-    again = await send_text(rig, b'not JSON\n{"body": "b"}\n{"body": "c"}', parse=parse_json, skip=1)
+    again = await send_text(rig, b'not JSON\n{"body": "b"}\n{"body": "c"}', as_json=True, skip=1)
     assert (again.delivered, again.next_line) == (Delivered(primary=2), 4)
     assert bodies(rig.in_queue(rig.orders)) == [b"a", b"b", b"c"]
-    assert (await send_text(rig, b"{}\n", parse=parse_json)).exit_code == 2, "nothing was sent before"
+    assert (await send_text(rig, b"{}\n", as_json=True)).exit_code == 2, "nothing was sent before"
 
 
 async def test_a_stop_does_not_wait_for_more_lines(rig: Rig) -> None:

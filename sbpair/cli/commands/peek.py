@@ -55,7 +55,8 @@ def command(
     where = chosen.filter(screen, peeks=True)
     source = reach_of(connection, screen).address(entity, side=side, state=chosen.state)
     from sbpair.cli.results.messages import PeekedMessages, PeekedTotal
-    from sbpair.message_io.message_json import body_of, render_peeked
+    from sbpair.message_io.message_fields import body_of
+    from sbpair.message_io.message_json import render_peeked
     from sbpair.message_io.peek import PeekSource, matching
 
     sources, keep = [PeekSource(source.side, source.path)], None if where is None else matching(where)

@@ -179,7 +179,8 @@ def _show(
     limit: int,
 ) -> None:
     from sbpair.cli.results.messages import PeekedTotal, ReceivedMessages
-    from sbpair.message_io.message_json import ReceiveCounts, body_of, render_peeked
+    from sbpair.message_io.message_fields import body_of
+    from sbpair.message_io.message_json import ReceiveCounts, render_peeked
     from sbpair.message_io.peek import PeekSource, first_copies
 
     duplicates: list[None] = []

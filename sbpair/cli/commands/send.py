@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -18,7 +19,7 @@ from sbpair.cli.options import moves
 from sbpair.cli.options.common import NamespaceSelection, argument, duration, flag, option
 from sbpair.cli.options.entity_addresses import reach_of
 from sbpair.cli.options.values import entity_names
-from sbpair.cli.render.screen import Screen, clean, some
+from sbpair.cli.render.screen import Screen, clean, plural, some
 from sbpair.cli.render.table import columns
 from sbpair.errors import ExitCode, MachineLacks, ServiceRefused, UsageError
 from sbpair.operating_system import end_of_input
@@ -27,7 +28,9 @@ from sbpair.operating_system.files import check_stdin
 if TYPE_CHECKING:
     import asyncio
 
+    from sbpair.message_io.line_reader import LineReader
     from sbpair.message_io.send_lines import SendResult
+    from sbpair.model.pair import Pair
 
 STDIN = "-"
 SHORT_SECONDS = 15.0
@@ -57,6 +60,10 @@ def command(
     ),
     to_backlog: bool = flag("--to-backlog", "Send everything to the backlog"),
     outbox: Path | None = option("--outbox FILE", "Store messages here while neither namespace accepts them"),
+    scheduled: Literal["keep", "now", "drop"] = option(
+        "--scheduled ACTION", "Of lines with a schedule time: keep it, send them now, or drop them", default="keep"
+    ),
+    as_stranded: bool = flag("--as-stranded", "Lines of a backlog queue go to one, with their aliases as they are"),
     connection: NamespaceSelection,
     screen: Screen,
 ) -> int:
@@ -79,29 +86,27 @@ def command(
     address = reach.address(entity, side=None if ":" in entity or connection.namespace is not None else "primary")
     is_paired, entity = connection.namespace is None and address.side == "primary", address.path
     if not is_paired:
-        if TRANSFER_SEGMENT in entity.lower().split("/"):
-            raise UsageError(f"{entity} is a backlog queue", hint="--to-backlog sends there what is for another entity")
+        _check_backlog(entity, as_stranded=as_stranded)
         _check_alone(on_failure, failover_interval, outbox, to_backlog=to_backlog)
-    pair = reach.pair if is_paired else None
-    if pair is not None:
-        pair.require_primary()
-    if pair is not None and failover_interval is not None:
-        pair = replace(pair, failover_interval=failover_interval)
+    elif as_stranded:
+        raise UsageError("--as-stranded is for a backlog queue", hint="name it: secondary:QUEUE")
+    pair = _with_interval(reach.pair, failover_interval) if is_paired else None
     if timeout is not None:
         waits = pair is not None and on_failure in (None, "wait") and not to_backlog
         _warn_of_timeout(screen, timeout, pair.failover_interval if pair is not None and waits else 0.0)
     entity_names([entity])
     from sbpair.cli.progress.reporting import SendProgress
-    from sbpair.message_io import message_json, send_lines
+    from sbpair.message_io import line_reader, send_lines
 
     is_json = file.lower().endswith(JSON_ENDINGS) if form is None else form == "jsonl"
-    parse = message_json.parse_json if is_json else message_json.parse_body
+    form_of = partial(line_reader.LineReader, as_json=is_json, scheduled=scheduled, as_stranded=as_stranded)
+    reader = form_of()
     place = "stdin" if file == STDIN else file
 
     with _open(file) as descriptor:
         typed = os.isatty(descriptor)
         if is_json and stat.S_ISREG(os.fstat(descriptor).st_mode):
-            send_lines.check_lines(descriptor, place, parse, skip)
+            send_lines.check_lines(descriptor, place, form_of(), skip)
         elif typed:
             screen.say(f"type one message a line; {end_of_input()} ends")
 
@@ -109,7 +114,7 @@ def command(
 
         async def send(stop: "asyncio.Event", hurry: "asyncio.Event") -> "send_lines.SendResult":
             with SendProgress(screen, entity, typing=typed) as shown:
-                lines = send_lines.SourceLines(descriptor, place, parse, skip)
+                lines = send_lines.SourceLines(descriptor, place, reader, skip)
                 stream = send_lines.LineStream(lines, rate, stop, hurry, shown)
                 if pair is None:
                     seconds = send_lines.SEND_SECONDS if timeout is None else timeout
@@ -131,8 +136,24 @@ def command(
             result = run_gracefully(send, *sides)
         blame_clock(result.error, sides)
     screen.show(result, _table(result, paired=is_paired))
+    _say_unsent(screen, reader)
     _print_next_command(screen, result, named, file, typed=typed)
     return ExitCode.INTERRUPTED if result.stopped else result.exit_code
+
+
+def _with_interval(pair: "Pair", failover_interval: float | None) -> "Pair":
+    pair.require_primary()
+    return pair if failover_interval is None else replace(pair, failover_interval=failover_interval)
+
+
+def _check_backlog(entity: str, *, as_stranded: bool) -> None:
+    """Raise UsageError unless lines as stranded go to a backlog queue, and no others do."""
+    is_backlog = TRANSFER_SEGMENT in entity.lower().split("/")
+    if is_backlog and not as_stranded:
+        hint = "--to-backlog sends there what is for another entity; --as-stranded, lines of a backlog queue"
+        raise UsageError(f"{entity} is a backlog queue", hint=hint)
+    if as_stranded and not is_backlog:
+        raise UsageError(f"--as-stranded is for a backlog queue, and {entity} is none", hint="leave it out")
 
 
 def _warn_of_timeout(screen: Screen, timeout: float, failover_interval: float) -> None:
@@ -158,6 +179,14 @@ def _check_alone(
     for name, value in given.items():
         if value is not None:
             raise UsageError(f"{name} is for the primary of a pair", hint="leave it out, or SIDE: and --namespace")
+
+
+def _say_unsent(screen: Screen, reader: "LineReader") -> None:
+    """Print once which parts of the lines are not sent."""
+    if reader.dropped:
+        screen.say(f"{plural(reader.dropped, 'message')} with a schedule time dropped")
+    if named := sorted(reader.ignored - {"schema", "body_text"}):
+        screen.say(f"not sent, since the service sets them: {', '.join(named)}")
 
 
 def _places(result: "SendResult") -> dict[str, int]:

@@ -5,23 +5,20 @@ from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Any, Final, Protocol
 
-from sbpair.amqp.message import Header, Properties
-from sbpair.amqp.types import Map, amqp_type_name
 from sbpair.azure.atom import open_atom
 from sbpair.cli.commands.runs import rendered_report
 from sbpair.cli.page.overview import NamespaceReading
 from sbpair.cli.render.screen import Document
-from sbpair.cli.results.messages import dead_letter_list
+from sbpair.cli.results.messages import PeekedMessages, PeekedTotal, dead_letter_list
 from sbpair.cli.results.runs import listed_run
-from sbpair.errors import EntityMissing, ProtocolError, UsageError
-from sbpair.message_io.message_json import body_of, moment, plain_value, readable, render_peeked
+from sbpair.errors import EntityMissing, UsageError
+from sbpair.message_io.message_fields import body_of
+from sbpair.message_io.message_json import Peeked, render_peeked
 from sbpair.message_io.peek import PeekSource, count_dead_letters, peek_messages
 from sbpair.model.document import encoded
 from sbpair.model.entities import Queue, subscription_of
 from sbpair.model.message_state import dead_letter_path
 from sbpair.model.pair import Endpoint
-from sbpair.move.message.envelope import lifetime_ms, locked_until
-from sbpair.move.peek.peeker import PeekedMessage
 from sbpair.runs.database import RunDatabase, StateOwner
 from sbpair.runs.run_log import all_runs, timeline_of
 from sbpair.runs.run_record import LIVE, RunRecord
@@ -81,11 +78,14 @@ class PageDocuments:
         sources = [PeekSource(entity.side, path)]
         start = _number(query, "from")
         result = await peek_messages(entity.alone, sources, limit=PAGE, start=start)
-        messages = [_message(entity.side, message) for _, message in result.messages]
+        messages: list[Peeked] = [
+            render_peeked(entity.side, each, body_of(each.sections)) for _, each in result.messages
+        ]
         following = max((message.facts.sequence_number + 1 for _, message in result.messages), default=0)
         tail = {"next": None if result.complete or following <= start else following, "hidden": bool(result.hidden)}
-        head = {"namespace": entity.endpoint.name, "side": entity.side, "entity": path, "complete": result.complete}
-        return {"schema": "sbpair/peek/1", **head, "messages": messages, **tail}
+        total = PeekedTotal(None, result.complete)
+        document: Document = encoded(PeekedMessages(entity.endpoint.name, entity.side, path, total, messages))
+        return {**document, **tail}
 
     async def _dead_letters(self, query: Mapping[str, str]) -> Document:
         entity = entity_of(self.source.endpoints, query)
@@ -137,27 +137,3 @@ def _number(query: Mapping[str, str], name: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 19 and int(text) < 2**63):
         raise UsageError(f"{name} is not a sequence number", hint="it is a whole number from 0")
     return int(text)
-
-
-def _message(side: str, message: PeekedMessage) -> Document:
-    """Return a message as `peek --body` prints it, with its annotations, and the types of its properties."""
-    sections = message.sections
-    annotations = readable(sections.read_message_annotations, Map())
-    properties = readable(sections.read_application_properties, Map())
-    enqueued = message.facts.enqueued_at
-    lives = lifetime_ms(
-        readable(sections.read_header, Header()).ttl, readable(sections.read_properties, Properties()), enqueued
-    )
-    try:
-        sections.check()
-        flaw = "" if annotations else message.facts.flaw  # bytes that are not a message have no sections
-    except ProtocolError as error:
-        flaw = error.message
-    return {
-        **encoded(render_peeked(side, message, body_of(sections))),
-        "expires_at": moment(enqueued + lives) if lives and enqueued > 0 else None,
-        "locked_until": moment(locked_until(sections)),
-        "annotations": plain_value(annotations),
-        "types": {str(plain_value(name)): amqp_type_name(value) for name, value in properties.pairs},
-        "flaw": flaw,
-    }

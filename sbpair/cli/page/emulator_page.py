@@ -11,7 +11,6 @@ from sbpair.amqp.types import Int, Timestamp
 from sbpair.amqp_client.client import connect
 from sbpair.amqp_server.refusals import ServiceError
 from sbpair.azure.atom import open_atom
-from sbpair.azure.data_plane import open_sender
 from sbpair.cli.page.documents import PageDocuments, entity_of
 from sbpair.cli.page.overview import EntityRow, NamespaceReading
 from sbpair.cli.page.page_server import PageServer
@@ -23,7 +22,8 @@ from sbpair.emulator.frontends.http.http_frontend import state_of
 from sbpair.emulator.server import Emulator
 from sbpair.errors import EntityMissing, ServiceRefused, UsageError
 from sbpair.management.entities_file import with_properties
-from sbpair.message_io.message_json import parse_json
+from sbpair.message_io.line_reader import LineReader
+from sbpair.message_io.send_lines import open_direct
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.entities import Queue, Subscription, Topic, subscription_of
 from sbpair.model.message_state import MessageState
@@ -145,9 +145,9 @@ class EmulatorActs:
         entity = entity_of(self._source.endpoints, values)
         match name:
             case "send":
-                message = parse_json(json.dumps(values.get("message")).encode())
-                async with open_sender(entity.endpoint, entity.path) as sender:
-                    await sender.send(message, SEND_SECONDS)
+                if message := LineReader().read(json.dumps(values.get("message")).encode()):
+                    async with open_direct(entity.endpoint, entity.path) as sender:
+                        await sender.deliver(message.payload, 0, SEND_SECONDS)
                 return {"sent": 1}
             case "resubmit":
                 return await self._resubmit(entity, values.get("reason"))

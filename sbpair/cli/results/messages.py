@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Annotated, NamedTuple, Self
 
-from sbpair.message_io.message_json import MessageOrigin, Peeked, ReceiveCounts, Received, RenderedMessage
+from sbpair.message_io.message_json import Peeked, ReceiveCounts, Received, RenderedMessage
 from sbpair.message_io.peek import DeadLetterCount
 from sbpair.model.document import SPREAD, UNLESS_NONE, document
 
@@ -46,7 +46,7 @@ class DeadLetterMessage(NamedTuple):
     """A dead letter."""
 
     queue: Annotated[str, "Path of the backlog queue", QUEUE]
-    message: Annotated[RenderedMessage[MessageOrigin, None], SPREAD]
+    message: Annotated[RenderedMessage[None], SPREAD]
 
 
 @document("sbpair/deadletters-show/1", "messages")

@@ -34,10 +34,11 @@ ENQUEUE_SEQUENCE_NUMBER = "x-opt-enqueue-sequence-number"
 LOCKED_UNTIL, MESSAGE_STATE, LOCK_TOKEN = "x-opt-locked-until", "x-opt-message-state", "x-opt-lock-token"
 SCHEDULE = Symbol("x-opt-scheduled-enqueue-time")
 PARTITION_KEY, PARTITION_ID = "x-opt-partition-key", "x-opt-partition-id"
+DEAD_LETTER_SOURCE = "x-opt-deadletter-source"
 ACTIVE, DEFERRED, SCHEDULED = range(3)
 
 SERVICE_ANNOTATIONS = frozenset((
-    ENQUEUED, SEQUENCE_NUMBER, ENQUEUE_SEQUENCE_NUMBER, LOCKED_UNTIL, MESSAGE_STATE, "x-opt-deadletter-source",
+    ENQUEUED, SEQUENCE_NUMBER, ENQUEUE_SEQUENCE_NUMBER, LOCKED_UNTIL, MESSAGE_STATE, DEAD_LETTER_SOURCE,
     PARTITION_ID,
 ))  # fmt: skip
 """Annotations that the service writes: they describe where a message has been, not the message.

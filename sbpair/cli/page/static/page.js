@@ -37,7 +37,9 @@ const plural = (n, one, many = one + "s") => `${grouped(n)} ${n === 1 ? one : ma
 /** Numbers that JavaScript would round stay as they are written, where the browser can tell. */
 const parse = text => JSON.parse(text, (_, value, at) =>
   typeof value === "number" && Math.abs(value) > Number.MAX_SAFE_INTEGER && at?.source ? JSON.rawJSON(at.source) : value);
-const textOf = value => typeof value === "string" ? value : JSON.stringify(value);
+/** A value of a type that JSON lacks is an object of its type and its text. */
+const isTyped = value => value !== null && typeof value === "object" && Object.keys(value).sort().join() === "type,value";
+const textOf = value => isTyped(value) ? textOf(value.value) : typeof value === "string" ? value : JSON.stringify(value);
 
 /** Marks that change the direction of a text show their number: a name must not look like another. */
 const visible = text => text.replace(/[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/g, mark => `\\u${mark.charCodeAt(0).toString(16).padStart(4, "0")}`);
@@ -318,11 +320,12 @@ function messageDetails(message) {
     ["Enqueued", moment(message.enqueued_at)], ["Expires", moment(message.expires_at)], ["State", message.state], ["Malformed", message.flaw],
     ["Dead-letter reason", message.dead_letter_reason], ["Dead-letter description", message.dead_letter_description],
     ["Destination", message.destination && `${message.destination}: where this stranded message belongs`]];
-  const properties = Object.entries(message.properties), typeOf = ([name]) => message.types[name] ?? "";
+  const properties = Object.entries(message.properties);
+  const typeOf = ([, value]) => isTyped(value) ? value.type : typeof value !== "number" ? typeof value : Number.isInteger(value) ? "int" : "double";
   return h("div", {}, pairs(facts.filter(([, value]) => value !== null && value !== undefined && value !== "")),
     properties.length > 0 && listed("Properties", [["Property", "name", each => each[0]], ["Type", "", typeOf], ["Value", "name", each => textOf(each[1])]], properties),
     h("div", { class: "row" }, h("strong", {}, "Body"), choices(Object.keys(views), first, name => setText(body, views[name]()))), body,
-    h("details", {}, h("summary", {}, "Annotations"), pairs(Object.entries(message.annotations).map(([name, value]) => [name, textOf(value)]))));
+    h("details", {}, h("summary", {}, "Annotations"), pairs(Object.entries(message.annotations ?? {}).map(([name, value]) => [name, textOf(value)]))));
 }
 
 function detailsButton(message) {

@@ -8,32 +8,38 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sbpair.amqp import types
+from sbpair.amqp.message import Header, Properties, Sections, batch_members, data_body
+from sbpair.amqp.types import Int, Long, Map, Symbol, Timestamp
 from sbpair.errors import MachineLacks, UsageError
-from sbpair.failover.sdk_messages import SizedBatch
+from sbpair.failover.raw_send import RawMessage
 from sbpair.message_io import send_lines
-from sbpair.message_io.message_json import parse_body, parse_json
+from sbpair.message_io.line_reader import LineReader
 from sbpair.message_io.send_lines import SourceLine, SourceLines
+from sbpair.move.message.batches import BatchKey
 from sbpair.operating_system.read_ahead import ReadAhead
 
 
-def body_of(message: Any) -> bytes:
-    return b"".join(message.body)
+def read(line: bytes, **form: Any) -> Sections:
+    message = LineReader(**form).read(line)
+    assert message is not None
+    return Sections.split(message.payload)
 
 
 def test_a_line_is_a_body_byte_for_byte() -> None:
-    assert body_of(parse_body(b"\xff {} \x00")) == b"\xff {} \x00"
-    assert parse_body(b"a").properties.message_id != parse_body(b"a").properties.message_id
+    one, other = (read(line, as_json=False) for line in (b"\xff {} \x00", b"a"))
+    assert one.body == data_body(b"\xff {} \x00")
+    assert one.read_properties().message_id != other.read_properties().message_id is not None
 
 
 def test_every_field_of_an_object_is_in_the_message() -> None:
-    same = {"correlation_id": "c", "to": "t", "reply_to": "r", "reply_to_session_id": "rs", "content_type": "text/x"}
+    same = {"correlation_id": "c", "to": "t", "reply_to": "r", "content_type": "text/x", "message_id": "1"}
     fields = {
         "body": "grüße",
-        "messageId": "1",
+        "reply-to-session-id": "rs",
         "session-id": "s",
         "PartitionKey": "s",
         "label": "l",
@@ -41,24 +47,16 @@ def test_every_field_of_an_object_is_in_the_message() -> None:
         "scheduled": "2031-01-01T01:00:00+01:00",
         "properties": {"text": "x", "int": 1, "long": 2**40, "double": 1.5, "yes": True, "nothing": None},
     }
-    message = parse_json(json.dumps(fields | same).encode())
-    plain = ServiceBusMessage(
-        "grüße",
-        message_id="1",
-        session_id="s",
-        partition_key="s",
-        subject="l",
-        scheduled_enqueue_time_utc=datetime(2031, 1, 1, tzinfo=UTC),
-        **same,
-    ).raw_amqp_message
-    assert body_of(message) == "grüße".encode()
-    assert message.header.time_to_live == 60_000
-    assert message.application_properties == {**fields["properties"], "long": {"TYPE": "LONG", "VALUE": 2**40}}
-    for name in ("message_id", "group_id", "correlation_id", "subject", "to", "reply_to", "reply_to_group_id"):
-        assert getattr(message.properties, name) == getattr(plain.properties, name) is not None
-    moments = message.annotations[b"x-opt-scheduled-enqueue-time"], plain.annotations[b"x-opt-scheduled-enqueue-time"]
-    assert moments[0] == moments[1]
-    ServiceBusMessageBatch(10_000).add_message(message)
+    message = read(json.dumps(fields | same).encode())
+    assert message.body == data_body("grüße".encode())
+    assert message.read_header() == Header(ttl=60_000)
+    given = [("text", "x"), ("int", Int(1)), ("long", Long(2**40)), ("double", 1.5), ("yes", True), ("nothing", None)]
+    assert types.same(message.read_application_properties(), Map(given))
+    properties = Properties(**same, subject="l", group_id="s", reply_to_group_id="rs")
+    assert message.read_properties() == properties
+    at = Timestamp(datetime(2031, 1, 1, tzinfo=UTC).timestamp() * 1000)
+    annotations = [(Symbol("x-opt-partition-key"), "s"), (Symbol("x-opt-scheduled-enqueue-time"), at)]
+    assert types.same(message.read_message_annotations(), Map(annotations))
 
 
 WRONG: list[tuple[bytes, str]] = [
@@ -92,7 +90,7 @@ WRONG: list[tuple[bytes, str]] = [
     (b'{"body": "a", "properties": []}', "properties: expected an object, got a list"),
     (
         b'{"body": "a", "properties": {"n": [1]}}',
-        "property 'n': expected text, a number, true, false or null, got a list",
+        "property 'n': expected text, a number, true, false, null or a typed value, got a list",
     ),
     (b'{"body": "a", "properties": {"n": 18446744073709551616}}', "property 'n': the number has more than 64 bits"),
     (b'{"body": "a", "properties": {"n": -9223372036854775809}}', "property 'n': the number has more than 64 bits"),
@@ -115,20 +113,20 @@ WRONG: list[tuple[bytes, str]] = [
 @pytest.mark.parametrize(("line", "what"), WRONG, ids=[what for _, what in WRONG])
 def test_an_invalid_line_is_refused_with_its_reason(line: bytes, what: str) -> None:
     with pytest.raises(UsageError) as raised:
-        parse_json(line)
+        LineReader().read(line)
     assert what in raised.value.message
     assert raised.value.hint
 
 
 @given(st.binary(max_size=300))
 def test_a_body_may_be_any_bytes_as_base64(body: bytes) -> None:
-    assert body_of(parse_json(json.dumps({"body_base64": base64.b64encode(body).decode()}).encode())) == body
+    assert read(json.dumps({"body_base64": base64.b64encode(body).decode()}).encode()).body == data_body(body)
 
 
 @given(st.binary(max_size=60) | st.text(max_size=60).map(str.encode))
 def test_any_line_is_a_message_or_refused(line: bytes) -> None:
     with suppress(UsageError):
-        assert parse_json(line).properties.message_id
+        assert read(line).read_properties().message_id
 
 
 @given(
@@ -148,7 +146,7 @@ def _split_by(whole: bytes, size: int) -> list[bytes]:
 
 async def test_an_unreadable_file_is_reported() -> None:
     with pytest.raises(MachineLacks, match="/ cannot be read"):
-        await anext(ReadAhead(SourceLines(os.open("/", os.O_RDONLY), "/", parse_body, 0)))
+        await anext(ReadAhead(SourceLines(os.open("/", os.O_RDONLY), "/", LineReader(), 0)))
 
 
 @given(
@@ -159,16 +157,16 @@ async def test_an_unreadable_file_is_reported() -> None:
 )
 def test_line_batches_keep_order_and_one_key_each(described: list[tuple[str | None, int]]) -> None:
     lines = [
-        SourceLine(number, ServiceBusMessage(bytes(size), message_id=str(number), session_id=session).raw_amqp_message)
+        SourceLine(number, RawMessage(b"", bytes(size), BatchKey(session, None)))
         for number, (session, size) in enumerate(described, 1)
     ]
     batches = list(send_lines.line_batches(lines, 100))
     assert [line for _, members in batches for line in members] == lines
-    for content, members in batches:
-        assert len({line.message.properties.group_id for line in members}) == 1
-        inside = content.prepared if isinstance(content, SizedBatch) else [content]
-        assert inside == [line.message for line in members]
-        assert not isinstance(content, SizedBatch) or content.size_in_bytes <= 262_144
+    for (payload, message_format), members in batches:
+        assert len({line.message.key for line in members}) == 1
+        inside = batch_members(payload) if message_format else [payload]
+        assert inside == [line.message.payload for line in members]
+        assert not message_format or len(payload) <= 262_144
 
 
 def test_a_checked_file_is_left_at_its_start(tmp_path: Any) -> None:
@@ -176,9 +174,9 @@ def test_a_checked_file_is_left_at_its_start(tmp_path: Any) -> None:
     path.write_text('{"body": "a"}\n{"body": "b"}\n{')
     descriptor = os.open(path, os.O_RDONLY)
     with pytest.raises(UsageError, match="line 3: the line is not JSON"):
-        send_lines.check_lines(descriptor, "m.jsonl", parse_json, 0)
+        send_lines.check_lines(descriptor, "m.jsonl", LineReader(), 0)
     os.lseek(descriptor, 0, os.SEEK_SET)
     path.write_text('{"body": "a"}\n')
-    send_lines.check_lines(descriptor, "m.jsonl", parse_json, 0)
+    send_lines.check_lines(descriptor, "m.jsonl", LineReader(), 0)
     assert os.read(descriptor, 100) == b'{"body": "a"}\n'
     os.close(descriptor)
