@@ -56,6 +56,8 @@ _SPELLINGS: Final = {
 class LineReader:
     """Reads lines in order. `ignored` are the fields that were not sent, `dropped` counts the messages.
 
+    `is_cut` is whether the lines are not those of their end, which is refused.
+
     `scheduled` is what becomes of messages with a schedule time: it is kept, they are sent for now, or dropped.
     `as_stranded` messages are for a backlog queue, and keep their aliases.
     """
@@ -67,8 +69,10 @@ class LineReader:
         scheduled: Literal["keep", "now", "drop"] = "keep",
         as_stranded: bool = False,
     ) -> None:
+        if as_stranded and not as_json:
+            raise UsageError("only lines of JSON can be sent as stranded", hint="add --format jsonl")
         self.ignored: set[str] = set()
-        self.dropped = 0
+        self.dropped, self.is_cut = 0, False
         self._as_json, self._scheduled, self._as_stranded = as_json, scheduled, as_stranded
         self._lines, self._hash = 0, sha256()
 
@@ -86,11 +90,14 @@ class LineReader:
     def _check_end(self, end: dict[str, Any]) -> None:
         """Raise UsageError unless the lines before are those that were printed."""
         lines, digest, self._lines, self._hash = self._lines, self._hash.hexdigest(), 0, sha256()
-        hint = "copy the file again; without this last line, it is sent as it is"
+        hint = "copy the file again, or take this line away to send the others; a pipe has sent them"
+        self.is_cut = end.get("messages") != lines or end.get("sha256") != digest
         if end.get("messages") != lines:
-            raise UsageError(f"{lines} messages precede their end, which counts {end.get('messages')}", hint=hint)
-        if end.get("sha256") != digest:
-            raise UsageError("the lines are not those that were printed: their SHA-256 differs", hint=hint)
+            raise UsageError(
+                f"it counts {end.get('messages')} messages and follows {lines}: some are missing", hint=hint
+            )
+        if self.is_cut:
+            raise UsageError("the lines before it are not those that were printed: their SHA-256 differs", hint=hint)
 
     def _message(self, line: bytes) -> RawMessage | None:
         named = _named(_object(line))

@@ -51,11 +51,18 @@ class PeekSource(NamedTuple):
 Keep = Callable[["PeekedMessage"], bool]
 
 
+Show = Callable[[PeekSource, "PeekedMessage"], object]
+
+
 @dataclass(slots=True)
 class PeekResult:
-    """Peeked messages with their sources. `complete`: no more follow. `hidden` queues have an unreadable message."""
+    """Peeked messages with their sources, unless they were shown at once; `count` is how many.
+
+    `complete`: no more follow. `hidden` queues have an unreadable message.
+    """
 
     messages: list[tuple[PeekSource, PeekedMessage]] = field(default_factory=list)
+    count: int = 0
     complete: bool = True
     hidden: list[str] = field(default_factory=list)
 
@@ -80,21 +87,23 @@ async def peek_messages(
     start: int = 0,
     end: int = MAX_SEQUENCE,
     keep: Keep | None = None,
+    show: Show | None = None,
     on_event: OnEvent = lambda _event: None,
 ) -> PeekResult:
     """Return up to `limit` messages with numbers from `start` to `end`, of one source after the other.
 
-    With `keep`, only messages that it accepts; it peeks until there are `limit` of them.
+    With `keep`, only messages that it accepts; it peeks until there are `limit` of them. `show` is called with each
+    message as it comes, and none is kept.
 
-    Raises EntityMissing, AccessError, Unavailable.
+    Raises EntityMissing, AccessError, Unavailable, and the errors of `show`.
     """
     result = PeekResult()
     async with _open_peek(ends, on_event) as peek:
         for source in sources:
             position = PeekPosition(source.path, start)
-            take = _taker(result, source, limit, keep, position, end)
+            take = _taker(result, source, limit, keep, show, position, end)
             with suppress(_LimitReached):
-                await peek(source, position, None if keep else limit - len(result.messages), take)
+                await peek(source, position, None if keep else limit - result.count, take)
             result.complete = result.complete and position.ended
             if position.truncated:
                 result.hidden.append(source.path)
@@ -233,15 +242,22 @@ class _LimitReached(Exception):
 
 
 def _taker(
-    result: PeekResult, source: PeekSource, limit: int, keep: Keep | None, position: PeekPosition, end: int
+    result: PeekResult,
+    source: PeekSource,
+    limit: int,
+    keep: Keep | None,
+    show: Show | None,
+    position: PeekPosition,
+    end: int,
 ) -> OnMessage:
     async def take(message: PeekedMessage) -> None:
         if message.facts.sequence_number > end:
             position.ended = True
             raise _LimitReached
         if keep is None or keep(message):
-            result.messages.append((source, message))
-            if keep is not None and len(result.messages) == limit:
+            result.count += 1
+            result.messages.append((source, message)) if show is None else show(source, message)
+            if keep is not None and result.count == limit:
                 raise _LimitReached
 
     return take

@@ -3,6 +3,7 @@
 A session begins with `== its title`. Lines of `%` prepare the pair or show what is left there; see `Session`. Below a
 line of `$`, which may begin with variables, is what it prints, stderr after `! `, and the exit code if it is not 0;
 `| a b.c` shows these keys of the JSON document alone, `| .` all of it, and `| -` its JSON Lines, with sorted keys.
+`< FILE` is stdin, and `> FILE` takes what is printed.
 `$ printed` is the first command that a line has printed, `$ printed:2` the second. Lines of `$` that follow each other
 print the same. Ids of runs, times and durations are replaced.
 `python tests/cli/test_golden.py` writes them again.
@@ -108,13 +109,17 @@ class Session:
             words, keys = words[: words.index("|")], words[words.index("|") + 1 :]
             words += ["-o", "jsonl" if keys == ["-"] else "json"]
         file = self._home / words.pop() if "<" in words else Path(os.devnull)
+        kept = self._home / words.pop() if ">" in words else None
         if (at := next((at for at, word in enumerate(words) if word.startswith("printed")), None)) is not None:
             number = int(words[at].partition(":")[2] or 1)
             words[at : at + 1] = ["sbpair", *shlex.split(self._printed[number - 1])]
         at = words.index("sbpair")
         environ = self._environ | dict(each.split("=", 1) for each in words[:at])
         with file.open() as stdin, mock.patch("sys.stdin", stdin):
-            code, out, err = self._run([word for word in words[at + 1 :] if word != "<"], environ)
+            code, out, err = self._run([word for word in words[at + 1 :] if word not in "<>"], environ)
+        if kept is not None:
+            kept.write_text(out)
+            out = ""
         is_one = out.partition("\n")[0].endswith(("{", "["))
         for document in [out] if is_one else [each for each in out.splitlines() if each[:1] == "{"]:
             json.loads(document)  # by its schema

@@ -137,7 +137,7 @@ def command(
         blame_clock(result.error, sides)
     screen.show(result, _table(result, paired=is_paired))
     _say_unsent(screen, reader)
-    _print_next_command(screen, result, named, file, typed=typed)
+    _print_next_command(screen, result, named, file, reader, typed=typed)
     return ExitCode.INTERRUPTED if result.stopped else result.exit_code
 
 
@@ -185,7 +185,7 @@ def _say_unsent(screen: Screen, reader: "LineReader") -> None:
     """Print once which parts of the lines are not sent."""
     if reader.dropped:
         screen.say(f"{plural(reader.dropped, 'message')} with a schedule time dropped")
-    if named := sorted(reader.ignored - {"schema", "body_text"}):
+    if named := sorted(reader.ignored - {"schema", "body_text", "from", "size"}):
         screen.say(f"not sent, since the service sets them: {', '.join(named)}")
 
 
@@ -202,12 +202,14 @@ def _table(result: "SendResult", *, paired: bool) -> Iterator[str]:
         yield clean(f"possible duplicates: {len(result.doubtful)} ({some(result.doubtful)})")
 
 
-def _print_next_command(screen: Screen, result: "SendResult", entity: str, file: str, *, typed: bool) -> None:
+def _print_next_command(
+    screen: Screen, result: "SendResult", entity: str, file: str, reader: "LineReader", *, typed: bool
+) -> None:
     """Print the error, and the command that sends the rest: not accepted lines, unless they were typed."""
     if result.error is not None and not result.stopped:
         where = "" if result.line is None else f"line {result.line}: "
         screen.error(f"{where}{result.error.message}", with_options(result.error.hint))
-    if result.error is None and not result.stopped:
+    if reader.is_cut or (result.error is None and not result.stopped):
         return
     what = [entity] if file == STDIN else [entity, file]
     skipped = ["--skip", result.next_line - 1] if result.next_line > 1 and not typed else []

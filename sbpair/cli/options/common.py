@@ -77,6 +77,15 @@ def peek_option(default: int) -> Any:
     return option("--peek N", text, default=str(default), parse=_peeked)
 
 
+def max_messages(text: str) -> int:
+    """Return the value of --max N, which is PEEK_ALL for `all`. Raises UsageError."""
+    number = int(text) if text.isascii() and text.isdecimal() and len(text) < MAX_DIGITS else 0
+    if text != "all" and not number:
+        hint = "all prints every message that is there"
+        raise UsageError(f"--max: expected a number from 1, or all, got {text[:40]!r}", hint=hint)
+    return PEEK_ALL if text == "all" else number
+
+
 def _peeked(text: str) -> int:
     number = int(text) if text.isascii() and text.isdecimal() and len(text) < MAX_DIGITS else PEEK_LIMIT + 1
     if text != "all" and number > PEEK_LIMIT:

@@ -23,6 +23,10 @@ def print_peeked(
 ) -> None:
     """Print the result that has peeked messages."""
     screen.show(result, message_table(list(map(encoded, result.messages))))
+    warn_of_hidden(screen, found)
+
+
+def warn_of_hidden(screen: Screen, found: "PeekResult") -> None:
     for queue in found.hidden:
         screen.warn(f"{queue} has an unreadable message: those after it are not shown")
 
@@ -43,7 +47,7 @@ def message_table(entries: Sequence[Document]) -> list[str]:
 
 def shown_line(result: "PeekResult", total: int | None, *, start: int = 0, where: bool = False) -> str:
     """Return how many messages were shown, and whether there are more. `where` is whether a filter chose them."""
-    shown, matching = len(result.messages), " that match" if where else ""
+    shown, matching = result.count, " that match" if where else ""
     if result.complete:
         since = f"{matching}{f' from {start} on' if start else ''}"
         return f"showed all {plural(shown, 'message')}{since}" if shown else f"no messages{since}"

@@ -28,6 +28,14 @@ class PeekedMessages:
     messages: Annotated[list[Peeked], "Messages"]
 
 
+@document("sbpair/peek-end/1")
+class PeekEnd:
+    """The last line of peek --max all -o jsonl: send refuses a file whose lines before it are others."""
+
+    messages: Annotated[int, "Number of lines before it"]
+    sha256: Annotated[str, "SHA-256 of the lines before it, each with a line feed, in hexadecimal"]
+
+
 @document("sbpair/receive/1", "messages")
 class ReceivedMessages:
     """Received or peeked messages. JSON Lines have one message each."""
