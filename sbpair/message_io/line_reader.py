@@ -199,6 +199,9 @@ def _named(members: Members) -> dict[str, Any]:
 def _check_body(named: dict[str, Any]) -> None:
     """Raise UsageError unless there is one body. A null is a value's, or stands for bytes that are there."""
     given = [name for name in BODIES if named.get(name) is not None]
+    if "body_text" in named and "body_base64" not in given:
+        hint = "body_text is what body_base64 holds, for reading: give the bytes too, or send the text as body"
+        raise UsageError("body_text without body_base64", hint=hint)
     if (
         named.get("body_kind") is None
         and not given

@@ -1,16 +1,37 @@
 """Streams sent over real sockets: every message is accounted for, and the rest is a suffix."""
 
 import asyncio
+import json
 import os
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
 from sbpair import errors
+from sbpair.amqp import codec
+from sbpair.amqp.message import Header, Properties, Sections, data_body, encode_map, section, value_body
+from sbpair.amqp.types import (
+    Byte,
+    Char,
+    Decimal128,
+    Described,
+    Float,
+    Int,
+    Long,
+    Map,
+    Short,
+    Symbol,
+    Timestamp,
+    UByte,
+    UInt,
+    ULong,
+    UShort,
+)
 from sbpair.failover import failover_send
 from sbpair.failover.entity_states import State
 from sbpair.failover.events import EntityChanged, OutboxClosed, QueueLeft
@@ -18,10 +39,15 @@ from sbpair.failover.failover_send import Delivered
 from sbpair.failover.outbox import Outbox, outbox_depths
 from sbpair.message_io import send_lines
 from sbpair.message_io.line_reader import LineReader
+from sbpair.message_io.message_fields import as_sent, body_of
+from sbpair.message_io.message_json import render_peeked
+from sbpair.message_io.peek import PeekSource, peek_messages
 from sbpair.message_io.send_lines import LineStream, SendResult, SourceLines
+from sbpair.model.document import encoded
 from sbpair.model.retries import Backoff
 from tests.kit.failover_rig import PAIRED_CLIENTS, PRIMARY, SECONDARY, Rig
 from tests.kit.proxy import closed_port
+from tests.kit.stranded import put
 
 pytestmark = PAIRED_CLIENTS
 
@@ -213,3 +239,62 @@ async def test_the_rate_is_kept_in_the_first_batch_too(rig: Rig, monkeypatch: py
     monkeypatch.setattr(send_lines.RateLimiter, "reserve", counted)
     assert (await send_text(rig, b"a\n" * 50, rate=100.0)).delivered == Delivered(primary=50)
     assert (sum(asked), max(asked)) == (50, 10)
+
+
+TYPED = Map(
+    [
+        *((kind.__name__, kind(7)) for kind in (UByte, UShort, UInt, ULong, Byte, Short, Int, Long, Timestamp)),
+        ("far", Timestamp(2**62)),
+        ("big", Long(2**60 + 1)),
+        ("double", 1.0),
+        ("none", float("nan")),
+        ("float", Float(1.5)),
+        ("char", Char("€")),
+        ("uuid", UUID(int=7)),
+        ("money", Decimal128(bytes.fromhex("303c0000000000000000000000003039"))),
+        ("span", Described(Symbol("com.microsoft:timespan"), Long(12_345))),
+        ("offset", Described(Symbol("com.microsoft:datetime-offset"), Long(638_000_000_000_000_000))),
+    ]
+)
+FIELDS = Properties(
+    message_id=ULong(5), user_id=b"u\xff", to="t", reply_to="r", content_encoding="gzip", group_sequence=3
+)
+COPIED = [
+    Sections(
+        properties=replace(FIELDS, reply_to_group_id="rs").encode(),
+        application_properties=encode_map(0x74, TYPED),
+        body=value_body(TYPED),
+    ),
+    Sections(
+        header=Header(durable=True, priority=7).encode(),
+        delivery_annotations=encode_map(0x71, {Symbol("d"): Int(1)}),
+        message_annotations=encode_map(0x72, {Symbol("x-opt-partition-key"): "k", Symbol("x-opt-own"): ULong(2**63)}),
+        properties=Properties(message_id="two").encode(),
+        body=data_body(b"a") + data_body(b"\xff"),
+        footer=encode_map(0x78, {Symbol("f"): "x"}),
+    ),
+    Sections(properties=section(0x73, codec.encode(["short"])), body=value_body(Map([("k", [Int(1), b"2"])]))),
+    Sections(
+        properties=Properties(message_id="four").encode(),
+        body=section(0x76, codec.encode([Long(1)])) + section(0x76, codec.encode([])),
+    ),
+]
+
+
+async def test_a_peeked_copy_arrives_byte_for_byte(rig: Rig) -> None:
+    for each in COPIED:
+        rig.do(lambda each=each: put(rig.orders, each.join()))
+    found = await peek_messages(rig.pair.ends, [PeekSource("primary", "orders")], limit=9)
+    shown = [render_peeked("primary", each, body_of(each.sections)) for _, each in found.messages]
+    lines = [json.dumps({"schema": "sbpair/peek/1", **encoded(each)}).encode() + b"\n" for each in shown]
+    result = await send_text(rig, b"".join(lines), as_json=True)
+    assert (result.error, result.delivered) == (None, Delivered(primary=len(COPIED)))
+    assert [as_sent(each) for each in rig.in_queue(rig.orders)] == COPIED * 2
+
+
+async def test_a_pipe_that_was_cut_is_named_after_it_was_sent(rig: Rig) -> None:
+    end = b'{"schema": "sbpair/peek-end/1", "messages": 2, "sha256": ""}\n'
+    result = await send_text(rig, b'{"body": "a"}\n' + end, as_json=True, meanwhile=lambda *_: None)
+    assert result.error is not None
+    assert (result.delivered, result.exit_code) == (Delivered(primary=1), 3)
+    assert result.error.message == "stdin, line 2: it counts 2 messages and follows 1: some are missing"
