@@ -56,7 +56,7 @@ def command(
 
     Exit codes: 0 shown, even if there are none; 2 no such queue; 3 with --max all, not all; 5 no Listen claim
 
-    See also: sbpair send --help
+    See also: sbpair help message_io
     """
     where = chosen.filter(screen, peeks=True)
     source = reach_of(connection, screen).address(entity, side=side, state=chosen.state)
