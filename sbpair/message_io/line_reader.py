@@ -189,7 +189,9 @@ def _named(members: Members) -> dict[str, Any]:
             expected = (
                 f"did you mean {_SPELLINGS[close[0]]}?" if close else f"expected one of body, {', '.join(FIELDS)}"
             )
-            raise UsageError(f"unknown field {shown(name)}; {expected}", hint=f"{HINT}; your own names: properties")
+            raise UsageError(
+                f"unknown field {shown(name)}; {expected}", hint=f"{HINT}; your own names go into properties"
+            )
         if field in found:
             raise UsageError(f"{field}: given twice", hint=HINT)
         found[field] = value

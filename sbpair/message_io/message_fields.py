@@ -35,7 +35,6 @@ from sbpair.amqp.types import Map, Symbol, Timestamp, UInt, Value, text_of
 from sbpair.backlog import SESSION_ID
 from sbpair.errors import ProtocolError, UsageError
 from sbpair.message_io.typed_values import (
-    CONVENTION,
     Members,
     kind_of,
     read_map,
@@ -48,7 +47,7 @@ from sbpair.message_io.typed_values import (
     text_of_json,
     unique,
 )
-from sbpair.model.document import UNLESS_NONE, encoded
+from sbpair.model.document import UNLESS_NONE
 from sbpair.move.message.envelope import (
     PARTITION_KEY,
     SCHEDULE,
@@ -64,33 +63,6 @@ from sbpair.timespan import MAX_TICKS, TICKS_PER_MS, iso_duration, ticks
 Read = TypeVar("Read")
 
 
-class MessageFields(NamedTuple):
-    """The fields of a message that its sender has set, beside its body."""
-
-    message_id: Annotated[str | None, "Message id"]
-    session_id: Annotated[str | None, "Session id; of a backlog message, that of its destination"]
-    subject: Annotated[str | None, "Subject"]
-    content_type: Annotated[str | None, "Content type"]
-    correlation_id: Annotated[str | None, "Correlation id"]
-    to: Annotated[str | None, "To", UNLESS_NONE]
-    reply_to: Annotated[str | None, "Reply to", UNLESS_NONE]
-    reply_to_session_id: Annotated[str | None, "Session id of replies", UNLESS_NONE]
-    partition_key: Annotated[str | None, "Partition key", UNLESS_NONE]
-    ttl: Annotated[str | None, "Time to live, in ISO 8601", UNLESS_NONE]
-    scheduled: Annotated[str | None, "Time for which it is, or was, scheduled in this entity", UNLESS_NONE]
-    user_id: Annotated[str | None, "User id, in base64", UNLESS_NONE]
-    content_encoding: Annotated[str | None, "Content encoding", UNLESS_NONE]
-    group_sequence: Annotated[int | None, "Position within the session, as the sender counts", UNLESS_NONE]
-    creation_time: Annotated[str | None, "Creation time", UNLESS_NONE]
-    absolute_expiry_time: Annotated[str | None, "Expiry time, as the sender states it", UNLESS_NONE]
-    durable: Annotated[bool | None, "Whether the sender asks for durability", UNLESS_NONE]
-    priority: Annotated[int | None, "Priority", UNLESS_NONE]
-    properties: Annotated[object, f"Application properties, with their types: {CONVENTION}", {"type": "object"}]
-    annotations: Annotated[object, "The sender's other message annotations, as properties", UNLESS_NONE]
-    delivery_annotations: Annotated[object, "The sender's delivery annotations, as properties", UNLESS_NONE]
-    footer: Annotated[object, "Footer, as properties", UNLESS_NONE]
-
-
 class MessageBody(NamedTuple):
     """The body of a message; `body_base64` is that of one that is not UTF-8."""
 
@@ -103,8 +75,11 @@ class MessageBody(NamedTuple):
     ] = None
 
 
-def fields_of(sections: Sections, enqueued_ms: int = 0) -> MessageFields:
-    """Return the fields of the sections that `as_sent` returns. A section that cannot be read counts as empty."""
+def fields_of(sections: Sections, enqueued_ms: int = 0) -> dict[str, Any]:
+    """Return the fields in JSON of the sections that `as_sent` returns, without their body; null for those not set.
+
+    A section that cannot be read counts as empty.
+    """
     header = readable(sections.read_header, Header())
     properties = readable(sections.read_properties, Properties())
     annotations = readable(sections.read_message_annotations, Map())
@@ -114,30 +89,23 @@ def fields_of(sections: Sections, enqueued_ms: int = 0) -> MessageFields:
     own = {PARTITION_KEY: type(key) is str, SCHEDULE: type(schedule) is Timestamp}
     others = Map(pair for pair in annotations.pairs if not (isinstance(pair[0], str) and own.get(pair[0])))
     session = given.get(SESSION_ID)
-    return MessageFields(
-        text_of(properties.message_id),
-        session if isinstance(session, str) else properties.group_id,
-        properties.subject,
-        properties.content_type,
-        text_of(properties.correlation_id),
-        text_of(properties.to),
-        text_of(properties.reply_to),
-        properties.reply_to_group_id,
-        key if own[PARTITION_KEY] else None,
-        iso_duration(life_ms * TICKS_PER_MS) if life_ms else None,
-        render_time(schedule) if own[SCHEDULE] else None,
-        None if properties.user_id is None else base64.b64encode(properties.user_id).decode(),
-        properties.content_encoding,
-        properties.group_sequence,
-        None if properties.creation_time is None else render_time(properties.creation_time),
-        None if properties.absolute_expiry_time is None else render_time(properties.absolute_expiry_time),
-        header.durable,
-        header.priority,
-        render_map(given),
-        render_map(others, Symbol) if others else None,
-        _rendered(sections.read_delivery_annotations),
-        _rendered(sections.read_footer),
-    )
+    stated = {field: _PLAIN.get(field, text_of)(getattr(properties, name)) for name, field in _PROPERTIES.items()}
+    return stated | {
+        "session_id": session if isinstance(session, str) else properties.group_id,
+        "partition_key": key if own[PARTITION_KEY] else None,
+        "ttl": iso_duration(life_ms * TICKS_PER_MS) if life_ms else None,
+        "scheduled": _time(schedule) if own[SCHEDULE] else None,
+        "durable": header.durable or None,
+        "priority": header.priority,
+        "properties": render_map(given),
+        "annotations": render_map(others, Symbol) if others else None,
+        "delivery_annotations": _rendered(sections.read_delivery_annotations),
+        "footer": _rendered(sections.read_footer),
+    }
+
+
+def _time(ms: int | None) -> str | None:
+    return None if ms is None else render_time(ms)
 
 
 def _rendered(read: Callable[[], Map]) -> Any:
@@ -190,19 +158,22 @@ def as_sent(sections: Sections) -> Sections:
     )
 
 
-def other_bytes(sections: Sections, fields: MessageFields, body: MessageBody | None) -> dict[str, str] | None:
+def other_bytes(sections: Sections, fields: dict[str, Any], body: MessageBody | None) -> dict[str, str] | None:
     """Return the sections, in base64, that are not those that `sections_of` makes of the fields and the body."""
-    made = sections_of(_copied(fields) | ({} if body is None else _copied(body)))
+    made = sections_of(_copied(fields, body))
     names = (name for name in ORDER if body is not None or name != "body")
     found = {name: getattr(sections, name) for name in names if getattr(sections, name) != getattr(made, name)}
     return {name: base64.b64encode(raw).decode() for name, raw in found.items()} or None
 
 
-def _copied(part: MessageFields | MessageBody) -> dict[str, Any]:
-    """Return what `read_fields` makes of fields in JSON."""
-    if isinstance(part, MessageBody) and part.body_kind is None and isinstance(part.body, str):
-        return {"body": part.body.encode()}
-    return read_fields(json.loads(json.dumps(encoded(part)), object_pairs_hook=Members))
+def _copied(fields: dict[str, Any], body: MessageBody | None) -> dict[str, Any]:
+    """Return what `read_fields` makes of fields and a body in JSON."""
+    raw: dict[str, Any] = {}
+    if body is not None and body.body_kind is None and isinstance(body.body, str):
+        raw["body"] = body.body.encode()
+    elif body is not None:
+        fields = fields | body._asdict()
+    return read_fields(json.loads(json.dumps(fields), object_pairs_hook=Members)) | raw
 
 
 def sections_of(values: Mapping[str, Any]) -> Sections:
@@ -210,7 +181,7 @@ def sections_of(values: Mapping[str, Any]) -> Sections:
     made = _made(values)
     for name, raw in values.get("sections", {}).items():
         other = replace(made, **{name: raw})
-        said = _made(_copied(fields_of(other)) | (_copied(body_of(other)) if name == "body" else {}))
+        said = _made(_copied(fields_of(other), body_of(other) if name == "body" else None))
         if getattr(said, name) == getattr(made, name):
             made = other
     return made
@@ -343,6 +314,12 @@ FIELDS: Final[dict[str, Callable[[Any, str], Any]]] = {
     "sections": _sections,
 }
 """The fields that a sender sets, beside `body` and `body_kind`, with what reads their JSON."""
+_PLAIN: Final[dict[str, Callable[[Any], Any]]] = {
+    "user_id": lambda raw: None if raw is None else base64.b64encode(raw).decode(),
+    "group_sequence": lambda number: number,
+    **dict.fromkeys(("creation_time", "absolute_expiry_time"), _time),
+}
+"""Fields of the properties section that are no text, with what renders them."""
 _PROPERTIES: Final = {each.name: each.name for each in fields(Properties)} | {
     "group_id": "session_id",
     "reply_to_group_id": "reply_to_session_id",

@@ -16,13 +16,13 @@ from sbpair.amqp.types import Array, Described, Map
 from sbpair.errors import ProtocolError, UnreadableMessage
 from sbpair.message_io.message_fields import (
     MessageBody,
-    MessageFields,
     as_sent,
     body_of,
     fields_of,
     other_bytes,
     readable,
 )
+from sbpair.message_io.typed_values import CONVENTION
 from sbpair.model.document import SPREAD, UNLESS_NONE
 from sbpair.move.message import envelope
 from sbpair.move.message.dead_letters import cause_in
@@ -50,27 +50,54 @@ class MessageOrigin(NamedTuple):
     destination: Annotated[str | None, "Destination of a backlog message"]
     dead_letter_reason: Annotated[str | None, "Reason of a dead letter"]
     dead_letter_description: Annotated[str | None, "Description of a dead letter"]
+
+
+class OtherFields(NamedTuple):
+    """Fields that most messages lack."""
+
+    to: Annotated[str | None, "To", UNLESS_NONE]
+    reply_to: Annotated[str | None, "Reply to", UNLESS_NONE]
+    reply_to_session_id: Annotated[str | None, "Session id of replies", UNLESS_NONE]
+    partition_key: Annotated[str | None, "Partition key", UNLESS_NONE]
+    ttl: Annotated[str | None, "Time to live, in ISO 8601", UNLESS_NONE]
+    scheduled: Annotated[str | None, "Time for which it is, or was, scheduled in this entity", UNLESS_NONE]
+    user_id: Annotated[str | None, "User id, in base64", UNLESS_NONE]
+    content_encoding: Annotated[str | None, "Content encoding", UNLESS_NONE]
+    group_sequence: Annotated[int | None, "Position within the session, as the sender counts", UNLESS_NONE]
+    creation_time: Annotated[str | None, "Creation time", UNLESS_NONE]
+    absolute_expiry_time: Annotated[str | None, "Expiry time, as the sender states it", UNLESS_NONE]
+    durable: Annotated[bool | None, "Whether the sender asks for durability", UNLESS_NONE]
+    priority: Annotated[int | None, "Priority", UNLESS_NONE]
+    annotations: Annotated[object, "The sender's other message annotations, as properties", UNLESS_NONE]
+    delivery_annotations: Annotated[object, "The sender's delivery annotations, as properties", UNLESS_NONE]
+    footer: Annotated[object, "Footer, as properties", UNLESS_NONE]
     dead_letter_source: Annotated[str | None, "Entity that it was dead-lettered in, if it was forwarded", UNLESS_NONE]
     locked_until: Annotated[str | None, "Time at which its lock ends", UNLESS_NONE]
     flaw: Annotated[str | None, "What of it cannot be read", UNLESS_NONE]
-
-
-class RenderedMessage(NamedTuple, Generic[Body_co]):
-    """A message in JSON. `sbpair send` takes it back if it has a body."""
-
-    side: Annotated[str, "Namespace it came from: primary, secondary, or its own name", {"name": "from"}]
-    sequence_number: Annotated[int | None, "Sequence number"]
-    enqueued_at: Annotated[str | None, "Enqueued time, with its UTC offset"]
-    delivery_count: Annotated[int | None, "Delivery count"]
-    fields: Annotated[MessageFields, SPREAD]
-    origin: Annotated[MessageOrigin, SPREAD]
-    body: Annotated[Body_co, SPREAD]
     sections: Annotated[
         object,
         "Sections whose bytes are not those of the other fields in AMQP's shortest form, in base64; send uses them"
         " where they say the same",
         UNLESS_NONE,
     ]
+
+
+class RenderedMessage(NamedTuple, Generic[Body_co]):
+    """A message in JSON. `sbpair send` takes it back if it has a body."""
+
+    side: Annotated[str, "Namespace it came from: primary, secondary, or its own name", {"name": "from"}]
+    message_id: Annotated[str | None, "Message id"]
+    sequence_number: Annotated[int | None, "Sequence number"]
+    enqueued_at: Annotated[str | None, "Enqueued time, with its UTC offset"]
+    delivery_count: Annotated[int | None, "Delivery count"]
+    session_id: Annotated[str | None, "Session id; of a backlog message, that of its destination"]
+    subject: Annotated[str | None, "Subject"]
+    content_type: Annotated[str | None, "Content type"]
+    correlation_id: Annotated[str | None, "Correlation id"]
+    properties: Annotated[object, f"Application properties, with their types: {CONVENTION}", {"type": "object"}]
+    origin: Annotated[MessageOrigin, SPREAD]
+    body: Annotated[Body_co, SPREAD]
+    others: Annotated[OtherFields, SPREAD]
 
 
 Peeked: TypeAlias = RenderedMessage[MessageBody | None]
@@ -110,12 +137,29 @@ def render_peeked(side: str, message: PeekedMessage, body: BodyT) -> RenderedMes
         facts.path,
         cause.reason,
         cause.description,
-        source if isinstance(source, str) else None,
-        moment(envelope.locked_until(sections)),
-        _flaw(sections) or (None if annotations else facts.flaw or None),
     )
-    times = facts.sequence_number, moment(facts.enqueued_at), header.delivery_count or 0
-    return RenderedMessage(side, *times, fields, origin, body, other_bytes(sent, fields, body))
+    found = {
+        "dead_letter_source": source if isinstance(source, str) else None,
+        "locked_until": moment(envelope.locked_until(sections)),
+        "flaw": _flaw(sections) or (None if annotations else facts.flaw or None),
+        "sections": other_bytes(sent, fields, body),
+    }
+    others = OtherFields(**{name: each for name, each in {**fields, **found}.items() if name in OtherFields._fields})
+    return RenderedMessage(
+        side,
+        fields["message_id"],
+        facts.sequence_number,
+        moment(facts.enqueued_at),
+        header.delivery_count or 0,
+        fields["session_id"],
+        fields["subject"],
+        fields["content_type"],
+        fields["correlation_id"],
+        fields["properties"],
+        origin,
+        body,
+        others,
+    )
 
 
 def _flaw(sections: Sections) -> str | None:

@@ -116,7 +116,7 @@ class Session:
         at = words.index("sbpair")
         environ = self._environ | dict(each.split("=", 1) for each in words[:at])
         with file.open() as stdin, mock.patch("sys.stdin", stdin):
-            code, out, err = self._run([word for word in words[at + 1 :] if word not in "<>"], environ)
+            code, out, err = self._run([word for word in words[at + 1 :] if word not in ("<", ">")], environ)
         if kept is not None:
             kept.write_text(out)
             out = ""

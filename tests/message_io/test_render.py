@@ -150,5 +150,5 @@ def test_peeked_messages_have_state_and_time(state: int, due: int | None, name: 
 def test_sections_that_cannot_be_read_render_as_empty() -> None:
     broken = peeked(header=section(HEADER, b"\xc0\x02\x01\xff"), properties=section(PROPERTIES, b"\xc0\x02\x01\xff"))
     found = render_peeked("primary", broken, body_of(broken.sections))
-    assert (found.fields.message_id, found.delivery_count, found.fields.properties) == (None, 0, {})
+    assert (found.message_id, found.delivery_count, found.properties) == (None, 0, {})
     json.dumps(encoded(found))

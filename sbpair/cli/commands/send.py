@@ -69,17 +69,18 @@ def command(
 ) -> int:
     """Send lines to a queue or topic, failing over to the backlog.
 
-    With --format jsonl a line is an object with a body (text) or body_base64, and perhaps message_id, session_id, subject,
-    ttl, scheduled, properties or others: the lines that peek and receive print with -o jsonl. What the service sets there
-    is not sent. The first line that cannot be sent ends the command; it prints how to continue. Needs Send on both
-    namespaces.
+    With --format jsonl a line is an object with a body (text) or body_base64, and perhaps message_id, session_id,
+    subject, ttl, scheduled, properties or others: the lines that peek and receive print with -o jsonl. What the service
+    sets there is not sent. The first line that cannot be sent ends the command; it prints how to continue. Needs Send
+    on both namespaces.
 
     Examples:
       sbpair send orders orders.jsonl
       sbpair send secondary:QUEUE --as-stranded backlog.jsonl
       echo hello | sbpair send orders
 
-    Exit codes: 2 a line of a file is wrong, or some are missing; 3 a later line was wrong or refused; 6 no namespace accepted a message in time; 130 interrupted
+    Exit codes: 2 a line of a file is wrong, or some are missing; 3 a later line was wrong or refused;
+    6 no namespace accepted a message in time; 130 interrupted
 
     See also: sbpair help failover, sbpair help message_io
     """
