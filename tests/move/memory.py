@@ -46,6 +46,7 @@ class FakeMessage:
 @dataclass
 class FakeBatch:
     messages: list[FakeMessage]
+    numbers: Sequence[int] = ()
 
     @property
     def count(self) -> int:
