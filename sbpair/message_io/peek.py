@@ -20,7 +20,7 @@ from sbpair.amqp_client.client import GetToken, connect
 from sbpair.errors import SbpairError, ServiceRefused, UsageError
 from sbpair.management.calls import gather_all
 from sbpair.message_io.message_fields import readable
-from sbpair.model.message_state import is_dead_letter_path, parent_path
+from sbpair.model.message_state import MessageState, parent_path, split_state
 from sbpair.model.sequence_ranges import MAX_SEQUENCE
 from sbpair.move.message.dead_letters import cause_in
 from sbpair.move.peek.peeker import OnMessage, Peeked, PeekedMessage, Peeker, PeekPosition
@@ -116,7 +116,7 @@ async def count_messages(ends: Ends, source: PeekSource) -> int | None:
     """Return the number of messages that a source has, roughly; None if unknown, as without the Manage claim."""
     from sbpair.azure.atom import open_atom
 
-    path = parent_path(source.path)
+    path, state = split_state(source.path)
     if SUBSCRIPTIONS in path.lower():
         return None
     try:
@@ -124,8 +124,8 @@ async def count_messages(ends: Ends, source: PeekSource) -> int | None:
             counts = await control.counts(path)
     except SbpairError:
         return None
-    if is_dead_letter_path(source.path):
-        return counts.dead_letter
+    if state != MessageState.ACTIVE:
+        return counts.of(state)
     return counts.total - counts.dead_letter - counts.transfer - counts.transfer_dead_letter
 
 
@@ -154,11 +154,6 @@ def first_copies(rule: KeyRule, on_duplicate: Callable[[], object], among: Keep 
         return True
 
     return keep
-
-
-def with_reason(reason: str) -> Keep:
-    """Return a function that accepts only dead letters with this reason, in any case."""
-    return lambda message: (cause_in(message.sections).reason or "").lower() == reason.lower()
 
 
 def matching(where: MessageFilter) -> Keep:

@@ -292,7 +292,7 @@ class MessageFilter:
         found = {
             f"state = '{self.state}'": self.state,
             f"sequence IN ({self.sequences})": self.sequences,
-            f"age > '{self.older_than or 0:g}s'": self.older_than,
+            f"age > '{self.older_than or 0:.12g}s'": self.older_than,
             f"reason IN ({quoted})": quoted,
         }
         return [text for text, choice in found.items() if choice]

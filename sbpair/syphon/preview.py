@@ -96,7 +96,7 @@ async def make_forecast(
         )
         absent = MissingDestinations(None) if request.keeps_refused else request.missing()
         scan = _PreviewScan(builder, lookup, peeker, aside, absent, left, request.form, request.where)
-        scan.state = request.state
+        scan.state = request.messages
         on_event(found)
         await scan.run(tuple(only) or found.queues)
         if request.form.destination is None and ends.same:

@@ -131,7 +131,7 @@ class QueueEnd:
 
     async def only_new_remain(self, source: RawSource, messages: Sequence[ReceivedMessage], mover: Mover) -> bool:
         """Return whether all that remains was enqueued after `--once` began: a busy backlog is never empty."""
-        if self._plan.request.state in ASIDE:
+        if self._plan.request.messages in ASIDE:
             return False
         if not all(map(self._new.include, enqueued_times(messages))):
             return False

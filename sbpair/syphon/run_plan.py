@@ -57,7 +57,9 @@ class RunPlan:
             return None
         self.context.tally.spent("management_calls", 1)
         entity, state = split_state(queue)
-        return (await self.control.counts(entity)).of(self.request.state if self.request.state in ASIDE else state)
+        return (await self.control.counts(entity)).of(
+            self.request.messages if self.request.messages in ASIDE else state
+        )
 
     async def lock_seconds(self, queue: str) -> float | None:
         """Return the lock duration of a queue; None without the Manage claim. Raises SbpairError."""

@@ -110,7 +110,7 @@ class RunRequest:
     With `to`, a backlog goes to that namespace, not to its primary. `renames` are destinations that have another name
     than its messages say.
 
-    The messages of the `source` are in a `state`; of the backlog, active ones or dead letters.
+    `messages` is the state of those of the `source`; of the backlog, active ones or dead letters.
 
     `command` is its name in the list of runs, which are those of `owner`, by default of its ends. `names` are the ends
     as a user names them. A run with `once` ends when
@@ -154,7 +154,7 @@ class RunRequest:
     command: str = "syphon"
     form: MessageForm = BACKLOG
     source: str | None = None
-    state: MessageState = MessageState.ACTIVE
+    messages: MessageState = MessageState.ACTIVE
     backlog_queues: int = 10
     sessions: bool = False
     max_messages: int | None = None
@@ -239,7 +239,7 @@ class RunRequest:
             where = {"where": self.where.full_text, "max_skipped": self.max_skipped}
         return {
             "source": self.source,
-            **({"messages": str(self.state)} if self.state in ASIDE else {}),
+            **({"messages": str(self.messages)} if self.messages in ASIDE else {}),
             "mode": "once" if self.once else "watch",
             "order": "backlog" if self.ordered else "none",
             "ttl": str(self.ttl),

@@ -98,7 +98,7 @@ async def run(
             default_ttl_ms=request.default_ttl_ms,
             traced=live.traced,
             renames=request.renames,
-            record_renumbered=store.record if request.state in ASIDE else None,
+            record_renumbered=store.record if request.messages in ASIDE else None,
         )
         started_at = asyncio.get_running_loop().time()
         plan = RunPlan(request, context, stop, timings, session, gate or IntakeGate(), started_at=started_at)
@@ -296,7 +296,7 @@ def _name_possible_duplicates(tally: Tally, journal: Journal, run_id: str, reque
     """
     source, destination = request.titles
     why = f"{destination} accepted it, and {source} did not confirm its completion"
-    if request.state == MessageState.SCHEDULED:
+    if request.messages == MessageState.SCHEDULED:
         why = f"{destination} accepted it; it became due before it was cancelled, or {source} did not confirm that"
     full = f"{why}; the journal, which is full, has forgotten it"
     for keys, reason in ((journal.unconfirmed(), why), (journal.forgotten, full)):

@@ -164,7 +164,7 @@ async def open_connections(
 
     Raises Unavailable, AccessError; EntityMissing if the queue does not exist.
     """
-    is_scheduled = request.state == MessageState.SCHEDULED
+    is_scheduled = request.messages == MessageState.SCHEDULED
     async with AsyncExitStack() as stack:
         connecting = stack.enter_async_context(connect(request.ends.source, get_token=get_token))
         wire = await states.source.connected(connecting)
@@ -172,7 +172,7 @@ async def open_connections(
         if is_scheduled:
             (await wire.sender(queue)).close()  # a cancellation needs Send: it is too late to find that out then
             source = ScheduledSource(wire, queue, request.form, context)
-        elif request.state == MessageState.DEFERRED:
+        elif request.messages == MessageState.DEFERRED:
             form, where, sessions = request.form, request.where, request.sessions
             source = DeferredSource(wire, queue, form, context, where=where, sessions=sessions)
         else:

@@ -94,12 +94,12 @@ def show_messages(
     pair = selected_pair(connection, screen, count=count)
     from sbpair.cli.results.messages import DeadLetterMessage, PeekedTotal, ShownDeadLetters
     from sbpair.message_io.message_json import render_peeked
-    from sbpair.message_io.peek import PeekSource, with_reason
+    from sbpair.message_io.peek import PeekSource, matching
+    from sbpair.move.filter import MessageFilter
 
     sources = [PeekSource("secondary", dead_letter_path(each)) for each in moves.backlog_paths(pair, queue)]
-    result, total = peeked(
-        pair.ends, screen, sources, limit=limit, keep=None if reason is None else with_reason(reason)
-    )
+    keep = None if reason is None else matching(MessageFilter("", reasons=(reason,)))
+    result, total = peeked(pair.ends, screen, sources, limit=limit, keep=keep)
     shown = [
         DeadLetterMessage(parent_path(source.path), render_peeked(source.side, message, None))
         for source, message in result.messages

@@ -13,7 +13,7 @@ from sbpair.cli.options.common import COUNT, MAX_PEEK, NamespaceSelection, PairS
 from sbpair.cli.options.entity_addresses import reach_of
 from sbpair.cli.options.moves import MoveTerms, NewDestinations
 from sbpair.cli.options.rules import exclude
-from sbpair.cli.options.selection import WHERE, ChosenMessages, Selection, filter_of
+from sbpair.cli.options.selection import WHERE, ChosenMessages, Selection
 from sbpair.cli.options.values import ALL_PAIRS, all_profiles
 from sbpair.cli.render.receipt import SYPHON, MoveWording, warn_of_failures
 from sbpair.cli.render.screen import Screen, spoken
@@ -86,7 +86,7 @@ def syphon_command(
 
     mode = terms.checked_mode()
     _refuse_default_ttl(terms)
-    settings = terms.settings(filter_of(screen, where))
+    settings = terms.settings(ChosenMessages(where=where).filter(screen))
 
     def request_of(pair: "Pair", **routes: Any) -> "RunRequest":
         return syphon_request(
@@ -361,7 +361,7 @@ def _checked_request(
         command=line,
         form=BACKLOG_DEAD_LETTERS if destination is None else kept_for(destination.path),
         source=source.path,
-        state=source.state,
+        messages=source.state,
         sessions=found.sessions,
         duplicate_window_ms=window_ms,
         default_ttl_ms=_default_ttl(source, found.default_ttl_ms, settings["ttl"]),

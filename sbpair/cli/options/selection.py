@@ -1,6 +1,6 @@
 """Options that choose messages of an entity: their state, an SQL condition, sequence numbers and age."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sbpair.cli.options.common import duration, flag, option, option_group
 from sbpair.model.message_state import SUFFIXES, MessageState
@@ -43,7 +43,15 @@ class ChosenMessages:
         filter. Raises FilterInvalid.
         """
         state = self.state if peeks and self.state not in SUFFIXES else None
-        return filter_of(screen, self.where, reasons, self.sequence, self.older_than, state)
+        choices: dict[str, Any] = {"sequences": self.sequence, "older_than": self.older_than, "state": state}
+        if self.where is None and not (reasons or any(choices.values())):
+            return None
+        from sbpair.move.filter import MessageFilter
+
+        found = MessageFilter("" if self.where is None else self.where or " ", reasons=reasons, **choices)
+        for remark in found.remarks:
+            screen.warn(f"--where: {remark}")
+        return found
 
 
 @option_group
@@ -55,24 +63,3 @@ class Selection(ChosenMessages):
     @property
     def state(self) -> MessageState | None:
         return MessageState.DEAD if self.dead_letters else self.in_state
-
-
-def filter_of(
-    screen: "Screen",
-    text: str | None,
-    reasons: "Collection[str]" = (),
-    sequences: SequenceRanges | None = None,
-    older_than: float | None = None,
-    state: MessageState | None = None,
-) -> "MessageFilter | None":
-    """Return the filter of these choices; None without any. Warns of doubts about its text. Raises FilterInvalid."""
-    if text is None and not (reasons or sequences or older_than or state):
-        return None
-    from sbpair.move.filter import MessageFilter
-
-    found = MessageFilter(
-        "" if text is None else text or " ", reasons=reasons, sequences=sequences, older_than=older_than, state=state
-    )
-    for remark in found.remarks:
-        screen.warn(f"--where: {remark}")
-    return found
