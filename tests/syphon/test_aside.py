@@ -23,7 +23,7 @@ from tests.kit.stranded import in_session, put
 
 HOUR_MS = 3_600_000
 KINDS = ["queue", "session queue", "partitioned"]
-SCHEDULED, DEFERRED = {"state": MessageState.SCHEDULED}, {"state": MessageState.DEFERRED}
+SCHEDULED, DEFERRED = {"messages": MessageState.SCHEDULED}, {"messages": MessageState.DEFERRED}
 
 
 def schedule(w: moves.World, queue: QueueEntity, numbers: range, *, hours: int = 1, size: int = 1) -> None:
