@@ -127,8 +127,7 @@ def _choices(param: Any) -> list[str]:
 
 def _given(param: Any, value: str) -> list[str]:
     """Return the words that give a parameter a value that typer accepts."""
-    kind = param.type_descriptor.annotation
-    value = str(getattr(kind, "__args__", (value,))[0]) if "Literal" in str(kind) else value
+    value = [*map(str, _choices(param)), value][0]
     if param.param_type_name == "argument":
         return [value]
     return [name_of(param)] if param.is_flag else [f"{name_of(param)}={value}"]
