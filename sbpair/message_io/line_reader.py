@@ -21,6 +21,7 @@ from sbpair.errors import ProtocolError, UsageError
 from sbpair.failover.property_values import check_sizes
 from sbpair.failover.raw_send import RawMessage
 from sbpair.message_io.message_fields import FIELDS, read_fields, sections_of
+from sbpair.message_io.typed_values import HINT as TYPES_HINT
 from sbpair.message_io.typed_values import SCALARS, Members, kind_of, shown
 from sbpair.move.message.batches import BatchKey
 from sbpair.move.message.dead_letters import CAUSE
@@ -78,8 +79,16 @@ class LineReader:
 
     def read(self, line: bytes, *, skipped: bool = False) -> RawMessage | None:
         """Return the message of a line; None if it is not to be sent. Raises UsageError."""
-        if self._as_json and END.encode() in line and dict(_object(line)).get("schema") == END:
-            self._check_end(dict(_object(line)))
+        try:
+            return self._read(line, skipped=skipped)
+        except RecursionError:
+            raise UsageError("the object is nested too deeply", hint=HINT) from None
+        except (TypeError, ValueError, ArithmeticError) as error:
+            raise UsageError(f"a value cannot be encoded: {error}", hint=TYPES_HINT) from None
+
+    def _read(self, line: bytes, *, skipped: bool) -> RawMessage | None:
+        if self._as_json and END.encode() in line and (end := dict(_object(line))).get("schema") == END:
+            self._check_end(end)
             return None
         self._lines += 1
         self._hash.update(line + b"\n")
@@ -164,8 +173,6 @@ def _object(line: bytes) -> Members:
         raise UsageError(f"the line is not JSON: {detail} (column {error.colno})", hint=HINT) from None
     except ValueError:
         raise UsageError("a number has more digits than a property can hold", hint=HINT) from None
-    except RecursionError:
-        raise UsageError("the object is nested too deeply", hint=HINT) from None
     if not isinstance(found, Members):
         raise UsageError(f"expected a JSON object, got {kind_of(found)}", hint=HINT)
     return found

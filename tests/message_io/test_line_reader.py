@@ -107,6 +107,21 @@ WRONG: list[tuple[bytes, str]] = [
     (b'{"body": "a", "properties": {"n": 1, "n": 2}}', "property 'n': given twice"),
     (b'{"body": "a", "properties": {"x-ms-path": "q"}}', "already has a property x-ms-path"),
     (b'{"a":' * 100_000, "nested too deeply"),
+    (b'{"body_kind": "value", "body": %s}' % (b"[" * 900 + b"]" * 900), "nested too deeply"),
+    (b'{"body": "a", "annotations": {"\xc3\xbc": 1}}', "a value cannot be encoded"),
+    (b'{"body": "a", "properties": {"n": {"type": "lng", "value": "1"}}}', "property 'n': 'lng' is no type of text"),
+    (b'{"body": "a", "properties": {"n": {"type": "byte", "value": "128"}}}', "property 'n': '128' is no byte"),
+    (b'{"body": "a", "properties": {"n": {"type": "uuid", "value": [1]}}}', "expected a text as the value of a uuid"),
+    (b'{"body": "a", "properties": {"n": {"type": "timestamp", "value": "2031-01-01T00:00:00"}}}', "no time zone"),
+    (b'{"body": "a", "properties": {"type": "map", "value": [["a"]]}}', "properties: expected the list of pairs"),
+    (b'{"body": 1, "body_kind": "sequence"}', "body: expected a list of lists"),
+    (b'{"body": "a", "body_kind": "text"}', "body_kind: expected value or sequence, got 'text'"),
+    (b'{"body": "a", "priority": 256}', "priority: expected a number up to 255"),
+    (b'{"body": "a", "durable": 1}', "durable: expected true or false, got a number"),
+    (b'{"body": "a", "content_type": "\xc3\xbc"}', "content_type: expected ASCII text"),
+    (b'{"body": "a", "sections": {"body": "!"}}', "sections: not base64"),
+    (b'{"body": "a", "sections": {"head": ""}}', "sections: expected an object of sections"),
+    (b'{"body": null, "body_text": "a"}', "body_text without body_base64"),
 ]
 
 
