@@ -22,7 +22,7 @@ from sbpair.failover.property_values import check_sizes
 from sbpair.failover.raw_send import RawMessage
 from sbpair.message_io.message_fields import FIELDS, read_fields, sections_of
 from sbpair.message_io.typed_values import HINT as TYPES_HINT
-from sbpair.message_io.typed_values import SCALARS, Members, kind_of, shown
+from sbpair.message_io.typed_values import SCALARS, JsonObject, kind_of, shown
 from sbpair.move.message.batches import BatchKey
 from sbpair.move.message.dead_letters import CAUSE
 from sbpair.move.message.envelope import alias_life_ms, partition_key, restore
@@ -40,7 +40,7 @@ IGNORED: Final = frozenset((
     "expires_at", "size", "destination", "dead_letter_reason", "dead_letter_description", "dead_letter_source",
     "locked_until", "flaw", "body_text",
 ))  # fmt: skip
-"""Fields of printed messages that the service sets, or that others say."""
+"""Fields of printed messages that the service sets, or that repeat others."""
 
 # The spellings of the SDKs and the portal. Case, '_' and '-' do not count.
 _SPELLINGS: Final = {
@@ -59,7 +59,7 @@ class LineReader:
 
     `is_cut` is whether the lines are not those of their end, which is refused.
 
-    `scheduled` is what becomes of messages with a schedule time: it is kept, they are sent for now, or dropped.
+    `scheduled` decides on messages with a schedule time: to keep it, to send them now, or to drop them.
     `as_stranded` messages are for a backlog queue, and keep their aliases.
     """
 
@@ -113,7 +113,7 @@ class LineReader:
         self.ignored |= {name for name in IGNORED & named.keys() if named[name] is not None}
         is_printed, has_id = "schema" in named, "message_id" in named
         _check_body(named)
-        values = read_fields(Members((name, value) for name, value in named.items() if name not in IGNORED))
+        values = read_fields(JsonObject((name, value) for name, value in named.items() if name not in IGNORED))
         properties = values.get("properties", Map())
         self._check_aliases(properties)
         if not is_printed:
@@ -163,7 +163,7 @@ def _encoded(sections: Sections, ttl_ms: int | None = None, removed: frozenset[s
     return RawMessage(payload, payload, key)
 
 
-def _object(line: bytes) -> Members:
+def _object(line: bytes) -> JsonObject:
     try:
         found = _DECODER.decode(line.decode("utf-8-sig"))
     except UnicodeDecodeError:
@@ -173,7 +173,7 @@ def _object(line: bytes) -> Members:
         raise UsageError(f"the line is not JSON: {detail} (column {error.colno})", hint=HINT) from None
     except ValueError:
         raise UsageError("a number has more digits than a property can hold", hint=HINT) from None
-    if not isinstance(found, Members):
+    if not isinstance(found, JsonObject):
         raise UsageError(f"expected a JSON object, got {kind_of(found)}", hint=HINT)
     return found
 
@@ -182,11 +182,11 @@ def _constant(name: str) -> float:
     raise UsageError(f"{name} is not JSON", hint=HINT)
 
 
-_DECODER: Final = json.JSONDecoder(object_pairs_hook=Members, parse_constant=_constant)
+_DECODER: Final = json.JSONDecoder(object_pairs_hook=JsonObject, parse_constant=_constant)
 
 
-def _named(members: Members) -> dict[str, Any]:
-    """Return the members by the names of their fields. Raises UsageError for a field that there is not."""
+def _named(members: JsonObject) -> dict[str, Any]:
+    """Return the members by the names of their fields. Raises UsageError for an unknown field."""
     found: dict[str, Any] = {}
     for name, value in members:
         plain = name.lower().replace("_", "").replace("-", "")
@@ -223,7 +223,7 @@ def _check_body(named: dict[str, Any]) -> None:
 
 
 def _check(values: dict[str, Any], properties: Map) -> None:
-    """Raise UsageError for what the service refuses of a message that a user has written."""
+    """Raise UsageError for a message of a user that the service would refuse."""
     for name in NAMES:
         text = values.get(name)
         if text is not None and not 0 < len(text) <= MAX_ID:

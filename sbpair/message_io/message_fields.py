@@ -1,4 +1,4 @@
-"""The fields of a message in JSON, and the message of such fields: what its sender gave. Pure.
+"""The fields of a message in JSON, and the message of such fields, as its sender gave it. Pure.
 
 Invariant: `sections_of` is the inverse of `fields_of`. A section whose bytes do not follow from the fields, since its
 sender has written it in another way, is in the field `sections` as well.
@@ -35,7 +35,7 @@ from sbpair.amqp.types import Map, Symbol, Timestamp, UInt, Value, text_of
 from sbpair.backlog import SESSION_ID
 from sbpair.errors import ProtocolError, UsageError
 from sbpair.message_io.typed_values import (
-    Members,
+    JsonObject,
     kind_of,
     read_map,
     read_time,
@@ -114,7 +114,7 @@ def _rendered(read: Callable[[], Map]) -> Any:
 
 
 def readable(read: Callable[[], Read], default: Read) -> Read:
-    """Return what `read` returns, or `default` for a malformed section."""
+    """Return the result of `read`, or `default` for a malformed section."""
     try:
         return read()
     except ProtocolError:
@@ -147,7 +147,7 @@ def body_content(sections: Sections) -> tuple[bool, Any]:
 
 
 def as_sent(sections: Sections) -> Sections:
-    """Return the sections of a delivered message without what the service has written into them."""
+    """Return the sections of a delivered message without the service's own values."""
     header, properties = readable(sections.read_header, Header()), readable(sections.read_properties, Properties())
     raw, life_ms = sections.message_annotations, lifetime_ms(header.ttl, properties, 0)
     return replace(
@@ -167,17 +167,17 @@ def other_bytes(sections: Sections, fields: dict[str, Any], body: MessageBody | 
 
 
 def _copied(fields: dict[str, Any], body: MessageBody | None) -> dict[str, Any]:
-    """Return what `read_fields` makes of fields and a body in JSON."""
+    """Return the values of fields and a body that are copied as JSON."""
     raw: dict[str, Any] = {}
     if body is not None and body.body_kind is None and isinstance(body.body, str):
         raw["body"] = body.body.encode()
     elif body is not None:
         fields = fields | body._asdict()
-    return read_fields(json.loads(json.dumps(fields), object_pairs_hook=Members)) | raw
+    return read_fields(json.loads(json.dumps(fields), object_pairs_hook=JsonObject)) | raw
 
 
 def sections_of(values: Mapping[str, Any]) -> Sections:
-    """Return the message of values that `read_fields` has returned. `sections` are used where they say the same."""
+    """Return the message of values that `read_fields` has returned. `sections` are used where they have equal fields."""
     made = _made(values)
     for name, raw in values.get("sections", {}).items():
         other = replace(made, **{name: raw})
@@ -216,7 +216,7 @@ def _body(values: Mapping[str, Any]) -> bytes:
     return b"" if body is None else data_body(body)
 
 
-def read_fields(members: Members) -> dict[str, Any]:
+def read_fields(members: JsonObject) -> dict[str, Any]:
     """Return the values of fields, of those that are not null. Raises UsageError, naming the field."""
     named = unique(members, "field")
     kind = named.get("body_kind")
@@ -289,7 +289,7 @@ def _symbol_text(value: Any, field: str) -> str:
 
 
 def _sections(value: Any, field: str) -> dict[str, bytes]:
-    if not isinstance(value, Members) or not {name for name, _ in value} <= set(ORDER):
+    if not isinstance(value, JsonObject) or not {name for name, _ in value} <= set(ORDER):
         raise UsageError(f"{field}: expected an object of sections", hint="leave it out: the other fields say it all")
     return {name: _bytes(each, field) for name, each in value}
 
@@ -313,13 +313,13 @@ FIELDS: Final[dict[str, Callable[[Any, str], Any]]] = {
     "properties": read_map,
     "sections": _sections,
 }
-"""The fields that a sender sets, beside `body` and `body_kind`, with what reads their JSON."""
+"""The fields that a sender sets, beside `body` and `body_kind`, with the readers of their JSON."""
 _PLAIN: Final[dict[str, Callable[[Any], Any]]] = {
     "user_id": lambda raw: None if raw is None else base64.b64encode(raw).decode(),
     "group_sequence": lambda number: number,
     **dict.fromkeys(("creation_time", "absolute_expiry_time"), _time),
 }
-"""Fields of the properties section that are no text, with what renders them."""
+"""Fields of the properties section that are no text, with their renderers."""
 _PROPERTIES: Final = {each.name: each.name for each in fields(Properties)} | {
     "group_id": "session_id",
     "reply_to_group_id": "reply_to_session_id",

@@ -1,6 +1,6 @@
 """Messages as JSON values: of a queue, peeked or received. Pure.
 
-Invariant: nothing that a sender has set is left out. What a move would send, `line_reader` makes of these values.
+Invariant: nothing that a sender has set is left out. `line_reader` makes the message of these values that a move would send.
 """
 
 from __future__ import annotations

@@ -37,11 +37,11 @@ EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MS: Final = timedelta(milliseconds=1)
 
 
-class Members(list[tuple[str, Any]]):
+class JsonObject(list[tuple[str, Any]]):
     """The members of a JSON object, duplicates included."""
 
 
-def unique(members: Members, what: str) -> dict[str, Any]:
+def unique(members: JsonObject, what: str) -> dict[str, Any]:
     """Return the members as a dict. Raises UsageError for a name that is given twice."""
     found: dict[str, Any] = {}
     for name, value in members:
@@ -57,7 +57,7 @@ def shown(text: object) -> str:
 
 
 def kind_of(value: object) -> str:
-    kinds = {bool: "true or false", int: "a number", float: "a number", list: "a list", Members: "an object"}
+    kinds = {bool: "true or false", int: "a number", float: "a number", list: "a list", JsonObject: "an object"}
     return kinds.get(type(value), "null" if value is None else "text")
 
 
@@ -70,7 +70,7 @@ def render_time(ms: int) -> str:
 
 
 def read_time(text: str) -> int:
-    """Return ms since 1970. Raises ValueError with what to write."""
+    """Return ms since 1970. Raises ValueError with the reason."""
     if text.removeprefix("-").isdecimal():
         return int(text)
     try:
@@ -187,17 +187,17 @@ def render_map(value: Map, key: type[str] = str) -> Any:
 
 
 def read_value(value: Any, where: str) -> Value:
-    """Return the AMQP value of JSON whose objects are `Members`. `where` names it in errors. Raises UsageError."""
-    if isinstance(value, list) and not isinstance(value, Members):
+    """Return the AMQP value of JSON whose objects are `JsonObject`. `where` names it in errors. Raises UsageError."""
+    if isinstance(value, list) and not isinstance(value, JsonObject):
         return [read_value(each, where) for each in value]
-    if isinstance(value, Members):
+    if isinstance(value, JsonObject):
         return _read_object(value, where)
     return _read_plain(value, where)
 
 
 def read_map(value: Any, field: str, key: type[str] = str) -> Map:
     """Return the map of an object with keys of the type `key`, or of pairs. Raises UsageError."""
-    if not isinstance(value, Members):
+    if not isinstance(value, JsonObject):
         raise UsageError(f"{field}: expected an object, got {kind_of(value)}", hint=HINT)
     named = unique(value, "property" if field == "properties" else field)
     if set(named) == TYPED and isinstance(named["value"], list):
@@ -228,7 +228,7 @@ def _read_plain(value: Any, where: str) -> Value:
     return value
 
 
-def _read_object(value: Members, where: str) -> Value:
+def _read_object(value: JsonObject, where: str) -> Value:
     named = unique(value, where)
     if set(named) != TYPED:
         return Map((text_of_json(name, where), read_value(each, where)) for name, each in value)
