@@ -177,7 +177,7 @@ def _copied(fields: dict[str, Any], body: MessageBody | None) -> dict[str, Any]:
 
 
 def sections_of(values: Mapping[str, Any]) -> Sections:
-    """Return the message of values that `read_fields` has returned. `sections` are used where they have equal fields."""
+    """Return the message of the values of `read_fields`. `sections` are used where they have equal fields."""
     made = _made(values)
     for name, raw in values.get("sections", {}).items():
         other = replace(made, **{name: raw})

@@ -1,6 +1,6 @@
 """Messages as JSON values: of a queue, peeked or received. Pure.
 
-Invariant: nothing that a sender has set is left out. `line_reader` makes the message of these values that a move would send.
+Invariant: nothing that a sender has set is left out. `line_reader` makes a message of these values, as a move sends it.
 """
 
 from __future__ import annotations

@@ -70,9 +70,9 @@ def command(
     """Send lines to a queue or topic, failing over to the backlog.
 
     With --format jsonl a line is an object with a body (text) or body_base64, and perhaps message_id, session_id,
-    subject, ttl, scheduled, properties or others: the lines that peek and receive print with -o jsonl. The fields that the
-    service sets are not sent. The first line that cannot be sent ends the command; it prints how to continue. Needs Send
-    on both namespaces.
+    subject, ttl, scheduled, properties or others: the lines that peek and receive print with -o jsonl. The fields that
+    the service sets are not sent. The first line that cannot be sent ends the command; it prints how to continue. Needs
+    Send on both namespaces.
 
     Examples:
       sbpair send orders orders.jsonl
