@@ -16,13 +16,11 @@ from typing import Annotated, Any, Final, NamedTuple, TypeVar
 from sbpair.amqp import codec, splice
 from sbpair.amqp.message import (
     APPLICATION_PROPERTIES,
-    DATA,
     DELIVERY_ANNOTATIONS,
     FOOTER,
     MESSAGE_ANNOTATIONS,
     ORDER,
     SEQUENCE,
-    VALUE,
     Header,
     Properties,
     Sections,
@@ -48,6 +46,7 @@ from sbpair.message_io.typed_values import (
     unique,
 )
 from sbpair.model.document import UNLESS_NONE
+from sbpair.move.message.body import body_content, content_encoding, held_text
 from sbpair.move.message.envelope import (
     PARTITION_KEY,
     SCHEDULE,
@@ -64,14 +63,17 @@ Read = TypeVar("Read")
 
 
 class MessageBody(NamedTuple):
-    """The body of a message; `body_base64` is that of one that is not UTF-8."""
+    """The body of a message; `body_base64` are the bytes of one that is not plain text, `body_text` what they hold."""
 
     body: Annotated[
         object, "Body: text, or AMQP values as properties; null if body_base64 is present or it is unreadable"
     ]
-    body_base64: Annotated[str | None, "Body that is not UTF-8, in base64", UNLESS_NONE] = None
+    body_base64: Annotated[str | None, "Body that is not UTF-8 text, in base64", UNLESS_NONE] = None
     body_kind: Annotated[
         str | None, "Kind of a body that is not data: value, or sequence", UNLESS_NONE, {"enum": ["value", "sequence"]}
+    ] = None
+    body_text: Annotated[
+        str | None, "Text that body_base64 holds: of .NET's serializer, gzip or deflate, up to 1 MB", UNLESS_NONE
     ] = None
 
 
@@ -131,19 +133,10 @@ def body_of(sections: Sections) -> MessageBody:
         return MessageBody(
             render_value(content), None, "sequence" if sections.read_body()[0][0] == SEQUENCE else "value"
         )
-    try:
-        return MessageBody(content.decode())
-    except UnicodeDecodeError:
-        return MessageBody(None, base64.b64encode(content).decode())
-
-
-def body_content(sections: Sections) -> tuple[bool, Any]:
-    """Return whether the body is data, and its bytes, its value or its list of sequences. Raises ProtocolError."""
-    parts = sections.read_body()
-    kinds, values = {kind for kind, _ in parts}, [value for _, value in parts]
-    if kinds <= {DATA}:
-        return True, b"".join(values)
-    return False, values[0] if kinds == {VALUE} else values
+    text = held_text(content, content_encoding(sections))
+    if text is not None and text.encode() == content:
+        return MessageBody(text)
+    return MessageBody(None, base64.b64encode(content).decode(), body_text=text)
 
 
 def as_sent(sections: Sections) -> Sections:

@@ -5,14 +5,13 @@ Invariant: nothing that a sender has set is left out. `line_reader` makes a mess
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Final, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 from sbpair.amqp.message import Header, Properties, Sections
-from sbpair.amqp.types import Array, Described, Map
+from sbpair.amqp.types import Map
 from sbpair.errors import ProtocolError, UnreadableMessage
 from sbpair.message_io.message_fields import (
     MessageBody,
@@ -187,21 +186,3 @@ def render_received(side: str, message: RawReceivedMessage) -> Received:
         text = f"a message of {message.facts.queue!r} cannot be read: {error.message}"
         raise UnreadableMessage(text, hint="it stays; move it (sbpair help move), or peek the others") from error
     return render_peeked(side, PeekedMessage(message.facts, sections), body_of(sections))
-
-
-def plain_value(value: Any) -> Any:
-    if isinstance(value, bytes | bytearray):
-        return bytes(value).decode(errors="replace")
-    if isinstance(value, Map):
-        return {str(plain_value(key)): plain_value(each) for key, each in value.pairs}
-    if isinstance(value, Mapping):
-        return {str(plain_value(key)): plain_value(each) for key, each in value.items()}
-    if isinstance(value, Described):
-        return plain_value(value.value)
-    if isinstance(value, list | tuple | Array):
-        return [plain_value(each) for each in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)  # JSON has no such number
-    if value is None or isinstance(value, int | float | str):
-        return value
-    return str(value)

@@ -11,7 +11,7 @@ import difflib
 import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import compress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -22,6 +22,7 @@ from sbpair.model.message_state import MessageState
 from sbpair.model.sequence_ranges import SequenceRanges
 from sbpair.move.interface import KeptMessage
 from sbpair.move.message import dead_letters, envelope
+from sbpair.move.message.body import MAX_DECODED, body_text
 from sbpair.move.message.dead_letters import NO_REASON
 from sbpair.move.message.decode import GenericMessage
 from sbpair.move.receipt import FilterCounts
@@ -58,6 +59,9 @@ _STATES: Final = {envelope.ACTIVE: "active", envelope.DEFERRED: "deferred", enve
 
 _MAX_NAMES: Final = 100
 _SHOWN_NAMES: Final = 5
+_BODY_HEAD = 8
+"""Bytes before the content of a long body."""
+
 _SHORT_TEXT = 0xA1
 _MAP_HEAD = 6
 """Bytes of a short map section before its first key."""
@@ -178,8 +182,16 @@ def _state(message: FilteredMessage) -> str:
     return _STATES.get(envelope.message_state(message.sections), "active")
 
 
+def _body(message: FilteredMessage) -> str | None:
+    sections = message.sections
+    if len(sections.body) > MAX_DECODED + _BODY_HEAD:
+        raise EvaluationFailed("its body is longer than 1 MB")
+    return body_text(sections)
+
+
 _OWN: Final[dict[str, tuple[str, Callable[[Any], Value]]]] = {
     "age": (SPAN, _age),
+    "body": (TEXT, _body),
     "enqueued": (TIME, lambda message: instant(message.enqueued_at)),
     "path": (TEXT, lambda message: message.facts.path or None),
     "reason": (TEXT, lambda message: message.user(dead_letters.REASON.lower())),
@@ -194,8 +206,11 @@ _DIALECT: Final = Dialect(
 )
 
 
-def _compiled(text: str) -> tuple[Part, dict[str, str]]:
-    """Compile a filter; also return the application properties that it names. Raises FilterInvalid."""
+def _compiled(text: str) -> tuple[Part, dict[str, str], bool]:
+    """Compile a filter; also return the application properties that it names, and whether it names the body.
+
+    Raises FilterInvalid.
+    """
     if len(text) > MAX_TEXT:
         raise FilterInvalid(f"the filter has {len(text)} characters; the limit is {MAX_TEXT}", text, 0)
     if not text.strip():
@@ -204,7 +219,7 @@ def _compiled(text: str) -> tuple[Part, dict[str, str]]:
         part: Part = (compiler := Compiler(_DIALECT)).compile("filter", text)
     except SqlMistake as found:
         raise FilterInvalid(found.mistake, text, found.at, hint=found.hint) from None
-    return part, compiler.named
+    return part, compiler.named, "body" in compiler.own_named
 
 
 @dataclass
@@ -230,19 +245,23 @@ class MessageFilter:
     sequences: SequenceRanges | None = None
     older_than: float | None = None
     state: MessageState | None = None
+    _found: set[str] = field(default_factory=set, init=False, compare=False)
+    _found_reasons: set[str] = field(default_factory=set, init=False, compare=False)
 
     def __post_init__(self) -> None:
         """Compile the text. Raises FilterInvalid."""
         self._text_doubts: tuple[str, ...] = ()
         self._absent: dict[str, str] = {}
+        asks_for_body = False
         if self.text or not self._conditions():
-            part, self._absent = _compiled(self.text)
+            part, self._absent, asks_for_body = _compiled(self.text)
             self._run, self.remarks, self._text_doubts = part.run, part.remarks, part.doubts
         else:
             self._run = lambda _message: True
         self._reasons = frozenset(map(str.lower, self.reasons))
         self._looked = False
-        self._found, self._found_reasons = set[str](), set[str]()
+        # Whether a message with a property of that name was found; None for a filter that does not name the body.
+        self._has_property_body = False if asks_for_body else None
         self._not_found = self.sequences.single(_MAX_NAMES) if self.sequences else set()
 
     def choose(self, messages: Sequence[Any], now_ms: int) -> list[bool]:
@@ -263,6 +282,8 @@ class MessageFilter:
     def doubts(self) -> list[str]:
         """Return likely mistakes: those of the text if nothing matches, and reasons that no message has."""
         found, looked = [], "none of the messages that were looked at has the"
+        if self._has_property_body:
+            found.append("body is the body of a message; messages have an application property body, too: user.body")
         if not self.chosen:
             found += [f"no message matched, and {doubt}" for doubt in self._text_doubts]
             doubted = {doubt.partition(" ")[0] for doubt in self._text_doubts}
@@ -322,6 +343,9 @@ class MessageFilter:
         if not self._passes(message):
             return False
         is_chosen, failure = self._decide(message)
+        if self._has_property_body is False:
+            with suppress(EvaluationFailed, ProtocolError):
+                self._has_property_body = message.find_user("body")[0]
         if failure and not is_chosen:
             self.failures += 1
             self.first_failure = self.first_failure or f"message {message.sequence_number}: {failure}"

@@ -37,7 +37,7 @@ UNSENT = (COPY, DEDUPLICATED, WAITING, UNSELECTED)
 CHECKSUMS = "parquet.page.verify-checksum.enabled"
 """The option with which Spark compares pages with their checksums, as pyarrow does for tasks."""
 
-_HINT = f"the columns are {', '.join(ENVELOPE)}"
+_HINT = f"the columns are {', '.join(ENVELOPE)}; a body is none: sbpair help spark has body_text, of an archive"
 _KEY = ", ".join(KEY)
 _IN_ORDER = ", ".join(ORDER)
 

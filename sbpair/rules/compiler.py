@@ -203,12 +203,13 @@ class Part:
 class Compiler:
     """Compiles each rule of the grammar from its parts. Methods have the names of the rules.
 
-    `named` are the application properties that texts name, by name in lower case.
+    `named` are the application properties that texts name, by name in lower case; `own_named` are names of the dialect.
     """
 
     def __init__(self, dialect: Dialect) -> None:
         self.dialect = dialect
         self.named: dict[str, str] = {}
+        self.own_named: set[str] = set()
         self._compare = operators.compare_leniently if dialect.checks else operators.compare
         self._calculate = operators.calculate_leniently if dialect.checks else operators.calculate
 
@@ -355,6 +356,7 @@ class Compiler:
         key = name.lower()
         if scope is None and key in self.dialect.own:
             own = self.dialect.own[key]
+            self.own_named.add(key)
             return Part(own.read, at, own.kind, own.name)
         if scope is not None and scope.lower() == "sys":
             return self._system(name, token)
@@ -404,6 +406,8 @@ class Compiler:
             names = {key: f"sys.{each.name}" for key, each in self.dialect.system.items()}
             close = difflib.get_close_matches(name.lower(), names, 1)
             hint = f"did you mean {names[close[0]]}?" if close else f"expected one of {', '.join(names.values())}"
+            if name.lower() in self.dialect.own:
+                hint = f"write {name.lower()}, without sys."
             mistake = f"there is no system property sys.{name}"
             if not self.dialect.checks:
                 mistake = f"The specified property '{name[:100]}' does not exist or is not allowed"

@@ -14,8 +14,8 @@ from sbpair.amqp.message import Properties, Sections
 from sbpair.amqp.types import Map, text_of
 from sbpair.backlog import ALIASES
 from sbpair.errors import ProtocolError, StateRefused, UsageError
-from sbpair.message_io.message_fields import body_content, readable
-from sbpair.message_io.message_json import plain_value
+from sbpair.message_io.message_fields import readable
+from sbpair.move.message.body import body_content, body_text, plain_value
 from sbpair.move.message.envelope import read_facts
 from sbpair.move.message.route import Facts
 from sbpair.replay.archive import EXPIRED, QUARANTINE, RECEIPT_FILE, REMOVED_FILE, SEGMENTS, Archive
@@ -259,15 +259,8 @@ def _properties(sections: Sections) -> Properties:
 def _body(sections: Sections) -> bytes | None:
     """Return the content of data sections, or the text or JSON of a value or of sequences."""
     _, content = readable(lambda: body_content(sections), (False, None))
-    found = content if isinstance(content, bytes) else _text(content)
+    found = content if isinstance(content, bytes) else body_text(sections)
     return found.encode(errors="replace") if isinstance(found, str) else found
-
-
-def _body_text(sections: Sections) -> str | None:
-    try:
-        return (_body(sections) or b"").decode()
-    except UnicodeDecodeError:
-        return None
 
 
 _DECODERS: Mapping[str, Callable[[Sections], Any]] = {
@@ -277,5 +270,5 @@ _DECODERS: Mapping[str, Callable[[Sections], Any]] = {
     "properties": lambda sections: _texts(readable(sections.read_application_properties, Map())),
     "annotations": lambda sections: _texts(readable(sections.read_message_annotations, Map())),
     "body": _body,
-    "body_text": _body_text,
+    "body_text": body_text,
 }

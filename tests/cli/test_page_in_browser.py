@@ -30,6 +30,7 @@ from tests.cli.page_world import BACKLOG, HOSTILE, PageWorld, message, page_worl
 from tests.kit import command
 from tests.kit.stranded import put, stranded
 from tests.kit.waiting import PATIENCE_SECONDS
+from tests.move.test_binary_xml import BODIES
 
 playwright = pytest.importorskip("playwright.async_api")
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -182,11 +183,11 @@ async def test_numbers_marks_and_long_bodies_are_shown_as_they_are() -> None:
 
 async def test_bodies_that_are_values_or_sequences_are_shown() -> None:
     async with page_world() as world, browsing(world) as page:
-        bodies = (value_body("a value"), section(SEQUENCE, encode([Long(1), "two"])))
+        bodies = (value_body("a value"), section(SEQUENCE, encode([Long(1), "two"])), data_body(BODIES["string"]))
         for number, body in enumerate(bodies):
             put(world.backlog, message(number, body=body))
         await page.goto(f"{world.url}#entity/contoso-dr/backlog/{BACKLOG.replace('/', '%2F')}")
-        for number, shown in ((2, "a value"), (3, "two")):
+        for number, shown in ((2, "a value"), (3, "two"), (4, "hello")):
             await page.get_by_role("button", name=f"message {number}", exact=True).click()
             await page.get_by_label("Body", exact=True).filter(has_text=shown).wait_for()
 

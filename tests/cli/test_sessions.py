@@ -10,6 +10,7 @@ print the same. Ids of runs, times and durations are replaced.
 """
 
 import asyncio
+import base64
 import gc
 import json
 import os
@@ -27,7 +28,7 @@ from unittest import mock
 import pytest
 
 from sbpair.amqp.message import APPLICATION_PROPERTIES, Properties, Sections, data_body, encode_map
-from sbpair.amqp.types import Char, Int
+from sbpair.amqp.types import Char, Int, Symbol
 from sbpair.amqp_server.shared_access import AccessRight, AuthorizationRule
 from sbpair.backlog import Aliases, write_aliases
 from sbpair.config import load
@@ -157,7 +158,8 @@ class Session:
     def _put(self, side: str, path: str, *ids: str) -> None:
         """Store messages, also `m1..m9`.
 
-        `to=NAME` and `ttl=MS` write aliases, `session=ID` a session, `odd` what the SDK cannot decode, `binary` a body.
+        `to=NAME` and `ttl=MS` write aliases, `session=ID` a session, `odd` what the SDK cannot decode, `body=BASE64`
+        and `encoding=NAME` a body.
         """
         ids = tuple(each for word in ids for each in _spread(word))
         named = dict(each.split("=", 1) for each in ids if "=" in each)
@@ -165,15 +167,19 @@ class Session:
         entity = self._namespaces[side].find_topic(path.split("/subscriptions/", maxsplit=1)[0]) or self._entity(
             side, path
         )
-        for each in (word for word in ids if "=" not in word and word not in ("odd", "binary")):
+        for each in (word for word in ids if "=" not in word and word != "odd"):
             own: dict[str, Any] = {"number": Int(int(re.sub(r"\D", "", each) or 0))}
             own |= write_aliases(Aliases(named["to"], None, ttl)) if "to" in named else {}
             own |= {"odd": Char("\u20ac")} if "odd" in ids else {}
-            properties = Properties(message_id=each, subject=f"s{each[1:]}", group_id=named.get("session"))
+            encoding = Symbol(named["encoding"]) if "encoding" in named else None
+            properties = Properties(
+                message_id=each, subject=f"s{each[1:]}", group_id=named.get("session"), content_encoding=encoding
+            )
+            body = base64.b64decode(named["body"]) if "body" in named else f"body of {each}".encode()
             sections = Sections(
                 properties=properties.encode(),
                 application_properties=encode_map(APPLICATION_PROPERTIES, own),
-                body=data_body(b"\xff\xfe" if "binary" in ids else f"body of {each}".encode()),
+                body=data_body(body),
             )
             put(entity, sections.join())
 

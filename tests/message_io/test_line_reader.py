@@ -67,6 +67,7 @@ WRONG: list[tuple[bytes, str]] = [
     (b"null", "got null"),
     (b"{}", "expected one body"),
     (b'{"body": "a", "body_base64": "YQ=="}', "expected one body"),
+    (b'{"body": "a", "body_text": "b"}', "body_text without body_base64"),
     (b'{"body": "a", "body": "b"}', "body: given twice"),
     (b'{"body": "a", "sesionid": "s"}', "did you mean session_id"),
     (b'{"body": "a", "region": "eu"}', "unknown field 'region'; expected one of body"),

@@ -1,7 +1,11 @@
 """Rendering of messages as JSON values."""
 
+import base64
+import gzip
 import json
+import zlib
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -120,11 +124,43 @@ def peeked(**sections: bytes) -> PeekedMessage:
         (section(VALUE, b"\x56\x01"), {"body": True, "body_kind": "value"}),
         (value_body(float("nan")), {"body": {"type": "double", "value": "nan"}, "body_kind": "value"}),
         (b"", {"body": ""}),
+        (data_body(b"@\x01a\x01"), {"body": None, "body_base64": "QAFhAQ==", "body_text": "<a></a>"}),
+        (data_body(b"@\x01a\x99") + data_body(b"\x01\xff"), {"body": None, "body_base64": "QAFhmQH/"}),
     ],
 )
 def test_bodies_of_peeked_messages_render_as_json(body: bytes, rendered: dict[str, Any]) -> None:
     found = encoded(body_of(peeked(body=body).sections))
     assert json.dumps(found) == json.dumps(rendered)  # 1 is equal to True, and another value in JSON
+
+
+packed = partial(gzip.compress, mtime=0)
+RAW = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+DOCUMENT = b"@\x06string\x083http://schemas.microsoft.com/2003/10/Serialization/\x99\x03\xe2\x82\xac"
+BOMB = b"a" * (2**20 + 1)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "body", "text"),
+    [
+        ("gzip", packed("größe".encode()), "größe"),
+        ("GZIP", packed(DOCUMENT), "€"),
+        ("deflate", zlib.compress(b"x"), "x"),
+        ("deflate", RAW.compress(b"raw") + RAW.flush(), "raw"),
+        ("gzip", packed(BOMB[1:]), BOMB[1:].decode()),
+        ("gzip", packed(BOMB), None),
+        ("gzip", packed(BOMB * 100), None),
+        ("gzip", packed(b"x" * 1_000)[:-1], None),
+        ("gzip", packed(b"x") + b"\0", None),
+        ("gzip", packed(b"\xff"), None),
+        ("br", packed(b"x"), None),
+        ("gzip", b"not compressed", "not compressed"),
+    ],
+)
+def test_compressed_bodies_are_shown_by_their_encoding(encoding: str, body: bytes, text: str | None) -> None:
+    found = peeked(properties=Properties(content_encoding=Symbol(encoding)).encode(), body=data_body(body))
+    shown = body_of(found.sections)
+    assert (shown.body if shown.body_base64 is None else shown.body_text) == text
+    assert shown.body_base64 in (None, base64.b64encode(body).decode())
 
 
 @pytest.mark.parametrize(

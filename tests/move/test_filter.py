@@ -9,11 +9,14 @@ from hypothesis import given, settings
 from sbpair.amqp.message import (
     APPLICATION_PROPERTIES,
     MESSAGE_ANNOTATIONS,
+    VALUE,
     Header,
     Properties,
     Sections,
     data_body,
     encode_map,
+    section,
+    value_body,
 )
 from sbpair.amqp.types import Decimal128, Described, Float, Int, Long, Map, Symbol, Timestamp, UInt, ULong
 from sbpair.backlog import Aliases, write_aliases
@@ -24,6 +27,7 @@ from sbpair.move.filter import MAX_TEXT, FilteredMessage, FilterInvalid, Message
 from sbpair.move.message.decode import Decoder
 from sbpair.rules import view
 from tests.move import filter_trees as trees
+from tests.move.test_binary_xml import BODIES
 
 NOW_MS = 1_800_000_000_000
 HOUR_MS = 3_600_000
@@ -66,7 +70,7 @@ def encoded(user: Map | None = None, **changed: Any) -> bytes:
         message_annotations=encode_map(MESSAGE_ANNOTATIONS, changed.get("annotations", annotations)),
         properties=changed.get("properties", properties).encode(),
         application_properties=encode_map(APPLICATION_PROPERTIES, user if user is not None else USER),
-        body=data_body(b"x" * 10),
+        body=changed.get("body", data_body(b"x" * 10)),
     ).join()
 
 
@@ -98,6 +102,7 @@ TRUE = """
     -7 % 4 = -3 | n * 2 - 1 = 9 | NOT color = 'blue' | NOT NOT n = 5 | n = 4 OR n = 5 AND color = 'red' | (n) = (5)
     color = 'blue' OR missing = 1 OR n = 5 | 'a' < 'b' | n > -1 | color IN ('blue', 'red') | +n = 5 | .5 + 2 = half
     2.5e0 = half | sys.MessageId IN ('m6', 'm7') | color LIKE 'r!ed' ESCAPE '!' | 'it''s' = 'it''s'
+    body = 'xxxxxxxxxx' | body LIKE 'x%' | user.body IS NULL | EXISTS(body)
     link LIKE 'https:%' | minute = took | sys.EnqueuedTimeUtc < '2027-01-15T07:00:00.000001Z'
 """.replace("\n", " | ")
 NOT_TRUE = """
@@ -156,6 +161,47 @@ def test_a_decimal_of_two_values_moves_no_message(text: str, shown: bool, moved:
     assert moved or "message 77: the decimal price is one number to .NET" in made.first_failure
 
 
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (data_body(BODIES["string-json"]), """body LIKE '{"id": 1,%'"""),
+        (data_body(BODIES["order"]), "body LIKE '%<Id>42</Id>%' AND n = 1"),
+        (data_body(BODIES["datetime-utc"]), "body > '2026' AND body < '2027'"),
+        (data_body(b"a") + data_body(b"b"), "body = 'ab'"),
+        (data_body(b"\xff"), "body IS NULL"),
+        (data_body(b"x" * 2**20), "body LIKE '%x'"),
+        (value_body("größe"), "body = 'größe'"),
+        (value_body(Map([("k", Int(1)), ("l", "ö")])), """body = '{"k": 1, "l": "ö"}'"""),
+        (value_body(b"bytes"), "body = 'bytes'"),
+        (value_body(None), "body IS NULL"),
+        (section(VALUE, b"\xc0\x02\x01\xff"), "body IS NULL"),
+        (b"", "body = ''"),
+    ],
+)
+def test_a_body_is_the_text_that_it_holds(body: bytes, text: str) -> None:
+    payload = encoded(Map([("n", Int(1))]), body=body)
+    for times in (1, 3):
+        made = MessageFilter(text)
+        assert made.matches(filtered(payload, times=times)), made.first_failure
+        assert made.doubts() == []
+
+
+def test_a_body_above_a_megabyte_is_not_searched() -> None:
+    made = MessageFilter("n = 6 OR body LIKE '%x%'")
+    assert not made.matches(filtered(encoded(body=data_body(b"x" * 2**20 + b"x"))))
+    assert made.first_failure == "message 77: its body is longer than 1 MB"
+
+
+def test_a_property_called_body_makes_one_warning() -> None:
+    made = MessageFilter("body = 'x' OR user.BODY = 'y'")
+    assert [made.matches(filtered(encoded(Map([("Body", "y")])))) for _ in range(3)] == [True] * 3
+    assert made.doubts() == [
+        "body is the body of a message; messages have an application property body, too: user.body"
+    ]
+    other = MessageFilter("n = 5")
+    assert (other.matches(filtered(encoded(Map([("body", "y"), ("n", Int(5))])))), other.doubts()) == (True, [])
+
+
 def test_a_condition_before_the_failing_one_decides() -> None:
     made = MessageFilter("n = 5 OR color = 5")
     assert (made.matches(MESSAGE), made.failures) == (True, 0)
@@ -165,6 +211,7 @@ def test_a_condition_before_the_failing_one_decides() -> None:
     ("text", "column", "mistake", "hint"),
     [
         ("sys.Foo = 1", 5, "no system property sys.Foo", "expected one of sys.ContentType"),
+        ("sys.Body = 'a'", 5, "no system property sys.Body", "write body, without sys."),
         ("a = 'it's'", 9, "expected AND, OR, an operator or the end, got 's'", "twice"),
         ("a = 1)", 6, "expected the end, got ')'", "for example"),
         ("a IS nul", 6, "expected NOT or NULL, got 'nul'", "for example"),
@@ -173,6 +220,7 @@ def test_a_condition_before_the_failing_one_decides() -> None:
         ("'5x' < age", 1, "expected a duration, got '5x'", "90s"),
         ("enqueued > 5", 12, "expected a time, got 5", "2026-11-22"),
         ("5 = sys.Label", 9, "cannot compare a number with text", "for example"),
+        ("body = 5", 8, "cannot compare text with a number", "for example"),
         ("size = 'big'", 8, "cannot compare a number with text", "for example"),
         ("sys.ForcePersistence > TRUE", 24, "only be compared by =", "for example"),
         ("age IN ('1h', 'x')", 15, "expected a duration", "90s"),

@@ -26,7 +26,7 @@ TEXTS = [
     "enqueued > '2026-01-01' AND NOT a = 'x'",
     "b LIKE a", "sys.ContentType LIKE 'app%'", "sys.EnqueuedSequenceNumber < 400", "sys.ScheduledEnqueueTimeUtc = a",
     "a < 3 OR b IS NULL", "property('B') = 'x' OR sys.DeliveryCount = 0", "reason = 'x' OR a < b",
-    "sys.PartitionKey = 'key' OR size < 500",
+    "sys.PartitionKey = 'key' OR size < 500", "body LIKE '%b%' OR a = 'x'", "body IS NULL", "body = 'value'",
 ]  # fmt: skip
 DOTNET = Decimal128(bytes.fromhex("0c3800000000000000000000075bcd15"))
 VALUES = st.sampled_from(["x", "y1", "", Int(1), 2.5, b"x", None, "long" * 70, DOTNET]) | st.text(max_size=3)

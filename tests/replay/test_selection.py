@@ -32,6 +32,7 @@ TAKEN = (
 REFUSED = {
     "destinaton = 'orders'": "`destinaton` cannot be resolved",
     "message IS NOT NULL": "`message` cannot be resolved",
+    "body LIKE '%4711%'": "`body` cannot be resolved",
     "segment = 'x'": "`segment` cannot be resolved",
     "position > 3": "`position` cannot be resolved",
     "destination =": "Syntax error",
@@ -150,6 +151,7 @@ def test_a_condition_is_accepted_or_refused_with_a_reason(tmp_path: Path, capfd:
             assert not re.search(r"\bpos \d", refused.value.message), "a position in generated SQL"
             assert "\n" not in refused.value.message
             assert "the columns are queue, sequence_number" in refused.value.hint
+            assert "a body is none: sbpair help spark has body_text" in refused.value.hint
     out, err = capfd.readouterr()
     assert (out, err) == ("", "")
 

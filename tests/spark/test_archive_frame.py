@@ -27,6 +27,7 @@ from sbpair.replay.ledger import Entry, Ledger
 from sbpair.replay.run_description import ReplayMode, ReplayOptions, ReplayRun, save_run
 from sbpair.replay.segment import SEGMENT
 from sbpair.spark.archive_frame import TYPES, ArchiveFrame
+from tests.move.test_binary_xml import BODIES
 from tests.replay.object_store import Store
 from tests.replay.segments import QUEUE
 from tests.spark.writes import BINARY, TEXT, schema_of
@@ -84,12 +85,14 @@ def test_a_stored_archive_is_read(store: Store) -> None:
 
 
 def test_bodies_of_any_kind_are_columns(archive: Archive) -> None:
-    bodies = data_body(b"\xff"), value_body("text"), value_body(Map([("a", Long(1))])), data_body(b"1") * 2, b""
+    text, plain = data_body(BODIES["string-markup"]), data_body(b"1") * 2
+    bodies = data_body(b"\xff"), value_body("text"), value_body(Map([("a", Long(1))])), text, plain, b""
     put(archive, *map(message, bodies), b"no message")
     found = [(row["body"], row["body_text"]) for row in frame(archive)]
     assert found[:2] == [(b"\xff", None), (b"text", "text")]
     assert json.loads(found[2][1]) == {"a": 1}
-    assert found[3:] == [(b"11", "11"), (b"", ""), (None, None)]
+    assert found[3] == (BODIES["string-markup"], '<a href="x">&amp; ]]> \t\r\n end</a>')
+    assert found[4:] == [(b"11", "11"), (b"", ""), (None, None)]
 
 
 def test_messages_that_were_not_sent_have_the_same_columns(archive: Archive) -> None:

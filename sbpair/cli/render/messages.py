@@ -1,6 +1,7 @@
 """Peeked messages, and dead letters by their reason: as JSON, as a table, and their number in words."""
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import MAXYEAR, UTC, datetime
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from sbpair.message_io.peek import DeadLetterCount, PeekResult
 
 BODY_SHOWN = 60
+XMLNS = re.compile(r' xmlns(:[\w.-]+)?="[^"]*"')
 DEAD_LETTERED = ("dead_letter_reason", "dead_letter_description")
 ALWAYS = ("SEQUENCE", "ENQUEUED", "ID", "SIZE")
 
@@ -75,11 +77,13 @@ def when(moment: object, now: datetime) -> str:
 
 
 def body_text(entry: Document) -> str:
-    """Return the beginning of a body, on one line."""
-    if "body_base64" in entry:
+    """Return the beginning of a body, on one line; of XML of .NET without its namespaces."""
+    if "body_base64" in entry and "body_text" not in entry:
         encoded = str(entry["body_base64"])
-        return f"({len(encoded) * 3 // 4 - encoded.count('=')} bytes, not text)"
+        return f"({plural(len(encoded) * 3 // 4 - encoded.count('='), 'byte')}, not text)"
     body = entry.get("body", "")
+    if "body_text" in entry:
+        body = XMLNS.sub("", str(entry["body_text"]))
     text = clean(body if isinstance(body, str) else json.dumps(body))
     return text if len(text) <= BODY_SHOWN else f"{text[: BODY_SHOWN - 1]}…"
 

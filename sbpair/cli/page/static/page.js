@@ -292,13 +292,16 @@ const actButton = (name, label, values, say) => actForm(name, label, [], () => v
 
 // An entity
 
+const heldText = message => message.body_text ?? message.body;
+
 function bodyViews(message) {
   const raw = message.body_base64 ? Uint8Array.from(atob(message.body_base64), each => each.charCodeAt(0)) : new TextEncoder().encode(textOf(message.body));
   if (message.body === null && !message.body_base64) return { text: () => message.flaw ? "it cannot be read" : "null" };
-  const views = { text: () => message.body_base64 ? "not text; see hex" : textOf(message.body) };
+  const held = heldText(message), isText = held !== null;
+  const views = { text: () => isText ? textOf(held) : "not text; see hex" };
   try {
-    const parsed = typeof message.body === "string" ? parse(message.body) : message.body;
-    if (!message.body_base64) views.JSON = () => JSON.stringify(parsed, null, 2);
+    const parsed = typeof held === "string" ? parse(held) : held;
+    if (isText) views.JSON = () => JSON.stringify(parsed, null, 2);
   } catch { /* it is not JSON */ }
   views.hex = () => {
     const lines = [];
@@ -314,7 +317,7 @@ function bodyViews(message) {
 
 function messageDetails(message) {
   const body = h("pre", { tabindex: 0, "aria-label": "Body" }), views = bodyViews(message);
-  const first = message.body_base64 ? "hex" : views.JSON && typeof message.body !== "string" ? "JSON" : "text";
+  const first = message.body_base64 && heldText(message) === null ? "hex" : views.JSON && typeof heldText(message) !== "string" ? "JSON" : "text";
   const facts = [["Message id", message.message_id ?? ""], ["Sequence number", textOf(message.sequence_number)], ["Session", message.session_id],
     ["Subject", message.subject], ["Content type", message.content_type], ["Correlation id", message.correlation_id],
     ["Enqueued", moment(message.enqueued_at)], ["Expires", moment(message.expires_at)], ["State", message.state], ["Malformed", message.flaw],
