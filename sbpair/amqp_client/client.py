@@ -21,7 +21,7 @@ from sbpair.amqp.link import Delivery
 from sbpair.amqp.message import APPLICATION_PROPERTIES, VALUE, Properties, Sections, encode_map, value_body
 from sbpair.amqp.performatives import Accepted, Outcome, Rejected, Source, Target
 from sbpair.amqp.session import Session
-from sbpair.amqp.types import Array, Described, Int, Long, Map, Symbol, UInt, Value
+from sbpair.amqp.types import Array, Described, Int, Long, Map, Symbol, Timestamp, UInt, Value
 from sbpair.amqp_client.limits import ANSWER_SECONDS
 from sbpair.amqp_client.raw_links import ClientLink, RawReceiver, RawSender
 from sbpair.amqp_client.stream import MakeStream, Stream, open_stream
@@ -54,6 +54,12 @@ RETRY_RENEW_SECONDS = 10.0
 
 CREDIT = 100
 """Answers that a node may send at once."""
+
+SESSION_PAGE = 100
+"""Sessions that the service lists at once."""
+
+ANY_TIME = Timestamp(253_402_300_800_000)
+"""The end of the year 9999, as .NET rounds it: with it, the service lists all sessions with messages or a state."""
 
 FILTER = Symbol("com.microsoft:session-filter")
 LOCKED_UNTIL = Symbol("com.microsoft:locked-until-utc")
@@ -329,6 +335,19 @@ class AmqpClient:
         answer = await self._call(entity, "get-session-state", {"session-id": session_id}, doing)
         state = answer.body.get("session-state")
         return state if isinstance(state, bytes) else None
+
+    async def session_ids(self, entity: str, limit: int) -> list[str]:
+        """Return the ids of up to `limit` sessions with messages or a state. Raises ServiceRefused without sessions."""
+        found: list[str] = []
+        while len(found) < limit:
+            page: dict[str, Value] = {"last-updated-time": ANY_TIME, "skip": Int(len(found))}
+            page["top"] = Int(min(SESSION_PAGE, limit - len(found)))
+            answer = await self._call(entity, "get-message-sessions", page, f"listing the sessions of {entity!r}", 204)
+            ids = list(map(str, answer.body.get("sessions-ids") or ()))
+            if not ids:
+                break
+            found += ids
+        return found
 
     async def _request_for(self, session: SessionReceiver, operation: str, body: dict[str, Value]) -> Response:
         named = {"session-id": session.session_id, **body}

@@ -70,12 +70,17 @@ QUEUES = ("$Resources", "queues")
 
 
 @asynccontextmanager
-async def open_atom(endpoint: Endpoint, *, call_seconds: float = CALL_SECONDS) -> AsyncIterator[AtomNamespace]:
-    """Open the namespace of `endpoint`. Nothing is connected before the first call; `call_seconds` limits each."""
+async def open_atom(
+    endpoint: Endpoint, *, call_seconds: float = CALL_SECONDS, page_pause: float = 0
+) -> AsyncIterator[AtomNamespace]:
+    """Open the namespace of `endpoint`. Nothing is connected before the first call; `call_seconds` limits each.
+
+    Before each page of a list, it pauses for `page_pause` seconds.
+    """
     async with AsyncExitStack() as stack:
         http = await stack.enter_async_context(HttpClient(endpoint))
         authorization = await stack.enter_async_context(authorization_for(endpoint))
-        yield AtomNamespace(http, authorization, endpoint, call_seconds, stack)
+        yield AtomNamespace(http, authorization, endpoint, call_seconds, stack, page_pause)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +117,7 @@ class AtomNamespace:
         endpoint: Endpoint,
         call_seconds: float,
         stack: AsyncExitStack,
+        page_pause: float = 0,
     ) -> None:
         self._http = http
         self._authorization = authorization
@@ -120,6 +126,7 @@ class AtomNamespace:
         self._namespace = endpoint.name
         self._call_seconds = call_seconds
         self._stack = stack
+        self._page_pause = page_pause
         self._administration: SdkAdministration | None = None
         self._administration_lock = asyncio.Lock()
         self._wants_partitions = False
@@ -228,14 +235,14 @@ class AtomNamespace:
             found = [(read(kind(path), of_xml(each)), bytes_of(of_xml(each))) async for path, each in listed]
         return [(await self._with_chosen_size(entity), size) for entity, size in found]
 
-    async def list_counted(self) -> list[tuple[str, QueueState]]:
-        """List every queue, topic and subscription with its counts, each with its kind."""
+    async def list_counted(self, *, subscriptions: bool = True) -> list[tuple[str, QueueState]]:
+        """List every queue and topic, and their `subscriptions`, with its counts, each with its kind."""
         found = []
         with self._reading("list the entities") as what:
             for kind in (Queue.kind, Topic.kind):
                 async for path, each in self._listed(what, kind, "$Resources", f"{kind}s"):
                     found.append((kind, queue_state(path, of_xml(each), counted=True)))
-            for topic in [state.spec.path for kind, state in found if kind == Topic.kind]:
+            for topic in [state.spec.path for kind, state in found if kind == Topic.kind and subscriptions]:
                 async for name, each in self._below(what, Subscription.kind, topic, "subscriptions"):
                     path = f"{topic}/subscriptions/{name}"
                     found.append((Subscription.kind, queue_state(path, of_xml(each), counted=True)))
@@ -326,6 +333,7 @@ class AtomNamespace:
     async def _listed(self, what: str, kind: str, *path: str) -> AsyncIterator[tuple[str, Element]]:
         skip, top = 0, PAGE_SIZE
         while top:
+            await asyncio.sleep(self._page_pause)
             feed = await self._get(what, *path, query=f"$skip={skip}&$top={top}")
             for entry in feed.iterfind("{*}entry"):
                 description = described(entry, kind)

@@ -47,7 +47,9 @@ GROUPS = {
     },
     "Look": {
         "status": "Show the health of both namespaces and the size of the backlog.",
+        "entities": "List the queues and topics of both namespaces with their counts.",
         "audit": "Compare backlog queues with the expected ones; count messages.",
+        "sessions": "List the sessions of a queue or subscription; show or clear the state of one.",
         "deadletters": "Show the dead letters of the backlog queues and their reasons.",
         "page": "Show both namespaces and the runs in a browser.",
     },

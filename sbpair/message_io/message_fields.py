@@ -139,6 +139,14 @@ def body_of(sections: Sections) -> MessageBody:
     return MessageBody(None, base64.b64encode(content).decode(), body_text=text)
 
 
+def text_or_base64(data: bytes) -> tuple[str | None, str | None]:
+    """Return bytes as text, or else as base64."""
+    try:
+        return data.decode(), None
+    except UnicodeDecodeError:
+        return None, base64.b64encode(data).decode()
+
+
 def as_sent(sections: Sections) -> Sections:
     """Return the sections of a delivered message without the service's own values."""
     header, properties = readable(sections.read_header, Header()), readable(sections.read_properties, Properties())

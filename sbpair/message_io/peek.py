@@ -98,7 +98,7 @@ async def peek_messages(
     Raises EntityMissing, AccessError, Unavailable, and the errors of `show`.
     """
     result = PeekResult()
-    async with _open_peek(ends, on_event) as peek:
+    async with open_peek(ends, on_event) as peek:
         for source in sources:
             position = PeekPosition(source.path, start)
             take = _taker(result, source, limit, keep, show, position, end)
@@ -193,7 +193,7 @@ async def count_dead_letters(
             for cause, times in messages.items()
         ]
 
-    async with _open_peek(ends, on_event) as peek:
+    async with open_peek(ends, on_event) as peek:
         await gather_all(group(peek, source) for source in sources)
     return [each for source in sources for each in found[parent_path(source.path)]]
 
@@ -207,14 +207,15 @@ Peek = Callable[[PeekSource, PeekPosition, "int | None", "OnMessage"], Awaitable
 
 
 @asynccontextmanager
-async def _open_peek(ends: Ends, on_event: OnEvent) -> AsyncIterator[Peek]:
+async def open_peek(ends: Ends, on_event: OnEvent, *, bodies: bool = True) -> AsyncIterator[Peek]:
+    """Open a function that peeks. Without `bodies`, the service may leave them out."""
     from sbpair.azure.credentials import open_tokens
 
     async with open_tokens() as get_token:
 
         async def peek(source: PeekSource, position: PeekPosition, limit: int | None, on_message: OnMessage) -> None:
             endpoint = endpoint_of(ends, source)
-            peeker = Peeker(endpoint, get_token, asyncio.sleep, on_event, limit)
+            peeker = Peeker(endpoint, get_token, asyncio.sleep, on_event, limit, bodies=bodies)
             await peeker.peek(position, on_message)
             if not (position.messages or position.start):
                 await _check_no_topic(endpoint, get_token, source.path)

@@ -1,5 +1,6 @@
 """Requests over Atom to the byte, and what each answer means."""
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 
@@ -103,3 +104,16 @@ async def test_a_missing_entity_may_be_an_empty_feed_or_404(answer: bytes) -> No
         assert await atom.subscriptions("t") == []
         assert await atom.rules("t", "s") == await atom.rule_descriptions("t", "s") == []
         await atom.delete_rule(Rule("t", "s", "r"))
+
+
+async def test_pages_are_read_at_the_stated_rate() -> None:
+    now = asyncio.get_running_loop().time
+    began = now()
+    async with (
+        answering(*[http(200, NO_ENTRIES)] * 4) as namespace,
+        open_atom(namespace.endpoint, page_pause=0.02) as entities,
+    ):
+        for _ in range(2):
+            assert await entities.list_counted(subscriptions=False) == []
+    assert now() - began >= 4 * 0.02
+    assert len(namespace.requests) == 4

@@ -50,12 +50,16 @@ READS = {
     "status": "primary secondary",
     "status --to secondary": "secondary",
     "doctor": "primary secondary",
+    "entities --side primary": "primary",
+    "entities secondary:*": "secondary",
     "ping orders": "primary",
     "peek orders": "primary",
     "peek 0": "secondary",
     "peek secondary:copy --dead-letters": "secondary",
     "receive orders": "primary",
     "receive secondary:copy": "secondary",
+    "sessions grouped": "primary",
+    "sessions grouped --show a": "primary",
     "deadletters list": "secondary",
     "deadletters show": "secondary",
     "syphon --dry-run": "primary secondary",
@@ -79,7 +83,12 @@ OTHERS |= {"partition", "emulator", "drill", "gateway", "relay", "send"}
 def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
     home = tmp_path_factory.mktemp("home")
     with chdir(home), EmulatorThread() as thread, Session(thread, home, captured) as made:
-        for line in ("primary orders", "secondary copy", "secondary contoso/x-servicebus-transfer/0"):
+        for line in (
+            "primary orders",
+            "primary grouped sessions",
+            "secondary copy",
+            "secondary contoso/x-servicebus-transfer/0",
+        ):
             made.answer(f"% queue {line}")
         yield made
 

@@ -413,6 +413,8 @@ async def test_a_pair_is_read_as_by_a_client() -> None:
         assert (orders.kind, orders.active, orders.dead_letter, orders.is_sample) == ("queue", 3, 2, False)
         assert orders.oldest is not None
         assert rows[BACKLOG].kind == "backlog"
+        put(world.visits, message(1, properties=Properties(message_id="v", group_id="s1").encode()))
+        assert await source.sessions("primary", "visits") == [{"id": "s1"}]
         world.primary.take_down()
         primary, _ = await source.read()
         assert (primary.rows, primary.state, bool(primary.reason)) == ((), "down", True)

@@ -232,6 +232,13 @@ class Session:
     def _lock(self, side: str, path: str, number: str) -> None:
         assert len(self._entity(side, path).messages.receive(int(number))) == int(number)
 
+    def _session(self, side: str, path: str, session_id: str, state: str = "") -> None:
+        """Hold a session, or give it a state, whose form `binary` is no text."""
+        held = self._entity(side, path).messages.accept(session_id)
+        if state:
+            held.set_state(b"\xff\x00" if state == "binary" else state.encode())
+            held.close()
+
     def _file(self, name: str, *texts: str) -> None:
         """Write a file; a number among its texts is a line of that length."""
         text = "".join("x" * int(each) if each.isdecimal() else each for each in texts)
@@ -260,14 +267,14 @@ class Session:
         """
         replay_archives.change(Archive("archive", run), parts)
 
-    def _crashed(self, run: str, command: str, receipt: str, mode: str = "archive") -> None:
+    def _crashed(self, run: str, command: str, receipt: str, mode: str = "archive", keep: str = "") -> None:
         """Record a run that has crashed, with its last receipt, in the state directory of the pair."""
         profile = load(Flags(), self._environ)
         with (
             RunDatabase(profile.state_directory, profile.pair.ends) as state,
             closing(RunEntry(state, command, run_id=run)) as entry,
         ):
-            entry.describe({"mode": mode})
+            entry.describe({"mode": mode} | ({"keep": keep, "source": "orders"} if keep else {}))
             entry.record(json.loads(receipt.replace("~", str(self._home))))
 
     def _listen(self, status: str = "", side: str = "") -> None:

@@ -7,9 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from sbpair.operating_system import files
+from tests.kit.disks import full, own_disk
 from tests.kit.users import GROUP, USER, make_directory, open_path
 
-__all__ = ["open_path"]  # a fixture
+__all__ = ["open_path", "own_disk"]  # fixtures
 
 WRITE = """
 import json, os, sys, tempfile
@@ -45,6 +49,7 @@ def write(root):
         archive.write_line("held/1.jsonl", {})
         with files.replaced_file(str(root / "own" / "report.html")) as report:
             report.write_text("report")
+        files.append_line(root / "own" / "kept.jsonl", b"{}\\n")
         enter(files.ready_file(root / "own" / "ready.json"))({"port": 5672})
         create_file(root / "config" / "sbpair" / "config.toml", "")
         with files.temporary_directory("sbpair-") as temporary:
@@ -66,7 +71,17 @@ for root in map(Path, sys.argv[2:]):
 PUBLIC = {"ca.pem": 0o644}
 WRITTEN = {
     *(f"{name}.db{suffix}" for name in ("state", "outbox", "keys", "data") for suffix in ("", "-wal")),
-    *("state.db-shm", "lease", ".leases", "outbox.db-lock", "server.pem", "ca.pem", "ready.json", "report.html"),
+    *(
+        "state.db-shm",
+        "lease",
+        ".leases",
+        "outbox.db-lock",
+        "server.pem",
+        "ca.pem",
+        "ready.json",
+        "report.html",
+        "kept.jsonl",
+    ),
     *("config.toml", "below", "run", "segments", "1.parquet", "1.jsonl"),
 }
 
@@ -89,3 +104,13 @@ def test_only_the_user_can_use_what_is_written_whatever_the_umask(open_path: Pat
         }
         assert (umask, wrong) == (umask, {})
         assert {path.name for path in found} >= WRITTEN
+
+
+def test_a_line_is_appended_whole_or_not_at_all(own_disk: Path) -> None:
+    path = own_disk / "kept.jsonl"
+    files.append_line(path, b"one\n")
+    with full(own_disk), pytest.raises(OSError, match="No space left"):
+        files.append_line(path, b"x" * 9_000)
+    assert path.read_bytes() == b"one\n"
+    files.append_line(path, b"two\n")
+    assert path.read_bytes() == b"one\ntwo\n"

@@ -56,7 +56,8 @@ def command(
     """Write backlog queues, and entities of a file, as Bicep or Terraform.
 
     Each has the description that sbpair provision creates. The file is for one namespace: the secondary has the backlog
-    queues, and both have the entities. Nothing is contacted. The file holds names, and no secrets.
+    queues, and both have the entities of --entities FILE, which shall be there; sbpair entities lists those that are.
+    Nothing is contacted. The file holds names, and no secrets.
 
     Examples:
       sbpair export bicep --entities entities.toml --write secondary.bicep

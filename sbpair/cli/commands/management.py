@@ -35,7 +35,7 @@ from sbpair.cli.options.common import (
 from sbpair.cli.options.entity_addresses import reach_of
 from sbpair.cli.options.moves import NewDestinations
 from sbpair.cli.progress.reporting import PeekProgress, print_control_event
-from sbpair.cli.render.screen import Screen, plural, spoken
+from sbpair.cli.render.screen import Screen, plural, share, spoken
 from sbpair.cli.render.table import PARTIAL, columns, limited, sampled, wrapped
 from sbpair.cli.render.waiting import is_movable, mover_step, report_waiting, waiting_table
 from sbpair.errors import ExitCode
@@ -79,9 +79,9 @@ def provision_command(
     """Create the missing backlog queues in the secondary namespace.
 
     Existing queues are compared and never changed. Needs Manage on the secondary namespace, with --entities on both.
-    The TOML file describes queues, topics, subscriptions and rules. --side creates them in one namespace, and does not
-    contact the other one. With --mirror, they are those of the live primary, which needs Manage there; what refuses or
-    alters messages comes first.
+    The TOML file describes queues, topics, subscriptions and rules that shall be there; sbpair entities lists those
+    that are. --side creates them in one namespace, and does not contact the other one. With --mirror, they are those of
+    the live primary, which needs Manage there; what refuses or alters messages comes first.
 
     Examples:
       sbpair provision --dry-run
@@ -305,13 +305,12 @@ def _audited_row(item: QueueItem) -> list[object]:
     dead = counts.dead_letter + counts.transfer_dead_letter if counts else 0
     notes = (f"{dead} dead-lettered" if dead else "", _note(item), *(_fill_notes(fill) if fill else ()))
     oldest = "" if fill is None or fill.oldest_seconds is None else spoken(fill.oldest_seconds)
-    return [*_counted(item, item.detail), oldest, _share(fill) if fill else "", "; ".join(filter(None, notes))]
-
-
-def _share(fill: Utilisation) -> str:
-    if fill.fill_ratio is None:
-        return ""
-    return "<1%" if 0 < fill.fill_ratio < 0.01 else f"{fill.fill_ratio:.0%}"
+    return [
+        *_counted(item, item.detail),
+        oldest,
+        share(fill.fill_ratio) if fill else "",
+        "; ".join(filter(None, notes)),
+    ]
 
 
 def _fill_notes(fill: Utilisation) -> Iterator[str]:

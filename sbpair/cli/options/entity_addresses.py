@@ -55,6 +55,11 @@ class Reach:
         self, text: str, *, side: str | None = None, state: MessageState | None = None, what: str = ""
     ) -> EntityAddress:
         """Return the entity that a text names. `side` and `state` are those of options. Raises UsageError."""
+        given, name = self.split(text, side, what)
+        return self._address(given or self.namespace or "", name, state, what)
+
+    def split(self, text: str, side: str | None, what: str = "") -> tuple[str, str]:
+        """Return the side, of the text or else the given one, and the rest of the text. Raises UsageError."""
         given, colon, name = ("", "", text) if "://" in text else text.rpartition(":")
         if colon and (not given or not name):
             raise UsageError(
@@ -62,7 +67,7 @@ class Reach:
             )
         if given and side is not None and given != side:
             raise UsageError(f"{_before(what)}{text!r} names {given}, and --side {side}", hint="name the side once")
-        return self._address(given or side or self.namespace or "", name, state, what)
+        return given or side or "", name
 
     def owner(self, *ends: EntityAddress) -> StateOwner:
         """Return whose runs a move is: those of `--namespace`, of the pair, or of the source's namespace.

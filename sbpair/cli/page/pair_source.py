@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Final
 
 from sbpair import backlog, status
-from sbpair.amqp.types import Int, Timestamp
 from sbpair.amqp_client.client import AmqpClient, connect
 from sbpair.azure.atom import open_atom
 from sbpair.azure.credentials import signed_in
@@ -22,12 +21,8 @@ from sbpair.move.raw_source import peek_headers
 from sbpair.runs.active_mover import read_mover
 from sbpair.runs.database import StateOwner
 from sbpair.runs.waiting import WaitingRun, read_waiting
-from sbpair.timespan import MAX_MS
 
 MAX_SESSIONS: Final = 100
-ALL_SESSIONS: Final = {"last-updated-time": Timestamp(MAX_MS), "skip": Int(0), "top": Int(MAX_SESSIONS)}
-"""With the end of the year 9999, the service lists all sessions that have messages or a state."""
-
 MAX_OLDEST: Final = 20
 """Entities of a namespace whose first message is peeked in one reading: the others keep what was peeked before."""
 
@@ -128,10 +123,9 @@ class PairSource:
         """Return the ids of the first sessions with messages or a state: a client does not see who holds them."""
         try:
             async with signed_in(connect, self.endpoints[side]) as client:
-                answer = await client.request(path, "get-message-sessions", dict(ALL_SESSIONS))
+                return [{"id": each} for each in await client.session_ids(path, MAX_SESSIONS)]
         except SbpairError:
             return []
-        return [{"id": str(each)} for each in answer.body.get("sessions-ids") or ()] if answer.status == 200 else []
 
     def control(self) -> Document:
         raise EntityMissing("a pair has no faults and no clock", hint="those are an emulator's")

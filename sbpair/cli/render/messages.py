@@ -7,7 +7,7 @@ from datetime import MAXYEAR, UTC, datetime
 from typing import TYPE_CHECKING
 
 from sbpair.cli.render.screen import Document, Screen, clean, grouped, plural, size, spoken
-from sbpair.cli.render.table import LEGEND, columns, sampled
+from sbpair.cli.render.table import LEGEND, filled_columns, sampled
 from sbpair.model.document import encoded
 
 if TYPE_CHECKING:
@@ -35,16 +35,7 @@ def warn_of_hidden(screen: Screen, found: "PeekResult") -> None:
 
 def message_table(entries: Sequence[Document]) -> list[str]:
     """Return a table without empty columns, and without a side that is the same for all."""
-    if not entries:
-        return []
-    rows = [_cells(entry) for entry in entries]
-    values = {name: {row[name] for row in rows} for name in rows[0]}
-    headings = [
-        name
-        for name, found in values.items()
-        if name in ALWAYS or (len(found) > 1 if name == "FROM" else found != {""})
-    ]
-    return columns([headings, *([row[name] for name in headings] for row in rows)], optional=["SIZE"])
+    return filled_columns(list(map(_cells, entries)), varying="FROM", always=ALWAYS, optional=["SIZE"])
 
 
 def shown_line(result: "PeekResult", total: int | None, *, start: int = 0, where: bool = False) -> str:

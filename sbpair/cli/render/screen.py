@@ -240,6 +240,11 @@ def size(number: float) -> str:
     return f"{number:.1f} TB"
 
 
+def share(ratio: float | None) -> str:
+    """Return a ratio as a percentage; a small one is not 0, and an unknown one is empty."""
+    return "" if ratio is None else "<1%" if 0 < ratio < 0.01 else f"{ratio:.0%}"
+
+
 def amount(money: "Decimal") -> str:
     """Return an amount with two decimals; a small amount is not 0."""
     return "under 0.01" if 0 < 100 * money < 1 else f"{money:.2f}"

@@ -10,7 +10,7 @@ import shutil
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sbpair.cli.render.screen import clean
@@ -77,6 +77,19 @@ def columns(
         title = table.shorten_backlog()
         table.fit(layout.width, optional)
     return title + list(table.lines(hints, layout))
+
+
+def filled_columns(
+    rows: Sequence[Mapping[str, object]], *, varying: str, always: Collection[str] = (), optional: Sequence[str] = ()
+) -> list[str]:
+    """Return rows by heading as `columns` does, without empty ones, and without `varying` if it is the same in all."""
+    values = {name: {row[name] for row in rows} for name in (rows[0] if rows else ())}
+    headings = [
+        name
+        for name, found in values.items()
+        if name in always or (len(found) > 1 if name == varying else found != {""})
+    ]
+    return columns([headings, *([row[name] for name in headings] for row in rows)], optional=optional) if rows else []
 
 
 def limited(rows: Sequence[Sequence[object]], shown: int, what: str = "more") -> Iterator[str]:

@@ -1,11 +1,13 @@
-"""Results of `sbpair peek`, `receive`, `deadletters` and `redrive --by-reason`."""
+"""Results of `sbpair peek`, `receive`, `deadletters`, `sessions` and `redrive --by-reason`."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, NamedTuple, Self
 
 from sbpair.message_io.message_json import Peeked, ReceiveCounts, Received, RenderedMessage
 from sbpair.message_io.peek import DeadLetterCount
-from sbpair.model.document import SPREAD, UNLESS_NONE, document
+from sbpair.message_io.session_states import CountedSession
+from sbpair.model.document import SPREAD, TIME, UNLESS_NONE, document
 
 QUEUE = {"examples": ["contoso/x-servicebus-transfer/0"]}
 
@@ -105,3 +107,27 @@ class RedriveReasons:
     entity: Annotated[str, "Path of the dead-letter queue"]
     total: Annotated[DeadLetterTotal, SPREAD]
     groups: Annotated[list[DeadLetterCount], "Groups"]
+
+
+@document("sbpair/sessions/1", "sessions")
+class SessionList:
+    """The sessions of an entity. JSON Lines have one session each."""
+
+    namespace: Annotated[str, "Name of the namespace"]
+    side: Annotated[str, "The namespace's side: primary, secondary, or its own name"]
+    entity: Annotated[str, "Queue, subscription or dead-letter queue"]
+    complete: Annotated[bool, "Whether all messages were peeked"]
+    sessions: Annotated[tuple[CountedSession, ...], "Sessions, the longest waiting first"]
+
+
+@document("sbpair/session-state/1")
+class ShownSessionState:
+    """The state of a session, also as a line of the file of --keep."""
+
+    time: Annotated[str, "Time of the reading, in UTC", TIME]
+    namespace: Annotated[str, "Name of the namespace"]
+    entity: Annotated[str, "Queue or subscription"]
+    session_id: Annotated[str, "Id of the session"]
+    state: Annotated[str | None, "State as text; null for none, or if state_base64 is present"]
+    state_base64: Annotated[str | None, "State that is not UTF-8, in base64", UNLESS_NONE] = None
+    kept: Annotated[Path | None, "File that has it, after --clear", UNLESS_NONE] = None

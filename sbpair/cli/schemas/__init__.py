@@ -17,7 +17,10 @@ MODULES = tuple(
     for name in (
         *(f"cli.results.{name}" for name in ("moving", "forecast", "documents", "management", "status", "relay")),
         *("cli.results.partition", "cli.results.runs", "cli.results.replay", "cli.results.messages"),
-        *(f"cli.commands.{name}" for name in ("config", "doctor", "export", "gateway", "page", "service")),
+        *(
+            f"cli.commands.{name}"
+            for name in ("config", "doctor", "entities", "export", "gateway", "page", "service", "sessions")
+        ),
         *("drill", "drill.gateway_drill", "drill.relay_drill", "message_io.send_lines", "planning.outage_cost"),
         *("cli.results.emulator", "replay.package", "cli.schemas.events"),
     )

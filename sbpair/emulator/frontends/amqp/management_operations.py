@@ -317,7 +317,7 @@ def set_session_state(call: ManagementCall) -> Reply:
 def get_message_sessions(call: ManagementCall) -> Reply:
     """List a page of ids: sessions with messages or state, or those whose state changed after a time."""
     after, skip, top = (max(0, call.number(name)) for name in ("last-updated-time", "skip", "top"))
-    found = call.sessions.list_sessions(None if after > END_OF_TIME_MS else after)
+    found = call.sessions.list_sessions(None if after >= END_OF_TIME_MS else after)
     found = found[skip : skip + min(top, MAX_PAGE)]
     if not found:
         return Reply(204, "NoContent", None, "com.microsoft:session-not-found")
