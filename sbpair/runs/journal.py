@@ -517,6 +517,18 @@ def _batches(state: RunDatabase, wanted: int) -> Iterator[_SentBatch]:
         yield _SentBatch(number, [(namespace, queue, *parts) for parts in _decode_keys(state, keys)], *sent)
 
 
+def find_flights(state: RunDatabase, name: str) -> Iterator[tuple[Doubt, int, int, int]]:
+    """Iterate over messages with this id or sequence number: when each was enqueued and sent, and its batch's state."""
+    rows = state.read(
+        "SELECT at_ms, state, keys, run, queue, destination, destination_namespace FROM flights WHERE instr(keys, ?)",
+        (_to_json(name)[1:-1],),
+    )
+    for sent_ms, batch, keys, run, queue, *to in rows:
+        for number, enqueued_ms, message_id in _decode_keys(state, keys):
+            if name in (message_id, str(number)):
+                yield Doubt(run, queue, number, message_id, *to), enqueued_ms, sent_ms, batch
+
+
 def doubts_of(state: RunDatabase, run: str, *, ended: bool) -> dict[Doubt, bool]:
     """Return messages that a run left in doubt; once it has `ended`, in any way, also those it was sending.
 

@@ -98,7 +98,7 @@ def completed(
         ("sbpair status --fail-on d", ["dead-letters"]),
         ("sbpair status --fail-on dead-letters,", ["dead-letters,messages", "dead-letters,no-mover"]),
         ("sbpair audit --fail-on missing,n", ["missing,no-mover"]),
-        ("sbpair runs ", ["list", "show", "report", "pause", "resume", "cancel"]),
+        ("sbpair runs ", ["list", "show", "find", "report", "pause", "resume", "cancel"]),
         ("sbpair audit --output = js", ["json", "jsonl"]),
         ("sbpair audit --output =", ["table", "json", "jsonl", "tsv"]),
         ("sbpair syphon --once --pair = orders-", ["orders-eu"]),

@@ -1,22 +1,24 @@
 """`sbpair runs`: the records of earlier runs, their reports, and requests to running ones in other processes."""
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sbpair import __version__
 from sbpair.cli.completion import live_runs, paused_runs, unpaused_runs
 from sbpair.cli.completion import runs as runs_of_pair
+from sbpair.cli.logs import utc
 from sbpair.cli.next_command import next_command, recalled, with_options
 from sbpair.cli.options.common import Output, RunSelection, argument, option
 from sbpair.cli.options.entity_addresses import reach_of
 from sbpair.cli.render.receipt import SYPHON, MoveWording, next_commands, proof_lines, receipt_table, warnings_of
-from sbpair.cli.render.screen import Document, Screen, clean, size, spoken
+from sbpair.cli.render.screen import Document, Screen, clean, plural, size, spoken
 from sbpair.cli.render.table import columns, wrapped
 from sbpair.cli.render.waiting import report_waiting, waiting_line
-from sbpair.errors import ExitCode, SbpairError, UsageError
+from sbpair.errors import ExitCode, MachineLacks, SbpairError, UsageError
 from sbpair.model.document import encoded
 from sbpair.operating_system.files import replaced_file
 from sbpair.runs.run_record import LIVE, RunOutcome
@@ -24,9 +26,12 @@ from sbpair.runs.waiting import waiting_runs
 
 if TYPE_CHECKING:
     from sbpair.cli.report.run_report import RunReport
-    from sbpair.replay.archive import ArchiveFiles
+    from sbpair.replay.archive import Archive, ArchiveFiles
     from sbpair.runs.database import RunDatabase, StateOwner
+    from sbpair.runs.message_search import RecordedMessage
     from sbpair.runs.run_record import RunRecord
+
+Found = TypeVar("Found")
 
 STDOUT = "-"
 FACTS = ("id", "command", "archive", "started", "ended", "took", "outcome", "exit_code", "error")
@@ -218,9 +223,67 @@ def cancel_run(
     return _request("cancel", run_id, _open_runs(connection, screen), screen)
 
 
+def find_message(
+    *,
+    name: str = argument("MESSAGE-ID|SEQUENCE", "Message id as its sender gave it, or sequence number in its source"),
+    connection: RunSelection,
+    screen: Screen,
+) -> int:
+    """Find one message in the records of this machine.
+
+    Searches the journal and the receipts of the runs of a pair, or of a namespace, the archives of its replays, and the
+    files in which they kept messages. Nothing else is contacted.
+
+    Not recorded: a message that a syphon or a move has moved without incident. The journal forgets a message once its
+    source has confirmed its removal, and the receipt has its count only. A receipt names at most 1000 dead letters and
+    20000 possible duplicates. Runs of other machines are not searched.
+
+    Examples:
+      sbpair runs find order-4711
+      sbpair runs find 4711 --namespace archive -o json
+
+    Exit codes: 0 found; 3 nothing is recorded of it; 4 the state is that of another pair
+
+    See also: sbpair help runs
+    """
+    if not name:
+        raise UsageError("the message id is empty", hint="write a message id, or a sequence number")
+    from sbpair.cli.results.runs import FoundMessage
+    from sbpair.runs.message_search import find_kept, find_recorded, kept_files
+    from sbpair.runs.run_log import all_runs
+
+    owner = _owner(connection, screen)
+    with owner.open_if_any() or nullcontext() as kept:
+        runs = all_runs(kept) if kept else []
+        found = list(find_recorded(kept, runs, name)) if kept else []
+    unread: list[str] = []
+    for run in (each for each in runs if each.archive):
+        answer = _in_archive(run, partial(_archived, run=run, name=name))
+        if isinstance(answer, str):
+            unread.append(f"the archive of run {run.id}: {answer}")
+        else:
+            found += answer
+    for path, run in kept_files(runs).items():
+        try:
+            found += find_kept(path, run, name)
+        except MachineLacks as error:
+            unread.append(error.message)
+    screen.show(FoundMessage(name, found, unread), _found_table(found))
+    for each in unread:
+        screen.warn(f"not searched: {each}")
+    if any(each.in_doubt for each in found):
+        screen.say("in doubt: its destination may have it, and a run that receives it again sends it again")
+    if found:
+        return ExitCode.DONE
+    searched = f"{plural(len(runs), 'run')} of {owner.directory}"
+    screen.say(f"nothing is recorded of {clean(name)} by {searched}; a message moved without incident is only counted")
+    return ExitCode.PARTIAL_OR_FINDINGS
+
+
 SUBCOMMANDS = {
     "list": list_runs,
     "show": show_run,
+    "find": find_message,
     "report": report_run,
     "pause": pause_run,
     "resume": resume_run,
@@ -239,6 +302,23 @@ def _open_runs(selection: RunSelection, screen: Screen) -> "AbstractContextManag
     if kept is None:
         screen.say(f"no runs yet: {owner.directory} has no state")
     return kept or nullcontext()
+
+
+def _archived(archive: "Archive", *, run: "RunRecord", name: str) -> "list[RecordedMessage]":
+    from sbpair.replay.archive_search import find_archived
+
+    return list(find_archived(archive, run, name))
+
+
+def _found_table(found: "Sequence[RecordedMessage]") -> list[str]:
+    rows = []
+    for each in found:
+        known, at = each.message, "" if each.at_ms is None else utc(each.at_ms / 1000)
+        doubt = "yes" if each.in_doubt else "no"
+        named = (known.queue, known.sequence_number, known.message_id or "-", known.destination)
+        rows.append((each.record, known.run, at, *named, doubt, each.outcome))
+    heading = ("RECORD", "RUN", "TIME", "FROM", "SEQUENCE", "ID", "TO", "DOUBT", "ENDED")
+    return columns([heading, *rows], optional=("RECORD", "SEQUENCE")) if rows else []
 
 
 def _row(run: dict[str, Any], seconds: float | None) -> list[object]:
@@ -332,25 +412,33 @@ def rendered_report(owner: "StateOwner", run_id: str, formats: Iterable[str]) ->
         run = find_run(kept, run_id)
         samples = timeline_of(kept, run.id) if kept else []
     now_ms = int(time.time() * 1000)
-    archive = _archive_of(run)
+    archive = _files_of(run)
     with run.reading():
         report = report_of(run, samples, now_ms=now_ms, version=__version__, archive=archive)
         return report, {name: RENDERERS[name](report) for name in formats}
 
 
-def _archive_of(run: "RunRecord") -> "ArchiveFiles | str | None":
+def _files_of(run: "RunRecord") -> "ArchiveFiles | str | None":
     """Return the files of a replay's archive, or why they cannot be read; None for other runs."""
-    url = (run.receipt or {}).get("archive")
-    if not url:
-        return None
+
+    def read(archive: "Archive") -> "ArchiveFiles":
+        from sbpair.replay.archive import files_of
+
+        return files_of(archive)
+
+    return _in_archive(run, read) if run.archive else None
+
+
+def _in_archive(run: "RunRecord", read: "Callable[[Archive], Found]") -> "Found | str":
+    """Return what `read` returns of the archive of a replay, or why it cannot be read."""
     from sbpair.replay.spark import is_installed
 
     if not is_installed("pyarrow"):
         return "pyarrow is not installed"
-    from sbpair.replay.archive import RUN_FILE, Archive, files_of
+    from sbpair.replay.archive import RUN_FILE, Archive
 
     try:
-        archive = Archive(str(url), run.id)
-        return files_of(archive) if archive.exists(RUN_FILE) else "it is not there"
+        archive = Archive(str(run.archive), run.id)
+        return read(archive) if archive.exists(RUN_FILE) else "it is not there"
     except (SbpairError, OSError) as error:
         return error.message if isinstance(error, SbpairError) else str(error)

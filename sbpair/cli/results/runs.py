@@ -7,6 +7,7 @@ from sbpair.cli.render.waiting import WaitingEntry, waiting_entry
 from sbpair.model.document import SPREAD, document
 from sbpair.move.receipt import Receipt
 from sbpair.replay.outcomes import ReplayReceipt
+from sbpair.runs.message_search import RecordedMessage
 from sbpair.runs.run_record import DoubtfulMessage, RunOutcome, RunRecord
 from sbpair.runs.waiting import waiting_runs
 from sbpair.syphon.run_result import SyphonResult
@@ -76,3 +77,12 @@ class ControlAnswer:
     outcome: Annotated[RunOutcome, "How it ended, or the state of a live run"]
     confirmed: Annotated[bool, "Whether the run is as requested now"]
     seconds: Annotated[float, "Time until the answer"]
+
+
+@document("sbpair/runs-find/1", "records")
+class FoundMessage:
+    """The records of one message. JSON Lines have one record each."""
+
+    name: Annotated[str, "Message id or sequence number, as typed"]
+    records: Annotated[list[RecordedMessage], "Records of the journal, receipts, archives and kept files"]
+    unread: Annotated[list[str], "Archives that were not searched, and why"]
