@@ -1,19 +1,23 @@
 """Clients that share no code with the product, each driven in a process of its own by requests in JSON lines.
 
-A client is a script of drivers/ and its packages. `does` names what it can do: the ways of settling, and the rest of
-ABILITIES. A script of Python runs with its packages before all others; one of Node.js with the folder's package.json.
+A client is a program of drivers/ and its packages: a script of Python, which runs with its packages before all others,
+one of Node.js with the folder's package.json, or a folder with the manifest of a compiled language. `does` names what
+it can do, of ABILITIES. The table of clients in the emulator's README is written from it.
 """
 
+import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.integration import python_packages
 from tests.integration.node import install
@@ -21,53 +25,134 @@ from tests.kit.running import Running
 
 HERE = Path(__file__).parent
 ANSWER_SECONDS = 240
+BUILD_SECONDS = 1200
+TRANSPORTS = ("tcp", "tls", "websocket")
+"""A WebSocket may be plain or over TLS."""
 SETTLES = ("accept", "release", "modify", "defer", "reject")
-ABILITIES = (*SETTLES, "sessions", "schedule", "dead-letters", "raw", "requests", "token", "transactions", "reconnect")
-"""`raw`: receives messages of others; `requests`: to $management; `token`: signs in on $cbs."""
+ABILITIES = {
+    **dict.fromkeys(TRANSPORTS, "connects over"),
+    **dict.fromkeys(SETTLES, "settles by"),
+    "sessions": "receives a session by its id, and the next one",
+    "session-case": "receives a session by its id in another case",
+    "session-state": "sets and reads the state of a session; nothing is null",
+    "schedule": "sends a message for a later time",
+    "dead-letters": "receives dead letters",
+    "raw": "reads properties of every type",
+    "string-keys": "reads a message whose annotations and footer had string keys",
+    "large": "sends and receives a message of many frames",
+    "nearly-full": "receives a message that was as large as it may be",
+    "default-ttl": "sees the time to live that the entity sets",
+    "partition-annotations": "sees the partition of a message",
+    "browse": "browses, and the messages stay",
+    "settle-then-close": "settles and closes at once, and neither is lost",
+    "token": "signs in by a token on `$cbs`",
+    "requests": "sends requests to `$management`",
+    "management-before-claim": "attaches to `$management` before its token",
+    "transactions": "exchanges a message for another in a transaction",
+    "settle-in-transaction": "accepts and rejects in a transaction",
+    "via-subscription": "sends via a subscription in a transaction",
+    "rollback-redelivers": "gets a message again after a rollback",
+    "administration": "creates, lists and deletes entities; knows a missing one",
+    "rules": "reads the types of a rule's properties",
+    "reconnect": "goes on after a restart",
+}
+"""Each ability, and the words of its row in the table of clients. Those with the same words share a row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Client:
     name: str
-    script: str
+    program: str
     does: frozenset[str]
     packages: tuple[str, ...] = ()
+    faults: Mapping[str, str] = field(default_factory=dict)
+    """For abilities that it lacks by a fault of its own, the fault in a few words."""
+
+    @property
+    def transports(self) -> tuple[str, ...]:
+        """What it connects over: the first is what it does most of its tests with."""
+        return tuple(transport for transport in TRANSPORTS if transport in self.does)
 
     def command(self) -> tuple[list[str], dict[str, str]]:
-        """Return the command and the environment of its script. Raises NotHere."""
-        script = str(HERE / "drivers" / self.script)
-        if self.script.endswith(".mjs"):
-            return [install.node(), script], {"MODULES": f"{install.modules(HERE / 'package.json')}/"}
-        return [sys.executable, script], {"PYTHONPATH": str(python_packages.folder(*self.packages))}
+        """Return the command of its program, and variables for it. Raises NotHere."""
+        program = HERE / "drivers" / self.program
+        if program.suffix == ".mjs":
+            return [install.node(), str(program)], {"MODULES": f"{install.modules(HERE / 'package.json')}/"}
+        if program.suffix == ".py":
+            return [sys.executable, str(program)], {"PYTHONPATH": str(python_packages.folder(*self.packages))}
+        name, *arguments = self.program.split()
+        return [*compiled(HERE / "drivers" / name), *arguments], {}
 
 
-def client(name: str, script: str, does: str, *packages: str) -> Client:
+class Build(NamedTuple):
+    """How a compiled language fetches its pinned packages, builds into the folder `{to}`, and runs from it."""
+
+    fetch: str
+    build: str
+    run: str
+
+
+BUILDS = {
+    "go.mod": Build("go mod download", "go build -o {to}/driver .", "{to}/driver"),
+    "Cargo.toml": Build(
+        "cargo fetch --locked",
+        "cargo install --quiet --locked --offline --debug --path . --root {to} --target-dir {cache}/cargo",
+        "{to}/bin/driver",
+    ),
+}
+"""By the manifest of a program's folder."""
+
+
+def compiled(source: Path) -> list[str]:
+    """Return the command of a program, which the first process that asks has built elsewhere. Raises NotHere."""
+    files = sorted(path for path in source.rglob("*") if path.is_file())
+    [build] = (BUILDS[path.name] for path in files if path.name in BUILDS)
+    digest = hashlib.sha256(b"".join(path.name.encode() + path.read_bytes() for path in files)).hexdigest()[:12]
+    place = install.kept(f"{source.name}-{digest}", partial(_build, source, build))
+    return [word.format(to=place) for word in build.run.split()]
+
+
+def _build(source: Path, build: Build, to: Path) -> None:
+    tool, *_ = build.fetch.split()
+    if shutil.which(tool) is None:
+        raise install.NotHere(f"there is no {tool} here to build a client with")
+    fetched = subprocess.run(build.fetch.split(), cwd=source, capture_output=True, check=False, timeout=BUILD_SECONDS)
+    if fetched.returncode:
+        raise install.NotHere(f"the packages of a client cannot be had: `{build.fetch}` failed")
+    words = [word.format(to=to, cache=install.CACHE) for word in build.build.split()]
+    built = subprocess.run(words, cwd=source, capture_output=True, text=True, check=False, timeout=BUILD_SECONDS)
+    assert built.returncode == 0, built.stdout + built.stderr
+
+
+def client(name: str, program: str, does: str, *packages: str, **faults: str) -> Client:
     abilities = frozenset(does.split())
-    assert abilities <= set(ABILITIES)
-    return Client(name, script, abilities, packages)
+    assert abilities <= ABILITIES.keys()
+    return Client(name, program, abilities, packages, {key.replace("_", "-"): words for key, words in faults.items()})
 
 
-PLAIN_LINKS = " ".join((*SETTLES, "sessions", "schedule", "dead-letters", "raw", "requests"))
+QUEUES = "accept large reconnect"
+READS = "sessions session-case schedule dead-letters raw string-keys large nearly-full"
+PLAIN_LINKS = " ".join((*SETTLES, READS, "requests"))
 AZURE = ("azure-servicebus==7.15.0", "aiohttp>=3.14")
 KOMBU = (*AZURE, "celery==5.7.0", "isodate", "kombu==5.7.0")
 CLIENTS = (
-    client("rhea", "rhea.mjs", f"{PLAIN_LINKS} token reconnect"),
-    client("amqp10", "amqp10.mjs", f"{PLAIN_LINKS} token reconnect"),
-    client("NestJS", "nest.mjs", "accept modify defer reject schedule reconnect"),
-    client("Proton", "proton_blocking.py", f"{PLAIN_LINKS} token transactions", python_packages.PROTON),
-    client("uamqp", "uamqp_clients.py", PLAIN_LINKS, "uamqp==1.6.11"),
+    client("rhea", "rhea.mjs", f"tcp {PLAIN_LINKS} token management-before-claim reconnect"),
+    client("amqp10", "amqp10.mjs", f"tcp {PLAIN_LINKS} token reconnect"),
+    client("NestJS", "nest.mjs", f"tcp {QUEUES} modify defer reject schedule"),
+    client("Proton", "proton_blocking.py", f"tcp {PLAIN_LINKS} token transactions", python_packages.PROTON),
+    client("uamqp", "uamqp_clients.py", f"tls {PLAIN_LINKS}", "uamqp==1.6.11"),
     client(
         "azure-servicebus 7.8", "azure_servicebus.py",
-        "accept modify defer reject sessions schedule dead-letters raw reconnect",
+        f"tls {QUEUES} {READS} modify defer reject session-state default-ttl partition-annotations browse",
         "azure-servicebus==7.8.3",
     ),
-    client("Kombu", "kombu_queues.py", "accept reconnect", *KOMBU),
-    client("Celery", "celery_worker.py", "accept reconnect", *KOMBU),
+    client("Kombu", "kombu_queues.py", f"tcp {QUEUES}", *KOMBU),
+    client("Celery", "celery_worker.py", f"tcp {QUEUES}", *KOMBU),
     client(
-        "FastStream", "faststream_broker.py", "accept modify defer reject schedule reconnect",
+        "FastStream", "faststream_broker.py", f"tcp {QUEUES} modify defer reject schedule",
         *AZURE, "faststream-azure-servicebus==0.2.1",
     ),
-    client("taskiq", "taskiq_broker.py", "accept schedule reconnect", *AZURE, "taskiq-service-bus==0.3.0"),
+    client("taskiq", "taskiq_broker.py", f"tcp {QUEUES} schedule", *AZURE, "taskiq-service-bus==0.3.0"),
 )  # fmt: skip
 
 
@@ -109,10 +194,13 @@ class Driver:
 
 
 @contextmanager
-def driven(client: Client, running: Running, *, signs_in: bool = True) -> Iterator[Driver]:
+def driven(
+    client: Client, running: Running, *, transport: str | None = None, signs_in: bool = True
+) -> Iterator[Driver]:
     """Start a client for an emulator with TLS. Raises NotHere."""
     command, own = client.command()
-    known = {"PATH": os.environ["PATH"], **address(running), **own}
+    over = transport or client.transports[0]
+    known = {"PATH": os.environ["PATH"], "TRANSPORT": over, **address(running), **own}
     if not signs_in:
         del known["KEY_NAME"]
     pipe = subprocess.PIPE

@@ -5,16 +5,32 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sbpair.amqp.message import APPLICATION_PROPERTIES, MESSAGE_ANNOTATIONS, Properties, Sections, data_body, encode_map
+from sbpair.amqp.message import (
+    APPLICATION_PROPERTIES,
+    DELIVERY_ANNOTATIONS,
+    FOOTER,
+    MESSAGE_ANNOTATIONS,
+    Properties,
+    Sections,
+    data_body,
+    encode_map,
+)
 from sbpair.amqp.types import Byte, Float, Int, Long, Short, Symbol, Timestamp, UByte, UInt, ULong, UShort
 from sbpair.emulator.entities.queue import QueueEntity
-from sbpair.emulator.entities.stored_message import DEFERRED, LOCKED, SCHEDULED, StoredMessage
+from sbpair.emulator.entities.rules import SubscriptionRule
+from sbpair.emulator.entities.stored_message import DEFERRED, LOCKED, SCHEDULED, StoredMessage, partition_id
+from sbpair.emulator.entities.topic import TopicEntity
+from sbpair.rules.filters import CorrelationRuleFilter
+from sbpair.rules.values import from_amqp
 from sbpair.testing import EmulatorOptions
+from sbpair.timespan import TICKS_PER_SECOND
 from tests.clients.driver import CLIENTS, SETTLES, Client, Driver, driven
 from tests.integration.node.install import NotHere
 from tests.kit.running import NAMESPACE, PATIENCE_SECONDS, Running
@@ -30,10 +46,16 @@ SOON_MS = 300_000
 def able(ability: str) -> Any:
     """Parametrize with each client that has an ability."""
     clients = [client for client in CLIENTS if ability in client.does]
-    return pytest.mark.parametrize("client", clients, ids=[each.name for each in clients])
+    return pytest.mark.parametrize("client", clients, ids=[f"{each.name}: {ability}" for each in clients])
 
 
-SETTLEMENTS = [(client, how) for client in CLIENTS for how in SETTLES if how in client.does]
+OVER = [
+    pytest.param(client, over, how, id=f"{client.name}: {how} {over}")
+    for client in CLIENTS
+    for how in SETTLES
+    if how in client.does
+    for over in (client.transports if how == "accept" else client.transports[:1])
+]
 
 
 @pytest.fixture(scope="module")
@@ -49,11 +71,11 @@ def on_port() -> OnPort:
 
 
 @contextmanager
-def started_here(client: Client, running: Running, *, signs_in: bool = True) -> Iterator[Driver]:
+def started_here(client: Client, running: Running, **options: Any) -> Iterator[Driver]:
     """Start a client, or skip the test where its packages cannot be had."""
     with ExitStack() as stack:
         try:
-            driver = stack.enter_context(driven(client, running, signs_in=signs_in))
+            driver = stack.enter_context(driven(client, running, **options))
         except NotHere as error:
             pytest.skip(str(error))
         yield driver
@@ -77,6 +99,10 @@ def wait_until(holds: Callable[[], object]) -> None:
         assert time.monotonic() < deadline
 
 
+def new_topic(running: Running) -> TopicEntity:
+    return running.do(lambda: running.namespace.create_topic(f"topic-{uuid.uuid4().hex[:8]}"))
+
+
 def states(running: Running, queue: QueueEntity) -> list[int]:
     return [message.state for message in stored(running, queue)]
 
@@ -86,19 +112,20 @@ def receive(driver: Driver, path: str, **options: Any) -> dict[str, Any]:
     return received
 
 
-@pytest.mark.parametrize(("client", "how"), SETTLEMENTS, ids=[f"{client.name}-{how}" for client, how in SETTLEMENTS])
-def test_a_settlement_has_its_effect(started: Driver, how: str, served: Running) -> None:
+@pytest.mark.parametrize(("client", "over", "how"), OVER)
+def test_a_settlement_has_its_effect(client: Client, over: str, how: str, served: Running) -> None:
     queue = served.queue()
-    started("send", to=queue.path, body="x")
-    received = receive(started, queue.path)
-    assert (received["body"], received["count"]) == ("x", 0)
-    assert states(served, queue) == [LOCKED]
-    started("settle", delivery=received["delivery"], how=how)
-    if how in ("release", "modify"):
-        again = receive(started, queue.path)
-        assert (again["body"], again["count"]) == ("x", how == "modify")
-    else:
-        wait_until(lambda: states(served, queue) == {"defer": [DEFERRED]}.get(how, []))
+    with started_here(client, served, transport=over) as driver:
+        driver("send", to=queue.path, body="x")
+        received = receive(driver, queue.path)
+        assert (received["body"], received["count"]) == ("x", 0)
+        assert states(served, queue) == [LOCKED]
+        driver("settle", delivery=received["delivery"], how=how)
+        if how in ("release", "modify"):
+            again = receive(driver, queue.path)
+            assert (again["body"], again["count"]) == ("x", how == "modify")
+        else:
+            wait_until(lambda: states(served, queue) == {"defer": [DEFERRED]}.get(how, []))
     dead = served.do(lambda: [message.dead_letter for message in queue.dead_letters.peek(0, 9)])
     assert [each and each.reason for each in dead] == (["told"] if how == "reject" else [])
 
@@ -127,6 +154,27 @@ def test_a_session_is_received_by_its_id_and_the_next_one_without(started: Drive
     wait_until(lambda: not stored(served, queue))
 
 
+@able("session-case")
+def test_a_session_is_received_by_its_id_in_another_case(started: Driver, served: Running) -> None:
+    queue = served.queue(requires_session=True)
+    started("send", to=queue.path, body="x", session="Session")
+    received = receive(started, queue.path, session="sESSION")
+    assert (received["body"], received["session"].lower()) == ("x", "session")
+    started("settle", delivery=received["delivery"], how="accept")
+    wait_until(lambda: not stored(served, queue))
+
+
+@able("session-state")
+def test_the_state_of_a_session_that_is_set_to_nothing_is_null(started: Driver, served: Running) -> None:
+    queue = served.queue(requires_session=True)
+    started("send", to=queue.path, body="x", session="s")
+    delivery = receive(started, queue.path, session="s")["delivery"]
+    assert started("get-state", delivery=delivery) is None
+    for state in ("known", None):
+        started("set-state", delivery=delivery, state=state)
+        assert started("get-state", delivery=delivery) == state
+
+
 @able("schedule")
 def test_a_scheduled_message_waits_for_its_time(started: Driver, served: Running) -> None:
     queue = served.queue()
@@ -140,7 +188,7 @@ def test_a_scheduled_message_waits_for_its_time(started: Driver, served: Running
     assert receive(started, queue.path)["body"] == "x"
 
 
-@able("accept")
+@able("large")
 def test_a_message_of_many_frames_arrives_whole(started: Driver, served: Running) -> None:
     queue = served.queue()
     body = "".join(map(str, range(LARGE)))[:LARGE]
@@ -178,6 +226,72 @@ def test_a_message_with_values_of_every_type_is_read(started: Driver, served: Ru
     received = receive(started, queue.path)
     assert (received["body"], received["properties"]) == ("x", len(properties))
     started("settle", delivery=received["delivery"], how="accept")
+    wait_until(lambda: not stored(served, queue))
+
+
+@able("string-keys")
+def test_annotations_and_a_footer_with_string_keys_are_read(started: Driver, served: Running) -> None:
+    queue = served.queue()
+    payload = Sections(
+        delivery_annotations=encode_map(DELIVERY_ANNOTATIONS, {"to": "t"}),
+        message_annotations=encode_map(MESSAGE_ANNOTATIONS, {"of": "m"}),
+        body=data_body(b"x"),
+        footer=encode_map(FOOTER, {"end": "f"}),
+    )
+    served.do(lambda: put(queue, payload.join()))
+    received = receive(started, queue.path)
+    assert received["body"] == "x"
+    started("settle", delivery=received["delivery"], how="accept")
+    wait_until(lambda: not stored(served, queue))
+
+
+@able("nearly-full")
+def test_a_message_as_large_as_it_may_be_is_received(started: Driver, served: Running) -> None:
+    queue = served.queue()
+    for size in (queue.max_message_bytes - 300, queue.max_message_bytes - 100, queue.max_message_bytes):
+        body = "x" * (2 * size - len(data_body(bytes(size))))
+        payload = data_body(body.encode())
+        assert len(payload) == size
+        served.do(partial(put, queue, payload))
+        received = receive(started, queue.path)
+        assert received["body"] == body
+        started("settle", delivery=received["delivery"], how="accept")
+    wait_until(lambda: not stored(served, queue))
+
+
+@able("default-ttl")
+def test_the_time_to_live_of_the_entity_is_on_the_message(started: Driver, served: Running) -> None:
+    queue = served.queue(default_message_time_to_live=90 * TICKS_PER_SECOND)
+    started("send", to=queue.path, body="x")
+    assert receive(started, queue.path)["ttl"] == 90_000
+
+
+@able("partition-annotations")
+def test_the_partition_is_on_the_message(started: Driver, served: Running) -> None:
+    queue = served.queue(enable_partitioning=True)
+    started("send", to=queue.path, body="x")
+    (message,) = stored(served, queue)
+    assert receive(started, queue.path)["partition"] == partition_id(message.sequence_number) > 0
+
+
+@able("browse")
+def test_browsed_messages_stay(started: Driver, served: Running) -> None:
+    queue = served.queue()
+    for body in ("a", "b", "c"):
+        started("send", to=queue.path, body=body)
+    assert started("browse", path=queue.path, count=3) == ["a", "b", "c"]
+    assert len(stored(served, queue)) == 3
+    assert receive(started, queue.path)["body"] == "a"
+
+
+@able("settle-then-close")
+def test_a_settlement_before_a_close_has_its_effect(started: Driver, served: Running) -> None:
+    queue = served.queue()
+    started("send", to=queue.path, body="x")
+    received = receive(started, queue.path)
+    began = time.monotonic()
+    started("settle-then-close", delivery=received["delivery"])
+    assert time.monotonic() - began < PATIENCE_SECONDS
     wait_until(lambda: not stored(served, queue))
 
 
@@ -228,6 +342,21 @@ def test_a_token_opens_links_after_an_anonymous_sign_in(served: Running, client:
         assert receive(driver, queue.path)["body"] == "x"
 
 
+@able("management-before-claim")
+def test_links_to_management_may_come_before_their_token(served: Running, client: Client) -> None:
+    queue = served.queue()
+    node = f"{queue.path}/$management"
+    audience = f"sb://{served.authority}/{queue.path}"
+    told = {"operation": "put-token", "type": "servicebus.windows.net:sastoken", "name": audience}
+    asked = {"operation": "com.microsoft:peek-message"}
+    body = {"from-sequence-number": {"long": 0}, "message-count": {"int": 9}}
+    token = {"text": sign(served.rule, audience, served.do(served.emulator.clock.now_ms) // 1000 + 600)}
+    with started_here(client, served, signs_in=False) as driver:
+        assert driver("request", node=node, properties=asked, body=body)["status"] == 401
+        assert driver("request", node="$cbs", properties=told, body=token)["status"] in (200, 202)
+        assert driver("request", node=node, properties=asked, body=body)["status"] == 204
+
+
 @able("transactions")
 def test_a_transaction_exchanges_a_message_for_another_or_does_nothing(started: Driver, served: Running) -> None:
     for commits, late, ended, left in (
@@ -242,6 +371,69 @@ def test_a_transaction_exchanges_a_message_for_another_or_does_nothing(started: 
         served.advance(late)
         assert started("end-exchange", commits=commits) == ended
         assert receive(started, queue.path)["body"] == left
+
+
+@able("settle-in-transaction")
+def test_a_settlement_holds_if_its_transaction_commits(started: Driver, served: Running) -> None:
+    for how, commits in product(("accept", "reject"), (False, True)):
+        queue = served.queue()
+        started("send", to=queue.path, body="x")
+        received = receive(started, queue.path)
+        started("begin-exchange", delivery=received["delivery"], how=how)
+        assert states(served, queue) == [LOCKED]
+        assert started("end-exchange", commits=commits) == ("committed" if commits else "aborted")
+        assert bool(stored(served, queue)) is not commits
+        assert served.do(partial(len, queue.dead_letters)) == (commits and how == "reject")
+
+
+@able("via-subscription")
+def test_a_message_is_exchanged_via_a_subscription(started: Driver, served: Running) -> None:
+    queue, topic = served.queue(), new_topic(served)
+    path = served.do(lambda: topic.create_subscription("s")).path
+    started("send", to=topic.path, body="in")
+    for commits in (False, True):
+        received = receive(started, path)
+        assert received["body"] == "in"
+        started("begin-exchange", delivery=received["delivery"], to=queue.path, body="out", via=path)
+        started("end-exchange", commits=commits)
+        assert len(stored(served, queue)) == commits
+    assert receive(started, queue.path)["body"] == "out"
+
+
+@able("rollback-redelivers")
+def test_a_message_comes_again_after_a_rollback(started: Driver, served: Running) -> None:
+    queue = served.queue()
+    started("send", to=queue.path, body="x")
+    for commits in (False, True):
+        received = receive(started, queue.path)
+        assert received["body"] == "x"
+        started("begin-exchange", delivery=received["delivery"], how="accept")
+        started("end-exchange", commits=commits)
+    wait_until(lambda: not stored(served, queue))
+
+
+@able("administration")
+def test_entities_are_administrated(started: Driver, served: Running) -> None:
+    topic = new_topic(served)
+    name = f"{topic.path}-queue"
+    started("create-queue", name=name)
+    assert name in started("list-queues")
+    assert started("has-subscription", topic=topic.path, name="missing") is False
+    served.do(lambda: topic.create_subscription("there"))
+    assert started("has-subscription", topic=topic.path, name="there") is True
+    started("delete-queue", name=name)
+    assert name not in served.do(lambda: [queue.path for queue in served.namespace.queues])
+
+
+@able("rules")
+def test_the_properties_of_a_rule_keep_their_types(started: Driver, served: Running) -> None:
+    topic = new_topic(served)
+    subscription = served.do(lambda: topic.create_subscription("s"))
+    values = {"int": Int(5), "long": Long(2**40), "double": 0.5, "boolean": True, "string": "5"}
+    typed = tuple((name, from_amqp(value)) for name, value in values.items())
+    rule = SubscriptionRule("typed", CorrelationRuleFilter(properties=typed))
+    served.do(lambda: subscription.add_rule(rule))
+    assert started("rule", topic=topic.path, subscription="s", name="typed") == {name: name for name in values}
 
 
 @able("reconnect")

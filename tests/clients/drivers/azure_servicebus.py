@@ -31,12 +31,16 @@ def send(to: str, body: str, session: str | None = None, at: int | None = None) 
     link(bus.get_queue_sender, to).send_messages(message)
 
 
-def receive(path: str, **given: str | None) -> dict[str, Any]:
+def receiver_of(path: str, given: dict[str, str | None]) -> Any:
     queue, _, dead = path.partition("/$")
     options: dict[str, Any] = {"sub_queue": "deadletter"} if dead else {}
     if "session" in given:
         options["session_id"] = given["session"] or NEXT_AVAILABLE_SESSION
-    receiver = link(bus.get_queue_receiver, queue, **options)
+    return link(bus.get_queue_receiver, queue, **options)
+
+
+def receive(path: str, **given: str | None) -> dict[str, Any]:
+    receiver = receiver_of(path, given)
     (message,) = receiver.receive_messages(1, max_wait_time=20)
     deliveries.append((receiver, message))
     return {
@@ -45,7 +49,22 @@ def receive(path: str, **given: str | None) -> dict[str, Any]:
         "count": message.delivery_count,
         "session": message.session_id,
         "properties": len(message.application_properties or {}),
+        "ttl": message.time_to_live and message.time_to_live.total_seconds() * 1000,
+        "partition": (message.raw_amqp_message.annotations or {}).get(b"x-opt-partition-id"),
     }
+
+
+def browse(path: str, count: int) -> list[str]:
+    return [str(message) for message in receiver_of(path, {}).peek_messages(count)]
+
+
+def get_state(delivery: int) -> str | None:
+    state = deliveries[delivery][0].session.get_state()
+    return state and state.decode()
+
+
+def set_state(delivery: int, state: str | None) -> None:
+    deliveries[delivery][0].session.set_state(state)
 
 
 def settle(delivery: int, how: str) -> None:
@@ -57,4 +76,11 @@ def settle(delivery: int, how: str) -> None:
         getattr(receiver, settles[how])(message)
 
 
-serve({"send": send, "receive": receive, "settle": settle})
+serve({
+    "send": send,
+    "receive": receive,
+    "settle": settle,
+    "browse": browse,
+    "get-state": get_state,
+    "set-state": set_state,
+})  # fmt: skip

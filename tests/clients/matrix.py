@@ -1,0 +1,48 @@
+"""The table of clients in the emulator's README: a row for each behaviour, and what tests show of each client.
+
+`WRITE_MATRIX=1 pytest -m slow tests/clients` writes it, from all tests of test_clients.py.
+"""
+
+import re
+from collections.abc import Callable
+from itertools import groupby
+from pathlib import Path
+
+import sbpair.emulator
+from tests.clients.driver import ABILITIES, CLIENTS, Client
+
+DOCUMENT = Path(sbpair.emulator.__file__).with_name("README.md")
+PLACE = re.compile(r"(?<=<!-- clients -->\n).*?(?=<!-- /clients -->)", re.DOTALL)
+TEST = re.compile(r"test_clients\.py::\w+\[(.+): (.+)\]$")
+"""A test's id ends with a client and what it shows of it."""
+
+
+def tested(outcomes: dict[str, str]) -> Callable[[Client, str], bool]:
+    """Return whether all tests of an ability passed, from the outcomes of tests by their ids."""
+    found: dict[tuple[str, str], set[str]] = {}
+    for test, outcome in outcomes.items():
+        if match := TEST.search(test):
+            for ability in match[2].split():
+                found.setdefault((match[1], ability), set()).add(outcome)
+    return lambda client, ability: found.get((client.name, ability)) == {"passed"}
+
+
+def table(does: Callable[[Client, str], bool]) -> str:
+    """Return the table's lines, given what each client does."""
+    heads = ["it", *(client.name for client in CLIENTS)]
+    lines = [heads, ["---"] * len(heads)]
+    for words, abilities in groupby(ABILITIES, key=ABILITIES.__getitem__):
+        names = list(abilities)
+        lines.append([words, *(_cell(client, names, does) for client in CLIENTS)])
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _cell(client: Client, names: list[str], does: Callable[[Client, str], bool]) -> str:
+    done = [name for name in names if does(client, name)]
+    if len(done) == len(names):
+        return "yes"
+    return ", ".join([*done, *(client.faults[name] for name in names if name in client.faults)]) or "—"
+
+
+def write(outcomes: dict[str, str]) -> None:
+    DOCUMENT.write_text(PLACE.sub(lambda _: table(tested(outcomes)), DOCUMENT.read_text()))
