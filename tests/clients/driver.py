@@ -133,6 +133,8 @@ def client(name: str, program: str, does: str, *packages: str, **faults: str) ->
 QUEUES = "accept large reconnect"
 READS = "sessions session-case schedule dead-letters raw string-keys large nearly-full"
 PLAIN_LINKS = " ".join((*SETTLES, READS, "requests"))
+EVERY_WAY = " ".join(TRANSPORTS)
+SEES = "default-ttl partition-annotations browse"
 AZURE = ("azure-servicebus==7.15.0", "aiohttp>=3.14")
 KOMBU = (*AZURE, "celery==5.7.0", "isodate", "kombu==5.7.0")
 CLIENTS = (
@@ -143,7 +145,7 @@ CLIENTS = (
     client("uamqp", "uamqp_clients.py", f"tls {PLAIN_LINKS}", "uamqp==1.6.11"),
     client(
         "azure-servicebus 7.8", "azure_servicebus.py",
-        f"tls {QUEUES} {READS} modify defer reject session-state default-ttl partition-annotations browse",
+        f"tls {QUEUES} {READS} modify defer reject {SEES} session-state",
         "azure-servicebus==7.8.3",
     ),
     client("Kombu", "kombu_queues.py", f"tcp {QUEUES}", *KOMBU),
@@ -152,6 +154,11 @@ CLIENTS = (
         "FastStream", "faststream_broker.py", f"tcp {QUEUES} modify defer reject schedule",
         *AZURE, "faststream-azure-servicebus==0.2.1",
     ),
+    client(
+        "Go azservicebus", "go azservicebus",
+        f"{EVERY_WAY} {QUEUES} {READS} modify defer reject {SEES} session-state administration rules",
+    ),
+    client("go-amqp", "go amqp", f"{EVERY_WAY} {PLAIN_LINKS} {SEES} token management-before-claim settle-then-close"),
     client("taskiq", "taskiq_broker.py", f"tcp {QUEUES} schedule", *AZURE, "taskiq-service-bus==0.3.0"),
 )  # fmt: skip
 
@@ -178,7 +185,7 @@ class Driver:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
-    def __call__(self, name: str, **arguments: Any) -> Any:
+    def __call__(self, name: str, /, **arguments: Any) -> Any:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps({"do": name, **arguments}) + "\n")

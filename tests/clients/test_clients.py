@@ -422,14 +422,14 @@ def test_entities_are_administrated(started: Driver, served: Running) -> None:
     served.do(lambda: topic.create_subscription("there"))
     assert started("has-subscription", topic=topic.path, name="there") is True
     started("delete-queue", name=name)
-    assert name not in served.do(lambda: [queue.path for queue in served.namespace.queues])
+    assert name not in served.do(lambda: [queue.path for queue in served.namespace.queues()])
 
 
 @able("rules")
 def test_the_properties_of_a_rule_keep_their_types(started: Driver, served: Running) -> None:
     topic = new_topic(served)
     subscription = served.do(lambda: topic.create_subscription("s"))
-    values = {"int": Int(5), "long": Long(2**40), "double": 0.5, "boolean": True, "string": "5"}
+    values = {"int": Int(5), "double": 0.5, "boolean": True, "string": "5"}
     typed = tuple((name, from_amqp(value)) for name, value in values.items())
     rule = SubscriptionRule("typed", CorrelationRuleFilter(properties=typed))
     served.do(lambda: subscription.add_rule(rule))
@@ -439,11 +439,12 @@ def test_the_properties_of_a_rule_keep_their_types(started: Driver, served: Runn
 @able("reconnect")
 def test_a_client_goes_on_after_a_restart(client: Client, on_port: OnPort, tmp_path: Path) -> None:
     options = EmulatorOptions(tls=True, ca_file=tmp_path / "ca.pem", data=tmp_path / "data")
+    over = "tls" if "tls" in client.does else None
     with ExitStack() as stack:
         with on_port(0, options) as running:
             port = int(running.authority.split(":")[1])
             running.do(lambda: running.namespace.create_queue("orders"))
-            driver = stack.enter_context(started_here(client, running))
+            driver = stack.enter_context(started_here(client, running, transport=over))
             driver("send", to="orders", body="before")
         with on_port(port, options) as running:
             driver("send", to="orders", body="after")

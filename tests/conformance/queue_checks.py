@@ -129,9 +129,9 @@ async def the_next_session_is_a_free_one(bench: Bench) -> None:
 async def a_state_that_was_cleared_is_null(bench: Bench) -> None:
     queue = await bench.queue(requires_session=True)
     async with bench.receiver(queue, session_id="s") as receiver:
-        for state in (b"some", None):
+        for state in (b"some", None, b"other", b""):
             await receiver.session.set_state(state)
-            assert await receiver.session.get_state() == state
+            assert await receiver.session.get_state() == (state or None)
 
 
 @check("sessions", of.SESSIONS)

@@ -297,7 +297,7 @@ def renew_session_lock(call: ManagementCall) -> Reply:
 
 
 def get_session_state(call: ManagementCall) -> Reply:
-    return Reply(body=Map([("session-state", call.session.state)]))
+    return Reply(body=Map([("session-state", call.session.state or None)]))  # as the client for Go expects
 
 
 def set_session_state(call: ManagementCall) -> Reply:
