@@ -155,10 +155,14 @@ CLIENTS = (
         *AZURE, "faststream-azure-servicebus==0.2.1",
     ),
     client(
-        "Go azservicebus", "go azservicebus",
+        "Go azservicebus", "go",
         f"{EVERY_WAY} {QUEUES} {READS} modify defer reject {SEES} session-state administration rules",
     ),
-    client("go-amqp", "go amqp", f"{EVERY_WAY} {PLAIN_LINKS} {SEES} token management-before-claim settle-then-close"),
+    client(
+        "Rust fe2o3-amqp", "rust",
+        f"{EVERY_WAY} {' '.join(SETTLES)} {READS} {SEES} settle-then-close transactions"
+        " settle-in-transaction via-subscription",
+    ),
     client("taskiq", "taskiq_broker.py", f"tcp {QUEUES} schedule", *AZURE, "taskiq-service-bus==0.3.0"),
 )  # fmt: skip
 

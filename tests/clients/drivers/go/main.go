@@ -1,7 +1,14 @@
+// Azure's client for Go.
+//
+// Requests as JSON lines on standard input, answers as JSON lines on standard output.
 package main
 
 import (
+	"bufio"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -13,7 +20,60 @@ import (
 	"github.com/Azure/azure-sdk-for-go/sdk/azcore"
 	"github.com/Azure/azure-sdk-for-go/sdk/messaging/azservicebus"
 	"github.com/Azure/azure-sdk-for-go/sdk/messaging/azservicebus/admin"
+	"github.com/coder/websocket"
 )
+
+type request map[string]any
+
+func (r request) text(name string) string {
+	text, _ := r[name].(string)
+	return text
+}
+
+type operations map[string]func(context.Context, request) (any, error)
+
+// Answer {"do": name, ...its arguments} with {"result": …} or {"error": …}, until standard input ends.
+func serve(does operations) {
+	lines := bufio.NewReader(os.Stdin)
+	for {
+		line, err := lines.ReadBytes('\n')
+		if err != nil {
+			return
+		}
+		var asked request
+		if err := json.Unmarshal(line, &asked); err != nil {
+			panic(err)
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), 200*time.Second)
+		answer := map[string]any{}
+		if answer["result"], err = does[asked.text("do")](ctx, asked); err != nil {
+			answer["error"] = err.Error()
+		}
+		cancel()
+		text, _ := json.Marshal(answer)
+		fmt.Println(string(text))
+	}
+}
+
+func trusting() *tls.Config {
+	pem, err := os.ReadFile(os.Getenv("CA_FILE"))
+	if err != nil {
+		panic(err)
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(pem)
+	return &tls.Config{RootCAs: roots, ServerName: os.Getenv("HOST")}
+}
+
+func webSocket(ctx context.Context, args azservicebus.NewWebSocketConnArgs) (net.Conn, error) {
+	browser := &http.Client{Transport: &http.Transport{TLSClientConfig: trusting()}}
+	options := &websocket.DialOptions{Subprotocols: []string{"amqp"}, HTTPClient: browser}
+	socket, _, err := websocket.Dial(ctx, args.Host, options)
+	if err != nil {
+		return nil, err
+	}
+	return websocket.NetConn(context.Background(), socket, websocket.MessageBinary), nil
+}
 
 type Message = azservicebus.ReceivedMessage
 
@@ -39,19 +99,17 @@ type messaging struct {
 	deliveries []received
 }
 
-func azservicebusClient() {
+func main() {
 	// Without its last word, the string is that of a namespace with TLS.
 	plain := os.Getenv("CONNECTION_STRING")
 	secure := strings.TrimSuffix(plain, ";UseDevelopmentEmulator=true")
 	options := &azservicebus.ClientOptions{TLSConfig: trusting()}
 	words := secure
-	switch transport {
+	switch os.Getenv("TRANSPORT") {
 	case "tcp":
 		words = plain
 	case "websocket":
-		options.NewWebSocketConn = func(ctx context.Context, args azservicebus.NewWebSocketConnArgs) (net.Conn, error) {
-			return webSocket(ctx, args.Host)
-		}
+		options.NewWebSocketConn = webSocket
 	}
 	client, err := azservicebus.NewClientFromConnectionString(words, options)
 	if err != nil {
