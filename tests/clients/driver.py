@@ -2,7 +2,7 @@
 
 A client is a program of drivers/ and its packages: a script of Python, which runs with its packages before all others,
 one of Node.js with the folder's package.json, or a folder with the manifest of a compiled language. `does` names what
-it can do, of ABILITIES. The table of clients in the emulator's README is written from it.
+it can do, of BEHAVIOURS. The table of clients in the emulator's README is written from it.
 """
 
 import hashlib
@@ -29,34 +29,27 @@ BUILD_SECONDS = 1200
 TRANSPORTS = ("tcp", "tls", "websocket")
 """A WebSocket may be plain or over TLS."""
 SETTLES = ("accept", "release", "modify", "defer", "reject")
-ABILITIES = {
-    **dict.fromkeys(TRANSPORTS, "connects over"),
-    **dict.fromkeys(SETTLES, "settles by"),
-    "sessions": "receives a session by its id, and the next one",
-    "session-case": "receives a session by its id in another case",
-    "session-state": "sets and reads the state of a session; nothing is null",
-    "schedule": "sends a message for a later time",
-    "dead-letters": "receives dead letters",
-    "raw": "reads properties of every type",
-    "string-keys": "reads a message whose annotations and footer had string keys",
-    "large": "sends and receives a message of many frames",
-    "nearly-full": "receives a message that was as large as it may be",
-    "default-ttl": "sees the time to live that the entity sets",
-    "partition-annotations": "sees the partition of a message",
-    "browse": "browses, and the messages stay",
-    "settle-then-close": "settles and closes at once, and neither is lost",
-    "token": "signs in by a token on `$cbs`",
-    "requests": "sends requests to `$management`",
-    "management-before-claim": "attaches to `$management` before its token",
-    "transactions": "exchanges a message for another in a transaction",
-    "settle-in-transaction": "accepts and rejects in a transaction",
-    "via-subscription": "sends via a subscription in a transaction",
-    "rollback-redelivers": "gets a message again after a rollback",
-    "administration": "creates, lists and deletes entities; knows a missing one",
-    "rules": "reads the types of a rule's properties",
-    "reconnect": "goes on after a restart",
-}
-"""Each ability, and the words of its row in the table of clients. Those with the same words share a row."""
+BEHAVIOURS = {
+    "connects over": TRANSPORTS,
+    "settles by; settles and closes at once": (*SETTLES, "settle-then-close"),
+    "receives sessions by id, in any case; sets and clears their state": ("sessions", "session-case", "session-state"),
+    "sends for a later time; receives dead letters": ("schedule", "dead-letters"),
+    "reads properties of every type, and what had string keys": ("raw", "string-keys"),
+    "sees the entity's time to live, and the partition; browses, and messages stay": (
+        "default-ttl", "partition-annotations", "browse",
+    ),
+    "carries messages of many frames, and of the largest size": ("large", "nearly-full"),
+    "signs in on `$cbs`; asks `$management`, and attaches there before its token": (
+        "token", "requests", "management-before-claim",
+    ),
+    "has transactions that exchange, settle, send via a subscription, and give back": (
+        "transactions", "settle-in-transaction", "via-subscription", "rollback-redelivers",
+    ),
+    "creates, lists and deletes entities, and misses one; reads the types in rules": ("administration", "rules"),
+    "goes on after a restart": ("reconnect",),
+}  # fmt: skip
+"""The rows of the table of clients, and the abilities that each has."""
+ABILITIES = {ability for abilities in BEHAVIOURS.values() for ability in abilities}
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +119,7 @@ def _build(source: Path, build: Build, to: Path) -> None:
 
 def client(name: str, program: str, does: str, *packages: str, **faults: str) -> Client:
     abilities = frozenset(does.split())
-    assert abilities <= ABILITIES.keys()
+    assert abilities <= ABILITIES
     return Client(name, program, abilities, packages, {key.replace("_", "-"): words for key, words in faults.items()})
 
 

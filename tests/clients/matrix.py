@@ -5,11 +5,10 @@
 
 import re
 from collections.abc import Callable
-from itertools import groupby
 from pathlib import Path
 
 import sbpair.emulator
-from tests.clients.driver import ABILITIES, CLIENTS, Client
+from tests.clients.driver import BEHAVIOURS, CLIENTS, Client
 
 DOCUMENT = Path(sbpair.emulator.__file__).with_name("README.md")
 PLACE = re.compile(r"(?<=<!-- clients -->\n).*?(?=<!-- /clients -->)", re.DOTALL)
@@ -29,15 +28,12 @@ def tested(outcomes: dict[str, str]) -> Callable[[Client, str], bool]:
 
 def table(does: Callable[[Client, str], bool]) -> str:
     """Return the table's lines, given what each client does."""
-    heads = ["it", *(client.name for client in CLIENTS)]
-    lines = [heads, ["---"] * len(heads)]
-    for words, abilities in groupby(ABILITIES, key=ABILITIES.__getitem__):
-        names = list(abilities)
-        lines.append([words, *(_cell(client, names, does) for client in CLIENTS)])
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    heads = ["client", *(client.name for client in CLIENTS)]
+    rows = [[words, *(_cell(client, names, does) for client in CLIENTS)] for words, names in BEHAVIOURS.items()]
+    return "".join(f"| {' | '.join(line)} |\n" for line in (heads, ["---"] * len(heads), *rows))
 
 
-def _cell(client: Client, names: list[str], does: Callable[[Client, str], bool]) -> str:
+def _cell(client: Client, names: tuple[str, ...], does: Callable[[Client, str], bool]) -> str:
     done = [name for name in names if does(client, name)]
     if len(done) == len(names):
         return "yes"
