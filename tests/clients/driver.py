@@ -34,7 +34,7 @@ BEHAVIOURS = {
     "settles by; settles and closes at once": (*SETTLES, "settle-then-close"),
     "receives sessions by id, in any case; sets and clears their state": ("sessions", "session-case", "session-state"),
     "sends for a later time; receives dead letters": ("schedule", "dead-letters"),
-    "reads properties of every type, and what had string keys": ("raw", "string-keys"),
+    "reads properties of every type, and annotations that had string keys": ("raw", "string-keys"),
     "sees the entity's time to live, and the partition; browses, and messages stay": (
         "default-ttl", "partition-annotations", "browse",
     ),

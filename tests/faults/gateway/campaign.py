@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +17,6 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -32,6 +30,7 @@ from sbpair.model.pair import Endpoint, SasKey
 from sbpair.model.queues import QueueSpec
 from tests.benchmarks.figures import log
 from tests.benchmarks.stranded import PRIMARY, QUEUES, SECONDARY, backlog_queues, peeked
+from tests.clients.driver import compiled
 from tests.faults.emulated_pair import KILLED, EmulatedPair
 from tests.faults.figures import Figures
 from tests.faults.measured_command import Command
@@ -105,24 +104,7 @@ def program(language: str) -> tuple[list[str], dict[str, str]]:
         return [sys.executable, "-m", "tests.faults.gateway.client"], {}
     if language == "js":
         return [install.node(), str(HERE / "client.mjs")], {"MODULES": f"{install.modules()}/"}
-    return [str(_built() / "client")], {}
-
-
-def _built() -> Path:
-    """Return where the client for Go is, built by the first process that asks. Raises NotHere."""
-    go, source = shutil.which("go"), HERE / "go"
-    if go is None:
-        raise install.NotHere("Go is not installed")
-    digest = sha256(b"".join(path.read_bytes() for path in sorted(source.iterdir()))).hexdigest()[:12]
-
-    def build(folder: Path) -> None:
-        words = [go, "build", "-o", str(folder / "client"), "."]
-        try:
-            subprocess.run(words, cwd=source, check=True, capture_output=True, timeout=300)
-        except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-            raise install.NotHere("the client for Go cannot be built: its modules cannot be reached") from error
-
-    return install.kept(f"go-{digest}", build)
+    return compiled(HERE / "go"), {}
 
 
 def content(payload: bytes) -> tuple[Any, ...]:
