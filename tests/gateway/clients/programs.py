@@ -5,36 +5,31 @@ import json
 import os
 import shutil
 import subprocess
+from functools import partial
 from pathlib import Path
 
+from tests.clients.driver import compiled
 from tests.integration.node.install import NotHere, kept
 
 HERE = Path(__file__).parent
 BUILD_SECONDS, RUN_SECONDS = 300, 120
 
 
-def go() -> list[str]:
-    """Return the command of the program for Go. Raises NotHere."""
-
-    def build(folder: Path) -> None:
-        command = [_tool("go"), "build", "-C", str(HERE / "go"), "-trimpath", "-o", str(folder / "client"), "."]
-        _run(command, GOFLAGS="-mod=mod -buildvcs=false", GOTOOLCHAIN="local")
-
-    return [str(kept(f"go-{_version('go')}", build) / "client")]
-
-
 def java() -> list[str]:
     """Return the command of the program for Java, which compiles it. Raises NotHere."""
 
+    pom = HERE / "java" / "pom.xml"
+
     def fetch(folder: Path) -> None:
         copy = ["dependency:copy-dependencies", f"-DoutputDirectory={folder}"]
-        _run([_tool("mvn"), "--batch-mode", "--quiet", "--file", str(HERE / "java" / "pom.xml"), *copy])
+        _run([_tool("mvn"), "--batch-mode", "--quiet", "--file", str(pom), *copy])
 
+    version = hashlib.sha256(pom.read_bytes()).hexdigest()[:12]
     script = str(HERE / "java" / "Client.java")
-    return [_tool("java"), "-cp", str(kept(f"java-{_version('java', 'pom.xml')}", fetch) / "*"), script]
+    return [_tool("java"), "-cp", str(kept(f"java-{version}", fetch) / "*"), script]
 
 
-PROGRAMS = {"Go": go, "Java": java}
+PROGRAMS = {"Go": partial(compiled, HERE / "go"), "Java": java}
 
 
 def steps(command: list[str], connection_string: str, **entities: str) -> dict[str, object]:
@@ -53,14 +48,9 @@ def _tool(name: str) -> str:
     return found
 
 
-def _version(folder: str, pattern: str = "*") -> str:
-    content = b"".join(path.read_bytes() for path in sorted((HERE / folder).glob(pattern)))
-    return hashlib.sha256(content).hexdigest()[:12]
-
-
-def _run(command: list[str], **variables: str) -> None:
+def _run(command: list[str]) -> None:
     try:
-        subprocess.run(command, env={**os.environ, **variables}, check=True, capture_output=True, timeout=BUILD_SECONDS)
+        subprocess.run(command, check=True, capture_output=True, timeout=BUILD_SECONDS)
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
         said = (error.stderr or error.stdout or b"").decode(errors="replace")[-300:]
         raise NotHere(f"{Path(command[0]).name} cannot build its program here: {said}") from error
